@@ -6,7 +6,20 @@ Three things hold for every config class of the package, and this file is where 
 * a value of another type, or outside a field's choices or bounds, is refused, never converted;
 * whatever `_check` finds wrong is refused at construction, with the values and the fix.
 
-A field's help text stands beside its default (`opt`), and becomes the flag's help on the command line.
+A field's help text stands beside its default (`opt`), and becomes the flag's help on the command line. Before both
+stands what the field is to a run that goes on from a checkpoint, its `Kind`:
+
+| kind           | says                               | a checkpoint's value must be equal               | published |
+|----------------|------------------------------------|--------------------------------------------------|-----------|
+| `MODEL`        | what the weights mean              | always                                           | yes       |
+| `TRAINED`      | how the model is rounded, balanced | always                                           | no        |
+| `RUN`          | what makes the next step another   | where the run goes on                            | no        |
+| `elsewhere(why)` | what leads to such a thing       | no: what it leads to is compared there           | no        |
+| `free(why)`    | how and where it is computed, ...  | no, for that reason                              | no        |
+
+*Published* are the fields that a `config.json` says and a conversion carries over. `training/same_run` compares,
+`checkpoint/hf_export` publishes, and both ask the fields. All ranks are given equal values, but where a field says why
+a rank may have its own (`rank_local`).
 """
 
 from __future__ import annotations
@@ -20,7 +33,55 @@ from typing import Any, Self
 from minimegatron.errors import ConfigError, did_you_mean, require
 
 
-def opt(
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What a field is to a run that goes on from a checkpoint; see the table of this module.
+
+    Attributes:
+        name: `model`, `trained`, `run`, `elsewhere` or `free`.
+        why: of the last two: what is compared in its place, or why another value leaves the run what it is.
+    """
+
+    name: str
+    why: str = ""
+
+
+MODEL, TRAINED, RUN = Kind("model"), Kind("trained"), Kind("run")
+
+
+def elsewhere(why: str) -> Kind:
+    """The kind of a field that is compared by what it leads to."""
+    return Kind("elsewhere", why)
+
+
+def free(why: str) -> Kind:
+    """The kind of a field that may change in a run that goes on."""
+    return Kind("free", why)
+
+
+HOW = free("how the same numbers are computed")
+BEGUN = free("the beginning is over")
+
+
+def opt(kind: Kind, default: Any, help: str, choices: tuple | None = None, *, rank_local: str = "", **more: Any) -> Any:
+    """A field of a section of a run: what kind it is, and what `described` has.
+
+    Args:
+        kind: `MODEL`, `TRAINED`, `RUN`, `elsewhere(...)` or `free(...)`.
+        default, help, choices, more: of `described`.
+        rank_local: why a rank may have a value of its own; empty for a field that all ranks must have alike.
+
+    Raises:
+        TypeError: there is no kind; a reason is missing.
+    """
+    if not isinstance(kind, Kind):
+        raise TypeError(f"the field {help!r} has no kind: begin with MODEL, TRAINED, RUN, elsewhere(...) or free(...)")
+    if (kind.name in ("elsewhere", "free")) != bool(kind.why):
+        raise TypeError(f"the field {help!r} is {kind.name}({kind.why!r}): these two have a reason, the others none")
+    return described(default, help, choices, **more, kind=kind, rank_local=rank_local)
+
+
+def described(
     default: Any,
     help: str,
     choices: tuple | None = None,
@@ -29,13 +90,14 @@ def opt(
     above: float | None = None,
     below: float | None = None,
     repeats: bool = False,
+    **more: Any,
 ) -> Any:
     """A dataclass field with its help text and, where they are few, its legal values; or the bounds of a number.
 
     `least` may be reached, `above` and `below` may not. A flag that `repeats` adds its words to those before.
     """
-    bounds = {"least": least, "above": above, "below": below}
-    return dataclasses.field(default=default, metadata={"help": help, "choices": choices, "repeats": repeats, **bounds})
+    metadata = {"help": help, "choices": choices, "repeats": repeats, "least": least, "above": above, "below": below}
+    return dataclasses.field(default=default, metadata=metadata | more)
 
 
 @functools.cache
@@ -67,6 +129,12 @@ class Config:
             return cls(**values)
         except TypeError as error:
             raise ConfigError(f"{cls.__name__}: {error}", fix="give the missing field") from None
+
+    @classmethod
+    def names_of(cls, *kinds: Kind) -> frozenset[str]:
+        """The fields of these kinds, whatever their reasons."""
+        wanted = {kind.name for kind in kinds}
+        return frozenset(f.name for f in dataclasses.fields(cls) if f.metadata["kind"].name in wanted)  # type: ignore[arg-type]
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)  # type: ignore[call-overload]

@@ -19,7 +19,7 @@ import math
 from typing import TYPE_CHECKING
 
 from minimegatron.config import precision, variants
-from minimegatron.config.fields import Config, divides, opt
+from minimegatron.config.fields import BEGUN, HOW, MODEL, RUN, TRAINED, Config, divides, free, opt
 from minimegatron.errors import require
 
 if TYPE_CHECKING:
@@ -38,93 +38,116 @@ class TransformerConfig(
     `L` num_layers, `V` vocab_size.
     """
 
-    num_layers: int = opt(2, "L, transformer layers", least=1)
-    hidden_size: int = opt(64, "h, width of the residual stream", least=1)
-    num_attention_heads: int = opt(4, "a, query heads", least=1)
-    vocab_size: int = opt(256, "V, logical vocabulary before padding", least=1)
+    num_layers: int = opt(MODEL, 2, "L, transformer layers", least=1)
+    hidden_size: int = opt(MODEL, 64, "h, width of the residual stream", least=1)
+    num_attention_heads: int = opt(MODEL, 4, "a, query heads", least=1)
+    vocab_size: int = opt(MODEL, 256, "V, logical vocabulary before padding", least=1)
     max_position_embeddings: int = opt(
-        1024, "longest sequence that learned positions cover; RoPE has no such limit", least=1
+        MODEL, 1024, "longest sequence that learned positions cover; RoPE has no such limit", least=1
     )
-    num_query_groups: int = opt(None, "g, key/value heads: a = multi-head, 1 = multi-query, between = grouped")
-    kv_channels: int = opt(None, "d, width of one head; default h / a", least=1)
-    ffn_hidden_size: int = opt(None, "f, inner width of the MLP; default 4 h", least=1)
-    make_vocab_size_divisible_by: int = opt(128, "the vocabulary is padded to a multiple of this times tp", least=1)
+    num_query_groups: int = opt(MODEL, None, "g, key/value heads: a = multi-head, 1 = multi-query, between = grouped")
+    kv_channels: int = opt(MODEL, None, "d, width of one head; default h / a", least=1)
+    ffn_hidden_size: int = opt(MODEL, None, "f, inner width of the MLP; default 4 h", least=1)
+    make_vocab_size_divisible_by: int = opt(
+        free("padding of the vocabulary is no part of the model"),
+        128,
+        "the vocabulary is padded to a multiple of this times tp",
+        least=1,
+    )
 
-    normalization: str = opt("LayerNorm", "norm layer", ("LayerNorm", "RMSNorm"))
-    layernorm_epsilon: float = opt(1e-5, "added to the variance", least=0.0)
-    layernorm_zero_centered_gamma: bool = opt(False, "store gamma - 1")
-    qk_layernorm: bool = opt(False, "norm every query and key head before RoPE (Qwen3)")
-    add_bias_linear: bool = opt(True, "bias in the linear layers of attention and MLP")
-    add_qkv_bias: bool = opt(False, "bias in the QKV projection even when add_bias_linear is off (Qwen2)")
+    normalization: str = opt(MODEL, "LayerNorm", "norm layer", ("LayerNorm", "RMSNorm"))
+    layernorm_epsilon: float = opt(MODEL, 1e-5, "added to the variance", least=0.0)
+    layernorm_zero_centered_gamma: bool = opt(MODEL, False, "store gamma - 1")
+    qk_layernorm: bool = opt(MODEL, False, "norm every query and key head before RoPE (Qwen3)")
+    add_bias_linear: bool = opt(MODEL, True, "bias in the linear layers of attention and MLP")
+    add_qkv_bias: bool = opt(MODEL, False, "bias in the QKV projection even when add_bias_linear is off (Qwen2)")
     activation: str = opt(
+        MODEL,
         "gelu",
         "activation of the MLP; swiglu and geglu are gated",
         ("gelu", "gelu_tanh", "relu", "squared_relu", "silu", "swiglu", "geglu"),
     )
-    untie_embeddings_and_output_weights: bool = opt(False, "separate matrix for the output layer")
+    untie_embeddings_and_output_weights: bool = opt(MODEL, False, "separate matrix for the output layer")
 
     position_embedding_type: str = opt(
+        MODEL,
         "learned_absolute",
         "positions; mrope is RoPE with three positions a token: time, height and width",
         ("learned_absolute", "rope", "mrope", "none"),
     )
-    rotary_base: float = opt(10000.0, "RoPE's base", above=0.0)
-    rotary_percent: float = opt(1.0, "share of each head that is rotated", above=0.0)
-    rotary_interleaved: bool = opt(False, "rotate pairs (2i, 2i+1) instead of (i, i + d/2)")
-    mrope_section: tuple[int, ...] | None = opt(None, "mrope: pairs of channels that turn with time, height, width")
-    mrope_interleaved: bool = opt(False, "mrope: channels take turns (Qwen3-VL) instead of lying section by section")
-    rope_scaling_type: str = opt("none", "RoPE frequency scaling", ("none", "linear", "llama3", "yarn"))
-    rope_scaling_factor: float = opt(8.0, "how many times longer than trained", above=0.0)
-    rope_scaling_low_freq_factor: float = opt(
-        1.0, "llama3: wavelengths above original/low are divided by the factor", above=0.0
+    rotary_base: float = opt(MODEL, 10000.0, "RoPE's base", above=0.0)
+    rotary_percent: float = opt(MODEL, 1.0, "share of each head that is rotated", above=0.0)
+    rotary_interleaved: bool = opt(MODEL, False, "rotate pairs (2i, 2i+1) instead of (i, i + d/2)")
+    mrope_section: tuple[int, ...] | None = opt(
+        MODEL, None, "mrope: pairs of channels that turn with time, height, width"
     )
-    rope_scaling_high_freq_factor: float = opt(4.0, "llama3: wavelengths below original/high are kept", above=0.0)
+    mrope_interleaved: bool = opt(
+        MODEL, False, "mrope: channels take turns (Qwen3-VL) instead of lying section by section"
+    )
+    rope_scaling_type: str = opt(MODEL, "none", "RoPE frequency scaling", ("none", "linear", "llama3", "yarn"))
+    rope_scaling_factor: float = opt(MODEL, 8.0, "how many times longer than trained", above=0.0)
+    rope_scaling_low_freq_factor: float = opt(
+        MODEL, 1.0, "llama3: wavelengths above original/low are divided by the factor", above=0.0
+    )
+    rope_scaling_high_freq_factor: float = opt(
+        MODEL, 4.0, "llama3: wavelengths below original/high are kept", above=0.0
+    )
     rope_scaling_original_max_position_embeddings: int = opt(
-        8192, "llama3, yarn: context length of the original training", least=1
+        MODEL, 8192, "llama3, yarn: context length of the original training", least=1
     )
     yarn_beta_fast: float = opt(
-        32.0, "yarn: channels that turn more often than this in the trained context are kept", above=0.0
+        MODEL, 32.0, "yarn: channels that turn more often than this in the trained context are kept", above=0.0
     )
-    yarn_beta_slow: float = opt(1.0, "yarn: channels that turn less often are divided by the factor", above=0.0)
+    yarn_beta_slow: float = opt(MODEL, 1.0, "yarn: channels that turn less often are divided by the factor", above=0.0)
     yarn_mscale: float = opt(
-        0.0, "yarn: numerator of the attention factor, 0.1 mscale ln(factor) + 1; 0: the paper's factor", least=0.0
+        MODEL,
+        0.0,
+        "yarn: numerator of the attention factor, 0.1 mscale ln(factor) + 1; 0: the paper's factor",
+        least=0.0,
     )
-    yarn_mscale_all_dim: float = opt(0.0, "yarn: denominator of the attention factor, made alike", least=0.0)
-    yarn_correction_range_round_to_int: bool = opt(True, "yarn: the blend begins and ends at whole channels")
-    sliding_window: int | None = opt(None, "a token sees itself and this many minus one before it", least=1)
+    yarn_mscale_all_dim: float = opt(MODEL, 0.0, "yarn: denominator of the attention factor, made alike", least=0.0)
+    yarn_correction_range_round_to_int: bool = opt(MODEL, True, "yarn: the blend begins and ends at whole channels")
+    sliding_window: int | None = opt(MODEL, None, "a token sees itself and this many minus one before it", least=1)
 
-    hidden_dropout: float = opt(0.0, "dropout on residual branches and on the embedding", least=0.0, below=1.0)
-    attention_dropout: float = opt(0.0, "dropout on attention weights", least=0.0, below=1.0)
+    hidden_dropout: float = opt(RUN, 0.0, "dropout on residual branches and on the embedding", least=0.0, below=1.0)
+    attention_dropout: float = opt(RUN, 0.0, "dropout on attention weights", least=0.0, below=1.0)
     attention_backend: str = opt(
+        HOW,
         "auto",
         "core attention: torch's, the flash-attn package, Transformer Engine, the blockwise one written here, the "
         "formula; auto takes the one that is fastest on this GPU for this mask",
         ("auto", "sdpa", "flash", "te", "local", "reference"),
     )
     transformer_impl: str = opt(
+        HOW,
         "local",
         "whose linear layers: those written here, or Transformer Engine's on a GPU",
         ("local", "transformer_engine"),
     )
     kernels: str = opt(
+        HOW,
         "auto",
-        "what computes norms, activations, RoPE, softmax, the loss and local attention: torch, CUDA kernels, or the "
-        "same kernels emulated on the CPU, to learn; auto takes CUDA kernels on a GPU where they can be built",
+        "what computes norms, activations, RoPE, the loss and local attention: torch, CUDA kernels, or the same "
+        "kernels emulated on the CPU, to learn; auto takes CUDA kernels on a GPU where they can be built",
         ("auto", "torch", "cuda", "emulated"),
     )
 
-    init_method_std: float = opt(0.02, "standard deviation of the initial weights", least=0.0)
-    scale_output_init: bool = opt(True, "divide it by sqrt(2 L) for the projections that write to the residual stream")
+    init_method_std: float = opt(BEGUN, 0.02, "standard deviation of the initial weights", least=0.0)
+    scale_output_init: bool = opt(
+        BEGUN, True, "divide it by sqrt(2 L) for the projections that write to the residual stream"
+    )
 
     recompute_granularity: str | None = opt(
-        None, "recompute activations in the backward pass", (None, "selective", "full")
+        HOW, None, "recompute activations in the backward pass", (None, "selective", "full")
     )
-    recompute_method: str = opt("uniform", "full recompute: every n layers, or the first n", ("uniform", "block"))
-    recompute_num_layers: int = opt(1, "n of recompute_method", least=1)
-    recompute_modules: tuple[str, ...] = opt(("core_attn",), "selective recompute of: core_attn, mlp, moe, layernorm")
+    recompute_method: str = opt(HOW, "uniform", "full recompute: every n layers, or the first n", ("uniform", "block"))
+    recompute_num_layers: int = opt(HOW, 1, "n of recompute_method", least=1)
+    recompute_modules: tuple[str, ...] = opt(
+        HOW, ("core_attn",), "selective recompute of: core_attn, mlp, moe, layernorm"
+    )
 
-    params_dtype: str = opt("fp32", "dtype of weights and activations", ("fp32", "bf16", "fp16"))
-    fp32_residual_connection: bool = opt(False, "keep the residual stream in fp32")
+    params_dtype: str = opt(TRAINED, "fp32", "dtype of weights and activations", ("fp32", "bf16", "fp16"))
+    fp32_residual_connection: bool = opt(TRAINED, False, "keep the residual stream in fp32")
 
     def _check(self) -> None:
         if self.multi_latent_attention:  # a head of keys has channels without and with position

@@ -22,13 +22,14 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from minimegatron.config.fields import Config, opt
+from minimegatron.config.fields import RUN, Config, free, opt
 from minimegatron.errors import require
 
 if TYPE_CHECKING:
     import torch
 
 DTYPES = ("main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+KEPT = free("where the optimizer's numbers are kept, in dtypes that are compared")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,21 +37,27 @@ class StateFields(Config):
     """Dtypes of the optimizer's numbers, and offload."""
 
     use_precision_aware_optimizer: bool = opt(
-        False, "main parameters, gradients and moments of AdamW in the dtypes that follow"
+        KEPT, False, "main parameters, gradients and moments of AdamW in the dtypes that follow"
     )
-    main_params_dtype: str = opt("fp32", "of main parameters; fp16 has a scale for each tensor", ("fp32", "fp16"))
-    main_grads_dtype: str = opt("fp32", "in which gradients are added up and travel", ("fp32", "bf16"))
-    exp_avg_dtype: str = opt("fp32", "of the first moment; fp16 and fp8 have scales", ("fp32", "fp16", "bf16", "fp8"))
-    exp_avg_sq_dtype: str = opt("fp32", "of the second moment, likewise", ("fp32", "fp16", "bf16", "fp8"))
+    main_params_dtype: str = opt(RUN, "fp32", "of main parameters; fp16 has a scale for each tensor", ("fp32", "fp16"))
+    main_grads_dtype: str = opt(RUN, "fp32", "in which gradients are added up and travel", ("fp32", "bf16"))
+    exp_avg_dtype: str = opt(
+        RUN, "fp32", "of the first moment; fp16 and fp8 have scales", ("fp32", "fp16", "bf16", "fp8")
+    )
+    exp_avg_sq_dtype: str = opt(RUN, "fp32", "of the second moment, likewise", ("fp32", "fp16", "bf16", "fp8"))
     store_param_remainders: bool = opt(
-        True, "with use_precision_aware_optimizer: of an fp32 main parameter keep the 16 bits that a bf16 weight lacks"
+        KEPT,
+        True,
+        "with use_precision_aware_optimizer: of an fp32 main parameter keep the 16 bits that a bf16 weight lacks",
     )
-    optimizer_cpu_offload: bool = opt(False, "main parameters and moments in the host's memory, updated there")
-    optimizer_offload_fraction: float = opt(1.0, "the share of elements that is offloaded", least=0.0)
-    overlap_cpu_optimizer_d2h_h2d: bool = opt(False, "gradients and weights are copied while the host computes")
-    use_torch_optimizer_for_cpu_offload: bool = opt(False, "with offload: torch's optimizer on the GPU too, no kernel")
-    pin_cpu_grads: bool = opt(True, "offloaded gradients in pinned memory")
-    pin_cpu_params: bool = opt(True, "offloaded parameters in pinned memory")
+    optimizer_cpu_offload: bool = opt(KEPT, False, "main parameters and moments in the host's memory, updated there")
+    optimizer_offload_fraction: float = opt(KEPT, 1.0, "the share of elements that is offloaded", least=0.0)
+    overlap_cpu_optimizer_d2h_h2d: bool = opt(KEPT, False, "gradients and weights are copied while the host computes")
+    use_torch_optimizer_for_cpu_offload: bool = opt(
+        KEPT, False, "with offload: torch's optimizer on the GPU too, no kernel"
+    )
+    pin_cpu_grads: bool = opt(KEPT, True, "offloaded gradients in pinned memory")
+    pin_cpu_params: bool = opt(KEPT, True, "offloaded parameters in pinned memory")
 
     @property
     def fp32_copies(self) -> bool:

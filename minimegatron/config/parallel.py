@@ -13,68 +13,92 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from minimegatron.config.fields import Config, opt
+from minimegatron.config.fields import Config, free, opt
 from minimegatron.config.stages import SCHEDULES, SPLIT
 from minimegatron.errors import ConfigError, require
 
 SHARDING = ("no_shard", "optim", "optim_grads", "optim_grads_params")  # what replicas share out (`parallel/ddp`)
 ORDERED_AXES = ("tp", "cp", "ep", "dp", "pp")
+LAYOUT = free("a checkpoint is regions of whole tensors, and every layout adds up the same numbers")
 
 
 @dataclasses.dataclass(frozen=True)
 class ParallelConfig(Config):
     """How ranks divide the work. World = tp * cp * pp * dp; expert parallelism reuses the tp*cp*dp ranks."""
 
-    tensor_model_parallel_size: int = opt(1, "tp: ranks that share every matrix", least=1)
-    pipeline_model_parallel_size: int = opt(1, "pp: stages that share the layers", least=1)
+    tensor_model_parallel_size: int = opt(LAYOUT, 1, "tp: ranks that share every matrix", least=1)
+    pipeline_model_parallel_size: int = opt(LAYOUT, 1, "pp: stages that share the layers", least=1)
     pipeline_schedule: str | None = opt(
-        None, "order of a pipeline's work; default 1f1b, interleaved with several stages a rank", (None, *SCHEDULES)
+        LAYOUT,
+        None,
+        "order of a pipeline's work; default 1f1b, interleaved with several stages a rank",
+        (None, *SCHEDULES),
     )
     num_layers_per_virtual_pipeline_stage: int | None = opt(
-        None, "layers of a stage, of which a rank has several", least=1
+        LAYOUT, None, "layers of a stage, of which a rank has several", least=1
     )
-    num_virtual_stages_per_pipeline_rank: int | None = opt(None, "v: stages of a rank; default 1", least=1)
+    num_virtual_stages_per_pipeline_rank: int | None = opt(LAYOUT, None, "v: stages of a rank; default 1", least=1)
     microbatch_group_size_per_virtual_pipeline_stage: int | None = opt(
-        None, "interleaved: microbatches that pass one stage before the rank turns to its next; default pp", least=1
+        LAYOUT,
+        None,
+        "interleaved: microbatches that pass one stage before the rank turns to its next; default pp",
+        least=1,
     )
     num_layers_in_first_pipeline_stage: int | None = opt(
-        None, "layers of the first rank; the rest is cut evenly", least=0
+        LAYOUT, None, "layers of the first rank; the rest is cut evenly", least=0
     )
     num_layers_in_last_pipeline_stage: int | None = opt(
-        None, "layers of the last rank; the rest is cut evenly", least=0
+        LAYOUT, None, "layers of the last rank; the rest is cut evenly", least=0
     )
-    account_for_embedding_in_pipeline_split: bool = opt(False, "the embedding counts as a layer of the first stage")
-    account_for_loss_in_pipeline_split: bool = opt(False, "the loss counts as a layer of the last stage")
-    pipeline_model_parallel_layout: str | None = opt(None, "every stage written out, e.g. Et*3|(tt|)*2,L")
-    variable_seq_lengths: bool = opt(False, "microbatches of different lengths: stages tell each other the shape")
-    context_parallel_size: int = opt(1, "cp: ranks that share every sequence", least=1)
+    account_for_embedding_in_pipeline_split: bool = opt(
+        LAYOUT, False, "the embedding counts as a layer of the first stage"
+    )
+    account_for_loss_in_pipeline_split: bool = opt(LAYOUT, False, "the loss counts as a layer of the last stage")
+    pipeline_model_parallel_layout: str | None = opt(LAYOUT, None, "every stage written out, e.g. Et*3|(tt|)*2,L")
+    variable_seq_lengths: bool = opt(
+        LAYOUT, False, "microbatches of different lengths: stages tell each other the shape"
+    )
+    context_parallel_size: int = opt(LAYOUT, 1, "cp: ranks that share every sequence", least=1)
     cp_comm_type: str = opt(
+        LAYOUT,
         "p2p",
         "how cp ranks share keys and values: a ring, all-to-all over heads, all-gather, or all-to-all inside a ring",
         ("p2p", "a2a", "allgather", "a2a+p2p"),
     )
     hierarchical_context_parallel_sizes: tuple[int, ...] | None = opt(
-        None, "for a2a+p2p: ranks of an all-to-all, then ranks of a ring; their product is cp"
+        LAYOUT, None, "for a2a+p2p: ranks of an all-to-all, then ranks of a ring; their product is cp"
     )
-    expert_model_parallel_size: int = opt(1, "ep: ranks that share the experts", least=1)
-    expert_tensor_parallel_size: int = opt(None, "etp: ranks that share every expert; default tp", least=1)
-    sequence_parallel: bool = opt(False, "split norms, dropout and residuals over tp along the sequence")
-    order: str = opt("tp-cp-ep-dp-pp", "axes from the fastest varying to the slowest")
-    overlap_grad_reduce: bool = opt(False, "reduce gradient buckets while the backward pass still runs")
-    use_distributed_optimizer: bool = opt(False, "each replica keeps and updates 1/dp of main parameters and moments")
+    expert_model_parallel_size: int = opt(LAYOUT, 1, "ep: ranks that share the experts", least=1)
+    expert_tensor_parallel_size: int = opt(LAYOUT, None, "etp: ranks that share every expert; default tp", least=1)
+    sequence_parallel: bool = opt(LAYOUT, False, "split norms, dropout and residuals over tp along the sequence")
+    order: str = opt(LAYOUT, "tp-cp-ep-dp-pp", "axes from the fastest varying to the slowest")
+    overlap_grad_reduce: bool = opt(LAYOUT, False, "reduce gradient buckets while the backward pass still runs")
+    use_distributed_optimizer: bool = opt(
+        LAYOUT, False, "each replica keeps and updates 1/dp of main parameters and moments"
+    )
     data_parallel_sharding_strategy: str = opt(
+        LAYOUT,
         None,
         "what replicas share out: nothing, the optimizer's state (ZeRO-1), gradients too (2), parameters too (3); "
         "default: the state with --use-distributed-optimizer, else nothing",
         SHARDING,
     )
-    use_torch_fsdp2: bool = opt(False, "torch's fully_shard shares out parameters, gradients and state (ZeRO-3)")
-    overlap_param_gather: bool = opt(False, "wait for updated parameters when they are used, not after the step")
-    num_distributed_optimizer_instances: int = opt(
-        1, "groups of replicas; each has all shards, and a shard's gradients are summed over the groups (HSDP)", least=1
+    use_torch_fsdp2: bool = opt(
+        LAYOUT, False, "torch's fully_shard shares out parameters, gradients and state (ZeRO-3)"
     )
-    ddp_bucket_size: int | None = opt(None, "elements of a gradient bucket; default max(40e6, 1e6 * dp)", least=1)
-    distributed_timeout_seconds: float = opt(300.0, "longest wait for another rank", above=0.0)
+    overlap_param_gather: bool = opt(
+        LAYOUT, False, "wait for updated parameters when they are used, not after the step"
+    )
+    num_distributed_optimizer_instances: int = opt(
+        LAYOUT,
+        1,
+        "groups of replicas; each has all shards, and a shard's gradients are summed over the groups (HSDP)",
+        least=1,
+    )
+    ddp_bucket_size: int | None = opt(
+        LAYOUT, None, "elements of a gradient bucket; default max(40e6, 1e6 * dp)", least=1
+    )
+    distributed_timeout_seconds: float = opt(LAYOUT, 300.0, "longest wait for another rank", above=0.0)
 
     def _check(self) -> None:
         self._derive(expert_tensor_parallel_size=self.tensor_model_parallel_size)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from minimegatron.config.fields import Config, opt
+from minimegatron.config.fields import TRAINED, Config, opt
 from minimegatron.errors import require
 
 # What the dims of a factor must be multiples of.
@@ -32,23 +32,25 @@ class Fp8Fields(Config):
     """FP8 in the products of linear layers."""
 
     fp8_format: str | None = opt(
+        TRAINED,
         None,
         "FP8 products in the linear layers: e4m3 everywhere, or hybrid, whose gradients are e5m2",
         (None, "e4m3", "hybrid"),
     )
     fp8_recipe: str = opt(
+        TRAINED,
         "delayed",
         "what a scale is of: a tensor and what was seen before, a tensor as it is, 128 numbers, 32 numbers",
         ("delayed", "tensorwise", "blockwise", "mxfp8"),
     )
-    fp8_margin: int = opt(0, "delayed: leave so many powers of two below the largest number", least=0)
-    fp8_amax_history_len: int = opt(1, "delayed: steps that are remembered", least=1)
-    fp8_amax_compute_algo: str = opt("most_recent", "delayed: which of them counts", ("most_recent", "max"))
-    fp8_wgrad: bool = opt(True, "FP8 for the gradients of weights too")
-    tp_only_amax_red: bool = opt(False, "delayed: agree on scales over tp and cp, not over dp")
-    first_last_layers_bf16: bool = opt(False, "no FP8 in the first and the last layers")
-    num_layers_at_start_in_bf16: int = opt(1, "with first_last_layers_bf16: how many at the start", least=0)
-    num_layers_at_end_in_bf16: int = opt(1, "with first_last_layers_bf16: how many at the end", least=0)
+    fp8_margin: int = opt(TRAINED, 0, "delayed: leave so many powers of two below the largest number", least=0)
+    fp8_amax_history_len: int = opt(TRAINED, 1, "delayed: steps that are remembered", least=1)
+    fp8_amax_compute_algo: str = opt(TRAINED, "most_recent", "delayed: which of them counts", ("most_recent", "max"))
+    fp8_wgrad: bool = opt(TRAINED, True, "FP8 for the gradients of weights too")
+    tp_only_amax_red: bool = opt(TRAINED, False, "delayed: agree on scales over tp and cp, not over dp")
+    first_last_layers_bf16: bool = opt(TRAINED, False, "no FP8 in the first and the last layers")
+    num_layers_at_start_in_bf16: int = opt(TRAINED, 1, "with first_last_layers_bf16: how many at the start", least=0)
+    num_layers_at_end_in_bf16: int = opt(TRAINED, 1, "with first_last_layers_bf16: how many at the end", least=0)
 
     def fp8_layer(self, layer_number: int) -> bool:
         """Whether layer `layer_number` (from 0) computes its products in FP8."""

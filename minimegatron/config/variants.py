@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from minimegatron.config.fields import Config, divides, opt
+from minimegatron.config.fields import HOW, MODEL, RUN, TRAINED, Config, divides, opt
 from minimegatron.errors import ConfigError, require
 
 # The balancing losses, and what Megatron calls each in its log.
@@ -33,43 +33,57 @@ _FREQUENCY = re.compile(r"\[([01](?:,[01])*)\](?:\*(\d+))?")
 class ExpertFields(Config):
     """A mixture of experts in place of the MLP. `E` num_experts, `k` moe_router_topk."""
 
-    num_experts: int | None = opt(None, "E, experts of a layer; None for a model without", least=1)
-    moe_layer_freq: str = opt("1", "n: every n-th layer has experts, from the first; or all layers: ([0]*3+[1]*58)")
-    moe_ffn_hidden_size: int = opt(None, "inner width of one expert; default f", least=1)
-    moe_shared_expert_intermediate_size: int | None = opt(
-        None, "inner width of an MLP that every token also passes", least=1
+    num_experts: int | None = opt(MODEL, None, "E, experts of a layer; None for a model without", least=1)
+    moe_layer_freq: str = opt(
+        MODEL, "1", "n: every n-th layer has experts, from the first; or all layers: ([0]*3+[1]*58)"
     )
-    moe_shared_expert_gate: bool = opt(False, "its output times a sigmoid of the token (Qwen2-MoE)")
-    moe_shared_expert_overlap: bool = opt(False, "compute the shared expert while tokens travel (alltoall)")
-    moe_router_topk: int = opt(2, "k, experts of a token", least=1)
-    moe_router_score_function: str = opt("softmax", "what makes scores of logits", ("softmax", "sigmoid"))
-    moe_router_pre_softmax: bool = opt(False, "softmax over all experts, then the k largest; default the other order")
-    moe_router_topk_scaling_factor: float | None = opt(None, "the weights of a token's experts times this", above=0.0)
-    moe_router_num_groups: int | None = opt(None, "groups of experts, of which a token may use some", least=1)
-    moe_router_group_topk: int | None = opt(None, "how many of the groups", least=1)
-    moe_router_enable_expert_bias: bool = opt(False, "balance by a bias on the scores instead of a loss (sigmoid)")
-    moe_router_bias_update_rate: float = opt(1e-3, "how much that bias moves in a step", least=0.0)
-    moe_router_dtype: str = opt("fp32", "dtype in which logits and scores are computed", ("fp32", "fp64"))
+    moe_ffn_hidden_size: int = opt(MODEL, None, "inner width of one expert; default f", least=1)
+    moe_shared_expert_intermediate_size: int | None = opt(
+        MODEL, None, "inner width of an MLP that every token also passes", least=1
+    )
+    moe_shared_expert_gate: bool = opt(MODEL, False, "its output times a sigmoid of the token (Qwen2-MoE)")
+    moe_shared_expert_overlap: bool = opt(HOW, False, "compute the shared expert while tokens travel (alltoall)")
+    moe_router_topk: int = opt(MODEL, 2, "k, experts of a token", least=1)
+    moe_router_score_function: str = opt(MODEL, "softmax", "what makes scores of logits", ("softmax", "sigmoid"))
+    moe_router_pre_softmax: bool = opt(
+        MODEL, False, "softmax over all experts, then the k largest; default the other order"
+    )
+    moe_router_topk_scaling_factor: float | None = opt(
+        MODEL, None, "the weights of a token's experts times this", above=0.0
+    )
+    moe_router_num_groups: int | None = opt(MODEL, None, "groups of experts, of which a token may use some", least=1)
+    moe_router_group_topk: int | None = opt(MODEL, None, "how many of the groups", least=1)
+    moe_router_enable_expert_bias: bool = opt(
+        MODEL, False, "balance by a bias on the scores instead of a loss (sigmoid)"
+    )
+    moe_router_bias_update_rate: float = opt(RUN, 1e-3, "how much that bias moves in a step", least=0.0)
+    moe_router_dtype: str = opt(TRAINED, "fp32", "dtype in which logits and scores are computed", ("fp32", "fp64"))
     moe_input_jitter_eps: float | None = opt(
-        None, "the router's input times a random number in [1 - eps, 1 + eps]", above=0.0, below=1.0
+        RUN, None, "the router's input times a random number in [1 - eps, 1 + eps]", above=0.0, below=1.0
     )
     moe_router_load_balancing_type: str | tuple[str, ...] = opt(
+        TRAINED,
         "aux_loss",
         "over which tokens the balancing loss counts: a microbatch, each sequence, the batch so far, or several of "
         "these; or no such loss: an even assignment, or nothing",
         (*BALANCING, "sinkhorn", "none"),
     )
     moe_aux_loss_coeff: float | tuple[float, ...] = opt(
-        0.0, "weight of the balancing loss, 1e-2 is usual; with several of them a weight for each"
+        RUN, 0.0, "weight of the balancing loss, 1e-2 is usual; with several of them a weight for each"
     )
-    moe_z_loss_coeff: float | None = opt(None, "weight of the loss on large logits; 1e-3 is usual", least=0.0)
+    moe_z_loss_coeff: float | None = opt(RUN, None, "weight of the loss on large logits; 1e-3 is usual", least=0.0)
     moe_expert_capacity_factor: float | None = opt(
-        None, "an expert takes at most this times k T / E of a rank's T tokens; None for all that want it", least=0.0
+        TRAINED,
+        None,
+        "an expert takes at most this times k T / E of a rank's T tokens; None for all that want it",
+        least=0.0,
     )
-    moe_pad_expert_input_to_capacity: bool = opt(False, "every expert takes exactly its capacity, padded")
-    moe_token_drop_policy: str = opt("probs", "who is kept: the heaviest, or the first", ("probs", "position"))
-    moe_token_dispatcher_type: str = opt("allgather", "how tokens reach their experts", ("allgather", "alltoall"))
-    moe_grouped_gemm: bool = opt(False, "all experts of a rank in one matrix product, instead of one after the other")
+    moe_pad_expert_input_to_capacity: bool = opt(TRAINED, False, "every expert takes exactly its capacity, padded")
+    moe_token_drop_policy: str = opt(TRAINED, "probs", "who is kept: the heaviest, or the first", ("probs", "position"))
+    moe_token_dispatcher_type: str = opt(HOW, "allgather", "how tokens reach their experts", ("allgather", "alltoall"))
+    moe_grouped_gemm: bool = opt(
+        HOW, False, "all experts of a rank in one matrix product, instead of one after the other"
+    )
 
     @property
     def expert_layers(self) -> tuple[bool, ...]:
@@ -214,14 +228,14 @@ class ExpertFields(Config):
 class LatentFields(Config):
     """Multi-latent attention (DeepSeek): keys and values are made from one short vector a token."""
 
-    multi_latent_attention: bool = opt(False, "attention over a compressed latent (DeepSeek-V2, V3)")
-    q_lora_rank: int | None = opt(None, "width of the queries' latent; None projects queries directly", least=1)
-    kv_lora_rank: int = opt(32, "width of the latent of keys and values", least=1)
-    qk_head_dim: int = opt(128, "channels of a query or key without position", least=1)
+    multi_latent_attention: bool = opt(MODEL, False, "attention over a compressed latent (DeepSeek-V2, V3)")
+    q_lora_rank: int | None = opt(MODEL, None, "width of the queries' latent; None projects queries directly", least=1)
+    kv_lora_rank: int = opt(MODEL, 32, "width of the latent of keys and values", least=1)
+    qk_head_dim: int = opt(MODEL, 128, "channels of a query or key without position", least=1)
     qk_pos_emb_head_dim: int = opt(
-        64, "channels of a query or key that RoPE turns; the key's are shared by all heads", least=2
+        MODEL, 64, "channels of a query or key that RoPE turns; the key's are shared by all heads", least=2
     )
-    v_head_dim: int = opt(128, "channels of a value", least=1)
+    v_head_dim: int = opt(MODEL, 128, "channels of a value", least=1)
 
     def _check_latent(self, position_embedding_type: str, qk_layernorm: bool, biases: bool) -> None:
         if not self.multi_latent_attention:
@@ -244,8 +258,8 @@ class LatentFields(Config):
 class DepthFields(Config):
     """Prediction of several tokens (DeepSeek-V3)."""
 
-    mtp_num_layers: int | None = opt(None, "D, how many tokens after the next are predicted as well", least=1)
-    mtp_loss_scaling_factor: float = opt(0.1, "weight of the mean of their losses", least=0.0)
+    mtp_num_layers: int | None = opt(MODEL, None, "D, how many tokens after the next are predicted as well", least=1)
+    mtp_loss_scaling_factor: float = opt(RUN, 0.1, "weight of the mean of their losses", least=0.0)
 
 
 def layer_pattern(frequency: str, layers: int) -> tuple[bool, ...]:

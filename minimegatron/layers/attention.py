@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from minimegatron.kernels import ops
 from minimegatron.layers.core_attention import CoreAttention
 from minimegatron.layers.inference_context import InferenceContext, LayerState, StateSpec, inference_state_of
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
@@ -47,7 +48,6 @@ from minimegatron.layers.mask import AttentionMask
 from minimegatron.layers.norm import Norm
 from minimegatron.layers.param import Init, layout_of
 from minimegatron.layers.recompute import recompute_module
-from minimegatron.layers.rope import apply_rotary
 
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
@@ -159,9 +159,8 @@ class SelfAttention(nn.Module):
         if self.q_layernorm is not None and self.k_layernorm is not None:
             q, k = self.q_layernorm(q), self.k_layernorm(k)
         if context.rotary is not None:
-            q, k = (
-                apply_rotary(t, *context.rotary, self.config.rotary_interleaved, self.config.kernels) for t in (q, k)
-            )
+            interleaved, kernels = self.config.rotary_interleaved, self.config.kernels
+            q, k = (ops.rope(t, *context.rotary, interleaved, kernels=kernels) for t in (q, k))
         mask, state = context.mask.windowed(self.window), context.state_of(self.layer_number)
         if state is None:
             out = self.core_attention(q, k, v, mask)

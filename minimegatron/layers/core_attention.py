@@ -6,7 +6,7 @@ another one is chosen.
 | backend     | what computes                                                    | where                      |
 |-------------|------------------------------------------------------------------|----------------------------|
 | `reference` | the formula: the whole matrix of weights, softmax in fp32        | anywhere; s x s memory     |
-| `local`     | `layers/flash.py`, blockwise, in plain torch                     | anywhere; no dropout       |
+| `local`     | ours: a kernel, or blockwise in torch (`kernels/blockwise.py`)   | anywhere; no dropout       |
 | `sdpa`      | torch's `scaled_dot_product_attention` (FlashAttention-2, cuDNN) | anywhere                   |
 | `flash`     | the flash-attn package                                           | GPU, 16 bits               |
 | `varlen`    | torch's `varlen_attn`; only `auto` takes it                      | GPU, 16 bits; no dropout   |
@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from minimegatron.errors import ConfigError
-from minimegatron.kernels.switch import kernels
+from minimegatron.kernels import ops
 from minimegatron.layers.attention_choice import Task, choose_backend, fastest, groups_share, this_machine
 from minimegatron.layers.dropout import Dropout
 from minimegatron.layers.inference_context import LayerState, StateSpec
@@ -45,9 +45,8 @@ if TYPE_CHECKING:
     from minimegatron.comm.random import RngStreams
     from minimegatron.config import TransformerConfig
 
-# Imported only when the sequence is cut over cp, or attention is computed blockwise.
+# Imported only when the sequence is cut over cp.
 CONTEXT: Named = "minimegatron.layers.context", "context_attention"
-BLOCKWISE: Named = "minimegatron.layers.flash", "flash_attention"
 
 
 class CoreAttention(nn.Module):
@@ -123,21 +122,12 @@ class CoreAttention(nn.Module):
         """The formula as it stands, softmax in fp32: what the other backends are compared with."""
         repeat, s = q.shape[1] // k.shape[1], q.shape[2]
         k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
-        ops = kernels(self.config.kernels, "softmax", q)
-        if ops is not None:
-            hidden = ~mask.table((0, s), (0, s), q.device)
-            weights = ops.scaled_softmax(q @ k.transpose(-1, -2), self.scale, hidden)
-            return self.dropout(weights) @ v
         scores = (q @ k.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * self.scale
         weights = scores.masked_fill(~mask.table((0, s), (0, s), q.device), -torch.inf).softmax(-1).to(q.dtype)
         return self.dropout(weights) @ v
 
     def _local(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
-        plain = mask.causal and mask.dense(q.shape[2], q.device) is None and q.shape[-1] <= 128
-        ops = kernels(self.config.kernels, "flash", q, k, v) if plain else None
-        if ops is not None:
-            return ops.flash_attention(q, k, v, self.scale)[0]  # type: ignore[no-any-return]
-        return import_module(BLOCKWISE)(q, k, v, mask, self.scale)  # type: ignore[no-any-return]
+        return ops.flash_attention(q, k, v, mask, self.scale, kernels=self.config.kernels)
 
     def _sdpa(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
         table = mask.dense(q.shape[2], q.device)

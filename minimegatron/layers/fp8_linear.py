@@ -47,8 +47,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from minimegatron.comm.async_ops import Work
 from minimegatron.comm.axis import Axis
-from minimegatron.comm.pending import Pending
 from minimegatron.errors import ConfigError, require
 from minimegatron.layers.deferred import DeferredGradients
 from minimegatron.layers.fp8 import Fp8Recipe, Quantised, product
@@ -244,7 +244,7 @@ class _OneScaleProduct(_WideProduct):
     dy_inverse: torch.Tensor
     dtype: torch.dtype
 
-    def start(self) -> Pending:
+    def start(self) -> Work:
         return self.f.start(_bytes(self.x))
 
     def finish(self, x: torch.Tensor) -> torch.Tensor:

@@ -28,9 +28,9 @@ from typing import Any
 import torch
 
 from minimegatron.comm.sequence import Spans
+from minimegatron.kernels.blockwise import FULL, NONE, Span
 
-Span = tuple[int, int]
-NONE, FULL, DIAGONAL, PARTIAL = "none", "full", "diagonal", "partial"
+DIAGONAL, PARTIAL = "diagonal", "partial"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,6 +45,7 @@ from minimegatron.comm import collectives as c
 from minimegatron.comm.axis import ALONE, Axis
 from minimegatron.comm.random import RngStreams
 from minimegatron.config.model import TransformerConfig
+from minimegatron.kernels import ops
 from minimegatron.layers.attention import AttentionContext
 from minimegatron.layers.core_attention import CoreAttention
 from minimegatron.layers.inference_context import StateSpec, inference_state_of
@@ -53,7 +54,6 @@ from minimegatron.layers.mask import AttentionMask
 from minimegatron.layers.norm import Norm
 from minimegatron.layers.param import Init, ParamLayout, new_parameter
 from minimegatron.layers.recompute import recompute
-from minimegatron.layers.rope import apply_rotary
 
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
@@ -197,7 +197,7 @@ class MultiLatentAttention(nn.Module):
 
     def _turn(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         assert context.rotary is not None, "the config has checked that there is RoPE"
-        return apply_rotary(x, *context.rotary, self.config.rotary_interleaved, self.config.kernels)
+        return ops.rope(x, *context.rotary, self.config.rotary_interleaved, kernels=self.config.kernels)
 
     def absorbed(self, q: torch.Tensor, latent: torch.Tensor, k_r: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         """Attention that never makes a key or a value: what generation computes from its cache.

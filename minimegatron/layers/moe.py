@@ -38,6 +38,7 @@ Shazeer et al. 2017 (arXiv 1701.06538); Dai et al. 2024 (arXiv 2401.06066). Mega
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,9 +49,9 @@ from minimegatron.comm.axis import ALONE, Axis
 from minimegatron.comm.random import RngStreams
 from minimegatron.config.model import TransformerConfig
 from minimegatron.errors import ConfigError
-from minimegatron.kernels.switch import kernels
+from minimegatron.kernels import ops
 from minimegatron.layers.dispatch import DISPATCHERS, Dispatched, Dispatcher, experts_here
-from minimegatron.layers.mlp import ACTIVATIONS, MLP
+from minimegatron.layers.mlp import MLP
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter
 from minimegatron.layers.router import TopKRouter
 
@@ -75,8 +76,8 @@ class Experts(nn.Module):
     def __init__(self, config: TransformerConfig, mesh: Mesh) -> None:
         super().__init__()
         assert config.num_experts is not None
-        self.gated, self.activation = config.gated_linear_unit, ACTIVATIONS[config.activation]
-        self.kind, self.kernels = config.activation, config.kernels
+        self.gated, self.kind = config.gated_linear_unit, config.activation
+        self.activation = partial(ops.activation, self.kind, kernels=config.kernels)
         self.grouped = config.moe_grouped_gemm
         if self.grouped and GROUPED_MM is None:
             raise ConfigError(
@@ -121,14 +122,7 @@ class Experts(nn.Module):
 
     def _inner(self, y: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
         """[n, f or 2f] -> [n, f]: the activation, times the weight of the expert for the token."""
-        ops = kernels(self.kernels, "activation", y) if self.kind == "swiglu" else None
-        if ops is not None:
-            y = ops.swiglu(y)
-        elif self.gated:
-            gate, up = y.chunk(2, -1)
-            y = self.activation(gate) * up
-        else:
-            y = self.activation(y)
+        y = self.activation(y)
         return (y * probs[:, None]).to(y.dtype)
 
 

@@ -2,7 +2,7 @@
 
     tokens [b, s] -> embedding -> [s, b, h] -> layers -> final norm -> logits [s, b, V'/t] -> loss of every token [b, s]
 
-One class serves GPT-2, Llama, Mistral, Qwen and the rest by configuration (`models/zoo.py`). It returns the loss of
+One class serves GPT-2, Llama, Mistral, Qwen and the rest by configuration (`models/families`). It returns the loss of
 *every token*: the training step alone averages them, so that microbatches, data and context parallelism cannot each
 average in their own way.
 
@@ -232,7 +232,7 @@ class GPTModel(nn.Module):
             labels.t(),
             self.mesh.tp,
             vocab_size=self.config.vocab_size,
-            fused=self.config.kernels,
+            kernels=self.config.kernels,
         ).t()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

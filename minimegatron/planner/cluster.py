@@ -45,7 +45,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from minimegatron.config.fields import Config, opt
+from minimegatron.config.fields import Config
+from minimegatron.config.fields import described as opt
 from minimegatron.errors import ConfigError, did_you_mean
 from minimegatron.trace import Event
 from minimegatron.training.flops import peak_tflops

@@ -2,7 +2,7 @@
 
 | facts                                                 | compared                        | because                 |
 |-------------------------------------------------------|---------------------------------|-------------------------|
-| fields of the configuration, but those of `MAY_DIFFER`| when the ranks meet             | groups follow from them |
+| fields of the configuration, but `rank_local` ones    | when the ranks meet             | groups follow from them |
 | versions of Python, torch and numpy                   | when the ranks meet             | other numbers           |
 | source files of this package, the file of `--spec`    | when the ranks meet             | one node was edited     |
 | tokenizer, vocabulary, samples, data files            | when the data is open           | rank 0 makes some first |
@@ -14,6 +14,7 @@ numbers count, because those after them do not change what this package computes
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib.util
 import os
@@ -29,24 +30,16 @@ import minimegatron
 from minimegatron.training.run import SECTIONS, RunConfig
 
 # Fields that a rank may have for itself, and why that changes nothing for the others.
-MAY_DIFFER = {
-    "log_file": "rank 0 alone writes it",
-    "tensorboard_dir": "rank 0 alone writes there",
-    "wandb_project": "rank 0 alone logs",
-    "wandb_exp_name": "rank 0 alone logs",
-    "wandb_entity": "rank 0 alone logs",
-    "wandb_save_dir": "rank 0 alone logs",
-    "profile_dir": "each profiled rank writes its own traces",
-    "data_cache_path": "a folder of the node; what was read is compared once it is open",
-    "corpus_path": "a folder of the node; what was read is compared once it is open",
-}
+RANK_LOCAL: dict[str, str] = {
+    f.name: f.metadata["rank_local"] for cls in SECTIONS.values() for f in dataclasses.fields(cls)
+    if f.metadata["rank_local"]
+}  # fmt: skip
 BLOCKS, BLOCK_BYTES = 16, 1 << 16  # of a data file that are hashed: terabytes are not read to start a run
 
 
 def run_facts(run: RunConfig) -> dict[str, Any]:
     """Facts that are known before the ranks meet: configuration, versions, code."""
-    fields = {name: value for section in SECTIONS for name, value in getattr(run, section).to_dict().items()}
-    facts = {name: value for name, value in fields.items() if name not in MAY_DIFFER}
+    facts = {name: value for name, value in run.fields().items() if name not in RANK_LOCAL}
     facts["version of Python"] = ".".join(map(str, sys.version_info[:2]))
     facts["version of torch"], facts["version of numpy"] = torch.__version__, numpy.__version__
     facts["version of minimegatron"] = minimegatron.__version__

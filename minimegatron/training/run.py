@@ -17,6 +17,7 @@ from minimegatron.config import (
     TrainingConfig,
     TransformerConfig,
 )
+from minimegatron.config.fields import Kind
 
 SECTIONS: dict[str, Any] = {
     "model": TransformerConfig,
@@ -26,6 +27,8 @@ SECTIONS: dict[str, Any] = {
     "training": TrainingConfig,
     "checkpoint": CheckpointConfig,
 }
+
+KINDS: dict[str, Kind] = {f.name: f.metadata["kind"] for cls in SECTIONS.values() for f in dataclasses.fields(cls)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +68,10 @@ class RunConfig:
         chosen = name in self.given or longest != getattr(TransformerConfig, name)
         longest = max(longest if chosen else 1, self.data.seq_length)
         return model.replace(vocab_size=vocab_size, max_position_embeddings=longest)
+
+    def fields(self) -> dict[str, Any]:
+        """Every field of every section; no two have the same name."""
+        return {name: value for section in SECTIONS for name, value in getattr(self, section).to_dict().items()}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; what `--config` reads and the log file begins with."""

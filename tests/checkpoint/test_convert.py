@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -15,16 +14,15 @@ from safetensors.torch import load_file, save_file
 from minimegatron.checkpoint import sources
 from minimegatron.checkpoint.conversion import Model, checked, open_model, target, write_model
 from minimegatron.checkpoint.folder import INDEX
-from minimegatron.checkpoint.hf_export import CHOICES, config_to_huggingface
+from minimegatron.checkpoint.hf_export import config_to_huggingface
 from minimegatron.checkpoint.shard_file import read_header
 from minimegatron.checkpoint.sources import InMemory, Source
+from minimegatron.checkpoint.weights import logical_tensors
 from minimegatron.commands.convert import main
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError, ConfigError, MinimegatronError
 from minimegatron.memory import Tracker
-from minimegatron.models.weights import logical_tensors
-from minimegatron.models.zoo import PRESETS, family_config, preset
-from minimegatron.training.same_run import MODEL
+from minimegatron.models.families import PRESETS, family_config, preset
 from tests.models.test_huggingface import EXPERTS, FAMILIES, hf_model
 
 transformers = pytest.importorskip("transformers")
@@ -269,8 +267,8 @@ def test_what_no_family_can_say_is_refused_by_name(field):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_can_be_published_as_its_family(name):
-    config = TransformerConfig.from_dict(preset(name))
-    assert config_to_huggingface(config)[0] == config_to_huggingface(config, PRESETS[name][0])[0] == PRESETS[name][0]
+    config, family = TransformerConfig.from_dict(preset(name)), PRESETS[name].name
+    assert config_to_huggingface(config)[0] == config_to_huggingface(config, family)[0] == family
 
 
 def test_a_model_that_has_become_another_does_not_keep_its_config(tmp_path):
@@ -280,10 +278,6 @@ def test_a_model_that_has_become_another_does_not_keep_its_config(tmp_path):
     assert "add_qkv_bias: True here, False there" in said and "--hf-model none" in said
     said = refused("--load", tmp_path / "ours", "--save", tmp_path / "back", "--hf-model", "none", "--family", "llama")
     assert "add_qkv_bias: True here, False there" in said
-
-
-def test_choices_of_a_training_are_those_that_a_checkpoint_may_change():
-    assert {field.name for field in dataclasses.fields(TransformerConfig)} - MODEL <= CHOICES
 
 
 # ------------------------------------------------------------------------------------------------- flags

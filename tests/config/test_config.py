@@ -23,13 +23,28 @@ from minimegatron.config import (
     TrainingConfig,
     TransformerConfig,
 )
+from minimegatron.config.fields import MODEL, elsewhere, free, opt
 from minimegatron.config.fits import check_model_fits
 from minimegatron.errors import ConfigError
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel
+from minimegatron.training.run import KINDS
 
 CLASSES = (TransformerConfig, ParallelConfig, OptimizerConfig, DataConfig, TrainingConfig, CheckpointConfig)
 FIELDS = [(cls, field.name) for cls in CLASSES for field in dataclasses.fields(cls)]
+
+
+def test_a_field_says_what_it_is_to_a_run_that_goes_on():
+    for kind in (2, "model", None):
+        with pytest.raises(TypeError, match="the field 'layers' has no kind: begin with MODEL"):
+            opt(kind, 2, "layers")
+    for kind in (free(""), elsewhere(""), dataclasses.replace(MODEL, why="some")):
+        with pytest.raises(TypeError, match="have a reason"):
+            opt(kind, 2, "layers")
+    names = [name for _, name in FIELDS]
+    assert sorted(KINDS) == sorted(names), "two fields of a run have one name"
+    assert TransformerConfig.names_of(MODEL) >= {"num_layers", "kv_lora_rank", "num_experts"}
+    assert not TransformerConfig.names_of(MODEL) & {"params_dtype", "kernels", "hidden_dropout", "fp8_format"}
 
 
 # ------------------------------------------------------------------------------------------------ misspelt names

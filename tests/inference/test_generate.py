@@ -16,9 +16,9 @@ from minimegatron.inference.generate import StaticEngine, generate
 from minimegatron.inference.sampling import GREEDY, SamplingParams
 from minimegatron.layers.core_attention import CoreAttention
 from minimegatron.models.decoder import build_model
+from minimegatron.models.families import family_config
 from minimegatron.models.gpt_layer_specs import decoder_layer_spec
 from minimegatron.models.spec import ModuleSpec
-from minimegatron.models.zoo import family_config
 from tests.inference.models import NAMES, ours, theirs, weights
 from tests.inference.ranked import PROMPTS, build, continuations, different_questions, example, refusals
 from tests.thorough import mostly_thorough

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shlex
 from pathlib import Path
@@ -18,7 +17,7 @@ from minimegatron.launch.agreement import differences
 from minimegatron.launch.torchrun import launch
 from minimegatron.training import facts
 from minimegatron.training.arguments import parse_args
-from minimegatron.training.run import SECTIONS
+from minimegatron.training.run import KINDS
 
 TINY = "--mock-data --seq-length 16 --hidden-size 32 --num-attention-heads 2 --vocab-size 64 --train-iters 2"
 
@@ -44,9 +43,8 @@ def test_one_flag_is_named(line: str, said: str) -> None:
 
 
 def test_every_field_is_compared_or_its_freedom_has_a_reason() -> None:
-    names = {field.name for section in SECTIONS.values() for field in dataclasses.fields(section)}
-    assert set(facts_of()) & names == names - set(facts.MAY_DIFFER)
-    assert set(facts.MAY_DIFFER) < names and all(facts.MAY_DIFFER.values())
+    assert set(facts_of()) & set(KINDS) == set(KINDS) - set(facts.RANK_LOCAL)
+    assert "log_file" in facts.RANK_LOCAL and "seed" not in facts.RANK_LOCAL
     assert not differences([facts_of(), facts_of("--log-file a.jsonl --profile-dir b --data-cache-path c")])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import types
 from typing import Any
 
@@ -11,24 +10,12 @@ import pytest
 
 from minimegatron.checkpoint.commit import complete
 from minimegatron.checkpoint.manifest import NAME
-from minimegatron.config import TransformerConfig
 from minimegatron.data.indexed import IndexedDatasetBuilder
 from minimegatron.errors import CheckpointError
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.rules import batch_sizes
-from minimegatron.training.run import SECTIONS
-from minimegatron.training.same_run import ELSEWHERE, HARMLESS, MODEL, RUN, compare, facts_of
+from minimegatron.training.same_run import MODEL, compare, facts_of
 from minimegatron.training.trainer import Trainer
-
-ALL = [field.name for section in SECTIONS.values() for field in dataclasses.fields(section)]
-
-
-def test_every_field_of_a_run_has_one_place():
-    places = [*MODEL, *RUN, *" ".join(ELSEWHERE).split(), *" ".join(HARMLESS).split()]
-    assert sorted(places) == sorted(ALL), "a new field is compared, or stands among the harmless ones with a reason"
-    of_model = {field.name for field in dataclasses.fields(TransformerConfig)}
-    assert of_model >= MODEL and not RUN & MODEL
-
 
 # ------------------------------------------------------------------------------------------------ what is compared
 
