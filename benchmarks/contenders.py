@@ -14,7 +14,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.sequence import cut_batch
 from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
 from minimegatron.models.chunks import build_model_chunks
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.parallel.wrapping import data_parallel

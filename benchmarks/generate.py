@@ -29,7 +29,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.inference.generate import StaticEngine
 from minimegatron.layers.logical import load_logical
 from minimegatron.models.decoder import GPTModel
-from minimegatron.models.zoo import count_parameters
+from minimegatron.models.parameters import count_parameters
 
 
 @dataclasses.dataclass(frozen=True)

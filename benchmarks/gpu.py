@@ -46,7 +46,7 @@ from benchmarks.gpu_cases import Case
 from benchmarks.gpu_parts import Found, Part, Row, Yielded, elsewhere, play_all
 from minimegatron.cuda_graphs import CudaRecorder
 from minimegatron.kernels import build
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 
 AHEAD = 4_000_000  # cycles that the GPU is kept busy for, so that the host is ahead of it when the clock starts: 2 ms
 LAYERS = "layers, right?"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
-from minimegatron.kernels import ops, reference
+from minimegatron.kernels import activation, cross_entropy, flash, norm, permute, reference, rope, softmax
 
 Tensors = tuple[torch.Tensor, ...]
 EPS = 1e-5
@@ -91,12 +91,12 @@ def _maps(x: torch.Tensor, k: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
 @functools.cache
 def _maps_of(t: int, k: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     slots = torch.randperm(t * k, generator=torch.Generator().manual_seed(0)).to(device)
-    return slots, ops.inverse(slots, t, k)
+    return slots, permute.inverse(slots, t, k)
 
 
 def _moe(x: torch.Tensor) -> torch.Tensor:
     slots, places = _maps(x)
-    return ops.unpermute(ops.permute(x, slots, places), slots, places)
+    return permute.unpermute(permute.permute(x, slots, places), slots, places)
 
 
 def _moe_torch(x: torch.Tensor) -> torch.Tensor:
@@ -142,32 +142,32 @@ def cases() -> list[Case]:
     wide, small = (16384, 4096), ((8, 64), (3, 33), (2, 1000))
     inner, inner_small = (16384, 14336), ((4, 64), (3, 34), (2, 1000))
     return [
-        Case("RMSNorm", rows, lambda x, g: ops.norm(x, g, None, EPS), lambda x, g: F.rms_norm(x, g.shape, g, EPS),
+        Case("RMSNorm", rows, lambda x, g: norm.norm(x, g, None, EPS), lambda x, g: F.rms_norm(x, g.shape, g, EPS),
              lambda x, g: reference.norm(x, g, None, EPS), (wide, *small), times(2, 3)),
-        Case("LayerNorm", rows_and_bias, lambda x, g, b: ops.norm(x, g, b, EPS),
+        Case("LayerNorm", rows_and_bias, lambda x, g, b: norm.norm(x, g, b, EPS),
              lambda x, g, b: F.layer_norm(x, g.shape, g, b, EPS), lambda x, g, b: reference.norm(x, g, b, EPS),
              (wide, *small), times(2, 3)),
-        Case("add, RMSNorm", two_rows, lambda x, r, g: ops.add_norm(x, r, g, None, EPS), _add_norm_torch,
+        Case("add, RMSNorm", two_rows, lambda x, r, g: norm.add_norm(x, r, g, None, EPS), _add_norm_torch,
              lambda x, r, g: reference.add_norm(x, r, g, None, EPS), (wide, *small), times(4, 4)),
-        Case("softmax, causal", one, lambda x: ops.scaled_softmax(x, 0.1, None, True), _causal_torch,
+        Case("softmax, causal", one, lambda x: softmax.scaled_softmax(x, 0.1, None, True), _causal_torch,
              lambda x: reference.scaled_softmax(x, 0.1, None, True),
              ((4, 16, 2048, 2048), (1, 2, 9, 16), (2, 1, 5, 33)), times(1.5, 2)),
-        Case("SwiGLU", lambda size, *rest: one((*size[:-1], 2 * size[-1]), *rest), ops.swiglu,
+        Case("SwiGLU", lambda size, *rest: one((*size[:-1], 2 * size[-1]), *rest), activation.swiglu,
              lambda x: F.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1], reference.swiglu, (inner, *inner_small),
              times(1.5, 2.5)),
-        Case("bias-GeLU", rows, lambda x, b: ops.bias_gelu(x, b, True),
+        Case("bias-GeLU", rows, lambda x, b: activation.bias_gelu(x, b, True),
              lambda x, b: F.gelu(x + b, approximate="tanh"), lambda x, b: reference.bias_gelu(x, b, True),
              (inner, *inner_small), times(2, 3)),
-        Case("RoPE", one, lambda x: ops.rope(x, *_angles(x)), _rope_torch,
+        Case("RoPE", one, lambda x: rope.rope(x, *_angles(x)), _rope_torch,
              lambda x: reference.rope(x, *(t.double() for t in _angles(x))),
              ((16384, 1, 40, 128), (5, 2, 3, 16), (3, 1, 1, 34)), times(2, 2)),
-        Case("cross entropy", one, lambda z: ops.cross_entropy(z, _target(z)),
+        Case("cross entropy", one, lambda z: cross_entropy.cross_entropy(z, _target(z)),
              lambda z: F.cross_entropy(z.float(), _target(z), reduction="none"), _loss_exact,
              ((8192, 128256), (6, 64), (3, 1001)), times(1, 2)),
         Case("MoE permute and back", one, _moe, _moe_torch, _moe_exact, ((16384, 2048), (7, 16), (3, 33)),
              times(18, 18)),
         Case("attention, ours to read", heads,
-             lambda q, k, v: ops.flash_attention(q, k, v, q.shape[-1] ** -0.5)[0],
+             lambda q, k, v: flash.flash_attention(q, k, v, q.shape[-1] ** -0.5)[0],
              lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
              lambda q, k, v: reference.attention(q, k, v, q.shape[-1] ** -0.5)[0],
              ((2, 16, 4096, 128), (1, 2, 40, 16), (1, 1, 33, 64)), attention_flops, "TFLOP/s"),

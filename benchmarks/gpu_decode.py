@@ -21,7 +21,8 @@ from minimegatron.inference.decode import DecodeStep
 from minimegatron.inference.sampling import GREEDY
 from minimegatron.inference.static_cache import StaticCache
 from minimegatron.models.decoder import GPTModel, build_model
-from minimegatron.models.zoo import count_parameters, family_config
+from minimegatron.models.families import family_config
+from minimegatron.models.parameters import count_parameters
 
 STEPS, CONTEXT, TOLERANCE = 16, 512, 0.05
 # name -> whether the step is recorded, and whether it is compiled; the first is what the others are compared with

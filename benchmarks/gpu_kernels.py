@@ -18,7 +18,7 @@ from benchmarks.gpu_cases import Case, Tensors, liger, normal
 from benchmarks.gpu_cases import cases as cases
 from benchmarks.gpu_parts import Found, Row
 from minimegatron.comm.axis import ALONE
-from minimegatron.kernels import ops, reference
+from minimegatron.kernels import fp8, reference
 from minimegatron.kernels.optimizer import AdamTable, NormTable
 from minimegatron.layers.fp8 import Fp8Recipe
 from minimegatron.layers.fp8_linear import ParallelFp8
@@ -169,7 +169,7 @@ def time_fp8(device: torch.device, smoke: bool, timer: Timer, found: Found) -> I
         q = reference.fp8_cast(x, scale, torch.float8_e4m3fn)
         return q, q.t().contiguous(), x.abs().amax()
 
-    contenders = {"ours": lambda: ops.cast(x, scale, torch.float8_e4m3fn, seen, True), "torch": plain}
+    contenders = {"ours": lambda: fp8.cast(x, scale, torch.float8_e4m3fn, seen, True), "torch": plain}
     took = {name: timer(run, device, 2 if smoke else 20) for name, run in contenders.items()}
     yield _row("FP8 cast, transpose, amax", took, 2.0 * x.nbytes, "GB/s", found)
 

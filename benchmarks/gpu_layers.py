@@ -20,9 +20,9 @@ from minimegatron.layers.mask import AttentionMask
 from minimegatron.layers.mlp import MLP
 from minimegatron.layers.norm import Norm
 from minimegatron.layers.rope import RotaryEmbedding
+from minimegatron.models.families import family_config
 from minimegatron.models.gpt_layer_specs import decoder_layer_spec
 from minimegatron.models.spec import build_module
-from minimegatron.models.zoo import family_config
 
 Timer = gpu_training.Timer
 TOLERANCE = {"fp32": 2e-5, "bf16": 3e-2}

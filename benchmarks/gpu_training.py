@@ -20,7 +20,8 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, TransformerConfig
 from minimegatron.cuda_graphs import CudaRecorder
 from minimegatron.models.decoder import build_model
-from minimegatron.models.zoo import count_parameters, family_config
+from minimegatron.models.families import family_config
+from minimegatron.models.parameters import count_parameters
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.parallel.ddp import DistributedDataParallel

@@ -4,8 +4,4 @@ Import what you need from its package: `minimegatron.comm.mesh`, `minimegatron.l
 `minimegatron.models.decoder`, `minimegatron.training.step` ... Importing the package itself costs nothing.
 """
 
-from minimegatron.moved import announce
-
 __version__ = "0.1.0"
-
-announce()

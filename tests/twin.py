@@ -24,7 +24,7 @@ from minimegatron.layers.router import set_loss_scale
 from minimegatron.models.block import TransformerLayer
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.decoder import GPTModel
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 from minimegatron.optim.groups import freeze
 from minimegatron.parallel.data_parallel import DataParallel
 from minimegatron.parallel.ddp import DistributedDataParallel

@@ -93,7 +93,7 @@ from minimegatron.comm.mesh import Axis, Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.layers.param import layout_of
 from minimegatron.models.decoder import GPTModel
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 from minimegatron.viz.mesh import Shards, weight_shards
 
 mesh = Mesh.serial()  # one process, which is told that it is rank 0 of 2; on "meta" tensors have shapes and no numbers
@@ -546,7 +546,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.models.decoder import build_model
 from minimegatron.models.gpt_layer_specs import decoder_layer_spec
 from minimegatron.models.spec import ModuleSpec
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 
 config = family_config(
     "gpt2", num_layers=2, hidden_size=64, num_attention_heads=4, num_query_groups=2, vocab_size=256,
@@ -815,7 +815,7 @@ from minimegatron.layers.mlp import MLP
 from minimegatron.models.decoder import build_model
 from minimegatron.models.gpt_layer_specs import decoder_layer_spec
 from minimegatron.models.spec import ModuleSpec
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 
 config = family_config(
     "gpt2", num_layers=2, hidden_size=64, num_attention_heads=4, num_query_groups=2, vocab_size=256, qk_layernorm=True,
@@ -883,7 +883,7 @@ from minimegatron.layers.attention import AttentionContext
 from minimegatron.models.decoder import build_model
 from minimegatron.models.gpt_layer_specs import decoder_layer_spec
 from minimegatron.models.spec import ModuleSpec
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 
 s, b, h, t = 64, 2, 64, 4
 config = family_config("gpt2", num_layers=1, hidden_size=h, num_attention_heads=4, vocab_size=256)
@@ -958,7 +958,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.layers.attention import AttentionContext
 from minimegatron.models.decoder import build_model
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 
 s, b, h, a = 128, 2, 64, 4
 config = family_config("gpt2", num_layers=1, hidden_size=h, num_attention_heads=a, vocab_size=256)
@@ -1102,7 +1102,7 @@ from minimegatron.launch.rank import finish, init, report
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.layers.mlp import MLP
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 
 HIDDEN, SEQUENCE = 8192, 4096
 
@@ -1150,7 +1150,7 @@ import torch
 from minimegatron.comm.mesh import Mesh
 from minimegatron.layers.param import layout_of
 from minimegatron.models.decoder import build_model
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 
 config = family_config(
     "gpt2", num_layers=2, hidden_size=64, num_attention_heads=4, vocab_size=256, max_position_embeddings=128

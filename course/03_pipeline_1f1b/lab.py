@@ -853,7 +853,7 @@ from minimegatron.config import ParallelConfig
 from minimegatron.data.corpus import documents
 from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.decoder import build_model
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 from minimegatron.parallel.actions import schedule_from_text
 from minimegatron.parallel.pipeline import Hidden, run
 from minimegatron.parallel.stage import ModuleStage

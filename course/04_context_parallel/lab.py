@@ -846,7 +846,7 @@ from minimegatron.comm import collectives
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.models.decoder import build_model
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 
 s, b = 64, 2
 config = family_config(
@@ -912,7 +912,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from labkit.evidence import Witness
 from minimegatron.layers.core_attention import CoreAttention
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 
 s, heads, d = 128, 8, 16
 config = family_config("llama", num_layers=1, hidden_size=heads * d, num_attention_heads=heads, num_query_groups=heads,
@@ -987,7 +987,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.layers.attention import AttentionContext
 from minimegatron.models.decoder import build_model
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 
 config = family_config("gpt2", num_layers=1, hidden_size=64, num_attention_heads=4, vocab_size=256,
                        max_position_embeddings=1024)  # fmt: skip
@@ -1056,7 +1056,7 @@ from minimegatron.launch.rank import finish, init, report
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.layers.core_attention import CoreAttention
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 
 TOKENS, HEADS = 131072, 32
 
@@ -1133,7 +1133,7 @@ from minimegatron.comm import collectives
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.models.decoder import build_model
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 
 s, b = 32, 4
 config = family_config(
@@ -1330,7 +1330,7 @@ progress()
 #
 # | here | minimegatron | Megatron-LM |
 # |---|---|---|
-# | online softmax | `layers/flash.py` | the flash-attn package, Transformer Engine |
+# | online softmax | `kernels/blockwise.py` | the flash-attn package, Transformer Engine |
 # | merge | `layers/tiles.py` | Transformer Engine, `dot_product_attention/context_parallel.py` |
 # | what is hidden | `layers/mask.py` | the same file |
 # | zigzag | `comm/sequence.py` | `get_batch_on_this_cp_rank` in `core/utils.py` |

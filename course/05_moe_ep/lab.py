@@ -52,7 +52,8 @@ guess("travel", None, "A rank computes its rows for one second. How many seconds
 import matplotlib.pyplot as plt
 
 from minimegatron.config import TransformerConfig
-from minimegatron.models.zoo import count_parameters, preset
+from minimegatron.models.families import preset
+from minimegatron.models.parameters import count_parameters
 from minimegatron.viz.picture import INK, MEASURED, REFERENCE
 
 total, used = {}, {}
@@ -158,7 +159,7 @@ check("bytes_per_layer")
 # %%
 # %%needs bytes_per_layer
 from minimegatron.config import TransformerConfig
-from minimegatron.models.zoo import preset
+from minimegatron.models.families import preset
 
 for name, ep in (("mixtral-8x7b", 2), ("mixtral-8x7b", 8), ("deepseek-v3", 8), ("deepseek-v3", 64)):
     c = TransformerConfig.from_dict(preset(name))
@@ -755,7 +756,7 @@ from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.models.decoder import build_model
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 
 s, b = 32, 2
 config = family_config(
@@ -812,7 +813,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.layers.dispatch import AllGatherDispatcher, AllToAllDispatcher
 from minimegatron.layers.router import Routing
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 
 T, h, E, k = 256, 64, 8, 2
 config = family_config("mixtral", num_layers=1, hidden_size=h, num_attention_heads=4, vocab_size=256, num_experts=E)
@@ -918,7 +919,7 @@ from minimegatron.config import ParallelConfig
 from minimegatron.data.corpus import documents
 from minimegatron.layers.router import Routing, TopKRouter
 from minimegatron.models.decoder import build_model
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 
 STEPS, S, B = 100, 64, 4
 SEEDS = (1, 2, 3)
@@ -1102,7 +1103,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.layers.dispatch import Dispatched
 from minimegatron.layers.moe import Experts
-from minimegatron.models.zoo import preset
+from minimegatron.models.families import preset
 
 ROWS, HIDDEN = 65536, 2048
 
@@ -1169,7 +1170,7 @@ from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.models.decoder import build_model
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 
 S, B = 16, 2
 config = family_config(
@@ -1339,7 +1340,7 @@ check("answers")
 # %%
 # %%needs answers
 from minimegatron.config import TransformerConfig
-from minimegatron.models.zoo import preset
+from minimegatron.models.families import preset
 
 for name in ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3"):
     c = TransformerConfig.from_dict(preset(name))

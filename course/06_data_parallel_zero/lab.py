@@ -614,7 +614,7 @@ from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig
 from minimegatron.models.decoder import build_model
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.finalize import finalize_model_grads
 from minimegatron.parallel.wrapping import data_parallel
@@ -1034,7 +1034,7 @@ from zero_parts import some_ids
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.models.decoder import build_model
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 
 LIMIT, STEPS = 0.04, 40
 config = family_config("llama", num_layers=2, hidden_size=32, num_attention_heads=4, num_query_groups=4, vocab_size=256)
@@ -1224,7 +1224,7 @@ from zero_parts import some_ids
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.models.decoder import build_model
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 
 LIMIT, STEPS, HYPER = 0.04, 30, {"lr": 3e-3, "weight_decay": 0.1, "betas": (0.9, 0.95), "eps": 1e-8}
 config = family_config("llama", num_layers=2, hidden_size=32, num_attention_heads=4, num_query_groups=4, vocab_size=256)

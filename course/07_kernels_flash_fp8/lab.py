@@ -904,7 +904,7 @@ from minimegatron.layers.mlp import MLP
 from minimegatron.models.decoder import build_model
 from minimegatron.models.gpt_layer_specs import decoder_layer_spec
 from minimegatron.models.spec import ModuleSpec
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 
 STEPS, SEQ, BATCH = 40, 64, 8
 rank, world = init()
@@ -1340,7 +1340,7 @@ progress()
 # | the norms | `kernels/csrc/norm.cu`, `kernels/norm.py` | Transformer Engine, Apex |
 # | shuffles, block sums, 16 bytes a load | `kernels/csrc/device.h` | the same |
 # | CUDA on a CPU | `kernels/csrc/emulator.h`, `labkit/csrc/lab.h` | not there |
-# | flash attention | `layers/flash.py`, `kernels/csrc/flash_attention.cu` | the flash-attn package, Transformer Engine |
+# | flash attention | `kernels/blockwise.py`, `kernels/csrc/flash_attention.cu` | the flash-attn package, Transformer Engine |
 # | casts, tiles | `kernels/fp8.py`, `kernels/csrc/fp8.cu` | Transformer Engine |
 # | recipes, amax over tp, cp and dp | `layers/fp8.py`, `layers/fp8_scales.py`, `layers/fp8_linear.py` | `core/fp8_utils.py`, Transformer Engine's recipes |
 #

@@ -669,7 +669,7 @@ from minimegatron.checkpoint.huggingface import state_to_huggingface
 from minimegatron.comm.mesh import Mesh
 from minimegatron.layers.logical import load_logical
 from minimegatron.models.decoder import build_model
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 
 config = family_config("qwen2", num_layers=2, hidden_size=32, num_attention_heads=4, num_query_groups=2, vocab_size=128)
 qwen = build_model(config, Mesh.serial(), 1)
@@ -726,7 +726,7 @@ import torch
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.models.decoder import build_model
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 
 SIZES = {"num_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "num_query_groups": 4, "vocab_size": 64}
 BEFORE_SAVE, AFTER = 60, 40
@@ -948,7 +948,7 @@ progress()
 # | a save that is whole or not there | `commit.py`, `save.py`, `lock.py` | `serialization.py`; `latest_checkpointed_iteration.txt` says which one is the newest |
 # | manifest, hashes | `manifest.py`, `shard_file.py` | `metadata.json`, and torch's `.metadata`, a pickle |
 # | going on | `training/run_state.py` | `megatron/training/checkpointing.py` |
-# | published models | `huggingface.py`, `tables.py` | Megatron-Bridge |
+# | published models | `huggingface.py`, `models/families/` | Megatron-Bridge |
 #
 # Pillai et al. 2014, All file systems are not created equal (OSDI); Young 1974, A first order approximation to the
 # optimum checkpoint interval; Llama team 2024, The Llama 3 herd of models (arXiv 2407.21783), section 3.3.4.

@@ -30,6 +30,7 @@ from minimegatron.checkpoint.ours import Checkpoint, Continued, write_checkpoint
 from minimegatron.checkpoint.sources import Cast, Described, Source, Together, View, shown
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError, ConfigError
+from minimegatron.models.families import FAMILIES
 
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -264,12 +265,13 @@ def remarks(folder: Path, keys: Mapping[str, object]) -> list[str]:
         )
     if keys.get("eos_token_id") is None and not (folder / GENERATION).is_file():
         found.append("No token ends its texts: set eos_token_id in config.json to the tokenizer's, or it never stops.")
-    config = folder / "tokenizer_config.json"
-    kind = str(read_json(config, "a tokenizer").get("tokenizer_class")) if config.is_file() else "Qwen2Tokenizer"
-    if keys["model_type"] == "qwen2" and not kind.startswith("Qwen2Tokenizer"):
+    config, family = folder / "tokenizer_config.json", FAMILIES[str(keys["model_type"])]
+    kind = str(read_json(config, "a tokenizer").get("tokenizer_class")) if config.is_file() else family.tokenizer
+    if not kind.startswith(family.tokenizer):
+        theirs = f"{family.tokenizer.removesuffix('Tokenizer')}'s"
         found.append(
-            f"Its tokenizer ({kind}) is not Qwen2's, and transformers' AutoTokenizer reads every qwen2 folder's as "
-            "Qwen2's: load it by PreTrainedTokenizerFast.from_pretrained."
+            f"Its tokenizer ({kind}) is not {theirs}, and transformers' AutoTokenizer reads every {family.name} "
+            f"folder's as {theirs}: load it by PreTrainedTokenizerFast.from_pretrained."
         )
     return found
 

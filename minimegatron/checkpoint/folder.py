@@ -34,6 +34,7 @@ from minimegatron.checkpoint.sources import Described, Prefixed, SafetensorsFile
 from minimegatron.checkpoint.staged import files_in, staged
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError
+from minimegatron.models.families import FAMILIES
 
 SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_config.json"
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
@@ -48,8 +49,9 @@ def open_published(folder: Path) -> tuple[str, TransformerConfig, View]:
     """
     family, config = read_config(folder)
     weights: Source = SafetensorsFiles(_weight_files(folder))
-    if family == "gpt2" and "wte.weight" in weights.tensors:  # as OpenAI's is published: saved without its head
-        weights = Prefixed(weights, "transformer.")
+    prefix, words = FAMILIES[family].prefix, FAMILIES[family].tensors[0].theirs[0]
+    if prefix and words.removeprefix(prefix) in weights.tensors:  # as OpenAI's is published: saved without its head
+        weights = Prefixed(weights, prefix)
     return family, config, as_ours(weights, config, family)
 
 

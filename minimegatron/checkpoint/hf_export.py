@@ -2,11 +2,11 @@
 
 The problem in a sentence: a field that an export forgets gives a folder that loads, runs and says something else.
 
-So an export is believed only after it has been read back: the keys are written by the family's table, read by
-`hf_config`, which refuses what it does not know, and every field of the model must come out as it went in: those of
+So an export is believed only after it has been read back: the family (`models/families`) writes the keys, the family
+reads them and refuses what it does not know, and every field of the model must come out as it went in: those of
 `TransformerConfig` whose kind is `MODEL` (`config/fields`). How it is computed, begun and trained is not published.
 
-    config --keys_of--> config.json --config_from_huggingface--> config'        differing(config, config') == []
+    config --config_to_hf--> config.json --config_from_hf--> config'        differing(config, config') == []
 """
 
 from __future__ import annotations
@@ -14,26 +14,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from minimegatron.checkpoint.hf_config import ACTIVATIONS, COMMON, GATES, GPT2, config_from_huggingface
-from minimegatron.checkpoint.hf_keys import DEFAULTS
-from minimegatron.checkpoint.mixtures import MIXTURES
+from minimegatron.checkpoint.hf_config import config_from_huggingface
 from minimegatron.checkpoint.origin import TOKENS
 from minimegatron.config import TransformerConfig
 from minimegatron.config.fields import MODEL
 from minimegatron.errors import ConfigError
+from minimegatron.models.families import FAMILIES, family_named
 
 PUBLISHED = TransformerConfig.names_of(MODEL)
-ARCHITECTURES = {
-    "gpt2": "GPT2LMHeadModel",
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "mixtral": "MixtralForCausalLM",
-    "qwen2_moe": "Qwen2MoeForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "deepseek_v3": "DeepseekV3ForCausalLM",
-}
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _LATENT = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
 
@@ -107,17 +95,15 @@ def config_to_huggingface(
                     fix="--hf-model none for a config.json of its own",
                 )
         return found, keys
-    if family is not None and family not in DEFAULTS:
-        raise ConfigError(f"there is no family {family!r}", fix=f"choose among {', '.join(DEFAULTS)}")
-    with_experts = config.num_experts is not None
+    said = {"torch_dtype": DTYPES[config.params_dtype], **{name: (tokens or {}).get(name) for name in TOKENS}}
     tried: dict[str, list[str]] = {}
     unreadable: dict[str, list[str]] = {}  # what a family cannot even write down
-    for name in DEFAULTS if family is None else (family,):
-        if with_experts != (name in MIXTURES):
+    for name, there_is in FAMILIES.items() if family is None else ((family, family_named(family)),):
+        if (config.num_experts is not None) != there_is.has_experts:
             if family is not None:
                 tried[name] = [f"num_experts: {config.num_experts} here"]
             continue
-        made = keys_of(config, name, tokens)
+        made = {**there_is.config_to_hf(config), **said}
         try:
             tried[name] = differing(config, config_from_huggingface(made)[1])
         except ConfigError as error:
@@ -131,101 +117,3 @@ def config_to_huggingface(
         + "\n  ".join(tried[name]),
         fix="train with these fields as the family has them, or keep the model as it is: --to ours, --to torch_dist",
     )
-
-
-def keys_of(config: TransformerConfig, family: str, tokens: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The best that the family can say of the model; the caller reads it back.
-
-    What a class of transformers has a default of its own for is said, so that no default of theirs looks as if it had
-    been chosen here; `tokens` are the ids of `TOKENS`.
-    """
-    known = DEFAULTS[family]
-    names = GPT2 if family == "gpt2" else COMMON
-    keys = {theirs: getattr(config, ours) for theirs, ours in names.items()}
-    keys |= {
-        "model_type": family,
-        "architectures": [ARCHITECTURES[family]],
-        "torch_dtype": DTYPES[config.params_dtype],
-        "tie_word_embeddings": not config.untie_embeddings_and_output_weights,
-        "initializer_range": config.init_method_std,
-        **{name: (tokens or {}).get(name) for name in TOKENS},
-    }
-    if family == "gpt2":
-        keys |= {
-            "attn_pdrop": config.attention_dropout,
-            **dict.fromkeys(("resid_pdrop", "embd_pdrop"), config.hidden_dropout),
-        }
-        return {**keys, "activation_function": _name_of(ACTIVATIONS, config.activation)}
-    keys |= {"attention_dropout": config.attention_dropout, "hidden_act": _name_of(GATES, config.activation)}
-    keys |= {name: config.add_bias_linear for name in ("attention_bias", "mlp_bias") if name in known}
-    if "use_sliding_window" in known:
-        windowed, layers = config.sliding_window is not None, config.num_layers
-        keys |= {"use_sliding_window": windowed, "sliding_window": config.sliding_window}
-        if windowed and "layer_types" in known:
-            keys |= {"layer_types": ["sliding_attention"] * layers, "max_window_layers": 0}
-    elif "sliding_window" in known:
-        keys["sliding_window"] = config.sliding_window
-    return {**keys, **_rope(config), **_experts(config, family)}
-
-
-def _name_of(names: Mapping[str, str], ours: str) -> str:
-    return next((theirs for theirs, value in names.items() if value == ours), f"minimegatron's {ours}")
-
-
-def _rope(config: TransformerConfig) -> dict[str, Any]:
-    keys: dict[str, Any] = {"rope_theta": config.rotary_base}
-    kind = config.rope_scaling_type
-    if kind == "none":
-        return keys
-    scaling: dict[str, Any] = {"rope_type": kind, "factor": config.rope_scaling_factor}
-    if kind in ("llama3", "yarn"):
-        scaling["original_max_position_embeddings"] = config.rope_scaling_original_max_position_embeddings
-    if kind == "llama3":
-        scaling["low_freq_factor"] = config.rope_scaling_low_freq_factor
-        scaling["high_freq_factor"] = config.rope_scaling_high_freq_factor
-    if kind == "yarn":
-        scaling |= {"beta_fast": config.yarn_beta_fast, "beta_slow": config.yarn_beta_slow}
-        scaling["truncate"] = config.yarn_correction_range_round_to_int
-        if config.yarn_mscale or config.yarn_mscale_all_dim:
-            scaling |= {"mscale": config.yarn_mscale, "mscale_all_dim": config.yarn_mscale_all_dim}
-    return {**keys, "rope_scaling": scaling}
-
-
-def _experts(config: TransformerConfig, family: str) -> dict[str, Any]:
-    """Keys of a family with experts; of a family without, none."""
-    experts, shared = config.num_experts, config.moe_shared_expert_intermediate_size
-    if experts is None:
-        return {}
-    keys: dict[str, Any] = {"num_experts_per_tok": config.moe_router_topk}
-    dense = [i for i, has in enumerate(config.expert_layers) if not has]
-    if family == "mixtral":
-        jitter = config.moe_input_jitter_eps or 0.0
-        sizes = {"num_local_experts": experts, "intermediate_size": config.moe_ffn_hidden_size}
-        return {**keys, **sizes, "router_jitter_noise": jitter}
-    keys["moe_intermediate_size"] = config.moe_ffn_hidden_size
-    if family in ("qwen2_moe", "qwen3_moe"):
-        keys |= {"num_experts": experts, "mlp_only_layers": dense, "norm_topk_prob": not config.moe_router_pre_softmax}
-        if family == "qwen2_moe":
-            keys |= {"shared_expert_intermediate_size": shared or 0, "qkv_bias": config.add_qkv_bias}
-        return keys
-    return {
-        **keys,
-        "n_routed_experts": experts,
-        "n_shared_experts": (shared or 0) // config.moe_ffn_hidden_size,
-        "first_k_dense_replace": len(dense),
-        "n_group": config.moe_router_num_groups or 1,
-        "topk_group": config.moe_router_group_topk or 1,
-        "norm_topk_prob": True,
-        "routed_scaling_factor": config.moe_router_topk_scaling_factor or 1.0,
-        "kv_lora_rank": config.kv_lora_rank,
-        "q_lora_rank": config.q_lora_rank,
-        "qk_nope_head_dim": config.qk_head_dim,
-        "qk_rope_head_dim": config.qk_pos_emb_head_dim,
-        "v_head_dim": config.v_head_dim,
-        "head_dim": config.qk_pos_emb_head_dim,
-        "rope_interleave": config.rotary_interleaved,
-        # Of DeepSeek's own code, which others than transformers read; and there is no layer of a further prediction.
-        "scoring_func": "sigmoid",
-        "topk_method": "noaux_tc",
-        "num_nextn_predict_layers": 0,
-    }

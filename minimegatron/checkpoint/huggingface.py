@@ -2,8 +2,8 @@
 
 The problem in a sentence: the same mathematics is stored under other names, in other pieces, sometimes transposed.
 
-Each row of a table (`checkpoint/tables.py`) pairs one logical tensor of ours with the tensors of theirs that hold the
-same numbers, and says how they lie in it. From that a list of `Copy` is made: these rows of ours are those rows of
+Each row of a family's table (`models/families`) pairs one logical tensor of ours with the tensors of theirs that hold
+the same numbers, and says how they lie in it. From that a list of `Copy` is made: these rows of ours are those rows of
 theirs (`checkpoint/sources.py`). Read from right to left it imports, from left to right it exports, so the two cannot
 disagree; and a rank that holds a part of ours reads that part of theirs.
 
@@ -22,14 +22,16 @@ Megatron's counterpart lives outside Megatron-LM, in Megatron-Bridge.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
 from minimegatron.checkpoint.sources import Copy, Described, InMemory, Rows, Source, View, blocks, shown, whole
-from minimegatron.checkpoint.tables import Match, matches, published
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError
+from minimegatron.models.families import FAMILIES
+from minimegatron.models.families.family import Family, Match
 
 _WITHOUT_WEIGHTS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # buffers that old files have
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -100,7 +102,7 @@ def as_ours(theirs: Source, config: TransformerConfig, family: str) -> View:
     found: list[Copy] = []
     problems: list[str] = []
     used: set[str] = set()
-    for match in matches(config, family):
+    for match in FAMILIES[family].matches(config):
         absent = [name for name in match.theirs if name not in theirs.tensors or not theirs.tensors[name].shape]
         problems += [f"missing {name}" for name in absent]  # what is a single number is none of these tensors
         used.update(match.theirs)
@@ -130,7 +132,7 @@ def as_ours(theirs: Source, config: TransformerConfig, family: str) -> View:
             fix="check model_type and config",
         )
     if tied:
-        _check_tied(theirs, matches(config, family))
+        _check_tied(theirs, FAMILIES[family].matches(config))
     return View(theirs, tensors, found)
 
 
@@ -158,7 +160,7 @@ def as_theirs(ours: Source, config: TransformerConfig, family: str) -> View:
     """
     tensors: dict[str, Described] = {}
     found: list[Copy] = []
-    table = list(matches(config, family))
+    table = list(FAMILIES[family].matches(config))
     known = {match.ours for match in table}
     problems = [f"missing {name}" for name in sorted(known - ours.tensors.keys())]
     problems += [f"{name}: a {family} model has no place for it" for name in sorted(ours.tensors.keys() - known)]
@@ -175,6 +177,32 @@ def as_theirs(ours: Source, config: TransformerConfig, family: str) -> View:
     return View(ours, tensors, found)
 
 
+_STACK = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up_proj|down_proj)")
+
+
+def _as_published(state: Mapping[str, torch.Tensor], family: Family) -> dict[str, torch.Tensor]:
+    """A state dict with the names that files have: stacks of experts taken apart (views), and what was renamed.
+
+    | published                                               | in transformers 5 while a model is in memory |
+    |---------------------------------------------------------|----------------------------------------------|
+    | a gate, an up and a down projection of every expert     | `mlp.experts.gate_up_proj`, `down_proj`      |
+    """
+    matrices = {len(row.theirs): row.theirs for row in family.tensors if "{e}" in row.theirs[0]}
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in state.items():
+        stack = _STACK.fullmatch(name) if matrices else None
+        if stack is None:
+            for there, published in family.renamed.items():
+                name = name.replace(there, published)
+            found[name] = tensor
+            continue
+        theirs = matrices[1 if stack[2] == "down_proj" else 2]
+        for e, matrix in enumerate(tensor):
+            for one, part in zip(theirs, matrix.chunk(len(theirs)), strict=True):
+                found[one.replace("{}", stack[1]).replace("{e}", str(e))] = part
+    return found
+
+
 def state_from_huggingface(
     state: Mapping[str, torch.Tensor], config: TransformerConfig, family: str
 ) -> dict[str, torch.Tensor]:
@@ -183,7 +211,7 @@ def state_from_huggingface(
     Raises:
         CheckpointError: see `as_ours`.
     """
-    view = as_ours(InMemory(published(state, family) if config.num_experts is not None else state), config, family)
+    view = as_ours(InMemory(_as_published(state, FAMILIES[family])), config, family)
     return {name: view.read(name) for name in view.tensors}
 
 

@@ -142,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     options = parse(argv)
     from minimegatron.checkpoint import conversion  # torch, which --help does not need
-    from minimegatron.models.weights import logical_tensors
+    from minimegatron.checkpoint.weights import logical_tensors
 
     _say_what_changes_nothing(options)
     like = None if options.hf_model in (None, "none") else Path(options.hf_model)

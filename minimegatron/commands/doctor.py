@@ -109,7 +109,7 @@ def examine_torch(gpus: list[str]) -> Facts:
 
 def examine_kernels() -> Facts:
     """What keeps this machine from building kernels, for each of the two that can run them; None where nothing does."""
-    from minimegatron.kernels.families import obstacle
+    from minimegatron.kernels.backends import obstacle
 
     return {target: obstacle(target) for target in ("cuda", "emulated")}
 

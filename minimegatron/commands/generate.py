@@ -45,9 +45,9 @@ def load(found: Model, mesh: Mesh, params_dtype: str) -> GPTModel:
         CheckpointError: the weights are not those of the configuration.
     """
     from minimegatron.checkpoint.regions import Logical, logical_shape, regions
+    from minimegatron.checkpoint.weights import fill
     from minimegatron.layers.param import layout_of, logical_parameters
     from minimegatron.models.decoder import GPTModel
-    from minimegatron.models.weights import fill
 
     model = GPTModel(found.config.replace(params_dtype=params_dtype), mesh)
     held: dict[str, Logical] = {}

@@ -125,8 +125,8 @@ class TransformerConfig(
     kernels: str = opt(
         HOW,
         "auto",
-        "what computes norms, activations, RoPE, softmax, the loss and local attention: torch, CUDA kernels, or the "
-        "same kernels emulated on the CPU, to learn; auto takes CUDA kernels on a GPU where they can be built",
+        "what computes norms, activations, RoPE, the loss and local attention: torch, CUDA kernels, or the same "
+        "kernels emulated on the CPU, to learn; auto takes CUDA kernels on a GPU where they can be built",
         ("auto", "torch", "cuda", "emulated"),
     )
 

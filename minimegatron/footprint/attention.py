@@ -163,7 +163,6 @@ def _local(heads: Heads, z: Sizes) -> Step:
 
 
 def _reference(heads: Heads, z: Sizes) -> Step:
-    require_known(not z.own_kernels, "attention_backend reference by own kernels")
     q, scores = heads.q(z), 4 * z.b * heads.a * z.s * z.s
     half = scores // 4 * z.e if z.e < 4 else 0  # weights in the model's dtype
     mine = heads.made and q

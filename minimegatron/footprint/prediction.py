@@ -31,7 +31,7 @@ from minimegatron.footprint.stage import Fullest, Stage
 from minimegatron.footprint.states import fsdp2_states, states
 from minimegatron.footprint.tape import Sizes, Unpredicted, require_known
 from minimegatron.layers.param import logical_parameters
-from minimegatron.models.block import TransformerLayer
+from minimegatron.models.block import TransformerBlock
 from minimegatron.models.chunks import ModelChunks, schedule_of
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.spec import ModuleSpec
@@ -107,9 +107,9 @@ def predict(
     mesh = Mesh.planned(parallel, rank, world)
     model = meta_model(config, mesh, optimizer, spec)
     plan, ddp = plan_stages(parallel, config.num_layers), meta_wrapper(model, mesh, optimizer)
-    z = sizes_of(config, mesh, optimizer, work)
+    z = dataclasses.replace(sizes_of(config, mesh, optimizer, work), spec=spec)
     lasting = fsdp2_states(model, mesh, optimizer) if parallel.use_torch_fsdp2 else states(ddp, optimizer)
-    layers = tuple(m.layer_number for m in model.modules() if isinstance(m, TransformerLayer))
+    layers = tuple(int(n) for m in model.modules() if isinstance(m, TransformerBlock) for n in m.layers)
     try:
         require_known(not optimizer.freeze, "activations of a model with frozen parameters")
         highest, kept = _fullest(plan, ddp, z, work.microbatches)
@@ -218,7 +218,7 @@ def passages(ddp: DistributedDataParallel, z: Sizes, row: Sequence[Action]) -> I
         place, stage = (action.microbatch, action.chunk), stages[action.chunk]
         beside = copies + sum(live.values()) - live.get(place, 0)
         splits = place in split
-        live[place] = {"F": stage.kept, "B": stage.put_off * splits}.get(action.kind, 0)
+        live[place] = stage.kept if action.kind == "F" else stage.put_off if action.kind == "B" and splits else 0
         yield Passage(action, stage, splits, beside, beside + live[place])
 
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from minimegatron.footprint.attention import table
 from minimegatron.footprint.dense import kept_of_input, loss, replicated
+from minimegatron.footprint.dry_run import stage_by_run
 from minimegatron.footprint.tape import Sizes, Step, Tape, Unpredicted, formula, tape_of
 from minimegatron.footprint.traffic import Travel
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
@@ -142,14 +143,31 @@ class Stage:
     """
 
     def __init__(self, model: GPTModel, z: Sizes, ddp: DistributedDataParallel) -> None:
-        begin, end = ends(model, z)
-        self.parts: list[Part] = [((), begin), *layers(model, z), ((), end)]
+        self._model, self._z = model, z
         alone = model.pre_process and model.post_process
         self._message = 0 if alone else z.e * z.n_cut * z.config.hidden_size  # the gradient that came, or goes
+        self._split: list[Part] | None = None  # of a pass whose weights' half is put off, where it has to be run
+        try:
+            begin, end = ends(model, z)
+            self.parts: list[Part] = [((), begin), *layers(model, z), ((), end)]
+            self._split = self.parts
+        except Unpredicted:  # of a module without a formula
+            self.parts = self._run(False)
         weights = [m.weight.numel() for m in model.modules() if isinstance(m, ColumnParallelLinear | RowParallelLinear)]
         self._weight = z.e * max(weights, default=0)
         self._travel = Travel(ddp, [numbers for numbers, _ in self.parts])
         self._highest: dict[tuple[bool, bool], Fullest] = {}
+
+    def _run(self, splits: bool) -> list[Part]:
+        numbers, tapes = stage_by_run(self._model, self._z, splits)
+        return list(zip([(), *numbers, ()], tapes, strict=True))
+
+    @property
+    def split_parts(self) -> list[Part]:
+        """The same where the weights' half of the backward pass is put off."""
+        if self._split is None:
+            self._split = self._run(True)
+        return self._split
 
     @property
     def kept(self) -> int:
@@ -159,7 +177,7 @@ class Stage:
     @property
     def put_off(self) -> int:
         """Bytes of a microbatch between the two halves of a split backward pass."""
-        return sum(tape.put_off for _, tape in self.parts)
+        return sum(tape.put_off for _, tape in self.split_parts)
 
     def weights_half(self) -> Fullest:
         """The fullest moment of the weights' half of a backward pass: one gradient exists before it is added up."""
@@ -176,7 +194,7 @@ class Stage:
         """The fullest moment of each part, from the first part of the stage to the last."""
         kept, found = 0, []
         later = self.put_off if splits and backward else 0
-        for i, (numbers, tape) in enumerate(self.parts):
+        for i, (numbers, tape) in enumerate(self.split_parts if splits else self.parts):
             here = tape.highest(backward, splits)
             later -= tape.put_off if splits and backward else 0
             layer = f", layer {'-'.join(str(n) for n in dict.fromkeys((numbers[0], numbers[-1])))}" if numbers else ""

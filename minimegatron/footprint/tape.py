@@ -29,6 +29,7 @@ from torch import nn
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
     from minimegatron.config import TransformerConfig
+    from minimegatron.models.spec import ModuleSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +131,7 @@ class Sizes:
         documents: samples are made of documents that do not see each other.
         device: type of it.
         crowded: the experts of this rank get all tokens that they can, and not an equal share.
+        spec: of each layer; default the model's.
     """
 
     config: TransformerConfig
@@ -140,6 +142,7 @@ class Sizes:
     documents: bool = False
     device: str = "cpu"
     crowded: bool = False
+    spec: ModuleSpec | None = None
 
     @property
     def e(self) -> int:
@@ -148,7 +151,7 @@ class Sizes:
 
     @property
     def own_kernels(self) -> bool:
-        """Whether the project's kernels compute, and not torch's operations (`kernels/switch`)."""
+        """Whether the project's kernels compute, and not torch's operations (`kernels/backends`)."""
         kernels = self.config.kernels
         return kernels in ("auto", "cuda") if self.device == "cuda" else kernels == "emulated"
 

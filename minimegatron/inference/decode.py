@@ -32,35 +32,15 @@ from collections.abc import Callable
 import torch
 
 from minimegatron.cuda_graphs import Recorded, Recorder
-from minimegatron.errors import ConfigError
-from minimegatron.inference.model import forward
+from minimegatron.inference.checks import check_can_record
 from minimegatron.inference.sampling import SamplingParams, sample
 from minimegatron.inference.static_cache import StaticCache
-from minimegatron.models.decoder import GPTModel
+from minimegatron.models.contract import LanguageModel
 
 WARMUP_STEPS = 3
 
 
 Tokens = tuple[torch.Tensor, torch.Tensor]
-
-
-def check_can_record(model: GPTModel) -> None:
-    """Refuse a model whose step cannot be recorded or compiled as a whole.
-
-    Raises:
-        ConfigError: it sends messages, or asks the device how many tokens each expert has got.
-    """
-    if model.mesh.tp.size > 1:
-        raise ConfigError(
-            f"a recorded or compiled decode step with tp = {model.mesh.tp.size}: it can hold no messages",
-            fix="neither recorder nor compiled, or tp = 1",
-        )
-    if model.config.num_experts is not None:
-        raise ConfigError(
-            f"a recorded or compiled decode step with {model.config.num_experts} experts: the host must know how many "
-            "tokens each of them has got",
-            fix="neither recorder nor compiled",
-        )
 
 
 def compile_whole(run: Callable[[], Tokens]) -> Callable[[], Tokens]:
@@ -72,7 +52,7 @@ class DecodeStep:
     """The next token of every sequence in a cache.
 
     Args:
-        model: see `inference.model.check_can_generate`.
+        model: see `inference.checks.check_can_generate`.
         cache: of these sequences.
         sampling: how words are drawn.
         recorder: records the step once, after `WARMUP_STEPS` real ones; None does without.
@@ -87,7 +67,7 @@ class DecodeStep:
 
     def __init__(
         self,
-        model: GPTModel,
+        model: LanguageModel,
         cache: StaticCache,
         sampling: SamplingParams,
         recorder: Recorder | None = None,
@@ -119,7 +99,7 @@ class DecodeStep:
         return self._compiled() if self._compiled is not None else self._run(key_length)
 
     def _run(self, key_length: int | None = None) -> Tokens:
-        logits = forward(self.model, self.tokens[:, None], self.cache.decode(1, key_length))
+        logits = self.model.full_logits(self.tokens[:, None], inference_context=self.cache.decode(1, key_length))
         words, log_probs = sample(logits[:, 0], self.sampling, self.uniform)
         self.cache.advance(1)
         self.tokens.copy_(words)

@@ -30,11 +30,11 @@ import torch
 from minimegatron.comm.agree import gather_objects
 from minimegatron.cuda_graphs import Recorder
 from minimegatron.errors import ConfigError, DataError, NumericsError, RankError
-from minimegatron.inference.decode import DecodeStep, check_can_record
-from minimegatron.inference.model import check_can_generate, forward
+from minimegatron.inference.checks import check_can_generate, check_can_record
+from minimegatron.inference.decode import DecodeStep
 from minimegatron.inference.sampling import GREEDY, SamplingParams, sample, uniforms
 from minimegatron.inference.static_cache import StaticCache
-from minimegatron.models.decoder import GPTModel
+from minimegatron.models.contract import LanguageModel
 
 STEPS_BETWEEN_LOOKS = 16  # with a recording; without one the host is never ahead
 
@@ -70,7 +70,7 @@ class StaticEngine:
 
     def __init__(
         self,
-        model: GPTModel,
+        model: LanguageModel,
         max_sequence_length: int | None = None,
         recorder: Recorder | None = None,
         compiled: bool = False,
@@ -155,7 +155,8 @@ class StaticEngine:
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=step.tokens.device)
         n = max(map(len, prompts))
         ids = torch.tensor([[*prompt, *[0] * (n - len(prompt))] for prompt in prompts], device=lengths.device)
-        logits = forward(self.model, ids, step.cache.prefill(n), lengths - 1)
+        context = step.cache.prefill(n, lengths)
+        logits = self.model.full_logits(ids, inference_context=context, logits_at=lengths - 1)
         step.cache.advance(lengths)
         words, log_probs = sample(logits[:, 0], step.sampling, u)
         step.tokens.copy_(words)
@@ -221,7 +222,7 @@ def _continuation(tokens: list[int], log_probs: list[float], stops: set[int], nu
 
 
 def generate(
-    model: GPTModel,
+    model: LanguageModel,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     sampling: SamplingParams = GREEDY,

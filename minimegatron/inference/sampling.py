@@ -97,13 +97,14 @@ def sample(logits: torch.Tensor, params: SamplingParams, u: torch.Tensor) -> tup
     """Draw one word for every sequence; nothing comes to the host.
 
     Args:
-        logits: [b, V], the same on every rank of tp.
+        logits: [b, V], the same on every rank of tp; in less than fp32 they are computed with in fp32.
         params: which words may be drawn.
         u: [b] fp64 in [0, 1), see `uniforms`; greedy ignores it.
 
     Returns:
-        Words [b] int64, and their log-probabilities [b] (see the module docstring), in the dtype of the logits.
+        Words [b] int64, and their log-probabilities [b] (see the module docstring), in fp32 or the logits' wider dtype.
     """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if params.greedy:
         words = logits.argmax(-1)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +20,11 @@ def swiglu(x: torch.Tensor) -> torch.Tensor:
 def bias_gelu(x: torch.Tensor, bias: torch.Tensor, approximate: bool = False) -> torch.Tensor:
     """gelu(x + bias), x [..., f], bias [f]; the tanh form where `approximate`."""
     return torch.ops.minimegatron.bias_gelu(x, bias, approximate)
+
+
+def gelu_of(product: Callable[..., torch.Tensor], bias: torch.Tensor, approximate: bool) -> torch.Tensor:
+    """`bias_gelu` of a product that leaves its bias to the kernel, see `ops.bias_gelu`."""
+    return bias_gelu(product(add_bias=False), bias, approximate)
 
 
 def _check_swiglu(x: torch.Tensor) -> None:

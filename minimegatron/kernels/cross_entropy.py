@@ -3,7 +3,8 @@
     statistics(logits, target, first, real)      (m, sum exp(z - m), target's z, sum z), each [n]
     gradient(logits, target, lse, dloss, ...)    dlogits [n, w]
 
-Between the two, ranks combine their numbers (`layers/loss.py`). `cross_entropy` is the whole for one rank.
+Between the two, ranks combine their numbers (`layers/loss.py`, by a `CrossEntropyPart`). `cross_entropy` is the whole
+for one rank.
 """
 
 from __future__ import annotations
@@ -41,6 +42,34 @@ def gradient(
 def cross_entropy(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """The loss of every row: logits [n, v], target [n] -> [n] in fp32 (fp64)."""
     return torch.ops.minimegatron.cross_entropy(logits, target)[0]
+
+
+class CrossEntropyPart:
+    """See `ops.CrossEntropyPart`. Kept: the logits and one number a row."""
+
+    def __init__(self, logits: torch.Tensor, target: torch.Tensor, first: int, real: int) -> None:
+        self.logits, self.target = logits.reshape(-1, logits.shape[-1]), target.reshape(-1)
+        self.largest, self.partition, self.picked, self.total = statistics(self.logits, self.target, first, real)
+
+    def top(self) -> torch.Tensor:
+        return self.largest.clone()
+
+    def sums(self, top: torch.Tensor, spread: bool) -> list[torch.Tensor]:
+        return [self.picked, self.partition * (self.largest - top).exp()] + ([self.total] if spread else [])
+
+    def lse(self, top: torch.Tensor, partition: torch.Tensor) -> torch.Tensor:
+        return top + partition.log()
+
+    def kept(self, partition: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.logits, self.target, lse
+
+    @staticmethod
+    def gradient(
+        kept: tuple[torch.Tensor, ...], dloss: torch.Tensor, first: int, real: int, hit: float, spread: float
+    ) -> torch.Tensor:
+        logits, target, lse = kept
+        dz = gradient(logits, target, lse, dloss.reshape(-1).to(lse.dtype), first, real, hit, spread)
+        return dz.view(*dloss.shape, -1)
 
 
 def _check(logits: torch.Tensor, target: torch.Tensor, real: int) -> None:

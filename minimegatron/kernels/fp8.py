@@ -1,6 +1,6 @@
 """Casts to FP8, with one scale a tensor or one a tile, and of tiles back. Kernels: `csrc/fp8.cu`.
 
-What to scale by: `layers/fp8.py`.
+What to scale by: `layers/fp8.py`; the same in torch: `reference.py`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def magnitudes(x: torch.Tensor) -> torch.Tensor:
 def cast_by(
     x: torch.Tensor, amaxes: torch.Tensor, dtype: torch.dtype, margin: int = 0, transpose: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """Cast x [m, n] with the scale that follows from the largest of `amaxes`, see `layers.fp8.scale_for`; one launch.
+    """Cast x [m, n] with the scale that follows from the largest of `amaxes`, see `reference.scale_for`; one launch.
 
     Args:
         amaxes: fp32 [p], p <= 256, of `magnitudes`.
@@ -55,6 +55,20 @@ def cast_by(
     _check_format(dtype)
     aim = FP8_TOP[dtype] / 2**margin
     return _typed(torch.ops.minimegatron.fp8_cast(x, amaxes, aim, None, dtype == E5M2, transpose), dtype, transpose)
+
+
+def cast_both_ways(
+    x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, seen: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """`cast`, with a transposed copy."""
+    return cast(x, scale, dtype, seen, transpose=True)
+
+
+def cast_by_both_ways(
+    x: torch.Tensor, amaxes: torch.Tensor, dtype: torch.dtype, margin: int
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """`cast_by`, with a transposed copy."""
+    return cast_by(x, amaxes, dtype, margin, transpose=True)
 
 
 def cast_tiles(

@@ -1,39 +1,372 @@
-"""All operators in one place: `import minimegatron.kernels.ops` registers `torch.ops.minimegatron.*`.
+"""Fused operations: one function for each, which always exists and chooses what computes it.
 
-On CUDA tensors they run the compiled kernels, on CPU tensors the emulator. To let the configuration decide, and torch
-compute where there are no kernels, ask `switch.kernels`.
+The problem in a sentence: a layer should say what it computes, and not know what the machine computes it with.
+
+`TABLE` has a row for every operation and a column for every way to compute it. A function takes its tensors and
+`config.kernels`; from both `choose` finds the column (`kernels/backends.py` says when kernels compute). A further way,
+for one operation or for all, is a further column here and a line of `choose`: no layer changes.
+
+Columns agree to rounding. What they keep for the backward pass is their own affair: the kernel of SwiGLU keeps its
+input, torch's operations keep three tensors of half its size. The backward pass is computed by what has computed the
+forward pass.
+
+Where a message travels in the middle of an operation, it is an object with a method for each side of the message
+(`CrossEntropyPart`), or two functions (`fp8_magnitudes`, `fp8_cast_by`): collectives are the layers' affair.
 """
 
-from minimegatron.kernels.activation import bias_gelu, swiglu
-from minimegatron.kernels.cross_entropy import cross_entropy, gradient, statistics
-from minimegatron.kernels.flash import flash_attention
-from minimegatron.kernels.fp8 import cast, cast_by, cast_tiles, dequantise, magnitudes
-from minimegatron.kernels.norm import add_norm, norm
-from minimegatron.kernels.optimizer import AdamTable, NormTable, squared_norm
-from minimegatron.kernels.permute import inverse, permute, unpermute
-from minimegatron.kernels.rope import rope
-from minimegatron.kernels.softmax import scaled_softmax
+from __future__ import annotations
 
-__all__ = [
-    "AdamTable",
-    "NormTable",
-    "add_norm",
-    "bias_gelu",
-    "cast",
-    "cast_by",
-    "cast_tiles",
-    "cross_entropy",
-    "dequantise",
-    "flash_attention",
-    "gradient",
-    "inverse",
-    "magnitudes",
-    "norm",
-    "permute",
-    "rope",
-    "scaled_softmax",
-    "squared_norm",
-    "statistics",
-    "swiglu",
-    "unpermute",
-]
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+
+from minimegatron.kernels import (
+    activation as activations,
+)
+from minimegatron.kernels import (
+    backends,
+    blockwise,
+    flash,
+    fp8,
+    optimizer,
+    permute,
+    plain,
+    reference,
+)
+from minimegatron.kernels import cross_entropy as vocab
+from minimegatron.kernels import norm as norms
+from minimegatron.kernels import rope as rotary
+from minimegatron.kernels import softmax as softmaxes
+
+
+class Row(NamedTuple):
+    """What computes an operation; the columns take the same arguments.
+
+    Attributes:
+        file: in `csrc`, without `.cu`; None where there is no kernel.
+        kernel: by that file, on a GPU or emulated.
+        torch: by torch's operations, anywhere.
+    """
+
+    file: str | None
+    kernel: Callable[..., Any] | None
+    torch: Callable[..., Any]
+
+
+TABLE = {
+    # operation               kernel file         by a kernel                 by torch
+    "norm":               Row("norm",             norms.norm,                 plain.norm),
+    "add_norm":           Row("norm",             norms.add_norm,             plain.add_norm),
+    "swiglu":             Row("activation",       activations.swiglu,         plain.swiglu),
+    "geglu":              Row(None,               None,                       plain.geglu),
+    "gelu":               Row(None,               None,                       F.gelu),
+    "gelu_tanh":          Row(None,               None,                       plain.gelu_tanh),
+    "relu":               Row(None,               None,                       F.relu),
+    "squared_relu":       Row(None,               None,                       plain.squared_relu),
+    "silu":               Row(None,               None,                       F.silu),
+    "bias_gelu":          Row("activation",       activations.gelu_of,        plain.bias_gelu),
+    "rope":               Row("rope",             rotary.turn,                plain.rope),
+    "scaled_softmax":     Row("softmax",          softmaxes.scaled_softmax,   reference.scaled_softmax),
+    "flash_attention":    Row("flash_attention",  flash.causal,               blockwise.flash_attention),
+    "cross_entropy":      Row("cross_entropy",    vocab.CrossEntropyPart,     plain.CrossEntropyPart),
+    "permutation":        Row("permute",          permute.Permutation,        plain.Permutation),
+    "fp8_cast":           Row("fp8",              fp8.cast_both_ways,         plain.fp8_cast),
+    "fp8_magnitudes":     Row("fp8",              fp8.magnitudes,             plain.fp8_magnitudes),
+    "fp8_cast_by":        Row("fp8",              fp8.cast_by_both_ways,      plain.fp8_cast_by),
+    "fp8_cast_tiles":     Row("fp8",              fp8.cast_tiles,             reference.fp8_cast_tiles),
+    "fp8_dequantise":     Row("fp8",              fp8.dequantise,             plain.fp8_dequantise),
+    "squared_norms":      Row("optimizer",        optimizer.squared_norms,    plain.squared_norms),
+    "optimizer_step":     Row("optimizer",        optimizer.adamw_step,       plain.optimizer_step),
+}  # fmt: skip
+
+
+def choose(op: str, kernels: str, *tensors: torch.Tensor | None) -> Callable[..., Any]:
+    """What computes an operation.
+
+    Args:
+        op: a row of `TABLE`.
+        kernels: `config.kernels`.
+        tensors: that decide; kernels are for those of one dtype that they know.
+    """
+    row = TABLE[op]
+    if row.kernel is not None and row.file is not None and backends.usable(kernels, row.file, *tensors):
+        return row.kernel
+    return row.torch
+
+
+# ------------------------------------------------------------------------------------------- norms, activations, rope
+
+
+def norm(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, *, kernels: str = "auto"
+) -> torch.Tensor:
+    """[..., n] -> [..., n]: LayerNorm over the last dim, RMSNorm where `bias` is None; statistics in fp32."""
+    return choose("norm", kernels, x, weight, bias)(x, weight, bias, eps)  # type: ignore[no-any-return]
+
+
+def add_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    eps: float,
+    *,
+    kernels: str = "auto",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(norm(h), h) of h = x + residual: by a kernel in one pass over memory. h may be wider than the weight."""
+    add = choose("add_norm", kernels, x, residual, weight, bias)
+    return add(x, residual, weight, bias, eps)  # type: ignore[no-any-return]
+
+
+def activation(kind: str, x: torch.Tensor, *, kernels: str = "auto") -> torch.Tensor:
+    """What stands between the matrices of an MLP: one of `config.activation`.
+
+    gelu, gelu_tanh, relu, squared_relu and silu are elementwise; swiglu and geglu halve the last dim: [..., 2 f] =
+    [gate, up] -> act(gate) * up.
+    """
+    return choose(kind, kernels, x)(x)  # type: ignore[no-any-return]
+
+
+def swiglu(x: torch.Tensor, *, kernels: str = "auto") -> torch.Tensor:
+    """[..., 2 f] = [gate, up] -> [..., f]: silu(gate) * up."""
+    return activation("swiglu", x, kernels=kernels)
+
+
+def bias_gelu(
+    product: Callable[..., torch.Tensor], bias: torch.Tensor, approximate: bool = False, *, kernels: str = "auto"
+) -> torch.Tensor:
+    """gelu(product + bias).
+
+    Args:
+        product: computes a matrix product [..., f] and its bias with it, or with `add_bias=False` without: torch has
+            the product add it, which costs nothing there; the kernel adds it itself.
+        bias: [f].
+        approximate: the tanh form.
+    """
+    return choose("bias_gelu", kernels, bias)(product, bias, approximate)  # type: ignore[no-any-return]
+
+
+def rope(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False, *, kernels: str = "auto"
+) -> torch.Tensor:
+    """Turn the first `2 * cos.shape[-1]` channels of every head.
+
+    Args:
+        x: [s, b, heads, d].
+        cos, sin: [s, b or 1, 1, rotated / 2]; kernels compute with them in fp32, torch in the dtype of x.
+        interleaved: pairs (2i, 2i+1) instead of (i, i + rotated/2).
+    """
+    return choose("rope", kernels, x)(x, cos, sin, interleaved)  # type: ignore[no-any-return]
+
+
+# ---------------------------------------------------------------------------------------------- attention, the loss
+
+
+class Mask(blockwise.Visibility, Protocol):
+    """Who sees whom: `layers/mask.AttentionMask`."""
+
+    @property
+    def causal(self) -> bool: ...
+
+    def dense(self, s: int, device: torch.device | None = None) -> torch.Tensor | None:
+        """The whole table, or None where attention that is causal, or whole, says the same."""
+        ...
+
+
+def scaled_softmax(
+    x: torch.Tensor, scale: float, mask: torch.Tensor | None = None, causal: bool = False, *, kernels: str = "auto"
+) -> torch.Tensor:
+    """softmax(scale x) over the last dim of scores [b, a, q, k], in fp32.
+
+    Args:
+        mask: bool [b or 1, a or 1, q, k], True where a query does *not* see a key; one that sees nothing gets zeros.
+        causal: query i sees keys j <= i + k - q.
+    """
+    return choose("scaled_softmax", kernels, x)(x, scale, mask, causal)  # type: ignore[no-any-return]
+
+
+def flash_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, scale: float, *, kernels: str = "auto"
+) -> torch.Tensor:
+    """q [b, a, s, d], k and v [b, g, s, d] -> [b, a, s, d], without a matrix of s x s; see `kernels/blockwise.py`.
+
+    The kernel knows causal attention alone, of heads of at most 128 channels.
+    """
+    known = mask.causal and mask.dense(q.shape[2], q.device) is None and q.shape[-1] <= flash.MAX_HEAD
+    attend = choose("flash_attention", kernels if known else "torch", q, k, v)
+    return attend(q, k, v, mask, scale)  # type: ignore[no-any-return]
+
+
+class CrossEntropyPart(Protocol):
+    """One rank's part of a cross entropy over a cut vocabulary; between two methods ranks combine what they have.
+
+    Attributes:
+        target: the targets, in the shape of what the methods give.
+    """
+
+    target: torch.Tensor
+
+    def top(self) -> torch.Tensor:
+        """The largest logit of every row."""
+        ...
+
+    def sums(self, top: torch.Tensor, spread: bool) -> list[torch.Tensor]:
+        """From the largest of all ranks: what is to be added up over ranks.
+
+        Returns:
+            The target's logit, 0 where it is another rank's; the sum of exp(z - top); with `spread` the sum of z. The
+            first and the last of z from an origin that all ranks share, 0 or top.
+        """
+        ...
+
+    def lse(self, top: torch.Tensor, partition: torch.Tensor) -> torch.Tensor:
+        """log of the sum of exp(z), from that origin; `partition` is the second sum over all ranks."""
+        ...
+
+    def kept(self, partition: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What the backward pass needs."""
+        ...
+
+    @staticmethod
+    def gradient(
+        kept: tuple[torch.Tensor, ...], dloss: torch.Tensor, first: int, real: int, hit: float, spread: float
+    ) -> torch.Tensor:
+        """(softmax_j - spread - hit [j is the target]) dloss, 0 in padding: [..., w]. May be written over `kept`."""
+        ...
+
+
+def cross_entropy(
+    logits: torch.Tensor, target: torch.Tensor, first: int, real: int, *, kernels: str = "auto"
+) -> CrossEntropyPart:
+    """The part of a rank that has the words first .. first + real - 1.
+
+    Args:
+        logits: [..., w]; computed in fp32 (fp64 stays fp64).
+        target: [...] of global ids.
+        first: this rank's first word.
+        real: columns that are words; the rest is padding.
+    """
+    return choose("cross_entropy", kernels, logits)(logits, target, first, real)  # type: ignore[no-any-return]
+
+
+# ---------------------------------------------------------------------------------------------------------- experts
+
+
+class Permutation(Protocol):
+    """Tokens to rows of experts, and back."""
+
+    def permute(self, pairs: torch.Tensor) -> torch.Tensor:
+        """[n, h], the rows; `pairs` [n]: t E' + e of every row."""
+        ...
+
+    def unpermute(self, rows: torch.Tensor) -> torch.Tensor:
+        """rows [n, h], in the order of `permute` -> [T, h]: each row added to its token."""
+        ...
+
+
+def permutation(
+    tokens: torch.Tensor, wanted: torch.Tensor, row: torch.Tensor, most: int, *, kernels: str = "auto"
+) -> Permutation:
+    """How tokens become rows of experts, as far as it can be made without knowing how many rows there are.
+
+    Args:
+        tokens: [T, h].
+        wanted: [T, E'] bool, which experts a token goes to.
+        row: [E', T], the row of every pair, garbage where it is not wanted.
+        most: at most so many experts have a token.
+    """
+    return choose("permutation", kernels, tokens)(tokens, wanted, row, most)  # type: ignore[no-any-return]
+
+
+# -------------------------------------------------------------------------------------------------------------- fp8
+
+Cast = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
+
+
+def fp8_cast(
+    x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, seen: torch.Tensor | None = None, *, kernels: str = "auto"
+) -> Cast:
+    """x [m, n] times `scale` in FP8: (q [m, n]; q^T [n, m] where the cast writes it too, else None; 1 / scale).
+
+    Args:
+        seen: fp32 scalar that becomes the largest magnitude of x where that is larger; NaN where x has one.
+    """
+    return choose("fp8_cast", kernels, x)(x, scale, dtype, seen)  # type: ignore[no-any-return]
+
+
+def fp8_magnitudes(x: torch.Tensor, *, kernels: str = "auto") -> torch.Tensor:
+    """fp32, one number or a few: their maximum is the largest magnitude of x, infinity where x has a NaN."""
+    return choose("fp8_magnitudes", kernels, x)(x)  # type: ignore[no-any-return]
+
+
+def fp8_cast_by(
+    x: torch.Tensor, amaxes: torch.Tensor, dtype: torch.dtype, margin: int = 0, *, kernels: str = "auto"
+) -> Cast:
+    """`fp8_cast` with the scale that follows from the largest of `amaxes` (`reference.scale_for`)."""
+    return choose("fp8_cast_by", kernels, x)(x, amaxes, dtype, margin)  # type: ignore[no-any-return]
+
+
+def fp8_cast_tiles(
+    x: torch.Tensor, tile: tuple[int, int], dtype: torch.dtype, rule: str, *, kernels: str = "auto"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [m, n] -> (q [m, n], scales of its tiles): x is q times the scale of its tile (`reference.tile_scales`)."""
+    return choose("fp8_cast_tiles", kernels, x)(x, tile, dtype, rule)  # type: ignore[no-any-return]
+
+
+def fp8_dequantise(
+    q: torch.Tensor, scales: torch.Tensor, tile: tuple[int, int], *, kernels: str = "auto"
+) -> torch.Tensor:
+    """q [m, n] in FP8 times the scales of its tiles, in bf16."""
+    return choose("fp8_dequantise", kernels, scales)(q, scales, tile)  # type: ignore[no-any-return]
+
+
+# -------------------------------------------------------------------------------------------------------- optimizer
+
+
+def squared_norms(
+    grads: Sequence[torch.Tensor], tables: optimizer.Tables, *, kernels: str = "auto"
+) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
+    """Squares of gradients, added up in fp64 over pieces of `plain.PIECE` elements.
+
+    Args:
+        grads: not empty, of any dtypes and shapes, none without elements.
+        tables: for these gradients, in this step and in later ones.
+
+    Returns:
+        Of every piece the sum of squares, and a number that is not 0 where elements are not finite (fp64); and the
+        order of the gradients in them.
+    """
+    fits = all(g.is_contiguous() and backends.usable(kernels, "optimizer", g) for g in grads)
+    read = TABLE["squared_norms"].kernel if fits else TABLE["squared_norms"].torch
+    assert read is not None, "squared_norms has a kernel"
+    return read(grads, tables)  # type: ignore[no-any-return]
+
+
+def optimizer_step(
+    inner: Any,
+    mains: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    copies: Sequence[torch.Tensor | None],
+    factor: float,
+    tables: optimizer.Tables,
+    *,
+    kernels: str = "auto",
+) -> None:
+    """One step of an optimizer with gradients times `factor`, and rounding of what it has moved. Uses up gradients.
+
+    The kernel knows AdamW alone, of tensors that are contiguous, on one device, main parameters of one dtype.
+
+    Args:
+        inner: of torch's interface, with state for every main parameter; its groups say learning rate and decay.
+        mains: what is moved.
+        grads: of any dtypes.
+        copies: model parameters that a main parameter is rounded into, or None.
+        tables: for these tensors, in this step and in later ones.
+    """
+    tensors = [*mains, *grads, *(c for c in copies if c is not None)]
+    known = type(inner) is torch.optim.AdamW and all(t.is_contiguous() and t.device == mains[0].device for t in tensors)
+    known = known and len(mains) > 0
+    step = choose("optimizer_step", kernels if known else "torch", *mains)
+    step(inner, mains, grads, copies, factor, tables)

@@ -39,6 +39,40 @@ def inverse(slots: torch.Tensor, tokens: int, k: int) -> torch.Tensor:
     return places[:-1].view(tokens, k)
 
 
+def places_of(wanted: torch.Tensor, row: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a permutation is to these kernels.
+
+    Args:
+        wanted: [T, E'] map of some experts.
+        row: [E', T] of every pair, garbage where it is not wanted.
+        k: at most so many are wanted by a token.
+
+    Returns:
+        slot [T, E'] of every pair, token times k plus which of its choices, garbage where it is not wanted; places
+        [T, k], the row of every choice or -1.
+    """
+    tokens = len(wanted)
+    slot = wanted.cumsum(1) + torch.arange(-1, tokens * k - 1, k, device=wanted.device)[:, None]
+    places = torch.full((tokens * k + 1,), -1, dtype=torch.int64, device=wanted.device)
+    places.scatter_(0, slot.where(wanted, tokens * k).flatten(), row.t().flatten())
+    return slot, places[:-1].view(tokens, k)
+
+
+class Permutation:
+    """See `ops.Permutation`."""
+
+    def __init__(self, tokens: torch.Tensor, wanted: torch.Tensor, row: torch.Tensor, most: int) -> None:
+        self._tokens = tokens
+        self._slot, self._places = places_of(wanted, row, most)
+
+    def permute(self, pairs: torch.Tensor) -> torch.Tensor:
+        self._slots = self._slot.flatten().index_select(0, pairs)
+        return permute(self._tokens, self._slots, self._places)
+
+    def unpermute(self, rows: torch.Tensor) -> torch.Tensor:
+        return unpermute(rows, self._slots, self._places)
+
+
 def _check(op: str, x: torch.Tensor, rows: int | None, slots: torch.Tensor, places: torch.Tensor) -> None:
     checks.float_tensor(op, "x", x)
     require(x.dim() == 2, f"{op}: x is {tuple(x.shape)}", "give [rows, h]")

@@ -1,8 +1,8 @@
 """What every kernel computes, in plain torch: the specification.
 
 Each function takes any float dtype, computes in fp32 (fp64 for fp64 inputs) and rounds at the end, as its kernel does;
-in fp64 it is the formula itself, differentiable by autograd. It is what runs where there is no GPU and no compiler, and
-what every kernel is compared with. Shapes are written as the operators' docstrings write them.
+in fp64 it is the formula itself, differentiable by autograd. It is what every kernel is compared with; what runs where
+there is no kernel rounds between two operations (`plain.py`). Shapes are those of the operators' docstrings.
 """
 
 from __future__ import annotations
@@ -178,6 +178,13 @@ def fp8_cast(x: torch.Tensor, scale: torch.Tensor | float, dtype: torch.dtype) -
     """
     top = FP8_TOP[dtype]
     return (_wide(x) * scale).clamp(-top, top).to(torch.float32).to(dtype)
+
+
+def scale_for(amax: torch.Tensor, dtype: torch.dtype, margin: int = 0) -> torch.Tensor:
+    """top / 2^margin / amax, fp32 and finite; 1 where amax is 0 or not finite."""
+    top = torch.full_like(amax, FP8_TOP[dtype] / 2**margin, dtype=torch.float32)
+    scale = (top / amax.float()).clamp(max=torch.finfo(torch.float32).max)  # one rounding; a number / tensor has two
+    return torch.where((amax > 0) & amax.isfinite(), scale, torch.ones_like(scale))
 
 
 def tile_amax(x: torch.Tensor, tile: tuple[int, int]) -> torch.Tensor:

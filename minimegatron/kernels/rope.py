@@ -25,6 +25,12 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: boo
     return torch.ops.minimegatron.rope(x, cos, sin, interleaved, False)
 
 
+def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """`rope` with angles of any float dtype."""
+    wide = accumulator(x.dtype)
+    return rope(x, cos.to(wide), sin.to(wide), interleaved)
+
+
 def _check(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     checks.float_tensor("rope", "x", x)
     require(

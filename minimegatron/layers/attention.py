@@ -24,8 +24,8 @@ reduction.
 With context parallelism s is s/cp everywhere here; only the core attention needs the other ranks' tokens
 (`layers/context.py`). Which query sees which key is an `AttentionMask` (`layers/mask.py`): its own past (causal), at
 most `sliding_window` tokens including itself, and only its own document when there are `document_ids`. Who computes it
-is `--attention-backend` (`layers/core_attention.py`). In generation the keys and values of earlier tokens come from a
-`KVCache` (`inference/static_cache.py`), which the context carries.
+is `--attention-backend` (`layers/core_attention.py`). In generation the core keeps the keys and values, and reads those
+of earlier tokens (`layers/inference_context.py`).
 
 Vaswani et al. 2017; Ainslie et al. 2023 (arXiv 2305.13245). Megatron-LM: `megatron/core/transformer/attention.py`,
 `dot_product_attention.py`.
@@ -35,18 +35,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from minimegatron.kernels import ops
 from minimegatron.layers.core_attention import CoreAttention
+from minimegatron.layers.inference_context import InferenceContext, LayerState, StateSpec, inference_state_of
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.mask import AttentionMask
 from minimegatron.layers.norm import Norm
 from minimegatron.layers.param import Init, layout_of
 from minimegatron.layers.recompute import recompute_module
-from minimegatron.layers.rope import apply_rotary
 
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
@@ -54,30 +55,23 @@ if TYPE_CHECKING:
     from minimegatron.config import TransformerConfig
 
 
-class KVCache(Protocol):
-    """Keys and values of earlier tokens, as attention sees them during one forward pass of generation."""
-
-    def update(self, layer_number: int, *new: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Store the keys and values of n new tokens, [n, b, ...] each; returns those to attend to.
-
-        They are the same kinds of tensors, [m, b, ...] each, of m cached tokens, the new ones among them.
-        """
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
 class AttentionContext:
-    """What every layer's attention needs to know about the batch; made once per forward pass.
+    """What every layer needs to know about the batch; made once per forward pass.
 
     Attributes:
         rotary: cos and sin, [n, b, 1, d/2] each, or None without RoPE; n tokens are on this cp rank.
         mask: who sees whom, in places of the whole sequence.
-        cache: in generation, keys and values of earlier tokens; None in training.
+        inference: in generation, what layers keep of earlier tokens; None in training.
     """
 
     rotary: tuple[torch.Tensor, torch.Tensor] | None = None
     mask: AttentionMask = AttentionMask()
-    cache: KVCache | None = None
+    inference: InferenceContext | None = None
+
+    def state_of(self, layer_number: int) -> LayerState | None:
+        """What a layer keeps of earlier tokens, in generation."""
+        return None if self.inference is None else LayerState(self.inference, layer_number)
 
 
 class SelfAttention(nn.Module):
@@ -101,7 +95,7 @@ class SelfAttention(nn.Module):
         mesh: Mesh,
         layer_number: int = 0,
         rng: RngStreams | None = None,
-        core_attention: type[nn.Module] = CoreAttention,
+        core_attention: Callable[..., Any] = CoreAttention,
         column: Callable[..., Any] = ColumnParallelLinear,
         row: Callable[..., Any] = RowParallelLinear,
     ) -> None:
@@ -110,6 +104,7 @@ class SelfAttention(nn.Module):
         self.tp = mesh.tp
         self.layer_number = layer_number
         self.rng = rng
+        self.window = config.sliding_window
         self.d, self.per_group = config.kv_channels, config.queries_per_group
         self.split_group = config.num_query_groups < mesh.tp.size
         rows = config.num_query_groups * (self.per_group + 2) * self.d
@@ -142,11 +137,9 @@ class SelfAttention(nn.Module):
             dtype=config.dtype,
         )
 
-    @property
-    def cache_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes that a cache holds for one token: the key and the value of this rank's groups."""
-        shape = (max(1, self.config.num_query_groups // self.tp.size), self.d)
-        return shape, shape
+    def inference_state(self) -> dict[str, StateSpec]:
+        """What the core keeps."""
+        return inference_state_of(self.core_attention, "the core of a SelfAttention")
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """x [s, b, h] -> q [s, b, a/t, d], k and v [s, b, max(1, g/t), d]."""
@@ -166,9 +159,11 @@ class SelfAttention(nn.Module):
         if self.q_layernorm is not None and self.k_layernorm is not None:
             q, k = self.q_layernorm(q), self.k_layernorm(k)
         if context.rotary is not None:
-            q, k = (
-                apply_rotary(t, *context.rotary, self.config.rotary_interleaved, self.config.kernels) for t in (q, k)
-            )
-        if context.cache is not None:
-            k, v = context.cache.update(self.layer_number, k, v)
-        return self.linear_proj(self.core_attention(q, k, v, context.mask))
+            interleaved, kernels = self.config.rotary_interleaved, self.config.kernels
+            q, k = (ops.rope(t, *context.rotary, interleaved, kernels=kernels) for t in (q, k))
+        mask, state = context.mask.windowed(self.window), context.state_of(self.layer_number)
+        if state is None:
+            out = self.core_attention(q, k, v, mask)
+        else:
+            out = self.core_attention.generate(q, k, v, mask, state)
+        return self.linear_proj(out)  # type: ignore[no-any-return]

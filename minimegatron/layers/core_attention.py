@@ -6,7 +6,7 @@ another one is chosen.
 | backend     | what computes                                                    | where                      |
 |-------------|------------------------------------------------------------------|----------------------------|
 | `reference` | the formula: the whole matrix of weights, softmax in fp32        | anywhere; s x s memory     |
-| `local`     | `layers/flash.py`, blockwise, in plain torch                     | anywhere; no dropout       |
+| `local`     | ours: a kernel, or blockwise in torch (`kernels/blockwise.py`)   | anywhere; no dropout       |
 | `sdpa`      | torch's `scaled_dot_product_attention` (FlashAttention-2, cuDNN) | anywhere                   |
 | `flash`     | the flash-attn package                                           | GPU, 16 bits               |
 | `varlen`    | torch's `varlen_attn`; only `auto` takes it                      | GPU, 16 bits; no dropout   |
@@ -15,8 +15,10 @@ another one is chosen.
 
 Who sees whom is an `AttentionMask`; `reference` and `sdpa` make a table of it where plain causal attention is not
 enough, the others do not. Under context parallelism the sequence is on several ranks, and `layers/context.py` takes
-over; what it needs of a backend is attention over *some* of the keys. In generation the keys are those of a cache, most
-of which a query may not see yet; torch's function computes that, whatever the backend (`cached_attention`).
+over; what it needs of a backend is attention over *some* of the keys.
+
+In generation (`generate`) this is the place that writes the keys and values of new tokens and reads those of all
+tokens: rows of a buffer, most of which a query may not see yet. torch's function computes that, whatever the backend.
 
 Megatron-LM: `transformer/dot_product_attention.py`, `TEDotProductAttention` in `extensions/transformer_engine.py`.
 """
@@ -31,9 +33,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from minimegatron.errors import ConfigError
-from minimegatron.kernels.switch import kernels
+from minimegatron.kernels import ops
 from minimegatron.layers.attention_choice import Task, choose_backend, fastest, groups_share, this_machine
 from minimegatron.layers.dropout import Dropout
+from minimegatron.layers.inference_context import LayerState, StateSpec
 from minimegatron.layers.mask import AttentionMask
 from minimegatron.named import Named, import_module
 
@@ -42,9 +45,8 @@ if TYPE_CHECKING:
     from minimegatron.comm.random import RngStreams
     from minimegatron.config import TransformerConfig
 
-# Imported only when the sequence is cut over cp, or attention is computed blockwise.
+# Imported only when the sequence is cut over cp.
 CONTEXT: Named = "minimegatron.layers.context", "context_attention"
-BLOCKWISE: Named = "minimegatron.layers.flash", "flash_attention"
 
 
 class CoreAttention(nn.Module):
@@ -74,13 +76,26 @@ class CoreAttention(nn.Module):
     ) -> torch.Tensor:
         """q [n, b, a', d], k and v [n, b, g', d] -> [n, b, a' * d]; n = s / cp tokens, the default mask is causal."""
         mask = mask or AttentionMask()
-        if mask.bias is not None:
-            return cached_attention(q, k, v, mask.bias, self.scale).flatten(2)
         if self.mesh.cp.size > 1:
             out = import_module(CONTEXT)(q, k, v, mask, self.mesh, self.scale, self.backend, self.attend)
         else:
             out = self.attend(q, k, v, mask)
         return out.flatten(2)
+
+    def inference_state(self) -> dict[str, StateSpec]:
+        """The key and the value of this rank's groups, for each token."""
+        groups = max(1, self.config.num_query_groups // self.mesh.tp.size)
+        return {name: StateSpec((groups, self.config.kv_channels)) for name in ("key", "value")}
+
+    def generate(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask, state: LayerState
+    ) -> torch.Tensor:
+        """`forward` for n new tokens, whose keys and values are kept, and which see those that were kept before."""
+        state.write_tokens(key=k, value=v)
+        if state.context.first:
+            return self(q, k, v, mask)  # type: ignore[no-any-return]
+        k, v = state.read_tokens("key", "value")
+        return cached_attention(q, k, v, state.context.bias(mask.window, q.dtype), self.scale).flatten(2)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
         """Where the whole sequence is here: q [s, b, a', d], k and v [s, b, g', d] -> [s, b, a', d]."""
@@ -107,21 +122,12 @@ class CoreAttention(nn.Module):
         """The formula as it stands, softmax in fp32: what the other backends are compared with."""
         repeat, s = q.shape[1] // k.shape[1], q.shape[2]
         k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
-        ops = kernels(self.config.kernels, "softmax", q)
-        if ops is not None:
-            hidden = ~mask.table((0, s), (0, s), q.device)
-            weights = ops.scaled_softmax(q @ k.transpose(-1, -2), self.scale, hidden)
-            return self.dropout(weights) @ v
         scores = (q @ k.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * self.scale
         weights = scores.masked_fill(~mask.table((0, s), (0, s), q.device), -torch.inf).softmax(-1).to(q.dtype)
         return self.dropout(weights) @ v
 
     def _local(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
-        plain = mask.causal and mask.dense(q.shape[2], q.device) is None and q.shape[-1] <= 128
-        ops = kernels(self.config.kernels, "flash", q, k, v) if plain else None
-        if ops is not None:
-            return ops.flash_attention(q, k, v, self.scale)[0]  # type: ignore[no-any-return]
-        return import_module(BLOCKWISE)(q, k, v, mask, self.scale)  # type: ignore[no-any-return]
+        return ops.flash_attention(q, k, v, mask, self.scale, kernels=self.config.kernels)
 
     def _sdpa(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
         table = mask.dense(q.shape[2], q.device)

@@ -42,6 +42,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -51,7 +53,7 @@ from minimegatron.comm.axis import Axis
 from minimegatron.config.model import TransformerConfig
 from minimegatron.layers.permutation import Permutation, Reorder
 from minimegatron.layers.recompute import to_host
-from minimegatron.layers.router import Routing
+from minimegatron.layers.router import Routing, capacity
 
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
@@ -110,7 +112,7 @@ class AllGatherDispatcher:
         wanted = c.all_gather(routing.map.to(torch.uint8), self.axis)[:, self.here].bool()
         order = Permutation(tokens, Routing(probs, wanted), self.config)
         sizes = wanted.sum(0)
-        counts = to_host(sizes)
+        counts = to_host(sizes, partial(self._expected, len(wanted)))
         rows, weights = order.rows(sum(counts))
 
         def back(y: torch.Tensor) -> torch.Tensor:
@@ -118,6 +120,11 @@ class AllGatherDispatcher:
 
         sent = Dispatched(rows, weights, counts, back, sizes)
         return lambda: sent
+
+    def _expected(self, tokens: int) -> list[int]:
+        """Rows of each expert of this rank, of the `tokens` of all ranks together."""
+        counts = planned_loads(tokens // self.axis.size, self.config, self.here)
+        return [self.axis.size * n for n in counts[self.here]]
 
 
 class AllToAllDispatcher:
@@ -161,11 +168,8 @@ class AllToAllDispatcher:
         p, q, local = self.ep.size, self.etp.size, self.local
         here = wanted.sum(0)  # [E]
         everyones = c.all_gather(here[None], self.etp_ep).view(p, q, p * local)  # etp varies fastest
-        first = self.ep.rank * local
-        inp = here.view(p, local).sum(1)
-        own = everyones[:, :, first : first + local]  # [p, q, local], what each rank sends to the experts here
-        blocks, sizes = own.transpose(0, 1), own.sum((0, 1))  # rows arrive as [q, p, expert]
-        lists = to_host(torch.cat([inp, own[:, self.etp.rank].sum(-1), own.sum((0, 2)), sizes, blocks.flatten()]))
+        table, sizes = self._table(here, everyones)
+        lists = to_host(table, partial(self._expected, len(wanted)))
         ends = [p, 2 * p, 2 * p + q, 2 * p + q + local]
         order = [(j * p + i) * local + e for e in range(local) for i in range(p) for j in range(q)]
         return _Splits(
@@ -177,6 +181,54 @@ class AllToAllDispatcher:
             order,
             sizes,
         )
+
+    def _expected(self, tokens: int) -> list[int]:
+        first = self.ep.rank * self.local
+        here = torch.tensor(planned_loads(tokens, self.config, slice(first, first + self.local)))
+        return self._table(here, here.expand(self.ep.size, self.etp.size, -1))[0].tolist()  # type: ignore[no-any-return]
+
+    def _table(self, here: torch.Tensor, everyones: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """All numbers of `_Splits` that the host wants, and the rows of each expert here.
+
+        Args:
+            here: [E], rows of this rank for each expert.
+            everyones: [p, q, E], those of each rank.
+        """
+        p, local, first = self.ep.size, self.local, self.ep.rank * self.local
+        inp = here.view(p, local).sum(1)
+        own = everyones[:, :, first : first + local]  # [p, q, local], what each rank sends to the experts here
+        blocks, sizes = own.transpose(0, 1), own.sum((0, 1))  # rows arrive as [q, p, expert]
+        return torch.cat([inp, own[:, self.etp.rank].sum(-1), own.sum((0, 2)), sizes, blocks.flatten()]), sizes
+
+
+LOADS: ContextVar[str] = ContextVar("loads of experts in a run that is planned: equal or crowded", default="equal")
+
+
+def planned_loads(tokens: int, config: TransformerConfig, here: slice) -> list[int]:
+    """Rows that a rank sends to each of the E experts, where tensors have no numbers (`LOADS`).
+
+    Args:
+        tokens: of the rank.
+        config: how many experts a token has, and an expert's capacity.
+        here: the experts that get all that they can, where loads are crowded.
+    """
+    assert config.num_experts is not None
+    count, k = config.num_experts, config.moe_router_topk
+    most = tokens if config.moe_expert_capacity_factor is None else capacity(tokens, config)
+    if config.moe_expert_capacity_factor is not None and config.moe_pad_expert_input_to_capacity:
+        return [most] * count
+    wanted, total = dict[int, int](), k * tokens
+    if LOADS.get() == "crowded":
+        local = here.stop - here.start
+        wanted = dict(zip(range(here.start, here.stop), _evenly(min(k, local) * tokens, local), strict=True))
+        total -= min(k, local) * tokens
+    others = [e for e in range(count) if e not in wanted]
+    wanted |= dict(zip(others, _evenly(total, len(others)), strict=True))
+    return [min(most, wanted[e]) for e in range(count)]
+
+
+def _evenly(total: int, parts: int) -> list[int]:
+    return [(i + 1) * total // parts - i * total // parts for i in range(parts)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -71,8 +71,7 @@ import torch.nn.functional as F
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.collectives import all_reduce
 from minimegatron.errors import require
-from minimegatron.kernels import reference
-from minimegatron.kernels.switch import kernels
+from minimegatron.kernels import ops, reference
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 RECIPES = ("delayed", "current", "block", "mx")
@@ -137,58 +136,39 @@ class Quantised:
         """
         if self.tile is None:
             return self.q.bfloat16()
-        ops = kernels(self.kernels, "fp8", self.inverse)
-        if ops is not None:
-            return ops.dequantise(self.q, self.inverse, self.tile)  # type: ignore[no-any-return]
-        return self.q.bfloat16().mul_(reference.spread_tiles(self.inverse, self.tile, self.q.shape))
-
-
-def scale_for(amax: torch.Tensor, dtype: torch.dtype, margin: int = 0) -> torch.Tensor:
-    """top / 2^margin / amax, fp32 and finite; 1 where amax is 0 or not finite."""
-    top = torch.full_like(amax, reference.FP8_TOP[dtype] / 2**margin, dtype=torch.float32)
-    scale = (top / amax.float()).clamp(max=torch.finfo(torch.float32).max)  # one rounding; a number / tensor has two
-    return torch.where((amax > 0) & amax.isfinite(), scale, torch.ones_like(scale))
+        return ops.fp8_dequantise(self.q, self.inverse, self.tile, kernels=self.kernels)
 
 
 # ------------------------------------------------------------------------------------------------------- casts
 
 
 def cast(
-    x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, fused: str, seen: torch.Tensor | None = None
+    x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, kernels: str, seen: torch.Tensor | None = None
 ) -> Quantised:
     """x [m, n] times `scale` in FP8.
 
     Args:
-        fused: `config.kernels`.
+        kernels: `config.kernels`.
         seen: fp32 scalar that becomes the largest magnitude of x where that is larger; NaN where x has one.
     """
-    ops = kernels(fused, "fp8", x)
-    if ops is not None:
-        q, transposed, inverse = ops.cast(x, scale, dtype, seen, True)
-        return Quantised(q, inverse, None, transposed)
-    if seen is not None:
-        torch.maximum(seen, reference.amax(x), out=seen)
-    return Quantised(reference.fp8_cast(x, scale, dtype), 1 / scale)
-
-
-def cast_at_once(x: torch.Tensor, dtype: torch.dtype, margin: int, axis: Axis, fused: str) -> Quantised:
-    """x [m, n] in FP8, scaled by its own largest magnitude, over the ranks of `axis`."""
-    ops = kernels(fused, "fp8", x)
-    if ops is None:
-        amax = all_reduce(reference.amax(x).nan_to_num(nan=torch.inf, posinf=torch.inf), axis, "max")
-        return cast(x, scale_for(amax, dtype, margin), dtype, fused)
-    parts = ops.magnitudes(x)
-    amaxes = parts if axis.size == 1 else all_reduce(parts.amax(), axis, "max")
-    q, transposed, inverse = ops.cast_by(x, amaxes, dtype, margin, True)
+    q, transposed, inverse = ops.fp8_cast(x, scale, dtype, seen, kernels=kernels)
     return Quantised(q, inverse, None, transposed)
 
 
-def cast_tiles(x: torch.Tensor, tile: tuple[int, int], dtype: torch.dtype, rule: str, fused: str) -> Quantised:
+def cast_at_once(x: torch.Tensor, dtype: torch.dtype, margin: int, axis: Axis, kernels: str) -> Quantised:
+    """x [m, n] in FP8, scaled by its own largest magnitude, over the ranks of `axis`."""
+    amaxes = ops.fp8_magnitudes(x, kernels=kernels)
+    if axis.size > 1:
+        amaxes = all_reduce(amaxes.amax(), axis, "max")
+    q, transposed, inverse = ops.fp8_cast_by(x, amaxes, dtype, margin, kernels=kernels)
+    return Quantised(q, inverse, None, transposed)
+
+
+def cast_tiles(x: torch.Tensor, tile: tuple[int, int], dtype: torch.dtype, rule: str, kernels: str) -> Quantised:
     """x [m, n] with a power of two for every tile (rule "power" or "mx"), for a product that sums over n."""
     assert rule != "float", "products want powers of two: others are not exact in bf16"
-    ops = kernels(fused, "fp8", x)
-    q, inverse = (reference.fp8_cast_tiles if ops is None else ops.cast_tiles)(x, tile, dtype, rule)
-    return Quantised(q, inverse, tile, kernels=fused)
+    q, inverse = ops.fp8_cast_tiles(x, tile, dtype, rule, kernels=kernels)
+    return Quantised(q, inverse, tile, kernels=kernels)
 
 
 # ---------------------------------------------------------------------------------------------------- products

@@ -47,9 +47,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from minimegatron.comm.async_ops import Work
 from minimegatron.comm.axis import Axis
-from minimegatron.comm.pending import Pending
-from minimegatron.errors import require
+from minimegatron.errors import ConfigError, require
 from minimegatron.layers.fp8 import Fp8Recipe, Quantised, product
 from minimegatron.layers.fp8_scales import Siblings, scaling_of
 from minimegatron.layers.products import UNCUT, Entry, GradientSink, ProductQueue, WeightProduct, both_gradients
@@ -116,6 +116,18 @@ class ParallelFp8(nn.Module):
         require(x.dtype == weight.dtype, f"FP8 linear: x is {x.dtype}, the weight {weight.dtype}", "give one dtype")
         function = _Tiles if self.tiled else _OneScale
         return function.apply(x, weight, bias, self, f, self.deferred)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def check_generation() -> None:
+        """Refuse to generate (`inference/checks`).
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "generation with FP8: scales are those of a batch, so a sequence would depend on its neighbours",
+            fix="build the model without fp8_format; the weights are the same",
+        )
 
 
 # ------------------------------------------------------------------------------------------- one scale a tensor
@@ -231,7 +243,7 @@ class _OneScaleProduct(_WideProduct):
     dy_inverse: torch.Tensor
     dtype: torch.dtype
 
-    def start(self) -> Pending:
+    def start(self) -> Work:
         return self.f.start(_bytes(self.x))
 
     def finish(self, x: torch.Tensor) -> torch.Tensor:

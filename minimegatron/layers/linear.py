@@ -112,10 +112,15 @@ class ColumnParallelLinear(ParallelLinear):
         self.weight = new_parameter(ParamLayout((output_size, input_size), 0, parts, tp.rank, init, rows=rows), dtype)
         self.bias = new_parameter(ParamLayout((output_size,), 0, parts, tp.rank, rows=rows), dtype) if bias else None
 
-    def forward(self, x: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
-        """[s, b, i] (or [s/t, b, i]) -> [s, b, o/t]; `weight` replaces A where it is tied to another layer's."""
+    def forward(self, x: torch.Tensor, weight: torch.Tensor | None = None, add_bias: bool = True) -> torch.Tensor:
+        """[s, b, i] (or [s/t, b, i]) -> [s, b, o/t].
+
+        Args:
+            weight: replaces A where it is tied to another layer's.
+            add_bias: False where a fused operation adds b.
+        """
         weight = self.weight if weight is None else weight
-        y = self.products.linear(x, weight, self.bias, self.f)  # F.linear(f(x), A_r, b_r)
+        y = self.products.linear(x, weight, self.bias if add_bias else None, self.f)  # F.linear(f(x), A_r, b_r)
         if self.gather_output:
             y = c.gather_from_region(y, self.tp, reduce_gradient=self.gather_reduces_gradient)
         return y

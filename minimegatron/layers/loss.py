@@ -25,13 +25,12 @@ Megatron-LM: `megatron/core/tensor_parallel/cross_entropy.py`.
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from minimegatron.comm import collectives as c
-from minimegatron.kernels.switch import kernels
+from minimegatron.kernels import ops
 
 if TYPE_CHECKING:
     from minimegatron.comm.axis import Axis
@@ -44,7 +43,7 @@ def vocab_parallel_cross_entropy(
     *,
     vocab_size: int | None = None,
     label_smoothing: float = 0.0,
-    fused: str = "torch",
+    kernels: str = "torch",
 ) -> torch.Tensor:
     """The loss of every token.
 
@@ -54,16 +53,13 @@ def vocab_parallel_cross_entropy(
         tp: the axis that shares the vocabulary.
         vocab_size: V, logical columns; the rest is padding. Default all.
         label_smoothing: probability spread over the vocabulary.
-        fused: `config.kernels`; kernels keep the logits for the backward pass instead of an fp32 softmax.
+        kernels: `config.kernels`; kernels keep the logits for the backward pass instead of an fp32 softmax.
 
     Returns:
         [...] in fp32; inf where the target is no word. The caller decides about masks and means.
     """
-    ops = kernels(fused, "cross_entropy", logits)
-    if ops is not None:
-        return _Fused.apply(logits, target, tp, vocab_size, label_smoothing, ops)  # type: ignore[no-any-return]
     apply = _VocabParallelCrossEntropy.apply
-    return apply(logits, target, tp, vocab_size, label_smoothing)  # type: ignore[no-any-return]
+    return apply(logits, target, tp, vocab_size, label_smoothing, kernels)  # type: ignore[no-any-return]
 
 
 def _loss(
@@ -91,72 +87,27 @@ def _loss(
 class _VocabParallelCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: torch.Tensor, target: torch.Tensor, tp: Axis, vocab_size: int | None, smoothing: float
-    ) -> torch.Tensor:
-        width = logits.shape[-1]
-        first, total = tp.rank * width, vocab_size or width * tp.size
-        real = max(0, min(width, total - first))  # columns of this rank that are words
-        wide = torch.promote_types(logits.dtype, torch.float32)
-        top = logits[..., :real].amax(-1) if real else logits.new_full(logits.shape[:-1], -torch.inf)
-        top = c.all_reduce(top.to(wide), tp, "max")
-
-        own = (target >= first) & (target < first + width)
-        column = (target - first).masked_fill(~own, 0)
-        picked = (logits.gather(-1, column.unsqueeze(-1)).squeeze(-1) - top).masked_fill(~own, 0.0)
-        z = logits - top.unsqueeze(-1)  # the one large tensor; what follows happens inside it
-        spread = z[..., :real].sum(-1) if smoothing else None
-        weights = z.exp_()
-        weights[..., real:].zero_()
-        sums = [picked, weights.sum(-1)] + ([spread] if spread is not None else [])
-        picked, partition, *rest = c.all_reduce(torch.stack(sums), tp).unbind(0)
-        loss, eps = _loss(partition.log(), picked, rest, target, total, smoothing)
-        ctx.save_for_backward(weights, partition, own, column)
-        ctx.eps, ctx.total, ctx.real, ctx.dtype = eps, total, real, logits.dtype
-        return loss
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        weights, partition, own, column = ctx.saved_tensors
-        scale = (grads[0] / partition).unsqueeze(-1)
-        # The largest activation of a model need not exist twice, unless the graph is kept for a second backward pass.
-        dz = weights * scale if torch._C._autograd._get_current_graph_task_keep_graph() else weights.mul_(scale)
-        if ctx.eps:
-            dz[..., : ctx.real] -= grads[0].unsqueeze(-1) * (ctx.eps / ctx.total)
-        hit = own * grads[0] * (1 - ctx.eps)
-        dz.scatter_add_(-1, column.unsqueeze(-1), -hit.unsqueeze(-1))
-        return dz.to(ctx.dtype), None, None, None, None
-
-
-class _Fused(torch.autograd.Function):
-    """The same by two kernels (`kernels/csrc/cross_entropy.cu`): before the collectives and in the backward pass."""
-
-    @staticmethod
-    def forward(
         ctx: Any,
         logits: torch.Tensor,
         target: torch.Tensor,
         tp: Axis,
         vocab_size: int | None,
         smoothing: float,
-        ops: ModuleType,
+        kernels: str,
     ) -> torch.Tensor:
         width = logits.shape[-1]
         first, total = tp.rank * width, vocab_size or width * tp.size
-        real = max(0, min(width, total - first))
-        z, flat = logits.reshape(-1, width), target.reshape(-1)
-        top, partition, picked, spread = ops.statistics(z, flat, first, real)
-        highest = c.all_reduce(top.clone(), tp, "max")
-        sums = [picked, partition * (top - highest).exp()] + ([spread] if smoothing else [])
-        picked, partition, *rest = c.all_reduce(torch.stack(sums), tp).unbind(0)
-        lse = highest + partition.log()
-        loss, eps = _loss(lse, picked, rest, flat, total, smoothing)
-        ctx.save_for_backward(z, flat, lse)
-        ctx.place, ctx.eps, ctx.total, ctx.ops = (first, real), eps, total, ops
+        real = max(0, min(width, total - first))  # columns of this rank that are words
+        part = ops.cross_entropy(logits, target, first, real, kernels=kernels)
+        top = c.all_reduce(part.top(), tp, "max")
+        picked, partition, *rest = c.all_reduce(torch.stack(part.sums(top, bool(smoothing))), tp).unbind(0)
+        lse = part.lse(top, partition)
+        loss, eps = _loss(lse, picked, rest, part.target, total, smoothing)
+        ctx.save_for_backward(*part.kept(partition, lse))
+        ctx.gradient, ctx.numbers, ctx.dtype = type(part).gradient, (first, real, 1 - eps, eps / total), logits.dtype
         return loss.view(target.shape)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        z, flat, lse = ctx.saved_tensors
-        dloss = grads[0].reshape(-1).to(lse.dtype)
-        dz = ctx.ops.gradient(z, flat, lse, dloss, *ctx.place, 1 - ctx.eps, ctx.eps / ctx.total)
-        return dz.view(*grads[0].shape, -1), None, None, None, None, None
+        dz = ctx.gradient(ctx.saved_tensors, grads[0], *ctx.numbers)
+        return dz.to(ctx.dtype), None, None, None, None, None

@@ -28,9 +28,9 @@ from typing import Any
 import torch
 
 from minimegatron.comm.sequence import Spans
+from minimegatron.kernels.blockwise import FULL, NONE, Span
 
-Span = tuple[int, int]
-NONE, FULL, DIAGONAL, PARTIAL = "none", "full", "diagonal", "partial"
+DIAGONAL, PARTIAL = "diagonal", "partial"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,16 +58,16 @@ class AttentionMask:
         causal: a query sees no key after it.
         window: keys at a distance of this or more are not seen; 1 leaves the token itself.
         document_ids: [b, s] of the *whole* sequence; only keys with the query's own id are seen.
-        bias: [b, 1, n, m], 0 where seen and minus infinity where not, in the dtype of the queries. It is there when the
-            keys are not those of the queries but m cached ones, whose places only the device knows
-            (`inference/static_cache.py`); then it is the rule, and all else is ignored.
     """
 
     causal: bool = True
     window: int | None = None
     document_ids: torch.Tensor | None = None
-    bias: torch.Tensor | None = None
-    _cache: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)  # shared by all layers of a pass
+    _cache: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)  # of all layers of a pass
+
+    def windowed(self, window: int | None) -> AttentionMask:
+        """The same rule with a layer's own window; None leaves it as it is."""
+        return self if window in (None, self.window) else dataclasses.replace(self, window=window)
 
     def relation(self, q: Span, k: Span) -> str:
         """How the queries [a, b) see the keys [c, d), all four being places in the sequence."""
@@ -103,9 +103,10 @@ class AttentionMask:
         """The whole table, or None where attention that is causal, or whole, says the same."""
         if self.plain(s):
             return None
-        if ("dense", s) not in self._cache:
-            self._cache["dense", s] = self.table((0, s), (0, s), device)
-        return self._cache["dense", s]
+        key = "dense", s, self.window
+        if key not in self._cache:
+            self._cache[key] = self.table((0, s), (0, s), device)
+        return self._cache[key]
 
     def boundaries(self, device: torch.device) -> tuple[torch.Tensor, int]:
         """Where documents begin, [documents + 1] int32 on `device`, and the longest: of all samples end to end.

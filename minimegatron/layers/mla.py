@@ -45,13 +45,15 @@ from minimegatron.comm import collectives as c
 from minimegatron.comm.axis import ALONE, Axis
 from minimegatron.comm.random import RngStreams
 from minimegatron.config.model import TransformerConfig
+from minimegatron.kernels import ops
 from minimegatron.layers.attention import AttentionContext
 from minimegatron.layers.core_attention import CoreAttention
+from minimegatron.layers.inference_context import StateSpec, inference_state_of
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
+from minimegatron.layers.mask import AttentionMask
 from minimegatron.layers.norm import Norm
 from minimegatron.layers.param import Init, ParamLayout, new_parameter
 from minimegatron.layers.recompute import recompute
-from minimegatron.layers.rope import apply_rotary
 
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
@@ -106,6 +108,7 @@ class MultiLatentAttention(nn.Module):
         self.mesh = mesh
         self.layer_number = layer_number
         self.rng = rng
+        self.window = config.sliding_window
         self.r = config.kv_lora_rank
         self.d_n = config.qk_head_dim
         self.d_r = config.qk_pos_emb_head_dim
@@ -138,10 +141,10 @@ class MultiLatentAttention(nn.Module):
             dtype=config.dtype,
         )
 
-    @property
-    def cache_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes that a cache holds for one token: the latent, and the key that RoPE has turned."""
-        return (self.r,), (1, self.d_r)
+    def inference_state(self) -> dict[str, StateSpec]:
+        """The latent, and the key that RoPE has turned, for each token."""
+        inference_state_of(self.core_attention, "the core of a MultiLatentAttention")  # `absorbed` is its formula
+        return {"latent": StateSpec((self.r,)), "key": StateSpec((1, self.d_r))}
 
     def queries(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """x [s', b, h] -> q [s, b, a/t, d_n + d_r], its last d_r channels turned."""
@@ -165,32 +168,36 @@ class MultiLatentAttention(nn.Module):
         """[s, b, h] -> [s, b, h] (both cut over the sequence with sequence parallelism)."""
         q = self.queries(x, context)
         latent, k_r = self.latents(x, context)
-        if context.cache is not None:
-            latent, k_r = context.cache.update(self.layer_number, latent, k_r)
-        if context.mask.bias is not None:
-            return self.linear_proj(self.absorbed(q, latent, k_r, context.mask.bias))  # type: ignore[no-any-return]
+        state = context.state_of(self.layer_number)
+        if state is not None:
+            state.write_tokens(latent=latent, key=k_r)
+            if not state.context.first:
+                latent, k_r = state.read_tokens("latent", "key")
+                bias = state.context.bias(self.window, q.dtype)
+                return self.linear_proj(self.absorbed(q, latent, k_r, bias))  # type: ignore[no-any-return]
         up = self.linear_kv_up_proj(latent).unflatten(-1, (-1, self.d_n + self.d_v))
         k_n, v = up.split([self.d_n, self.d_v], -1)
         k = torch.cat([k_n, k_r.expand(-1, -1, k_n.shape[2], -1)], -1)
+        mask = context.mask.windowed(self.window)
         if self.config.recomputes("core_attn") and self.training:
-            out = recompute(self._core, q, k, v, context, rng=self.rng)
+            out = recompute(self._core, q, k, v, mask, rng=self.rng)
         else:
-            out = self._core(q, k, v, context)
+            out = self._core(q, k, v, mask)
         return self.linear_proj(out)
 
-    def _core(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+    def _core(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
         """Attention with values narrower than keys: zeros make them equally wide where the core wants that."""
-        backend = self.core_attention.backend_for(q, v, context.mask)
+        backend = self.core_attention.backend_for(q, v, mask)
         any_width = self.mesh.cp.size == 1 and backend in ("sdpa", "reference")
         if any_width or self.d_v == q.shape[-1]:
-            return self.core_attention(q, k, v, context.mask)
+            return self.core_attention(q, k, v, mask)
         width = max(self.d_v, q.shape[-1])
         q, k, v = (F.pad(t, (0, width - t.shape[-1])) for t in (q, k, v))
-        return self.core_attention(q, k, v, context.mask).unflatten(-1, (-1, width))[..., : self.d_v].flatten(2)
+        return self.core_attention(q, k, v, mask).unflatten(-1, (-1, width))[..., : self.d_v].flatten(2)
 
     def _turn(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         assert context.rotary is not None, "the config has checked that there is RoPE"
-        return apply_rotary(x, *context.rotary, self.config.rotary_interleaved, self.config.kernels)
+        return ops.rope(x, *context.rotary, self.config.rotary_interleaved, kernels=self.config.kernels)
 
     def absorbed(self, q: torch.Tensor, latent: torch.Tensor, k_r: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         """Attention that never makes a key or a value: what generation computes from its cache.

@@ -16,29 +16,19 @@ Shazeer 2020 (arXiv 2002.05202). Megatron-LM: `megatron/core/transformer/mlp.py`
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from minimegatron.kernels.switch import kernels
+from minimegatron.kernels import ops
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.param import Init
 
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
     from minimegatron.config import TransformerConfig
-
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-    "squared_relu": lambda x: F.relu(x).square(),
-    "silu": F.silu,
-    "swiglu": F.silu,
-    "geglu": F.gelu,
-}
 
 
 class MLP(nn.Module):
@@ -64,9 +54,9 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         f = ffn_hidden_size or config.ffn_hidden_size
-        self.gated, self.activation = config.gated_linear_unit, ACTIVATIONS[config.activation]
         self.kind, self.kernels = config.activation, config.kernels
-        halves = 2 if self.gated else 1
+        self.activation = partial(ops.activation, self.kind, kernels=self.kernels)
+        halves = 2 if config.gated_linear_unit else 1
         self.linear_fc1 = column(
             config.hidden_size,
             halves * f,
@@ -86,22 +76,15 @@ class MLP(nn.Module):
             sequence_parallel=mesh.sequence_parallel,
             dtype=config.dtype,
         )
+        # whoever computes GELU says who adds the bias of fc1, where fc1 can leave it out
+        has_bias = isinstance(self.linear_fc1, ColumnParallelLinear) and self.linear_fc1.bias is not None
+        self.bias_gelu = has_bias and self.kind in ("gelu", "gelu_tanh")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[s, b, h] -> [s, b, h] (both cut over the sequence with sequence parallelism)."""
-        return self.linear_fc2(self._activated(x))
-
-    def _activated(self, x: torch.Tensor) -> torch.Tensor:
-        """act(x A^T + a) or silu(x G^T) * (x U^T), [s, b, f/t]: by a fused kernel where there is one."""
         fc1 = self.linear_fc1
-        ops = kernels(self.kernels, "activation", x, fc1.weight)
-        if ops is not None and self.kind == "swiglu":
-            return ops.swiglu(fc1(x))  # type: ignore[no-any-return]
-        adds_bias = isinstance(fc1, ColumnParallelLinear) and fc1.bias is not None
-        if ops is not None and adds_bias and self.kind in ("gelu", "gelu_tanh"):
-            y = fc1.products.linear(x, fc1.weight, None, fc1.f)
-            return ops.bias_gelu(y, fc1.bias, self.kind == "gelu_tanh")  # type: ignore[no-any-return]
-        if self.gated:
-            gate, up = fc1(x).chunk(2, -1)
-            return self.activation(gate) * up
-        return self.activation(fc1(x))
+        if self.bias_gelu:
+            y = ops.bias_gelu(partial(fc1, x), fc1.bias, self.kind == "gelu_tanh", kernels=self.kernels)
+        else:
+            y = self.activation(fc1(x))  # [s, b, f/t]
+        return self.linear_fc2(y)  # type: ignore[no-any-return]

@@ -38,6 +38,7 @@ Shazeer et al. 2017 (arXiv 1701.06538); Dai et al. 2024 (arXiv 2401.06066). Mega
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,9 +49,9 @@ from minimegatron.comm.axis import ALONE, Axis
 from minimegatron.comm.random import RngStreams
 from minimegatron.config.model import TransformerConfig
 from minimegatron.errors import ConfigError
-from minimegatron.kernels.switch import kernels
+from minimegatron.kernels import ops
 from minimegatron.layers.dispatch import DISPATCHERS, Dispatched, Dispatcher, experts_here
-from minimegatron.layers.mlp import ACTIVATIONS, MLP
+from minimegatron.layers.mlp import MLP
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter
 from minimegatron.layers.router import TopKRouter
 
@@ -75,8 +76,8 @@ class Experts(nn.Module):
     def __init__(self, config: TransformerConfig, mesh: Mesh) -> None:
         super().__init__()
         assert config.num_experts is not None
-        self.gated, self.activation = config.gated_linear_unit, ACTIVATIONS[config.activation]
-        self.kind, self.kernels = config.activation, config.kernels
+        self.gated, self.kind = config.gated_linear_unit, config.activation
+        self.activation = partial(ops.activation, self.kind, kernels=config.kernels)
         self.grouped = config.moe_grouped_gemm
         if self.grouped and GROUPED_MM is None:
             raise ConfigError(
@@ -121,14 +122,7 @@ class Experts(nn.Module):
 
     def _inner(self, y: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
         """[n, f or 2f] -> [n, f]: the activation, times the weight of the expert for the token."""
-        ops = kernels(self.kernels, "activation", y) if self.kind == "swiglu" else None
-        if ops is not None:
-            y = ops.swiglu(y)
-        elif self.gated:
-            gate, up = y.chunk(2, -1)
-            y = self.activation(gate) * up
-        else:
-            y = self.activation(y)
+        y = self.activation(y)
         return (y * probs[:, None]).to(y.dtype)
 
 
@@ -185,6 +179,7 @@ class MoELayer(nn.Module):
         self, config: TransformerConfig, mesh: Mesh, layer_number: int = 0, rng: RngStreams | None = None
     ) -> None:
         super().__init__()
+        self.config, self.mesh = config, mesh
         self.overlap = config.moe_shared_expert_overlap
         self.router = TopKRouter(config, mesh, layer_number, rng)
         self.dispatcher: Dispatcher = DISPATCHERS[config.moe_token_dispatcher_type](config, mesh)
@@ -200,6 +195,29 @@ class MoELayer(nn.Module):
         y = sent.back(self.experts(sent)).view_as(x)
         shared = shared if self.overlap else self._shared(x)
         return y if shared is None else y + shared
+
+    @property
+    def reads_device(self) -> str:
+        """Why a pass can be neither recorded nor compiled as a whole (`inference/checks`)."""
+        return f"the host must know how many tokens each of its {self.config.num_experts} experts has got"
+
+    def check_generation(self) -> None:
+        """Refuse to generate where a sequence would depend on its neighbours, or cannot be cut (`inference/checks`).
+
+        Raises:
+            ConfigError: a capacity, or tp.
+        """
+        if self.mesh.sequence_parallel:
+            raise ConfigError(
+                "generation with sequence_parallel: one token cannot be cut over the ranks of tp",
+                fix="experts with tp need it: tp = 1; weights are loaded into any layout",
+            )
+        if self.config.moe_expert_capacity_factor is not None:
+            raise ConfigError(
+                f"generation with moe_expert_capacity_factor {self.config.moe_expert_capacity_factor}: padding and "
+                "neighbours would push tokens out of their experts",
+                fix="moe_expert_capacity_factor=None: no token is dropped",
+            )
 
     def _shared(self, x: torch.Tensor) -> torch.Tensor | None:
         return None if self.shared_experts is None else self.shared_experts(x)

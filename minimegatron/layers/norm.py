@@ -14,13 +14,12 @@ Ba et al. 2016 (arXiv 1607.06450); Zhang and Sennrich 2019 (arXiv 1910.07467). M
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from minimegatron.kernels.switch import kernels
+from minimegatron.kernels import ops
 from minimegatron.layers.param import Init, ParamLayout, new_parameter
 
 if TYPE_CHECKING:
@@ -49,33 +48,17 @@ class Norm(nn.Module):
             new_parameter(ParamLayout(shape, partial=partial), config.dtype) if self.kind == "LayerNorm" else None
         )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., n] -> [..., n]; statistics in fp32 whatever the dtype."""
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
+        """[..., n] -> [..., n], statistics in fp32; with a residual (the norm of x + residual, x + residual)."""
         gamma = self.weight + 1 if self.zero_centered else self.weight
-        x = x.to(gamma.dtype) if x.dtype != gamma.dtype else x
-        ops = kernels(self.kernels, "norm", x, gamma, self.bias)
-        if ops is not None:
-            return ops.norm(x, gamma, self.bias, self.eps)
-        if self.kind == "LayerNorm":
-            return F.layer_norm(x, gamma.shape, gamma, self.bias, self.eps)
-        return F.rms_norm(x, gamma.shape, gamma, self.eps)
-
-    def add(self, x: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(the norm of x + r, x + r): one pass over memory where a kernel computes, two otherwise."""
-        if self.training and not self.fuses_add:
-            h = x + r
-            return self(h), h
-        gamma = self.weight + 1 if self.zero_centered else self.weight
-        ops = kernels(self.kernels, "norm", x, r, gamma, self.bias)
-        if ops is not None:
-            return ops.add_norm(x, r, gamma, self.bias, self.eps)  # type: ignore[no-any-return]
-        h = x + r
-        return self(h), h
+        if residual is None:
+            return ops.norm(x.to(gamma.dtype), gamma, self.bias, self.eps, kernels=self.kernels)
+        return ops.add_norm(x, residual, gamma, self.bias, self.eps, kernels=self.kernels)
 
 
-def add_norm(norm: nn.Module, x: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(norm(x + r), x + r) by a `Norm`, or by any other module that stands in its place."""
-    if isinstance(norm, Norm):
-        return norm.add(x, r)
-    h = x + r
+def add_norm(norm: nn.Module, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(norm(h), h) of h = x + residual: in one pass by a `Norm`, in two by what stands in its place."""
+    if isinstance(norm, Norm) and (norm.fuses_add or not norm.training):
+        return norm(x, residual)  # type: ignore[no-any-return]
+    h = x + residual
     return norm(h), h

@@ -18,7 +18,7 @@ has still to be told.
 Rows that come from many ranks stand by sender and are put in the order of experts by a second index (`Reorder`), whose
 gradient is the inverse index.
 
-Kernels: `kernels/permute.py`. Megatron-LM: `permute` and `sort_chunks_by_idxs` in `transformer/moe/moe_utils.py`.
+Rows are moved by `ops.permutation`. Megatron-LM: `permute`, `sort_chunks_by_idxs` in `transformer/moe/moe_utils.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from minimegatron.config.model import TransformerConfig
-from minimegatron.kernels.switch import kernels
+from minimegatron.kernels import ops
 from minimegatron.layers.router import Routing
 
 
@@ -52,27 +52,8 @@ def pairs_of(wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return pairs[:-1], row.view(experts, tokens)
 
 
-def places_of(wanted: torch.Tensor, row: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same permutation as `kernels/permute.py` wants it.
-
-    Args:
-        wanted: [T, E'] map of some experts.
-        row: of every pair, see `pairs_of`.
-        k: at most so many are wanted by a token.
-
-    Returns:
-        slot [T, E'] of every pair, token times k plus which of its choices, garbage where it is not wanted; places
-        [T, k], the row of every choice or -1.
-    """
-    tokens = len(wanted)
-    slot = wanted.cumsum(1) + torch.arange(-1, tokens * k - 1, k, device=wanted.device)[:, None]
-    places = torch.full((tokens * k + 1,), -1, dtype=torch.int64, device=wanted.device)
-    places.scatter_(0, slot.where(wanted, tokens * k).flatten(), row.t().flatten())
-    return slot, places[:-1].view(tokens, k)
-
-
 class Permutation:
-    """`permute` and `unpermute` of one batch of tokens, by kernels where `config.kernels` has some.
+    """The rows of one batch of tokens, and back.
 
     Args:
         tokens: [T, h].
@@ -81,35 +62,22 @@ class Permutation:
     """
 
     def __init__(self, tokens: torch.Tensor, routing: Routing, config: TransformerConfig) -> None:
-        self._tokens, self._probs = tokens, routing.probs
-        self._ops = kernels(config.kernels, "permute", tokens)
+        self._probs = routing.probs
         self._pairs, row = pairs_of(routing.map)
-        if self._ops is not None:
-            experts, pads = routing.map.shape[1], config.moe_pad_expert_input_to_capacity
-            # padding puts a token into experts that it has not chosen, with weight 0: into all of them at most
-            most = experts if pads else min(config.moe_router_topk, experts)
-            self._slot, self._places = places_of(routing.map, row, most)
+        experts, pads = routing.map.shape[1], config.moe_pad_expert_input_to_capacity
+        # padding puts a token into experts that it has not chosen, with weight 0: into all of them at most
+        most = experts if pads else min(config.moe_router_topk, experts)
+        self._order = ops.permutation(tokens, routing.map, row, most, kernels=config.kernels)
 
     def rows(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The n rows and their weights, see `permute`."""
+        """The n rows [n, h], sorted by expert and then by token, and the weight of each."""
         pairs = self._pairs[:n]
         weights = self._probs.flatten().index_select(0, pairs)
-        if self._ops is None:
-            self._source = pairs // self._probs.shape[1]
-            return self._tokens[self._source], weights
-        self._slots = self._slot.flatten().index_select(0, pairs)
-        return self._ops.permute(self._tokens, self._slots, self._places), weights
+        return self._order.permute(pairs), weights
 
     def back(self, rows: torch.Tensor) -> torch.Tensor:
         """rows [n, h] -> [T, h]: each row added to its token."""
-        if self._ops is None:
-            return unpermute(rows, self._source, len(self._tokens))
-        return self._ops.unpermute(rows, self._slots, self._places)  # type: ignore[no-any-return]
-
-
-def unpermute(rows: torch.Tensor, source: torch.Tensor, tokens: int) -> torch.Tensor:
-    """rows [n, h] -> [tokens, h]: each row added to its token, in the order of the rows."""
-    return rows.new_zeros((tokens, rows.shape[1])).index_add(0, source, rows)
+        return self._order.unpermute(rows)
 
 
 def regroup(sizes: Sequence[int], order: Sequence[int], device: torch.device) -> torch.Tensor:

@@ -50,11 +50,11 @@ class Entry:
     tp: Axis = ALONE
     gathers: bool = False
 
-    def start(self, x: torch.Tensor) -> c.Pending:
+    def start(self, x: torch.Tensor) -> c.Work:
         """Begin f(x)."""
-        return c.all_gather_start(x, self.tp) if self.gathers else c.Pending(x)
+        return c.all_gather_start(x, self.tp) if self.gathers else c.Work(x)
 
-    def start_backward(self, dx: torch.Tensor) -> c.Pending:
+    def start_backward(self, dx: torch.Tensor) -> c.Work:
         """Begin the conjugate of f: the sum of the ranks' dx, or this rank's rows of it."""
         return c.reduce_scatter_start(dx, self.tp) if self.gathers else c.all_reduce_start(dx, self.tp)
 
@@ -136,7 +136,7 @@ class WeightProduct:
     dy: torch.Tensor
     f: Entry
 
-    def start(self) -> c.Pending:
+    def start(self) -> c.Work:
         """Begin f(x)."""
         return self.f.start(self.x)
 
@@ -163,7 +163,7 @@ def both_gradients(
     dx: Callable[[], torch.Tensor] | None,
     product: WeightProduct | None,
     deferred: ProductQueue | None,
-) -> tuple[c.Pending | None, torch.Tensor | None]:
+) -> tuple[c.Work | None, torch.Tensor | None]:
     """Compute dx, start its sum, and compute dA meanwhile; see the module docstring.
 
     Args:

@@ -35,13 +35,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import is_fake
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import checkpoint
 
 if TYPE_CHECKING:
     from minimegatron.comm.random import RngStreams
 
 Numbers = list[int]
-_READ: ContextVar[Callable[[torch.Tensor], Numbers] | None] = ContextVar("how a run reads its device", default=None)
+Read = Callable[[torch.Tensor, Callable[[], Numbers] | None], Numbers]
+_READ: ContextVar[Read | None] = ContextVar("how a run reads its device", default=None)
 
 
 def recompute(function: Callable[..., Any], *args: Any, rng: RngStreams | None = None) -> Any:
@@ -68,23 +71,35 @@ def recompute_module(module: nn.Module, rng: RngStreams | None = None) -> None:
     module.forward = MethodType(forward, module)
 
 
-def to_host(x: torch.Tensor) -> Numbers:
-    """The numbers of `x` [n], of integers. The host waits for the device, but not in the second run of `recompute`."""
-    read = _READ.get()
-    return x.tolist() if read is None else read(x)  # type: ignore[no-any-return]
+def to_host(x: torch.Tensor, expected: Callable[[], Numbers] | None = None) -> Numbers:
+    """The numbers of `x` [n], of integers. The host waits for the device, but not in the second run of `recompute`.
+
+    Args:
+        x: the tensor.
+        expected: what to go on with where tensors have no numbers, because a run is planned (`footprint/dry_run`).
+    """
+    read = _READ.get() or _numbers
+    return read(x, expected)
 
 
-def _first(kept: list[Numbers]) -> Callable[[torch.Tensor], Numbers]:
-    def read(x: torch.Tensor) -> Numbers:
-        kept.append(x.tolist())
+def _numbers(x: torch.Tensor, expected: Callable[[], Numbers] | None) -> Numbers:
+    if expected is None or not is_fake(x):
+        return x.tolist()  # type: ignore[no-any-return]
+    with _disable_current_modes():
+        return expected()
+
+
+def _first(kept: list[Numbers]) -> Read:
+    def read(x: torch.Tensor, expected: Callable[[], Numbers] | None) -> Numbers:
+        kept.append(_numbers(x, expected))
         return kept[-1]
 
     return read
 
 
-def _second(kept: list[Numbers]) -> Callable[[torch.Tensor], Numbers]:
+def _second(kept: list[Numbers]) -> Read:
     numbers = iter(kept)
-    return lambda x: next(numbers)
+    return lambda x, expected: next(numbers)
 
 
 class _Run:
@@ -95,9 +110,7 @@ class _Run:
         draws: makes the context of the generators.
     """
 
-    def __init__(
-        self, reads: Callable[[], Callable[[torch.Tensor], Numbers]], draws: Callable[[], Any] = contextlib.nullcontext
-    ) -> None:
+    def __init__(self, reads: Callable[[], Read], draws: Callable[[], Any] = contextlib.nullcontext) -> None:
         self._reads, self._draws = reads, draws
 
     def __enter__(self) -> None:

@@ -26,8 +26,8 @@ With images a token has three positions (time, height, width), equal for text. "
 with one of them: the first section of channels with time, the next with height, the last with width (Qwen2-VL), or
 channels in turns (Qwen3-VL).
 
-RoPE has no parameters and needs no communication: every rank turns its own heads. Under context parallelism the angles
-of a rank are those of its tokens' global positions.
+The turning itself is `ops.rope`. RoPE has no parameters and needs no communication: every rank turns its own heads.
+Under context parallelism the angles of a rank are those of its tokens' global positions.
 
 Su et al. 2021 (arXiv 2104.09864); Peng et al. 2023 (arXiv 2309.00071); Wang et al. 2024 (arXiv 2409.12191). In
 Megatron-LM: `rotary_pos_embedding.py`, `yarn_rotary_pos_embedding.py` in `megatron/core/models/common/embeddings`.
@@ -40,8 +40,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-
-from minimegatron.kernels.switch import kernels
 
 if TYPE_CHECKING:
     from minimegatron.config import TransformerConfig
@@ -142,30 +140,3 @@ class RotaryEmbedding(nn.Module):
         if self.factor == 1.0:
             return angle.cos(), angle.sin()
         return angle.cos() * self.factor, angle.sin() * self.factor
-
-
-def apply_rotary(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False, fused: str = "torch"
-) -> torch.Tensor:
-    """Turn the first `2 * cos.shape[-1]` channels of every head.
-
-    Args:
-        x: [s, b, heads, d].
-        cos, sin: [s, b or 1, 1, rotated / 2].
-        interleaved: pairs (2i, 2i+1) instead of (i, i + rotated/2).
-        fused: `config.kernels`; kernels keep the angles in fp32, torch rounds them to the dtype of x.
-    """
-    ops = kernels(fused, "rope", x)
-    if ops is not None:
-        wide = torch.promote_types(x.dtype, torch.float32)
-        return ops.rope(x, cos.to(wide), sin.to(wide), interleaved)
-    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
-    rotated = 2 * cos.shape[-1]
-    turn, keep = x[..., :rotated], x[..., rotated:]
-    if interleaved:
-        a, b = turn[..., 0::2], turn[..., 1::2]
-        out = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
-    else:
-        a, b = turn.chunk(2, -1)
-        out = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
-    return out if keep.shape[-1] == 0 else torch.cat((out, keep), -1)

@@ -10,7 +10,7 @@ joined exactly by weighing each with its share of the whole sum; l is the log of
     O     = exp(l - l_new) O + exp(lse_i - l_new) out_i            begin with l = -inf, O = 0
 
 The backward pass does not join anything: given the final `lse` and `D = rowsum(dout * out)`, the gradient is a plain
-sum over pieces (`layers/flash.py`), which is added up in fp32 too. So rounding does not grow with their number.
+sum over pieces (`kernels/blockwise.py`), which is added up in fp32 too. So rounding does not grow with their number.
 
 `attend` and `attend_backward` do this for queries and keys that stand anywhere in the sequence. Each rectangle that
 `mask.tiles` asks for goes to the fastest code that computes it and returns the lse:
@@ -18,7 +18,7 @@ sum over pieces (`layers/flash.py`), which is added up in fp32 too. So rounding 
 | rectangle          | on the CPU                                    | on a GPU, in 16 bits                  |
 |--------------------|-----------------------------------------------|---------------------------------------|
 | `FULL`, `DIAGONAL` | aten's `scaled_dot_product_flash_attention`, by the operator for each that returns the lse ||
-| `PARTIAL`          | blockwise, `layers/flash.py`                  | the same                              |
+| `PARTIAL`          | blockwise, `kernels/blockwise.py`             | the same                              |
 
 With the backend `local` everything is blockwise; with `reference` each rectangle is one block, as in the formula.
 """
@@ -28,7 +28,7 @@ from __future__ import annotations
 import torch
 
 from minimegatron.comm.sequence import Spans
-from minimegatron.layers.flash import BLOCK, flash_backward, flash_forward
+from minimegatron.kernels.blockwise import BLOCK, flash_backward, flash_forward
 from minimegatron.layers.mask import DIAGONAL, FULL, PARTIAL, AttentionMask, Tile
 
 Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

@@ -45,6 +45,7 @@ from minimegatron.config.model import TransformerConfig
 from minimegatron.config.parallel import ParallelConfig
 from minimegatron.errors import ConfigError, require
 from minimegatron.layers.attention_choice import PACKAGES, installed
+from minimegatron.layers.fp8_linear import ParallelFp8
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly
 
 
@@ -140,6 +141,7 @@ def autocast_layers(stack: nn.Module, layers: Iterable[Any], config: Transformer
         config, mesh: the model, its layout.
     """
     _run_inside(stack, partial(fp8_context, config, mesh))
+    stack.check_generation = ParallelFp8.check_generation  # type: ignore[assignment]
     for layer in layers:
         _run_inside(layer, partial(fp8_context, config, mesh, layer.layer_number))
 

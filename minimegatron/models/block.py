@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from minimegatron.layers.dropout import Dropout
+from minimegatron.layers.inference_context import StateSpec, inference_state_of
 from minimegatron.layers.norm import Norm, add_norm
 from minimegatron.layers.recompute import recompute, recompute_module
 from minimegatron.models.spec import ModuleSpec, build_module
@@ -74,6 +75,10 @@ class TransformerLayer(nn.Module):
             self.pre_mlp_layernorm, x, self.dropout(self.self_attention(self.input_layernorm(x), context))
         )
         return x + self.dropout(self.mlp(normed))
+
+    def inference_state(self) -> dict[str, StateSpec]:
+        """What the layer keeps of earlier tokens while it generates; see `layers/inference_context`."""
+        return inference_state_of(self.self_attention, f"self_attention of layer {self.layer_number}")
 
 
 class TransformerBlock(nn.Module):

@@ -2,7 +2,7 @@
 
     tokens [b, s] -> embedding -> [s, b, h] -> layers -> final norm -> logits [s, b, V'/t] -> loss of every token [b, s]
 
-One class serves GPT-2, Llama, Mistral, Qwen and the rest by configuration (`models/zoo.py`). It returns the loss of
+One class serves GPT-2, Llama, Mistral, Qwen and the rest by configuration (`models/families`). It returns the loss of
 *every token*: the training step alone averages them, so that microbatches, data and context parallelism cannot each
 average in their own way.
 
@@ -34,6 +34,7 @@ from minimegatron.config.fits import check_model_fits
 from minimegatron.layers.attention import AttentionContext
 from minimegatron.layers.dropout import Dropout
 from minimegatron.layers.embedding import LanguageModelEmbedding
+from minimegatron.layers.inference_context import InferenceContext, StateSpec
 from minimegatron.layers.linear import ColumnParallelLinear
 from minimegatron.layers.logical import initialize
 from minimegatron.layers.loss import vocab_parallel_cross_entropy
@@ -149,15 +150,21 @@ class GPTModel(nn.Module):
         labels: torch.Tensor | None = None,
         *,
         document_ids: torch.Tensor | None = None,
+        inference_context: InferenceContext | None = None,
+        logits_at: torch.Tensor | None = None,
         hidden: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Run this stage. With context parallelism s below is s / cp, this rank's tokens (`comm/sequence.cut_batch`).
+        """Run this stage, in training, evaluation or generation.
+
+        With context parallelism s below is s / cp, this rank's tokens (`comm/sequence.cut_batch`).
 
         Args:
             tokens: [b, s] ids; on later stages only their shape matters.
             position_ids: [b, s], or [3, b, s] for mrope; default the tokens' places in the sequence.
             labels: [b, s] ids of the next tokens.
             document_ids: [b, s] of the *whole* sequence; tokens attend only inside their document.
+            inference_context: in generation, where the tokens stand and what layers keep of earlier ones.
+            logits_at: [b], the place of one token of each sequence: logits of these alone, [1, b, V'/t].
             hidden: [s, b, h] from the stage before (without `pre_process`); default what `set_input_tensor` was given.
 
         Returns:
@@ -168,15 +175,18 @@ class GPTModel(nn.Module):
         outside the vocabulary gives the loss inf.
         """
         b, n = tokens.shape
+        if inference_context is not None:
+            position_ids = inference_context.position_ids
         if position_ids is None:
             position_ids = positions(n * self.mesh.cp.size, self.mesh, tokens.device).expand(b, n)
         hidden = self._stage_input(tokens, position_ids, hidden)
         rotary = self.rotary(position_ids) if self.rotary is not None else None
-        mask = AttentionMask(window=self.config.sliding_window, document_ids=document_ids)
-        context = AttentionContext(rotary, mask)
+        context = AttentionContext(rotary, AttentionMask(document_ids=document_ids), inference_context)
         hidden = self.decoder(hidden, context)
         if not self.post_process:
             return hidden
+        if logits_at is not None:
+            hidden = hidden.gather(0, logits_at.view(1, -1, 1).expand(1, -1, hidden.shape[-1]))
         if labels is None:
             return self.logits(hidden)
         losses = self._losses(hidden, labels)
@@ -209,7 +219,7 @@ class GPTModel(nn.Module):
             labels.t(),
             self.mesh.tp,
             vocab_size=self.config.vocab_size,
-            fused=self.config.kernels,
+            kernels=self.config.kernels,
         ).t()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -220,12 +230,27 @@ class GPTModel(nn.Module):
         weight = self.embedding.word_embeddings.weight
         return self.products.linear(hidden, weight, None, Entry(self.mesh.tp, self.mesh.sequence_parallel))
 
-    def full_logits(self, tokens: torch.Tensor, position_ids: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits of every word and token on every tp and cp rank, [b, s, V], from all s tokens; no gradient over cp."""
+    def full_logits(
+        self, tokens: torch.Tensor, position_ids: torch.Tensor | None = None, **options: Any
+    ) -> torch.Tensor:
+        """Logits of every word and token on every tp and cp rank, [b, s, V], from all s tokens; no gradient over cp.
+
+        Args:
+            tokens, position_ids: of the whole sequence.
+            options: of `forward`, e.g. `inference_context` and `logits_at`.
+        """
         if position_ids is not None:
             position_ids = local_tokens(position_ids, self.mesh, position_ids.dim() - 1)
-        logits = c.gather_from_region(self(local_tokens(tokens, self.mesh, 1), position_ids), self.mesh.tp)
+        logits = c.gather_from_region(self(local_tokens(tokens, self.mesh, 1), position_ids, **options), self.mesh.tp)
         return gather_tokens(logits[..., : self.config.vocab_size].transpose(0, 1), self.mesh, 1)
+
+    def inference_state(self) -> dict[int, dict[str, StateSpec]]:
+        """Layer number -> what the layer keeps of earlier tokens in generation.
+
+        Raises:
+            ConfigError: a layer does not say.
+        """
+        return {int(number): layer.inference_state() for number, layer in self.decoder.layers.items()}  # type: ignore[operator]
 
 
 def build_model(

@@ -15,7 +15,6 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig
 from minimegatron.layers.param import logical_parameters
 from minimegatron.optim.algorithms import build_update
-from minimegatron.optim.fused import NormReader
 from minimegatron.optim.layer_wise import LayerWise, NamedParams
 from minimegatron.optim.main_params import MainParam, Shard
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
@@ -47,7 +46,7 @@ def build_optimizer(
     params = main_params(config, model, mesh, shards)
     fp16 = any(param.dtype == torch.float16 for _, param in named)
     move, scaler = build_update(params, config, mesh, kernels), build_grad_scaler(config, fp16)
-    return MixedPrecisionOptimizer(params, config, mesh, move, scaler, NormReader(kernels), publish)
+    return MixedPrecisionOptimizer(params, config, mesh, move, scaler, kernels, publish)
 
 
 def main_params(

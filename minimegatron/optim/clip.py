@@ -40,8 +40,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
-from typing import Protocol, overload
+from collections.abc import Callable, Sequence
+from typing import overload
 
 import torch
 
@@ -49,20 +49,12 @@ from minimegatron.comm.axis import Axis
 from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import require
+from minimegatron.kernels import ops
+from minimegatron.kernels.optimizer import Tables
+from minimegatron.kernels.plain import PIECE
 from minimegatron.layers.param import ParamLayout
 
-PIECE = 1 << 16  # elements, 512 KiB in fp64
-
-
-# Of every piece: sum of squares, elements that are not finite (fp64); and the order of the gradients in them.
-PiecesRead = tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]
-
-
-class GradReader(Protocol):
-    """Reads gradients piece by piece by other means than torch's functions (`optim/fused.NormReader`: a kernel)."""
-
-    def read(self, grads: Sequence[torch.Tensor]) -> PiecesRead | None:
-        """What was read; None where torch is to compute."""
+SquaredNorms = Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]]
 
 
 def counts_here(layout: ParamLayout, mesh: Mesh, owned: bool = False) -> bool:
@@ -108,7 +100,7 @@ def grad_stats(
     norm_type: float = 2.0,
     count_zeros: bool = False,
     device: torch.device | None = None,
-    reader: GradReader | None = None,
+    squared_norms: SquaredNorms | None = None,
 ) -> GradStats:
     """Norm, zeros and non-finite tensors of the whole gradient. Does not wait for the device.
 
@@ -118,7 +110,7 @@ def grad_stats(
         norm_type: 2 or inf.
         count_zeros: one more pass over memory.
         device: of the result; default that of the first gradient.
-        reader: reads gradients by a kernel where it can (norm_type 2).
+        squared_norms: `ops.squared_norms`, told what computes and where tables are kept; default: torch computes.
     """
     require(norm_type in (2.0, math.inf), f"norm_type is {norm_type}", "choose 2 or inf")
     grads = [(g, counts) for g, counts in grads if g.numel()]
@@ -127,11 +119,17 @@ def grad_stats(
     largest = torch.zeros(1, dtype=torch.float64, device=device)
     if not count_zeros:
         total[1].fill_(math.nan)
-    read = reader.read([g for g, _ in grads]) if reader is not None and grads and norm_type == 2.0 else None
-    if read is not None:
-        _add_read(grads, read, total)
+    if grads and norm_type == 2.0:
+        read = squared_norms or functools.partial(ops.squared_norms, tables=Tables(), kernels="torch")
+        squares, broken, order = read([g for g, _ in grads])
+        of, here = _pieces(_sizes(grads), order, device)
+        total[2] = (total.new_zeros(len(grads)).index_add_(0, of, broken) > 0).sum()
+        total[0] = squares[here].sum()
     elif grads:
-        _add_norms(grads, norm_type, total, largest)
+        norms = [norm.double() for norm in torch._foreach_norm([g for g, _ in grads], norm_type)]
+        total[2] = (~torch.stack(norms).isfinite()).sum()
+        largest = torch.stack([*largest, *(norm for norm, (_, counts) in zip(norms, grads, strict=True) if counts)])
+        largest = largest.amax(0, keepdim=True)
     if count_zeros:
         for grad, counts in grads:
             if counts:
@@ -139,28 +137,6 @@ def grad_stats(
     all_reduce(total, axis)
     norm = total[0].sqrt() if norm_type == 2.0 else all_reduce(largest, axis, op="max")[0]
     return GradStats(torch.where(total[2] > 0, math.inf, norm), total[1], total[2])
-
-
-def _add_read(grads: Sequence[tuple[torch.Tensor, bool]], read: PiecesRead, total: torch.Tensor) -> None:
-    """Fill in squares and tensors that are not finite, from what a reader has found."""
-    squares, broken, order = read
-    of, here = _pieces(_sizes(grads), order, total.device)
-    total[2] = (total.new_zeros(len(grads)).index_add_(0, of, broken) > 0).sum()
-    total[0] = squares[here].sum()
-
-
-def _add_norms(
-    grads: Sequence[tuple[torch.Tensor, bool]], norm_type: float, total: torch.Tensor, largest: torch.Tensor
-) -> None:
-    """Fill in squares, tensors that are not finite and the largest norm of a piece, by torch's functions."""
-    of, here = _pieces(_sizes(grads), tuple(range(len(grads))), total.device)
-    flat = [piece for g, _ in grads for piece in g.reshape(-1).split(PIECE)]
-    norms = torch.stack(torch._foreach_norm(flat, norm_type, dtype=torch.float64))
-    total[2] = (total.new_zeros(len(grads)).index_add_(0, of, (~norms.isfinite()).double()) > 0).sum()
-    counted = norms[here]
-    if counted.numel():
-        total[0] = counted.square().sum()
-        largest[0] = counted.max()
 
 
 def _sizes(grads: Sequence[tuple[torch.Tensor, bool]]) -> tuple[tuple[int, bool], ...]:

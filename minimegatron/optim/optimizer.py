@@ -4,7 +4,7 @@ The problem in a sentence: weights in bf16 have three digits, an update is a tho
 to bf16 weights adds nothing; and a NaN that only one rank sees must stop them all.
 
 So each 16-bit parameter has an fp32 *main* parameter. Gradients are read into fp32, the update happens there, and the
-result is rounded back into the model (4 to 6 by one kernel where there are kernels, `optim/fused.py`; 5 and 6 are an
+result is rounded back into the model (4 to 6 by one kernel where there is one, `ops.optimizer_step`; 5 and 6 are an
 `Update`, of which `optim/update.py` has the list; `optim/build.py` puts both together):
 
     1  read        g = param.main_grad (fp32, of the DDP buffer), else param.grad
@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,7 +41,9 @@ from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig
 from minimegatron.errors import BadStep, CheckpointError, did_you_mean
-from minimegatron.optim.clip import GradReader, GradStats, clip_coefficient, grad_stats
+from minimegatron.kernels import ops
+from minimegatron.kernels.optimizer import Tables
+from minimegatron.optim.clip import GradStats, SquaredNorms, clip_coefficient, grad_stats
 from minimegatron.optim.scaler import GradScaler
 
 if TYPE_CHECKING:
@@ -77,7 +80,7 @@ class MixedPrecisionOptimizer:
         mesh: decisions are taken over `mesh.world`.
         move: steps 5 and 6.
         scaler: loss scale, or None.
-        norms: reads gradients by a kernel where it can.
+        kernels: `config.kernels` of the model: what reads the gradients' norms.
         publish: is called when the model's weights have changed here; spreads shards to the other ranks.
     """
 
@@ -88,7 +91,7 @@ class MixedPrecisionOptimizer:
         mesh: Mesh,
         move: Update,
         scaler: GradScaler | None = None,
-        norms: GradReader | None = None,
+        kernels: str = "torch",
         publish: Callable[[], None] = lambda: None,
     ) -> None:
         self.params = list(params)
@@ -98,7 +101,8 @@ class MixedPrecisionOptimizer:
         self._publish = publish
         names = [p.name for p in self.params]
         assert len(set(names)) == len(names), "two parameters have one logical name"
-        self._move, self._norms = move, norms
+        self._move = move
+        self._squared_norms = partial(ops.squared_norms, tables=Tables(), kernels=kernels)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -129,7 +133,7 @@ class MixedPrecisionOptimizer:
         with trace.span("optimizer_step"):
             ready = [(p, grad) for p in self.params if (grad := p.read_grad()) is not None]
             log_zeros = self.config.log_num_zeros_in_grad
-            norm, num_zeros, nonfinite = look(ready, self.mesh, count_zeros=log_zeros, reader=self._norms).to_host()
+            norm, num_zeros, nonfinite = look(ready, self.mesh, log_zeros, self._squared_norms).to_host()
             scale = self.loss_scale
             if self.scaler:
                 self.scaler.update(nonfinite > 0)
@@ -203,10 +207,10 @@ class MixedPrecisionOptimizer:
         self._publish()
 
 
-def look(ready: Ready, mesh: Mesh, *, count_zeros: bool = False, reader: GradReader | None = None) -> GradStats:
+def look(ready: Ready, mesh: Mesh, count_zeros: bool = False, squared_norms: SquaredNorms | None = None) -> GradStats:
     """Step 2: what the ranks of the world know together of their gradients; all must call."""
     counted = [(grad, p.counts_here) for p, grad in ready]
-    return grad_stats(counted, mesh.world, count_zeros=count_zeros, device=mesh.device, reader=reader)
+    return grad_stats(counted, mesh.world, count_zeros=count_zeros, device=mesh.device, squared_norms=squared_norms)
 
 
 def _check_same(saved: Mapping[str, dict[str, torch.Size]], mine: Mapping[str, dict[str, torch.Size]]) -> None:

@@ -41,7 +41,7 @@ from torch.optim.adamw import adamw
 from minimegatron.config import OptimizerConfig
 from minimegatron.optim.main_params import MainParam
 from minimegatron.optim.stored import DTYPES, Remainder, Stored
-from minimegatron.optim.update import Ready, batches, scaled
+from minimegatron.optim.update import Ready, batches
 
 BATCH = 1 << 24  # elements
 
@@ -111,7 +111,9 @@ class PrecisionAware:
 
     def _move(self, group: dict[str, Any], members: Ready, factor: float) -> None:
         states = [self._states[p.name] for p, _ in members]
-        grads = scaled([grad.float() for _, grad in members], factor)
+        grads = [grad.float() for _, grad in members]
+        if factor != 1.0:
+            torch._foreach_mul_(grads, factor)
         mains, avgs = [s.main.read() for s in states], [s.exp_avg.read() for s in states]
         squares = [s.exp_avg_sq.read() for s in states]
         adamw(

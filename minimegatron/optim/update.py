@@ -8,7 +8,7 @@ back into the model. It alone knows where and in which dtype main parameters and
 
 | class            | file                       | computes                                                         |
 |------------------|----------------------------|------------------------------------------------------------------|
-| `TorchUpdate`    | here                       | by a `torch.optim.Optimizer`, or AdamW by a kernel (`fused.py`)  |
+| `TorchUpdate`    | here                       | by a `torch.optim.Optimizer`, AdamW by a kernel where there is one |
 | `PrecisionAware` | `optim/precision_aware.py` | AdamW in fp32, on numbers that are kept in 8 or 16 bits          |
 | `Offloaded`      | `optim/offload.py`         | some parameters on the host, the others by another `Update`      |
 """
@@ -20,7 +20,8 @@ from typing import Any, Protocol
 
 import torch
 
-from minimegatron.optim.fused import FusedAdam
+from minimegatron.kernels import ops
+from minimegatron.kernels.optimizer import Tables
 from minimegatron.optim.main_params import MainParam
 
 Ready = Sequence[tuple[MainParam, torch.Tensor]]  # parameters that have a gradient, and the gradient
@@ -62,8 +63,8 @@ class TorchUpdate:
     """
 
     def __init__(self, params: Sequence[MainParam], inner: torch.optim.Optimizer | Chain, kernels: str) -> None:
-        self.params, self.inner = params, inner
-        self._fused = FusedAdam(inner, kernels)
+        self.params, self.inner, self.kernels = params, inner, kernels
+        self._tables = Tables()
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -76,7 +77,7 @@ class TorchUpdate:
     def load(self, p: MainParam, saved: Mapping[str, torch.Tensor]) -> None:
         for key, tensor in self.tensors(p).items():
             tensor.copy_(saved[key])
-        self._fused.forget()
+        self._tables.steps.clear()
         write_back([p])
 
     def reload(self, p: MainParam) -> None:
@@ -89,18 +90,9 @@ class TorchUpdate:
 
     def step(self, ready: Ready, factor: float) -> None:
         """See `Update`. Uses up the gradients."""
-        ops = self._fused.applies(ready)
-        if ops is not None:
-            self._fused.step(ops, ready, factor)
-            return
-        grads = scaled([grad.to(p.main.dtype) for p, grad in ready], factor)
-        for (p, _), grad in zip(ready, grads, strict=True):
-            p.main.grad = grad
-        self.inner.step()
-        self._fused.forget()
-        for p, _ in ready:
-            p.main.grad = None
-        write_back([p for p, _ in ready])
+        mains, grads = [p.main for p, _ in ready], [grad for _, grad in ready]
+        copies = [p.model_part if p.is_copy else None for p, _ in ready]
+        ops.optimizer_step(self.inner, mains, grads, copies, factor, self._tables, kernels=self.kernels)
 
 
 class Chain:
@@ -139,13 +131,6 @@ def batches(ready: Ready, most: int) -> list[Ready]:
         found[-1].append((p, grad))
         elements += grad.numel()
     return list(found)
-
-
-def scaled(grads: list[torch.Tensor], factor: float) -> list[torch.Tensor]:
-    """Gradients times a factor, in place."""
-    if grads and factor != 1.0:
-        torch._foreach_mul_(grads, factor)
-    return grads
 
 
 def write_back(params: Sequence[MainParam]) -> None:

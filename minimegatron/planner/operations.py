@@ -51,7 +51,6 @@ from minimegatron.layers.norm import Norm
 from minimegatron.layers.param import Init
 from minimegatron.layers.rope import RotaryEmbedding
 from minimegatron.models.decoder import build_model
-from minimegatron.models.zoo import family_config
 from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.planner.cluster import Cluster
@@ -124,10 +123,11 @@ def trials() -> Iterator[Trial]:
 
 
 def model(h: int, heads: int, vocabulary: int = 256) -> TransformerConfig:
-    """A small Llama."""
-    return family_config(
-        "llama", num_layers=1, hidden_size=h, num_attention_heads=heads, num_query_groups=heads // 2,
-        ffn_hidden_size=3 * h, vocab_size=vocabulary,
+    """A small model like Llama."""
+    return TransformerConfig(
+        num_layers=1, hidden_size=h, num_attention_heads=heads, num_query_groups=heads // 2, ffn_hidden_size=3 * h,
+        vocab_size=vocabulary, normalization="RMSNorm", activation="swiglu", position_embedding_type="rope",
+        add_bias_linear=False, untie_embeddings_and_output_weights=True,
     )  # fmt: skip
 
 
@@ -189,8 +189,8 @@ def attention(config: TransformerConfig, z: Sizes) -> Trial:
 def norm(config: TransformerConfig, z: Sizes) -> Trial:
     module = Norm(config)
     (op,) = work_of(module, z)
-    ddp, streams = wrapped(module), [torch.rand(z.s, z.b, config.hidden_size) for _ in range(2)]
-    return trial("norm", op, z, both_passes(lambda x, r: ddp.module.add(x, r), *streams))  # type: ignore[operator]
+    streams = [torch.rand(z.s, z.b, config.hidden_size) for _ in range(2)]
+    return trial("norm", op, z, both_passes(wrapped(module), *streams))
 
 
 def activation(config: TransformerConfig, z: Sizes) -> Trial:

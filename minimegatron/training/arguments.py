@@ -17,7 +17,7 @@ is ever ignored: a flag works, or says that it changes nothing, or ends the comm
 to another.
 
 Values come from five places; the later one wins: defaults, the folder of `--load` where it is a published model or
-`--use-checkpoint-args` is given, `--preset NAME` (models/zoo.py), `--config FILE.json` (the shape that the log file's
+`--use-checkpoint-args` is given, `--preset NAME` (models/families), `--config FILE.json` (the shape that the log file's
 first line has), flags. Defaults are those of `config/`, except the few of `DEFAULTS`, where
 Megatron's command line has another value and the result of a training would differ.
 
@@ -37,7 +37,7 @@ from typing import Any
 from minimegatron.config.fields import MODEL
 from minimegatron.errors import ConfigError, did_you_mean
 from minimegatron.flags import Parser
-from minimegatron.models.zoo import PRESETS, preset
+from minimegatron.models.families import PRESETS, preset
 from minimegatron.training.megatron_flags import ALREADY, RENAMED, SWITCHED_OFF_BY, SWITCHES, VALUES, refused_subject
 from minimegatron.training.run import SECTIONS, RunConfig
 from minimegatron.training.without_effect import without_effect

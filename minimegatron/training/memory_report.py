@@ -15,7 +15,7 @@ saved, are counted as workspace.
 
 A watched step costs several times its usual time, because every operation is looked at; other steps cost nothing. On
 a GPU the row `allocated` is the allocator's own peak; what it has beyond the counted one is in no tensor of Python's.
-Nor is the row `messages`: memory through which ranks of one machine send to each other (`comm/same_host`).
+Nor is the row `messages`: memory through which ranks of one machine send to each other (`comm/shared_memory`).
 
 Megatron-LM: `report_memory` in `megatron/training/utils.py`, `training_log` in `megatron/training/training.py`.
 """
@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from minimegatron import trace
-from minimegatron.comm import same_host
+from minimegatron.comm import shared_memory
 from minimegatron.comm.agree import gather_objects
 from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import ConfigError
@@ -116,7 +116,7 @@ class MemoryReport(Observer):
         where = f"{peak.where}: {peak.operation}" if peak.where else peak.operation
         allocated = torch.cuda.max_memory_allocated(self.mesh.device) if cuda else 0
         lasting = sum(self.bytes_held().values())
-        self._counted = iteration, (dict(peak.owners), lasting, where, allocated, same_host.nbytes())
+        self._counted = iteration, (dict(peak.owners), lasting, where, allocated, shared_memory.nbytes())
 
     def _table(self, counted: list[Counted]) -> str:
         rows: list[Row] = []

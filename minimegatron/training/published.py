@@ -22,10 +22,10 @@ from minimegatron.checkpoint.conversion import open_model
 from minimegatron.checkpoint.hf_config import is_published
 from minimegatron.checkpoint.hf_export import differing
 from minimegatron.checkpoint.ours import SCALES
+from minimegatron.checkpoint.weights import fill
 from minimegatron.comm.agree import on_all_ranks
 from minimegatron.data.published_tokenizer import made_files
 from minimegatron.errors import CheckpointError
-from minimegatron.models.weights import fill
 from minimegatron.training.datasets import RunData
 from minimegatron.training.run_state import RunState, model_tensors
 

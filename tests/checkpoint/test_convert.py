@@ -17,12 +17,12 @@ from minimegatron.checkpoint.folder import INDEX
 from minimegatron.checkpoint.hf_export import config_to_huggingface
 from minimegatron.checkpoint.shard_file import read_header
 from minimegatron.checkpoint.sources import InMemory, Source
+from minimegatron.checkpoint.weights import logical_tensors
 from minimegatron.commands.convert import main
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError, ConfigError, MinimegatronError
 from minimegatron.memory import Tracker
-from minimegatron.models.weights import logical_tensors
-from minimegatron.models.zoo import PRESETS, family_config, preset
+from minimegatron.models.families import PRESETS, family_config, preset
 from tests.models.test_huggingface import EXPERTS, FAMILIES, hf_model
 
 transformers = pytest.importorskip("transformers")
@@ -267,8 +267,8 @@ def test_what_no_family_can_say_is_refused_by_name(field):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_can_be_published_as_its_family(name):
-    config = TransformerConfig.from_dict(preset(name))
-    assert config_to_huggingface(config)[0] == config_to_huggingface(config, PRESETS[name][0])[0] == PRESETS[name][0]
+    config, family = TransformerConfig.from_dict(preset(name)), PRESETS[name].name
+    assert config_to_huggingface(config)[0] == config_to_huggingface(config, family)[0] == family
 
 
 def test_a_model_that_has_become_another_does_not_keep_its_config(tmp_path):

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from minimegatron.checkpoint import origin
 from minimegatron.checkpoint.conversion import open_model, target
 from minimegatron.checkpoint.folder import write_published
-from minimegatron.checkpoint.mixtures import MIXTURES
 from minimegatron.checkpoint.sources import InMemory
+from minimegatron.checkpoint.weights import logical_tensors
 from minimegatron.comm.mesh import Mesh
 from minimegatron.commands.checkpoint import main as verify
 from minimegatron.commands.convert import main
@@ -24,8 +24,7 @@ from minimegatron.config import TransformerConfig
 from minimegatron.data.published_tokenizer import made_files
 from minimegatron.data.tokenizer import ByteTokenizer, GPT2BPETokenizer
 from minimegatron.errors import CheckpointError, ConfigError
-from minimegatron.models.weights import logical_tensors
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import FAMILIES, family_config
 from minimegatron.training.arguments import parse_args
 from tests.checkpoint.test_continued import LINE
 from tests.checkpoint.test_convert import change_config, convert, publish
@@ -209,7 +208,7 @@ def scratch_line(family: str, folder: Path) -> str:
     if family == "deepseek_v3":
         sizes |= {"q_lora_rank": 24, "kv_lora_rank": 20, "qk_head_dim": 16, "qk_pos_emb_head_dim": 8, "v_head_dim": 12}
         sizes |= {"moe_layer_freq": "([0]*1+[1]*1)", "moe_router_topk_scaling_factor": 2.5}
-    if family in MIXTURES:
+    if FAMILIES[family].has_experts:
         sizes |= {"num_experts": 4, "moe_router_topk": 2}
     if family in ("qwen2_moe", "deepseek_v3"):
         sizes |= {"moe_ffn_hidden_size": 24, "moe_shared_expert_intermediate_size": 48}

@@ -23,10 +23,10 @@ from minimegatron.checkpoint.megatron import args_of, as_ours, as_theirs, config
 from minimegatron.checkpoint.pickled import read_pickle
 from minimegatron.checkpoint.sources import InMemory
 from minimegatron.checkpoint.torch_dist import TorchDist, read_common, write_release, write_torch_dist
+from minimegatron.checkpoint.weights import logical_tensors
 from minimegatron.commands.convert import main
 from minimegatron.errors import CheckpointError, ConfigError
-from minimegatron.models.weights import logical_tensors
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 from tests.golden import HERE
 from tests.oracle import torch_dist
 from tests.thorough import THOROUGH

@@ -10,8 +10,8 @@ from minimegatron.checkpoint import sources
 from minimegatron.checkpoint.huggingface import as_ours, as_theirs
 from minimegatron.checkpoint.shard_file import Entry
 from minimegatron.checkpoint.sources import InMemory, View, read_box
-from minimegatron.models.weights import logical_tensors
-from minimegatron.models.zoo import family_config
+from minimegatron.checkpoint.weights import logical_tensors
+from minimegatron.models.families import family_config
 
 FAMILIES = ("gpt2", "llama", "qwen2", "mixtral", "qwen2_moe")
 

@@ -15,7 +15,7 @@ from minimegatron.comm.mesh import Axis, Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.layers.param import layout_of
 from minimegatron.models.decoder import GPTModel
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 from tests.course.marked import LABS
 
 HEADS, PREDICTED, REPLICATED = (

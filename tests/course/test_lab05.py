@@ -15,7 +15,7 @@ from minimegatron.launch import workers
 from minimegatron.layers.dispatch import dispatch_bytes
 from minimegatron.layers.router import Routing, balance_scores, balancing_loss, choose
 from minimegatron.layers.router import limit as package_limit
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 from tests.course.marked import LABS
 from tests.labkit.cells import COURSE
 from tests.thorough import mostly_thorough

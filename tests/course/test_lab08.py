@@ -18,7 +18,7 @@ from minimegatron.errors import ConfigError
 from minimegatron.layers.logical import load_logical
 from minimegatron.layers.param import ParamLayout
 from minimegatron.models.decoder import build_model
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 from tests.course.marked import LABS, said
 
 MARKED = LABS["08_checkpoints"]

@@ -16,7 +16,7 @@ from minimegatron.footprint import attention, experts  # noqa: F401  they regist
 from minimegatron.footprint.prediction import Work, meta_model, meta_wrapper, sizes_of
 from minimegatron.footprint.states import states
 from minimegatron.footprint.tape import tape_of
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 from minimegatron.parallel.schedules import build_schedule
 from minimegatron.planner.closed_forms import bubble, crossover_tokens, in_flight, sent
 from minimegatron.planner.cluster import CLUSTERS

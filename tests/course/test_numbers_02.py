@@ -12,7 +12,7 @@ import torch
 from minimegatron.comm.mesh import Mesh
 from minimegatron.layers.param import layout_of
 from minimegatron.models.decoder import GPTModel
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 from minimegatron.viz.product import columns_of, product, rows_of
 
 CHECKS = import_module("course.02_tensor_parallel.checks.predicted")

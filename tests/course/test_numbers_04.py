@@ -11,7 +11,7 @@ import torch
 from minimegatron.comm.mesh import Mesh
 from minimegatron.layers.attention import AttentionContext
 from minimegatron.models.decoder import build_model
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 from minimegatron.viz.ring import FULL, PART, quarters
 from minimegatron.viz.sequence import pairs_of
 from minimegatron.viz.softmax import steps_of

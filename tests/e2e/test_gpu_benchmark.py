@@ -21,7 +21,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.inference import decode
 from minimegatron.launch.torchrun import Run
 from minimegatron.models.decoder import build_model
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 from tests.recorder import OnACpu
 from tests.rehearsal import rehearse
 

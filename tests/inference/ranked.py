@@ -14,7 +14,6 @@ from minimegatron.commands.generate import continue_prompt, parse
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.errors import MinimegatronError
 from minimegatron.inference.generate import Continuation, StaticEngine, generate
-from minimegatron.inference.model import forward
 from minimegatron.inference.sampling import SamplingParams
 from minimegatron.inference.static_cache import StaticCache
 from minimegatron.layers.logical import load_logical
@@ -46,7 +45,7 @@ def in_pieces(model: GPTModel, tokens: torch.Tensor, key_length: bool = False) -
     cache, at, found = StaticCache(model, len(tokens), tokens.shape[1]), 0, []
     for n in PIECES:
         view = cache.decode(n, at + n if key_length else None) if at else cache.prefill(n)
-        found.append(forward(model, tokens[:, at : at + n], view))
+        found.append(model.full_logits(tokens[:, at : at + n], inference_context=view))
         cache.advance(n)
         at += n
     return torch.cat(found, 1)

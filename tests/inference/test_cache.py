@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from minimegatron.errors import ConfigError, DataError
-from minimegatron.inference.model import forward
 from minimegatron.inference.static_cache import StaticCache
 from tests.inference.models import NAMES, ours, weights
 from tests.inference.ranked import LENGTH, PROMPTS, build, bytes_on_rank, ids, in_pieces, pieces_on_ranks
@@ -47,11 +46,12 @@ def after_prompts(model, prompts, pad, cache=None):
     tokens = torch.tensor([[*prompt, *[pad] * (n - len(prompt))] for prompt in prompts])
     cache = cache or StaticCache(model, len(prompts), 16)
     with torch.no_grad():
-        found = [forward(model, tokens, cache.prefill(n), lengths - 1)]
+        view = cache.prefill(n, lengths)
+        found = [model.full_logits(tokens, inference_context=view, logits_at=lengths - 1)]
         cache.advance(lengths)
         for i in range(6):
             more = torch.tensor([[(sum(prompt) + 7 * i) % 99] for prompt in prompts])
-            found.append(forward(model, more, cache.decode()))
+            found.append(model.full_logits(more, inference_context=cache.decode()))
             cache.advance(1)
     return torch.cat(found, 1)
 
@@ -69,7 +69,7 @@ def test_what_lay_in_the_cache_before_is_forgotten():
     model = ours("mistral")
     cache = StaticCache(model, 3, 16)
     for buffers in cache.layers.values():
-        for buffer in buffers:
+        for buffer in buffers.values():
             buffer.fill_(torch.nan)
     cache.positions += 5
     assert torch.equal(after_prompts(model, PROMPTS, 0, cache), after_prompts(model, PROMPTS, 0))

@@ -16,9 +16,9 @@ from minimegatron.inference.generate import StaticEngine, generate
 from minimegatron.inference.sampling import GREEDY, SamplingParams
 from minimegatron.layers.core_attention import CoreAttention
 from minimegatron.models.decoder import build_model
+from minimegatron.models.families import family_config
 from minimegatron.models.gpt_layer_specs import decoder_layer_spec
 from minimegatron.models.spec import ModuleSpec
-from minimegatron.models.zoo import family_config
 from tests.inference.models import NAMES, ours, theirs, weights
 from tests.inference.ranked import PROMPTS, build, continuations, different_questions, example, refusals
 from tests.thorough import mostly_thorough
@@ -129,7 +129,7 @@ def test_questions_without_an_answer(arguments, error, words):
 
 
 class Other(CoreAttention):
-    """A core that knows no cache."""
+    """A core that may compute something else, and does not say what it keeps."""
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ class Other(CoreAttention):
     [
         ({}, {"fp8_format": "e4m3", "fp8_recipe": "mxfp8"}, "scales are those of a batch"),
         ({}, {"num_experts": 4, "moe_router_topk": 2, "moe_expert_capacity_factor": 1.0}, "out of their experts"),
-        ({}, {"spec": Other}, "know no cache"),
+        ({}, {"spec": Other}, "core of a SelfAttention is a Other, which does not say what it keeps"),
         ({"training": True}, {}, "model.eval()"),
     ],
     ids=["fp8", "capacity", "core", "training"],

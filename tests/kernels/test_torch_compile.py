@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import torch
 
-from minimegatron.kernels import ops
+from minimegatron.kernels import activation, cross_entropy, flash, norm, permute, rope, softmax
 from tests.kernels.compare import random
 
 
 def block(x, r, gamma, w, cos, sin, slots, places, target):
     """A little of everything, in the order of a layer."""
-    y, h = ops.add_norm(x, r, gamma, None, 1e-5)
-    heads = ops.rope(y.view(6, 2, 2, 16), cos, sin)
+    y, h = norm.add_norm(x, r, gamma, None, 1e-5)
+    heads = rope.rope(y.view(6, 2, 2, 16), cos, sin)
     q = heads.permute(1, 2, 0, 3)
-    z, _ = ops.flash_attention(q, q, q, 0.25)
-    z = z + ops.scaled_softmax(q @ q.transpose(-1, -2), 0.25, None, True) @ q
-    z = ops.swiglu(ops.bias_gelu(z.permute(2, 0, 1, 3).reshape(12, 32) @ w, w[0], True))
-    z = ops.norm(h.view(12, 32), gamma, gamma, 1e-5) + z
-    z = ops.unpermute(ops.permute(z, slots, places), slots, places)
-    return ops.cross_entropy(z, target)
+    z, _ = flash.flash_attention(q, q, q, 0.25)
+    z = z + softmax.scaled_softmax(q @ q.transpose(-1, -2), 0.25, None, True) @ q
+    z = activation.swiglu(activation.bias_gelu(z.permute(2, 0, 1, 3).reshape(12, 32) @ w, w[0], True))
+    z = norm.norm(h.view(12, 32), gamma, gamma, 1e-5) + z
+    z = permute.unpermute(permute.permute(z, slots, places), slots, places)
+    return cross_entropy.cross_entropy(z, target)
 
 
 def test_one_graph_without_breaks_and_the_same_numbers():
     slots = torch.randperm(24, generator=torch.Generator().manual_seed(0))
-    rest = (random(6, 1, 1, 8), random(6, 1, 1, 8, seed=1), slots, ops.inverse(slots, 12, 2), torch.arange(12))
+    rest = (random(6, 1, 1, 8), random(6, 1, 1, 8, seed=1), slots, permute.inverse(slots, 12, 2), torch.arange(12))
     inputs = [random(6, 2, 32, seed=2), random(6, 2, 32, seed=3), random(32, seed=4), random(32, 64, seed=5, scale=0.2)]
     graphs = []
 

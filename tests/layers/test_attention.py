@@ -7,10 +7,11 @@ import torch
 
 from minimegatron.comm.mesh import Axis, Mesh
 from minimegatron.config import TransformerConfig
+from minimegatron.kernels import ops
 from minimegatron.layers.attention import AttentionContext, CoreAttention, SelfAttention
 from minimegatron.layers.logical import initialize
 from minimegatron.layers.mask import AttentionMask
-from minimegatron.layers.rope import RotaryEmbedding, apply_rotary
+from minimegatron.layers.rope import RotaryEmbedding
 
 
 def make(**fields) -> TransformerConfig:
@@ -62,7 +63,7 @@ def test_rope_depends_on_the_distance_only(interleaved, percent):
 
     def scores(shift):
         angles = [t.double() for t in rotary(torch.arange(9).expand(2, 9) + shift)]
-        a, b = (apply_rotary(t, *angles, interleaved) for t in (q, k))
+        a, b = (ops.rope(t, *angles, interleaved) for t in (q, k))
         return torch.einsum("sbhd,tbhd->bst", a, b)
 
     torch.testing.assert_close(scores(0), scores(37), rtol=0, atol=2e-5)
@@ -73,8 +74,8 @@ def test_the_two_rope_layouts_are_a_permutation_of_channels():
     angles = RotaryEmbedding(make(kv_channels=8, position_embedding_type="rope"))(torch.arange(9).expand(2, 9))
     x = qkv(d=8)[0].detach().float()
     halves_to_pairs = torch.arange(8).view(2, 4).t().flatten()
-    halves = apply_rotary(x, *angles)
-    pairs = apply_rotary(x[..., halves_to_pairs], *angles, interleaved=True)
+    halves = ops.rope(x, *angles)
+    pairs = ops.rope(x[..., halves_to_pairs], *angles, interleaved=True)
     torch.testing.assert_close(pairs, halves[..., halves_to_pairs])
 
 

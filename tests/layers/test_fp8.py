@@ -9,7 +9,8 @@ from minimegatron.comm.axis import ALONE
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import ConfigError
-from minimegatron.layers.fp8 import E4M3, E5M2, RECIPES, Fp8Recipe, scale_for
+from minimegatron.kernels import reference
+from minimegatron.layers.fp8 import E4M3, E5M2, RECIPES, Fp8Recipe
 from minimegatron.layers.fp8_linear import ParallelFp8
 from minimegatron.layers.fp8_model import move_scales
 from minimegatron.layers.fp8_scales import DelayedScale, together
@@ -57,8 +58,13 @@ def test_scales_of_zeros_of_huge_tiny_and_broken_tensors():
         state.amax_history.zero_()
         step(state, amax)
         assert state.scale == 57344 / 2 and state.amax_history.isfinite().all()
-    assert scale_for(torch.tensor(1e-45), E4M3).isfinite() and scale_for(torch.tensor(0.0), E4M3) == 1
-    assert scale_for(torch.tensor(3e38), E4M3) > 0 and scale_for(torch.tensor(1.0), E4M3, margin=2) == 112
+    assert (
+        reference.scale_for(torch.tensor(1e-45), E4M3).isfinite() and reference.scale_for(torch.tensor(0.0), E4M3) == 1
+    )
+    assert (
+        reference.scale_for(torch.tensor(3e38), E4M3) > 0
+        and reference.scale_for(torch.tensor(1.0), E4M3, margin=2) == 112
+    )
 
 
 def run(recipe: Fp8Recipe, x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor, steps: int = 1):
@@ -98,7 +104,7 @@ def test_gradients_are_e5m2_and_the_rest_e4m3():
     assert Fp8Recipe("block").dtype(True) == E4M3
     x, w, dy = normal(8, 16), normal(4, 16, seed=1), normal(8, 4, seed=2)
     _, dx, _, _ = run(hybrid, x, w, dy)
-    scale_w, scale_dy = scale_for(w.abs().max(), E4M3), scale_for(dy.abs().max(), E5M2)
+    scale_w, scale_dy = reference.scale_for(w.abs().max(), E4M3), reference.scale_for(dy.abs().max(), E5M2)
     want = ((dy * scale_dy).to(E5M2).float() / scale_dy) @ ((w * scale_w).to(E4M3).float() / scale_w)
     torch.testing.assert_close(dx, want, rtol=1e-6, atol=1e-6)
 
@@ -106,7 +112,7 @@ def test_gradients_are_e5m2_and_the_rest_e4m3():
 def test_the_product_is_torchs_scaled_mm():
     x, w = normal(32, 64), normal(48, 64, seed=1)
     y, *_ = run(Fp8Recipe("current"), x, w, torch.ones(32, 48))
-    sx, sw = (scale_for(t.abs().max(), E4M3) for t in (x, w))
+    sx, sw = (reference.scale_for(t.abs().max(), E4M3) for t in (x, w))
     try:
         want = torch._scaled_mm((x * sx).to(E4M3), (w * sw).to(E4M3).t(), 1 / sx, 1 / sw, out_dtype=torch.float32)
     except RuntimeError as error:

@@ -19,7 +19,7 @@ from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.logical import load_logical
 from minimegatron.layers.param import Init
 from minimegatron.models.decoder import build_model
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 from minimegatron.training.step import forward_step
 from tests.kernels.test_fp8_cast import by_search, numbers_of
 from tests.layers.test_fp8 import normal

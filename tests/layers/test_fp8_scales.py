@@ -17,7 +17,7 @@ from minimegatron.layers import fp8_linear, fp8_model
 from minimegatron.layers.fp8 import E4M3, E5M2, Fp8Recipe
 from minimegatron.layers.fp8_scales import DelayedScale, Siblings, scaling_of, together
 from minimegatron.models.decoder import build_model
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 from tests.layers.test_fp8 import layer_of, linear, normal
 from tests.layers.test_fp8_linear import TINY, batch
 from tests.training.test_trainer import train

@@ -32,7 +32,7 @@ def parallel(rank: int, world: int, seed: int, smoothing: float, dtype: torch.dt
     logits, target = problem(seed)
     mine = logits.chunk(world, -1)[rank].to(dtype).requires_grad_()
     with trace.record(rank) as log:
-        loss = vocab_parallel_cross_entropy(mine, target, axis, vocab_size=V, label_smoothing=smoothing, fused=fused)
+        loss = vocab_parallel_cross_entropy(mine, target, axis, vocab_size=V, label_smoothing=smoothing, kernels=fused)
         forward = log.nbytes()
         (loss * torch.arange(1, S * B + 1).view(S, B)).sum().backward()
     return loss.detach(), mine.grad, forward, log.nbytes() - forward
@@ -86,7 +86,7 @@ def of_no_words(rank: int, world: int, fused: str) -> torch.Tensor:
     logits, target = problem(0)
     target[0] = torch.tensor([-100, PADDED, V])
     mine = logits.chunk(world, -1)[rank].contiguous()
-    return vocab_parallel_cross_entropy(mine, target, axis, vocab_size=V, fused=fused)
+    return vocab_parallel_cross_entropy(mine, target, axis, vocab_size=V, kernels=fused)
 
 
 @pytest.mark.parametrize("fused", ["torch", "emulated"])

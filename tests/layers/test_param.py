@@ -13,7 +13,7 @@ from minimegatron.errors import CheckpointError, ConfigError
 from minimegatron.layers.logical import gather_logical, initialize, load_logical
 from minimegatron.layers.param import ParamLayout, cut_evenly, layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel, build_model
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 
 SIZES = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 50, "max_position_embeddings": 16}
 

@@ -10,7 +10,8 @@ import torch
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.errors import ConfigError
-from minimegatron.layers.rope import RotaryEmbedding, apply_rotary, attention_factor, inverse_frequencies
+from minimegatron.kernels import ops
+from minimegatron.layers.rope import RotaryEmbedding, attention_factor, inverse_frequencies
 from minimegatron.models.decoder import GPTModel, build_model
 
 pytest.importorskip("transformers")
@@ -62,7 +63,7 @@ def three_positions() -> torch.Tensor:
 
 def turned_by_ours(config: TransformerConfig, q: torch.Tensor) -> torch.Tensor:
     cos, sin = RotaryEmbedding(config)(three_positions())
-    return apply_rotary(q.permute(2, 0, 1, 3), cos, sin).permute(1, 2, 0, 3)
+    return ops.rope(q.permute(2, 0, 1, 3), cos, sin).permute(1, 2, 0, 3)
 
 
 def test_mrope_is_that_of_qwen2_vl():

@@ -19,7 +19,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import DEFAULT, MODEL_PARALLEL, RngStreams, stream_seeds
 from minimegatron.config import ParallelConfig
 from minimegatron.models.chunks import build_model_chunks
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 
 TP2 = {"tensor_model_parallel_size": 2}
 SP = {**TP2, "sequence_parallel": True}

@@ -15,7 +15,7 @@ from minimegatron.errors import CheckpointError, ConfigError
 from minimegatron.layers.logical import load_logical
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.decoder import GPTModel
-from minimegatron.models.zoo import count_parameters
+from minimegatron.models.parameters import count_parameters
 from minimegatron.parallel.pipeline import FunctionStage, run
 
 transformers = pytest.importorskip("transformers")
@@ -129,11 +129,12 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+MODELS = {**FAMILIES, **EXPERTS}
 
 
 def hf_model(name: str, seed: int = 0):
     """A tiny random model whose norms are not 1 and biases not 0."""
-    cls, fields = {**FAMILIES, **EXPERTS}[name]
+    cls, fields = MODELS[name]
     torch.manual_seed(seed)
     config = getattr(transformers, cls)(**fields)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()

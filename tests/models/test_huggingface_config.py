@@ -14,13 +14,14 @@ import pytest
 import torch
 
 from minimegatron.checkpoint.hf_config import config_from_huggingface
-from minimegatron.checkpoint.hf_keys import ALIASES, DEFAULTS, HARMLESS
 from minimegatron.checkpoint.huggingface import state_from_huggingface
 from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import CheckpointError, ConfigError
 from minimegatron.layers.logical import load_logical
 from minimegatron.models.decoder import GPTModel
-from tests.models.test_huggingface import EXPERTS, FAMILIES
+from minimegatron.models.families import FAMILIES
+from minimegatron.models.families.keys import HARMLESS
+from tests.models.test_huggingface import MODELS
 from tests.thorough import mostly_thorough
 
 transformers = pytest.importorskip("transformers")
@@ -31,7 +32,7 @@ TINY |= {"mixtral": "mixtral", "qwen2_moe": "qwen2_moe", "qwen3_moe": "qwen3_moe
 
 def file_of(family: str) -> dict[str, Any]:
     """What `save_pretrained` writes for a tiny model."""
-    cls, fields = {**FAMILIES, **EXPERTS}[TINY[family]]
+    cls, fields = MODELS[TINY[family]]
     return getattr(transformers, cls)(**fields).to_dict()
 
 
@@ -40,7 +41,7 @@ def as_transformers_reads(hf: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_family_has_a_tiny_model():
-    assert TINY.keys() == DEFAULTS.keys()
+    assert TINY.keys() == FAMILIES.keys()
 
 
 @pytest.mark.parametrize("family", TINY)
@@ -164,7 +165,7 @@ def test_no_key_is_read_that_the_class_does_not_have(family):
     """By its attributes, or by the code of the model, which asks for some that a file may add."""
     config = transformers.CONFIG_MAPPING[family]()
     code = inspect.getsource(importlib.import_module(f"transformers.models.{family}.modeling_{family}"))
-    names = {**DEFAULTS[family], **ALIASES.get(family, {})}
+    names = {**FAMILIES[family].defaults, **FAMILIES[family].aliases}
     assert [k for k in names if k != "rope_theta" and not hasattr(config, k) and f'"{k}"' not in code] == []
 
 
@@ -188,7 +189,7 @@ def test_a_key_of_other_families_is_refused(family):
     """transformers passes over it, or fails: what computes with it is another program."""
     seen = {"partial_rotary_factor"}
     for key, value in FOREIGN.items():
-        if key in DEFAULTS[family]:
+        if key in FAMILIES[family].defaults:
             continue
         seen.add(key)
         with pytest.raises(ConfigError, match=key):
@@ -235,7 +236,8 @@ def test_a_head_beside_a_tied_embedding_must_be_equal_to_it():
 
 
 def test_two_names_of_one_key_must_agree():
-    for family, names in ALIASES.items():
+    for family, told in FAMILIES.items():
+        names = told.aliases
         for other, name in names.items():
             file = {k: v for k, v in file_of(family).items() if k not in (*names, *names.values())}
             with pytest.raises(ConfigError, match="differently"):

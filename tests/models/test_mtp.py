@@ -19,7 +19,7 @@ from minimegatron.layers.mask import AttentionMask
 from minimegatron.layers.param import logical_parameters
 from minimegatron.models.decoder import GPTModel, build_model
 from minimegatron.models.mtp import depth_losses
-from minimegatron.models.zoo import count_parameters
+from minimegatron.models.parameters import count_parameters
 from minimegatron.parallel import finalize
 from minimegatron.training.flops import forward_flops
 from tests.config.test_config import rank_of_tp

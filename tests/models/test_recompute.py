@@ -10,7 +10,7 @@ from minimegatron.comm.random import RngStreams
 from minimegatron.config import ParallelConfig
 from minimegatron.layers import recompute as recompute_module
 from minimegatron.models.decoder import build_model
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 
 WAYS = {
     "selective core": {"recompute_granularity": "selective"},

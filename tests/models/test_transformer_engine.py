@@ -25,7 +25,7 @@ from minimegatron.errors import ConfigError
 from minimegatron.layers import transformer_engine as ours
 from minimegatron.layers.param import Init, layout_of, logical_parameters
 from minimegatron.models.decoder import build_model
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 
 SIZES = {"num_layers": 3, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 64, "ffn_hidden_size": 64}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -9,11 +11,10 @@ from torch import nn
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig
 from minimegatron.errors import NumericsError
-from minimegatron.kernels import build, launch
+from minimegatron.kernels import build, launch, ops
 from minimegatron.kernels import optimizer as kernel
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.clip import grad_stats
-from minimegatron.optim.fused import NormReader
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
 
 pytestmark = pytest.mark.skipif(build.compiler("emulated") is None, reason="no g++ or clang++")
@@ -89,13 +90,13 @@ def test_a_broken_gradient_is_named_and_nothing_moves(bad):
 def test_statistics_count_what_this_rank_counts():
     grads = [(torch.randn(n, generator=torch.Generator().manual_seed(n)), n % 2 == 0) for n in (5, 70_000, 131_072, 8)]
     grads.append((grads[0][0].bfloat16(), True))
-    reader = NormReader("emulated")
+    norms = partial(ops.squared_norms, tables=kernel.Tables(), kernels="emulated")
     for _ in range(2):  # the second time with the tables of the first
-        got = grad_stats(grads, Mesh.serial().world, reader=reader)
+        got = grad_stats(grads, Mesh.serial().world, squared_norms=norms)
         want = grad_stats(grads, Mesh.serial().world)
         torch.testing.assert_close(got.norm, want.norm, rtol=1e-12, atol=0.0)
         grads[1][0].mul_(3.0)
     grads[0][0][2], grads[2][0][-1] = torch.nan, torch.inf
-    assert grad_stats(grads, Mesh.serial().world, reader=reader).to_host()[2] == 2
+    assert grad_stats(grads, Mesh.serial().world, squared_norms=norms).to_host()[2] == 2
     grads = grads[:2]  # other tensors: other tables
-    assert grad_stats(grads, Mesh.serial().world, reader=reader).nonfinite == 1
+    assert grad_stats(grads, Mesh.serial().world, squared_norms=norms).nonfinite == 1

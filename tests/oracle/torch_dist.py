@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from minimegatron.checkpoint.megatron import config_from_args
-from minimegatron.models.weights import logical_tensors
+from minimegatron.checkpoint.weights import logical_tensors
 from tests.golden import megatron_names
 from tests.oracle import gpt, moe, ranks
 

@@ -15,7 +15,7 @@ from minimegatron.config.newton_schulz import coefficients_of
 from minimegatron.footprint.prediction import meta_model, meta_wrapper
 from minimegatron.footprint.tape import Unpredicted
 from minimegatron.layers.param import layout_of
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 from minimegatron.optim.muon import newton_schulz
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.planner.cluster import CLUSTERS

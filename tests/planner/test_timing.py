@@ -12,7 +12,7 @@ from minimegatron.config import DataConfig, OptimizerConfig, ParallelConfig, Tra
 from minimegatron.config.stages import SPLIT, plan_stages
 from minimegatron.footprint.prediction import Work, sizes_of
 from minimegatron.models.chunks import placement_of, schedule_of
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 from minimegatron.parallel.schedule_sim import Costs, simulate
 from minimegatron.planner.closed_forms import bubble
 from minimegatron.planner.cluster import CLUSTERS, Cluster

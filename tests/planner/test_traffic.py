@@ -18,7 +18,7 @@ from minimegatron.footprint.tape import Unpredicted
 from minimegatron.layers.linear import ColumnParallelLinear
 from minimegatron.layers.param import Init
 from minimegatron.models.chunks import build_model_chunks
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.parallel.wrapping import data_parallel

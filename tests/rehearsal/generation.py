@@ -11,7 +11,7 @@ from minimegatron.cuda_graphs import CudaRecorder
 from minimegatron.inference.generate import StaticEngine
 from minimegatron.inference.sampling import GREEDY, SamplingParams
 from minimegatron.models.decoder import build_model
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 from tests.rehearsal.record import RECORD
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8]]

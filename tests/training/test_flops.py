@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from minimegatron.config import TransformerConfig
-from minimegatron.models.zoo import count_parameters, family_config
+from minimegatron.models.families import family_config
+from minimegatron.models.parameters import count_parameters
 from minimegatron.training.flops import attention_pairs, forward_flops, peak_tflops, step_flops
 
 

@@ -19,7 +19,8 @@ from minimegatron.layers.mlp import MLP
 from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.memory import Tracker
 from minimegatron.models.chunks import build_model_chunks
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
+from minimegatron.models.spec import spec_from_name
 from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.wrapping import data_parallel
 from minimegatron.training.memory_report import predict_run
@@ -45,7 +46,8 @@ LATENT = {"multi_latent_attention": True, "q_lora_rank": 32, "kv_lora_rank": 16,
 NARROW = {"ffn_hidden_size": 64, "num_layers": 8, "kv_channels": 64}  # most of what is kept is attention's
 OWN = {"kernels": "emulated", "num_layers": 2}
 FP8 = {"fp8_format": "hybrid", "params_dtype": "bf16", "num_layers": 2}
-# name -> (ranks, fields of the layout, fields of the model; `documents` and `optimizer` are the run's)
+STRANGE = {"spec": ("tests.planner.strange", "layers"), "num_layers": 2}
+# name -> (ranks, fields of the layout, fields of the model; `documents`, `optimizer` and `spec` are the run's)
 LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     **{f"stage {n}": (2, {"data_parallel_sharding_strategy": s}, {}) for s, n in STAGES.items()},
     **{f"stage {n}, recompute": (2, {"data_parallel_sharding_strategy": s}, FULL) for s, n in STAGES.items()},
@@ -118,7 +120,13 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "own kernels": (1, {}, OWN | BF16),
     "own kernels, tp2 sp, recompute": (2, TP2, OWN | FULL),
     "own kernels, experts": (2, EP2, OWN | MOE | BF16),
+    "own kernels, the formula": (1, {}, OWN | BF16 | {"attention_backend": "reference"}),
     "instances": (4, {"data_parallel_sharding_strategy": "optim", "num_distributed_optimizer_instances": 2}, {}),
+    "strange": (1, {}, STRANGE | BF16),
+    "strange, tp2 sp": (2, TP2, STRANGE),
+    "strange, pp2, recompute": (2, PP2, STRANGE | {"num_layers": 4} | FULL),
+    "strange, zb-h1": (2, PP2 | {"pipeline_schedule": "zb_h1"}, STRANGE),
+    "strange, stage 3, recompute": (2, {"data_parallel_sharding_strategy": "optim_grads_params"}, STRANGE | FULL),
     "pp2, stage 1": (4, {"pipeline_model_parallel_size": 2, "data_parallel_sharding_strategy": "optim"}, {}),
 }  # fmt: skip
 
@@ -133,7 +141,8 @@ COVERED = {
     "cp2 ring, stage 3, narrow MLP", "cp2 ring, stage 3, bf16", "cp2 gathered, stage 3", "cp2 by heads, stage 2",
     "cp2 ring, stage 3, recompute", "cp2 ring, blockwise", "cp2 ring, window", "cp4 ring, stage 3",
     "tp2 cp2 ring, stage 2", "latent, cp2 ring, stage 2, bf16", "latent, cp2 gathered", "latent, cp2 by heads",
-    "latent, bf16, tp2 sp", "cp2 gathered", "etp1 of tp2", "own kernels", "stage 3, bf16", "stage 3",
+    "latent, bf16, tp2 sp", "cp2 gathered", "etp1 of tp2", "own kernels", "own kernels, the formula", "stage 3, bf16",
+    "stage 3", "strange, stage 3, recompute", "strange",
 }
 # fmt: on
 
@@ -141,7 +150,7 @@ COVERED = {
 def case_of(name: str) -> Case:
     """The microbatches of a layout's model."""
     model = dict(LAYOUTS[name][2])
-    documents, _ = model.pop("documents", False), model.pop("optimizer", None)
+    documents, _, _ = model.pop("documents", False), model.pop("optimizer", None), model.pop("spec", None)
     sizes = {**SIZES, **model}
     return Case({}, sizes, MICROBATCHES, documents=documents, seq_length=LENGTH, micro_batch_size=BATCH)
 
@@ -158,6 +167,7 @@ def run_of(name: str) -> tuple[int, RunConfig]:
         optimizer=OptimizerConfig(optimizer=model.get("optimizer", "adam")),
         data=DataConfig(mock_data=True, seq_length=LENGTH, reset_attention_mask=case.documents),
         training=TrainingConfig(micro_batch_size=BATCH, global_batch_size=batch),
+        spec=model.get("spec"),
     )
 
 
@@ -169,7 +179,8 @@ def measured(rank: int, world: int, name: str, favourites: bool = False) -> tupl
     """
     _, run = run_of(name)
     mesh, case = Mesh.build(run.parallel), case_of(name)
-    ddp = data_parallel(build_model_chunks(run.model, mesh, 0), mesh)
+    spec = spec_from_name(*run.spec, run.model) if run.spec else None
+    ddp = data_parallel(build_model_chunks(run.model, mesh, 0, spec), mesh)
     optimizer = build_optimizer(run.optimizer, ddp, mesh, ddp.shards(), publish=ddp.start_param_gather)
     hooks = StepHooks(ddp, mesh)
 
@@ -252,17 +263,10 @@ def test_equal_loads_and_padding_have_no_worst_case() -> None:
     assert predict_run(run_of("stage 1")[1], 0, 2).worst == 0
 
 
-@pytest.mark.parametrize(
-    "model, what",
-    [
-        ({"attention_dropout": 0.1, "attention_backend": "reference"}, "dropout of attention weights"),
-        ({"fp8_format": "e4m3", "fp8_recipe": "blockwise", "hidden_size": 128} | BF16, "FP8 with a scale for every"),
-    ],
-)
-def test_what_has_no_formula_is_said_and_not_left_out(model: dict[str, Any], what: str) -> None:
+def test_a_layer_that_asks_for_numbers_is_said_and_not_left_out() -> None:
     _, run = run_of("stage 0")
-    told = predict_run(dataclasses.replace(run, model=family_config("llama", **{**SIZES, **model})), 0, 2)
-    assert told.unknown and what in told.unknown[0] and told.peak == told.lasting
+    told = predict_run(dataclasses.replace(run, spec=("tests.planner.strange", "asking")), 0, 2)
+    assert told.unknown and "numbers" in told.unknown[0] and told.peak == told.lasting
 
 
 def test_of_a_frozen_model_states_are_predicted_and_activations_are_not() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from minimegatron.comm import same_host
+from minimegatron.comm import shared_memory
 from minimegatron.commands import memory
 from minimegatron.errors import ConfigError
 from minimegatron.memory import Tracker
@@ -60,7 +60,7 @@ def test_every_nth_step_has_a_table_whose_rows_agree() -> None:
 
 
 def test_shared_memory_of_messages_has_a_row_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(same_host, "nbytes", lambda: 3 * 2**20)
+    monkeypatch.setattr(shared_memory, "nbytes", lambda: 3 * 2**20)
     run, said = trainer("--train-iters 1 --micro-batch-size 2 --log-memory-interval 1"), list[str]()
     run.metrics.say = said.append  # type: ignore[method-assign]
     run.train()

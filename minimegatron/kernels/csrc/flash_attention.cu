@@ -1,4 +1,4 @@
-// Attention without the s x s matrix, forward and backward: layers/flash.py as a kernel, to be read beside it.
+// Attention without the s x s matrix, forward and backward: kernels/blockwise.py as a kernel, to be read beside it.
 //
 //   forward    for a tile of queries, tile after tile of keys:  S = scale Q K^T,  m' = max(m, rowmax S),  P = exp(S - m'),
 //              l = l exp(m - m') + rowsum P,  O = O exp(m - m') + P V;      out = O / l,  lse = m + log l

@@ -1,7 +1,7 @@
 # told: closed in this exercise
 def stage_parameters(model, layers, first, last, tp, ep, etp):
     from minimegatron.footprint.prediction import meta_model
-    from minimegatron.models.zoo import family_config
+    from minimegatron.models.families import family_config
 
     config = family_config("llama", num_layers=layers, hidden_size=model["h"])
     return {"dense": sum(p.numel() for p in meta_model(config).parameters()), "experts": 0}

@@ -4,9 +4,9 @@ The problem in a sentence: a key that a reader does not know, or one that is mis
 model that runs and says something else.
 
 A file leaves out what equals the default of its family's class, and the classes differ: Mixtral's RoPE has base 1e6
-where the others have 1e4, Qwen3's heads have 128 channels whatever h / a is. `DEFAULTS` holds what this package reads,
-as the classes of transformers 5 have it (null is a value: Mistral without `sliding_window` has a window of 4096, with
-`"sliding_window": null` it has none).
+where the others have 1e4, Qwen3's heads have 128 channels whatever h / a is. A family's `defaults` hold what this
+package reads, as the classes of transformers 5 have it (null is a value: Mistral without `sliding_window` has a window
+of 4096, with `"sliding_window": null` it has none).
 
 `Keys` hands out values and remembers which were asked for; what is left over at the end is refused, unless `HARMLESS`
 says that it changes nothing about logits. A key that the family's class does not have is not read, whoever asks for it:
@@ -21,145 +21,8 @@ from typing import Any
 
 from minimegatron.errors import ConfigError
 
-_GATED: dict[str, Any] = {
-    "hidden_act": "silu",
-    "num_key_value_heads": 32,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "hidden_size": 4096,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 32768,
-    "tie_word_embeddings": False,
-    "head_dim": None,
-}
-_QWEN: dict[str, Any] = {
-    **_GATED,
-    "vocab_size": 151936,
-    "intermediate_size": 22016,
-    "use_sliding_window": False,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
-    "layer_types": None,
-}
-_EXPERTS: dict[str, Any] = {"decoder_sparse_step": 1, "mlp_only_layers": None, "norm_topk_prob": False}
-
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "gpt2": {
-        "vocab_size": 50257,
-        "n_positions": 1024,
-        "n_embd": 768,
-        "n_layer": 12,
-        "n_head": 12,
-        "n_inner": None,
-        "activation_function": "gelu_new",
-        "layer_norm_epsilon": 1e-5,
-        "tie_word_embeddings": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "scale_attn_weights": True,
-        "reorder_and_upcast_attn": False,
-    },
-    "llama": {
-        **_GATED,
-        "vocab_size": 32000,
-        "intermediate_size": 11008,
-        "num_key_value_heads": None,
-        "max_position_embeddings": 2048,
-        "attention_bias": False,
-        "mlp_bias": False,
-    },
-    "mistral": {
-        **_GATED,
-        "vocab_size": 32000,
-        "intermediate_size": 14336,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131072,
-        "sliding_window": 4096,
-    },
-    "qwen2": _QWEN,
-    "qwen3": {**_QWEN, "head_dim": 128, "attention_bias": False},
-    "mixtral": {
-        **_GATED,
-        "vocab_size": 32000,
-        "intermediate_size": 14336,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1e6,
-        "sliding_window": None,
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
-        "router_jitter_noise": 0.0,
-    },
-    "qwen2_moe": {
-        **_QWEN,
-        **_EXPERTS,
-        "hidden_size": 2048,
-        "intermediate_size": 5632,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
-        "num_experts": 60,
-        "num_experts_per_tok": 4,
-        "moe_intermediate_size": 1408,
-        "shared_expert_intermediate_size": 5632,
-        "qkv_bias": True,
-    },
-    "qwen3_moe": {
-        **{key: value for key, value in _QWEN.items() if key not in ("max_window_layers", "layer_types")},
-        **_EXPERTS,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_hidden_layers": 24,
-        "num_key_value_heads": 4,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-        "attention_bias": False,
-    },
-    "deepseek_v3": {
-        **_GATED,
-        "vocab_size": 129280,
-        "hidden_size": 7168,
-        "intermediate_size": 18432,
-        "moe_intermediate_size": 2048,
-        "num_hidden_layers": 61,
-        "num_attention_heads": 128,
-        "num_key_value_heads": 128,
-        "max_position_embeddings": 4096,
-        "n_shared_experts": 1,
-        "n_routed_experts": 256,
-        "routed_scaling_factor": 2.5,
-        "kv_lora_rank": 512,
-        "q_lora_rank": 1536,
-        "qk_rope_head_dim": 64,
-        "qk_nope_head_dim": 128,
-        "v_head_dim": 128,
-        "n_group": 8,
-        "topk_group": 4,
-        "num_experts_per_tok": 8,
-        "first_k_dense_replace": 3,
-        "norm_topk_prob": True,
-        "rope_interleave": True,
-        "attention_bias": False,
-    },
-}
-
 # RoPE's, of every family that has it: in one table, or as they were before transformers 5.
 ROPE = frozenset(("rope_parameters", "rope_scaling", "rope_theta"))
-# Other names of a key, by family; transformers accepts each.
-ALIASES: dict[str, dict[str, str]] = {
-    "gpt2": {
-        "hidden_size": "n_embd",
-        "max_position_embeddings": "n_positions",
-        "num_attention_heads": "n_head",
-        "num_hidden_layers": "n_layer",
-    },
-    "mixtral": {"num_local_experts": "num_experts"},
-    "qwen3_moe": {"num_local_experts": "num_experts"},
-    "deepseek_v3": {"num_local_experts": "n_routed_experts"},
-}
-
 # Without effect on logits. Dropout and the weights of penalties are choices of a training, not of a model.
 HARMLESS = frozenset(
     """
@@ -198,14 +61,22 @@ class Keys(Mapping[str, Any]):
     Args:
         hf: what `config.json` holds.
         family: its `model_type`; of another dictionary in the file, its name.
+        defaults: of the family's class; None for a dictionary whose keys are all read.
+        aliases: other names of a key, which transformers accepts.
 
     Raises:
         ConfigError: two names of one key with different values.
     """
 
-    def __init__(self, hf: Mapping[str, Any], family: str) -> None:
+    def __init__(
+        self,
+        hf: Mapping[str, Any],
+        family: str,
+        defaults: Mapping[str, Any] | None = None,
+        aliases: Mapping[str, str] | None = None,
+    ) -> None:
         self.family, self._given = family, dict(hf)
-        for other, name in ALIASES.get(family, {}).items():
+        for other, name in (aliases or {}).items():
             if other in self._given:
                 value = self._given.pop(other)
                 if self._given.setdefault(name, value) != value:
@@ -213,7 +84,6 @@ class Keys(Mapping[str, Any]):
                         f"{other}={value!r} and {name}={self._given[name]!r} say the same thing differently",
                         fix="keep one of them",
                     )
-        defaults = DEFAULTS.get(family)
         has = self._given.keys() if defaults is None else defaults.keys() | (ROPE if "rope_theta" in defaults else ())
         self._values = {**(defaults or {}), **{k: v for k, v in self._given.items() if k in has}}
         self._read: set[str] = set()

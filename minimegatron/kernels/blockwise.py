@@ -37,20 +37,32 @@ online softmax. Megatron-LM calls the flash-attn package or Transformer Engine.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from minimegatron.layers.mask import FULL, NONE, AttentionMask, Span
-
+Span = tuple[int, int]
+NONE, FULL = "none", "full"  # how queries of a block see its keys: not at all, all of them; else a table says it
 BLOCK = 128
+
+
+class Visibility(Protocol):
+    """Who sees whom (`layers/mask.AttentionMask`), as far as attention by blocks asks."""
+
+    def relation(self, q: Span, k: Span) -> str:
+        """How the queries [a, b) see the keys [c, d), all four being places in the sequence."""
+        ...
+
+    def table(self, q: Span, k: Span, device: torch.device | None = None) -> torch.Tensor:
+        """[b or 1, 1, b - a, d - c] bool, True where the query (row) sees the key (column)."""
+        ...
 
 
 def flash_forward(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    mask: AttentionMask,
+    mask: Visibility,
     scale: float,
     q_start: int = 0,
     k_start: int = 0,
@@ -99,7 +111,7 @@ def flash_backward(
     v: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
-    mask: AttentionMask,
+    mask: Visibility,
     scale: float,
     q_start: int = 0,
     k_start: int = 0,
@@ -143,7 +155,7 @@ def flash_backward(
 class _FlashAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask, scale: float, block: int
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Visibility, scale: float, block: int
     ) -> torch.Tensor:
         out, lse = flash_forward(q, k, v, mask, scale, block=block)
         out = out.to(q.dtype)
@@ -159,7 +171,7 @@ class _FlashAttention(torch.autograd.Function):
 
 
 def flash_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask, scale: float, block: int = BLOCK
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Visibility, scale: float, block: int = BLOCK
 ) -> torch.Tensor:
     """q [b, a, s, d], k and v [b, g, s, d] -> [b, a, s, d]; no tensor of s x s, forward or backward."""
     return _FlashAttention.apply(q, k, v, mask, scale, block)  # type: ignore[no-any-return]
@@ -180,7 +192,7 @@ def _ungrouped(x: torch.Tensor, rows: Span) -> torch.Tensor:
 
 
 def _scores(
-    qb: torch.Tensor, k: torch.Tensor, rows: Span, cols: Span, mask: AttentionMask, q_start: int, k_start: int
+    qb: torch.Tensor, k: torch.Tensor, rows: Span, cols: Span, mask: Visibility, q_start: int, k_start: int
 ) -> torch.Tensor | None:
     """Scores of a block, -inf where invisible, [b, g, a/g * rows, cols]; None where all of it is."""
     q_span, k_span = (q_start + rows[0], q_start + rows[1]), (k_start + cols[0], k_start + cols[1])

@@ -1,46 +1,46 @@
-"""The kernel families, and whether their kernels can be had on this machine.
+"""Whether kernels compute, and whether they can be had on this machine.
 
-A family is a module of this package with the operators of one kernel file. Before the first of them is called the file
-is compiled and loaded, once a process; where that fails torch computes, and one warning says why (`switch.py`).
+| `kernels=` | on a GPU                                  | on a CPU                                          |
+|------------|-------------------------------------------|---------------------------------------------------|
+| `auto`     | CUDA kernels, torch where they cannot be  | torch                                             |
+| `torch`    | torch                                     | torch                                             |
+| `cuda`     | CUDA kernels, torch where they cannot be  | torch, and a line says so                         |
+| `emulated` | torch, and a line says so                 | the same kernels, thread by thread: slow, to learn |
+
+Results are the same to rounding whatever computes. A kernel file is compiled and loaded before the first of its
+operators is called, once a process. Where that fails (no compiler, nowhere to write, no GPU) torch computes, and one
+warning a process says why; a kernel that fails while it runs is an error, never a fallback.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 import warnings
-from types import ModuleType
 
 import torch
 
 from minimegatron.errors import DeadlineError
 from minimegatron.kernels import build, launch
 
-# module of this package -> its kernel file
-FILES = {
-    "norm": "norm",
-    "softmax": "softmax",
-    "activation": "activation",
-    "rope": "rope",
-    "cross_entropy": "cross_entropy",
-    "flash": "flash_attention",
-    "optimizer": "optimizer",
-    "permute": "permute",
-    "fp8": "fp8",
-}
 BACKENDS = ("auto", "torch", "cuda", "emulated")
 
 
-def operators(backend: str, family: str, *tensors: torch.Tensor | None) -> ModuleType | None:
-    """See `switch.kernels`, which has answered for torch already."""
+def usable(backend: str, file: str, *tensors: torch.Tensor | None) -> bool:
+    """Whether the operators of a kernel file are to compute, rather than torch.
+
+    Args:
+        backend: `config.kernels`.
+        file: in `csrc`, without `.cu`.
+        tensors: that the operator takes; kernels are for those of one dtype that they know.
+    """
     given = [t for t in tensors if t is not None]
+    if backend == "torch" or (backend == "auto" and not any(t.is_cuda for t in given)):
+        return False
     if any(t.dtype not in launch.DTYPES or t.dtype != given[0].dtype for t in given):
-        return None
+        return False
     target = target_of(backend, given[0].device.type)
-    if target == "torch" or not _possible(target) or not _available(FILES[family], target):
-        return None
-    return importlib.import_module(f"minimegatron.kernels.{family}")
+    return target != "torch" and _possible(target) and _available(file, target)
 
 
 def target_of(backend: str, device: str) -> str:
@@ -76,9 +76,9 @@ def _possible(target: str) -> bool:
 
 
 @functools.cache
-def _available(name: str, target: str) -> bool:
+def _available(file: str, target: str) -> bool:
     try:
-        launch.library(name, target)
+        launch.library(file, target)
         return True
     except (build.KernelsUnavailable, DeadlineError, OSError) as error:
         _say(target, str(error).replace("\n", "; "))

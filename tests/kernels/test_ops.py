@@ -1,19 +1,22 @@
-"""The switch: the same model whatever computes, and one line where a wish cannot be met."""
+"""Fused operations: the same model whatever computes, and one line where a wish cannot be met."""
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 
 import pytest
 import torch
 
 from minimegatron.comm.mesh import Mesh
-from minimegatron.kernels import build, families, launch, switch
+from minimegatron.config import TransformerConfig
+from minimegatron.kernels import backends, build, launch, ops
 from minimegatron.layers.loss import vocab_parallel_cross_entropy
 from minimegatron.models.decoder import build_model
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 from tests.kernels.compare import close, random
 
+NORM = ops.TABLE["norm"]
 SIZES = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 100, "ffn_hidden_size": 64}
 MODELS = {
     "llama, the formula": ("llama", {"num_query_groups": 2, "attention_backend": "reference"}),
@@ -30,6 +33,8 @@ MODELS = {
     ),
     "gpt2, window": ("gpt2", {"sliding_window": 5, "attention_backend": "local"}),
 }
+FUSED = {"llama": {"rope", "swiglu"}, "gpt2": {"bias_gelu"}, "mixtral": {"rope", "swiglu", "permutation"}}
+TORCH_ALONE = {"gpt2, window": {"flash_attention"}}  # the kernel knows plain causal masks alone
 
 
 def loss_and_gradients(family, options, kernels):
@@ -44,19 +49,31 @@ def loss_and_gradients(family, options, kernels):
 
 @pytest.mark.parametrize("name", list(MODELS))
 def test_a_model_is_the_same_with_emulated_kernels(name, monkeypatch):
-    used, run = set(), launch.run
+    """Every operation of a layer goes through the table, and back by the kernel that went forward."""
+    launched, chosen, run, choose = set(), set(), launch.run, ops.choose
     for module in ("norm", "softmax", "activation", "rope", "cross_entropy", "flash", "permute"):
         target = f"minimegatron.kernels.{module}.run"
-        monkeypatch.setattr(target, lambda file, launcher, *a: (used.add(launcher), run(file, launcher, *a))[1])
+        monkeypatch.setattr(target, lambda file, launcher, *a: (launched.add(launcher), run(file, launcher, *a))[1])
+
+    def recorded(op, *args):
+        function = choose(op, *args)
+        chosen.add((op, "kernel" if function is ops.TABLE[op].kernel else "torch"))
+        return function
+
+    monkeypatch.setattr(ops, "choose", recorded)
     family, options = MODELS[name]
     want, wanted = loss_and_gradients(family, options, "torch")
-    assert not used
+    expected = {"norm", "add_norm", "cross_entropy", *FUSED[family]}
+    expected |= {"flash_attention"} if options.get("attention_backend") == "local" else set()
+    assert chosen == {(op, "torch") for op in expected} and not launched
+    chosen.clear()
     got, found = loss_and_gradients(family, options, "emulated")
-    attention = {"llama, the formula": "mm_softmax_backward", "llama, local attention": "mm_flash_backward"}.get(name)
-    activation = {"llama": "mm_swiglu_backward", "gpt2": "mm_bias_gelu_backward", "mixtral": "mm_combine_rows"}[family]
-    expected = {"mm_norm_backward", "mm_cross_entropy_gradient", activation, *([attention] if attention else [])}
-    expected |= {"mm_rope"} if family != "gpt2" else set()
-    assert expected <= used
+    assert chosen == {(op, "torch" if op in TORCH_ALONE.get(name, ()) else "kernel") for op in expected}
+    backward = {"norm": "mm_norm_backward", "cross_entropy": "mm_cross_entropy_gradient", "rope": "mm_rope"}
+    backward |= {"swiglu": "mm_swiglu_backward", "bias_gelu": "mm_bias_gelu_backward", "permutation": "mm_combine_rows"}
+    assert {backward[op] for op in expected if op in backward} <= launched
+    assert ("mm_flash_backward" in launched) == (name == "llama, local attention")
+    assert not {name for name in launched if "softmax" in name}, "the formula stays plain torch"
     close([got], [want.double()], torch.float32)
     close(found.values(), [wanted[k].double() for k in found], torch.float32, factor=5)
 
@@ -67,7 +84,7 @@ def test_label_smoothing_and_padded_vocabulary():
     results = []
     for kind, z in (("emulated", logits.clone()), ("torch", logits.double())):
         z.requires_grad_()
-        loss = vocab_parallel_cross_entropy(z, target, tp, vocab_size=11, label_smoothing=0.1, fused=kind)
+        loss = vocab_parallel_cross_entropy(z, target, tp, vocab_size=11, label_smoothing=0.1, kernels=kind)
         loss.backward(random(3, 4, seed=2).to(loss.dtype))
         results.append((loss.detach(), z.grad))
     close(*results, torch.float32)
@@ -76,19 +93,19 @@ def test_label_smoothing_and_padded_vocabulary():
 def test_auto_on_a_cpu_is_torch_and_says_nothing():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert switch.kernels("auto", "norm", random(3)) is None
-        assert switch.kernels("torch", "norm", random(3)) is None
+        assert ops.choose("norm", "auto", random(3)) is NORM.torch
+        assert ops.choose("norm", "torch", random(3)) is NORM.torch
 
 
 def test_dtypes_that_kernels_do_not_know_are_torchs():
-    assert switch.kernels("emulated", "norm", random(3), random(3, dtype=torch.bfloat16)) is None
-    assert switch.kernels("emulated", "norm", torch.ones(3, dtype=torch.int32)) is None
-    assert switch.kernels("emulated", "norm", random(3), None) is not None
+    assert ops.choose("norm", "emulated", random(3), random(3, dtype=torch.bfloat16)) is NORM.torch
+    assert ops.choose("norm", "emulated", torch.ones(3, dtype=torch.int32)) is NORM.torch
+    assert ops.choose("norm", "emulated", random(3), None) is NORM.kernel
 
 
 @pytest.fixture
 def fresh():
-    cached = (families._possible, families._available, families._say, launch.library)
+    cached = (backends._possible, backends._available, backends._say, launch.library)
     for function in cached:
         function.cache_clear()
     yield
@@ -99,7 +116,7 @@ def fresh():
 def test_a_wish_for_the_gpu_on_a_cpu_is_answered_in_one_line(fresh):
     with pytest.warns(UserWarning) as said:
         for _ in range(3):
-            assert switch.kernels("cuda", "norm", random(3)) is None
+            assert ops.choose("norm", "cuda", random(3)) is NORM.torch
     assert [str(w.message) for w in said] == [
         "kernels=cuda: torch computes instead, because the tensors are on the CPU"
     ]
@@ -121,8 +138,10 @@ def test_without_compiler_or_cache_the_results_are_torchs(why, fresh, monkeypatc
     assert ("no g++" if why == "no_compiler" else "MINIMEGATRON_KERNEL_CACHE") in line and "\n" not in line
 
 
-def test_every_kernel_file_has_a_family_and_every_operator_a_name():
-    import minimegatron.kernels.ops as ops
-
-    assert sorted(families.FILES.values()) == build.sources()
-    assert all(callable(getattr(ops, name)) for name in ops.__all__)
+def test_the_table_has_every_kernel_file_every_activation_and_a_function_for_every_operation():
+    assert sorted({row.file for row in ops.TABLE.values() if row.file}) == build.sources()
+    assert all((row.file is None) == (row.kernel is None) for row in ops.TABLE.values())
+    (activation,) = [f for f in dataclasses.fields(TransformerConfig) if f.name == "activation"]
+    activations = set(activation.metadata["choices"])
+    assert activations <= set(ops.TABLE)
+    assert all(callable(getattr(ops, name)) for name in set(ops.TABLE) - activations)

@@ -1,0 +1,77 @@
+"""What a model gives: all that training, evaluation, generation, planning and checkpoints ask of one.
+
+A model comes as stages, the parts that pipeline ranks hold; without a pipeline it is one stage. `GPTModel` in
+`models/decoder` is such a stage, and nothing outside of `models` needs to know more of it than this.
+
+| asked by               | what                                                                                      |
+|------------------------|-------------------------------------------------------------------------------------------|
+| `training`, `parallel` | `forward`: losses of tokens, logits, or tensors for the next stage                        |
+| `inference`            | `full_logits` with an `inference_context`; `inference_state`: what layers keep            |
+| `checkpoint`, `optim`  | the `ParamLayout` of every parameter (`layers/param`): name, place and shape in the whole |
+
+A layer of a stage (`models/block`) gives `forward(x, context)`, and in the same way says what it keeps while it
+generates (`layers/inference_context`). A module that has something to say against generating, or against being
+recorded, says it itself: `check_generation()`, `reads_device`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+
+from minimegatron.layers.inference_context import InferenceContext, StateSpec
+
+if TYPE_CHECKING:
+    from minimegatron.comm.mesh import Mesh
+    from minimegatron.config import TransformerConfig
+
+
+class LanguageModel(Protocol):
+    """A model of which this rank has all stages in one.
+
+    Attributes:
+        config, mesh: what it is, and its layout.
+        training: as in `nn.Module`.
+    """
+
+    config: TransformerConfig
+    mesh: Mesh
+    training: bool
+
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        position_ids: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        *,
+        document_ids: torch.Tensor | None = None,
+        inference_context: InferenceContext | None = None,
+        logits_at: torch.Tensor | None = None,
+    ) -> Any:
+        """tokens [b, s] -> losses [b, s] of the labels, or logits [s, b, V'/t]; see `GPTModel.forward`."""
+        ...
+
+    def full_logits(
+        self, tokens: torch.Tensor, position_ids: torch.Tensor | None = None, **options: Any
+    ) -> torch.Tensor:
+        """tokens [b, s] -> logits of all V words on every rank, [b, s, V]; options as `__call__` has them."""
+        ...
+
+    def inference_state(self) -> dict[int, dict[str, StateSpec]]:
+        """Layer number -> name -> what the layer keeps of earlier tokens in generation.
+
+        Raises:
+            ConfigError: a layer does not say.
+        """
+        ...
+
+    def modules(self) -> Iterator[nn.Module]:
+        """As in `nn.Module`."""
+        ...
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """As in `nn.Module`; each has a `param_layout`."""
+        ...

@@ -1,0 +1,220 @@
+"""A family of models as a value: its presets, its `config.json` both ways, its tensors both ways.
+
+The problem in a sentence: the same mathematics has other names in every family, and whatever knows them all in one
+place has to be changed in as many places as there are things to know.
+
+So a family says everything itself, in one file, and whoever presets, reads, writes or converts a model asks it:
+
+| of a `Family`       | is                                                              | asked by                    |
+|---------------------|-----------------------------------------------------------------|-----------------------------|
+| `fields`, `presets` | fields of `TransformerConfig`: of all members, of each size     | `--preset`, `family_config` |
+| `defaults`, `parts` | keys of `config.json`, each part read and written by one object | `checkpoint/hf_config`      |
+| `tensors`           | which tensors of theirs hold the numbers of which of ours       | `checkpoint/huggingface`    |
+
+Both directions come from the same rows: `config_from_hf` and `config_to_hf` from the parts, import and export of
+weights from the tensors. A family knows names and sizes, and neither torch nor a file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from minimegatron.config import TransformerConfig
+from minimegatron.errors import ConfigError
+from minimegatron.models.families.keys import Keys
+
+Fields = dict[str, Any]
+
+
+class Part(NamedTuple):
+    """A part of `config.json`: keys -> fields of `TransformerConfig`, and back.
+
+    Attributes:
+        read: raises ConfigError for a value that has no counterpart here.
+        write: the best that the family can say of a model; whoever exports reads it back and compares.
+    """
+
+    read: Callable[[Keys], Fields]
+    write: Callable[[TransformerConfig], Fields]
+
+
+class Row(NamedTuple):
+    """One logical tensor of ours and what it is made of.
+
+    Attributes:
+        ours: its name; `{}` stands for the layer's number.
+        theirs: names of theirs; `{e}` stands for an expert's number: published files store every expert by itself, we
+            stack them.
+        how: theirs lie in ours, see `checkpoint/huggingface.py`.
+        when: the model has such a tensor.
+        on: which layers have it: all, dense, or those with experts.
+    """
+
+    ours: str
+    theirs: tuple[str, ...]
+    how: str = "stack"
+    when: Callable[[TransformerConfig], bool] = lambda config: True
+    on: str = "all"
+
+
+class Match(NamedTuple):
+    """A row for one layer, and of a stack for one expert."""
+
+    ours: str
+    expert: int | None
+    theirs: tuple[str, ...]
+    how: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Family:
+    """What all members of a family share, and its members.
+
+    Attributes:
+        name: Hugging Face's `model_type`.
+        architecture: Hugging Face's class of a language model.
+        fields: of `TransformerConfig`, the same in all members.
+        presets: name of a member -> its further fields.
+        defaults: the keys of `config.json` that are read, with the defaults of the family's class.
+        parts: what the keys say, each both ways; of two that say the same, the later one counts.
+        tensors: rows, the embedding first.
+        aliases: other names of a key, which transformers accepts.
+        prefix: of their names, which files may leave out.
+        renamed: in a name of theirs, of a model in memory -> as it is published.
+        tokenizer: the class that transformers reads every folder's tokenizer as, whatever the folder says.
+    """
+
+    name: str
+    architecture: str
+    fields: Mapping[str, Any]
+    presets: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    defaults: Mapping[str, Any]
+    parts: tuple[Part, ...]
+    tensors: tuple[Row, ...]
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    prefix: str = ""
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    tokenizer: str = ""
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether its members are mixtures of experts."""
+        return any(row.on == "experts" for row in self.tensors)
+
+    def config_from_hf(self, hf: Mapping[str, Any]) -> TransformerConfig:
+        """The model that a `config.json` describes.
+
+        Raises:
+            ConfigError: a key or a value that is not supported; nothing is ignored silently.
+        """
+        keys = Keys(hf, self.name, self.defaults, self.aliases)
+        fields = dict(self.fields)
+        for part in (*self.parts, _TIED):
+            fields |= part.read(keys)
+        keys.finish()
+        return TransformerConfig.from_dict(fields)
+
+    def config_to_hf(self, config: TransformerConfig) -> dict[str, Any]:
+        """The best that a `config.json` of this family can say of the model; the caller reads it back.
+
+        What a class of transformers has a default of its own for is said, so that no default of theirs looks as if it
+        had been chosen here.
+        """
+        keys: dict[str, Any] = {"model_type": self.name, "architectures": [self.architecture]}
+        for part in (*self.parts, _TIED):
+            keys |= part.write(config)
+        return keys
+
+    def matches(self, config: TransformerConfig) -> Iterator[Match]:
+        """The rows for this model: the embedding, every layer that has a row, every expert, the rest."""
+        layers = config.num_layers
+        table = [row for row in self.tensors if row.when(config)]
+        of_layers = [row for row in table if "{}" in row.ours]
+        words = [row for row in table if row.ours.startswith("embedding.")]
+        rest = [row for row in table if row not in of_layers and row not in words]
+        for n, rows in ((-1, words), *((n, of_layers) for n in range(layers)), (layers, rest)):
+            for row in rows:
+                if row.on != "all" and config.has_experts(n) != (row.on == "experts"):
+                    continue
+                theirs = tuple(name.replace("{}", str(n)) for name in row.theirs)
+                experts = range(config.num_experts or 0) if "{e}" in theirs[0] else (None,)
+                for e in experts:
+                    yield Match(row.ours.format(n), e, tuple(name.replace("{e}", str(e)) for name in theirs), row.how)
+
+
+FAMILIES: dict[str, Family] = {}
+PRESETS: dict[str, Family] = {}
+
+
+def register(family: Family) -> Family:
+    """Make a family known by its name and its presets.
+
+    Raises:
+        ConfigError: there is one of this name, or with such a preset.
+    """
+    taken = [name for name in (family.name,) if name in FAMILIES] + [name for name in family.presets if name in PRESETS]
+    if taken:
+        raise ConfigError(f"there is a family or preset {taken[0]!r} already", fix="choose another name")
+    FAMILIES[family.name] = family
+    PRESETS.update(dict.fromkeys(family.presets, family))
+    return family
+
+
+# --------------------------------------------------------------------------------------- parts that are made of names
+
+
+def named(names: Mapping[str, str]) -> Part:
+    """Keys of theirs that are fields of ours; null is a field's default."""
+    return Part(
+        lambda keys: {ours: keys[theirs] for theirs, ours in names.items() if keys[theirs] is not None},
+        lambda config: {theirs: getattr(config, ours) for theirs, ours in names.items()},
+    )
+
+
+def one_of(key: str, names: Mapping[str, str], field: str, where: str) -> Part:
+    """A key whose values have other names here: theirs -> ours; of two of theirs for one of ours, the first is written.
+
+    Args:
+        key: of `config.json`.
+        names: the values.
+        field: of `TransformerConfig`.
+        where: for the error, e.g. "a gated MLP".
+    """
+
+    def read(keys: Keys) -> Fields:
+        if (name := keys[key]) not in names:
+            raise ConfigError(f"{field} {name!r} is not supported in {where}", fix=f"supported: {', '.join(names)}")
+        return {field: names[name]}
+
+    def write(config: TransformerConfig) -> Fields:
+        ours = getattr(config, field)
+        return {key: next((theirs for theirs, value in names.items() if value == ours), f"minimegatron's {ours}")}
+
+    return Part(read, write)
+
+
+def only(**wanted: Any) -> Part:
+    """Keys that may have one value, which is also what they mean where they are missing."""
+
+    def read(keys: Keys) -> Fields:
+        for key, value in wanted.items():
+            keys.only(key, value)
+        return {}
+
+    return Part(read, lambda config: {})
+
+
+def noted(**fields: str) -> Part:
+    """Keys without effect on the model, such as dropout, which are written and not read: key=field of ours."""
+    return Part(lambda keys: {}, lambda config: {key: getattr(config, ours) for key, ours in fields.items()})
+
+
+_TIED = Part(
+    lambda keys: {"untie_embeddings_and_output_weights": not keys["tie_word_embeddings"]},
+    lambda config: {
+        "tie_word_embeddings": not config.untie_embeddings_and_output_weights,
+        "initializer_range": config.init_method_std,
+    },
+)
