@@ -32,8 +32,9 @@ one rank a process.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import mmap
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -235,23 +236,28 @@ class Waiting(Observer):
     """In which communication each thread is, from its call to the end of the wait for it; of nested ones the outermost.
 
     Attributes:
-        page: memory that another process reads, where the text of `now()` stands, ended by a zero byte.
+        page: memory that another process reads: the text of what the thread `publishes` is in, ended by a zero byte.
     """
 
     def __init__(self) -> None:
         self._of_thread: dict[int, Work] = {}
         self.page: mmap.mmap | None = None
+        self.publishes: int | None = None
 
     def issue(self, work: Work) -> None:
-        if self._of_thread.setdefault(threading.get_ident(), work) is work and self.page is not None:
-            self._publish()
+        thread = threading.get_ident()
+        if self._of_thread.setdefault(thread, work) is work and thread == self.publishes:
+            assert self.page is not None
+            text = _text(Blocked(work.op, work.axis.name, work.axis.ranks))[: len(self.page) - 1] + b"\0"
+            self.page[: len(text)] = text
 
     def issued(self, work: Work) -> None:
         thread = threading.get_ident()
         if self._of_thread.get(thread) is work:
             del self._of_thread[thread]
-            if self.page is not None:
-                self._publish()
+            if thread == self.publishes:
+                assert self.page is not None
+                self.page[0] = 0
 
     wait, waited = issue, issued
 
@@ -265,11 +271,10 @@ class Waiting(Observer):
         work = works.get(main or 0) or next(iter(works.values()), None)
         return None if work is None else Blocked(work.op, work.axis.name, work.axis.ranks)
 
-    def _publish(self) -> None:
-        assert self.page is not None
-        blocked = self.now()
-        text = b"" if blocked is None else str(blocked).encode()[: len(self.page) - 1]
-        self.page[: len(text) + 1] = text + b"\0"
+
+@functools.lru_cache(1024)
+def _text(blocked: Blocked) -> bytes:
+    return str(blocked).encode()
 
 
 class Record(Observer):
@@ -285,18 +290,32 @@ class Record(Observer):
             trace.emit(kind="comm", start=work.start, end=end, **work.event)
 
 
-@dataclasses.dataclass
 class _State:
-    transport: Transport = dataclasses.field(default_factory=Transport)
-    waiting: Waiting = dataclasses.field(default_factory=Waiting)
-    observers: tuple[
-        Observer, ...
-    ] = ()  # a new tuple for each change: a communication goes on with the one it began with
-    last: Blocked | None = None
+    """State of this process.
+
+    Attributes:
+        hooks: {method of observers: those of observers that have their own}; a new table for each change.
+    """
+
+    def __init__(self) -> None:
+        self.transport, self.waiting = Transport(), Waiting()
+        self.last: Blocked | None = None
+        self.observers = (self.waiting, Record())
+
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        return self._observers
+
+    @observers.setter
+    def observers(self, observers: tuple[Observer, ...]) -> None:
+        self._observers = observers
+        self.hooks: dict[str, list[Callable[[Work], None]]] = {
+            name: [getattr(one, name) for one in observers if getattr(type(one), name) is not getattr(Observer, name)]
+            for name in ("issue", "issued", "wait", "waited")
+        }
 
 
 _state = _State()
-_state.observers = (_state.waiting, Record())
 
 
 # ----------------------------------------------------------------------------------------------------------- the door
@@ -325,21 +344,29 @@ def blocking(op: str, axis: Axis) -> contextlib.AbstractContextManager[None]:
     return _observed(Work(None, op, axis), "issue", "issued")
 
 
-@contextlib.contextmanager
-def _observed(work: Work, before: str, after: str) -> Iterator[None]:
-    observers = _state.observers
-    try:
-        for observer in observers:
-            getattr(observer, before)(work)
-        yield
-    except BaseException as error:
-        work.failed = True
-        if isinstance(error, RuntimeError) and work.op:
-            _say_what_was_waited_for(error, work)
-        raise
-    finally:
-        for observer in observers:
-            getattr(observer, after)(work)
+class _observed:
+    """A block of which observers are told before and after, and of its error."""
+
+    __slots__ = ("_after", "_before", "_work")
+
+    def __init__(self, work: Work, before: str, after: str) -> None:
+        self._work, self._before, self._after = work, _state.hooks[before], _state.hooks[after]
+
+    def __enter__(self) -> None:
+        try:
+            for tell in self._before:
+                tell(self._work)
+        except BaseException:
+            self.__exit__(*sys.exc_info())
+            raise
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None:
+            self._work.failed = True
+            if isinstance(error, RuntimeError) and self._work.op:
+                _say_what_was_waited_for(error, self._work)
+        for tell in self._after:
+            tell(self._work)
 
 
 def _say_what_was_waited_for(error: RuntimeError, work: Work) -> None:
@@ -367,8 +394,8 @@ def last() -> Blocked | None:
 
 
 def publish_waiting(page: mmap.mmap) -> None:
-    """From now on `page` holds the text of `waiting()`, for other processes to read."""
-    _state.waiting.page = page
+    """From now on `page` holds what the main thread is blocked in, for other processes to read."""
+    _state.waiting.page, _state.waiting.publishes = page, threading.main_thread().ident
 
 
 def set_transport(transport: Transport) -> Transport:

@@ -57,6 +57,7 @@ from minimegatron.layers.dispatch import LOADS
 from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.models.decoder import GPTModel
 from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.execution import TensorSpec
 
 _COUNTS = {str(packet): count for packet, count in flop_registry.items()}
 FORWARD, AGAIN, BACKWARD, WEIGHTS = "forward", "again", "backward", "weights"
@@ -402,11 +403,15 @@ def _run(model: GPTModel, ddp: DistributedDataParallel, z: Sizes, layers: Sequen
             before.add(key)
 
 
+def _shape(spec: TensorSpec) -> torch.Size:
+    assert spec.shape is not None, "a plan is for microbatches of one length"
+    return spec.shape
+
+
 def _microbatch(model: GPTModel, recorder: Recorder, z: Sizes, splits: bool) -> dict[int, int]:
     """Forward, loss and backward; what the weights' half needs."""
-    queue, config = DeferredGradients() if splits else None, z.config
-    wide = torch.promote_types(config.dtype, torch.float32) if config.fp32_residual_connection else config.dtype
-    shape = z.n_cut // z.b, z.b, config.hidden_size
+    queue = DeferredGradients() if splits else None
+    inputs, outputs = model.stage_specs(z.b, z.s)
     with recording(recorder):
         batch = {
             "tokens": torch.zeros(z.b, z.s, dtype=torch.int64),
@@ -415,18 +420,17 @@ def _microbatch(model: GPTModel, recorder: Recorder, z: Sizes, splits: bool) -> 
         }
         if z.documents:
             batch["document_ids"] = torch.zeros(z.b, z.s * z.mesh.cp.size, dtype=torch.int64)
-        x = None if model.pre_process else torch.zeros(shape, dtype=wide, requires_grad=True)
+        x = {n: torch.zeros(_shape(t), dtype=t.dtype, requires_grad=t.has_gradient) for n, t in inputs.items()} or None
         with deferring(model, queue):
-            output = model(batch["tokens"], None, batch["labels"], document_ids=batch.get("document_ids"), hidden=x)
-            y = (output * batch["loss_mask"]).sum() if model.post_process else output
-        edge, dy = torch.autograd.graph.get_gradient_edge(y), None
-        del output, y
+            output = model(batch["tokens"], None, batch["labels"], document_ids=batch.get("document_ids"), inputs=x)
+            ys = [(output * batch["loss_mask"]).sum()] if model.post_process else [output[n] for n in outputs]
+        edges = [torch.autograd.graph.get_gradient_edge(y) for y in ys if y.requires_grad]
+        del output, ys
         recorder.forward_ended()
-        if not model.post_process:
-            dy = torch.zeros(shape, dtype=wide)
+        dys = [torch.zeros(_shape(t), dtype=t.dtype) for t in outputs.values() if t.has_gradient] or None
         with deferring(model, queue):
-            torch.autograd.backward(edge, dy)
-        del edge, dy, x, batch
+            torch.autograd.backward(edges, dys)
+        del edges, dys, x, batch
         put_off = recorder.backward_ended()
         if queue is not None:
             compute(queue.take())

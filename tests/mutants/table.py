@@ -128,6 +128,10 @@ MUTANTS = (
         "tests/comm/test_collectives.py",
     ),
     Mutant(
+        "that a rank waits is not known", "minimegatron/comm/async_ops.py",
+        "    wait, waited = issue, issued\n", "", "tests/comm/test_async_ops.py",
+    ),
+    Mutant(
         "broadcast from rank 0 of the axis, whatever was asked",
         "minimegatron/comm/async_ops.py",
         "src=axis.ranks[src]",
