@@ -29,16 +29,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 
 from minimegatron.comm import collectives as c
 from minimegatron.comm.axis import ALONE, Axis
-
-if TYPE_CHECKING:
-    from minimegatron.layers.deferred import DeferredGradients
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +62,12 @@ class Entry:
 UNCUT = Entry()  # f(x) = x, and dx is complete
 
 
+class ProductQueue(Protocol):
+    """Where products of gradients are put that are computed later (`layers/deferred.DeferredGradients`)."""
+
+    def put(self, product: WeightProduct) -> None: ...
+
+
 class Products(Protocol):
     """What computes the products of a linear layer.
 
@@ -72,7 +75,7 @@ class Products(Protocol):
         deferred: the queue into which the backward pass puts dA's product instead of computing it, or None.
     """
 
-    deferred: DeferredGradients | None
+    deferred: ProductQueue | None
 
     def linear(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, f: Entry = UNCUT
@@ -159,7 +162,7 @@ def both_gradients(
     f: Entry,
     dx: Callable[[], torch.Tensor] | None,
     product: WeightProduct | None,
-    deferred: DeferredGradients | None,
+    deferred: ProductQueue | None,
 ) -> tuple[c.Work | None, torch.Tensor | None]:
     """Compute dx, start its sum, and compute dA meanwhile; see the module docstring.
 
@@ -195,7 +198,7 @@ class PlainProducts:
     """
 
     def __init__(self) -> None:
-        self.deferred: DeferredGradients | None = None
+        self.deferred: ProductQueue | None = None
 
     def linear(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, f: Entry = UNCUT
@@ -216,7 +219,7 @@ class _Linear(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         f: Entry,
-        deferred: DeferredGradients | None,
+        deferred: ProductQueue | None,
     ) -> torch.Tensor:
         ctx.f, ctx.has_bias = f, bias is not None
         ctx.deferred = deferred

@@ -30,6 +30,7 @@ from torch import nn
 from minimegatron.comm import collectives as c
 from minimegatron.comm.random import RngStreams
 from minimegatron.comm.sequence import gather_tokens, local_tokens, positions
+from minimegatron.config.fits import check_model_fits
 from minimegatron.layers.attention import AttentionContext
 from minimegatron.layers.dropout import Dropout
 from minimegatron.layers.embedding import LanguageModelEmbedding
@@ -86,7 +87,7 @@ class GPTModel(nn.Module):
         rng: RngStreams | None = None,
     ) -> None:
         super().__init__()
-        config.check_fits(mesh.parallel)
+        check_model_fits(config, mesh.parallel)
         if config.transformer_impl == "transformer_engine":
             import_module(TE_CHECK)(config, mesh.parallel)
         self.config = config

@@ -489,17 +489,17 @@ MUTANTS = (
         f"{_RANKS} -k every_rank",
     ),
     Mutant(
-        "the order of axes is no fact of a layout", "minimegatron/training/saving.py",
+        "the order of axes is no fact of a layout", "minimegatron/training/run_state.py",
         'return {**sizes, "order": mesh.parallel.order}', 'return {**sizes, "order": ParallelConfig().order}',
         f"{_RANKS} -k elsewhere",
     ),
     Mutant(
-        "ep is no fact of a layout", "minimegatron/training/saving.py",
+        "ep is no fact of a layout", "minimegatron/training/run_state.py",
         '("tp", "cp", "pp", "dp", "ep", "etp", "world")', '("tp", "cp", "pp", "dp", "etp", "world")',
         f"{_RANKS} -k facts",
     ),
     Mutant(
-        "etp is no fact of a layout", "minimegatron/training/saving.py",
+        "etp is no fact of a layout", "minimegatron/training/run_state.py",
         '("tp", "cp", "pp", "dp", "ep", "etp", "world")', '("tp", "cp", "pp", "dp", "ep", "world")',
         f"{_RANKS} -k facts",
     ),
@@ -635,7 +635,7 @@ MUTANTS = (
     ),
     Mutant(
         "what passes change is copied after them", "minimegatron/training/checkpointing.py",
-        "of_passes = saving.changed_by_passes(trainer, tensors)", "of_passes = set[str]()", f"{_RANKS} -k copied",
+        "of_passes = self.state.changed_by_passes(tensors)", "of_passes = set[str]()", f"{_RANKS} -k copied",
     ),
     Mutant(
         "a run that is closed does not wait", "minimegatron/training/checkpointing.py",
@@ -644,9 +644,9 @@ MUTANTS = (
         f"{_RANKS} -k closed",
     ),
     Mutant(
-        "weights alone are not gathered", "minimegatron/training/checkpointing.py",
-        "            trainer.optimizer.reload_model_params()\n            trainer.model.start_param_gather()\n",
-        "            trainer.optimizer.reload_model_params()\n", f"{_RANKS} -k whole",
+        "weights alone are not gathered", "minimegatron/training/run_state.py",
+        "            self.optimizer.reload_model_params()\n        self.model.start_param_gather()\n",
+        "            self.optimizer.reload_model_params()\n", f"{_RANKS} -k whole",
     ),
     Mutant(
         "one number has the stride of its table", "minimegatron/checkpoint/shard_file.py",

@@ -20,7 +20,7 @@ from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel import param_buffer
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.units import units_of
-from minimegatron.training.evaluate import evaluate
+from minimegatron.training.observers.evaluation import evaluate
 from minimegatron.training.step import forward_step
 from tests.twin import Case, accumulate, microbatch, parallel_model, serial_backward, serial_model
 
