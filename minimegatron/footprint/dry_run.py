@@ -20,7 +20,7 @@ and weights, the products that a split schedule puts off.
 
 Every operation belongs to a *window*, the time in which one module is the innermost that runs. In the backward pass it
 is the window in which the autograd node was made, known by its sequence number. A window becomes a `Step` of a `Tape`,
-so runs are put together in the same way as formulas (`tape`).
+and tapes are put together to stages (`StageRun`).
 
 Numbers that a layer wants to read do not exist. Loads of experts are those that the dispatcher expects
 (`layers.recompute.to_host`); any other question raises `Unpredicted`.
@@ -31,9 +31,11 @@ from __future__ import annotations
 import bisect
 import contextlib
 import dataclasses
+import functools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -46,20 +48,24 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.nn.modules import module as hooks
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from minimegatron import trace
 from minimegatron.comm import async_ops
+from minimegatron.comm.mesh import AXES, Mesh
+from minimegatron.config import TransformerConfig
+from minimegatron.footprint.gpu import computing_on_gpu
 from minimegatron.footprint.tape import Sizes, Step, Tape, Unpredicted
 from minimegatron.layers.deferred import DeferredGradients, compute, deferring
-from minimegatron.layers.dispatch import LOADS
+from minimegatron.layers.dispatch import LOADS, Loads
 from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.models.decoder import GPTModel
+from minimegatron.models.spec import ModuleSpec
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.execution import TensorSpec
 
 _COUNTS = {str(packet): count for packet, count in flop_registry.items()}
+Part = tuple[tuple[int, ...], Tape]  # numbers of layers that run as a whole, and their steps
 FORWARD, AGAIN, BACKWARD, WEIGHTS = "forward", "again", "backward", "weights"
 
 
@@ -274,21 +280,35 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        results, given = list(_tensors(result)), [*_tensors(args), *_tensors(list((kwargs or {}).values()))]
         for leaf in results:
             self.see(leaf)
         own = {leaf.untyped_storage()._cdata for leaf in given}
         new = [leaf for leaf in results if leaf.untyped_storage()._cdata not in own]
-        packet = func._overloadpacket
-        count = _COUNTS.get(str(packet).removesuffix("_"))
+        name, count, mutates = _about(func)
         flops = float(count(*args, **(kwargs or {}), out_val=result)) if count is not None else 0.0
-        if (new and given) or flops or func._schema.is_mutable:
+        if (new and given) or flops or mutates:
             self.products += bool(flops)
             nbytes = sum(leaf.numel() * leaf.element_size() for leaf in (*given, *(new or results)))
-            operation = Operation(str(packet), flops, nbytes, results[0].element_size() if results else 0)
+            operation = Operation(name, flops, nbytes, results[0].element_size() if results else 0)
             self.window.done.append((self.now, operation))
         return result
+
+
+def _tensors(x: Any) -> Iterator[torch.Tensor]:
+    """In nested lists and tuples: what operators take and give."""
+    if isinstance(x, torch.Tensor):
+        yield x
+    elif isinstance(x, list | tuple):
+        for each in x:
+            yield from _tensors(each)
+
+
+@functools.cache
+def _about(operator: Any) -> tuple[str, Callable[..., int] | None, bool]:
+    """Its name, what counts its FLOPs, and whether it changes an argument."""
+    name = str(operator._overloadpacket)
+    return name, _COUNTS.get(name.removesuffix("_")), operator._schema.is_mutable
 
 
 class Messages(async_ops.Observer):
@@ -335,26 +355,34 @@ class Run:
 
     Attributes:
         windows: of the forward pass, in order.
-        lasting: {part: bytes that stay until the step ends}.
+        lasting: bytes of each part that stay until the step ends; before the first part, in each, behind the last.
         put_off: {number of a window: bytes that stay for the weights' half of a split backward pass}.
+        expects: loads of experts are taken to be what they might not be.
     """
 
     windows: list[Window]
-    lasting: dict[int, int]
+    lasting: list[int]
     put_off: dict[int, int]
+    expects: bool = False
 
-    def tapes(self, parts: int) -> list[Tape]:
+    @functools.cached_property
+    def tapes(self) -> list[Tape]:
         """What runs before the first part, each part, and what runs behind the last one."""
-        found: list[list[Step]] = [[] for _ in range(parts + 2)]
+        found: list[list[Step]] = [[] for _ in self.lasting]
         kept, later = 0, sum(self.put_off.values())
         for number, window in enumerate(self.windows):
-            kept += window.keeps
-            later -= self.put_off.get(number, 0)
+            off = self.put_off.get(number, 0)
+            kept, later = kept + window.keeps, later - off
             if window.keeps or window.most:
                 forward, backward = (window.most.get(phase, kept) - kept for phase in (FORWARD, BACKWARD))
-                off = self.put_off.get(number, 0)
                 found[window.part].append(Step(window.name, window.keeps, forward, backward - later, off))
         return [Tape(steps) for steps in found]
+
+    @property
+    def weights(self) -> int:
+        """Bytes that are alive at the fullest moment of the weights' half, besides what has been put off."""
+        most = max((window.most.get(WEIGHTS, 0) for window in self.windows), default=0)
+        return max(0, most - sum(self.put_off.values()))
 
 
 def run_stage(z: Sizes, layers: Sequence[Sequence[int]], first: bool, last: bool, splits: bool = False) -> Run:
@@ -369,19 +397,24 @@ def run_stage(z: Sizes, layers: Sequence[Sequence[int]], first: bool, last: bool
     Raises:
         Unpredicted: a layer wants to read numbers.
     """
-    numbers = [number for some in layers for number in some]
-    loads = LOADS.set("crowded" if z.crowded else "equal")
+    numbers, config = [number for some in layers for number in some], z.config
+    gpu: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if z.device == "cuda":
+        config, gpu = config.replace(kernels="torch" if config.kernels == "torch" else "cuda"), computing_on_gpu()
+    loads = Loads(z.crowded)
+    token = LOADS.set(loads)
     try:
-        with FakeTensorMode(), async_ops.alone(async_ops.FakeTransport()), trace.silence():
-            model = GPTModel(z.config, z.mesh, z.spec, pre_process=first, post_process=last, layer_numbers=numbers)
+        with FakeTensorMode(), async_ops.alone(async_ops.FakeTransport()), trace.silence(), gpu:
+            model = GPTModel(config, z.mesh, z.spec, pre_process=first, post_process=last, layer_numbers=numbers)
             grad_dtype = z.config.dtype if z.adds_products else torch.float32
             ddp = DistributedDataParallel(model, z.mesh, grad_dtype=grad_dtype)
             with StepHooks(ddp, z.mesh).passes(1.0):
-                return _run(model, ddp, z, layers, splits)
+                run = _run(model, ddp, z, layers, splits)
+        return dataclasses.replace(run, expects=loads.asked)
     except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
         raise Unpredicted(f"a layer that asks for numbers ({error})") from error
     finally:
-        LOADS.reset(loads)
+        LOADS.reset(token)
 
 
 def _run(model: GPTModel, ddp: DistributedDataParallel, z: Sizes, layers: Sequence[Sequence[int]], splits: bool) -> Run:
@@ -389,7 +422,7 @@ def _run(model: GPTModel, ddp: DistributedDataParallel, z: Sizes, layers: Sequen
     for number, layer in model.decoder.layers.items():
         names |= {module: name or f"layer {number}" for name, module in layer.named_modules()}
     parts = [[model.decoder.layers[str(number)] for number in some] for some in layers]
-    lasting, before = dict[int, int](), set[int]()
+    lasting, before = [0] * (len(parts) + 2), set[int]()
     while True:
         recorder = Recorder(parts, names)
         recorder.ignored |= before
@@ -399,7 +432,7 @@ def _run(model: GPTModel, ddp: DistributedDataParallel, z: Sizes, layers: Sequen
         if not left:
             return Run(recorder.windows, lasting, put_off)
         for key, (part, nbytes) in left.items():  # what the first microbatch has made, the next one finds
-            lasting[part] = lasting.get(part, 0) + nbytes
+            lasting[part] += nbytes
             before.add(key)
 
 
@@ -441,53 +474,95 @@ def kind_of(layer: nn.Module) -> tuple[Any, ...]:
     """What two layers have in common that run alike: classes, shapes, and plain attributes but the layer's number."""
     found: list[Any] = []
     for name, module in layer.named_modules():
-        plain = {k: v for k, v in vars(module).items() if isinstance(v, int | float | str | torch.dtype | None)}
+        plain = {k: v for k, v in vars(module).items() if _is_plain(v)}
         tensors = [(n, tuple(t.shape), t.dtype, t.requires_grad) for n, t in module.named_parameters(recurse=False)]
         plain.pop("layer_number", None)
-        found.append((name, type(module), tuple(sorted(plain.items())), tuple(tensors)))
+        found.append((name, type(module), tuple(sorted(plain.items(), key=lambda item: item[0])), tuple(tensors)))
     return tuple(found)
 
 
-def stage_by_run(model: GPTModel, z: Sizes, splits: bool = False) -> tuple[list[tuple[int, ...]], list[Tape]]:
-    """A stage from a run of one part of each kind.
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, int | float | str | torch.dtype | FunctionType | None)
+
+
+_SPECS: dict[int, ModuleSpec] = {}
+_KINDS: dict[tuple[TransformerConfig, int], tuple[int, ...]] = {}
+
+
+def _name_of(spec: ModuleSpec | None) -> int:
+    """A number for what is the same object; 0: there is none. It stays alive, so that no other one gets its number."""
+    return 0 if spec is None else id(_SPECS.setdefault(id(spec), spec))
+
+
+def kinds_of(config: TransformerConfig, spec: ModuleSpec | None = None) -> tuple[int, ...]:
+    """For each layer of a model the number of the first one of its kind."""
+    key = config, _name_of(spec)
+    if key not in _KINDS:
+        found = dict[tuple[Any, ...], int]()
+        with torch.device("meta"):
+            model = GPTModel(config, Mesh.serial(), spec, pre_process=False, post_process=False)
+        _KINDS[key] = tuple(found.setdefault(kind_of(layer), int(n)) for n, layer in model.decoder.layers.items())
+    return _KINDS[key]
+
+
+class StageRun:
+    """A stage, known from a run of one part of each kind.
 
     Args:
         model: the stage; may be on torch's `meta` device.
         z: a microbatch.
         splits: the weights' half of the backward pass is put off.
 
-    Returns:
-        Numbers of the layers of each part; the tapes of what runs before them, of each, and of what runs behind them.
+    Attributes:
+        parts: numbers of the layers that run as a whole, and their tape; no numbers before the first and behind the
+            last.
+        lasting: bytes that are made in a step once, and stay until it ends.
+        weights: bytes at the fullest moment of the weights' half, besides what has been put off.
+        expects: loads of experts are taken to be what they might not be.
 
     Raises:
         Unpredicted: a layer wants to read numbers.
     """
-    numbers = {module: int(number) for number, module in model.decoder.layers.items()}
-    groups: list[tuple[list[nn.Module], bool]] = []
-    for group, again in model.decoder.groups(list(numbers)):
-        groups += [(group, True)] if again else [([layer], False) for layer in group]
-    groups = [(group, again) for group, again in groups if group]
-    kinds = [(again, tuple(map(kind_of, group))) for group, again in groups]
-    some = sorted((kinds.index(kind) for kind in dict.fromkeys(kinds)), key=lambda i: -len(groups[i][0]))
-    config = z.config
-    if config.recompute_granularity == "full" and config.recompute_method == "block":
-        config = config.replace(recompute_num_layers=max(1, sum(groups[i][1] for i in some)))
-    layers = tuple(tuple(numbers[layer] for layer in groups[i][0]) for i in some)
-    tapes = _stage_of(dataclasses.replace(z, config=config), layers, model.pre_process, model.post_process, splits)
-    first, *middle, last = tapes
-    of_kind = {kinds[i]: tape for i, tape in zip(some, middle, strict=True)}
-    parts = [tuple(numbers[layer] for layer in group) for group, _ in groups]
-    return parts, [first, *(of_kind[kind] for kind in kinds), last]
+
+    def __init__(self, model: GPTModel, z: Sizes, splits: bool = False) -> None:
+        numbers = {module: int(number) for number, module in model.decoder.layers.items()}
+        groups = [(group, again) for group, again in _groups(model, list(numbers)) if group]
+        kinds = [(again, tuple(map(kind_of, group))) for group, again in groups]
+        some = sorted((kinds.index(kind) for kind in dict.fromkeys(kinds)), key=lambda i: -len(groups[i][0]))
+        config = z.config
+        if config.recompute_granularity == "full" and config.recompute_method == "block":
+            config = config.replace(recompute_num_layers=max(1, sum(groups[i][1] for i in some)))
+        layers = [[numbers[layer] for layer in groups[i][0]] for i in some]
+        ends, of = (model.pre_process, model.post_process), tuple(kinds[i] for i in some)
+        run = run_of(dataclasses.replace(z, config=config), layers, of, *ends, splits)
+        place = {kinds[i]: at for at, i in enumerate(some, 1)}
+        at = [0, *(place[kind] for kind in kinds), -1]
+        parts = [(), *(tuple(numbers[layer] for layer in group) for group, _ in groups), ()]
+        self.parts: list[Part] = [(part, run.tapes[i]) for part, i in zip(parts, at, strict=True)]
+        self.lasting, self.weights, self.expects = sum(run.lasting[i] for i in at), run.weights, run.expects
 
 
-_RUNS: dict[tuple[Any, ...], list[Tape]] = {}
+def _groups(model: GPTModel, layers: list[nn.Module]) -> Iterator[tuple[list[nn.Module], bool]]:
+    """Layers that are recomputed together, and every other layer by itself."""
+    for group, again in model.decoder.groups(layers):
+        yield from [(group, True)] if again else [([layer], False) for layer in group]
 
 
-def _stage_of(z: Sizes, layers: tuple[tuple[int, ...], ...], first: bool, last: bool, splits: bool) -> list[Tape]:
-    """`run_stage`, asked once for each kind of layers, layout and microbatch."""
-    place = {name: rank for name, rank in z.mesh.coordinates.items() if name in ("tp", "cp")}
-    how = (z.s, z.b, z.adds_products, z.documents, z.device, z.crowded, id(z.spec))
-    key = (z.config, z.mesh.parallel, z.mesh.world.size, tuple(place.items()), how, layers, first, last, splits)
+_RUNS: dict[tuple[Any, ...], Run] = {}
+
+
+def run_of(
+    z: Sizes, layers: Sequence[Sequence[int]], kinds: tuple[Any, ...], first: bool, last: bool, splits: bool = False
+) -> Run:
+    """`run_stage`, once for each of these `kinds` of parts, layout and microbatch."""
+    parallel, axes = z.mesh.parallel, [z.mesh.axis(name) for name in AXES]
+    alike = ("tp", "cp", "ep", "etp")  # of other axes a layer sees only whether there are more ranks than one
+    place = tuple((a.name, a.size, a.rank) if a.name in alike else (a.name, a.size > 1) for a in axes)
+    how = (parallel.sequence_parallel, parallel.cp_comm_type, parallel.hierarchical_context_parallel_sizes)
+    what = (z.s, z.b, z.adds_products, z.documents, z.device, z.crowded, _name_of(z.spec))
+    key = (z.config, place, how, what, kinds, first, last, splits)
     if key not in _RUNS:
-        _RUNS[key] = run_stage(z, layers, first, last, splits).tapes(len(layers))
+        _RUNS[key] = run_stage(z, layers, first, last, splits)
     return _RUNS[key]

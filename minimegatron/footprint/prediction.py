@@ -1,16 +1,16 @@
 """The memory of every rank by name, before anything runs: states exactly, the fullest moment of a step nearly.
 
 The problem in a sentence: a run that does not fit says so after the ranks have met and the model is built, at a tensor
-that is not to blame; arithmetic says it beforehand, on a laptop, for a layout of a thousand GPUs.
+that is not to blame; a plan says it beforehand, on a laptop, for a layout of a thousand GPUs.
 
     bytes at the fullest moment = lasting + max over the rank's actions, and their steps, of what is alive there
 
-Tests count live tensors on a CPU, where torch's operations or the project's emulated kernels compute. For a GPU the
-formulas are those of the same kernels, and of an attention that keeps q, k, v, its output and log-sum-exp; no GPU's
-tensors have been counted against them yet. Experts are taken to get equal loads, beside the worst case
-(`footprint/experts`). Not predicted, and not in the numbers: what `Prediction.unknown` names; messages of a pipeline
-beyond one in each direction; and what is no tensor: the allocator's fragmentation, cuBLAS's and NCCL's own memory, the
-interpreter.
+Activations are those of a run on fake tensors (`dry_run`). Tests count live tensors on a CPU, where torch's operations
+or the project's emulated kernels compute. For a GPU the same kernels are taken, and an attention that keeps q, k, v,
+its output and log-sum-exp (`gpu`); no GPU's tensors have been counted against it yet. Experts are taken to get equal
+loads, beside the worst case. Not predicted, and not in the numbers: what `Prediction.unknown` names; messages of a
+pipeline beyond one in each direction; and what is no tensor: the allocator's fragmentation, cuBLAS's and NCCL's own
+memory, the interpreter.
 
 Rajbhandari et al. 2020 (arXiv 1910.02054), section 3. Megatron-LM: `megatron/training/theoretical_memory_usage.py`.
 """
@@ -25,8 +25,6 @@ import torch
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
 from minimegatron.config.stages import StagePlan, plan_stages
-from minimegatron.footprint import attention, experts  # noqa: F401  they register their formulas
-from minimegatron.footprint.dense import copies_in_fp8
 from minimegatron.footprint.stage import Fullest, Stage
 from minimegatron.footprint.states import fsdp2_states, states
 from minimegatron.footprint.tape import Sizes, Unpredicted, require_known
@@ -107,13 +105,15 @@ def predict(
     mesh = Mesh.planned(parallel, rank, world)
     model = meta_model(config, mesh, optimizer, spec)
     plan, ddp = plan_stages(parallel, config.num_layers), meta_wrapper(model, mesh, optimizer)
-    z = dataclasses.replace(sizes_of(config, mesh, optimizer, work), spec=spec)
+    z = sizes_of(config, mesh, optimizer, work, spec)
     lasting = fsdp2_states(model, mesh, optimizer) if parallel.use_torch_fsdp2 else states(ddp, optimizer)
     layers = tuple(int(n) for m in model.modules() if isinstance(m, TransformerBlock) for n in m.layers)
     try:
         require_known(not optimizer.freeze, "activations of a model with frozen parameters")
-        highest, kept = _fullest(plan, ddp, z, work.microbatches)
-        most = _fullest(plan, ddp, dataclasses.replace(z, crowded=True), work.microbatches)[0]
+        highest, kept, expects = _fullest(plan, ddp, z, work.microbatches)
+        most = highest
+        if expects:
+            most = _fullest(plan, ddp, dataclasses.replace(z, crowded=True), work.microbatches)[0]
     except Unpredicted as what:
         return Prediction(lasting, lasting, "", (str(what),), layers)
     moving = {
@@ -151,7 +151,9 @@ def meta_wrapper(model: GPTModel | ModelChunks, mesh: Mesh, optimizer: Optimizer
     )
 
 
-def sizes_of(config: TransformerConfig, mesh: Mesh, optimizer: OptimizerConfig, work: Work) -> Sizes:
+def sizes_of(
+    config: TransformerConfig, mesh: Mesh, optimizer: OptimizerConfig, work: Work, spec: ModuleSpec | None = None
+) -> Sizes:
     """A microbatch of this rank."""
     return Sizes(
         config,
@@ -161,6 +163,7 @@ def sizes_of(config: TransformerConfig, mesh: Mesh, optimizer: OptimizerConfig, 
         adds_products=config.dtype == optimizer.grad_dtype,
         documents=work.documents,
         device=work.device,
+        spec=spec,
     )
 
 
@@ -172,7 +175,7 @@ class Passage:
         action: F, B or W of a microbatch.
         stage: that it goes through.
         splits: the weights' half of this backward pass is put off.
-        beside: bytes that other microbatches keep meanwhile, and of weights in FP8.
+        beside: bytes that other microbatches keep meanwhile, and that stay until the step ends.
         after: bytes of activations when it has ended.
     """
 
@@ -203,7 +206,7 @@ def passages(ddp: DistributedDataParallel, z: Sizes, row: Sequence[Action]) -> I
     """A rank's list of actions, and what is alive beyond the states in each.
 
     Raises:
-        Unpredicted: an operation has no formula.
+        Unpredicted: a layer wants to read numbers.
     """
     model = ddp.module
     if isinstance(model, ModelChunks):
@@ -213,10 +216,10 @@ def passages(ddp: DistributedDataParallel, z: Sizes, row: Sequence[Action]) -> I
         stages = [Stage(model, z, ddp)]
     split = {(action.microbatch, action.chunk) for action in row if action.kind == "W"}
     live: dict[tuple[int, int], int] = {}
-    copies = copies_in_fp8(model, z)
+    lasting = sum(stage.lasting for stage in stages)
     for action in row:
         place, stage = (action.microbatch, action.chunk), stages[action.chunk]
-        beside = copies + sum(live.values()) - live.get(place, 0)
+        beside = lasting + sum(live.values()) - live.get(place, 0)
         splits = place in split
         live[place] = stage.kept if action.kind == "F" else stage.put_off if action.kind == "B" and splits else 0
         yield Passage(action, stage, splits, beside, beside + live[place])
@@ -231,8 +234,9 @@ def actions_of(plan: StagePlan, z: Sizes, microbatches: int) -> list[Action]:
 
 def _fullest(
     plan: StagePlan, ddp: DistributedDataParallel, z: Sizes, microbatches: int
-) -> tuple[Fullest, dict[str, int]]:
-    """The fullest moment of this rank's list of forward and backward passes, and what a microbatch keeps."""
+) -> tuple[Fullest, dict[str, int], bool]:
+    """The fullest moment of this rank's list of forward and backward passes, what a microbatch keeps, and whether both
+    depend on the loads of experts."""
     most, at, stages = Fullest(0, 0, 0, ""), -1, dict[int, Stage]()
     for passage in passages(ddp, z, actions_of(plan, z, microbatches if plan.ranks > 1 else 1)):
         stages[passage.action.chunk] = passage.stage
@@ -245,4 +249,5 @@ def _fullest(
     for number in sorted(stages):
         for step in (step for _, tape in stages[number].parts for step in tape):
             kept[step.name] = kept.get(step.name, 0) + step.keeps
-    return most, kept
+    expects = any(stage.expects for stage in stages.values())
+    return most, {name: nbytes for name, nbytes in kept.items() if nbytes}, expects

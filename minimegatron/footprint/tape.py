@@ -10,21 +10,14 @@ at one step, and that step has a name:
     forward     kept so far + what this step keeps + its workspace
     backward    kept up to and with this step      + its workspace
 
-Recompute is a tape inside a step: the step keeps its input, and going back through it holds the whole tape again.
-
-**Each kind of module has its own formula**, which is registered by `formula` and reads the module itself: its matrices
-for this rank, what computes its products. A model is built on torch's `meta` device (shapes without memory) and its
-tape is put together from those of its modules. A module without a formula, or one that runs in a way its formula does
-not know, raises `Unpredicted`, whose text the table shows; so what is not predicted is said, and never left out.
+Both are known from a run (`dry_run`). What cannot be run raises `Unpredicted`, whose text the table shows: what is not
+predicted is said, and never left out.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
@@ -57,7 +50,7 @@ class Moment:
     Attributes:
         kept: bytes kept for backward passes.
         workspace: bytes alive besides.
-        where: `backward fc1`.
+        where: `backward mlp.linear_fc1`.
     """
 
     kept: int
@@ -98,26 +91,6 @@ class Tape(tuple[Step, ...]):
             found.append(Moment(kept + later, step.backward if backward else step.forward, way))
         return max(found, key=lambda moment: moment.total)
 
-    def recomputed(self, name: str, keeps: int, shared: int | None = None) -> Step:
-        """All of it as one step, which keeps `keeps` bytes of input and runs forward once more on the way back.
-
-        `shared` of them (default: all) are what its own steps keep of that input.
-        """
-        again, back = self.highest(False), self.highest(True)
-        fullest = max(again, back, key=lambda moment: moment.total)
-        _, _, inside = fullest.where.partition(" ")
-        return Step(
-            f"{name} ({inside})",
-            keeps,
-            max((step.forward for step in self), default=0),
-            fullest.total - (keeps if shared is None else shared),
-            self.put_off,
-        )
-
-    def during_backward(self, nbytes: int) -> Tape:
-        """The same with so many bytes more alive on the way back."""
-        return Tape(dataclasses.replace(step, backward=step.backward + nbytes) for step in self)
-
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
@@ -150,17 +123,6 @@ class Sizes:
         return self.config.dtype.itemsize
 
     @property
-    def own_kernels(self) -> bool:
-        """Whether the project's kernels compute, and not torch's operations (`kernels/backends`)."""
-        kernels = self.config.kernels
-        return kernels in ("auto", "cuda") if self.device == "cuda" else kernels == "emulated"
-
-    @property
-    def norms_keep_input(self) -> bool:
-        """Whether an RMSNorm keeps its input and statistics, and not what it has computed in fp32 on the way."""
-        return self.own_kernels or self.device == "cuda"
-
-    @property
     def t(self) -> int:
         return self.mesh.tp.size
 
@@ -182,32 +144,7 @@ class Sizes:
 
 
 class Unpredicted(Exception):
-    """What has no formula, in words."""
-
-
-Formula = Callable[[Any, Sizes], Tape]
-_FORMULAS: dict[type, Formula] = {}
-
-
-def formula(*kinds: type) -> Callable[[Formula], Formula]:
-    """The tape of modules of these classes: (module, sizes) -> Tape."""
-
-    def register(function: Formula) -> Formula:
-        _FORMULAS.update(dict.fromkeys(kinds, function))
-        return function
-
-    return register
-
-
-def tape_of(module: nn.Module, z: Sizes) -> Tape:
-    """By the formula of the module's own class: a subclass may do anything else.
-
-    Raises:
-        Unpredicted: there is none.
-    """
-    if type(module) not in _FORMULAS:
-        raise Unpredicted(type(module).__name__)
-    return _FORMULAS[type(module)](module, z)
+    """What is not known, in words."""
 
 
 def require_known(known: bool, what: str) -> None:

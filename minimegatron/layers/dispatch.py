@@ -201,7 +201,20 @@ class AllToAllDispatcher:
         return torch.cat([inp, own[:, self.etp.rank].sum(-1), own.sum((0, 2)), sizes, blocks.flatten()]), sizes
 
 
-LOADS: ContextVar[str] = ContextVar("loads of experts in a run that is planned: equal or crowded", default="equal")
+@dataclasses.dataclass
+class Loads:
+    """What a run that is planned takes for the loads of experts.
+
+    Attributes:
+        crowded: the experts of this rank get all rows that they can; else all experts get equally many.
+        asked: whether it has mattered.
+    """
+
+    crowded: bool = False
+    asked: bool = False
+
+
+LOADS: ContextVar[Loads] = ContextVar("loads of experts in a run that is planned")
 
 
 def planned_loads(tokens: int, config: TransformerConfig, here: slice) -> list[int]:
@@ -213,12 +226,13 @@ def planned_loads(tokens: int, config: TransformerConfig, here: slice) -> list[i
         here: the experts that get all that they can, where loads are crowded.
     """
     assert config.num_experts is not None
-    count, k = config.num_experts, config.moe_router_topk
+    loads, count, k = LOADS.get(Loads()), config.num_experts, config.moe_router_topk
     most = tokens if config.moe_expert_capacity_factor is None else capacity(tokens, config)
     if config.moe_expert_capacity_factor is not None and config.moe_pad_expert_input_to_capacity:
         return [most] * count
+    loads.asked = True
     wanted, total = dict[int, int](), k * tokens
-    if LOADS.get() == "crowded":
+    if loads.crowded:
         local = here.stop - here.start
         wanted = dict(zip(range(here.start, here.stop), _evenly(min(k, local) * tokens, local), strict=True))
         total -= min(k, local) * tokens

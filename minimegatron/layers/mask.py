@@ -29,6 +29,7 @@ import torch
 
 from minimegatron.comm.sequence import Spans
 from minimegatron.kernels.blockwise import FULL, NONE, Span
+from minimegatron.layers.recompute import numbers_of
 
 DIAGONAL, PARTIAL = "diagonal", "partial"
 
@@ -168,7 +169,8 @@ class AttentionMask:
         """Smallest and largest id of each sample in a piece of the sequence."""
         if span not in self._cache:
             ids = self._ids()[:, span[0] : span[1]]
-            self._cache[span] = list(zip(ids.amin(1).tolist(), ids.amax(1).tolist(), strict=True))
+            least, most = (numbers_of(x, lambda: [0] * len(ids)) for x in (ids.amin(1), ids.amax(1)))
+            self._cache[span] = list(zip(least, most, strict=True))
         return self._cache[span]
 
     def _ids(self) -> torch.Tensor:

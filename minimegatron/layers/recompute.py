@@ -75,14 +75,19 @@ def to_host(x: torch.Tensor, expected: Callable[[], Numbers] | None = None) -> N
     """The numbers of `x` [n], of integers. The host waits for the device, but not in the second run of `recompute`.
 
     Args:
-        x: the tensor.
-        expected: what to go on with where tensors have no numbers, because a run is planned (`footprint/dry_run`).
+        x, expected: see `numbers_of`.
     """
-    read = _READ.get() or _numbers
+    read = _READ.get() or numbers_of
     return read(x, expected)
 
 
-def _numbers(x: torch.Tensor, expected: Callable[[], Numbers] | None) -> Numbers:
+def numbers_of(x: torch.Tensor, expected: Callable[[], Numbers] | None = None) -> Numbers:
+    """The numbers of `x` [n]; of one without dims, its number.
+
+    Args:
+        x: the tensor.
+        expected: what to go on with where tensors have no numbers, because a run is planned (`footprint/dry_run`).
+    """
     if expected is None or not is_fake(x):
         return x.tolist()  # type: ignore[no-any-return]
     with _disable_current_modes():
@@ -91,7 +96,7 @@ def _numbers(x: torch.Tensor, expected: Callable[[], Numbers] | None) -> Numbers
 
 def _first(kept: list[Numbers]) -> Read:
     def read(x: torch.Tensor, expected: Callable[[], Numbers] | None) -> Numbers:
-        kept.append(_numbers(x, expected))
+        kept.append(numbers_of(x, expected))
         return kept[-1]
 
     return read

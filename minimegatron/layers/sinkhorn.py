@@ -36,6 +36,7 @@ import torch
 
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.collectives import all_reduce
+from minimegatron.layers.recompute import numbers_of
 
 TOLERANCE = 1e-4
 SWEEPS = 1024  # far more than it takes; a row of NaN ends it at once
@@ -66,7 +67,7 @@ def sinkhorn(logits: torch.Tensor, axis: Axis, tol: float = TOLERANCE) -> torch.
         far = (new - columns).abs().mean() > tol
         rows, columns = torch.where(moving, new_rows, rows), torch.where(moving, new, columns)
         moving = moving & far
-        if sweep >= LOOK and sweep & (sweep - 1) == 0 and not moving:
+        if sweep >= LOOK and sweep & (sweep - 1) == 0 and not numbers_of(moving, list):
             break
     return rows[:, None] * c * columns
 

@@ -6,7 +6,7 @@
 | `measure`      | this machine, timed                                                                    |
 | `operations`   | what each operation of a step takes on it                                              |
 | `closed_forms` | the formulas that papers print                                                         |
-| `work`         | the products of a module, the memory it touches, the messages it sends                 |
+| `work`         | the products of a module, the memory it touches, the messages it sends: rules, or a run |
 | `stages`       | the same of a stage, and what of it is recomputed                                      |
 | `traffic`      | every communication of a step on one rank                                              |
 | `update`       | what the optimizer touches, multiplies and sends                                       |

@@ -18,7 +18,7 @@ from minimegatron.footprint.prediction import Passage, actions_of, meta_model, m
 from minimegatron.memory import ACTIVATIONS, WORKSPACE, Sample
 from minimegatron.planner.planning import Plan, without_host
 from minimegatron.planner.timing import PLAYED, played, stages_of_run
-from minimegatron.training.memory_report import work_of_run
+from minimegatron.training.memory_report import spec_of, work_of_run
 
 AFTER = ("gradients", "weights", "optimizer", "end of step")  # parts of a step's time behind its passes
 
@@ -49,8 +49,8 @@ def course(told: Plan) -> Course:
     found = {}
     for rank, row in zip(told.memory, rows, strict=True):
         mesh = Mesh.planned(run.parallel, rank, told.world)
-        here = sizes_of(run.model, mesh, run.optimizer, work)
-        ddp = meta_wrapper(meta_model(run.model, mesh, run.optimizer), mesh, run.optimizer)
+        here = sizes_of(run.model, mesh, run.optimizer, work, spec_of(run))
+        ddp = meta_wrapper(meta_model(run.model, mesh, run.optimizer, spec_of(run)), mesh, run.optimizer)
         passed = zip(passages(ddp, here, actions_of(plan, here, few)), row, strict=True)
         lasting = without_host(told.memory[rank].lasting)
         samples = [Sample(0.0, lasting)]

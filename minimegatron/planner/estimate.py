@@ -7,16 +7,17 @@ that differ. The plans of the layouts in `tests/planner/test_search` are met wit
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.config.stages import SPLIT, V_SHAPED, StagePlan, plan_stages
+from minimegatron.footprint.dry_run import run_of
 from minimegatron.footprint.prediction import Work, meta_wrapper, sizes_of
-from minimegatron.footprint.stage import ends as ends_of
 from minimegatron.footprint.states import states
-from minimegatron.footprint.tape import Sizes, Tape, tape_of
+from minimegatron.footprint.tape import Sizes, Step, Tape
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel
 from minimegatron.parallel.buckets import DEFAULT_BUCKET_SIZE
@@ -25,8 +26,9 @@ from minimegatron.planner.closed_forms import bubble
 from minimegatron.planner.cluster import Cluster
 from minimegatron.planner.layouts import Layout
 from minimegatron.planner.planning import RECOMPUTE
-from minimegatron.planner.timing import Pieces, as_asked, one_of_each
+from minimegatron.planner.timing import Pieces, as_asked, layer_kinds, one_of_each
 from minimegatron.planner.update import update_time
+from minimegatron.training.memory_report import spec_of
 from minimegatron.training.run import RunConfig
 
 SPLIT_BUBBLE = {"zb_h1": 3, "zb_v": 6}  # (p-1)/(3m), (p-1)/(6m): `parallel/schedules`
@@ -41,8 +43,10 @@ class Estimator:
 
     def __init__(self, base: RunConfig, world: int, cluster: Cluster) -> None:
         self.base, self.world, self.cluster = base, world, as_asked(base, cluster)
+        self.spec, self.kinds = spec_of(base), layer_kinds(base.model, spec_of(base))
         self._bytes, self._update = self._of_an_element()
         self.pieces = functools.cache(self._pieces)
+        self.tapes = functools.cache(self._tapes)
         self.model = functools.cache(self._model)
         self.live = functools.cache(self._live)
         self.cut = functools.cache(self._cut)
@@ -50,7 +54,7 @@ class Estimator:
     def _of_an_element(self) -> tuple[tuple[float, float, float], float]:
         """Bytes of a weight, of its gradient, of what the optimizer has on the GPU; seconds in which it is moved."""
         mesh = Mesh.serial()
-        model = one_of_each(self.base.model.replace(recompute_granularity=None), mesh)
+        model = one_of_each(self.base.model.replace(recompute_granularity=None), mesh, self.spec)
         ddp = meta_wrapper(model, mesh, self.base.optimizer)
         held, seconds = states(ddp, self.base.optimizer), update_time(ddp, self.base.optimizer, self.cluster)
         count = sum(p.numel() for p in model.parameters())
@@ -65,7 +69,7 @@ class Estimator:
             expert_tensor_parallel_size=etp, order=self.base.parallel.order,
         )  # fmt: skip
         mesh = Mesh.planned(parallel, 0, self.world)
-        model = one_of_each(self.base.model.replace(recompute_granularity=None), mesh)
+        model = one_of_each(self.base.model.replace(recompute_granularity=None), mesh, self.spec)
         counts: dict[str, tuple[int, int]] = {}
         for name, param in logical_parameters(model):
             words = name.split(".")
@@ -75,22 +79,35 @@ class Estimator:
             counts[part] = (dense + param.numel() * (not of_expert), experts + param.numel() * of_expert)
         return mesh, model, counts
 
-    def _pieces(self, *place: int | str) -> tuple[Sizes, Pieces, dict[bool, Tape], tuple[Tape, Tape]]:
-        """Of tp, cp, ep, etp, micro-batch, recompute: seconds, and tapes of layers and of both ends."""
+    def _pieces(self, *place: int | str) -> tuple[Sizes, Pieces]:
+        """Of tp, cp, ep, etp, micro-batch, recompute: seconds."""
         *axes, b, recompute = place
         mesh, model, _ = self.model(*axes)
         config = self.base.model
         if "recompute_granularity" not in self.base.given:
             config = config.replace(**RECOMPUTE[str(recompute)])
         work = Work(self.base.data.seq_length, int(b), 1, self.base.data.reset_attention_mask, self.cluster.device)
-        z = sizes_of(config, mesh, self.base.optimizer, work)
-        full = config.recompute_granularity == "full"
-        tapes = {
-            config.has_experts(int(n)): Tape([t.recomputed("layer", z.stream)]) if full else t
-            for n, layer in model.decoder.layers.items()
-            for t in [tape_of(layer, z)]
-        }
-        return z, Pieces(z, self.cluster, model), tapes, ends_of(model, z)
+        z = sizes_of(config, mesh, self.base.optimizer, work, self.spec)
+        return z, Pieces(z, self.cluster, model)
+
+    def _tapes(self, splits: bool, *place: int | str) -> tuple[dict[int, Tape], tuple[Tape, Tape]]:
+        """Bytes of layers and of both ends; `splits`: products of weights are put off."""
+        *axes, b, recompute = place
+        if not splits and int(b) > 4:  # in proportion
+            (two, ends), (four, others) = (self.tapes(splits, *axes, n, recompute) for n in (2, 4))
+            of_kind = {kind: _extended(two[kind], four[kind], int(b)) for kind in two}
+            return of_kind, (_extended(ends[0], others[0], int(b)), _extended(ends[1], others[1], int(b)))
+        if splits and b != 1:  # what is put off is tokens of linear layers
+            (of_kind, ends), (once, of_one) = self.tapes(False, *place), self.tapes(True, *axes, 1, recompute)
+            of_kind = {kind: _putting_off(tape, once[kind], int(b)) for kind, tape in of_kind.items()}
+            return of_kind, (_putting_off(ends[0], of_one[0], int(b)), _putting_off(ends[1], of_one[1], int(b)))
+        z, _ = self.pieces(*place)
+        config, numbers = z.config, [int(n) for n in self.model(*place[:4])[1].decoder.layers]
+        if config.recompute_granularity == "full":  # each layer by itself
+            config = config.replace(recompute_num_layers=1 if config.recompute_method == "uniform" else len(numbers))
+        z = dataclasses.replace(z, config=config)
+        first, *layers, last = run_of(z, [(n,) for n in numbers], tuple(numbers), True, True, splits).tapes
+        return dict(zip(numbers, layers, strict=True)), (first, last)
 
     def _live(self, schedule: str, p: int, m: int, v: int, rank: int) -> tuple[int, int, int]:
         """The most microbatches under way on a rank: in all of its chunks, in the first stage, in the last."""
@@ -132,12 +149,13 @@ class Estimator:
         """(Bytes, seconds of a microbatch, elements outside of experts and in them) of a pipeline rank."""
         axes = layout.tp, layout.cp, layout.ep, layout.etp
         counts, cut = self.model(*axes)[2], self.cut(layout.pp, tuple(layout.pipeline.items()))
-        _, pieces, tapes, ends = self.pieces(*axes, layout.micro_batch, layout.recompute)
-        last, has = len(cut.layers) - 1, self.base.model.has_experts
+        place = *axes, layout.micro_batch, layout.recompute
+        (_, pieces), (tapes, ends) = self.pieces(*place), self.tapes(layout.schedule in SPLIT, *place)
+        last = len(cut.layers) - 1
         mine = [rank, last - rank] if layout.schedule in V_SHAPED else list(range(rank, last + 1, layout.pp))
         numbers = [n for stage in mine for n in cut.layers[stage]]
-        kinds = {kind: sum(has(n) == kind for n in numbers) for kind in tapes}
-        dense, experts = (sum(k * self._layer(counts, kind)[i] for kind, k in kinds.items()) for i in (0, 1))
+        kinds = {kind: sum(self.kinds[n] == kind for n in numbers) for kind in tapes}
+        dense, experts = (sum(k * counts[str(kind)][i] for kind, k in kinds.items()) for i in (0, 1))
         outside = counts["first"][0] * (0 in mine) + counts["last"][0] * (last in mine)
         copied = not self.base.model.untie_embeddings_and_output_weights or self.base.model.mtp_num_layers
         if copied and last in mine and 0 not in mine:
@@ -164,10 +182,6 @@ class Estimator:
         if zero < 2:
             return 0.0
         return grad * min(layer, DEFAULT_BUCKET_SIZE) if zero == 2 else (2 * weight + grad) * layer + weight * outside
-
-    def _layer(self, counts: dict[str, tuple[int, int]], kind: bool) -> tuple[int, int]:
-        has = self.base.model.has_experts
-        return next(c for name, c in counts.items() if name.isdigit() and has(int(name)) == kind)
 
     def _states(self, elements: float, replicas: int, zero: int) -> float:
         shares = (replicas if zero >= stage else 1 for stage in (3, 2, 1))
@@ -197,6 +211,24 @@ class Estimator:
             shared = layout.zero > 0 or self.base.optimizer.optimizer == "dist_muon"
             total += self._update * count / (len(some) if shared else 1)
         return total
+
+
+def _extended(two: Tape, four: Tape, b: int) -> Tape:
+    """Of micro-batches of b, from those of two and of four."""
+
+    def at(x: int, y: int) -> int:
+        return x + (y - x) * (b - 2) // 2
+
+    fields = ("keeps", "forward", "backward", "puts_off")
+    return Tape(
+        Step(x.name, *(at(getattr(x, field), getattr(y, field)) for field in fields))
+        for x, y in zip(two, four, strict=True)
+    )
+
+
+def _putting_off(tape: Tape, one: Tape, b: int) -> Tape:
+    """A tape with b times the bytes that stay for the weights' half of another."""
+    return Tape((*tape, Step("weights' half", puts_off=b * one.put_off, backward=-tape.kept)))
 
 
 def _left(total: float, last: float, hidden: float) -> float:

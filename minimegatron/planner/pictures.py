@@ -84,8 +84,8 @@ def draw(told: Plan, found: Sequence[Found] = (), seen: Sequence[tuple[float, fl
     if by_axis := dict(sorted((name, n) for name, n in nbytes.items() if n)):
         figures["communication"] = volume.bars(by_axis, title=f"What rank {told.fullest} sends in a step, by axis")
     plan, z, stages = stages_of_run(told.run, told.world, cluster)
-    layers = one_of_each(told.run.model, z.mesh).decoder.layers.values()
-    ops = ((op.what, op.product) for layer in layers for op in layer_work(layer, z)[0])
+    layers = one_of_each(told.run.model, z.mesh, z.spec).decoder.layers.items()
+    ops = ((op.what, op.product) for n, layer in layers for op in layer_work(layer, int(n), z)[0])
     products = {f"{what}, {p.k} to {p.n}": p for what, p in ops if p is not None}
     rates = {name: p.flops / cluster.product(p.flops, p.nbytes, p.unit) for name, p in products.items()}
     points = {name: (p.flops / p.nbytes, rates[name]) for name, p in products.items()}

@@ -5,7 +5,7 @@
     told.fits, told.time.seconds, told.time.mfu, told.days(1e12)
 
 Memory is `footprint`'s, messages and time are those of `traffic` and `timing`: one description, that of the run itself.
-What has no formula is named in `unknown`, and is then in no number.
+What cannot be known is named in `unknown`, and is then in no number.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Plan:
     Attributes:
         run, world, cluster: what is planned.
         memory: {rank: its bytes}, of the first rank of each pipeline stage.
-        time: of a step; None where an operation has no formula.
+        time: of a step; None where an operation's is not known.
         unknown: what has none.
     """
 

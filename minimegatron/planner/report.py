@@ -42,7 +42,7 @@ def grid(rows: Sequence[Sequence[str]]) -> str:
 
 def in_words(told: Plan, tokens: float | None = None, explains: bool = False) -> str:
     """All of a plan."""
-    parts, none = [memory_text(told), verdict(told)], f"no time is predicted: {', '.join(told.unknown)} has no formula"
+    parts, none = [memory_text(told), verdict(told)], f"no time is predicted: {', '.join(told.unknown)} cannot be known"
     parts += [none] if told.time is None else [time_text(told, tokens, explains), messages_text(told, explains)]
     return "\n\n".join(parts)
 

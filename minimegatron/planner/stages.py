@@ -12,11 +12,11 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from minimegatron.footprint.tape import Sizes, require_known
+from minimegatron.footprint.tape import Sizes
 from minimegatron.layers.moe import MoELayer, SharedExperts
 from minimegatron.models.block import TransformerLayer
 from minimegatron.models.decoder import GPTModel
-from minimegatron.planner.work import Message, Op, Product, entry, work_of
+from minimegatron.planner.work import Message, Op, Product, by_run, entry, work_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class StageWork:
 
     @classmethod
     def of(cls, model: GPTModel, z: Sizes) -> StageWork:
-        """Raises `Unpredicted` where an operation has no formula."""
+        """Raises `Unpredicted` where an operation is not known."""
         (inside, repeated), (begin, end, more) = layers_work(model, z), ends_work(model, z)
         return cls((*begin, *inside, *end), (*repeated, *more))
 
@@ -49,21 +49,22 @@ def again(ops: list[Op], to_the_end: bool) -> list[Op]:
     return [*ops[:last], dataclasses.replace(ops[last], messages=left), *ops[last + 1 :]]
 
 
-def layer_work(layer: nn.Module, z: Sizes) -> tuple[list[Op], list[Op]]:
-    """The operations of a transformer layer, and those that run again in its backward pass by themselves."""
-    require_known(isinstance(layer, TransformerLayer), type(layer).__name__)
-    assert isinstance(layer, TransformerLayer)
-    config, repeated = z.config, list[Op]()
-    if config.recomputes("core_attn"):
-        repeated += again([op for op in work_of(layer.self_attention, z) if op.what == "core_attention"], False)
-    if config.recomputes("moe" if config.has_experts(layer.layer_number) else "mlp"):
-        repeated += again(work_of(layer.mlp, z), _keeps_last(layer.mlp, 0.0))
-    if config.recomputes("layernorm"):
-        repeated += [op for norm in (layer.input_layernorm, layer.pre_mlp_layernorm) for op in work_of(norm, z)]
-    return work_of(layer, z), repeated
+def layer_work(layer: nn.Module, number: int, z: Sizes) -> tuple[list[Op], list[Op]]:
+    """The operations of a layer, and those that run again in its backward pass by themselves."""
+    config, repeated, ran = z.config, list[Op](), by_run(layer, number, z)
+    if isinstance(layer, TransformerLayer):
+        if config.recomputes("core_attn"):
+            ops = work_of(layer.self_attention, z, ran)
+            repeated += again([op for op in ops if op.what == "core_attention"], False)
+        if config.recomputes("moe" if config.has_experts(number) else "mlp"):
+            repeated += again(work_of(layer.mlp, z, ran), _keeps_last(layer.mlp, 0.0))
+        if config.recomputes("layernorm"):
+            norms = (layer.input_layernorm, layer.pre_mlp_layernorm)
+            repeated += [op for norm in norms for op in work_of(norm, z, ran)]
+    return work_of(layer, z, ran), repeated
 
 
-def _keeps_last(mlp: nn.Module, dropout: float) -> bool:
+def _keeps_last(mlp: nn.Module | None, dropout: float) -> bool:
     """Whether something is kept for the backward pass behind the last matrix of a layer."""
     shared = mlp.shared_experts if isinstance(mlp, MoELayer) else None
     gated = isinstance(shared, SharedExperts) and shared.gate_weight is not None
@@ -72,12 +73,12 @@ def _keeps_last(mlp: nn.Module, dropout: float) -> bool:
 
 def layers_work(model: GPTModel, z: Sizes) -> tuple[list[Op], list[Op]]:
     """The same for the layers of a stage, those that are recomputed in groups included."""
-    every, repeated = list[Op](), list[Op]()
-    for group, whole in model.decoder.groups(list(model.decoder.layers.values())):
-        inside = [layer_work(layer, z) for layer in group]
+    every, repeated, numbers = list[Op](), list[Op](), {layer: int(n) for n, layer in model.decoder.layers.items()}
+    for group, whole in model.decoder.groups(list(numbers)):
+        inside = [layer_work(layer, numbers[layer], z) for layer in group]
         ops = [op for mine, _ in inside for op in mine]
         every += ops
-        kept = bool(group) and _keeps_last(group[-1].mlp, z.config.hidden_dropout)  # type: ignore[arg-type]
+        kept = bool(group) and _keeps_last(getattr(group[-1], "mlp", None), z.config.hidden_dropout)
         repeated += again(ops, kept) if whole else [op for _, more in inside for op in more]
     return every, repeated
 
@@ -96,10 +97,10 @@ def ends_work(model: GPTModel, z: Sizes) -> tuple[list[Op], list[Op], list[Op]]:
     loss = Op("loss", moved=(2.0 * z.e + 8.0) * z.n * columns, messages=sums)
     behind, repeated = [*work_of(model.decoder.final_layernorm, z), output, loss], list[Op]()
     for k, depth in enumerate(model.mtp.layers if model.mtp is not None else (), 1):
-        ops = work_of(depth, z)
+        ops = work_of(depth, z, by_run(depth.transformer_layer, z.config.num_layers, z))  # type: ignore[arg-type]
         behind += [*work_of(model.embedding, z), *ops, output, loss, Op("rolls", messages=tuple(_rolls(k, model, z)))]  # type: ignore[arg-type]
         full = z.config.recompute_granularity == "full" and z.config.recompute_method == "uniform"
-        repeated += ops if full else layer_work(depth.transformer_layer, z)[1]
+        repeated += ops if full else layer_work(depth.transformer_layer, z.config.num_layers, z)[1]
     return begin, behind, repeated
 
 

@@ -31,18 +31,20 @@ from torch import nn
 from minimegatron.comm.mesh import Mesh, rank_groups
 from minimegatron.config import TransformerConfig
 from minimegatron.config.stages import SPLIT, StagePlan, plan_stages
-from minimegatron.footprint.prediction import meta_model, meta_wrapper, sizes_of
+from minimegatron.footprint.dry_run import kinds_of
+from minimegatron.footprint.prediction import Work, meta_model, meta_wrapper, sizes_of
 from minimegatron.footprint.tape import Sizes, require_known
 from minimegatron.models.chunks import placement_of, schedule_of
 from minimegatron.models.decoder import GPTModel
+from minimegatron.models.spec import ModuleSpec
 from minimegatron.parallel.schedule_sim import Costs, Simulation, simulate
 from minimegatron.planner.cluster import Cluster
 from minimegatron.planner.stages import again, ends_work, layer_work
 from minimegatron.planner.traffic import step_messages
 from minimegatron.planner.update import update_messages, update_time
-from minimegatron.planner.work import BACK, Message, Op
+from minimegatron.planner.work import BACK, Message, Op, Product
 from minimegatron.training.flops import step_flops
-from minimegatron.training.memory_report import work_of_run
+from minimegatron.training.memory_report import spec_of, work_of_run
 from minimegatron.training.run import RunConfig
 
 FLASH_AGAIN = 0.5  # of a forward pass: attention that keeps no weights computes the scores once more on the way back
@@ -107,24 +109,30 @@ class _Watch:
             self.parts[part] = self.parts.get(part, 0.0) + seconds
         return seconds
 
-    def product(self, op: Op) -> float:
-        p = op.product
-        require_known(p is None or p.unit != "fp8" or self.cluster.fp8 > 0, f"FP8 products of {self.cluster.gpu}")
-        return self.cluster.product(p.flops, p.nbytes, p.unit) if p is not None else 0.0
+    def product(self, op: Op, backward: bool = False) -> float:
+        """Seconds of the products of a pass; of one that is computed backward twice, once."""
+        products = op.products(False) if op.passes is None else op.products(backward)
+        return sum(self._seconds(p) for p in products)
+
+    def _seconds(self, p: Product) -> float:
+        require_known(p.unit != "fp8" or self.cluster.fp8 > 0, f"FP8 products of {self.cluster.gpu}")
+        return self.cluster.product(p.flops, p.nbytes, p.unit)
 
     def run(self, op: Op, backward: bool, again: bool = False) -> float:
         """An operation of a pass, with what it sends."""
         messages = [m for m in op.messages if m.backward == backward]
         self.calls += calls_of(op, backward) + len(messages)
         flash = op.product is not None and op.product.unit == "flash"
-        times = 2 + FLASH_AGAIN * flash if backward else 1
-        product, back = times * self.product(op), BACK * op.moved if op.moved_back is None else op.moved_back
+        times = 2 + FLASH_AGAIN * flash if backward and op.passes is None else 1
+        product, back = times * self.product(op, backward), BACK * op.moved if op.moved_back is None else op.moved_back
         moved = self.cluster.moved(back if backward else op.moved)
         if again:
             self._add(AGAIN, product + moved)
         elif product:
-            assert op.product is not None, "it takes time"
-            ideal = times * op.product.flops / (self.cluster.fp8 if op.product.unit == "fp8" else self.cluster.matmul)
+            products = op.products(backward) if op.passes is not None else op.products(False)
+            ideal = times * sum(
+                p.flops / (self.cluster.fp8 if p.unit == "fp8" else self.cluster.matmul) for p in products
+            )
             self._add(PEAK, ideal)
             self._add(BELOW, product - ideal)
         self._add(MEMORY, 0.0 if again else moved)
@@ -150,9 +158,9 @@ class _Watch:
 class _Measured(_Watch):
     """The same where operations were measured by themselves: each has its own rates, and a price of each call."""
 
-    def product(self, op: Op) -> float:
+    def product(self, op: Op, backward: bool = False) -> float:
         with self._rates_of(op):
-            return super().product(op)
+            return super().product(op, backward)
 
     def run(self, op: Op, backward: bool, again: bool = False) -> float:
         if (seconds := self.cluster.measured(_kind(op))) is None:
@@ -170,6 +178,8 @@ class _Measured(_Watch):
 
 def calls_of(op: Op, backward: bool) -> int:
     """How often the host asks for something: backward once for the input of a product and once for its weight."""
+    if op.calls is not None:
+        return op.calls[backward]
     return 2 if backward and op.product is not None else 1
 
 
@@ -205,13 +215,14 @@ class Pieces:
         self.z, self._cluster = z, cluster
         first, last, repeated = ends_work(model, z)
         self.first, self.last = pass_time(first, (), z, cluster), pass_time(last, repeated, z, cluster)
+        self._kinds = layer_kinds(z.config, z.spec)
         self._layers = {
-            z.config.has_experts(int(number)): [self._layer(layer, whole) for whole in (False, True)]
+            int(number): [self._layer(layer, int(number), whole) for whole in (False, True)]
             for number, layer in model.decoder.layers.items()
         }
 
-    def _layer(self, layer: nn.Module, whole: bool) -> PassTime:
-        ops, repeated = layer_work(layer, self.z)
+    def _layer(self, layer: nn.Module, number: int, whole: bool) -> PassTime:
+        ops, repeated = layer_work(layer, number, self.z)
         return pass_time(ops, again(ops, False) if whole else repeated, self.z, self._cluster)
 
     def stage(self, plan: StagePlan, number: int) -> PassTime:
@@ -219,7 +230,7 @@ class Pieces:
         config, layers = self.z.config, plan.layers[number]
         full, block = config.recompute_granularity == "full", config.recompute_method == "block"
         parts = [
-            self._layers[config.has_experts(n)][full and (not block or i < config.recompute_num_layers)]
+            self._layers[self._kinds[n]][full and (not block or i < config.recompute_num_layers)]
             for i, n in enumerate(layers)
         ]
         parts += [self.first] * (number == 0) + [self.last] * (number == len(plan.layers) - 1)
@@ -237,11 +248,15 @@ def added(parts: Sequence[PassTime]) -> PassTime:
     )
 
 
-def one_of_each(config: TransformerConfig, mesh: Mesh) -> GPTModel:
+def layer_kinds(config: TransformerConfig, spec: ModuleSpec | None = None) -> tuple[int, ...]:
+    """For each layer the number of the first one that is like it, whatever is recomputed."""
+    return kinds_of(config.replace(recompute_granularity=None), spec)
+
+
+def one_of_each(config: TransformerConfig, mesh: Mesh, spec: ModuleSpec | None = None) -> GPTModel:
     """The model with one layer of each kind, shapes without memory."""
-    kinds = {config.has_experts(n): n for n in reversed(range(config.num_layers))}
     with torch.device("meta"):
-        return GPTModel(config, mesh, layer_numbers=sorted(kinds.values()))
+        return GPTModel(config, mesh, spec, layer_numbers=sorted(set(layer_kinds(config, spec))))
 
 
 class Around(NamedTuple):
@@ -255,8 +270,8 @@ def around(run: RunConfig, rank: int, world: int, cluster: Cluster, mine: PassTi
     """Of one rank, whose stages take `mine` for a microbatch."""
     work, parallel = work_of_run(run, world, "cuda"), run.parallel
     mesh, plan = Mesh.planned(parallel, rank, world), plan_stages(parallel, run.model.num_layers)
-    ddp = meta_wrapper(meta_model(run.model, mesh, run.optimizer), mesh, run.optimizer)
-    z = sizes_of(run.model, mesh, run.optimizer, work)
+    ddp = meta_wrapper(meta_model(run.model, mesh, run.optimizer, spec_of(run)), mesh, run.optimizer)
+    z = sizes_of(run.model, mesh, run.optimizer, work, spec_of(run))
     found: dict[str, list[float]] = {}
     few = min(work.microbatches, plan.ranks + work.microbatches % plan.ranks)  # each sends the same
     for (message, part), count in step_messages(plan, ddp, z, few).items():
@@ -318,9 +333,20 @@ def as_asked(run: RunConfig, cluster: Cluster) -> Cluster:
 def stages_of_run(run: RunConfig, world: int, cluster: Cluster) -> tuple[StagePlan, Sizes, list[PassTime]]:
     """Where the model is cut, a microbatch of the first rank, and the seconds of each stage."""
     plan, mesh = plan_stages(run.parallel, run.model.num_layers), Mesh.planned(run.parallel, 0, world)
-    z = sizes_of(run.model, mesh, run.optimizer, work_of_run(run, world, "cuda"))
-    pieces = Pieces(z, as_asked(run, cluster), one_of_each(run.model, mesh))
+    z = sizes_of(run.model, mesh, run.optimizer, work_of_run(run, world, "cuda"), spec_of(run))
+    pieces = Pieces(z, as_asked(run, cluster), one_of_each(run.model, mesh, z.spec))
     return plan, z, [pieces.stage(plan, number) for number in range(len(plan.layers))]
+
+
+def sample_flops(run: RunConfig) -> float:
+    """Model FLOPs of a sample, forward and backward: what modules multiply, or have multiplied in a run."""
+    mesh, spec, config = Mesh.serial(), spec_of(run), run.model.replace(recompute_granularity=None)
+    z = sizes_of(config, mesh, run.optimizer, Work(run.data.seq_length, device="cuda"), spec)
+    model, kinds = one_of_each(config, mesh, spec), layer_kinds(config, spec)
+    first, last, _ = ends_work(model, z)
+    of_kind = {int(n): layer_work(layer, int(n), z)[0] for n, layer in model.decoder.layers.items()}
+    ops = [*first, *last, *(op for kind in kinds for op in of_kind[kind])]
+    return 3.0 * sum(product.flops for op in ops for product in op.products(False))
 
 
 def step_time(run: RunConfig, world: int, cluster: Cluster) -> StepTime:
@@ -328,9 +354,8 @@ def step_time(run: RunConfig, world: int, cluster: Cluster) -> StepTime:
 
     Raises:
         ConfigError: the layout cannot be.
-        Unpredicted: an operation has no formula.
+        Unpredicted: an operation's time is not known.
     """
-    require_known(run.spec is None, "the time of a spec's layers")
     require_known(not run.model.first_last_layers_bf16, "the time of layers in two precisions")
     require_known(not run.optimizer.freeze, "the time of a model with frozen parameters")
     work, ranks = work_of_run(run, world, "cuda"), rank_groups(run.parallel, world, "pp")[0]
@@ -347,5 +372,5 @@ def step_time(run: RunConfig, world: int, cluster: Cluster) -> StepTime:
     parts["bubble"] = max(0.0, passes - sum(parts.values())) if plan.ranks > 1 else 0.0
     parts |= slowest.parts
     samples = m * work.micro_batch_size * run.parallel.data_parallel_size(world)
-    flops = step_flops(run.model, samples, work.seq_length)
+    flops = step_flops(run.model, samples, work.seq_length) if run.spec is None else samples * sample_flops(run)
     return StepTime(sum(parts.values()), {n: s for n, s in parts.items() if s}, flops, world, cluster.matmul)

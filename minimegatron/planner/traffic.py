@@ -36,7 +36,7 @@ from minimegatron.parallel.units import units_of
 from minimegatron.planner.stages import StageWork
 from minimegatron.planner.update import update_messages
 from minimegatron.planner.work import Message
-from minimegatron.training.memory_report import work_of_run
+from minimegatron.training.memory_report import spec_of, work_of_run
 from minimegatron.training.run import RunConfig
 
 Messages = Counter[tuple[Message, str]]
@@ -47,14 +47,13 @@ def run_messages(run: RunConfig, rank: int, world: int, device: str = "cuda") ->
 
     Raises:
         ConfigError: the layout cannot be.
-        Unpredicted: something travels that has no formula.
+        Unpredicted: something travels that is not known.
     """
     config, parallel, optimizer = run.model, run.parallel, run.optimizer
     require_known(not optimizer.freeze, "messages of a model with frozen parameters")
-    require_known(run.spec is None, "messages of a spec's layers")
     mesh, work = Mesh.planned(parallel, rank, world), work_of_run(run, world, device)
-    ddp = meta_wrapper(meta_model(config, mesh, optimizer), mesh, optimizer)
-    z = sizes_of(config, mesh, optimizer, work)
+    ddp = meta_wrapper(meta_model(config, mesh, optimizer, spec_of(run)), mesh, optimizer)
+    z = sizes_of(config, mesh, optimizer, work, spec_of(run))
     found = step_messages(plan_stages(parallel, config.num_layers), ddp, z, work.microbatches)
     found.update((m, "optimizer") for m in update_messages(ddp, optimizer))
     return found

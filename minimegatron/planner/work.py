@@ -18,31 +18,34 @@ matrices are already this rank's parts. n tokens of this rank, e bytes an elemen
 A backward pass has each product twice, for its input and for its weight.
 
 Bytes are those that `trace` counts (`trace.Event`), so they can be compared with a traced step; experts are taken to
-get equal loads. What has no formula raises `Unpredicted`, as in `footprint`.
+get equal loads. A module without a rule is run, as all are for their bytes (`by_run`, `footprint/dry_run`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
-from minimegatron.footprint.experts import router_element, tokens_and_rows
+from minimegatron.footprint.dry_run import BACKWARD, FORWARD, Operation, Sent, kind_of, run_of
 from minimegatron.footprint.tape import Sizes, require_known
+from minimegatron.layers.attention import SelfAttention
 from minimegatron.layers.core_attention import CoreAttention
+from minimegatron.layers.dispatch import experts_here, planned_loads
 from minimegatron.layers.dropout import Dropout
 from minimegatron.layers.embedding import VocabParallelEmbedding
 from minimegatron.layers.fp8_linear import ParallelFp8
-from minimegatron.layers.fp8_scales import CurrentScale
+from minimegatron.layers.fp8_scales import CurrentScale, DelayedScale, TileScales
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.mla import MultiLatentAttention, ReplicatedLinear
 from minimegatron.layers.mlp import MLP
 from minimegatron.layers.moe import Experts, MoELayer, SharedExperts
 from minimegatron.layers.norm import Norm
 from minimegatron.layers.router import TopKRouter
+from minimegatron.models.block import TransformerLayer
 from minimegatron.training.flops import attention_pairs
 
 
@@ -102,6 +105,8 @@ class Op:
         ends: nothing behind its product is kept for the backward pass.
         tail: its last message is behind all that its layer keeps.
         moved_back: bytes read and written backward besides; None: `BACK` times those forward.
+        passes: products of the forward and of the backward pass, where they are not `product` once and twice.
+        calls: how often the host asks for something in each, where it is known.
     """
 
     what: str
@@ -113,6 +118,14 @@ class Op:
     ends: bool = False
     tail: bool = False
     moved_back: float | None = None
+    passes: tuple[tuple[Product, ...], tuple[Product, ...]] | None = None
+    calls: tuple[int, int] | None = None
+
+    def products(self, backward: bool) -> tuple[Product, ...]:
+        """Of a pass."""
+        if self.passes is not None:
+            return self.passes[backward]
+        return () if self.product is None else (self.product,) * (2 if backward else 1)
 
 
 BACK = 1.5  # bytes that a pointwise operation moves backward (input, gradient, result), over those forward
@@ -130,15 +143,64 @@ def rule(kind: type) -> Callable[[Rule], Rule]:
     return register
 
 
-def work_of(module: nn.Module, z: Sizes) -> list[Op]:
-    """The operations of a module and all that is in it, in the order of registration, which is that of the forward."""
+def work_of(module: nn.Module, z: Sizes, ran: Mapping[nn.Module, Op] | None = None) -> list[Op]:
+    """The operations of a module and all that is in it, in the order of registration, which is that of the forward.
+
+    Args:
+        module, z: the module, and a microbatch.
+        ran: what modules without a rule do by themselves, from a run (`by_run`).
+    """
     found = []
     for name, part in module.named_modules():
+        if ran is not None and part in ran:
+            found.append(ran[part])
+            continue
         holds = type(part) is not nn.Module and next(part.parameters(recurse=False), None) is not None
         require_known(type(part) in _RULES or not holds, type(part).__name__)
         if type(part) in _RULES and not name.endswith("core_attention.dropout"):  # that of weights is attention's
             found += [dataclasses.replace(op, what=name or op.what, kind=op.what) for op in _RULES[type(part)](part, z)]
     return found
+
+
+def by_run(layer: nn.Module, number: int, z: Sizes) -> dict[nn.Module, Op]:
+    """What the modules of a layer that have no rule do by themselves: the layer is run (`footprint/dry_run`).
+
+    Raises:
+        Unpredicted: it wants to read numbers.
+    """
+    strange = {module: name for name, module in layer.named_modules() if type(module) not in _RULES}
+    if not strange:
+        return {}
+    z = dataclasses.replace(z, config=z.config.replace(recompute_granularity=None))
+    windows = run_of(z, [[number]], (kind_of(layer),), False, False).windows
+    found = {}
+    for module, name in strange.items():
+        done = [event for window in windows if window.part == 1 and window.name == name for event in window.done]
+        if done:
+            found[module] = _recorded(name or type(layer).__name__, done)
+    return found
+
+
+def _recorded(what: str, done: list[tuple[str, Operation | Sent]]) -> Op:
+    """Forward and backward as they were run: other operations than products read their inputs and write results."""
+    passes = [[event for phase, event in done if phase == which] for which in (FORWARD, BACKWARD)]
+    operations = [[event for event in each if isinstance(event, Operation)] for each in passes]
+    forward, backward = (
+        tuple(Product(o.flops / 2, 1, 1, element=o.element, touched=o.nbytes) for o in each if o.flops)
+        for each in operations
+    )
+    moved, back = (float(sum(o.nbytes for o in each if not o.flops)) for each in operations)
+    messages = [
+        Message(sent.name, sent.axis, sent.nbytes, bool(way), sent.beside)
+        for way, each in enumerate(passes)
+        for sent in each
+        if isinstance(sent, Sent)
+    ]
+    calls = len(operations[0]), len(operations[1])
+    return Op(
+        what, kind="run", weights=False, moved=moved, moved_back=back, messages=tuple(messages),
+        passes=(forward, backward), calls=calls,
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------- the modules
@@ -230,6 +292,8 @@ def activation(module: MLP, z: Sizes) -> Iterator[Op]:
 
 
 _RULES[SharedExperts] = activation
+for holder in (TransformerLayer, SelfAttention, ParallelFp8, CurrentScale, DelayedScale, TileScales, nn.ModuleDict):
+    _RULES[holder] = lambda module, z: ()  # all that it does is its parts'
 
 
 @rule(Dropout)
@@ -290,6 +354,19 @@ def latent(module: MultiLatentAttention, z: Sizes) -> Iterator[Op]:
         yield Op("turned key", messages=cut)
     elif z.mesh.tp.size > 1:
         yield Op("turned key", messages=(Message("all_reduce", tp, nbytes, True),))
+
+
+def router_element(z: Sizes) -> int:
+    """Bytes of an element of the router's products."""
+    return max(z.e, 8 if z.config.moe_router_dtype == "fp64" else 4)
+
+
+def tokens_and_rows(z: Sizes) -> tuple[int, int, int]:
+    """Tokens of this rank; rows that it sends; rows that its experts get."""
+    assert z.config.num_experts is not None
+    ep, first = z.mesh.ep, experts_here(z.config.num_experts, z.mesh.ep)
+    loads = planned_loads(z.n_cut, z.config, slice(*first))
+    return z.n_cut, sum(loads), sum(loads[slice(*first)]) * ep.size * z.mesh.etp.size
 
 
 @rule(TopKRouter)

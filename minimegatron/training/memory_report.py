@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
@@ -34,9 +35,10 @@ from minimegatron import trace
 from minimegatron.comm import shared_memory
 from minimegatron.comm.agree import gather_objects
 from minimegatron.comm.mesh import Mesh
+from minimegatron.config import TransformerConfig
 from minimegatron.errors import ConfigError
 from minimegatron.memory import ACTIVATIONS, WORKSPACE, Tracker
-from minimegatron.models.spec import spec_from_name
+from minimegatron.models.spec import ModuleSpec, spec_from_name
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
 from minimegatron.parallel.data_parallel import DataParallel
 from minimegatron.parallel.unit_spans import units_in_trace
@@ -162,13 +164,22 @@ def predict_run(run: RunConfig, rank: int = 0, world: int = 1, device: str = "cp
     Raises:
         ConfigError: the layout cannot be.
     """
-    from minimegatron.footprint.prediction import predict  # formulas of every module, which training needs not
+    from minimegatron.footprint.prediction import predict  # which training needs not
 
-    spec = spec_from_name(*run.spec, run.model) if run.spec else None
-    told = predict(run.model, run.parallel, run.optimizer, work_of_run(run, world, device), rank, world, spec)
+    told = predict(run.model, run.parallel, run.optimizer, work_of_run(run, world, device), rank, world, spec_of(run))
     if run.training.cuda_graph_impl == "none":
         return told
     return dataclasses.replace(told, unknown=(*told.unknown, "the memory of a CUDA graph"))
+
+
+@functools.cache
+def _spec(name: tuple[str, str], model: TransformerConfig) -> ModuleSpec:
+    return spec_from_name(*name, model)
+
+
+def spec_of(run: RunConfig) -> ModuleSpec | None:
+    """Of a run's layers, where it names one; the same one whenever it is asked for."""
+    return _spec(run.spec, run.model) if run.spec else None
 
 
 def work_of_run(run: RunConfig, world: int, device: str) -> Work:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from minimegatron.comm.collectives import reduce_from_region
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
@@ -47,6 +48,23 @@ class LinearAttention(nn.Module):
 def layers(config: TransformerConfig) -> ModuleSpec:
     """The model's own layers with this mixer."""
     return decoder_layer_spec(config).with_submodule("self_attention", ModuleSpec(LinearAttention))
+
+
+class Gathering(LinearAttention):
+    """Scales by a mean over the ranks of tp, in a message of its own."""
+
+    def __init__(self, config: TransformerConfig, mesh: Mesh, layer_number: int = 0, rng: Any = None) -> None:
+        super().__init__(config, mesh, layer_number, rng)
+        self.tp = mesh.tp
+
+    def forward(self, x: torch.Tensor, context: Any) -> torch.Tensor:
+        y = super().forward(x, context)
+        return y * (1 + reduce_from_region(y.mean(-1, keepdim=True), self.tp))
+
+
+def gathering(config: TransformerConfig) -> ModuleSpec:
+    """The same, with one message more."""
+    return decoder_layer_spec(config).with_submodule("self_attention", ModuleSpec(Gathering))
 
 
 class Asking(LinearAttention):

@@ -120,7 +120,7 @@ def test_a_pass_takes_no_less_than_the_host_needs_to_ask_for_it() -> None:
     mesh = Mesh.planned(run.parallel, 0, 2)
     model, z = one_of_each(run.model, mesh), sizes_of(run.model, mesh, run.optimizer, Work(512, 2, device="cuda"))
     (layer,), (first, last, _) = model.decoder.layers.values(), ends_work(model, z)
-    every = [*(8 * layer_work(layer, z)[0]), *first, *last]
+    every = [*(8 * layer_work(layer, 0, z)[0]), *first, *last]
     calls = sum(calls_of(op, False) + calls_of(op, True) + len(op.messages) for op in every)
     assert told.seconds == pytest.approx(calls, rel=1e-6)
     assert told.parts[LAUNCHES] == pytest.approx(calls - step_time(run, 2, FREE).seconds, rel=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import Any
 
@@ -24,6 +25,7 @@ from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.parallel.wrapping import data_parallel
 from minimegatron.planner.traffic import run_messages, summary
 from minimegatron.planner.work import work_of
+from minimegatron.training.memory_report import spec_of
 from minimegatron.training.pipelined import get_forward_backward_fn
 from minimegatron.training.rules import check_run
 from minimegatron.training.run import RunConfig
@@ -99,7 +101,7 @@ def traced(rank: int, world: int, runs: list[RunConfig]) -> list[dict[str, dict[
 
 def _second_step(rank: int, run: RunConfig) -> dict[str, dict[str, int]]:
     mesh = Mesh.build(run.parallel)
-    ddp = data_parallel(build_model_chunks(run.model, mesh, 0), mesh)
+    ddp = data_parallel(build_model_chunks(run.model, mesh, 0, spec_of(run)), mesh)
     optimizer = build_optimizer(run.optimizer, ddp, mesh, ddp.shards(), publish=ddp.start_param_gather)
     schedule = Schedule.from_config(run.optimizer, global_batch_size=1, train_iters=10)
     scheduler = OptimizerParamScheduler(optimizer.param_groups, schedule)
@@ -155,6 +157,17 @@ NAMED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 def test_named_layouts(ranks: Any) -> None:
     told_and_counted(ranks, [run_of(parallel, {**SIZES, **model}, 4) for parallel, model in NAMED.values()], 4)
+
+
+STRANGE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "sp": ({"tensor_model_parallel_size": 2, "sequence_parallel": True}, {}),
+    "pp": ({"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}, {"recompute_granularity": "full"}),
+}  # fmt: skip
+
+
+def test_layers_that_the_package_does_not_know_send_what_a_traced_step_counts(ranks: Any) -> None:
+    runs = [run_of(parallel, {**SIZES, **model}, 4) for parallel, model in STRANGE.values()]
+    told_and_counted(ranks, [dataclasses.replace(run, spec=("tests.planner.strange", "gathering")) for run in runs], 4)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,8 @@ import torch
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import DataConfig, OptimizerConfig, ParallelConfig, TrainingConfig
-from minimegatron.footprint.tape import Sizes, Unpredicted, tape_of
 from minimegatron.kernels import build
 from minimegatron.layers import router
-from minimegatron.layers.mlp import MLP
 from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.memory import Tracker
 from minimegatron.models.chunks import build_model_chunks
@@ -276,12 +274,3 @@ def test_of_a_frozen_model_states_are_predicted_and_activations_are_not() -> Non
     matrices = 4 * SIZES["num_layers"] * 3 * SIZES["hidden_size"] * SIZES["ffn_hidden_size"]
     assert whole.lasting["gradients"] - told.lasting["gradients"] == matrices
     assert told.lasting["parameters"] == whole.lasting["parameters"] and "frozen" in told.unknown[0]
-
-
-def test_a_module_of_another_class_has_no_formula() -> None:
-    class Other(MLP):
-        pass
-
-    config, mesh = family_config("llama", **SIZES), Mesh.serial()
-    with pytest.raises(Unpredicted, match="Other"):
-        tape_of(Other(config, mesh), Sizes(config, mesh, LENGTH, BATCH))
