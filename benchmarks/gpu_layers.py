@@ -40,9 +40,11 @@ class CrossEntropy(torch.nn.Module):
 class WithContext(torch.nn.Module):
     """A module that wants rotary angles and a mask beside its input."""
 
-    def __init__(self, config: TransformerConfig, module: torch.nn.Module, mask: AttentionMask | None = None) -> None:
+    def __init__(
+        self, config: TransformerConfig, module: torch.nn.Module, mask: AttentionMask = AttentionMask()
+    ) -> None:
         super().__init__()
-        self.rotary, self.inner, self.mask = RotaryEmbedding(config), module, mask
+        self.rotary, self.inner, self.mask = RotaryEmbedding(config), module, mask or AttentionMask()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         positions = torch.arange(x.shape[0], device=x.device).expand(x.shape[1], -1)
