@@ -40,9 +40,7 @@ class CrossEntropy(torch.nn.Module):
 class WithContext(torch.nn.Module):
     """A module that wants rotary angles and a mask beside its input."""
 
-    def __init__(
-        self, config: TransformerConfig, module: torch.nn.Module, mask: AttentionMask = AttentionMask()
-    ) -> None:
+    def __init__(self, config: TransformerConfig, module: torch.nn.Module, mask: AttentionMask | None = None) -> None:
         super().__init__()
         self.rotary, self.inner, self.mask = RotaryEmbedding(config), module, mask or AttentionMask()
 
