@@ -47,7 +47,7 @@ class Decoding:
         self.step = DecodeStep(model, self.cache, GREEDY, recorder, compiled)
         generator = torch.Generator(model.mesh.device).manual_seed(0)
         for buffers in self.cache.layers.values():  # a prompt of random numbers is as long as any other
-            for buffer in buffers:
+            for buffer in buffers.values():
                 buffer.normal_(generator=generator)
 
     def __call__(self) -> list[torch.Tensor]:

@@ -42,7 +42,7 @@ class WithContext(torch.nn.Module):
 
     def __init__(self, config: TransformerConfig, module: torch.nn.Module, mask: AttentionMask | None = None) -> None:
         super().__init__()
-        self.rotary, self.inner, self.mask = RotaryEmbedding(config), module, mask
+        self.rotary, self.inner, self.mask = RotaryEmbedding(config), module, mask or AttentionMask()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         positions = torch.arange(x.shape[0], device=x.device).expand(x.shape[1], -1)

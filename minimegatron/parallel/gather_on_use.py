@@ -33,6 +33,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from minimegatron.parallel.param_buffer import ShardedParams
 from minimegatron.parallel.units import Unit
@@ -125,7 +126,7 @@ def _before_forward(units: GatherOnUse, index: int, module: nn.Module, args: Any
 
 def _after_forward(units: GatherOnUse, index: int, module: nn.Module, args: Any, output: Any) -> None:
     units.ran(index)
-    for tensor in output if isinstance(output, (tuple, list)) else (output,):
+    for tensor in tree_leaves(output):  # a stage gives named tensors
         if torch.is_tensor(tensor) and tensor.requires_grad:
             tensor.register_hook(partial(_before_backward, units, index))
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from minimegatron import trace
 from minimegatron.parallel.data_parallel import DataParallel
@@ -115,5 +116,4 @@ def _backward(clock: _Clock, name: str, grad: torch.Tensor) -> None:
 
 
 def _differentiable(output: Any) -> list[torch.Tensor]:
-    outputs = output if isinstance(output, (tuple, list)) else (output,)
-    return [tensor for tensor in outputs if torch.is_tensor(tensor) and tensor.requires_grad]
+    return [tensor for tensor in tree_leaves(output) if torch.is_tensor(tensor) and tensor.requires_grad]

@@ -174,7 +174,7 @@ def test_the_default_plan_ends_within_ten_minutes() -> None:
 
 def test_a_wrong_layer_is_found(monkeypatch: Any) -> None:
     right = gpu_layers.Norm.forward
-    wrong = lambda self, x: right(self, x) * (1 + 1e-3 * (x.dtype == torch.float32))  # noqa: E731
+    wrong = lambda self, x, *r: right(self, x, *r) if r else right(self, x) * (1 + 1e-3 * (x.dtype == torch.float32))  # noqa: E731
     monkeypatch.setattr(gpu_layers.Norm, "forward", wrong)
     lines: list[str] = []
     with pytest.raises(RuntimeError, match="WRONG: RMSNorm in fp32, LayerNorm in fp32, layer in fp32"):
