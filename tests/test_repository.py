@@ -61,7 +61,6 @@ WAITS = {
     ("parallel/execution.py", "wait"): MESSAGE,
     ("parallel/pipeline.py", "wait"): MESSAGE,
     ("parallel/overlapped.py", "wait"): MESSAGE,
-    ("parallel/execution.py", "wait"): MESSAGE,
     ("layers/recompute.py", "get"): "of a context variable, which waits for nobody",
     ("layers/dispatch.py", "get"): "of a context variable",
     ("launch/warm_client.py", "recv_bytes"): "called when the channel has something; its socket has a receive timeout",
