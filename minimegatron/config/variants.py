@@ -93,6 +93,12 @@ class ExpertFields(Config):
             return (False,) * layers
         return layer_pattern(self.moe_layer_freq, layers)
 
+    @property
+    def layers_with_experts(self) -> list[int]:
+        """Their numbers, depths that follow the last layer included."""
+        depth: int = self.num_layers + (self.mtp_num_layers or 0)  # type: ignore[attr-defined]
+        return [n for n in range(depth) if self.has_experts(n)]
+
     def has_experts(self, layer_number: int) -> bool:
         """Whether layer `layer_number` (from 0) has experts in place of its MLP."""
         pattern = self.expert_layers

@@ -137,6 +137,11 @@ class SelfAttention(nn.Module):
             dtype=config.dtype,
         )
 
+    @property
+    def supports_context_parallel(self) -> bool:
+        """Whether a sequence may be cut over cp: the core's to say."""
+        return getattr(self.core_attention, "supports_context_parallel", False)
+
     def inference_state(self) -> dict[str, StateSpec]:
         """What the core keeps."""
         return inference_state_of(self.core_attention, "the core of a SelfAttention")

@@ -61,6 +61,8 @@ class CoreAttention(nn.Module):
         ConfigError: see `choose_backend`.
     """
 
+    supports_context_parallel = True
+
     def __init__(self, config: TransformerConfig, mesh: Mesh, rng: RngStreams | None = None) -> None:
         super().__init__()
         self.config = config

@@ -141,6 +141,11 @@ class MultiLatentAttention(nn.Module):
             dtype=config.dtype,
         )
 
+    @property
+    def supports_context_parallel(self) -> bool:
+        """Whether a sequence may be cut over cp: the core's to say."""
+        return getattr(self.core_attention, "supports_context_parallel", False)
+
     def inference_state(self) -> dict[str, StateSpec]:
         """The latent, and the key that RoPE has turned, for each token."""
         inference_state_of(self.core_attention, "the core of a MultiLatentAttention")  # `absorbed` is its formula

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from minimegatron.errors import ConfigError
 from minimegatron.layers.dropout import Dropout
 from minimegatron.layers.inference_context import StateSpec, inference_state_of
 from minimegatron.layers.norm import Norm, add_norm
@@ -40,6 +41,9 @@ class TransformerLayer(nn.Module):
         rng: dropout streams.
         submodules: specs of `input_layernorm`, `self_attention`, `pre_mlp_layernorm`, `mlp`, and `moe` for the layers
             that have experts in its place.
+
+    Raises:
+        ConfigError: a mixer does not fit the layout, or a sequence is cut that it does not say it can share.
     """
 
     def __init__(
@@ -56,6 +60,12 @@ class TransformerLayer(nn.Module):
         self.input_layernorm = build_module(submodules["input_layernorm"], config)
         self.self_attention = build_module(submodules["self_attention"], config, mesh, layer_number, rng)
         self.pre_mlp_layernorm = build_module(submodules["pre_mlp_layernorm"], config)
+        if mesh.cp.size > 1 and not getattr(self.self_attention, "supports_context_parallel", False):
+            raise ConfigError(
+                f"layer {layer_number} has a {type(self.self_attention).__name__}, which does not say that it can "
+                "share a sequence over cp",
+                fix="context_parallel_size = 1, or supports_context_parallel = True in its class if it can",
+            )
         experts = config.has_experts(layer_number)
         if experts:
             self.mlp = build_module(submodules["moe"], config, mesh, layer_number, rng)

@@ -44,7 +44,7 @@ LATENT = {"multi_latent_attention": True, "q_lora_rank": 32, "kv_lora_rank": 16,
 NARROW = {"ffn_hidden_size": 64, "num_layers": 8, "kv_channels": 64}  # most of what is kept is attention's
 OWN = {"kernels": "emulated", "num_layers": 2}
 FP8 = {"fp8_format": "hybrid", "params_dtype": "bf16", "num_layers": 2}
-STRANGE = {"spec": ("tests.planner.strange", "layers"), "num_layers": 2}
+STRANGE = {"spec": ("tests.extension.retention", "layers"), "num_layers": 2}
 # name -> (ranks, fields of the layout, fields of the model; `documents`, `optimizer` and `spec` are the run's)
 LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     **{f"stage {n}": (2, {"data_parallel_sharding_strategy": s}, {}) for s, n in STAGES.items()},
@@ -263,7 +263,7 @@ def test_equal_loads_and_padding_have_no_worst_case() -> None:
 
 def test_a_layer_that_asks_for_numbers_is_said_and_not_left_out() -> None:
     _, run = run_of("stage 0")
-    told = predict_run(dataclasses.replace(run, spec=("tests.planner.strange", "asking")), 0, 2)
+    told = predict_run(dataclasses.replace(run, spec=("tests.extension.retention", "asking")), 0, 2)
     assert told.unknown and "numbers" in told.unknown[0] and told.peak == told.lasting
 
 
