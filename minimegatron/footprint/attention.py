@@ -29,6 +29,7 @@ from minimegatron.layers.attention import SelfAttention
 from minimegatron.layers.core_attention import CoreAttention
 from minimegatron.layers.linear import ColumnParallelLinear
 from minimegatron.layers.mla import MultiLatentAttention
+from minimegatron.layers.norm import Norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +74,7 @@ def self_attention(module: SelfAttention, z: Sizes) -> Tape:
     packed = z.e * z.n * linear.weight.shape[0] * (z.t if module.split_group else 1)
     q, k, norms = z.e * z.n * a * d, z.e * z.n * g * d, list[Step]()
     if module.q_layernorm is not None and module.k_layernorm is not None:
+        require_known(type(module.q_layernorm) is Norm, type(module.q_layernorm).__name__)
         of_q, of_k = norm_of(module.q_layernorm, z, z.n * a), norm_of(module.k_layernorm, z, z.n * g)
         of_k = dataclasses.replace(of_k, keeps=of_k.keeps - kept_of_input(module.k_layernorm, k, z))  # it is packed
         norms = [Step("norms of q and k", of_q.keeps + of_k.keeps, q + k, of_q.backward + of_k.backward + packed)]
@@ -128,6 +130,8 @@ def core_attention(heads: Heads, z: Sizes) -> Step:
     config, backend = z.config, z.config.attention_backend
     backend = "sdpa" if backend == "auto" else backend
     require_known(backend in CORES, f"attention_backend {backend}")
+    require_known(config.attn_logit_softcapping is None, "capped attention scores")
+    require_known(config.window_attn_skip_freq is None, "layers with different windows")
     drops = config.attention_dropout > 0 and z.device == "cpu"  # a GPU's programs drop again from the same seed
     require_known(
         not drops or (z.mesh.cp.size == 1 and backend == "sdpa"), f"dropout of attention weights by {backend}"

@@ -133,7 +133,7 @@ def mlp(module: MLP, z: Sizes) -> Tape:
 
 def activation(kind: str, x: int, z: Sizes) -> Step:
     """Of x bytes for each half."""
-    if kind in ("swiglu", "geglu"):
+    if kind in ("swiglu", "geglu", "geglu_tanh"):
         return Step("activation", (2 if kind == "swiglu" and z.own_kernels else 3) * x, 0, 3 * x)
     if kind == "relu":
         return Step("activation", 0, x, 2 * x)  # it keeps its output, which fc2 keeps too
@@ -145,6 +145,7 @@ def activation(kind: str, x: int, z: Sizes) -> Step:
 @formula(LanguageModelEmbedding)
 def embedding(module: LanguageModelEmbedding, z: Sizes) -> Tape:
     """The look-up itself keeps nothing; the gradient of the table exists before it is added up."""
+    require_known(not module.config.scale_embeddings, "scaled embeddings")
     x, whole = z.stream, z.e * z.n * module.config.hidden_size
     table, learned = z.e * sum(p.numel() for p in module.parameters()), module.position_embeddings is not None
     drop = tape_of(module.dropout, z).kept

@@ -9,7 +9,7 @@ from torch import nn
 from minimegatron.footprint.attention import table
 from minimegatron.footprint.dense import kept_of_input, loss, replicated
 from minimegatron.footprint.dry_run import stage_by_run
-from minimegatron.footprint.tape import Sizes, Step, Tape, Unpredicted, formula, tape_of
+from minimegatron.footprint.tape import Sizes, Step, Tape, Unpredicted, formula, require_known, tape_of
 from minimegatron.footprint.traffic import Travel
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.norm import Norm
@@ -25,6 +25,8 @@ Part = tuple[tuple[int, ...], Tape]  # numbers of layers that run as a whole, an
 def layer(module: TransformerLayer, z: Sizes) -> Tape:
     """Recomputed where the configuration says so for single modules."""
     config, drop = z.config, tape_of(module.dropout, z)
+    for norm in (module.post_self_attn_layernorm, module.post_mlp_layernorm):
+        require_known(type(norm) is nn.Identity, "norms of outputs")
     inside = tape_of(module.mlp, z)
     if config.recomputes("moe" if config.has_experts(module.layer_number) else "mlp"):
         inside = Tape([inside.recomputed("mlp", z.stream)])
@@ -88,6 +90,7 @@ def ends(model: GPTModel, z: Sizes) -> tuple[Tape, Tape]:
         return Tape([batch(model, z), *first]), Tape()
     head = model.output_layer or getattr(model.embedding, "word_embeddings", None)
     assert head is not None, "a last stage has an output layer or the table"
+    require_known(z.config.final_logit_softcapping is None, "capped logits")
     one = loss(head.weight, z)
     steps = [*_named(model.decoder.final_layernorm, z, "final norm"), *one]
     for depth in model.mtp.layers if model.mtp is not None else ():

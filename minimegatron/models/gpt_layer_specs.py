@@ -1,6 +1,7 @@
 """The layer of every decoder family here, as a `ModuleSpec`.
 
-    norm, attention, norm, MLP or experts, each pair with a residual connection (`models/block.py`)
+    norm, attention, norm, MLP or experts, each pair with a residual connection (`models/block.py`); norms of what they
+    give where `layernorm_placement` says so
 
 What every decoder has is imported. What only some have is named, and imported when a model that has it is built:
 
@@ -50,12 +51,13 @@ def decoder_layer_spec(config: TransformerConfig) -> ModuleSpec:
     if config.transformer_impl == "transformer_engine":
         linears = {"column": import_module(TE_COLUMN), "row": import_module(TE_ROW)}
     attention = MULTI_LATENT_ATTENTION if config.multi_latent_attention else SelfAttention
+    norms = ("input_layernorm", "pre_mlp_layernorm") if config.norms_input else ()
+    norms += ("post_self_attn_layernorm", "post_mlp_layernorm") if config.norms_output else ()
     return ModuleSpec(
         TransformerLayer,
         submodules={
-            "input_layernorm": ModuleSpec(Norm),
+            **dict.fromkeys(norms, ModuleSpec(Norm)),
             "self_attention": ModuleSpec(attention, params=linears),
-            "pre_mlp_layernorm": ModuleSpec(Norm),
             "mlp": ModuleSpec(MLP, params=linears),
             "moe": ModuleSpec(MOE),
         },
