@@ -25,7 +25,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.config import ParallelConfig
 from minimegatron.launch.workers import WarmPool
-from minimegatron.parallel.overlapped import FunctionStage, Hidden, run
+from minimegatron.parallel.overlapped import FunctionStage, TensorSpec, run
 from minimegatron.parallel.schedule_sim import Costs, simulate
 from minimegatron.parallel.schedules import SCHEDULES, build_schedule
 
@@ -51,13 +51,15 @@ def spans_of(rank: int, world: int, name: str, m: int, step: float, rounds: int)
         def backward(i: int, dy: torch.Tensor | None) -> torch.Tensor:
             return work(1 if schedule.is_split(i, schedule.stage_of(rank, chunk)) else 2)
 
-        return FunctionStage(lambda i, x: work(1), backward, lambda i: work(1))
+        return FunctionStage(
+            lambda i, x: work(1), backward, lambda i: work(1), TensorSpec(torch.Size([1]), torch.float32)
+        )
 
     stages, found = [stage(chunk) for chunk in range(schedule.v)], []
     for _ in range(rounds):
         barrier(mesh.pp)
         with trace.record(rank) as log:
-            run(schedule, stages, p2p, Hidden(torch.Size([1]), torch.float32))
+            run(schedule, stages, p2p)
         did = log.select(kind="compute")
         found.append((did[0].start, did[-1].end))
     return found

@@ -35,7 +35,7 @@ from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.logical import initialize
 from minimegatron.layers.param import Init
 
-IMPORTS = {"torch": "import torch", "minimegatron": "import torch, minimegatron.training.trainer"}
+IMPORTS = {"torch": "import torch", "minimegatron": "import torch, minimegatron.training.build"}
 
 
 def plain_mlp(h: int) -> nn.Sequential:

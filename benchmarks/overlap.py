@@ -24,7 +24,6 @@ import argparse
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -32,10 +31,11 @@ import torch
 from torch import nn
 
 from benchmarks.bubble import last_exactly
-from minimegatron.comm import calls
+from minimegatron.comm.async_ops import Started, transport
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.collectives import barrier
 from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.shared_memory import SharedMemory
 from minimegatron.config import OptimizerConfig, ParallelConfig
 from minimegatron.launch.workers import WarmPool
 from minimegatron.optim.build import build_optimizer
@@ -57,7 +57,6 @@ CASES: list[tuple[str, str, tuple[str, ...]]] = [
     ("ZeRO-3", "optim_grads_params", (PREFETCH,)),
     ("ZeRO-3", "optim_grads_params", (PREFETCH, GRADS)),
 ]
-RING = {"all_reduce": 2.0, "reduce_scatter": 1.0}  # shares of (D-1)/D of the tensor; of an all-gather's part D times
 
 
 class _Sleep(torch.autograd.Function):
@@ -100,8 +99,8 @@ class Sleepers(nn.Module):
         return self.last(x)
 
 
-class Link:
-    """A network that carries one message after the other: `calls` asks it to make every call.
+class Link(SharedMemory):
+    """A network that carries one message after the other.
 
     Args:
         seconds_per_byte: how slow it is.
@@ -112,38 +111,29 @@ class Link:
 
     def __init__(self, seconds_per_byte: float) -> None:
         self._seconds_per_byte = seconds_per_byte
-        self._free = self._next = self.busy = 0.0
+        self._free = self.busy = 0.0
 
-    def announced(self, op: str, x: torch.Tensor, axis: Axis, extra: str, comparable: bool) -> None:
-        share = RING.get(op, float(axis.size)) * (axis.size - 1) / axis.size
-        self._next = share * x.numel() * x.element_size() * self._seconds_per_byte
+    def all_reduce(self, x: torch.Tensor, axis: Axis, op: str) -> Started:
+        return self._late(2.0, x, axis, super().all_reduce(x, axis, op))
 
-    def begin(self, op: str, axis: Axis, call: Callable[[], Any]) -> _Late:
-        self._free = max(self._free, time.perf_counter()) + self._next
-        self.busy += self._next
-        return _Late(call(), self._free)
+    def all_gather(self, x: torch.Tensor, output: torch.Tensor, axis: Axis) -> Started:
+        return self._late(float(axis.size), x, axis, super().all_gather(x, output, axis))
 
-    @contextlib.contextmanager
-    def in_use(self) -> Iterator[None]:
-        calls.listen(self.announced)
-        calls.begin_with(self.begin)
-        try:
-            yield
-        finally:
-            calls.listen(None)
-            calls.begin_with(None)
+    def reduce_scatter(self, x: torch.Tensor, output: torch.Tensor, axis: Axis) -> Started:
+        return self._late(1.0, x, axis, super().reduce_scatter(x, output, axis))
 
+    def _late(self, share: float, x: torch.Tensor, axis: Axis, started: Started) -> Started:
+        """It has arrived when the link says so; `share` is of (D-1)/D of the tensor, what a ring sends."""
+        seconds = share * (axis.size - 1) / axis.size * x.numel() * x.element_size() * self._seconds_per_byte
+        self._free = at = max(self._free, time.perf_counter()) + seconds
+        self.busy += seconds
 
-class _Late:
-    """A message that has arrived when the link says so."""
+        def finish() -> None:
+            last_exactly(at - time.perf_counter())
+            if started.finish is not None:
+                started.finish()
 
-    def __init__(self, work: Any, at: float) -> None:
-        self._works, self._at = work if isinstance(work, list) else [work], at
-
-    def wait(self) -> None:
-        for work in self._works:
-            work.wait()
-        last_exactly(self._at - time.perf_counter())
+        return Started(started.handles, finish)
 
 
 def milliseconds(
@@ -170,7 +160,7 @@ def milliseconds(
 
     found = []
     ahead = mock.patch.object(GatherOnUse, "_after", lambda *_: None)
-    with contextlib.nullcontext() if PREFETCH in switches else ahead, network.in_use():
+    with contextlib.nullcontext() if PREFETCH in switches else ahead, transport(network):
         step()
         for _ in range(n):
             barrier(mesh.dp)

@@ -40,7 +40,9 @@ from minimegatron.planner.measure import CPU, WALL, Clock, measure
 from minimegatron.planner.timing import PassTime, added, around, played, stages_of_run, step_time
 from minimegatron.planner.traffic import run_messages
 from minimegatron.training.arguments import parse_args
+from minimegatron.training.build import build_trainer
 from minimegatron.training.memory_report import work_of_run
+from minimegatron.training.observers import Step
 from minimegatron.training.run import RunConfig
 from minimegatron.training.trainer import Trainer
 
@@ -70,11 +72,11 @@ class Stopwatch:
         """Seconds of each."""
         step, found = self.trainer._step, list[float]()
 
-        def timed(asks_to_stop: bool) -> bool:
+        def timed(asks_to_stop: bool) -> Step:
             begun = self.clock.now()
-            stop = step(asks_to_stop)
+            done = step(asks_to_stop)
             found.append(self.clock.now() - begun)
-            return stop
+            return done
 
         self.trainer._step = timed  # type: ignore[method-assign]
         self.trainer.train()
@@ -83,7 +85,7 @@ class Stopwatch:
 
 def trained(rank: int, world: int, run: RunConfig, clock: Clock) -> list[float]:
     """Seconds of each step of a rank but the first, which is slow."""
-    trainer = Trainer(run, quiet=True)
+    trainer = build_trainer(run, quiet=True)
     try:
         return Stopwatch(trainer, clock).steps()[1:]
     finally:

@@ -39,7 +39,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.transport_log import Entry
 from minimegatron import trace
-from minimegatron.comm import same_host
+from minimegatron.comm import shared_memory
 
 # The names of c10d's operators, as users of torch.distributed know them.
 _NAMES = {
@@ -237,7 +237,7 @@ class OpRecorder(TorchDispatchMode):
             nbytes = max([_nbytes(arg) for arg in args] + [_nbytes(result) if namespace != "c10d" else 0])
             peer = args[2] if name in ("send", "recv_") else -1
             if name == "send":  # an envelope stands for what it announces
-                nbytes = same_host.bytes_of(args[0][0])
+                nbytes = shared_memory.bytes_of(args[0][0])
             self.calls.append(Call(_NAMES.get(name, name), nbytes, peer, self.ops))
             self._note(_NAMES.get(name, name), nbytes)
         if not talk:

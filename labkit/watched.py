@@ -2,6 +2,7 @@
 
 | function      | says                                                                                    |
 |---------------|-----------------------------------------------------------------------------------------|
+| `group_calls` | sends and all-reduces, whichever function of `torch.distributed` a program calls        |
 | `kept_sizes`  | bytes of each tensor that autograd keeps for the backward pass, parameters not counted  |
 | `best_of`     | of several ways to do one thing the events of each one's fastest run                    |
 | `travels`     | each gather and reduce-scatter, from its start to the end of the wait for it            |
@@ -13,6 +14,7 @@ different ways alternate, so that a slow moment meets all of them.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,6 +44,67 @@ def kept_sizes(module: nn.Module, *inputs: Any) -> list[int]:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         module(*inputs)
     return [storage.nbytes() for storage in kept.values()]
+
+
+@dataclasses.dataclass
+class Call:
+    """One send, or one all-reduce, of this process.
+
+    Attributes:
+        name: `send` or `all_reduce`.
+        nbytes: of the tensor.
+        to: of a send, the receiver's place in the group; else -1.
+        first: the tensor's first number when it was sent; nan of an empty one.
+        start: seconds on this machine's monotonic clock.
+        end: the same, when an all-reduce was done; of a send, when it had been handed over.
+    """
+
+    name: str
+    nbytes: int
+    to: int
+    first: float
+    start: float
+    end: float
+
+
+@contextlib.contextmanager
+def group_calls() -> Iterator[list[Call]]:
+    """Collect the sends and all-reduces of this process, in the order of their start, while the block runs.
+
+    They are seen at the process group: `dist.send`, `dist.isend` and a batch of both end in `ProcessGroup.send`, an
+    all-reduce of any group in `ProcessGroup.allreduce`. (`trace` has the calls of this package alone.)
+    """
+    calls: list[Call] = []
+    group: Any = dist.ProcessGroup
+    send, all_reduce = group.send, group.allreduce
+    as_they_were = {name: vars(group)[name] for name in ("send", "allreduce")}  # `group.send` is one that takes no self
+
+    def watched_send(self: Any, tensors: list[torch.Tensor], to: int, tag: int) -> Any:
+        call = _call("send", tensors[0], to)
+        calls.append(call)
+        work = send(self, tensors, to, tag)
+        call.end = time.monotonic()
+        return work
+
+    def watched_all_reduce(self: Any, tensors: list[torch.Tensor], *options: Any) -> Any:
+        call = _call("all_reduce", tensors[0], -1)
+        calls.append(call)
+        work = all_reduce(self, tensors, *options)
+        work.get_future().then(lambda _: setattr(call, "end", time.monotonic()))
+        return work
+
+    group.send, group.allreduce = watched_send, watched_all_reduce
+    try:
+        yield calls
+    finally:
+        for name, method in as_they_were.items():
+            setattr(group, name, method)
+
+
+def _call(name: str, tensor: torch.Tensor, to: int) -> Call:
+    first = float(tensor.flatten()[0]) if tensor.numel() else float("nan")
+    now = time.monotonic()
+    return Call(name, tensor.nbytes, to, first, now, now)
 
 
 class Products(TorchDispatchMode):

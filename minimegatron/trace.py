@@ -112,6 +112,17 @@ def record(rank: int = 0) -> Iterator[Log]:
 
 
 @contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """What happens in the block is told to no listener."""
+    logs = _logs[:]
+    _logs.clear()
+    try:
+        yield
+    finally:
+        _logs[:] = logs
+
+
+@contextlib.contextmanager
 def ranges(of: Callable[[str], AbstractContextManager[Any]]) -> Iterator[None]:
     """In the block every span is also the range `of(name)`, as profilers have them."""
     _ranges.append(of)

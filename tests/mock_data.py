@@ -6,6 +6,7 @@ from typing import Any
 from unittest import mock
 
 from minimegatron.data.gpt_dataset import MockGPTLowLevelDataset
+from minimegatron.training.build import build_trainer
 from minimegatron.training.trainer import Trainer
 
 
@@ -17,4 +18,4 @@ def few_documents() -> Any:
 def small_trainer(*args: Any, **options: Any) -> Trainer:
     """A `Trainer` with few documents."""
     with few_documents():
-        return Trainer(*args, **options)
+        return build_trainer(*args, **options)

@@ -18,7 +18,7 @@ PREREQUISITES = {
     f"minimegatron/{name}.py"
     for name in (
         "comm/axis",
-        "comm/calls",
+        "comm/async_ops",
         "layers/core_attention",
         "layers/param",
         "parallel/actions",

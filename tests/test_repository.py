@@ -41,14 +41,13 @@ RUNS_CODE = {
     ("labkit/workspace.py", "exec"): LEARNERS_CODE,
 }
 MESSAGE = "a message of `comm.p2p`, which waits with a deadline and says which rank did not come"
-GROUPS_TIMEOUT = "a collective under way: its process group was made with a timeout, and see `comm.outstanding`"
+GROUPS_TIMEOUT = "a collective under way: its process group was made with a timeout, and see `comm.watchdog`"
 # (file, call) -> why it needs no deadline of its own. Nothing waits for ever.
 WAITS = {
     ("comm/collectives.py", "wait"): GROUPS_TIMEOUT,
-    ("comm/pending.py", "wait"): GROUPS_TIMEOUT,
-    ("comm/p2p.py", "wait"): "on NCCL, where it blocks no host: `comm.outstanding` keeps the deadline",
+    ("comm/p2p.py", "wait"): GROUPS_TIMEOUT,
     ("comm/ring.py", "wait"): GROUPS_TIMEOUT,
-    ("comm/same_host.py", "wait"): GROUPS_TIMEOUT,
+    ("comm/shared_memory.py", "wait"): GROUPS_TIMEOUT,
     ("layers/context.py", "wait"): GROUPS_TIMEOUT,
     ("layers/products.py", "wait"): GROUPS_TIMEOUT,
     ("planner/measure.py", "wait"): GROUPS_TIMEOUT,

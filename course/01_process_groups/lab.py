@@ -336,10 +336,10 @@ check("ring_all_reduce")
 import torch
 from exercises.ring_all_reduce import ring_all_reduce
 
-from minimegatron.comm import wire
+from labkit.watched import group_calls
 
 x = torch.tensor([1.0, 2.0, 3.0]) * 10**rank
-with wire.watched() as calls:
+with group_calls() as calls:
     total = ring_all_reduce(x)
 messages = [call for call in calls if call.name == "send"]
 print("sent", [int(m.first) for m in messages], "and holds", total.int().tolist())
@@ -579,10 +579,10 @@ import torch
 from exercises.bytes_sent import bytes_sent
 from exercises.ring_all_reduce import ring_all_reduce
 
-from minimegatron.comm import wire
+from labkit.watched import group_calls
 
 x = torch.ones(1 << 18)  # 1 MiB
-with wire.watched() as calls:
+with group_calls() as calls:
     ring_all_reduce(x)
 sent = [call.nbytes for call in calls if call.name == "send"]
 half = len(sent) // 2
@@ -601,7 +601,7 @@ import torch
 import torch.distributed as dist
 from exercises.ring_all_reduce import ring_all_reduce
 
-from minimegatron.comm import wire
+from labkit.watched import group_calls
 
 
 def to_every_other(x):
@@ -618,7 +618,7 @@ def to_every_other(x):
 
 x, sent = torch.full((250_000,), float(rank)), []  # 1 MB
 for way in (ring_all_reduce, to_every_other):
-    with wire.watched() as calls:
+    with group_calls() as calls:
         assert bool((way(x) == 28).all())
     sent.append(sum(call.nbytes for call in calls if call.name == "send") / x.nbytes)
 report(sent)
@@ -657,8 +657,8 @@ import torch
 import torch.distributed as dist
 from exercises.overlap import OverlappedReducer
 
+from labkit.watched import group_calls
 from minimegatron import trace
-from minimegatron.comm import wire
 
 LAYERS, SIZE, SECONDS = 4, 1 << 21, 0.03
 
@@ -688,7 +688,7 @@ def one_step(bucket_size, group=None):
     for i, w in enumerate(weights):
         x = Slow.apply(x, w, f"layer {i}")
     dist.barrier()
-    with trace.record(rank) as log, wire.watched() as calls:
+    with trace.record(rank) as log, group_calls() as calls:
         x.backward()
         reducer.finish()
         end = time.monotonic()

@@ -671,7 +671,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.config import ParallelConfig
 from minimegatron.parallel.actions import schedule_from_text
-from minimegatron.parallel.pipeline import FunctionStage, Hidden, run
+from minimegatron.parallel.pipeline import FunctionStage, TensorSpec, run
 
 M, H = 8, 32
 g = torch.Generator().manual_seed(0)
@@ -690,8 +690,9 @@ def gradient(name, function):
             mine.weights(i)
         return dx
 
-    stage = FunctionStage(lambda i, x: mine.forward(i, batch[i].clone() if x is None else x), backward, mine.weights)
-    run(schedule, [stage], mail, Hidden(torch.Size([4, H]), torch.float32))
+    forward = lambda i, x: mine.forward(i, batch[i].clone() if x is None else x)
+    hidden = TensorSpec(torch.Size([4, H]), torch.float32)
+    run(schedule, [FunctionStage(forward, backward, mine.weights, hidden)], mail)
     adds = "W" if schedule.splits else "B"
     return mine.grad, [a.microbatch for a in schedule.actions[rank] if a.kind == adds]
 
@@ -785,7 +786,7 @@ from minimegatron.launch.rank import finish, init, report
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.config import ParallelConfig
-from minimegatron.parallel.overlapped import FunctionStage, Hidden, run
+from minimegatron.parallel.overlapped import FunctionStage, TensorSpec, run
 from minimegatron.parallel.schedules import build_schedule
 
 SIZE = 4096
@@ -807,11 +808,12 @@ for name in ("1f1b", "zb_h1"):
     schedule = build_schedule(name, world, 4 * world)
     back = 40 if schedule.splits else 80
     stage = FunctionStage(
-        lambda i, x: work(some(x), 40), lambda i, dy: work(some(dy), back), lambda i: work(zeros, 40)
+        lambda i, x: work(some(x), 40), lambda i, dy: work(some(dy), back), lambda i: work(zeros, 40),
+        TensorSpec(zeros.shape, zeros.dtype),
     )
     for _ in range(2):
         with trace.record(rank) as log:
-            run(schedule, [stage], mail, Hidden(zeros.shape, zeros.dtype))
+            run(schedule, [stage], mail)
     did = log.select(kind="compute")
     said[name] = [(e.name, e.kind, e.rank, e.start, e.end, e.note.partition(".")[0]) for e in did]
 report(said)
@@ -855,7 +857,7 @@ from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.decoder import build_model
 from minimegatron.models.families import family_config
 from minimegatron.parallel.actions import schedule_from_text
-from minimegatron.parallel.pipeline import Hidden, run
+from minimegatron.parallel.pipeline import run
 from minimegatron.parallel.stage import ModuleStage
 
 STEPS, SEQ, MICRO, M = 40, 96, 4, 4
@@ -879,22 +881,22 @@ losses = []
 
 def forward(i, x):
     """A microbatch through this rank's layers; on the last rank its share of the mean loss."""
-    out = chunk(rows[i][:, :-1], labels=rows[i][:, 1:], hidden=x)
+    out = chunk(rows[i][:, :-1], labels=rows[i][:, 1:], inputs=x)
     if rank == world - 1:
         out = out.sum() / (M * MICRO * SEQ)
         losses[-1] += out.item()
     return out
 
 
-stage = ModuleStage(forward, chunk, schedule, rank)
-hidden = Hidden(torch.Size([SEQ, MICRO, config.hidden_size]), torch.float32)
+inputs, outputs = chunk.stage_specs(MICRO, SEQ)
+stage = ModuleStage(forward, chunk, schedule, rank, inputs=inputs, outputs=outputs)
 optimizer = torch.optim.AdamW(chunk.parameters(), lr=3e-3)
 for step in range(STEPS):
     at = torch.randint(len(data) - SEQ, (M, MICRO), generator=places).tolist()
     rows = [torch.stack([data[a : a + SEQ + 1] for a in one]) for one in at]
     losses.append(0.0)
     optimizer.zero_grad()
-    run(schedule, [stage], model.mail, hidden, checked=True)
+    run(schedule, [stage], model.mail, checked=True)
     tied.grad = sync_tied(tied.grad)
     optimizer.step()
 
@@ -956,7 +958,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.config import ParallelConfig
 from minimegatron.parallel.actions import schedule_from_text
-from minimegatron.parallel.pipeline import FunctionStage, Hidden, run
+from minimegatron.parallel.pipeline import FunctionStage, TensorSpec, run
 
 M, B, H = 8, 16, 24
 g = torch.Generator().manual_seed(3)
@@ -1000,7 +1002,8 @@ for step in range(41):
     target = layers(teacher, batch)
     # the pipeline
     stage = Stage(mine)
-    run(schedule, [FunctionStage(stage.forward, stage.backward)], mail, Hidden(torch.Size([B, H]), torch.float32))
+    hidden = TensorSpec(torch.Size([B, H]), torch.float32)
+    run(schedule, [FunctionStage(stage.forward, stage.backward, hidden=hidden)], mail)
     mine.grad = stage.grad
     # its serial twin: one process, the loss of each microbatch, their sum
     losses = ((layers(twin, batch) - target) ** 2).sum((1, 2)) / batch.numel()

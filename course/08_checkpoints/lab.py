@@ -947,7 +947,7 @@ progress()
 # | a box from regions | `planning.py`, `storage.py`, `sources.py` | `strategies/torch.py`, over torch's planner |
 # | a save that is whole or not there | `commit.py`, `save.py`, `lock.py` | `serialization.py`; `latest_checkpointed_iteration.txt` says which one is the newest |
 # | manifest, hashes | `manifest.py`, `shard_file.py` | `metadata.json`, and torch's `.metadata`, a pickle |
-# | going on | `training/saving.py` | `megatron/training/checkpointing.py` |
+# | going on | `training/run_state.py` | `megatron/training/checkpointing.py` |
 # | published models | `huggingface.py`, `models/families/` | Megatron-Bridge |
 #
 # Pillai et al. 2014, All file systems are not created equal (OSDI); Young 1974, A first order approximation to the

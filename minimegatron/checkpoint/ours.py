@@ -45,7 +45,7 @@ class Continued(NamedTuple):
     Attributes:
         step: iterations that were trained.
         tensors: what belongs before the names of each source, and the source.
-        state: of the manifest (`training/saving.state_of`).
+        state: of the manifest (`training/run_state.RunState.values`).
     """
 
     step: int

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from minimegatron.comm import outstanding
+from minimegatron.comm.async_ops import blocking
 from minimegatron.comm.axis import Axis
 from minimegatron.errors import RankError
 
@@ -27,7 +27,7 @@ def gather_objects(item: T, axis: Axis) -> list[T]:
     """What every rank of `axis` passes, by rank; it must be picklable, and small."""
     items: list[T] = [item] * axis.size
     if axis.size > 1:
-        with outstanding.blocking("all_gather_object", axis):
+        with blocking("all_gather_object", axis):
             dist.all_gather_object(items, item, group=axis.group)
     return items
 
@@ -64,7 +64,7 @@ def on_rank_zero(fn: Callable[[], T], axis: Axis) -> T:
     result, error = _outcome(fn) if axis.rank == 0 else (None, None)
     if axis.size > 1:
         box = [(result, None if error is None else _text(error))]
-        with outstanding.blocking("broadcast_object_list", axis):
+        with blocking("broadcast_object_list", axis):
             dist.broadcast_object_list(box, src=axis.ranks[0], group=axis.group)
         result, text = box[0]
         if text is not None and error is None:

@@ -23,7 +23,8 @@ partial and must be summed: say `reduce_gradient=True`. Getting this wrong train
 A ring sends, per rank, `2 n (N-1)/N` bytes for an all-reduce and `n (N-1)/N` for the others (n: bytes of the whole
 tensor): an all-reduce *is* a reduce-scatter followed by an all-gather, which is why sequence parallelism is free.
 
-On a group of one every function returns its argument. How a collective is begun and waited for: `comm/pending`.
+On a group of one every function returns its argument. How a collective travels and is waited for: `comm/async_ops`.
+`..._start` begins one and gives its `Work`.
 
 Papers: Shoeybi et al. 2019 (arXiv 1909.08053, figure 3); Korthikanti et al. 2022 (arXiv 2205.05198, figure 5).
 Megatron-LM: `megatron/core/tensor_parallel/mappings.py`.
@@ -37,23 +38,97 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from minimegatron.comm.async_ops import Started, Transport, Work, issue
 from minimegatron.comm.axis import Axis
-from minimegatron.comm.pending import (
-    Pending,
-    all_gather_start,
-    all_reduce_start,
-    all_to_all_start,
-    broadcast_start,
-    reduce_scatter_start,
-)
 from minimegatron.errors import ConfigError
 
 __all__ = [
-    "Pending", "all_gather", "all_gather_start", "all_reduce", "all_reduce_start", "all_to_all", "all_to_all_region",
+    "Work", "all_gather", "all_gather_start", "all_reduce", "all_reduce_start", "all_to_all", "all_to_all_region",
     "all_to_all_region_start", "all_to_all_start", "barrier", "broadcast", "broadcast_start", "copy_to_region",
     "gather_from_region", "gather_from_sequence_region", "local_part", "reduce_from_region", "reduce_scatter",
     "reduce_scatter_start", "reduce_scatter_to_sequence_region", "scatter_to_region", "scatter_to_sequence_region",
 ]  # fmt: skip
+
+# -------------------------------------------------------------------------------------------------- under way
+
+
+def _begin(
+    name: str,
+    x: torch.Tensor,
+    output: torch.Tensor,
+    axis: Axis,
+    start: Callable[[Transport], Started],
+    *,
+    comparable: bool = True,
+    extra: str = "",
+) -> Work:
+    """Issue a collective of the package; `x` is what the other ranks must agree about."""
+    nbytes = max(x.numel() * x.element_size(), output.numel() * output.element_size())
+    event = {"name": name, "axis": axis.name, "nbytes": nbytes, "size": axis.size}
+    return issue(Work(output, name, axis, x=x, extra=extra, comparable=comparable, event=event), start)
+
+
+def all_reduce_start(x: torch.Tensor, axis: Axis, op: str = "sum") -> Work:
+    """Begin an in-place all-reduce of `x`."""
+    if axis.size == 1:
+        return Work(x)
+    assert x.is_contiguous(), "an in-place all-reduce needs a contiguous tensor"
+    extra = "" if op == "sum" else op
+    return _begin("all_reduce", x, x, axis, lambda t: t.all_reduce(x, axis, op), extra=extra)
+
+
+def all_gather_start(x: torch.Tensor, axis: Axis, output: torch.Tensor | None = None) -> Work:
+    """Begin an all-gather along dim 0: `[n, ...] -> [n * size, ...]`, rank 0's part first.
+
+    Args:
+        x: this rank's part.
+        axis: over which.
+        output: where the result is written; `x` may be this rank's part of it. Default a new tensor.
+    """
+    if axis.size == 1:
+        return Work(x)
+    x = x.contiguous()
+    result = output if output is not None else x.new_empty((x.shape[0] * axis.size, *x.shape[1:]))
+    return _begin("all_gather", x, result, axis, lambda t: t.all_gather(x, result, axis))
+
+
+def reduce_scatter_start(x: torch.Tensor, axis: Axis, output: torch.Tensor | None = None) -> Work:
+    """Begin a summing reduce-scatter along dim 0: `[n * size, ...] -> [n, ...]`, this rank's part of the sum.
+
+    Args:
+        x: the terms of this rank.
+        axis: over which.
+        output: where the result is written; may be this rank's part of `x`. Default a new tensor.
+    """
+    if axis.size == 1:
+        return Work(x)
+    _require_equal_parts(x, axis, 0)
+    x = x.contiguous()
+    result = output if output is not None else x.new_empty((x.shape[0] // axis.size, *x.shape[1:]))
+    return _begin("reduce_scatter", x, result, axis, lambda t: t.reduce_scatter(x, result, axis))
+
+
+def all_to_all_start(
+    x: torch.Tensor, axis: Axis, output_splits: list[int] | None = None, input_splits: list[int] | None = None
+) -> Work:
+    """Begin `all_to_all`."""
+    if axis.size == 1:
+        return Work(x)
+    x = x.contiguous()
+    output = x.new_empty((x.shape[0] if output_splits is None else sum(output_splits), *x.shape[1:]))
+
+    def start(transport: Transport) -> Started:
+        return transport.all_to_all(x, output, axis, output_splits, input_splits)
+
+    return _begin("all_to_all", x, output, axis, start, comparable=input_splits is None)
+
+
+def broadcast_start(x: torch.Tensor, axis: Axis, src: int = 0) -> Work:
+    """Begin a broadcast: rank `src` of the axis (a position, not a global rank) overwrites the `x` of all."""
+    if axis.size == 1:
+        return Work(x)
+    return _begin("broadcast", x, x, axis, lambda t: t.broadcast(x, axis, src))
+
 
 # ------------------------------------------------------------------------------------------- without autograd
 
@@ -186,29 +261,29 @@ class _AllToAllStart(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, axis: Axis, out: list[int] | None, inp: list[int] | None, pending: list[Pending]
+        ctx: Any, x: torch.Tensor, axis: Axis, out: list[int] | None, inp: list[int] | None, works: list[Work]
     ) -> torch.Tensor:
-        ctx.pending = pending
-        pending.append(all_to_all_start(x, axis, out, inp))
-        return pending[0].output
+        ctx.works = works
+        works.append(all_to_all_start(x, axis, out, inp))
+        return works[0].output
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return ctx.pending.pop().wait(), None, None, None, None
+        return ctx.works.pop().wait(), None, None, None, None
 
 
 class _AllToAllWait(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, y: torch.Tensor, axis: Axis, out: list[int] | None, inp: list[int] | None, pending: list[Pending]
+        ctx: Any, y: torch.Tensor, axis: Axis, out: list[int] | None, inp: list[int] | None, works: list[Work]
     ) -> torch.Tensor:
-        ctx.axis, ctx.out, ctx.inp, ctx.pending = axis, out, inp, pending
-        pending.pop().wait()
+        ctx.axis, ctx.out, ctx.inp, ctx.works = axis, out, inp, works
+        works.pop().wait()
         return y.view_as(y)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        ctx.pending.append(all_to_all_start(grads[0], ctx.axis, ctx.inp, ctx.out))
+        ctx.works.append(all_to_all_start(grads[0], ctx.axis, ctx.inp, ctx.out))
         return grads[0], None, None, None, None
 
 
@@ -275,7 +350,7 @@ def all_to_all_region_start(
     """
     if axis.size == 1:
         return lambda: x
-    pending: list[Pending] = []
-    how = (axis, output_splits, input_splits, pending)
+    works: list[Work] = []
+    how = (axis, output_splits, input_splits, works)
     rows = _AllToAllStart.apply(x, *how)
     return lambda: _AllToAllWait.apply(rows, *how)  # type: ignore[no-any-return]

@@ -15,59 +15,68 @@ Megatron-LM has no such comparison.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
 
-from minimegatron.comm import calls, outstanding
+from minimegatron.comm.async_ops import Observer, Work, add_observer, blocking, remove_observer
 from minimegatron.comm.axis import Axis
 from minimegatron.errors import RankError, named, ranges
 
 
-@dataclasses.dataclass
-class _State:
-    enabled: bool = False
-    calls: dict[tuple[str, tuple[int, ...]], int] = dataclasses.field(default_factory=dict)
+class Fingerprints(Observer):
+    """Compares every collective before it is called.
+
+    Attributes:
+        counts: calls made so far, by name and ranks of the axis.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[str, tuple[int, ...]], int] = {}
+
+    def issue(self, work: Work) -> None:
+        """Compare.
+
+        Raises:
+            RankError: the ranks are about to do different things; the message says what each of them meant to do.
+        """
+        x, axis = work.x, work.axis
+        if x is None or axis.size == 1:
+            return
+        key = (axis.name, axis.ranks)
+        number = self.counts[key] = self.counts.get(key, 0) + 1
+        shape = str(tuple(x.shape)) if work.comparable else "uneven"
+        mine = " ".join(filter(None, (work.op, str(x.dtype).removeprefix("torch."), shape, work.extra)))
+        compare(f"{mine} on {axis.name}", axis, x.device, f"collective {number} of {axis.name}")
 
 
-_state = _State()
+class _Running:
+    """That of this process, where collectives are compared."""
+
+    fingerprints: Fingerprints | None = None
 
 
 def enable_fingerprints(on: bool = True) -> None:
     """Compare every collective of the package with what the other ranks call, from now on. All ranks must call it
     at the same place, because the counts of calls start at zero here."""
-    _state.enabled = on
-    _state.calls.clear()
-    calls.listen(_compare_call if on else None)
+    if _Running.fingerprints is not None:
+        remove_observer(_Running.fingerprints)
+    _Running.fingerprints = Fingerprints() if on else None
+    if _Running.fingerprints is not None:
+        add_observer(_Running.fingerprints)
 
 
 @contextlib.contextmanager
 def fingerprints(on: bool = True) -> Iterator[None]:
     """`enable_fingerprints` for a block."""
-    before_block = _state.enabled
+    before_block = _Running.fingerprints is not None
     enable_fingerprints(on)
     try:
         yield
     finally:
         enable_fingerprints(before_block)
-
-
-def _compare_call(op: str, x: torch.Tensor, axis: Axis, extra: str, comparable: bool) -> None:
-    """Called before each collective (`comm/calls`).
-
-    Raises:
-        RankError: the ranks are about to do different things; the message says what each of them meant to do.
-    """
-    if axis.size == 1:
-        return
-    key = (axis.name, axis.ranks)
-    number = _state.calls[key] = _state.calls.get(key, 0) + 1
-    shape = str(tuple(x.shape)) if comparable else "uneven"
-    mine = " ".join(filter(None, (op, str(x.dtype).removeprefix("torch."), shape, extra)))
-    compare(f"{mine} on {axis.name}", axis, x.device, f"collective {number} of {axis.name}")
 
 
 def hash_of(text: str) -> int:
@@ -82,7 +91,7 @@ def signed(h: int) -> int:
 def disagreement(hashes: torch.Tensor, axis: Axis) -> list[int]:
     """Positions at which the int64 vector differs between ranks: one MAX all-reduce of `(h, ~h)`."""
     both = torch.cat([hashes, ~hashes])
-    with outstanding.blocking("a comparison", axis):
+    with blocking("a comparison", axis):
         dist.all_reduce(both, op=dist.ReduceOp.MAX, group=axis.group)
         largest, smallest = both[: len(hashes)], ~both[len(hashes) :]
         return torch.nonzero(largest != smallest).flatten().tolist()
@@ -93,7 +102,7 @@ def compare(mine: str, axis: Axis, device: torch.device, what: str) -> None:
     if not disagreement(torch.tensor([signed(hash_of(mine))], device=device), axis):
         return
     everyone: list[str] = [""] * axis.size
-    with outstanding.blocking("all_gather_object", axis):
+    with blocking("all_gather_object", axis):
         dist.all_gather_object(everyone, mine, group=axis.group)
     said: dict[str, list[int]] = {}
     for rank, text in zip(axis.ranks, everyone, strict=True):

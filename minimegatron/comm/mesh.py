@@ -52,7 +52,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from minimegatron.comm import outstanding
+from minimegatron.comm import watchdog
 from minimegatron.comm.axis import Axis
 from minimegatron.config.parallel import ParallelConfig
 from minimegatron.errors import ConfigError
@@ -240,8 +240,8 @@ class Mesh:
             return cls.serial(parallel, device or "cpu")
         rank, world = dist.get_rank(), dist.get_world_size()
         check_grids_agree(parallel, world)
-        timeout = outstanding.group_timeout(parallel.distributed_timeout_seconds, dist.get_backend())
-        outstanding.allow(parallel.distributed_timeout_seconds)
+        timeout = watchdog.group_timeout(parallel.distributed_timeout_seconds, dist.get_backend())
+        watchdog.allow(parallel.distributed_timeout_seconds)
         made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         axes = {}
         for name, (grid, members) in AXES.items():
@@ -315,7 +315,7 @@ class Mesh:
         if axis.group is not None:
             return axis.group
         if self._alone is None:
-            timeout = outstanding.group_timeout(self.parallel.distributed_timeout_seconds, dist.get_backend())
+            timeout = watchdog.group_timeout(self.parallel.distributed_timeout_seconds, dist.get_backend())
             made = [dist.new_group([other], timeout=timeout) for other in range(self.world.size)]
             self._alone = made[self.rank]
         return self._alone  # type: ignore[return-value]

@@ -40,16 +40,16 @@ Megatron-LM: `megatron/core/pipeline_parallel/p2p_communication.py`, which fuses
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from minimegatron import trace
-from minimegatron.comm import calls, outstanding
+from minimegatron.comm import watchdog
+from minimegatron.comm.async_ops import Work, blocking, issue
 from minimegatron.comm.axis import Axis
 from minimegatron.errors import ConfigError
 
@@ -58,17 +58,6 @@ if TYPE_CHECKING:
 
 HEADER = 8  # numbers of a header: dims, dtype, up to six sizes
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64)
-
-
-@dataclasses.dataclass
-class PendingSend:
-    """A message under way, and its header if it has one; the tensors are kept until they have left."""
-
-    parts: list[tuple[torch.Tensor, Any]]
-
-    def wait(self, *deadline: datetime.timedelta) -> None:
-        for _, work in self.parts:
-            work.wait(*deadline)
 
 
 class PendingRecv:
@@ -87,13 +76,11 @@ class PendingRecv:
         self._source = source
         self.what = what
         self._posted = time.monotonic()
-        self._header: torch.Tensor | None = None
+        self._header: Work | None = None
         if shape is None:
-            self._header = torch.empty(HEADER, dtype=torch.int64, device=p2p.device)
-            self._post(self._header)
+            self._header = self._post(torch.empty(HEADER, dtype=torch.int64, device=p2p.device))
         else:
-            self._payload = torch.empty(shape, dtype=dtype, device=p2p.device)
-            self._post(self._payload)
+            self._payload = self._post(torch.empty(shape, dtype=dtype, device=p2p.device), header=False)
 
     @property
     def payload_posted(self) -> bool:
@@ -103,11 +90,10 @@ class PendingRecv:
     def post_payload(self) -> None:
         """Wait for the header, if there is one, and post the tensor."""
         if self._header is not None:
-            self._await()
-            dims, dtype, *sizes = self._header.tolist()
+            dims, dtype, *sizes = self._header.wait().tolist()
             self._header = None
-            self._payload = torch.empty(sizes[:dims], dtype=_DTYPES[dtype], device=self._p2p.device)
-            self._post(self._payload)
+            x = torch.empty(sizes[:dims], dtype=_DTYPES[dtype], device=self._p2p.device)
+            self._payload = self._post(x, header=False)
 
     def wait(self) -> torch.Tensor:
         """Block until the tensor is here (on a GPU: until the current stream may use it).
@@ -116,27 +102,20 @@ class PendingRecv:
             RuntimeError: the sender has gone, or did not send within the deadline.
         """
         self.post_payload()
-        self._await()
-        nbytes = self._payload.numel() * self._payload.element_size()
-        trace.emit("recv", "comm", self._posted, time.monotonic(), axis="pp", nbytes=nbytes, size=2, note=self.what)
-        return self._payload
+        return self._payload.wait()  # type: ignore[no-any-return]
 
-    def _post(self, x: torch.Tensor) -> None:
-        axis = self._p2p.edge(self._source, self._p2p.pp.rank)
-        sender = axis.ranks[self._source]
-        self._call = f"receive {self.what} from rank {sender}", _pair(axis, sender)
-        self._work = calls.begin(*self._call, lambda: dist.irecv(x, src=sender, group=axis.group))
-
-    def _await(self) -> None:
-        p2p, sender = self._p2p, self._p2p.pp.ranks[self._source]
-        calls.announce(*self._call)
-        begun = time.monotonic()
-        try:
-            self._work.wait(*p2p.deadline)
-        except RuntimeError as error:
-            error.add_note(f"while rank {p2p.pp.ranks[p2p.pp.rank]} waited for {self.what} from rank {sender}")
-            raise
-        trace.emit("wait", "wait", begun, time.monotonic(), axis="pp", note=self.what)
+    def _post(self, x: torch.Tensor, header: bool = True) -> Work:
+        p2p, source = self._p2p, self._source
+        axis = p2p.edge(source, p2p.pp.rank)
+        sender = axis.ranks[source]
+        event = {"name": "recv", "axis": "pp", "nbytes": x.nbytes, "size": 2, "note": self.what}
+        work = Work(
+            x, f"receive {self.what} from rank {sender}", _pair(axis, sender),
+            event=None if header else event, note=self.what, timeout=p2p.deadline,
+        )  # fmt: skip
+        issue(work, lambda transport: transport.recv(x, axis, source))
+        work.start = self._posted  # of the header, where there is one
+        return work
 
 
 class PointToPoint:
@@ -157,10 +136,10 @@ class PointToPoint:
         self._nccl = self._up.group is not None and dist.get_backend(self._up.group) == "nccl"
         limit = datetime.timedelta(seconds=mesh.parallel.distributed_timeout_seconds)
         # `wait` with a deadline blocks the host on NCCL until the message is here, in naps of a millisecond; without
-        # one it holds up the stream alone, and the deadline is kept by `comm.outstanding`.
-        waits_raise = self._up.group is None or outstanding.waits_raise(dist.get_backend(self._up.group))
+        # one it holds up the stream alone, and the deadline is kept by `comm.watchdog`.
+        waits_raise = self._up.group is None or watchdog.waits_raise(dist.get_backend(self._up.group))
         self.deadline: tuple[datetime.timedelta, ...] = (limit,) if waits_raise else ()
-        self._pending: dict[int, list[PendingSend]] = {}
+        self._pending: dict[int, list[list[Work]]] = {}  # of each message its header, if it has one, and its tensor
         self._connected: set[tuple[int, int]] = set()
 
     def edge(self, source: int, destination: int) -> Axis:
@@ -181,7 +160,7 @@ class PointToPoint:
                 other = axis.ranks[destination if self.pp.rank == source else source]
                 call = dist.isend if self.pp.rank == source else dist.irecv
                 pair = _pair(axis, other)
-                with outstanding.blocking(f"connect ranks {pair.ranks[0]} and {pair.ranks[1]}", pair):
+                with blocking(f"connect ranks {pair.ranks[0]} and {pair.ranks[1]}", pair):
                     work = call(x, other, group=axis.group)
                     assert work is not None, "both ends are members of the group"
                     work.wait()
@@ -202,9 +181,14 @@ class PointToPoint:
         """
         axis, x = self.edge(self.pp.rank, to), x.detach().contiguous()
         parts = [_header(x).to(self.device), x] if header else [x]
-        self._pending.setdefault(to, []).append(PendingSend([(part, _isend(part, to, axis, what)) for part in parts]))
+        self._pending.setdefault(to, []).append([self._send(part, to, axis, what) for part in parts])
         now = time.monotonic()
         trace.emit("send", "comm", now, now, axis="pp", nbytes=x.numel() * x.element_size(), size=2, note=what)
+
+    def _send(self, x: torch.Tensor, to: int, axis: Axis, what: str) -> Work:
+        receiver = axis.ranks[to]
+        work = Work(x, f"deliver {what} to rank {receiver}", _pair(axis, receiver), timeout=self.deadline)
+        return issue(work, lambda transport: transport.send(x, axis, to))
 
     def irecv(
         self, source: int, what: str, shape: torch.Size | None = None, dtype: torch.dtype | None = None
@@ -217,8 +201,9 @@ class PointToPoint:
 
         gloo does not say when a send has ended, but a message from a rank proves that it has had all it needed for it.
         """
-        for sending in self._pending.get(to, [])[:count]:
-            sending.wait(*self.deadline)
+        for message in self._pending.get(to, [])[:count]:
+            for work in message:
+                work.wait()
         self._pending[to] = self._pending.get(to, [])[count:]
 
     def pending_sends(self) -> int:
@@ -232,19 +217,14 @@ class PointToPoint:
             RuntimeError: a receiver has gone, or did not receive its messages within the deadline.
         """
         for to in sorted(self._pending):
-            calls.announce(f"deliver to rank {self.pp.ranks[to]}", Axis("pp", (self.pp.ranks[to],), 0))
             self.release_sends(to, len(self._pending[to]))
-
-
-def _isend(x: torch.Tensor, to: int, axis: Axis, what: str) -> Any:
-    receiver = axis.ranks[to]
-    op = f"deliver {what} to rank {receiver}"
-    return calls.begin(op, _pair(axis, receiver), lambda: dist.isend(x, dst=receiver, group=axis.group))
 
 
 def _pair(axis: Axis, other: int) -> Axis:
     """This rank and another one, by global rank."""
-    return Axis("pp", tuple(sorted((other, axis.ranks[axis.rank]))), 0)
+    this = axis.ranks[axis.rank]
+    ranks = tuple(sorted((other, this)))
+    return Axis("pp", ranks, ranks.index(this))
 
 
 def _header(x: torch.Tensor) -> torch.Tensor:

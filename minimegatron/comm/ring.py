@@ -15,57 +15,33 @@ In Megatron-LM this is inside Transformer Engine (`attn_forward_func_with_cp`); 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 
 from minimegatron import trace
-from minimegatron.comm import calls
+from minimegatron.comm.async_ops import Work, issue
 from minimegatron.comm.axis import Axis
-from minimegatron.comm.pending import carried
 
 SHIFT = "ring_shift"
 
 
-class Shift:
-    """A tensor on its way to the next rank, and another on its way here. `wait()` returns the latter."""
+class Shift(Work):
+    """A tensor on its way to the next rank, and another on its way here. `wait()` returns the latter.
+
+    Args:
+        x: contiguous; equal shapes on all ranks. It must not be changed before `wait()`.
+        axis: the ring.
+        tag: keeps shifts apart that go round at the same time.
+    """
 
     def __init__(self, x: torch.Tensor, axis: Axis, tag: int = 0) -> None:
         assert x.is_contiguous(), "what travels is one piece of memory"
-        calls.announce(SHIFT, axis, x)
+        event = {"name": SHIFT, "axis": axis.name, "nbytes": x.numel() * x.element_size(), "size": axis.size}
+        received = torch.empty_like(x)
+        super().__init__(received, SHIFT, axis, x=x, event=event)
         self._sent = x
-        self._received = torch.empty_like(x)
-        self._axis = axis
-        self._start = time.monotonic()
-        to, source = axis.ranks[(axis.rank + 1) % axis.size], axis.ranks[axis.rank - 1]
-        self._then: Callable[[], object] | None = None
-        if started := carried(SHIFT, axis, x, self._received, tag):
-            self._works, self._then = started
-        elif dist.get_backend(axis.group) == "nccl":  # one kernel for both directions, or two ranks wait for each other
-            ops = [
-                dist.P2POp(dist.isend, x, to, axis.group),
-                dist.P2POp(dist.irecv, self._received, source, axis.group),
-            ]
-            self._works = calls.begin(SHIFT, axis, lambda: dist.batch_isend_irecv(ops))
-        else:
-            works = [
-                dist.isend(x, to, group=axis.group, tag=tag),
-                dist.irecv(self._received, source, group=axis.group, tag=tag),
-            ]
-            self._works = [work for work in works if work is not None]
-
-    def wait(self) -> torch.Tensor:
-        """Block until the tensor is here and ours has left (on a GPU: until the current stream may use it)."""
-        for work in self._works:
-            work.wait()
-        if self._then is not None:
-            self._then()
-        nbytes = self._sent.numel() * self._sent.element_size()
-        axis = self._axis
-        trace.emit(SHIFT, "comm", self._start, time.monotonic(), axis=axis.name, nbytes=nbytes, size=axis.size)
-        return self._received
+        issue(self, lambda transport: transport.ring_shift(x, received, axis, tag))
 
 
 def circulate(block: torch.Tensor, axis: Axis, visit: Callable[[int, torch.Tensor], None]) -> None:

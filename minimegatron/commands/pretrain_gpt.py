@@ -31,12 +31,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minimegatron.training.arguments import parse_args
 
 if TYPE_CHECKING:
     from minimegatron.training.trainer import Trainer
+
+
+def build_trainer(*args: Any, **options: Any) -> Trainer:
+    """`minimegatron.training.build.build_trainer`, which imports torch."""
+    from minimegatron.training import build
+
+    return build.build_trainer(*args, **options)
 
 
 def pretrain(argv: Sequence[str]) -> Trainer:
@@ -51,7 +58,6 @@ def pretrain(argv: Sequence[str]) -> Trainer:
     from minimegatron.launch import hardware, launchers
     from minimegatron.launch.rank import described, init
     from minimegatron.training.facts import run_facts
-    from minimegatron.training.trainer import Trainer
 
     run = parse_args(argv, world_size=launchers.place().world)
     warning = hardware.prepare_for_pipelines() if run.parallel.pipeline_model_parallel_size > 1 else ""
@@ -59,7 +65,7 @@ def pretrain(argv: Sequence[str]) -> Trainer:
     rank, _ = init(seconds, backend=run.training.distributed_backend, facts=run_facts(run))
     if rank == 0:
         print("\n".join(filter(None, [described(), warning])), flush=True)
-    trainer = Trainer(run)
+    trainer = build_trainer(run)
     try:
         trainer.train()
     finally:

@@ -25,8 +25,6 @@ from minimegatron.errors import require
 if TYPE_CHECKING:
     import torch
 
-    from minimegatron.config.parallel import ParallelConfig
-
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig(
@@ -266,16 +264,6 @@ class TransformerConfig(
     def rotary_channels(self) -> int:
         """Channels of a head that RoPE turns."""
         return self.qk_pos_emb_head_dim if self.multi_latent_attention else int(self.kv_channels * self.rotary_percent)
-
-    def check_fits(self, parallel: ParallelConfig) -> None:
-        """Every rule between this model and a layout (`config/fits`); called when a model is built.
-
-        Raises:
-            ConfigError: with the two values, the rule and the values that would work.
-        """
-        from minimegatron.config.fits import check_model_fits
-
-        check_model_fits(self, parallel)
 
     @property
     def dtype(self) -> torch.dtype:

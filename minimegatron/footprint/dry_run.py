@@ -32,7 +32,7 @@ import bisect
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -50,14 +50,14 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from minimegatron import trace
-from minimegatron.comm import calls, pending
-from minimegatron.comm.axis import Axis
+from minimegatron.comm import async_ops
 from minimegatron.footprint.tape import Sizes, Step, Tape, Unpredicted
 from minimegatron.layers.deferred import DeferredGradients, compute, deferring
 from minimegatron.layers.dispatch import LOADS
 from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.models.decoder import GPTModel
 from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.execution import TensorSpec
 
 _COUNTS = {str(packet): count for packet, count in flop_registry.items()}
 FORWARD, AGAIN, BACKWARD, WEIGHTS = "forward", "again", "backward", "weights"
@@ -115,13 +115,6 @@ class Window:
     done: list[tuple[str, Operation | Sent]] = dataclasses.field(default_factory=list)
 
 
-class _Work:
-    """Of a message that has arrived."""
-
-    def __init__(self, arrived: Callable[[], None]) -> None:
-        self.wait = arrived
-
-
 class Recorder(TorchDispatchMode):
     """Looks on while a stage runs.
 
@@ -150,7 +143,7 @@ class Recorder(TorchDispatchMode):
         self._live: dict[int, tuple[Any, int]] = {}
         self._owner: dict[int, tuple[bool, Window]] = {}  # whether autograd has saved it; where it was made or saved
         self._alive = 0
-        self._products = 0
+        self.products = 0
         self._backward: Window | None = None
         self._open("")
 
@@ -291,22 +284,30 @@ class Recorder(TorchDispatchMode):
         count = _COUNTS.get(str(packet).removesuffix("_"))
         flops = float(count(*args, **(kwargs or {}), out_val=result)) if count is not None else 0.0
         if (new and given) or flops or func._schema.is_mutable:
-            self._products += bool(flops)
+            self.products += bool(flops)
             nbytes = sum(leaf.numel() * leaf.element_size() for leaf in (*given, *(new or results)))
             operation = Operation(str(packet), flops, nbytes, results[0].element_size() if results else 0)
             self.window.done.append((self.now, operation))
         return result
 
-    def transport(self, name: str, axis: Axis, x: torch.Tensor, output: torch.Tensor, *how: Any) -> tuple[Any, None]:
-        """Takes the place of a backend: a message that arrives at once."""
-        sent = Sent(name, axis.name, max(x.numel() * x.element_size(), output.numel() * output.element_size()))
-        self.window.done.append((self.now, sent))
-        before = self._products
 
-        def arrived() -> None:
-            sent.beside = self._products > before
+class Messages(async_ops.Observer):
+    """Writes down what is sent, for a recorder."""
 
-        return [_Work(arrived)], None
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._under_way: dict[int, tuple[Sent, int]] = {}  # by work: the message, products before it
+
+    def issue(self, work: async_ops.Work) -> None:
+        if work.event is not None:
+            sent = Sent(work.event["name"], work.event["axis"], work.event["nbytes"])
+            self._recorder.window.done.append((self._recorder.now, sent))
+            self._under_way[id(work)] = sent, self._recorder.products
+
+    def waited(self, work: async_ops.Work) -> None:
+        if id(work) in self._under_way:
+            sent, before = self._under_way.pop(id(work))
+            sent.beside = self._recorder.products > before
 
 
 @contextlib.contextmanager
@@ -316,28 +317,13 @@ def recording(recorder: Recorder) -> Iterator[None]:
         hooks.register_module_forward_pre_hook(recorder.entered),
         hooks.register_module_forward_hook(recorder.left, always_call=True),
     ]
-    pending.carry_with(recorder.transport)
+    alone = async_ops.alone(async_ops.FakeTransport(), Messages(recorder))
     try:
-        with torch.autograd.graph.saved_tensors_hooks(recorder.saved, lambda x: x), recorder:
+        with alone, torch.autograd.graph.saved_tensors_hooks(recorder.saved, lambda x: x), recorder:
             yield
     finally:
         for handle in handles:
             handle.remove()
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """In the block nothing that is sent is compared with other ranks, watched or traced."""
-    carriers, listener, begin, logs = pending._carriers[:], calls._calls.listener, calls._calls.begin, trace._logs[:]
-    calls.listen(None)
-    calls.begin_with(None)
-    trace._logs.clear()
-    try:
-        yield
-    finally:
-        pending._carriers[:], trace._logs[:] = carriers, logs
-        calls.listen(listener)
-        calls.begin_with(begin)
 
 
 # ------------------------------------------------------------------------------------------------------- a stage
@@ -386,7 +372,7 @@ def run_stage(z: Sizes, layers: Sequence[Sequence[int]], first: bool, last: bool
     numbers = [number for some in layers for number in some]
     loads = LOADS.set("crowded" if z.crowded else "equal")
     try:
-        with FakeTensorMode(), _silence():
+        with FakeTensorMode(), async_ops.alone(async_ops.FakeTransport()), trace.silence():
             model = GPTModel(z.config, z.mesh, z.spec, pre_process=first, post_process=last, layer_numbers=numbers)
             grad_dtype = z.config.dtype if z.adds_products else torch.float32
             ddp = DistributedDataParallel(model, z.mesh, grad_dtype=grad_dtype)
@@ -417,11 +403,15 @@ def _run(model: GPTModel, ddp: DistributedDataParallel, z: Sizes, layers: Sequen
             before.add(key)
 
 
+def _shape(spec: TensorSpec) -> torch.Size:
+    assert spec.shape is not None, "a plan is for microbatches of one length"
+    return spec.shape
+
+
 def _microbatch(model: GPTModel, recorder: Recorder, z: Sizes, splits: bool) -> dict[int, int]:
     """Forward, loss and backward; what the weights' half needs."""
-    queue, config = DeferredGradients() if splits else None, z.config
-    wide = torch.promote_types(config.dtype, torch.float32) if config.fp32_residual_connection else config.dtype
-    shape = z.n_cut // z.b, z.b, config.hidden_size
+    queue = DeferredGradients() if splits else None
+    inputs, outputs = model.stage_specs(z.b, z.s)
     with recording(recorder):
         batch = {
             "tokens": torch.zeros(z.b, z.s, dtype=torch.int64),
@@ -430,18 +420,17 @@ def _microbatch(model: GPTModel, recorder: Recorder, z: Sizes, splits: bool) -> 
         }
         if z.documents:
             batch["document_ids"] = torch.zeros(z.b, z.s * z.mesh.cp.size, dtype=torch.int64)
-        x = None if model.pre_process else torch.zeros(shape, dtype=wide, requires_grad=True)
+        x = {n: torch.zeros(_shape(t), dtype=t.dtype, requires_grad=t.has_gradient) for n, t in inputs.items()} or None
         with deferring(model, queue):
-            output = model(batch["tokens"], None, batch["labels"], document_ids=batch.get("document_ids"), hidden=x)
-            y = (output * batch["loss_mask"]).sum() if model.post_process else output
-        edge, dy = torch.autograd.graph.get_gradient_edge(y), None
-        del output, y
+            output = model(batch["tokens"], None, batch["labels"], document_ids=batch.get("document_ids"), inputs=x)
+            ys = [(output * batch["loss_mask"]).sum()] if model.post_process else [output[n] for n in outputs]
+        edges = [torch.autograd.graph.get_gradient_edge(y) for y in ys if y.requires_grad]
+        del output, ys
         recorder.forward_ended()
-        if not model.post_process:
-            dy = torch.zeros(shape, dtype=wide)
+        dys = [torch.zeros(_shape(t), dtype=t.dtype) for t in outputs.values() if t.has_gradient] or None
         with deferring(model, queue):
-            torch.autograd.backward(edge, dy)
-        del edge, dy, x, batch
+            torch.autograd.backward(edges, dys)
+        del edges, dys, x, batch
         put_off = recorder.backward_ended()
         if queue is not None:
             compute(queue.take())

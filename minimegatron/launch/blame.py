@@ -36,6 +36,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from minimegatron.comm.async_ops import waited_for
 from minimegatron.errors import DeadlineError, MinimegatronError, RankError, named, ranges
 from minimegatron.launch.agent import AGENT
 from minimegatron.launch.consequence import is_consequence, timed_out
@@ -137,7 +138,8 @@ def _missing(error: BaseException, ledger: Ledger, seconds: float) -> tuple[Base
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    mine = error.position if isinstance(error, Overdue) else position(trace.tb_frame if trace else None)
+    frame = trace.tb_frame if trace else None
+    mine = error.position if isinstance(error, Overdue) else position(frame, waited_for(error))
     ledger.answer(mine)
     ledger.ask()
     ranks = mine.ranks or tuple(range(ledger.world))

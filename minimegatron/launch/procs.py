@@ -253,16 +253,16 @@ def dumped_frames(dump: str) -> list[Frame]:
     return [Frame(file, int(line), function.strip()) for file, line, function in lines]
 
 
-def waits_for_a_peer(frames: list[Frame]) -> bool:
-    """Whether a stack (innermost call first) ends inside a communication."""
-    ours = (os.path.join(_PACKAGE, "comm", name) for name in ("collectives.py", "p2p.py"))
-    inside = (os.path.join("torch", "distributed"), *ours)
-    return bool(frames) and any(place in frames[0].file for place in inside)
+def in_torch_distributed(frames: list[Frame]) -> bool:
+    """Whether a stack (innermost call first) ends inside torch's communications, called by something that does not say
+    so itself, as `comm/async_ops` does."""
+    return bool(frames) and os.path.join("torch", "distributed") in frames[0].file
 
 
 def is_users(file: str) -> bool:
     """Whether a source file is neither Python's, nor an installed library's, nor this package's."""
-    return not file.startswith(("<frozen", _PACKAGE, *_LIBRARIES))
+    installed = {"site-packages", "dist-packages"} & set(Path(file).parts)  # of another environment, seen from this one
+    return not installed and not file.startswith(("<frozen", _PACKAGE, *_LIBRARIES))
 
 
 def users_frame(frames: Iterable[Frame]) -> Frame | None:

@@ -41,8 +41,9 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from minimegatron.comm import gloo, outstanding
-from minimegatron.comm.pending import carry_with
+from minimegatron.comm import watchdog
+from minimegatron.comm.async_ops import set_transport
+from minimegatron.comm.shared_memory import SharedMemory
 from minimegatron.errors import ConfigError
 from minimegatron.launch import agreement, blame, hardware, launchers, procs
 from minimegatron.launch.agent import AGENT, RUN_DIR
@@ -222,11 +223,11 @@ def _join_group(backend: str, store: dist.Store, place: launchers.Place, seconds
 
     It gets no `device_id`, which would put all messages of a pipeline's group on one communicator (`comm/p2p`).
     """
-    timeout = outstanding.group_timeout(seconds, backend)
+    timeout = watchdog.group_timeout(seconds, backend)
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=timeout)
-    outstanding.listen(backend, seconds)
+    watchdog.watch(backend, seconds)
     if backend == "gloo":
-        carry_with(gloo.start)
+        set_transport(SharedMemory())
 
 
 def _warn_once(ledger: Ledger) -> None:

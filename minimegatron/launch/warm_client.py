@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import mmap
 import os
 import pickle
 import socket
@@ -46,12 +47,16 @@ class Rank:
     def __init__(self, server: WarmServer) -> None:
         # Unlinked files rather than pipes: they never fill up, and can be read after the rank is dead.
         self.out, self.err = _log_file(), _log_file()
+        # What the rank is blocked in, as it writes it itself: a rank that waits for another answers no question.
+        self.page = tempfile.TemporaryFile()
+        os.ftruncate(self.page.fileno(), mmap.PAGESIZE)
         self.server = server
         near, far = socket.socketpair()
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # a rank stopped in the middle of a message
             near.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", 10, 0))
         with far:
-            self.pid = self.server.fork(far.fileno(), self.out.fileno(), self.err.fileno())
+            files = (self.out, self.err, self.page)
+            self.pid = self.server.fork(far.fileno(), *(file.fileno() for file in files))
         self.channel = connection.Connection(near.detach())
         self.answer: tuple[Any, Failure | None] | None = None
         self.failure = ""  # how it died, or why its answer is none
@@ -99,8 +104,12 @@ class Rank:
             return False
 
     def read(self, file: IO[bytes]) -> str:
-        """What the rank has written since the job began."""
+        """What the rank has written to one of its files; to its logs since the job began."""
         return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
+
+    def waits_in(self) -> str:
+        """The communication of this package that the rank is blocked in, its axis and ranks; "" where it is in none."""
+        return self.read(self.page).partition("\0")[0]
 
     def end(self) -> None:
         """Kill the rank and what it has started."""
@@ -108,8 +117,8 @@ class Rank:
         if not self.gone:
             with contextlib.suppress(RankError):  # the server is dead, and so is the rank
                 self.server.end(self.pid)
-        self.out.close()
-        self.err.close()
+        for file in (self.out, self.err, self.page):
+            file.close()
 
 
 class WarmServer(ForkServer):

@@ -19,6 +19,7 @@ import datetime
 import faulthandler
 import gc
 import importlib
+import mmap
 import os
 import pickle
 import random
@@ -33,9 +34,9 @@ import numpy
 import torch
 import torch.distributed as dist
 
-from minimegatron.comm import gloo
+from minimegatron.comm.async_ops import publish_waiting, set_transport
 from minimegatron.comm.fingerprints import fingerprints
-from minimegatron.comm.pending import carry_with
+from minimegatron.comm.shared_memory import SharedMemory
 from minimegatron.launch import procs
 from minimegatron.launch.clean import CleanState
 from minimegatron.launch.consequence import is_consequence
@@ -108,11 +109,12 @@ def serve(sock: socket.socket, folder: str, preload: list[str]) -> None:
     obey(sock, folder, _become_rank)
 
 
-def _become_rank(_: None, channel: int, out: int, err: int) -> NoReturn:
+def _become_rank(_: None, channel: int, out: int, err: int, page: int) -> NoReturn:
     procs.adopt_orphans()  # so that `launch.clean` sees what a job leaves behind
     os.dup2(out, 1)
     os.dup2(err, 2)
-    for fd in (out, err):
+    publish_waiting(mmap.mmap(page, 0))
+    for fd in (out, err, page):
         os.close(fd)
     live(Connection(channel))
 
@@ -189,7 +191,7 @@ def _join_group(job: Job) -> None:
         world_size=job.world,
         timeout=datetime.timedelta(seconds=job.timeout),
     )
-    carry_with(gloo.start)
+    set_transport(SharedMemory())
     dist.barrier()
 
 

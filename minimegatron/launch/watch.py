@@ -17,7 +17,7 @@ and every half second looks into the ledger: has the job failed, does a rank ask
 | Ctrl-C                            | the rank has 5 s (it may be blocked in C), then 130; at once at the second  |
 | a rank asks                       | answers with the line, and the collective, that the main thread is in       |
 | a communication that takes longer | asks the others, and leaves with an error that names the missing ranks      |
-| than it may (`comm.outstanding`)  |                                                                             |
+| than it may (`comm.watchdog`)  |                                                                             |
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from types import FrameType
 
 import torch.distributed as dist
 
-from minimegatron.comm import calls, outstanding
+from minimegatron.comm import async_ops, watchdog
+from minimegatron.comm.async_ops import Blocked
 from minimegatron.launch import procs
 from minimegatron.launch.ledger import INTERRUPTED, Ledger, Position
 
@@ -57,7 +58,7 @@ class Watch(threading.Thread):
     Args:
         siblings: {rank: pid} of the other ranks on this machine.
         say: prints a line for the user.
-        overdue: ends this process, because a communication takes longer than it may (`comm.outstanding`).
+        overdue: ends this process, because a communication takes longer than it may (`comm.watchdog`).
     """
 
     def __init__(
@@ -156,19 +157,17 @@ class Watch(threading.Thread):
             self._leave = (time.monotonic() + FAILED_SECONDS, RANK_FAILED)
         if self._leave is not None and time.monotonic() > self._leave[0]:
             os._exit(self._leave[1])
+        running = watchdog.running()
         if self._ledger.asked():
-            self._ledger.answer(self._position(outstanding.oldest()), certain=False)
-        if (late := outstanding.overdue()) is not None:
-            call, seconds = late
-            self._overdue(Overdue(self._position(call), seconds))
+            oldest = None if running is None else running.oldest()
+            self._ledger.answer(self._position(oldest or async_ops.waiting()), certain=False)
+        if running is not None and (late := running.overdue()) is not None:
+            blocked, seconds = late
+            self._overdue(Overdue(self._position(blocked), seconds))
 
-    def _position(self, call: outstanding.Call | None) -> Position:
-        """Where the main thread is; the communication is the oldest under way, where a list of them is kept."""
-        found = position(sys._current_frames().get(self._main or 0))
-        return found if call is None else Position(call.op, call.axis, call.ranks, found.line)
-
-
-_WAITING_FILES = (os.path.join("comm", "collectives.py"), os.path.join("comm", "p2p.py"))
+    def _position(self, blocked: Blocked | None) -> Position:
+        """Where the main thread is, and in which communication: the oldest under way, where a list of them is kept."""
+        return position(sys._current_frames().get(self._main or 0), blocked)
 
 
 def _pidfds(pids: dict[int, int]) -> dict[int, int]:
@@ -179,27 +178,27 @@ def _pidfds(pids: dict[int, int]) -> dict[int, int]:
         return {}
 
 
-def position(frame: FrameType | None) -> Position:
-    """Where a thread is, from its innermost frame.
+def position(frame: FrameType | None, blocked: Blocked | None) -> Position:
+    """Where a thread is.
 
-    The collective is the torch function on the stack; for one that was started earlier and is waited for now, the last
-    that this rank started.
+    Args:
+        frame: its innermost.
+        blocked: the communication of this package that it is in, or that has raised there. Without one it may be in a
+            function of torch's own, which is looked for on the stack.
     """
-    op, axis, ranks = "", "", tuple[int, ...]()
-    last = calls.last()
-    for f in _outward(frame):
-        file = f.f_code.co_filename
-        if file.endswith("distributed_c10d.py") and "group" in f.f_locals:
-            op = f.f_code.co_name
-            ranks = tuple(dist.get_process_group_ranks(f.f_locals["group"] or dist.group.WORLD))
-            break
-        if last is not None and file.endswith(_WAITING_FILES):
-            op, ranks = last[0], last[1].ranks
-            break
-    if last is not None and last[1].ranks == ranks:
-        axis = last[1].name
-    frames = [procs.Frame(f.f_code.co_filename, f.f_lineno, f.f_code.co_name) for f in _outward(frame)]
-    return Position(op, axis, ranks, str(procs.users_frame(frames) or ""))
+    frames = list(_outward(frame))
+    blocked = blocked or next(filter(None, map(_in_torch, frames)), Blocked("", "", ()))
+    places = [procs.Frame(f.f_code.co_filename, f.f_lineno, f.f_code.co_name) for f in frames]
+    return Position(*blocked, str(procs.users_frame(places) or ""))
+
+
+def _in_torch(frame: FrameType) -> Blocked | None:
+    """The function of `torch.distributed` that a frame belongs to; the axis is that of our last call over its ranks."""
+    if not frame.f_code.co_filename.endswith("distributed_c10d.py") or "group" not in frame.f_locals:
+        return None
+    ranks = tuple(dist.get_process_group_ranks(frame.f_locals["group"] or dist.group.WORLD))
+    last = async_ops.last()
+    return Blocked(frame.f_code.co_name, last.axis if last is not None and last.ranks == ranks else "", ranks)
 
 
 def _outward(frame: FrameType | None) -> Iterator[FrameType]:

@@ -253,9 +253,10 @@ def _failure(causes: dict[int, Failure], lost: list[int]) -> RankError:
 def _deadline(silent: dict[int, Rank], name: str, timeout: float) -> DeadlineError:
     pids = {r: rank.pid for r, rank in silent.items()}
     found = stacks(pids, signal.SIGUSR1, lambda r: silent[r].read(silent[r].err), seconds=1.0)
-    waiting = [r for r, frames in found.items() if procs.waits_for_a_peer(frames)]
+    blocked = {r: silent[r].waits_in() if frames else "" for r, frames in found.items()}  # a stopped one does not wait
+    waiting = [r for r, frames in found.items() if blocked[r] or procs.in_torch_distributed(frames)]
     late = [r for r in silent if r not in waiting]
-    where = {r: f"rank {r} {_place(found[r])}" for r in [*late, *waiting]}
+    where = {r: f"rank {r} {_place(found[r], blocked[r])}" for r in [*late, *waiting]}
     kept = f"{named(late)} kept {named(waiting)} waiting: " if late and waiting else ""
     return DeadlineError(
         f"{kept}{name} did not finish within {timeout:g} s",
@@ -264,5 +265,7 @@ def _deadline(silent: dict[int, Rank], name: str, timeout: float) -> DeadlineErr
     )
 
 
-def _place(frames: list[procs.Frame]) -> str:
-    return f"is at {procs.users_frame(frames)}" if frames else "does not answer (stopped, or stuck in the kernel)"
+def _place(frames: list[procs.Frame], blocked: str) -> str:
+    if not frames:
+        return "does not answer (stopped, or stuck in the kernel)"
+    return (f"waits in {blocked} at " if blocked else "is at ") + str(procs.users_frame(frames))

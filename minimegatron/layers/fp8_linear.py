@@ -47,13 +47,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from minimegatron.comm.async_ops import Work
 from minimegatron.comm.axis import Axis
-from minimegatron.comm.pending import Pending
 from minimegatron.errors import ConfigError, require
-from minimegatron.layers.deferred import DeferredGradients
 from minimegatron.layers.fp8 import Fp8Recipe, Quantised, product
 from minimegatron.layers.fp8_scales import Siblings, scaling_of
-from minimegatron.layers.products import UNCUT, Entry, GradientSink, WeightProduct, both_gradients
+from minimegatron.layers.products import UNCUT, Entry, GradientSink, ProductQueue, WeightProduct, both_gradients
 
 TENSORS = ("input", "weight", "gradient")
 
@@ -91,7 +90,7 @@ class ParallelFp8(nn.Module):
         self.recipe, self.agree_over = recipe, agree_over
         self.wgrad, self.tiled = wgrad, recipe.kind in ("block", "mx")
         self.kept: dict[bool, Quantised] | None = None
-        self.deferred: DeferredGradients | None = None
+        self.deferred: ProductQueue | None = None
 
     def quantise(self, x: torch.Tensor, which: str, transposed: bool = False) -> Quantised:
         """`which` is input, weight or gradient; transposed: x^T, for a product that sums over the rows of x."""
@@ -148,7 +147,7 @@ class _OneScale(torch.autograd.Function):
         bias: torch.Tensor | None,
         layer: ParallelFp8,
         f: Entry,
-        deferred: DeferredGradients | None,
+        deferred: ProductQueue | None,
     ) -> torch.Tensor:
         ctx.layer, ctx.f, ctx.deferred, ctx.has_bias = layer, f, deferred, bias is not None
         ctx.parameter = weight  # a saved leaf comes back as another object under recompute
@@ -193,7 +192,7 @@ class _Tiles(torch.autograd.Function):
         bias: torch.Tensor | None,
         layer: ParallelFp8,
         f: Entry,
-        deferred: DeferredGradients | None,
+        deferred: ProductQueue | None,
     ) -> torch.Tensor:
         ctx.layer, ctx.f, ctx.deferred, ctx.has_bias = layer, f, deferred, bias is not None
         ctx.parameter = weight  # a saved leaf comes back as another object under recompute
@@ -244,7 +243,7 @@ class _OneScaleProduct(_WideProduct):
     dy_inverse: torch.Tensor
     dtype: torch.dtype
 
-    def start(self) -> Pending:
+    def start(self) -> Work:
         return self.f.start(_bytes(self.x))
 
     def finish(self, x: torch.Tensor) -> torch.Tensor:

@@ -29,16 +29,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 
 from minimegatron.comm import collectives as c
 from minimegatron.comm.axis import ALONE, Axis
-
-if TYPE_CHECKING:
-    from minimegatron.layers.deferred import DeferredGradients
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,16 +50,22 @@ class Entry:
     tp: Axis = ALONE
     gathers: bool = False
 
-    def start(self, x: torch.Tensor) -> c.Pending:
+    def start(self, x: torch.Tensor) -> c.Work:
         """Begin f(x)."""
-        return c.all_gather_start(x, self.tp) if self.gathers else c.Pending(x)
+        return c.all_gather_start(x, self.tp) if self.gathers else c.Work(x)
 
-    def start_backward(self, dx: torch.Tensor) -> c.Pending:
+    def start_backward(self, dx: torch.Tensor) -> c.Work:
         """Begin the conjugate of f: the sum of the ranks' dx, or this rank's rows of it."""
         return c.reduce_scatter_start(dx, self.tp) if self.gathers else c.all_reduce_start(dx, self.tp)
 
 
 UNCUT = Entry()  # f(x) = x, and dx is complete
+
+
+class ProductQueue(Protocol):
+    """Where products of gradients are put that are computed later (`layers/deferred.DeferredGradients`)."""
+
+    def put(self, product: WeightProduct) -> None: ...
 
 
 class Products(Protocol):
@@ -72,7 +75,7 @@ class Products(Protocol):
         deferred: the queue into which the backward pass puts dA's product instead of computing it, or None.
     """
 
-    deferred: DeferredGradients | None
+    deferred: ProductQueue | None
 
     def linear(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, f: Entry = UNCUT
@@ -133,7 +136,7 @@ class WeightProduct:
     dy: torch.Tensor
     f: Entry
 
-    def start(self) -> c.Pending:
+    def start(self) -> c.Work:
         """Begin f(x)."""
         return self.f.start(self.x)
 
@@ -159,8 +162,8 @@ def both_gradients(
     f: Entry,
     dx: Callable[[], torch.Tensor] | None,
     product: WeightProduct | None,
-    deferred: DeferredGradients | None,
-) -> tuple[c.Pending | None, torch.Tensor | None]:
+    deferred: ProductQueue | None,
+) -> tuple[c.Work | None, torch.Tensor | None]:
     """Compute dx, start its sum, and compute dA meanwhile; see the module docstring.
 
     Args:
@@ -195,7 +198,7 @@ class PlainProducts:
     """
 
     def __init__(self) -> None:
-        self.deferred: DeferredGradients | None = None
+        self.deferred: ProductQueue | None = None
 
     def linear(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, f: Entry = UNCUT
@@ -216,7 +219,7 @@ class _Linear(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         f: Entry,
-        deferred: DeferredGradients | None,
+        deferred: ProductQueue | None,
     ) -> torch.Tensor:
         ctx.f, ctx.has_bias = f, bias is not None
         ctx.deferred = deferred

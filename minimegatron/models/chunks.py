@@ -116,11 +116,9 @@ class ModelChunks(nn.Module):
                 "and no mtp_num_layers",
             )
 
-    def stages(self) -> Iterator[tuple[int, GPTModel]]:
-        """(global number, stage) of every stage that is here."""
-        for stage, chunk in zip(self.placement[self.mesh.pp.rank], self.chunks, strict=True):
-            assert isinstance(chunk, GPTModel), "chunks are stages of the model"
-            yield stage, chunk
+    def stages(self) -> Iterator[tuple[int, Any]]:
+        """(global number, stage) of every stage that is here, each a `contract.ModelStage`."""
+        return zip(self.placement[self.mesh.pp.rank], self.chunks, strict=True)
 
     def schedule(self, num_microbatches: int) -> Schedule:
         """The configured schedule of a step with so many microbatches, checked; made once.

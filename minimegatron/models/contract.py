@@ -5,7 +5,7 @@ A model comes as stages, the parts that pipeline ranks hold; without a pipeline 
 
 | asked by               | what                                                                                      |
 |------------------------|-------------------------------------------------------------------------------------------|
-| `training`, `parallel` | `forward`: losses of tokens, logits, or tensors for the next stage                        |
+| `training`, `parallel` | `forward`: losses of tokens, logits, or tensors for the next stage; `stage_specs`         |
 | `inference`            | `full_logits` with an `inference_context`; `inference_state`: what layers keep            |
 | `checkpoint`, `optim`  | the `ParamLayout` of every parameter (`layers/param`): name, place and shape in the whole |
 
@@ -23,10 +23,40 @@ import torch
 from torch import nn
 
 from minimegatron.layers.inference_context import InferenceContext, StateSpec
+from minimegatron.parallel.execution import Specs, Tensors
 
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
     from minimegatron.config import TransformerConfig
+
+
+class ModelStage(Protocol):
+    """A part of a model that a pipeline rank runs; without a pipeline all of it.
+
+    What travels to the next stage are named tensors, as many as the stage says: a decoder's hidden state, an encoder's
+    memory beside it. A tensor that passes through is given on as it came.
+
+    Attributes:
+        post_process: this is the last stage, which makes losses.
+    """
+
+    post_process: bool
+
+    def stage_specs(self, b: int, s: int, compute_dtype: torch.dtype | None = None) -> tuple[Specs, Specs]:
+        """Names, shapes and dtypes of what it takes and gives for a microbatch of tokens [b, s]; {} at the ends."""
+        ...
+
+    def set_input_tensor(self, inputs: Tensors | None) -> None:
+        """What the stage before has made, for the next call."""
+        ...
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """A batch -> losses of every token [b, s] on the last stage, else what the next stage takes."""
+        ...
+
+    def modules(self) -> Iterator[nn.Module]:
+        """As in `nn.Module`, and so are all its other methods."""
+        ...
 
 
 class LanguageModel(Protocol):

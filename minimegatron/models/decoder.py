@@ -30,6 +30,7 @@ from torch import nn
 from minimegatron.comm import collectives as c
 from minimegatron.comm.random import RngStreams
 from minimegatron.comm.sequence import gather_tokens, local_tokens, positions
+from minimegatron.config.fits import check_model_fits
 from minimegatron.layers.attention import AttentionContext
 from minimegatron.layers.dropout import Dropout
 from minimegatron.layers.embedding import LanguageModelEmbedding
@@ -45,6 +46,7 @@ from minimegatron.models.block import TransformerBlock, TransformerLayer
 from minimegatron.models.gpt_layer_specs import FP8, MULTI_TOKEN_PREDICTION, TE_CHECK, decoder_layer_spec
 from minimegatron.models.spec import ModuleSpec, build_module
 from minimegatron.named import import_module
+from minimegatron.parallel.execution import Specs, Tensors, TensorSpec
 
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
@@ -85,7 +87,7 @@ class GPTModel(nn.Module):
         rng: RngStreams | None = None,
     ) -> None:
         super().__init__()
-        config.check_fits(mesh.parallel)
+        check_model_fits(config, mesh.parallel)
         if config.transformer_impl == "transformer_engine":
             import_module(TE_CHECK)(config, mesh.parallel)
         self.config = config
@@ -108,7 +110,7 @@ class GPTModel(nn.Module):
             import_module(FP8[config.transformer_impl])(self.decoder, layers, config, mesh)
         self.output_layer = None
         self.products = PlainProducts()
-        self._input: torch.Tensor | None = None
+        self._inputs: Tensors | None = None
         if post_process and (config.untie_embeddings_and_output_weights or self.embedding is None):
             self.output_layer = ColumnParallelLinear(
                 config.hidden_size,
@@ -138,9 +140,24 @@ class GPTModel(nn.Module):
             layout = dataclasses.replace(layout_of(weight), copies="embd", **copy)  # type: ignore[arg-type]
             weight.param_layout = layout  # type: ignore[attr-defined]
 
-    def set_input_tensor(self, hidden: torch.Tensor | None) -> None:
-        """The output [s, b, h] of the stage before, for the next `forward` (Megatron's name)."""
-        self._input = hidden
+    def stage_specs(self, b: int, s: int, compute_dtype: torch.dtype | None = None) -> tuple[Specs, Specs]:
+        """What this stage takes from the one before, and gives to the one after, for a microbatch of tokens [b, s].
+
+        Args:
+            b, s: with context parallelism s is this rank's part.
+            compute_dtype: of the layers, where it is not that of the weights.
+        """
+        config, mesh = self.config, self.mesh
+        dtype = compute_dtype or config.dtype
+        dtype = torch.promote_types(dtype, torch.float32) if config.fp32_residual_connection else dtype
+        rows = s // mesh.tp.size if mesh.sequence_parallel else s
+        shape = None if mesh.parallel.variable_seq_lengths else torch.Size((rows, b, config.hidden_size))
+        between = {"hidden": TensorSpec(shape, dtype)}
+        return {} if self.pre_process else between, {} if self.post_process else between
+
+    def set_input_tensor(self, inputs: Tensors | None) -> None:
+        """What the stage before has made, for the next `forward` (Megatron's name)."""
+        self._inputs = inputs
 
     def forward(
         self,
@@ -151,8 +168,8 @@ class GPTModel(nn.Module):
         document_ids: torch.Tensor | None = None,
         inference_context: InferenceContext | None = None,
         logits_at: torch.Tensor | None = None,
-        hidden: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        inputs: Tensors | None = None,
+    ) -> Any:
         """Run this stage, in training, evaluation or generation.
 
         With context parallelism s below is s / cp, this rank's tokens (`comm/sequence.cut_batch`).
@@ -164,11 +181,11 @@ class GPTModel(nn.Module):
             document_ids: [b, s] of the *whole* sequence; tokens attend only inside their document.
             inference_context: in generation, where the tokens stand and what layers keep of earlier ones.
             logits_at: [b], the place of one token of each sequence: logits of these alone, [1, b, V'/t].
-            hidden: [s, b, h] from the stage before (without `pre_process`); default what `set_input_tensor` was given.
+            inputs: what the stage before has made (without `pre_process`); default what `set_input_tensor` was given.
 
         Returns:
             Loss of every token [b, s] in fp32 when there are labels, else logits [s, b, V'/t]; before the last stage
-            the hidden state [s, b, h].
+            what the next one takes: {"hidden": [s, b, h]}.
 
         Data sets check their ids. Otherwise a token outside the padded vocabulary raises torch's error, and a label
         outside the vocabulary gives the loss inf.
@@ -178,12 +195,12 @@ class GPTModel(nn.Module):
             position_ids = inference_context.position_ids
         if position_ids is None:
             position_ids = positions(n * self.mesh.cp.size, self.mesh, tokens.device).expand(b, n)
-        hidden = self._stage_input(tokens, position_ids, hidden)
+        hidden = self._first_hidden(tokens, position_ids, inputs)
         rotary = self.rotary(position_ids) if self.rotary is not None else None
         context = AttentionContext(rotary, AttentionMask(document_ids=document_ids), inference_context)
         hidden = self.decoder(hidden, context)
         if not self.post_process:
-            return hidden
+            return {"hidden": hidden}
         if logits_at is not None:
             hidden = hidden.gather(0, logits_at.view(1, -1, 1).expand(1, -1, hidden.shape[-1]))
         if labels is None:
@@ -193,17 +210,15 @@ class GPTModel(nn.Module):
             losses = self.mtp(losses, hidden, labels, context, partial(self._embed_ahead, position_ids), self._losses)
         return losses
 
-    def _stage_input(
-        self, tokens: torch.Tensor, position_ids: torch.Tensor, hidden: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _first_hidden(self, tokens: torch.Tensor, position_ids: torch.Tensor, inputs: Tensors | None) -> torch.Tensor:
         """[s', b, h] for the first layer that is here: the tokens' embedding, or the output of the stage before."""
         if self.pre_process:
             assert self.embedding is not None, "the first stage has the embedding"
             return self.embedding(tokens, position_ids)
-        if hidden is None:
-            hidden, self._input = self._input, None
-        assert hidden is not None, "a stage without the embedding needs `hidden` from the stage before"
-        return hidden
+        if inputs is None:
+            inputs, self._inputs = self._inputs, None
+        assert inputs is not None, "a stage without the embedding needs what the stage before has made"
+        return inputs["hidden"]
 
     def _embed_ahead(self, position_ids: torch.Tensor, ids: torch.Tensor, k: int) -> torch.Tensor:
         """Embedding [s', b, h] of the ids [b, s] of the tokens k places ahead, for `mtp`."""

@@ -42,8 +42,7 @@ import torch
 from torch import nn
 
 from minimegatron.comm.axis import ALONE, Axis
-from minimegatron.comm.collectives import all_reduce
-from minimegatron.comm.pending import Pending, all_reduce_start, reduce_scatter_start
+from minimegatron.comm.collectives import Work, all_reduce, all_reduce_start, reduce_scatter_start
 from minimegatron.memory import owned
 from minimegatron.parallel.buckets import BucketSpan, BufferLayout, Span, gaps
 
@@ -66,7 +65,7 @@ class Bucket:
         self.span, self.members, self.axis, self.instances = span.span, members, axis, instances
         self.shard = span.shard(axis.rank, axis.size).shifted(-span.span.start)
         self.missing = set(members)
-        self.pending: Pending | None = None
+        self.pending: Work | None = None
 
     def view(self, data: torch.Tensor, name: str) -> torch.Tensor:
         """A parameter's part of the bucket's memory, in its shape."""
@@ -104,7 +103,7 @@ class Bucket:
         self._end(self.pending.wait())
         self.pending, self.missing = None, set(self.members)
 
-    def _begin(self) -> Pending:
+    def _begin(self) -> Work:
         raise NotImplementedError
 
     def _end(self, result: torch.Tensor) -> None:
@@ -125,7 +124,7 @@ class Replicated(Bucket):
     def owned(self) -> torch.Tensor:
         return self.data
 
-    def _begin(self) -> Pending:
+    def _begin(self) -> Work:
         return all_reduce_start(self.data, self.axis)
 
 
@@ -136,7 +135,7 @@ class Sharded(Replicated):
     def owned(self) -> torch.Tensor:
         return self.data[self.shard.slice]
 
-    def _begin(self) -> Pending:
+    def _begin(self) -> Work:
         return reduce_scatter_start(self.data, self.axis, self.owned)
 
 
@@ -173,7 +172,7 @@ class Fleeting(Bucket):
             self.data = owned(self._owned.new_empty(self.span.size), "communication")
         return self.data
 
-    def _begin(self) -> Pending:
+    def _begin(self) -> Work:
         data = self._opened()
         for gap in gaps(self._written.values(), self.span):
             data[gap.shifted(-self.span.start).slice].zero_()

@@ -18,8 +18,9 @@ The call, the lists and the results are those of the plain executor. What is add
   beside such a kernel.
 - **Sent tensors are released on the way.** A message from a rank proves that this rank had received the inputs of all
   its actions before (`_arrivals`).
-- **Headers only where they are needed.** Without `hidden` an activation has a header; a gradient has none, because the
-  sender of y knows the shape of dy. A receive without a known shape is posted when its header has come, in two parts.
+- **Headers only where they are needed.** An activation of unknown shape has a header; its gradient has none, because
+  the sender of y knows the shape of dy. A receive without a known shape is posted when its header has come, in two
+  parts.
 
 Receives of one edge are posted in the sender's order, whatever the order in which they are needed. On NCCL each edge
 has a communicator of its own, and no schedule that `schedule_check` accepts deadlocks (`comm/p2p`).
@@ -27,33 +28,37 @@ has a communicator of its own, and no schedule that `schedule_check` accepts dea
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
-
-import torch
 
 from minimegatron.parallel.actions import Action, Message, Schedule
 from minimegatron.parallel.execution import (
     FunctionStage,
-    Hidden,
     LiveActivations,
+    PendingTensors,
+    Specs,
     Stage,
+    Tensors,
+    TensorSpec,
     begin,
     compute,
+    given,
     require_output,
+    send,
+    taken,
 )
 
 if TYPE_CHECKING:
-    from minimegatron.comm.p2p import PendingRecv, PointToPoint
+    from minimegatron.comm.p2p import PointToPoint
 
-__all__ = ["FunctionStage", "Hidden", "Stage", "run"]
+__all__ = ["FunctionStage", "Stage", "TensorSpec", "run"]
 
 
 def run(
     schedule: Schedule,
     stages: Sequence[Stage],
     p2p: PointToPoint | None = None,
-    hidden: Hidden | None = None,
     *,
     checked: bool = False,
 ) -> None:
@@ -61,18 +66,17 @@ def run(
 
     Args:
         schedule: which rank does what.
-        stages: this rank's stages by chunk.
+        stages: this rank's stages by chunk, which say what travels.
         p2p: messages to the other ranks; None where the schedule has one rank.
-        hidden: shape of every message; None sends a header before every activation.
         checked: the schedule has passed `schedule_check.check` already.
 
     Raises:
         ConfigError: before anything runs: the checker's sentences, or a schedule for another number of ranks or chunks.
-            Or a stage's output is not as `hidden` says.
+            Or a stage's output is not as it says.
         RuntimeError: another rank has gone, or did not send within the deadline.
     """
     rank = begin(schedule, stages, p2p, checked)
-    executor = _Executor(schedule, rank, stages, p2p, hidden)
+    executor = _Executor(schedule, rank, stages, p2p)
     for index in range(len(schedule.actions[rank])):
         executor.step(index)
     if p2p is not None:
@@ -82,28 +86,21 @@ def run(
 class _Executor:
     """One run of one rank's list."""
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        rank: int,
-        stages: Sequence[Stage],
-        p2p: PointToPoint | None,
-        hidden: Hidden | None,
-    ) -> None:
+    def __init__(self, schedule: Schedule, rank: int, stages: Sequence[Stage], p2p: PointToPoint | None) -> None:
         self.schedule = schedule
         self.rank = rank
         self.stages = stages
         self.p2p = p2p
-        self.hidden = hidden
         self.actions = schedule.actions[rank]
-        self.local: dict[Message, torch.Tensor] = {}  # between two stages of this rank
-        self.posted: dict[Message, PendingRecv] = {}
-        self.sent: dict[Message, Hidden] = {}  # without `hidden`: the gradient that comes back has this shape
+        self.local: dict[Message, Tensors] = {}  # between two stages of this rank
+        self.posted: dict[Message, PendingTensors] = {}
+        self.sent: dict[Message, Specs] = {}  # of unknown shape: the gradients that come back have these
         neighbours = range(schedule.p)
         self.edges = {source: schedule.messages(source, rank) for source in neighbours}
         self.ahead = self._one_ahead()
         self.next = dict.fromkeys(neighbours, 0)  # first message of the edge that is not posted
         self.arrivals = {source: _arrivals(schedule, rank, source) for source in neighbours if self.edges[source]}
+        self.pending = {to: deque[int]() for to in neighbours}  # tensors of each message that may be under way
         self.live = LiveActivations(schedule, rank, stages)
 
     def step(self, index: int) -> None:
@@ -136,8 +133,14 @@ class _Executor:
         """Post the receive that the next action will need."""
         if message is not None:
             source = self.schedule.source_of(message)
-            if self.hidden is not None or self._needs_no_header(message, source):
+            if self._needs_no_header(message, source):
                 self._post_until(message, source)
+
+    def _specs(self, message: Message) -> Specs:
+        """The tensors of a message that comes, as far as they are known here."""
+        if message.kind == "B" and (sent := self.sent.get(_activation_of(message))) is not None:
+            return sent
+        return taken(self.schedule, self.stages, message)
 
     def _needs_no_header(self, message: Message, source: int) -> bool:
         """Whether all receives up to this one can be posted without waiting for a header, or for a shape from here."""
@@ -145,7 +148,9 @@ class _Executor:
             return False
         edge = self.edges[source]
         coming = edge[self.next[source] : edge.index(message) + 1]
-        return coming == [message] if message.kind == "F" else all(_activation_of(m) in self.sent for m in coming)
+        if all(spec.shape is not None for m in coming for spec in self._specs(m).values()):
+            return True
+        return coming == [message] and message.kind == "F"
 
     def _post_until(self, message: Message, source: int) -> None:
         """Post this edge's receives, in order, up to and with this message."""
@@ -156,13 +161,12 @@ class _Executor:
                     earlier.post_payload()
             coming = self.edges[source][self.next[source]]
             self.next[source] += 1
-            shape = self.hidden
-            if shape is None and coming.kind == "B":
-                shape = self.sent.pop(_activation_of(coming))
-            known = (shape.shape, shape.dtype) if shape is not None else (None, None)
-            self.posted[coming] = self.p2p.irecv(source, str(coming), *known)
+            specs = self._specs(coming)
+            if coming.kind == "B":
+                self.sent.pop(_activation_of(coming), None)
+            self.posted[coming] = PendingTensors(self.p2p, source, str(coming), specs)
 
-    def _input(self, action: Action) -> torch.Tensor | None:
+    def _input(self, action: Action) -> Tensors | None:
         """Wait for the action's input."""
         message = self.schedule.input_of(self.rank, action)
         if message is None:
@@ -172,26 +176,29 @@ class _Executor:
             return self.local.pop(message)
         x = self.posted.pop(message).wait()
         assert self.p2p is not None, "a message from another rank"
-        self.p2p.release_sends(source, self.arrivals[source].pop(message))
+        arrived = self.arrivals[source].pop(message)
+        self.p2p.release_sends(source, sum(self.pending[source].popleft() for _ in range(arrived)))
         return x
 
     # ---------------------------------------------------------------------------------------------- sends
 
-    def _output(self, action: Action, output: torch.Tensor | None) -> None:
+    def _output(self, action: Action, output: Tensors | None) -> None:
         """Send what an action made, or keep it for the next stage on this rank."""
         message = self.schedule.output_of(self.rank, action)
         if message is None:
             return
-        output = require_output(self.schedule, self.rank, action, output, self.hidden)
+        output = require_output(self.schedule, self.rank, action, output, self.stages)
         destination = self.schedule.destination_of(message)
         if destination == self.rank:
-            self.local[message] = output.detach()
+            self.local[message] = {name: tensor.detach() for name, tensor in output.items()}
             return
         assert self.p2p is not None, "a message to another rank"
-        header = self.hidden is None and action.kind == "F"
-        if header:
-            self.sent[message] = Hidden(output.shape, output.dtype)
-        self.p2p.isend(output, destination, str(message), header=header)
+        specs = given(self.stages, action)
+        made: Specs = {name: TensorSpec(tensor.shape, tensor.dtype) for name, tensor in output.items()}
+        if action.kind == "F" and any(spec.shape is None for spec in specs.values()):
+            self.sent[message] = {name: spec for name, spec in made.items() if spec.has_gradient}
+        send(self.p2p, output, destination, str(message), specs if action.kind == "F" else made)
+        self.pending[destination].append(len(specs))
 
 
 def _activation_of(gradient: Message) -> Message:

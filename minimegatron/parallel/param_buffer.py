@@ -35,7 +35,7 @@ import torch
 from torch import nn
 
 from minimegatron.comm.axis import Axis
-from minimegatron.comm.pending import Pending, all_gather_start
+from minimegatron.comm.collectives import Work, all_gather_start
 from minimegatron.parallel.buckets import BucketSpan, BufferLayout
 
 
@@ -53,7 +53,7 @@ class WholeParams:
         self.data = _laid_out(params, layout)
         self.bucket_of = {params[i][0]: n for n, bucket in enumerate(layout.buckets) for i in bucket.members}
         self._left = 0  # buckets before this one have not started; they start from the last to the first
-        self._pending: dict[int, Pending] = {}
+        self._pending: dict[int, Work] = {}
 
     def shard(self, bucket: int) -> torch.Tensor:
         """This rank's part of a bucket."""
@@ -108,7 +108,7 @@ class ShardedParams:
         self._whole = _laid_out(members, BufferLayout(places, (bucket,)), bucket.span.size)
         self.shard = self._whole[bucket.shard(axis.rank, axis.size).shifted(-bucket.span.start).slice].clone()
         self._bytes = self._whole.untyped_storage().nbytes()
-        self._pending: Pending | None = None
+        self._pending: Work | None = None
         self._here = True
         self.release()
 

@@ -20,13 +20,14 @@ on one rank (V-shaped placements) pass their tensors directly.
 | activation of a microbatch | s b h k | rank of the next stage |
 | its gradient               | s b h k | and back               |
 
-(k bytes an element; s/cp, and s/(cp t) with sequence parallelism.)
+(k bytes an element; s/cp, and s/(cp t) with sequence parallelism. A stage may say that more travels, by name.)
 
 What this executor does not do, and `parallel/overlapped`, which training uses, does:
 
 - A message does not travel while its receiver computes: the receive is posted when its action has come.
 - A tensor that was sent is kept until the end of the list, m of them and more; not only until it has arrived.
-- Without `hidden` a header goes before every message, also before a gradient, whose shape its receiver could know.
+- Where no shape is known a header goes before every tensor, also before a gradient, whose shape its receiver could
+  know.
 
 On NCCL every directed edge has a communicator of its own (`comm/p2p`), and a receive holds up the stream, not the host.
 
@@ -42,30 +43,32 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import torch
-
 from minimegatron.parallel.actions import Message, Schedule
 from minimegatron.parallel.execution import (
     FunctionStage,
-    Hidden,
     LiveActivations,
+    PendingTensors,
     Stage,
+    Tensors,
+    TensorSpec,
     begin,
     compute,
+    given,
     require_output,
+    send,
+    taken,
 )
 
 if TYPE_CHECKING:
     from minimegatron.comm.p2p import PointToPoint
 
-__all__ = ["FunctionStage", "Hidden", "Stage", "run"]
+__all__ = ["FunctionStage", "Stage", "TensorSpec", "run"]
 
 
 def run(
     schedule: Schedule,
     stages: Sequence[Stage],
     p2p: PointToPoint | None = None,
-    hidden: Hidden | None = None,
     *,
     checked: bool = False,
 ) -> None:
@@ -73,19 +76,18 @@ def run(
 
     Args:
         schedule: which rank does what.
-        stages: this rank's stages by chunk.
+        stages: this rank's stages by chunk, which say what travels.
         p2p: messages to the other ranks; None where the schedule has one rank.
-        hidden: shape of every message; None sends a header before each.
         checked: the schedule has passed `schedule_check.check` already.
 
     Raises:
         ConfigError: before anything runs: the checker's sentences, or a schedule for another number of ranks or chunks.
-            Or a stage's output is not as `hidden` says.
+            Or a stage's output is not as it says.
         RuntimeError: another rank has gone, or did not send within the deadline.
     """
     rank = begin(schedule, stages, p2p, checked)
     incoming = {source: deque(schedule.messages(source, rank)) for source in range(schedule.p)}  # not yet received
-    ready: dict[Message, torch.Tensor] = {}  # received, or made on this rank, and not yet used
+    ready: dict[Message, Tensors] = {}  # received, or made on this rank, and not yet used
     live = LiveActivations(schedule, rank, stages)
     for action in schedule.actions[rank]:
         x = None
@@ -94,33 +96,20 @@ def run(
             source = schedule.source_of(needed)
             while needed not in ready:  # in the order in which the source sends
                 message = incoming[source].popleft()
-                ready[message] = _recv(p2p, source, message, hidden)
+                assert p2p is not None, "a message from another rank"
+                specs = taken(schedule, stages, message)
+                ready[message] = PendingTensors(p2p, source, str(message), specs).wait()
             x = ready.pop(needed)
         output = compute(stages[action.chunk], action, x)
         made = schedule.output_of(rank, action)
         if made is not None:
-            output = require_output(schedule, rank, action, output, hidden)
+            output = require_output(schedule, rank, action, output, stages)
             destination = schedule.destination_of(made)
             if destination == rank:
-                ready[made] = output.detach()
+                ready[made] = {name: tensor.detach() for name, tensor in output.items()}
             else:
-                _send(p2p, destination, made, output, hidden)
+                assert p2p is not None, "a message to another rank"
+                send(p2p, output, destination, str(made), given(stages, action))
         live.record(action)
     if p2p is not None:
         p2p.wait_sends()
-
-
-def _recv(p2p: PointToPoint | None, source: int, message: Message, hidden: Hidden | None) -> torch.Tensor:
-    """Wait for the next message from a rank."""
-    assert p2p is not None, "a message from another rank"
-    if hidden is None:
-        return p2p.irecv(source, str(message)).wait()
-    return p2p.irecv(source, str(message), hidden.shape, hidden.dtype).wait()
-
-
-def _send(
-    p2p: PointToPoint | None, destination: int, message: Message, output: torch.Tensor, hidden: Hidden | None
-) -> None:
-    """Start sending, and go on; the tensor is kept until the end of the list."""
-    assert p2p is not None, "a message to another rank"
-    p2p.isend(output, destination, str(message), header=hidden is None)

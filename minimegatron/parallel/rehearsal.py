@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from minimegatron import trace
 from minimegatron.parallel.actions import Schedule
-from minimegatron.parallel.execution import FunctionStage, Hidden
+from minimegatron.parallel.execution import FunctionStage, TensorSpec
 from minimegatron.parallel.pipeline import run
 from minimegatron.trace import Event
 
@@ -55,11 +55,13 @@ def rehearse(schedule: Schedule, mail: PointToPoint, step: float = 0.02) -> Mine
 
     def stage(chunk: int) -> FunctionStage:
         at = schedule.stage_of(rank, chunk)
-        return FunctionStage(lambda i, x: work(1), lambda i, dy: work(2 - schedule.is_split(i, at)), lambda i: sleep(1))
+        hidden = TensorSpec(torch.Size([1]), torch.float32)
+        back = lambda i, dy: work(2 - schedule.is_split(i, at))  # noqa: E731
+        return FunctionStage(lambda i, x: work(1), back, lambda i: sleep(1), hidden)
 
     dist.barrier()
     with trace.record(rank) as log:
-        run(schedule, [stage(chunk) for chunk in range(schedule.v)], mail, Hidden(torch.Size([1]), torch.float32))
+        run(schedule, [stage(chunk) for chunk in range(schedule.v)], mail)
     rows = [(e.name, e.rank, e.start, e.end, e.note) for e in log.select(kind="compute")]
     return rows, max(int(e.note) for e in log.select("live"))
 

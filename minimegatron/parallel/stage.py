@@ -1,11 +1,12 @@
 """A pipeline stage made of an autograd graph per microbatch.
 
-    forward    y = f(mb, x), x a leaf                keep x and the graph of y
+    forward    y = f(mb, x), x leaves                keep x and the graph of y
     backward   the graph of y, with dy -> x.grad     release both
     weights    the products that the linear layers have deferred (layers/deferred)
 
-Of y itself only its place in the graph is kept. The tensor has gone to the next stage, and this rank does not read it
-again: Megatron-LM empties it for the same reason (`deallocate_output_tensor`); keeping the graph's edge needs no trick.
+x and y are named tensors, one or more (`parallel/execution`). Of y itself only its place in the graph is kept. The
+tensor has gone to the next stage, and this rank does not read it again: Megatron-LM empties it for the same reason
+(`deallocate_output_tensor`); keeping the graph's edge needs no trick.
 
 Gradients of the whole step: the data-parallel sum of a bucket may start when its last gradient has come. In a pipeline
 that is a property of the list: for each parameter, the last B or W of a chunk that it belongs to (`last_gradients`). A
@@ -25,22 +26,25 @@ from minimegatron import trace
 from minimegatron.layers.deferred import DeferredGradients, compute, deferring
 from minimegatron.layers.products import WeightProduct
 from minimegatron.parallel.actions import Action, Schedule
+from minimegatron.parallel.execution import ONE_TENSOR, Specs, Tensors
 
 if TYPE_CHECKING:
     from minimegatron.parallel.data_parallel import DataParallel
 
-Forward = Callable[[int, torch.Tensor | None], torch.Tensor]
+Forward = Callable[[int, Tensors | None], Tensors | torch.Tensor]
 
 
 class ModuleStage:
     """The stage that computes `forward(microbatch, x)`.
 
     Args:
-        forward: output of the stage, or on the last stage the scaled loss of the microbatch.
+        forward: (microbatch, tensors of the stage before) -> tensors for the next stage, or on the last stage the
+            scaled loss of the microbatch.
         module: what it runs; its linear layers defer their weights' gradients where the schedule splits.
         schedule, rank, chunk: which list this is a part of.
         ddp: what sums gradients over replicas, and is told which of them are complete.
         last: (kind, microbatch) -> parameters whose last gradient of the step comes in this action of this chunk.
+        inputs, outputs: see `execution.Stage`.
 
     Attributes:
         live_bytes: what autograd has saved for microbatches under way; counted while a trace is recorded.
@@ -55,7 +59,10 @@ class ModuleStage:
         chunk: int = 0,
         ddp: DataParallel | None = None,
         last: dict[tuple[str, int], frozenset[str]] | None = None,
+        inputs: Specs = ONE_TENSOR,
+        outputs: Specs = ONE_TENSOR,
     ) -> None:
+        self.inputs, self.outputs = inputs, outputs
         self._forward = forward
         self._module = module
         self._schedule = schedule
@@ -65,7 +72,7 @@ class ModuleStage:
         row = schedule.actions[rank]
         splits = any(a.kind == "W" and a.chunk == chunk for a in row)
         self._queue = DeferredGradients() if splits else None
-        self._graphs: dict[int, tuple[torch.Tensor | None, torch.autograd.graph.GradientEdge | None]] = {}
+        self._graphs: dict[int, tuple[Tensors | None, dict[str, torch.autograd.graph.GradientEdge]]] = {}
         self._products: dict[int, list[WeightProduct]] = {}
         self._bytes: dict[int, int] = {}
 
@@ -73,33 +80,35 @@ class ModuleStage:
     def live_bytes(self) -> int:
         return sum(self._bytes.values())
 
-    def forward(self, microbatch: int, x: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, microbatch: int, x: Tensors | None) -> Tensors:
         """See `execution.Stage`."""
         if self._schedule.forward_only:
-            return self._forward(microbatch, x)
+            return _named(self._forward(microbatch, x))
         if x is not None:
-            x = x.detach().requires_grad_()
+            x = {name: tensor.detach().requires_grad_(tensor.is_floating_point()) for name, tensor in x.items()}
         with self._counting(microbatch), deferring(self._module, self._queue):
-            y = self._forward(microbatch, x)
+            y = _named(self._forward(microbatch, x))
         # A first stage whose weights are all frozen has no graph, and nothing to do on the way back.
-        self._graphs[microbatch] = x, torch.autograd.graph.get_gradient_edge(y) if y.requires_grad else None
-        return y.detach()
+        edge = torch.autograd.graph.get_gradient_edge
+        self._graphs[microbatch] = x, {name: edge(tensor) for name, tensor in y.items() if tensor.requires_grad}
+        return {name: tensor.detach() for name, tensor in y.items()}
 
-    def backward(self, microbatch: int, dy: torch.Tensor | None) -> torch.Tensor | None:
+    def backward(self, microbatch: int, dy: Tensors | None) -> Tensors | None:
         """See `execution.Stage`."""
         x, y = self._graphs.pop(microbatch)
         split = self._schedule.is_split(microbatch, self._stage)
         with self._completing("B", microbatch):
-            if y is not None:
+            if y:
+                grads = None if dy is None else [dy[name] for name in y]
                 with deferring(self._module, self._queue):  # layers that are computed again defer as well
-                    torch.autograd.backward(y, dy)
+                    torch.autograd.backward(list(y.values()), grads)
             if self._queue is not None:
                 self._products[microbatch] = self._queue.take()
                 if not split:
                     compute(self._products.pop(microbatch))
         if not split:
             self._bytes.pop(microbatch, None)
-        return None if x is None else x.grad
+        return None if x is None else _gradients(x)
 
     def weights(self, microbatch: int) -> None:
         """See `execution.Stage`."""
@@ -141,6 +150,18 @@ class ModuleStage:
         with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
             yield
         self._bytes[microbatch] = sum(seen.values())
+
+
+def _named(y: Tensors | torch.Tensor) -> Tensors:
+    return {"loss": y} if isinstance(y, torch.Tensor) else y
+
+
+def _gradients(x: Tensors) -> Tensors | None:
+    """Of the tensors that can have one: zero where the stage has not used it; None where it has used none of them."""
+    leaves = {name: tensor for name, tensor in x.items() if tensor.requires_grad}
+    if all(tensor.grad is None for tensor in leaves.values()):
+        return None
+    return {name: torch.zeros_like(t) if t.grad is None else t.grad for name, t in leaves.items()}
 
 
 def last_gradients(

@@ -34,9 +34,9 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 from torch.distributed.tensor import DTensor
 
 from minimegatron.comm.axis import Axis
-from minimegatron.comm.gloo import is_gloo
+from minimegatron.comm.collectives import all_gather_start, reduce_scatter_start
 from minimegatron.comm.mesh import Mesh
-from minimegatron.comm.pending import all_gather_start, reduce_scatter_start
+from minimegatron.comm.shared_memory import is_gloo
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.parallel.data_parallel import DataParallel, Shard
 from minimegatron.parallel.units import units_of

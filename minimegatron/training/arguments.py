@@ -31,8 +31,10 @@ import dataclasses
 import json
 import typing
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+from minimegatron.config.fields import MODEL
 from minimegatron.errors import ConfigError, did_you_mean
 from minimegatron.flags import Parser
 from minimegatron.models.families import PRESETS, preset
@@ -109,12 +111,28 @@ def parse_args(argv: Sequence[str], world_size: int = 1, *, reads: bool = True) 
 
 
 def _of_checkpoint(flags: dict[str, Any]) -> dict[str, Any]:
-    """The model's fields, where `--load` says what the model is."""
+    """The model's fields, where `--load` says what the model is.
+
+    A published folder always says the fields of kind `MODEL`, and is read without torch; a checkpoint says with
+    `--use-checkpoint-args` all of them, those of how its run computed among them.
+
+    Raises:
+        CheckpointError: there is nothing that could say it.
+    """
     if flags.get("load") is None:
         return {}
-    from minimegatron.training.saved_model import model_fields
+    from minimegatron.checkpoint.hf_config import is_published, read_config
 
-    return model_fields(flags["load"], flags.get("use_checkpoint_args", False), flags.get("ckpt_step"))
+    load = Path(flags["load"])
+    if is_published(load):
+        _, config = read_config(load)
+        published = config.names_of(MODEL)
+        return {name: value for name, value in config.to_dict().items() if name in published}
+    if not flags.get("use_checkpoint_args", False):
+        return {}
+    from minimegatron.checkpoint.ours import config_of
+
+    return config_of(load, flags.get("ckpt_step")).to_dict()
 
 
 def _group_query_attention(flags: dict[str, Any], notes: list[str]) -> None:

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -38,34 +38,32 @@ from minimegatron.comm.agree import on_all_ranks, on_rank_zero
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
-from minimegatron.comm.random import RngStreams
 from minimegatron.config.checkpoint import CheckpointConfig
 from minimegatron.errors import BadStep, CheckpointError, ConfigError, DeadlineError, RankError
-from minimegatron.training import saving
-from minimegatron.training.published import keep_what_was_given, load_published
+from minimegatron.training import run_state
+from minimegatron.training.observers import Observer, Step
+from minimegatron.training.published import load_published
+from minimegatron.training.run_state import RunState
 from minimegatron.training.same_run import compare
-from minimegatron.training.state import TrainState
-
-if TYPE_CHECKING:
-    from minimegatron.training.trainer import Trainer
 
 Taken = TypeVar("Taken")
 
 
-class Checkpoints:
+class Checkpoints(Observer):
     """The checkpoints of a run; all ranks call everything here together.
 
     Args:
         config: where, how often, what.
-        mesh: of the run.
+        state: what is saved, and what a checkpoint is loaded into.
         say: prints a line on rank 0.
 
     Raises:
         CheckpointError: another run saves into the folder.
     """
 
-    def __init__(self, config: CheckpointConfig, mesh: Mesh, say: Callable[[str], None]) -> None:
-        self.config, self.mesh, self.say = config, mesh, say
+    def __init__(self, config: CheckpointConfig, state: RunState, say: Callable[[str], None] = print) -> None:
+        self.config, self.state, self.say = config, state, say
+        self.mesh = mesh = state.mesh
         self.root = Path(config.save) if config.save is not None else None
         self._last = -1  # the step that was saved last
         self.given = ""  # hash of what the run was given beside weights
@@ -76,18 +74,21 @@ class Checkpoints:
             self._lock, self.run_id = _open_root(self.root, mesh)
             self._axis = _own_group(mesh.world, mesh) if config.async_save else mesh.world
 
-    def begin(self, trainer: Trainer) -> None:
+    def begin_run(self, keep_given: Callable[[Path], str] = lambda root: "") -> None:
         """Continue from `--load`, if it is given, and see that `--save` has room for what is to come.
+
+        Args:
+            keep_given: writes what the run was given beside weights into the folder of its checkpoints; returns a hash.
 
         Raises:
             CheckpointError: see `load`; or the folder has checkpoints that this run would come to. The folder is free.
         """
         try:
             if self.config.load is not None:
-                self.load(trainer)
+                self.load()
             if (root := self.root) is not None:
-                self._refuse_later(root, trainer.state.iteration)
-                self.given = on_rank_zero(lambda: keep_what_was_given(trainer, root), self.mesh.world)
+                self._refuse_later(root, self.state.counters.iteration)
+                self.given = on_rank_zero(lambda: keep_given(root), self.mesh.world)
         except BaseException:
             self.close()
             raise
@@ -102,28 +103,28 @@ class Checkpoints:
                 fix=f"--load {root} continues from the newest; or choose another folder, or remove them",
             )
 
-    def after_step(self, trainer: Trainer, ends: bool) -> None:
+    def after_step(self, step: Step) -> None:
         """Save if it is time to, and learn how a save in the background went."""
         if self.root is None:
             return
-        self.settle(wait=ends)
-        step, interval = trainer.state.iteration, self.config.save_interval
-        if step != self._last and (ends or (interval and step % interval == 0)):
-            self.save(trainer)
-            self.settle(wait=ends)
+        self.settle(wait=step.last)
+        number, interval = step.iteration, self.config.save_interval
+        if number != self._last and (step.last or (interval and number % interval == 0)):
+            self.save()
+            self.settle(wait=step.last)
 
-    def save(self, trainer: Trainer) -> None:
+    def save(self) -> None:
         """Write a checkpoint, or begin to; the weights may move after `before_update`."""
         self.settle(wait=True)
         assert self.root is not None
-        root, step, config = self.root, trainer.state.iteration, self.config
+        root, step, config = self.root, self.state.counters.iteration, self.config
         self._last = step
-        tensors = saving.tensors_of(trainer, config.save_optim, config.save_rng)
-        state = saving.state_of(trainer) | {FOLDER: self.given}
+        tensors = self.state.tensors(config.save_optim, config.save_rng)
+        values = self.state.values() | {FOLDER: self.given}
         keep = commit.Keep(config.save_keep_last, config.save_retain_interval, config.save_keep_best)
         copied = threading.Event()
         if config.async_save:
-            of_passes = saving.changed_by_passes(trainer, tensors)
+            of_passes = self.state.changed_by_passes(tensors)
             tensors |= self._staging.copy({name: tensors[name] for name in of_passes})
             still = {name: tensor for name, tensor in tensors.items() if name not in of_passes}
 
@@ -132,7 +133,7 @@ class Checkpoints:
                 written = tensors | self._staging.copy(still) if config.async_save else tensors
             finally:
                 copied.set()
-            save(root, step, self.run_id, written, state, self._axis, keep)
+            save(root, step, self.run_id, written, values, self._axis, keep)
 
         self._copied = copied
         self._flight = Flight(write, config.async_save, step)
@@ -163,7 +164,7 @@ class Checkpoints:
         on_all_ranks(flight.result, self.mesh.world)
         self.say(f"saved checkpoint of iteration {flight.step} to {self.root}")
 
-    def load(self, trainer: Trainer) -> bool:
+    def load(self) -> bool:
         """Continue from `config.load`; returns whether there was a checkpoint.
 
         Raises:
@@ -177,14 +178,14 @@ class Checkpoints:
                     f"--load {root} is a published model: it has no steps, and checkpoints go elsewhere",
                     fix="drop --ckpt-step, and give --save a folder of its own",
                 )
-            self.say(load_published(trainer, root))
+            self.say(load_published(self.state, root))
             return True
-        taken = _take(self.config, root, self.mesh, lambda step: self._read(trainer, root, step, self.config), self.say)
+        taken = _take(self.config, root, self.mesh, lambda step: self._read(root, step, self.config), self.say)
         if taken is None:
             self.say(f"no checkpoint in {root}: the run begins at its beginning")
         return taken is not None
 
-    def go_back(self, trainer: Trainer, error: BadStep) -> int:
+    def go_back(self, error: BadStep) -> int:
         """Make the run that of the newest checkpoint of `config.save` again; returns its step.
 
         Raises:
@@ -197,45 +198,45 @@ class Checkpoints:
         if not steps:
             raise BadStep(error.what, where=error.where, fix=f"there is no checkpoint to go back to: {error.fix}")
         whole = self.config.replace(load=str(root), ckpt_step=None, load_optim=True, load_rng=True, finetune=False)
-        self._read(trainer, root, steps[-1], whole)
+        self._read(root, steps[-1], whole)
         return steps[-1]
 
-    def _read(self, trainer: Trainer, root: Path, step: int, config: CheckpointConfig) -> int:
-        """Read a checkpoint into a run, as far as `config` wants it; returns its step."""
-        folder = commit.folder_of(root, step)
+    def _read(self, root: Path, step: int, config: CheckpointConfig) -> int:
+        """Read a checkpoint into the run, as far as `config` wants it; returns its step."""
+        folder, state = commit.folder_of(root, step), self.state
         manifest = on_all_ranks(lambda: _manifest(root, step), self.mesh.world)
-        same_layout = saving.same_layout(manifest.state["layout"], self.mesh)
+        same_layout = run_state.same_layout(manifest.state["layout"], self.mesh)
         fresh = _is_fresh(config, manifest.state)
         optim = config.load_optim and not fresh
-        said = compare(manifest.state, trainer, weights_only=fresh, new_optimizer=not optim)
+        said = compare(manifest.state, state.run, state.facts, weights_only=fresh, new_optimizer=not optim)
         rng = config.load_rng and not fresh and same_layout
         for there, prefix, flag in ((optim, "optimizer.", "--no-load-optim"), (rng, "rng.", "--no-load-rng")):
             if there and not any(name.startswith(prefix) for name in manifest.tensors):
                 raise CheckpointError(
                     f"it was saved without {prefix[:-1]} state", where=str(folder), fix=f"{flag} begins with a new one"
                 )
-        filled = trainer.optimizer.state_dict()["state"] if optim else {}
-        wanted = saving.tensors_of(trainer, optim, rng, filled)
-        skipped = [p for p, there in (("optimizer.", optim), ("rng.", rng)) if not there]
-        saving.check_same_tensors(wanted, manifest, skipped, self.mesh.world)
-        mine = list[str]()
-        if config.verify_checkpoint:
-            mine = sorted(manifest.files)[self.mesh.rank :: self.mesh.world.size]  # of the same layout: what it wants
-            on_rank_zero(lambda: commit.verify_names(folder, manifest), self.mesh.world)
-        read_tensors(wanted, ShardReader(folder, manifest, mine), self.mesh.world)
-        if optim:
-            trainer.optimizer.load_state_dict({"state": filled, "grad_scaler": manifest.state["grad_scaler"]})
-        else:
-            saving.take_rounded(trainer.model, wanted)
-            trainer.optimizer.reload_model_params()
-            trainer.model.start_param_gather()
-        if not fresh:
-            self._take_counters(trainer, manifest, config)
-        if rng:
-            self._take_rng(trainer, wanted)
-        elif config.load_rng and not fresh:
-            seed = trainer.run.training.seed + trainer.state.iteration
-            trainer.rng.load_state_dict(RngStreams.on_mesh(seed, self.mesh).state_dict())
+
+        def read(wanted: dict[str, Logical]) -> None:
+            mine = list[str]()
+            if config.verify_checkpoint:
+                # of the same layout: what it wants
+                mine = sorted(manifest.files)[self.mesh.rank :: self.mesh.world.size]
+                on_rank_zero(lambda: commit.verify_names(folder, manifest), self.mesh.world)
+            read_tensors(wanted, ShardReader(folder, manifest, mine), self.mesh.world)
+
+        state.load(
+            manifest,
+            read,
+            optim=optim,
+            rng=rng,
+            goes_on=not fresh,
+            use_checkpoint_opt_param_scheduler=config.use_checkpoint_opt_param_scheduler,
+            override_opt_param_scheduler=config.override_opt_param_scheduler,
+        )
+        if not fresh and self.root is not None and Path(str(config.load)).resolve() == self.root.resolve():
+            self._last = state.counters.iteration
+        if config.load_rng and not fresh and not same_layout:
+            state.begin_streams()
             self.say("random streams begin anew, from the seed and the iteration: the layout is another one")
         what = "weights of the checkpoint" if fresh else "checkpoint"
         self.say("\n".join(filter(None, [said, f"loaded {what} of iteration {step} from {root}"])))
@@ -245,26 +246,6 @@ class Checkpoints:
     def _patience(self) -> float:
         """A save has three messages, each of which has the deadline of the group."""
         return 3 * self.mesh.parallel.distributed_timeout_seconds + 60
-
-    def _take_counters(self, trainer: Trainer, manifest: Manifest, config: CheckpointConfig) -> None:
-        """The run goes on where the checkpoint's did."""
-        state = manifest.state
-        trainer.state = TrainState(**state["counters"])
-        trainer.scheduler.load_state_dict(
-            state["scheduler"],
-            use_checkpoint_opt_param_scheduler=config.use_checkpoint_opt_param_scheduler,
-            override_opt_param_scheduler=config.override_opt_param_scheduler,
-        )
-        if self.root is not None and Path(str(config.load)).resolve() == self.root.resolve():
-            self._last = trainer.state.iteration
-
-    def _take_rng(self, trainer: Trainer, tensors: dict[str, Logical]) -> None:
-        streams: dict[str, dict[str, torch.Tensor]] = {}
-        for name, tensor in tensors.items():
-            if name.startswith("rng."):
-                _, stream, device = name.split(".")
-                streams.setdefault(stream, {})[device] = tensor.parts[0].data.view(-1)
-        trainer.rng.load_state_dict(streams)
 
     def close(self) -> None:
         """Wait for what is under way, and let go of the folder; a run that ends by an exception does not wait."""

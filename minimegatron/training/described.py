@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 import minimegatron
@@ -76,29 +74,3 @@ def describe_data(run: RunConfig, data: RunData, train: Dataset, samples: int) -
 
 def _number(epochs: float) -> str:
     return f"{epochs:.3g}" if epochs < 100 else f"{epochs:,.0f}"
-
-
-class EpochLines:
-    """A line when an epoch begins, but for the first; of several in an interval of the log the last.
-
-    Args:
-        train: the training set.
-        samples: of all steps.
-    """
-
-    def __init__(self, train: Dataset, samples: int) -> None:
-        self.train = train
-        self.epochs = {name: math.ceil(n) for name, n in train.read_epochs(samples).items()}
-        self._begun: dict[str, tuple[int, int]] = {}
-
-    def after_step(self, first: int, end: int, iteration: int, says: bool) -> list[str]:
-        """Lines after a step that has read samples [first, end); none until one `says`."""
-        self._begun |= {name: (epoch, iteration) for name, epoch in self.train.begun(first, end).items()}
-        if not says:
-            return []
-        begun, self._begun = self._begun, {}
-        return [
-            f"epoch {epoch + 1} of {max(self.epochs[name], epoch + 1)}"
-            f"{f' of {name}' if len(self.epochs) > 1 else ''} begins in iteration {step}"
-            for name, (epoch, step) in begun.items()
-        ]

@@ -15,7 +15,7 @@ saved, are counted as workspace.
 
 A watched step costs several times its usual time, because every operation is looked at; other steps cost nothing. On
 a GPU the row `allocated` is the allocator's own peak; what it has beyond the counted one is in no tensor of Python's.
-Nor is the row `messages`: memory through which ranks of one machine send to each other (`comm/same_host`).
+Nor is the row `messages`: memory through which ranks of one machine send to each other (`comm/shared_memory`).
 
 Megatron-LM: `report_memory` in `megatron/training/utils.py`, `training_log` in `megatron/training/training.py`.
 """
@@ -26,12 +26,12 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from minimegatron import trace
-from minimegatron.comm import same_host
+from minimegatron.comm import shared_memory
 from minimegatron.comm.agree import gather_objects
 from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import ConfigError
@@ -40,6 +40,7 @@ from minimegatron.models.spec import spec_from_name
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
 from minimegatron.parallel.data_parallel import DataParallel
 from minimegatron.parallel.unit_spans import units_in_trace
+from minimegatron.training.observers import Observer, Step
 from minimegatron.training.rules import batch_sizes
 from minimegatron.training.run import RunConfig
 
@@ -53,23 +54,33 @@ ALLOCATOR = {  # Megatron's name -> torch's
     "mem-max-allocated-bytes": "allocated_bytes.all.peak",
     "mem-allocated-count": "allocation.all.current",
 }
+Counted = tuple[dict[str, int], int, str, int, int]  # bytes by owner, between steps, where, allocator's, shared
 Row = tuple[str, Mapping[str, int], int, str]  # label, bytes by owner, bytes between steps, where
 
 
-class MemoryReport:
+class MemoryReport(Observer):
     """Watches steps, and the allocator.
 
     Args:
         run: what is trained.
         mesh: the ranks; all watch the same steps.
         model, optimizer: whose tensors have names.
+        say: prints a table.
 
     Raises:
         ConfigError: the allocator's history is wanted where there is no GPU.
     """
 
-    def __init__(self, run: RunConfig, mesh: Mesh, model: DataParallel, optimizer: MixedPrecisionOptimizer) -> None:
-        self.run, self.mesh, self.model, self.optimizer = run, mesh, model, optimizer
+    def __init__(
+        self,
+        run: RunConfig,
+        mesh: Mesh,
+        model: DataParallel,
+        optimizer: MixedPrecisionOptimizer,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.run, self.mesh, self.model, self.optimizer, self.say = run, mesh, model, optimizer, say
+        self._counted: tuple[int, Counted] | None = None  # number of a step that was watched
         self.interval = run.training.log_memory_interval
         self.recording = run.training.record_memory_history
         if self.recording and mesh.device.type != "cuda":
@@ -81,14 +92,20 @@ class MemoryReport:
         if self.recording:
             torch.cuda.memory._record_memory_history(max_entries=1_000_000)
 
-    def of_step(self, iteration: int, say: Callable[[str], None]) -> AbstractContextManager[Any]:
-        """Around a step: where it is one of those that are watched, `say` gets the table after it."""
-        if self.interval is None or iteration % self.interval:
+    def during_step(self, done: int) -> AbstractContextManager[None]:
+        """Watch, where it is one of the steps that are watched."""
+        if self.interval is None or (done + 1) % self.interval:
             return contextlib.nullcontext()
-        return self._watched(iteration, say)
+        return self._watched(done + 1)
+
+    def after_step(self, step: Step) -> None:
+        """Say the table of the step, if it was watched."""
+        if self._counted is not None:
+            (iteration, mine), self._counted = self._counted, None
+            self.say(f"memory of step {iteration}\n{self._table(gather_objects(mine, self.mesh.world))}")
 
     @contextlib.contextmanager
-    def _watched(self, iteration: int, say: Callable[[str], None]) -> Iterator[None]:
+    def _watched(self, iteration: int) -> Iterator[None]:
         cuda = self.mesh.device.type == "cuda"
         if cuda:
             torch.cuda.reset_peak_memory_stats(self.mesh.device)
@@ -98,10 +115,10 @@ class MemoryReport:
         peak = tracker.peak
         where = f"{peak.where}: {peak.operation}" if peak.where else peak.operation
         allocated = torch.cuda.max_memory_allocated(self.mesh.device) if cuda else 0
-        mine = dict(peak.owners), sum(self.bytes_held().values()), where, allocated, same_host.nbytes()
-        say(f"memory of step {iteration}\n{self._table(gather_objects(mine, self.mesh.world))}")
+        lasting = sum(self.bytes_held().values())
+        self._counted = iteration, (dict(peak.owners), lasting, where, allocated, shared_memory.nbytes())
 
-    def _table(self, counted: list[tuple[dict[str, int], int, str, int, int]]) -> str:
+    def _table(self, counted: list[Counted]) -> str:
         rows: list[Row] = []
         place = self.mesh.world.size, self.mesh.device.type
         for rank, (owners, lasting, where, allocated, shared) in enumerate(counted):

@@ -5,8 +5,8 @@ have neither; yet every stage needs the masks and the positions of the microbatc
 
 So every rank of a pipeline reads the microbatches of its data-parallel rank (ids are small beside activations), keeps
 each from its first use until the last of its stages has run it, and hands it to the same `forward_step` as without a
-pipeline. The activation of the stage before comes through `set_input_tensor`; what `forward_step` returns as output
-goes to the stage after. Only the last stage calls the loss function. Token counts and losses live there; the other
+pipeline. What the stage before has made comes through `set_input_tensor`; what `forward_step` returns as output goes
+to the stage after. Only the last stage calls the loss function. Token counts and losses live there; the other
 stages contribute zeros to the sums over all ranks (`finalize_model_grads`, `reduce_reports`).
 
 Which order all this happens in is the schedule's business, and the executor's (`parallel/overlapped.py`). A bucket of
@@ -27,14 +27,13 @@ from typing import Any
 
 import torch
 
-from minimegatron.comm.mesh import Mesh
 from minimegatron.data.masking import Batch
 from minimegatron.errors import ConfigError
 from minimegatron.models.chunks import ModelChunks
-from minimegatron.models.decoder import GPTModel
+from minimegatron.models.contract import ModelStage
 from minimegatron.parallel import overlapped
 from minimegatron.parallel.data_parallel import DataParallel
-from minimegatron.parallel.execution import Hidden
+from minimegatron.parallel.execution import Specs, Tensors
 from minimegatron.parallel.schedules import Schedule
 from minimegatron.parallel.stage import Forward, ModuleStage, last_gradients
 from minimegatron.training import step
@@ -115,10 +114,10 @@ def forward_backward(
     rank = model.mesh.pp.rank
     last = last_gradients(chosen, rank, list(chunks.chunks), model)
     stages = [
-        ModuleStage(_forward_of(forward_step, chunk, batches, sums, scale), chunk, chosen, rank, c, model, last[c])
-        for c, (_, chunk) in enumerate(chunks.stages())
+        ModuleStage(forward, chunk, chosen, rank, c, model, last[c], inputs, outputs)
+        for c, (forward, chunk, inputs, outputs) in enumerate(_stages(forward_step, model, batches, sums, scale))
     ]
-    overlapped.run(chosen, stages, chunks.mail, _hidden(batches, model), checked=checked)
+    overlapped.run(chosen, stages, chunks.mail, checked=checked)
     return sums.tokens, sums.reports
 
 
@@ -131,10 +130,10 @@ def forward_only(
     schedule = chunks.evaluation(num_microbatches)
     batches, sums, rank = Microbatches(data_iterator, len(chunks.chunks)), _Sums(model.mesh.device), model.mesh.pp.rank
     stages = [
-        ModuleStage(_forward_of(forward_step, chunk, batches, sums, lambda loss: loss), chunk, schedule, rank, c)
-        for c, (_, chunk) in enumerate(chunks.stages())
+        ModuleStage(forward, chunk, schedule, rank, c, inputs=inputs, outputs=outputs)
+        for c, (forward, chunk, inputs, outputs) in enumerate(_stages(forward_step, model, batches, sums))
     ]
-    overlapped.run(schedule, stages, chunks.mail, _hidden(batches, model), checked=True)
+    overlapped.run(schedule, stages, chunks.mail, checked=True)
     return sums.reports
 
 
@@ -143,20 +142,34 @@ def get_forward_backward_fn(model: DataParallel) -> step.ForwardBackward:
     return forward_backward if isinstance(model.module, ModelChunks) else step.forward_backward
 
 
+def _stages(
+    forward_step: Any,
+    model: DataParallel,
+    batches: Microbatches,
+    sums: _Sums,
+    scale: Callable[[torch.Tensor], torch.Tensor] = lambda loss: loss,
+) -> Iterator[tuple[Forward, Any, Specs, Specs]]:
+    """Of each stage that is here: its forward, the stage, and what it takes and gives for the first microbatch."""
+    b, s = batches.peek(0)["tokens"].shape
+    for _, chunk in _chunks(model).stages():
+        inputs, outputs = chunk.stage_specs(b, s, model.compute_dtype)
+        yield _forward_of(forward_step, chunk, batches, sums, scale), chunk, inputs, outputs
+
+
 def _forward_of(
     forward_step: Any,
-    chunk: GPTModel,
+    chunk: ModelStage,
     batches: Microbatches,
     sums: _Sums,
     scale: Callable[[torch.Tensor], torch.Tensor],
 ) -> Forward:
     """A stage's forward: its output for the next stage, or on the last stage the scaled loss."""
 
-    def forward(microbatch: int, x: torch.Tensor | None) -> torch.Tensor:
+    def forward(microbatch: int, x: Tensors | None) -> Tensors | torch.Tensor:
         chunk.set_input_tensor(x)
         output, summed = forward_step(iter((batches.take(microbatch),)), chunk)
         if not chunk.post_process:
-            return output
+            return output  # type: ignore[no-any-return]
         loss, num_tokens, report = summed(output)
         sums.add(num_tokens, report)
         return scale(loss)
@@ -181,19 +194,3 @@ def _fits(schedule: Schedule, chunks: ModelChunks, num_microbatches: int) -> Sch
             fix="build it for as many",
         )
     return schedule
-
-
-def _hidden(batches: Microbatches, model: DataParallel) -> Hidden | None:
-    """What travels between stages, from the first microbatch; None where lengths vary and headers must say it."""
-    config, mesh = _chunks(model).config, model.mesh
-    if mesh.parallel.variable_seq_lengths:
-        return None
-    b, s = batches.peek(0)["tokens"].shape
-    dtype = model.compute_dtype or config.dtype
-    dtype = torch.promote_types(dtype, torch.float32) if config.fp32_residual_connection else dtype
-    return Hidden(torch.Size((hidden_rows(s, mesh), b, config.hidden_size)), dtype)
-
-
-def hidden_rows(s: int, mesh: Mesh) -> int:
-    """First dim of the hidden state for `s` tokens of a microbatch: a share of them with sequence parallelism."""
-    return s // mesh.tp.size if mesh.sequence_parallel else s

@@ -16,7 +16,6 @@ that its model is published as it began (`checkpoint/origin`); a run from scratc
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from minimegatron.checkpoint import origin
 from minimegatron.checkpoint.conversion import open_model
@@ -27,13 +26,11 @@ from minimegatron.checkpoint.weights import fill
 from minimegatron.comm.agree import on_all_ranks
 from minimegatron.data.published_tokenizer import made_files
 from minimegatron.errors import CheckpointError
-from minimegatron.training.saving import model_tensors
-
-if TYPE_CHECKING:
-    from minimegatron.training.trainer import Trainer
+from minimegatron.training.datasets import RunData
+from minimegatron.training.run_state import RunState, model_tensors
 
 
-def load_published(trainer: Trainer, folder: Path) -> str:
+def load_published(state: RunState, folder: Path) -> str:
     """Fill the model of a run; all ranks must call.
 
     Returns:
@@ -42,38 +39,42 @@ def load_published(trainer: Trainer, folder: Path) -> str:
     Raises:
         CheckpointError, ConfigError: on every rank: the folder is not whole, or holds another model.
     """
-    world = trainer.mesh.world
+    world, config = state.mesh.world, state.run.model
     found = on_all_ranks(lambda: open_model(folder, "hf"), world)
-    differs = differing(trainer.run.model, found.config)
+    differs = differing(config, found.config)
     if differs:
         raise CheckpointError(
             "the published model is another one than the flags describe:\n  " + "\n  ".join(differs),
             where=str(folder),
             fix="drop the flags that say something else; config.json describes the model",
         )
-    held = {name.removeprefix("model."): tensor for name, tensor in model_tensors(trainer.model).items()}
+    held = {name.removeprefix("model."): tensor for name, tensor in model_tensors(state.model).items()}
     held = {name: tensor for name, tensor in held.items() if not name.endswith(SCALES)}  # FP8's begin with the run
-    on_all_ranks(lambda: fill(held, found, trainer.run.model.params_dtype), world)
-    trainer.optimizer.reload_model_params()
-    trainer.model.start_param_gather()
-    theirs, here = found.config.params_dtype, trainer.run.model.params_dtype
+    on_all_ranks(lambda: fill(held, found, config.params_dtype), world)
+    state.took_weights()
+    theirs, here = found.config.params_dtype, config.params_dtype
     rounded = f", {theirs} in the files, {here} here" if theirs != here else ""
     return f"loaded the {found.family} model in {folder}{rounded}"
 
 
-def keep_what_was_given(trainer: Trainer, root: Path) -> str:
+def keep_what_was_given(load: str | None, data: RunData, root: Path) -> str:
     """Write what the run was given beside weights into the folder of its checkpoints; returns the hash.
+
+    Args:
+        load: folder that the run begins with.
+        data: whose tokenizer it uses.
+        root: of its checkpoints.
 
     Raises:
         CheckpointError: it cannot be read or written.
     """
-    load, tokenizer = trainer.run.checkpoint.load, trainer.data.tokenizer
+    tokenizer = data.tokenizer
     there: origin.Files = {}
     if load is not None:
         folder = Path(load) if is_published(Path(load)) else Path(load) / origin.FOLDER
         there = origin.files_in(folder) if folder.is_dir() else {}
     files = made_files(tokenizer)
-    if (own := trainer.data.tokenizer_model) is not None:
+    if (own := data.tokenizer_model) is not None:
         files = origin.tokenizer_files_in(Path(own) if Path(own).is_dir() else Path(own).parent)
     ids = dict(zip(origin.TOKENS, (tokenizer.bos, tokenizer.eod, tokenizer.pad), strict=True))
     said = {name: i for name, i in ids.items() if i is not None and i >= 0}  # NO_PAD is no token

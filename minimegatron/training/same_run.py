@@ -22,15 +22,14 @@ Megatron-LM compares a few sizes of the model (`check_checkpoint_args` in `megat
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minimegatron.config import OptimizerConfig, TransformerConfig, fields
 from minimegatron.errors import CheckpointError
+from minimegatron.training.datasets import RunData
+from minimegatron.training.microbatches import NumMicrobatches
 from minimegatron.training.run import KINDS, RunConfig
 from minimegatron.training.without_effect import counts
-
-if TYPE_CHECKING:
-    from minimegatron.training.trainer import Trainer
 
 MODEL = TransformerConfig.names_of(fields.MODEL, fields.TRAINED)
 OF_RUN = {name for name, kind in KINDS.items() if kind == fields.RUN}
@@ -49,23 +48,29 @@ def fields_of(run: RunConfig) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
 
-def facts_of(trainer: Trainer) -> dict[str, Any]:
+def facts_of(run: RunConfig, sizes: NumMicrobatches, data: RunData) -> dict[str, Any]:
     """What a checkpoint says of its run: fields, and what the others lead to."""
-    sizes, data = trainer.batch_sizes, trainer.data
     batches = [n * sizes.micro_batch_size * sizes.data_parallel_size for n in sizes.all()]
-    return fields_of(trainer.run) | {
+    return fields_of(run) | {
         "global_batch_size": [*batches, *([f"over {sizes.rampup.samples} samples"] if sizes.rampup else [])],
         "training data": [list(one) for one in data.trained_on],
         "tokenizer": data.tokenizer.identity,
     }
 
 
-def compare(state: Mapping[str, Any], trainer: Trainer, weights_only: bool, new_optimizer: bool = False) -> str:
+def compare(
+    state: Mapping[str, Any],
+    run: RunConfig,
+    facts: Mapping[str, Any],
+    weights_only: bool,
+    new_optimizer: bool = False,
+) -> str:
     """Hold a run against the checkpoint that it loads.
 
     Args:
         state: of the checkpoint's manifest.
-        trainer: the run.
+        run: that loads it.
+        facts: of this run (`facts_of`).
         weights_only: nothing but the weights is taken.
         new_optimizer: the run goes on, with an optimizer that begins.
 
@@ -75,15 +80,14 @@ def compare(state: Mapping[str, Any], trainer: Trainer, weights_only: bool, new_
     Raises:
         CheckpointError: it is another model's or another run's; names the differences with both values.
     """
-    ours = facts_of(trainer)
     saved = {**({"seed": state["seed"]} if "seed" in state else {}), **state["model"], **state.get("run", {})}
     free = FREE | (OF_RUN | FACTS if weights_only else OF_OPTIMIZER if new_optimizer else set())
-    if trainer.run.model.position_embedding_type != "learned_absolute":
+    if run.model.position_embedding_type != "learned_absolute":
         free |= {"max_position_embeddings"}  # no tensor has that size
-    names = [name for name in (ours | saved) if name not in free and counts(name, trainer.run)]
-    differs = [name for name in names if name in saved and _plain(saved[name]) != _plain(ours.get(name, NOTHING))]
-    lines = [f"{name}: checkpoint {_shown(saved[name])}, now {_shown(ours.get(name, NOTHING))}" for name in differs]
-    if differs and not trainer.run.checkpoint.override_checkpoint_args:
+    names = [name for name in {**facts, **saved} if name not in free and counts(name, run)]
+    differs = [name for name in names if name in saved and _plain(saved[name]) != _plain(facts.get(name, NOTHING))]
+    lines = [f"{name}: checkpoint {_shown(saved[name])}, now {_shown(facts.get(name, NOTHING))}" for name in differs]
+    if differs and not run.checkpoint.override_checkpoint_args:
         what, other = "run", "--finetune to begin a new run with its weights"
         if MODEL.intersection(differs):
             what, other = "model", "--use-checkpoint-args for its model"

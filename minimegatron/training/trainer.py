@@ -1,11 +1,9 @@
-"""The training loop, from five configurations to trained weights.
+"""The training loop, from a run that is ready to trained weights.
 
-    mesh -> random streams -> data (rank 0 first) -> model -> DDP -> optimizer -> schedule
-    first step, held against one process if asked for
-    until done:  step -> count -> log -> compare replicas -> evaluate -> stop?
+    until done:  step -> count -> tell the observers -> stop?
 
-Everything that could refuse does so before the first step: rules between the configurations (`rules.check_run`),
-the layout when the mesh is built, the data when it is opened, the model when it is built.
+What else happens (lines of the log, profiles, memory, comparisons of replicas, evaluations, checkpoints) is done by
+observers, in their order (`training/observers`); `training/build` makes the parts from a configuration.
 
 | the run ends                  | because                                                                      |
 |-------------------------------|------------------------------------------------------------------------------|
@@ -19,157 +17,86 @@ The last two are one rank's knowledge, so they travel with the next step's loss 
 second SIGTERM ends the process at once (143), also while the first is being obeyed: a checkpoint that is not yet
 published is then as if it had never begun.
 
-Megatron-LM: `pretrain` and `train` in `megatron/training/training.py`.
+Megatron-LM: `train` in `megatron/training/training.py`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import math
+import contextlib
+import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
 
-from minimegatron.comm.agree import on_all_ranks
-from minimegatron.comm.mesh import Mesh
-from minimegatron.comm.random import RngStreams
-from minimegatron.comm.replicas import check_copies
 from minimegatron.data.builder import Dataset
-from minimegatron.errors import BadStep, DataError
-from minimegatron.layers.param import copy_axes, layout_of, logical_parameters
-from minimegatron.models.chunks import build_model_chunks
-from minimegatron.models.spec import spec_from_name
-from minimegatron.optim.build import build_optimizer
-from minimegatron.optim.groups import freeze
+from minimegatron.errors import BadStep
 from minimegatron.optim.scaler import loss_divisor
-from minimegatron.optim.schedule import OptimizerParamScheduler
-from minimegatron.parallel.wrapping import data_parallel
 from minimegatron.training.bad_steps import ROLLBACKS, refuse_spike, with_latest
-from minimegatron.training.checkpointing import Checkpoints, continues
-from minimegatron.training.datasets import Joint, load_data, microbatches
-from minimegatron.training.described import EpochLines, describe_data, describe_machine, describe_run
-from minimegatron.training.evaluate import evaluate
-from minimegatron.training.experts import WINDOW
-from minimegatron.training.first_step import check_first_step
-from minimegatron.training.graphs import step_graph
-from minimegatron.training.memory_report import MemoryReport
-from minimegatron.training.metrics import Metrics
-from minimegatron.training.microbatches import iterations_of, rates_of
+from minimegatron.training.checkpointing import Checkpoints
+from minimegatron.training.datasets import RunData, microbatches
+from minimegatron.training.graphs import StepGraph
+from minimegatron.training.microbatches import NumMicrobatches
+from minimegatron.training.observers import Observer, Step
+from minimegatron.training.observers.evaluation import Evaluation
+from minimegatron.training.observers.metrics import Metrics
 from minimegatron.training.pipelined import get_forward_backward_fn
-from minimegatron.training.profile import Profile
 from minimegatron.training.reports import StepReport
-from minimegatron.training.rules import batch_sizes, check_run
-from minimegatron.training.run import RunConfig
-from minimegatron.training.state import TrainState
-from minimegatron.training.step import ForwardStep, StepOptions, forward_step, train_step
-from minimegatron.training.stop_signal import StopSignal
+from minimegatron.training.run_state import RunState, TrainState
+from minimegatron.training.step import ForwardStep, StepOptions, train_step
 
 
 class Trainer:
-    """Everything a run holds, ready to `train()`.
+    """Everything a run holds, ready to `train()`; `build.build_trainer` makes one.
 
     Args:
-        run: what to train, how, on what.
-        mesh: the layout, if the caller has built it; default from `run.parallel` and the process group.
-        forward_step: the model's forward pass and its loss; default the language-model loss.
-        quiet: print nothing.
+        state: the run, which goes on where it is.
+        data: what it reads.
+        train_set: its training set.
+        batch_sizes: of all its steps.
+        train_iters: steps until it is done.
+        forward_step: the model's forward pass and its loss.
+        graph: runs the passes of a step, if they are recorded.
+        metrics: prints.
+        evaluation, checkpoints: are among the observers.
+        observers: in their order.
+        started: `time.monotonic()` of the run's beginning.
 
     Attributes:
-        state: counters.
-        model, optimizer, scheduler: what is trained.
+        state: its counters.
+        model, optimizer, scheduler, rng, run, mesh: of the run.
         history: the report of every step that this object took.
-
-    Raises:
-        ConfigError, DataError: before anything is trained, on every rank.
     """
 
     def __init__(
-        self, run: RunConfig, mesh: Mesh | None = None, forward_step: ForwardStep = forward_step, quiet: bool = False
+        self,
+        *,
+        state: RunState,
+        data: RunData,
+        train_set: Dataset,
+        batch_sizes: NumMicrobatches,
+        train_iters: int,
+        forward_step: ForwardStep,
+        graph: StepGraph | None,
+        metrics: Metrics,
+        evaluation: Evaluation,
+        checkpoints: Checkpoints,
+        observers: Sequence[Observer],
+        started: float,
     ) -> None:
-        self.started = time.monotonic()
-        self.mesh = mesh if mesh is not None else Mesh.build(run.parallel)
-        check_run(run, self.mesh.world.size)
-        self.forward_step = forward_step
-        self.state = TrainState()
+        assert state.optimizer is not None and state.scheduler is not None and state.rng is not None
+        self.run_state, self.state, self.run, self.mesh = state, state.counters, state.run, state.mesh
+        self.model, self.optimizer, self.scheduler, self.rng = state.model, state.optimizer, state.scheduler, state.rng
+        self.data, self.train_set, self.batch_sizes, self.train_iters = data, train_set, batch_sizes, train_iters
+        self.forward_step, self.graph = forward_step, graph
+        self.metrics, self.evaluation, self.checkpoints, self.observers = metrics, evaluation, checkpoints, observers
+        self.started = started
         self.history = list[StepReport]()
         self.rollbacks = Counter[int]()
-        self.batch_sizes = batch_sizes(run.training, self.mesh.dp.size)
-        self.train_iters = iterations_of(run.training, self.batch_sizes)
-        if self.mesh.rank == 0 and not quiet:
-            print(describe_machine(run, self.mesh), flush=True)
-        began = continues(run.checkpoint, self.mesh)
-        wanted = self._samples_wanted(run, began)
-        self.joint = self._joint(run, began, wanted)
-        data = load_data(run, self.mesh, wanted, self.joint, quiet)
-        self.run = run = dataclasses.replace(run, model=run.trained_model(data.vocab_size))
-        if data.train is None:
-            raise DataError("there is no training set", fix="--split with a first share above 0, or --train-data-path")
-        self.data, self.train_set = data, data.train
-        self._build(run)
-        mesh = self.mesh
-        self.metrics = on_all_ranks(lambda: Metrics(run, self.train_iters, mesh, quiet), mesh.world)
-        self.graph = on_all_ranks(lambda: step_graph(run, mesh.device), mesh.world)
-        self.profile = on_all_ranks(lambda: Profile(run.training, mesh.rank, mesh.device), mesh.world)
-        self.memory = on_all_ranks(lambda: MemoryReport(run, mesh, self.model, self.optimizer), mesh.world)
-        if run.training.log_memory_to_tensorboard:
-            self.metrics.more_tags = self.memory.tags
-        samples = self.batch_sizes.samples_of(self.train_iters)
-        self.epochs = EpochLines(data.train, samples)
-        self.metrics.say(describe_run(run, self.train_iters, self.batch_sizes))
-        self.metrics.say(describe_data(run, data, data.train, samples))
-        self.checkpoints = Checkpoints(run.checkpoint, mesh, self.metrics.say)
-        self.checkpoints.begin(self)
         self._fit_to_data()
-
-    def _build(self, run: RunConfig) -> None:
-        """Random streams, model, DDP, optimizer, schedule."""
-        mesh = self.mesh
-        self.rng = RngStreams.on_mesh(run.training.seed, mesh)
-        spec = spec_from_name(*run.spec, run.model) if run.spec else None
-        model = build_model_chunks(run.model, mesh, run.training.seed, spec, self.rng)
-        freeze(model, run.optimizer, mesh)
-        self.model = data_parallel(model, mesh, run.optimizer.grad_dtype)
-        self.optimizer = build_optimizer(
-            run.optimizer,
-            self.model,
-            mesh,
-            self.model.shards(),
-            kernels=run.model.kernels,
-            publish=self.model.start_param_gather,
-        )
-        schedule = functools.partial(rates_of, run.optimizer, run.training, self.batch_sizes)
-        before = functools.partial(schedule, counted=False)
-        self.scheduler = OptimizerParamScheduler(self.optimizer.param_groups, schedule(), before)
-
-    def _samples_wanted(self, run: RunConfig, began: Mapping[str, Any] | None) -> tuple[int, int, int]:
-        """Samples of the train, validation and test sets, as many as the run can use."""
-        evaluated = began["counters"]["consumed_valid_samples"] if began else 0
-        train, valid, test = self._samples_of(run, self.train_iters)
-        return train, valid + evaluated if valid else 0, test
-
-    def _samples_of(self, run: RunConfig, train_iters: int) -> tuple[int, int, int]:
-        batch, training = self.batch_sizes.global_batch_size, run.training
-        evaluations = train_iters // training.eval_interval + 1 if training.eval_interval else 0
-        rounds = training.eval_iters * batch
-        return train_iters * batch, evaluations * rounds, rounds if evaluations else 0
-
-    def _joint(self, run: RunConfig, began: Mapping[str, Any] | None, wanted: tuple[int, int, int]) -> Joint:
-        """Samples whose epochs are shuffled together, as the run began (`data/epochs`).
-
-        Checkpoints that do not say it are of Megatron-LM or of an older version, and have its order of all samples of
-        the run, which was as long as their weight decay might grow.
-        """
-        if began is None:
-            return wanted if run.data.sample_order == "megatron" else (None, None, None)
-        if "joint_samples" in began:
-            train, valid, test = began["joint_samples"]
-            return train, valid, test
-        length = dataclasses.replace(run.training, train_samples=began["scheduler"]["wd_incr_steps"])
-        return self._samples_of(run, iterations_of(length, self.batch_sizes))
 
     def train(self) -> TrainState:
         """Run to the end, or to the step after which a rank wants to stop.
@@ -180,66 +107,54 @@ class Trainer:
             RankError: replicas differ (`check_replicas_interval`), or the first step is not that of one process
                 (`check_first_step`).
         """
-        training, state, stop, asked = self.run.training, self.state, False, False
-        if training.check_first_step and state.iteration == 0:
-            batch = self.batch_sizes.global_batch_size_at(0)
-            self.metrics.say(check_first_step(self.run, self.mesh, self.train_set, batch, self.forward_step))
+        state, step = self.state, None
+        for observer in self.observers:
+            observer.begin(state.iteration)
         self.batches = self._batches(self.train_set, state.consumed_train_samples)
         with StopSignal() as signalled:
-            while (state := self.state).iteration < self.train_iters and not stop:
-                self.profile.before_step(state.iteration)
-                with self.memory.of_step(state.iteration + 1, self.metrics.say):
-                    asked = stop = self._step(signalled.received or self._time_is_up())
-                state = self.state  # after a rollback another one
-                self.profile.after_step(state.iteration)
-                if training.check_replicas_interval and state.iteration % training.check_replicas_interval == 0:
-                    self._check_replicas()
-                if training.eval_interval and state.iteration % training.eval_interval == 0:
-                    self.evaluate("validation")
-                stop = stop or bool(training.exit_interval and state.iteration % training.exit_interval == 0)
-                self.checkpoints.after_step(self, ends=stop or state.iteration == self.train_iters)
-        self.metrics.experts(self.history[-WINDOW:], state.iteration)
-        if stop:
-            reason = f"--exit-interval {training.exit_interval}"
-            if asked:
-                reason = "SIGTERM" if signalled.received else "the time is up on some rank, or SIGTERM reached it"
-            self.metrics.say(f"exiting program at iteration {state.iteration}: {reason}")
-        elif training.eval_interval:
-            if state.iteration % training.eval_interval:
-                self.evaluate("validation", "on validation set")
-            self.evaluate("test", "on test set")
+            while state.iteration < self.train_iters and not (step is not None and step.last):
+                for observer in self.observers:
+                    observer.before_step(state.iteration)
+                with contextlib.ExitStack() as stack:
+                    for observer in self.observers:
+                        stack.enter_context(observer.during_step(state.iteration))
+                    step = self._step(signalled.received or self._time_is_up())
+                for observer in self.observers:
+                    observer.after_step(step)
+        reason = self._reason(step, signalled.received) if step is not None else ""
+        for observer in self.observers:
+            observer.end(state.iteration, reason)
         return state
 
-    def close(self) -> None:
-        """Close log files, checkpoints and what is being profiled."""
-        self.checkpoints.close()
-        self.profile.close()
-        self.memory.close()
-        self.metrics.close()
+    def evaluate(self, split: str = "validation", where: str = "") -> dict[str, float]:
+        """Losses of `eval_iters` global batches of a split (`observers/evaluation`)."""
+        return self.evaluation.evaluate(split, where)
 
-    def _step(self, asks_to_stop: bool) -> bool:
-        """One step and its bookkeeping; returns whether the run should end."""
+    def close(self) -> None:
+        """Close checkpoints, log files and what is being profiled."""
+        for observer in reversed(self.observers):
+            observer.close()
+
+    def _step(self, asks_to_stop: bool) -> Step:
+        """One step and its counters."""
         begun, state = time.perf_counter(), self.state
         first = state.consumed_train_samples
-        batch_size = self.batch_sizes.global_batch_size_at(state.consumed_train_samples)
+        batch_size = self.batch_sizes.global_batch_size_at(first)
+        report, stop = None, False
         try:
             report, stop = self._train_step(batch_size, asks_to_stop)
         except BadStep as error:
             self._after_bad_step(error, batch_size)
-            return False
-        state.iteration += 1
-        state.validation_loss = None
-        state.consumed_train_samples += batch_size
-        state.skipped_iterations += report.skipped
-        state.recent_losses = with_latest(state.recent_losses, report.losses)
-        self.history.append(report)
+        else:
+            state.iteration += 1
+            state.validation_loss = None
+            state.consumed_train_samples += batch_size
+            state.skipped_iterations += report.skipped
+            state.recent_losses = with_latest(state.recent_losses, report.losses)
+            self.history.append(report)
         seconds = time.perf_counter() - begun
-        if self.metrics.speaks:
-            says = state.iteration % self.run.training.log_interval == 0
-            for line in self.epochs.after_step(first, state.consumed_train_samples, state.iteration, says):
-                self.metrics.say(line)
-        self.metrics.step(report, state.iteration, state.consumed_train_samples, batch_size, seconds)
-        return stop
+        last = stop or self._exits() or state.iteration == self.train_iters
+        return Step(state.iteration, first, batch_size, state.consumed_train_samples, seconds, report, stop, last)
 
     def _train_step(self, batch_size: int, asks_to_stop: bool) -> tuple[StepReport, bool]:
         training, state = self.run.training, self.state
@@ -264,7 +179,8 @@ class Trainer:
     def _before_update(self, losses: dict[str, float]) -> None:
         """The weights are about to move: they should, and what is being saved of them has been copied."""
         refuse_spike(losses, self.state.recent_losses, self.run.training.spiky_loss_factor)
-        self.checkpoints.before_update()
+        for observer in self.observers:
+            observer.before_update()
 
     def _after_bad_step(self, error: BadStep, batch_size: int) -> None:
         """Nothing has moved: go on without the batch, from here or from the newest checkpoint (`bad_steps`)."""
@@ -280,13 +196,13 @@ class Trainer:
                          f"{first + batch_size - 1} are left out")  # fmt: skip
         if policy == "skip":
             return
-        step = self.checkpoints.go_back(self, error)
-        self.rollbacks[step] += 1
-        if self.rollbacks[step] > ROLLBACKS:
-            raise BadStep(error.what, fix=f"{ROLLBACKS} rollbacks to iteration {step} did not help: {error.fix}")
-        self.state.consumed_train_samples = first + batch_size
+        number = self.checkpoints.go_back(error)
+        self.rollbacks[number] += 1
+        if self.rollbacks[number] > ROLLBACKS:
+            raise BadStep(error.what, fix=f"{ROLLBACKS} rollbacks to iteration {number} did not help: {error.fix}")
+        state.consumed_train_samples = first + batch_size
         self._fit_to_data()
-        self.batches = self._batches(self.train_set, self.state.consumed_train_samples)
+        self.batches = self._batches(self.train_set, state.consumed_train_samples)
 
     def _fit_to_data(self) -> None:
         """After rollbacks the dataset, made for so many steps, may not last for all of them."""
@@ -296,43 +212,41 @@ class Trainer:
             self.train_iters = state.iteration + left
             self.metrics.say(f"samples were left out: the run ends after iteration {self.train_iters}")
 
-    def evaluate(self, split: str = "validation", where: str = "") -> dict[str, float]:
-        """Losses of `eval_iters` global batches of a split, printed; {} where it is empty, or no label of it counts."""
-        dataset = self.data.valid if split == "validation" else self.data.test
-        rounds = self.run.training.eval_iters
-        if dataset is None or rounds == 0:
-            return {}
-        consumed = self.state.consumed_valid_samples if split == "validation" else 0
-        per_round = self.batch_sizes.global_batch_size // (self.run.training.micro_batch_size * self.mesh.dp.size)
-        losses = evaluate(
-            self.forward_step, self._batches(dataset, consumed), self.model, self.mesh, rounds * per_round
-        )
-        if split == "validation":
-            self.state.consumed_valid_samples += rounds * self.batch_sizes.global_batch_size
-            total = sum(losses.values())
-            self.state.validation_loss = total if losses and math.isfinite(total) else None
-        if losses:
-            self.metrics.validation(losses, self.state.iteration, split, where)
-        else:
-            self.metrics.say(f"no {split} loss at iteration {self.state.iteration}: none of the labels counts")
-        return losses
-
     def _batches(self, dataset: Dataset, consumed: int) -> Iterator[dict[str, torch.Tensor]]:
         return microbatches(dataset, self.run.training.micro_batch_size, self.mesh, consumed, self.mesh.device)
-
-    def _check_replicas(self) -> None:
-        """Compare every parameter with its copies on other ranks, and what each rank has moved its own part by."""
-        world = self.mesh.world
-        decided = {
-            f"the {name} of the step": torch.tensor(value, dtype=torch.float64, device=self.mesh.device)
-            for report in self.history[-1:]
-            for name, value in report.decided().items()
-        }
-        with self.model.whole_weights():
-            held = logical_parameters(self.model)
-            copies = {n: (p, copy_axes(layout_of(p), self.mesh)) for n, p in held}
-            check_copies({**copies, **{name: (value, [world]) for name, value in decided.items()}}, world)
 
     def _time_is_up(self) -> bool:
         minutes = self.run.training.exit_duration_in_mins
         return minutes is not None and time.monotonic() - self.started > 60 * minutes
+
+    def _exits(self) -> bool:
+        interval = self.run.training.exit_interval
+        return interval is not None and self.state.iteration % interval == 0
+
+    def _reason(self, step: Step, signalled: bool) -> str:
+        """Why the run ends before it is done; or ""."""
+        if step.stops:
+            return "SIGTERM" if signalled else "the time is up on some rank, or SIGTERM reached it"
+        return f"--exit-interval {self.run.training.exit_interval}" if self._exits() else ""
+
+
+class StopSignal:
+    """Inside the block SIGTERM sets `received` instead of ending the process; a second one ends it."""
+
+    def __init__(self) -> None:
+        self.received = False
+
+    def __enter__(self) -> StopSignal:
+        # Only the main thread may set handlers; elsewhere (a notebook's worker) SIGTERM keeps its usual meaning.
+        self.before: Any = None
+        with contextlib.suppress(ValueError):
+            self.before = signal.signal(signal.SIGTERM, self._receive)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.before is not None:
+            signal.signal(signal.SIGTERM, self.before)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.received = True
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -19,7 +19,7 @@ from minimegatron.commands.convert import main
 from minimegatron.data.corpus import prepare_corpus
 from minimegatron.errors import CheckpointError, ConfigError
 from minimegatron.training.arguments import parse_args
-from minimegatron.training.saving import model_tensors
+from minimegatron.training.run_state import model_tensors
 from minimegatron.training.trainer import Trainer
 from tests.checkpoint.test_convert import change_config, publish, tensors_of
 from tests.mock_data import small_trainer

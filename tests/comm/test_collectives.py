@@ -179,7 +179,7 @@ def not_divisible(rank: int, world: int) -> list[str]:
 
 def test_what_cannot_be_cut_is_refused_before_anything_travels(ranks):
     first, second, third = ranks(4).run(not_divisible)[0]
-    assert "3 rows into 4" in first and "size 3 into 4" in second and "size 6 into 4" in third and "fix: make" in first
+    assert "size 3 into 4" in first and "size 3 into 4" in second and "size 6 into 4" in third and "fix: make" in first
 
 
 def along_other_dims(rank: int, world: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from minimegatron.comm import calls
+from minimegatron.comm import async_ops
+from minimegatron.comm.async_ops import Started, Work, issue
 from minimegatron.comm.collectives import all_gather, all_reduce, all_to_all
 from minimegatron.comm.fingerprints import fingerprints
 from minimegatron.comm.mesh import Axis, Mesh
@@ -39,7 +40,7 @@ def disagree(rank: int, world: int, how: str) -> str:
         "dtype": lambda: all_reduce(x.int() if other else x, axis),
         "shape": lambda: all_reduce(torch.ones(2, 2) if other else x, axis),
         "operation": lambda: all_gather(x, axis) if other else all_reduce(x, axis),
-        "reduction": lambda: calls.announce("all_reduce", axis, x, extra="max" if other else "sum"),
+        "reduction": lambda: all_reduce(x, axis, "max" if other else "sum"),
     }
     return raised(mistakes[how])
 
@@ -50,7 +51,7 @@ def disagree(rank: int, world: int, how: str) -> str:
         ("dtype", "all_reduce float32 (4,) on dp", "all_reduce int32 (4,) on dp"),
         ("shape", "all_reduce float32 (4,) on dp", "all_reduce float32 (2, 2) on dp"),
         ("operation", "all_reduce float32 (4,) on dp", "all_gather float32 (4,) on dp"),
-        ("reduction", "all_reduce float32 (4,) sum on dp", "all_reduce float32 (4,) max on dp"),
+        ("reduction", "all_reduce float32 (4,) on dp", "all_reduce float32 (4,) max on dp"),
     ],
 )
 def test_a_mismatched_collective_is_an_error_on_every_rank(ranks: Any, how: str, said: str, by_rank_1: str) -> None:
@@ -65,7 +66,8 @@ def swap(rank: int, world: int) -> tuple[str, float]:
     names = ("loss", "norm") if rank == 0 else ("norm", "loss")
     with fingerprints(False):  # what happens without: numbers, and wrong ones
         total = all_reduce((first if rank == 0 else second).clone(), axis).item()
-    return raised(lambda: calls.announce("all_reduce", axis, first, extra=names[0])), total
+    named = Work(first, "all_reduce", axis, x=first, extra=names[0])
+    return raised(lambda: issue(named, lambda transport: transport.all_reduce(first, axis, "sum"))), total
 
 
 def test_two_swapped_collectives_of_one_shape_return_numbers_unless_they_are_named(ranks: Any) -> None:
@@ -95,5 +97,6 @@ def test_without_fingerprints_a_call_only_remembers() -> None:
             raise AssertionError("the tensor was looked at")
 
     axis = Axis("tp", (0, 1), 0, None)
-    calls.announce("all_reduce", axis, torch.ones(2).as_subclass(Forbidden))
-    assert calls.last() == ("all_reduce", axis)
+    x = torch.ones(2).as_subclass(Forbidden)
+    issue(Work(x, "all_reduce", axis, x=x), lambda transport: Started())
+    assert async_ops.last() == ("all_reduce", "tp", (0, 1))

@@ -60,7 +60,7 @@ def test_messages_keep_their_order_and_their_direction(ranks):
 
 @pytest.mark.parametrize(("backend", "limits"), [("nccl", []), ("gloo", [datetime.timedelta(seconds=30)])])
 def test_only_gloo_waits_with_a_timeout(monkeypatch, backend, limits):
-    """On NCCL `wait(timeout)` would block the host until the message is here; the deadline is `comm.outstanding`'s."""
+    """On NCCL `wait(timeout)` would block the host until the message is here; the deadline is `comm.watchdog`'s."""
     waited = []
 
     class Work:
@@ -145,7 +145,7 @@ def starve(rank: int, world: int) -> str:
 def test_a_message_that_does_not_come_has_a_deadline(ranks):
     _, said = ranks(2).run(starve)
     assert 0.9 < float(said.split()[0]) < 2.4
-    assert "rank 1 waited for F3 for stage 1 from rank 0" in said
+    assert "rank 1 waited: receive F3 for stage 1 from rank 0 over pp (ranks 0-1)" in said
 
 
 def silent(rank: int, world: int) -> None:

@@ -70,7 +70,7 @@ def test_diff_names_what_differs_and_by_how_much(root, tmp_path, capsys):
     named = dict(logical_parameters(trainer.model))
     with torch.no_grad():
         named["decoder.final_layernorm.weight"][3] += 0.5
-    trainer.checkpoints.save(trainer)
+    trainer.checkpoints.save()
     trainer.close()
     status, out, _ = said(capsys, "diff", root, tmp_path / "b", "--prefix", "model.")
     first, *rest = out.splitlines()

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from minimegatron.training.arguments import parse_args
-from minimegatron.training.trainer import Trainer
+from minimegatron.training.build import build_trainer
 
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TORCH_CPP_LOG_LEVEL": "ERROR"}
@@ -97,7 +97,7 @@ def test_torchrun_on_two_ranks_logs_what_one_process_computes(tmp_path):
     layout = "--tensor-model-parallel-size 2 --sequence-parallel --log-file run.jsonl --use-mcore-models"
     status, out, err = python(f"{TORCHRUN} {PRETRAIN} {flags} {layout}", tmp_path)
     assert status == 0, err
-    serial = Trainer(parse_args(["--mock-data", *shlex.split(flags)]), quiet=True)
+    serial = build_trainer(parse_args(["--mock-data", *shlex.split(flags)]), quiet=True)
     serial.train()
     lines = [line for line in out.splitlines() if line.startswith(" iteration")]
     assert [float(re.search(r"lm loss: (\S+)", line)[1]) for line in lines] == pytest.approx(
@@ -118,7 +118,7 @@ def test_torchrun_with_a_pipeline_logs_what_one_process_computes(tmp_path):
     status, out, err = python(f"{TORCHRUN} -m minimegatron train --mock-data {flags} {layout}", tmp_path)
     assert status == 0, err
     assert "pipeline: interleaved, 4 stages of 1 1 1 1 layers on 2 ranks" in out
-    serial = Trainer(parse_args(["--mock-data", *shlex.split(flags)]), quiet=True)
+    serial = build_trainer(parse_args(["--mock-data", *shlex.split(flags)]), quiet=True)
     serial.train()
     assert [float(value) for value in re.findall(r"lm loss: (\S+)", out)] == pytest.approx(
         [r.losses["lm loss"] for r in serial.history], rel=1e-5

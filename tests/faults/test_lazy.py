@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from minimegatron.comm import outstanding
+from minimegatron.comm import watchdog
+from minimegatron.comm.async_ops import Started, Work, blocking, issue
 from minimegatron.comm.mesh import Axis
-from minimegatron.comm.outstanding import WATCHDOG_SECONDS, Outstanding, group_timeout
+from minimegatron.comm.watchdog import WATCHDOG_SECONDS, Watchdog, group_timeout
 from minimegatron.errors import DeadlineError
 from minimegatron.launch import blame
 from minimegatron.launch import watch as watching
@@ -24,7 +26,7 @@ LAZY = helpers.VICTIM.with_name("lazy.py")
 DP = Axis("dp", (0, 1, 2), 0)
 
 
-class Work:
+class Handle:
     def __init__(self) -> None:
         self.arrived = False
 
@@ -35,63 +37,68 @@ class Work:
         return self.arrived
 
 
+def begin(op: str, handle: Handle | None = None) -> Work:
+    return issue(Work(None, op, DP), lambda _: Started([handle or Handle()]))
+
+
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Outstanding:
-    fresh = Outstanding()
-    monkeypatch.setattr(outstanding, "_list", fresh)
-    outstanding.listen("nccl", 0.05)
-    return fresh
+def calls() -> Iterator[Watchdog]:
+    watchdog.watch("nccl", 0.05)
+    running = watchdog.running()
+    assert running is not None
+    yield running
+    watchdog.watch("gloo", 0.05)
 
 
-def test_what_was_called_stays_on_the_list_until_it_has_arrived(calls: Outstanding) -> None:
-    first, second = Work(), Work()
-    handle = outstanding.started("all_reduce", DP, lambda: first)
-    outstanding.started("all_gather", DP, lambda: second).wait()
-    handle.wait()
-    assert (found := outstanding.oldest()) is not None and (found.op, found.ranks) == ("all_reduce", (0, 1, 2))
+def test_what_was_called_stays_on_the_list_until_it_has_arrived(calls: Watchdog) -> None:
+    first, second = Handle(), Handle()
+    work = begin("all_reduce", first)
+    begin("all_gather", second).wait()
+    work.wait()
+    assert calls.oldest() == ("all_reduce", "dp", (0, 1, 2))
     assert calls.oldest(seconds=60) is None
     first.arrived = True
-    assert (found := outstanding.oldest()) is not None and found.op == "all_gather"
+    assert (oldest := calls.oldest()) is not None and oldest.op == "all_gather"
     second.arrived = True
-    assert outstanding.oldest() is None
-    outstanding.started("all_reduce", DP, Work)
-    assert len(calls._calls) == 1, "what has arrived is forgotten at the next call"
+    assert calls.oldest() is None
+    begin("all_reduce")
+    assert len(calls._entries) == 1, "what has arrived is forgotten at the next call"
 
 
-def test_a_call_that_does_not_return_is_on_the_list(calls: Outstanding) -> None:
-    def connects() -> Work:
-        assert (found := outstanding.oldest()) is not None and found.op == "all_reduce"
-        return Work()
+def test_a_call_that_does_not_return_is_on_the_list(calls: Watchdog) -> None:
+    def connects(_: Any) -> Started:
+        assert (oldest := calls.oldest()) is not None and oldest.op == "all_reduce"
+        raise ConnectionError("the rank's own error")
 
-    outstanding.started("all_reduce", DP, connects)
-    calls.clear()
-    with outstanding.blocking("all_gather_object", DP):
-        assert (found := outstanding.oldest()) is not None and found.op == "all_gather_object"
-    assert outstanding.oldest() is None
+    with pytest.raises(ConnectionError):
+        issue(Work(None, "all_reduce", DP), connects)
+    assert calls.oldest() is None
+    with blocking("all_gather_object", DP):
+        assert (oldest := calls.oldest()) is not None and oldest.op == "all_gather_object"
+    assert calls.oldest() is None
 
 
-def test_a_group_that_may_take_longer_is_waited_for_longer(calls: Outstanding) -> None:
-    outstanding.started("all_reduce", DP, Work)
+def test_a_group_that_may_take_longer_is_waited_for_longer(calls: Watchdog) -> None:
+    begin("all_reduce")
     time.sleep(0.06)
-    assert (late := outstanding.overdue()) is not None and late[1] == 0.05
-    outstanding.allow(60)
-    assert outstanding.overdue() is None
+    assert (late := calls.overdue()) is not None and late[1] == 0.05
+    watchdog.allow(60)
+    assert calls.overdue() is None
 
 
-def test_gloo_keeps_no_list_and_its_own_deadline(calls: Outstanding) -> None:
-    outstanding.listen("gloo", 0.05)
-    work = Work()
-    assert outstanding.started("all_reduce", DP, lambda: work) is work
-    assert outstanding.oldest() is None
+def test_gloo_keeps_no_list_and_its_own_deadline(calls: Watchdog) -> None:
+    watchdog.watch("gloo", 0.05)
+    begin("all_reduce")
+    assert watchdog.running() is None and calls.oldest() is None
     assert group_timeout(20, "gloo").total_seconds() == 20
     assert group_timeout(20, "nccl").total_seconds() == 20 + WATCHDOG_SECONDS
 
 
-def test_the_watch_finds_what_is_overdue_and_answers_with_what_is_under_way(calls: Outstanding) -> None:
+def test_the_watch_finds_what_is_overdue_and_answers_with_what_is_under_way(calls: Watchdog) -> None:
     ledger, found = Ledger(dist.HashStore(), 0, 3), list[Overdue]()
     watch = Watch(ledger, {}, print, found.append)
     try:
-        outstanding.started("all_reduce", DP, Work)
+        begin("all_reduce")
         ledger.ask()
         watch._look()
         assert found == [] and ledger.answers([0], 0)[0][:3] == ("all_reduce", "dp", (0, 1, 2))

@@ -29,7 +29,7 @@ WAITING = {"threading", "multiprocessing", "queue", "subprocess", "concurrent", 
 # processes the nursery ends at its deadline; or for gloo's envelope alone, beside a lock that is a fence.
 IDLE = {
     "minimegatron/launch/warm_server.py",
-    "minimegatron/comm/same_host.py",
+    "minimegatron/comm/shared_memory.py",
     "labkit/transport_group.py",
     "labkit/transport_work.py",
 }

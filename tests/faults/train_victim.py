@@ -9,6 +9,7 @@ from pathlib import Path
 
 from minimegatron.commands.pretrain_gpt import pretrain
 from minimegatron.launch.rank import run_rank
+from minimegatron.training.observers import Step
 from minimegatron.training.trainer import Trainer
 from tests.mock_data import few_documents
 
@@ -17,7 +18,7 @@ def main() -> None:
     folder, steps, args = Path(sys.argv[1]), [int(s) for s in sys.argv[2].split(",") if s], sys.argv[3:]
     real = Trainer._step
 
-    def step(trainer: Trainer, asks_to_stop: bool) -> bool:
+    def step(trainer: Trainer, asks_to_stop: bool) -> Step:
         for number, at in enumerate(steps):
             mine = trainer.mesh.rank == number % trainer.mesh.world.size
             if mine and trainer.state.iteration == at and not (folder / f"died.{at}").exists():

@@ -81,7 +81,7 @@ def test_stages_compute_what_the_whole_model_computes():
     last = GPTModel(config(), Mesh.serial(), pre_process=False, post_process=True, layer_numbers=[1]).eval()
     for stage in (first, last):
         initialize(stage, 3)
-    assert torch.equal(last(tokens, hidden=first(tokens)), whole(tokens))
+    assert torch.equal(last(tokens, inputs=first(tokens)), whole(tokens))
 
 
 def test_seeds_differ_and_layers_differ_and_the_law_is_kept():

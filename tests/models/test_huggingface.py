@@ -17,7 +17,8 @@ from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.parameters import count_parameters
-from minimegatron.parallel.pipeline import FunctionStage, run
+from minimegatron.parallel.pipeline import run
+from minimegatron.parallel.stage import ModuleStage
 
 transformers = pytest.importorskip("transformers")
 
@@ -217,8 +218,8 @@ def logits_through_a_pipeline(rank: int, world: int, theirs: Theirs) -> float | 
     logits: dict[int, torch.Tensor] = {}
 
     def forward_of(stage):
-        def forward(i, hidden):
-            out = stage(tokens[i], hidden=hidden)
+        def forward(i, inputs):
+            out = stage(tokens[i], inputs=inputs)
             if stage.post_process:
                 logits[i] = out.transpose(0, 1)[..., : config.vocab_size]
             return out
@@ -226,8 +227,9 @@ def logits_through_a_pipeline(rank: int, world: int, theirs: Theirs) -> float | 
         return forward
 
     with torch.no_grad():
-        stages = [FunctionStage(forward_of(stage)) for _, stage in ours.eval().stages()]
-        run(ours.evaluation(3), stages, ours.mail)
+        schedule = ours.evaluation(3)
+        chunks = enumerate(stage for _, stage in ours.eval().stages())
+        run(schedule, [ModuleStage(forward_of(stage), stage, schedule, rank, c) for c, stage in chunks], ours.mail)
         return max(((logits[i] - want[i]).abs().max().item() for i in logits), default=None)
 
 

@@ -13,8 +13,8 @@ Changes that are no mistakes, so that no test can notice them, are not planted:
   stream of experts. They are planted, because the facts promise equal streams on every rank, which is tested;
 - old checkpoints removed once more before a save: those that stay are the same, the newest among them;
 - the dtype of kept memory of a background save not compared: a tensor of a run has one for ever;
-- the pair of locks before a letter's mark (`same_host.Letter.close`): only a processor that reorders a write before
-  reads, which none of those with x86 does, shows it.
+- the pair of locks before a message's mark (`shared_memory.Message.close`): only a processor that reorders a write
+  before reads, which none of those with x86 does, shows it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MASKS = "tests/models/test_dropout_masks.py"
 _TWIN = "tests/parallel/test_serial_twin.py"
 _EXPERTS = "tests/parallel/test_expert_twin.py"
 _STEP = "tests/training/test_step.py"
-_LET_GO = "tests/comm/test_same_host.py -k let_go"
+_LET_GO = "tests/comm/test_shared_memory.py -k let_go"
 _RANKS = "tests/training/test_checkpoint_ranks.py"
 _POWER = "tests/checkpoint/test_power.py"
 _STALE = "tests/parallel/test_stale.py"
@@ -122,14 +122,18 @@ MUTANTS = (
     # ------------------------------------------------------------------------------------------- collectives, groups
     Mutant(
         "every reduction is a sum",
-        "minimegatron/comm/pending.py",
-        "dist.all_reduce(x, op=_OPS[op], group=axis.group, **k)",
-        'dist.all_reduce(x, op=_OPS["sum"], group=axis.group, **k)',
+        "minimegatron/comm/async_ops.py",
+        "dist.all_reduce(x, op=_OPS[op], group=axis.group, async_op=True)",
+        'dist.all_reduce(x, op=_OPS["sum"], group=axis.group, async_op=True)',
         "tests/comm/test_collectives.py",
     ),
     Mutant(
+        "that a rank waits is not known", "minimegatron/comm/async_ops.py",
+        "    wait, waited = issue, issued\n", "", "tests/comm/test_async_ops.py",
+    ),
+    Mutant(
         "broadcast from rank 0 of the axis, whatever was asked",
-        "minimegatron/comm/pending.py",
+        "minimegatron/comm/async_ops.py",
         "src=axis.ranks[src]",
         "src=axis.ranks[0]",
         "tests/comm/test_collectives.py",
@@ -425,36 +429,37 @@ MUTANTS = (
     ),
     # -------------------------------------------------------------------------------------- messages in memory
     Mutant(
-        "terms of a reduce-scatter are let go of before they are added", "minimegatron/comm/gloo.py",
-        "        _add_up([mine, *(letter.view(mine) for letter in letters)], output)\n        _close(letters)\n",
-        "        views = [letter.view(mine) for letter in letters]\n        _close(letters)\n"
-        "        _add_up([mine, *views], output)\n",
+        "terms of a reduce-scatter are let go of before they are added", "minimegatron/comm/shared_memory.py",
+        "            _add_up([mine, *(message.view(mine) for message in messages)], output)\n"
+        "            _close(messages)\n",
+        "            views = [message.view(mine) for message in messages]\n            _close(messages)\n"
+        "            _add_up([mine, *views], output)\n",
         _LET_GO,
     ),
     Mutant(
-        "terms of an all-reduce are let go of before they are added", "minimegatron/comm/gloo.py",
-        "        _add_up([letters[rank].view(x) if rank in letters else mine for rank in range(axis.size)], output)\n"
-        "        _close(letters.values())\n",
-        "        views = [letters[rank].view(x) if rank in letters else mine for rank in range(axis.size)]\n"
-        "        _close(letters.values())\n        _add_up(views, output)\n",
+        "terms of an all-reduce are let go of before they are added", "minimegatron/comm/shared_memory.py",
+        "            _add_up([messages[rank].view(x) if rank in messages else mine for rank in range(axis.size)], x)\n"
+        "            _close(messages.values())\n",
+        "            views = [messages[rank].view(x) if rank in messages else mine for rank in range(axis.size)]\n"
+        "            _close(messages.values())\n            _add_up(views, x)\n",
         _LET_GO,
     ),
     Mutant(
-        "a letter is let go of before it is copied", "minimegatron/comm/same_host.py",
+        "a message is let go of before it is copied", "minimegatron/comm/shared_memory.py",
         "        ctypes.memmove(x.data_ptr(), _address(self._checked(x)) + HEAD, x.nbytes)\n        self.close()\n",
         "        memory = self._checked(x)\n        self.close()\n"
         "        ctypes.memmove(x.data_ptr(), _address(memory) + HEAD, x.nbytes)\n",
         _LET_GO,
     ),
     Mutant(
-        "the first of several readers frees a slot", "minimegatron/comm/same_host.py",
+        "the first of several readers frees a slot", "minimegatron/comm/shared_memory.py",
         "return all(self.marks[reader]", "return not self.readers or any(self.marks[reader]",
-        "tests/comm/test_same_host.py -k last_reader",
+        "tests/comm/test_shared_memory.py -k last_reader",
     ),
     Mutant(
-        "a slot under way is taken again", "minimegatron/comm/same_host.py",
+        "a slot under way is taken again", "minimegatron/comm/shared_memory.py",
         "if slot.size >= HEAD + x.nbytes and slot.free()]", "if slot.size >= HEAD + x.nbytes]",
-        "tests/comm/test_same_host.py -k late_reader",
+        "tests/comm/test_shared_memory.py -k late_reader",
     ),
     # -------------------------------------------------------------------------------------- checkpoints
     Mutant(
@@ -484,17 +489,17 @@ MUTANTS = (
         f"{_RANKS} -k every_rank",
     ),
     Mutant(
-        "the order of axes is no fact of a layout", "minimegatron/training/saving.py",
+        "the order of axes is no fact of a layout", "minimegatron/training/run_state.py",
         'return {**sizes, "order": mesh.parallel.order}', 'return {**sizes, "order": ParallelConfig().order}',
         f"{_RANKS} -k elsewhere",
     ),
     Mutant(
-        "ep is no fact of a layout", "minimegatron/training/saving.py",
+        "ep is no fact of a layout", "minimegatron/training/run_state.py",
         '("tp", "cp", "pp", "dp", "ep", "etp", "world")', '("tp", "cp", "pp", "dp", "etp", "world")',
         f"{_RANKS} -k facts",
     ),
     Mutant(
-        "etp is no fact of a layout", "minimegatron/training/saving.py",
+        "etp is no fact of a layout", "minimegatron/training/run_state.py",
         '("tp", "cp", "pp", "dp", "ep", "etp", "world")', '("tp", "cp", "pp", "dp", "ep", "world")',
         f"{_RANKS} -k facts",
     ),
@@ -624,13 +629,13 @@ MUTANTS = (
         "            self._started[-2].cross()\n", "            pass\n", f"{_STALE} -k varies_fastest",
     ),
     Mutant(
-        "the largest through memory is a sum", "minimegatron/comm/gloo.py",
-        'if op != "sum" or not _carries(axis, x):', "if not _carries(axis, x):",
-        "tests/comm/test_same_host.py -k no_sum",
+        "the largest through memory is a sum", "minimegatron/comm/shared_memory.py",
+        'if op != "sum" or not is_gloo(axis)', "if not is_gloo(axis)",
+        "tests/comm/test_shared_memory.py -k no_sum",
     ),
     Mutant(
         "what passes change is copied after them", "minimegatron/training/checkpointing.py",
-        "of_passes = saving.changed_by_passes(trainer, tensors)", "of_passes = set[str]()", f"{_RANKS} -k copied",
+        "of_passes = self.state.changed_by_passes(tensors)", "of_passes = set[str]()", f"{_RANKS} -k copied",
     ),
     Mutant(
         "a run that is closed does not wait", "minimegatron/training/checkpointing.py",
@@ -639,9 +644,9 @@ MUTANTS = (
         f"{_RANKS} -k closed",
     ),
     Mutant(
-        "weights alone are not gathered", "minimegatron/training/checkpointing.py",
-        "            trainer.optimizer.reload_model_params()\n            trainer.model.start_param_gather()\n",
-        "            trainer.optimizer.reload_model_params()\n", f"{_RANKS} -k whole",
+        "weights alone are not gathered", "minimegatron/training/run_state.py",
+        "            self.optimizer.reload_model_params()\n        self.model.start_param_gather()\n",
+        "            self.optimizer.reload_model_params()\n", f"{_RANKS} -k whole",
     ),
     Mutant(
         "one number has the stride of its table", "minimegatron/checkpoint/shard_file.py",

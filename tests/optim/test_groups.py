@@ -18,8 +18,8 @@ from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.groups import check_patterns, freeze
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.training.arguments import parse_args
+from minimegatron.training.build import build_trainer
 from minimegatron.training.run import RunConfig
-from minimegatron.training.trainer import Trainer
 from tests.thorough import mostly_thorough
 from tests.twin import Case, weights
 
@@ -142,13 +142,13 @@ def test_a_flag_that_is_given_twice_adds_its_words() -> None:
 
 
 def test_a_run_trains_what_is_not_frozen() -> None:
-    trainer = Trainer(run_of("--lr 0.1 --freeze embedding.* *layers.0.* --check-first-step"), quiet=True)
+    trainer = build_trainer(run_of("--lr 0.1 --freeze embedding.* *layers.0.* --check-first-step"), quiet=True)
     before = {name: p.detach().clone() for name, p in logical_parameters(trainer.model)}
     trainer.train()
     moved = {name for name, p in logical_parameters(trainer.model) if not torch.equal(p, before[name])}
     assert moved == {name for name in before if not name.startswith("embedding") and "layers.0." not in name}
     with pytest.raises(ConfigError, match="no parameter's name"):
-        Trainer(run_of("--freeze nothing"), quiet=True)
+        build_trainer(run_of("--freeze nothing"), quiet=True)
 
 
 def test_a_frozen_parameter_takes_no_memory_beside_its_own() -> None:

@@ -21,7 +21,7 @@ from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.muon import Orthogonalizer, newton_schulz, scale_of
 from minimegatron.parallel.data_parallel import Shard
 from minimegatron.training.arguments import parse_args
-from minimegatron.training.trainer import Trainer
+from minimegatron.training.build import build_trainer
 from tests.thorough import mostly_thorough
 from tests.twin import Case, accumulate, distance, parallel_model
 
@@ -256,7 +256,7 @@ def test_a_run_with_muon_learns() -> None:
     small = "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16 --max-position-embeddings 16 "
     words = small + "--mock-data --train-iters 12 --lr 0.02 --muon-extra-scale-factor 0.2 --optimizer"
     for optimizer in ("muon", "dist_muon"):
-        trainer = Trainer(parse_args([*words.split(), optimizer]), quiet=True)
+        trainer = build_trainer(parse_args([*words.split(), optimizer]), quiet=True)
         trainer.train()
         losses = [report.losses["lm loss"] for report in trainer.history]
         assert losses[-1] < losses[0] - 0.1

@@ -29,14 +29,14 @@ from typing import Any, NamedTuple
 import torch
 
 from minimegatron.parallel import overlapped
-from minimegatron.parallel.execution import FunctionStage, Hidden
+from minimegatron.parallel.execution import FunctionStage, TensorSpec
 from minimegatron.parallel.schedules import Schedule
 
 Edge = tuple[int, int]  # positions of sender and receiver
 Key = tuple[Edge, int]  # an edge, and the number of a message on it
 
 ONE = torch.zeros(1)
-KNOWN = Hidden(ONE.shape, ONE.dtype)
+KNOWN, HEADERS = TensorSpec(ONE.shape, ONE.dtype), TensorSpec()
 
 
 class Call(NamedTuple):
@@ -112,9 +112,9 @@ class _PendingRecv:
 
 
 def programs(
-    schedule: Schedule, hidden: Hidden | None = KNOWN, run: Callable[..., None] = overlapped.run
+    schedule: Schedule, hidden: TensorSpec = KNOWN, run: Callable[..., None] = overlapped.run
 ) -> list[list[Call]]:
-    """`[rank]` -> the calls of its executor, in order. Without `hidden`, activations travel with headers."""
+    """`[rank]` -> the calls of its executor, in order. Without a shape in `hidden`, activations have headers."""
     found = []
     for rank in range(schedule.p):
         program: list[Call] = []
@@ -125,8 +125,8 @@ def programs(
             p2p.done += 1
             return ONE
 
-        stage = FunctionStage(compute, compute, compute)
-        run(schedule, [stage] * schedule.v, p2p, hidden, checked=True)
+        stage = FunctionStage(compute, compute, compute, hidden)
+        run(schedule, [stage] * schedule.v, p2p, checked=True)
         found.append(program)
     return found
 

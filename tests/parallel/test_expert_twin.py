@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from minimegatron.comm.pending import Pending
+from minimegatron.comm.collectives import Work
 from minimegatron.parallel import finalize, grad_buffer
 from tests import twin
 from tests.thorough import mostly_thorough
@@ -190,7 +190,7 @@ def compare_with_mistake(rank: int, world: int, one: Case, mistake: str) -> dict
 def _experts_not_summed() -> Any:
     real = grad_buffer.all_reduce_start
     return mock.patch.object(
-        grad_buffer, "all_reduce_start", lambda x, axis: Pending(x) if axis.name == "edp" else real(x, axis)
+        grad_buffer, "all_reduce_start", lambda x, axis: Work(x) if axis.name == "edp" else real(x, axis)
     )
 
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from minimegatron import trace
 from minimegatron.comm.axis import Axis
+from minimegatron.comm.collectives import Work
 from minimegatron.comm.mesh import Mesh
-from minimegatron.comm.pending import Pending
 from minimegatron.config import OptimizerConfig, ParallelConfig
 from minimegatron.errors import ConfigError
 from minimegatron.inference.generate import generate
@@ -20,7 +20,7 @@ from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel import param_buffer
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.units import units_of
-from minimegatron.training.evaluate import evaluate
+from minimegatron.training.observers.evaluation import evaluate
 from minimegatron.training.step import forward_step
 from tests.twin import Case, accumulate, microbatch, parallel_model, serial_backward, serial_model
 
@@ -49,13 +49,13 @@ class LastMoment:
         self._real = param_buffer.all_gather_start
         self._under_way: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def __call__(self, shard: torch.Tensor, axis: Axis, output: torch.Tensor) -> Pending:
+    def __call__(self, shard: torch.Tensor, axis: Axis, output: torch.Tensor) -> Work:
         self.arrive(None)
         whole = self._real(shard.clone(), axis).wait()
         self._under_way.append((output, whole))
-        pending = Pending(output)
-        pending.wait = lambda: self.arrive(whole)  # type: ignore[assignment, method-assign]
-        return pending
+        work = Work(output)
+        work.wait = lambda: self.arrive(whole)  # type: ignore[assignment, method-assign]
+        return work
 
     def arrive(self, last: torch.Tensor | None) -> None:
         """Messages arrive in the order in which they were sent: up to this one, if it is under way, or all."""
@@ -111,16 +111,16 @@ class Recorded:
         self._real = param_buffer.all_gather_start
 
     def __call__(self, shard: torch.Tensor, *where: Any) -> Any:
-        unit, pending = self._unit[shard.data_ptr()], self._real(shard, *where)
+        unit, work = self._unit[shard.data_ptr()], self._real(shard, *where)
         self.events.append(("start", unit))
-        waits = pending.wait
+        waits = work.wait
 
         def wait() -> torch.Tensor:
             self.events.append(("wait", unit))
             return waits()
 
-        pending.wait = wait  # type: ignore[method-assign]
-        return pending
+        work.wait = wait  # type: ignore[method-assign]
+        return work
 
 
 def events_of_a_microbatch(rank: int, world: int, model: dict[str, Any]) -> list[list[tuple[str, int]]]:

@@ -25,7 +25,7 @@ from minimegatron.parallel.schedules import (
     straight,
     v_shaped,
 )
-from tests.parallel.nccl_order import KNOWN, ahead, connections_stuck, programs, stuck
+from tests.parallel.nccl_order import HEADERS, KNOWN, ahead, connections_stuck, programs, stuck
 
 
 def shipped(p: int) -> Iterator[Schedule]:
@@ -92,7 +92,7 @@ def require_never_stuck(schedules: Iterator[Schedule]) -> None:
     """Neither with the plain executor nor with the overlapping one."""
     count = 0
     for schedule in schedules:
-        for hidden, executor in itertools.product((KNOWN, None), (pipeline, overlapped)):
+        for hidden, executor in itertools.product((KNOWN, HEADERS), (pipeline, overlapped)):
             calls = programs(schedule, hidden, executor.run)
             for buffered in (False, True):
                 assert stuck(calls, "lazy", buffered=buffered) == {}, (
@@ -156,7 +156,7 @@ def test_one_hardware_queue_is_not_enough():
 # --------------------------------------------------------------------------------------------- one action ahead
 
 
-@pytest.mark.parametrize("hidden", [KNOWN, None], ids=["known shapes", "headers"])
+@pytest.mark.parametrize("hidden", [KNOWN, HEADERS], ids=["known shapes", "headers"])
 def test_a_receive_is_posted_at_most_one_action_before_it_is_needed(hidden):
     """Or before a later message of the same edge is: receives are posted in the sender's order."""
     for p in (2, 3, 4):

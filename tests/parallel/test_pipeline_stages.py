@@ -17,7 +17,7 @@ from minimegatron.config import ParallelConfig
 from minimegatron.errors import ConfigError, RankError
 from minimegatron.layers.deferred import add_to_grad
 from minimegatron.parallel import overlapped, pipeline
-from minimegatron.parallel.execution import FunctionStage, Hidden
+from minimegatron.parallel.execution import FunctionStage, Tensors, TensorSpec
 from minimegatron.parallel.schedule_sim import Costs, simulate
 from minimegatron.parallel.schedules import build_schedule, forward_only, gpipe, schedule_from_text
 from minimegatron.parallel.stage import ModuleStage
@@ -25,6 +25,7 @@ from tests.thorough import mostly_thorough
 
 Run = Callable[..., None]
 RUNS = [pytest.param(pipeline.run, id="plain"), pytest.param(overlapped.run, id="overlapped")]
+EIGHT = TensorSpec(torch.Size([8]), torch.float32)
 both_executors = pytest.mark.parametrize("run", RUNS)
 
 
@@ -45,11 +46,10 @@ def sleep_through(rank: int, world: int, run: Run, name: str, m: int, unit: floa
         time.sleep(seconds / schedule.v)
         return torch.zeros(8)
 
-    stage = FunctionStage(lambda i, x: work(unit), lambda i, dy: work(back), lambda i: time.sleep(share))
-    hidden = Hidden(torch.Size([8]), torch.float32)
-    run(schedule, [stage] * schedule.v, p2p, hidden)  # connections and imports
+    stage = FunctionStage(lambda i, x: work(unit), lambda i, dy: work(back), lambda i: time.sleep(share), EIGHT)
+    run(schedule, [stage] * schedule.v, p2p)  # connections and imports
     with trace.record(rank) as log:
-        run(schedule, [stage] * schedule.v, p2p, hidden)
+        run(schedule, [stage] * schedule.v, p2p)
     actions = [e for e in log.events if e.name in ("F", "B", "W")]
     return min(e.start for e in actions), max(e.end for e in actions)
 
@@ -78,8 +78,8 @@ def keep(rank: int, world: int, run: Run, name: str, m: int) -> int:
         most.append(p2p.pending_sends())
         return torch.zeros(8)
 
-    stage = FunctionStage(look, look)
-    run(schedule, [stage] * schedule.v, p2p, Hidden(torch.Size([8]), torch.float32))
+    stage = FunctionStage(look, look, hidden=EIGHT)
+    run(schedule, [stage] * schedule.v, p2p)
     return max(most)
 
 
@@ -94,8 +94,8 @@ def frozen(rank: int, world: int, run: Run) -> float:
     layer = nn.Linear(3, 3).requires_grad_(rank == 1)
     schedule = build_schedule("1f1b", world, 2)
 
-    def forward(i: int, x: torch.Tensor | None) -> torch.Tensor:
-        return layer(torch.ones(3)) if x is None else layer(x).sum()
+    def forward(i: int, x: Tensors | None) -> Tensors | torch.Tensor:
+        return {"hidden": layer(torch.ones(3))} if x is None else layer(x["hidden"]).sum()
 
     run(schedule, [ModuleStage(forward, layer, schedule, rank)], p2p_of(world))
     return sum(float(p.grad.abs().sum()) for p in layer.parameters() if p.grad is not None)
@@ -121,9 +121,9 @@ def uneven(rank: int, world: int, run: Run, m: int, name: str) -> list[Any]:
         stage = schedule.stage_of(rank, chunk)
         last = stage == schedule.stages - 1
 
-        def forward(i: int, x: torch.Tensor | None) -> torch.Tensor:
-            y = (inputs[i] if x is None else x) * weights[stage]
-            return y.sum() if last else y
+        def forward(i: int, x: Tensors | None) -> Tensors | torch.Tensor:
+            y = (inputs[i] if x is None else x["hidden"]) * weights[stage]
+            return y.sum() if last else {"hidden": y}
 
         return ModuleStage(forward, nn.Module(), schedule, rank, chunk)
 
@@ -141,8 +141,8 @@ def test_microbatches_of_different_lengths(ranks, name, run):
 
 
 def another(rank: int, world: int, run: Run, length: int, dtype: torch.dtype) -> None:
-    stage = FunctionStage(lambda i, x: torch.zeros(4))
-    run(forward_only(world, 2), [stage], p2p_of(world), Hidden(torch.Size([length]), dtype))
+    stage = FunctionStage(lambda i, x: torch.zeros(4), hidden=TensorSpec(torch.Size([length]), dtype))
+    run(forward_only(world, 2), [stage], p2p_of(world))
 
 
 @both_executors
@@ -193,7 +193,7 @@ def test_stages_on_one_rank_pass_their_tensors_directly(run):
     assert seen == [10.0, 11.0, 12.0]
 
 
-def reversed_order(rank: int, world: int, run: Run, hidden: Hidden | None) -> list[float]:
+def reversed_order(rank: int, world: int, run: Run, hidden: TensorSpec) -> list[float]:
     """Rank 1 begins with the microbatch that rank 0 sends last: what is received before is kept."""
     schedule = schedule_from_text("reversed", ["F0 F1 F2 B0 B1 B2", "F2 F1 F0 B2 B1 B0"])
     seen: list[float] = []
@@ -202,12 +202,12 @@ def reversed_order(rank: int, world: int, run: Run, hidden: Hidden | None) -> li
         seen.extend([] if x is None else [i, x.item()])
         return torch.tensor([10.0 * rank + i])
 
-    run(schedule, [FunctionStage(look, look)], p2p_of(world), hidden)
+    run(schedule, [FunctionStage(look, look, hidden=hidden)], p2p_of(world))
     return seen
 
 
 @both_executors
-@pytest.mark.parametrize("hidden", [Hidden(torch.Size([1]), torch.float32), None], ids=["known", "headers"])
+@pytest.mark.parametrize("hidden", [TensorSpec(torch.Size([1]), torch.float32), TensorSpec()], ids=["known", "headers"])
 def test_messages_that_are_needed_in_another_order_than_they_are_sent(ranks, run, hidden):
     assert ranks(2).run(reversed_order, run, hidden) == [[0, 10, 1, 11, 2, 12], [2, 2, 1, 1, 0, 0]]
 
@@ -241,9 +241,9 @@ def beside_torch(rank: int, world: int, run: Run, name: str, m: int) -> float:
     schedule = build_schedule(name, world, m)
     inputs, targets = x.chunk(m), target.chunk(m)
 
-    def forward(i: int, h: torch.Tensor | None) -> torch.Tensor:
-        y = layers[rank](inputs[i] if h is None else h)
-        return loss_of(y, targets[i]) if rank == world - 1 else y
+    def forward(i: int, h: Tensors | None) -> Tensors | torch.Tensor:
+        y = layers[rank](inputs[i] if h is None else h["hidden"])
+        return loss_of(y, targets[i]) if rank == world - 1 else {"hidden": y}
 
     run(schedule, [ModuleStage(forward, layers[rank], schedule, rank)], p2p_of(world))
     return max((a - b).abs().max().item() for a, b in zip(grads(), want, strict=True))

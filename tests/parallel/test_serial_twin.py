@@ -152,7 +152,7 @@ _MISTAKES = {
     "norms not summed": lambda: _without("sequence"),
     "qk norms not summed": lambda: _without("heads"),
     "copy without its all-reduce": lambda: _patch(
-        linear.c, "all_reduce_start", lambda x, axis, op="sum": collectives.Pending(x)
+        linear.c, "all_reduce_start", lambda x, axis, op="sum": collectives.Work(x)
     ),
     "no reduction over dp": lambda: _patch(ddp.DistributedDataParallel, "finish_grad_sync", lambda self: None),
     "mean of means": _mean_of_means,
@@ -160,7 +160,7 @@ _MISTAKES = {
     "gather cuts instead of reducing": lambda: _patch(
         linear.c,
         "reduce_scatter_start",
-        lambda x, axis, output=None: collectives.Pending(collectives.local_part(x, axis, 0)),
+        lambda x, axis, output=None: collectives.Work(collectives.local_part(x, axis, 0)),
     ),
 }
 

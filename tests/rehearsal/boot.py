@@ -126,7 +126,7 @@ def _rank(rank: int, world: int, port: int, options: argparse.Namespace) -> NoRe
 def _all_ranks(options: argparse.Namespace) -> int:
     """Fork them, and end what is left a while after the first that fails."""
     if options.nproc > 1:
-        import minimegatron.training.trainer  # noqa: F401  once for all ranks
+        import minimegatron.training.build  # noqa: F401  once for all ranks
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -23,6 +23,8 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.data.gpt_dataset import MockGPTLowLevelDataset
 from minimegatron.launch.rank import finish, init, report
 from minimegatron.training.arguments import parse_args
+from minimegatron.training.build import build_trainer
+from minimegatron.training.observers import Step
 from minimegatron.training.pipelined import get_forward_backward_fn
 from minimegatron.training.trainer import Trainer
 from tests.rehearsal import generation
@@ -37,7 +39,7 @@ def _label(trainer: Trainer) -> None:
     one, iterations = trainer._step, trainer.train_iters
     graph = trainer.graph
 
-    def step(asks: bool) -> bool:
+    def step(asks: bool) -> Step:
         last = trainer.state.iteration == iterations - 1
         with RECORD.phase(STEP if last else EARLY):
             return one(asks)
@@ -55,7 +57,7 @@ def outcome(line: str, mesh: Mesh | None, world: int) -> dict[str, Any]:
     RECORD.clear()
     run = parse_args(shlex.split(line), world)
     with RECORD.phase("build"), mock.patch.multiple(MockGPTLowLevelDataset, num_documents=3000, max_length=20):
-        trainer = Trainer(run, mesh, quiet=True)  # several documents in a sample
+        trainer = build_trainer(run, mesh, quiet=True)  # several documents in a sample
     _label(trainer)
     with RECORD.phase("evaluation"):
         trainer.train()

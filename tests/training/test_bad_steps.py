@@ -10,7 +10,7 @@ import torch
 from minimegatron.errors import BadStep, ConfigError, RankError
 from minimegatron.layers.param import logical_parameters
 from minimegatron.training.bad_steps import ROLLBACKS, WINDOW
-from minimegatron.training.state import TrainState
+from minimegatron.training.run_state import TrainState
 from minimegatron.training.step import forward_step
 from tests.training.test_trainer import trainer_of
 

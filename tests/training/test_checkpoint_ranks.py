@@ -23,7 +23,7 @@ from minimegatron.comm.random import stream_seeds
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import CheckpointError, ConfigError
 from minimegatron.training import checkpointing
-from minimegatron.training.saving import layout_facts, same_layout
+from minimegatron.training.run_state import layout_facts, same_layout
 from tests.training.test_trainer import numbers, trainer_of
 
 LINE = "--num-layers 1 --micro-batch-size 1 --global-batch-size 4 --train-iters 6 --lr-decay-iters 6"
@@ -54,7 +54,7 @@ def refusals(rank: int, world: int, root: str, files: list[str], options: str) -
             path.write_bytes(good[:-1] + bytes([good[-1] ^ 4]))
         c.barrier(trainer.mesh.world)
         try:
-            assert checkpoints.load(trainer)
+            assert checkpoints.load()
             said.append("")
         except CheckpointError as error:
             said.append(f"{error.what}, {error.where}")
@@ -167,7 +167,7 @@ def test_a_run_that_is_closed_waits_for_what_it_is_writing(tmp_path, monkeypatch
     monkeypatch.setattr(storage, "write_shard", write)
     join = saves.Flight.join
     monkeypatch.setattr(saves.Flight, "join", lambda flight, seconds: (closing.set(), join(flight, seconds)))
-    trainer.checkpoints.save(trainer)
+    trainer.checkpoints.save()
     trainer.close()
     closed = list(complete(tmp_path))
     closing.set()

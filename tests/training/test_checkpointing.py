@@ -286,7 +286,7 @@ def test_a_load_of_what_another_run_removes_takes_its_next(root, saved):
         shutil.rmtree(removed, ignore_errors=True)
         shutil.copytree(saved / four.name, four, dirs_exist_ok=True)
         with happens(lambda: (shutil.copytree(saved / six.name, six), four.rename(removed)), at) as count:
-            assert Checkpoints(CheckpointConfig(load=str(root)), trainer.mesh, lambda _: None).load(trainer)
+            assert Checkpoints(CheckpointConfig(load=str(root)), trainer.run_state, lambda _: None).load()
         found.add(trainer.state.iteration)
         assert trainer.scheduler.num_steps == 2 * trainer.state.iteration
     assert found == {4, 6} and at > 10
@@ -305,7 +305,7 @@ def removed_when_rank_zero_looks(rank: int, world: int, root: str, newer: str) -
     shown = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(commit, "verify_names", verify_names)
-        Checkpoints(CheckpointConfig(load=root), trainer.mesh, shown.append).load(trainer)
+        Checkpoints(CheckpointConfig(load=root), trainer.run_state, shown.append).load()
     assert shown[0] == "another run has removed the checkpoint of iteration 4 while it was read"
     return trainer.state.iteration
 
@@ -318,13 +318,13 @@ def test_all_ranks_take_the_next_together(ranks, root, saved):
 def test_what_is_removed_and_was_asked_for_or_has_no_next(root):
     trainer, four = trainer_of(LINE), root / "iter_0000004"
     for step, said in ((4, "no checkpoint of step 4"), (None, "cannot be read|is missing")):
-        folder = Checkpoints(CheckpointConfig(load=str(root), ckpt_step=step), trainer.mesh, lambda _: None)
+        folder = Checkpoints(CheckpointConfig(load=str(root), ckpt_step=step), trainer.run_state, lambda _: None)
         with happens(lambda: None, 0) as count:
-            folder.load(trainer)
+            folder.load()
         gone = [four] if step else list(root.glob("iter*"))
         with happens(lambda gone=gone: [shutil.rmtree(one) for one in gone], count[0] - 1):
             with pytest.raises(CheckpointError, match=said):
-                folder.load(trainer)
+                folder.load()
 
 
 # ------------------------------------------------------------------------------------------------ in the background

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from minimegatron.comm import same_host
+from minimegatron.comm import shared_memory
 from minimegatron.commands import memory
 from minimegatron.errors import ConfigError
 from minimegatron.memory import Tracker
 from minimegatron.training.arguments import parse_args
-from minimegatron.training.memory_report import spans, table
+from minimegatron.training.build import build_trainer
+from minimegatron.training.memory_report import MemoryReport, spans, table
 from minimegatron.training.trainer import Trainer
 
 SMALL = "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 --mock-data --lr 0.01 --kernels torch"
@@ -22,7 +23,7 @@ SMALL += " --hidden-dropout 0.1 --attention-dropout 0"
 
 
 def trainer(words: str) -> Trainer:
-    return Trainer(parse_args(f"{SMALL} {words}".split()), quiet=True)
+    return build_trainer(parse_args(f"{SMALL} {words}".split()), quiet=True)
 
 
 def numbers(line: str) -> list[float]:
@@ -59,7 +60,7 @@ def test_every_nth_step_has_a_table_whose_rows_agree() -> None:
 
 
 def test_shared_memory_of_messages_has_a_row_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(same_host, "nbytes", lambda: 3 * 2**20)
+    monkeypatch.setattr(shared_memory, "nbytes", lambda: 3 * 2**20)
     run, said = trainer("--train-iters 1 --micro-batch-size 2 --log-memory-interval 1"), list[str]()
     run.metrics.say = said.append  # type: ignore[method-assign]
     run.train()
@@ -68,13 +69,17 @@ def test_shared_memory_of_messages_has_a_row_of_its_own(monkeypatch: pytest.Monk
     assert numbers(rows[-1])[-2] == 3.0, "between steps"
 
 
+def memory_of(run: Trainer) -> MemoryReport:
+    return next(observer for observer in run.observers if isinstance(observer, MemoryReport))
+
+
 def test_a_step_that_is_not_watched_is_left_alone() -> None:
     off = trainer("--train-iters 2")
-    assert isinstance(off.memory.of_step(1, print), contextlib.nullcontext)
+    assert isinstance(memory_of(off).during_step(0), contextlib.nullcontext)
     some = trainer("--train-iters 2 --log-memory-interval 3")
-    assert isinstance(some.memory.of_step(2, print), contextlib.nullcontext)
+    assert isinstance(memory_of(some).during_step(1), contextlib.nullcontext)
     before = [len(m._forward_hooks) for m in some.model.modules()]
-    with some.memory.of_step(3, lambda text: None):
+    with memory_of(some).during_step(2):
         assert [len(m._forward_hooks) for m in some.model.modules()] != before
     assert [len(m._forward_hooks) for m in some.model.modules()] == before
 

@@ -12,7 +12,7 @@ from minimegatron.comm.mesh import Axis, Mesh
 from minimegatron.errors import ConfigError
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.flops import step_flops
-from minimegatron.training.metrics import Metrics, format_validation, perplexity
+from minimegatron.training.observers.metrics import Metrics, format_validation, perplexity
 from minimegatron.training.reports import StepReport
 from minimegatron.training.run import RunConfig
 

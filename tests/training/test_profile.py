@@ -13,10 +13,15 @@ import torch
 from minimegatron import trace
 from minimegatron.config import TrainingConfig
 from minimegatron.errors import ConfigError
-from minimegatron.training.profile import Profile
+from minimegatron.training.observers import Step
+from minimegatron.training.observers.profile import Profile
 from tests.training.test_trainer import train
 
 CPU = torch.device("cpu")
+
+
+def over(iteration: int) -> Step:
+    return Step(iteration, 0, 1, iteration, 1.0, None)
 
 
 def test_a_chrome_trace_of_two_steps(tmp_path, capsys):
@@ -43,13 +48,13 @@ def test_other_ranks_and_other_steps_are_left_alone(tmp_path):
     for done in range(15):
         profile.before_step(done)
         assert not trace._ranges
-        profile.after_step(done + 1)
+        profile.after_step(over(done + 1))
     profile = Profile(settings, 1, CPU, say=lambda line: None)
     inside = []
     for done in range(15):
         profile.before_step(done)
         inside += [done] if trace._ranges else []
-        profile.after_step(done + 1)
+        profile.after_step(over(done + 1))
     assert inside == [10, 11]
 
 
@@ -74,9 +79,9 @@ def test_nvtx_ranges_and_the_capture_range_of_nsys(monkeypatch):
     profile.before_step(10)
     with trace.span("forward"):
         told.append("work")
-    profile.after_step(11)
+    profile.after_step(over(11))
     assert told[-1] == "/forward"
-    profile.after_step(12)
+    profile.after_step(over(12))
     assert told == ["wait", "start", "autograd", "forward", "work", "/forward", "/autograd", "wait", "stop"]
 
 

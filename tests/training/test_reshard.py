@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from minimegatron.layers.param import logical_parameters
-from minimegatron.training.saving import tensors_of
-from minimegatron.training.state import TrainState
+from minimegatron.training.run_state import TrainState
 from minimegatron.training.trainer import Trainer
 from tests.checkpoint.canary import canary
 from tests.thorough import mostly_thorough
@@ -82,14 +81,14 @@ STATE = TrainState(iteration=3, consumed_train_samples=24, consumed_valid_sample
 
 def put(rank: int, world: int, line: str) -> None:
     trainer = trainer_for(world, line)
-    for name, tensor in tensors_of(trainer, optim=True, rng=False).items():
+    for name, tensor in trainer.run_state.tensors(rng=False).items():
         for part in tensor.parts:
             part.data.detach().copy_(expected(name, part.box, tensor.shape, tensor.dtype))
-    trainer.state = TrainState(**vars(STATE))
+    vars(trainer.state).update(vars(STATE))
     trainer.scheduler.step(24)
     if trainer.optimizer.scaler:
         trainer.optimizer.scaler.load_state_dict({**trainer.optimizer.scaler.state_dict(), "scale": 64.0})
-    trainer.checkpoints.save(trainer)
+    trainer.checkpoints.save()
     trainer.checkpoints.settle(wait=True)
     trainer.close()
 
@@ -97,7 +96,7 @@ def put(rank: int, world: int, line: str) -> None:
 def take(rank: int, world: int, line: str, scale: float) -> int:
     trainer = trainer_for(world, line)
     elements = 0
-    for name, tensor in tensors_of(trainer, optim=True, rng=False).items():
+    for name, tensor in trainer.run_state.tensors(rng=False).items():
         for part in tensor.parts:
             wanted = expected(name, part.box, tensor.shape, tensor.dtype)
             assert torch.equal(part.data.detach().cpu(), wanted), f"{name} at {part.box}"
@@ -105,7 +104,7 @@ def take(rank: int, world: int, line: str, scale: float) -> int:
     assert trainer.state == STATE and trainer.scheduler.num_steps == 24
     assert trainer.optimizer.loss_scale == scale
     if trainer.run.checkpoint.save:
-        trainer.checkpoints.save(trainer)
+        trainer.checkpoints.save()
         trainer.checkpoints.settle(wait=True)
     trainer.close()
     return elements

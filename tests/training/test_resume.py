@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from minimegatron.training.saving import tensors_of
 from tests.thorough import mostly_thorough
 from tests.training.test_trainer import trainer_of
 
@@ -24,7 +23,7 @@ def run_of(line: str, world: int) -> tuple[list[tuple[float, float | None]], dic
     trainer = trainer_of(line, world)
     trainer.train()
     trainer.close()
-    held = tensors_of(trainer, optim=True, rng=True)
+    held = trainer.run_state.tensors()
     final = {name: [(part.box, part.data.clone()) for part in tensor.parts] for name, tensor in held.items()}
     return [(r.losses["lm loss"], r.grad_norm) for r in trainer.history], final
 

@@ -19,8 +19,7 @@ import torch
 from minimegatron.data.blend import BlendedDataset
 from minimegatron.data.indexed import IndexedDatasetBuilder
 from minimegatron.training.arguments import parse_args
-from minimegatron.training.saving import tensors_of
-from minimegatron.training.trainer import Trainer
+from minimegatron.training.build import build_trainer
 from tests.thorough import mostly_thorough
 
 SEQUENCE, AHEAD, STEPS, BATCH = 16, 3, 8, 8
@@ -56,7 +55,7 @@ def read_ahead(batches: Iterator[Any]) -> Iterator[Any]:
 
 def trained(rank: int, world: int, line: str) -> tuple[list[list[int]], list[Any], dict[str, list[torch.Tensor]]]:
     """Train; the tokens of every microbatch, the curve, and all that the run holds at its end."""
-    trainer = Trainer(parse_args(shlex.split(line), world), quiet=True)
+    trainer = build_trainer(parse_args(shlex.split(line), world), quiet=True)
     assert isinstance(trainer.train_set, BlendedDataset)
     real, seen = trainer._batches, []
 
@@ -68,7 +67,7 @@ def trained(rank: int, world: int, line: str) -> tuple[list[list[int]], list[Any
     trainer._batches = noted  # type: ignore[method-assign]
     trainer.train()
     trainer.close()
-    held = tensors_of(trainer, optim=True, rng=True)
+    held = trainer.run_state.tensors()
     curve = [(report.losses["lm loss"], report.grad_norm) for report in trainer.history]
     return seen, curve, {name: [part.data.clone() for part in tensor.parts] for name, tensor in held.items()}
 

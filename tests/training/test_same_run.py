@@ -13,7 +13,9 @@ from minimegatron.checkpoint.manifest import NAME
 from minimegatron.data.indexed import IndexedDatasetBuilder
 from minimegatron.errors import CheckpointError
 from minimegatron.training.arguments import parse_args
+from minimegatron.training.build import build_trainer
 from minimegatron.training.rules import batch_sizes
+from minimegatron.training.run import RunConfig
 from minimegatron.training.same_run import MODEL, compare, facts_of
 from minimegatron.training.trainer import Trainer
 
@@ -26,21 +28,21 @@ LINE = (
 FOUR = "--global-batch-size 4"
 
 
-def trainer_like(line: str, world: int = 1, batch: str = FOUR, **facts: Any) -> Any:
-    """What `compare` asks of a trainer, without one."""
+def run_of(line: str, world: int = 1, batch: str = FOUR, **facts: Any) -> tuple[RunConfig, dict[str, Any]]:
+    """A run, and what it is told by."""
     run = parse_args(f"{LINE} {batch} {line}".split(), world)
     data = types.SimpleNamespace(
         trained_on=facts.get("trained_on", (("100 bytes (aa), documents 0 to 9", "here/x"),)),
         tokenizer=types.SimpleNamespace(identity=facts.get("tokenizer", "null:64")),
     )
     dp = run.parallel.data_parallel_size(world)
-    return types.SimpleNamespace(run=run, data=data, batch_sizes=batch_sizes(run.training, dp))
+    return run, facts_of(run, batch_sizes(run.training, dp), data)
 
 
 def state(line: str = "", world: int = 1, **facts: Any) -> dict[str, Any]:
-    trainer = trainer_like(line, world, **facts)
-    of_run = {name: value for name, value in facts_of(trainer).items() if name not in MODEL}
-    return {"model": trainer.run.model.to_dict(), "run": of_run, "seed": trainer.run.training.seed}
+    run, told = run_of(line, world, **facts)
+    of_run = {name: value for name, value in told.items() if name not in MODEL}
+    return {"model": run.model.to_dict(), "run": of_run, "seed": run.training.seed}
 
 
 OTHER_RUNS = [
@@ -87,39 +89,39 @@ SAME_RUN = [
 
 @pytest.mark.parametrize(("before", "now", "said"), OTHER_RUNS, ids=[now for _, now, _ in OTHER_RUNS])
 def test_another_run_is_refused_or_accepted_aloud(before, now, said):
-    trainer = trainer_like(now)
+    other = run_of(now)
     with pytest.raises(CheckpointError, match="the checkpoint is of another run") as caught:
-        compare(state(before), trainer, weights_only=False)
+        compare(state(before), *other, weights_only=False)
     assert said in caught.value.what and "--override-checkpoint-args" in caught.value.fix
     assert str(caught.value).count("\n") < 6
-    assert compare(state(before), trainer, weights_only=True) == "", "a new run takes the weights"
-    accepted = trainer_like(f"{now} --load x --override-checkpoint-args")
-    assert said in compare(state(before), accepted, weights_only=False)
+    assert compare(state(before), *other, weights_only=True) == "", "a new run takes the weights"
+    accepted = run_of(f"{now} --load x --override-checkpoint-args")
+    assert said in compare(state(before), *accepted, weights_only=False)
 
 
 @pytest.mark.parametrize(("now", "said"), OTHER_MODELS, ids=[now for now, _ in OTHER_MODELS])
 @pytest.mark.parametrize("weights_only", [False, True])
 def test_another_model_is_refused_whatever_is_taken(now, said, weights_only):
     with pytest.raises(CheckpointError, match="the checkpoint is of another model") as caught:
-        compare(state(), trainer_like(now), weights_only)
+        compare(state(), *run_of(now), weights_only)
     assert said in caught.value.what and "--finetune" not in caught.value.fix
 
 
 @pytest.mark.parametrize(("before", "now"), SAME_RUN, ids=[now for _, now in SAME_RUN])
 def test_what_is_harmless_is_not_asked_for(before, now):
-    assert compare(state(before), trainer_like(now), weights_only=False) == ""
+    assert compare(state(before), *run_of(now), weights_only=False) == ""
 
 
 def test_another_layout_is_the_same_run():
     layout = "--tensor-model-parallel-size 2 --sequence-parallel --use-distributed-optimizer --order tp-cp-ep-pp-dp"
-    assert compare(state(), trainer_like(layout, 4), weights_only=False) == ""
+    assert compare(state(), *run_of(layout, 4), weights_only=False) == ""
     with pytest.raises(CheckpointError, match="global_batch_size: checkpoint 2, now 1"):
-        compare(state("", 2, batch=""), trainer_like("", batch=""), weights_only=False)
+        compare(state("", 2, batch=""), *run_of("", batch=""), weights_only=False)
 
 
 def test_data_and_tokenizer_are_known_by_what_they_hold():
-    moved = trainer_like("", trained_on=(("100 bytes (aa), documents 0 to 9", "elsewhere/y"),))
-    assert compare(state(), moved, weights_only=False) == ""
+    moved = run_of("", trained_on=(("100 bytes (aa), documents 0 to 9", "elsewhere/y"),))
+    assert compare(state(), *moved, weights_only=False) == ""
     for facts, said in [
         (
             {"trained_on": (("100 bytes (bb), documents 0 to 9", "here/x"),)},
@@ -129,26 +131,24 @@ def test_data_and_tokenizer_are_known_by_what_they_hold():
         ({"tokenizer": "bytes:258"}, "tokenizer: checkpoint 'null:64', now 'bytes:258'"),
     ]:
         with pytest.raises(CheckpointError) as caught:
-            compare(state(), trainer_like("", **facts), weights_only=False)
+            compare(state(), *run_of("", **facts), weights_only=False)
         assert said in caught.value.what
 
 
 def test_what_a_checkpoint_does_not_say_is_named():
     old = state()
     del old["run"]
-    said = compare(old, trainer_like("--clip-grad 0.5"), weights_only=False)
+    said = compare(old, *run_of("--clip-grad 0.5"), weights_only=False)
     assert said.startswith("not in the checkpoint, so not compared: ") and "clip_grad" in said and "tokenizer" in said
     assert "num_layers" not in said and "seed" not in said and "train_iters" not in said
     with pytest.raises(CheckpointError, match="seed: checkpoint 1234, now 5"):
-        compare(old, trainer_like("--seed 5"), weights_only=False)
-    assert compare(old, trainer_like("--clip-grad 0.5"), weights_only=True) == ""
+        compare(old, *run_of("--seed 5"), weights_only=False)
+    assert compare(old, *run_of("--clip-grad 0.5"), weights_only=True) == ""
 
 
 def test_a_long_list_is_cut_and_its_rest_named():
     with pytest.raises(CheckpointError) as caught:
-        compare(
-            state(), trainer_like("--seed 5 --clip-grad 0.5 --adam-eps 1e-6 --eod-mask-loss --seq-length 32"), False
-        )
+        compare(state(), *run_of("--seed 5 --clip-grad 0.5 --adam-eps 1e-6 --eod-mask-loss --seq-length 32"), False)
     assert str(caught.value).count("\n") == 4 and "(and " in caught.value.what
     assert all(name in caught.value.what for name in ("seed", "clip_grad", "adam_eps", "eod_mask_loss", "seq_length"))
 
@@ -172,7 +172,7 @@ def files(tmp_path_factory) -> Any:
 def trained(files: Any, data: str, line: str = "", quiet: bool = True) -> Trainer:
     flags = LINE.replace("--mock-data", "--tokenizer-type NullTokenizer").replace("--vocab-size 64", "--vocab-size 63")
     flags += f" {FOUR} {line} --data-path {data.replace('FILES', str(files))}"
-    trainer = Trainer(parse_args(flags.split()), quiet=quiet)
+    trainer = build_trainer(parse_args(flags.split()), quiet=quiet)
     try:
         trainer.train()
     finally:

@@ -13,6 +13,7 @@ import torch
 
 from minimegatron.errors import ConfigError, DataError, RankError
 from minimegatron.training.arguments import parse_args
+from minimegatron.training.build import build_trainer
 from minimegatron.training.microbatches import iterations_of
 from minimegatron.training.reports import StepReport
 from minimegatron.training.step import forward_step
@@ -270,9 +271,9 @@ def test_one_ranks_sigterm_stops_all_after_the_same_step(ranks):
 
 def test_no_training_set_and_no_documents():
     with pytest.raises(ConfigError, match="tokenizer-type"):
-        Trainer(parse_args(shlex.split("--data-path nowhere")), quiet=True)
+        build_trainer(parse_args(shlex.split("--data-path nowhere")), quiet=True)
     with pytest.raises(DataError, match="nowhere"):
-        Trainer(
+        build_trainer(
             parse_args(shlex.split("--data-path nowhere --tokenizer-type NullTokenizer --vocab-size 9")), quiet=True
         )
 

@@ -28,9 +28,10 @@ import torch
 from minimegatron import trace
 from minimegatron.config import TrainingConfig
 from minimegatron.errors import ConfigError
+from minimegatron.training.observers import Observer, Step
 
 
-class Profile:
+class Profile(Observer):
     """The window. Does nothing without `--profile`, or on other ranks.
 
     Args:
@@ -78,9 +79,9 @@ class Profile:
             self._open = contextlib.ExitStack()
             (self._torch if self.training.use_pytorch_profiler else self._nvtx)(self._open)
 
-    def after_step(self, done: int) -> None:
-        """Close it when `done` steps are behind us."""
-        if done >= self.training.profile_step_end:
+    def after_step(self, step: Step) -> None:
+        """Close it when its last step is over."""
+        if step.iteration >= self.training.profile_step_end:
             self.close()
 
     def close(self) -> None:

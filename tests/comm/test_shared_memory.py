@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from labkit.evidence import Witness
 from minimegatron.comm import collectives as c
-from minimegatron.comm import gloo, same_host
+from minimegatron.comm import shared_memory
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.ring import Shift
 from minimegatron.errors import RankError
@@ -31,7 +31,7 @@ NEVER, ALWAYS = 1 << 60, 1
 
 def through(min_bytes: int) -> Any:
     """In the block messages of this many bytes and more go through shared memory."""
-    return mock.patch.object(same_host, "MIN_BYTES", min_bytes)
+    return mock.patch.object(shared_memory, "MIN_BYTES", min_bytes)
 
 
 def terms(rank: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
@@ -79,7 +79,7 @@ def both_ways(rank: int, world: int, dtype: torch.dtype) -> dict[str, tuple[torc
             shared = start(name, x, axis).wait().clone()
         with through(NEVER):
             found[name] = shared, start(name, x, axis).wait().clone()
-    assert same_host.nbytes() >= x.nbytes, "nothing went through shared memory"
+    assert shared_memory.nbytes() >= x.nbytes, "nothing went through shared memory"
     return found
 
 
@@ -141,17 +141,17 @@ def test_what_is_no_sum_is_not_added(ranks) -> None:
 
 def gone_when_closed(rank: int, world: int, dtype: torch.dtype) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """`both_ways` where a sender writes another message into its slot at the very moment at which it may."""
-    let_go = same_host.Letter.close
+    let_go = shared_memory.Message.close
 
-    def close(letter: same_host.Letter) -> None:
-        memory = letter._memory
+    def close(message: shared_memory.Message) -> None:
+        memory = message._memory
         assert memory is not None
-        head = same_host._words(memory)
-        if world == 2 or head[same_host._LENGTH] < 12 * 4096 * dtype.itemsize:  # it has no other reader
-            memory[same_host.HEAD : same_host.HEAD + head[same_host._LENGTH]] = bytes(head[same_host._LENGTH])
-        let_go(letter)
+        start, nbytes = shared_memory.HEAD, shared_memory._words(memory)[shared_memory._LENGTH]
+        if world == 2 or nbytes < 12 * 4096 * dtype.itemsize:  # it has no other reader
+            memory[start : start + nbytes] = bytes(nbytes)
+        let_go(message)
 
-    with mock.patch.object(same_host.Letter, "close", close):
+    with mock.patch.object(shared_memory.Message, "close", close):
         return both_ways(rank, world, dtype)
 
 
@@ -166,26 +166,26 @@ def test_a_message_is_let_go_of_when_its_numbers_have_been_used(ranks, world: in
 def one_reader_is_late(rank: int, world: int) -> list[float]:
     """What the last rank reads of the first one's messages, each of which the rank between has read long before."""
     axis, x = Axis.world("world"), torch.zeros(50_000)
-    assert same_host.agreed(axis)
+    assert shared_memory.agreed(axis)
     if rank == 0:
         works = []
         for number in range(4):
-            works += same_host.send(x.fill_(number), axis, [1, 2])
+            works += shared_memory.send_message(x.fill_(number), axis, [1, 2])
             c.barrier(axis)
         for work in works:
             work.wait()
         return []
-    letters, found = [], []
+    messages, found = [], []
     for _ in range(4):
-        letters.append(same_host.Letter(axis, 0))
-        letters[-1].wait()
+        messages.append(shared_memory.Message(axis, 0))
+        messages[-1].wait()
         if rank == 1:
-            letters[-1].copy_to(x)
+            messages[-1].copy_to(x)
             found.append(float(x[-1]))
         c.barrier(axis)
     if rank == 2:
-        for letter in letters:
-            letter.copy_to(x)
+        for message in messages:
+            message.copy_to(x)
             found.append(float(x[-1]))
     return found
 
@@ -201,7 +201,7 @@ def slots_after(rank: int, world: int) -> int:
         for _ in range(40):
             c.all_gather_start(x, axis).wait()
             c.barrier(axis)  # 4 bytes, and all have read
-    return len(same_host._slots)
+    return len(shared_memory._slots)
 
 
 def test_a_slot_is_used_again() -> None:
@@ -248,21 +248,21 @@ def three() -> Iterator[WarmPool]:
 def without_memory(rank: int, world: int, which: str) -> tuple[bool, int, float]:
     """A rank that cannot read the others', or is on another machine."""
     axis = Axis.world("world")
-    same_host._forget()  # those of the cases before
+    shared_memory._forget()  # those of the cases before
     cannot: Any = contextlib.nullcontext()
     if rank == 1 and which == "may not open them":
-        cannot = mock.patch.object(same_host, "_open", side_effect=PermissionError("no"))
+        cannot = mock.patch.object(shared_memory, "_open", side_effect=PermissionError("no"))
     elif rank == 1 and which == "is elsewhere":
-        cannot = mock.patch.object(same_host, "_machine", return_value=7)
+        cannot = mock.patch.object(shared_memory, "_machine", return_value=7)
     elif rank == 1 and which == "may not make any":
-        cannot = mock.patch.object(same_host.os, "memfd_create", side_effect=PermissionError("no"))
+        cannot = mock.patch.object(shared_memory.os, "memfd_create", side_effect=PermissionError("no"))
     elif rank == 1 and which == "has no /proc":
-        cannot = mock.patch.object(same_host.os, "readlink", side_effect=FileNotFoundError("no"))
+        cannot = mock.patch.object(shared_memory.os, "readlink", side_effect=FileNotFoundError("no"))
     elif rank == 1:
-        del same_host.os.memfd_create  # type: ignore[attr-defined]
+        del shared_memory.os.memfd_create  # type: ignore[attr-defined]
     with cannot, through(ALWAYS):
         total = c.all_reduce_start(torch.full((50_000,), rank + 1.0), axis).wait()
-    return gloo._shares_memory(axis, total), len(same_host._slots), float(total[-1])
+    return shared_memory._shares_memory(axis, total), len(shared_memory._slots), float(total[-1])
 
 
 @pytest.mark.parametrize(
@@ -274,43 +274,43 @@ def test_where_one_rank_cannot_take_part_all_go_through_tcp(three: WarmPool, whi
 
 
 def test_only_the_slot_that_was_meant_is_opened() -> None:
-    slot = same_host._Slot(100)
+    slot = shared_memory._Slot(100)
     try:
-        same_host._open(os.getpid(), slot.fd, slot.size, slot.number).close()
+        shared_memory._open(os.getpid(), slot.fd, slot.size, slot.number).close()
         with pytest.raises(OSError, match="not the slot that was meant"):
-            same_host._open(os.getpid(), slot.fd, slot.size, slot.number + 1)
+            shared_memory._open(os.getpid(), slot.fd, slot.size, slot.number + 1)
         with pytest.raises(OSError, match=r"length|size"):
-            same_host._open(os.getpid(), slot.fd, 2 * slot.size, slot.number)
+            shared_memory._open(os.getpid(), slot.fd, 2 * slot.size, slot.number)
         with pytest.raises(OSError):
-            same_host._open(2**22 + 1, slot.fd, slot.size, slot.number)  # no process has such a number
+            shared_memory._open(2**22 + 1, slot.fd, slot.size, slot.number)  # no process has such a number
     finally:
         os.close(slot.fd)
 
 
 def test_a_forked_process_has_no_slots_of_its_parent() -> None:
-    slot = same_host._Slot(100)
-    same_host._slots.append(slot)
+    slot = shared_memory._Slot(100)
+    shared_memory._slots.append(slot)
     try:
         child = os.fork()
         if child == 0:
-            os._exit(len(same_host._slots) + (os.path.exists(f"/proc/self/fd/{slot.fd}")))
+            os._exit(len(shared_memory._slots) + (os.path.exists(f"/proc/self/fd/{slot.fd}")))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     finally:
-        same_host._slots.remove(slot)
+        shared_memory._slots.remove(slot)
         os.close(slot.fd)
 
 
 def sender_is_gone(rank: int, world: int) -> str:
     """Rank 1 sends an envelope for a slot of a process that has ended, which is how a death looks between two calls."""
     axis = Axis.world("world")
-    assert gloo._shares_memory(axis, torch.zeros(1))
+    assert shared_memory._shares_memory(axis, torch.zeros(1))
     if rank == 1:
-        slot = same_host._Slot(100)
+        slot = shared_memory._Slot(100)
         slot._head[0] = 2**22 + 1
         axis.group.send([slot.envelope(0)], 0, 0).wait()
         return ""
     try:
-        same_host.Letter(axis, 1).wait()
+        shared_memory.Message(axis, 1).wait()
     except RuntimeError as error:
         assert is_consequence(error)
         return str(error)
@@ -328,7 +328,7 @@ def witnessed(rank: int, world: int) -> int:
     with through(ALWAYS), Witness(rank) as witness:
         for name in ("all_gather", "reduce_scatter", "all_to_all"):
             start(name, x, axis).wait()
-    assert same_host.bytes_of(x) == x.nbytes
+    assert shared_memory.bytes_of(x) == x.nbytes
     return witness.evidence().nbytes("send")
 
 

@@ -6,7 +6,7 @@ The problem in a sentence: 4 ranks that print whenever they like write 4 interle
 are sums over all of them, and a number without its convention (which FLOPs? whose peak?) cannot be compared.
 
 So ranks reduce first (`training/step.py`), rank 0 speaks, and the same numbers go to every log that is configured
-(`training/sinks.py`).
+(`sinks.py`).
 
 With `--log-interval k` the loss, time and throughput of a line are means over its k steps. A step that was skipped
 (fp16 overflow), or whose loss is not finite, is counted as such and is not in the mean: one infinity would fill it.
@@ -25,6 +25,7 @@ import math
 import resource
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,11 +34,12 @@ import torch
 from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
 from minimegatron.parallel.balance import imbalance
-from minimegatron.training.experts import summarise, summary_record, summary_tags, table
+from minimegatron.training.experts import WINDOW, summarise, summary_record, summary_tags, table
 from minimegatron.training.flops import peak_tflops, step_flops
+from minimegatron.training.observers import Observer, Step
+from minimegatron.training.observers.sinks import open_sinks
 from minimegatron.training.reports import StepReport
 from minimegatron.training.run import RunConfig
-from minimegatron.training.sinks import open_sinks
 
 LARGEST_EXPONENT = 20.0  # perplexity is exp(loss); Megatron stops it here so that a bad start prints a number
 
@@ -50,7 +52,7 @@ def peak_memory_bytes(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-class Metrics:
+class Metrics(Observer):
     """Collects steps, prints a line every `log_interval` of them, and feeds the sinks.
 
     Args:
@@ -76,6 +78,7 @@ class Metrics:
         self.peak = peak if run.model.params_dtype != "fp32" else None
         self.sinks = open_sinks(run, self.say) if self.speaks else []
         self.more_tags: Callable[[], dict[str, float]] = dict  # of every line, for the sinks
+        self.recent: deque[StepReport] = deque(maxlen=WINDOW)
         self._forget()
 
     def say(self, text: str) -> None:
@@ -87,6 +90,16 @@ class Metrics:
         self.steps = self.counted = self.skipped = self.nan = self.samples = 0
         self.seconds = 0.0
         self.sums: dict[str, float] = {}
+
+    def after_step(self, step: Step) -> None:
+        if step.report is not None:
+            self.recent.append(step.report)
+            self.step(step.report, step.iteration, step.consumed_samples, step.batch_size, step.seconds)
+
+    def end(self, done: int, reason: str) -> None:
+        self.experts(list(self.recent), done)
+        if reason:
+            self.say(f"exiting program at iteration {done}: {reason}")
 
     def step(self, report: StepReport, iteration: int, consumed_samples: int, batch_size: int, seconds: float) -> None:
         """Count a step; print when the interval is full.

@@ -26,6 +26,7 @@ compute what kernels would, so what is checked is the layout, not the kernels.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -48,6 +49,7 @@ from minimegatron.parallel.data_parallel import DataParallel
 from minimegatron.parallel.finalize import finalize_model_grads
 from minimegatron.parallel.wrapping import data_parallel
 from minimegatron.training.datasets import microbatches
+from minimegatron.training.observers import Observer
 from minimegatron.training.pipelined import get_forward_backward_fn
 from minimegatron.training.reports import reduce_reports
 from minimegatron.training.run import RunConfig
@@ -66,6 +68,29 @@ class Gradients(NamedTuple):
     losses: dict[str, float]
     model: DataParallel
     norm: float
+
+
+class FirstStepCheck(Observer):
+    """`check_first_step` before the first step; see there for the arguments.
+
+    Args:
+        say: prints what was found.
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        mesh: Mesh,
+        dataset: Dataset,
+        batch_size: int,
+        forward_step: ForwardStep,
+        say: Callable[[str], None],
+    ) -> None:
+        self.checked, self.say = (run, mesh, dataset, batch_size, forward_step), say
+
+    def begin(self, done: int) -> None:
+        if done == 0:
+            self.say(check_first_step(*self.checked))
 
 
 def check_first_step(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: int, forward_step: ForwardStep) -> str:

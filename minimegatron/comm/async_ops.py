@@ -1,0 +1,435 @@
+"""The one door of communications: each is issued here, waited for here, and observers are told.
+
+The problem in a sentence: an all-reduce is one line of torch, but what is under way must be counted, compared between
+ranks, bounded by a deadline, and named when a rank does not come.
+
+    collectives, ring, p2p --- issue(work, start) ---> transport ---> torch's backend, shared memory, or nothing
+                           --- work.wait() ----------> its result
+                                   | issue, issued, wait, waited
+                                   v
+                               observers
+
+What a rank computes between `issue` and `wait` is hidden communication: ZeRO gathers the next layer's parameters while
+this one computes (`parallel/gather_on_use`), a bucket of gradients is summed while backward fills the next one
+(`parallel/grad_buffer`). On a GPU `wait()` blocks the stream and not the program.
+
+| observer             | what it does                                                        | when                    |
+|----------------------|---------------------------------------------------------------------|-------------------------|
+| `Waiting`            | knows in which communication each thread of this rank is blocked    | always                  |
+| `Record`             | an event in `minimegatron.trace` for each that has been waited for  | always                  |
+| `comm/fingerprints`  | compares name, dtype and shape with what the other ranks issue      | tests, labs             |
+| `comm/watchdog`      | keeps a list of what is under way, with a deadline                  | where waits never raise |
+
+A `Transport` moves the bytes. This file has torch's backend and one that moves nothing; `comm/shared_memory` has that
+of ranks on one machine. `set_transport` puts one in the place of another; layers and collectives know none.
+
+Megatron-LM calls `torch.distributed` with `async_op=True`; torch's own watchdog and flight recorder observe NCCL alone.
+
+Module state, because a backward pass may run on autograd's thread, where a context variable would be lost; there is
+one rank a process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import mmap
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from minimegatron import trace
+from minimegatron.comm.axis import ALONE, Axis
+from minimegatron.errors import ranges
+
+# torch 2.13 renamed the two and warns about the old names; torch 2.11 has only those.
+_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+# ----------------------------------------------------------------------------------------------------- transports
+
+
+class Started(NamedTuple):
+    """A communication that a transport has begun.
+
+    Attributes:
+        handles: all are waited for: torch's works, or others with `wait()` (and `is_completed()`, for `comm/watchdog`).
+        finish: called after that, to put what has come into its place.
+    """
+
+    handles: Sequence[Any] = ()
+    finish: Callable[[], object] | None = None
+
+
+class Transport:
+    """Moves bytes through torch's backend, whichever that is. Every method begins and does not wait.
+
+    Tensors are contiguous; `output` is where the result goes, and the axis has more than one rank. The layouts of
+    results are those of the functions of the same name in `comm/collectives`.
+    """
+
+    def all_reduce(self, x: torch.Tensor, axis: Axis, op: str) -> Started:
+        """Sum, "max" or "min", written into `x`."""
+        return Started([dist.all_reduce(x, op=_OPS[op], group=axis.group, async_op=True)])
+
+    def all_gather(self, x: torch.Tensor, output: torch.Tensor, axis: Axis) -> Started:
+        """`[n, ...] -> [n * size, ...]`; `x` may be this rank's part of `output`."""
+        return Started([_all_gather_single(output, x, group=axis.group, async_op=True)])
+
+    def reduce_scatter(self, x: torch.Tensor, output: torch.Tensor, axis: Axis) -> Started:
+        """`[n * size, ...] -> [n, ...]`, a sum; `output` may be this rank's part of `x`."""
+        return Started([_reduce_scatter_single(output, x, group=axis.group, async_op=True)])
+
+    def all_to_all(
+        self,
+        x: torch.Tensor,
+        output: torch.Tensor,
+        axis: Axis,
+        output_splits: list[int] | None,
+        input_splits: list[int] | None,
+    ) -> Started:
+        """Rows change ranks; without splits they are cut evenly."""
+        work = dist.all_to_all_single(output, x, output_splits, input_splits, group=axis.group, async_op=True)
+        return Started([work])
+
+    def broadcast(self, x: torch.Tensor, axis: Axis, src: int) -> Started:
+        """The rank at position `src` of the axis overwrites the `x` of all."""
+        return Started([dist.broadcast(x, src=axis.ranks[src], group=axis.group, async_op=True)])
+
+    def ring_shift(self, x: torch.Tensor, output: torch.Tensor, axis: Axis, tag: int) -> Started:
+        """`x` to the next rank of the axis, that of the rank before into `output`."""
+        to, source = axis.ranks[(axis.rank + 1) % axis.size], axis.ranks[axis.rank - 1]
+        if dist.get_backend(axis.group) == "nccl":  # one kernel for both directions, or two ranks wait for each other
+            ops = [dist.P2POp(dist.isend, x, to, axis.group), dist.P2POp(dist.irecv, output, source, axis.group)]
+            return Started(dist.batch_isend_irecv(ops))
+        return Started(
+            [
+                dist.isend(x, to, group=axis.group, tag=tag),
+                dist.irecv(output, source, group=axis.group, tag=tag),
+            ]
+        )
+
+    def send(self, x: torch.Tensor, axis: Axis, to: int) -> Started:
+        """To one position of the axis."""
+        return Started([dist.isend(x, dst=axis.ranks[to], group=axis.group)])
+
+    def recv(self, output: torch.Tensor, axis: Axis, source: int) -> Started:
+        """From one position of the axis."""
+        return Started([dist.irecv(output, src=axis.ranks[source], group=axis.group)])
+
+
+class FakeTransport(Transport):
+    """Moves nothing: outputs keep their shapes, and whatever is in them. For layers that run on fake tensors alone.
+
+    Observers are told as ever, so `trace.record` counts what would have been sent. An axis needs no process group.
+    """
+
+    def _nothing(self, *_: Any) -> Started:
+        return Started()
+
+    all_reduce = all_gather = reduce_scatter = all_to_all = _nothing  # type: ignore[assignment]
+    broadcast = ring_shift = send = recv = _nothing  # type: ignore[assignment]
+
+
+# ------------------------------------------------------------------------------------------------ works, observers
+
+
+class Work:
+    """A communication under way. `wait()` returns its output; until then neither input nor output may be touched.
+
+    Made with an output alone it is one that need not travel: over an axis of one rank.
+
+    Args:
+        output: what `wait()` returns.
+        op: name of the collective, or of the message.
+        axis: who takes part.
+        x: the tensor whose dtype and shape must agree over the axis; None for a message between two ranks.
+        extra: whatever else must agree (the reduction).
+        comparable: False where shapes may differ between ranks by design (uneven all-to-all).
+        event: fields of its event in `minimegatron.trace`; None for none.
+        note: the time that this rank stands in `wait()` is an event of its own with this note, unless "".
+        timeout: of each wait, where the backend's waits block the host; () leaves it to the group.
+
+    Attributes:
+        start: when it was called, seconds on the monotonic clock.
+        handles: what the transport has begun.
+        failed: whether issuing it, or waiting for it, has raised.
+    """
+
+    def __init__(
+        self,
+        output: Any,
+        op: str = "",
+        axis: Axis = ALONE,
+        *,
+        x: torch.Tensor | None = None,
+        extra: str = "",
+        comparable: bool = True,
+        event: dict[str, Any] | None = None,
+        note: str = "",
+        timeout: tuple[Any, ...] = (),
+    ) -> None:
+        self.output, self.op, self.axis = output, op, axis
+        self.x, self.extra, self.comparable = x, extra, comparable
+        self.event, self.note, self.timeout = event, note, timeout
+        self.start = self.wait_start = 0.0
+        self.handles: Sequence[Any] = ()
+        self.failed = self._under_way = False
+        self._finish: Callable[[], object] | None = None
+        self.entry: Any = None  # of the watchdog
+
+    def wait(self) -> Any:
+        """Block until the result is there (on a GPU: until the current stream may use it).
+
+        Raises:
+            RuntimeError: another rank has gone, or did not come within the deadline. A note says what was waited for,
+                and `waited_for(error)`.
+        """
+        if self._under_way:
+            self.wait_start = time.monotonic()
+            with _observed(self, "wait", "waited"):
+                for handle in self.handles:
+                    handle.wait(*self.timeout)
+                if self._finish is not None:
+                    self._finish()
+                self._under_way = False
+            self.handles, self._finish = (), None
+        return self.output
+
+
+class Observer:
+    """Told of every communication, by the thread that makes it. What `issue` raises, the caller gets."""
+
+    def issue(self, work: Work) -> None:
+        """It is about to be called."""
+
+    def issued(self, work: Work) -> None:
+        """The call has returned, or raised (`work.failed`)."""
+
+    def wait(self, work: Work) -> None:
+        """It is about to be waited for."""
+
+    def waited(self, work: Work) -> None:
+        """The wait is over, or has raised."""
+
+
+class Blocked(NamedTuple):
+    """A communication that a thread is in: its name, and the name and global ranks of its axis."""
+
+    op: str
+    axis: str
+    ranks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.op} over {self.axis} (ranks {ranges(self.ranks)})"
+
+
+class Waiting(Observer):
+    """In which communication each thread is, from its call to the end of the wait for it; of nested ones the outermost.
+
+    Attributes:
+        page: memory that another process reads: the text of what the thread `publishes` is in, ended by a zero byte.
+    """
+
+    def __init__(self) -> None:
+        self._of_thread: dict[int, Work] = {}
+        self.page: mmap.mmap | None = None
+        self.publishes: int | None = None
+
+    def issue(self, work: Work) -> None:
+        thread = threading.get_ident()
+        if self._of_thread.setdefault(thread, work) is work and thread == self.publishes:
+            assert self.page is not None
+            text = _text(Blocked(work.op, work.axis.name, work.axis.ranks))[: len(self.page) - 1] + b"\0"
+            self.page[: len(text)] = text
+
+    def issued(self, work: Work) -> None:
+        thread = threading.get_ident()
+        if self._of_thread.get(thread) is work:
+            del self._of_thread[thread]
+            if thread == self.publishes:
+                assert self.page is not None
+                self.page[0] = 0
+
+    wait, waited = issue, issued
+
+    def now(self) -> Blocked | None:
+        """What the main thread is in, or autograd's for it; threads that a program has started itself do not count."""
+        works = dict(self._of_thread)
+        main = threading.main_thread().ident
+        for thread in threading.enumerate():
+            if thread.ident != main:
+                works.pop(thread.ident or 0, None)
+        work = works.get(main or 0) or next(iter(works.values()), None)
+        return None if work is None else Blocked(work.op, work.axis.name, work.axis.ranks)
+
+
+@functools.lru_cache(1024)
+def _text(blocked: Blocked) -> bytes:
+    return str(blocked).encode()
+
+
+class Record(Observer):
+    """Events in `minimegatron.trace`."""
+
+    def waited(self, work: Work) -> None:
+        if work.failed or not trace.recording():
+            return
+        end = time.monotonic()
+        if work.note:
+            trace.emit("wait", "wait", work.wait_start, end, axis=work.axis.name, note=work.note)
+        if work.event is not None:
+            trace.emit(kind="comm", start=work.start, end=end, **work.event)
+
+
+class _State:
+    """State of this process.
+
+    Attributes:
+        hooks: {method of observers: those of observers that have their own}; a new table for each change.
+    """
+
+    def __init__(self) -> None:
+        self.transport, self.waiting = Transport(), Waiting()
+        self.last: Blocked | None = None
+        self.observers = (self.waiting, Record())
+
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        return self._observers
+
+    @observers.setter
+    def observers(self, observers: tuple[Observer, ...]) -> None:
+        self._observers = observers
+        self.hooks: dict[str, list[Callable[[Work], None]]] = {
+            name: [getattr(one, name) for one in observers if getattr(type(one), name) is not getattr(Observer, name)]
+            for name in ("issue", "issued", "wait", "waited")
+        }
+
+
+_state = _State()
+
+
+# ----------------------------------------------------------------------------------------------------------- the door
+
+
+def issue(work: Work, start: Callable[[Transport], Started]) -> Work:
+    """Begin a communication: the one place of the package from which any is called.
+
+    Args:
+        work: what it is; it is under way afterwards.
+        start: calls the method of the transport.
+
+    Returns:
+        `work`.
+    """
+    _state.last = Blocked(work.op, work.axis.name, work.axis.ranks)
+    with _observed(work, "issue", "issued"):
+        work.start = time.monotonic()
+        work.handles, work._finish = start(_state.transport)
+        work._under_way, work.x = True, None
+    return work
+
+
+def blocking(op: str, axis: Axis) -> contextlib.AbstractContextManager[None]:
+    """A block that communicates by itself and is over when the host leaves it: objects, connections, comparisons."""
+    return _observed(Work(None, op, axis), "issue", "issued")
+
+
+class _observed:
+    """A block of which observers are told before and after, and of its error."""
+
+    __slots__ = ("_after", "_before", "_work")
+
+    def __init__(self, work: Work, before: str, after: str) -> None:
+        self._work, self._before, self._after = work, _state.hooks[before], _state.hooks[after]
+
+    def __enter__(self) -> None:
+        try:
+            for tell in self._before:
+                tell(self._work)
+        except BaseException:
+            self.__exit__(*sys.exc_info())
+            raise
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None:
+            self._work.failed = True
+            if isinstance(error, RuntimeError) and self._work.op:
+                _say_what_was_waited_for(error, self._work)
+        for tell in self._after:
+            tell(self._work)
+
+
+def _say_what_was_waited_for(error: RuntimeError, work: Work) -> None:
+    """A note for people, and what `waited_for` gives: plain values, so that the error can be pickled."""
+    blocked = Blocked(work.op, work.axis.name, work.axis.ranks)
+    if waited_for(error) is None:
+        error.add_note(f"while rank {work.axis.ranks[work.axis.rank]} waited: {blocked}")
+    error.waited_for = tuple(blocked)  # type: ignore[attr-defined]
+
+
+def waited_for(error: BaseException) -> Blocked | None:
+    """The communication that has raised this error."""
+    fields = getattr(error, "waited_for", None)
+    return None if fields is None else Blocked(*fields)
+
+
+def waiting() -> Blocked | None:
+    """The communication that this rank is blocked in; from any thread."""
+    return _state.waiting.now()
+
+
+def last() -> Blocked | None:
+    """The communication that this rank has issued last."""
+    return _state.last
+
+
+def publish_waiting(page: mmap.mmap) -> None:
+    """From now on `page` holds what the main thread is blocked in, for other processes to read."""
+    _state.waiting.page, _state.waiting.publishes = page, threading.main_thread().ident
+
+
+def set_transport(transport: Transport) -> Transport:
+    """From now on `transport` moves the bytes; the one that did."""
+    before, _state.transport = _state.transport, transport
+    return before
+
+
+@contextlib.contextmanager
+def transport(transport: Transport) -> Iterator[None]:
+    """`set_transport` for a block."""
+    before = set_transport(transport)
+    try:
+        yield
+    finally:
+        set_transport(before)
+
+
+@contextlib.contextmanager
+def alone(transport: Transport, *observers: Observer) -> Iterator[None]:
+    """In the block this transport moves the bytes, and these observers alone are told: `minimegatron.trace` is not."""
+    before = _state.transport, _state.observers
+    _state.transport, _state.observers = transport, observers
+    try:
+        yield
+    finally:
+        _state.transport, _state.observers = before
+
+
+def add_observer(observer: Observer) -> None:
+    """Tell it of every communication from now on."""
+    _state.observers = (*_state.observers, observer)
+
+
+def remove_observer(observer: Observer) -> None:
+    """No longer tell it; one that was not told is no error."""
+    _state.observers = tuple(other for other in _state.observers if other is not observer)

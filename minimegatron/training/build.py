@@ -1,0 +1,207 @@
+"""A trainer from a run's configuration: every part of it, made in the one order in which the ranks make it together.
+
+    mesh -> random streams -> data (rank 0 first) -> model -> DDP -> optimizer -> schedule -> observers -> checkpoint
+
+Everything that could refuse does so before the first step: rules between the configurations (`rules.check_run`),
+the layout when the mesh is built, the data when it is opened, the model when it is built.
+
+Megatron-LM: `pretrain` and `setup_model_and_optimizer` in `megatron/training/training.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from minimegatron.comm.agree import on_all_ranks
+from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.random import RngStreams
+from minimegatron.data.builder import Dataset
+from minimegatron.errors import DataError
+from minimegatron.models.chunks import build_model_chunks
+from minimegatron.models.spec import spec_from_name
+from minimegatron.optim.build import build_optimizer
+from minimegatron.optim.groups import freeze
+from minimegatron.optim.schedule import OptimizerParamScheduler
+from minimegatron.parallel.data_parallel import DataParallel
+from minimegatron.parallel.wrapping import data_parallel
+from minimegatron.training.checkpointing import Checkpoints, continues
+from minimegatron.training.datasets import Joint, RunData, load_data
+from minimegatron.training.described import describe_data, describe_machine, describe_run
+from minimegatron.training.graphs import step_graph
+from minimegatron.training.memory_report import MemoryReport
+from minimegatron.training.microbatches import NumMicrobatches, iterations_of, rates_of
+from minimegatron.training.observers import Observer
+from minimegatron.training.observers.epochs import EpochLines
+from minimegatron.training.observers.evaluation import Evaluation
+from minimegatron.training.observers.first_step import FirstStepCheck
+from minimegatron.training.observers.metrics import Metrics
+from minimegatron.training.observers.profile import Profile
+from minimegatron.training.observers.replicas import ReplicaCheck
+from minimegatron.training.published import keep_what_was_given
+from minimegatron.training.rules import batch_sizes, check_run
+from minimegatron.training.run import RunConfig
+from minimegatron.training.run_state import RunState
+from minimegatron.training.same_run import facts_of
+from minimegatron.training.step import ForwardStep, forward_step
+from minimegatron.training.trainer import Trainer
+
+
+def build_trainer(
+    run: RunConfig, mesh: Mesh | None = None, forward_step: ForwardStep = forward_step, quiet: bool = False
+) -> Trainer:
+    """Everything that a run holds, ready to `train()`; all ranks call together.
+
+    Args:
+        run: what to train, how, on what.
+        mesh: the layout, if the caller has built it; default from `run.parallel` and the process group.
+        forward_step: the model's forward pass and its loss; default the language-model loss.
+        quiet: print nothing.
+
+    Raises:
+        ConfigError, DataError, CheckpointError: before anything is trained, on every rank.
+    """
+    started = time.monotonic()
+    mesh = mesh if mesh is not None else Mesh.build(run.parallel)
+    check_run(run, mesh.world.size)
+    sizes = batch_sizes(run.training, mesh.dp.size)
+    train_iters = iterations_of(run.training, sizes)
+    if mesh.rank == 0 and not quiet:
+        print(describe_machine(run, mesh), flush=True)
+    began = continues(run.checkpoint, mesh)
+    wanted = _samples_wanted(run, sizes, began)
+    joint = _joint(run, sizes, began, wanted)
+    data = load_data(run, mesh, wanted, joint, quiet)
+    run = dataclasses.replace(run, model=run.trained_model(data.vocab_size))
+    if data.train is None:
+        raise DataError("there is no training set", fix="--split with a first share above 0, or --train-data-path")
+    state = build_state(run, mesh, sizes, data, joint)
+    metrics = on_all_ranks(lambda: Metrics(run, train_iters, mesh, quiet), mesh.world)
+    graph = on_all_ranks(lambda: step_graph(run, mesh.device), mesh.world)
+    observers = _observers(state, data, data.train, sizes, train_iters, forward_step, metrics)
+    evaluation = Evaluation(state, data, sizes, forward_step, metrics)
+    samples = sizes.samples_of(train_iters)
+    metrics.say(describe_run(run, train_iters, sizes))
+    metrics.say(describe_data(run, data, data.train, samples))
+    checkpoints = Checkpoints(run.checkpoint, state, metrics.say)
+    checkpoints.begin_run(functools.partial(keep_what_was_given, run.checkpoint.load, data))
+    return Trainer(
+        state=state,
+        data=data,
+        train_set=data.train,
+        batch_sizes=sizes,
+        train_iters=train_iters,
+        forward_step=forward_step,
+        graph=graph,
+        metrics=metrics,
+        evaluation=evaluation,
+        checkpoints=checkpoints,
+        observers=[*observers, evaluation, checkpoints],
+        started=started,
+    )
+
+
+def build_state(run: RunConfig, mesh: Mesh, sizes: NumMicrobatches, data: RunData, joint: Joint) -> RunState:
+    """Random streams, model, DDP, optimizer and schedule of a run that begins.
+
+    Args:
+        run: with the vocabulary of its data.
+        mesh: the layout.
+        sizes: the batches of the run.
+        data: what it reads.
+        joint: samples of each set whose epochs are shuffled together.
+    """
+    rng = RngStreams.on_mesh(run.training.seed, mesh)
+    model = build_replica(run, mesh, rng)
+    optimizer = build_optimizer(
+        run.optimizer, model, mesh, model.shards(), kernels=run.model.kernels, publish=model.start_param_gather
+    )
+    schedule = functools.partial(rates_of, run.optimizer, run.training, sizes)
+    before = functools.partial(schedule, counted=False)
+    scheduler = OptimizerParamScheduler(optimizer.param_groups, schedule(), before)
+    facts = facts_of(run, sizes, data)
+    return RunState(run, mesh, model, optimizer, scheduler, rng, facts=facts, joint=joint)
+
+
+def build_replica(run: RunConfig, mesh: Mesh, rng: RngStreams | None = None) -> DataParallel:
+    """What this rank holds of the model of a run, begun from its seed, as one of its replicas.
+
+    Args:
+        run: the model, its layer spec, its seed, and which parameters are frozen.
+        mesh: the layout.
+        rng: from which dropout draws; None for a model that is not trained, of which all parameters are frozen.
+    """
+    spec = spec_from_name(*run.spec, run.model) if run.spec else None
+    model = build_model_chunks(run.model, mesh, run.training.seed, spec, rng)
+    if rng is None:
+        model.requires_grad_(False)
+    else:
+        freeze(model, run.optimizer, mesh)
+    return data_parallel(model, mesh, run.optimizer.grad_dtype)
+
+
+def _observers(
+    state: RunState,
+    data: RunData,
+    train_set: Dataset,
+    sizes: NumMicrobatches,
+    train_iters: int,
+    forward_step: ForwardStep,
+    metrics: Metrics,
+) -> list[Observer]:
+    """Those that look on: they come before what reads validation data and what saves."""
+    run, mesh, optimizer = state.run, state.mesh, state.optimizer
+    assert optimizer is not None
+    training = run.training
+
+    def say(text: str) -> None:
+        metrics.say(text)
+
+    profile = on_all_ranks(lambda: Profile(training, mesh.rank, mesh.device), mesh.world)
+    memory = on_all_ranks(lambda: MemoryReport(run, mesh, state.model, optimizer, say), mesh.world)
+    if training.log_memory_to_tensorboard:
+        metrics.more_tags = memory.tags
+    epochs = EpochLines(
+        train_set, sizes.samples_of(train_iters), training.log_interval, say if metrics.speaks else None
+    )
+    replicas = ReplicaCheck(state.model, mesh, training.check_replicas_interval)
+    observers: list[Observer] = [epochs, metrics, memory, profile, replicas]
+    if training.check_first_step:
+        batch_size = sizes.global_batch_size_at(0)
+        first = FirstStepCheck(run, mesh, train_set, batch_size, forward_step, say)
+        observers.append(first)
+    return observers
+
+
+def _samples_wanted(run: RunConfig, sizes: NumMicrobatches, began: Mapping[str, Any] | None) -> tuple[int, int, int]:
+    """Samples of the train, validation and test sets, as many as the run can use."""
+    evaluated = began["counters"]["consumed_valid_samples"] if began else 0
+    train, valid, test = _samples_of(run, sizes, iterations_of(run.training, sizes))
+    return train, valid + evaluated if valid else 0, test
+
+
+def _samples_of(run: RunConfig, sizes: NumMicrobatches, train_iters: int) -> tuple[int, int, int]:
+    batch, training = sizes.global_batch_size, run.training
+    evaluations = train_iters // training.eval_interval + 1 if training.eval_interval else 0
+    rounds = training.eval_iters * batch
+    return train_iters * batch, evaluations * rounds, rounds if evaluations else 0
+
+
+def _joint(
+    run: RunConfig, sizes: NumMicrobatches, began: Mapping[str, Any] | None, wanted: tuple[int, int, int]
+) -> Joint:
+    """Samples whose epochs are shuffled together, as the run began (`data/epochs`).
+
+    Checkpoints that do not say it are of Megatron-LM or of an older version, and have its order of all samples of
+    the run, which was as long as their weight decay might grow.
+    """
+    if began is None:
+        return wanted if run.data.sample_order == "megatron" else (None, None, None)
+    if "joint_samples" in began:
+        train, valid, test = began["joint_samples"]
+        return train, valid, test
+    length = dataclasses.replace(run.training, train_samples=began["scheduler"]["wd_incr_steps"])
+    return _samples_of(run, sizes, iterations_of(length, sizes))

@@ -1,0 +1,124 @@
+"""Loss and perplexity on text that is not trained on, without a trace in the training.
+
+The problem in a sentence: an evaluation that draws one random number, leaves dropout off, or moves the training data by
+one sample changes every step after it, and the run can no longer be repeated.
+
+So it has a data iterator of its own, draws nothing (dropout is off in eval mode), computes no gradient, and puts every
+module back into the mode it was in. The mean is over tokens, not over batches:
+
+    loss = sum over batches, dp, cp of sum_i m_i l_i  /  sum of m_i          perplexity = exp(loss)
+
+One message of 8 * (2 per loss + 1) bytes over the world, at the end.
+
+Megatron-LM: `evaluate` in `megatron/training/training.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from minimegatron.comm.mesh import Mesh
+from minimegatron.data.builder import Dataset
+from minimegatron.data.masking import Batch
+from minimegatron.models.chunks import ModelChunks
+from minimegatron.parallel.data_parallel import DataParallel
+from minimegatron.training.datasets import RunData, microbatches
+from minimegatron.training.microbatches import NumMicrobatches
+from minimegatron.training.observers import Observer, Step
+from minimegatron.training.observers.metrics import Metrics
+from minimegatron.training.pipelined import forward_only
+from minimegatron.training.reports import reduce_reports
+from minimegatron.training.run_state import RunState
+from minimegatron.training.step import ForwardStep
+
+
+@torch.no_grad()
+def evaluate(
+    forward_step: ForwardStep,
+    data_iterator: Iterator[Batch],
+    model: DataParallel,
+    mesh: Mesh,
+    num_microbatches: int,
+) -> dict[str, float]:
+    """Mean losses over `num_microbatches` of every rank; all ranks must call.
+
+    Args:
+        forward_step: as in training.
+        data_iterator: yields this rank's microbatches of the evaluated split.
+        model: is in eval mode meanwhile.
+        mesh: the layout.
+        num_microbatches: forward passes of each rank.
+
+    Returns:
+        name -> mean over all counted tokens, equal on all ranks; without those of no token.
+    """
+    reports: dict[str, torch.Tensor] = {}
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        if isinstance(model.module, ModelChunks):
+            reports = forward_only(forward_step, data_iterator, model, num_microbatches)
+        else:
+            for _ in range(num_microbatches):
+                output, summed = forward_step(data_iterator, model)
+                for name, pair in summed(output)[2].items():
+                    reports[name] = reports.get(name, 0.0) + pair.double()
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    return reduce_reports(reports, mesh, names=model.loss_names[False], of_nothing=None).means
+
+
+class Evaluation(Observer):
+    """Evaluates every `eval_interval` steps, and at the end of a run that is done.
+
+    Args:
+        state: whose model; its counters say what has been read of the validation set.
+        data: the sets.
+        batch_sizes: of the run; a round of an evaluation is a global batch.
+        forward_step: as in training.
+        metrics: prints the losses.
+    """
+
+    def __init__(
+        self, state: RunState, data: RunData, batch_sizes: NumMicrobatches, forward_step: ForwardStep, metrics: Metrics
+    ) -> None:
+        self.state, self.data, self.batch_sizes = state, data, batch_sizes
+        self.forward_step, self.metrics = forward_step, metrics
+        self.interval = state.run.training.eval_interval
+
+    def after_step(self, step: Step) -> None:
+        if self.interval and step.iteration % self.interval == 0:
+            self.evaluate("validation")
+
+    def end(self, done: int, reason: str) -> None:
+        if reason or not self.interval:
+            return
+        if done % self.interval:
+            self.evaluate("validation", "on validation set")
+        self.evaluate("test", "on test set")
+
+    def evaluate(self, split: str = "validation", where: str = "") -> dict[str, float]:
+        """Losses of `eval_iters` global batches of a split, printed; {} where it is empty, or no label of it counts."""
+        dataset: Dataset | None = self.data.valid if split == "validation" else self.data.test
+        training, mesh, counters = self.state.run.training, self.state.mesh, self.state.counters
+        rounds, micro = training.eval_iters, training.micro_batch_size
+        if dataset is None or rounds == 0:
+            return {}
+        batch_size = self.batch_sizes.global_batch_size
+        consumed = counters.consumed_valid_samples if split == "validation" else 0
+        batches = microbatches(dataset, micro, mesh, consumed, mesh.device)
+        num_microbatches = rounds * (batch_size // (micro * mesh.dp.size))
+        losses = evaluate(self.forward_step, batches, self.state.model, mesh, num_microbatches)
+        if split == "validation":
+            counters.consumed_valid_samples += rounds * batch_size
+            total = sum(losses.values())
+            counters.validation_loss = total if losses and math.isfinite(total) else None
+        if losses:
+            self.metrics.validation(losses, counters.iteration, split, where)
+        else:
+            self.metrics.say(f"no {split} loss at iteration {counters.iteration}: none of the labels counts")
+        return losses

@@ -1,0 +1,312 @@
+"""A run as a value: everything of it that must survive its end, as logical tensors and plain values; and back.
+
+The problem in a sentence: a run that goes on must be the one that ended, and what it forgets, a scale, a counter, a
+generator, no error will tell.
+
+| part                         | name in the checkpoint           | holds in another layout                       |
+|------------------------------|----------------------------------|-----------------------------------------------|
+| weights, frozen ones too     | `model.<logical name>`           | yes, without the vocabulary's padding         |
+| buffers: FP8 scales, history | `model.<logical name>`           | yes, they are equal where they are held twice |
+| optimizer, main parameters   | `optimizer.<key>.<logical name>` | yes: moments lie where the weights lie        |
+| random streams               | `rng.<stream>.<device>`          | no, a row for each rank: new ones, and it is said |
+| counters, schedule, scaler   | `state` of the manifest          | yes                                           |
+| configuration                | `state` of the manifest          | what makes another run is refused: `same_run` |
+
+Where the data stands is a counter: the order of samples is a function of the seed and of how many were consumed, and
+of `joint_samples` where the first epochs are shuffled together (`data/epochs`). Batch size and learning rate are
+functions of that counter as well.
+
+There may be several in a process, in different layouts of the same ranks: one that is trained, and a reference that has
+no optimizer, no schedule and no streams. What they share is the process's default generators: `RngStreams.on_mesh`
+seeds them, so streams are made for the one that draws.
+
+Megatron-LM: `generate_state_dict` and `load_checkpoint` in `megatron/training/checkpointing.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from minimegatron.checkpoint.manifest import Manifest
+from minimegatron.checkpoint.regions import Logical, Region, logical_shape, regions
+from minimegatron.checkpoint.shard_file import DTYPES
+from minimegatron.comm.agree import gather_objects
+from minimegatron.comm.axis import Axis
+from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.random import RngStreams
+from minimegatron.config import ParallelConfig
+from minimegatron.errors import CheckpointError, did_you_mean
+from minimegatron.layers.param import layout_of, logical_buffers, logical_parameters
+from minimegatron.optim.optimizer import MixedPrecisionOptimizer
+from minimegatron.optim.schedule import OptimizerParamScheduler
+from minimegatron.parallel.data_parallel import DataParallel
+from minimegatron.training.datasets import Joint
+from minimegatron.training.run import RunConfig
+from minimegatron.training.same_run import MODEL, fields_of
+
+
+@dataclasses.dataclass
+class TrainState:
+    """Counters of a run, equal on all ranks.
+
+    Attributes:
+        iteration: steps taken, skipped ones among them.
+        consumed_train_samples: over all ranks; decides the next sample, batch size and learning rate.
+        consumed_valid_samples: of the validation set.
+        skipped_iterations: steps in which the weights did not move.
+        recent_losses: of the last good steps (`training/bad_steps.py`).
+        validation_loss: of exactly these weights; None where they were not evaluated.
+    """
+
+    iteration: int = 0
+    consumed_train_samples: int = 0
+    consumed_valid_samples: int = 0
+    skipped_iterations: int = 0
+    validation_loss: float | None = None
+    recent_losses: list[float] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class RunState:
+    """A run as a value.
+
+    Attributes:
+        run: what is trained, and how.
+        mesh: the layout.
+        model: of this rank; may be frozen.
+        optimizer, scheduler, rng: None where nothing is trained, and nothing is drawn.
+        counters: where the run is; one object for all its life.
+        facts: by what the run is told from another one (`same_run.facts_of`); default the fields of its configuration.
+        joint: samples of each set whose epochs are shuffled together.
+    """
+
+    run: RunConfig
+    mesh: Mesh
+    model: DataParallel
+    optimizer: MixedPrecisionOptimizer | None = None
+    scheduler: OptimizerParamScheduler | None = None
+    rng: RngStreams | None = None
+    counters: TrainState = dataclasses.field(default_factory=TrainState)
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    joint: Joint = (None, None, None)
+
+    def __post_init__(self) -> None:
+        self.facts = self.facts or fields_of(self.run)
+
+    def tensors(
+        self, optim: bool = True, rng: bool = True, state: Mapping[str, Any] | None = None
+    ) -> dict[str, Logical]:
+        """All tensors of the run by their names in a checkpoint: this rank's parts of logical tensors.
+
+        Args:
+            optim, rng: those of the optimizer, of the random streams among them, where the run has such.
+            state: `optimizer.state_dict()["state"]`, if a reader is to fill it.
+        """
+        found = model_tensors(self.model)
+        if optim and self.optimizer is not None:
+            state = self.optimizer.state_dict()["state"] if state is None else state
+            found |= optimizer_tensors(self.optimizer, state, rounded=self.model.rounds_to is not None)
+        if rng and self.rng is not None:
+            found |= rng_tensors(self.rng, self.mesh.world)
+        return found
+
+    def values(self) -> dict[str, Any]:
+        """All that is no tensor, for the manifest of a checkpoint."""
+        own: dict[str, Any] = {}
+        if self.optimizer is not None and self.scheduler is not None:
+            own = {
+                "counters": dataclasses.asdict(self.counters),
+                "validation_loss": self.counters.validation_loss,
+                "scheduler": self.scheduler.state_dict(),
+                "grad_scaler": self.optimizer.state_dict()["grad_scaler"],
+            }
+        return own | {
+            "model": self.run.model.to_dict(),
+            "layout": layout_facts(self.mesh),
+            "seed": self.run.training.seed,
+            "run": {name: fact for name, fact in self.facts.items() if name not in MODEL},
+            "joint_samples": list(self.joint),
+        }
+
+    def changed_by_passes(self, tensors: Mapping[str, Logical]) -> set[str]:
+        """Names of those of `tensors` that change before the optimizer moves; streams are copies already."""
+        return {name for n, _ in logical_buffers(self.model) if (name := f"model.{n}") in tensors}
+
+    def load(
+        self,
+        manifest: Manifest,
+        read: Callable[[dict[str, Logical]], None],
+        *,
+        optim: bool = True,
+        rng: bool = True,
+        goes_on: bool = True,
+        **schedule: bool,
+    ) -> None:
+        """Become what a checkpoint holds, in any layout, or take a part of it; all ranks must call.
+
+        Args:
+            manifest: of the checkpoint.
+            read: fills this rank's parts of logical tensors from its files.
+            optim: take the optimizer's state; without it the optimizer begins with these weights.
+            rng: take the random streams, which hold for the layout that was saved.
+            goes_on: take counters and schedule.
+            schedule: whose schedule wins (`OptimizerParamScheduler.load_state_dict`).
+
+        Raises:
+            CheckpointError: a tensor is missing, is another one or is not wanted; streams of other devices.
+        """
+        optim, rng = optim and self.optimizer is not None, rng and self.rng is not None
+        filled = self.optimizer.state_dict()["state"] if optim and self.optimizer is not None else {}
+        wanted = self.tensors(optim, rng, filled)
+        skipped = [prefix for prefix, taken in (("optimizer.", optim), ("rng.", rng)) if not taken]
+        check_same_tensors(wanted, manifest, skipped, self.mesh.world)
+        read(wanted)
+        if optim and self.optimizer is not None:
+            self.optimizer.load_state_dict({"state": filled, "grad_scaler": manifest.state["grad_scaler"]})
+        else:
+            take_rounded(self.model, wanted)
+            self.took_weights()
+        if goes_on:
+            vars(self.counters).update(vars(TrainState(**manifest.state["counters"])))
+            if self.scheduler is not None:
+                self.scheduler.load_state_dict(manifest.state["scheduler"], **schedule)
+        if rng and self.rng is not None:
+            self.rng.load_state_dict(_streams(wanted))
+
+    def took_weights(self) -> None:
+        """Weights of the model were written over: main parameters and gathered weights follow; all ranks must call."""
+        if self.optimizer is not None:
+            self.optimizer.reload_model_params()
+        self.model.start_param_gather()
+
+    def begin_streams(self) -> None:
+        """Random streams of the run's seed and iteration, in place of saved ones that hold for another layout."""
+        if self.rng is not None:
+            seed = self.run.training.seed + self.counters.iteration
+            self.rng.load_state_dict(RngStreams.on_mesh(seed, self.mesh).state_dict())
+
+
+def model_tensors(model: DataParallel) -> dict[str, Logical]:
+    """Weights and buffers; of sharded weights this rank's pieces.
+
+    Where the model's own weights are the main parameters (`rounds_to`), these are copies, rounded to the model's dtype,
+    and `optimizer_tensors` has the weights: so a checkpoint is the same whoever wrote it.
+    """
+    found: dict[str, Logical] = {}
+    shards = model.shards()
+    for name, param in logical_parameters(model):
+        layout = layout_of(param)
+        dtype = param.dtype
+        if param.requires_grad:
+            shard, dtype = shards.get(name), model.rounds_to or dtype
+            parts = [] if shard is None else regions(layout, shard.data.to(dtype), shard.piece)
+        else:
+            parts = regions(layout, param.detach())
+        if layout.shared and f"model.{name}" in found:
+            continue  # the original is here too, and they share memory
+        found[f"model.{name}"] = Logical(logical_shape(layout), parts, dtype)
+    for name, buffer in logical_buffers(model):
+        found[f"model.{name}"] = _whole(buffer)
+    return found
+
+
+def take_rounded(model: DataParallel, tensors: Mapping[str, Logical]) -> None:
+    """A checkpoint was read into `model_tensors` without `optimizer_tensors`: rounded copies become the weights."""
+    params = model.params
+    for name, shard in model.shards().items() if model.rounds_to is not None else ():
+        mine = regions(layout_of(params[name]), shard.data, shard.piece)
+        for part, read in zip(mine, tensors[f"model.{name}"].parts, strict=True):
+            part.data.copy_(read.data)
+
+
+def optimizer_tensors(
+    optimizer: MixedPrecisionOptimizer, state: Mapping[str, Any], rounded: bool = False
+) -> dict[str, Logical]:
+    """Moments, steps and main parameters of `optimizer.state_dict()`, where their parameters lie.
+
+    Args:
+        state: of `state_dict()`: what is read into these tensors is the optimizer's when it has loaded them.
+        rounded: also main parameters that are the model's.
+    """
+    found: dict[str, Logical] = {}
+    for p in optimizer.params:
+        layout = layout_of(p.model)
+        itself = {"fp32_param": p.main.detach()} if rounded else {}
+        for key, tensor in (state[p.name] | itself).items():
+            name = f"optimizer.{key}.{p.name}"
+            if tensor.dim() == 0:
+                found[name] = _whole(tensor)
+            else:
+                found[name] = Logical(logical_shape(layout), regions(layout, tensor, p.piece), tensor.dtype)
+    return found
+
+
+def rng_tensors(rng: RngStreams, world: Axis) -> dict[str, Logical]:
+    """A row for each rank; a generator that is loaded is put back by `load_state_dict` of what is returned."""
+    found: dict[str, Logical] = {}
+    for stream, devices in rng.state_dict().items():
+        for device, state in devices.items():
+            box = ((world.rank, world.rank + 1), (0, state.numel()))
+            row = Region(box, state.clone().view(1, -1))
+            found[f"rng.{stream}.{device}"] = Logical((world.size, state.numel()), [row], torch.uint8)
+    return found
+
+
+def _streams(tensors: Mapping[str, Logical]) -> dict[str, dict[str, torch.Tensor]]:
+    """`RngStreams.state_dict()` of what was read."""
+    streams: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        if name.startswith("rng."):
+            _, stream, device = name.split(".")
+            streams.setdefault(stream, {})[device] = tensor.parts[0].data.view(-1)
+    return streams
+
+
+def _whole(tensor: torch.Tensor) -> Logical:
+    box = tuple((0, n) for n in tensor.shape)
+    return Logical(tensor.shape, [Region(box, tensor)], tensor.dtype)
+
+
+def layout_facts(mesh: Mesh) -> dict[str, int | str]:
+    """What random streams depend on: ranks on each axis, and the order in which they are dealt out."""
+    sizes = {name: mesh.axis(name).size for name in ("tp", "cp", "pp", "dp", "ep", "etp", "world")}
+    return {**sizes, "order": mesh.parallel.order}
+
+
+def same_layout(saved: Mapping[str, Any], mesh: Mesh) -> bool:
+    """Whether each rank stands where it stood; where a checkpoint lacks `etp` or `order` they are the defaults."""
+    defaults = {"etp": saved.get("tp"), "order": ParallelConfig().order}
+    return {**defaults, **saved} == layout_facts(mesh)
+
+
+def check_same_tensors(wanted: Mapping[str, Logical], manifest: Manifest, skipped: Iterable[str], world: Axis) -> None:
+    """Every tensor of both sides is accounted for, by name, shape and dtype; all ranks of `world` must call.
+
+    Args:
+        skipped: prefixes of names that are in the checkpoint and not wanted.
+
+    Raises:
+        CheckpointError: the same on all ranks: what any of them misses, and what none wants.
+    """
+    problems = []
+    for name, tensor in wanted.items():
+        stored = manifest.tensors.get(name)
+        if stored is None:
+            problems.append(f"{name} is not in it {did_you_mean(name, manifest.tensors)}".rstrip())
+        elif (torch.Size(stored.shape), DTYPES[stored.dtype]) != (tensor.shape, tensor.dtype):
+            mine = next(n for n, d in DTYPES.items() if d == tensor.dtype)
+            problems.append(f"{name}: checkpoint {stored.dtype} {stored.shape}, now {mine} {tuple(tensor.shape)}")
+    names, found = zip(*gather_objects((set(wanted), problems), world), strict=True)
+    problems, everyone = list(dict.fromkeys(p for of_rank in found for p in of_rank)), set().union(*names)
+    left = [n for n in manifest.tensors if n not in everyone and not n.startswith(tuple(skipped))]
+    problems += [f"{name} is in it, and nothing here wants it" for name in left]
+    if problems:
+        shown = problems[:12] + ([f"and {len(problems) - 12} more"] if len(problems) > 12 else [])
+        raise CheckpointError(
+            "the checkpoint does not fit this run:\n  " + "\n  ".join(shown),
+            fix="the same model, precision and optimizer; --no-load-optim takes the weights without the optimizer",
+        )
