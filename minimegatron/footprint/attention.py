@@ -29,7 +29,7 @@ from minimegatron.layers.attention import SelfAttention
 from minimegatron.layers.core_attention import CoreAttention
 from minimegatron.layers.linear import ColumnParallelLinear
 from minimegatron.layers.mla import MultiLatentAttention
-from minimegatron.layers.norm import Norm
+from minimegatron.layers.norm import HeadsNorm, Norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,10 +73,11 @@ def self_attention(module: SelfAttention, z: Sizes) -> Tape:
     a, g, d = config.num_attention_heads // z.t, max(1, config.num_query_groups // z.t), config.kv_channels
     packed = z.e * z.n * linear.weight.shape[0] * (z.t if module.split_group else 1)
     q, k, norms = z.e * z.n * a * d, z.e * z.n * g * d, list[Step]()
-    if module.q_layernorm is not None and module.k_layernorm is not None:
-        require_known(type(module.q_layernorm) is Norm, type(module.q_layernorm).__name__)
-        of_q, of_k = norm_of(module.q_layernorm, z, z.n * a), norm_of(module.k_layernorm, z, z.n * g)
-        of_k = dataclasses.replace(of_k, keeps=of_k.keeps - kept_of_input(module.k_layernorm, k, z))  # it is packed
+    of_queries, of_keys = module.q_layernorm, module.k_layernorm
+    require_known(not isinstance(of_queries, HeadsNorm), "a norm over all heads")
+    if isinstance(of_queries, Norm) and isinstance(of_keys, Norm):
+        of_q, of_k = norm_of(of_queries, z, z.n * a), norm_of(of_keys, z, z.n * g)
+        of_k = dataclasses.replace(of_k, keeps=of_k.keeps - kept_of_input(of_keys, k, z))  # it is packed
         norms = [Step("norms of q and k", of_q.keeps + of_k.keeps, q + k, of_q.backward + of_k.backward + packed)]
     made = q + k if config.rotates or norms else 0
     heads = Heads(a, g, d, d, made, _angles(z), packed)

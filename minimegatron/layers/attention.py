@@ -122,7 +122,8 @@ class SelfAttention(nn.Module):
         )
         qkv = self.linear_qkv.weight
         qkv.param_layout = dataclasses.replace(layout_of(qkv), fused=(self.per_group * self.d, self.d, self.d))
-        self.q_layernorm = self.k_layernorm = None
+        self.q_layernorm: Norm | HeadsNorm | None = None
+        self.k_layernorm: Norm | HeadsNorm | None = None
         if config.qk_layernorm_over_heads:
             self.q_layernorm = HeadsNorm(config, config.num_attention_heads, mesh.tp)
             self.k_layernorm = HeadsNorm(config, config.num_query_groups, mesh.tp)

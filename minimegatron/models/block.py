@@ -81,9 +81,12 @@ class TransformerLayer(nn.Module):
     def forward(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """[s, b, h] -> [s, b, h] (both cut over the sequence with sequence parallelism)."""
         # x = x + dropout(attention(norm(x))), and the next norm of this sum, which a kernel computes along with it
-        attended = self.post_self_attn_layernorm(self.self_attention(self.input_layernorm(x), context))
-        normed, x = add_norm(self.pre_mlp_layernorm, x, self.dropout(attended))
+        normed, x = add_norm(self.pre_mlp_layernorm, x, self._attended(x, context))
         return x + self.dropout(self.post_mlp_layernorm(self.mlp(normed)))
+
+    def _attended(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+        """The branch of attention, [s, b, h]."""
+        return self.dropout(self.post_self_attn_layernorm(self.self_attention(self.input_layernorm(x), context)))
 
     def inference_state(self) -> dict[str, StateSpec]:
         """What the layer keeps of earlier tokens while it generates; see `layers/inference_context`."""

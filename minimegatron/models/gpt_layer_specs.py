@@ -51,8 +51,8 @@ def decoder_layer_spec(config: TransformerConfig) -> ModuleSpec:
     if config.transformer_impl == "transformer_engine":
         linears = {"column": import_module(TE_COLUMN), "row": import_module(TE_ROW)}
     attention = MULTI_LATENT_ATTENTION if config.multi_latent_attention else SelfAttention
-    norms = ("input_layernorm", "pre_mlp_layernorm") if config.norms_input else ()
-    norms += ("post_self_attn_layernorm", "post_mlp_layernorm") if config.norms_output else ()
+    norms = ["input_layernorm", "pre_mlp_layernorm"] * config.norms_input
+    norms += ["post_self_attn_layernorm", "post_mlp_layernorm"] * config.norms_output
     return ModuleSpec(
         TransformerLayer,
         submodules={
