@@ -108,7 +108,7 @@ class MultiLatentAttention(nn.Module):
         self.mesh = mesh
         self.layer_number = layer_number
         self.rng = rng
-        self.window = config.sliding_window
+        self.window = config.window_of(layer_number)
         self.r = config.kv_lora_rank
         self.d_n = config.qk_head_dim
         self.d_r = config.qk_pos_emb_head_dim

@@ -236,10 +236,13 @@ class GPTModel(nn.Module):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[s, b, h] (or [s/t, b, h]) -> [s, b, V'/t]."""
         if self.output_layer is not None:
-            return self.output_layer(hidden)
-        assert self.embedding is not None, "a tied output layer needs the embedding on this stage"
-        weight = self.embedding.word_embeddings.weight
-        return self.products.linear(hidden, weight, None, Entry(self.mesh.tp, self.mesh.sequence_parallel))
+            logits = self.output_layer(hidden)
+        else:
+            assert self.embedding is not None, "a tied output layer needs the embedding on this stage"
+            weight = self.embedding.word_embeddings.weight
+            logits = self.products.linear(hidden, weight, None, Entry(self.mesh.tp, self.mesh.sequence_parallel))
+        cap = self.config.final_logit_softcapping
+        return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def full_logits(
         self, tokens: torch.Tensor, position_ids: torch.Tensor | None = None, **options: Any

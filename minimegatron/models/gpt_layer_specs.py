@@ -1,6 +1,7 @@
 """The layer of every decoder family here, as a `ModuleSpec`.
 
-    norm, attention, norm, MLP or experts, each pair with a residual connection (`models/block.py`)
+    norm, attention, norm, MLP or experts, each pair with a residual connection (`models/block.py`); norms of what they
+    give where `layernorm_placement` says so
 
 This is the place that knows which parts a configuration asks for; a part refuses by itself what it cannot do:
 
@@ -49,12 +50,13 @@ def decoder_layer_spec(config: TransformerConfig) -> ModuleSpec:
     if config.transformer_impl == "transformer_engine":
         linears = {"column": TEColumnParallelLinear, "row": TERowParallelLinear}
     attention = MultiLatentAttention if config.multi_latent_attention else SelfAttention
+    norms = ["input_layernorm", "pre_mlp_layernorm"] * config.norms_input
+    norms += ["post_self_attn_layernorm", "post_mlp_layernorm"] * config.norms_output
     return ModuleSpec(
         TransformerLayer,
         submodules={
-            "input_layernorm": ModuleSpec(Norm),
+            **dict.fromkeys(norms, ModuleSpec(Norm)),
             "self_attention": ModuleSpec(attention, params=linears),
-            "pre_mlp_layernorm": ModuleSpec(Norm),
             "mlp": ModuleSpec(MLP, params=linears),
             "moe": ModuleSpec(MoELayer),
         },

@@ -45,6 +45,12 @@ NARROW = {"ffn_hidden_size": 64, "num_layers": 8, "kv_channels": 64}  # most of 
 OWN = {"kernels": "emulated", "num_layers": 2}
 FP8 = {"fp8_format": "hybrid", "params_dtype": "bf16", "num_layers": 2}
 STRANGE = {"spec": ("tests.extension.retention", "layers"), "num_layers": 2}
+CAPPED = {
+    "num_layers": 4, "layernorm_placement": "both", "layernorm_zero_centered_gamma": True, "scale_embeddings": True,
+    "activation": "geglu_tanh", "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 16,
+    "window_attn_skip_freq": "2", "untie_embeddings_and_output_weights": False,
+}  # fmt: skip
+OVER_HEADS = {"layernorm_placement": "output", "qk_layernorm": True, "qk_layernorm_over_heads": True}
 # name -> (ranks, fields of the layout, fields of the model; `documents`, `optimizer` and `spec` are the run's)
 LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     **{f"stage {n}": (2, {"data_parallel_sharding_strategy": s}, {}) for s, n in STAGES.items()},
@@ -125,6 +131,8 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "strange, pp2, recompute": (2, PP2, STRANGE | {"num_layers": 4} | FULL),
     "strange, zb-h1": (2, PP2 | {"pipeline_schedule": "zb_h1"}, STRANGE),
     "strange, stage 3, recompute": (2, {"data_parallel_sharding_strategy": "optim_grads_params"}, STRANGE | FULL),
+    "norms of outputs, capped": (1, {}, CAPPED),
+    "norms over heads, tp2 sp": (2, TP2, OVER_HEADS),
     "pp2, stage 1": (4, {"pipeline_model_parallel_size": 2, "data_parallel_sharding_strategy": "optim"}, {}),
 }  # fmt: skip
 
