@@ -62,7 +62,6 @@ WAITS = {
     ("parallel/pipeline.py", "wait"): MESSAGE,
     ("parallel/overlapped.py", "wait"): MESSAGE,
     ("layers/recompute.py", "get"): "of a context variable, which waits for nobody",
-    ("layers/dispatch.py", "get"): "of a context variable",
     ("launch/warm_client.py", "recv_bytes"): "called when the channel has something; its socket has a receive timeout",
     ("launch/warm_server.py", "recv_bytes"): "an idle rank waits for its next job; its parent's end hangs up",
 }
