@@ -37,10 +37,11 @@ class Layer(nn.Module):
             nn.init.normal_(param)
 
     def forward(self, x: Tensors, last: bool) -> Tensors | torch.Tensor:
-        hidden = torch.tanh(self.of_hidden(x["hidden"]) + self.of_memory(x["memory"]).mean(0) + x["shift"][:, None])
+        memory = torch.tanh(self.of_memory(x["memory"]))
+        hidden = torch.tanh(self.of_hidden(x["hidden"]) + memory.mean(0) + x["shift"][:, None])
         if last:
-            return hidden.sum() + x["memory"].square().sum()
-        return {"shift": x["shift"], "hidden": hidden, "memory": x["memory"] * 1.5}
+            return hidden.sum() + memory.square().sum()
+        return {"shift": x["shift"], "hidden": hidden, "memory": memory}
 
 
 def first_input(microbatch: int) -> Tensors:
