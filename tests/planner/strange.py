@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from minimegatron.comm.collectives import reduce_from_region
+from minimegatron.comm.collectives import copy_to_region, reduce_from_region
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
@@ -51,7 +51,7 @@ def layers(config: TransformerConfig) -> ModuleSpec:
 
 
 class Gathering(LinearAttention):
-    """Scales by a mean over the ranks of tp, in a message of its own."""
+    """Scales by a sum over the ranks of tp, in messages of its own, forward and backward."""
 
     def __init__(self, config: TransformerConfig, mesh: Mesh, layer_number: int = 0, rng: Any = None) -> None:
         super().__init__(config, mesh, layer_number, rng)
@@ -59,11 +59,11 @@ class Gathering(LinearAttention):
 
     def forward(self, x: torch.Tensor, context: Any) -> torch.Tensor:
         y = super().forward(x, context)
-        return y * (1 + reduce_from_region(y.mean(-1, keepdim=True), self.tp))
+        return y * (1 + reduce_from_region(copy_to_region(y.mean(-1, keepdim=True), self.tp), self.tp))
 
 
 def gathering(config: TransformerConfig) -> ModuleSpec:
-    """The same, with one message more."""
+    """The same, with two messages more."""
     return decoder_layer_spec(config).with_submodule("self_attention", ModuleSpec(Gathering))
 
 
