@@ -58,11 +58,10 @@ WAITS = {
     ("labkit/transport_work.py", "wait"): "in a check, whose processes the nursery ends at the case's deadline",
     ("labkit/transport_group.py", "init_process_group"): "its store is the judge's broker: the same deadline",
     ("labkit/watched.py", "wait"): GROUPS_TIMEOUT,
+    ("parallel/execution.py", "wait"): MESSAGE,
     ("parallel/pipeline.py", "wait"): MESSAGE,
     ("parallel/overlapped.py", "wait"): MESSAGE,
-    ("parallel/execution.py", "wait"): MESSAGE,
     ("layers/recompute.py", "get"): "of a context variable, which waits for nobody",
-    ("layers/dispatch.py", "get"): "of a context variable",
     ("launch/warm_client.py", "recv_bytes"): "called when the channel has something; its socket has a receive timeout",
     ("launch/warm_server.py", "recv_bytes"): "an idle rank waits for its next job; its parent's end hangs up",
 }

@@ -25,6 +25,7 @@ from minimegatron.models.block import TransformerLayer
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.families import family_config
+from minimegatron.models.spec import ModuleSpec, spec_from_name
 from minimegatron.optim.groups import freeze
 from minimegatron.parallel.data_parallel import DataParallel
 from minimegatron.parallel.ddp import DistributedDataParallel
@@ -49,6 +50,7 @@ class Case:
         documents: samples are made of documents that do not see each other.
         freeze: patterns of parameters that have no gradient.
         unused: every layer has a parameter on which no loss depends.
+        spec: of the layers, as `--spec` names one.
     """
 
     layout: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -64,6 +66,7 @@ class Case:
     documents: bool = False
     freeze: tuple[str, ...] = ()
     unused: bool = False
+    spec: tuple[str, str] | None = None
     seq_length: int = 16
     micro_batch_size: int = 2
 
@@ -88,18 +91,23 @@ class Case:
         fields = {**sizes, **self.model}
         return family_config(fields.pop("family", "llama"), **fields)
 
+    @property
+    def layers(self) -> ModuleSpec | None:
+        return None if self.spec is None else spec_from_name(*self.spec, self.config)
+
 
 # What the serial twin of a case depends on.
 TWIN_FIELDS = (
     *("model", "accumulation", "double", "seed", "empty_rank", "documents", "freeze", "unused", "seq_length"),
     "micro_batch_size",
+    "spec",
 )
 
 
-def weights(config: TransformerConfig, seed: int) -> dict[str, torch.Tensor]:
+def weights(config: TransformerConfig, seed: int, spec: ModuleSpec | None = None) -> dict[str, torch.Tensor]:
     """Logical tensors with norms that are not 1 and biases that are not 0."""
     tensors = {}
-    for name, param in logical_parameters(GPTModel(config, Mesh.serial())):
+    for name, param in logical_parameters(GPTModel(config, Mesh.serial(), spec)):
         layout = layout_of(param)
         noise = draw(
             name,
@@ -145,8 +153,8 @@ def serial_gradients(case: Case, dp: int) -> tuple[float, dict[str, torch.Tensor
 
 def serial_model(case: Case) -> GPTModel:
     """The case's model with its weights, in one process."""
-    model = GPTModel(case.config, Mesh.serial())
-    load_logical(model, weights(case.config, case.seed))
+    model = GPTModel(case.config, Mesh.serial(), case.layers)
+    load_logical(model, weights(case.config, case.seed, case.layers))
     return prepared(model, case, Mesh.serial())
 
 
@@ -176,8 +184,9 @@ def grad_of(p: torch.Tensor) -> torch.Tensor:
 
 def parallel_model(case: Case, mesh: Mesh) -> DataParallel:
     """The case's model with its weights, wrapped; in a pipeline this rank's stages of it."""
-    model = GPTModel(case.config, mesh) if mesh.pp.size == 1 else ModelChunks(case.config, mesh)
-    load_logical(model, weights(case.config, case.seed), stage=mesh.pp.size > 1)
+    kind = GPTModel if mesh.pp.size == 1 else ModelChunks
+    model = kind(case.config, mesh, case.layers)
+    load_logical(model, weights(case.config, case.seed, case.layers), stage=mesh.pp.size > 1)
     model = prepared(model, case, mesh)
     if case.sharding == "fsdp2":
         return TorchFSDP2(model, mesh)

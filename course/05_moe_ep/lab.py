@@ -1364,7 +1364,7 @@ progress()
 # | here | minimegatron | Megatron-LM, `megatron/core/transformer/moe/` |
 # |---|---|---|
 # | router, balancing loss, capacity | `layers/router.py` | `router.py`, `moe_utils.py` |
-# | the bias | `parallel/balance.py` | `get_updated_expert_bias` in `moe_utils.py` |
+# | the bias | `layers/balance.py` | `get_updated_expert_bias` in `moe_utils.py` |
 # | rows, the journey | `layers/permutation.py`, `layers/dispatch.py` | `token_dispatcher.py` |
 # | experts, grouped products, a shared expert | `layers/moe.py` | `experts.py`, `moe_layer.py`, `shared_experts.py` |
 # | the groups ep, edp | `comm/mesh.py` | `core/parallel_state.py` |

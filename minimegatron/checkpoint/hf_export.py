@@ -32,6 +32,11 @@ def mathematics(config: TransformerConfig) -> dict[str, Any]:
     unread = list(_LATENT)
     if config.multi_latent_attention:
         unread = ["num_query_groups", "rotary_percent", "kv_channels"]
+    if not all(config.windowed_layers):
+        fields["sliding_window"] = [config.window_of(number) for number in range(config.num_layers)]
+    if config.softmax_scale == config.replace(softmax_scale=None).score_scale:
+        fields["softmax_scale"] = None
+    unread.append("window_attn_skip_freq")
     if config.rotates:
         kind = config.rope_scaling_type
         unread.append("max_position_embeddings")

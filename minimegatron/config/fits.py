@@ -37,6 +37,12 @@ def check_model_fits(model: TransformerConfig, parallel: ParallelConfig, seq_len
     divides(tp, model.num_attention_heads, "tensor_model_parallel_size", "num_attention_heads")
     divides(tp, model.ffn_hidden_size, "tensor_model_parallel_size", "ffn_hidden_size")
     groups = model.num_query_groups
+    if model.qk_layernorm_over_heads and groups < tp:
+        raise ConfigError(
+            f"qk_layernorm_over_heads with num_query_groups ({groups}) < tensor_model_parallel_size ({tp}): "
+            "a key head would be on several ranks, and count several times in the norm over all",
+            fix=f"tensor_model_parallel_size of at most {groups}",
+        )
     if groups % tp and tp % groups:
         raise ConfigError(
             f"num_query_groups ({groups}) and tensor_model_parallel_size ({tp}) do not divide each other",

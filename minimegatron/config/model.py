@@ -56,16 +56,25 @@ class TransformerConfig(
     normalization: str = opt(MODEL, "LayerNorm", "norm layer", ("LayerNorm", "RMSNorm"))
     layernorm_epsilon: float = opt(MODEL, 1e-5, "added to the variance", least=0.0)
     layernorm_zero_centered_gamma: bool = opt(MODEL, False, "store gamma - 1")
+    layernorm_placement: str = opt(
+        MODEL,
+        "input",
+        "norms before attention and MLP, after them and before the residual sum (OLMo 2), or both (Gemma 2)",
+        ("input", "output", "both"),
+    )
     qk_layernorm: bool = opt(MODEL, False, "norm every query and key head before RoPE (Qwen3)")
+    qk_layernorm_over_heads: bool = opt(MODEL, False, "one norm over all query heads, one over all key heads (OLMo 2)")
     add_bias_linear: bool = opt(MODEL, True, "bias in the linear layers of attention and MLP")
     add_qkv_bias: bool = opt(MODEL, False, "bias in the QKV projection even when add_bias_linear is off (Qwen2)")
     activation: str = opt(
         MODEL,
         "gelu",
-        "activation of the MLP; swiglu and geglu are gated",
-        ("gelu", "gelu_tanh", "relu", "squared_relu", "silu", "swiglu", "geglu"),
+        "activation of the MLP; swiglu, geglu and geglu_tanh are gated",
+        ("gelu", "gelu_tanh", "relu", "squared_relu", "silu", "swiglu", "geglu", "geglu_tanh"),
     )
     untie_embeddings_and_output_weights: bool = opt(MODEL, False, "separate matrix for the output layer")
+    scale_embeddings: bool = opt(MODEL, False, "multiply the embedding of a token by sqrt(h) (Gemma)")
+    final_logit_softcapping: float | None = opt(MODEL, None, "c: a logit x becomes c tanh(x / c) (Gemma 2)", above=0.0)
 
     position_embedding_type: str = opt(
         MODEL,
@@ -105,7 +114,14 @@ class TransformerConfig(
     )
     yarn_mscale_all_dim: float = opt(MODEL, 0.0, "yarn: denominator of the attention factor, made alike", least=0.0)
     yarn_correction_range_round_to_int: bool = opt(MODEL, True, "yarn: the blend begins and ends at whole channels")
+    softmax_scale: float | None = opt(MODEL, None, "factor of attention scores; default 1 / sqrt(d)", above=0.0)
+    attn_logit_softcapping: float | None = opt(
+        MODEL, None, "c: an attention score x, scaled, becomes c tanh(x / c) (Gemma 2)", above=0.0
+    )
     sliding_window: int | None = opt(MODEL, None, "a token sees itself and this many minus one before it", least=1)
+    window_attn_skip_freq: str | None = opt(
+        MODEL, None, "n: every n-th layer sees all tokens, the others a window; or all layers: ([1]*5+[0]*1)"
+    )
 
     hidden_dropout: float = opt(RUN, 0.0, "dropout on residual branches and on the embedding", least=0.0, below=1.0)
     attention_dropout: float = opt(RUN, 0.0, "dropout on attention weights", least=0.0, below=1.0)
@@ -165,6 +181,12 @@ class TransformerConfig(
         self._check_latent(self.position_embedding_type, self.qk_layernorm, self.add_bias_linear or self.add_qkv_bias)
         if self.rotates:
             self._check_rope()
+        self._check_attention()
+        require(
+            self.norms_input or not self.fp32_residual_connection,
+            "layernorm_placement output with fp32_residual_connection: no norm rounds what attention and MLP read",
+            "fp32_residual_connection=False",
+        )
         require(
             self.attention_backend != "local" or self.attention_dropout == 0.0,
             f"attention_backend local with attention_dropout={self.attention_dropout}: it drops no weights",
@@ -173,6 +195,36 @@ class TransformerConfig(
         unknown = set(self.recompute_modules) - {"core_attn", "mlp", "moe", "layernorm"}
         require(
             not unknown, f"recompute_modules names {sorted(unknown)}", "choose among core_attn, mlp, moe, layernorm"
+        )
+
+    def _check_attention(self) -> None:
+        """Rules of scores, windows, and norms of queries and keys."""
+        capped, backend = self.attn_logit_softcapping is not None, self.attention_backend
+        require(
+            not capped or backend in ("auto", "local", "reference"),
+            f"attn_logit_softcapping with attention_backend {backend}: that program knows no cap",
+            "attention_backend=auto",
+        )
+        given = [name for name in ("attn_logit_softcapping", "softmax_scale") if getattr(self, name) is not None]
+        require(
+            not given or not self.multi_latent_attention,
+            f"multi_latent_attention with {' and '.join(given)}: its scores have a scale of their own, and no cap",
+            f"drop {', '.join(given)}",
+        )
+        require(
+            self.window_attn_skip_freq is None or self.sliding_window is not None,
+            f"window_attn_skip_freq={self.window_attn_skip_freq!r} without a window",
+            "give sliding_window (--window-size), or drop it",
+        )
+        require(
+            self.sliding_window is None or any(self.windowed_layers),
+            f"window_attn_skip_freq={self.window_attn_skip_freq!r} gives no layer a window",
+            "drop sliding_window and window_attn_skip_freq",
+        )
+        require(
+            not self.qk_layernorm_over_heads or (self.qk_layernorm and self.normalization == "RMSNorm"),
+            f"qk_layernorm_over_heads with qk_layernorm={self.qk_layernorm}, normalization {self.normalization}",
+            "qk_layernorm=True and normalization=RMSNorm",
         )
 
     def _check_rope(self) -> None:
@@ -222,7 +274,41 @@ class TransformerConfig(
 
     @property
     def gated_linear_unit(self) -> bool:
-        return self.activation in ("swiglu", "geglu")
+        return self.activation in ("swiglu", "geglu", "geglu_tanh")
+
+    @property
+    def norms_input(self) -> bool:
+        """Whether there are norms before attention and MLP."""
+        return self.layernorm_placement in ("input", "both")
+
+    @property
+    def norms_output(self) -> bool:
+        """Whether there are norms after attention and MLP, before the residual sum."""
+        return self.layernorm_placement in ("output", "both")
+
+    @property
+    def windowed_layers(self) -> tuple[bool, ...]:
+        """For every layer of the model whether its attention has the window.
+
+        Megatron-LM: `is_layer_window_attention` in `megatron/core/transformer/utils.py`.
+        """
+        if self.sliding_window is None:
+            return (False,) * self.num_layers
+        if self.window_attn_skip_freq is None:
+            return (True,) * self.num_layers
+        if self.window_attn_skip_freq.isdigit() and int(self.window_attn_skip_freq) >= 1:
+            return tuple((i + 1) % int(self.window_attn_skip_freq) != 0 for i in range(self.num_layers))
+        return variants.layer_pattern(self.window_attn_skip_freq, self.num_layers, "window_attn_skip_freq")
+
+    def window_of(self, layer_number: int) -> int | None:
+        """The window of layer `layer_number` (from 0); None where it sees all tokens."""
+        pattern = self.windowed_layers
+        return self.sliding_window if pattern[min(layer_number, len(pattern) - 1)] else None
+
+    @property
+    def score_scale(self) -> float:
+        """Factor of attention scores."""
+        return 1.0 / math.sqrt(self.kv_channels) if self.softmax_scale is None else self.softmax_scale
 
     @property
     def queries_per_group(self) -> int:

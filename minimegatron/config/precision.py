@@ -85,6 +85,12 @@ class Fp8Fields(Config):
             "has scales of its own",
             "drop --moe-grouped-gemm",
         )
+        require(
+            num_experts is None or self.transformer_impl == "local",  # type: ignore[attr-defined]
+            f"transformer_impl transformer_engine and FP8 with num_experts={num_experts}: experts are our own, and "
+            "would stay in the model's precision",
+            "--transformer-impl local",
+        )
         self._check_ends()
 
     def _check_ends(self) -> None:

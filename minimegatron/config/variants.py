@@ -93,6 +93,12 @@ class ExpertFields(Config):
             return (False,) * layers
         return layer_pattern(self.moe_layer_freq, layers)
 
+    @property
+    def layers_with_experts(self) -> list[int]:
+        """Their numbers, depths that follow the last layer included."""
+        depth: int = self.num_layers + (self.mtp_num_layers or 0)  # type: ignore[attr-defined]
+        return [n for n in range(depth) if self.has_experts(n)]
+
     def has_experts(self, layer_number: int) -> bool:
         """Whether layer `layer_number` (from 0) has experts in place of its MLP."""
         pattern = self.expert_layers
@@ -262,8 +268,8 @@ class DepthFields(Config):
     mtp_loss_scaling_factor: float = opt(RUN, 0.1, "weight of the mean of their losses", least=0.0)
 
 
-def layer_pattern(frequency: str, layers: int) -> tuple[bool, ...]:
-    """`moe_layer_freq` for every layer: "2" is every second from the first on, "([0]*3+[1]*2)" says each.
+def layer_pattern(frequency: str, layers: int, field: str = "moe_layer_freq") -> tuple[bool, ...]:
+    """A pattern for every layer: "2" is every second from the first on, "([0]*3+[1]*2)" says each.
 
     Raises:
         ConfigError: it is neither, or says another number of layers.
@@ -274,14 +280,14 @@ def layer_pattern(frequency: str, layers: int) -> tuple[bool, ...]:
     found = [_FREQUENCY.fullmatch(part) for part in parts]
     if not all(found):
         raise ConfigError(
-            f"moe_layer_freq={frequency!r} is neither a number nor a pattern",
+            f"{field}={frequency!r} is neither a number nor a pattern",
             fix='every n-th layer: "n"; layer by layer: "([0]*3+[1]*58)" or "[0,1,1]"',
         )
     pattern = [m[1].replace(",", "") * int(m[2] or 1) for m in found if m]
     flat = tuple(x == "1" for x in "".join(pattern))
     if len(flat) != layers:
         raise ConfigError(
-            f"moe_layer_freq={frequency!r} says {len(flat)} layers, num_layers is {layers}",
+            f"{field}={frequency!r} says {len(flat)} layers, num_layers is {layers}",
             fix="one 0 or 1 for every layer",
         )
     return flat

@@ -67,6 +67,7 @@ def flash_forward(
     q_start: int = 0,
     k_start: int = 0,
     block: int = BLOCK,
+    softcap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of a piece of the queries over a piece of the keys.
 
@@ -77,6 +78,7 @@ def flash_forward(
         scale: sigma.
         q_start, k_start: places in the sequence of the first query and the first key.
         block: rows and columns of a block; the result does not depend on it but for rounding.
+        softcap: c, where a score x becomes c tanh(x / c); None leaves it.
 
     Returns:
         out [b, a, n, d] and lse [b, a, n], in fp32 (fp64); a query that sees nothing has out 0 and lse -inf.
@@ -90,7 +92,7 @@ def flash_forward(
         top = qb.new_full((*qb.shape[:3], 1), -torch.inf)
         total, o = torch.zeros_like(top), torch.zeros_like(qb)
         for cols in _blocks(k.shape[2], block):
-            s = _scores(qb, k, rows, cols, mask, q_start, k_start)
+            s = _scores(qb, k, rows, cols, mask, q_start, k_start, softcap)
             if s is None:
                 continue
             higher = torch.maximum(top, s.amax(-1, keepdim=True))
@@ -116,6 +118,7 @@ def flash_backward(
     q_start: int = 0,
     k_start: int = 0,
     block: int = BLOCK,
+    softcap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of this piece of the attention.
 
@@ -138,13 +141,15 @@ def flash_backward(
         qb, do, of_row, d_row = (_grouped(t[:, :, here], g, acc) for t in (q, dout, lse, delta))
         dqb = torch.zeros_like(qb)
         for cols in _blocks(k.shape[2], block):
-            s = _scores(qb * scale, k, rows, cols, mask, q_start, k_start)
+            s = _scores(qb * scale, k, rows, cols, mask, q_start, k_start, softcap)
             if s is None:
                 continue
             there = slice(*cols)
             kb, vb = k[:, :, there].to(acc), v[:, :, there].to(acc)
             p = torch.exp(s - of_row)
             ds = p * (do @ vb.mT - d_row) * scale
+            if softcap is not None:  # d tanh(x) = 1 - tanh(x)^2; where nothing is visible p is 0
+                ds = ds * (1.0 - (s / softcap).clamp(min=-1.0).square())
             dv[:, :, there] += p.mT @ do
             dk[:, :, there] += ds.mT @ qb
             dqb += ds @ kb
@@ -155,26 +160,39 @@ def flash_backward(
 class _FlashAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Visibility, scale: float, block: int
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: Visibility,
+        scale: float,
+        block: int,
+        softcap: float | None,
     ) -> torch.Tensor:
-        out, lse = flash_forward(q, k, v, mask, scale, block=block)
+        out, lse = flash_forward(q, k, v, mask, scale, block=block, softcap=softcap)
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.mask, ctx.scale, ctx.block = mask, scale, block
+        ctx.mask, ctx.scale, ctx.rest = mask, scale, {"block": block, "softcap": softcap}
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         q, k, v, out, lse = ctx.saved_tensors
-        dq, dk, dv = flash_backward(grads[0], q, k, v, out, lse, ctx.mask, ctx.scale, block=ctx.block)
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None, None
+        dq, dk, dv = flash_backward(grads[0], q, k, v, out, lse, ctx.mask, ctx.scale, **ctx.rest)
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None, None, None
 
 
 def flash_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Visibility, scale: float, block: int = BLOCK
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: Visibility,
+    scale: float,
+    block: int = BLOCK,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """q [b, a, s, d], k and v [b, g, s, d] -> [b, a, s, d]; no tensor of s x s, forward or backward."""
-    return _FlashAttention.apply(q, k, v, mask, scale, block)  # type: ignore[no-any-return]
+    return _FlashAttention.apply(q, k, v, mask, scale, block, softcap)  # type: ignore[no-any-return]
 
 
 def _blocks(n: int, block: int) -> Iterator[Span]:
@@ -192,14 +210,23 @@ def _ungrouped(x: torch.Tensor, rows: Span) -> torch.Tensor:
 
 
 def _scores(
-    qb: torch.Tensor, k: torch.Tensor, rows: Span, cols: Span, mask: Visibility, q_start: int, k_start: int
+    qb: torch.Tensor,
+    k: torch.Tensor,
+    rows: Span,
+    cols: Span,
+    mask: Visibility,
+    q_start: int,
+    k_start: int,
+    softcap: float | None,
 ) -> torch.Tensor | None:
-    """Scores of a block, -inf where invisible, [b, g, a/g * rows, cols]; None where all of it is."""
+    """Scores of a block, capped, -inf where invisible, [b, g, a/g * rows, cols]; None where all of it is."""
     q_span, k_span = (q_start + rows[0], q_start + rows[1]), (k_start + cols[0], k_start + cols[1])
     relation = mask.relation(q_span, k_span)
     if relation == NONE:
         return None
     s = qb @ k[:, :, slice(*cols)].to(qb.dtype).mT
+    if softcap is not None:
+        s = softcap * torch.tanh(s / softcap)
     if relation != FULL:
         hidden = ~mask.table(q_span, k_span, qb.device).unsqueeze(2)  # [b or 1, 1, 1, rows, cols]
         s = s.unflatten(2, (-1, rows[1] - rows[0])).masked_fill(hidden, -torch.inf).flatten(2, 3)

@@ -61,6 +61,7 @@ TABLE = {
     "add_norm":           Row("norm",             norms.add_norm,             plain.add_norm),
     "swiglu":             Row("activation",       activations.swiglu,         plain.swiglu),
     "geglu":              Row(None,               None,                       plain.geglu),
+    "geglu_tanh":         Row(None,               None,                       plain.geglu_tanh),
     "gelu":               Row(None,               None,                       F.gelu),
     "gelu_tanh":          Row(None,               None,                       plain.gelu_tanh),
     "relu":               Row(None,               None,                       F.relu),
@@ -123,8 +124,8 @@ def add_norm(
 def activation(kind: str, x: torch.Tensor, *, kernels: str = "auto") -> torch.Tensor:
     """What stands between the matrices of an MLP: one of `config.activation`.
 
-    gelu, gelu_tanh, relu, squared_relu and silu are elementwise; swiglu and geglu halve the last dim: [..., 2 f] =
-    [gate, up] -> act(gate) * up.
+    gelu, gelu_tanh, relu, squared_relu and silu are elementwise; swiglu, geglu and geglu_tanh halve the last dim:
+    [..., 2 f] = [gate, up] -> act(gate) * up.
     """
     return choose(kind, kernels, x)(x)  # type: ignore[no-any-return]
 
@@ -188,12 +189,21 @@ def scaled_softmax(
 
 
 def flash_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, scale: float, *, kernels: str = "auto"
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: Mask,
+    scale: float,
+    softcap: float | None = None,
+    *,
+    kernels: str = "auto",
 ) -> torch.Tensor:
     """q [b, a, s, d], k and v [b, g, s, d] -> [b, a, s, d], without a matrix of s x s; see `kernels/blockwise.py`.
 
-    The kernel knows causal attention alone, of heads of at most 128 channels.
+    The kernel knows causal attention alone, of heads of at most 128 channels, without a cap on scores.
     """
+    if softcap is not None:
+        return blockwise.flash_attention(q, k, v, mask, scale, softcap=softcap)
     known = mask.causal and mask.dense(q.shape[2], q.device) is None and q.shape[-1] <= flash.MAX_HEAD
     attend = choose("flash_attention", kernels if known else "torch", q, k, v)
     return attend(q, k, v, mask, scale)  # type: ignore[no-any-return]

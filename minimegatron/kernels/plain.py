@@ -49,6 +49,12 @@ def geglu(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(gate) * up
 
 
+def geglu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """gelu(gate) * up, GELU in its tanh form."""
+    gate, up = x.chunk(2, -1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     """GELU in its tanh form."""
     return F.gelu(x, approximate="tanh")

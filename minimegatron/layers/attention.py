@@ -45,7 +45,7 @@ from minimegatron.layers.core_attention import CoreAttention
 from minimegatron.layers.inference_context import InferenceContext, LayerState, StateSpec, inference_state_of
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.mask import AttentionMask
-from minimegatron.layers.norm import Norm
+from minimegatron.layers.norm import HeadsNorm, Norm
 from minimegatron.layers.param import Init, layout_of
 from minimegatron.layers.recompute import recompute_module
 
@@ -104,7 +104,7 @@ class SelfAttention(nn.Module):
         self.tp = mesh.tp
         self.layer_number = layer_number
         self.rng = rng
-        self.window = config.sliding_window
+        self.window = config.window_of(layer_number)
         self.d, self.per_group = config.kv_channels, config.queries_per_group
         self.split_group = config.num_query_groups < mesh.tp.size
         rows = config.num_query_groups * (self.per_group + 2) * self.d
@@ -122,8 +122,14 @@ class SelfAttention(nn.Module):
         )
         qkv = self.linear_qkv.weight
         qkv.param_layout = dataclasses.replace(layout_of(qkv), fused=(self.per_group * self.d, self.d, self.d))
-        self.q_layernorm = Norm(config, self.d, partial="heads") if config.qk_layernorm else None
-        self.k_layernorm = Norm(config, self.d, partial="heads") if config.qk_layernorm else None
+        self.q_layernorm: Norm | HeadsNorm | None = None
+        self.k_layernorm: Norm | HeadsNorm | None = None
+        if config.qk_layernorm_over_heads:
+            self.q_layernorm = HeadsNorm(config, config.num_attention_heads, mesh.tp)
+            self.k_layernorm = HeadsNorm(config, config.num_query_groups, mesh.tp)
+        elif config.qk_layernorm:
+            self.q_layernorm = Norm(config, self.d, partial="heads")
+            self.k_layernorm = Norm(config, self.d, partial="heads")
         self.core_attention = core_attention(config, mesh, rng)
         if config.recomputes("core_attn"):
             recompute_module(self.core_attention, rng)
@@ -136,6 +142,11 @@ class SelfAttention(nn.Module):
             sequence_parallel=mesh.sequence_parallel,
             dtype=config.dtype,
         )
+
+    @property
+    def supports_context_parallel(self) -> bool:
+        """Whether a sequence may be cut over cp: the core's to say."""
+        return getattr(self.core_attention, "supports_context_parallel", False)
 
     def inference_state(self) -> dict[str, StateSpec]:
         """What the core keeps."""

@@ -11,6 +11,7 @@ and a package that was the fastest on one generation is the slower one on the ne
 | 9.0 and newer (Hopper on)    | `sdpa`          | `flash`, `varlen`, `sdpa` with a table              |
 | any, fp32 or fp64            | `sdpa`          | `sdpa`, with a table                                |
 | any, keys on other ranks     | `sdpa`, in pieces (`layers/tiles.py`)                                 ||
+| any, scores with a cap       | `local`; with dropout of weights `reference`                          ||
 
 The first that is installed and takes these heads is `auto`. `flash` is the flash-attn package, version 2; `varlen` is
 the FlashAttention-2 that comes inside torch, called with the documents' boundaries
@@ -177,6 +178,8 @@ def choose_backend(config: TransformerConfig, mesh: Mesh) -> str:
         ConfigError: its package is not installed, or it does not run on this device or in this dtype.
     """
     name, on_gpu = config.attention_backend, mesh.device.type == "cuda"
+    if name == "auto" and config.attn_logit_softcapping is not None:
+        return "local" if config.attention_dropout == 0.0 else "reference"
     if name == "auto":
         # pieces of a ring are computed by torch's function, and on a CPU so is everything
         return "auto" if on_gpu and mesh.cp_outer.size == 1 else "sdpa"

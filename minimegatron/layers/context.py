@@ -64,6 +64,7 @@ def context_attention(
     scale: float,
     backend: str,
     whole: Attend,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Attention of this rank's queries over the whole sequence.
 
@@ -76,6 +77,7 @@ def context_attention(
         backend: of the pieces, see `layers/tiles`.
         whole: attention over a whole sequence, q [s, b, a', d], k and v [s, b, g', d] -> [s, b, a', d]: what remains
             to be done where only heads are exchanged.
+        softcap: of the scores, see `layers/tiles`.
 
     Returns:
         [n, b, a, d].
@@ -91,7 +93,7 @@ def context_attention(
         if inner.size > 1:
             q = q.contiguous()  # kept for the backward pass; as a view of what arrived it would keep k and v alive
         q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))
-        out = function.apply(q, k, v, mask, outer, spans, scale, backend).permute(2, 0, 1, 3)
+        out = function.apply(q, k, v, mask, outer, spans, scale, backend, softcap).permute(2, 0, 1, 3)
     return gather_heads(out, inner)
 
 
@@ -139,30 +141,31 @@ class _RingAttention(torch.autograd.Function):
         spans: list[Spans],
         scale: float,
         backend: str,
+        softcap: float | None,
     ) -> torch.Tensor:
         mine, joined = spans[axis.rank], Joined(q)
 
         def visit(owner: int, kv: torch.Tensor) -> None:
-            attend(joined, q, mine, kv[0], kv[1], spans[owner], mask, scale, backend)
+            attend(joined, q, mine, kv[0], kv[1], spans[owner], mask, scale, backend, softcap)
 
         kv = torch.stack((k, v))
         circulate(kv, axis, visit)
         out = joined.out.to(q.dtype)
         ctx.save_for_backward(q, kv, out, joined.lse)
-        ctx.rest = mask, axis, spans, scale, backend
+        ctx.rest = mask, axis, spans, scale, backend, softcap
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         q, kv, out, lse = ctx.saved_tensors
-        mask, axis, spans, scale, backend = ctx.rest
+        mask, axis, spans, scale, backend, softcap = ctx.rest
         dout, dq = grads[0].contiguous(), torch.zeros(q.shape, dtype=lse.dtype, device=q.device)
         home = torch.zeros(kv.shape, dtype=lse.dtype, device=q.device)  # the gradient of this rank's block
         behind: list[Shift] = []  # the gradient that follows the block now visited, on its way here
 
         def visit(owner: int, block: torch.Tensor) -> None:
             dk, dv = attend_backward(
-                dout, q, spans[axis.rank], block[0], block[1], spans[owner], out, lse, dq, mask, scale, backend
+                dout, q, spans[axis.rank], block[0], block[1], spans[owner], out, lse, dq, mask, scale, backend, softcap
             )
             if owner == axis.rank:  # stays at home; what the others add comes with the last message
                 home[0], home[1] = dk, dv
@@ -174,7 +177,7 @@ class _RingAttention(torch.autograd.Function):
 
         circulate(kv, axis, visit)
         home += behind.pop().wait()
-        return dq.to(q.dtype), home[0].to(q.dtype), home[1].to(q.dtype), None, None, None, None, None
+        return dq.to(q.dtype), home[0].to(q.dtype), home[1].to(q.dtype), None, None, None, None, None, None
 
 
 # ------------------------------------------------------------------------------------------------- all-gather
@@ -194,28 +197,29 @@ class _AllGatherAttention(torch.autograd.Function):
         spans: list[Spans],
         scale: float,
         backend: str,
+        softcap: float | None,
     ) -> torch.Tensor:
         kv, joined = torch.stack((k, v)), Joined(q)
         (k, v), everywhere = _in_order(c.all_gather(kv[None], axis), spans)
-        attend(joined, q, spans[axis.rank], k, v, everywhere, mask, scale, backend)
+        attend(joined, q, spans[axis.rank], k, v, everywhere, mask, scale, backend, softcap)
         out = joined.out.to(q.dtype)
         ctx.save_for_backward(q, kv, out, joined.lse)
-        ctx.rest = mask, axis, spans, scale, backend
+        ctx.rest = mask, axis, spans, scale, backend, softcap
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         q, kv, out, lse = ctx.saved_tensors
-        mask, axis, spans, scale, backend = ctx.rest
+        mask, axis, spans, scale, backend, softcap = ctx.rest
         (k, v), everywhere = _in_order(c.all_gather(kv[None], axis), spans)
         dq = torch.zeros(q.shape, dtype=lse.dtype, device=q.device)
         dout = grads[0].contiguous()
         dkv = torch.stack(
-            attend_backward(dout, q, spans[axis.rank], k, v, everywhere, out, lse, dq, mask, scale, backend)
+            attend_backward(dout, q, spans[axis.rank], k, v, everywhere, out, lse, dq, mask, scale, backend, softcap)
         )
         for_owners = torch.stack([torch.cat([dkv[..., a:b, :] for a, b in held], -2) for held in spans])
         dk, dv = c.reduce_scatter(for_owners, axis)[0]
-        return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype), None, None, None, None, None
+        return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype), None, None, None, None, None, None
 
 
 def _in_order(blocks: torch.Tensor, spans: list[Spans]) -> tuple[torch.Tensor, Spans]:

@@ -25,7 +25,6 @@ Megatron-LM: `transformer/dot_product_attention.py`, `TEDotProductAttention` in 
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -61,11 +60,13 @@ class CoreAttention(nn.Module):
         ConfigError: see `choose_backend`.
     """
 
+    supports_context_parallel = True
+
     def __init__(self, config: TransformerConfig, mesh: Mesh, rng: RngStreams | None = None) -> None:
         super().__init__()
         self.config = config
         self.mesh = mesh
-        self.scale = 1.0 / math.sqrt(config.kv_channels)
+        self.scale, self.softcap = config.score_scale, config.attn_logit_softcapping
         self.backend = choose_backend(config, mesh)
         self.machine = this_machine(mesh.device)
         self.dropout = Dropout(config.attention_dropout, rng, different_over_tp=True)
@@ -77,7 +78,7 @@ class CoreAttention(nn.Module):
         """q [n, b, a', d], k and v [n, b, g', d] -> [n, b, a' * d]; n = s / cp tokens, the default mask is causal."""
         mask = mask or AttentionMask()
         if self.mesh.cp.size > 1:
-            out = import_module(CONTEXT)(q, k, v, mask, self.mesh, self.scale, self.backend, self.attend)
+            out = import_module(CONTEXT)(q, k, v, mask, self.mesh, self.scale, self.backend, self.attend, self.softcap)
         else:
             out = self.attend(q, k, v, mask)
         return out.flatten(2)
@@ -95,7 +96,7 @@ class CoreAttention(nn.Module):
         if state.context.first:
             return self(q, k, v, mask)  # type: ignore[no-any-return]
         k, v = state.read_tokens("key", "value")
-        return cached_attention(q, k, v, state.context.bias(mask.window, q.dtype), self.scale).flatten(2)
+        return cached_attention(q, k, v, state.context.bias(mask.window, q.dtype), self.scale, self.softcap).flatten(2)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
         """Where the whole sequence is here: q [s, b, a', d], k and v [s, b, g', d] -> [s, b, a', d]."""
@@ -123,11 +124,13 @@ class CoreAttention(nn.Module):
         repeat, s = q.shape[1] // k.shape[1], q.shape[2]
         k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
         scores = (q @ k.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * self.scale
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
         weights = scores.masked_fill(~mask.table((0, s), (0, s), q.device), -torch.inf).softmax(-1).to(q.dtype)
         return self.dropout(weights) @ v
 
     def _local(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
-        return ops.flash_attention(q, k, v, mask, self.scale, kernels=self.config.kernels)
+        return ops.flash_attention(q, k, v, mask, self.scale, self.softcap, kernels=self.config.kernels)
 
     def _sdpa(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
         table = mask.dense(q.shape[2], q.device)
@@ -205,7 +208,12 @@ class CoreAttention(nn.Module):
 
 
 def cached_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor,
+    scale: float,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Attention of n new tokens to m cached ones.
 
@@ -214,11 +222,17 @@ def cached_attention(
         k, v: [m, b, g', d].
         bias: [b, 1, n, m], 0 where a query sees a key, minus infinity elsewhere.
         scale: of the scores, without the bias.
+        softcap: c, where a score x becomes c tanh(x / c), before the bias.
 
     Returns:
         [n, b, a', d].
     """
     n, groups = q.shape[0], k.shape[2]
+    if softcap is not None:  # which torch's function does not know: the formula, for few queries
+        scores = torch.einsum("nbgrd,mbgd->bgrnm", q.unflatten(2, (groups, -1)), k)
+        scores = scores.to(torch.promote_types(q.dtype, torch.float32)) * scale
+        scores = softcap * torch.tanh(scores / softcap) + bias.unsqueeze(2)
+        return torch.einsum("bgrnm,mbgd->nbgrd", scores.softmax(-1).to(q.dtype), v).flatten(2, 3)
     q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))
     if n == 1:  # the query heads of a group as rows of one head: no key is copied
         q = q.unflatten(1, (groups, -1)).squeeze(3)  # [b, g', a'/g', d]

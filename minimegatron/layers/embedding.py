@@ -88,7 +88,7 @@ class VocabParallelEmbedding(nn.Module):
 
 
 class LanguageModelEmbedding(nn.Module):
-    """Tokens, plus learned positions where the model has them, plus dropout.
+    """Tokens, times sqrt(h) where the model wants it, plus learned positions where it has them, plus dropout.
 
     Args:
         config: the model.
@@ -102,6 +102,8 @@ class LanguageModelEmbedding(nn.Module):
         self.tp = mesh.tp
         self.sequence_parallel = mesh.sequence_parallel
         self.dropout = dropout
+        # sqrt(h) in the dtype of the model, as those who trained with it have rounded it
+        self.factor = torch.tensor(config.hidden_size**0.5, dtype=config.dtype, device="cpu").item()
         init = Init(std=config.init_method_std)
         self.word_embeddings = VocabParallelEmbedding(
             config.padded_vocab_size(mesh.tp.size),
@@ -123,6 +125,8 @@ class LanguageModelEmbedding(nn.Module):
     def forward(self, tokens: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         """tokens, position_ids [b, s] -> [s, b, h] (or [s/t, b, h])."""
         x = self.word_embeddings(tokens)
+        if self.config.scale_embeddings:
+            x = x * self.factor
         if self.position_embeddings is not None:
             if position_ids.shape[1] > self.config.max_position_embeddings:
                 raise DataError(

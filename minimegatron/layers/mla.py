@@ -108,7 +108,7 @@ class MultiLatentAttention(nn.Module):
         self.mesh = mesh
         self.layer_number = layer_number
         self.rng = rng
-        self.window = config.sliding_window
+        self.window = config.window_of(layer_number)
         self.r = config.kv_lora_rank
         self.d_n = config.qk_head_dim
         self.d_r = config.qk_pos_emb_head_dim
@@ -140,6 +140,11 @@ class MultiLatentAttention(nn.Module):
             sequence_parallel=mesh.sequence_parallel,
             dtype=config.dtype,
         )
+
+    @property
+    def supports_context_parallel(self) -> bool:
+        """Whether a sequence may be cut over cp: the core's to say."""
+        return getattr(self.core_attention, "supports_context_parallel", False)
 
     def inference_state(self) -> dict[str, StateSpec]:
         """The latent, and the key that RoPE has turned, for each token."""

@@ -50,6 +50,7 @@ from minimegatron.comm.random import RngStreams
 from minimegatron.config.model import TransformerConfig
 from minimegatron.errors import ConfigError
 from minimegatron.kernels import ops
+from minimegatron.layers import balance  # noqa: F401  (its step hook)
 from minimegatron.layers.dispatch import DISPATCHERS, Dispatched, Dispatcher, experts_here
 from minimegatron.layers.mlp import MLP
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter

@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from minimegatron.comm import collectives as c
 from minimegatron.kernels import ops
-from minimegatron.layers.param import Init, ParamLayout, new_parameter
+from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter
 
 if TYPE_CHECKING:
+    from minimegatron.comm.axis import Axis
     from minimegatron.config import TransformerConfig
 
 
@@ -54,6 +56,42 @@ class Norm(nn.Module):
         if residual is None:
             return ops.norm(x.to(gamma.dtype), gamma, self.bias, self.eps, kernels=self.kernels)
         return ops.add_norm(x, residual, gamma, self.bias, self.eps, kernels=self.kernels)
+
+
+class HeadsNorm(nn.Module):
+    """RMSNorm of all heads of a token at once, which are divided over tp, as gamma is (OLMo 2).
+
+        y = x / sqrt(mean(x^2) + eps) * gamma         the mean over all a d channels
+
+    The sum of squares is one over all ranks, and each rank scales its own heads by it: its gradient is a sum over ranks
+    as well. One all-reduce of [s, b] in fp32 forward and one backward.
+
+    OLMo et al. 2024 (arXiv 2501.00656), section 3.3.
+
+    Args:
+        config: epsilon, dtype, width of a head, and whether gamma is stored minus one.
+        heads: on all ranks together.
+        tp: the axis that shares them.
+
+    Raises:
+        ConfigError: heads cannot be divided over tp.
+    """
+
+    def __init__(self, config: TransformerConfig, heads: int, tp: Axis) -> None:
+        super().__init__()
+        self.eps, self.tp, self.width = config.layernorm_epsilon, tp, heads * config.kv_channels
+        self.zero_centered = config.layernorm_zero_centered_gamma
+        parts = cut_evenly(self.width, tp, f"HeadsNorm({self.width})")
+        start = Init(value=0.0 if self.zero_centered else 1.0)
+        self.weight = new_parameter(ParamLayout((self.width,), 0, parts, tp.rank, start), config.dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's heads [s, b, heads / t, d] -> the same shape, statistics in fp32."""
+        gamma = self.weight + 1 if self.zero_centered else self.weight
+        wide = x.flatten(2).to(torch.promote_types(x.dtype, torch.float32))
+        squares = c.reduce_from_region(wide.square().sum(-1, keepdim=True), self.tp)
+        squares = c.copy_to_region(squares, self.tp)  # each rank uses the sum for its own heads
+        return (wide * torch.rsqrt(squares / self.width + self.eps) * gamma).to(x.dtype).view(x.shape)
 
 
 def add_norm(norm: nn.Module, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

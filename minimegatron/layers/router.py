@@ -19,7 +19,7 @@ dropped: that expert adds nothing for them. With padding every expert takes exac
 |-----------------|----------------------------------------------------------------------|-----------------------------|
 | auxiliary loss  | coeff E / (k T^2) sum_e (sum_x p_xe) n_e                             | microbatch, sequence, batch |
 | z-loss          | coeff mean_x logsumexp(logits_x)^2: logits stay small                | none                        |
-| expert bias     | no loss: bias_e moves by +-rate after each step (`parallel/balance`) | all tokens of the step      |
+| expert bias     | no loss: bias_e moves by +-rate after each step (`layers/balance`) | all tokens of the step      |
 
 (A fourth, `layers/sinkhorn`, deals tokens out instead of letting them choose.) Auxiliary losses over several sets of
 tokens can be had at once, each with its coefficient.
@@ -85,7 +85,7 @@ class TopKRouter(nn.Module):
         rng: streams for the jitter.
 
     Attributes:
-        expert_bias: [E] in fp32, moved by `parallel/balance`; None without.
+        expert_bias: [E] in fp32, moved by `layers/balance`; None without.
         loss_scale: factor of the loss whose backward pass comes next.
         tally: [`tally_size`] in fp64, since the last `reset`: how many tokens wanted each expert, how many were
             dropped, how many tokens there were, and summed over them each balancing loss (0 without) and the z-loss.

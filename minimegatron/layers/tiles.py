@@ -73,6 +73,7 @@ def attend(
     mask: AttentionMask,
     scale: float,
     backend: str,
+    softcap: float | None = None,
 ) -> None:
     """Join the attention of these queries over these keys.
 
@@ -83,10 +84,11 @@ def attend(
         mask: who sees whom.
         scale: of the scores.
         backend: `sdpa`, `local` or `reference`.
+        softcap: of the scores (`kernels/blockwise.flash_forward`); `sdpa` has none.
     """
     for tile in mask.tiles(q_spans, k_spans):
         rows, cols = slice(*tile.rows), slice(*tile.cols)
-        out, lse = _forward(q[:, :, rows], k[:, :, cols], v[:, :, cols], tile, mask, scale, backend)
+        out, lse = _forward(q[:, :, rows], k[:, :, cols], v[:, :, cols], tile, mask, scale, backend, softcap)
         joined.add(rows, out, lse)
 
 
@@ -103,6 +105,7 @@ def attend_backward(
     mask: AttentionMask,
     scale: float,
     backend: str,
+    softcap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Add this piece's part of dq to `dq`; return its dk and dv, [b, g, m, d] in fp32 (fp64).
 
@@ -116,7 +119,7 @@ def attend_backward(
     for tile in tiles:
         rows, cols = slice(*tile.rows), slice(*tile.cols)
         of_rows = (dout[:, :, rows], q[:, :, rows], out[:, :, rows], lse[:, :, rows])
-        grads = _backward(*of_rows, k[:, :, cols], v[:, :, cols], tile, mask, scale, backend)
+        grads = _backward(*of_rows, k[:, :, cols], v[:, :, cols], tile, mask, scale, backend, softcap)
         dq[:, :, rows] += grads[0]
         if whole:  # one rectangle over all keys: nothing to add up
             return grads[1].to(dq.dtype), grads[2].to(dq.dtype)
@@ -126,11 +129,18 @@ def attend_backward(
 
 
 def _forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tile: Tile, mask: AttentionMask, scale: float, backend: str
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    tile: Tile,
+    mask: AttentionMask,
+    scale: float,
+    backend: str,
+    softcap: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if not _aten_applies(q, tile, backend):
         rule = mask if tile.relation == PARTIAL else _RULE[tile.relation]
-        return flash_forward(q, k, v, rule, scale, tile.q_start, tile.k_start, _block(q, k, backend))
+        return flash_forward(q, k, v, rule, scale, tile.q_start, tile.k_start, _block(q, k, backend), softcap)
     causal = tile.relation == DIAGONAL
     if q.device.type == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
@@ -149,11 +159,12 @@ def _backward(
     mask: AttentionMask,
     scale: float,
     backend: str,
+    softcap: float | None,
 ) -> Triple:
     if not _aten_applies(q, tile, backend):
         rule = mask if tile.relation == PARTIAL else _RULE[tile.relation]
         block = _block(q, k, backend)
-        return flash_backward(dout, q, k, v, out, lse, rule, scale, tile.q_start, tile.k_start, block)
+        return flash_backward(dout, q, k, v, out, lse, rule, scale, tile.q_start, tile.k_start, block, softcap)
     causal = tile.relation == DIAGONAL
     if q.device.type == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(

@@ -68,12 +68,6 @@ def check_transformer_engine(config: TransformerConfig, parallel: ParallelConfig
         "fp8_wgrad off with transformer_impl transformer_engine, whose recipes have no such choice any more",
         "drop --no-fp8-wgrad, or --transformer-impl local",
     )
-    require(
-        not (config.num_experts and config.fp8_format),
-        f"transformer_impl transformer_engine and FP8 with num_experts={config.num_experts}: experts are our own, and "
-        "would stay in the model's precision",
-        "--transformer-impl local",
-    )
     inside = config.recompute_granularity == "full" or config.recomputes("mlp")
     require(
         not (inside and config.fp8_format),

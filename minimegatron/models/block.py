@@ -3,6 +3,9 @@
     x = x + dropout(attention(norm(x)))
     x = x + dropout(mlp(norm(x)))
 
+With norms of their outputs (`layernorm_placement`) the branches are norm(attention(norm(x))) and norm(mlp(norm(x)))
+(Gemma 2), or norm(attention(x)) and norm(mlp(x)) (OLMo 2).
+
 Layers are named by their *global* number: stage 1 of 2 in a 4-layer model holds `layers.2` and `layers.3`. So a
 parameter has the same name in every layout, and seeds, checkpoints and converters need no translation.
 
@@ -17,6 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from minimegatron.errors import ConfigError
 from minimegatron.layers.dropout import Dropout
 from minimegatron.layers.inference_context import StateSpec, inference_state_of
 from minimegatron.layers.norm import Norm, add_norm
@@ -31,15 +35,19 @@ if TYPE_CHECKING:
 
 
 class TransformerLayer(nn.Module):
-    """Pre-norm residual layer built from its submodules' specs.
+    """Residual layer built from its submodules' specs.
 
     Args:
         config: the model.
         mesh: its layout.
         layer_number: global number, from 0.
         rng: dropout streams.
-        submodules: specs of `input_layernorm`, `self_attention`, `pre_mlp_layernorm`, `mlp`, and `moe` for the layers
-            that have experts in its place.
+        submodules: specs of `input_layernorm`, `self_attention`, `post_self_attn_layernorm`, `pre_mlp_layernorm`,
+            `mlp`, and `moe` for the layers that have experts in its place, `post_mlp_layernorm`; a norm that has none
+            is not there.
+
+    Raises:
+        ConfigError: a mixer does not fit the layout, or a sequence is cut that it does not say it can share.
     """
 
     def __init__(
@@ -53,28 +61,42 @@ class TransformerLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.layer_number = layer_number
-        self.input_layernorm = build_module(submodules["input_layernorm"], config)
+
+        def norm(name: str) -> nn.Module:
+            return build_module(submodules[name], config) if name in submodules else nn.Identity()
+
+        self.input_layernorm = norm("input_layernorm")
         self.self_attention = build_module(submodules["self_attention"], config, mesh, layer_number, rng)
-        self.pre_mlp_layernorm = build_module(submodules["pre_mlp_layernorm"], config)
+        self.post_self_attn_layernorm = norm("post_self_attn_layernorm")
+        self.pre_mlp_layernorm = norm("pre_mlp_layernorm")
+        if mesh.cp.size > 1 and not getattr(self.self_attention, "supports_context_parallel", False):
+            raise ConfigError(
+                f"layer {layer_number} has a {type(self.self_attention).__name__}, which does not say that it can "
+                "share a sequence over cp",
+                fix="context_parallel_size = 1, or supports_context_parallel = True in its class if it can",
+            )
         experts = config.has_experts(layer_number)
         if experts:
             self.mlp = build_module(submodules["moe"], config, mesh, layer_number, rng)
         else:
             self.mlp = build_module(submodules["mlp"], config, mesh)
+        self.post_mlp_layernorm = norm("post_mlp_layernorm")
         self.dropout = Dropout(config.hidden_dropout, rng, different_over_tp=mesh.sequence_parallel)
         if config.recomputes("layernorm"):
-            recompute_module(self.input_layernorm, rng)
-            recompute_module(self.pre_mlp_layernorm, rng)
+            for module in (self.input_layernorm, self.pre_mlp_layernorm):
+                recompute_module(module, rng)
         if config.recomputes("moe" if experts else "mlp"):
             recompute_module(self.mlp, rng)
 
     def forward(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """[s, b, h] -> [s, b, h] (both cut over the sequence with sequence parallelism)."""
         # x = x + dropout(attention(norm(x))), and the next norm of this sum, which a kernel computes along with it
-        normed, x = add_norm(
-            self.pre_mlp_layernorm, x, self.dropout(self.self_attention(self.input_layernorm(x), context))
-        )
-        return x + self.dropout(self.mlp(normed))
+        normed, x = add_norm(self.pre_mlp_layernorm, x, self._attended(x, context))
+        return x + self.dropout(self.post_mlp_layernorm(self.mlp(normed)))
+
+    def _attended(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+        """The branch of attention, [s, b, h]."""
+        return self.dropout(self.post_self_attn_layernorm(self.self_attention(self.input_layernorm(x), context)))
 
     def inference_state(self) -> dict[str, StateSpec]:
         """What the layer keeps of earlier tokens while it generates; see `layers/inference_context`."""

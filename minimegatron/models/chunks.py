@@ -9,22 +9,13 @@ stage has, the placement of the schedule which stages a rank has:
 
 Layers keep their global numbers, so a parameter has the same name in every layout.
 
-**Tied embeddings.** The embedding and the output layer use one matrix, and are on the first and the last stage. On one
-rank (V-shaped) they share the tensor. On two, the last has a copy, drawn from the same name and hence equal; gradients
-of the two are summed (`parallel/finalize`), the copy is counted in no norm and saved in no checkpoint, and equal
-gradients keep it equal.
+What both ends of a model use, such as a tied embedding, is one tensor or two copies: `models/tied`.
 
-**Predictions of several tokens** (`models/mtp.py`) stand on the last stage, behind its layers, whatever the schedule.
-They embed the tokens that were asked for, so the last stage has a copy of the embedding, positions included, by the
-same rules.
-
-Megatron-LM: `get_model` in `megatron/training/training.py`, `setup_embeddings_and_output_layer` in
-`models/common/language_module/language_module.py`.
+Megatron-LM: `get_model` in `megatron/training/training.py`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,9 +30,9 @@ from minimegatron.config.parallel import ParallelConfig
 from minimegatron.config.stages import StagePlan, plan_stages
 from minimegatron.errors import ConfigError
 from minimegatron.layers.logical import initialize
-from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.spec import ModuleSpec
+from minimegatron.models.tied import tie_embeddings
 from minimegatron.parallel.actions import Placement
 from minimegatron.parallel.schedule_check import require_runnable
 from minimegatron.parallel.schedules import SCHEDULES, Schedule, build_schedule, forward_only
@@ -93,21 +84,15 @@ class ModelChunks(nn.Module):
             )
             for stage in self.placement[mesh.pp.rank]
         )
-        if config.mtp_num_layers or not config.untie_embeddings_and_output_weights:
+        if GPTModel.ties_ends(config):
             self._tie(last)
 
     def _tie(self, last: int) -> None:
-        """Share what the ends of the model both hold where both are here; refuse copies that `mesh.embd` leaves out."""
+        """Share what both ends use where both are here; refuse copies that `mesh.embd` leaves out."""
         first_rank, last_rank = (next(r for r, row in enumerate(self.placement) if s in row) for s in (0, last))
         if first_rank == last_rank == self.mesh.pp.rank:
-            first, end = (self.chunks[self.placement[first_rank].index(stage)] for stage in (0, last))
-            originals = {name: param for name, param in logical_parameters(first) if layout_of(param).copies}
-            copies = [(m, n, layout_of(p).tied_to) for m in end.modules() for n, p in m.named_parameters(recurse=False)]
-            for module, name, original in copies:
-                if original:
-                    setattr(module, name, originals[original])
-            for weight in originals.values():
-                weight.param_layout = dataclasses.replace(layout_of(weight), copies="")  # type: ignore[attr-defined]
+            here = dict(self.stages())
+            tie_embeddings(here[0], here[last])
         elif first_rank != last_rank and {first_rank, last_rank} != {0, self.mesh.pp.size - 1}:
             raise ConfigError(
                 f"an embedding that the first stage, on pipeline rank {first_rank}, and the last, on {last_rank}, "

@@ -9,9 +9,11 @@ A model comes as stages, the parts that pipeline ranks hold; without a pipeline 
 | `inference`            | `full_logits` with an `inference_context`; `inference_state`: what layers keep            |
 | `checkpoint`, `optim`  | the `ParamLayout` of every parameter (`layers/param`): name, place and shape in the whole |
 
-A layer of a stage (`models/block`) gives `forward(x, context)`, and in the same way says what it keeps while it
-generates (`layers/inference_context`). A module that has something to say against generating, or against being
-recorded, says it itself: `check_generation()`, `reads_device`.
+A layer of a stage (`models/block`) gives `forward(x, context)`, and says what it keeps while it generates
+(`layers/inference_context`), a mixer also whether it can share a sequence over cp (`supports_context_parallel`). A
+module that has something to say against generating, or against being recorded, says it itself: `check_generation()`,
+`reads_device`. Work at the ends of a step is a hook of the file that defines the feature (`layers/step_hooks`). Memory
+and work of a layer need no description: it is run on fake tensors (`footprint/dry_run`).
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import torch
 from torch import nn
 
 from minimegatron.layers.inference_context import InferenceContext, StateSpec
+from minimegatron.models.tied import Weights
 from minimegatron.parallel.execution import Specs, Tensors
 
 if TYPE_CHECKING:
@@ -48,6 +51,10 @@ class ModelStage(Protocol):
 
     def set_input_tensor(self, inputs: Tensors | None) -> None:
         """What the stage before has made, for the next call."""
+        ...
+
+    def tied_weights(self) -> Weights:
+        """What is here of the weights that the first stage and the last both use (`models/tied`)."""
         ...
 
     def __call__(self, *args: Any, **options: Any) -> Any:

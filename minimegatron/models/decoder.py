@@ -8,8 +8,8 @@ average in their own way.
 
 A pipeline stage holds some of the layers; `pre_process` says whether the embedding is here, `post_process` whether the
 output layer is. A tied output layer uses the embedding's matrix itself, or on another stage a copy of it
-(`models/chunks.py`). Multi-token prediction follows the last layer and embeds tokens too: the last stage
-then has a copy of the whole embedding, which a tied output layer uses as well.
+(`models/tied.py`). Multi-token prediction follows the last layer and embeds tokens too: the last stage then has a copy
+of the whole embedding, which a tied output layer uses as well.
 
 Communication of a forward pass over tp, in payloads of `s b h` elements: 1 all-reduce (embedding), 2 a layer, and three
 all-reduces of `[s, b]` for the loss. The backward pass mirrors it.
@@ -19,7 +19,6 @@ Megatron-LM: `megatron/core/models/gpt/gpt_model.py`.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -39,13 +38,13 @@ from minimegatron.layers.linear import ColumnParallelLinear
 from minimegatron.layers.logical import initialize
 from minimegatron.layers.loss import vocab_parallel_cross_entropy
 from minimegatron.layers.mask import AttentionMask
-from minimegatron.layers.param import Init, layout_of
+from minimegatron.layers.param import Init
 from minimegatron.layers.products import Entry, PlainProducts
 from minimegatron.layers.rope import RotaryEmbedding
-from minimegatron.models.block import TransformerBlock, TransformerLayer
-from minimegatron.models.gpt_layer_specs import FP8, MULTI_TOKEN_PREDICTION, TE_CHECK, decoder_layer_spec
+from minimegatron.models.block import TransformerBlock
+from minimegatron.models.gpt_layer_specs import check_parts, decoder_layer_spec, prediction_spec, switch_precision
 from minimegatron.models.spec import ModuleSpec, build_module
-from minimegatron.named import import_module
+from minimegatron.models.tied import Weights, tie_embeddings
 from minimegatron.parallel.execution import Specs, Tensors, TensorSpec
 
 if TYPE_CHECKING:
@@ -88,26 +87,22 @@ class GPTModel(nn.Module):
     ) -> None:
         super().__init__()
         check_model_fits(config, mesh.parallel)
-        if config.transformer_impl == "transformer_engine":
-            import_module(TE_CHECK)(config, mesh.parallel)
+        check_parts(config, mesh.parallel)
         self.config = config
         self.mesh = mesh
         self.pre_process = pre_process
         self.post_process = post_process
         numbers = range(config.num_layers) if layer_numbers is None else layer_numbers
+        predictions = prediction_spec(config) if post_process else None
         self.embedding = None
-        if pre_process or (post_process and config.mtp_num_layers):
+        if pre_process or predictions is not None:
             dropout = Dropout(config.hidden_dropout, rng, different_over_tp=mesh.sequence_parallel)
             self.embedding = LanguageModelEmbedding(config, mesh, dropout)
         self.rotary = RotaryEmbedding(config) if config.rotates else None
         spec = spec or decoder_layer_spec(config)
         self.decoder = TransformerBlock(config, mesh, spec, numbers, post_process, rng)
-        self.mtp: Any = None
-        if config.mtp_num_layers and post_process:
-            self.mtp = build_module(ModuleSpec(MULTI_TOKEN_PREDICTION), config, mesh, spec, rng)
-        if config.fp8_format is not None:
-            layers = [module for module in self.modules() if isinstance(module, TransformerLayer)]
-            import_module(FP8[config.transformer_impl])(self.decoder, layers, config, mesh)
+        self.mtp: Any = None if predictions is None else build_module(predictions, config, mesh, spec, rng)
+        switch_precision(self, self.decoder, config, mesh)
         self.output_layer = None
         self.products = PlainProducts()
         self._inputs: Tensors | None = None
@@ -123,22 +118,24 @@ class GPTModel(nn.Module):
                 dtype=config.dtype,
             )
         if pre_process != post_process:
-            self._declare_copies()
+            tie_embeddings(self)
 
-    def _declare_copies(self) -> None:
-        """What the first stage and the last both hold: the last one's are copies, drawn from the same names."""
-        held: dict[str, torch.Tensor] = {}
-        tied, predicts = not self.config.untie_embeddings_and_output_weights, bool(self.config.mtp_num_layers)
+    @staticmethod
+    def ties_ends(config: TransformerConfig) -> bool:
+        """Whether the first stage and the last use the same weights."""
+        return not config.untie_embeddings_and_output_weights or prediction_spec(config) is not None
+
+    def tied_weights(self) -> Weights:
+        """What is here of the weights that the first stage and the last both use; see `models/tied`."""
+        tied, predicts = not self.config.untie_embeddings_and_output_weights, prediction_spec(self.config) is not None
+        weights: Weights = {}
         if self.embedding is not None and (tied or predicts):
-            held["embedding.word_embeddings.weight"] = self.embedding.word_embeddings.weight
+            weights["embedding.word_embeddings.weight"] = self.embedding.word_embeddings, "weight"
         elif self.output_layer is not None and tied:
-            held["embedding.word_embeddings.weight"] = self.output_layer.weight
+            weights["embedding.word_embeddings.weight"] = self.output_layer, "weight"
         if self.embedding is not None and self.embedding.position_embeddings is not None and predicts:
-            held["embedding.position_embeddings.weight"] = self.embedding.position_embeddings.weight  # type: ignore[assignment]
-        for name, weight in held.items():
-            copy = {} if self.pre_process else {"shared": True, "tied_to": name}
-            layout = dataclasses.replace(layout_of(weight), copies="embd", **copy)  # type: ignore[arg-type]
-            weight.param_layout = layout  # type: ignore[attr-defined]
+            weights["embedding.position_embeddings.weight"] = self.embedding.position_embeddings, "weight"
+        return weights
 
     def stage_specs(self, b: int, s: int, compute_dtype: torch.dtype | None = None) -> tuple[Specs, Specs]:
         """What this stage takes from the one before, and gives to the one after, for a microbatch of tokens [b, s].
@@ -239,10 +236,13 @@ class GPTModel(nn.Module):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[s, b, h] (or [s/t, b, h]) -> [s, b, V'/t]."""
         if self.output_layer is not None:
-            return self.output_layer(hidden)
-        assert self.embedding is not None, "a tied output layer needs the embedding on this stage"
-        weight = self.embedding.word_embeddings.weight
-        return self.products.linear(hidden, weight, None, Entry(self.mesh.tp, self.mesh.sequence_parallel))
+            logits = self.output_layer(hidden)
+        else:
+            assert self.embedding is not None, "a tied output layer needs the embedding on this stage"
+            weight = self.embedding.word_embeddings.weight
+            logits = self.products.linear(hidden, weight, None, Entry(self.mesh.tp, self.mesh.sequence_parallel))
+        cap = self.config.final_logit_softcapping
+        return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def full_logits(
         self, tokens: torch.Tensor, position_ids: torch.Tensor | None = None, **options: Any

@@ -1,8 +1,9 @@
 """The layer of every decoder family here, as a `ModuleSpec`.
 
-    norm, attention, norm, MLP or experts, each pair with a residual connection (`models/block.py`)
+    norm, attention, norm, MLP or experts, each pair with a residual connection (`models/block.py`); norms of what they
+    give where `layernorm_placement` says so
 
-What every decoder has is imported. What only some have is named, and imported when a model that has it is built:
+This is the place that knows which parts a configuration asks for; a part refuses by itself what it cannot do:
 
 | config                                   | part                                                        |
 |------------------------------------------|-------------------------------------------------------------|
@@ -10,7 +11,7 @@ What every decoder has is imported. What only some have is named, and imported w
 | `num_experts`                            | `MoELayer` in place of `MLP`, in the layers with experts    |
 | `mtp_num_layers`                         | `MultiTokenPrediction` behind the last layer                |
 | `transformer_impl` transformer_engine    | its linear layers in place of ours                          |
-| `fp8_format`                             | a function that switches built layers to FP8                |
+| `fp8_format`                             | built layers are switched to FP8                            |
 
 Megatron-LM: `megatron/core/models/gpt/gpt_layer_specs.py`.
 """
@@ -19,44 +20,75 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from minimegatron.layers.attention import SelfAttention
+from minimegatron.layers.fp8_model import enable_fp8_layers
+from minimegatron.layers.mla import MultiLatentAttention
 from minimegatron.layers.mlp import MLP
+from minimegatron.layers.moe import MoELayer
 from minimegatron.layers.norm import Norm
-from minimegatron.models.block import TransformerLayer
+from minimegatron.layers.transformer_engine import (
+    TEColumnParallelLinear,
+    TERowParallelLinear,
+    autocast_layers,
+    check_transformer_engine,
+)
+from minimegatron.models.block import TransformerBlock, TransformerLayer
+from minimegatron.models.mtp import MultiTokenPrediction
 from minimegatron.models.spec import ModuleSpec
-from minimegatron.named import Named, import_module
 
 if TYPE_CHECKING:
+    from minimegatron.comm.mesh import Mesh
     from minimegatron.config import TransformerConfig
-
-MULTI_LATENT_ATTENTION: Named = "minimegatron.layers.mla", "MultiLatentAttention"
-MOE: Named = "minimegatron.layers.moe", "MoELayer"
-MULTI_TOKEN_PREDICTION: Named = "minimegatron.models.mtp", "MultiTokenPrediction"
-_TE = "minimegatron.layers.transformer_engine"
-TE_COLUMN: Named = _TE, "TEColumnParallelLinear"
-TE_ROW: Named = _TE, "TERowParallelLinear"
-TE_CHECK: Named = _TE, "check_transformer_engine"
-
-# transformer_impl -> function (stack of layers, its TransformerLayers, config, mesh) that switches them to FP8
-FP8: dict[str, Named] = {
-    "local": ("minimegatron.layers.fp8_model", "enable_fp8_layers"),
-    "transformer_engine": (_TE, "autocast_layers"),
-}
+    from minimegatron.config.parallel import ParallelConfig
 
 
 def decoder_layer_spec(config: TransformerConfig) -> ModuleSpec:
     """The default layer of a model with this config."""
     linears: dict[str, Any] = {}
     if config.transformer_impl == "transformer_engine":
-        linears = {"column": import_module(TE_COLUMN), "row": import_module(TE_ROW)}
-    attention = MULTI_LATENT_ATTENTION if config.multi_latent_attention else SelfAttention
+        linears = {"column": TEColumnParallelLinear, "row": TERowParallelLinear}
+    attention = MultiLatentAttention if config.multi_latent_attention else SelfAttention
+    norms = ["input_layernorm", "pre_mlp_layernorm"] * config.norms_input
+    norms += ["post_self_attn_layernorm", "post_mlp_layernorm"] * config.norms_output
     return ModuleSpec(
         TransformerLayer,
         submodules={
-            "input_layernorm": ModuleSpec(Norm),
+            **dict.fromkeys(norms, ModuleSpec(Norm)),
             "self_attention": ModuleSpec(attention, params=linears),
-            "pre_mlp_layernorm": ModuleSpec(Norm),
             "mlp": ModuleSpec(MLP, params=linears),
-            "moe": ModuleSpec(MOE),
+            "moe": ModuleSpec(MoELayer),
         },
     )
+
+
+def prediction_spec(config: TransformerConfig) -> ModuleSpec | None:
+    """What stands behind the last layer and predicts more tokens, if the model has it."""
+    return ModuleSpec(MultiTokenPrediction) if config.mtp_num_layers else None
+
+
+def check_parts(config: TransformerConfig, parallel: ParallelConfig) -> None:
+    """Ask the parts that depend on what is installed, before anything is built.
+
+    Raises:
+        ConfigError: a package is missing, or its layers cannot do what is asked.
+    """
+    check_transformer_engine(config, parallel)
+
+
+def switch_precision(stage: nn.Module, decoder: TransformerBlock, config: TransformerConfig, mesh: Mesh) -> None:
+    """FP8, in the built layers of a stage.
+
+    Args:
+        stage: all that is here; its transformer layers are switched.
+        decoder: the module that runs most of them.
+        config, mesh: the model, its layout.
+
+    Raises:
+        ConfigError: a matrix does not suit the recipe.
+    """
+    if config.fp8_format is not None:
+        layers = [module for module in stage.modules() if isinstance(module, TransformerLayer)]
+        switch = autocast_layers if config.transformer_impl == "transformer_engine" else enable_fp8_layers
+        switch(decoder, layers, config, mesh)

@@ -15,7 +15,9 @@ def count_parameters(config: TransformerConfig, active: bool = False) -> int:
     h, layers = config.hidden_size, config.num_layers
     norm = h * (2 if config.normalization == "LayerNorm" else 1)
     with_experts = sum(config.expert_layers)
-    layer = 2 * norm + (_latent_attention(config) if config.multi_latent_attention else _attention(config))
+    layer = 2 * norm * (config.norms_input + config.norms_output) + (
+        _latent_attention(config) if config.multi_latent_attention else _attention(config)
+    )
     depths = config.mtp_num_layers or 0  # each a layer like the last, three more norms and the projection
     tail = depths * (layer + 3 * norm + 2 * h * h)
     layers, with_experts = layers + depths, with_experts + depths * config.has_experts(layers)
@@ -32,6 +34,8 @@ def _attention(config: TransformerConfig) -> int:
     count = h * rows + a * d * h
     count += rows if config.add_bias_linear or config.add_qkv_bias else 0
     count += h if config.add_bias_linear else 0
+    if config.qk_layernorm_over_heads:
+        return count + (config.num_attention_heads + config.num_query_groups) * d
     return count + (2 * d * (2 if config.normalization == "LayerNorm" else 1) if config.qk_layernorm else 0)
 
 

@@ -6,8 +6,6 @@ A `ModuleSpec` names a class, fixed keyword arguments, and the specs of its subm
 the class with both. The default layer is `decoder_layer_spec()` in `models/gpt_layer_specs.py`; a variant is a copy of
 it with one entry changed, from Python (`GPTModel(config, mesh, spec=my_spec)`) or by `--spec my_module my_function`.
 
-A class that only some models have may be named, as `("minimegatron.layers.moe", "MoELayer")` (`minimegatron/named`).
-
 Megatron-LM: `megatron/core/transformer/spec_utils.py`.
 """
 
@@ -21,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from minimegatron.errors import ConfigError, did_you_mean
-from minimegatron.named import Named, import_module
 
 if TYPE_CHECKING:
     from minimegatron.config.model import TransformerConfig
@@ -32,12 +29,12 @@ class ModuleSpec:
     """A module to be built.
 
     Attributes:
-        module: the class (or any callable that returns a module), or where to import it from: (module, name).
+        module: the class, or any callable that returns a module.
         params: fixed keyword arguments.
         submodules: name -> spec, passed as the keyword argument `submodules` when there are any.
     """
 
-    module: Callable[..., nn.Module] | Named
+    module: Callable[..., nn.Module]
     params: dict[str, Any] = dataclasses.field(default_factory=dict)
     submodules: dict[str, ModuleSpec] = dataclasses.field(default_factory=dict)
 
@@ -59,12 +56,11 @@ def build_module(spec: ModuleSpec, *args: Any, **kwargs: Any) -> nn.Module:
     Raises:
         ConfigError: the class does not take these arguments.
     """
-    module = import_module(spec.module) if isinstance(spec.module, tuple) else spec.module
     keywords = {**spec.params, **kwargs, **({"submodules": spec.submodules} if spec.submodules else {})}
     try:
-        return module(*args, **keywords)
+        return spec.module(*args, **keywords)
     except TypeError as error:
-        name = getattr(module, "__qualname__", repr(module))
+        name = getattr(spec.module, "__qualname__", repr(spec.module))
         raise ConfigError(
             f"building {name} from its spec failed: {error}",
             fix="its constructor must accept the arguments of the class it replaces",

@@ -18,7 +18,6 @@ from torch import nn
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.layers.param import logical_parameters
-from minimegatron.parallel.balance import ExpertLoad
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +43,6 @@ class DataParallel(nn.Module):
         mesh: its layout.
 
     Attributes:
-        expert_load: what the routers did in the last finished step (`parallel/balance.py`); None without experts.
         loss_names: of the losses that the last pipeline stage reports (`training/reports.py`): in an evaluation and in
             a step; empty until it has said them.
         rounds_to: of 16-bit models whose weights are kept in fp32 and rounded when they are gathered: the 16-bit dtype.
@@ -53,7 +51,6 @@ class DataParallel(nn.Module):
     def __init__(self, module: nn.Module, mesh: Mesh) -> None:
         super().__init__()
         self.module, self.mesh = module, mesh
-        self.expert_load: ExpertLoad | None = None
         self.loss_names: tuple[list[str], list[str]] = ([], [])
         self.rounds_to: torch.dtype | None = None
 

@@ -21,7 +21,6 @@ use: they are summed over `embd`, and then both copies take the same steps for e
 the matrix is one tensor, and autograd has added up already.
 
 Experts need none of these sums; they have been added up over edp (`parallel/ddp`), and are divided by the same number.
-What their routers have counted is added up here too (`parallel/balance.py`).
 
 Order: first the sum over dp_cp, then over tp; both orders give the same number, but with a sharded optimizer only the
 first works. Megatron-LM: `megatron/core/distributed/finalize_model_grads.py`.
@@ -35,7 +34,6 @@ from minimegatron.comm.axis import Axis
 from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.layers.param import layout_of
-from minimegatron.parallel.balance import count_loads
 from minimegatron.parallel.data_parallel import DataParallel
 
 
@@ -85,5 +83,4 @@ def finalize_model_grads(model: DataParallel, mesh: Mesh, num_tokens: torch.Tens
     total = all_reduce(num_tokens.detach().to(torch.float64).clone(), mesh.dp_cp)
     total = all_reduce(total, mesh.pp)
     model.divide_gradients(torch.where(total > 0, total, torch.ones_like(total)))
-    model.expert_load = count_loads(model, mesh)
     return total

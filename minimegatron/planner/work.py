@@ -43,7 +43,7 @@ from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.mla import MultiLatentAttention, ReplicatedLinear
 from minimegatron.layers.mlp import MLP
 from minimegatron.layers.moe import Experts, MoELayer, SharedExperts
-from minimegatron.layers.norm import Norm
+from minimegatron.layers.norm import HeadsNorm, Norm
 from minimegatron.layers.router import TopKRouter
 from minimegatron.models.block import TransformerLayer
 from minimegatron.training.flops import attention_pairs
@@ -285,9 +285,17 @@ def norm(module: Norm, z: Sizes) -> Iterator[Op]:
     yield Op("norm", moved=5.0 * z.e * z.n_cut * module.weight.shape[0])
 
 
+@rule(HeadsNorm)
+def norm_of_heads(module: HeadsNorm, z: Sizes) -> Iterator[Op]:
+    """The same on a rank's heads, and a sum over all of them."""
+    sums = tuple(Message("all_reduce", module.tp.name, 4 * z.n, backward) for backward in (False, True))
+    moved = 5.0 * z.e * z.n * module.weight.shape[0]
+    yield Op("norm", moved=moved, messages=sums if module.tp.size > 1 else ())
+
+
 @rule(MLP)
 def activation(module: MLP, z: Sizes) -> Iterator[Op]:
-    halves = 2 if module.kind in ("swiglu", "geglu") else 1
+    halves = 2 if module.kind in ("swiglu", "geglu", "geglu_tanh") else 1
     yield Op("activation", moved=(halves + 1.0) * z.e * z.n * module.linear_fc2.weight.shape[1])
 
 
@@ -309,6 +317,8 @@ def attention(module: CoreAttention, z: Sizes) -> Iterator[Op]:
     weights (`reference`) computes and moves the whole square: written, read, dropped, read.
     """
     config, mesh = z.config, z.mesh
+    require_known(module.softcap is None, "the time of capped attention scores")
+    require_known(config.window_attn_skip_freq is None, "the time of layers with different windows")
     a, d = config.num_attention_heads // z.t, config.kv_channels
     g = a if config.multi_latent_attention else max(1, config.num_query_groups // z.t)
     inner, outer = mesh.cp_inner, mesh.cp_outer

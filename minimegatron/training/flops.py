@@ -74,7 +74,10 @@ def forward_flops(config: TransformerConfig, seq_length: int, causal: bool = Tru
     """FLOPs of one sequence's forward pass by part of the model: `attention`, `mlp`, `logits`."""
     h, d = config.hidden_size, config.kv_channels
     a, g = config.num_attention_heads, config.num_query_groups
-    pairs = attention_pairs(seq_length, config.sliding_window, causal)
+    depths = config.mtp_num_layers or 0  # each a layer like the last, a projection of 2 h and logits
+    layers = config.num_layers + depths
+    windows = [config.window_of(number) for number in range(layers)]
+    pairs = sum(attention_pairs(seq_length, window, causal) for window in windows)  # of all layers
     if config.multi_latent_attention:
         r, turned, v = config.kv_lora_rank, config.qk_pos_emb_head_dim, config.v_head_dim
         queries = h * a * d if config.q_lora_rank is None else config.q_lora_rank * (h + a * d)
@@ -84,8 +87,6 @@ def forward_flops(config: TransformerConfig, seq_length: int, causal: bool = Tru
         weights = h * d * ((a + 2 * g) + a)
         core = 2 * 2 * a * d * pairs
     matrices = 3 if config.gated_linear_unit else 2
-    depths = config.mtp_num_layers or 0  # each a layer like the last, a projection of 2 h and logits
-    layers = config.num_layers + depths
     with_experts = sum(config.expert_layers) + depths * config.has_experts(config.num_layers)
     width = (layers - with_experts) * config.ffn_hidden_size  # of all MLPs that a token passes
     width += with_experts * (
@@ -93,7 +94,7 @@ def forward_flops(config: TransformerConfig, seq_length: int, causal: bool = Tru
     )
     routers = with_experts * 2 * seq_length * h * (config.num_experts or 0)
     return {
-        "attention": float(layers * (2 * seq_length * weights + core)),
+        "attention": float(layers * 2 * seq_length * weights + core),
         "mlp": float(2 * seq_length * h * width * matrices + routers + depths * 2 * seq_length * 2 * h * h),
         "logits": float((1 + depths) * 2 * seq_length * h * config.padded_vocab_size(1)),
     }

@@ -145,7 +145,7 @@ REFUSED: dict[str, str] = {
         "apply-residual-connection-post-layernorm"
     ),
     "other attention variants": (
-        "window-attn-* softmax-type quick-geglu glu-linear-offset activation-func-clamp-value "
+        "softmax-type quick-geglu glu-linear-offset activation-func-clamp-value "
         "apply-query-key-layer-scaling heterogeneous-layers-*"
     ),
     "other initialisations": "init-method-xavier-uniform data-parallel-random-init embedding-init-method-std",

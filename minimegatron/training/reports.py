@@ -38,8 +38,8 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import BadStep
 
 if TYPE_CHECKING:
+    from minimegatron.layers.balance import LayerLoad
     from minimegatron.optim.optimizer import StepResult
-    from minimegatron.parallel.balance import LayerLoad
 
 
 @dataclasses.dataclass(frozen=True)

@@ -100,6 +100,18 @@ def test_a_name_with_nothing_near_lists_the_fields():
         (TransformerConfig, {"num_query_groups": 0}, "num_query_groups (0)"),
         (TransformerConfig, {"hidden_dropout": 1.0}, "hidden_dropout is 1.0"),
         (TransformerConfig, {"sliding_window": 0}, "sliding_window is 0"),
+        (TransformerConfig, {"window_attn_skip_freq": "2"}, "without a window"),
+        (TransformerConfig, {"sliding_window": 4, "window_attn_skip_freq": "1"}, "gives no layer a window"),
+        (TransformerConfig, {"sliding_window": 4, "window_attn_skip_freq": "[1,0,1]"}, "says 3 layers"),
+        (TransformerConfig, {"attn_logit_softcapping": 5.0, "attention_backend": "sdpa"}, "attention_backend=auto"),
+        (TransformerConfig, {"qk_layernorm_over_heads": True}, "qk_layernorm=True and normalization=RMSNorm"),
+        (TransformerConfig, {"layernorm_placement": "output", "fp32_residual_connection": True}, "no norm rounds"),
+        (
+            TransformerConfig,
+            {"multi_latent_attention": True, "position_embedding_type": "rope", "add_bias_linear": False}
+            | {"softmax_scale": 0.1},
+            "drop softmax_scale",
+        ),
         (TransformerConfig, {"recompute_modules": ("mpl",)}, "mpl"),
         (TransformerConfig, {"position_embedding_type": "rope", "kv_channels": 3}, "RoPE rotates 3"),
         (ParallelConfig, {"tensor_model_parallel_size": 0}, "tensor_model_parallel_size is 0"),

@@ -33,12 +33,16 @@ def hugging_face(name):
     return [theirs(name).generate(torch.tensor([p]), **options)[0, len(p) :].tolist() for p in PROMPTS]
 
 
-@pytest.mark.parametrize("name", mostly_thorough(NAMES, lambda name: name in ("gpt2", "mistral", "deepseek_v3")))
+@pytest.mark.parametrize(
+    "name", mostly_thorough(NAMES, lambda name: name in ("gpt2", "mistral", "gemma2", "deepseek_v3"))
+)
 def test_greedy_words_are_hugging_faces(name):
     assert [c.tokens for c in generate(ours(name), PROMPTS, 12)] == hugging_face(name)
 
 
-@pytest.mark.parametrize("tp, name", mostly_thorough([(2, "mistral"), (2, "gpt2"), (4, "llama3.1")], [0]))
+@pytest.mark.parametrize(
+    "tp, name", mostly_thorough([(2, "mistral"), (2, "gpt2"), (4, "llama3.1"), (2, "gemma2"), (2, "olmo2")], [0])
+)
 def test_over_tensor_parallel_ranks(ranks, tp, name):
     (greedy, sampled), *others = ranks(tp).run(continuations, weights(name), [GREEDY, SAMPLED])
     assert [c.tokens for c in greedy] == hugging_face(name)

@@ -71,6 +71,22 @@ def test_every_block_size_gives_the_formula(name, groups):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["causal", "packed window"])
+def test_capped_scores(name):
+    q, k, v, dout = qkv(45)
+    mask, cap = AttentionMask(**MASKS[name]), 0.4
+    inputs = [t.clone().requires_grad_() for t in (q, k, v)]
+    keys, values = (t.repeat_interleave(2, 1) for t in inputs[1:])
+    scores = cap * torch.tanh(inputs[0] @ keys.mT * SCALE / cap)
+    want = scores.masked_fill(~mask.table((0, 45), (0, 45)), -torch.inf).softmax(-1) @ values
+    want.backward(dout)
+    for block in (8, 128):
+        out, lse = flash_forward(q, k, v, mask, SCALE, block=block, softcap=cap)
+        grads = flash_backward(dout, q, k, v, out, lse, mask, SCALE, block=block, softcap=cap)
+        for a, b in zip((out, *grads), (want, *(t.grad for t in inputs)), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 2e-6), (torch.bfloat16, 2e-2), (torch.float16, 3e-3)])
 @pytest.mark.parametrize("name", ["causal", "packed window"])
 def test_other_dtypes(name, dtype, tolerance):

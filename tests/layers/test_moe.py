@@ -13,10 +13,10 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.config.fits import check_model_fits
 from minimegatron.errors import ConfigError
+from minimegatron.layers.balance import count_loads, move_biases
 from minimegatron.layers.logical import gather_logical, initialize
 from minimegatron.layers.moe import MoELayer
 from minimegatron.layers.param import layout_of, logical_parameters
-from minimegatron.parallel.balance import count_loads, move_biases
 from minimegatron.parallel.ddp import DistributedDataParallel
 
 H, FFN, E = 16, 24, 8

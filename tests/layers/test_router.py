@@ -14,9 +14,9 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.errors import ConfigError
 from minimegatron.layers import router as r
+from minimegatron.layers.balance import count_loads, move_biases
 from minimegatron.layers.logical import initialize
 from minimegatron.layers.recompute import recompute
-from minimegatron.parallel.balance import count_loads, move_biases
 
 T, E, H = 12, 8, 16
 

@@ -12,7 +12,8 @@ from minimegatron.checkpoint.huggingface import state_from_huggingface, state_to
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import CheckpointError, ConfigError
-from minimegatron.layers.logical import load_logical
+from minimegatron.layers.logical import gather_logical, load_logical
+from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.parameters import count_parameters
@@ -60,6 +61,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2.5-tied-mqa": ("Qwen2Config", {**SIZES, "num_key_value_heads": 1, "tie_word_embeddings": True}),
     "qwen2.5-yarn": ("Qwen2Config", {**SIZES, "rope_parameters": YARN}),
     "qwen3": ("Qwen3Config", {**SIZES, "head_dim": 32}),
+    # caps that are reached, a scale that is not 1 / sqrt(d), a window shorter than the sequence in every other layer
+    "gemma2": (
+        "Gemma2Config",
+        {
+            **SIZES,
+            "head_dim": 24,
+            "query_pre_attn_scalar": 10,
+            "attn_logit_softcapping": 1.5,
+            "final_logit_softcapping": 2.0,
+            "sliding_window": 7,
+        },
+    ),
+    "olmo2": ("Olmo2Config", {**SIZES, "num_key_value_heads": 4}),
 }
 EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("MixtralConfig", {**SIZES, "num_local_experts": 8, "num_experts_per_tok": 2}),
@@ -223,6 +237,26 @@ def logits_through_a_pipeline(rank: int, world: int, theirs: Theirs) -> float | 
 def test_logits_through_a_pipeline(ranks, name):
     first, last = ranks(2).run(logits_through_a_pipeline, Theirs.of(name, batch=6))
     assert first is None and last <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["gemma2", "olmo2"])
+def test_gradients_of_all_weights(name):
+    """Of the mean loss, in fp64, under their names."""
+    theirs = hf_model(name)
+    family, config = config_from_huggingface(theirs.config.to_dict())
+    ours = GPTModel(config, Mesh.serial())
+    load_logical(ours, state_from_huggingface(theirs.state_dict(), config, family))
+    theirs, ours = theirs.double(), ours.double()
+    tokens = torch.randint(0, 99, (2, 41), generator=torch.Generator().manual_seed(3))
+    logits = theirs(tokens[:, :-1]).logits
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+    ours(tokens[:, :-1], labels=tokens[:, 1:]).mean().backward()
+    grads = {n: gather_logical(p.grad, layout_of(p), Mesh.serial()) for n, p in logical_parameters(ours)}
+    got = state_to_huggingface(grads, config, family)
+    want = {n: p.grad for n, p in theirs.named_parameters()}
+    assert got.keys() == want.keys()
+    for n, grad in want.items():
+        assert (got[n] - grad).abs().max() <= 1e-6 * grad.abs().max(), n
 
 
 EP, ETP = "expert_model_parallel_size", "expert_tensor_parallel_size"

@@ -28,6 +28,7 @@ transformers = pytest.importorskip("transformers")
 
 TINY = {"gpt2": "gpt2", "llama": "llama2", "mistral": "mistral", "qwen2": "qwen2.5", "qwen3": "qwen3"}
 TINY |= {"mixtral": "mixtral", "qwen2_moe": "qwen2_moe", "qwen3_moe": "qwen3_moe", "deepseek_v3": "deepseek_v3"}
+TINY |= {"gemma2": "gemma2", "olmo2": "olmo2"}
 
 
 def file_of(family: str) -> dict[str, Any]:

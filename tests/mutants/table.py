@@ -295,7 +295,7 @@ MUTANTS = (
     ),
     # ------------------------------------------------------------------------------------------- the step
     Mutant(
-        "penalties are not told the loss scale", "minimegatron/parallel/balance.py",
+        "penalties are not told the loss scale", "minimegatron/layers/balance.py",
         "        set_loss_scale(self.model, scale)\n", "        pass\n", f"{_STEP} tests/training/test_experts.py",
     ),
     Mutant(
@@ -304,7 +304,7 @@ MUTANTS = (
         "tests/layers/test_fp8_scales.py",
     ),
     Mutant(
-        "biases of experts never move", "minimegatron/parallel/balance.py",
+        "biases of experts never move", "minimegatron/layers/balance.py",
         "            move_biases(self.model, self.load)\n", "            pass\n", "tests/training/test_expert_bias.py",
     ),
     Mutant(
@@ -355,7 +355,7 @@ MUTANTS = (
         "(all_reduce(new_rows @ c, axis) + TINY)", "((new_rows @ c) + TINY)", "tests/layers/test_sinkhorn.py",
     ),
     Mutant(
-        "loads of experts are summed over dp alone", "minimegatron/parallel/balance.py",
+        "loads of experts are summed over dp alone", "minimegatron/layers/balance.py",
         "all_reduce(table, mesh.world)", "all_reduce(table, mesh.dp)", "tests/layers/test_moe.py",
     ),
     Mutant(

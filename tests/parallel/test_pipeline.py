@@ -215,17 +215,17 @@ def _w_dropped() -> contextlib.AbstractContextManager:
 
 
 def _copy_counted() -> contextlib.AbstractContextManager:
-    from minimegatron.models.decoder import GPTModel
+    from minimegatron.models import decoder
 
-    real = GPTModel._declare_copies
+    real = decoder.tie_embeddings
 
-    def forget(self):
-        real(self)
-        if self.output_layer is not None:
-            layout = layout_of(self.output_layer.weight)
-            self.output_layer.weight.param_layout = type(layout)(**{**vars(layout), "shared": False})
+    def forget(stage):
+        real(stage)
+        if stage.output_layer is not None:
+            layout = layout_of(stage.output_layer.weight)
+            stage.output_layer.weight.param_layout = type(layout)(**{**vars(layout), "shared": False})
 
-    return mock.patch.object(GPTModel, "_declare_copies", forget)
+    return mock.patch.object(decoder, "tie_embeddings", forget)
 
 
 MISTAKES = {

@@ -52,6 +52,24 @@ def test_families(assert_same_as_serial, family, sp):
     assert_same_as_serial(Case({TP: 2, SP: sp}, model, double=True), dp=2)
 
 
+CP, PP = "context_parallel_size", "pipeline_model_parallel_size"
+CAPPED = {"family": "gemma2", "sliding_window": 5, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 1.0}
+OVER_HEADS = {"family": "olmo2"}
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    mostly_thorough(
+        [(model, layout) for model in (CAPPED, OVER_HEADS) for layout in ({TP: 2, SP: True}, {TP: 2}, {CP: 2}, {PP: 2})]
+        + [(CAPPED, {CP: 2, "cp_comm_type": kind}) for kind in ("allgather", "a2a")],
+        [0, 2, 4, 7],
+    ),
+    ids=str,
+)
+def test_norms_of_outputs_caps_and_norms_over_all_heads(assert_same_as_serial, model, layout):
+    assert_same_as_serial(Case(layout, model, accumulation=2, double=True))
+
+
 @pytest.mark.parametrize(
     "model",
     [

@@ -168,7 +168,7 @@ WORDS = "--preset laptop-10m --bf16 --seq-length 1024 --micro-batch-size 2 --glo
         "--use-precision-aware-optimizer --exp-avg-dtype fp8 --exp-avg-sq-dtype bf16",
         "--optimizer-cpu-offload --optimizer-offload-fraction 0.5",
         "--use-torch-fsdp2",
-        "--spec tests.planner.strange layers",
+        "--spec tests.extension.retention layers",
     ],
 )
 def test_each_is_planned_whole(flags: str) -> None:

@@ -167,7 +167,9 @@ STRANGE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 def test_layers_that_the_package_does_not_know_send_what_a_traced_step_counts(ranks: Any) -> None:
     runs = [run_of(parallel, {**SIZES, **model}, 4) for parallel, model in STRANGE.values()]
-    told_and_counted(ranks, [dataclasses.replace(run, spec=("tests.planner.strange", "gathering")) for run in runs], 4)
+    told_and_counted(
+        ranks, [dataclasses.replace(run, spec=("tests.extension.retention", "gathering")) for run in runs], 4
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from minimegatron import trace
 from minimegatron.cli import main
 from minimegatron.errors import ConfigError
-from minimegatron.parallel.balance import LayerLoad
+from minimegatron.layers.balance import LayerLoad
+from minimegatron.layers.expert_placement import placement, summarise, table
 from minimegatron.training.arguments import parse_args
-from minimegatron.training.experts import placement, summarise, table
 from tests.mock_data import small_trainer
 from tests.training.test_experts import EP2, LINE, scalars
 

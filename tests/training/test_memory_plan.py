@@ -44,7 +44,13 @@ LATENT = {"multi_latent_attention": True, "q_lora_rank": 32, "kv_lora_rank": 16,
 NARROW = {"ffn_hidden_size": 64, "num_layers": 8, "kv_channels": 64}  # most of what is kept is attention's
 OWN = {"kernels": "emulated", "num_layers": 2}
 FP8 = {"fp8_format": "hybrid", "params_dtype": "bf16", "num_layers": 2}
-STRANGE = {"spec": ("tests.planner.strange", "layers"), "num_layers": 2}
+STRANGE = {"spec": ("tests.extension.retention", "layers"), "num_layers": 2}
+CAPPED = {
+    "num_layers": 4, "layernorm_placement": "both", "layernorm_zero_centered_gamma": True, "scale_embeddings": True,
+    "activation": "geglu_tanh", "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 16,
+    "window_attn_skip_freq": "2", "untie_embeddings_and_output_weights": False,
+}  # fmt: skip
+OVER_HEADS = {"layernorm_placement": "output", "qk_layernorm": True, "qk_layernorm_over_heads": True}
 # name -> (ranks, fields of the layout, fields of the model; `documents`, `optimizer` and `spec` are the run's)
 LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     **{f"stage {n}": (2, {"data_parallel_sharding_strategy": s}, {}) for s, n in STAGES.items()},
@@ -125,6 +131,8 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "strange, pp2, recompute": (2, PP2, STRANGE | {"num_layers": 4} | FULL),
     "strange, zb-h1": (2, PP2 | {"pipeline_schedule": "zb_h1"}, STRANGE),
     "strange, stage 3, recompute": (2, {"data_parallel_sharding_strategy": "optim_grads_params"}, STRANGE | FULL),
+    "norms of outputs, capped": (1, {}, CAPPED),
+    "norms over heads, tp2 sp": (2, TP2, OVER_HEADS),
     "pp2, stage 1": (4, {"pipeline_model_parallel_size": 2, "data_parallel_sharding_strategy": "optim"}, {}),
 }  # fmt: skip
 
@@ -263,7 +271,7 @@ def test_equal_loads_and_padding_have_no_worst_case() -> None:
 
 def test_a_layer_that_asks_for_numbers_is_said_and_not_left_out() -> None:
     _, run = run_of("stage 0")
-    told = predict_run(dataclasses.replace(run, spec=("tests.planner.strange", "asking")), 0, 2)
+    told = predict_run(dataclasses.replace(run, spec=("tests.extension.retention", "asking")), 0, 2)
     assert told.unknown and "numbers" in told.unknown[0] and told.peak == told.lasting
 
 

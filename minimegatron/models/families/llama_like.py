@@ -6,7 +6,8 @@
 | `SIZES`, `GATE`, `biases`, `WINDOW` | parts of their `config.json`                                       |
 | `rope`                              | RoPE and the ways of stretching it; transformers 5 keeps them in   |
 |                                     | `rope_parameters`, before that in `rope_theta` and `rope_scaling`  |
-| `ENDS`, `ATTENTION`, `MLP`          | rows of their tensors; `DENSE` all of these                        |
+| `WORDS`, `HEAD`, `ENDS`,            | rows of their tensors; `ENDS` has the norms of a layer besides,    |
+| `ATTENTION`, `MLP`, `DENSE`         | `DENSE` is all of them                                             |
 | `experts`, `shared_experts`         | the same of a mixture                                              |
 
 Softmax over all experts and then dividing by the sum of the chosen, as Hugging Face has it, is the softmax over the
@@ -192,12 +193,16 @@ def qkv(kind: str) -> tuple[str, ...]:
 
 GATED_MLP = ("mlp", "gate_proj", "up_proj", "down_proj")
 
-ENDS = (
-    Row("embedding.word_embeddings.weight", ("model.embed_tokens.weight",)),
-    Row(L + "input_layernorm.weight", (T + "input_layernorm.weight",)),
-    Row(L + "pre_mlp_layernorm.weight", (T + "post_attention_layernorm.weight",)),
+WORDS = (Row("embedding.word_embeddings.weight", ("model.embed_tokens.weight",)),)
+HEAD = (
     Row("decoder.final_layernorm.weight", ("model.norm.weight",)),
     Row("output_layer.weight", ("lm_head.weight",), when=untied),
+)
+ENDS = (
+    *WORDS,
+    Row(L + "input_layernorm.weight", (T + "input_layernorm.weight",)),
+    Row(L + "pre_mlp_layernorm.weight", (T + "post_attention_layernorm.weight",)),
+    *HEAD,
 )
 ATTENTION = (
     Row(L + "self_attention.linear_qkv.weight", qkv("weight"), "pack"),

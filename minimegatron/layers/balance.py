@@ -118,10 +118,9 @@ def count_loads(model: nn.Module, mesh: Mesh) -> ExpertLoad | None:
     """
     found = [m for m in model.modules() if isinstance(m, TopKRouter)]
     config = found[0].config if found else getattr(getattr(model, "module", model), "config", None)
-    if config is None or getattr(config, "num_experts", None) is None:
+    layers = [] if config is None else config.layers_with_experts
+    if config is None or not layers:
         return None
-    depth = config.num_layers + (config.mtp_num_layers or 0)
-    layers = [n for n in range(depth) if config.has_experts(n)]
     row = {layer: i for i, layer in enumerate(layers)}
     table = torch.zeros(len(layers), tally_size(config), dtype=torch.float64, device=mesh.device)
     for router in found:
@@ -153,21 +152,19 @@ def _mark(load: ExpertLoad) -> None:
 
 @step_hook
 class Balance(StepHook):
-    """A step of the routers: told the loss scale before it; at its end loads are reported and biases move.
+    """A step of the routers: told the loss scale before it; at its end loads are counted and reported, and biases move.
 
-    The loads are counted when the gradients are finished (`parallel/finalize`), which leaves them at the wrapper.
+    Attributes:
+        load: of the last step whose gradients are finished; None without experts.
     """
 
-    @property
-    def load(self) -> ExpertLoad | None:
-        found = getattr(self.model, "expert_load", None)
-        assert found is None or isinstance(found, ExpertLoad)
-        return found
+    load: ExpertLoad | None = None
 
     def begin_step(self, scale: float) -> None:
         set_loss_scale(self.model, scale)
 
     def table(self) -> torch.Tensor | None:
+        self.load = count_loads(self.model, self.mesh)
         return None if self.load is None else self.load.table
 
     def report_fields(self, numbers: list[float]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ of the busiest rank and another as long as that helps. Where a token is limited 
 To place experts differently, renumber them: the rows of the router, its bias and the stacks of the experts in one and
 the same order. The function of the model does not change. Loads drift as training goes on; look before you move.
 
-The loads are those of `parallel/balance`; the same numbers are in every log line, in TensorBoard and in traces.
+The loads are those of `layers/balance`; the same numbers are in every log line, in TensorBoard and in traces.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from minimegatron.config.fields import divides
-from minimegatron.parallel.balance import LayerLoad, imbalance
+from minimegatron.layers.balance import LayerLoad, imbalance
 
 WINDOW = 100  # steps that the table at the end of a training looks back on
 
