@@ -375,7 +375,8 @@ class Run:
             kept, later = kept + window.keeps, later - off
             if window.keeps or window.most:
                 forward, backward = (window.most.get(phase, kept) - kept for phase in (FORWARD, BACKWARD))
-                found[window.part].append(Step(window.name, window.keeps, forward, backward - later, off))
+                name = window.name or ("batch" if window.part == 0 else "loss")
+                found[window.part].append(Step(name, window.keeps, forward, backward - later, off))
         return [Tape(steps) for steps in found]
 
     @property
@@ -418,7 +419,7 @@ def run_stage(z: Sizes, layers: Sequence[Sequence[int]], first: bool, last: bool
 
 
 def _run(model: GPTModel, ddp: DistributedDataParallel, z: Sizes, layers: Sequence[Sequence[int]], splits: bool) -> Run:
-    names = {module: name or "stage" for name, module in model.named_modules()}
+    names = {module: name for name, module in model.named_modules()}
     for number, layer in model.decoder.layers.items():
         names |= {module: name or f"layer {number}" for name, module in layer.named_modules()}
     parts = [[model.decoder.layers[str(number)] for number in some] for some in layers]

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minimegatron.comm.collectives import reduce_from_region
+from minimegatron.comm.collectives import copy_to_region, reduce_from_region
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.layers.attention import AttentionContext
@@ -80,15 +80,15 @@ def layers(config: TransformerConfig) -> ModuleSpec:
 
 
 class Gathering(Retention):
-    """Scales by a mean over the ranks of tp, in a message of its own."""
+    """Scales by a sum over the ranks of tp, in messages of its own, forward and backward."""
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
         y = super().forward(x, context)
-        return y * (1 + reduce_from_region(y.mean(-1, keepdim=True), self.tp))
+        return y * (1 + reduce_from_region(copy_to_region(y.mean(-1, keepdim=True), self.tp), self.tp))
 
 
 def gathering(config: TransformerConfig) -> ModuleSpec:
-    """The same, with one message more."""
+    """The same, with two messages more."""
     return decoder_layer_spec(config).with_submodule("self_attention", ModuleSpec(Gathering))
 
 

@@ -130,10 +130,10 @@ def test_the_command_says_what_each_stage_of_a_layout_holds(capsys: Any) -> None
 
 
 def test_the_command_says_what_it_does_not_predict(capsys: Any) -> None:
-    reference = "--attention-dropout 0.1 --attention-backend reference --device cpu"
-    assert memory.main([*SMALL.split(), *reference.split()]) == 0
+    asking = "--spec tests.extension.retention asking --device cpu"
+    assert memory.main([*SMALL.split(), *asking.split()]) == 0
     said = capsys.readouterr().out
-    assert "not predicted, and not in the peak: dropout of attention weights" in said and "is fullest" not in said
+    assert "not predicted, and not in the peak: a layer that asks for numbers" in said and "is fullest" not in said
     with pytest.raises(ConfigError, match="--world-size 0"):
         memory.main(["--world-size", "0"])
 
