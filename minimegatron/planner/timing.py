@@ -357,6 +357,8 @@ def step_time(run: RunConfig, world: int, cluster: Cluster) -> StepTime:
         Unpredicted: an operation's time is not known.
     """
     require_known(not run.model.first_last_layers_bf16, "the time of layers in two precisions")
+    require_known(run.model.attn_logit_softcapping is None, "the time of capped attention scores")
+    require_known(run.model.window_attn_skip_freq is None, "the time of layers with different windows")
     require_known(not run.optimizer.freeze, "the time of a model with frozen parameters")
     work, ranks = work_of_run(run, world, "cuda"), rank_groups(run.parallel, world, "pp")[0]
     plan, z, stages = stages_of_run(run, world, cluster)

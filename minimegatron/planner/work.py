@@ -317,8 +317,6 @@ def attention(module: CoreAttention, z: Sizes) -> Iterator[Op]:
     weights (`reference`) computes and moves the whole square: written, read, dropped, read.
     """
     config, mesh = z.config, z.mesh
-    require_known(module.softcap is None, "the time of capped attention scores")
-    require_known(config.window_attn_skip_freq is None, "the time of layers with different windows")
     a, d = config.num_attention_heads // z.t, config.kv_channels
     g = a if config.multi_latent_attention else max(1, config.num_query_groups // z.t)
     inner, outer = mesh.cp_inner, mesh.cp_outer

@@ -365,6 +365,16 @@ MUTANTS = (
         "tests/layers/test_param.py",
     ),
     Mutant(
+        "the sum of squares over all heads has a gradient of each rank alone", "minimegatron/layers/norm.py",
+        "squares = c.copy_to_region(squares, self.tp)", "squares = squares",
+        "tests/parallel/test_serial_twin.py -k caps_and_norms",
+    ),
+    Mutant(
+        "a cap on scores has no slope", "minimegatron/kernels/blockwise.py",
+        "            if softcap is not None:  # d tanh", "            if False:  # d tanh",
+        "tests/kernels/test_blockwise.py -k capped",
+    ),
+    Mutant(
         "learned positions do not move with the tokens of a depth", "minimegatron/models/decoder.py",
         "self.mtp.rolled(position_ids, k) if learned else position_ids", "position_ids",
         "tests/golden/test_megatron_mtp.py",

@@ -11,6 +11,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import DataConfig, OptimizerConfig, ParallelConfig, TrainingConfig
 from minimegatron.config.stages import SPLIT, plan_stages
 from minimegatron.footprint.prediction import Work, sizes_of
+from minimegatron.footprint.tape import Unpredicted
 from minimegatron.models.chunks import placement_of, schedule_of
 from minimegatron.models.families import family_config
 from minimegatron.parallel.schedule_sim import Costs, simulate
@@ -194,3 +195,15 @@ def test_what_travels_beside_a_product_costs_nothing_until_it_takes_longer() -> 
         for rate in (1e15, 1e9)
     )
     assert slow.parts["tp"] > 10 * fast.parts["tp"]
+
+
+@pytest.mark.parametrize(
+    ("model", "what"),
+    [
+        ({"attn_logit_softcapping": 50.0}, "capped attention scores"),
+        ({"sliding_window": 64, "window_attn_skip_freq": "2"}, "different windows"),
+    ],
+)
+def test_a_time_that_is_not_known_is_refused_by_name(model: dict[str, Any], what: str) -> None:
+    with pytest.raises(Unpredicted, match=what):
+        step_time(run_of(model=model), 1, FREE)

@@ -152,6 +152,12 @@ NAMED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "shared overlap": ({"tensor_model_parallel_size": 2, "sequence_parallel": True, "expert_model_parallel_size": 2},
                        EQUAL | {"moe_shared_expert_intermediate_size": 32, "moe_shared_expert_overlap": True,
                                 "moe_token_dispatcher_type": "alltoall", "recompute_granularity": "full"}),
+    "a norm over all heads": ({"tensor_model_parallel_size": 2}, {
+        "layernorm_placement": "output", "qk_layernorm": True, "qk_layernorm_over_heads": True,
+        "recompute_granularity": "full"}),
+    "capped scores": ({"tensor_model_parallel_size": 2, "context_parallel_size": 2}, {
+        "layernorm_placement": "both", "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0,
+        "sliding_window": 8, "window_attn_skip_freq": "2", "scale_embeddings": True}),
 }  # fmt: skip
 
 

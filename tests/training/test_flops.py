@@ -90,3 +90,12 @@ def test_peaks_by_the_names_that_torch_reports():
         "NVIDIA RTX A1000": None, "NVIDIA GeForce RTX 3090 Ti": None, "NVIDIA GeForce RTX 4090 Laptop GPU": None,
     }  # fmt: skip
     assert {name: peak_tflops(name) for name in names} == names
+
+
+def test_windows_in_every_other_layer_are_half_of_the_windows():
+    sizes = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 256}
+    windows = ({}, {"sliding_window": 64}, {"sliding_window": 64, "window_attn_skip_freq": "2"})
+    all_tokens, windowed, mixed = (
+        forward_flops(family_config("llama", **sizes, **window), 512)["attention"] for window in windows
+    )
+    assert windowed < mixed == (all_tokens + windowed) / 2
