@@ -47,6 +47,11 @@ _LET_GO = "tests/comm/test_shared_memory.py -k let_go"
 _RANKS = "tests/training/test_checkpoint_ranks.py"
 _POWER = "tests/checkpoint/test_power.py"
 _STALE = "tests/parallel/test_stale.py"
+_CONTEXT = "tests/layers/test_context.py"
+_DISPATCH = "tests/layers/test_dispatch.py"
+_ROUTER = "tests/layers/test_router.py"
+_MOE = "tests/layers/test_moe.py"
+_PIPELINE = "tests/parallel/test_pipeline.py"
 
 MUTANTS = (
     # ------------------------------------------------------------------------------------------- random streams
@@ -661,5 +666,166 @@ MUTANTS = (
     Mutant(
         "one number has the stride of its table", "minimegatron/checkpoint/shard_file.py",
         "plain.as_strided((plain.numel(),), (1,))", "plain.view(-1)", f"{_RANKS} -k copied",
+    ),
+    # ------------------------------------------------------------------- context parallelism, experts, pipelines
+    Mutant(
+        "a block's gradient is not added when it comes home", "minimegatron/layers/context.py",
+        "        home += behind.pop().wait()\n", "        behind.pop().wait()\n", _CONTEXT,
+    ),
+    Mutant(
+        "a rank on the ring drops what came before its part", "minimegatron/layers/context.py",
+        "part += behind.pop().wait()", "behind.pop().wait()", _CONTEXT,
+    ),
+    Mutant(
+        "keys from elsewhere are taken for this rank's", "minimegatron/layers/context.py",
+        "attend(joined, q, mine, kv[0], kv[1], spans[owner], mask, scale, backend, softcap)",
+        "attend(joined, q, mine, kv[0], kv[1], mine, mask, scale, backend, softcap)", _CONTEXT,
+    ),
+    Mutant(
+        "gathered blocks stay in the order of ranks", "minimegatron/layers/context.py",
+        "for start in sorted(pieces)], -2)", "for start in pieces], -2)", _CONTEXT,
+    ),
+    Mutant(
+        "gathered gradients go to other owners", "minimegatron/layers/context.py",
+        "for held in spans])\n        dk", "for held in reversed(spans)])\n        dk", _CONTEXT,
+    ),
+    Mutant(
+        "heads come back in another order", "minimegatron/layers/context.py",
+        "arrived.permute(1, 2, 0, 3, 4).flatten(2, 3)", "arrived.permute(1, 2, 3, 0, 4).flatten(2, 3)", _CONTEXT,
+    ),
+    Mutant(
+        "key heads are copied in blocks, not each", "minimegatron/layers/context.py",
+        "(t.repeat_interleave(copies, 2) for t in (k, v))", "(t.repeat(1, 1, copies, 1) for t in (k, v))", _CONTEXT,
+    ),
+    Mutant(
+        "positions of a cut sequence count from 0", "minimegatron/comm/sequence.py",
+        "for a, b in rank_spans(s, mesh)])\n\n\ndef local",
+        "for a, b in [(0, s // mesh.cp.size)]])\n\n\ndef local", _CONTEXT,
+    ),
+    Mutant(
+        "document ids are cut with the tokens", "minimegatron/comm/sequence.py",
+        "NOT_CUT = (\"document_ids\",)", "NOT_CUT = ()", 'tests/parallel/test_context_twin.py',
+    ),
+    Mutant(
+        "the zigzag is cut into consecutive parts", "minimegatron/comm/sequence.py",
+        "held = [(r * n, (r + 1) * n), ((chunks - 1 - r) * n, (chunks - r) * n)]",
+        "held = [(2 * r * n, (2 * r + 1) * n), ((2 * r + 1) * n, (2 * r + 2) * n)]", _CONTEXT,
+    ),
+    Mutant(
+        "rows travel back with the splits of the way there", "minimegatron/layers/dispatch.py",
+        "c.all_to_all_region(y, self.ep, splits.inp, splits.out)",
+        "c.all_to_all_region(y, self.ep, splits.out, splits.inp)", _DISPATCH,
+    ),
+    Mutant(
+        "rows of etp ranks come before those of ep", "minimegatron/layers/dispatch.py",
+        "for e in range(local) for i in range(p) for j in range(q)]",
+        "for e in range(local) for j in range(q) for i in range(p)]", _DISPATCH,
+    ),
+    Mutant(
+        "parts of an expert's output are not summed", "minimegatron/layers/dispatch.py",
+        "unflatten(0, (axis.size, mine)).sum(0)", "unflatten(0, (axis.size, mine))[0]", _DISPATCH,
+    ),
+    Mutant(
+        "the experts of rank 0 on every rank", "minimegatron/layers/dispatch.py",
+        "return ep.rank * local, (ep.rank + 1) * local", "return 0, local", _DISPATCH,
+    ),
+    Mutant(
+        "weights of chosen experts are the biased scores", "minimegatron/layers/router.py",
+        "        chosen = best(scores if bias is None else scores + bias, config)\n"
+        "        weights = scores.gather(1, chosen)",
+        "        scores = scores if bias is None else scores + bias\n"
+        "        chosen = best(scores, config)\n"
+        "        weights = scores.gather(1, chosen)", _ROUTER,
+    ),
+    Mutant(
+        "a group is worth its best expert", "minimegatron/layers/router.py",
+        "grouped.topk(k // kept, -1)", "grouped.topk(1, -1)", _ROUTER,
+    ),
+    Mutant(
+        "a capacity is rounded down", "minimegatron/layers/router.py",
+        "return math.ceil(wanted) if", "return int(wanted) if", _ROUTER,
+    ),
+    Mutant(
+        "the router's gradient is taken for complete", "minimegatron/layers/router.py",
+        "init=Init(std=config.init_method_std), partial=\"sequence\"\n        )\n        self.weight",
+        "init=Init(std=config.init_method_std)\n        )\n        self.weight", _EXPERTS,
+    ),
+    Mutant(
+        "shares of a rank's own tokens", "minimegatron/layers/router.py",
+        "\"global_aux_loss\" else self.mesh.tp_cp)", "\"global_aux_loss\" else self.mesh.tp)", _ROUTER,
+    ),
+    Mutant(
+        "the batch's loss forgets the microbatches before", "minimegatron/layers/router.py",
+        "counts = counts + self.tally[: self.num_experts]", "counts = counts + 0", _ROUTER,
+    ),
+    Mutant(
+        "penalties enter without the loss scale", "minimegatron/layers/router.py",
+        "torch.full_like(penalties, ctx.router.loss_scale)", "torch.full_like(penalties, 1.0)", _ROUTER,
+    ),
+    Mutant(
+        "statistics are counted in evaluations", "minimegatron/layers/router.py",
+        "if not (self.training and torch.is_grad_enabled()):", "if not torch.is_grad_enabled():", _ROUTER,
+    ),
+    Mutant(
+        "sequences of a batch share their counts", "minimegatron/layers/router.py",
+        "counts = chosen.unflatten(0, (-1, b)).sum(0)", "counts = chosen.unflatten(0, (b, -1)).sum(1)", _ROUTER,
+    ),
+    Mutant(
+        "the gate of shared experts is complete", "minimegatron/layers/moe.py",
+        "init=Init(std=config.init_method_std), partial=\"sequence\")\n            self.gate_weight",
+        "init=Init(std=config.init_method_std))\n            self.gate_weight", _EXPERTS,
+    ),
+    Mutant(
+        "halves of a gated expert are cut as one", "minimegatron/layers/moe.py",
+        "cut_evenly(halves * f, etp, f\"fc1 of an expert of {f}\", halves)",
+        "cut_evenly(halves * f, etp, f\"fc1 of an expert of {f}\")", _EXPERTS,
+    ),
+    Mutant(
+        "a token's rows overwrite each other", "minimegatron/kernels/plain.py",
+        ".index_add(0, self._source, rows)", ".index_copy(0, self._source, rows)", _MOE,
+    ),
+    Mutant(
+        "a bucket travels at its first gradient", "minimegatron/parallel/stage.py",
+        "    for action in reversed(row):\n        ended", "    for action in row:\n        ended", _PIPELINE,
+    ),
+    Mutant(
+        "weights gradients of an unsplit backward wait", "minimegatron/parallel/stage.py",
+        "                if not split:\n                    compute(self._products.pop(microbatch))\n",
+        "", _PIPELINE,
+    ),
+    Mutant(
+        "the last stage's output layer is on every stage", "minimegatron/models/chunks.py",
+        "post_process=stage == last", "post_process=stage == last or stage == 0", _PIPELINE,
+    ),
+    Mutant(
+        "backward slots count chunks from the front", "minimegatron/parallel/schedules.py",
+        "backward = [(i, v - 1 - chunk) for i, chunk in forward]",
+        "backward = [(i, chunk) for i, chunk in forward]", _PIPELINE,
+    ),
+    Mutant(
+        "one warm-up forward too many", "minimegatron/parallel/schedules.py",
+        "warmup=p - rank - 1) for rank", "warmup=p - rank) for rank", _PIPELINE,
+    ),
+    Mutant(
+        "an interleaved rank warms up by one group less", "minimegatron/parallel/schedules.py",
+        "2 * (p - rank - 1) + (v - 1) * group", "(p - rank - 1) + (v - 1) * group", _PIPELINE,
+    ),
+    Mutant(
+        "tokens of a pipeline are those of its last microbatch", "minimegatron/training/pipelined.py",
+        "        self.tokens += num_tokens.detach()",
+        "        self.tokens = num_tokens.detach().double()", _PIPELINE,
+    ),
+    Mutant(
+        "reports of a pipeline are those of its last microbatch", "minimegatron/training/pipelined.py",
+        "self.reports.get(name, 0.0) + pair", "0.0 + pair", _PIPELINE,
+    ),
+    Mutant(
+        "sequence parallelism left out of what a stage expects", "minimegatron/models/decoder.py",
+        "rows = s // mesh.tp.size if mesh.sequence_parallel else s", "rows = s", _PIPELINE,
+    ),
+    Mutant(
+        "a microbatch is let go of at its first use", "minimegatron/training/pipelined.py",
+        "self._kept[self._read], self._left[self._read] = next(self._iterator), self._uses",
+        "self._kept[self._read], self._left[self._read] = next(self._iterator), 1", _PIPELINE,
     ),
 )  # fmt: skip
