@@ -171,6 +171,6 @@ class Balance(StepHook):
         assert self.load is not None, "numbers of no table"
         return {"experts": tuple(self.load.rows(numbers))}
 
-    def end_step(self, successful: bool) -> None:
+    def end_step(self) -> None:
         if self.load is not None:
             move_biases(self.model, self.load)

@@ -150,5 +150,5 @@ class Fp8Step(StepHook):
     def during_passes(self) -> contextlib.AbstractContextManager[None]:
         return keeping_weights(self.model)
 
-    def end_step(self, successful: bool) -> None:
+    def end_step(self) -> None:
         move_scales(self.model, self.mesh)

@@ -11,7 +11,7 @@ So a feature has a hook, in its own file, and the step calls all hooks alike:
     before the losses travel                reports()                losses of multi-token prediction
                                             table()                  counts that the host reads in the same message
     after that message                      report_fields(numbers)   what the table says, for the report of the step
-    after the optimizer has moved           end_step(successful)     biases of experts move
+    after the optimizer has moved           end_step()               biases of experts move
 
 `@step_hook` registers a hook where its class is defined. The file that defines a feature's modules is imported
 wherever a model has them, so `StepHooks(model, mesh)` finds what a model can need, and a hook for which the model has
@@ -63,8 +63,8 @@ class StepHook:
         """Fields of the step's report (`training.reports.StepReport`) from the numbers of `table`, flat."""
         return {}
 
-    def end_step(self, successful: bool) -> None:
-        """Called after the optimizer; `successful` says whether the weights moved."""
+    def end_step(self) -> None:
+        """Called after the optimizer, also where it has skipped the step: what the passes have counted is used up."""
 
 
 REGISTERED: dict[str, type[StepHook]] = {}
@@ -113,7 +113,7 @@ class StepHooks:
         pairs = zip(self._with_table, tables, strict=True)
         return {name: value for hook, numbers in pairs for name, value in hook.report_fields(numbers).items()}
 
-    def end_step(self, successful: bool) -> None:
+    def end_step(self) -> None:
         """The end of a step, for all hooks."""
         for hook in self.hooks:
-            hook.end_step(successful)
+            hook.end_step()

@@ -194,7 +194,7 @@ def train_step(
         check_finite(losses, reports, mesh)
     options.before_update(losses)
     result = optimizer.step()
-    hooks.end_step(result.successful)
+    hooks.end_step()
     if result.successful:
         scheduler.step(options.batch_size)
     report = StepReport.of(result, losses, int(counted), scheduler.lr, **hooks.report_fields(tables))

@@ -42,8 +42,8 @@ class Notes(StepHook):
     def report_fields(self, numbers: list[float]) -> dict[str, Any]:
         return {self.name: numbers}
 
-    def end_step(self, successful: bool) -> None:
-        self.seen.append(f"{self.name} ends {successful}")
+    def end_step(self) -> None:
+        self.seen.append(f"{self.name} ends")
 
 
 def test_the_moments_of_a_step():
@@ -53,10 +53,10 @@ def test_the_moments_of_a_step():
         seen.append("passes")
     tables = [table.tolist() for table in hooks.tables()]
     assert hooks.report_fields(tables) == {"a": [1.0], "c": [2.0, 3.0]}
-    hooks.end_step(False)
+    hooks.end_step()
     assert seen[:4] == ["a begins 4.0", "b begins 4.0", "c begins 4.0", "passes"]
     assert sorted(seen[4:7]) == ["a leaves", "b leaves", "c leaves"]
-    assert seen[7:] == ["a ends False", "b ends False", "c ends False"]
+    assert seen[7:] == ["a ends", "b ends", "c ends"]
 
 
 def test_what_was_begun_ends_when_a_pass_raises():
@@ -83,4 +83,4 @@ def test_a_model_without_features_has_nothing_to_do():
     with hooks.passes(1.0):
         pass
     assert hooks.reports() == {} and hooks.tables() == [] and hooks.report_fields([]) == {}
-    hooks.end_step(True)
+    hooks.end_step()

@@ -194,7 +194,7 @@ def measured(rank: int, world: int, name: str, favourites: bool = False) -> tupl
         with hooks.passes(1.0):
             accumulate(ddp, case, mesh)
         optimizer.step()
-        hooks.end_step(True)
+        hooks.end_step()
 
     with choosing_first() if favourites else contextlib.nullcontext():
         return counted(step, lambda: {**ddp.held(), **optimizer.held()})
