@@ -794,6 +794,7 @@ class Swap(torch.autograd.Function):
 
 
 class RingCore(torch.nn.Module):
+    supports_context_parallel = True
     function = Ring
 
     def __init__(self, config, mesh, rng=None):
