@@ -51,7 +51,7 @@ def probe(rank: int, world: int) -> dict[str, Any]:
         "group": (dist.get_rank(), dist.get_world_size(), len(dist.distributed_c10d._world.pg_map)),
         "sum": all_reduced(),
         "counter": len(COUNTER),
-        "fingerprints": fingerprints._state.enabled,
+        "fingerprints": fingerprints._Running.fingerprints is not None,
         "torch": torch.allclose(torch.ones(2), torch.zeros(2)),
     }
 

@@ -19,7 +19,7 @@ from minimegatron.layers import attention_choice, mask
 from minimegatron.layers.attention_choice import Machine, Task, choose_backend, fastest, groups_share
 from minimegatron.layers.core_attention import CoreAttention
 from minimegatron.layers.mask import AttentionMask
-from tests.layers.test_flash import MASKS, qkv
+from tests.kernels.test_blockwise import MASKS, qkv
 
 BOTH = frozenset({"flash", "varlen"})
 BF16 = Task(torch.bfloat16, 128, 128)

@@ -66,8 +66,8 @@ def compare(rank: int, world: int, forced: list[Forced]) -> list[dict[str, Any]]
     real, found = twin.weights, []
     for bias, case in forced:
 
-        def weights(config: Any, seed: int, bias: list[float] | None = bias) -> dict[str, torch.Tensor]:
-            tensors = real(config, seed)
+        def weights(*model: Any, bias: list[float] | None = bias) -> dict[str, torch.Tensor]:
+            tensors = real(*model)
             return {n: torch.tensor(bias) if "expert_bias" in n else t for n, t in tensors.items()}
 
         with mock.patch.object(twin, "weights", weights):
