@@ -11,6 +11,8 @@ from minimegatron.kernels import build, flash, fp8, launch, softmax
 from tests.kernels.compare import random
 from tests.thorough import mostly_thorough
 
+pytestmark = pytest.mark.thorough
+
 BARRIER = re.compile(r"^ *__sync(threads|warp)\(\);.*\n", re.MULTILINE)
 # (file, which barrier) -> why leaving it out cannot be seen here.
 UNSEEN = {

@@ -19,6 +19,8 @@ from tests.labkit.cells import SOURCES, exercise_cells
 from tests.labkit.kernel import ROOT, Kernel
 from tests.rehearsal import Rehearsal, RehearsalFailed, rehearse
 
+pytestmark = pytest.mark.thorough
+
 # The line of a cell that says its sizes, and one that a CPU can do.
 SMALL = {
     "bandwidth": ("LARGEST = 28 ", "LARGEST = 14 "),

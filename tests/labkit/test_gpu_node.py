@@ -16,6 +16,8 @@ from tests.labkit import gpu_node
 from tests.labkit.kernel import Kernel
 from tests.labkit.test_magics import OPEN, RANK
 
+pytestmark = pytest.mark.thorough
+
 HIDDEN = "import os; print(repr(os.environ['CUDA_VISIBLE_DEVICES']))"
 
 

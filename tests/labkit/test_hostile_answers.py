@@ -8,6 +8,8 @@ from labkit.fresh import Nursery
 from labkit.judge import judge
 from labkit.verdict import Verdict
 
+pytestmark = pytest.mark.thorough
+
 COURSE = "tests.labkit.mini_course"
 
 RIGHT = {

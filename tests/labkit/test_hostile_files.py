@@ -13,6 +13,8 @@ import pytest
 from tests.labkit.grading_run import Run, run
 from tests.labkit.handed_in import DOUBLE, OPEN, hand_in, notebook
 
+pytestmark = pytest.mark.thorough
+
 Make = Callable[[Path], object]
 GOOD = notebook([OPEN, DOUBLE])
 CELL = '{"cell_type":"code","source":""}'

@@ -9,6 +9,8 @@ from labkit.judge import judge
 from labkit.verdict import Verdict
 from tests.labkit.ring_cheats import CHEATS, RING
 
+pytestmark = pytest.mark.thorough
+
 COURSE = "tests.labkit.ring_course"
 
 

@@ -27,7 +27,10 @@ from labkit.replies import Reply
 from minimegatron.errors import RankError
 from tests.labkit.thefts import REACHES, READS, TOKEN
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's part exists on Linux only")
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(sys.platform != "linux", reason="the kernel's part exists on Linux only"),
+]
 ROOT = Path(__file__).resolve().parents[2]
 DISK = 1 << 20
 NUMBERS = {"open_by_handle_at": (304, 265), "clone": (56, 220), "keyctl": (250, 219)}

@@ -12,6 +12,8 @@ from tests.labkit import talks
 from tests.labkit.lines import Ranks
 from tests.thorough import mostly_thorough
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:

@@ -16,6 +16,8 @@ from minimegatron.errors import DataError
 from minimegatron.launch.consequence import is_consequence, timed_out
 from tests.labkit.lines import Ranks
 
+pytestmark = pytest.mark.thorough
+
 _CALL = "call 1 of group [0, 1] is not the same on its ranks: "
 SAID = {
     "other_collective": f"{_CALL}rank 0 calls all_reduce(float32 [4]), rank 1 calls broadcast(float32 [4], root 0)",

@@ -8,7 +8,7 @@ from tests.rehearsal.cases import LAYOUTS
 from tests.rehearsal.compare import Jobs, differences, errors, parameters
 from tests.rehearsal.record import Record
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

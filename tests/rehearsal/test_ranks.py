@@ -9,6 +9,8 @@ import pytest
 from tests.rehearsal import RehearsalFailed, rehearse
 from tests.rehearsal.record import Record
 
+pytestmark = pytest.mark.thorough
+
 HEAD = """
 import datetime, os, sys, torch, torch.distributed as dist
 from minimegatron.launch.rank import init, finish, report
