@@ -25,9 +25,9 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.config import ParallelConfig
 from minimegatron.launch.workers import WarmPool
-from minimegatron.parallel.overlapped import FunctionStage, TensorSpec, run
-from minimegatron.parallel.schedule_sim import Costs, simulate
-from minimegatron.parallel.schedules import SCHEDULES, build_schedule
+from minimegatron.parallel.pipeline.overlapped import FunctionStage, TensorSpec, run
+from minimegatron.parallel.pipeline.schedule_sim import Costs, simulate
+from minimegatron.parallel.pipeline.schedules import SCHEDULES, build_schedule
 
 
 def last_exactly(seconds: float) -> None:

@@ -13,10 +13,10 @@ from benchmarks import gpu_training
 from benchmarks.gpu_parts import Found, Row
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
-from minimegatron.layers.attention import AttentionContext, CoreAttention, SelfAttention
+from minimegatron.layers.attention.mask import AttentionMask
+from minimegatron.layers.attention.self_attention import AttentionContext, CoreAttention, SelfAttention
 from minimegatron.layers.logical import initialize
 from minimegatron.layers.loss import vocab_parallel_cross_entropy
-from minimegatron.layers.mask import AttentionMask
 from minimegatron.layers.mlp import MLP
 from minimegatron.layers.norm import Norm
 from minimegatron.layers.rope import RotaryEmbedding

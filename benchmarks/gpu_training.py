@@ -24,7 +24,7 @@ from minimegatron.models.families import family_config
 from minimegatron.models.parameters import count_parameters
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
-from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.training.flops import peak_tflops, step_flops
 from minimegatron.training.graphs import StepGraph
 from minimegatron.training.step import StepOptions, forward_backward, forward_step, train_step

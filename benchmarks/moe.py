@@ -28,9 +28,9 @@ from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.launch.workers import WarmPool
-from minimegatron.layers.dispatch import dispatch_bytes
 from minimegatron.layers.logical import initialize
-from minimegatron.layers.moe import MoELayer
+from minimegatron.layers.moe.dispatch import dispatch_bytes
+from minimegatron.layers.moe.layer import MoELayer
 
 EP, ETP = "expert_model_parallel_size", "expert_tensor_parallel_size"
 LAYOUTS: dict[int, tuple[dict[str, int], ...]] = {2: ({EP: 2}, {ETP: 2}), 4: ({EP: 4}, {EP: 2, ETP: 2}, {EP: 2})}

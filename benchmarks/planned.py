@@ -34,7 +34,7 @@ import torch
 from minimegatron.comm.mesh import rank_groups
 from minimegatron.launch.workers import shared_pool
 from minimegatron.models.chunks import placement_of
-from minimegatron.parallel.schedules import SCHEDULES
+from minimegatron.parallel.pipeline.schedules import SCHEDULES
 from minimegatron.planner.cluster import Cluster, read_cluster
 from minimegatron.planner.measure import CPU, WALL, Clock, measure
 from minimegatron.planner.timing import PassTime, added, around, played, stages_of_run, step_time

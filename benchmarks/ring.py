@@ -28,7 +28,7 @@ from minimegatron.comm.ring import Shift, circulate
 from minimegatron.comm.sequence import spans_of
 from minimegatron.config import ParallelConfig
 from minimegatron.launch.workers import WarmPool
-from minimegatron.layers.mask import AttentionMask
+from minimegatron.layers.attention.mask import AttentionMask
 
 
 def seconds_of(rank: int, world: int, contender: str, ideal: float, elements: int, rounds: int) -> list[float]:

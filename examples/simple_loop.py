@@ -25,8 +25,8 @@ from minimegatron.data.tokenizer import NullTokenizer
 from minimegatron.launch.rank import init, run_rank
 from minimegatron.models.decoder import build_model
 from minimegatron.optim.build import build_optimizer
-from minimegatron.parallel.ddp import DistributedDataParallel
-from minimegatron.parallel.finalize import finalize_model_grads
+from minimegatron.parallel.data.ddp import DistributedDataParallel
+from minimegatron.parallel.data.finalize import finalize_model_grads
 
 MICRO_BATCH, GLOBAL_BATCH, SEQ_LENGTH = 2, 8, 64
 

@@ -3,10 +3,10 @@
 The problem in a sentence: an exercise asks for a list that the package can generate, and a learner who imports the
 generator has solved nothing.
 
-`Exercise(without=("minimegatron.parallel.schedules",))` names them, and `Lab(without=...)` those of all its exercises;
-the name of a package closes all that is in it. In the learner's process they cannot be imported, under whatever name,
-and their files cannot be read: `files_of` gives those to the sandbox. What remains is to copy the text into the cell
-beforehand, which looks to a judge like any other answer.
+`Exercise(without=("minimegatron.parallel.pipeline.schedules",))` names them, and `Lab(without=...)` those of all its
+exercises; the name of a package closes all that is in it. In the learner's process they cannot be imported, under
+whatever name, and their files cannot be read: `files_of` gives those to the sandbox. What remains is to copy the text
+into the cell beforehand, which looks to a judge like any other answer.
 """
 
 from __future__ import annotations

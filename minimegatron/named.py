@@ -2,7 +2,7 @@
 
 So a dense decoder is built, and read, without the files of experts, of FP8 or of context parallelism::
 
-    MOE: Named = "minimegatron.layers.moe", "MoELayer"
+    MOE: Named = "minimegatron.layers.moe.layer", "MoELayer"
     import_module(MOE)(config, mesh)
 
 Megatron-LM: `import_module` in `megatron/core/transformer/spec_utils.py`.

@@ -19,11 +19,11 @@ PREREQUISITES = {
     for name in (
         "comm/axis",
         "comm/async_ops",
-        "layers/core_attention",
+        "layers/attention/core_attention",
         "layers/param",
-        "parallel/actions",
-        "parallel/ddp",
-        "parallel/finalize",
+        "parallel/pipeline/actions",
+        "parallel/data/ddp",
+        "parallel/data/finalize",
     )
 }
 WORDS_A_CELL = 25

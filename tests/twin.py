@@ -19,18 +19,18 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.sequence import cut_batch
 from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
 from minimegatron.layers.logical import draw, gather_logical, load_logical
+from minimegatron.layers.moe.router import set_loss_scale
 from minimegatron.layers.param import Init, layout_of, logical_parameters
-from minimegatron.layers.router import set_loss_scale
 from minimegatron.models.block import TransformerLayer
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.families import family_config
 from minimegatron.models.spec import ModuleSpec, spec_from_name
 from minimegatron.optim.groups import freeze
-from minimegatron.parallel.data_parallel import DataParallel
-from minimegatron.parallel.ddp import DistributedDataParallel
-from minimegatron.parallel.finalize import finalize_model_grads
-from minimegatron.parallel.torch_fsdp import TorchFSDP2
+from minimegatron.parallel.data.data_parallel import DataParallel
+from minimegatron.parallel.data.ddp import DistributedDataParallel
+from minimegatron.parallel.data.finalize import finalize_model_grads
+from minimegatron.parallel.data.torch_fsdp import TorchFSDP2
 from minimegatron.training.pipelined import forward_backward
 from minimegatron.training.step import forward_step
 

@@ -1047,8 +1047,8 @@ progress()
 # |---|---|---|
 # | the grid | `comm/mesh.py` | `core/parallel_state.py`, `RankGenerator` |
 # | f and g | `comm/collectives.py` | `core/tensor_parallel/mappings.py` |
-# | buckets and overlap | `parallel/buckets.py`, `parallel/ddp.py` | `core/distributed/param_and_grad_buffer.py` |
-# | the one division | `parallel/finalize.py` | `core/distributed/finalize_model_grads.py` |
+# | buckets and overlap | `parallel/data/buckets.py`, `parallel/data/ddp.py` | `core/distributed/param_and_grad_buffer.py` |
+# | the one division | `parallel/data/finalize.py` | `core/distributed/finalize_model_grads.py` |
 # | the sampler | `data/loader.py` | `training/datasets/data_samplers.py` |
 #
 # The ring itself is in neither. On GPUs NCCL has it, together with trees, and with sums inside the network's switches.

@@ -512,7 +512,7 @@ from exercises.attention import attention
 from exercises.column_linear import column_linear
 from exercises.row_linear import row_linear
 
-from minimegatron.layers.attention import SelfAttention
+from minimegatron.layers.attention.self_attention import SelfAttention
 from minimegatron.layers.mlp import MLP
 
 
@@ -879,7 +879,7 @@ from my_layers import MyAttention, MyMLP
 from labkit.evidence import Witness
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
-from minimegatron.layers.attention import AttentionContext
+from minimegatron.layers.attention.self_attention import AttentionContext
 from minimegatron.models.decoder import build_model
 from minimegatron.models.gpt_layer_specs import decoder_layer_spec
 from minimegatron.models.spec import ModuleSpec
@@ -956,7 +956,7 @@ from exercises.activation_bytes import activation_bytes
 from labkit.watched import kept_sizes
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
-from minimegatron.layers.attention import AttentionContext
+from minimegatron.layers.attention.self_attention import AttentionContext
 from minimegatron.models.decoder import build_model
 from minimegatron.models.families import family_config
 
@@ -1424,11 +1424,11 @@ progress()
 # | column and row: `layers/linear.py` | `core/tensor_parallel/layers.py` |
 # | f, g and the sequence pair: `comm/collectives.py` | `core/tensor_parallel/mappings.py` |
 # | overlap: `layers/products.py`, `both_gradients` | `LinearWithGradAccumulationAndAsyncCommunication`, in the same file |
-# | heads and packed QKV: `layers/attention.py` | `core/transformer/attention.py` |
+# | heads and packed QKV: `layers/attention/self_attention.py` | `core/transformer/attention.py` |
 # | gate and up: `layers/mlp.py` | `core/transformer/mlp.py` |
 # | vocabulary, embedding: `layers/embedding.py` | `VocabParallelEmbedding` in `core/tensor_parallel/layers.py` |
 # | vocabulary, loss: `layers/loss.py` | `core/tensor_parallel/cross_entropy.py` |
-# | partial gradients: `layers/param.py`, `parallel/finalize.py` | `core/distributed/finalize_model_grads.py` |
+# | partial gradients: `layers/param.py`, `parallel/data/finalize.py` | `core/distributed/finalize_model_grads.py` |
 # | initial values: `layers/logical.py` | `core/tensor_parallel/random.py` |
 #
 # Shoeybi et al. 2019 (arXiv 1909.08053); Korthikanti et al. 2022 (arXiv 2205.05198).

@@ -72,9 +72,9 @@ print(f"tensor parallelism, 12 layers, sends {12 * layer / border:.0f} times wha
 # ranks run in one piece.
 
 # %%
-from minimegatron.parallel.actions import round_robin, schedule_from_text, v_shaped
-from minimegatron.parallel.schedule_check import live_activations, stuck
-from minimegatron.parallel.schedule_sim import Costs, simulate
+from minimegatron.parallel.pipeline.actions import round_robin, schedule_from_text, v_shaped
+from minimegatron.parallel.pipeline.schedule_check import live_activations, stuck
+from minimegatron.parallel.pipeline.schedule_sim import Costs, simulate
 from minimegatron.viz.schedule import draw_schedule
 
 
@@ -335,8 +335,8 @@ display(draw("Your interleaved 1F1B: p=4, m=8, v=2 (grey on the scale of 1F1B's:
 # %% tags=["hide-output"]
 from fractions import Fraction
 
-from minimegatron.parallel.actions import Schedule
-from minimegatron.parallel.schedules import alternate, interleaved_table
+from minimegatron.parallel.pipeline.actions import Schedule
+from minimegatron.parallel.pipeline.schedules import alternate, interleaved_table
 
 
 def with_factor(factor, p=8, m=32, v=4):
@@ -498,7 +498,7 @@ for name, v, function in (("1f1b", 1, one_f_one_b), ("zb_h1", 1, zb_h1), ("inter
 # Follow microbatch 0 through both pictures: light down the ranks, dark up again, then back.
 
 # %%
-from minimegatron.parallel.schedules import build_schedule
+from minimegatron.parallel.pipeline.schedules import build_schedule
 
 for name, title in (("zb_v", "ZB-V: p=3, m=6"), ("dualpipe_v", "DualPipeV: p=3, m=6")):
     schedule = build_schedule(name, 3, 6)
@@ -522,8 +522,8 @@ for name, title in (("zb_v", "ZB-V: p=3, m=6"), ("dualpipe_v", "DualPipeV: p=3, 
 
 # %%
 # %%needs gpipe one_f_one_b interleaved zb_h1
-from minimegatron.parallel.schedule_sim import Costs, simulate
-from minimegatron.parallel.schedules import build_schedule, round_robin, schedule_from_text
+from minimegatron.parallel.pipeline.schedule_sim import Costs, simulate
+from minimegatron.parallel.pipeline.schedules import build_schedule, round_robin, schedule_from_text
 from minimegatron.viz.trade_off import trade_off
 
 SLIDERS = False
@@ -591,8 +591,8 @@ from exercises.zb_h1 import zb_h1
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.config import ParallelConfig
-from minimegatron.parallel.actions import round_robin, schedule_from_text
-from minimegatron.parallel.rehearsal import rehearse
+from minimegatron.parallel.pipeline.actions import round_robin, schedule_from_text
+from minimegatron.parallel.pipeline.rehearsal import rehearse
 
 M = 8
 mail = PointToPoint(Mesh.build(ParallelConfig(pipeline_model_parallel_size=world)))
@@ -622,9 +622,9 @@ if rank == 0:
 # %%needs gpipe one_f_one_b interleaved zb_h1
 from pathlib import Path
 
-from minimegatron.parallel.rehearsal import fastest, most_live
-from minimegatron.parallel.schedule_sim import Costs, simulate
-from minimegatron.parallel.schedules import round_robin, schedule_from_text
+from minimegatron.parallel.pipeline.rehearsal import fastest, most_live
+from minimegatron.parallel.pipeline.schedule_sim import Costs, simulate
+from minimegatron.parallel.pipeline.schedules import round_robin, schedule_from_text
 from minimegatron.viz.paired import planned_and_done
 from minimegatron.viz.timeline import chrome_trace
 from minimegatron.viz.trade_off import trade_off
@@ -670,8 +670,8 @@ from exercises.zb_h1 import zb_h1
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.config import ParallelConfig
-from minimegatron.parallel.actions import schedule_from_text
-from minimegatron.parallel.pipeline import FunctionStage, TensorSpec, run
+from minimegatron.parallel.pipeline.actions import schedule_from_text
+from minimegatron.parallel.pipeline.plain import FunctionStage, TensorSpec, run
 
 M, H = 8, 32
 g = torch.Generator().manual_seed(0)
@@ -786,8 +786,8 @@ from minimegatron.launch.rank import finish, init, report
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.config import ParallelConfig
-from minimegatron.parallel.overlapped import FunctionStage, TensorSpec, run
-from minimegatron.parallel.schedules import build_schedule
+from minimegatron.parallel.pipeline.overlapped import FunctionStage, TensorSpec, run
+from minimegatron.parallel.pipeline.schedules import build_schedule
 
 SIZE = 4096
 
@@ -821,8 +821,8 @@ finish()
 
 # %%
 if on_gpus:
-    from minimegatron.parallel.schedule_sim import simulate
-    from minimegatron.parallel.schedules import build_schedule
+    from minimegatron.parallel.pipeline.schedule_sim import simulate
+    from minimegatron.parallel.pipeline.schedules import build_schedule
     from minimegatron.trace import Event
     from minimegatron.viz.paired import planned_and_done
 
@@ -856,9 +856,9 @@ from minimegatron.data.corpus import documents
 from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.decoder import build_model
 from minimegatron.models.families import family_config
-from minimegatron.parallel.actions import schedule_from_text
-from minimegatron.parallel.pipeline import run
-from minimegatron.parallel.stage import ModuleStage
+from minimegatron.parallel.pipeline.actions import schedule_from_text
+from minimegatron.parallel.pipeline.plain import run
+from minimegatron.parallel.pipeline.stage import ModuleStage
 
 STEPS, SEQ, MICRO, M = 40, 96, 4, 4
 rank, world = init()
@@ -957,8 +957,8 @@ from exercises.one_f_one_b import one_f_one_b
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.config import ParallelConfig
-from minimegatron.parallel.actions import schedule_from_text
-from minimegatron.parallel.pipeline import FunctionStage, TensorSpec, run
+from minimegatron.parallel.pipeline.actions import schedule_from_text
+from minimegatron.parallel.pipeline.plain import FunctionStage, TensorSpec, run
 
 M, B, H = 8, 16, 24
 g = torch.Generator().manual_seed(3)
@@ -1140,8 +1140,8 @@ check("answers")
 
 # %%
 # %%needs one_f_one_b interleaved zb_h1
-from minimegatron.parallel.schedule_sim import Costs, simulate
-from minimegatron.parallel.schedules import round_robin, schedule_from_text
+from minimegatron.parallel.pipeline.schedule_sim import Costs, simulate
+from minimegatron.parallel.pipeline.schedules import round_robin, schedule_from_text
 
 p = m = 8
 plans = {
@@ -1165,12 +1165,12 @@ progress()
 #
 # | here | minimegatron | Megatron-LM |
 # |---|---|---|
-# | lists of actions | `parallel/actions.py`, `parallel/schedules.py` | one function a schedule: `core/pipeline_parallel/schedules.py` |
-# | slots and warm-up | `parallel/schedules.py` | `get_schedule_table`, `get_pp_rank_microbatches` |
-# | W later | `parallel/zero_bubble.py`, `layers/deferred.py` | `delay_wgrad_compute` puts W off; no ZB schedule |
-# | checker, simulator | `parallel/schedule_check.py`, `parallel/schedule_sim.py` | not there |
-# | the executor | `parallel/pipeline.py`, `comm/p2p.py` | `core/pipeline_parallel/p2p_communication.py` |
-# | sleep in place of computation | `parallel/rehearsal.py` | not there |
-# | tied embeddings | `models/chunks.py`, `parallel/finalize.py` | `core/distributed/finalize_model_grads.py` |
+# | lists of actions | `parallel/pipeline/actions.py`, `parallel/pipeline/schedules.py` | one function a schedule: `core/pipeline_parallel/schedules.py` |
+# | slots and warm-up | `parallel/pipeline/schedules.py` | `get_schedule_table`, `get_pp_rank_microbatches` |
+# | W later | `parallel/pipeline/zero_bubble.py`, `layers/deferred.py` | `delay_wgrad_compute` puts W off; no ZB schedule |
+# | checker, simulator | `parallel/pipeline/schedule_check.py`, `parallel/pipeline/schedule_sim.py` | not there |
+# | the executor | `parallel/pipeline/plain.py`, `comm/p2p.py` | `core/pipeline_parallel/p2p_communication.py` |
+# | sleep in place of computation | `parallel/pipeline/rehearsal.py` | not there |
+# | tied embeddings | `models/chunks.py`, `parallel/data/finalize.py` | `core/distributed/finalize_model_grads.py` |
 #
 # Next: lab 04, context parallelism, where one sequence is cut over many ranks.

@@ -762,7 +762,7 @@ from exercises.ring_backward import ring_backward
 from exercises.ring_forward import ring_forward
 from exercises.ulysses import heads_for_tokens, tokens_for_heads
 
-from minimegatron.layers.attention import SelfAttention
+from minimegatron.layers.attention.self_attention import SelfAttention
 from minimegatron.models.gpt_layer_specs import decoder_layer_spec
 from minimegatron.models.spec import ModuleSpec
 
@@ -912,7 +912,7 @@ from exercises.ulysses import heads_for_tokens, tokens_for_heads
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from labkit.evidence import Witness
-from minimegatron.layers.core_attention import CoreAttention
+from minimegatron.layers.attention.core_attention import CoreAttention
 from minimegatron.models.families import family_config
 
 s, heads, d = 128, 8, 16
@@ -986,7 +986,7 @@ from context_cores import RingCore, layer_with
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
-from minimegatron.layers.attention import AttentionContext
+from minimegatron.layers.attention.self_attention import AttentionContext
 from minimegatron.models.decoder import build_model
 from minimegatron.models.families import family_config
 
@@ -1056,7 +1056,7 @@ import torch
 from minimegatron.launch.rank import finish, init, report
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
-from minimegatron.layers.core_attention import CoreAttention
+from minimegatron.layers.attention.core_attention import CoreAttention
 from minimegatron.models.families import family_config
 
 TOKENS, HEADS = 131072, 32
@@ -1332,13 +1332,13 @@ progress()
 # | here | minimegatron | Megatron-LM |
 # |---|---|---|
 # | online softmax | `kernels/blockwise.py` | the flash-attn package, Transformer Engine |
-# | merge | `layers/tiles.py` | Transformer Engine, `dot_product_attention/context_parallel.py` |
-# | what is hidden | `layers/mask.py` | the same file |
+# | merge | `layers/attention/tiles.py` | Transformer Engine, `dot_product_attention/context_parallel.py` |
+# | what is hidden | `layers/attention/mask.py` | the same file |
 # | zigzag | `comm/sequence.py` | `get_batch_on_this_cp_rank` in `core/utils.py` |
-# | the ring | `comm/ring.py`, `layers/context.py` | Transformer Engine, as above |
-# | Ulysses | `layers/context.py` | Transformer Engine, `cp_comm_type="a2a"` |
+# | the ring | `comm/ring.py`, `layers/attention/context_parallel.py` | Transformer Engine, as above |
+# | Ulysses | `layers/attention/context_parallel.py` | Transformer Engine, `cp_comm_type="a2a"` |
 # | RoPE by rank | `layers/rope.py`, `models/decoder.py` | `get_pos_emb_on_this_cp_rank` |
-# | the sum over cp | `parallel/finalize.py` | the `dp_cp` group of `core/distributed` |
+# | the sum over cp | `parallel/data/finalize.py` | the `dp_cp` group of `core/distributed` |
 #
 # Softmax block by block: Milakov, Gimelshein 2018 (arXiv 1805.02867). Flash attention, the same on one GPU: Dao et al.
 # 2022 (arXiv 2205.14135). The ring: Liu et al. 2023 (arXiv 2310.01889). A balanced cut, striped: Brandon et al. 2023

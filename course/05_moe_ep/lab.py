@@ -665,10 +665,10 @@ from exercises.route import route
 from ways import Back, There
 
 from minimegatron.comm.collectives import all_reduce
-from minimegatron.layers.dispatch import Dispatched
-from minimegatron.layers.moe import MoELayer
+from minimegatron.layers.moe.dispatch import Dispatched
+from minimegatron.layers.moe.layer import MoELayer
 from minimegatron.layers.param import layout_of
-from minimegatron.layers.router import Routing, TopKRouter
+from minimegatron.layers.moe.router import Routing, TopKRouter
 from minimegatron.models.gpt_layer_specs import decoder_layer_spec
 from minimegatron.models.spec import ModuleSpec
 
@@ -811,8 +811,8 @@ from moe_parts import YourDispatcher
 from labkit.evidence import Witness
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
-from minimegatron.layers.dispatch import AllGatherDispatcher, AllToAllDispatcher
-from minimegatron.layers.router import Routing
+from minimegatron.layers.moe.dispatch import AllGatherDispatcher, AllToAllDispatcher
+from minimegatron.layers.moe.router import Routing
 from minimegatron.models.families import family_config
 
 T, h, E, k = 256, 64, 8, 2
@@ -917,7 +917,7 @@ from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.data.corpus import documents
-from minimegatron.layers.router import Routing, TopKRouter
+from minimegatron.layers.moe.router import Routing, TopKRouter
 from minimegatron.models.decoder import build_model
 from minimegatron.models.families import family_config
 
@@ -1101,8 +1101,8 @@ import torch
 from minimegatron.launch.rank import finish, init, report
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
-from minimegatron.layers.dispatch import Dispatched
-from minimegatron.layers.moe import Experts
+from minimegatron.layers.moe.dispatch import Dispatched
+from minimegatron.layers.moe.layer import Experts
 from minimegatron.models.families import preset
 
 ROWS, HIDDEN = 65536, 2048
@@ -1363,12 +1363,12 @@ progress()
 #
 # | here | minimegatron | Megatron-LM, `megatron/core/transformer/moe/` |
 # |---|---|---|
-# | router, balancing loss, capacity | `layers/router.py` | `router.py`, `moe_utils.py` |
-# | the bias | `layers/balance.py` | `get_updated_expert_bias` in `moe_utils.py` |
-# | rows, the journey | `layers/permutation.py`, `layers/dispatch.py` | `token_dispatcher.py` |
-# | experts, grouped products, a shared expert | `layers/moe.py` | `experts.py`, `moe_layer.py`, `shared_experts.py` |
+# | router, balancing loss, capacity | `layers/moe/router.py` | `router.py`, `moe_utils.py` |
+# | the bias | `layers/moe/balance.py` | `get_updated_expert_bias` in `moe_utils.py` |
+# | rows, the journey | `layers/moe/permutation.py`, `layers/moe/dispatch.py` | `token_dispatcher.py` |
+# | experts, grouped products, a shared expert | `layers/moe/layer.py` | `experts.py`, `moe_layer.py`, `shared_experts.py` |
 # | the groups ep, edp | `comm/mesh.py` | `core/parallel_state.py` |
-# | which gradient over which group | `parallel/ddp.py`, `parallel/finalize.py` | `core/distributed/`, DDP |
+# | which gradient over which group | `parallel/data/ddp.py`, `parallel/data/finalize.py` | `core/distributed/`, DDP |
 #
 # Shazeer et al. 2017 (arXiv 1701.06538); Lepikhin et al. 2020 (arXiv 2006.16668); Fedus et al. 2021 (arXiv
 # 2101.03961); ST-MoE, Zoph et al. 2022 (arXiv 2202.08906); Wang et al. 2024 (arXiv 2408.15664); DeepSeek-V3 2024

@@ -232,7 +232,7 @@ for microbatches in (1, 8):
 # Rank 0 owns 0 to 4, the first half of the first bucket, and 8 to 10, the first half of the second.
 
 # %%
-from minimegatron.parallel.buckets import BucketSpan, BufferLayout, Span
+from minimegatron.parallel.data.buckets import BucketSpan, BufferLayout, Span
 from minimegatron.viz.buckets import buffer_strip
 
 of_params = (Span(8, 12), Span(5, 7), Span(0, 5))
@@ -307,7 +307,7 @@ check("my_pieces")
 
 # %%
 # %%needs lay_out my_pieces
-from minimegatron.parallel.buckets import BucketSpan, BufferLayout, Span
+from minimegatron.parallel.data.buckets import BucketSpan, BufferLayout, Span
 from minimegatron.viz.buckets import buffer_strip
 
 names = ["w0", "b0", "w1", "b1", "w2", "b2"]
@@ -616,8 +616,8 @@ from minimegatron.config import OptimizerConfig, ParallelConfig
 from minimegatron.models.decoder import build_model
 from minimegatron.models.families import family_config
 from minimegatron.optim.build import build_optimizer
-from minimegatron.parallel.finalize import finalize_model_grads
-from minimegatron.parallel.wrapping import data_parallel
+from minimegatron.parallel.data.finalize import finalize_model_grads
+from minimegatron.parallel.data.wrapping import data_parallel
 
 RUNS = {
     "stage 0": {},
@@ -1401,11 +1401,11 @@ progress()
 #
 # | here | minimegatron | Megatron-LM, `megatron/core/` |
 # |---|---|---|
-# | layout, pieces | `parallel/buckets.py` | `distributed/param_and_grad_buffer.py`, `optimizer/distrib_optimizer.py` |
-# | gradients that leave early | `parallel/grad_buffer.py`, `parallel/ddp.py` | `distributed/param_and_grad_buffer.py` |
+# | layout, pieces | `parallel/data/buckets.py` | `distributed/param_and_grad_buffer.py`, `optimizer/distrib_optimizer.py` |
+# | gradients that leave early | `parallel/data/grad_buffer.py`, `parallel/data/ddp.py` | `distributed/param_and_grad_buffer.py` |
 # | AdamW of shards, clipping | `optim/optimizer.py`, `optim/clip.py` | `optimizer/distrib_optimizer.py`, `optimizer/clip_grads.py` |
-# | weights on use | `parallel/param_buffer.py`, `parallel/gather_on_use.py` | `distributed/fsdp/src/megatron_fsdp/` |
-# | FSDP2 | `parallel/torch_fsdp.py` | `distributed/torch_fully_sharded_data_parallel.py` |
+# | weights on use | `parallel/data/param_buffer.py`, `parallel/data/gather_on_use.py` | `distributed/fsdp/src/megatron_fsdp/` |
+# | FSDP2 | `parallel/data/torch_fsdp.py` | `distributed/torch_fully_sharded_data_parallel.py` |
 # | memory by owner | `memory.py` | `megatron/training/theoretical_memory_usage.py` (predicted) |
 #
 # Megatron pads more than you did: a parameter starts at a multiple of 64 elements, a bucket ends at a multiple of 128,

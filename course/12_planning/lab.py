@@ -481,7 +481,7 @@ from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.families import family_config
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
-from minimegatron.parallel.wrapping import data_parallel
+from minimegatron.parallel.data.wrapping import data_parallel
 from minimegatron.training.pipelined import get_forward_backward_fn
 from minimegatron.training.step import StepOptions, forward_step, train_step
 
@@ -553,17 +553,17 @@ volume.bars(predicted, measured, title="A step on two processes, one axis at a t
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.config import ParallelConfig
-from minimegatron.parallel.rehearsal import rehearse
-from minimegatron.parallel.schedules import build_schedule
+from minimegatron.parallel.pipeline.rehearsal import rehearse
+from minimegatron.parallel.pipeline.schedules import build_schedule
 
 mail = PointToPoint(Mesh.build(ParallelConfig(pipeline_model_parallel_size=2)))
 report([rehearse(build_schedule("1f1b", 2, 4), mail, step=0.05) for _ in range(5)])
 
 # %%
 # %%needs step_time
-from minimegatron.parallel.rehearsal import fastest
-from minimegatron.parallel.schedule_sim import Costs, simulate
-from minimegatron.parallel.schedules import build_schedule
+from minimegatron.parallel.pipeline.rehearsal import fastest
+from minimegatron.parallel.pipeline.schedule_sim import Costs, simulate
+from minimegatron.parallel.pipeline.schedules import build_schedule
 from minimegatron.viz.paired import planned_and_done
 
 # a sample of 0.1 FLOPs, 4 of them in 4 microbatches, on 2 GPUs of 1 FLOP/s: forward passes of 50 ms
@@ -1101,7 +1101,7 @@ progress()
 # | parameters, state, activations | `footprint/`; `planner/closed_forms.py` | `megatron/training/theoretical_memory_usage.py` |
 # | bytes of an axis | `planner/work.py`, `planner/traffic.py` | |
 # | FLOPs and MFU | `training/flops.py` | `num_floating_point_operations` in `megatron/training/training.py` |
-# | time of a step | `planner/timing.py`, `planner/cluster.py`, `parallel/schedule_sim.py` | |
+# | time of a step | `planner/timing.py`, `planner/cluster.py`, `parallel/pipeline/schedule_sim.py` | |
 # | layouts, search | `planner/layouts.py`, `estimate.py`, `search.py`; `minimegatron plan` | |
 # | dp and expert dp | `config/parallel.py`, `comm/mesh.py` | `megatron/core/parallel_state.py`: `RankGenerator` |
 #

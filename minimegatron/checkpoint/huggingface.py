@@ -14,8 +14,8 @@ disagree; and a rank that holds a part of ours reads that part of theirs.
 | `transpose` | the columns of theirs: GPT-2 stores `[in, out]` (Conv1D), we store `[out, in]`                    |
 | `conv_pack` | columns of GPT-2's `[h, 3h]` of all q, all k, all v, packed                                       |
 
-The packing is what makes tensor parallelism a plain cut (`layers/attention.py`). Hugging Face's Llama weights are
-already in RoPE's half-split convention, so no permutation of rows is needed.
+The packing is what makes tensor parallelism a plain cut (`layers/attention/self_attention.py`). Hugging Face's Llama
+weights are already in RoPE's half-split convention, so no permutation of rows is needed.
 
 Megatron's counterpart lives outside Megatron-LM, in Megatron-Bridge.
 """

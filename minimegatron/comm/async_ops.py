@@ -10,8 +10,8 @@ ranks, bounded by a deadline, and named when a rank does not come.
                                observers
 
 What a rank computes between `issue` and `wait` is hidden communication: ZeRO gathers the next layer's parameters while
-this one computes (`parallel/gather_on_use`), a bucket of gradients is summed while backward fills the next one
-(`parallel/grad_buffer`). On a GPU `wait()` blocks the stream and not the program.
+this one computes (`parallel/data/gather_on_use`), a bucket of gradients is summed while backward fills the next one
+(`parallel/data/grad_buffer`). On a GPU `wait()` blocks the stream and not the program.
 
 | observer             | what it does                                                        | when                    |
 |----------------------|---------------------------------------------------------------------|-------------------------|

@@ -118,7 +118,7 @@ def examine_attention(gpu: bool) -> str:
     """What computes attention by default."""
     import torch
 
-    from minimegatron.layers.attention_choice import in_words, this_machine
+    from minimegatron.layers.attention.choice import in_words, this_machine
 
     return in_words(this_machine(torch.device("cuda", 0) if gpu else torch.device("cpu")))
 

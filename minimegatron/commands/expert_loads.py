@@ -1,6 +1,6 @@
 """`minimegatron experts`: how evenly the experts of a training were loaded, from its log file.
 
-The table, and what its columns mean, is that of `layers/expert_placement.py`; the log is what `--log-file` of the
+The table, and what its columns mean, is that of `layers/moe/placement.py`; the log is what `--log-file` of the
 training has written, one JSON record a line. `--expert-model-parallel-size` asks the same of another number of ranks
 than the training had.
 """
@@ -13,8 +13,8 @@ from typing import Any
 
 from minimegatron.errors import ConfigError, DataError
 from minimegatron.flags import Parser
-from minimegatron.layers.balance import LayerLoad
-from minimegatron.layers.expert_placement import WINDOW, summarise, table
+from minimegatron.layers.moe.balance import LayerLoad
+from minimegatron.layers.moe.placement import WINDOW, summarise, table
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,7 +17,7 @@ from minimegatron.config.fields import Config, free, opt
 from minimegatron.config.stages import SCHEDULES, SPLIT
 from minimegatron.errors import ConfigError, require
 
-SHARDING = ("no_shard", "optim", "optim_grads", "optim_grads_params")  # what replicas share out (`parallel/ddp`)
+SHARDING = ("no_shard", "optim", "optim_grads", "optim_grads_params")  # what replicas share out (`parallel/data/ddp`)
 ORDERED_AXES = ("tp", "cp", "ep", "dp", "pp")
 LAYOUT = free("a checkpoint is regions of whole tensors, and every layout adds up the same numbers")
 

@@ -5,8 +5,8 @@ They stand here because their rules are rules among themselves: a model without 
 
 | class          | turned on by                | described in                                      |
 |----------------|-----------------------------|---------------------------------------------------|
-| `ExpertFields` | `num_experts`               | `layers/router`, `layers/dispatch`, `layers/moe`  |
-| `LatentFields` | `multi_latent_attention`    | `layers/mla`                                      |
+| `ExpertFields` | `num_experts`               | `layers/moe/router`, `layers/moe/dispatch`, `layers/moe/layer`  |
+| `LatentFields` | `multi_latent_attention`    | `layers/attention/mla`                                      |
 | `DepthFields`  | `mtp_num_layers`            | `models/mtp`                                      |
 
 Megatron-LM: `TransformerConfig`, `MLATransformerConfig` in `megatron/core/transformer/transformer_config.py`.

@@ -11,8 +11,8 @@ Three options (Megatron's flags) say how much the model may know of that; let d 
       with eod_mask_loss           1  1  0  1  1  1  0  1      predicting f from E is guessing
 
 With `reset_attention_mask` a token attends only to its own document: `document_ids` are returned, and
-`layers/mask.cu_seqlens` turns them into what variable-length attention kernels take. (Megatron returns the [1, s, s]
-mask, s^2 bytes a sample.)
+`layers/attention/mask.cu_seqlens` turns them into what variable-length attention kernels take. (Megatron returns the
+[1, s, s] mask, s^2 bytes a sample.)
 Padding never counts: where the *label* is the pad id the mask is 0, and pad ids become 0, which any embedding has.
 
 In Megatron-LM: `_get_ltor_masks_and_position_ids` in `megatron/core/datasets/gpt_dataset.py`, a loop over samples.

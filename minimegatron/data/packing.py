@@ -18,8 +18,8 @@ pieces, which do not see each other; a document of one token teaches nothing. Sa
 decreasing*: the longest piece first, each into the fullest sample that has room, which wastes at most 2/9 more than the
 best packing and in practice next to nothing.
 
-Attention keeps to the ids (`layers/mask`), so a document's logits are bit for bit what they are beside any other
-neighbour. Position ids begin at 0 in every piece.
+Attention keeps to the ids (`layers/attention/mask`), so a document's logits are bit for bit what they are beside any
+other neighbour. Position ids begin at 0 in every piece.
 
 Krell et al. 2021 (arXiv 2107.02027). Megatron-LM packs in its datasets for fine-tuning
 (`megatron/training/datasets/sft_dataset.py`).

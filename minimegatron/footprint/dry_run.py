@@ -57,12 +57,12 @@ from minimegatron.config import TransformerConfig
 from minimegatron.footprint.gpu import computing_on_gpu
 from minimegatron.footprint.tape import Sizes, Step, Tape, Unpredicted
 from minimegatron.layers.deferred import DeferredGradients, compute, deferring
-from minimegatron.layers.dispatch import LOADS, Loads
+from minimegatron.layers.moe.dispatch import LOADS, Loads
 from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.spec import ModuleSpec
-from minimegatron.parallel.ddp import DistributedDataParallel
-from minimegatron.parallel.execution import TensorSpec
+from minimegatron.parallel.data.ddp import DistributedDataParallel
+from minimegatron.parallel.pipeline.execution import TensorSpec
 
 _COUNTS = {str(packet): count for packet, count in flop_registry.items()}
 Part = tuple[tuple[int, ...], Tape]  # numbers of layers that run as a whole, and their steps

@@ -23,8 +23,8 @@ import torch.nn.functional as F
 
 from minimegatron.kernels import backends, launch
 from minimegatron.layers import fp8, fp8_linear
+from minimegatron.layers.attention.mask import AttentionMask
 from minimegatron.layers.fp8 import Quantised, product_in_bf16, scaled_mm
-from minimegatron.layers.mask import AttentionMask
 
 
 class _Attention(torch.autograd.Function):

@@ -34,8 +34,8 @@ from minimegatron.models.chunks import ModelChunks, schedule_of
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.spec import ModuleSpec
 from minimegatron.optim.groups import frozen
-from minimegatron.parallel.actions import Action
-from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.data.ddp import DistributedDataParallel
+from minimegatron.parallel.pipeline.actions import Action
 
 
 @dataclasses.dataclass(frozen=True)

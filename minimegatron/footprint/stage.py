@@ -9,7 +9,7 @@ from minimegatron.footprint.dry_run import StageRun
 from minimegatron.footprint.tape import Sizes
 from minimegatron.footprint.traffic import Travel
 from minimegatron.models.decoder import GPTModel
-from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.data.ddp import DistributedDataParallel
 
 
 @dataclasses.dataclass(frozen=True)

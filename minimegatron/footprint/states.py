@@ -3,7 +3,7 @@
 | owner           | from                                                                                             |
 |-----------------|--------------------------------------------------------------------------------------------------|
 | parameters      | the model, built on torch's `meta` device for this rank's place                                    |
-| gradients       | its buffers with their padding, built likewise by the data-parallel wrapper (`parallel/buckets`)   |
+| gradients       | its buffers with their padding, built likewise by `parallel/data/ddp` (`parallel/data/buckets`)   |
 | main parameters | the optimizer, built likewise over what this rank updates                                          |
 | moments         | likewise; `... (host)` is the memory of the host (`--optimizer-cpu-offload`)                       |
 """
@@ -19,7 +19,7 @@ from torch import nn
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig
 from minimegatron.optim.build import build_optimizer
-from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.data.ddp import DistributedDataParallel
 
 
 def states(ddp: DistributedDataParallel, config: OptimizerConfig) -> dict[str, int]:

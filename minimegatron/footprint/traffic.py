@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 
-from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.data.ddp import DistributedDataParallel
 
 
 class Travel:

@@ -166,7 +166,7 @@ def rope(
 
 
 class Mask(blockwise.Visibility, Protocol):
-    """Who sees whom: `layers/mask.AttentionMask`."""
+    """Who sees whom: `layers/attention/mask.AttentionMask`."""
 
     @property
     def causal(self) -> bool: ...

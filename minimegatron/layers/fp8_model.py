@@ -25,7 +25,7 @@ from minimegatron.config.precision import check_fp8_dims
 from minimegatron.layers.fp8 import Fp8Recipe
 from minimegatron.layers.fp8_linear import TENSORS, ParallelFp8
 from minimegatron.layers.fp8_scales import DelayedScale, Siblings, together
-from minimegatron.layers.moe import Experts
+from minimegatron.layers.moe.layer import Experts
 from minimegatron.layers.step_hooks import StepHook, step_hook
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@
 Every tp rank holds gamma and beta. With sequence parallelism a rank sees only its own tokens, so their gradients are
 partial sums; without it they are already complete. The norms of queries and keys see only a rank's own heads, so their
 gradients are partial whenever tp > 1. Forgetting either changes the first gradient norm by 1.5 % or 0.0016 % and the
-loss curve by nothing one could see (`parallel/finalize.py` does the sums, `tests/parallel` leaves them out on purpose).
+loss curve by nothing one could see (`parallel/data/finalize.py` does the sums, `tests/parallel` leaves them out on
+purpose).
 
 Ba et al. 2016 (arXiv 1607.06450); Zhang and Sennrich 2019 (arXiv 1910.07467). Megatron-LM:
 `megatron/core/transformer/torch_norm.py`.

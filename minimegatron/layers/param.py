@@ -19,7 +19,7 @@ From this one description follow
   matrices are drawn in tiles (`layers/noise`) and experts one by one, from their number in the whole model, so that a
   rank draws little but what it holds;
 * loading and gathering logical tensors (`layers/logical`), which converters and tests use;
-* the reduction that a replicated parameter's gradient still needs (`partial`, see `parallel/finalize.py`);
+* the reduction that a replicated parameter's gradient still needs (`partial`, see `parallel/data/finalize.py`);
 * which ranks hold copies that must stay equal (`copy_axes`, see `comm/replicas.py`);
 * who counts it in the global gradient norm (`sharded`, see `optim/clip.py`).
 

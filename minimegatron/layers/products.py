@@ -18,7 +18,7 @@ travels while dA is computed. With sequence parallelism x is gathered once more 
 computed.
 
 **Where dA goes.** To autograd, which puts it into `param.grad`; or to the `GradientSink` of the parameter, which adds
-the very product to `main_grad` (`parallel/buffer_sink.py`), so that dA itself never exists; or to a queue, to be
+the very product to `main_grad` (`parallel/data/buffer_sink.py`), so that dA itself never exists; or to a queue, to be
 computed later (`layers/deferred.py`).
 
 A layer asks its `Products` for y. `PlainProducts` computes in the parameters' own precision, `ParallelFp8`

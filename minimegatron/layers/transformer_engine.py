@@ -44,7 +44,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config.model import TransformerConfig
 from minimegatron.config.parallel import ParallelConfig
 from minimegatron.errors import ConfigError, require
-from minimegatron.layers.attention_choice import PACKAGES, installed
+from minimegatron.layers.attention.choice import PACKAGES, installed
 from minimegatron.layers.fp8_linear import ParallelFp8
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
     from minimegatron.comm.random import RngStreams
     from minimegatron.config import TransformerConfig
-    from minimegatron.layers.attention import AttentionContext
+    from minimegatron.layers.attention.self_attention import AttentionContext
 
 
 class TransformerLayer(nn.Module):

@@ -33,9 +33,9 @@ from minimegatron.layers.logical import initialize
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.spec import ModuleSpec
 from minimegatron.models.tied import tie_embeddings
-from minimegatron.parallel.actions import Placement
-from minimegatron.parallel.schedule_check import require_runnable
-from minimegatron.parallel.schedules import SCHEDULES, Schedule, build_schedule, forward_only
+from minimegatron.parallel.pipeline.actions import Placement
+from minimegatron.parallel.pipeline.schedule_check import require_runnable
+from minimegatron.parallel.pipeline.schedules import SCHEDULES, Schedule, build_schedule, forward_only
 
 
 class ModelChunks(nn.Module):

@@ -26,7 +26,7 @@ from torch import nn
 
 from minimegatron.layers.inference_context import InferenceContext, StateSpec
 from minimegatron.models.tied import Weights
-from minimegatron.parallel.execution import Specs, Tensors
+from minimegatron.parallel.pipeline.execution import Specs, Tensors
 
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh

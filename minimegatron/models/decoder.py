@@ -30,14 +30,14 @@ from minimegatron.comm import collectives as c
 from minimegatron.comm.random import RngStreams
 from minimegatron.comm.sequence import gather_tokens, local_tokens, positions
 from minimegatron.config.fits import check_model_fits
-from minimegatron.layers.attention import AttentionContext
+from minimegatron.layers.attention.mask import AttentionMask
+from minimegatron.layers.attention.self_attention import AttentionContext
 from minimegatron.layers.dropout import Dropout
 from minimegatron.layers.embedding import LanguageModelEmbedding
 from minimegatron.layers.inference_context import InferenceContext, StateSpec
 from minimegatron.layers.linear import ColumnParallelLinear
 from minimegatron.layers.logical import initialize
 from minimegatron.layers.loss import vocab_parallel_cross_entropy
-from minimegatron.layers.mask import AttentionMask
 from minimegatron.layers.param import Init
 from minimegatron.layers.products import Entry, PlainProducts
 from minimegatron.layers.rope import RotaryEmbedding
@@ -45,7 +45,7 @@ from minimegatron.models.block import TransformerBlock
 from minimegatron.models.gpt_layer_specs import check_parts, decoder_layer_spec, prediction_spec, switch_precision
 from minimegatron.models.spec import ModuleSpec, build_module
 from minimegatron.models.tied import Weights, tie_embeddings
-from minimegatron.parallel.execution import Specs, Tensors, TensorSpec
+from minimegatron.parallel.pipeline.execution import Specs, Tensors, TensorSpec
 
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
@@ -72,7 +72,7 @@ class GPTModel(nn.Module):
         ConfigError: the model does not fit the layout.
     """
 
-    is_stage = True  # for `parallel/units`
+    is_stage = True  # for `parallel/data/units`
 
     def __init__(
         self,

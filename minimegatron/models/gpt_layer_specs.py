@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from minimegatron.layers.attention import SelfAttention
+from minimegatron.layers.attention.mla import MultiLatentAttention
+from minimegatron.layers.attention.self_attention import SelfAttention
 from minimegatron.layers.fp8_model import enable_fp8_layers
-from minimegatron.layers.mla import MultiLatentAttention
 from minimegatron.layers.mlp import MLP
-from minimegatron.layers.moe import MoELayer
+from minimegatron.layers.moe.layer import MoELayer
 from minimegatron.layers.norm import Norm
 from minimegatron.layers.transformer_engine import (
     TEColumnParallelLinear,

@@ -47,8 +47,8 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
 from minimegatron.comm.sequence import gather_tokens, local_tokens
 from minimegatron.config.model import TransformerConfig
-from minimegatron.layers.attention import AttentionContext
-from minimegatron.layers.mla import ReplicatedLinear
+from minimegatron.layers.attention.mla import ReplicatedLinear
+from minimegatron.layers.attention.self_attention import AttentionContext
 from minimegatron.layers.norm import Norm
 from minimegatron.layers.param import Init
 from minimegatron.layers.recompute import recompute_module

@@ -5,8 +5,8 @@ more, positions included. In a pipeline the embedding is on the first stage and 
 
     both stages on one rank (V-shaped)    they share the tensor
     on two ranks                          the last has a copy, drawn from the same name and hence equal; gradients of
-                                          the two are summed (`parallel/finalize`), the copy is counted in no norm and
-                                          saved in no checkpoint, and equal gradients keep it equal
+                                          the two are summed (`parallel/data/finalize`), the copy is counted in no norm
+                                          and saved in no checkpoint, and equal gradients keep it equal
 
 Megatron-LM: `setup_embeddings_and_output_layer` in `models/common/language_module/language_module.py`.
 """

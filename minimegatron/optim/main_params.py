@@ -31,7 +31,7 @@ from minimegatron.optim.groups import Rates, rates_of
 
 
 class Shard(Protocol):
-    """The part of a parameter that a rank updates (`parallel/ddp.Shard`).
+    """The part of a parameter that a rank updates (`parallel/data/ddp.Shard`).
 
     Attributes:
         piece: elements of the flattened parameter; None for all of it.

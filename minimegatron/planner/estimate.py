@@ -20,8 +20,8 @@ from minimegatron.footprint.states import states
 from minimegatron.footprint.tape import Sizes, Step, Tape
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel
-from minimegatron.parallel.buckets import DEFAULT_BUCKET_SIZE
-from minimegatron.parallel.schedules import build_schedule
+from minimegatron.parallel.data.buckets import DEFAULT_BUCKET_SIZE
+from minimegatron.parallel.pipeline.schedules import build_schedule
 from minimegatron.planner.closed_forms import bubble
 from minimegatron.planner.cluster import Cluster
 from minimegatron.planner.layouts import Layout
@@ -31,7 +31,7 @@ from minimegatron.planner.update import update_time
 from minimegatron.training.memory_report import spec_of
 from minimegatron.training.run import RunConfig
 
-SPLIT_BUBBLE = {"zb_h1": 3, "zb_v": 6}  # (p-1)/(3m), (p-1)/(6m): `parallel/schedules`
+SPLIT_BUBBLE = {"zb_h1": 3, "zb_v": 6}  # (p-1)/(3m), (p-1)/(6m): `parallel/pipeline/schedules`
 
 
 class Estimator:

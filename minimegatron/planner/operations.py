@@ -42,7 +42,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, TransformerConfig
 from minimegatron.footprint.prediction import Work, sizes_of
 from minimegatron.footprint.tape import Sizes
-from minimegatron.layers.attention import AttentionContext, SelfAttention
+from minimegatron.layers.attention.self_attention import AttentionContext, SelfAttention
 from minimegatron.layers.embedding import VocabParallelEmbedding
 from minimegatron.layers.linear import ColumnParallelLinear
 from minimegatron.layers.loss import vocab_parallel_cross_entropy
@@ -52,7 +52,7 @@ from minimegatron.layers.param import Init
 from minimegatron.layers.rope import RotaryEmbedding
 from minimegatron.models.decoder import build_model
 from minimegatron.optim.build import build_optimizer
-from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.planner.cluster import Cluster
 from minimegatron.planner.stages import ends_work
 from minimegatron.planner.timing import PassTime, around, one_of_each, pass_time

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from minimegatron.footprint.tape import Sizes
-from minimegatron.layers.moe import MoELayer, SharedExperts
+from minimegatron.layers.moe.layer import MoELayer, SharedExperts
 from minimegatron.models.block import TransformerLayer
 from minimegatron.models.decoder import GPTModel
 from minimegatron.planner.work import Message, Op, Product, by_run, entry, work_of

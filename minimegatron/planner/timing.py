@@ -8,7 +8,7 @@ time that all take.
     message       what a ring sends / link + steps * latency                 `Cluster.collective`
     F, B, W       sums of a stage's operations; what travels beside a product counts where it takes longer
     launches      no pass of a layer is faster than the host asks for its operations: calls * `Cluster.call`
-    the passes    `parallel/schedule_sim` plays the list of actions that the executor runs
+    the passes    `parallel/pipeline/schedule_sim` plays the list of actions that the executor runs
     the step      passes + gradients and weights that nothing hides + the optimizer
 
 Gradients with `overlap_grad_reduce` travel during one backward pass, weights with `overlap_param_gather` during one
@@ -37,7 +37,7 @@ from minimegatron.footprint.tape import Sizes, require_known
 from minimegatron.models.chunks import placement_of, schedule_of
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.spec import ModuleSpec
-from minimegatron.parallel.schedule_sim import Costs, Simulation, simulate
+from minimegatron.parallel.pipeline.schedule_sim import Costs, Simulation, simulate
 from minimegatron.planner.cluster import Cluster
 from minimegatron.planner.stages import again, ends_work, layer_work
 from minimegatron.planner.traffic import step_messages

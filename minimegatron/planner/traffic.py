@@ -24,15 +24,15 @@ from minimegatron.footprint.prediction import actions_of, meta_model, meta_wrapp
 from minimegatron.footprint.tape import Sizes, require_known
 from minimegatron.layers.fp8_linear import ParallelFp8
 from minimegatron.layers.fp8_scales import CurrentScale, DelayedScale
+from minimegatron.layers.moe.router import tally_size
 from minimegatron.layers.param import layout_of
-from minimegatron.layers.router import tally_size
 from minimegatron.models.chunks import ModelChunks, schedule_of
 from minimegatron.models.decoder import GPTModel
-from minimegatron.parallel.actions import Action
-from minimegatron.parallel.ddp import DistributedDataParallel
-from minimegatron.parallel.finalize import partial_axes
-from minimegatron.parallel.grad_buffer import Bucket, GradBuffer
-from minimegatron.parallel.units import units_of
+from minimegatron.parallel.data.ddp import DistributedDataParallel
+from minimegatron.parallel.data.finalize import partial_axes
+from minimegatron.parallel.data.grad_buffer import Bucket, GradBuffer
+from minimegatron.parallel.data.units import units_of
+from minimegatron.parallel.pipeline.actions import Action
 from minimegatron.planner.stages import StageWork
 from minimegatron.planner.update import update_messages
 from minimegatron.planner.work import Message

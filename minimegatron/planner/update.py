@@ -23,7 +23,7 @@ from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.layer_wise import LayerWise
 from minimegatron.optim.muon import Orthogonalizer
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
-from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.planner.cluster import Cluster
 from minimegatron.planner.work import Message, Product
 

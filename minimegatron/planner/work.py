@@ -32,19 +32,19 @@ from torch import nn
 
 from minimegatron.footprint.dry_run import BACKWARD, FORWARD, Operation, Sent, kind_of, run_of
 from minimegatron.footprint.tape import Sizes, require_known
-from minimegatron.layers.attention import SelfAttention
-from minimegatron.layers.core_attention import CoreAttention
-from minimegatron.layers.dispatch import experts_here, planned_loads
+from minimegatron.layers.attention.core_attention import CoreAttention
+from minimegatron.layers.attention.mla import MultiLatentAttention, ReplicatedLinear
+from minimegatron.layers.attention.self_attention import SelfAttention
 from minimegatron.layers.dropout import Dropout
 from minimegatron.layers.embedding import VocabParallelEmbedding
 from minimegatron.layers.fp8_linear import ParallelFp8
 from minimegatron.layers.fp8_scales import CurrentScale, DelayedScale, TileScales
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
-from minimegatron.layers.mla import MultiLatentAttention, ReplicatedLinear
 from minimegatron.layers.mlp import MLP
-from minimegatron.layers.moe import Experts, MoELayer, SharedExperts
+from minimegatron.layers.moe.dispatch import experts_here, planned_loads
+from minimegatron.layers.moe.layer import Experts, MoELayer, SharedExperts
+from minimegatron.layers.moe.router import TopKRouter
 from minimegatron.layers.norm import HeadsNorm, Norm
-from minimegatron.layers.router import TopKRouter
 from minimegatron.models.block import TransformerLayer
 from minimegatron.training.flops import attention_pairs
 
@@ -406,7 +406,7 @@ def experts(module: Experts, z: Sizes) -> Iterator[Op]:
 
 @rule(MoELayer)
 def dispatch(module: MoELayer, z: Sizes) -> Iterator[Op]:
-    """Rows there and back; see `layers/dispatch`."""
+    """Rows there and back; see `layers/moe/dispatch`."""
     config, mesh, wide = z.config, z.mesh, router_element(z)
     tokens, sent, rows = tokens_and_rows(z)
     assert config.num_experts is not None

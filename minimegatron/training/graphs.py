@@ -31,7 +31,7 @@ import torch
 from minimegatron.cuda_graphs import CudaRecorder, Recorded, Recorder
 from minimegatron.data.masking import Batch
 from minimegatron.errors import ConfigError, DataError
-from minimegatron.parallel.data_parallel import DataParallel
+from minimegatron.parallel.data.data_parallel import DataParallel
 from minimegatron.training.run import RunConfig
 from minimegatron.training.step import ForwardStep, forward_backward
 

@@ -76,7 +76,7 @@ VALUES = {
 # flag -> (values it may have; () for a switch, None for any; why it changes nothing)
 ALREADY: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "--use-mcore-models": ((), "there is one set of models"),
-    "--use-flash-attn": ((), "GPU and mask decide (layers/attention_choice); --attention-backend flash insists"),
+    "--use-flash-attn": ((), "GPU and mask decide (layers/attention/choice); --attention-backend flash insists"),
     "--no-masked-softmax-fusion": ((), "the softmax is not fused"),
     "--no-bias-swiglu-fusion": ((), "bias and activation are not fused"),
     "--no-bias-dropout-fusion": ((), "bias and dropout are not fused"),

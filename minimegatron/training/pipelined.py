@@ -9,8 +9,9 @@ pipeline. What the stage before has made comes through `set_input_tensor`; what 
 to the stage after. Only the last stage calls the loss function. Token counts and losses live there; the other
 stages contribute zeros to the sums over all ranks (`finalize_model_grads`, `reduce_reports`).
 
-Which order all this happens in is the schedule's business, and the executor's (`parallel/overlapped.py`). A bucket of
-gradients starts to travel over data-parallel ranks in the action that completes it (`parallel/stage.last_gradients`).
+Which order all this happens in is the schedule's business, and the executor's (`parallel/pipeline/overlapped.py`). A
+bucket of gradients starts to travel over data-parallel ranks in the action that completes it
+(`parallel/pipeline/stage.last_gradients`).
 
 `get_forward_backward_fn` says who runs the passes of a model: this file, where the model is in stages, else the plain
 loop of `training/step.py`.
@@ -31,11 +32,11 @@ from minimegatron.data.masking import Batch
 from minimegatron.errors import ConfigError
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.contract import ModelStage
-from minimegatron.parallel import overlapped
-from minimegatron.parallel.data_parallel import DataParallel
-from minimegatron.parallel.execution import Specs, Tensors
-from minimegatron.parallel.schedules import Schedule
-from minimegatron.parallel.stage import Forward, ModuleStage, last_gradients
+from minimegatron.parallel.data.data_parallel import DataParallel
+from minimegatron.parallel.pipeline import overlapped
+from minimegatron.parallel.pipeline.execution import Specs, Tensors
+from minimegatron.parallel.pipeline.schedules import Schedule
+from minimegatron.parallel.pipeline.stage import Forward, ModuleStage, last_gradients
 from minimegatron.training import step
 
 

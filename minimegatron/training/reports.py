@@ -13,8 +13,8 @@ So counts and sums stay on the device until the step needs them to decide, and t
 |---------------------------------------------------------|-------------------------|
 | here                                                    | once a step, evaluation |
 | for norm, zeros, non-finite tensors (`optim/optimizer`) | once a step             |
-| for the counts of experts (`layers/dispatch`)           | once a layer and pass   |
-| for the borders of documents (`layers/mask`)            | once a microbatch       |
+| for the counts of experts (`layers/moe/dispatch`)           | once a layer and pass   |
+| for the borders of documents (`layers/attention/mask`)            | once a microbatch       |
 
 **Names.** Only the last stage of a pipeline has losses, and every rank must send as many numbers as it does. It says
 their names once, in a message of their own, and they stay what they are. Should it ever have others, the number
@@ -38,7 +38,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import BadStep
 
 if TYPE_CHECKING:
-    from minimegatron.layers.balance import LayerLoad
+    from minimegatron.layers.moe.balance import LayerLoad
     from minimegatron.optim.optimizer import StepResult
 
 

@@ -14,7 +14,7 @@ from minimegatron.config.precision import check_fp8_dims
 from minimegatron.config.stages import plan_stages
 from minimegatron.data.builder import parse_data_path, parse_split
 from minimegatron.errors import ConfigError, require
-from minimegatron.layers.attention_choice import check_backend
+from minimegatron.layers.attention.choice import check_backend
 from minimegatron.layers.transformer_engine import check_transformer_engine
 from minimegatron.models.chunks import schedule_of
 from minimegatron.training.flops import step_flops

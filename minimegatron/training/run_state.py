@@ -43,7 +43,7 @@ from minimegatron.errors import CheckpointError, did_you_mean
 from minimegatron.layers.param import layout_of, logical_buffers, logical_parameters
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler
-from minimegatron.parallel.data_parallel import DataParallel
+from minimegatron.parallel.data.data_parallel import DataParallel
 from minimegatron.training.datasets import Joint
 from minimegatron.training.run import RunConfig
 from minimegatron.training.same_run import MODEL, fields_of

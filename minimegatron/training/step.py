@@ -7,8 +7,8 @@ They do not if every part contributes *sums* and one division comes at the end. 
 mask:
 
     each microbatch       L = sum_i m_i l_i,   n = sum_i m_i          backward on L, not on L / n
-    all of them           g = sum dL/dw        over microbatches, dp, cp       (parallel/ddp, parallel/finalize)
-    once                  g / N,   N = sum n                                   (parallel/finalize)
+    all of them           g = sum dL/dw        over microbatches, dp, cp       (parallel/data/{ddp,finalize})
+    once                  g / N,   N = sum n                                   (parallel/data/finalize)
     reported              sum L / N
 
 The mean of per-rank means is a different number as soon as the counts differ, and a rank whose tokens are all masked
@@ -51,8 +51,8 @@ from minimegatron.errors import BadStep
 from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler
-from minimegatron.parallel.data_parallel import DataParallel
-from minimegatron.parallel.finalize import finalize_model_grads
+from minimegatron.parallel.data.data_parallel import DataParallel
+from minimegatron.parallel.data.finalize import finalize_model_grads
 from minimegatron.training.reports import StepReport, check_finite, mark_losses, reduce_reports
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """A flat buffer as a strip: where each parameter lies, where buckets end, and which rank owns which stretch.
 
 The strip is drawn to scale, an element of the buffer is as wide as any other. Its colour is that of the rank which
-owns it (`parallel/buckets`: an equal part of every bucket, wherever parameters begin and end); hatched is padding. A
-parameter that a shard's border cuts has two colours under one name, and its name is bold.
+owns it (`parallel/data/buckets`: an equal part of every bucket, wherever parameters begin and end); hatched is padding.
+A parameter that a shard's border cuts has two colours under one name, and its name is bold.
 
     name          w2          b2      w1
     strip     [aaaaaaabbbb][bb]//[aaaaaaaaaabbbbbb]//
@@ -22,7 +22,7 @@ from minimegatron.errors import ConfigError
 from minimegatron.viz.picture import FAINT, INK, PAPER, Picture, hatch, new_figure, rank_colours, styled
 
 if TYPE_CHECKING:
-    from minimegatron.parallel.buckets import BufferLayout, Span
+    from minimegatron.parallel.data.buckets import BufferLayout, Span
 
 WIDTH, LETTER, LINE = 9.5, 0.075, 0.16  # inches: of the strip, of a letter, between names that stand side by side
 

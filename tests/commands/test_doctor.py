@@ -6,7 +6,7 @@ import pytest
 from minimegatron.commands import doctor
 from minimegatron.launch import drivers
 from minimegatron.launch.output import output_of
-from minimegatron.layers.attention_choice import Machine, in_words
+from minimegatron.layers.attention.choice import Machine, in_words
 
 
 @pytest.fixture(scope="module")

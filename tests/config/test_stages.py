@@ -12,7 +12,7 @@ from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.config.fits import check_model_fits
 from minimegatron.config.stages import SCHEDULES, STRAIGHT, V_SHAPED, parse_layout, plan_stages
 from minimegatron.errors import ConfigError
-from minimegatron.parallel.schedules import SCHEDULES as REGISTRY
+from minimegatron.parallel.pipeline.schedules import SCHEDULES as REGISTRY
 
 PP, V = "pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank"
 PER_CHUNK, LAYOUT = "num_layers_per_virtual_pipeline_stage", "pipeline_model_parallel_layout"

@@ -12,9 +12,9 @@ from labkit import warm
 from labkit.answers import GivenAnswer
 from labkit.exercises import Draw
 from minimegatron.launch import workers
-from minimegatron.layers.dispatch import dispatch_bytes
-from minimegatron.layers.router import Routing, balance_scores, balancing_loss, choose
-from minimegatron.layers.router import limit as package_limit
+from minimegatron.layers.moe.dispatch import dispatch_bytes
+from minimegatron.layers.moe.router import Routing, balance_scores, balancing_loss, choose
+from minimegatron.layers.moe.router import limit as package_limit
 from minimegatron.models.families import family_config
 from tests.course.marked import LABS
 from tests.labkit.cells import COURSE

@@ -11,7 +11,7 @@ import torch
 
 from labkit.exercises import Draw
 from labkit.fresh import Nursery
-from minimegatron.parallel.buckets import BucketSpan, BufferLayout, Span
+from minimegatron.parallel.data.buckets import BucketSpan, BufferLayout, Span
 from minimegatron.viz.gathers import gather_timelines
 from minimegatron.viz.zero_stages import bytes_per_parameter
 from tests.course.cells_on_ranks import run, saved

@@ -16,7 +16,7 @@ from minimegatron.footprint.dry_run import StageRun
 from minimegatron.footprint.prediction import Work, meta_model, meta_wrapper, sizes_of
 from minimegatron.footprint.states import states
 from minimegatron.models.families import family_config
-from minimegatron.parallel.schedules import build_schedule
+from minimegatron.parallel.pipeline.schedules import build_schedule
 from minimegatron.planner.closed_forms import bubble, crossover_tokens, in_flight, sent
 from minimegatron.planner.cluster import CLUSTERS
 from minimegatron.planner.layouts import layouts

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from minimegatron.parallel.actions import Schedule
-from minimegatron.parallel.schedule_check import peak_live
-from minimegatron.parallel.schedule_sim import Costs, Simulation, simulate
-from minimegatron.parallel.schedules import alternate, build_schedule, interleaved_table, interleaved_warmup
+from minimegatron.parallel.pipeline.actions import Schedule
+from minimegatron.parallel.pipeline.schedule_check import peak_live
+from minimegatron.parallel.pipeline.schedule_sim import Costs, Simulation, simulate
+from minimegatron.parallel.pipeline.schedules import alternate, build_schedule, interleaved_table, interleaved_warmup
 
 FOLDER = Path(str(import_module("course.03_pipeline_1f1b").__file__)).parent
 PREDICTED = import_module("course.03_pipeline_1f1b.checks.predicted")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from minimegatron.comm.mesh import Mesh
-from minimegatron.layers.attention import AttentionContext
+from minimegatron.layers.attention.self_attention import AttentionContext
 from minimegatron.models.decoder import build_model
 from minimegatron.models.families import family_config
 from minimegatron.viz.ring import FULL, PART, quarters

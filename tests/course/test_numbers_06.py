@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from minimegatron.parallel.buckets import BUCKET_ALIGNMENT, PARAM_ALIGNMENT
+from minimegatron.parallel.data.buckets import BUCKET_ALIGNMENT, PARAM_ALIGNMENT
 from tests.course.marked import LABS
 
 LAB = LABS["06_data_parallel_zero"].lab

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minimegatron.data.masking import make_batch
-from minimegatron.layers.mask import cu_seqlens
+from minimegatron.layers.attention.mask import cu_seqlens
 
 EOD, PAD = 9, 8
 

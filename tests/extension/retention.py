@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from minimegatron.comm.collectives import copy_to_region, reduce_from_region
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
-from minimegatron.layers.attention import AttentionContext
+from minimegatron.layers.attention.self_attention import AttentionContext
 from minimegatron.layers.inference_context import LayerState, StateSpec
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter

@@ -20,12 +20,12 @@ from minimegatron.comm import collectives as c
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
 from minimegatron.layers.logical import load_logical
-from minimegatron.layers.moe import MoELayer
+from minimegatron.layers.moe.layer import MoELayer
 from minimegatron.layers.param import ParamLayout, layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel
 from minimegatron.optim.build import build_optimizer
-from minimegatron.parallel.ddp import DistributedDataParallel
-from minimegatron.parallel.finalize import finalize_model_grads
+from minimegatron.parallel.data.ddp import DistributedDataParallel
+from minimegatron.parallel.data.finalize import finalize_model_grads
 from tests import golden
 
 TP, SP, EP, ETP = (

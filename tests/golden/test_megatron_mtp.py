@@ -13,8 +13,8 @@ from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.layers.logical import gather_logical, load_logical
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel
-from minimegatron.parallel.ddp import DistributedDataParallel
-from minimegatron.parallel.finalize import finalize_model_grads
+from minimegatron.parallel.data.ddp import DistributedDataParallel
+from minimegatron.parallel.data.finalize import finalize_model_grads
 from tests import golden
 from tests.oracle.moe import seeded
 

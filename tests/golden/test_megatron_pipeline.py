@@ -27,8 +27,8 @@ from minimegatron.layers.param import layout_of
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.decoder import GPTModel
 from minimegatron.optim.build import build_optimizer
-from minimegatron.parallel.ddp import DistributedDataParallel
-from minimegatron.parallel.finalize import finalize_model_grads
+from minimegatron.parallel.data.ddp import DistributedDataParallel
+from minimegatron.parallel.data.finalize import finalize_model_grads
 from minimegatron.training.pipelined import get_forward_backward_fn
 from minimegatron.training.step import forward_step
 from tests.golden import megatron_names

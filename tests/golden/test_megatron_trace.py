@@ -21,8 +21,8 @@ from minimegatron.layers.logical import gather_logical, load_logical
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel
 from minimegatron.optim.build import build_optimizer
-from minimegatron.parallel.ddp import DistributedDataParallel
-from minimegatron.parallel.finalize import finalize_model_grads
+from minimegatron.parallel.data.ddp import DistributedDataParallel
+from minimegatron.parallel.data.finalize import finalize_model_grads
 from tests import golden
 from tests.golden import megatron_names
 from tests.thorough import mostly_thorough

@@ -14,7 +14,7 @@ from minimegatron.commands.convert import main as convert
 from minimegatron.errors import ConfigError, DataError, NumericsError
 from minimegatron.inference.generate import StaticEngine, generate
 from minimegatron.inference.sampling import GREEDY, SamplingParams
-from minimegatron.layers.core_attention import CoreAttention
+from minimegatron.layers.attention.core_attention import CoreAttention
 from minimegatron.models.decoder import build_model
 from minimegatron.models.families import family_config
 from minimegatron.models.gpt_layer_specs import decoder_layer_spec

@@ -10,7 +10,7 @@ import pytest
 
 from labkit import closing
 
-MODULE = "minimegatron.parallel.zero_bubble"
+MODULE = "minimegatron.parallel.pipeline.zero_bubble"
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> None:
     here = importlib.import_module(MODULE)
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.setitem(sys.modules, MODULE, here)
-    monkeypatch.setattr("minimegatron.parallel.zero_bubble", here)
+    monkeypatch.setattr("minimegatron.parallel.pipeline.zero_bubble", here)
     closing.close([MODULE])
 
 
@@ -28,12 +28,12 @@ def test_a_closed_module_cannot_be_imported_though_it_was_before() -> None:
     for ways in (
         lambda: importlib.import_module(MODULE),
         lambda: __import__(MODULE, fromlist=["zb_h1"]),
-        lambda: exec("import minimegatron.parallel.zero_bubble as z", {}),
-        lambda: exec("from minimegatron.parallel import zero_bubble", {}),
+        lambda: exec("import minimegatron.parallel.pipeline.zero_bubble as z", {}),
+        lambda: exec("from minimegatron.parallel.pipeline import zero_bubble", {}),
     ):
         with pytest.raises(ImportError, match="zero_bubble` is closed in this exercise"):
             ways()
-    assert importlib.import_module("minimegatron.parallel.actions").Action("F", 0)
+    assert importlib.import_module("minimegatron.parallel.pipeline.actions").Action("F", 0)
 
 
 def test_its_files_are_its_source_and_what_was_compiled_from_it() -> None:

@@ -8,9 +8,9 @@ import torch
 from minimegatron.comm.mesh import Axis, Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.kernels import ops
-from minimegatron.layers.attention import AttentionContext, CoreAttention, SelfAttention
+from minimegatron.layers.attention.mask import AttentionMask
+from minimegatron.layers.attention.self_attention import AttentionContext, CoreAttention, SelfAttention
 from minimegatron.layers.logical import initialize
-from minimegatron.layers.mask import AttentionMask
 from minimegatron.layers.rope import RotaryEmbedding
 
 

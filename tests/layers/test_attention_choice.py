@@ -15,10 +15,11 @@ from torch.nn.attention import varlen
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import ConfigError
-from minimegatron.layers import attention_choice, mask
-from minimegatron.layers.attention_choice import Machine, Task, choose_backend, fastest, groups_share
-from minimegatron.layers.core_attention import CoreAttention
-from minimegatron.layers.mask import AttentionMask
+from minimegatron.layers.attention import choice as attention_choice
+from minimegatron.layers.attention import mask
+from minimegatron.layers.attention.choice import Machine, Task, choose_backend, fastest, groups_share
+from minimegatron.layers.attention.core_attention import CoreAttention
+from minimegatron.layers.attention.mask import AttentionMask
 from tests.kernels.test_blockwise import MASKS, qkv
 
 BOTH = frozenset({"flash", "varlen"})

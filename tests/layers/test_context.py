@@ -18,9 +18,10 @@ from minimegatron.comm.sequence import gather_tokens, local_tokens, positions, r
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.config.fits import check_model_fits
 from minimegatron.errors import ConfigError
-from minimegatron.layers import context, tiles
-from minimegatron.layers.core_attention import CoreAttention
-from minimegatron.layers.mask import AttentionMask
+from minimegatron.layers.attention import context_parallel as context
+from minimegatron.layers.attention import tiles
+from minimegatron.layers.attention.core_attention import CoreAttention
+from minimegatron.layers.attention.mask import AttentionMask
 from minimegatron.models.decoder import build_model
 
 S, B, D = 32, 2, 6

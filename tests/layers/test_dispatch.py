@@ -12,9 +12,9 @@ from minimegatron import trace
 from minimegatron.comm import collectives as c
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig, TransformerConfig
-from minimegatron.layers.dispatch import DISPATCHERS, Dispatched, dispatch_bytes
-from minimegatron.layers.permutation import Permutation
-from minimegatron.layers.router import Routing
+from minimegatron.layers.moe.dispatch import DISPATCHERS, Dispatched, dispatch_bytes
+from minimegatron.layers.moe.permutation import Permutation
+from minimegatron.layers.moe.router import Routing
 
 E, H = 8, 6
 EP, ETP = "expert_model_parallel_size", "expert_tensor_parallel_size"

@@ -10,9 +10,9 @@ import torch
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.layers.logical import initialize
-from minimegatron.layers.moe import MoELayer
+from minimegatron.layers.moe.layer import MoELayer
+from minimegatron.layers.moe.sinkhorn import LOOK, TINY, TOLERANCE, sinkhorn
 from minimegatron.layers.recompute import recompute, to_host
-from minimegatron.layers.sinkhorn import LOOK, TINY, TOLERANCE, sinkhorn
 from minimegatron.models.decoder import build_model
 from tests.waits import waits
 

@@ -9,11 +9,11 @@ from minimegatron.comm.collectives import all_gather, all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.layers import fp8_model
+from minimegatron.layers.attention.mla import ReplicatedLinear
 from minimegatron.layers.fp8 import E4M3, Fp8Recipe
 from minimegatron.layers.fp8_scales import DelayedScale, together
 from minimegatron.layers.linear import ColumnParallelLinear
-from minimegatron.layers.mla import ReplicatedLinear
-from minimegatron.layers.moe import Experts
+from minimegatron.layers.moe.layer import Experts
 from minimegatron.layers.param import Init
 from tests.layers.test_fp8 import normal
 

@@ -10,9 +10,9 @@ import torch
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import ConfigError
-from minimegatron.layers.attention import AttentionContext
+from minimegatron.layers.attention.mla import MultiLatentAttention
+from minimegatron.layers.attention.self_attention import AttentionContext
 from minimegatron.layers.logical import initialize
-from minimegatron.layers.mla import MultiLatentAttention
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.layers.rope import RotaryEmbedding
 from tests.twin import Case

@@ -13,11 +13,11 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.config.fits import check_model_fits
 from minimegatron.errors import ConfigError
-from minimegatron.layers.balance import count_loads, move_biases
 from minimegatron.layers.logical import gather_logical, initialize
-from minimegatron.layers.moe import MoELayer
+from minimegatron.layers.moe.balance import count_loads, move_biases
+from minimegatron.layers.moe.layer import MoELayer
 from minimegatron.layers.param import layout_of, logical_parameters
-from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.data.ddp import DistributedDataParallel
 
 H, FFN, E = 16, 24, 8
 TP, SP, EP, ETP = (
@@ -105,7 +105,7 @@ def test_dropped_tokens_pass_by_the_layer():
 @pytest.mark.parametrize("expanded", [False, True], ids=["gradient", "expanded gradient"])
 @pytest.mark.parametrize("counts", [[12, 0, 0, 5, 0, 7, 0, 0], [0] * 8, [24, 0, 0, 0, 0, 0, 0, 0]], ids=str)
 def test_the_grouped_product_equals_the_loop_for_every_load(counts, expanded):
-    from minimegatron.layers.dispatch import Dispatched
+    from minimegatron.layers.moe.dispatch import Dispatched
 
     layer, n = new_layer(), sum(counts)
     results = []

@@ -13,9 +13,9 @@ from minimegatron.comm import collectives as c
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.errors import ConfigError
-from minimegatron.layers import router as r
-from minimegatron.layers.balance import count_loads, move_biases
 from minimegatron.layers.logical import initialize
+from minimegatron.layers.moe import router as r
+from minimegatron.layers.moe.balance import count_loads, move_biases
 from minimegatron.layers.recompute import recompute
 
 T, E, H = 12, 8, 16

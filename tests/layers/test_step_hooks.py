@@ -68,7 +68,7 @@ def test_what_was_begun_ends_when_a_pass_raises():
 
 def test_the_order_does_not_depend_on_imports(monkeypatch):
     """Hooks may have messages, so all ranks call them in one order."""
-    assert "minimegatron.layers.balance.Balance" in step_hooks.REGISTERED, "train_step alone registers the routers'"
+    assert "minimegatron.layers.moe.balance.Balance" in step_hooks.REGISTERED, "train_step alone registers the routers'"
     names = list(step_hooks.REGISTERED)
     found = []
     for seed in range(4):

@@ -17,8 +17,8 @@ from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.parameters import count_parameters
-from minimegatron.parallel.pipeline import run
-from minimegatron.parallel.stage import ModuleStage
+from minimegatron.parallel.pipeline.plain import run
+from minimegatron.parallel.pipeline.stage import ModuleStage
 
 transformers = pytest.importorskip("transformers")
 

@@ -13,13 +13,13 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.config.fits import check_model_fits
 from minimegatron.errors import ConfigError
-from minimegatron.layers.attention import AttentionContext
+from minimegatron.layers.attention.mask import AttentionMask
+from minimegatron.layers.attention.self_attention import AttentionContext
 from minimegatron.layers.logical import load_logical
-from minimegatron.layers.mask import AttentionMask
 from minimegatron.layers.param import logical_parameters
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.mtp import depth_losses
-from minimegatron.parallel import finalize
+from minimegatron.parallel.data import finalize
 from minimegatron.training.flops import forward_flops
 from tests.thorough import mostly_thorough
 from tests.twin import Case, compare_all, compare_with_serial, microbatch, problems, weights

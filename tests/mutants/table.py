@@ -57,14 +57,14 @@ MUTANTS = (
     # ------------------------------------------------------------------------------------------- random streams
     Mutant(
         "attention weights drop alike on all tp ranks",
-        "minimegatron/layers/core_attention.py",
+        "minimegatron/layers/attention/core_attention.py",
         "rng, different_over_tp=True",
         "rng, different_over_tp=False",
         _MASKS,
     ),
     Mutant(
         "torch's attention draws from the replicas' stream",
-        "minimegatron/layers/core_attention.py",
+        "minimegatron/layers/attention/core_attention.py",
         "with self.dropout.stream():\n            return F.scaled",
         "if True:\n            return F.scaled",
         _MASKS,
@@ -112,7 +112,7 @@ MUTANTS = (
     ),
     Mutant(
         "a router's jitter draws from the replicas' stream",
-        "minimegatron/layers/router.py",
+        "minimegatron/layers/moe/router.py",
         "with contextlib.nullcontext() if self.rng is None else self.rng.fork():",
         "with contextlib.nullcontext():",
         _MASKS,
@@ -208,7 +208,7 @@ MUTANTS = (
     ),
     Mutant(
         "messages are received in the order in which they are needed",
-        "minimegatron/parallel/pipeline.py",
+        "minimegatron/parallel/pipeline/plain.py",
         "message = incoming[source].popleft()",
         "message = needed",
         "tests/parallel/test_pipeline_stages.py",
@@ -216,56 +216,56 @@ MUTANTS = (
     # ------------------------------------------------------------------------------------------- gradients
     Mutant(
         "partial gradients under sequence parallelism are not summed",
-        "minimegatron/parallel/finalize.py",
+        "minimegatron/parallel/data/finalize.py",
         '"sequence": mesh.tp if mesh.sequence_parallel else None',
         '"sequence": None',
         f"{_TWIN} -k layouts",
     ),
     Mutant(
         "partial gradients of heads are not summed",
-        "minimegatron/parallel/finalize.py",
+        "minimegatron/parallel/data/finalize.py",
         '"heads": mesh.tp}',
         '"heads": None}',
         f"{_TWIN} -k families",
     ),
     Mutant(
         "the norm of queries is taken for complete",
-        "minimegatron/layers/attention.py",
+        "minimegatron/layers/attention/self_attention.py",
         'self.q_layernorm = Norm(config, self.d, partial="heads")',
         'self.q_layernorm = Norm(config, self.d, partial="")',
         f"{_TWIN} -k families",
     ),
     Mutant(
         "copies of a tied embedding are not summed",
-        "minimegatron/parallel/finalize.py",
+        "minimegatron/parallel/data/finalize.py",
         "    sum_tied_gradients(model, mesh)\n    total",
         "    total",
         "tests/parallel/test_pipeline.py",
     ),
     Mutant(
         "experts lie in the dense buffer",
-        "minimegatron/parallel/ddp.py",
+        "minimegatron/parallel/data/ddp.py",
         "experts = [(n, p) for n, p in trainable if layout_of(p).experts is not None]",
         "experts, dense = [], trainable",
         "tests/layers/test_moe.py",
     ),
     Mutant(
         "experts are summed over dp and cp",
-        "minimegatron/parallel/ddp.py",
+        "minimegatron/parallel/data/ddp.py",
         "self._add_buffers(experts, mesh.edp_shard, mesh.edp_instances, grad_dtype)",
         "self._add_buffers(experts, mesh.dp_shard, mesh.dp_instances, grad_dtype)",
         _EXPERTS,
     ),
     Mutant(
         "weights still travel when the optimizer writes",
-        "minimegatron/parallel/ddp.py",
+        "minimegatron/parallel/data/ddp.py",
         "            weights.finish()  # those",
         "            pass  # those",
         "tests/parallel/test_gathers.py -k out_of_order",
     ),
     Mutant(
         "a factor reaches the dense gradients alone",
-        "minimegatron/parallel/ddp.py",
+        "minimegatron/parallel/data/ddp.py",
         "buffer.multiply(factor)",
         "self.buffer.multiply(factor)",
         f"{_STEP} -k unit",
@@ -300,7 +300,7 @@ MUTANTS = (
     ),
     # ------------------------------------------------------------------------------------------- the step
     Mutant(
-        "penalties are not told the loss scale", "minimegatron/layers/balance.py",
+        "penalties are not told the loss scale", "minimegatron/layers/moe/balance.py",
         "        set_loss_scale(self.model, scale)\n", "        pass\n", f"{_STEP} tests/training/test_experts.py",
     ),
     Mutant(
@@ -309,7 +309,7 @@ MUTANTS = (
         "tests/layers/test_fp8_scales.py",
     ),
     Mutant(
-        "biases of experts never move", "minimegatron/layers/balance.py",
+        "biases of experts never move", "minimegatron/layers/moe/balance.py",
         "            move_biases(self.model, self.load)\n", "            pass\n", "tests/training/test_expert_bias.py",
     ),
     Mutant(
@@ -326,11 +326,11 @@ MUTANTS = (
     ),
     # ------------------------------------------------------------------------------------------- FP8
     Mutant(
-        "a latent's scale is of a rank's own tokens", "minimegatron/layers/mla.py",
+        "a latent's scale is of a rank's own tokens", "minimegatron/layers/attention/mla.py",
         "tokens = mesh.tp if mesh.sequence_parallel else ALONE", "tokens = ALONE", "tests/layers/test_fp8_ranks.py",
     ),
     Mutant(
-        "an expert's scale is of a rank's part of it", "minimegatron/layers/moe.py",
+        "an expert's scale is of a rank's part of it", "minimegatron/layers/moe/layer.py",
         '{"input": ALONE, "weight": self.etp, "gradient": self.etp}',
         '{"input": ALONE, "weight": ALONE, "gradient": self.etp}', "tests/layers/test_fp8_ranks.py",
     ),
@@ -356,11 +356,11 @@ MUTANTS = (
         "tests/models/test_huggingface.py -k context",
     ),
     Mutant(
-        "Sinkhorn balances a rank's own tokens", "minimegatron/layers/sinkhorn.py",
+        "Sinkhorn balances a rank's own tokens", "minimegatron/layers/moe/sinkhorn.py",
         "(all_reduce(new_rows @ c, axis) + TINY)", "((new_rows @ c) + TINY)", "tests/layers/test_sinkhorn.py",
     ),
     Mutant(
-        "loads of experts are summed over dp alone", "minimegatron/layers/balance.py",
+        "loads of experts are summed over dp alone", "minimegatron/layers/moe/balance.py",
         "all_reduce(table, mesh.world)", "all_reduce(table, mesh.dp)", "tests/layers/test_moe.py",
     ),
     Mutant(
@@ -555,92 +555,92 @@ MUTANTS = (
     ),
     # -------------------------------------------------------------------------------------- what was a moment ago
     Mutant(
-        "a shard without a gradient keeps its sum", "minimegatron/parallel/grad_buffer.py",
+        "a shard without a gradient keeps its sum", "minimegatron/parallel/data/grad_buffer.py",
         "                    bucket.owned.zero_()\n", "                    pass\n", f"{_STALE} -k part_without",
     ),
     Mutant(
-        "a shard adds to the sum of the step before", "minimegatron/parallel/grad_buffer.py",
+        "a shard adds to the sum of the step before", "minimegatron/parallel/data/grad_buffer.py",
         "                bucket.empty = True\n", "                pass\n", f"{_STALE} -k part_without",
     ),
     Mutant(
-        "the number of tokens is rounded to bf16", "minimegatron/parallel/finalize.py",
+        "the number of tokens is rounded to bf16", "minimegatron/parallel/data/finalize.py",
         "torch.where(total > 0, total, torch.ones_like(total))",
         "torch.where(total > 0, total, torch.ones_like(total)).bfloat16()",
         f"{_STALE} -k 16_bits",
     ),
     Mutant(
-        "the number of tokens is rounded to the gradients' dtype", "minimegatron/parallel/grad_buffer.py",
+        "the number of tokens is rounded to the gradients' dtype", "minimegatron/parallel/data/grad_buffer.py",
         "exact = torch.promote_types(part.dtype, torch.float32)", "exact = part.dtype",
         "tests/optim/test_states_ranks.py -k number_of_tokens",
     ),
     Mutant(
-        "FSDP2's gradients are divided by a rounded number", "minimegatron/parallel/torch_fsdp.py",
+        "FSDP2's gradients are divided by a rounded number", "minimegatron/parallel/data/torch_fsdp.py",
         "grad.div_(divisor.to(grad.dtype))", "grad.div_(divisor.to(torch.bfloat16))", f"{_STALE} -k 16_bits",
     ),
     Mutant(
-        "tokens of all ranks are added up in fp32", "minimegatron/parallel/finalize.py",
+        "tokens of all ranks are added up in fp32", "minimegatron/parallel/data/finalize.py",
         "num_tokens.detach().to(torch.float64).clone()", "num_tokens.detach().to(torch.float32).clone()",
         f"{_STALE} -k fp32_counts",
     ),
     Mutant(
-        "tokens are added up over dp alone", "minimegatron/parallel/finalize.py",
+        "tokens are added up over dp alone", "minimegatron/parallel/data/finalize.py",
         "clone(), mesh.dp_cp)", "clone(), mesh.dp)", f"{_STALE} -k fp32_counts",
     ),
     Mutant(
-        "whole weights are not waited for", "minimegatron/parallel/ddp.py",
+        "whole weights are not waited for", "minimegatron/parallel/data/ddp.py",
         "            buffer.finish()\n        with self._on_use", "            pass\n        with self._on_use",
         f"{_STALE} -k nobody",
     ),
     Mutant(
-        "weights stay gathered over an update", "minimegatron/parallel/ddp.py",
+        "weights stay gathered over an update", "minimegatron/parallel/data/ddp.py",
         "        self.release_weights()  # what is here is old\n", "        pass\n", f"{_STALE} -k nobody",
     ),
     Mutant(
-        "FSDP2's weights stay gathered over an update", "minimegatron/parallel/torch_fsdp.py",
+        "FSDP2's weights stay gathered over an update", "minimegatron/parallel/data/torch_fsdp.py",
         "        for part in self._parts:\n            part.reshard()\n\n    def shards",
         "        pass\n\n    def shards", f"{_STALE} -k nobody",
     ),
     Mutant(
-        "a product that was added is remembered", "minimegatron/parallel/buffer_sink.py",
+        "a product that was added is remembered", "minimegatron/parallel/data/buffer_sink.py",
         "added, self._added = self._added, False", "added = self._added", f"{_STALE} -k put_off",
     ),
     Mutant(
-        "experts cross between the instances of the others", "minimegatron/parallel/ddp.py",
+        "experts cross between the instances of the others", "minimegatron/parallel/data/ddp.py",
         "mesh.edp_shard, mesh.edp_instances, grad_dtype", "mesh.edp_shard, mesh.dp_instances, grad_dtype",
         f"{_STALE} -k varies_fastest",
     ),
     Mutant(
-        "norms of queries and keys are summed with sp alone", "minimegatron/parallel/finalize.py",
+        "norms of queries and keys are summed with sp alone", "minimegatron/parallel/data/finalize.py",
         '"heads": mesh.tp}', '"heads": mesh.tp if mesh.sequence_parallel else None}', f"{_STALE} -k every_layout",
     ),
     Mutant(
-        "of a tied matrix the larger gradient counts", "minimegatron/parallel/finalize.py",
+        "of a tied matrix the larger gradient counts", "minimegatron/parallel/data/finalize.py",
         "all_reduce(shard.grad, mesh.axis(copies))", 'all_reduce(shard.grad, mesh.axis(copies), "max")',
         f"{_STALE} -k every_layout",
     ),
     Mutant(
-        "a gather under way is forgotten", "minimegatron/parallel/param_buffer.py",
+        "a gather under way is forgotten", "minimegatron/parallel/data/param_buffer.py",
         "        if self._pending is not None:\n            self.require()\n        if self._here",
         "        if self._here",
         f"{_STALE} -k gather_from",
     ),
     Mutant(
-        "weights that were looked at whole stay", "minimegatron/parallel/gather_on_use.py",
+        "weights that were looked at whole stay", "minimegatron/parallel/data/gather_on_use.py",
         "            self._all_stay = False\n            self.end_pass()\n", "            self._all_stay = False\n",
         f"{_STALE} -k gather_from",
     ),
     Mutant(
-        "weights outside of layers stay without a backward pass", "minimegatron/parallel/gather_on_use.py",
+        "weights outside of layers stay without a backward pass", "minimegatron/parallel/data/gather_on_use.py",
         "stays = self._keep and torch.is_grad_enabled() and not", "stays = self._keep and not",
         f"{_STALE} -k gather_from",
     ),
     Mutant(
-        "weights of layers without all gradients stay", "minimegatron/parallel/ddp.py",
+        "weights of layers without all gradients stay", "minimegatron/parallel/data/ddp.py",
         "                buffer.end_pass()\n        self.release_weights()\n", "                buffer.end_pass()\n",
         f"{_STALE} -k gather_from",
     ),
     Mutant(
-        "buckets but the last stay in their instance", "minimegatron/parallel/grad_buffer.py",
+        "buckets but the last stay in their instance", "minimegatron/parallel/data/grad_buffer.py",
         "            self._started[-2].cross()\n", "            pass\n", f"{_STALE} -k varies_fastest",
     ),
     Mutant(
@@ -669,32 +669,32 @@ MUTANTS = (
     ),
     # ------------------------------------------------------------------- context parallelism, experts, pipelines
     Mutant(
-        "a block's gradient is not added when it comes home", "minimegatron/layers/context.py",
+        "a block's gradient is not added when it comes home", "minimegatron/layers/attention/context_parallel.py",
         "        home += behind.pop().wait()\n", "        behind.pop().wait()\n", _CONTEXT,
     ),
     Mutant(
-        "a rank on the ring drops what came before its part", "minimegatron/layers/context.py",
+        "a rank on the ring drops what came before its part", "minimegatron/layers/attention/context_parallel.py",
         "part += behind.pop().wait()", "behind.pop().wait()", _CONTEXT,
     ),
     Mutant(
-        "keys from elsewhere are taken for this rank's", "minimegatron/layers/context.py",
+        "keys from elsewhere are taken for this rank's", "minimegatron/layers/attention/context_parallel.py",
         "attend(joined, q, mine, kv[0], kv[1], spans[owner], mask, scale, backend, softcap)",
         "attend(joined, q, mine, kv[0], kv[1], mine, mask, scale, backend, softcap)", _CONTEXT,
     ),
     Mutant(
-        "gathered blocks stay in the order of ranks", "minimegatron/layers/context.py",
+        "gathered blocks stay in the order of ranks", "minimegatron/layers/attention/context_parallel.py",
         "for start in sorted(pieces)], -2)", "for start in pieces], -2)", _CONTEXT,
     ),
     Mutant(
-        "gathered gradients go to other owners", "minimegatron/layers/context.py",
+        "gathered gradients go to other owners", "minimegatron/layers/attention/context_parallel.py",
         "for held in spans])\n        dk", "for held in reversed(spans)])\n        dk", _CONTEXT,
     ),
     Mutant(
-        "heads come back in another order", "minimegatron/layers/context.py",
+        "heads come back in another order", "minimegatron/layers/attention/context_parallel.py",
         "arrived.permute(1, 2, 0, 3, 4).flatten(2, 3)", "arrived.permute(1, 2, 3, 0, 4).flatten(2, 3)", _CONTEXT,
     ),
     Mutant(
-        "key heads are copied in blocks, not each", "minimegatron/layers/context.py",
+        "key heads are copied in blocks, not each", "minimegatron/layers/attention/context_parallel.py",
         "(t.repeat_interleave(copies, 2) for t in (k, v))", "(t.repeat(1, 1, copies, 1) for t in (k, v))", _CONTEXT,
     ),
     Mutant(
@@ -712,25 +712,25 @@ MUTANTS = (
         "held = [(2 * r * n, (2 * r + 1) * n), ((2 * r + 1) * n, (2 * r + 2) * n)]", _CONTEXT,
     ),
     Mutant(
-        "rows travel back with the splits of the way there", "minimegatron/layers/dispatch.py",
+        "rows travel back with the splits of the way there", "minimegatron/layers/moe/dispatch.py",
         "c.all_to_all_region(y, self.ep, splits.inp, splits.out)",
         "c.all_to_all_region(y, self.ep, splits.out, splits.inp)", _DISPATCH,
     ),
     Mutant(
-        "rows of etp ranks come before those of ep", "minimegatron/layers/dispatch.py",
+        "rows of etp ranks come before those of ep", "minimegatron/layers/moe/dispatch.py",
         "for e in range(local) for i in range(p) for j in range(q)]",
         "for e in range(local) for j in range(q) for i in range(p)]", _DISPATCH,
     ),
     Mutant(
-        "parts of an expert's output are not summed", "minimegatron/layers/dispatch.py",
+        "parts of an expert's output are not summed", "minimegatron/layers/moe/dispatch.py",
         "unflatten(0, (axis.size, mine)).sum(0)", "unflatten(0, (axis.size, mine))[0]", _DISPATCH,
     ),
     Mutant(
-        "the experts of rank 0 on every rank", "minimegatron/layers/dispatch.py",
+        "the experts of rank 0 on every rank", "minimegatron/layers/moe/dispatch.py",
         "return ep.rank * local, (ep.rank + 1) * local", "return 0, local", _DISPATCH,
     ),
     Mutant(
-        "weights of chosen experts are the biased scores", "minimegatron/layers/router.py",
+        "weights of chosen experts are the biased scores", "minimegatron/layers/moe/router.py",
         "        chosen = best(scores if bias is None else scores + bias, config)\n"
         "        weights = scores.gather(1, chosen)",
         "        scores = scores if bias is None else scores + bias\n"
@@ -738,45 +738,45 @@ MUTANTS = (
         "        weights = scores.gather(1, chosen)", _ROUTER,
     ),
     Mutant(
-        "a group is worth its best expert", "minimegatron/layers/router.py",
+        "a group is worth its best expert", "minimegatron/layers/moe/router.py",
         "grouped.topk(k // kept, -1)", "grouped.topk(1, -1)", _ROUTER,
     ),
     Mutant(
-        "a capacity is rounded down", "minimegatron/layers/router.py",
+        "a capacity is rounded down", "minimegatron/layers/moe/router.py",
         "return math.ceil(wanted) if", "return int(wanted) if", _ROUTER,
     ),
     Mutant(
-        "the router's gradient is taken for complete", "minimegatron/layers/router.py",
+        "the router's gradient is taken for complete", "minimegatron/layers/moe/router.py",
         "init=Init(std=config.init_method_std), partial=\"sequence\"\n        )\n        self.weight",
         "init=Init(std=config.init_method_std)\n        )\n        self.weight", _EXPERTS,
     ),
     Mutant(
-        "shares of a rank's own tokens", "minimegatron/layers/router.py",
+        "shares of a rank's own tokens", "minimegatron/layers/moe/router.py",
         "\"global_aux_loss\" else self.mesh.tp_cp)", "\"global_aux_loss\" else self.mesh.tp)", _ROUTER,
     ),
     Mutant(
-        "the batch's loss forgets the microbatches before", "minimegatron/layers/router.py",
+        "the batch's loss forgets the microbatches before", "minimegatron/layers/moe/router.py",
         "counts = counts + self.tally[: self.num_experts]", "counts = counts + 0", _ROUTER,
     ),
     Mutant(
-        "penalties enter without the loss scale", "minimegatron/layers/router.py",
+        "penalties enter without the loss scale", "minimegatron/layers/moe/router.py",
         "torch.full_like(penalties, ctx.router.loss_scale)", "torch.full_like(penalties, 1.0)", _ROUTER,
     ),
     Mutant(
-        "statistics are counted in evaluations", "minimegatron/layers/router.py",
+        "statistics are counted in evaluations", "minimegatron/layers/moe/router.py",
         "if not (self.training and torch.is_grad_enabled()):", "if not torch.is_grad_enabled():", _ROUTER,
     ),
     Mutant(
-        "sequences of a batch share their counts", "minimegatron/layers/router.py",
+        "sequences of a batch share their counts", "minimegatron/layers/moe/router.py",
         "counts = chosen.unflatten(0, (-1, b)).sum(0)", "counts = chosen.unflatten(0, (b, -1)).sum(1)", _ROUTER,
     ),
     Mutant(
-        "the gate of shared experts is complete", "minimegatron/layers/moe.py",
+        "the gate of shared experts is complete", "minimegatron/layers/moe/layer.py",
         "init=Init(std=config.init_method_std), partial=\"sequence\")\n            self.gate_weight",
         "init=Init(std=config.init_method_std))\n            self.gate_weight", _EXPERTS,
     ),
     Mutant(
-        "halves of a gated expert are cut as one", "minimegatron/layers/moe.py",
+        "halves of a gated expert are cut as one", "minimegatron/layers/moe/layer.py",
         "cut_evenly(halves * f, etp, f\"fc1 of an expert of {f}\", halves)",
         "cut_evenly(halves * f, etp, f\"fc1 of an expert of {f}\")", _EXPERTS,
     ),
@@ -785,11 +785,11 @@ MUTANTS = (
         ".index_add(0, self._source, rows)", ".index_copy(0, self._source, rows)", _MOE,
     ),
     Mutant(
-        "a bucket travels at its first gradient", "minimegatron/parallel/stage.py",
+        "a bucket travels at its first gradient", "minimegatron/parallel/pipeline/stage.py",
         "    for action in reversed(row):\n        ended", "    for action in row:\n        ended", _PIPELINE,
     ),
     Mutant(
-        "weights gradients of an unsplit backward wait", "minimegatron/parallel/stage.py",
+        "weights gradients of an unsplit backward wait", "minimegatron/parallel/pipeline/stage.py",
         "                if not split:\n                    compute(self._products.pop(microbatch))\n",
         "", _PIPELINE,
     ),
@@ -798,16 +798,16 @@ MUTANTS = (
         "post_process=stage == last", "post_process=stage == last or stage == 0", _PIPELINE,
     ),
     Mutant(
-        "backward slots count chunks from the front", "minimegatron/parallel/schedules.py",
+        "backward slots count chunks from the front", "minimegatron/parallel/pipeline/schedules.py",
         "backward = [(i, v - 1 - chunk) for i, chunk in forward]",
         "backward = [(i, chunk) for i, chunk in forward]", _PIPELINE,
     ),
     Mutant(
-        "one warm-up forward too many", "minimegatron/parallel/schedules.py",
+        "one warm-up forward too many", "minimegatron/parallel/pipeline/schedules.py",
         "warmup=p - rank - 1) for rank", "warmup=p - rank) for rank", _PIPELINE,
     ),
     Mutant(
-        "an interleaved rank warms up by one group less", "minimegatron/parallel/schedules.py",
+        "an interleaved rank warms up by one group less", "minimegatron/parallel/pipeline/schedules.py",
         "2 * (p - rank - 1) + (v - 1) * group", "(p - rank - 1) + (v - 1) * group", _PIPELINE,
     ),
     Mutant(

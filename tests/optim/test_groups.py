@@ -152,7 +152,7 @@ def test_a_run_trains_what_is_not_frozen() -> None:
 
 
 def test_a_frozen_parameter_takes_no_memory_beside_its_own() -> None:
-    from minimegatron.parallel.ddp import DistributedDataParallel
+    from minimegatron.parallel.data.ddp import DistributedDataParallel
 
     sizes = {}
     for frozen in ((), ("*fc1*",)):

@@ -19,7 +19,7 @@ from minimegatron.layers.param import ParamLayout, layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.muon import Orthogonalizer, newton_schulz, scale_of
-from minimegatron.parallel.data_parallel import Shard
+from minimegatron.parallel.data.data_parallel import Shard
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.build import build_trainer
 from tests.thorough import mostly_thorough
@@ -179,7 +179,7 @@ def test_every_layout_takes_the_steps_of_one_process(ranks: Any, layout: dict[st
 def serial_weights(model: dict[str, Any], dp: int) -> tuple[dict[str, torch.Tensor], list[float]]:
     """One process, on the samples of all replicas, without a wrapper."""
     from minimegatron.layers.logical import load_logical
-    from minimegatron.layers.router import set_loss_scale
+    from minimegatron.layers.moe.router import set_loss_scale
     from tests.twin import losses, microbatch, weights
 
     case = Case({}, model, double=True)

@@ -15,7 +15,7 @@ from minimegatron.errors import CheckpointError, NumericsError
 from minimegatron.layers.param import ParamLayout
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer, StepResult
-from minimegatron.parallel.data_parallel import Shard
+from minimegatron.parallel.data.data_parallel import Shard
 
 MESH = Mesh.serial()
 

@@ -19,8 +19,8 @@ from minimegatron.layers.logical import gather_logical, load_logical
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel
 from minimegatron.optim.build import build_optimizer
-from minimegatron.parallel.grad_buffer import GradBuffer
-from minimegatron.parallel.wrapping import data_parallel
+from minimegatron.parallel.data.grad_buffer import GradBuffer
+from minimegatron.parallel.data.wrapping import data_parallel
 from tests.parallel.test_zero import DENSE, EXPERTS, STAGES, batch_of, layout_of_sizes
 from tests.thorough import mostly_thorough
 from tests.twin import Case, accumulate, distance, parallel_model, weights

@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from minimegatron.parallel import overlapped
-from minimegatron.parallel.execution import FunctionStage, TensorSpec
-from minimegatron.parallel.schedules import Schedule
+from minimegatron.parallel.pipeline import overlapped
+from minimegatron.parallel.pipeline.execution import FunctionStage, TensorSpec
+from minimegatron.parallel.pipeline.schedules import Schedule
 
 Edge = tuple[int, int]  # positions of sender and receiver
 Key = tuple[Edge, int]  # an edge, and the number of a message on it

@@ -16,9 +16,9 @@ from minimegatron.layers.linear import ColumnParallelLinear
 from minimegatron.layers.logical import initialize
 from minimegatron.layers.param import Init
 from minimegatron.layers.products import fusing_sink
-from minimegatron.parallel.buckets import Span, bucket_layout
-from minimegatron.parallel.ddp import DistributedDataParallel
-from minimegatron.parallel.grad_buffer import GradBuffer, Replicated
+from minimegatron.parallel.data.buckets import Span, bucket_layout
+from minimegatron.parallel.data.ddp import DistributedDataParallel
+from minimegatron.parallel.data.grad_buffer import GradBuffer, Replicated
 
 
 def test_the_frozen_layout():

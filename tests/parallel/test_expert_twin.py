@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from minimegatron.comm.collectives import Work
-from minimegatron.parallel import finalize, grad_buffer
+from minimegatron.parallel.data import finalize, grad_buffer
 from tests import twin
 from tests.thorough import mostly_thorough
 from tests.twin import Case

@@ -15,7 +15,7 @@ from minimegatron.config import ParallelConfig
 from minimegatron.layers.logical import gather_logical, load_logical
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.chunks import build_model_chunks
-from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.training.observers.evaluation import evaluate
 from minimegatron.training.step import forward_step
 from tests.twin import Case, accumulate, cut_batch, distance, microbatch, serial_gradients, weights

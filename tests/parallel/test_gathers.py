@@ -17,9 +17,9 @@ from minimegatron.config import OptimizerConfig, ParallelConfig
 from minimegatron.errors import ConfigError
 from minimegatron.inference.generate import generate
 from minimegatron.optim.build import build_optimizer
-from minimegatron.parallel import param_buffer
-from minimegatron.parallel.ddp import DistributedDataParallel
-from minimegatron.parallel.units import units_of
+from minimegatron.parallel.data import param_buffer
+from minimegatron.parallel.data.ddp import DistributedDataParallel
+from minimegatron.parallel.data.units import units_of
 from minimegatron.training.observers.evaluation import evaluate
 from minimegatron.training.step import forward_step
 from tests.twin import Case, accumulate, microbatch, parallel_model, serial_backward, serial_model

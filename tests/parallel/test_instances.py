@@ -12,7 +12,7 @@ from minimegatron import trace
 from minimegatron.comm.mesh import Mesh, instance_groups
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import ConfigError
-from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.data.ddp import DistributedDataParallel
 from tests.twin import Case, accumulate, parallel_model
 
 INSTANCES, TP, EP = "num_distributed_optimizer_instances", "tensor_model_parallel_size", "expert_model_parallel_size"

@@ -14,10 +14,11 @@ from minimegatron.config import ParallelConfig
 from minimegatron.errors import RankError
 from minimegatron.layers.linear import ColumnParallelLinear
 from minimegatron.layers.param import Init
-from minimegatron.parallel import overlapped, pipeline
-from minimegatron.parallel.execution import Specs, Tensors, TensorSpec
-from minimegatron.parallel.schedules import SCHEDULES, build_schedule
-from minimegatron.parallel.stage import ModuleStage
+from minimegatron.parallel.pipeline import overlapped
+from minimegatron.parallel.pipeline import plain as pipeline
+from minimegatron.parallel.pipeline.execution import Specs, Tensors, TensorSpec
+from minimegatron.parallel.pipeline.schedules import SCHEDULES, build_schedule
+from minimegatron.parallel.pipeline.stage import ModuleStage
 from tests.thorough import mostly_thorough
 
 H, M = 4, 6

@@ -12,9 +12,10 @@ import pytest
 
 import minimegatron
 from minimegatron.errors import ConfigError
-from minimegatron.parallel import overlapped, pipeline
-from minimegatron.parallel.schedule_check import check
-from minimegatron.parallel.schedules import (
+from minimegatron.parallel.pipeline import overlapped
+from minimegatron.parallel.pipeline import plain as pipeline
+from minimegatron.parallel.pipeline.schedule_check import check
+from minimegatron.parallel.pipeline.schedules import (
     SCHEDULES,
     Action,
     Placement,

@@ -15,8 +15,10 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import RankError
 from minimegatron.layers.param import layout_of
-from minimegatron.parallel import finalize, overlapped, pipeline
-from minimegatron.parallel.schedules import Schedule, build_schedule, gpipe, one_f_one_b, schedule_from_text
+from minimegatron.parallel.data import finalize
+from minimegatron.parallel.pipeline import overlapped
+from minimegatron.parallel.pipeline import plain as pipeline
+from minimegatron.parallel.pipeline.schedules import Schedule, build_schedule, gpipe, one_f_one_b, schedule_from_text
 from minimegatron.training.pipelined import forward_backward
 from minimegatron.training.step import forward_step
 from tests.thorough import mostly_thorough
@@ -200,7 +202,7 @@ def _without_tied_sum() -> contextlib.AbstractContextManager:
 
 
 def _only_the_last_microbatch() -> contextlib.AbstractContextManager:
-    from minimegatron.parallel.buffer_sink import BufferSink
+    from minimegatron.parallel.data.buffer_sink import BufferSink
 
     def overwrite(self, grad):
         self._bucket.grad(self._name).copy_(grad)
@@ -209,7 +211,7 @@ def _only_the_last_microbatch() -> contextlib.AbstractContextManager:
 
 
 def _w_dropped() -> contextlib.AbstractContextManager:
-    from minimegatron.parallel import stage
+    from minimegatron.parallel.pipeline import stage
 
     return mock.patch.object(stage, "compute", lambda products: products.clear())
 

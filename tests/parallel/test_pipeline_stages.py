@@ -16,11 +16,12 @@ from minimegatron.comm.p2p import PointToPoint
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import ConfigError, RankError
 from minimegatron.layers.deferred import add_to_grad
-from minimegatron.parallel import overlapped, pipeline
-from minimegatron.parallel.execution import FunctionStage, Tensors, TensorSpec
-from minimegatron.parallel.schedule_sim import Costs, simulate
-from minimegatron.parallel.schedules import build_schedule, forward_only, gpipe, schedule_from_text
-from minimegatron.parallel.stage import ModuleStage
+from minimegatron.parallel.pipeline import overlapped
+from minimegatron.parallel.pipeline import plain as pipeline
+from minimegatron.parallel.pipeline.execution import FunctionStage, Tensors, TensorSpec
+from minimegatron.parallel.pipeline.schedule_sim import Costs, simulate
+from minimegatron.parallel.pipeline.schedules import build_schedule, forward_only, gpipe, schedule_from_text
+from minimegatron.parallel.pipeline.stage import ModuleStage
 from tests.thorough import mostly_thorough
 
 Run = Callable[..., None]

@@ -9,10 +9,10 @@ from collections import Counter
 import pytest
 
 from minimegatron.errors import ConfigError
-from minimegatron.parallel.actions import Action, Schedule, schedule_from_text, v_shaped
-from minimegatron.parallel.schedule_check import check, live_activations, peak_live, require_runnable, stuck
-from minimegatron.parallel.schedule_sim import simulate
-from minimegatron.parallel.schedules import SCHEDULES, build_schedule
+from minimegatron.parallel.pipeline.actions import Action, Schedule, schedule_from_text, v_shaped
+from minimegatron.parallel.pipeline.schedule_check import check, live_activations, peak_live, require_runnable, stuck
+from minimegatron.parallel.pipeline.schedule_sim import simulate
+from minimegatron.parallel.pipeline.schedules import SCHEDULES, build_schedule
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,15 @@ from fractions import Fraction
 import pytest
 
 from minimegatron.errors import ConfigError
-from minimegatron.parallel.actions import Schedule, round_robin, schedule_from_text
-from minimegatron.parallel.schedule_sim import Costs, Simulation, simulate
-from minimegatron.parallel.schedules import SCHEDULES, alternate, build_schedule, forward_only, interleaved_table
+from minimegatron.parallel.pipeline.actions import Schedule, round_robin, schedule_from_text
+from minimegatron.parallel.pipeline.schedule_sim import Costs, Simulation, simulate
+from minimegatron.parallel.pipeline.schedules import (
+    SCHEDULES,
+    alternate,
+    build_schedule,
+    forward_only,
+    interleaved_table,
+)
 from minimegatron.viz.timeline import chrome_trace
 
 

@@ -20,8 +20,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from minimegatron.parallel.actions import Action, Schedule
-from minimegatron.parallel.schedules import build_schedule, interleaved_table, interleaved_warmup
+from minimegatron.parallel.pipeline.actions import Action, Schedule
+from minimegatron.parallel.pipeline.schedules import build_schedule, interleaved_table, interleaved_warmup
 from tests import golden
 
 P = 4

@@ -11,7 +11,7 @@ import torch
 
 from minimegatron.comm import collectives
 from minimegatron.layers import linear
-from minimegatron.parallel import ddp, finalize
+from minimegatron.parallel.data import ddp, finalize
 from tests.thorough import mostly_thorough
 from tests.twin import Case, compare_with_serial, problems
 

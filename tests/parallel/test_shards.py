@@ -12,9 +12,9 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import ConfigError
 from minimegatron.layers.products import PlainProducts
-from minimegatron.parallel.buckets import Span, bucket_layout
-from minimegatron.parallel.ddp import DistributedDataParallel
-from minimegatron.parallel.units import leaves_of, units_of
+from minimegatron.parallel.data.buckets import Span, bucket_layout
+from minimegatron.parallel.data.ddp import DistributedDataParallel
+from minimegatron.parallel.data.units import leaves_of, units_of
 
 
 @pytest.mark.parametrize(

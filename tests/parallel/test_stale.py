@@ -19,9 +19,9 @@ from minimegatron.layers.linear import ColumnParallelLinear
 from minimegatron.layers.logical import initialize
 from minimegatron.layers.param import Init
 from minimegatron.optim.build import build_optimizer
-from minimegatron.parallel import param_buffer
-from minimegatron.parallel.ddp import DistributedDataParallel
-from minimegatron.parallel.finalize import finalize_model_grads
+from minimegatron.parallel.data import param_buffer
+from minimegatron.parallel.data.ddp import DistributedDataParallel
+from minimegatron.parallel.data.finalize import finalize_model_grads
 from tests.parallel.test_gathers import ADAM, LastMoment
 from tests.parallel.test_instances import EP, INSTANCES
 from tests.twin import Case, accumulate, compare_all, compare_with_serial, microbatch, parallel_model, problems

@@ -11,8 +11,8 @@ from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.models.decoder import build_model
-from minimegatron.parallel.ddp import DistributedDataParallel
-from minimegatron.parallel.unit_spans import units_in_trace
+from minimegatron.parallel.data.ddp import DistributedDataParallel
+from minimegatron.parallel.data.unit_spans import units_in_trace
 from minimegatron.viz.gathers import gathers_of
 from tests.twin import Case, accumulate
 

@@ -11,9 +11,9 @@ from minimegatron.config import OptimizerConfig
 from minimegatron.memory import Tracker
 from minimegatron.models.decoder import build_model
 from minimegatron.optim.build import build_optimizer
-from minimegatron.parallel.data_parallel import DataParallel
-from minimegatron.parallel.ddp import DistributedDataParallel
-from minimegatron.parallel.torch_fsdp import TorchFSDP2
+from minimegatron.parallel.data.data_parallel import DataParallel
+from minimegatron.parallel.data.ddp import DistributedDataParallel
+from minimegatron.parallel.data.torch_fsdp import TorchFSDP2
 from tests.thorough import mostly_thorough
 from tests.twin import Case, accumulate
 

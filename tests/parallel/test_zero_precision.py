@@ -22,8 +22,8 @@ from minimegatron.layers.logical import gather_logical
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
-from minimegatron.parallel.data_parallel import DataParallel
-from minimegatron.parallel.finalize import finalize_model_grads
+from minimegatron.parallel.data.data_parallel import DataParallel
+from minimegatron.parallel.data.finalize import finalize_model_grads
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.trainer import Trainer
 from tests.parallel.test_zero import STAGES, STEPS, batch_of

@@ -7,9 +7,9 @@ from fractions import Fraction
 import pytest
 
 from minimegatron.errors import ConfigError
-from minimegatron.parallel.schedule_check import live_activations
-from minimegatron.parallel.schedule_sim import Costs, simulate
-from minimegatron.parallel.schedules import build_schedule
+from minimegatron.parallel.pipeline.schedule_check import live_activations
+from minimegatron.parallel.pipeline.schedule_sim import Costs, simulate
+from minimegatron.parallel.pipeline.schedules import build_schedule
 from minimegatron.planner import closed_forms as forms
 
 WORDS, LENGTH = 51_200, 2_048

@@ -17,7 +17,7 @@ from minimegatron.footprint.tape import Unpredicted
 from minimegatron.layers.param import layout_of
 from minimegatron.models.families import family_config
 from minimegatron.optim.muon import newton_schulz
-from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.planner.cluster import CLUSTERS
 from minimegatron.planner.planning import plan
 from minimegatron.planner.search import search

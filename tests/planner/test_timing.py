@@ -14,7 +14,7 @@ from minimegatron.footprint.prediction import Work, sizes_of
 from minimegatron.footprint.tape import Unpredicted
 from minimegatron.models.chunks import placement_of, schedule_of
 from minimegatron.models.families import family_config
-from minimegatron.parallel.schedule_sim import Costs, simulate
+from minimegatron.parallel.pipeline.schedule_sim import Costs, simulate
 from minimegatron.planner.closed_forms import bubble
 from minimegatron.planner.cluster import CLUSTERS, Cluster
 from minimegatron.planner.stages import ends_work, layer_work

@@ -22,7 +22,7 @@ from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
-from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.training.step import forward_step, train_step
 from tests import golden
 from tests.golden import megatron_names

@@ -13,7 +13,7 @@ from minimegatron.errors import NumericsError
 from minimegatron.models.decoder import build_model
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
-from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.training.step import forward_step, train_step
 
 CONFIG = TransformerConfig(

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from minimegatron import trace
 from minimegatron.cli import main
 from minimegatron.errors import ConfigError
-from minimegatron.layers.balance import LayerLoad
-from minimegatron.layers.expert_placement import placement, summarise, table
+from minimegatron.layers.moe.balance import LayerLoad
+from minimegatron.layers.moe.placement import placement, summarise, table
 from minimegatron.training.arguments import parse_args
 from tests.mock_data import small_trainer
 from tests.training.test_experts import EP2, LINE, scalars

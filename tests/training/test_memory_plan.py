@@ -13,14 +13,14 @@ import torch
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import DataConfig, OptimizerConfig, ParallelConfig, TrainingConfig
 from minimegatron.kernels import build
-from minimegatron.layers import router
+from minimegatron.layers.moe import router
 from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.memory import Tracker
 from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.families import family_config
 from minimegatron.models.spec import spec_from_name
 from minimegatron.optim.build import build_optimizer
-from minimegatron.parallel.wrapping import data_parallel
+from minimegatron.parallel.data.wrapping import data_parallel
 from minimegatron.training.memory_report import predict_run
 from minimegatron.training.run import RunConfig
 from tests.twin import Case, accumulate

@@ -16,7 +16,7 @@ from minimegatron.layers.logical import load_logical
 from minimegatron.layers.param import logical_parameters
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.decoder import GPTModel
-from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.pipelined import Microbatches, get_forward_backward_fn
 from minimegatron.training.reports import StepReport

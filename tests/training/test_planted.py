@@ -15,7 +15,7 @@ from minimegatron.comm import collectives
 from minimegatron.errors import ConfigError, RankError
 from minimegatron.layers import products
 from minimegatron.optim import clip, main_params
-from minimegatron.parallel import ddp, finalize, grad_buffer
+from minimegatron.parallel.data import ddp, finalize, grad_buffer
 from minimegatron.training.arguments import parse_args
 from tests.parallel.test_serial_twin import _MISTAKES
 from tests.thorough import mostly_thorough

@@ -19,7 +19,7 @@ from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.scaler import loss_divisor
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
-from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.training.observers.evaluation import evaluate
 from minimegatron.training.pipelined import get_forward_backward_fn
 from minimegatron.training.reports import StepReport

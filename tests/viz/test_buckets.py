@@ -1,7 +1,7 @@
 import pytest
 
 from minimegatron.errors import ConfigError
-from minimegatron.parallel.buckets import bucket_layout
+from minimegatron.parallel.data.buckets import bucket_layout
 from minimegatron.viz.buckets import buffer_strip, gaps, straddling
 from tests.viz.reading import boxes, overlaps, words
 

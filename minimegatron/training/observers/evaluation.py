@@ -24,7 +24,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.data.builder import Dataset
 from minimegatron.data.masking import Batch
 from minimegatron.models.chunks import ModelChunks
-from minimegatron.parallel.data_parallel import DataParallel
+from minimegatron.parallel.data.data_parallel import DataParallel
 from minimegatron.training.datasets import RunData, microbatches
 from minimegatron.training.microbatches import NumMicrobatches
 from minimegatron.training.observers import Observer, Step

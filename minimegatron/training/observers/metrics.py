@@ -33,8 +33,8 @@ import torch
 
 from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
-from minimegatron.layers.balance import imbalance
-from minimegatron.layers.expert_placement import WINDOW, summarise, summary_record, summary_tags, table
+from minimegatron.layers.moe.balance import imbalance
+from minimegatron.layers.moe.placement import WINDOW, summarise, summary_record, summary_tags, table
 from minimegatron.training.flops import peak_tflops, step_flops
 from minimegatron.training.observers import Observer, Step
 from minimegatron.training.observers.sinks import open_sinks
@@ -175,7 +175,7 @@ class Metrics(Observer):
             sink.log(tags, record, iteration)
 
     def experts(self, reports: Sequence[StepReport], iteration: int) -> None:
-        """Say how evenly experts were loaded in these steps (`layers/expert_placement`); nothing without experts."""
+        """Say how evenly experts were loaded in these steps (`layers/moe/placement`); nothing without experts."""
         if not self.speaks or not any(report.experts for report in reports):
             return
         found = summarise([r.experts for r in reports], self.expert_ranks, self.model.moe_router_num_groups)

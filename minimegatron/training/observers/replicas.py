@@ -7,7 +7,7 @@ import torch
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.replicas import check_copies
 from minimegatron.layers.param import copy_axes, layout_of, logical_parameters
-from minimegatron.parallel.data_parallel import DataParallel
+from minimegatron.parallel.data.data_parallel import DataParallel
 from minimegatron.training.observers import Observer, Step
 from minimegatron.training.reports import StepReport
 

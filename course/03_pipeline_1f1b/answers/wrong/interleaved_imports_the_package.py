@@ -1,5 +1,5 @@
 # told: closed
-from minimegatron.parallel.schedules import alternate, interleaved_table, interleaved_warmup
+from minimegatron.parallel.pipeline.schedules import alternate, interleaved_table, interleaved_warmup
 def interleaved(rank, p, m, v):
     table = interleaved_table(m, v, p)
     back = [(i, v - 1 - c) for i, c in table]

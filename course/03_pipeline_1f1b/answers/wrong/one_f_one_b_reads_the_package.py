@@ -1,5 +1,5 @@
 # told: may not read
-import minimegatron.parallel.actions as actions
+import minimegatron.parallel.pipeline.actions as actions
 from pathlib import Path
 def one_f_one_b(rank, p, m):
     names = {"__name__": "mine"}

@@ -1,0 +1,1 @@
+"""Attention: its cores, masks, and how a sequence is shared over ranks."""

@@ -1,0 +1,232 @@
+"""Context parallelism: attention over a sequence of which each rank holds a part.
+
+The problem in a sentence: everything in a transformer acts on one token at a time, except attention, where each token
+needs the keys and values of all before it, and those are on other ranks.
+
+Four ways to bring them together; C ranks, n = s/C tokens each, a query heads and g groups of width d on each rank:
+
+| `cp_comm_type` | what travels                          | elements sent by a rank, forward     | needs               |
+|----------------|---------------------------------------|--------------------------------------|---------------------|
+| `p2p`          | K, V round a ring, while one computes | 2 (C-1) n b g d                      | C blocks to overlap |
+| `allgather`    | K, V to all ranks, before             | 2 (C-1) n b g d                      | memory for all K, V |
+| `a2a`          | heads for tokens: q, k, v; then out   | (C-1)/C n b (2a + 2g') d             | a divisible by C    |
+| `a2a+p2p`      | a2a over C1 neighbours, then a ring of C2 = C/C1 | both, see below           | a divisible by C1   |
+
+(g' is g, copied until it is a multiple of C: with fewer groups than ranks each rank still gets a key/value head.)
+
+**Ring.** The blocks of K and V go round (`comm/ring`), each is attended to as it comes by, and the pieces are joined by
+their log-sum-exp (`layers/attention/tiles`). In the backward pass the blocks go round again, and the gradient of each
+block travels one step behind it: every rank adds its part, and the last one sends the sum home. That makes C-1 messages
+of K, V and C-1 of dK, dV (in fp32): twice the elements of the forward pass.
+
+**All-gather.** The same pieces, all there at once; dK, dV are reduce-scattered in fp32.
+
+**All-to-all** (Ulysses). Afterwards each rank has *all* tokens of a/C heads, so any attention works unchanged, and a
+second all-to-all brings the output back. Nothing overlaps, but the volume falls with C instead of staying.
+
+**Hierarchical.** All-to-all inside `cp_inner` (fast links), ring over `cp_outer` (slow ones): the ring's blocks have
+C1 times the tokens and a C1-th of the heads.
+
+RoPE happens before all this, with the angles of the tokens' places in the sequence, and costs nothing.
+
+Liu et al. 2023 (arXiv 2310.01889); Brandon et al. 2023 (arXiv 2311.09431) for the balance; Jacobs et al. 2023 (arXiv
+2309.14509), Fang, Zhao 2024 (arXiv 2405.07719). Megatron-LM: `megatron/core/extensions/transformer_engine.py`; the
+algorithms are in Transformer Engine (`dot_product_attention/context_parallel.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from minimegatron.comm import collectives as c
+from minimegatron.comm.axis import Axis
+from minimegatron.comm.ring import Shift, circulate
+from minimegatron.comm.sequence import Spans, spans_of
+from minimegatron.layers.attention.mask import AttentionMask
+from minimegatron.layers.attention.tiles import Joined, attend, attend_backward
+
+if TYPE_CHECKING:
+    from minimegatron.comm.mesh import Mesh
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionMask], torch.Tensor]
+
+
+def context_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: AttentionMask,
+    mesh: Mesh,
+    scale: float,
+    backend: str,
+    whole: Attend,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """Attention of this rank's queries over the whole sequence.
+
+    Args:
+        q: [n, b, a, d], this rank's tokens as `comm/sequence` cuts them.
+        k, v: [n, b, g, d].
+        mask: who sees whom, in places of the whole sequence.
+        mesh: whose cp axes share the sequence, by `mesh.parallel.cp_comm_type`.
+        scale: of the scores.
+        backend: of the pieces, see `layers/attention/tiles`.
+        whole: attention over a whole sequence, q [s, b, a', d], k and v [s, b, g', d] -> [s, b, a', d]: what remains
+            to be done where only heads are exchanged.
+        softcap: of the scores, see `layers/attention/tiles`.
+
+    Returns:
+        [n, b, a, d].
+    """
+    inner, outer = mesh.cp_inner, mesh.cp_outer
+    q, k, v = scatter_heads(q, k, v, inner)
+    if outer.size == 1:
+        out = whole(q, k, v, mask)
+    else:
+        function = _AllGatherAttention if mesh.parallel.cp_comm_type == "allgather" else _RingAttention
+        s = q.shape[0] * outer.size
+        spans = [spans_of(s, (r, outer.size)) for r in range(outer.size)]
+        if inner.size > 1:
+            q = q.contiguous()  # kept for the backward pass; as a view of what arrived it would keep k and v alive
+        q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))
+        out = function.apply(q, k, v, mask, outer, spans, scale, backend, softcap).permute(2, 0, 1, 3)
+    return gather_heads(out, inner)
+
+
+# ------------------------------------------------------------------------------------------------- all-to-all
+
+
+def scatter_heads(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, axis: Axis
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Exchange heads for tokens, in one message: q [n, b, a, d] -> [n C, b, a/C, d], k and v [.., g', d] alike."""
+    if axis.size == 1:
+        return q, k, v
+    copies = axis.size // math.gcd(axis.size, k.shape[2])
+    if copies > 1:  # their gradients are summed by autograd
+        k, v = (t.repeat_interleave(copies, 2) for t in (k, v))
+    sizes = [t.shape[2] // axis.size for t in (q, k, v)]
+    for_each = torch.cat([t.unflatten(2, (axis.size, -1)) for t in (q, k, v)], 3)  # [n, b, C, heads, d]
+    arrived = c.all_to_all_region(for_each.permute(2, 0, 1, 3, 4).flatten(0, 1), axis)
+    q, k, v = arrived.split(sizes, 2)
+    return q, k, v
+
+
+def gather_heads(out: torch.Tensor, axis: Axis) -> torch.Tensor:
+    """Exchange tokens for heads: [n C, b, a/C, d] -> [n, b, a, d]."""
+    if axis.size == 1:
+        return out
+    arrived = c.all_to_all_region(out, axis).unflatten(0, (axis.size, -1))  # [C, n, b, a/C, d]
+    return arrived.permute(1, 2, 0, 3, 4).flatten(2, 3)
+
+
+# ------------------------------------------------------------------------------------------------------- ring
+
+
+class _RingAttention(torch.autograd.Function):
+    """q [b, a, n, d], k and v [b, g, n, d] of this rank -> out [b, a, n, d]; keeps q, k, v, out and lse."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: AttentionMask,
+        axis: Axis,
+        spans: list[Spans],
+        scale: float,
+        backend: str,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        mine, joined = spans[axis.rank], Joined(q)
+
+        def visit(owner: int, kv: torch.Tensor) -> None:
+            attend(joined, q, mine, kv[0], kv[1], spans[owner], mask, scale, backend, softcap)
+
+        kv = torch.stack((k, v))
+        circulate(kv, axis, visit)
+        out = joined.out.to(q.dtype)
+        ctx.save_for_backward(q, kv, out, joined.lse)
+        ctx.rest = mask, axis, spans, scale, backend, softcap
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        q, kv, out, lse = ctx.saved_tensors
+        mask, axis, spans, scale, backend, softcap = ctx.rest
+        dout, dq = grads[0].contiguous(), torch.zeros(q.shape, dtype=lse.dtype, device=q.device)
+        home = torch.zeros(kv.shape, dtype=lse.dtype, device=q.device)  # the gradient of this rank's block
+        behind: list[Shift] = []  # the gradient that follows the block now visited, on its way here
+
+        def visit(owner: int, block: torch.Tensor) -> None:
+            dk, dv = attend_backward(
+                dout, q, spans[axis.rank], block[0], block[1], spans[owner], out, lse, dq, mask, scale, backend, softcap
+            )
+            if owner == axis.rank:  # stays at home; what the others add comes with the last message
+                home[0], home[1] = dk, dv
+                return
+            part = torch.stack((dk, dv))
+            if behind:
+                part += behind.pop().wait()
+            behind.append(Shift(part, axis, tag=1))
+
+        circulate(kv, axis, visit)
+        home += behind.pop().wait()
+        return dq.to(q.dtype), home[0].to(q.dtype), home[1].to(q.dtype), None, None, None, None, None, None
+
+
+# ------------------------------------------------------------------------------------------------- all-gather
+
+
+class _AllGatherAttention(torch.autograd.Function):
+    """As `_RingAttention`, with every rank's K and V gathered first, and gathered again for the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: AttentionMask,
+        axis: Axis,
+        spans: list[Spans],
+        scale: float,
+        backend: str,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        kv, joined = torch.stack((k, v)), Joined(q)
+        (k, v), everywhere = _in_order(c.all_gather(kv[None], axis), spans)
+        attend(joined, q, spans[axis.rank], k, v, everywhere, mask, scale, backend, softcap)
+        out = joined.out.to(q.dtype)
+        ctx.save_for_backward(q, kv, out, joined.lse)
+        ctx.rest = mask, axis, spans, scale, backend, softcap
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        q, kv, out, lse = ctx.saved_tensors
+        mask, axis, spans, scale, backend, softcap = ctx.rest
+        (k, v), everywhere = _in_order(c.all_gather(kv[None], axis), spans)
+        dq = torch.zeros(q.shape, dtype=lse.dtype, device=q.device)
+        dout = grads[0].contiguous()
+        dkv = torch.stack(
+            attend_backward(dout, q, spans[axis.rank], k, v, everywhere, out, lse, dq, mask, scale, backend, softcap)
+        )
+        for_owners = torch.stack([torch.cat([dkv[..., a:b, :] for a, b in held], -2) for held in spans])
+        dk, dv = c.reduce_scatter(for_owners, axis)[0]
+        return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype), None, None, None, None, None, None
+
+
+def _in_order(blocks: torch.Tensor, spans: list[Spans]) -> tuple[torch.Tensor, Spans]:
+    """[C, 2, b, g, n, d] in rank order -> [2, b, g, s, d] in the order of the sequence, and its span."""
+    pieces = {}
+    for block, held in zip(blocks, spans, strict=True):
+        for (start, _), piece in zip(held, block.split([b - a for a, b in held], -2), strict=True):
+            pieces[start] = piece
+    whole = torch.cat([pieces[start] for start in sorted(pieces)], -2)
+    return whole, ((0, whole.shape[-2]),)

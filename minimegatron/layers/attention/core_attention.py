@@ -1,0 +1,247 @@
+"""softmax(q k^T / sqrt(d) + mask) v, by one of six programs behind one switch.
+
+The problem in a sentence: the same formula has an implementation for every machine, and a model should not change when
+another one is chosen.
+
+| backend     | what computes                                                    | where                      |
+|-------------|------------------------------------------------------------------|----------------------------|
+| `reference` | the formula: the whole matrix of weights, softmax in fp32        | anywhere; s x s memory     |
+| `local`     | ours: a kernel, or blockwise in torch (`kernels/blockwise.py`)   | anywhere; no dropout       |
+| `sdpa`      | torch's `scaled_dot_product_attention` (FlashAttention-2, cuDNN) | anywhere                   |
+| `flash`     | the flash-attn package                                           | GPU, 16 bits               |
+| `varlen`    | torch's `varlen_attn`; only `auto` takes it                      | GPU, 16 bits; no dropout   |
+| `te`        | Transformer Engine's `DotProductAttention`                       | GPU, 16 bits; no documents |
+| `auto`      | the fastest on this GPU for this mask: `layers/attention/choice` |                            |
+
+Who sees whom is an `AttentionMask`; `reference` and `sdpa` make a table of it where plain causal attention is not
+enough, the others do not. Under context parallelism the sequence is on several ranks, and
+`layers/attention/context_parallel.py` takes over; what it needs of a backend is attention over *some* of the keys.
+
+In generation (`generate`) this is the place that writes the keys and values of new tokens and reads those of all
+tokens: rows of a buffer, most of which a query may not see yet. torch's function computes that, whatever the backend.
+
+Megatron-LM: `transformer/dot_product_attention.py`, `TEDotProductAttention` in `extensions/transformer_engine.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from minimegatron.errors import ConfigError
+from minimegatron.kernels import ops
+from minimegatron.layers.attention.choice import Task, choose_backend, fastest, groups_share, this_machine
+from minimegatron.layers.attention.mask import AttentionMask
+from minimegatron.layers.dropout import Dropout
+from minimegatron.layers.inference_context import LayerState, StateSpec
+from minimegatron.named import Named, import_module
+
+if TYPE_CHECKING:
+    from minimegatron.comm.mesh import Mesh
+    from minimegatron.comm.random import RngStreams
+    from minimegatron.config import TransformerConfig
+
+# Imported only when the sequence is cut over cp.
+CONTEXT: Named = "minimegatron.layers.attention.context_parallel", "context_attention"
+
+
+class CoreAttention(nn.Module):
+    """Attention of queries to keys and values, on this rank's heads.
+
+    Args:
+        config: backend, head width, attention dropout.
+        mesh: whose cp axes share the sequence.
+        rng: streams for the dropout of attention weights.
+
+    Raises:
+        ConfigError: see `choose_backend`.
+    """
+
+    supports_context_parallel = True
+
+    def __init__(self, config: TransformerConfig, mesh: Mesh, rng: RngStreams | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.mesh = mesh
+        self.scale, self.softcap = config.score_scale, config.attn_logit_softcapping
+        self.backend = choose_backend(config, mesh)
+        self.machine = this_machine(mesh.device)
+        self.dropout = Dropout(config.attention_dropout, rng, different_over_tp=True)
+        self._engine: Any = None
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask | None = None
+    ) -> torch.Tensor:
+        """q [n, b, a', d], k and v [n, b, g', d] -> [n, b, a' * d]; n = s / cp tokens, the default mask is causal."""
+        mask = mask or AttentionMask()
+        if self.mesh.cp.size > 1:
+            out = import_module(CONTEXT)(q, k, v, mask, self.mesh, self.scale, self.backend, self.attend, self.softcap)
+        else:
+            out = self.attend(q, k, v, mask)
+        return out.flatten(2)
+
+    def inference_state(self) -> dict[str, StateSpec]:
+        """The key and the value of this rank's groups, for each token."""
+        groups = max(1, self.config.num_query_groups // self.mesh.tp.size)
+        return {name: StateSpec((groups, self.config.kv_channels)) for name in ("key", "value")}
+
+    def generate(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask, state: LayerState
+    ) -> torch.Tensor:
+        """`forward` for n new tokens, whose keys and values are kept, and which see those that were kept before."""
+        state.write_tokens(key=k, value=v)
+        if state.context.first:
+            return self(q, k, v, mask)  # type: ignore[no-any-return]
+        k, v = state.read_tokens("key", "value")
+        return cached_attention(q, k, v, state.context.bias(mask.window, q.dtype), self.scale, self.softcap).flatten(2)
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
+        """Where the whole sequence is here: q [s, b, a', d], k and v [s, b, g', d] -> [s, b, a', d]."""
+        backend = self.backend_for(q, v, mask)
+        if backend in ("flash", "varlen", "te"):
+            return getattr(self, f"_{backend}")(q, k, v, mask)  # type: ignore[no-any-return]
+        q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))
+        out: torch.Tensor = getattr(self, f"_{backend}")(q, k, v, mask)
+        return out.permute(2, 0, 1, 3)
+
+    def backend_for(self, q: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> str:
+        """The program that computes these shapes under this mask: `backend`, with `auto` resolved."""
+        return fastest(self.machine, self._task(q, v, mask)) if self.backend == "auto" else self.backend
+
+    def _task(self, q: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> Task:
+        s = q.shape[0]
+        return Task(q.dtype, q.shape[-1], v.shape[-1], not mask.plain(s), self._dropout_p > 0.0)
+
+    @property
+    def _dropout_p(self) -> float:
+        return self.dropout.p if self.training else 0.0
+
+    def _reference(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
+        """The formula as it stands, softmax in fp32: what the other backends are compared with."""
+        repeat, s = q.shape[1] // k.shape[1], q.shape[2]
+        k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+        scores = (q @ k.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * self.scale
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        weights = scores.masked_fill(~mask.table((0, s), (0, s), q.device), -torch.inf).softmax(-1).to(q.dtype)
+        return self.dropout(weights) @ v
+
+    def _local(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
+        return ops.flash_attention(q, k, v, mask, self.scale, self.softcap, kernels=self.config.kernels)
+
+    def _sdpa(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
+        table = mask.dense(q.shape[2], q.device)
+        task = Task(q.dtype, q.shape[-1], v.shape[-1], rule=table is not None)
+        if k.shape[1] != q.shape[1] and not groups_share(self.machine, task):
+            k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+        with self.dropout.stream():
+            return F.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=table,
+                dropout_p=self._dropout_p,
+                is_causal=table is None and mask.causal,
+                scale=self.scale,
+                enable_gqa=k.shape[1] != q.shape[1],
+            )
+
+    def _flash(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
+        from flash_attn import flash_attn_func, flash_attn_varlen_func
+
+        options = {
+            "dropout_p": self._dropout_p,
+            "softmax_scale": self.scale,
+            "causal": mask.causal,
+            "window_size": window_size(mask),
+        }
+        q, k, v = (t.transpose(0, 1) for t in (q, k, v))  # [b, s, heads, d]; only the last dim has to be dense
+        with self.dropout.stream():
+            if mask.document_ids is None:
+                out = flash_attn_func(q, k, v, **options)
+            else:
+                borders, longest = mask.boundaries(q.device)
+                rows = (t.flatten(0, 1) for t in (q, k, v))
+                out = flash_attn_varlen_func(*rows, borders, borders, longest, longest, **options)
+                out = out.unflatten(0, q.shape[:2])
+        return out.transpose(0, 1)
+
+    def _varlen(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
+        from torch.nn.attention.varlen import varlen_attn
+
+        s, b = q.shape[:2]
+        if mask.document_ids is None:  # a window alone: each sample is one document
+            borders, longest = torch.arange(0, b * s + 1, s, dtype=torch.int32, device=q.device), s
+        else:
+            borders, longest = mask.boundaries(q.device)
+        q, k, v = (t.transpose(0, 1).flatten(0, 1) for t in (q, k, v))
+        grouped, options = k.shape[1] != q.shape[1], {"scale": self.scale, "window_size": window_size(mask)}
+        out = varlen_attn(q, k, v, borders, borders, longest, longest, enable_gqa=grouped, **options)  # type: ignore[arg-type]
+        assert isinstance(out, torch.Tensor), "no auxiliary output was asked for"
+        return out.unflatten(0, (b, s)).transpose(0, 1)
+
+    def _te(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
+        if mask.document_ids is not None:
+            raise ConfigError(
+                "attention_backend te with reset_attention_mask: its masks know no document ids",
+                fix="attention_backend auto",
+            )
+        if self._engine is None:
+            from transformer_engine.pytorch import DotProductAttention
+
+            self._engine = DotProductAttention(
+                num_attention_heads=q.shape[2],
+                kv_channels=q.shape[3],
+                num_gqa_groups=k.shape[2],
+                attention_dropout=self.dropout.p,
+                qkv_format="sbhd",
+                attn_mask_type="causal" if mask.causal else "no_mask",
+                window_size=window_size(mask),
+                softmax_scale=self.scale,
+            )
+        self._engine.train(self.training)
+        with self.dropout.stream():
+            return self._engine(q.contiguous(), k.contiguous(), v.contiguous()).view(q.shape)
+
+
+def cached_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor,
+    scale: float,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """Attention of n new tokens to m cached ones.
+
+    Args:
+        q: [n, b, a', d].
+        k, v: [m, b, g', d].
+        bias: [b, 1, n, m], 0 where a query sees a key, minus infinity elsewhere.
+        scale: of the scores, without the bias.
+        softcap: c, where a score x becomes c tanh(x / c), before the bias.
+
+    Returns:
+        [n, b, a', d].
+    """
+    n, groups = q.shape[0], k.shape[2]
+    if softcap is not None:  # which torch's function does not know: the formula, for few queries
+        scores = torch.einsum("nbgrd,mbgd->bgrnm", q.unflatten(2, (groups, -1)), k)
+        scores = scores.to(torch.promote_types(q.dtype, torch.float32)) * scale
+        scores = softcap * torch.tanh(scores / softcap) + bias.unsqueeze(2)
+        return torch.einsum("bgrnm,mbgd->nbgrd", scores.softmax(-1).to(q.dtype), v).flatten(2, 3)
+    q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))
+    if n == 1:  # the query heads of a group as rows of one head: no key is copied
+        q = q.unflatten(1, (groups, -1)).squeeze(3)  # [b, g', a'/g', d]
+        return F.scaled_dot_product_attention(q, k, v, bias, scale=scale).flatten(1, 2)[None]
+    shared = q.shape[1] != groups
+    return F.scaled_dot_product_attention(q, k, v, bias, scale=scale, enable_gqa=shared).permute(2, 0, 1, 3)
+
+
+def window_size(mask: AttentionMask) -> tuple[int, int]:
+    """How many keys before and after itself a query sees, -1 for all: the packages' `window_size`."""
+    back = -1 if mask.window is None else mask.window - 1
+    return back, 0 if mask.causal else back

@@ -1,0 +1,233 @@
+"""Multi-latent attention: keys and values of all heads, made from one short vector a token.
+
+The problem in a sentence: the KV cache of generation holds 2 g d numbers for every token and layer, and with 128 heads
+that is more than the model itself.
+
+Cache a latent c of r numbers in place of keys and values, and one key of d_r numbers, shared by all heads, that
+RoPE has turned:
+
+    c_kv   = norm(x W_dkv^T)                     [s, b, r]           k_r = rope(x W_kr^T)    [s, b, d_r]
+    k_i    = [c_kv W_uk,i^T ; k_r]               d_n + d_r           v_i = c_kv W_uv,i^T     d_v
+    q_i    = [c_q W_uq,i^T ; rope(c_q W_qr,i^T)]                     c_q = norm(x W_dq^T), or x itself
+    o      = concat_i softmax(q_i k_i^T / sqrt(d_n + d_r)) v_i       y = o W_o^T
+
+RoPE must not touch what comes out of c, or the following could not be done: W_uk moves to the other side of the dot
+product, (c W_uk^T) . q = c . (q W_uk), and W_uv behind the sum over tokens. So generation never makes keys or values:
+it compares q W_uk [r] with c itself, and turns P c [r] into a head's output at the end (`absorbed`). It is attention
+with one key/value head of width r + d_r, whose memory is that of the latent:
+
+| kept for a token and layer       | numbers           | DeepSeek-V3 (128 heads, d_n + d_r = 192, d_v = 128, r = 512) |
+|----------------------------------|-------------------|---------------------------------------------------------------|
+| keys and values of all heads     | a (d_n + d_r + d_v) | 40,960                                                      |
+| latent and turned key            | r + d_r           | 576                                                           |
+
+**Over tp** the heads are divided: W_uq, W_uk, W_uv are column-parallel, W_o is row-parallel. The down-projections are
+small and replicated: each rank computes c of the tokens it holds. With sequence parallelism these are its own s/t, so
+the gradients are partial (`"sequence"`), and the latents are gathered, r + d_r numbers a token where ordinary attention
+gathers h. k_r is used by the heads of every rank, so its gradient is summed on the way back.
+
+With YaRN the scores are multiplied by (0.1 mscale_all_dim ln(factor) + 1)^2, as DeepSeek does.
+
+DeepSeek-V2 (arXiv 2405.04434) section 2.1. Megatron-LM: `megatron/core/transformer/multi_latent_attention.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from minimegatron.comm import collectives as c
+from minimegatron.comm.axis import ALONE, Axis
+from minimegatron.comm.random import RngStreams
+from minimegatron.config.model import TransformerConfig
+from minimegatron.kernels import ops
+from minimegatron.layers.attention.core_attention import CoreAttention
+from minimegatron.layers.attention.mask import AttentionMask
+from minimegatron.layers.attention.self_attention import AttentionContext
+from minimegatron.layers.inference_context import StateSpec, inference_state_of
+from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
+from minimegatron.layers.norm import Norm
+from minimegatron.layers.param import Init, ParamLayout, new_parameter
+from minimegatron.layers.recompute import recompute
+
+if TYPE_CHECKING:
+    from minimegatron.comm.mesh import Mesh
+    from minimegatron.layers.fp8_linear import ParallelFp8
+
+
+class ReplicatedLinear(nn.Module):
+    """`y = x A^T`, the whole of A on every tp rank, each with the tokens that it holds."""
+
+    def __init__(self, input_size: int, output_size: int, init: Init, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.fp8: ParallelFp8 | None = None
+        self.weight = new_parameter(ParamLayout((output_size, input_size), init=init, partial="sequence"), dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., i] -> [..., o]."""
+        return F.linear(x, self.weight) if self.fp8 is None else self.fp8.linear(x, self.weight)
+
+    def amax_axes(self, mesh: Mesh) -> dict[str, Axis]:
+        """See `layers.fp8_linear`: with sequence parallelism every rank has other tokens."""
+        tokens = mesh.tp if mesh.sequence_parallel else ALONE
+        return {"input": tokens, "weight": ALONE, "gradient": tokens}
+
+
+class MultiLatentAttention(nn.Module):
+    """See the module docstring.
+
+    Args:
+        config: the model.
+        mesh: its layout.
+        layer_number: global number from 0, for messages.
+        rng: dropout streams.
+        core_attention: class of the core; same signature as `CoreAttention`.
+        column, row: classes of the linear layers; same signatures as those of `layers/linear.py`.
+
+    Raises:
+        ConfigError: heads cannot be divided over tp.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        mesh: Mesh,
+        layer_number: int = 0,
+        rng: RngStreams | None = None,
+        core_attention: type[CoreAttention] = CoreAttention,
+        column: Callable[..., Any] = ColumnParallelLinear,
+        row: Callable[..., Any] = RowParallelLinear,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.mesh = mesh
+        self.layer_number = layer_number
+        self.rng = rng
+        self.window = config.window_of(layer_number)
+        self.r = config.kv_lora_rank
+        self.d_n = config.qk_head_dim
+        self.d_r = config.qk_pos_emb_head_dim
+        self.d_v, h, heads = config.v_head_dim, config.hidden_size, config.num_attention_heads
+        init = Init(std=config.init_method_std)
+
+        def up(rank: int, width: int) -> Any:
+            sp = mesh.sequence_parallel
+            return column(rank, heads * width, mesh.tp, init=init, bias=False, sequence_parallel=sp, dtype=config.dtype)
+
+        q = config.q_lora_rank
+        if q is None:
+            self.linear_q_proj = up(h, self.d_n + self.d_r)
+        else:
+            self.linear_q_down_proj = ReplicatedLinear(h, q, init, config.dtype)
+            self.q_layernorm = Norm(config, q)
+            self.linear_q_up_proj = up(q, self.d_n + self.d_r)
+        self.linear_kv_down_proj = ReplicatedLinear(h, self.r + self.d_r, init, config.dtype)
+        self.kv_layernorm = Norm(config, self.r)
+        self.linear_kv_up_proj = up(self.r, self.d_n + self.d_v)
+        self.core_attention = core_attention(config, mesh, rng)
+        self.core_attention.scale *= score_factor(config)
+        self.linear_proj = row(
+            heads * self.d_v,
+            h,
+            mesh.tp,
+            init=Init(std=config.output_init_std),
+            bias=False,
+            sequence_parallel=mesh.sequence_parallel,
+            dtype=config.dtype,
+        )
+
+    @property
+    def supports_context_parallel(self) -> bool:
+        """Whether a sequence may be cut over cp: the core's to say."""
+        return getattr(self.core_attention, "supports_context_parallel", False)
+
+    def inference_state(self) -> dict[str, StateSpec]:
+        """The latent, and the key that RoPE has turned, for each token."""
+        inference_state_of(self.core_attention, "the core of a MultiLatentAttention")  # `absorbed` is its formula
+        return {"latent": StateSpec((self.r,)), "key": StateSpec((1, self.d_r))}
+
+    def queries(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+        """x [s', b, h] -> q [s, b, a/t, d_n + d_r], its last d_r channels turned."""
+        if self.config.q_lora_rank is None:
+            q = self.linear_q_proj(x)
+        else:
+            q = self.linear_q_up_proj(self.q_layernorm(self.linear_q_down_proj(x)))
+        without, turn = q.unflatten(-1, (-1, self.d_n + self.d_r)).split([self.d_n, self.d_r], -1)
+        return torch.cat([without, self._turn(turn, context)], -1)
+
+    def latents(self, x: torch.Tensor, context: AttentionContext) -> tuple[torch.Tensor, torch.Tensor]:
+        """x [s', b, h] -> c_kv [s', b, r] of the tokens that are here, and k_r [s, b, 1, d_r] of all, turned."""
+        latent, turn = self.linear_kv_down_proj(x).split([self.r, self.d_r], -1)
+        if self.mesh.sequence_parallel:
+            turn = c.gather_from_sequence_region(turn, self.mesh.tp)
+        else:
+            turn = c.copy_to_region(turn, self.mesh.tp)
+        return self.kv_layernorm(latent), self._turn(turn.unsqueeze(2), context)
+
+    def forward(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+        """[s, b, h] -> [s, b, h] (both cut over the sequence with sequence parallelism)."""
+        q = self.queries(x, context)
+        latent, k_r = self.latents(x, context)
+        state = context.state_of(self.layer_number)
+        if state is not None:
+            state.write_tokens(latent=latent, key=k_r)
+            if not state.context.first:
+                latent, k_r = state.read_tokens("latent", "key")
+                bias = state.context.bias(self.window, q.dtype)
+                return self.linear_proj(self.absorbed(q, latent, k_r, bias))  # type: ignore[no-any-return]
+        up = self.linear_kv_up_proj(latent).unflatten(-1, (-1, self.d_n + self.d_v))
+        k_n, v = up.split([self.d_n, self.d_v], -1)
+        k = torch.cat([k_n, k_r.expand(-1, -1, k_n.shape[2], -1)], -1)
+        mask = context.mask.windowed(self.window)
+        if self.config.recomputes("core_attn") and self.training:
+            out = recompute(self._core, q, k, v, mask, rng=self.rng)
+        else:
+            out = self._core(q, k, v, mask)
+        return self.linear_proj(out)
+
+    def _core(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
+        """Attention with values narrower than keys: zeros make them equally wide where the core wants that."""
+        backend = self.core_attention.backend_for(q, v, mask)
+        any_width = self.mesh.cp.size == 1 and backend in ("sdpa", "reference")
+        if any_width or self.d_v == q.shape[-1]:
+            return self.core_attention(q, k, v, mask)
+        width = max(self.d_v, q.shape[-1])
+        q, k, v = (F.pad(t, (0, width - t.shape[-1])) for t in (q, k, v))
+        return self.core_attention(q, k, v, mask).unflatten(-1, (-1, width))[..., : self.d_v].flatten(2)
+
+    def _turn(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+        assert context.rotary is not None, "the config has checked that there is RoPE"
+        return ops.rope(x, *context.rotary, self.config.rotary_interleaved, kernels=self.config.kernels)
+
+    def absorbed(self, q: torch.Tensor, latent: torch.Tensor, k_r: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        """Attention that never makes a key or a value: what generation computes from its cache.
+
+        Args:
+            q: [n, b, a/t, d_n + d_r] of n new tokens, from `queries`.
+            latent, k_r: [m, b, r] and [m, b, 1, d_r] of all m tokens, from `latents`: the cache.
+            bias: [n, m] or [b, 1, n, m], 0 where token i sees token j, minus infinity elsewhere.
+
+        Returns:
+            [n, b, a/t * d_v], what `linear_proj` wants.
+        """
+        w_k, w_v = self.linear_kv_up_proj.weight.unflatten(0, (-1, self.d_n + self.d_v)).split([self.d_n, self.d_v], 1)
+        without, turned = q.split([self.d_n, self.d_r], -1)
+        scores = torch.einsum("nbar,mbr->banm", torch.einsum("nbad,adr->nbar", without, w_k), latent)
+        scores = scores + torch.einsum("nbad,mbd->banm", turned, k_r.squeeze(2))
+        wide = torch.promote_types(q.dtype, torch.float32)  # what a softmax over thousands of keys needs
+        weights = (scores.to(wide) * self.core_attention.scale + bias).softmax(-1).to(q.dtype)
+        seen = torch.einsum("banm,mbr->nbar", weights, latent)
+        return torch.einsum("nbar,adr->nbad", seen, w_v).flatten(2)
+
+
+def score_factor(config: TransformerConfig) -> float:
+    """What scores are multiplied by besides 1 / sqrt(d): not 1 with YaRN and `yarn_mscale_all_dim` only."""
+    factor, mscale = config.rope_scaling_factor, config.yarn_mscale_all_dim
+    if config.rope_scaling_type != "yarn" or not mscale or factor <= 1:
+        return 1.0
+    return (0.1 * mscale * math.log(factor) + 1.0) ** 2

@@ -1,0 +1,224 @@
+"""A mixture of experts in place of the MLP: E of them, of which a token passes k.
+
+The problem in a sentence: parameters are what a model knows, arithmetic is what it costs, and an MLP ties the two; E
+experts hold E times as much and cost k/E of it.
+
+    y_x = sum over the k experts e of token x:  p_xe  fc2_e( act( fc1_e(x) ) )        + shared(x)
+
+| stage     | shapes                                        | travels                          |
+|-----------|-----------------------------------------------|----------------------------------|
+| route     | x [T, h] -> probs, map [T, E]                  | E counts for the balancing loss  |
+| dispatch  | -> rows [n, h] sorted by expert               | tokens (`layers/moe/dispatch.py`)    |
+| experts   | [n, h] -> [n, h]; etp: partial sums over f    | nothing                          |
+| combine   | -> [T, h]                                     | tokens                           |
+
+T = s b / (t c) are the tokens of this rank: experts take their ranks from tp x cp x dp, and every one of these has
+other tokens (with tp > 1 only under sequence parallelism, which is therefore required).
+
+**Weights** are stacked: fc1 [E, f, h] (gated [E, 2f, h]) and fc2 [E, h, f]. A rank of ep holds E/P of them, each cut
+over etp like the matrices of an MLP. p is multiplied in before fc2, which has no bias and does not mind: the rows
+that travel back are finished, and the gradient of p is a dot product on the spot.
+
+**One after the other, or grouped.** The loop multiplies each expert's rows by its matrix; what comes between the two
+matrices is one operator for the rows of all. `moe_grouped_gemm` does all
+of them in one call (`torch.nn.functional.grouped_mm`), whose groups may have any length, 0 too.
+
+**The gradient of an expert** comes from the tokens of all ranks that it serves: those of its own ep group have arrived
+already, by the all-to-all's backward pass; what is left is the sum over the ranks that hold the same expert, edp. It is
+a *sum*, as everywhere here, divided once by the number of tokens of the whole batch: no factor of ep, edp or dp exists
+to be forgotten. (In Megatron, which takes means over dp, it is 1/dp and not 1/edp.)
+
+**Shared experts** are an MLP that all tokens pass; with a gate, times sigmoid(x w), how much a token wants it. It needs
+nothing from the others, so with `moe_shared_expert_overlap` it is computed while the tokens travel.
+
+Shazeer et al. 2017 (arXiv 1701.06538); Dai et al. 2024 (arXiv 2401.06066). Megatron-LM:
+`megatron/core/transformer/moe/moe_layer.py`, `experts.py`, `shared_experts.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from minimegatron.comm.axis import ALONE, Axis
+from minimegatron.comm.random import RngStreams
+from minimegatron.config.model import TransformerConfig
+from minimegatron.errors import ConfigError
+from minimegatron.kernels import ops
+from minimegatron.layers.mlp import MLP
+from minimegatron.layers.moe import balance  # noqa: F401  (its step hook)
+from minimegatron.layers.moe.dispatch import DISPATCHERS, Dispatched, Dispatcher, experts_here
+from minimegatron.layers.moe.router import TopKRouter
+from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter
+
+if TYPE_CHECKING:
+    from minimegatron.comm.mesh import Mesh
+
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+GROUPED_MM = getattr(F, "grouped_mm", None)  # torch 2.10 and later
+
+
+class Experts(nn.Module):
+    """The experts of this rank.
+
+    Args:
+        config: sizes, activation.
+        mesh: whose `ep` shares the experts, and `etp` each of them.
+
+    Raises:
+        ConfigError: f cannot be cut over etp, or a grouped product is asked for that torch does not have.
+    """
+
+    def __init__(self, config: TransformerConfig, mesh: Mesh) -> None:
+        super().__init__()
+        assert config.num_experts is not None
+        self.gated, self.kind = config.gated_linear_unit, config.activation
+        self.activation = partial(ops.activation, self.kind, kernels=config.kernels)
+        self.grouped = config.moe_grouped_gemm
+        if self.grouped and GROUPED_MM is None:
+            raise ConfigError(
+                f"moe_grouped_gemm: torch {torch.__version__} has no grouped_mm", fix="torch 2.10, or drop it"
+            )
+        e, h, f, etp = config.num_experts, config.hidden_size, config.moe_ffn_hidden_size, mesh.etp
+        here, halves = experts_here(e, mesh.ep), 2 if self.gated else 1
+        fc1 = cut_evenly(halves * f, etp, f"fc1 of an expert of {f}", halves)
+        fc2 = cut_evenly(f, etp, f"fc2 of an expert of {f}")
+        std1, std2 = Init(std=config.init_method_std), Init(std=config.output_init_std)
+        layout1 = ParamLayout((e, halves * f, h), 1, fc1, etp.rank, std1, experts=here)
+        layout2 = ParamLayout((e, h, f), 2, fc2, etp.rank, std2, experts=here)
+        self.weight1, self.weight2 = new_parameter(layout1, config.dtype), new_parameter(layout2, config.dtype)
+        self.etp = etp
+        self.here = here
+        self.number = e
+        self.fp8: nn.ModuleDict | None = None  # number of an expert -> what computes its fc1 and fc2
+
+    def forward(self, sent: Dispatched) -> torch.Tensor:
+        """The dispatched rows [n, h] -> [n, h]; with etp > 1 this rank's part of a sum."""
+        if self.grouped:
+            ends = sent.ends()
+            return _grouped(self._inner(_grouped(sent.rows, self.weight1, ends), sent.probs), self.weight2, ends)
+        # unbind, and not an index for each: the gradient of an index is a whole stack of zeros and one slice
+        each = [self._products(i, n) for i, n in enumerate(sent.counts)]
+        inner = self._inner(_product([fc1 for fc1, _ in each], sent.rows, self.weight1, sent.counts), sent.probs)
+        return _product([fc2 for _, fc2 in each], inner, self.weight2, sent.counts)
+
+    def _products(self, expert: int, rows: int) -> tuple[Product, Product]:
+        """How the two products of an expert are computed; of no rows there is nothing to quantise."""
+        if self.fp8 is None or rows == 0:
+            return F.linear, F.linear
+        both: Any = self.fp8[str(self.here[0] + expert)]
+        return both[0].linear, both[1].linear
+
+    def amax_axes(self) -> tuple[dict[str, Axis], dict[str, Axis]]:
+        """See `layers.fp8_linear`, of fc1 and fc2: rows are on all ranks of etp, features are cut."""
+        return (
+            {"input": ALONE, "weight": self.etp, "gradient": self.etp},
+            {"input": self.etp, "weight": self.etp, "gradient": ALONE},
+        )
+
+    def _inner(self, y: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
+        """[n, f or 2f] -> [n, f]: the activation, times the weight of the expert for the token."""
+        y = self.activation(y)
+        return (y * probs[:, None]).to(y.dtype)
+
+
+def _product(each: list[Product], x: torch.Tensor, weights: torch.Tensor, counts: list[int]) -> torch.Tensor:
+    """Rows of every expert by its matrix, one expert after the other: [n, i], [E', o, i] -> [n, o]."""
+    parts = zip(each, x.split(counts), weights.unbind(), strict=True)
+    return torch.cat([product(rows, w) for product, rows, w in parts])
+
+
+def _grouped(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Rows of group e times the transpose of `weights[e]`: [n, i], [E', o, i] -> [n, o]."""
+    assert GROUPED_MM is not None
+    y: torch.Tensor = GROUPED_MM(x, weights.transpose(1, 2), offs=ends)
+    if y.requires_grad:  # the backward pass refuses a gradient that has been expanded, such as that of a sum
+        y.register_hook(lambda dy: dy.contiguous() if dy.numel() else dy.new_empty(dy.shape))
+    return y
+
+
+class SharedExperts(MLP):
+    """The MLP that every token passes.
+
+    Args:
+        config: its size; with `moe_shared_expert_gate` the gate [1, h], replicated, each rank having its own tokens.
+        mesh: its layout.
+    """
+
+    def __init__(self, config: TransformerConfig, mesh: Mesh) -> None:
+        super().__init__(config, mesh, config.moe_shared_expert_intermediate_size)
+        self.gate_weight: nn.Parameter | None = None
+        if config.moe_shared_expert_gate:
+            layout = ParamLayout((1, config.hidden_size), init=Init(std=config.init_method_std), partial="sequence")
+            self.gate_weight = new_parameter(layout, config.dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[s', b, h] -> [s', b, h], for the tokens of this rank."""
+        y = super().forward(x)
+        return y if self.gate_weight is None else y * F.linear(x, self.gate_weight).sigmoid()
+
+
+class MoELayer(nn.Module):
+    """Router, dispatcher, experts, and shared experts where there are some.
+
+    Args:
+        config: the model.
+        mesh: its layout.
+        layer_number: global number from 0.
+        rng: streams for the router's jitter.
+
+    Raises:
+        ConfigError: the experts do not fit the layout.
+    """
+
+    def __init__(
+        self, config: TransformerConfig, mesh: Mesh, layer_number: int = 0, rng: RngStreams | None = None
+    ) -> None:
+        super().__init__()
+        self.config, self.mesh = config, mesh
+        self.overlap = config.moe_shared_expert_overlap
+        self.router = TopKRouter(config, mesh, layer_number, rng)
+        self.dispatcher: Dispatcher = DISPATCHERS[config.moe_token_dispatcher_type](config, mesh)
+        self.experts = Experts(config, mesh)
+        size = config.moe_shared_expert_intermediate_size
+        self.shared_experts = None if size is None else SharedExperts(config, mesh)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[s', b, h] -> [s', b, h], for the tokens of this rank."""
+        arrive = self.dispatcher.dispatch(x.flatten(0, 1), self.router(x))
+        shared = self._shared(x) if self.overlap else None
+        sent = arrive()
+        y = sent.back(self.experts(sent)).view_as(x)
+        shared = shared if self.overlap else self._shared(x)
+        return y if shared is None else y + shared
+
+    @property
+    def reads_device(self) -> str:
+        """Why a pass can be neither recorded nor compiled as a whole (`inference/checks`)."""
+        return f"the host must know how many tokens each of its {self.config.num_experts} experts has got"
+
+    def check_generation(self) -> None:
+        """Refuse to generate where a sequence would depend on its neighbours, or cannot be cut (`inference/checks`).
+
+        Raises:
+            ConfigError: a capacity, or tp.
+        """
+        if self.mesh.sequence_parallel:
+            raise ConfigError(
+                "generation with sequence_parallel: one token cannot be cut over the ranks of tp",
+                fix="experts with tp need it: tp = 1; weights are loaded into any layout",
+            )
+        if self.config.moe_expert_capacity_factor is not None:
+            raise ConfigError(
+                f"generation with moe_expert_capacity_factor {self.config.moe_expert_capacity_factor}: padding and "
+                "neighbours would push tokens out of their experts",
+                fix="moe_expert_capacity_factor=None: no token is dropped",
+            )
+
+    def _shared(self, x: torch.Tensor) -> torch.Tensor | None:
+        return None if self.shared_experts is None else self.shared_experts(x)

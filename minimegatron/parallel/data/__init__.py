@@ -1,0 +1,1 @@
+"""Data parallelism: DDP, the stages of ZeRO, and torch's FSDP2."""

@@ -1,0 +1,87 @@
+"""The last sums over gradients, and the one division.
+
+The problem in a sentence: after the backward pass and the sum over data-parallel ranks, some replicated parameters
+still hold only a part of their gradient, and nothing has been divided by the number of tokens yet.
+
+| parameter                                        | each tp rank's gradient covers | sum over tp when     |
+|--------------------------------------------------|--------------------------------|----------------------|
+| cut over tp (matrices, vocabulary)               | its own part, complete         | never                |
+| norms, row biases, positions (`"sequence"`)      | its own tokens, or all of them | sequence parallelism |
+| norms of queries and keys (`"heads"`)            | its own heads                  | always               |
+| other replicated parameters (`""`)               | everything                     | never                |
+
+The table is `partial_axes`; which row a parameter is in is part of its layout (`layers/param.py`), declared where the
+parameter is created. All flagged gradients travel in one flat message.
+
+Then every gradient is divided once by the number of tokens that counted in the whole batch: over all microbatches, all
+dp ranks, all cp ranks. That makes the gradient independent of how the batch was cut.
+
+A tied embedding of a pipeline lives twice, on the first stage and on the last, and each has the gradient of its own
+use: they are summed over `embd`, and then both copies take the same steps for ever. Where both stages are on one rank
+the matrix is one tensor, and autograd has added up already.
+
+Experts need none of these sums; they have been added up over edp (`parallel/data/ddp`), and are divided by the same
+number.
+
+Order: first the sum over dp_cp, then over tp; both orders give the same number, but with a sharded optimizer only the
+first works. Megatron-LM: `megatron/core/distributed/finalize_model_grads.py`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from minimegatron.comm.axis import Axis
+from minimegatron.comm.collectives import all_reduce
+from minimegatron.comm.mesh import Mesh
+from minimegatron.layers.param import layout_of
+from minimegatron.parallel.data.data_parallel import DataParallel
+
+
+def partial_axes(mesh: Mesh) -> dict[str, Axis | None]:
+    """For each kind of partial gradient the axis it must be summed over, or None where it is complete."""
+    return {"": None, "sequence": mesh.tp if mesh.sequence_parallel else None, "heads": mesh.tp}
+
+
+def sum_partial_gradients(model: DataParallel, mesh: Mesh) -> None:
+    """Complete the gradients of replicated parameters, one flat all-reduce per axis."""
+    by_axis: dict[str, list[torch.Tensor]] = {}
+    axes, params = partial_axes(mesh), model.params
+    for name, shard in model.shards().items():
+        axis = axes[layout_of(params[name]).partial]
+        if axis is not None and axis.size > 1:
+            by_axis.setdefault(axis.name, []).append(shard.grad)
+    for name, grads in by_axis.items():
+        flat = all_reduce(torch.cat([g.flatten() for g in grads]), mesh.axis(name))
+        for grad, total in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
+            grad.copy_(total.view_as(grad))
+
+
+def sum_tied_gradients(model: DataParallel, mesh: Mesh) -> None:
+    """Add up the gradients of the copies of a tied weight on several pipeline stages."""
+    params = model.params
+    for name, shard in model.shards().items():
+        copies = layout_of(params[name]).copies
+        if copies:
+            all_reduce(shard.grad, mesh.axis(copies))
+
+
+def finalize_model_grads(model: DataParallel, mesh: Mesh, num_tokens: torch.Tensor) -> torch.Tensor:
+    """Make every gradient, or this rank's shard of it, that of the mean loss per token of the whole batch.
+
+    Args:
+        model: after the last backward pass of the step, its loss having been a *sum* over tokens.
+        mesh: the layout.
+        num_tokens: how many tokens counted in this rank's sum (a scalar); 0 on all pipeline stages but the last.
+
+    Returns:
+        The global token count, a scalar in fp64. Where it is 0 gradients are 0 and not NaN, and the step is a bad one
+        (`training/step`).
+    """
+    model.finish_grad_sync()
+    sum_partial_gradients(model, mesh)
+    sum_tied_gradients(model, mesh)
+    total = all_reduce(num_tokens.detach().to(torch.float64).clone(), mesh.dp_cp)
+    total = all_reduce(total, mesh.pp)
+    model.divide_gradients(torch.where(total > 0, total, torch.ones_like(total)))
+    return total

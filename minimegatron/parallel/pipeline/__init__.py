@@ -1,0 +1,1 @@
+"""Pipeline parallelism: schedules as data, and two executors that run them."""

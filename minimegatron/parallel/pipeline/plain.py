@@ -1,0 +1,115 @@
+"""The plain executor of pipeline schedules: runs this rank's list of actions, whatever the schedule is called.
+
+The problem in a sentence: GPipe, 1F1B, interleaved 1F1B and the zero-bubble family compute the same gradients in other
+orders, and three hand-written loops would have three sets of bugs.
+
+    for action in schedule.actions[rank]:
+        receive its input, if another rank makes it
+        F: y  = stage.forward(mb, x)    send y to the stage after
+        B: dx = stage.backward(mb, dy)  send dx to the stage before
+        W: stage.weights(mb)
+    wait for the sends
+
+Sends and receives are not in the list. They follow from it: what a rank receives from a neighbour, and in which order,
+is what the neighbour's list makes (`Schedule.messages`). A receive blocks, a send does not, so only an order of work
+that waits for itself can deadlock, and `schedule_check` finds that on paper before anything runs. Neighbouring stages
+on one rank (V-shaped placements) pass their tensors directly.
+
+| what travels               | bytes   | to                     |
+|----------------------------|---------|------------------------|
+| activation of a microbatch | s b h k | rank of the next stage |
+| its gradient               | s b h k | and back               |
+
+(k bytes an element; s/cp, and s/(cp t) with sequence parallelism. A stage may say that more travels, by name.)
+
+What this executor does not do, and `parallel/pipeline/overlapped`, which training uses, does:
+
+- A message does not travel while its receiver computes: the receive is posted when its action has come.
+- A tensor that was sent is kept until the end of the list, m of them and more; not only until it has arrived.
+- Where no shape is known a header goes before every tensor, also before a gradient, whose shape its receiver could
+  know.
+
+On NCCL every directed edge has a communicator of its own (`comm/p2p`), and a receive holds up the stream, not the host.
+
+Measured: a span for every action (name F, B or W, note `microbatch.chunk`), `send` and `recv` on axis `pp`, `wait` for
+time spent without input, and after every action the stage's activations that are alive (`live`, kind memory).
+
+Megatron-LM: the three `forward_backward_*` functions in `megatron/core/pipeline_parallel/schedules.py`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from minimegatron.parallel.pipeline.actions import Message, Schedule
+from minimegatron.parallel.pipeline.execution import (
+    FunctionStage,
+    LiveActivations,
+    PendingTensors,
+    Stage,
+    Tensors,
+    TensorSpec,
+    begin,
+    compute,
+    given,
+    require_output,
+    send,
+    taken,
+)
+
+if TYPE_CHECKING:
+    from minimegatron.comm.p2p import PointToPoint
+
+__all__ = ["FunctionStage", "Stage", "TensorSpec", "run"]
+
+
+def run(
+    schedule: Schedule,
+    stages: Sequence[Stage],
+    p2p: PointToPoint | None = None,
+    *,
+    checked: bool = False,
+) -> None:
+    """Run this rank's list; every rank of the pipeline calls it with the same schedule.
+
+    Args:
+        schedule: which rank does what.
+        stages: this rank's stages by chunk, which say what travels.
+        p2p: messages to the other ranks; None where the schedule has one rank.
+        checked: the schedule has passed `schedule_check.check` already.
+
+    Raises:
+        ConfigError: before anything runs: the checker's sentences, or a schedule for another number of ranks or chunks.
+            Or a stage's output is not as it says.
+        RuntimeError: another rank has gone, or did not send within the deadline.
+    """
+    rank = begin(schedule, stages, p2p, checked)
+    incoming = {source: deque(schedule.messages(source, rank)) for source in range(schedule.p)}  # not yet received
+    ready: dict[Message, Tensors] = {}  # received, or made on this rank, and not yet used
+    live = LiveActivations(schedule, rank, stages)
+    for action in schedule.actions[rank]:
+        x = None
+        needed = schedule.input_of(rank, action)
+        if needed is not None:
+            source = schedule.source_of(needed)
+            while needed not in ready:  # in the order in which the source sends
+                message = incoming[source].popleft()
+                assert p2p is not None, "a message from another rank"
+                specs = taken(schedule, stages, message)
+                ready[message] = PendingTensors(p2p, source, str(message), specs).wait()
+            x = ready.pop(needed)
+        output = compute(stages[action.chunk], action, x)
+        made = schedule.output_of(rank, action)
+        if made is not None:
+            output = require_output(schedule, rank, action, output, stages)
+            destination = schedule.destination_of(made)
+            if destination == rank:
+                ready[made] = {name: tensor.detach() for name, tensor in output.items()}
+            else:
+                assert p2p is not None, "a message to another rank"
+                send(p2p, output, destination, str(made), given(stages, action))
+        live.record(action)
+    if p2p is not None:
+        p2p.wait_sends()

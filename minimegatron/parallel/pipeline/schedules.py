@@ -1,0 +1,200 @@
+"""The schedules by name, and the classical ones generated: GPipe, 1F1B, interleaved 1F1B.
+
+`p` ranks, `m` microbatches, `v` chunks a rank. At the start of a batch the last rank waits for work, at the end the
+first one does: the *bubble*. With equal stages, a forward of 1 and a full backward of 2 in total (F = B = W = 1), in
+units of the ideal time 3m:
+
+| schedule       | bubble               | live activations of a chunk, rank r            | paper                |
+|----------------|----------------------|------------------------------------------------|----------------------|
+| `gpipe`        | (p-1)/m              | m                                              | 1811.06965           |
+| `1f1b`         | (p-1)/m              | min(m, p-r)                                    | 2006.15704, 2104.04473 |
+| `interleaved`  | (p-1)/(vm)           | min(vm, 2(p-r-1) + (v-1)N + 1) of 1/v size     | 2104.04473           |
+| `zb_h1`        | (p-1)/(3m)           | min(m, p)                                      | 2401.10241           |
+| `zb_v`         | (p-1)/(6m)           | at most 2p of 1/2 size                         | 2401.10241           |
+| `dualpipe_v`   | (p-1)/(6m)           | at most 2p + 1 of 1/2 size                     | 2412.19437           |
+
+1F1B does not shrink the bubble of GPipe; it bounds memory. (Messages are free here. Where they take time it waits for
+two of them in every microbatch, GPipe only while it fills and drains.) Interleaving shrinks it and pays with v times
+the messages and, on the last ranks, more memory. Splitting the backward (`zero_bubble`) fills it with weight gradients.
+
+Interleaved 1F1B runs through one table of T = v*m slots, the same on every rank: microbatches go in groups of N
+(default p), and a group passes chunk 0, then chunk 1, and so on. Forward slot k is `table[k]`; backward slot k is the
+same microbatch with the chunks counted from behind. Rank r warms up with 2(p-r-1) + (v-1)N forwards, then alternates.
+The factor 2 buys nothing while messages are free; with a latency it hides one hop each way. A group smaller than p
+would leave the last rank without work between groups, so Megatron's rule is: p <= N <= m, and m % N is 0 or at least p.
+
+In Megatron-LM: `core/pipeline_parallel/schedules.py` (`get_schedule_table`, `get_pp_rank_microbatches`, and the two
+`forward_backward_pipelining_*`). It has no ZB-H1, ZB-V or DualPipeV.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from minimegatron.errors import ConfigError, did_you_mean
+from minimegatron.parallel.pipeline.actions import (
+    Action,
+    Message,
+    Placement,
+    Schedule,
+    round_robin,
+    schedule_from_text,
+    straight,
+    v_shaped,
+)
+from minimegatron.parallel.pipeline.zero_bubble import dualpipe_v, zb_h1, zb_v
+
+__all__ = [
+    "SCHEDULES", "Action", "Message", "Placement", "Schedule", "alternate", "build_schedule", "dualpipe_v",
+    "forward_only", "gpipe", "interleaved", "interleaved_table", "interleaved_warmup", "one_f_one_b", "round_robin",
+    "schedule_from_text", "straight", "v_shaped", "zb_h1", "zb_v",
+]  # fmt: skip
+
+Slot = tuple[int, int]  # microbatch, chunk
+
+
+def gpipe(p: int, m: int) -> Schedule:
+    """All forwards, then all backwards; a rank keeps the activations of all m microbatches."""
+    row = (*(Action("F", i) for i in range(m)), *(Action("B", i) for i in range(m)))
+    return Schedule("gpipe", (row,) * p, straight(p))
+
+
+def one_f_one_b(p: int, m: int) -> Schedule:
+    """As soon as a rank can go back it does: p - r - 1 forwards to warm up, then forward and backward in turn."""
+    table = [(i, 0) for i in range(m)]
+    rows = [alternate(table, table, warmup=p - rank - 1) for rank in range(p)]
+    return Schedule("1f1b", tuple(rows), straight(p))
+
+
+def interleaved(p: int, m: int, v: int, microbatch_group_size_per_vp_stage: int | None = None) -> Schedule:
+    """1F1B with v chunks a rank, in groups of N = `microbatch_group_size_per_vp_stage` microbatches (default p).
+
+    Raises:
+        ConfigError: the group size breaks Megatron's rule (see the module), or p = 1 with v > 1.
+    """
+    group = _legal_group(p, m, v, microbatch_group_size_per_vp_stage)
+    forward = interleaved_table(m, v, group)
+    backward = [(i, v - 1 - chunk) for i, chunk in forward]
+    rows = [alternate(forward, backward, interleaved_warmup(p, rank, v, group)) for rank in range(p)]
+    return Schedule("interleaved", tuple(rows), round_robin(p, v))
+
+
+def forward_only(p: int, m: int, placement: Placement | None = None) -> Schedule:
+    """Evaluation: every microbatch once through every stage, nothing kept. Default: stage r on rank r.
+
+    Rank lists follow the placement: microbatches in groups of p, each group through one chunk after the other.
+    """
+    placement = placement or straight(p)
+    slots = interleaved_table(m, len(placement[0]), p)
+    return Schedule("forward_only", (tuple(Action("F", *slot) for slot in slots),) * p, placement)
+
+
+def interleaved_table(m: int, v: int, group: int) -> list[Slot]:
+    """(microbatch, chunk) of each of the v*m forward slots (Megatron's `get_schedule_table`)."""
+    firsts = range(0, m, group)
+    return [(i, chunk) for first in firsts for chunk in range(v) for i in range(first, min(m, first + group))]
+
+
+def interleaved_warmup(p: int, rank: int, v: int, group: int) -> int:
+    """Forwards before the first backward (Megatron's `get_pp_rank_microbatches`); the caller caps it at v*m."""
+    return p - rank - 1 if v == 1 else 2 * (p - rank - 1) + (v - 1) * group
+
+
+def alternate(forward: Sequence[Slot], backward: Sequence[Slot], warmup: int) -> tuple[Action, ...]:
+    """`warmup` forwards, then one forward and one backward in turn, then the backwards that are left."""
+    warmup = min(warmup, len(forward))
+    ahead, rest = forward[:warmup], forward[warmup:]
+    pairs = [a for f, b in zip(rest, backward, strict=False) for a in (Action("F", *f), Action("B", *b))]
+    left = backward[len(rest) :]
+    return (*(Action("F", *f) for f in ahead), *pairs, *(Action("B", *b) for b in left))
+
+
+# ------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A schedule of the registry: its generator, how many chunks a rank has (None: any), and its placement."""
+
+    generate: Callable[..., Schedule]
+    chunks: int | None
+    place: Callable[[int, int], Placement]
+
+
+SCHEDULES: dict[str, Entry] = {
+    "gpipe": Entry(gpipe, 1, round_robin),
+    "1f1b": Entry(one_f_one_b, 1, round_robin),
+    "interleaved": Entry(interleaved, None, round_robin),
+    "zb_h1": Entry(zb_h1, 1, round_robin),
+    "zb_v": Entry(zb_v, 2, lambda p, v: v_shaped(p)),
+    "dualpipe_v": Entry(dualpipe_v, 2, lambda p, v: v_shaped(p)),
+}
+
+
+def build_schedule(name: str, p: int, m: int, v: int | None = None, **options: Any) -> Schedule:
+    """The schedule of this name for p ranks, m microbatches and v chunks a rank.
+
+    Args:
+        v: None takes the schedule's own number (interleaved: 2).
+        options: `microbatch_group_size_per_vp_stage` of `interleaved`.
+
+    Raises:
+        ConfigError: no such schedule or option, or the schedule cannot have these sizes (with the rule and a fix).
+    """
+    if name not in SCHEDULES:
+        raise ConfigError(f"no schedule `{name}`", fix=_nearest(name, SCHEDULES))
+    entry = SCHEDULES[name]
+    if p < 1 or m < 1 or (v is not None and v < 1):
+        raise ConfigError(
+            f"`{name}` with {p} ranks, {m} microbatches, {v or 1} chunks", fix="give at least one of each"
+        )
+    known = {"microbatch_group_size_per_vp_stage"} if entry.chunks is None else set()
+    for option in options:
+        if option not in known:
+            raise ConfigError(f"`{name}` has no option `{option}`", fix=_nearest(option, known))
+    if entry.chunks is None:
+        return entry.generate(p, m, v or 2, **options)
+    if v not in (None, entry.chunks):
+        fits = [n for n, e in SCHEDULES.items() if e.chunks in (None, v)]
+        raise ConfigError(
+            f"`{name}` has {entry.chunks} chunk{'s' * (entry.chunks > 1)} on every rank, not {v}",
+            fix=f"take one of {', '.join(fits)}, or set the number of virtual stages to {entry.chunks}",
+        )
+    return entry.generate(p, m)
+
+
+def _nearest(word: str, candidates: Iterable[str]) -> str:
+    candidates = list(candidates)
+    known = f"there are {', '.join(candidates)}" if candidates else "it has none"
+    return did_you_mean(word.lower(), candidates) or known
+
+
+def _legal_group(p: int, m: int, v: int, group: int | None) -> int:
+    """The group size N that Megatron would accept, else its rule."""
+    n = p if group is None else group
+    if v == 1:
+        return n
+    if p == 1:
+        raise ConfigError(
+            f"{v} chunks on the only rank of a pipeline", fix="set pipeline_model_parallel_size > 1, or v=1"
+        )
+    where = f"p={p} m={m} v={v}"
+    if not p <= n <= m:
+        raise ConfigError(
+            f"groups of {n} microbatches: interleaving needs p <= group <= m",
+            where=where,
+            fix=f"give at least {p} microbatches and a group of {p} to {m} of them"
+            if m >= p
+            else f"raise the number of microbatches from {m} to at least {p}, or use 1f1b",
+        )
+    if 0 < m % n < p:
+        legal = [g for g in range(p, m + 1) if m % g == 0 or m % g >= p]
+        raise ConfigError(
+            f"{m} microbatches in groups of {n} leave a last group of {m % n}, fewer than the {p} ranks",
+            where=where,
+            fix=f"make the number of microbatches a multiple of {n} (e.g. {m - m % n} or {m - m % n + n}), "
+            f"or set microbatch_group_size_per_vp_stage to one of {', '.join(map(str, legal))}",
+        )
+    return n
