@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from minimegatron.config import OptimizerConfig
-from minimegatron.footprint.tape import require_known
+from minimegatron.footprint.dry_run import require_known
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.layer_wise import LayerWise
