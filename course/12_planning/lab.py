@@ -816,7 +816,8 @@ def published_run(h, layers, heads, words, s, batch, micro, tp, pp, v, layout, *
     )
     training = TrainingConfig(micro_batch_size=micro, global_batch_size=batch)
     data = DataConfig(mock_data=True, seq_length=s)
-    return RunConfig(config, ParallelConfig.from_dict(sizes), OptimizerConfig(), data, training)
+    spec = ("minimegatron.planner.closed_forms", "fused_softmax") if config.attention_backend == "reference" else None
+    return RunConfig(config, ParallelConfig.from_dict(sizes), OptimizerConfig(), data, training, spec=spec)
 
 
 OLD = {"attention_backend": "reference", "hidden_dropout": 0.1, "attention_dropout": 0.1}  # before flash attention
@@ -1099,7 +1100,7 @@ progress()
 # | here | minimegatron | Megatron-LM |
 # |---|---|---|
 # | parameters, state, activations | `footprint/`; `planner/closed_forms.py` | `megatron/training/theoretical_memory_usage.py` |
-# | bytes of an axis | `planner/work.py`, `planner/traffic.py` | |
+# | bytes of an axis | `footprint/dry_run.py`, `planner/traffic.py` | |
 # | FLOPs and MFU | `training/flops.py` | `num_floating_point_operations` in `megatron/training/training.py` |
 # | time of a step | `planner/timing.py`, `planner/cluster.py`, `parallel/pipeline/schedule_sim.py` | |
 # | layouts, search | `planner/layouts.py`, `planner/search.py`; `minimegatron plan` | |

@@ -17,12 +17,14 @@ def run_of(
         num_layers=layers, hidden_size=h, num_attention_heads=heads, vocab_size=words, max_position_embeddings=s,
         params_dtype="bf16", activation="gelu_tanh", **model,
     )  # fmt: skip
+    old = config.attention_backend == "reference"
     return RunConfig(
         config,
         ParallelConfig.from_dict(layout),
         OptimizerConfig(),
         DataConfig(mock_data=True, seq_length=s),
         TrainingConfig(micro_batch_size=micro, global_batch_size=batch),
+        spec=("minimegatron.planner.closed_forms", "fused_softmax") if old else None,
     )
 
 
