@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from course.figures.data_parallel import gathers_of
 from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.models.decoder import build_model
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.parallel.data.unit_spans import units_in_trace
-from minimegatron.viz.gathers import gathers_of
 from tests.twin import Case, accumulate
 
 FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
