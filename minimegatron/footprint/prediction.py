@@ -24,7 +24,7 @@ import torch
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
-from minimegatron.config.stages import StagePlan, plan_stages
+from minimegatron.config.parallel import StagePlan, plan_stages
 from minimegatron.footprint.stage import Fullest, Stage
 from minimegatron.footprint.states import fsdp2_states, states
 from minimegatron.footprint.tape import Sizes, Unpredicted, require_known

@@ -1,6 +1,6 @@
 """The part of a model that one pipeline rank holds: one or several stages of it.
 
-A rank of a pipeline with p ranks and v chunks holds v stages. `StagePlan` (`config/stages`) says which layers a
+A rank of a pipeline with p ranks and v chunks holds v stages. `StagePlan` (`config/parallel`) says which layers a
 stage has, the placement of the schedule which stages a rank has:
 
     L = 8, p = 2, v = 2, round robin            V-shaped
@@ -26,8 +26,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.comm.random import RngStreams
 from minimegatron.config.model import TransformerConfig
-from minimegatron.config.parallel import ParallelConfig
-from minimegatron.config.stages import StagePlan, plan_stages
+from minimegatron.config.parallel import ParallelConfig, StagePlan, plan_stages
 from minimegatron.errors import ConfigError
 from minimegatron.layers.logical import initialize
 from minimegatron.models.decoder import GPTModel
@@ -124,7 +123,7 @@ class ModelChunks(nn.Module):
         """Only stages of a pipeline can be run, by its executor."""
         raise ConfigError(
             "a pipeline rank holds a part of the model, which cannot be called by itself",
-            fix="train_step(..., StepOptions(forward_backward_fn=training.pipelined.get_forward_backward_fn(model)))",
+            fix="training.step.train_step, or get_forward_backward_func(model) of the same file",
         )
 
 

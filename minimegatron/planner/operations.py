@@ -40,6 +40,7 @@ from torch import nn
 from minimegatron.comm.axis import ALONE
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, TransformerConfig
+from minimegatron.config.run import RunConfig
 from minimegatron.footprint.prediction import Work, sizes_of
 from minimegatron.footprint.tape import Sizes
 from minimegatron.layers.attention.self_attention import AttentionContext, SelfAttention
@@ -57,7 +58,6 @@ from minimegatron.planner.cluster import Cluster
 from minimegatron.planner.stages import ends_work
 from minimegatron.planner.timing import PassTime, around, one_of_each, pass_time
 from minimegatron.planner.work import Op, work_of
-from minimegatron.training.run import RunConfig
 
 Run = Callable[[], object]
 Counts = tuple[float, float, float]

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 
+from minimegatron.config.run import RunConfig
 from minimegatron.errors import ConfigError, require
 from minimegatron.planner.cluster import Cluster
 from minimegatron.planner.estimate import Estimator
 from minimegatron.planner.layouts import Layout, layouts
 from minimegatron.planner.planning import Plan, plan
-from minimegatron.training.run import RunConfig
 
 PLANNED = 8  # of the fastest estimates
 MARGIN = 1.1  # what is estimated to need so much more than there is may fit

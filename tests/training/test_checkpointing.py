@@ -19,7 +19,7 @@ from minimegatron.checkpoint import commit, storage
 from minimegatron.checkpoint.commit import Keep, complete, published, retire
 from minimegatron.checkpoint.lock import RootLock
 from minimegatron.checkpoint.manifest import NAME
-from minimegatron.config.checkpoint import CheckpointConfig
+from minimegatron.config.run import CheckpointConfig
 from minimegatron.errors import CheckpointError, ConfigError, RankError
 from minimegatron.training.checkpointing import Checkpoints
 from tests.faults import helpers
