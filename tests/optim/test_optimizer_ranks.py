@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from labkit.ranks.pool import shared_pool
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig
 from minimegatron.errors import NumericsError
-from minimegatron.launch.workers import shared_pool
 from minimegatron.optim.build import build_optimizer
 
 LAYOUT = {"tensor_model_parallel_size": 2}  # four ranks: tp 2, dp 2
