@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from labkit.ranks.pool import shared_pool
 from torch import nn
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig
 from minimegatron.errors import CheckpointError, NumericsError
-from minimegatron.launch.workers import shared_pool
 from minimegatron.layers.param import ParamLayout
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer, StepResult
