@@ -21,8 +21,8 @@ from minimegatron.comm.axis import Axis
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config.parallel import StagePlan, plan_stages
 from minimegatron.config.run import RunConfig
+from minimegatron.footprint.dry_run import Sizes, require_known
 from minimegatron.footprint.prediction import actions_of, meta_model, meta_wrapper, sizes_of
-from minimegatron.footprint.tape import Sizes, require_known
 from minimegatron.layers.fp8_linear import ParallelFp8
 from minimegatron.layers.fp8_scales import CurrentScale, DelayedScale
 from minimegatron.layers.moe.router import tally_size

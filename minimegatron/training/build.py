@@ -137,7 +137,7 @@ def build_replica(run: RunConfig, mesh: Mesh, rng: RngStreams | None = None) -> 
         mesh: the layout.
         rng: from which dropout draws; None for a model that is not trained, of which all parameters are frozen.
     """
-    spec = spec_from_name(*run.spec, run.model) if run.spec else None
+    spec = spec_from_name(run.spec, run.model)
     model = build_model_chunks(run.model, mesh, run.training.seed, spec, rng)
     if rng is None:
         model.requires_grad_(False)

@@ -173,13 +173,13 @@ def predict_run(run: RunConfig, rank: int = 0, world: int = 1, device: str = "cp
 
 
 @functools.cache
-def _spec(name: tuple[str, str], model: TransformerConfig) -> ModuleSpec:
-    return spec_from_name(*name, model)
+def _spec(names: tuple[str, str] | None, model: TransformerConfig) -> ModuleSpec | None:
+    return spec_from_name(names, model)
 
 
 def spec_of(run: RunConfig) -> ModuleSpec | None:
     """Of a run's layers, where it names one; the same one whenever it is asked for."""
-    return _spec(run.spec, run.model) if run.spec else None
+    return _spec(run.spec, run.model)
 
 
 def work_of_run(run: RunConfig, world: int, device: str) -> Work:

@@ -12,10 +12,10 @@ import numpy
 import pytest
 import torch
 
+from labkit.ranks.torchrun import launch
 from minimegatron.config.run import KINDS
 from minimegatron.errors import ConfigError
 from minimegatron.launch.agreement import differences
-from minimegatron.launch.torchrun import launch
 from minimegatron.training import datasets, same_run
 from minimegatron.training.arguments import parse_args
 

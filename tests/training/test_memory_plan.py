@@ -185,7 +185,7 @@ def measured(rank: int, world: int, name: str, favourites: bool = False) -> tupl
     """
     _, run = run_of(name)
     mesh, case = Mesh.build(run.parallel), case_of(name)
-    spec = spec_from_name(*run.spec, run.model) if run.spec else None
+    spec = spec_from_name(run.spec, run.model)
     ddp = data_parallel(build_model_chunks(run.model, mesh, 0, spec), mesh)
     optimizer = build_optimizer(run.optimizer, ddp, mesh, ddp.shards(), publish=ddp.start_param_gather)
     hooks = StepHooks(ddp, mesh)

@@ -143,7 +143,7 @@ def gradients(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: int, for
     config = run.model.replace(
         hidden_dropout=0.0, attention_dropout=0.0, params_dtype="fp32", kernels="torch", attention_backend="auto"
     )
-    spec = spec_from_name(*run.spec, config) if run.spec else None
+    spec = spec_from_name(run.spec, config)
     model = build_model_chunks(config, mesh, run.training.seed, spec)
     shake(model, run.training.seed)
     model = model.double()
