@@ -217,9 +217,9 @@ def _w_dropped() -> contextlib.AbstractContextManager:
 
 
 def _copy_counted() -> contextlib.AbstractContextManager:
-    from minimegatron.models import decoder
+    from minimegatron.models import chunks
 
-    real = decoder.tie_embeddings
+    real = chunks.declare_copies
 
     def forget(stage):
         real(stage)
@@ -227,7 +227,7 @@ def _copy_counted() -> contextlib.AbstractContextManager:
             layout = layout_of(stage.output_layer.weight)
             stage.output_layer.weight.param_layout = type(layout)(**{**vars(layout), "shared": False})
 
-    return mock.patch.object(decoder, "tie_embeddings", forget)
+    return mock.patch.object(chunks, "declare_copies", forget)
 
 
 MISTAKES = {
