@@ -5,25 +5,32 @@ checkpoint before or the new one, never a mixture.
 
     1  stage      mkdir .iter_0000020.<run id>           new, or the save refuses
     2  shards     each rank writes its file in it, and has the disk confirm it (fsync)
-    3  agree      all ranks tell name, length, hash, or their error; an error ends the save on all of them
+    3  agree      all ranks learn length and hash of each file, or an error, which ends the save on all of them
     4  manifest   rank 0 writes it, fsync; fsync of the folder
     5  publish    rename to iter_0000020, fsync of the root
     6  retire     older ones that are not to be kept: rename to .iter_0000010.retired, fsync of the root, then remove; a
                   run that was reading one takes the newest that is there then (`training/checkpointing`)
 
-There is no file that says which checkpoint is the newest: it would be a second truth. The newest is the folder with the
-largest step in its name. A folder gets such a name only by step 5, so one without a good manifest was damaged later,
-and loading says so instead of taking an older one. Nothing in a folder whose name begins with a dot is ever read; the
-next save of a run that holds the root (`checkpoint/lock.py`) removes what a dead run has left of them.
+No file says which checkpoint is the newest: it would be a second truth. The newest is the folder with the largest step
+in its name. Only step 5 gives a folder such a name, so one without a good manifest was damaged later, and loading
+raises instead of taking an older one. Folders whose names begin with a dot are never read; the next save that holds
+the lock of the root removes them.
+
+**The lock.** Two runs with one `--save` folder would remove each other's staging folders. Rank 0 holds `flock` on
+`.lock` in the folder. The kernel releases it when the process ends, so a lock is never stale. The text in the file,
+which run and process and since when, is for people. A network file system without locks between hosts is not covered:
+give each run a folder of its own there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -31,6 +38,56 @@ from minimegatron.checkpoint.disk import UNREADABLE, disk, sync_folder, write_du
 from minimegatron.checkpoint.manifest import NAME, Manifest
 from minimegatron.checkpoint.shard_file import read_header, sha256_of
 from minimegatron.errors import CheckpointError
+
+_LOCK = ".lock"
+
+
+class RootLock:
+    """Held until `close`, or until the process ends.
+
+    Args:
+        root: the folder; made where there is none.
+        run_id: of the run that takes it.
+
+    Raises:
+        CheckpointError: another process holds it; says which.
+    """
+
+    def __init__(self, root: Path, run_id: str) -> None:
+        if root.is_symlink() and not root.exists():
+            raise CheckpointError(
+                f"it is a link to {os.readlink(root)}, which is not there",
+                where=str(root),
+                fix="make that folder, or give --save another one",
+            )
+        if root.exists() and not root.is_dir():
+            raise CheckpointError("it is a file, not a folder", where=str(root), fix="give --save another folder")
+        with disk(root):
+            root.mkdir(parents=True, exist_ok=True)
+            self._file = (root / _LOCK).open("a+b")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.seek(0)
+            holder = self._file.read(200).decode(errors="replace").strip() or "another process"
+            self._file.close()
+            fix = "give each run a --save folder of its own, or end that process: the lock goes with it"
+            if _me() in holder:
+                fix = "`close()` the trainer of this process that saves there, or choose another folder"
+            raise CheckpointError(f"{holder} is saving into this folder", where=str(root), fix=fix) from None
+        with disk(root):
+            self._file.truncate(0)
+            since = time.strftime("%Y-%m-%d %H:%M:%S")
+            self._file.write(f"run {run_id}, {_me()} since {since}".encode())
+            self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _me() -> str:
+    return f"process {os.getpid()} on {os.uname().nodename}"
+
 
 _FOLDER = re.compile(r"iter_(\d{7,})")
 _STAGE = re.compile(r"\.iter_\d{7,}\.[A-Za-z0-9_-]+")

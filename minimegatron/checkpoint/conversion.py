@@ -20,16 +20,24 @@ from pathlib import Path
 
 import torch
 
-from minimegatron.checkpoint import megatron, megatron_optimizer, torch_dist
-from minimegatron.checkpoint.folder import open_published, write_published
-from minimegatron.checkpoint.hf_config import check_pad_token, is_published, read_config, read_json
-from minimegatron.checkpoint.hf_export import config_to_huggingface
-from minimegatron.checkpoint.huggingface import as_theirs
-from minimegatron.checkpoint.origin import CONFIG, FOLDER, GENERATION, TOKENIZER, given, token_ids
+from minimegatron.checkpoint import megatron, torch_dist
+from minimegatron.checkpoint.companions import CONFIG, FOLDER, GENERATION, TOKENIZER, given, token_ids
+from minimegatron.checkpoint.hf_config import (
+    check_pad_token,
+    config_to_huggingface,
+    is_published,
+    read_config,
+    read_json,
+)
+from minimegatron.checkpoint.huggingface import as_theirs, open_published, write_published
 from minimegatron.checkpoint.ours import Checkpoint, Continued, write_checkpoint
+from minimegatron.checkpoint.regions import Logical, logical_shape
 from minimegatron.checkpoint.sources import Cast, Described, Source, Together, View, shown
+from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError, ConfigError
+from minimegatron.layers.param import layout_of, logical_parameters
+from minimegatron.models.chunks import build_stage
 from minimegatron.models.families import FAMILIES
 
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -43,7 +51,7 @@ class Model:
         kind: what wrote it.
         config: with `params_dtype` as the weights have it.
         weights: under our names.
-        beside_it: folder with what the model has beside its weights (`checkpoint/origin`), where there is one.
+        beside_it: folder with what the model has beside its weights (`checkpoint/companions`), where there is one.
         beside: what lies there of an optimizer, in words.
         continued: reads it for a configuration and its weights; None where nothing does.
         family: of a published model.
@@ -151,26 +159,23 @@ def _open_megatrons(folder: Path, step: int | None, vocab_size: int | None, orig
     words = weights.tensors.get("embedding.word_embeddings.weight")
     dtype = _DTYPES.get(words.dtype) if words is not None else None
     config = config.replace(params_dtype=dtype or config.params_dtype)
-    beside = megatron_optimizer.beside_the_model(theirs, common)
-    reads = functools.partial(megatron_optimizer.continued, theirs, common)
+    beside = megatron.beside_the_model(theirs, common)
+    reads = functools.partial(megatron.continued, theirs, common)
     return Model("torch_dist", config, weights, origin, beside, reads)
 
 
-def checked(
-    model: Model, expected: Callable[[TransformerConfig], Mapping[str, Described]], dtype: str | None
-) -> tuple[TransformerConfig, Source]:
+def checked(model: Model, dtype: str | None) -> tuple[TransformerConfig, Source]:
     """The model's configuration and weights, in the shapes and dtypes that a run of it has.
 
     Args:
         model: to be converted.
-        expected: the logical tensors of a configuration.
         dtype: that was asked for; default the dtype of the weights.
 
     Raises:
         CheckpointError: a tensor is missing or misshapen, or would lose digits without having been asked to.
     """
     config = model.config.replace(params_dtype=dtype or model.config.params_dtype)
-    wanted, there = expected(config), model.weights.tensors
+    wanted, there = logical_tensors(config), model.weights.tensors
     problems = [f"missing {name}" for name in wanted.keys() - there.keys()]
     problems += [f"{name}: the configuration has none" for name in there.keys() - wanted.keys()]
     for name in wanted.keys() & there.keys():
@@ -203,7 +208,7 @@ def goes_on(model: Model, config: TransformerConfig, weights: Source) -> Continu
     if model.continued is None or config.params_dtype != model.config.params_dtype:
         cannot = "does not read" if model.continued is None else f"to {config.params_dtype} does not take over"
         raise CheckpointError(
-            f"the folder holds {model.beside}, which a conversion {cannot}", fix=megatron_optimizer.WEIGHTS_ONLY
+            f"the folder holds {model.beside}, which a conversion {cannot}", fix=megatron.WEIGHTS_ONLY
         )
     return model.continued(config, weights)
 
@@ -310,3 +315,32 @@ def _origin(tensors: Source, name: str) -> str:
 
 def _short(rows: list[str]) -> str:
     return ("rows " if rows else "") + ", ".join(rows[:4]) + (", ..." if len(rows) > 4 else "")
+
+
+def logical_tensors(config: TransformerConfig) -> dict[str, Described]:
+    """Names, shapes and dtypes of a model's weights, without padding."""
+    with torch.device("meta"):
+        model = build_stage(config, Mesh.serial())
+    return {name: Described(param.dtype, logical_shape(layout_of(param))) for name, param in logical_parameters(model)}
+
+
+def fill(tensors: Mapping[str, Logical], found: Model, params_dtype: str) -> None:
+    """Fill what a rank holds of a model with the weights of a folder.
+
+    Args:
+        tensors: of the model that the folder describes, by logical name, or some of them.
+        found: the folder.
+        params_dtype: that the weights are rounded to where the folder has a wider one.
+
+    Raises:
+        CheckpointError: the folder's tensors are not those that its configuration describes, or not numbers.
+    """
+    _, weights = checked(found, params_dtype)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            there = weights.tensors.get(name)
+            if there is None or there.shape != tuple(tensor.shape):  # a layer of `--spec` that is none of the family's
+                what = f"{name} {tuple(tensor.shape)}: the folder has {there.shape if there else 'nothing for it'}"
+                raise CheckpointError(what, fix="train the model that the folder describes, without --spec")
+            for part in tensor.parts:
+                part.data.copy_(weights.read(name, part.box))

@@ -1,4 +1,13 @@
-"""The `config.json` of a published model: found, and read by its family (`models/families`)."""
+"""`config.json` of a published model, both ways.
+
+The problem in a sentence: a field that an export forgets gives a folder that loads, runs and says something else.
+
+Each family reads and writes its own keys (`models/families`). An export is accepted only after it has been read back:
+every field of the model, those of `TransformerConfig` whose kind is `MODEL` (`config/fields`), must come out as it went
+in. How it is computed, begun and trained is not published.
+
+    config --config_to_hf--> config.json --config_from_hf--> config'        differing(config, config') == []
+"""
 
 from __future__ import annotations
 
@@ -8,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from minimegatron.config import TransformerConfig
+from minimegatron.config.fields import MODEL
 from minimegatron.errors import CheckpointError, ConfigError
-from minimegatron.models.families import FAMILIES
+from minimegatron.models.families import FAMILIES, family_named
 
 
 def read_json(file: Path, wanted: str) -> dict[str, Any]:
@@ -98,3 +108,107 @@ def config_from_huggingface(hf: Mapping[str, Any]) -> tuple[str, TransformerConf
     if family not in FAMILIES:
         raise ConfigError(f"model_type {family!r} is not supported", fix=f"supported: {', '.join(FAMILIES)}")
     return family, FAMILIES[family].config_from_hf(hf)
+
+
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+PUBLISHED = TransformerConfig.names_of(MODEL)
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_LATENT = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
+
+
+def mathematics(config: TransformerConfig) -> dict[str, Any]:
+    """The fields that decide what the model says: of kind MODEL, without those that nothing reads."""
+    fields = {name: value for name, value in config.to_dict().items() if name in PUBLISHED}
+    unread = list(_LATENT)
+    if config.multi_latent_attention:
+        unread = ["num_query_groups", "rotary_percent", "kv_channels"]
+    if not all(config.windowed_layers):
+        fields["sliding_window"] = [config.window_of(number) for number in range(config.num_layers)]
+    if config.softmax_scale == config.replace(softmax_scale=None).score_scale:
+        fields["softmax_scale"] = None
+    unread.append("window_attn_skip_freq")
+    if config.rotates:
+        kind = config.rope_scaling_type
+        unread.append("max_position_embeddings")
+        unread += [name for name in fields if name.startswith("yarn_") and kind != "yarn"]
+        unread += ["rope_scaling_factor"] if kind == "none" else []
+        unread += ["rope_scaling_original_max_position_embeddings"] if kind in ("none", "linear") else []
+        unread += ["rope_scaling_low_freq_factor", "rope_scaling_high_freq_factor"] if kind != "llama3" else []
+    else:
+        unread += [name for name in fields if name.startswith(("rotary_", "rope_", "yarn_"))]
+    if config.num_experts is None:
+        unread += [name for name in fields if name.startswith("moe_")]
+    else:
+        fields["moe_layer_freq"] = config.expert_layers
+        fields["sinkhorn"] = "sinkhorn" in str(config.moe_router_load_balancing_type)
+        unread += ["ffn_hidden_size"] if all(config.expert_layers) else []
+    return {name: value for name, value in fields.items() if name not in unread}
+
+
+def differing(here: TransformerConfig, there: TransformerConfig) -> list[str]:
+    """`field: value here, value there` for each field in which the two are different models."""
+    one, other = mathematics(here), mathematics(there)
+    return [
+        f"{name}: {one.get(name)!r} here, {other.get(name)!r} there"
+        for name in sorted(one.keys() | other.keys())
+        if one.get(name) != other.get(name)
+    ]
+
+
+def config_to_huggingface(
+    config: TransformerConfig,
+    family: str | None = None,
+    like: Mapping[str, Any] | None = None,
+    tokens: Mapping[str, Any] | None = None,
+) -> tuple[str, dict[str, Any]]:
+    """(family, contents of `config.json`).
+
+    Args:
+        config: the model.
+        family: its `model_type`; default the first that can say what it is.
+        like: the `config.json` that the model once had: what it says beyond the mathematics is kept.
+        tokens: ids that begin, end and fill a document, where there is no `like` to say it.
+
+    Raises:
+        ConfigError: naming the fields that the family, or every family, cannot say.
+    """
+    if like is not None:
+        found, there = config_from_huggingface(like)
+        differs = differing(config, there)
+        if differs or family not in (None, found):
+            raise ConfigError(
+                f"the model is not the {found} that config.json describes:\n  " + "\n  ".join(differs or [str(family)]),
+                fix="name the folder that the model came from, or --hf-model none for a config.json of its own",
+            )
+        keys = {**like, "torch_dtype": DTYPES[config.params_dtype], "dtype": DTYPES[config.params_dtype]}
+        if config.max_position_embeddings != there.max_position_embeddings:  # it was trained on longer sequences
+            keys["max_position_embeddings"] = config.max_position_embeddings
+            if differs := differing(config, config_from_huggingface(keys)[1]):
+                raise ConfigError(
+                    "config.json with max_position_embeddings "
+                    f"{config.max_position_embeddings} would be another model:\n  " + "\n  ".join(differs),
+                    fix="--hf-model none for a config.json of its own",
+                )
+        return found, keys
+    said = {"torch_dtype": DTYPES[config.params_dtype], **{name: (tokens or {}).get(name) for name in TOKENS}}
+    tried: dict[str, list[str]] = {}
+    unreadable: dict[str, list[str]] = {}  # what a family cannot even write down
+    for name, there_is in FAMILIES.items() if family is None else ((family, family_named(family)),):
+        if (config.num_experts is not None) != there_is.has_experts:
+            if family is not None:
+                tried[name] = [f"num_experts: {config.num_experts} here"]
+            continue
+        made = {**there_is.config_to_hf(config), **said}
+        try:
+            tried[name] = differing(config, config_from_huggingface(made)[1])
+        except ConfigError as error:
+            unreadable[name] = [error.what]
+        if tried.get(name) == []:
+            return name, made
+    tried = tried or unreadable
+    name = min(tried, key=lambda name: len(tried[name]))
+    raise ConfigError(
+        f"{'no published family is this model; the nearest, ' if family is None else ''}{name}, cannot say\n  "
+        + "\n  ".join(tried[name]),
+        fix="train with these fields as the family has them, or keep the model as it is: --to ours, --to torch_dist",
+    )

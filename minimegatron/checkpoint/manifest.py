@@ -28,6 +28,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from minimegatron.checkpoint.regions import Box
 from minimegatron.checkpoint.shard_file import DTYPES, MAX_DIMS, MAX_TENSORS
 from minimegatron.errors import CheckpointError
 
@@ -49,6 +50,20 @@ class Stored:
     sizes: tuple[int, ...]
     file: str
     key: str
+
+    @classmethod
+    def of(cls, name: str, box: Box, file: str) -> Stored:
+        """The region `box` of a tensor in a file."""
+        return cls(tuple(a for a, _ in box), tuple(b - a for a, b in box), file, key_of(name, box))
+
+    @property
+    def box(self) -> Box:
+        return tuple((o, o + n) for o, n in zip(self.offsets, self.sizes, strict=True))
+
+
+def key_of(name: str, box: Box) -> str:
+    """Under which a file has this region of a tensor."""
+    return f"{name}@{'_'.join(str(start) for start, _ in box)}"
 
 
 @dataclasses.dataclass(frozen=True)

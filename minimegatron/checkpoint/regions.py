@@ -18,9 +18,8 @@ A rank's part of a parameter is cut up to three times, and each cut leaves boxes
 
 Padding of the vocabulary is not part of the logical tensor: its rows depend on tp, so no box has them.
 
-`Logical` hands boxes to torch.distributed.checkpoint, whose planner finds who writes which copy and which stored boxes
-a wanted one meets (`torch.distributed._checkpointable`). Megatron-LM: `ShardedTensor` in
-`megatron/core/dist_checkpointing/mapping.py`, which gathers flattened shards before it saves them.
+Megatron-LM: `ShardedTensor` in `megatron/core/dist_checkpointing/mapping.py`, which gathers flattened shards before it
+saves them.
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ import math
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from minimegatron.layers.param import ParamLayout
 
@@ -49,10 +46,6 @@ class Region:
 
     box: Box
     data: torch.Tensor
-
-    @property
-    def offsets(self) -> torch.Size:
-        return torch.Size(start for start, _ in self.box)
 
     @property
     def sizes(self) -> torch.Size:
@@ -145,37 +138,16 @@ def _moved(
     return Region(tuple(cut), view)
 
 
+@dataclasses.dataclass(frozen=True)
 class Logical:
-    """A logical tensor of which this rank holds some regions, as torch.distributed.checkpoint asks for it.
+    """A logical tensor of which this rank holds some regions.
 
-    Args:
+    Attributes:
         shape: of the logical tensor.
-        parts: what is here; empty where this rank holds nothing of it.
+        parts: the regions of this rank; empty where it holds nothing of the tensor.
         dtype: of all regions.
     """
 
-    def __init__(self, shape: Sequence[int], parts: Sequence[Region], dtype: torch.dtype) -> None:
-        self.shape, self.parts, self.dtype = torch.Size(shape), list(parts), dtype
-        self._by_offset = {part.offsets: part for part in self.parts}
-
-    def size(self) -> torch.Size:
-        return self.shape
-
-    def __create_write_items__(self, fqn: str, _: object) -> list[WriteItem]:
-        properties = TensorProperties(dtype=self.dtype)
-        return [
-            WriteItem(
-                MetadataIndex(fqn, part.offsets),
-                WriteItemType.SHARD,
-                tensor_data=TensorWriteData(ChunkStorageMetadata(part.offsets, part.sizes), properties, self.shape),
-            )
-            for part in self.parts
-        ]
-
-    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        return [ChunkStorageMetadata(part.offsets, part.sizes) for part in self.parts]
-
-    def region(self, index: MetadataIndex) -> torch.Tensor:
-        """The memory of the region that starts there."""
-        assert index.offset is not None
-        return self._by_offset[index.offset].data
+    shape: Sequence[int]
+    parts: Sequence[Region]
+    dtype: torch.dtype

@@ -57,7 +57,7 @@ DTYPES: dict[str, torch.dtype] = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Entry(NamedTuple):
@@ -92,7 +92,7 @@ def write_shard(
     for name, tensor in tensors.items():
         size = math.prod(tensor.shape) * tensor.dtype.itemsize
         header[name] = {
-            "dtype": _NAMES[tensor.dtype],
+            "dtype": NAMES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [at, at + size],
         }

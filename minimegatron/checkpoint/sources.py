@@ -86,6 +86,20 @@ def intersection(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]
     return met if all(a < b for a, b in met) else None
 
 
+def in_files(tensors: Iterable[tuple[str, Described]], most: int) -> Iterator[list[tuple[str, Described]]]:
+    """Tensors in their order, as many to a file as `most` bytes allow; one that is larger has a file of its own."""
+    file: list[tuple[str, Described]] = []
+    filled = 0
+    for name, described in tensors:
+        if file and filled + described.nbytes > most:
+            yield file
+            file, filled = [], 0
+        file.append((name, described))
+        filled += described.nbytes
+    if file:
+        yield file
+
+
 class InMemory:
     """Tensors of a table."""
 

@@ -36,11 +36,11 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from minimegatron.checkpoint.disk import files_in, staged
 from minimegatron.checkpoint.pickled import Built, read_pickle
 from minimegatron.checkpoint.regions import Box
 from minimegatron.checkpoint.shard_file import Entry
 from minimegatron.checkpoint.sources import Described, Source, intersection, read_box, whole
-from minimegatron.checkpoint.staged import files_in, staged
 from minimegatron.errors import CheckpointError
 
 LATEST = "latest_checkpointed_iteration.txt"

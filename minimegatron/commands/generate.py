@@ -44,8 +44,8 @@ def load(found: Model, mesh: Mesh, params_dtype: str) -> LanguageModel:
     Raises:
         CheckpointError: the weights are not those of the configuration.
     """
+    from minimegatron.checkpoint.conversion import fill
     from minimegatron.checkpoint.regions import Logical, logical_shape, regions
-    from minimegatron.checkpoint.weights import fill
     from minimegatron.layers.param import layout_of, logical_parameters
     from minimegatron.models.chunks import build_stage
 
@@ -113,13 +113,13 @@ def continue_prompt(args: argparse.Namespace) -> None:
     """
     import torch
 
+    from minimegatron.checkpoint.companions import stop_ids
     from minimegatron.checkpoint.conversion import open_model
     from minimegatron.comm.mesh import Mesh
     from minimegatron.config import ParallelConfig
     from minimegatron.data.tokenizer import HuggingFaceTokenizer
     from minimegatron.errors import CheckpointError
     from minimegatron.inference.generate import generate
-    from minimegatron.inference.stop_ids import stop_ids
     from minimegatron.launch.rank import init
 
     sampling = how_to_draw(args)

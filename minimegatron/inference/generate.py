@@ -1,21 +1,14 @@
-"""Prompts in, continuations out: the loop around prefill and decode.
+"""Which models can generate here, and which of them in a step that is recorded or compiled.
 
-    prefill   all prompts at once, padded on the right           -> the first new token of each
-    decode    one token of each sequence, again and again        -> until all have stopped, or enough are there
+| left out in generation         | why                                                                                |
+|--------------------------------|------------------------------------------------------------------------------------|
+| sequence parallelism           | one token cannot be cut                                                            |
+| cp, pp, ep                     | ranks that wait for each other at every token want a scheduler                     |
+| shards of weights              | no rank holds the model                                                            |
+| what a module speaks against   | e.g. experts with a capacity: a sequence would depend on its neighbours            |
+| a layer that does not say what it keeps | it would be asked about tokens that it has forgotten                      |
 
-A sequence that has stopped goes on being computed, for shapes stay as they are; what it says after its stop is thrown
-away. (To put another prompt in its place is continuous batching, which wants pages instead of rows.)
-
-**Who waits for whom.** Tokens stay on the device, where the next step reads them. The host looks at them only to see
-whether all have stopped: after every step, or with a CUDA graph after every 16, which costs at most 15 steps too many
-and changes nothing in what is returned.
-
-**The context.** Prompt and continuation together may not exceed `max_sequence_length`: by default the model's
-`max_position_embeddings`, beyond which learned positions do not exist and turned ones were never trained.
-
-A `StaticEngine` keeps its caches and recordings, one for each number of sequences; `generate` is for once.
-
-Megatron-LM: `megatron/core/inference/engines/static_engine.py`.
+Megatron-LM: `megatron/core/inference/model_inference_wrappers/gpt`.
 """
 
 from __future__ import annotations
@@ -23,18 +16,136 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from minimegatron.comm.agree import gather_objects
-from minimegatron.cuda_graphs import Recorder
+from minimegatron.cuda_graphs import Recorded, Recorder
 from minimegatron.errors import ConfigError, DataError, NumericsError, RankError
-from minimegatron.inference.checks import check_can_generate, check_can_record
-from minimegatron.inference.decode import DecodeStep
 from minimegatron.inference.sampling import GREEDY, SamplingParams, sample, uniforms
 from minimegatron.inference.static_cache import StaticCache
 from minimegatron.models.contract import LanguageModel
+
+
+def check_can_generate(model: LanguageModel) -> None:
+    """Refuse a model that cannot generate here.
+
+    Raises:
+        ConfigError: its layout, one of its modules, a layer that does not say what it keeps, or its training mode.
+    """
+    mesh = model.mesh
+    for axis in (mesh.cp, mesh.pp, mesh.ep):
+        if axis.size > 1:
+            raise ConfigError(
+                f"generation with {axis.name} = {axis.size}: it runs over tp and dp",
+                fix=f"build the model with {axis.name} = 1; weights are loaded into any layout",
+            )
+    for module in model.modules():
+        if (check := getattr(module, "check_generation", None)) is not None:
+            check()
+    if mesh.sequence_parallel:
+        raise ConfigError(
+            "generation with sequence_parallel: one token cannot be cut over the ranks of tp",
+            fix="build the model with sequence_parallel=False; weights are loaded into any layout",
+        )
+    model.inference_state()
+    if any(hasattr(p, "placements") or p.numel() > p.untyped_storage().nbytes() for p in model.parameters()):
+        raise ConfigError(
+            "generation from shards of weights (ZeRO-3, FSDP2): no rank holds the model",
+            fix="with ddp.whole_weights(): around the engine and its calls",
+        )
+    if model.training:
+        raise ConfigError("generation in training mode: dropout would be part of the answer", fix="model.eval()")
+
+
+def check_can_record(model: LanguageModel) -> None:
+    """Refuse a model whose step cannot be recorded or compiled as a whole.
+
+    Raises:
+        ConfigError: it sends messages, or a module reads the device on the host (`reads_device`, in words).
+    """
+    if model.mesh.tp.size > 1:
+        raise ConfigError(
+            f"a recorded or compiled decode step with tp = {model.mesh.tp.size}: it can hold no messages",
+            fix="neither recorder nor compiled, or tp = 1",
+        )
+    for module in model.modules():
+        if (reads := getattr(module, "reads_device", None)) is not None:
+            raise ConfigError(
+                f"a recorded or compiled decode step with a {type(module).__name__}: {reads}",
+                fix="neither recorder nor compiled",
+            )
+
+
+WARMUP_STEPS = 3
+
+
+Tokens = tuple[torch.Tensor, torch.Tensor]
+
+
+def compile_whole(run: Callable[[], Tokens]) -> Callable[[], Tokens]:
+    """torch.compile, for the shapes that there are, in one piece or not at all."""
+    return torch.compile(run, dynamic=False, fullgraph=True)
+
+
+class DecodeStep:
+    """The next token of every sequence in a cache.
+
+    Args:
+        model: see `inference.checks.check_can_generate`.
+        cache: of these sequences.
+        sampling: how words are drawn.
+        recorder: records the step once, after `WARMUP_STEPS` real ones; None does without.
+        compiled: torch.compile the step, when it is first called.
+
+    Attributes:
+        tokens, uniform: see the module docstring.
+
+    Raises:
+        ConfigError: the step cannot be recorded or compiled.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        cache: StaticCache,
+        sampling: SamplingParams,
+        recorder: Recorder | None = None,
+        compiled: bool = False,
+    ) -> None:
+        if recorder is not None or compiled:
+            check_can_record(model)
+        self.model = model
+        self.cache = cache
+        self.sampling = sampling
+        self.tokens = torch.zeros_like(cache.positions)
+        self.uniform = torch.zeros_like(cache.positions, dtype=torch.float64)
+        self._compiled = compile_whole(self._run) if compiled else None
+        self._recorded: Recorded[Tokens] | None = None if recorder is None else Recorded(WARMUP_STEPS, recorder)
+
+    @torch.no_grad()
+    def __call__(self, key_length: int | None = None) -> Tokens:
+        """Draw one token for every sequence.
+
+        Args:
+            key_length: how many rows of the cache may be in use after this step, to read no others; default, and where
+                the step is recorded or compiled always, all.
+
+        Returns:
+            The tokens [b] and their log-probabilities [b]; the next step overwrites both.
+        """
+        if self._recorded is not None:
+            return self._recorded(self._compiled or self._run)
+        return self._compiled() if self._compiled is not None else self._run(key_length)
+
+    def _run(self, key_length: int | None = None) -> Tokens:
+        logits = self.model.full_logits(self.tokens[:, None], inference_context=self.cache.decode(1, key_length))
+        words, log_probs = sample(logits[:, 0], self.sampling, self.uniform)
+        self.cache.advance(1)
+        self.tokens.copy_(words)
+        return self.tokens, log_probs
+
 
 STEPS_BETWEEN_LOOKS = 16  # with a recording; without one the host is never ahead
 

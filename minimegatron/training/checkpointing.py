@@ -26,14 +26,13 @@ import torch
 import torch.distributed as dist
 
 from minimegatron.checkpoint import commit
+from minimegatron.checkpoint.commit import RootLock
+from minimegatron.checkpoint.companions import FOLDER
 from minimegatron.checkpoint.hf_config import is_published
-from minimegatron.checkpoint.lock import RootLock
+from minimegatron.checkpoint.load import read_tensors
 from minimegatron.checkpoint.manifest import Manifest
-from minimegatron.checkpoint.origin import FOLDER
-from minimegatron.checkpoint.planning import read_tensors
 from minimegatron.checkpoint.regions import Logical
-from minimegatron.checkpoint.save import Flight, Staging, save
-from minimegatron.checkpoint.storage import ShardReader
+from minimegatron.checkpoint.save import AsyncSave, Staging, save
 from minimegatron.comm.agree import on_all_ranks, on_rank_zero
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.collectives import all_reduce
@@ -68,7 +67,7 @@ class Checkpoints(Observer):
         self._last = -1  # the step that was saved last
         self.given = ""  # hash of what the run was given beside weights
         self._lock: RootLock | None = None
-        self._flight: Flight | None = None
+        self._flight: AsyncSave | None = None
         self._staging, self._copied = Staging(), threading.Event()
         if self.root is not None:
             self._lock, self.run_id = _open_root(self.root, mesh)
@@ -136,7 +135,7 @@ class Checkpoints(Observer):
             save(root, step, self.run_id, written, values, self._axis, keep)
 
         self._copied = copied
-        self._flight = Flight(write, config.async_save, step)
+        self._flight = AsyncSave(write, config.async_save, step)
 
     def before_update(self) -> None:
         """Wait until the thread of a save has copied what the optimizer is about to change.
@@ -222,7 +221,7 @@ class Checkpoints(Observer):
                 # of the same layout: what it wants
                 mine = sorted(manifest.files)[self.mesh.rank :: self.mesh.world.size]
                 on_rank_zero(lambda: commit.verify_names(folder, manifest), self.mesh.world)
-            read_tensors(wanted, ShardReader(folder, manifest, mine), self.mesh.world)
+            read_tensors(wanted, folder, manifest, self.mesh.world, mine)
 
         state.load(
             manifest,

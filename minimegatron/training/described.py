@@ -8,7 +8,7 @@ import minimegatron
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config.stages import plan_stages
 from minimegatron.data.builder import Dataset, parse_split
-from minimegatron.models.parameters import count_parameters
+from minimegatron.models.chunks import count_parameters
 from minimegatron.training.datasets import RunData
 from minimegatron.training.microbatches import NumMicrobatches
 from minimegatron.training.run import RunConfig

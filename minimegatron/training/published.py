@@ -10,19 +10,17 @@ The run starts at step 0 with a new optimizer. Weights are rounded to the run's 
 files', which is said; main parameters start from the rounded ones.
 
 What lies beside the weights, tokenizer, template, the ids that end a text, is kept beside the run's checkpoints, so
-that its model is published as it began (`checkpoint/origin`); a run from scratch keeps its tokenizer there.
+that its model is published as it began (`checkpoint/companions`); a run from scratch keeps its tokenizer there.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from minimegatron.checkpoint import origin
-from minimegatron.checkpoint.conversion import open_model
-from minimegatron.checkpoint.hf_config import is_published
-from minimegatron.checkpoint.hf_export import differing
+from minimegatron.checkpoint import companions
+from minimegatron.checkpoint.conversion import fill, open_model
+from minimegatron.checkpoint.hf_config import TOKENS, differing, is_published
 from minimegatron.checkpoint.ours import SCALES
-from minimegatron.checkpoint.weights import fill
 from minimegatron.comm.agree import on_all_ranks
 from minimegatron.data.published_tokenizer import made_files
 from minimegatron.errors import CheckpointError
@@ -69,13 +67,13 @@ def keep_what_was_given(load: str | None, data: RunData, root: Path) -> str:
         CheckpointError: it cannot be read or written.
     """
     tokenizer = data.tokenizer
-    there: origin.Files = {}
+    there: companions.Files = {}
     if load is not None:
-        folder = Path(load) if is_published(Path(load)) else Path(load) / origin.FOLDER
-        there = origin.files_in(folder) if folder.is_dir() else {}
+        folder = Path(load) if is_published(Path(load)) else Path(load) / companions.FOLDER
+        there = companions.files_in(folder) if folder.is_dir() else {}
     files = made_files(tokenizer)
     if (own := data.tokenizer_model) is not None:
-        files = origin.tokenizer_files_in(Path(own) if Path(own).is_dir() else Path(own).parent)
-    ids = dict(zip(origin.TOKENS, (tokenizer.bos, tokenizer.eod, tokenizer.pad), strict=True))
+        files = companions.tokenizer_files_in(Path(own) if Path(own).is_dir() else Path(own).parent)
+    ids = dict(zip(TOKENS, (tokenizer.bos, tokenizer.eod, tokenizer.pad), strict=True))
     said = {name: i for name, i in ids.items() if i is not None and i >= 0}  # NO_PAD is no token
-    return origin.keep(root, origin.of_run(there, files, said))
+    return companions.keep(root, companions.of_run(there, files, said))

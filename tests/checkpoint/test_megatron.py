@@ -18,12 +18,11 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from minimegatron.checkpoint.conversion import open_model
+from minimegatron.checkpoint.conversion import logical_tensors, open_model
 from minimegatron.checkpoint.megatron import args_of, as_ours, as_theirs, config_from_args, extra_states
 from minimegatron.checkpoint.pickled import read_pickle
 from minimegatron.checkpoint.sources import InMemory
 from minimegatron.checkpoint.torch_dist import TorchDist, read_common, write_release, write_torch_dist
-from minimegatron.checkpoint.weights import logical_tensors
 from minimegatron.commands.convert import main
 from minimegatron.errors import CheckpointError, ConfigError
 from minimegatron.models.families import family_config

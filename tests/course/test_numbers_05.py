@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from minimegatron.config import TransformerConfig
+from minimegatron.models.chunks import count_parameters
 from minimegatron.models.families import preset
-from minimegatron.models.parameters import count_parameters
 from minimegatron.viz.dispatch import journey
 from minimegatron.viz.experts import busiest
 from tests.course.marked import LABS

@@ -8,12 +8,12 @@ import pytest
 import tokenizers
 import torch
 
+from minimegatron.checkpoint.companions import stop_ids
 from minimegatron.commands.generate import how_to_draw, parse, read_prompt
 from minimegatron.data.tokenizer import HuggingFaceTokenizer
 from minimegatron.errors import CheckpointError, ConfigError
 from minimegatron.inference.generate import generate
 from minimegatron.inference.sampling import GREEDY, SamplingParams
-from minimegatron.inference.stop_ids import stop_ids
 from tests.inference.models import ours, theirs
 from tests.inference.ranked import asked
 

@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minimegatron.checkpoint.conversion import open_model
-from minimegatron.checkpoint.folder import INDEX, open_published
-from minimegatron.checkpoint.huggingface import state_from_huggingface
+from minimegatron.checkpoint.huggingface import INDEX, open_published, state_from_huggingface
 from minimegatron.errors import CheckpointError
 from tests.models.test_huggingface import hf_model
 

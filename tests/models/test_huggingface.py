@@ -14,9 +14,8 @@ from minimegatron.config import ParallelConfig
 from minimegatron.errors import CheckpointError, ConfigError
 from minimegatron.layers.logical import gather_logical, load_logical
 from minimegatron.layers.param import layout_of, logical_parameters
-from minimegatron.models.chunks import ModelChunks
+from minimegatron.models.chunks import ModelChunks, count_parameters
 from minimegatron.models.decoder import GPTModel
-from minimegatron.models.parameters import count_parameters
 from minimegatron.parallel.pipeline.plain import run
 from minimegatron.parallel.pipeline.stage import ModuleStage
 

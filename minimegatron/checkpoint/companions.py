@@ -25,9 +25,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from minimegatron.checkpoint.disk import disk, sync_folder, write_durable
-from minimegatron.checkpoint.hf_config import read_json
-from minimegatron.checkpoint.staged import staged
+from minimegatron.checkpoint.disk import disk, staged, sync_folder, write_durable
+from minimegatron.checkpoint.hf_config import TOKENS, read_json
 from minimegatron.errors import CheckpointError
 
 FOLDER = "huggingface"
@@ -37,7 +36,6 @@ TOKENIZER = (
     "tokenizer.model tekken.json chat_template.jinja chat_template.json"
 ).split()
 TEMPLATES = "additional_chat_templates"
-TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 Files = dict[str, bytes]
 
 
@@ -154,3 +152,34 @@ def _table(text: bytes | None) -> dict[str, Any]:
     except ValueError as error:
         raise CheckpointError(f"a JSON file beside the weights is broken: {error}", fix="download it again") from None
     return found if isinstance(found, dict) else {}
+
+
+FILES = ("generation_config.json", "config.json")
+
+
+def stop_ids(folder: Path, end_of_document: int, vocab_size: int) -> tuple[list[int], str]:
+    """(ids after which a text is over, the file that says so).
+
+    Args:
+        folder: of the published model, of the one that a run began with, or of the tokenizer.
+        end_of_document: the tokenizer's.
+        vocab_size: of the model.
+
+    Raises:
+        CheckpointError: a file says something that is no id of this model.
+    """
+    for name in FILES:
+        path = folder / name
+        said: Any = read_json(path, "a folder with config.json").get("eos_token_id") if path.is_file() else None
+        ids = said if isinstance(said, list) else [said]
+        if said is None or not ids:
+            continue
+        for word in ids:
+            if not isinstance(word, int) or isinstance(word, bool) or not 0 <= word < vocab_size:
+                raise CheckpointError(
+                    f"eos_token_id is {said}, and {word} is no word of a vocabulary of {vocab_size}",
+                    where=str(path),
+                    fix="--stop-token-ids N ... says which words end a text",
+                )
+        return ids, name
+    return [end_of_document], "the tokenizer"
