@@ -31,8 +31,8 @@ from pathlib import Path
 
 import torch
 
+from labkit.ranks.pool import shared_pool
 from minimegatron.comm.mesh import rank_groups
-from minimegatron.launch.workers import shared_pool
 from minimegatron.models.chunks import placement_of
 from minimegatron.parallel.pipeline.schedules import SCHEDULES
 from minimegatron.planner.cluster import Cluster, read_cluster

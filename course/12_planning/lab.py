@@ -584,8 +584,8 @@ planned_and_done(pipeline.events(0.05), events, title)
 
 # %%
 # %%needs legal
-from minimegatron.planner.estimate import Estimator
 from minimegatron.planner.layouts import Layout, layouts
+from minimegatron.planner.search import Estimator
 
 EIGHT = {"layers": 32, "heads": 32, "groups": 8, "s": 8192, "experts": 0}
 base = parse_args(f"--preset llama3-8b --seq-length 8192 --global-batch-size 64 {BEST}".split(), reads=False)
@@ -689,8 +689,8 @@ shown(
 # samples, and for one of 512.
 
 # %% tags=["hide-output"]
-from minimegatron.planner.estimate import Estimator
 from minimegatron.planner.layouts import layouts
+from minimegatron.planner.search import Estimator
 
 
 def tuned(batch, zero, pipeline):
@@ -1102,7 +1102,7 @@ progress()
 # | bytes of an axis | `planner/work.py`, `planner/traffic.py` | |
 # | FLOPs and MFU | `training/flops.py` | `num_floating_point_operations` in `megatron/training/training.py` |
 # | time of a step | `planner/timing.py`, `planner/cluster.py`, `parallel/pipeline/schedule_sim.py` | |
-# | layouts, search | `planner/layouts.py`, `estimate.py`, `search.py`; `minimegatron plan` | |
+# | layouts, search | `planner/layouts.py`, `planner/search.py`; `minimegatron plan` | |
 # | dp and expert dp | `config/parallel.py`, `comm/mesh.py` | `megatron/core/parallel_state.py`: `RankGenerator` |
 #
 # Narayanan et al. 2021, Efficient large-scale language model training on GPU clusters (arXiv 2104.04473); Korthikanti et

@@ -16,8 +16,8 @@ from typing import Any
 
 from minimegatron.comm.mesh import rank_groups
 from minimegatron.errors import ConfigError
+from minimegatron.footprint.dry_run import Unpredicted
 from minimegatron.footprint.prediction import Prediction
-from minimegatron.footprint.tape import Unpredicted
 from minimegatron.planner.cluster import Cluster
 from minimegatron.planner.timing import StepTime, step_time
 from minimegatron.planner.traffic import Messages, run_messages

@@ -31,9 +31,8 @@ from torch import nn
 from minimegatron.comm.mesh import Mesh, rank_groups
 from minimegatron.config import TransformerConfig
 from minimegatron.config.stages import SPLIT, StagePlan, plan_stages
-from minimegatron.footprint.dry_run import kinds_of
+from minimegatron.footprint.dry_run import Sizes, kinds_of, require_known
 from minimegatron.footprint.prediction import Work, meta_model, meta_wrapper, sizes_of
-from minimegatron.footprint.tape import Sizes, require_known
 from minimegatron.models.chunks import placement_of, schedule_of
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.spec import ModuleSpec

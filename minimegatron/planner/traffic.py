@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config.stages import StagePlan, plan_stages
+from minimegatron.footprint.dry_run import Sizes, require_known
 from minimegatron.footprint.prediction import actions_of, meta_model, meta_wrapper, sizes_of
-from minimegatron.footprint.tape import Sizes, require_known
 from minimegatron.layers.fp8_linear import ParallelFp8
 from minimegatron.layers.fp8_scales import CurrentScale, DelayedScale
 from minimegatron.layers.moe.router import tally_size

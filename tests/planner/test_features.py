@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig
 from minimegatron.config.newton_schulz import coefficients_of
+from minimegatron.footprint.dry_run import Unpredicted
 from minimegatron.footprint.prediction import meta_model, meta_wrapper
-from minimegatron.footprint.tape import Unpredicted
 from minimegatron.layers.param import layout_of
 from minimegatron.models.families import family_config
 from minimegatron.optim.muon import newton_schulz

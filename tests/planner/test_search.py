@@ -9,10 +9,9 @@ import pytest
 from minimegatron import cli
 from minimegatron.errors import ConfigError
 from minimegatron.planner.cluster import CLUSTERS
-from minimegatron.planner.estimate import Estimator
 from minimegatron.planner.layouts import Layout, layouts
 from minimegatron.planner.planning import plan
-from minimegatron.planner.search import search
+from minimegatron.planner.search import Estimator, search
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.rules import check_run
 from minimegatron.training.run import RunConfig

@@ -10,8 +10,8 @@ import pytest
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import DataConfig, OptimizerConfig, ParallelConfig, TrainingConfig
 from minimegatron.config.stages import SPLIT, plan_stages
+from minimegatron.footprint.dry_run import Unpredicted
 from minimegatron.footprint.prediction import Work, sizes_of
-from minimegatron.footprint.tape import Unpredicted
 from minimegatron.models.chunks import placement_of, schedule_of
 from minimegatron.models.families import family_config
 from minimegatron.parallel.pipeline.schedule_sim import Costs, simulate

@@ -14,8 +14,8 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.sequence import cut_batch
 from minimegatron.config import DataConfig, OptimizerConfig, ParallelConfig, TrainingConfig
 from minimegatron.errors import ConfigError
+from minimegatron.footprint.dry_run import Unpredicted
 from minimegatron.footprint.prediction import Work, sizes_of
-from minimegatron.footprint.tape import Unpredicted
 from minimegatron.layers.linear import ColumnParallelLinear
 from minimegatron.layers.param import Init
 from minimegatron.models.chunks import build_model_chunks

@@ -12,9 +12,9 @@ import numpy
 import pytest
 import torch
 
+from labkit.ranks.torchrun import launch
 from minimegatron.errors import ConfigError
 from minimegatron.launch.agreement import differences
-from minimegatron.launch.torchrun import launch
 from minimegatron.training import facts
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.run import KINDS
