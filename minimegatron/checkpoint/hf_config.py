@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from minimegatron.config import TransformerConfig
-from minimegatron.config.fields import MODEL
+from minimegatron.config.same_model import differing
 from minimegatron.errors import CheckpointError, ConfigError
 from minimegatron.models.families import FAMILIES, family_named
 
@@ -111,48 +111,7 @@ def config_from_huggingface(hf: Mapping[str, Any]) -> tuple[str, TransformerConf
 
 
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
-PUBLISHED = TransformerConfig.names_of(MODEL)
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-_LATENT = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
-
-
-def mathematics(config: TransformerConfig) -> dict[str, Any]:
-    """The fields that decide what the model says: of kind MODEL, without those that nothing reads."""
-    fields = {name: value for name, value in config.to_dict().items() if name in PUBLISHED}
-    unread = list(_LATENT)
-    if config.multi_latent_attention:
-        unread = ["num_query_groups", "rotary_percent", "kv_channels"]
-    if not all(config.windowed_layers):
-        fields["sliding_window"] = [config.window_of(number) for number in range(config.num_layers)]
-    if config.softmax_scale == config.replace(softmax_scale=None).score_scale:
-        fields["softmax_scale"] = None
-    unread.append("window_attn_skip_freq")
-    if config.rotates:
-        kind = config.rope_scaling_type
-        unread.append("max_position_embeddings")
-        unread += [name for name in fields if name.startswith("yarn_") and kind != "yarn"]
-        unread += ["rope_scaling_factor"] if kind == "none" else []
-        unread += ["rope_scaling_original_max_position_embeddings"] if kind in ("none", "linear") else []
-        unread += ["rope_scaling_low_freq_factor", "rope_scaling_high_freq_factor"] if kind != "llama3" else []
-    else:
-        unread += [name for name in fields if name.startswith(("rotary_", "rope_", "yarn_"))]
-    if config.num_experts is None:
-        unread += [name for name in fields if name.startswith("moe_")]
-    else:
-        fields["moe_layer_freq"] = config.expert_layers
-        fields["sinkhorn"] = "sinkhorn" in str(config.moe_router_load_balancing_type)
-        unread += ["ffn_hidden_size"] if all(config.expert_layers) else []
-    return {name: value for name, value in fields.items() if name not in unread}
-
-
-def differing(here: TransformerConfig, there: TransformerConfig) -> list[str]:
-    """`field: value here, value there` for each field in which the two are different models."""
-    one, other = mathematics(here), mathematics(there)
-    return [
-        f"{name}: {one.get(name)!r} here, {other.get(name)!r} there"
-        for name in sorted(one.keys() | other.keys())
-        if one.get(name) != other.get(name)
-    ]
 
 
 def config_to_huggingface(
@@ -193,13 +152,11 @@ def config_to_huggingface(
     said = {"torch_dtype": DTYPES[config.params_dtype], **{name: (tokens or {}).get(name) for name in TOKENS}}
     tried: dict[str, list[str]] = {}
     unreadable: dict[str, list[str]] = {}  # what a family cannot even write down
-    for name, there_is in FAMILIES.items() if family is None else ((family, family_named(family)),):
-        if (config.num_experts is not None) != there_is.has_experts:
-            if family is not None:
-                tried[name] = [f"num_experts: {config.num_experts} here"]
-            continue
-        made = {**there_is.config_to_hf(config), **said}
+    candidates = [one for one in FAMILIES.values() if one.is_like(config)] if family is None else [family_named(family)]
+    for candidate in candidates:
+        name = candidate.name
         try:
+            made = {**candidate.config_to_hf(config), **said}
             tried[name] = differing(config, config_from_huggingface(made)[1])
         except ConfigError as error:
             unreadable[name] = [error.what]

@@ -101,14 +101,14 @@ def _their_shapes(made: Iterable[Copy], shape: tuple[int, ...]) -> dict[str, tup
     return {name: tuple(dims) for name, dims in found.items()}
 
 
-def _our_shape(match: Match, source: Source, config: TransformerConfig) -> tuple[int, ...]:
+def _our_shape(match: Match, source: Source) -> tuple[int, ...]:
     """Of the tensor that theirs make, by what the first of theirs is and how many rows all have."""
     dims = list(source.tensors[match.theirs[0]].shape)
     if match.how in ("transpose", "conv_pack"):
         dims.reverse()
     if len(match.theirs) > 1:
         dims[0] = sum(source.tensors[name].shape[0] for name in match.theirs)
-    return tuple(dims) if match.expert is None else (config.num_experts or 0, *dims)
+    return tuple(dims) if match.expert is None else (match.stacked, *dims)
 
 
 def as_ours(theirs: Source, config: TransformerConfig, family: str) -> View:
@@ -128,7 +128,7 @@ def as_ours(theirs: Source, config: TransformerConfig, family: str) -> View:
         used.update(match.theirs)
         if absent:
             continue
-        shape = _our_shape(match, theirs, config)
+        shape = _our_shape(match, theirs)
         made = list(copies(match, shape, config))
         for name, wanted in _their_shapes(made, shape).items():
             dtype, there = theirs.tensors[name]

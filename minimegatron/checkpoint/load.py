@@ -51,7 +51,7 @@ class CheckpointFiles:
         """A box of a tensor, default all of it."""
         dtype, shape = self.tensors[name]
         box = whole(shape) if box is None else box
-        result = torch.empty([b - a for a, b in box], dtype=dtype)
+        result: torch.Tensor | None = None
         for stored in self.manifest.tensors[name].regions:
             common = intersection(stored.box, box)
             if common is None:
@@ -59,8 +59,10 @@ class CheckpointFiles:
             part = read_box(self.folder / stored.file, self.entry(name, stored), _inside(common, stored.box))
             if common == list(box):
                 return part
+            if result is None:
+                result = torch.empty([b - a for a, b in box], dtype=dtype)
             result[_slices(_inside(common, box))] = part
-        return result
+        return torch.empty([b - a for a, b in box], dtype=dtype) if result is None else result
 
     def entry(self, name: str, stored: Stored) -> Entry:
         """Where a region of a tensor lies in its file.

@@ -14,7 +14,7 @@ stacked into one tensor, the vocabulary padded.
 
 What the model is, `args` in `common.pt` says. They have some nine hundred fields; read are those that have a
 counterpart here, and `ONLY` are those that would change the mathematics and have none: another value is refused.
-What lies beside the weights (`_NOT_THE_MODEL`) is read by `megatron_optimizer`, or not at all.
+What lies beside the weights (`_NOT_THE_MODEL`) is read by `continued`, or not at all.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from typing import Any
 
 import torch
 
-from minimegatron.checkpoint.hf_config import differing
 from minimegatron.checkpoint.ours import Continued
 from minimegatron.checkpoint.sources import Copy, Described, InMemory, Rows, Source, View
 from minimegatron.checkpoint.torch_dist import TorchDist, read_number
 from minimegatron.config import TransformerConfig
+from minimegatron.config.same_model import differing
 from minimegatron.errors import CheckpointError, ConfigError
 
 _NORMS = {
@@ -159,19 +159,19 @@ def _our_name(rest: str) -> tuple[str, int | None, bool]:
     return rest, None, False
 
 
-def _matrices(name: str, shape: tuple[int, ...], config: TransformerConfig) -> Iterator[tuple[str, Rows, int]]:
+def _matrices(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Rows, int]]:
     """(our name, rows of theirs, number of the expert or -1) for each matrix of a tensor of theirs."""
     found = _LAYER.fullmatch(name)
     if found is None:
         yield name, Rows(name, 0, shape[0]), -1
         return
     rest, expert, of_experts = _our_name(found[2])
-    layers = range(config.num_layers) if found[1] is None else [int(found[1])]
-    experts = range(config.num_experts or 0) if of_experts and expert is None else [-1 if expert is None else expert]
-    for n in layers:
-        for e in experts:
-            stack = ((n,) if found[1] is None else ()) + ((e,) if of_experts and expert is None else ())
-            yield f"decoder.layers.{n}.{rest}", Rows(name, 0, shape[len(stack)], stack), e
+    stacks = [range(n) for n in shape[: (found[1] is None) + (of_experts and expert is None)]]
+    for stack in itertools.product(*stacks):
+        layer, e = (int(n) if n is not None else None for n in (found[1], expert))
+        layer = stack[0] if layer is None else layer
+        e = -1 if not of_experts else stack[-1] if e is None else e
+        yield f"decoder.layers.{layer}.{rest}", Rows(name, 0, shape[len(stack)], stack), e
 
 
 def as_ours(theirs: Source, config: TransformerConfig, called: Mapping[str, str] | None = None) -> View:
@@ -191,25 +191,25 @@ def as_ours(theirs: Source, config: TransformerConfig, called: Mapping[str, str]
         called = {name: name for name in theirs.tensors if not name.startswith(_NOT_THE_MODEL)}
     for weight, name in called.items():
         dtype, shape = theirs.tensors[name]
-        try:
-            for ours, rows, expert in _matrices(weight, shape, config):
-                inner = list(shape[len(rows.matrix) :])
-                if ours in _VOCABULARY:
-                    if inner[0] < config.vocab_size:
-                        raise CheckpointError(
-                            f"{name} has {inner[0]} rows, the vocabulary {config.vocab_size}", fix="--true-vocab-size N"
-                        )
-                    inner[0] = config.vocab_size
-                stack = () if expert < 0 else (expert,)
-                tensors[ours] = Described(dtype, (*((config.num_experts or 0,) if stack else ()), *inner))
-                copies.append(Copy(Rows(ours, 0, inner[0], stack), rows._replace(name=name, stop=inner[0])))
-                if any(i >= n for i, n in zip(rows.matrix, shape, strict=False)):
-                    raise IndexError
-        except IndexError:
+        layer = _LAYER.fullmatch(weight)
+        matrices = [*_matrices(weight, shape)] if len(shape) > (layer is not None and layer[1] is None) else []
+        if not matrices or (layer is not None and layer[1] is None and shape[0] != config.num_layers):
             raise CheckpointError(
                 f"{name} has shape {shape}, which does not fit {config.num_layers} layers",
                 fix="check the configuration",
-            ) from None
+            )
+        for ours, rows, expert in matrices:
+            inner = list(shape[len(rows.matrix) :])
+            if ours in _VOCABULARY:
+                if inner[0] < config.vocab_size:
+                    raise CheckpointError(
+                        f"{name} has {inner[0]} rows, the vocabulary {config.vocab_size}", fix="--true-vocab-size N"
+                    )
+                inner[0] = config.vocab_size
+            stack = () if expert < 0 else (expert,)
+            experts = {expert + 1, *(tensors[ours].shape[:1] if ours in tensors else ())}
+            tensors[ours] = Described(dtype, (*((max(experts),) if stack else ()), *inner))
+            copies.append(Copy(Rows(ours, 0, inner[0], stack), rows._replace(name=name, stop=inner[0])))
     there = {(copy.ours.name, copy.ours.matrix) for copy in copies}  # experts may be tensors of their own
     lacks = [
         (n, e) for n, d in tensors.items() if len(d.shape) == 3 for e in range(d.shape[0]) if (n, (e,)) not in there
@@ -221,7 +221,10 @@ def as_ours(theirs: Source, config: TransformerConfig, called: Mapping[str, str]
 
 def as_theirs(ours: Source, config: TransformerConfig) -> View:
     """Our tensors under Megatron's names, layers stacked where all are alike; the vocabulary padded with zeros."""
-    alike = len(set(config.expert_layers)) == 1
+    layers: dict[str, set[str]] = {}  # number -> names in the layer
+    for found in filter(None, map(_LAYER.fullmatch, ours.tensors)):
+        layers.setdefault(found[1], set()).add(found[2])
+    alike = len(set(map(frozenset, layers.values()))) == 1
     tensors: dict[str, Described] = {}
     copies: list[Copy] = []
     for name, (dtype, shape) in ours.tensors.items():
@@ -234,7 +237,7 @@ def as_theirs(ours: Source, config: TransformerConfig) -> View:
         n = int(found[1])
         stack = (n,) if alike else ()
         matrices = [(e,) for e in range(shape[0])] if len(shape) == 3 else [()]
-        for rest in _their_names(found[2], config.has_experts(n)):
+        for rest in _their_names(found[2], "mlp.experts.weight1" in layers[found[1]]):
             theirs = f"decoder.layers.{'' if alike else f'{n}.'}{rest}"
             tensors[theirs] = Described(dtype, ((config.num_layers, *shape) if alike else shape))
             for inner in matrices:

@@ -19,9 +19,10 @@ from pathlib import Path
 
 from minimegatron.checkpoint import companions
 from minimegatron.checkpoint.conversion import fill, open_model
-from minimegatron.checkpoint.hf_config import TOKENS, differing, is_published
+from minimegatron.checkpoint.hf_config import TOKENS, is_published
 from minimegatron.checkpoint.ours import SCALES
 from minimegatron.comm.agree import on_all_ranks
+from minimegatron.config.same_model import differing
 from minimegatron.data.published_tokenizer import made_files
 from minimegatron.errors import CheckpointError
 from minimegatron.training.datasets import RunData

@@ -238,6 +238,15 @@ def test_arguments_without_a_counterpart_are_refused():
         args_of(family_config("llama", rope_scaling_type="linear"))
 
 
+@pytest.mark.parametrize("family", ["gemma2", "olmo2"])
+def test_norms_of_outputs_are_no_model_of_megatrons(family):
+    """Its tensors would all have a place: the fields say that the model is another one."""
+    with pytest.raises(
+        ConfigError, match=r"not written(.|\n)*layernorm_placement: '\w+' here, 'input' there"
+    ):
+        args_of(family_config(family, vocab_size=99, num_layers=2, hidden_size=32, num_attention_heads=4))
+
+
 def megatron(*words: Any) -> str:
     """Megatron, in processes of its own."""
     line = [sys.executable, "-m", "tests.oracle.torch_dist", *map(str, words)]
