@@ -1,7 +1,6 @@
-"""What a model has beside its weights, from where a run begins to where its model is published.
+"""The files beside a model's weights (tokenizer, chat template, ids that end a text), from a run's start to its export.
 
-The problem in a sentence: weights without their tokenizer, their template and the tokens that end an answer load and
-run, and never stop.
+The problem in a sentence: a model that is published without its stop ids loads and runs, and its answers never end.
 
     a published folder, or the run's tokenizer --> ROOT/huggingface/ --> a published folder
 
@@ -13,7 +12,11 @@ run, and never stop.
 |                           | are numbers (`NullTokenizer`)                    |                                       |
 
 The folder lies beside the checkpoints of a run, and the manifest of each has its hash: a folder that was lost or
-changed is not taken for one that was never there.
+changed is refused.
+
+Which ids end a text: `eos_token_id` of `generation_config.json`, else of `config.json`, else the tokenizer's end of
+document. A model for conversations ends an answer with another token than a document (Llama 3: three of them).
+transformers has the same order without the last step: where neither file has an id, its `generate` never stops.
 """
 
 from __future__ import annotations
@@ -154,9 +157,6 @@ def _table(text: bytes | None) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-FILES = ("generation_config.json", "config.json")
-
-
 def stop_ids(folder: Path, end_of_document: int, vocab_size: int) -> tuple[list[int], str]:
     """(ids after which a text is over, the file that says so).
 
@@ -168,7 +168,7 @@ def stop_ids(folder: Path, end_of_document: int, vocab_size: int) -> tuple[list[
     Raises:
         CheckpointError: a file says something that is no id of this model.
     """
-    for name in FILES:
+    for name in (GENERATION, CONFIG):
         path = folder / name
         said: Any = read_json(path, "a folder with config.json").get("eos_token_id") if path.is_file() else None
         ids = said if isinstance(said, list) else [said]

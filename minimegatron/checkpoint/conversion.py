@@ -1,13 +1,14 @@
-"""A folder with a model in it, whatever wrote it: opened as weights under our names, and written as another.
+"""A folder that holds a model, whatever wrote it: opened as weights under our names, and written as another kind.
 
-| kind         | known by                                     | read by                  | written by                |
-|--------------|----------------------------------------------|--------------------------|---------------------------|
-| `hf`         | `config.json`                                | `folder.open_published`  | `folder.write_published`  |
-| `ours`       | `iter_0000020/manifest.json`                 | `ours.Checkpoint`        | `ours.write_checkpoint`   |
-| `torch_dist` | `.metadata`, or a file that says where       | `torch_dist.TorchDist`   | `torch_dist.write_...`    |
+| kind         | recognised by                | read by                      | written by                    |
+|--------------|------------------------------|------------------------------|-------------------------------|
+| `hf`         | `config.json`                | `huggingface.open_published` | `huggingface.write_published` |
+| `ours`       | `iter_0000020/manifest.json` | `ours.Checkpoint`            | `ours.write_checkpoint`       |
+| `torch_dist` | `.metadata`                  | `torch_dist.TorchDist`       | `torch_dist.write_release`    |
 
-Every one is a `Source` (`checkpoint/sources.py`), so a conversion is a source that is read tensor by tensor while the
-other folder is written, and its memory is that of a tensor.
+Each is a `Source` (`checkpoint/sources.py`), so a conversion reads one tensor at a time while the other folder is
+written. All tensors of a folder are first compared with what its configuration describes, by name and shape
+(`checked`): a reader that takes its part of a larger tensor would take the wrong numbers, and the model would run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hugging Face models as ours, and ours as theirs: a table for each family, and four ways in which theirs lie in ours.
+"""A published model's folder: Hugging Face's tensors under our names, ours under theirs; read and written.
 
 The problem in a sentence: the same mathematics is stored under other names, in other pieces, sometimes transposed.
 
@@ -17,7 +17,18 @@ disagree; and a rank that holds a part of ours reads that part of theirs.
 The packing is what makes tensor parallelism a plain cut (`layers/attention/self_attention.py`). Hugging Face's Llama
 weights are already in RoPE's half-split convention, so no permutation of rows is needed.
 
-Megatron's counterpart lives outside Megatron-LM, in Megatron-Bridge.
+| file                                     | read                                                                |
+|------------------------------------------|---------------------------------------------------------------------|
+| `config.json`                            | always                                                              |
+| `model.safetensors`                      | the weights                                                         |
+| or `model.safetensors.index.json`        | which files hold them                                               |
+| or `model-00001-of-00002.safetensors`    | the same without an index: its names are compared with the model's  |
+| two of these                             | refused: transformers takes the first, others the second            |
+| `adapter_config.json`                    | refused: transformers would add the adapter                         |
+| `pytorch_model*.bin`, `consolidated*`, other `*.safetensors` | no, as in transformers                          |
+
+Opening a folder reads headers only. Written files are as large as `max_shard_size` allows, in the order of the model,
+and no more than one tensor is in memory. Megatron's counterpart is Megatron-Bridge.
 """
 
 from __future__ import annotations

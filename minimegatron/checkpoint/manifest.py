@@ -1,4 +1,4 @@
-"""What a checkpoint consists of: one JSON file that names every other file, tensor and region, and its own hash.
+"""The manifest of a checkpoint: one JSON file that names every other file, tensor and region, and its own hash.
 
     iter_0000020/
       manifest.json                          read first; what it does not name is not part of the checkpoint
@@ -8,14 +8,14 @@
 | field     | holds                                                                                                 |
 |-----------|-------------------------------------------------------------------------------------------------------|
 | `version` | of this format; another one is refused                                                                |
-| `step`, `run_id` | also in the header of every shard, so that a shard of another save is known as one             |
+| `step`, `run_id` | also in the header of every shard, so that a shard of another save is recognised               |
 | `files`   | name -> bytes and SHA-256                                                                             |
 | `tensors` | logical name -> dtype, shape, and regions: offsets, sizes, file, key in the file                      |
-| `state`   | counters, schedule, loss scale, configuration: what is no tensor                                      |
+| `state`   | counters, schedule, loss scale, configuration: everything that is not a tensor                        |
 | `sha256`  | of all the rest                                                                                       |
 
-The text is the one that `dumps` makes of its contents, to the byte, so no byte can change unseen. Nothing that is read
-is executed; every number is a claim until it has been compared.
+The text must be, byte for byte, what `dumps` makes of its contents. Names, regions and sizes are checked before they
+are used.
 """
 
 from __future__ import annotations

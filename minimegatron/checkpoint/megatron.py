@@ -1,7 +1,7 @@
-"""Megatron's names and arguments as ours, and back.
+"""Megatron's tensors, arguments and optimizer state under our names, and tensors and arguments back.
 
-The problem in a sentence: the tensors are the same, down to the order of rows, and lie under other names, layers often
-stacked into one tensor, the vocabulary padded.
+The problem in a sentence: the tensors are the same, down to the order of rows, and have other names, layers are often
+stacked into one tensor, and the vocabulary is padded.
 
 | theirs                                                        | ours                                                |
 |---------------------------------------------------------------|-----------------------------------------------------|
@@ -11,10 +11,34 @@ stacked into one tensor, the vocabulary padded.
 | `mlp.linear_fc1.layer_norm_weight`                            | `pre_mlp_layernorm.weight`                          |
 | `mlp.experts.experts.linear_fc1.weight` [L, E, 2 f, h]        | `mlp.experts.weight1` [E, 2 f, h]                   |
 | `embedding.word_embeddings.weight` [V', h]                    | [V, h]                                              |
+| `optimizer.state.exp_avg.decoder.layers....`                  | `optimizer.exp_avg.decoder.layers.{l}....`          |
+| `optimizer.state.exp_avg_sq....`                              | `optimizer.exp_avg_sq....`                          |
+| `optimizer.state.param....` or `.fp32_param....`              | `optimizer.fp32_param....`; of fp32 weights itself  |
 
-What the model is, `args` in `common.pt` says. They have some nine hundred fields; read are those that have a
-counterpart here, and `ONLY` are those that would change the mathematics and have none: another value is refused.
-What lies beside the weights (`_NOT_THE_MODEL`) is read by `continued`, or not at all.
+`common.pt` holds the rest. Its `args` describe the model: of some nine hundred fields those are read that have a
+counterpart here, and another value of a field in `ONLY`, which would change the mathematics, is refused.
+
+| of `common.pt`                                    | ours                                     |
+|---------------------------------------------------|------------------------------------------|
+| `step` of a group, or `common_step`               | `optimizer.step....`, for each parameter |
+| `grad_scaler`                                     | the same                                 |
+| `opt_param_scheduler`, and `args`                 | `scheduler`                              |
+| `iteration`, `args.consumed_train_samples`        | `counters`                               |
+| `rng_state` (an object)                           | nothing: streams begin anew              |
+
+Where an optimizer for dense parameters and one for experts are chained, names may begin with `chained_1.`. A moment
+lies where its weight lies, so it goes through the same rules as the weight. Formats of a distributed optimizer that do
+not store it so are refused:
+
+| `param_state_sharding_type`  | stores                                                                          |
+|------------------------------|---------------------------------------------------------------------------------|
+| `fully_reshardable`          | what is above                                                                   |
+| `dp_reshardable` (default)   | flat buckets of one tp and pp rank; nothing says which tensors they are made of |
+| `fully_sharded_bucket_space` | the same, in older versions                                                     |
+| `fully_sharded_model_space`  | flat pieces of tensors; 0.16.1 cannot write it                                  |
+| `dp_zero_gather_scatter`     | a pickled object for each tp and pp rank                                        |
+
+Megatron-LM: `sharded_state_dict` in `megatron/core/optimizer/optimizer.py` and `distrib_optimizer.py`.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
-"""A checkpoint of ours as a source of weights, and a source of weights as a checkpoint of ours.
+"""The weights of a checkpoint as a `Source`, and a `Source` of weights written as a checkpoint.
 
-The problem in a sentence: a checkpoint is made of regions that some layout has left behind, and a converter wants
-tensors; a converter has tensors, and a run of any layout wants regions.
-
-Reading puts a box together from the stored regions that meet it, each from its file, after the files have been held
-against the manifest. Writing stores every matrix as one region (of a stack of experts each by itself, so that no more
-than one is in memory). Where there are weights only, the manifest has no counters: a run that loads it begins at step
-0, with a new optimizer, as if `--finetune` were given.
+A converter wants whole tensors, and a checkpoint has regions that some layout has left. Reading puts a box together
+from the regions that meet it, after the files have been verified. Writing stores every matrix as one region; of a stack
+of experts each matrix is a region, so that no more than one is in memory. With weights alone the manifest has no
+counters: a run that loads it begins at step 0 with a new optimizer, as if `--finetune` were given.
 
     folder/
       iter_0000000/      manifest.json, shard-00000-of-00003.safetensors, ...
-      huggingface/       what the model has beside its weights, for the way back (`checkpoint/companions`)
+      huggingface/       config.json, tokenizer and the like, for the way back (`checkpoint/companions`)
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Where the numbers that a rank holds lie in the logical tensor: boxes, from which any layout reads any other.
+"""The boxes of the logical tensor that a rank holds.
 
 The problem in a sentence: a checkpoint of rank 1 of 4 is of no use to rank 0 of 3, but boxes of the whole tensor are,
 because what a rank wants is the sum of its intersections with the boxes that were written.
 
 A rank's part of a parameter is cut up to three times, and each cut leaves boxes:
 
-| cut                      | said by               | leaves                                                        |
+| cut                      | given by              | leaves                                                        |
 |--------------------------|-----------------------|---------------------------------------------------------------|
 | experts over ep          | `ParamLayout.experts` | a range of dim 0                                              |
 | a dim over tp, etp       | `ParamLayout.parts`   | a box for each range: gate and up of a stacked matrix are two |

@@ -1,11 +1,11 @@
-"""Tensors that are somewhere, by name, of which any box can be read; and the same numbers under other names.
+"""Named tensors that are read box by box, wherever they lie, and views of them under other names.
 
 The problem in a sentence: a model of 140 GB is converted on a machine with 16 GB, so nothing may hold more than the
 part that is being written.
 
-A `Source` says the dtype and shape of each of its tensors and reads boxes of them. A published folder is one, a
-checkpoint of ours, one of Megatron's, and a table in memory. A `View` is one too: its tensors have other names and are
-cut otherwise, and it asks another source for what it is asked for. So
+A `Source` gives the dtype and shape of each of its tensors and reads boxes of them: a published folder, a checkpoint of
+this package or of Megatron, a dict in memory. A `View` is a source whose tensors have other names and are cut
+otherwise; it reads them from another source. So
 
     theirs -> View -> our names    is what a run loads, each rank its own boxes
     ours   -> View -> their names  is what an export writes, one tensor after the other

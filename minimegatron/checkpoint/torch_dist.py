@@ -1,13 +1,13 @@
-"""Megatron's own checkpoints, `torch_dist`: read without executing anything of them, and written.
+"""The files of Megatron's checkpoints (`torch_dist`): read without executing anything in them, and written.
 
     iter_0000010/
       metadata.json          {"sharded_backend": "torch_dist", ...}
-      .metadata              a pickle: every tensor, its chunks, and where each lies      -> `pickled`, known names only
-      __0_0.distcp, ...      one `torch.save` archive a chunk, one after the other   -> a zip: a pickle and numbers
-      common.pt              what all ranks share: `args`, `iteration`                    -> a pickle; `args` are read
+      .metadata              a pickle: every tensor, its chunks, and where each lies   (`checkpoint/pickled`)
+      __0_0.distcp, ...      a `torch.save` archive for each chunk, one after the other: a zip of a pickle and numbers
+      common.pt              what all ranks share, a pickle: `args`, `iteration`
 
-A chunk's archive is a zip without compression, so its numbers lie in the file as they are: a small pickle says dtype,
-shape and strides, and from then on a chunk is read like a tensor of a safetensors file, any box of it.
+A chunk's archive is not compressed, so its numbers lie in the file as they are: a small pickle gives dtype, shape and
+strides, and then any box of the chunk is read as from a safetensors file.
 
 The format is torch.distributed.checkpoint's. Megatron-LM: `megatron/core/dist_checkpointing/strategies/torch.py`.
 """

@@ -1,14 +1,44 @@
-"""Which models can generate here, and which of them in a step that is recorded or compiled.
+"""Prompts in, continuations out: which models can generate, the decode step, and the loop around it.
 
-| left out in generation         | why                                                                                |
+    prefill   all prompts at once, padded on the right           -> the first new token of each
+    decode    one token of each sequence, again and again        -> until all have stopped, or enough are there
+
+A sequence that has stopped goes on being computed, because shapes stay as they are; its tokens after the stop are
+dropped. (To put another prompt in its place is continuous batching, which wants pages instead of rows.)
+
+**The decode step** is a function without arguments. It reads and writes tensors that stay where they are:
+
+| place        | shape     | read as                     | written                                       |
+|--------------|-----------|-----------------------------|-----------------------------------------------|
+| `tokens`     | [b] int64 | the newest token            | by the step: the one it draws                 |
+| positions    | [b] int64 | its place (`static_cache`)  | by the step: plus 1                           |
+| `uniform`    | [b] fp64  | the draw (`sampling`)       | by the host, before each step                 |
+| the cache    | [m, b, .] | keys and values             | by the step: row `position`                   |
+
+At batch 1 a step of a 1 B-parameter model reads 2 GB, for which a GPU of 4.8 TB/s needs 0.42 milliseconds; in that time
+Python cannot launch the hundreds of kernels that do so. A CUDA graph of the step, from embedding to draw, can: the host
+copies b numbers a step. One recording serves every position; another number of sequences or other sampling parameters
+need another one. `compiled` has torch.compile fuse the small kernels between two matrices, once for a shape, which also
+helps on a CPU.
+
+Tokens stay on the device, where the next step reads them. The host looks at them only to see whether all have stopped:
+after every step, or with a recording after every 16, which costs at most 15 steps too many and changes nothing in what
+is returned.
+
+| refused                        | why                                                                                |
 |--------------------------------|------------------------------------------------------------------------------------|
 | sequence parallelism           | one token cannot be cut                                                            |
 | cp, pp, ep                     | ranks that wait for each other at every token want a scheduler                     |
 | shards of weights              | no rank holds the model                                                            |
-| what a module speaks against   | e.g. experts with a capacity: a sequence would depend on its neighbours            |
-| a layer that does not say what it keeps | it would be asked about tokens that it has forgotten                      |
+| `check_generation` of a module | e.g. experts with a capacity: a sequence would depend on its neighbours            |
+| a layer without `inference_state` | it would be asked about tokens that it has forgotten                            |
+| recorded or compiled: tp, `reads_device` | messages, and experts, whose dispatcher asks how many tokens each has got |
 
-Megatron-LM: `megatron/core/inference/model_inference_wrappers/gpt`.
+Prompt and continuation together may not exceed `max_sequence_length`: by default the model's `max_position_embeddings`,
+beyond which learned positions do not exist and RoPE was never trained.
+
+Megatron-LM: `megatron/core/inference/engines/static_engine.py`, `model_inference_wrappers/gpt`; CUDA graphs of
+`contexts/dynamic_context.py`, one for each of several batch sizes.
 """
 
 from __future__ import annotations
@@ -93,7 +123,7 @@ class DecodeStep:
     """The next token of every sequence in a cache.
 
     Args:
-        model: see `inference.checks.check_can_generate`.
+        model: see `check_can_generate`.
         cache: of these sequences.
         sampling: how words are drawn.
         recorder: records the step once, after `WARMUP_STEPS` real ones; None does without.

@@ -105,9 +105,14 @@ class Family:
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     tokenizer: str = ""
 
+    @property
+    def has_experts(self) -> bool:
+        """Whether its members are mixtures of experts."""
+        return any(row.on == "experts" for row in self.tensors)
+
     def is_like(self, config: TransformerConfig) -> bool:
-        """Whether the model is a mixture of experts, and the members of the family are, or neither is."""
-        return any(row.on == "experts" for row in self.tensors) == any(config.expert_layers)
+        """Whether both the model and the members of the family are mixtures of experts, or neither."""
+        return self.has_experts == any(config.expert_layers)
 
     def config_from_hf(self, hf: Mapping[str, Any]) -> TransformerConfig:
         """The model that a `config.json` describes.
