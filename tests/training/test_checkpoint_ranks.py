@@ -20,7 +20,7 @@ from minimegatron.comm import collectives as c
 from minimegatron.comm.mesh import Mesh, check_grids_agree
 from minimegatron.comm.random import stream_seeds
 from minimegatron.config import ParallelConfig
-from minimegatron.errors import CheckpointError, ConfigError
+from minimegatron.errors import CheckpointError, ConfigError, RankError
 from minimegatron.training import checkpointing
 from minimegatron.training.run_state import layout_facts, same_layout
 from tests.training.test_trainer import numbers, trainer_of
@@ -55,7 +55,7 @@ def refusals(rank: int, world: int, root: str, files: list[str], options: str) -
         try:
             assert checkpoints.load()
             said.append("")
-        except CheckpointError as error:
+        except (CheckpointError, RankError) as error:
             said.append(f"{error.what}, {error.where}")
         c.barrier(trainer.mesh.world)
         if name and rank == 0:

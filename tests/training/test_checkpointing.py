@@ -354,7 +354,7 @@ def failing(rank: int, world: int, root: str, victim: int, when: str) -> int:
 def test_an_error_in_the_background_is_raised_on_all_ranks(ranks, tmp_path, victim, when, left):
     with pytest.raises(RankError) as caught:
         ranks(2).run(failing, str(tmp_path), victim, when)
-    assert "No space left on device" in str(caught.value) and f"rank {victim}: " in str(caught.value)
+    assert "No space left on device" in str(caught.value) and f"rank {victim} " in str(caught.value)
     assert "bytes cannot be written" in str(caught.value) and "bytes are free" in str(caught.value)
     assert published(tmp_path) == left
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == [".lock"]
