@@ -32,7 +32,7 @@ from torch import nn
 from minimegatron.comm.agree import gather_objects
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig
-from minimegatron.config.groups import MULTIPLIERS, GroupRule, parse_group
+from minimegatron.config.optimizer import MULTIPLIERS, GroupRule, parse_group
 from minimegatron.errors import ConfigError, did_you_mean, require
 from minimegatron.layers.param import ParamLayout, logical_parameters
 

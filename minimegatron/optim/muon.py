@@ -13,7 +13,7 @@ U V^T is not computed by an SVD but by a few products. An odd polynomial of a ma
 
     X <- a X + b (X X^T) X + c (X X^T)^2 X        s <- a s + b s^3 + c s^5
 
-and coefficients exist that bring everything in (0, 1] near 1 in five rounds (`config/newton_schulz`). X begins as
+and coefficients exist that bring everything in (0, 1] near 1 in five rounds (`config/optimizer`). X begins as
 M / |M|, so that no singular value is above 1.
 
 | `muon_scale_mode` | scale(m, n)        | size of the update                                                   |
@@ -64,7 +64,7 @@ from minimegatron.comm.axis import Axis
 from minimegatron.comm.collectives import all_gather, all_reduce, broadcast
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig
-from minimegatron.config.newton_schulz import coefficients_of
+from minimegatron.config.optimizer import coefficients_of
 from minimegatron.errors import require
 from minimegatron.layers.param import ParamLayout, layout_of
 

@@ -44,6 +44,7 @@ from minimegatron.comm.collectives import all_gather, all_reduce, reduce_scatter
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.ring import SHIFT, Shift
 from minimegatron.config import OptimizerConfig, TransformerConfig
+from minimegatron.config.run import RunConfig
 from minimegatron.errors import RankError
 from minimegatron.footprint.dry_run import Sizes
 from minimegatron.footprint.prediction import Work, sizes_of
@@ -65,7 +66,6 @@ from minimegatron.planner.stages import ends_work
 from minimegatron.planner.timing import PassTime, around, one_of_each, pass_time
 from minimegatron.planner.work import Op, work_of
 from minimegatron.trace import Event
-from minimegatron.training.run import RunConfig
 
 Run = Callable[[], object]
 Counts = tuple[float, float, float]

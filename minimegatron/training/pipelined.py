@@ -13,9 +13,6 @@ Which order all this happens in is the schedule's business, and the executor's (
 bucket of gradients starts to travel over data-parallel ranks in the action that completes it
 (`parallel/pipeline/stage.last_gradients`).
 
-`get_forward_backward_fn` says who runs the passes of a model: this file, where the model is in stages, else the plain
-loop of `training/step.py`.
-
 Megatron-LM: `get_forward_backward_func`, `forward_step` and `backward_step` in
 `megatron/core/pipeline_parallel/schedules.py`.
 """
@@ -37,7 +34,6 @@ from minimegatron.parallel.pipeline import overlapped
 from minimegatron.parallel.pipeline.execution import Specs, Tensors
 from minimegatron.parallel.pipeline.schedules import Schedule
 from minimegatron.parallel.pipeline.stage import Forward, ModuleStage, last_gradients
-from minimegatron.training import step
 
 
 class Microbatches:
@@ -136,11 +132,6 @@ def forward_only(
     ]
     overlapped.run(schedule, stages, chunks.mail, checked=True)
     return sums.reports
-
-
-def get_forward_backward_fn(model: DataParallel) -> step.ForwardBackward:
-    """What runs the forward and backward passes of this model's steps."""
-    return forward_backward if isinstance(model.module, ModelChunks) else step.forward_backward
 
 
 def _stages(

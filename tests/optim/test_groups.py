@@ -11,6 +11,7 @@ import torch
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig
+from minimegatron.config.run import RunConfig
 from minimegatron.errors import ConfigError
 from minimegatron.layers.param import logical_parameters
 from minimegatron.models.decoder import GPTModel
@@ -19,7 +20,6 @@ from minimegatron.optim.groups import check_patterns, freeze
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.build import build_trainer
-from minimegatron.training.run import RunConfig
 from tests.thorough import mostly_thorough
 from tests.twin import Case, weights
 

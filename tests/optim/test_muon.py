@@ -12,7 +12,7 @@ from torch import nn
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig
-from minimegatron.config.newton_schulz import COEFFICIENTS, coefficients_of
+from minimegatron.config.optimizer import COEFFICIENTS, coefficients_of
 from minimegatron.errors import ConfigError
 from minimegatron.layers.logical import gather_logical
 from minimegatron.layers.param import ParamLayout, layout_of, logical_parameters

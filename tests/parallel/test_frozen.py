@@ -38,9 +38,9 @@ def half_frozen(rank: int, world: int, case: Case, frozen: str) -> tuple[float, 
         param.requires_grad_(trains(name, frozen))
     ddp = DistributedDataParallel(model, mesh, 500, overlap=True)
     batches = [cut_batch(microbatch(case, mesh.dp.rank, i), mesh) for i in range(case.accumulation)]
-    evaluate(forward_step, iter(batches), ddp, mesh, case.accumulation)
+    evaluate(forward_step, iter(batches), ddp, case.accumulation)
     accumulate(ddp, case, mesh)
-    evaluate(forward_step, iter(batches), ddp, mesh, case.accumulation)
+    evaluate(forward_step, iter(batches), ddp, case.accumulation)
     _, want = serial_gradients(case, mesh.dp.size)
     got = {name: gather_logical(p.main_grad, layout_of(p), mesh) for name, p in ddp.params.items()}
     assert all(trains(name, frozen) for name in got)

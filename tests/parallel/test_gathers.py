@@ -210,7 +210,7 @@ def answers(rank: int, world: int, case: Case) -> tuple[dict[str, float], list[i
     batches = [microbatch(case, mesh.dp.rank, 5)]
     accumulate(ddp, case, mesh)
     optimizer.step()
-    losses = evaluate(forward_step, iter(batches), ddp, mesh, 1)
+    losses = evaluate(forward_step, iter(batches), ddp, 1)
     accumulate(ddp, case, mesh)
     optimizer.step()
     ddp.eval()

@@ -20,7 +20,7 @@ from minimegatron.checkpoint import save as saves
 from minimegatron.checkpoint.commit import Keep, RootLock, complete, published, retire
 from minimegatron.checkpoint.load import CheckpointFiles
 from minimegatron.checkpoint.manifest import NAME
-from minimegatron.config.checkpoint import CheckpointConfig
+from minimegatron.config.run import CheckpointConfig
 from minimegatron.errors import CheckpointError, ConfigError, RankError
 from minimegatron.training.checkpointing import Checkpoints
 from tests.faults import helpers
