@@ -128,9 +128,9 @@ def stage(root: Path, step: int, run_id: str) -> Path:
             fix="continue from it with --load, or save into another folder",
         )
     with disk(root):
-        for left in list(root.iterdir()):
-            if _STAGE.fullmatch(left.name):
-                shutil.rmtree(left)
+        for path in list(root.iterdir()):
+            if _STAGE.fullmatch(path.name):
+                shutil.rmtree(path)
         folder = root / f".iter_{step:07d}.{run_id}"
         folder.mkdir()
     return folder
@@ -157,20 +157,20 @@ def retire(root: Path, keep: Keep) -> list[int]:
     """Remove the complete checkpoints that are not to be kept; returns their steps."""
     if keep.newest == 0 and keep.every is None:
         return []
-    found = complete(root)
-    stay = {*list(found)[-max(keep.newest, 1) :], *(s for s in found if keep.every and s % keep.every == 0)}
-    if keep.best and (losses := {s: m.state["validation_loss"] for s, m in found.items() if _evaluated(m)}):
-        stay.add(min(losses, key=lambda step: losses[step]))
-    gone = [step for step in found if step not in stay]
+    manifests = complete(root)
+    kept = {*list(manifests)[-max(keep.newest, 1) :], *(s for s in manifests if keep.every and s % keep.every == 0)}
+    if keep.best and (losses := {s: m.state["validation_loss"] for s, m in manifests.items() if _evaluated(m)}):
+        kept.add(min(losses, key=lambda step: losses[step]))
+    removed = [step for step in manifests if step not in kept]
     with disk(root, "an old checkpoint cannot be removed"):
-        left = {step: root / f".{folder_of(root, step).name}.retired" for step in gone}
-        for step, hidden in left.items():
+        hidden_of = {step: root / f".{folder_of(root, step).name}.retired" for step in removed}
+        for step, hidden in hidden_of.items():
             os.rename(folder_of(root, step), hidden)  # from here on it is no checkpoint
-        if gone:
+        if removed:
             sync_folder(root)  # nor after a power cut, which might bring a name back and not the files
-        for hidden in left.values():
+        for hidden in hidden_of.values():
             shutil.rmtree(hidden)
-    return gone
+    return removed
 
 
 def _evaluated(manifest: Manifest) -> bool:
@@ -183,16 +183,16 @@ def published(root: Path) -> list[int]:
     A list that is made while another run publishes one and removes the one before may have neither, so it is made until
     two are equal.
     """
-    found = _listed(root)
-    while (again := _listed(root)) != found:
-        found = again
-    return found
+    steps = _listed(root)
+    while (again := _listed(root)) != steps:
+        steps = again
+    return steps
 
 
 def _listed(root: Path) -> list[int]:
     with disk(root, UNREADABLE):
-        found = [(path, match) for path in (root.iterdir() if root.is_dir() else ()) if (match := _match(path))]
-    return sorted(int(match[1]) for path, match in found if path == folder_of(root, int(match[1])))
+        matches = [(path, match) for path in (root.iterdir() if root.is_dir() else ()) if (match := _match(path))]
+    return sorted(int(match[1]) for path, match in matches if path == folder_of(root, int(match[1])))
 
 
 def _match(path: Path) -> re.Match[str] | None:
@@ -201,13 +201,13 @@ def _match(path: Path) -> re.Match[str] | None:
 
 def complete(root: Path) -> dict[int, Manifest]:
     """Those of them whose manifest is whole, ascending by step."""
-    steps, found = None, dict[int, Manifest]()
+    steps, manifests = None, dict[int, Manifest]()
     while steps != (steps := published(root)):
-        found = {}
+        manifests = {}
         for step in steps:
             with contextlib.suppress(CheckpointError):
-                found[step] = read_manifest(root, step)
-    return found
+                manifests[step] = read_manifest(root, step)
+    return manifests
 
 
 def read_manifest(root: Path, step: int) -> Manifest:
@@ -265,24 +265,24 @@ def verify_header(folder: Path, manifest: Manifest, name: str) -> None:
     if path.is_symlink() or not path.is_file():
         raise CheckpointError("a file of the checkpoint is missing", where=str(path), fix=OLDER)
     with disk(path, UNREADABLE):
-        now = path.stat().st_size
-    if now != (size := manifest.files[name][0]):
-        raise CheckpointError(f"has {now} bytes, was written with {size}", where=str(path), fix=OLDER)
-    said = read_header(path)[1]
-    if (said.get("step"), said.get("run_id")) != (str(manifest.step), manifest.run_id):
+        length = path.stat().st_size
+    if length != (size := manifest.files[name][0]):
+        raise CheckpointError(f"has {length} bytes, was written with {size}", where=str(path), fix=OLDER)
+    header = read_header(path)[1]
+    if (header.get("step"), header.get("run_id")) != (str(manifest.step), manifest.run_id):
         raise CheckpointError(
-            f"belongs to step {said.get('step')} of run {said.get('run_id')}, "
+            f"belongs to step {header.get('step')} of run {header.get('run_id')}, "
             f"the manifest to step {manifest.step} of run {manifest.run_id}",
             where=str(path),
             fix=OLDER,
         )
 
 
-def verify_hash(folder: Path, manifest: Manifest, name: str, found: tuple[int, str]) -> None:
+def verify_hash(folder: Path, manifest: Manifest, name: str, length_and_hash: tuple[int, str]) -> None:
     """What was read of a file, its length and hash, is what was written.
 
     Raises:
         CheckpointError: it is not.
     """
-    if found != manifest.files[name]:
+    if length_and_hash != manifest.files[name]:
         raise CheckpointError("is not what was written: its SHA-256 differs", where=str(folder / name), fix=OLDER)

@@ -94,17 +94,18 @@ def kind_of(folder: Path) -> str:
     Raises:
         CheckpointError: nothing that is known; or it holds two models.
     """
-    ours, megatrons = next(folder.glob("iter_*/manifest.json"), None), torch_dist.find(folder)
+    our_manifest, torch_dist_folder = next(folder.glob("iter_*/manifest.json"), None), torch_dist.find(folder)
     if is_published(folder):
         return "hf"
-    if ours is not None and megatrons is not None:
+    if our_manifest is not None and torch_dist_folder is not None:
         raise CheckpointError(
-            f"two models: the checkpoint {ours.parent.name}, and Megatron's {megatrons.name or '.metadata'}",
+            f"two models: the checkpoint {our_manifest.parent.name}, and Megatron's "
+            f"{torch_dist_folder.name or '.metadata'}",
             where=str(folder),
             fix="move one of them to a folder of its own",
         )
-    if ours is not None or megatrons is not None:
-        return "ours" if ours is not None else "torch_dist"
+    if our_manifest is not None or torch_dist_folder is not None:
+        return "ours" if our_manifest is not None else "torch_dist"
     raise CheckpointError(
         "neither a published model (config.json) nor a checkpoint (iter_0000000/manifest.json, Megatron's .metadata)",
         where=str(folder),
@@ -130,22 +131,22 @@ def open_model(
     """
     kind = kind_of(folder) if kind is None else kind
     if kind == "ours":
-        found = Checkpoint(folder, step)
-        return Model(kind, found.config, found, folder / FOLDER, found.beside, promised=found.given)
+        checkpoint = Checkpoint(folder, step)
+        return Model(kind, checkpoint.config, checkpoint, folder / FOLDER, checkpoint.beside, promised=checkpoint.given)
     if kind == "torch_dist":
         return _open_megatrons(folder, step, vocab_size, origin)
     if step is not None:
         raise ConfigError(f"--ckpt-step {step}: a published model has no steps", fix="drop it")
     family, config, weights = open_published(folder)
-    words = weights.tensors["embedding.word_embeddings.weight"].dtype
-    return Model(kind, config.replace(params_dtype=_DTYPES[words]), weights, folder, family=family)
+    words_dtype = weights.tensors["embedding.word_embeddings.weight"].dtype
+    return Model(kind, config.replace(params_dtype=_DTYPES[words_dtype]), weights, folder, family=family)
 
 
 def _open_megatrons(folder: Path, step: int | None, vocab_size: int | None, origin: Path | None) -> Model:
-    found = torch_dist.find(folder, step)
-    if found is None:
+    checkpoint = torch_dist.find(folder, step)
+    if checkpoint is None:
         raise CheckpointError("no checkpoint of Megatron's", where=str(folder), fix="give a folder with .metadata")
-    common, theirs = torch_dist.read_common(found), torch_dist.TorchDist(found)
+    common, theirs = torch_dist.read_common(checkpoint), torch_dist.TorchDist(checkpoint)
     if "args" in common:
         config = megatron.config_from_args(common["args"], vocab_size)
     elif origin is not None:
@@ -153,12 +154,12 @@ def _open_megatrons(folder: Path, step: int | None, vocab_size: int | None, orig
     else:
         raise CheckpointError(
             "common.pt has no args: it does not say what the model is",
-            where=str(found),
+            where=str(checkpoint),
             fix="--hf-model FOLDER: a config.json that does",
         )
     weights = megatron.as_ours(theirs, config)
-    words = weights.tensors.get("embedding.word_embeddings.weight")
-    dtype = _DTYPES.get(words.dtype) if words is not None else None
+    embedding = weights.tensors.get("embedding.word_embeddings.weight")
+    dtype = _DTYPES.get(embedding.dtype) if embedding is not None else None
     config = config.replace(params_dtype=dtype or config.params_dtype)
     beside = megatron.beside_the_model(theirs, common)
     reads = functools.partial(megatron.continued, theirs, common)
@@ -176,15 +177,15 @@ def checked(model: Model, dtype: str | None) -> tuple[TransformerConfig, Source]
         CheckpointError: a tensor is missing or misshapen, or would lose digits without having been asked to.
     """
     config = model.config.replace(params_dtype=dtype or model.config.params_dtype)
-    wanted, there = logical_tensors(config), model.weights.tensors
-    problems = [f"missing {name}" for name in wanted.keys() - there.keys()]
-    problems += [f"{name}: the configuration has none" for name in there.keys() - wanted.keys()]
-    for name in wanted.keys() & there.keys():
-        if wanted[name].shape != there[name].shape:
-            problems.append(f"{name} has shape {there[name].shape}, by the configuration it is {wanted[name].shape}")
-        elif dtype is None and torch.promote_types(wanted[name].dtype, there[name].dtype) != wanted[name].dtype:
+    wanted, stored = logical_tensors(config), model.weights.tensors
+    problems = [f"missing {name}" for name in wanted.keys() - stored.keys()]
+    problems += [f"{name}: the configuration has none" for name in stored.keys() - wanted.keys()]
+    for name in wanted.keys() & stored.keys():
+        if wanted[name].shape != stored[name].shape:
+            problems.append(f"{name} has shape {stored[name].shape}, by the configuration it is {wanted[name].shape}")
+        elif dtype is None and torch.promote_types(wanted[name].dtype, stored[name].dtype) != wanted[name].dtype:
             problems.append(
-                f"{name} is {there[name].dtype} and a {config.params_dtype} model has {wanted[name].dtype}: "
+                f"{name} is {stored[name].dtype} and a {config.params_dtype} model has {wanted[name].dtype}: "
                 f"say --{config.params_dtype} to round it"
             )
     if problems:
@@ -195,7 +196,7 @@ def checked(model: Model, dtype: str | None) -> tuple[TransformerConfig, Source]
             if any("embeddings" in p and "shape" in p for p in problems)
             else "take the configuration and the weights from one download or save",
         )
-    changed = {name: d.dtype for name, d in wanted.items() if d.dtype != there[name].dtype}
+    changed = {name: d.dtype for name, d in wanted.items() if d.dtype != stored[name].dtype}
     return config, Cast(model.weights, changed) if changed else model.weights
 
 
@@ -233,12 +234,12 @@ def target(
         return weights, {}
     if kind == "torch_dist":
         return megatron.as_theirs(weights, config), megatron.args_of(config)
-    has = origin is not None and (origin / CONFIG).is_file() and not own
-    like = read_json(origin / CONFIG, "a folder with config.json") if has and origin is not None else None
-    found, keys = config_to_huggingface(config, family, like, token_ids(origin) if origin is not None else None)
+    has_config = origin is not None and (origin / CONFIG).is_file() and not own
+    like = read_json(origin / CONFIG, "a folder with config.json") if has_config and origin is not None else None
+    family_name, keys = config_to_huggingface(config, family, like, token_ids(origin) if origin is not None else None)
     if origin is not None:
         check_pad_token(keys, config.vocab_size, origin)
-    return as_theirs(weights, config, found), keys
+    return as_theirs(weights, config, family_name), keys
 
 
 def write_model(
@@ -251,9 +252,9 @@ def write_model(
         CheckpointError: the folder is there, or there is no room for it.
     """
     total = sum(described.nbytes for described in all_of(tensors, run).tensors.values())
-    there = next(parent for parent in folder.absolute().parents if parent.exists())
-    if (free := shutil.disk_usage(there).free) < total:
-        raise CheckpointError(f"{total:,} bytes would be written, {free:,} are free", where=str(there))
+    existing = next(parent for parent in folder.absolute().parents if parent.exists())
+    if (free := shutil.disk_usage(existing).free) < total:
+        raise CheckpointError(f"{total:,} bytes would be written, {free:,} are free", where=str(existing))
     if kind == "ours":
         return write_checkpoint(tensors, config, folder, most, origin, run)
     if kind == "torch_dist":
@@ -264,22 +265,22 @@ def write_model(
 
 def remarks(folder: Path, keys: Mapping[str, object]) -> list[str]:
     """What a user of a published folder has to know: what it lacks, and what transformers would make of it."""
-    found = []
+    lines = []
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
-        found.append(
+        lines.append(
             "There is no tokenizer in it: put the files of the one that the model was trained with beside config.json."
         )
     if keys.get("eos_token_id") is None and not (folder / GENERATION).is_file():
-        found.append("No token ends its texts: set eos_token_id in config.json to the tokenizer's, or it never stops.")
+        lines.append("No token ends its texts: set eos_token_id in config.json to the tokenizer's, or it never stops.")
     config, family = folder / "tokenizer_config.json", FAMILIES[str(keys["model_type"])]
     kind = str(read_json(config, "a tokenizer").get("tokenizer_class")) if config.is_file() else family.tokenizer
     if not kind.startswith(family.tokenizer):
-        theirs = f"{family.tokenizer.removesuffix('Tokenizer')}'s"
-        found.append(
-            f"Its tokenizer ({kind}) is not {theirs}, and transformers' AutoTokenizer reads every {family.name} "
-            f"folder's as {theirs}: load it by PreTrainedTokenizerFast.from_pretrained."
+        owner = f"{family.tokenizer.removesuffix('Tokenizer')}'s"
+        lines.append(
+            f"Its tokenizer ({kind}) is not {owner}, and transformers' AutoTokenizer reads every {family.name} "
+            f"folder's as {owner}: load it by PreTrainedTokenizerFast.from_pretrained."
         )
-    return found
+    return lines
 
 
 def all_of(tensors: Source, run: Continued | None) -> Source:
@@ -310,8 +311,8 @@ def _origin(tensors: Source, name: str) -> str:
         turned = " transposed" if ours.columns != theirs.columns else ""
         rows = [] if whole else [f"{theirs.start}:{theirs.stop}"]
         parts.setdefault(f"{theirs.name}{stack}{turned}", []).extend(rows)
-    said = [f"{part} {_short(rows)}".rstrip() for part, rows in parts.items()]
-    return " + ".join(said[:4]) + (f" + {len(said) - 4} more" if len(said) > 4 else "")
+    described = [f"{part} {_short(rows)}".rstrip() for part, rows in parts.items()]
+    return " + ".join(described[:4]) + (f" + {len(described) - 4} more" if len(described) > 4 else "")
 
 
 def _short(rows: list[str]) -> str:
@@ -325,23 +326,25 @@ def logical_tensors(config: TransformerConfig) -> dict[str, Described]:
     return {name: Described(param.dtype, logical_shape(layout_of(param))) for name, param in logical_parameters(model)}
 
 
-def fill(tensors: Mapping[str, Logical], found: Model, params_dtype: str) -> None:
+def fill(tensors: Mapping[str, Logical], model: Model, params_dtype: str) -> None:
     """Fill what a rank holds of a model with the weights of a folder.
 
     Args:
         tensors: of the model that the folder describes, by logical name, or some of them.
-        found: the folder.
+        model: the folder.
         params_dtype: that the weights are rounded to where the folder has a wider one.
 
     Raises:
         CheckpointError: the folder's tensors are not those that its configuration describes, or not numbers.
     """
-    _, weights = checked(found, params_dtype)
+    _, weights = checked(model, params_dtype)
     with torch.no_grad():
         for name, tensor in tensors.items():
-            there = weights.tensors.get(name)
-            if there is None or there.shape != tuple(tensor.shape):  # a layer of `--spec` that is none of the family's
-                what = f"{name} {tuple(tensor.shape)}: the folder has {there.shape if there else 'nothing for it'}"
+            stored = weights.tensors.get(name)
+            if stored is None or stored.shape != tuple(
+                tensor.shape
+            ):  # a layer of `--spec` that is none of the family's
+                what = f"{name} {tuple(tensor.shape)}: the folder has {stored.shape if stored else 'nothing for it'}"
                 raise CheckpointError(what, fix="train the model that the folder describes, without --spec")
             for part in tensor.parts:
                 part.data.copy_(weights.read(name, part.box))

@@ -36,9 +36,9 @@ def disk(path: Path, what: str = "cannot be written") -> Iterator[None]:
 
 def _state(path: Path) -> str:
     """How much is free where a path is."""
-    there = next((p for p in (path, *path.parents) if p.exists()), Path("/"))
+    existing = next((p for p in (path, *path.parents) if p.exists()), Path("/"))
     try:
-        return f"this disk ({shutil.disk_usage(there).free} bytes are free), or choose another folder"
+        return f"this disk ({shutil.disk_usage(existing).free} bytes are free), or choose another folder"
     except OSError:
         return "this disk, or choose another folder"
 

@@ -29,14 +29,14 @@ def read_json(file: Path, wanted: str) -> dict[str, Any]:
         CheckpointError: there is no such file, or it is something else.
     """
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"no {file}", fix=f"give {wanted}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is not readable JSON: {error}", fix="download the file again") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{file} holds a {type(found).__name__}", fix="download the file again")
-    return found
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file} holds a {type(value).__name__}", fix="download the file again")
+    return value
 
 
 def is_published(folder: Path) -> bool:
@@ -45,15 +45,15 @@ def is_published(folder: Path) -> bool:
     Raises:
         CheckpointError: it is, and one of checkpoints too: which of the two models is meant?
     """
-    found = (folder / "config.json").is_file()
-    beside = next((path.parent.name for path in folder.glob("iter_*/manifest.json")), None) if found else None
-    if beside is not None:
+    published = (folder / "config.json").is_file()
+    checkpoint = next((path.parent.name for path in folder.glob("iter_*/manifest.json")), None) if published else None
+    if checkpoint is not None:
         raise CheckpointError(
-            f"two models: config.json of a published one, and the checkpoint {beside}",
+            f"two models: config.json of a published one, and the checkpoint {checkpoint}",
             where=str(folder),
             fix="move one of them to a folder of its own",
         )
-    return found
+    return published
 
 
 def read_config(folder: Path) -> tuple[str, TransformerConfig]:
@@ -132,40 +132,41 @@ def config_to_huggingface(
         ConfigError: naming the fields that the family, or every family, cannot say.
     """
     if like is not None:
-        found, there = config_from_huggingface(like)
-        differs = differing(config, there)
-        if differs or family not in (None, found):
+        name_in_file, published = config_from_huggingface(like)
+        differences = differing(config, published)
+        if differences or family not in (None, name_in_file):
             raise ConfigError(
-                f"the model is not the {found} that config.json describes:\n  " + "\n  ".join(differs or [str(family)]),
+                f"the model is not the {name_in_file} that config.json describes:\n  "
+                + "\n  ".join(differences or [str(family)]),
                 fix="name the folder that the model came from, or --hf-model none for a config.json of its own",
             )
         keys = {**like, "torch_dtype": DTYPES[config.params_dtype], "dtype": DTYPES[config.params_dtype]}
-        if config.max_position_embeddings != there.max_position_embeddings:  # it was trained on longer sequences
+        if config.max_position_embeddings != published.max_position_embeddings:  # it was trained on longer sequences
             keys["max_position_embeddings"] = config.max_position_embeddings
-            if differs := differing(config, config_from_huggingface(keys)[1]):
+            if differences := differing(config, config_from_huggingface(keys)[1]):
                 raise ConfigError(
                     "config.json with max_position_embeddings "
-                    f"{config.max_position_embeddings} would be another model:\n  " + "\n  ".join(differs),
+                    f"{config.max_position_embeddings} would be another model:\n  " + "\n  ".join(differences),
                     fix="--hf-model none for a config.json of its own",
                 )
-        return found, keys
-    said = {"torch_dtype": DTYPES[config.params_dtype], **{name: (tokens or {}).get(name) for name in TOKENS}}
-    tried: dict[str, list[str]] = {}
+        return name_in_file, keys
+    extra = {"torch_dtype": DTYPES[config.params_dtype], **{name: (tokens or {}).get(name) for name in TOKENS}}
+    differences_of: dict[str, list[str]] = {}
     unreadable: dict[str, list[str]] = {}  # what a family cannot even write down
     candidates = [one for one in FAMILIES.values() if one.is_like(config)] if family is None else [family_named(family)]
     for candidate in candidates:
         name = candidate.name
         try:
-            made = {**candidate.config_to_hf(config), **said}
-            tried[name] = differing(config, config_from_huggingface(made)[1])
+            keys_of_family = {**candidate.config_to_hf(config), **extra}
+            differences_of[name] = differing(config, config_from_huggingface(keys_of_family)[1])
         except ConfigError as error:
             unreadable[name] = [error.what]
-        if tried.get(name) == []:
-            return name, made
-    tried = tried or unreadable
-    name = min(tried, key=lambda name: len(tried[name]))
+        if differences_of.get(name) == []:
+            return name, keys_of_family
+    differences_of = differences_of or unreadable
+    name = min(differences_of, key=lambda name: len(differences_of[name]))
     raise ConfigError(
         f"{'no published family is this model; the nearest, ' if family is None else ''}{name}, cannot say\n  "
-        + "\n  ".join(tried[name]),
+        + "\n  ".join(differences_of[name]),
         fix="train with these fields as the family has them, or keep the model as it is: --to ours, --to torch_dist",
     )

@@ -82,8 +82,8 @@ def _pieces(match: Match, rows: int, config: TransformerConfig) -> list[tuple[in
     if match.how == "conv_pack":
         q, k = (n * config.kv_channels for n in (config.num_attention_heads, config.num_query_groups))
         return [(0, start, length) for _, start, length in _packed(config, q, q + k)]
-    each = rows // len(match.theirs)
-    return [(i, 0, each) for i in range(len(match.theirs))]
+    rows_each = rows // len(match.theirs)
+    return [(i, 0, rows_each) for i in range(len(match.theirs))]
 
 
 def copies(match: Match, shape: tuple[int, ...], config: TransformerConfig) -> Iterator[Copy]:
@@ -102,14 +102,14 @@ def copies(match: Match, shape: tuple[int, ...], config: TransformerConfig) -> I
         at += length
 
 
-def _their_shapes(made: Iterable[Copy], shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+def _their_shapes(row_copies: Iterable[Copy], shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     """What theirs must be for these copies to be all of them."""
-    found: dict[str, list[int]] = {}
-    for ours, theirs in made:
+    shapes: dict[str, list[int]] = {}
+    for ours, theirs in row_copies:
         dims = list(shape[len(ours.matrix) :])
-        dims[0] = max(theirs.stop, found.get(theirs.name, [0])[-1 if theirs.columns else 0])
-        found[theirs.name] = dims[::-1] if theirs.columns else dims
-    return {name: tuple(dims) for name, dims in found.items()}
+        dims[0] = max(theirs.stop, shapes.get(theirs.name, [0])[-1 if theirs.columns else 0])
+        shapes[theirs.name] = dims[::-1] if theirs.columns else dims
+    return {name: tuple(dims) for name, dims in shapes.items()}
 
 
 def _our_shape(match: Match, source: Source) -> tuple[int, ...]:
@@ -130,21 +130,21 @@ def as_ours(theirs: Source, config: TransformerConfig, family: str) -> View:
             of a dtype that is no weight's.
     """
     tensors: dict[str, Described] = {}
-    found: list[Copy] = []
+    row_copies: list[Copy] = []
     problems: list[str] = []
     used: set[str] = set()
     for match in FAMILIES[family].matches(config):
-        absent = [name for name in match.theirs if name not in theirs.tensors or not theirs.tensors[name].shape]
-        problems += [f"missing {name}" for name in absent]  # what is a single number is none of these tensors
+        missing = [name for name in match.theirs if name not in theirs.tensors or not theirs.tensors[name].shape]
+        problems += [f"missing {name}" for name in missing]  # what is a single number is none of these tensors
         used.update(match.theirs)
-        if absent:
+        if missing:
             continue
         shape = _our_shape(match, theirs)
-        made = list(copies(match, shape, config))
-        for name, wanted in _their_shapes(made, shape).items():
-            dtype, there = theirs.tensors[name]
-            if there != wanted:
-                problems.append(f"{name} has shape {there}, and {wanted} fits the others and the configuration")
+        of_match = list(copies(match, shape, config))
+        for name, wanted in _their_shapes(of_match, shape).items():
+            dtype, stored_shape = theirs.tensors[name]
+            if stored_shape != wanted:
+                problems.append(f"{name} has shape {stored_shape}, and {wanted} fits the others and the configuration")
             if dtype not in _FLOATS:
                 problems.append(f"{name} is {dtype}: quantised weights are not supported")
         dtypes = {theirs.tensors[name].dtype for name in match.theirs}
@@ -153,7 +153,7 @@ def as_ours(theirs: Source, config: TransformerConfig, family: str) -> View:
         described = Described(dtypes.pop(), shape)
         if tensors.setdefault(match.ours, described) != described:
             problems.append(f"{match.theirs[0]} is not like the same matrix of expert 0")
-        found += made
+        row_copies += of_match
     tied = set() if config.untie_embeddings_and_output_weights else {"lm_head.weight"}
     extra = (name for name in theirs.tensors if name not in used | tied and not name.endswith(_WITHOUT_WEIGHTS))
     problems += [f"left over {name}" for name in sorted(extra)]
@@ -164,7 +164,7 @@ def as_ours(theirs: Source, config: TransformerConfig, family: str) -> View:
         )
     if tied:
         _check_tied(theirs, FAMILIES[family].matches(config))
-    return View(theirs, tensors, found)
+    return View(theirs, tensors, row_copies)
 
 
 def _check_tied(theirs: Source, table: Iterable[Match]) -> None:
@@ -190,7 +190,7 @@ def as_theirs(ours: Source, config: TransformerConfig, family: str) -> View:
         CheckpointError: naming every tensor that is missing, or that the family has no place for.
     """
     tensors: dict[str, Described] = {}
-    found: list[Copy] = []
+    row_copies: list[Copy] = []
     table = list(FAMILIES[family].matches(config))
     known = {match.ours for match in table}
     problems = [f"missing {name}" for name in sorted(known - ours.tensors.keys())]
@@ -202,10 +202,10 @@ def as_theirs(ours: Source, config: TransformerConfig, family: str) -> View:
         )
     for match in table:
         dtype, shape = ours.tensors[match.ours]
-        made = list(copies(match, shape, config))
-        tensors |= {name: Described(dtype, dims) for name, dims in _their_shapes(made, shape).items()}
-        found += [copy.turned() for copy in made]
-    return View(ours, tensors, found)
+        of_match = list(copies(match, shape, config))
+        tensors |= {name: Described(dtype, dims) for name, dims in _their_shapes(of_match, shape).items()}
+        row_copies += [copy.turned() for copy in of_match]
+    return View(ours, tensors, row_copies)
 
 
 _STACK = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up_proj|down_proj)")
@@ -291,25 +291,25 @@ def _weight_files(folder: Path) -> list[Path]:
         )
     index, single = folder / INDEX, folder / SINGLE
     shards = [file for file in sorted(folder.glob("model-*.safetensors")) if _SHARD.fullmatch(file.name)]
-    named = _named_by(index) if index.exists() else None
-    beside = index if named else next(iter(shards), None)
-    if single.exists() and beside is not None and named != [SINGLE]:  # some have an index of one file
+    indexed = _named_by(index) if index.exists() else None
+    second_set = index if indexed else next(iter(shards), None)
+    if single.exists() and second_set is not None and indexed != [SINGLE]:  # some have an index of one file
         raise CheckpointError(
-            f"two sets of weights: {single.name} and {beside.name}",
+            f"two sets of weights: {single.name} and {second_set.name}",
             where=str(folder),
             fix="move away the one that is left from another download or save; transformers reads the first",
         )
-    if named:
-        return [folder / name for name in named]
+    if indexed:
+        return [folder / name for name in indexed]
     if single.exists():
         return [single]
     if not shards:
         others = [
             f.name for f in sorted(folder.glob("*")) if f.suffix in (".safetensors", ".bin", ".pt", ".pth", ".gguf")
         ]
-        there = f": there are {', '.join(others[:3])}" if others else ""
+        listed = f": there are {', '.join(others[:3])}" if others else ""
         raise CheckpointError(
-            f"no {SINGLE}, and no {INDEX}{there}",
+            f"no {SINGLE}, and no {INDEX}{listed}",
             where=str(folder),
             fix="give a folder as transformers' save_pretrained writes it: config.json and safetensors",
         )
@@ -317,10 +317,10 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _named_by(index: Path) -> list[str]:
-    said = read_json(index, "an index with a weight_map").get("weight_map")
-    if not (isinstance(said, dict) and said and all(isinstance(name, str) for name in said.values())):
+    weight_map = read_json(index, "an index with a weight_map").get("weight_map")
+    if not (isinstance(weight_map, dict) and weight_map and all(isinstance(name, str) for name in weight_map.values())):
         raise CheckpointError(f"{index} has no weight_map", fix="download the file again")
-    names = sorted(set(said.values()))
+    names = sorted(set(weight_map.values()))
     if any(Path(name).name != name for name in names):
         raise CheckpointError(f"{index} names files outside of its folder", fix="download the file again")
     return names

@@ -146,9 +146,9 @@ def _text(body: Any) -> bytes:
 def _parse(text: bytes) -> Manifest:
     try:
         body = json.loads(text)
-        hash_said = body.pop("sha256")
-        true = hashlib.sha256(_text(body)).hexdigest()
-        same = hash_said == true and _text({**body, "sha256": true}) == text
+        stated_hash = body.pop("sha256")
+        actual_hash = hashlib.sha256(_text(body)).hexdigest()
+        same = stated_hash == actual_hash and _text({**body, "sha256": actual_hash}) == text
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         same = False
     if not same:
@@ -161,13 +161,13 @@ def _parse(text: bytes) -> Manifest:
             for name, (dtype, shape, stored) in body["tensors"].items()
         }
         files = {name: (int(size), str(digest)) for name, (size, digest) in body["files"].items()}
-        found = Manifest(int(body["step"]), str(body["run_id"]), files, tensors, dict(body["state"]))
-        _check(found)
+        manifest = Manifest(int(body["step"]), str(body["run_id"]), files, tensors, dict(body["state"]))
+        _check(manifest)
     except (KeyError, TypeError, AttributeError) as error:
         raise _Bad(f"lacks something: {str(error)[:80]}") from None
     except ValueError as error:
         raise _Bad(str(error)[:200]) from None
-    return found
+    return manifest
 
 
 def _check(manifest: Manifest) -> None:
@@ -187,9 +187,9 @@ def _check(manifest: Manifest) -> None:
                 raise _Bad(f"has a region of {name[:80]!r} that is not inside it")
             if region.file not in manifest.files:
                 raise _Bad(f"has a region of {name[:80]!r} in a file that it does not list: {region.file[:80]!r}")
-        there = sum(math.prod(r.sizes) for r in tensor.regions)
-        if there != math.prod(tensor.shape):
-            raise _Bad(f"has {there} of the {math.prod(tensor.shape)} elements of {name[:80]!r}")
+        elements = sum(math.prod(r.sizes) for r in tensor.regions)
+        if elements != math.prod(tensor.shape):
+            raise _Bad(f"has {elements} of the {math.prod(tensor.shape)} elements of {name[:80]!r}")
         if _overlap(tensor.regions):
             raise _Bad(f"has some elements of {name[:80]!r} twice")
 

@@ -163,10 +163,10 @@ def args_of(config: TransformerConfig) -> dict[str, Any]:
         "fp16": config.params_dtype == "fp16",
         "params_dtype": config.dtype,
     }
-    differs = differing(config, config_from_args(args, None))
-    if differs:
+    differences = differing(config, config_from_args(args, None))
+    if differences:
         raise ConfigError(
-            "the model is not written for Megatron:\n  " + "\n  ".join(differs),
+            "the model is not written for Megatron:\n  " + "\n  ".join(differences),
             fix="the fields above are not converted",
         )
     return args
@@ -185,14 +185,14 @@ def _our_name(rest: str) -> tuple[str, int | None, bool]:
 
 def _matrices(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Rows, int]]:
     """(our name, rows of theirs, number of the expert or -1) for each matrix of a tensor of theirs."""
-    found = _LAYER.fullmatch(name)
-    if found is None:
+    match = _LAYER.fullmatch(name)
+    if match is None:
         yield name, Rows(name, 0, shape[0]), -1
         return
-    rest, expert, of_experts = _our_name(found[2])
-    stacks = [range(n) for n in shape[: (found[1] is None) + (of_experts and expert is None)]]
+    rest, expert, of_experts = _our_name(match[2])
+    stacks = [range(n) for n in shape[: (match[1] is None) + (of_experts and expert is None)]]
     for stack in itertools.product(*stacks):
-        layer, e = (int(n) if n is not None else None for n in (found[1], expert))
+        layer, e = (int(n) if n is not None else None for n in (match[1], expert))
         layer = stack[0] if layer is None else layer
         e = -1 if not of_experts else stack[-1] if e is None else e
         yield f"decoder.layers.{layer}.{rest}", Rows(name, 0, shape[len(stack)], stack), e
@@ -246,43 +246,43 @@ def as_ours(theirs: Source, config: TransformerConfig, called: Mapping[str, str]
 def as_theirs(ours: Source, config: TransformerConfig) -> View:
     """Our tensors under Megatron's names, layers stacked where all are alike; the vocabulary padded with zeros."""
     layers: dict[str, set[str]] = {}  # number -> names in the layer
-    for found in filter(None, map(_LAYER.fullmatch, ours.tensors)):
-        layers.setdefault(found[1], set()).add(found[2])
+    for match in filter(None, map(_LAYER.fullmatch, ours.tensors)):
+        layers.setdefault(match[1], set()).add(match[2])
     alike = len(set(map(frozenset, layers.values()))) == 1
     tensors: dict[str, Described] = {}
     copies: list[Copy] = []
     for name, (dtype, shape) in ours.tensors.items():
-        found = _LAYER.fullmatch(name)
-        if found is None:
+        match = _LAYER.fullmatch(name)
+        if match is None:
             rows = (config.padded_vocab_size(1), *shape[1:]) if name in _VOCABULARY else shape
             tensors[name] = Described(dtype, rows)
             copies.append(Copy(Rows(name, 0, shape[0]), Rows(name, 0, shape[0])))
             continue
-        n = int(found[1])
+        n = int(match[1])
         stack = (n,) if alike else ()
         matrices = [(e,) for e in range(shape[0])] if len(shape) == 3 else [()]
-        for rest in _their_names(found[2], "mlp.experts.weight1" in layers[found[1]]):
+        for rest in _their_names(match[2], "mlp.experts.weight1" in layers[match[1]]):
             theirs = f"decoder.layers.{'' if alike else f'{n}.'}{rest}"
             tensors[theirs] = Described(dtype, ((config.num_layers, *shape) if alike else shape))
-            for inner in matrices:
-                height = shape[len(inner)]
-                copies.append(Copy(Rows(theirs, 0, height, (*stack, *inner)), Rows(name, 0, height, inner)))
+            for expert in matrices:
+                height = shape[len(expert)]
+                copies.append(Copy(Rows(theirs, 0, height, (*stack, *expert)), Rows(name, 0, height, expert)))
     return View(ours, tensors, copies)
 
 
 def extra_states(theirs: View) -> Iterator[str]:
     """Names of the `_extra_state` of linear layers and core attention: FP8's, empty without it, and asked for."""
     for name, (_, shape) in theirs.tensors.items():
-        found = _LAYER.fullmatch(name)
-        if found is None or ".linear_" not in name or not name.endswith(".weight"):
+        match = _LAYER.fullmatch(name)
+        if match is None or ".linear_" not in name or not name.endswith(".weight"):
             continue
-        sizes = shape[: len(shape) - 2] if found[1] is None or len(shape) == 3 else (1,)
+        sizes = shape[: len(shape) - 2] if match[1] is None or len(shape) == 3 else (1,)
         modules = [name.removesuffix(".weight")]
         if name.endswith("self_attention.linear_proj.weight"):
             modules.append(name.replace("linear_proj.weight", "core_attention"))
         for at in itertools.product(*map(range, sizes)):
-            where = f"{'.'.join(map(str, at))}_{'.'.join(map(str, sizes))}"
-            yield from (f"{module}._extra_state/shard_{where}" for module in modules)
+            shard = f"{'.'.join(map(str, at))}_{'.'.join(map(str, sizes))}"
+            yield from (f"{module}._extra_state/shard_{shard}" for module in modules)
 
 
 def _their_names(rest: str, with_experts: bool) -> list[str]:
@@ -308,18 +308,18 @@ _SCHEDULE = (
 
 def beside_the_model(theirs: TorchDist, common: Mapping[str, Any]) -> str:
     """What a checkpoint of Megatron's holds of an optimizer, in words; "" for nothing."""
-    there = [name for name in (*theirs.tensors, *theirs.objects) if name.startswith(("optimizer.", "chained_"))]
-    if not there:
+    names = [name for name in (*theirs.tensors, *theirs.objects) if name.startswith(("optimizer.", "chained_"))]
+    if not names:
         return ""
-    said = f"{len(there)} tensors and objects, {_format_of(theirs, common)}, the first is {min(there)}"
-    return f"the state of an optimizer ({said})"
+    details = f"{len(names)} tensors and objects, {_format_of(theirs, common)}, the first is {min(names)}"
+    return f"the state of an optimizer ({details})"
 
 
 def _format_of(theirs: TorchDist, common: Mapping[str, Any]) -> str:
     """By what is said, and where nothing is, by what there is."""
-    said = {str(one["param_state_sharding_type"]) for one in _chain(common) if "param_state_sharding_type" in one}
-    if said:
-        return " and ".join(sorted(said))
+    formats = {str(one["param_state_sharding_type"]) for one in _chain(common) if "param_state_sharding_type" in one}
+    if formats:
+        return " and ".join(sorted(formats))
     if any(".dp_group_idx_" in name for name in theirs.tensors):
         return "dp_reshardable"
     distributed = any(name.startswith(("optimizer.distributed.", "chained_")) for name in theirs.objects)
@@ -328,11 +328,11 @@ def _format_of(theirs: TorchDist, common: Mapping[str, Any]) -> str:
 
 def _chain(common: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The parts of `common.pt` of each optimizer: one, or as many as are chained."""
-    found = common.get("optimizer")
-    if not isinstance(found, dict):
+    optimizer = common.get("optimizer")
+    if not isinstance(optimizer, dict):
         return []
-    chained = bool(found) and all(type(key) is int for key in found)
-    return [one for one in (found.values() if chained else [found]) if isinstance(one, dict)]
+    chained = bool(optimizer) and all(type(key) is int for key in optimizer)
+    return [one for one in (optimizer.values() if chained else [optimizer]) if isinstance(one, dict)]
 
 
 def continued(theirs: TorchDist, common: Mapping[str, Any], config: TransformerConfig, weights: Source) -> Continued:
@@ -347,8 +347,8 @@ def continued(theirs: TorchDist, common: Mapping[str, Any], config: TransformerC
     Raises:
         CheckpointError: it is stored in a format that is not read, or a part of it is missing.
     """
-    folder, form = theirs.folder, _format_of(theirs, common)
-    if form not in FORMATS:
+    folder, format_name = theirs.folder, _format_of(theirs, common)
+    if format_name not in FORMATS:
         raise CheckpointError(
             f"{beside_the_model(theirs, common)} is stored in a form that is not read",
             where=str(folder),
@@ -373,20 +373,20 @@ def _moments(theirs: TorchDist, config: TransformerConfig, weights: Source) -> d
     called: dict[str, dict[str, str]] = {}
     for name in theirs.tensors:
         if name.startswith(("optimizer.", "chained_")):
-            found = _STATE.fullmatch(name)
-            if found is None or found[1] not in KINDS:
+            match = _STATE.fullmatch(name)
+            if match is None or match[1] not in KINDS:
                 raise ValueError(f"there is {name}")
-            if called.setdefault(KINDS[found[1]], {}).setdefault(found[2], name) != name:
-                raise ValueError(f"{found[1]} of {found[2]} is there twice")
+            if called.setdefault(KINDS[match[1]], {}).setdefault(match[2], name) != name:
+                raise ValueError(f"{match[1]} of {match[2]} is there twice")
     views = {kind: as_ours(theirs, config, names) for kind, names in called.items()}
-    moved = {name: d for name, d in weights.tensors.items() if not name.endswith(".expert_bias")}
-    half = any(described.dtype != torch.float32 for described in moved.values())
-    for kind in ("exp_avg", "exp_avg_sq", *["fp32_param"] * half):
-        there = views[kind].tensors
-        for name in sorted(moved.keys() | there.keys()):
-            if name not in moved or name not in there or there[name] != (torch.float32, moved[name].shape):
-                raise ValueError(f"{kind} of {name} is {there.get(name, 'not there')}")
-    if not half and "fp32_param" in views:
+    trained = {name: d for name, d in weights.tensors.items() if not name.endswith(".expert_bias")}
+    half_precision = any(described.dtype != torch.float32 for described in trained.values())
+    for kind in ("exp_avg", "exp_avg_sq", *["fp32_param"] * half_precision):
+        moments = views[kind].tensors
+        for name in sorted(trained.keys() | moments.keys()):
+            if name not in trained or name not in moments or moments[name] != (torch.float32, trained[name].shape):
+                raise ValueError(f"{kind} of {name} is {moments.get(name, 'not there')}")
+    if not half_precision and "fp32_param" in views:
         _require_equal(views.pop("fp32_param"), weights)
     return {f"optimizer.{kind}.": view for kind, view in views.items()}
 
@@ -400,15 +400,15 @@ def _require_equal(main: View, weights: Source) -> None:
 
 def _step(theirs: TorchDist, common: Mapping[str, Any]) -> int:
     """How often Adam has moved."""
-    found = set[float]()
-    for one in _chain(common):
-        inner = one.get("optimizer", one)  # of an optimizer in fp32 it is torch's own
-        shared = inner.get("state", {}).get("common_step")
-        steps = [group["step"] for group in inner["param_groups"] if "step" in group] if shared is None else [shared]
-        found |= {read_number(theirs.folder, step) for step in steps}
-    if len(found) != 1:
-        raise ValueError(f"its steps are {sorted(found)}")
-    return int(found.pop())
+    counts = set[float]()
+    for optimizer in _chain(common):
+        state = optimizer.get("optimizer", optimizer)  # of an optimizer in fp32 it is torch's own
+        shared = state.get("state", {}).get("common_step")
+        steps = [group["step"] for group in state["param_groups"] if "step" in group] if shared is None else [shared]
+        counts |= {read_number(theirs.folder, step) for step in steps}
+    if len(counts) != 1:
+        raise ValueError(f"its steps are {sorted(counts)}")
+    return int(counts.pop())
 
 
 def _state(theirs: TorchDist, common: Mapping[str, Any], step: int) -> dict[str, Any]:

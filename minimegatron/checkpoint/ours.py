@@ -164,10 +164,10 @@ def _write(source: Source, config: TransformerConfig, folder: Path, max_shard_si
 
 def _regions(source: Source) -> list[tuple[str, Box]]:
     """Every tensor whole, of a stack each matrix by itself."""
-    found: list[tuple[str, Box]] = []
+    regions: list[tuple[str, Box]] = []
     for name, (_, shape) in source.tensors.items():
         if len(shape) == 3:
-            found += [(name, ((e, e + 1), *whole(shape[1:]))) for e in range(shape[0])]
+            regions += [(name, ((e, e + 1), *whole(shape[1:]))) for e in range(shape[0])]
         else:
-            found.append((name, whole(shape)))
-    return found
+            regions.append((name, whole(shape)))
+    return regions

@@ -90,17 +90,17 @@ def regions(layout: ParamLayout, data: torch.Tensor, piece: slice | None = None)
     """
     local = layout.local_shape
     if piece is None:
-        found = [(tuple((0, n) for n in local), data)]
+        boxes = [(tuple((0, n) for n in local), data)]
     else:
         flat = data.view(-1)
-        found = [
+        boxes = [
             (box, flat[where.start - piece.start : where.stop - piece.start].view([b - a for a, b in box]))
             for box, where in boxes_of_slice(local, piece.start, piece.stop)
         ]
     result = []
-    for box, view in found:
-        for here, there in _ranges(layout):
-            region = _moved(box, view, layout, here, there)
+    for box, view in boxes:
+        for local_range, logical_range in _ranges(layout):
+            region = _moved(box, view, layout, local_range, logical_range)
             if region is not None:
                 result.append(region)
     return result
@@ -118,16 +118,16 @@ def _ranges(layout: ParamLayout) -> Iterator[tuple[tuple[int, int], tuple[int, i
 
 
 def _moved(
-    box: Box, view: torch.Tensor, layout: ParamLayout, here: tuple[int, int], there: tuple[int, int]
+    box: Box, view: torch.Tensor, layout: ParamLayout, local_range: tuple[int, int], logical_range: tuple[int, int]
 ) -> Region | None:
     """The part of a local box that lies in this range of the cut dim, in coordinates of the logical tensor."""
     cut = list(box)
     if layout.dim is not None:
-        start, stop = max(cut[layout.dim][0], here[0]), min(cut[layout.dim][1], here[1])
+        start, stop = max(cut[layout.dim][0], local_range[0]), min(cut[layout.dim][1], local_range[1])
         if start >= stop:
             return None
         view = view.narrow(layout.dim, start - cut[layout.dim][0], stop - start)
-        cut[layout.dim] = (start - here[0] + there[0], stop - here[0] + there[0])
+        cut[layout.dim] = (start - local_range[0] + logical_range[0], stop - local_range[0] + logical_range[0])
     if layout.experts is not None:
         cut[0] = (cut[0][0] + layout.experts[0], cut[0][1] + layout.experts[0])
     if layout.rows is not None and cut[0][1] > layout.rows:

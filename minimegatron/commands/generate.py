@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from minimegatron.models.contract import LanguageModel
 
 
-def load(found: Model, mesh: Mesh, params_dtype: str) -> LanguageModel:
+def load(model_folder: Model, mesh: Mesh, params_dtype: str) -> LanguageModel:
     """This rank's part of a model, ready to generate.
 
     Raises:
@@ -49,12 +49,12 @@ def load(found: Model, mesh: Mesh, params_dtype: str) -> LanguageModel:
     from minimegatron.layers.param import layout_of, logical_parameters
     from minimegatron.models.chunks import build_stage
 
-    model = build_stage(found.config.replace(params_dtype=params_dtype), mesh)
-    held: dict[str, Logical] = {}
+    model = build_stage(model_folder.config.replace(params_dtype=params_dtype), mesh)
+    tensors: dict[str, Logical] = {}
     for name, param in logical_parameters(model):
         values, layout = param.detach().zero_(), layout_of(param)  # padding of the vocabulary is in no file
-        held[name] = Logical(logical_shape(layout), regions(layout, values), param.dtype)
-    fill(held, found, params_dtype)
+        tensors[name] = Logical(logical_shape(layout), regions(layout, values), param.dtype)
+    fill(tensors, model_folder, params_dtype)
     return model.eval().to(mesh.device)  # type: ignore[no-any-return]
 
 
@@ -125,29 +125,38 @@ def continue_prompt(args: argparse.Namespace) -> None:
     sampling = how_to_draw(args)
     rank, world = init()
     mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=world))
-    found = open_model(args.folder, step=args.ckpt_step)
-    where = args.tokenizer_model or found.tokenizer
-    if where is None:
+    model_folder = open_model(args.folder, step=args.ckpt_step)
+    tokenizer_folder = args.tokenizer_model or model_folder.tokenizer
+    if tokenizer_folder is None:
         raise CheckpointError(
             "there is no tokenizer in it", where=str(args.folder), fix="--tokenizer-model FOLDER names one"
         )
-    tokenizer = HuggingFaceTokenizer(where, split_special_tokens=False if args.chat else args.split_special_tokens)
+    tokenizer = HuggingFaceTokenizer(
+        tokenizer_folder, split_special_tokens=False if args.chat else args.split_special_tokens
+    )
     prompt, notes = read_prompt(args, tokenizer)
     if args.seed is not None and sampling.greedy:
         notes.append(f"--seed {args.seed} changes nothing: every word is the most likely one (--temperature 1 draws)")
     if args.stop_token_ids is None:
-        stops, who = stop_ids(found.origin or where, tokenizer.eod, found.config.vocab_size)
+        stops, stop_source = stop_ids(
+            model_folder.origin or tokenizer_folder, tokenizer.eod, model_folder.config.vocab_size
+        )
     else:
-        stops, who = args.stop_token_ids, "--stop-token-ids"
-    model = load(found, mesh, args.params_dtype)
-    (made,) = generate(model, [prompt], args.max_new_tokens, sampling, stop_ids=stops, seed=args.seed or 0)
+        stops, stop_source = args.stop_token_ids, "--stop-token-ids"
+    model = load(model_folder, mesh, args.params_dtype)
+    (continuation,) = generate(model, [prompt], args.max_new_tokens, sampling, stop_ids=stops, seed=args.seed or 0)
     if rank == 0:
-        answer = tokenizer.detokenize(prompt + made.tokens)[len(tokenizer.detokenize(prompt)) :]
+        answer = tokenizer.detokenize(prompt + continuation.tokens)[len(tokenizer.detokenize(prompt)) :]
         print(answer if args.chat else args.prompt + answer)
-        mean = torch.tensor(made.log_probs).mean().item()
-        end = f"ended by {made.tokens[-1]}, a stop token of {who}" if made.stopped else "no stop token among them"
+        mean = torch.tensor(continuation.log_probs).mean().item()
+        end = (
+            f"ended by {continuation.tokens[-1]}, a stop token of {stop_source}"
+            if continuation.stopped
+            else "no stop token among them"
+        )
         print(
-            "\n".join([*notes, f"({len(made.tokens)} tokens, {end}; mean log-probability {mean:.3f})"]), file=sys.stderr
+            "\n".join([*notes, f"({len(continuation.tokens)} tokens, {end}; mean log-probability {mean:.3f})"]),
+            file=sys.stderr,
         )
 
 

@@ -272,21 +272,21 @@ class StaticEngine:
         step = self._step(len(prompts), sampling)
         device = step.tokens.device
         draws = torch.stack([uniforms(seed, i, max_new_tokens) for i in range(len(prompts))], 1).to(device)  # [new, b]
-        found = [self._prefill(prompts, step, draws[0])]
+        steps_done = [self._prefill(prompts, step, draws[0])]
         stops = torch.tensor(stop_ids, dtype=torch.int64, device=device)
-        done = torch.isin(step.tokens, stops)
-        look = 1 if self.recorder is None else STEPS_BETWEEN_LOOKS
-        longest = max(map(len, prompts))
+        stopped = torch.isin(step.tokens, stops)
+        interval = 1 if self.recorder is None else STEPS_BETWEEN_LOOKS
+        prompt_length = max(map(len, prompts))
         for i in range(1, max_new_tokens):
-            if stop_ids and i % look == 0 and bool(done.all()):
+            if stop_ids and i % interval == 0 and bool(stopped.all()):
                 break
             step.uniform.copy_(draws[i])
-            words, likely = step(key_length=longest + i)
-            found.append((words.clone(), likely.clone()))
+            words, log_prob = step(key_length=prompt_length + i)
+            steps_done.append((words.clone(), log_prob.clone()))
             if stop_ids:
-                done |= torch.isin(words, stops)
-        tokens = torch.stack([words for words, _ in found], 1).tolist()
-        log_probs = torch.stack([each for _, each in found], 1).tolist()
+                stopped |= torch.isin(words, stops)
+        tokens = torch.stack([words for words, _ in steps_done], 1).tolist()
+        log_probs = torch.stack([each for _, each in steps_done], 1).tolist()
         return [_continuation(tokens[i], log_probs[i], set(stop_ids), i) for i in range(len(prompts))]
 
     def _prefill(
@@ -341,10 +341,12 @@ class StaticEngine:
 
     def _check_agreement(self, *arguments: object) -> None:
         """Ranks of tp compute parts of the same tokens; different arguments would mix two texts, or hang."""
-        said = gather_objects(hashlib.blake2b(repr(arguments).encode(), digest_size=8).hexdigest(), self.model.mesh.tp)
-        if len(set(said)) > 1:
+        digests = gather_objects(
+            hashlib.blake2b(repr(arguments).encode(), digest_size=8).hexdigest(), self.model.mesh.tp
+        )
+        if len(set(digests)) > 1:
             raise RankError(
-                f"the ranks of tp were asked for different things: digests of their arguments are {', '.join(said)}",
+                f"the ranks of tp were asked for different things: digests of their arguments are {', '.join(digests)}",
                 fix="the same prompts, sampling parameters, stop ids and seed on every rank of tp",
             )
 

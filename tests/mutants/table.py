@@ -396,8 +396,8 @@ MUTANTS = (
     # -------------------------------------------------------------------------------------- conversion
     Mutant(
         "a config.json is written and not read back", "minimegatron/checkpoint/hf_config.py",
-        "            tried[name] = differing(config, config_from_huggingface(made)[1])\n",
-        "            tried[name] = []\n",
+        "            differences_of[name] = differing(config, config_from_huggingface(keys_of_family)[1])\n",
+        "            differences_of[name] = []\n",
         "tests/checkpoint/test_convert.py -k family",
     ),
     Mutant(
@@ -413,12 +413,12 @@ MUTANTS = (
     ),
     Mutant(
         "generate reads the corner of a larger tensor", "minimegatron/checkpoint/conversion.py",
-        "    _, weights = checked(found, params_dtype)\n", "    weights = found.weights\n",
+        "    _, weights = checked(model, params_dtype)\n", "    weights = model.weights\n",
         "tests/checkpoint/test_weights.py",
     ),
     Mutant(
         "of two sets of weights the shards are read", "minimegatron/checkpoint/huggingface.py",
-        "    if single.exists() and beside is not None and", "    if not beside and",
+        "    if single.exists() and second_set is not None and", "    if not second_set and",
         "tests/models/test_folder.py -k two_sets",
     ),
     Mutant(
@@ -439,7 +439,7 @@ MUTANTS = (
     ),
     Mutant(
         "what is put together is copied whole", "minimegatron/checkpoint/sources.py",
-        "for block in blocks(met, dtype.itemsize):", "for block in [met]:",
+        "for block in blocks(common, dtype.itemsize):", "for block in [common]:",
         "tests/checkpoint/test_convert.py -k memory",
     ),
     # -------------------------------------------------------------------------------------- messages in memory
