@@ -353,7 +353,7 @@ MUTANTS = (
         "logits of a rank's own tokens only", "minimegatron/models/decoder.py",
         "return gather_tokens(logits[..., : self.config.vocab_size].transpose(0, 1), self.mesh, 1)",
         "return logits[..., : self.config.vocab_size].transpose(0, 1)",
-        "tests/models/test_huggingface.py -k context",
+        "tests/models/test_huggingface.py -k logits",
     ),
     Mutant(
         "Sinkhorn balances a rank's own tokens", "minimegatron/layers/moe/sinkhorn.py",
