@@ -246,8 +246,8 @@ def as_ours(theirs: Source, config: TransformerConfig, called: Mapping[str, str]
 def as_theirs(ours: Source, config: TransformerConfig) -> View:
     """Our tensors under Megatron's names, layers stacked where all are alike; the vocabulary padded with zeros."""
     layers: dict[str, set[str]] = {}  # number -> names in the layer
-    for match in filter(None, map(_LAYER.fullmatch, ours.tensors)):
-        layers.setdefault(match[1], set()).add(match[2])
+    for of_layer in filter(None, map(_LAYER.fullmatch, ours.tensors)):
+        layers.setdefault(of_layer[1], set()).add(of_layer[2])
     alike = len(set(map(frozenset, layers.values()))) == 1
     tensors: dict[str, Described] = {}
     copies: list[Copy] = []

@@ -45,6 +45,10 @@ class Built(metaclass=Name):
         state: what it would have been given afterwards.
     """
 
+    name: str
+    args: tuple[Any, ...]
+    state: Any
+
     def __new__(cls, *args: Any) -> Built:
         self = super().__new__(cls)
         self.name, self.args, self.state = str(cls), args, None
