@@ -176,12 +176,12 @@ def stop_ids(folder: Path, end_of_document: int, vocab_size: int) -> tuple[list[
         ids = value if isinstance(value, list) else [value]
         if value is None or not ids:
             continue
-        for word in ids:
-            if not isinstance(word, int) or isinstance(word, bool) or not 0 <= word < vocab_size:
+        for token in ids:
+            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
                 raise CheckpointError(
-                    f"eos_token_id is {value}, and {word} is no word of a vocabulary of {vocab_size}",
+                    f"eos_token_id is {value}, and {token} is not in a vocabulary of {vocab_size}",
                     where=str(path),
-                    fix="--stop-token-ids N ... says which words end a text",
+                    fix="--stop-token-ids N ... says which tokens end a text",
                 )
         return ids, name
     return [end_of_document], "the tokenizer"

@@ -8,8 +8,8 @@ FOLDER is a downloaded model (`config.json`, its weights in `*.safetensors`, and
 a run named: then `--tokenizer-model` says where the tokenizer is, unless the folder came from a published model.
 Nothing is downloaded here. Each rank reads its part of every matrix.
 
-**Words** are drawn where one of `--temperature`, `--top-k` and `--top-p` is given, whatever its value; without them
-every word is the most likely one.
+**Tokens** are drawn where one of `--temperature`, `--top-k` and `--top-p` is given, whatever its value; without them
+every token is the most likely one.
 
 **Special tokens** in a prompt (`<|im_start|>`) are read as tokens: its writer may have used a chat template. With
 `--split-special-tokens` they are letters. What the tokenizer puts before a text (Llama's `<s>`) is added unless the
@@ -74,8 +74,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--ckpt-step", type=int, metavar="N", help="of a checkpoint; default the newest")
     add("--max-new-tokens", type=int, default=50, metavar="N", help="at most so many (default: 50)")
     add("--temperature", type=float, metavar="T", help="draw from softmax(logits / T)")
-    add("--top-k", type=int, metavar="K", help="draw from the K most likely words; 0 from all, 1 takes the first")
-    add("--top-p", type=float, metavar="P", help="draw from the most likely words with a mass of P; 0 or 1 from all")
+    add("--top-k", type=int, metavar="K", help="draw from the K most likely tokens; 0 from all, 1 takes the first")
+    add("--top-p", type=float, metavar="P", help="draw from the most likely tokens with a mass of P; 0 or 1 from all")
     add("--seed", type=int, metavar="N", help="of the draws (default: 0)")
     add("--chat", action="store_true", help="the prompt is what a user says; print the answer")
     split = "special tokens in the prompt are letters (default: they are tokens, or as tokenizer_config.json says)"
@@ -136,7 +136,7 @@ def continue_prompt(args: argparse.Namespace) -> None:
     )
     prompt, notes = read_prompt(args, tokenizer)
     if args.seed is not None and sampling.greedy:
-        notes.append(f"--seed {args.seed} changes nothing: every word is the most likely one (--temperature 1 draws)")
+        notes.append(f"--seed {args.seed} changes nothing: every token is the most likely one (--temperature 1 draws)")
     if args.stop_token_ids is None:
         stops, stop_source = stop_ids(
             model_folder.origin or tokenizer_folder, tokenizer.eod, model_folder.config.vocab_size

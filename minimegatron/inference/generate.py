@@ -125,7 +125,7 @@ class DecodeStep:
     Args:
         model: see `check_can_generate`.
         cache: of these sequences.
-        sampling: how words are drawn.
+        sampling: how tokens are drawn.
         recorder: records the step once, after `WARMUP_STEPS` real ones; None does without.
         compiled: torch.compile the step, when it is first called.
 
@@ -171,9 +171,9 @@ class DecodeStep:
 
     def _run(self, key_length: int | None = None) -> Tokens:
         logits = self.model.full_logits(self.tokens[:, None], inference_context=self.cache.decode(1, key_length))
-        words, log_probs = sample(logits[:, 0], self.sampling, self.uniform)
+        drawn, log_probs = sample(logits[:, 0], self.sampling, self.uniform)
         self.cache.advance(1)
-        self.tokens.copy_(words)
+        self.tokens.copy_(drawn)
         return self.tokens, log_probs
 
 
@@ -250,7 +250,7 @@ class StaticEngine:
         Args:
             prompts: ids, at least one each; lengths may differ.
             max_new_tokens: for each prompt, at most.
-            sampling: how words are drawn; default greedy.
+            sampling: how tokens are drawn; default greedy.
             stop_ids: ids after which a sequence is over.
             seed: of the draws; sequence i of the batch has a stream of its own.
 
@@ -258,7 +258,7 @@ class StaticEngine:
             A continuation for each prompt, in their order.
 
         Raises:
-            ConfigError: nothing to generate, a stop id that is no word, or a model in training mode.
+            ConfigError: nothing to generate, a stop id outside of the vocabulary, or a model in training mode.
             DataError: an empty prompt, an id outside the vocabulary, or a prompt that leaves too little room.
             RankError: ranks of tp were called with different arguments.
             NumericsError: a log-probability that is no number.
@@ -281,11 +281,11 @@ class StaticEngine:
             if stop_ids and i % interval == 0 and bool(stopped.all()):
                 break
             step.uniform.copy_(draws[i])
-            words, log_prob = step(key_length=prompt_length + i)
-            steps_done.append((words.clone(), log_prob.clone()))
+            drawn, log_prob = step(key_length=prompt_length + i)
+            steps_done.append((drawn.clone(), log_prob.clone()))
             if stop_ids:
-                stopped |= torch.isin(words, stops)
-        tokens = torch.stack([words for words, _ in steps_done], 1).tolist()
+                stopped |= torch.isin(drawn, stops)
+        tokens = torch.stack([drawn for drawn, _ in steps_done], 1).tolist()
         log_probs = torch.stack([each for _, each in steps_done], 1).tolist()
         return [_continuation(tokens[i], log_probs[i], set(stop_ids), i) for i in range(len(prompts))]
 
@@ -299,9 +299,9 @@ class StaticEngine:
         context = step.cache.prefill(n, lengths)
         logits = self.model.full_logits(ids, inference_context=context, logits_at=lengths - 1)
         step.cache.advance(lengths)
-        words, log_probs = sample(logits[:, 0], step.sampling, u)
-        step.tokens.copy_(words)
-        return words, log_probs
+        drawn, log_probs = sample(logits[:, 0], step.sampling, u)
+        step.tokens.copy_(drawn)
+        return drawn, log_probs
 
     def _step(self, batch: int, sampling: SamplingParams) -> DecodeStep:
         """The step for so many sequences, with its cache; both are kept, because a recording knows where they are."""
@@ -316,16 +316,16 @@ class StaticEngine:
         vocabulary, room = self.model.config.vocab_size, self.max_sequence_length
         if max_new_tokens < 1:
             raise ConfigError(f"max_new_tokens is {max_new_tokens}", fix="at least 1")
-        for word in stop_ids:
-            if not 0 <= word < vocabulary:
-                raise ConfigError(f"stop id {word} is no word of a vocabulary of {vocabulary}", fix="leave it out")
+        for stop_id in stop_ids:
+            if not 0 <= stop_id < vocabulary:
+                raise ConfigError(f"stop id {stop_id} is not in a vocabulary of {vocabulary}", fix="leave it out")
         for i, prompt in enumerate(prompts):
             if not prompt:
                 raise DataError("a prompt without a token", where=f"prompt {i}", fix="begin with the tokenizer's bos")
-            foreign = next((place for place, word in enumerate(prompt) if not 0 <= word < vocabulary), None)
+            foreign = next((place for place, token in enumerate(prompt) if not 0 <= token < vocabulary), None)
             if foreign is not None:
                 raise DataError(
-                    f"token id {prompt[foreign]} is no word of a vocabulary of {vocabulary}",
+                    f"token id {prompt[foreign]} is not in a vocabulary of {vocabulary}",
                     where=f"prompt {i}, token {foreign}",
                     fix="the tokenizer that the model was trained with",
                 )
@@ -353,11 +353,11 @@ class StaticEngine:
 
 def _continuation(tokens: list[int], log_probs: list[float], stops: set[int], number: int) -> Continuation:
     """What is left of a sequence when all that follows its first stop id is gone."""
-    end = next((i + 1 for i, word in enumerate(tokens) if word in stops), len(tokens))
+    end = next((i + 1 for i, token in enumerate(tokens) if token in stops), len(tokens))
     bad = next((i for i in range(end) if not math.isfinite(log_probs[i])), None)
     if bad is not None:
         raise NumericsError(
-            f"the log-probability of a word is {log_probs[bad]}",
+            f"the log-probability of a token is {log_probs[bad]}",
             where=f"prompt {number}, new token {bad}",
             fix="weights or activations are not finite: check the checkpoint, or a wider params_dtype",
         )

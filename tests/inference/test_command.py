@@ -67,7 +67,7 @@ def test_the_last_word_is_the_one_that_the_files_say(llama2):
     assert stop_ids(llama2, 95, 99) == ([95], "the tokenizer")
     for wrong in (99, -1, "2", [2, 99], True):
         (llama2 / "generation_config.json").write_text(json.dumps({"eos_token_id": wrong}))
-        with pytest.raises(CheckpointError, match="is no word of a vocabulary of 99") as error:
+        with pytest.raises(CheckpointError, match="is not in a vocabulary of 99") as error:
             stop_ids(llama2, 95, 99)
         assert "--stop-token-ids" in error.value.fix
 
