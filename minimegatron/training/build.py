@@ -26,8 +26,7 @@ from minimegatron.config.parallel import plan_stages
 from minimegatron.config.run import RunConfig
 from minimegatron.data.builder import Dataset, parse_split
 from minimegatron.errors import DataError
-from minimegatron.models.chunks import build_model_chunks
-from minimegatron.models.parameters import count_parameters
+from minimegatron.models.chunks import build_model_chunks, count_parameters
 from minimegatron.models.spec import spec_from_name
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.groups import freeze

@@ -353,7 +353,7 @@ MUTANTS = (
         "logits of a rank's own tokens only", "minimegatron/models/decoder.py",
         "return gather_tokens(logits[..., : self.config.vocab_size].transpose(0, 1), self.mesh, 1)",
         "return logits[..., : self.config.vocab_size].transpose(0, 1)",
-        "tests/models/test_huggingface.py -k context",
+        "tests/models/test_huggingface.py -k logits",
     ),
     Mutant(
         "Sinkhorn balances a rank's own tokens", "minimegatron/layers/moe/sinkhorn.py",
@@ -395,9 +395,9 @@ MUTANTS = (
     ),
     # -------------------------------------------------------------------------------------- conversion
     Mutant(
-        "a config.json is written and not read back", "minimegatron/checkpoint/hf_export.py",
-        "            tried[name] = differing(config, config_from_huggingface(made)[1])\n",
-        "            tried[name] = []\n",
+        "a config.json is written and not read back", "minimegatron/checkpoint/hf_config.py",
+        "            differences_of[name] = differing(config, config_from_huggingface(keys_of_family)[1])\n",
+        "            differences_of[name] = []\n",
         "tests/checkpoint/test_convert.py -k family",
     ),
     Mutant(
@@ -412,18 +412,18 @@ MUTANTS = (
         "tests/models/test_huggingface_config.py -k other_families",
     ),
     Mutant(
-        "generate reads the corner of a larger tensor", "minimegatron/checkpoint/weights.py",
-        "    _, weights = checked(found, logical_tensors, params_dtype)\n", "    weights = found.weights\n",
+        "generate reads the corner of a larger tensor", "minimegatron/checkpoint/conversion.py",
+        "    _, weights = checked(model, params_dtype)\n", "    weights = model.weights\n",
         "tests/checkpoint/test_weights.py",
     ),
     Mutant(
-        "of two sets of weights the shards are read", "minimegatron/checkpoint/folder.py",
-        "    if single.exists() and beside is not None and", "    if not beside and",
+        "of two sets of weights the shards are read", "minimegatron/checkpoint/huggingface.py",
+        "    if single.exists() and second_set is not None and", "    if not second_set and",
         "tests/models/test_folder.py -k two_sets",
     ),
     Mutant(
         "the tokenizer of a run is not kept beside its checkpoints", "minimegatron/training/checkpointing.py",
-        "    return origin.keep(root, origin.of_run(there, files, said))\n", '    return ""\n',
+        "    return companions.keep(root, companions.of_run(there, files, said))\n", '    return ""\n',
         "tests/checkpoint/test_export.py -k scratch",
     ),
     Mutant(
@@ -439,7 +439,7 @@ MUTANTS = (
     ),
     Mutant(
         "what is put together is copied whole", "minimegatron/checkpoint/sources.py",
-        "for block in blocks(met, dtype.itemsize):", "for block in [met]:",
+        "for block in blocks(common, dtype.itemsize):", "for block in [common]:",
         "tests/checkpoint/test_convert.py -k memory",
     ),
     # -------------------------------------------------------------------------------------- messages in memory
@@ -486,8 +486,8 @@ MUTANTS = (
         "[self.mesh.rank :: self.mesh.world.size]", "[:: self.mesh.world.size]", f"{_RANKS} -k hashed",
     ),
     Mutant(
-        "a file in which a rank wants nothing is not hashed", "minimegatron/checkpoint/storage.py",
-        "dict.fromkeys([*self.hashed, *wanted])", "dict.fromkeys(wanted)", f"{_RANKS} -k hashed",
+        "a file in which a rank wants nothing is not hashed", "minimegatron/checkpoint/load.py",
+        "dict.fromkeys([*hashed, *wanted])", "dict.fromkeys(wanted)", f"{_RANKS} -k hashed",
     ),
     Mutant(
         "each rank settles a save for itself", "minimegatron/training/checkpointing.py",
@@ -550,7 +550,7 @@ MUTANTS = (
         _POWER,
     ),
     Mutant(
-        "a converted folder is not confirmed", "minimegatron/checkpoint/staged.py",
+        "a converted folder is not confirmed", "minimegatron/checkpoint/disk.py",
         "            sync_all(hidden)\n", "            pass\n", _POWER,
     ),
     # -------------------------------------------------------------------------------------- what was a moment ago

@@ -1,7 +1,6 @@
-"""What a model has beside its weights, from where a run begins to where its model is published.
+"""The files beside a model's weights (tokenizer, chat template, ids that end a text), from a run's start to its export.
 
-The problem in a sentence: weights without their tokenizer, their template and the tokens that end an answer load and
-run, and never stop.
+The problem in a sentence: a model that is published without its stop ids loads and runs, and its answers never end.
 
     a published folder, or the run's tokenizer --> ROOT/huggingface/ --> a published folder
 
@@ -13,7 +12,11 @@ run, and never stop.
 |                           | are numbers (`NullTokenizer`)                    |                                       |
 
 The folder lies beside the checkpoints of a run, and the manifest of each has its hash: a folder that was lost or
-changed is not taken for one that was never there.
+changed is refused.
+
+Which ids end a text: `eos_token_id` of `generation_config.json`, else of `config.json`, else the tokenizer's end of
+document. A model for conversations ends an answer with another token than a document (Llama 3: three of them).
+transformers has the same order without the last step: where neither file has an id, its `generate` never stops.
 """
 
 from __future__ import annotations
@@ -25,9 +28,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from minimegatron.checkpoint.disk import disk, sync_folder, write_durable
-from minimegatron.checkpoint.hf_config import read_json
-from minimegatron.checkpoint.staged import staged
+from minimegatron.checkpoint.disk import disk, staged, sync_folder, write_durable
+from minimegatron.checkpoint.hf_config import TOKENS, read_json
 from minimegatron.errors import CheckpointError
 
 FOLDER = "huggingface"
@@ -37,7 +39,6 @@ TOKENIZER = (
     "tokenizer.model tekken.json chat_template.jinja chat_template.json"
 ).split()
 TEMPLATES = "additional_chat_templates"
-TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 Files = dict[str, bytes]
 
 
@@ -69,30 +70,32 @@ def token_ids(folder: Path) -> dict[str, Any]:
     """Which ids begin, end and fill a document: as `config.json` has it, else `generation_config.json`."""
     for name in (CONFIG, GENERATION):
         if (folder / name).is_file():
-            said = read_json(folder / name, "a folder with config.json")
-            return {key: said[key] for key in TOKENS if said.get(key) is not None}
+            values = read_json(folder / name, "a folder with config.json")
+            return {key: values[key] for key in TOKENS if values.get(key) is not None}
     return {}
 
 
-def of_run(there: Files, tokenizer: Files, ids: Mapping[str, int]) -> Files:
+def of_run(published: Files, tokenizer: Files, ids: Mapping[str, int]) -> Files:
     """What the model of a run has beside its weights.
 
     Args:
-        there: what the folder had that the run begins with; nothing from scratch.
+        published: files of the folder that the run begins with; nothing from scratch.
         tokenizer: files of the run's tokenizer, nothing where it has none.
         ids: of `TOKENS`, as the run's tokenizer has them.
     """
-    if not there:
+    if not published:
         return {**tokenizer, GENERATION: _json(dict(ids))}
-    theirs = {name: content for name, content in there.items() if name not in (CONFIG, GENERATION)}
-    if not tokenizer or tokenizer == theirs:
-        return there
-    kept = {name: there[name] for name in (CONFIG, GENERATION) if name in there}
-    said = _table(there.get(GENERATION)) or {k: v for k, v in _table(there.get(CONFIG)).items() if k in TOKENS}
-    eos = said.get("eos_token_id")
+    published_tokenizer = {name: content for name, content in published.items() if name not in (CONFIG, GENERATION)}
+    if not tokenizer or tokenizer == published_tokenizer:
+        return published
+    kept = {name: published[name] for name in (CONFIG, GENERATION) if name in published}
+    ids_of_folder = _table(published.get(GENERATION)) or {
+        k: v for k, v in _table(published.get(CONFIG)).items() if k in TOKENS
+    }
+    eos = ids_of_folder.get("eos_token_id")
     known = eos if isinstance(eos, list) else [] if eos is None else [eos]
     if (eod := ids["eos_token_id"]) not in known:  # of another tokenizer: texts end with it, so answers may, too
-        kept[GENERATION] = _json({**said, "eos_token_id": [*known, eod] if known else eod})
+        kept[GENERATION] = _json({**ids_of_folder, "eos_token_id": [*known, eod] if known else eod})
     return {**tokenizer, **kept}
 
 
@@ -105,8 +108,8 @@ def keep(root: Path, files: Files) -> str:
     folder = root / FOLDER
     with disk(folder):
         if not folder.is_dir() or files_in(folder) != files:
-            for left in (*root.glob(f".{FOLDER}.*"), *root.glob(FOLDER)):  # of a run that was killed, or another one
-                shutil.rmtree(left)
+            for old in (*root.glob(f".{FOLDER}.*"), *root.glob(FOLDER)):  # of a run that was killed, or another one
+                shutil.rmtree(old)
             with staged(folder) as hidden:
                 _write(files, hidden)
     return digest(files)
@@ -127,14 +130,14 @@ def given(folder: Path, promised: str | None) -> Path | None:
     Raises:
         CheckpointError: it has changed.
     """
-    found = files_in(folder) if folder.is_dir() else {}
-    if found and promised and digest(found) != promised:
+    files = files_in(folder) if folder.is_dir() else {}
+    if files and promised and digest(files) != promised:
         raise CheckpointError(
             "the tokenizer and what else the model was given have changed since the checkpoint was saved",
             where=str(folder),
             fix="copy the folder from where the run saved it; or move it away, and name another: --hf-model FOLDER",
         )
-    return folder if found else None
+    return folder if files else None
 
 
 def _write(files: Files, folder: Path) -> None:
@@ -150,7 +153,35 @@ def _json(value: Mapping[str, Any]) -> bytes:
 
 def _table(text: bytes | None) -> dict[str, Any]:
     try:
-        found = json.loads(text or b"{}")
+        value = json.loads(text or b"{}")
     except ValueError as error:
         raise CheckpointError(f"a JSON file beside the weights is broken: {error}", fix="download it again") from None
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
+
+
+def stop_ids(folder: Path, end_of_document: int, vocab_size: int) -> tuple[list[int], str]:
+    """(ids after which a text is over, the file that says so).
+
+    Args:
+        folder: of the published model, of the one that a run began with, or of the tokenizer.
+        end_of_document: the tokenizer's.
+        vocab_size: of the model.
+
+    Raises:
+        CheckpointError: a file says something that is no id of this model.
+    """
+    for name in (GENERATION, CONFIG):
+        path = folder / name
+        value: Any = read_json(path, "a folder with config.json").get("eos_token_id") if path.is_file() else None
+        ids = value if isinstance(value, list) else [value]
+        if value is None or not ids:
+            continue
+        for token in ids:
+            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
+                raise CheckpointError(
+                    f"eos_token_id is {value}, and {token} is not in a vocabulary of {vocab_size}",
+                    where=str(path),
+                    fix="--stop-token-ids N ... says which tokens end a text",
+                )
+        return ids, name
+    return [end_of_document], "the tokenizer"
