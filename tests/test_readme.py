@@ -22,7 +22,7 @@ PREREQUISITES = {
         "layers/attention/core_attention",
         "layers/param",
         "parallel/pipeline/actions",
-        "parallel/data/ddp",
+        "parallel/data/plain",
         "parallel/data/finalize",
     )
 }

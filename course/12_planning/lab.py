@@ -481,7 +481,7 @@ from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.families import family_config
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
-from minimegatron.parallel.data.wrapping import data_parallel
+from minimegatron.parallel.data.ddp import data_parallel
 from minimegatron.training.pipelined import get_forward_backward_fn
 from minimegatron.training.step import StepOptions, forward_step, train_step
 
@@ -553,7 +553,7 @@ volume.bars(predicted, measured, title="A step on two processes, one axis at a t
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.config import ParallelConfig
-from minimegatron.parallel.pipeline.rehearsal import rehearse
+from course.rehearsal import rehearse
 from minimegatron.parallel.pipeline.schedules import build_schedule
 
 mail = PointToPoint(Mesh.build(ParallelConfig(pipeline_model_parallel_size=2)))
@@ -561,7 +561,7 @@ report([rehearse(build_schedule("1f1b", 2, 4), mail, step=0.05) for _ in range(5
 
 # %%
 # %%needs step_time
-from minimegatron.parallel.pipeline.rehearsal import fastest
+from course.rehearsal import fastest
 from minimegatron.parallel.pipeline.schedule_sim import Costs, simulate
 from minimegatron.parallel.pipeline.schedules import build_schedule
 from minimegatron.viz.paired import planned_and_done

@@ -9,7 +9,7 @@ waits until the other has received its message, both wait for ever.
 
 A receiver posts its receives in the order in which the sender sends, and may post one before it needs it: then the next
 input travels while this one is being computed. What can still go wrong is an order of *work* that waits for itself, and
-that is found before anything runs (`parallel/pipeline/schedule_check`).
+that is found before anything runs (`parallel/pipeline/schedule_sim`).
 
 **No two messages can cross.** NCCL matches messages between a pair of ranks by order alone, and gloo those with equal
 tags. With two ranks and an interleaved schedule, activations *and* gradients go both ways between the same two ranks,

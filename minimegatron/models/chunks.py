@@ -34,7 +34,7 @@ from minimegatron.models.decoder import GPTModel
 from minimegatron.models.spec import ModuleSpec
 from minimegatron.models.tied import tie_embeddings
 from minimegatron.parallel.pipeline.actions import Placement
-from minimegatron.parallel.pipeline.schedule_check import require_runnable
+from minimegatron.parallel.pipeline.schedule_sim import require_runnable
 from minimegatron.parallel.pipeline.schedules import SCHEDULES, Schedule, build_schedule, forward_only
 
 

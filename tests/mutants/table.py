@@ -252,13 +252,13 @@ MUTANTS = (
     Mutant(
         "experts are summed over dp and cp",
         "minimegatron/parallel/data/ddp.py",
-        "self._add_buffers(experts, mesh.edp_shard, mesh.edp_instances, grad_dtype)",
-        "self._add_buffers(experts, mesh.dp_shard, mesh.dp_instances, grad_dtype)",
+        "self.strategy.add_params(experts, mesh.edp_shard, mesh.edp_instances)",
+        "self.strategy.add_params(experts, mesh.dp_shard, mesh.dp_instances)",
         _EXPERTS,
     ),
     Mutant(
         "weights still travel when the optimizer writes",
-        "minimegatron/parallel/data/ddp.py",
+        "minimegatron/parallel/data/zero.py",
         "            weights.finish()  # those",
         "            pass  # those",
         "tests/parallel/test_gathers.py -k out_of_order",
@@ -267,7 +267,7 @@ MUTANTS = (
         "a factor reaches the dense gradients alone",
         "minimegatron/parallel/data/ddp.py",
         "buffer.multiply(factor)",
-        "self.buffer.multiply(factor)",
+        "self.grad_buffers[0].multiply(factor)",
         f"{_STEP} -k unit",
     ),
     Mutant(
@@ -556,11 +556,11 @@ MUTANTS = (
     # -------------------------------------------------------------------------------------- what was a moment ago
     Mutant(
         "a shard without a gradient keeps its sum", "minimegatron/parallel/data/grad_buffer.py",
-        "                    bucket.owned.zero_()\n", "                    pass\n", f"{_STALE} -k part_without",
+        "                bucket.owned.zero_()\n", "                pass\n", f"{_STALE} -k part_without",
     ),
     Mutant(
         "a shard adds to the sum of the step before", "minimegatron/parallel/data/grad_buffer.py",
-        "                bucket.empty = True\n", "                pass\n", f"{_STALE} -k part_without",
+        "            bucket.empty = True\n", "            pass\n", f"{_STALE} -k part_without",
     ),
     Mutant(
         "the number of tokens is rounded to bf16", "minimegatron/parallel/data/finalize.py",
@@ -587,13 +587,13 @@ MUTANTS = (
         "clone(), mesh.dp_cp)", "clone(), mesh.dp)", f"{_STALE} -k fp32_counts",
     ),
     Mutant(
-        "whole weights are not waited for", "minimegatron/parallel/data/ddp.py",
-        "            buffer.finish()\n        with self._on_use", "            pass\n        with self._on_use",
+        "whole weights are not waited for", "minimegatron/parallel/data/zero.py",
+        "            weights.finish()\n        yield", "            pass\n        yield",
         f"{_STALE} -k nobody",
     ),
     Mutant(
-        "weights stay gathered over an update", "minimegatron/parallel/data/ddp.py",
-        "        self.release_weights()  # what is here is old\n", "        pass\n", f"{_STALE} -k nobody",
+        "weights stay gathered over an update", "minimegatron/parallel/data/zero.py",
+        "        self.release_weights()  # what is gathered is old\n", "        pass\n", f"{_STALE} -k nobody",
     ),
     Mutant(
         "FSDP2's weights stay gathered over an update", "minimegatron/parallel/data/torch_fsdp.py",
@@ -601,12 +601,12 @@ MUTANTS = (
         "        pass\n\n    def shards", f"{_STALE} -k nobody",
     ),
     Mutant(
-        "a product that was added is remembered", "minimegatron/parallel/data/buffer_sink.py",
+        "a product that was added is remembered", "minimegatron/parallel/data/ddp.py",
         "added, self._added = self._added, False", "added = self._added", f"{_STALE} -k put_off",
     ),
     Mutant(
         "experts cross between the instances of the others", "minimegatron/parallel/data/ddp.py",
-        "mesh.edp_shard, mesh.edp_instances, grad_dtype", "mesh.edp_shard, mesh.dp_instances, grad_dtype",
+        "mesh.edp_shard, mesh.edp_instances)", "mesh.edp_shard, mesh.dp_instances)",
         f"{_STALE} -k varies_fastest",
     ),
     Mutant(
@@ -620,23 +620,23 @@ MUTANTS = (
     ),
     Mutant(
         "a gather under way is forgotten", "minimegatron/parallel/data/param_buffer.py",
-        "        if self._pending is not None:\n            self.require()\n        if self._here",
-        "        if self._here",
+        "        if self._pending is not None:\n            self.require()\n        if self._gathered",
+        "        if self._gathered",
         f"{_STALE} -k gather_from",
     ),
     Mutant(
-        "weights that were looked at whole stay", "minimegatron/parallel/data/gather_on_use.py",
+        "weights that were looked at whole stay", "minimegatron/parallel/data/param_buffer.py",
         "            self._all_stay = False\n            self.end_pass()\n", "            self._all_stay = False\n",
         f"{_STALE} -k gather_from",
     ),
     Mutant(
-        "weights outside of layers stay without a backward pass", "minimegatron/parallel/data/gather_on_use.py",
+        "weights outside of layers stay without a backward pass", "minimegatron/parallel/data/param_buffer.py",
         "stays = self._keep and torch.is_grad_enabled() and not", "stays = self._keep and not",
         f"{_STALE} -k gather_from",
     ),
     Mutant(
-        "weights of layers without all gradients stay", "minimegatron/parallel/data/ddp.py",
-        "                buffer.end_pass()\n        self.release_weights()\n", "                buffer.end_pass()\n",
+        "weights of layers without all gradients stay", "minimegatron/parallel/data/zero.py",
+        "        super().end_pass()\n        self.release_weights()\n", "        super().end_pass()\n",
         f"{_STALE} -k gather_from",
     ),
     Mutant(

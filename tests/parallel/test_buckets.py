@@ -18,7 +18,7 @@ from minimegatron.layers.param import Init
 from minimegatron.layers.products import fusing_sink
 from minimegatron.parallel.data.buckets import Span, bucket_layout
 from minimegatron.parallel.data.ddp import DistributedDataParallel
-from minimegatron.parallel.data.grad_buffer import GradBuffer, Replicated
+from minimegatron.parallel.data.grad_buffer import GradBuffer
 
 
 def test_the_frozen_layout():
@@ -76,7 +76,7 @@ def launches(rank: int, world: int, overlap: bool, skip_on: int | None) -> tuple
             before_finish = log.count("all_reduce")
             ddp.finish_grad_sync()
             counts.append((early, before_finish, log.count("all_reduce"), log.nbytes("all_reduce")))
-        grads.append(ddp.buffer.data.clone())
+        grads.append(ddp.grad_buffers[0].data.clone())
     return counts, grads
 
 
@@ -102,12 +102,12 @@ def test_main_grads_are_views_and_accumulate_in_fp32():
     for _ in range(1000):
         param.sum().backward()
     assert param.grad is None and param.main_grad.item() == 1000.0
-    assert param.main_grad.data_ptr() == ddp.buffer.data.data_ptr()
+    assert param.main_grad.data_ptr() == ddp.grad_buffers[0].data.data_ptr()
 
 
 def test_a_bucket_cannot_travel_twice():
     params = [("a", nn.Parameter(torch.ones(2)))]
-    buffer = GradBuffer(params, bucket_layout([2], None), Replicated, Mesh.serial().dp, ALONE, torch.float32)
+    buffer = GradBuffer(params, bucket_layout([2], None), Mesh.serial().dp, ALONE, torch.float32)
     buffer.buckets[0].start()
     with pytest.raises(AssertionError, match="once at a time"):
         buffer.buckets[0].start()
@@ -131,7 +131,7 @@ def test_products_add_to_the_buffer_and_a_bucket_waits_for_the_last_use():
     want = torch.autograd.grad(model(x).square().sum(), [model.linear.weight, model.scale])
     ddp = DistributedDataParallel(model, Mesh.serial(), bucket_size=1, overlap=True)
     ready: list[str] = []
-    ddp.ready = lambda names: ready.extend(names)  # type: ignore[method-assign]
+    ddp.complete = ready.append  # type: ignore[method-assign]
     for _ in range(2):
         ddp(x).square().sum().backward()
     for param, grad in zip([model.linear.weight, model.scale], want, strict=True):

@@ -20,6 +20,7 @@ from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.data import param_buffer
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.parallel.data.units import units_of
+from minimegatron.parallel.data.zero import Zero3
 from minimegatron.training.observers.evaluation import evaluate
 from minimegatron.training.step import forward_step
 from tests.twin import Case, accumulate, microbatch, parallel_model, serial_backward, serial_model
@@ -106,8 +107,8 @@ class Recorded:
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self.events: list[tuple[str, int]] = []
-        assert ddp._on_use is not None
-        self._unit = {b.shard.data_ptr(): i for i, (_, mine, _) in enumerate(ddp._on_use.units) for b in mine}
+        assert isinstance(ddp.strategy, Zero3)
+        self._unit = {b.shard.data_ptr(): i for i, (_, mine, _) in enumerate(ddp.strategy.gathers.units) for b in mine}
         self._real = param_buffer.all_gather_start
 
     def __call__(self, shard: torch.Tensor, *where: Any) -> Any:
@@ -180,8 +181,8 @@ def gathered_in_a_pipeline(rank: int, world: int, case: Case) -> tuple[int, int,
     assert isinstance(ddp, DistributedDataParallel)
     with trace.record(rank) as log:
         accumulate(ddp, case, mesh)
-    layers = [any("layers" in name for name in bucket.members) for bucket in ddp.buffer.buckets]
-    sizes = [bucket.span.size for bucket in ddp.buffer.buckets]
+    layers = [any("layers" in name for name in bucket.members) for bucket in ddp.grad_buffers[0].buckets]
+    sizes = [bucket.span.size for bucket in ddp.grad_buffers[0].buckets]
     inside = sum(size for size, layer in zip(sizes, layers, strict=True) if layer)
     return log.nbytes("all_gather", axis="dp_cp") // 8, inside, sum(sizes) - inside
 

@@ -55,8 +55,8 @@ def travelled(rank: int, world: int, case: Case) -> tuple[dict[tuple[str, str], 
     found: dict[tuple[str, str], int] = {}
     for event in log.select(kind="comm"):
         found[event.name, event.axis] = found.get((event.name, event.axis), 0) + event.nbytes // 4
-    outside = sum(b.span.size for b in ddp.buffer.buckets if not any("layers" in name for name in b.members))
-    return found, ddp.buffer.layout.total, outside
+    outside = sum(b.span.size for b in ddp.grad_buffers[0].buckets if not any("layers" in name for name in b.members))
+    return found, ddp.grad_buffers[0].layout.total, outside
 
 
 @pytest.mark.parametrize("instances", [1, 2, 4])

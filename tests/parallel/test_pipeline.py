@@ -169,7 +169,7 @@ def gradients(rank: int, world: int, case: Case, run: Run = overlapped.run) -> d
     ddp = parallel_model(case, mesh)
     with training_with(run):
         accumulate(ddp, case, mesh)
-    return {name: p.main_grad.clone() for name, p in ddp.buffer.params.items() if not layout_of(p).shared}
+    return {name: p.main_grad.clone() for name, p in ddp.params.items() if not layout_of(p).shared}
 
 
 def whole(results: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -202,12 +202,12 @@ def _without_tied_sum() -> contextlib.AbstractContextManager:
 
 
 def _only_the_last_microbatch() -> contextlib.AbstractContextManager:
-    from minimegatron.parallel.data.buffer_sink import BufferSink
+    from minimegatron.parallel.data.ddp import GradAccumulator
 
     def overwrite(self, grad):
-        self._bucket.grad(self._name).copy_(grad)
+        self._bucket.place(self._name)[0].copy_(grad)
 
-    return mock.patch.object(BufferSink, "accumulate", overwrite)
+    return mock.patch.object(GradAccumulator, "accumulate", overwrite)
 
 
 def _w_dropped() -> contextlib.AbstractContextManager:
@@ -264,7 +264,7 @@ def run_list(rank: int, world: int, case: Case, schedule: Schedule, run: Run = o
     assert all(module.products.deferred is None for module in ddp.modules() if hasattr(module, "products")), (
         "nothing defers after the run"
     )
-    return sum(float(p.main_grad.abs().sum()) for p in ddp.buffer.params.values())
+    return sum(float(p.main_grad.abs().sum()) for p in ddp.params.values())
 
 
 @both_executors

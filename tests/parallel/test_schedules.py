@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from minimegatron.errors import ConfigError
 from minimegatron.parallel.pipeline.actions import Action, Schedule, round_robin, schedule_from_text, straight, v_shaped
-from minimegatron.parallel.pipeline.schedule_check import check, peak_live
-from minimegatron.parallel.pipeline.schedule_sim import simulate
+from minimegatron.parallel.pipeline.schedule_sim import check, peak_live, simulate
 from minimegatron.parallel.pipeline.schedules import SCHEDULES, build_schedule, forward_only, interleaved, one_f_one_b
 
 sizes = st.tuples(st.integers(1, 6), st.integers(1, 14))

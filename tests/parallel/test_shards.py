@@ -107,7 +107,7 @@ def test_a_bucket_of_one_microbatch_needs_no_zeros(monkeypatch: pytest.MonkeyPat
         plain(x).square().sum().backward()
     ddp.finish_grad_sync()
     got = ddp.whole_gradients()
-    assert torch.equal(got["unused"], torch.zeros(70)) and ddp.buffer.data.isfinite().all()
+    assert torch.equal(got["unused"], torch.zeros(70)) and ddp.grad_buffers[0].data.isfinite().all()
     for name in ("weight", "bias"):
         torch.testing.assert_close(got[name], plain.get_parameter(name).grad)
 

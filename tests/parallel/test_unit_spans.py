@@ -12,7 +12,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.models.decoder import build_model
 from minimegatron.parallel.data.ddp import DistributedDataParallel
-from minimegatron.parallel.data.unit_spans import units_in_trace
+from minimegatron.parallel.data.units import units_in_trace
 from minimegatron.viz.gathers import gathers_of
 from tests.twin import Case, accumulate
 

@@ -25,7 +25,7 @@ import torch
 from minimegatron import trace
 from minimegatron.errors import ConfigError
 from minimegatron.parallel.pipeline.actions import Action, Message, Schedule
-from minimegatron.parallel.pipeline.schedule_check import require_runnable
+from minimegatron.parallel.pipeline.schedule_sim import require_runnable
 
 if TYPE_CHECKING:
     from minimegatron.comm.p2p import PendingRecv, PointToPoint
@@ -111,13 +111,13 @@ class FunctionStage:
         return None if dx is None else {"hidden": dx}
 
 
-def taken(schedule: Schedule, stages: Sequence[Stage], message: Message) -> Specs:
+def input_specs(schedule: Schedule, stages: Sequence[Stage], message: Message) -> Specs:
     """The tensors of a message to one of these stages: what it takes, or the gradients of what it gave."""
     stage = stages[schedule.rank_of(message.to_stage)[1]]
     return stage.inputs if message.kind == "F" else _gradients(stage.outputs)
 
 
-def given(stages: Sequence[Stage], action: Action) -> Specs:
+def output_specs(stages: Sequence[Stage], action: Action) -> Specs:
     """The tensors that an action of one of these stages makes: what it gives, or the gradients of what it took."""
     stage = stages[action.chunk]
     return stage.outputs if action.kind == "F" else _gradients(stage.inputs)
@@ -224,7 +224,7 @@ def require_output(
     """
     stage, message = schedule.stage_of(rank, action.chunk), schedule.output_of(rank, action)
     assert message is not None, "the action makes a message"
-    specs = given(stages, action)
+    specs = output_specs(stages, action)
     if output is None:
         missing = "output" if action.kind == "F" else "gradient of its input"
         raise ConfigError(

@@ -43,10 +43,10 @@ from minimegatron.parallel.pipeline.execution import (
     TensorSpec,
     begin,
     compute,
-    given,
+    input_specs,
+    output_specs,
     require_output,
     send,
-    taken,
 )
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class _Executor:
         """The tensors of a message that comes, as far as they are known here."""
         if message.kind == "B" and (sent := self.sent.get(_activation_of(message))) is not None:
             return sent
-        return taken(self.schedule, self.stages, message)
+        return input_specs(self.schedule, self.stages, message)
 
     def _needs_no_header(self, message: Message, source: int) -> bool:
         """Whether all receives up to this one can be posted without waiting for a header, or for a shape from here."""
@@ -193,7 +193,7 @@ class _Executor:
             self.local[message] = {name: tensor.detach() for name, tensor in output.items()}
             return
         assert self.p2p is not None, "a message to another rank"
-        specs = given(self.stages, action)
+        specs = output_specs(self.stages, action)
         made: Specs = {name: TensorSpec(tensor.shape, tensor.dtype) for name, tensor in output.items()}
         if action.kind == "F" and any(spec.shape is None for spec in specs.values()):
             self.sent[message] = {name: spec for name, spec in made.items() if spec.has_gradient}

@@ -53,10 +53,10 @@ from minimegatron.parallel.pipeline.execution import (
     TensorSpec,
     begin,
     compute,
-    given,
+    input_specs,
+    output_specs,
     require_output,
     send,
-    taken,
 )
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def run(
             while needed not in ready:  # in the order in which the source sends
                 message = incoming[source].popleft()
                 assert p2p is not None, "a message from another rank"
-                specs = taken(schedule, stages, message)
+                specs = input_specs(schedule, stages, message)
                 ready[message] = PendingTensors(p2p, source, str(message), specs).wait()
             x = ready.pop(needed)
         output = compute(stages[action.chunk], action, x)
@@ -109,7 +109,7 @@ def run(
                 ready[made] = {name: tensor.detach() for name, tensor in output.items()}
             else:
                 assert p2p is not None, "a message to another rank"
-                send(p2p, output, destination, str(made), given(stages, action))
+                send(p2p, output, destination, str(made), output_specs(stages, action))
         live.record(action)
     if p2p is not None:
         p2p.wait_sends()
