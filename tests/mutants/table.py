@@ -5,8 +5,8 @@ Changes that are no mistakes, so that no test can notice them, are not planted:
 - the maximum that softmax and cross entropy shift by as a minimum or any other number: the shift cancels, until exp()
   overflows, and large logits have tests of their own;
 - `.contiguous()` before a product or in a tensor that has no holes: the values are the same, only a copy is spared;
-- how far ahead a receive is posted on gloo: the messages are the same (`tests/parallel/test_nccl_order.py` holds how
-  far it may be on NCCL);
+- how far ahead a receive is posted on gloo: the messages are the same (`tests/parallel/pipeline/test_nccl_order.py`
+  holds how far it may be on NCCL);
 - weights in FP8 that are kept from one `keeping_weights` to the next inside it (`layer.kept or {}`): it ends with
   None;
 - `ep` and `etp` left out of what a checkpoint says of its layout would change no number today: nothing draws from the
@@ -46,12 +46,12 @@ _STEP = "tests/training/test_step.py"
 _LET_GO = "tests/comm/test_shared_memory.py -k let_go"
 _RANKS = "tests/training/test_checkpoint_ranks.py"
 _POWER = "tests/checkpoint/test_power.py"
-_STALE = "tests/parallel/test_stale.py"
+_STALE = "tests/parallel/data/test_stale.py"
 _CONTEXT = "tests/layers/test_context.py"
 _DISPATCH = "tests/layers/test_dispatch.py"
 _ROUTER = "tests/layers/test_router.py"
 _MOE = "tests/layers/test_moe.py"
-_PIPELINE = "tests/parallel/test_pipeline.py"
+_PIPELINE = "tests/parallel/pipeline/test_pipeline.py"
 
 MUTANTS = (
     # ------------------------------------------------------------------------------------------- random streams
@@ -197,7 +197,7 @@ MUTANTS = (
         "minimegatron/comm/p2p.py",
         "return self._up if destination > source else self._down",
         "return self._up",
-        "tests/comm/test_p2p.py tests/parallel/test_nccl_order.py",
+        "tests/comm/test_p2p.py tests/parallel/pipeline/test_nccl_order.py",
     ),
     Mutant(
         "a message with holes",
@@ -211,7 +211,7 @@ MUTANTS = (
         "minimegatron/parallel/pipeline/plain.py",
         "message = incoming[source].popleft()",
         "message = needed",
-        "tests/parallel/test_pipeline_stages.py",
+        "tests/parallel/pipeline/test_stages.py",
     ),
     # ------------------------------------------------------------------------------------------- gradients
     Mutant(
@@ -240,7 +240,7 @@ MUTANTS = (
         "minimegatron/parallel/data/finalize.py",
         "    sum_tied_gradients(model, mesh)\n    total",
         "    total",
-        "tests/parallel/test_pipeline.py",
+        "tests/parallel/pipeline/test_pipeline.py",
     ),
     Mutant(
         "experts lie in the dense buffer",
@@ -261,7 +261,7 @@ MUTANTS = (
         "minimegatron/parallel/data/zero.py",
         "            weights.finish()  # those",
         "            pass  # those",
-        "tests/parallel/test_gathers.py -k out_of_order",
+        "tests/parallel/data/test_gathers.py -k out_of_order",
     ),
     Mutant(
         "a factor reaches the dense gradients alone",
@@ -275,14 +275,14 @@ MUTANTS = (
         "minimegatron/layers/deferred.py",
         "weight.grad = gradient if weight.grad is None else weight.grad + gradient",
         "weight.grad = gradient",
-        "tests/parallel/test_pipeline_stages.py",
+        "tests/parallel/pipeline/test_stages.py",
     ),
     Mutant(
         "nothing is put off in a split backward pass",
         "minimegatron/layers/products.py",
         "ctx.deferred = deferred",
         "ctx.deferred = None",
-        "tests/parallel/test_pipeline.py",
+        f"{_STALE} -k put_off",
     ),
     Mutant(
         "an expert that is cut is counted once for all its parts",

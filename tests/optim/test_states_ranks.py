@@ -21,7 +21,7 @@ from minimegatron.models.decoder import GPTModel
 from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.data.ddp import data_parallel
 from minimegatron.parallel.data.grad_buffer import TemporaryGradBuffer
-from tests.parallel.test_zero import DENSE, EXPERTS, STAGES, batch_of, layout_of_sizes
+from tests.parallel.data.test_zero import DENSE, EXPERTS, STAGES, batch_of, layout_of_sizes
 from tests.thorough import mostly_thorough
 from tests.twin import Case, accumulate, distance, parallel_model, weights
 

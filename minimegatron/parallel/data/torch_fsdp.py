@@ -1,10 +1,10 @@
 """ZeRO-3 by torch's own FSDP2, under the same training step.
 
-The problem in a sentence: what `parallel/data/ddp.py` does with `optim_grads_params` in files that can be read, torch
-does in a library that many people test and tune; a run should be able to choose, and both must take the same steps.
+The problem in a sentence: `parallel/data/zero.Zero3` is written to be read, torch's FSDP2 is tested and tuned by many
+people; a run should be able to choose, and both must take the same steps.
 
 `fully_shard` is called on the units of `parallel/data/units`, then on each stage for what is in no list. Every
-parameter becomes a `DTensor` that is cut along dim 0 over the replicas: rank r holds rows, not a stretch of a bucket.
+parameter becomes a `DTensor` that is cut along dim 0 over the replicas: rank r holds rows of it.
 
 | here (`optim_grads_params`)          | torch's FSDP2                                                      |
 |--------------------------------------|--------------------------------------------------------------------|
@@ -15,8 +15,8 @@ parameter becomes a `DTensor` that is cut along dim 0 over the replicas: rank r 
 | experts: `edp`                       | their modules are sharded first, over `edp`                        |
 | instances: an all-reduce of shards   | a mesh of (instances, shards); all-reduce after the last microbatch|
 
-Schedules that compute gradients of weights by themselves (zero bubble) cannot be combined: FSDP2 reduces gradients when
-autograd has finished, and lets go of the weight to which a deferred one would be added.
+Zero-bubble schedules are refused: FSDP2 reduces gradients when autograd has finished, and frees the weight to which a
+deferred wgrad would be added.
 
 Zhao et al. 2023 (arXiv 2304.11277). Megatron-LM: `megatron/core/distributed/torch_fully_sharded_data_parallel.py`.
 """
@@ -120,7 +120,7 @@ class TorchFSDP2(DataParallel):
 
     @contextlib.contextmanager
     def sync_only(self, names: Collection[str]) -> Iterator[None]:
-        """Sums over instances are of the last microbatch; those over the ranks of an instance, of every one."""
+        """FSDP2 sums over the ranks of an instance in every microbatch, and over instances in the last one."""
         self._sum_over_instances(bool(names))
         yield
         self._sum_over_instances(True)
@@ -144,7 +144,7 @@ class TorchFSDP2(DataParallel):
             grad.mul_(factor)
 
     def start_param_gather(self) -> None:
-        """What a pass without its backward has left gathered is old."""
+        """Free weights that a forward pass without its backward pass has left gathered: they are old."""
         for part in self._parts:
             part.reshard()
 
@@ -175,7 +175,7 @@ class TorchFSDP2(DataParallel):
 
     @contextlib.contextmanager
     def whole_weights(self) -> Iterator[None]:
-        """In the block the model has plain parameters, with their layouts; layers that run keep them."""
+        """In the block the model has plain parameters, with their layouts, also after layers have run."""
         sharded = {name: layout_of(param) for name, param in self.module.named_parameters()}
         inside = [part for part in self._parts if not getattr(part, "is_stage", False)]
         for part in inside:

@@ -1,7 +1,7 @@
-"""The overlapping executor of pipeline schedules: messages travel while their receiver computes. Training uses it.
+"""The executor of pipeline schedules that trains: messages travel while their receiver computes.
 
-The problem in a sentence: the plain executor (`parallel/pipeline/plain`) posts a receive when its action has come, so a
-message can travel only while its receiver waits.
+The problem in a sentence: the executor to read (`parallel/pipeline/plain`) posts a receive when its action has come, so
+a message can travel only while its receiver waits.
 
     for action in schedule.actions[rank]:
         post the receive of the next action      it travels while this one is computed
@@ -23,7 +23,7 @@ The call, the lists and the results are those of the plain executor. What is add
   parts.
 
 Receives of one edge are posted in the sender's order, whatever the order in which they are needed. On NCCL each edge
-has a communicator of its own, and no schedule that `schedule_check` accepts deadlocks (`comm/p2p`).
+has a communicator of its own, and no schedule that `schedule_sim.check` accepts deadlocks (`comm/p2p`).
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ def run(
     *,
     checked: bool = False,
 ) -> None:
-    """Run this rank's list, as `pipeline.run` does; every rank of the pipeline calls it with the same schedule.
+    """Run this rank's list, as `plain.run` does; every rank of the pipeline calls it with the same schedule.
 
     Args:
         schedule: which rank does what.
         stages: this rank's stages by chunk, which say what travels.
         p2p: messages to the other ranks; None where the schedule has one rank.
-        checked: the schedule has passed `schedule_check.check` already.
+        checked: the schedule has passed `schedule_sim.check` already.
 
     Raises:
         ConfigError: before anything runs: the checker's sentences, or a schedule for another number of ranks or chunks.

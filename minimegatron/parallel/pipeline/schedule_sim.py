@@ -213,7 +213,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None, *, checked: bool = 
 
     Args:
         costs: default: F, B and W take 1, so an undivided backward takes 2; messages take no time.
-        checked: the schedule is known to run: it was generated, or has passed `schedule_check.check`.
+        checked: the schedule is known to run: it was generated, or has passed `check`.
 
     Raises:
         ConfigError: the schedule cannot run (the sentences of `check`), or costs per stage are not one per stage.
