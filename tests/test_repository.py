@@ -31,9 +31,8 @@ OWN_PROCESSES = "a pipe between processes that this package started itself; noth
 LEARNERS_CODE = "runs the learner's own code, in a process made for it"
 # (file, what) -> why it may. Nothing that is read is executed.
 RUNS_CODE = {
-    ("launch/warm_server.py", "import pickle"): OWN_PROCESSES,
-    ("launch/warm_client.py", "import pickle"): OWN_PROCESSES,
-    ("launch/workers.py", "import pickle"): OWN_PROCESSES,
+    ("labkit/ranks/worker.py", "import pickle"): OWN_PROCESSES,
+    ("labkit/ranks/pool.py", "import pickle"): OWN_PROCESSES,
     ("checkpoint/torch_dist.py", "import pickle"): "writes what Megatron reads; reading is `checkpoint/pickled`",
     ("labkit/magics.py", "exec"): LEARNERS_CODE,
     ("labkit/player.py", "exec"): LEARNERS_CODE,
@@ -62,8 +61,8 @@ WAITS = {
     ("parallel/pipeline/plain.py", "wait"): MESSAGE,
     ("parallel/pipeline/overlapped.py", "wait"): MESSAGE,
     ("layers/recompute.py", "get"): "of a context variable, which waits for nobody",
-    ("launch/warm_client.py", "recv_bytes"): "called when the channel has something; its socket has a receive timeout",
-    ("launch/warm_server.py", "recv_bytes"): "an idle rank waits for its next job; its parent's end hangs up",
+    ("labkit/ranks/pool.py", "recv_bytes"): "called when the channel has something; its socket has a receive timeout",
+    ("labkit/ranks/worker.py", "recv_bytes"): "an idle rank waits for its next job; its parent's end hangs up",
 }
 CLEAN = "builds the environment of the processes it starts"
 LAUNCHER = "a launcher tells ranks who they are through the environment, and passes its own on"
@@ -72,21 +71,10 @@ READS_ENVIRONMENT = {
     "commands/jupyter.py": "a command: is there a display, is this a container",
     "commands/doctor.py": "whether CUDA_VISIBLE_DEVICES hides the GPUs that nvidia-smi lists",
     "launch/hardware.py": "the same, and what CUDA itself reads before it begins",
+    "planner/measure.py": LAUNCHER,
     "launch/procs.py": "whether the user has set how glibc's malloc works",
-    **{
-        f"launch/{name}.py": LAUNCHER
-        for name in (
-            "agent",
-            "blame",
-            "torchrun",
-            "warm_client",
-            "warm_server",
-            "launchers",
-            "rank",
-            "stores",
-            "workers",
-        )
-    },
+    **{f"launch/{name}.py": LAUNCHER for name in ("blame", "launchers", "rank", "stores")},
+    **{f"labkit/ranks/{name}.py": LAUNCHER for name in ("agent", "torchrun", "worker", "pool")},
     "kernels/build.py": "where compiled libraries are kept",
     "kernels/gpu_setup.py": "a command: what the builds it starts inherit",
     "kernels/toolkit.py": "which CUDA toolkit the user means",
@@ -97,7 +85,7 @@ READS_ENVIRONMENT = {
     "labkit/sandbox.py": CLEAN,
 }
 # file -> why it may rebind a global.
-GLOBALS = {"launch/workers.py": "a process has at most one fork server, and a fork of it has none yet"}
+GLOBALS = {"labkit/ranks/pool.py": "a process has at most one fork server, and a fork of it has none yet"}
 
 
 def tracked() -> list[Path]:

@@ -22,8 +22,7 @@ from minimegatron.layers.logical import draw, gather_logical, load_logical
 from minimegatron.layers.moe.router import set_loss_scale
 from minimegatron.layers.param import Init, layout_of, logical_parameters
 from minimegatron.models.block import TransformerLayer
-from minimegatron.models.chunks import ModelChunks
-from minimegatron.models.decoder import GPTModel
+from minimegatron.models.chunks import ModelChunks, build_chunks, build_stage
 from minimegatron.models.families import family_config
 from minimegatron.models.spec import ModuleSpec, spec_from_name
 from minimegatron.optim.groups import freeze
@@ -95,7 +94,7 @@ class Case:
 
     @property
     def layers(self) -> ModuleSpec | None:
-        return None if self.spec is None else spec_from_name(*self.spec, self.config)
+        return spec_from_name(self.spec, self.config)
 
 
 # What the serial twin of a case depends on.
@@ -109,7 +108,7 @@ TWIN_FIELDS = (
 def weights(config: TransformerConfig, seed: int, spec: ModuleSpec | None = None) -> dict[str, torch.Tensor]:
     """Logical tensors with norms that are not 1 and biases that are not 0."""
     tensors = {}
-    for name, param in logical_parameters(GPTModel(config, Mesh.serial(), spec)):
+    for name, param in logical_parameters(build_stage(config, Mesh.serial(), spec)):
         layout = layout_of(param)
         noise = draw(
             name,
@@ -153,9 +152,9 @@ def serial_gradients(case: Case, dp: int) -> tuple[float, dict[str, torch.Tensor
     }
 
 
-def serial_model(case: Case) -> GPTModel:
+def serial_model(case: Case) -> Any:
     """The case's model with its weights, in one process."""
-    model = GPTModel(case.config, Mesh.serial(), case.layers)
+    model = build_stage(case.config, Mesh.serial(), case.layers)
     load_logical(model, weights(case.config, case.seed, case.layers))
     return prepared(model, case, Mesh.serial())
 
@@ -169,7 +168,7 @@ def prepared(model: Any, case: Case, mesh: Mesh) -> Any:
     return model.double() if case.double else model
 
 
-def serial_backward(model: GPTModel, case: Case, dp: int) -> float:
+def serial_backward(model: torch.nn.Module, case: Case, dp: int) -> float:
     """Leave the gradients of the mean loss over the whole batch in `grad`; returns that loss."""
     batches = [microbatch(case, d, i) for d in range(dp) for i in range(case.accumulation)]
     count = max(sum(float(b["loss_mask"].sum()) for b in batches), 1.0)
@@ -186,8 +185,7 @@ def grad_of(p: torch.Tensor) -> torch.Tensor:
 
 def parallel_model(case: Case, mesh: Mesh) -> DataParallel:
     """The case's model with its weights, wrapped; in a pipeline this rank's stages of it."""
-    kind = GPTModel if mesh.pp.size == 1 else ModelChunks
-    model = kind(case.config, mesh, case.layers)
+    model = build_chunks(case.config, mesh, case.layers)
     load_logical(model, weights(case.config, case.seed, case.layers), stage=mesh.pp.size > 1)
     model = prepared(model, case, mesh)
     if case.sharding == "fsdp2":

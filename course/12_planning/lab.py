@@ -482,8 +482,7 @@ from minimegatron.models.families import family_config
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.parallel.data.ddp import data_parallel
-from minimegatron.training.pipelined import get_forward_backward_fn
-from minimegatron.training.step import StepOptions, forward_step, train_step
+from minimegatron.training.step import forward_step, train_step
 
 S, B, M, LAYERS = 32, 2, 4, 4
 MODEL = {"h": 128, "heads": 4, "groups": 2, "d": 32, "f": 256, "vocab": 256, "tied": False, "experts": 0, "topk": 0}
@@ -509,9 +508,8 @@ def sent_in_a_step(axis):
     ids = torch.arange(B * (S + 1)).view(B, -1) * 7 % 256
     batch = {"tokens": ids[:, :-1], "labels": ids[:, 1:], "loss_mask": torch.ones(B, S)}
     data = iter([cut_batch(batch, mesh) for _ in range(M)])
-    options = StepOptions(forward_backward_fn=get_forward_backward_fn(ddp))
     with trace.record(rank) as log:
-        train_step(forward_step, data, ddp, optimizer, scheduler, mesh, M, options)
+        train_step(forward_step, data, ddp, optimizer, scheduler, M)
     small = 8 * B * S  # losses, counts, and the weights of the experts' rows; gradients of norms are all-reduced
     large = [one for one in log.select(kind="comm") if one.nbytes > small and one.name != "all_reduce"]
     names = {"dp": ("dp_cp",), "cp": ("cp", "cp_outer")}.get(axis, (axis,))
@@ -584,8 +582,8 @@ planned_and_done(pipeline.events(0.05), events, title)
 
 # %%
 # %%needs legal
-from minimegatron.planner.estimate import Estimator
 from minimegatron.planner.layouts import Layout, layouts
+from minimegatron.planner.search import Estimator
 
 EIGHT = {"layers": 32, "heads": 32, "groups": 8, "s": 8192, "experts": 0}
 base = parse_args(f"--preset llama3-8b --seq-length 8192 --global-batch-size 64 {BEST}".split(), reads=False)
@@ -689,8 +687,8 @@ shown(
 # samples, and for one of 512.
 
 # %% tags=["hide-output"]
-from minimegatron.planner.estimate import Estimator
 from minimegatron.planner.layouts import layouts
+from minimegatron.planner.search import Estimator
 
 
 def tuned(batch, zero, pipeline):
@@ -803,7 +801,7 @@ from minimegatron.config import DataConfig, OptimizerConfig, ParallelConfig, Tra
 from minimegatron.planner import closed_forms
 from minimegatron.planner.timing import step_time as planned_time
 from minimegatron.training.flops import step_flops
-from minimegatron.training.run import RunConfig
+from minimegatron.config.run import RunConfig
 from minimegatron.viz.agreement import agreement
 
 
@@ -1102,7 +1100,7 @@ progress()
 # | bytes of an axis | `planner/work.py`, `planner/traffic.py` | |
 # | FLOPs and MFU | `training/flops.py` | `num_floating_point_operations` in `megatron/training/training.py` |
 # | time of a step | `planner/timing.py`, `planner/cluster.py`, `parallel/pipeline/schedule_sim.py` | |
-# | layouts, search | `planner/layouts.py`, `estimate.py`, `search.py`; `minimegatron plan` | |
+# | layouts, search | `planner/layouts.py`, `planner/search.py`; `minimegatron plan` | |
 # | dp and expert dp | `config/parallel.py`, `comm/mesh.py` | `megatron/core/parallel_state.py`: `RankGenerator` |
 #
 # Narayanan et al. 2021, Efficient large-scale language model training on GPU clusters (arXiv 2104.04473); Korthikanti et

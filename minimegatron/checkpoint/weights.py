@@ -20,13 +20,13 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError
 from minimegatron.layers.param import layout_of, logical_parameters
-from minimegatron.models.decoder import GPTModel
+from minimegatron.models.chunks import build_stage
 
 
 def logical_tensors(config: TransformerConfig) -> dict[str, Described]:
     """Names, shapes and dtypes of a model's weights, without padding."""
     with torch.device("meta"):
-        model = GPTModel(config, Mesh.serial())
+        model = build_stage(config, Mesh.serial())
     return {name: Described(param.dtype, logical_shape(layout_of(param))) for name, param in logical_parameters(model)}
 
 

@@ -19,7 +19,7 @@ once; then each axis compares the sums of its tensors by one MAX all-reduce of `
 
 Which tensors have copies on which axis is read off their layout (`layers/param.copy_axes`). This finds a *missing* sum.
 A sum with a wrong scale, or one that is missing where nothing is copied, is the same on all replicas, and only a serial
-twin finds it (`observers/first_step`). Megatron-LM has `--check-weight-hash-across-dp-replicas-interval`, over dp.
+twin finds it (`observers/checks`). Megatron-LM has `--check-weight-hash-across-dp-replicas-interval`, over dp.
 """
 
 from __future__ import annotations

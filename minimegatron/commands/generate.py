@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
     from minimegatron.data.tokenizer import HuggingFaceTokenizer
     from minimegatron.inference.sampling import SamplingParams
-    from minimegatron.models.decoder import GPTModel
+    from minimegatron.models.contract import LanguageModel
 
 
-def load(found: Model, mesh: Mesh, params_dtype: str) -> GPTModel:
+def load(found: Model, mesh: Mesh, params_dtype: str) -> LanguageModel:
     """This rank's part of a model, ready to generate.
 
     Raises:
@@ -47,15 +47,15 @@ def load(found: Model, mesh: Mesh, params_dtype: str) -> GPTModel:
     from minimegatron.checkpoint.regions import Logical, logical_shape, regions
     from minimegatron.checkpoint.weights import fill
     from minimegatron.layers.param import layout_of, logical_parameters
-    from minimegatron.models.decoder import GPTModel
+    from minimegatron.models.chunks import build_stage
 
-    model = GPTModel(found.config.replace(params_dtype=params_dtype), mesh)
+    model = build_stage(found.config.replace(params_dtype=params_dtype), mesh)
     held: dict[str, Logical] = {}
     for name, param in logical_parameters(model):
         values, layout = param.detach().zero_(), layout_of(param)  # padding of the vocabulary is in no file
         held[name] = Logical(logical_shape(layout), regions(layout, values), param.dtype)
     fill(held, found, params_dtype)
-    return model.eval().to(mesh.device)
+    return model.eval().to(mesh.device)  # type: ignore[no-any-return]
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -61,6 +61,8 @@ def free(why: str) -> Kind:
 
 HOW = free("how the same numbers are computed")
 BEGUN = free("the beginning is over")
+BAD_STEP = free("what to do at a bad step is decided when it comes, often by going on with another answer")
+OBSERVED = free("what is observed and where it is written")
 
 
 def opt(kind: Kind, default: Any, help: str, choices: tuple | None = None, *, rank_local: str = "", **more: Any) -> Any:

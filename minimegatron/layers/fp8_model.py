@@ -21,7 +21,7 @@ from torch import nn
 
 from minimegatron.comm.axis import Axis
 from minimegatron.config.model import TransformerConfig
-from minimegatron.config.precision import check_fp8_dims
+from minimegatron.config.variants import check_fp8_dims
 from minimegatron.layers.fp8 import Fp8Recipe
 from minimegatron.layers.fp8_linear import TENSORS, ParallelFp8
 from minimegatron.layers.fp8_scales import DelayedScale, Siblings, together

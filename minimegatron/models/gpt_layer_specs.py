@@ -54,6 +54,7 @@ def decoder_layer_spec(config: TransformerConfig) -> ModuleSpec:
     norms += ["post_self_attn_layernorm", "post_mlp_layernorm"] * config.norms_output
     return ModuleSpec(
         TransformerLayer,
+        params={"mlp_of": lambda layer_number: "moe" if config.has_experts(layer_number) else "mlp"},
         submodules={
             **dict.fromkeys(norms, ModuleSpec(Norm)),
             "self_attention": ModuleSpec(attention, params=linears),

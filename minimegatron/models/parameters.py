@@ -10,7 +10,7 @@ import torch
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.layers.param import layout_of, logical_parameters
-from minimegatron.models.decoder import GPTModel
+from minimegatron.models.chunks import build_stage
 
 
 @functools.lru_cache(maxsize=64)
@@ -22,7 +22,7 @@ def count_parameters(config: TransformerConfig, active: bool = False) -> int:
         active: of the experts count only the k that a token passes.
     """
     with torch.device("meta"):
-        model = GPTModel(config.replace(transformer_impl="local"), Mesh.serial())
+        model = build_stage(config.replace(transformer_impl="local"), Mesh.serial())
     count = 0
     for _, param in logical_parameters(model):
         layout = layout_of(param)

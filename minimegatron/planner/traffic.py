@@ -19,9 +19,10 @@ from collections.abc import Iterable, Iterator
 
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.mesh import Mesh
-from minimegatron.config.stages import StagePlan, plan_stages
+from minimegatron.config.parallel import StagePlan, plan_stages
+from minimegatron.config.run import RunConfig
+from minimegatron.footprint.dry_run import Sizes, require_known
 from minimegatron.footprint.prediction import actions_of, meta_model, meta_wrapper, sizes_of
-from minimegatron.footprint.tape import Sizes, require_known
 from minimegatron.layers.fp8_linear import ParallelFp8
 from minimegatron.layers.fp8_scales import CurrentScale, DelayedScale
 from minimegatron.layers.moe.router import tally_size
@@ -37,7 +38,6 @@ from minimegatron.planner.stages import StageWork
 from minimegatron.planner.update import update_messages
 from minimegatron.planner.work import Message
 from minimegatron.training.memory_report import spec_of, work_of_run
-from minimegatron.training.run import RunConfig
 
 Messages = Counter[tuple[Message, str]]
 

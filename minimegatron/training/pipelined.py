@@ -33,7 +33,6 @@ from minimegatron.parallel.pipeline import overlapped
 from minimegatron.parallel.pipeline.execution import Tensors
 from minimegatron.parallel.pipeline.schedules import Schedule
 from minimegatron.parallel.pipeline.stage import Forward, ModuleStage, last_gradients
-from minimegatron.training import step
 
 
 class Microbatches:
@@ -116,11 +115,6 @@ def forward_only(
 ) -> dict[str, torch.Tensor]:
     """Reports of an evaluation; {} but on the last stage."""
     return _run(_chunks(model).evaluation(num_microbatches), forward_step, data_iterator, model).reports
-
-
-def get_forward_backward_fn(model: DataParallel) -> step.ForwardBackward:
-    """What runs the forward and backward passes of this model's steps."""
-    return forward_backward if isinstance(model.module, ModelChunks) else step.forward_backward
 
 
 def _run(

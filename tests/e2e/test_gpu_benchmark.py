@@ -17,9 +17,9 @@ import torch
 
 from benchmarks import gpu, gpu_cases, gpu_collectives, gpu_decode, gpu_layers, gpu_parts, gpu_training
 from benchmarks.gpu_parts import Found, Part, Row
+from labkit.ranks.torchrun import Run
 from minimegatron.comm.mesh import Mesh
 from minimegatron.inference import decode
-from minimegatron.launch.torchrun import Run
 from minimegatron.models.decoder import build_model
 from minimegatron.models.families import family_config
 from tests.recorder import OnACpu

@@ -34,6 +34,7 @@ CASES = [
     Case(PP2, double=True, accumulation=3, spec=SPEC),
     Case(PP2 | {"pipeline_schedule": "zb_h1"}, double=True, accumulation=3, spec=SPEC),
     Case(sharding="optim", double=True, accumulation=2, spec=SPEC),
+    Case(PP2, double=True, accumulation=3, spec=("tests.extension.retention", "skipping")),
 ]
 
 

@@ -29,8 +29,7 @@ from minimegatron.models.decoder import GPTModel
 from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.parallel.data.finalize import finalize_model_grads
-from minimegatron.training.pipelined import get_forward_backward_fn
-from minimegatron.training.step import forward_step
+from minimegatron.training.step import forward_step, get_forward_backward_func
 from tests.golden import megatron_names
 from tests.golden.test_megatron_trace import FROZEN, check
 from tests.thorough import mostly_thorough
@@ -80,7 +79,7 @@ def train(
     for step in range(steps):
         ddp.zero_grad_buffer()
         batches = iter([{"tokens": t[:, :-1], "labels": t[:, 1:], "loss_mask": mask} for t in tokens])
-        run_passes = get_forward_backward_fn(ddp)
+        run_passes = get_forward_backward_func(ddp)
         count, reports = run_passes(forward_step, batches, ddp, len(tokens), lambda loss: loss)
         total = finalize_model_grads(ddp, mesh, count)
         if step == 0:

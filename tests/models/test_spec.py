@@ -64,14 +64,14 @@ def test_from_the_command_line(monkeypatch):
     module = types.ModuleType("my_specs")
     module.doubled, module.wrong = doubled, lambda config: 3
     monkeypatch.setitem(sys.modules, "my_specs", module)
-    assert spec_from_name("my_specs", "doubled", CONFIG).submodules["input_layernorm"].module is DoublingNorm
+    assert spec_from_name(("my_specs", "doubled"), CONFIG).submodules["input_layernorm"].module is DoublingNorm
     for arguments, words in [
         (("my_specz", "doubled"), "cannot import 'my_specz'"),
         (("my_specs", "doubbled"), "did you mean `doubled`?"),
         (("my_specs", "wrong"), "returned a int"),
     ]:
         with pytest.raises(ConfigError) as error:
-            spec_from_name(*arguments, CONFIG)
+            spec_from_name(arguments, CONFIG)
         assert words in str(error.value)
 
 

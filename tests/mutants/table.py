@@ -422,7 +422,7 @@ MUTANTS = (
         "tests/models/test_folder.py -k two_sets",
     ),
     Mutant(
-        "the tokenizer of a run is not kept beside its checkpoints", "minimegatron/training/published.py",
+        "the tokenizer of a run is not kept beside its checkpoints", "minimegatron/training/checkpointing.py",
         "    return origin.keep(root, origin.of_run(there, files, said))\n", '    return ""\n',
         "tests/checkpoint/test_export.py -k scratch",
     ),

@@ -19,7 +19,7 @@ from minimegatron.checkpoint import commit, storage
 from minimegatron.checkpoint.commit import Keep, complete, published, retire
 from minimegatron.checkpoint.lock import RootLock
 from minimegatron.checkpoint.manifest import NAME
-from minimegatron.config.checkpoint import CheckpointConfig
+from minimegatron.config.run import CheckpointConfig
 from minimegatron.errors import CheckpointError, ConfigError, RankError
 from minimegatron.training.checkpointing import Checkpoints
 from tests.faults import helpers
@@ -543,7 +543,7 @@ def test_a_second_sigterm_during_the_save_of_the_first_ends_at_once(tmp_path, he
 @pytest.mark.parametrize("twice", [False, True])
 def test_torchrun_is_told_to_end_once_or_twice(tmp_path, held, twice):
     """It hands the first on to its ranks, which save; at the second all of them end. Its own status is always 143."""
-    process, token = held("-m minimegatron.launch.agent --standalone --nproc-per-node=2", 300 if twice else 1, "")
+    process, token = held("-m labkit.ranks.agent --standalone --nproc-per-node=2", 300 if twice else 1, "")
     process.send_signal(signal.SIGTERM)
     helpers.wait_for((tmp_path / "held").exists, 60, "the save of the first has begun")
     if twice:

@@ -19,10 +19,10 @@ from minimegatron.checkpoint.commit import complete
 from minimegatron.checkpoint.storage import ShardReader
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import CheckpointConfig, ParallelConfig
+from minimegatron.config.run import RunConfig
 from minimegatron.training.build import build_replica
 from minimegatron.training.checkpointing import Checkpoints
 from minimegatron.training.observers.evaluation import evaluate
-from minimegatron.training.run import RunConfig
 from minimegatron.training.run_state import RunState
 from minimegatron.training.step import forward_step
 from tests.training.test_trainer import numbers, trainer_of
@@ -44,7 +44,7 @@ def token_losses(state: RunState, batch: dict[str, torch.Tensor]) -> torch.Tenso
         kept.append(output)
         return output, summed
 
-    evaluate(step, iter([batch]), state.model, state.mesh, 1)
+    evaluate(step, iter([batch]), state.model, 1)
     return kept[0] if kept and state.mesh.pp.is_last else None
 
 

@@ -44,15 +44,15 @@ class DataParallel(nn.Module):
         mesh: its layout.
 
     Attributes:
-        loss_names: names of the losses that the last pipeline stage reports (`training/reports`), of an evaluation and
-            of a step; empty before the first report.
+        loss_names: "training" or "evaluation" -> names of the losses that the last pipeline stage reports, once it has
+            sent them (`training/reports`).
         rounds_to: the 16-bit dtype of a model whose weights are kept in fp32 and rounded when they are gathered.
     """
 
     def __init__(self, module: nn.Module, mesh: Mesh) -> None:
         super().__init__()
         self.module, self.mesh = module, mesh
-        self.loss_names: tuple[list[str], list[str]] = ([], [])
+        self.loss_names: dict[str, list[str]] = {}
         self.rounds_to: torch.dtype | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

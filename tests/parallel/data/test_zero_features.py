@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from minimegatron.config.stages import SPLIT
+from minimegatron.config.parallel import SPLIT
 from tests.thorough import mostly_thorough
 from tests.twin import Case, compare_all, problems
 

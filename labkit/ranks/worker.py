@@ -1,13 +1,24 @@
-"""The process that forks warm ranks, and what a warm rank does: the far side of `launch.warm_client`.
+"""A warm rank: runs jobs for a pool (`ranks/pool`), and puts its process in order between two of them.
 
-A rank lives through many jobs. Each job gets a default process group of its own over a file (no port to collide with,
-and no message of an earlier job can arrive in a later one) and a process that `launch.clean` has put in order::
+Each job gets a default process group of its own over a file (no port to collide with, and no message of an earlier job
+can arrive in a later one) and a process that looks as if it had just been started, because a test that passes only
+after another test is worse than one that fails::
 
     parent                                    rank
       |-- job ---------------------------------> join the group, run
       |<------------------------ result or error  (an error leaves the group at once: the peers must not wait)
       |-- release (all have answered) ----------> leave the group, clean up
       |<---------------------- "" or what is dirty
+
+| after a job      |                                                                                                  |
+|------------------|--------------------------------------------------------------------------------------------------|
+| put back         | random generators, default dtype and device, grad mode, thread count, matmul precision,          |
+|                  | determinism, anomaly mode, signal handlers, streams, warning filters, umask; by the next job:    |
+|                  | environment, working directory, `sys.path`, process group                                        |
+| forgotten        | the user's modules (not Python's, installed or this package's): the next job imports them anew   |
+| the rank is      | a thread or a process left running, process groups that something still holds (each has a thread |
+| replaced after   | that wakes a hundred times a second), a library function replaced, a library module removed, a   |
+|                  | global module hook left behind, a trace still recording                                          |
 
 Pickles travel here over a socket pair between a process and its own descendants, never from a file or a network.
 """
@@ -26,7 +37,10 @@ import random
 import signal
 import socket
 import sys
+import threading
 import traceback
+import warnings
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, NoReturn
 
@@ -34,13 +48,13 @@ import numpy
 import torch
 import torch.distributed as dist
 
+from labkit.ranks.fork_server import ENVIRONMENT, obey, send
+from minimegatron import trace
 from minimegatron.comm.async_ops import publish_waiting, set_transport
 from minimegatron.comm.fingerprints import fingerprints
 from minimegatron.comm.shared_memory import SharedMemory
 from minimegatron.launch import procs
-from minimegatron.launch.clean import CleanState
 from minimegatron.launch.consequence import is_consequence
-from minimegatron.launch.fork_server import ENVIRONMENT, obey, send
 
 # First use of FSDP2 or DTensor costs 7 s without these.
 PRELOAD = (
@@ -110,7 +124,7 @@ def serve(sock: socket.socket, folder: str, preload: list[str]) -> None:
 
 
 def _become_rank(_: None, channel: int, out: int, err: int, page: int) -> NoReturn:
-    procs.adopt_orphans()  # so that `launch.clean` sees what a job leaves behind
+    procs.adopt_orphans()  # so that `CleanState` sees what a job leaves behind
     os.dup2(out, 1)
     os.dup2(err, 2)
     publish_waiting(mmap.mmap(page, 0))
@@ -224,3 +238,95 @@ def _leave_group() -> None:
         from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
         _clear_sharding_prop_cache()
+
+
+# ---------------------------------------------------------------------------------------- between two jobs
+
+
+THREADS = 24  # of the kernel's, more than at the start: a few groups may linger until the next collection
+
+
+class CleanState:
+    """What a rank was like before its first job, and the way back to it.
+
+    Attributes:
+        spoiled: why this rank cannot be used again, or "".
+    """
+
+    def __init__(self) -> None:
+        self.spoiled = ""
+        self.modules = dict(sys.modules)
+        self.random = (random.getstate(), numpy.random.get_state(), torch.get_rng_state())
+        self.signals = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP)}
+        self.streams = {name: getattr(sys, name) for name in ("stdin", "stdout", "stderr", "excepthook")}
+        self.lists: list[tuple[Any, list[Any]]] = [(x, list(x)) for x in (sys.argv, warnings.filters)]
+        self.threads, self.tasks = set(threading.enumerate()), _tasks()
+        watched = ("builtins", "torch", "torch.distributed", "torch.nn.functional")
+        self.functions: dict[str, dict[str, Callable[..., Any]]] = {
+            name: {key: value for key, value in vars(module).items() if callable(value)}
+            for name, module in sys.modules.items()
+            if name in watched or name.startswith("minimegatron.")
+        }
+
+    def restore(self) -> str:
+        """Undo what the job did to the process.
+
+        Returns:
+            What could not be undone, or "".
+        """
+        random.setstate(self.random[0])
+        numpy.random.set_state(self.random[1])
+        torch.set_rng_state(self.random[2])
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+        torch.set_grad_enabled(True)
+        torch.set_num_threads(1)
+        torch.set_float32_matmul_precision("highest")
+        torch.use_deterministic_algorithms(False)
+        torch.autograd.set_detect_anomaly(False)
+        for signum, handler in self.signals.items():
+            signal.signal(signum, handler)
+        for name, stream in self.streams.items():
+            setattr(sys, name, stream)
+        for mutable, original in self.lists:
+            mutable[:] = original
+        os.umask(0o022)
+        dirty = self._left_over()
+        for name in [n for n, m in sys.modules.items() if n not in self.modules and _is_users(m)]:
+            del sys.modules[name]
+        gc.collect()
+        if _tasks() > self.tasks + THREADS:
+            gc.unfreeze()  # something that outlived its own job may hold them
+            gc.collect()
+        gc.freeze()  # what outlives its job is a module's: the next collection need not look at it again
+        if not dirty and _tasks() > self.tasks + THREADS:
+            return f"{_tasks() - self.tasks} threads of process groups that are still held"
+        return dirty
+
+    def _left_over(self) -> str:
+        if self.spoiled:
+            return self.spoiled
+        for name, module in self.modules.items():
+            if sys.modules.get(name) is not module:
+                return f"module {name} removed or replaced"
+        for name, functions in self.functions.items():
+            for key, value in functions.items():
+                if vars(self.modules[name]).get(key) is not value:
+                    return f"{name}.{key} replaced"
+        if threads := [t.name for t in threading.enumerate() if t not in self.threads]:
+            return f"thread {threads[0]} left running"
+        procs.reap()
+        if procs.children(os.getpid()):
+            return "a process left running"
+        if torch.nn.modules.module._has_any_global_hook():
+            return "a global module hook left behind"
+        return "a trace left recording" if trace.recording() else ""
+
+
+def _tasks() -> int:
+    return len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 0
+
+
+def _is_users(module: Any) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and procs.is_users(file)

@@ -11,7 +11,7 @@ and when its kernel is restarted no process may stay behind.
       at line 6 of this cell: raise ValueError("shape mismatch")
       (ranks 0, 2-3 were ended with it: a consequence, not the cause)
 
-It runs the real thing (`launch.agent` is `torchrun` in a process of our own); `run.cmd` is the line that does the same
+It runs the real thing (`ranks/agent` is `torchrun` in a process of our own); `run.cmd` is the line that does the same
 in a terminal. The script itself needs nothing from here, but with `init()`, `finish()` and `report()` of `launch.rank`
 it starts, ends and talks properly.
 
@@ -44,9 +44,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from labkit.ranks import agent
 from minimegatron.errors import ConfigError, named
-from minimegatron.launch import agent, procs
+from minimegatron.launch import procs
 from minimegatron.launch.consequence import is_consequence
+from minimegatron.launch.launchers import RUN_DIR
 from minimegatron.launch.patience import Patience, Starting
 
 ENVIRONMENT = {
@@ -230,7 +232,7 @@ def _start_agent(
     script: Sequence[str], nproc: int, folder: Path, environment: dict[str, str]
 ) -> subprocess.Popen[bytes]:
     """`torchrun` in a session of its own; what it and its ranks write goes to files below `folder`."""
-    command = [sys.executable, "-m", "minimegatron.launch.agent", "--standalone", f"--nproc-per-node={nproc}"]
+    command = [sys.executable, "-m", "labkit.ranks.agent", "--standalone", f"--nproc-per-node={nproc}"]
     command += ["--log-dir", str(folder / "logs"), "--redirects", "3", *script]
     with open(folder / "agent.log", "w") as log:
         return subprocess.Popen(
@@ -252,7 +254,7 @@ def _environment(folder: Path, token: str, extra: Mapping[str, str]) -> dict[str
         **ENVIRONMENT,
         **extra,
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        agent.RUN_DIR: str(folder.resolve()),
+        RUN_DIR: str(folder.resolve()),
         agent.LAUNCHER: str(os.getpid()),
         name: value,
     }

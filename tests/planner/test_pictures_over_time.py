@@ -8,7 +8,7 @@ from minimegatron.memory import Sample
 from minimegatron.models.chunks import schedule_of
 from minimegatron.parallel.pipeline.schedule_sim import peak_live
 from minimegatron.planner.cluster import CLUSTERS
-from minimegatron.planner.course import course
+from minimegatron.planner.pictures import course
 from minimegatron.planner.planning import Plan, plan, without_host
 from minimegatron.planner.timing import stages_of_run
 from minimegatron.training.arguments import parse_args

@@ -13,7 +13,7 @@ takes the arguments of `torchrun`, calls the function behind `torchrun`, and dif
 | a failed rank: a table of 15 lines, exit status 1       | "rank 1 was killed by SIGKILL" (an exception has been  |
 |                                                         | printed by its rank); the rank's status, or 5          |
 
-What happened to which rank is also written to `agent.json` in the run directory, for `launch.torchrun`.
+What happened to which rank is also written to `agent.json` in the run directory, for `ranks/torchrun`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ from types import FrameType
 from typing import Any
 
 from minimegatron.launch import procs
+from minimegatron.launch.launchers import AGENT, RUN_DIR
 
-RUN_DIR = "MINIMEGATRON_RUN_DIR"  # where ranks check in and report; set by `launch.torchrun`
-AGENT = "MINIMEGATRON_AGENT"  # our pid, for the ranks
 LAUNCHER = "MINIMEGATRON_LAUNCHER"  # pid of the process that must outlive us
 TOKEN = "MINIMEGATRON_RUN"  # marks every process of one launch
 INTERRUPTED = 128 + signal.SIGINT

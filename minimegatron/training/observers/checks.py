@@ -1,10 +1,11 @@
-"""The first step, held against one process: `--check-first-step`.
+"""Checks that ranks compute the same: the first step against one process, and copies of weights against each other.
 
-The problem in a sentence: a sum that is made twice, over the wrong ranks or with a wrong scale gives every replica the
-same wrong gradient, so no comparison of replicas finds it, the loss falls all the same, and Adam hides a wrong scale.
+`--check-replicas-interval N` compares copies of weights bit by bit every N steps (`comm/replicas`). But a sum that is
+made twice, over the wrong ranks or with a wrong scale gives every replica the same wrong gradient; the loss falls all
+the same, and Adam hides a wrong scale. `--check-first-step` finds those.
 
-So before the first step the gradients of its batch are computed twice: by all ranks in the layout of the run, and by
-rank 0 alone on a mesh of ones. Both start from the weights of step 0, a function of the seed; what begins as a
+Before the first step the gradients of its batch are computed twice: by all ranks in the layout of the run, and by rank
+0 alone on a mesh of ones. Both start from the weights of step 0, a function of the seed; what begins as a
 constant is shaken first, because a bias of 0 that is added twice is still 0. Both compute in fp64, where only mistakes
 are visible: roundings are near 1e-15, the limit is 1e-7 of a tensor's largest element.
 
@@ -34,10 +35,12 @@ import torch
 from minimegatron.comm.agree import gather_objects, on_rank_zero
 from minimegatron.comm.collectives import all_reduce, broadcast
 from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.replicas import check_copies
+from minimegatron.config.run import RunConfig
 from minimegatron.data.builder import Dataset
 from minimegatron.errors import RankError, named, ranges
 from minimegatron.layers.logical import draw_part, gather_logical
-from minimegatron.layers.param import Init, layout_of, logical_parameters
+from minimegatron.layers.param import Init, copy_axes, layout_of, logical_parameters
 from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.spec import spec_from_name
@@ -49,11 +52,9 @@ from minimegatron.parallel.data.data_parallel import DataParallel
 from minimegatron.parallel.data.ddp import data_parallel
 from minimegatron.parallel.data.finalize import finalize_model_grads
 from minimegatron.training.datasets import microbatches
-from minimegatron.training.observers import Observer
-from minimegatron.training.pipelined import get_forward_backward_fn
-from minimegatron.training.reports import reduce_reports
-from minimegatron.training.run import RunConfig
-from minimegatron.training.step import ForwardStep
+from minimegatron.training.observers import Observer, Step
+from minimegatron.training.reports import StepReport, reduce_reports
+from minimegatron.training.step import ForwardStep, get_forward_backward_func
 
 TOLERANCE = 1e-7
 # What is smaller than this share of the largest gradient of the model is compared with that share: a bias of keys has
@@ -142,7 +143,7 @@ def gradients(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: int, for
     config = run.model.replace(
         hidden_dropout=0.0, attention_dropout=0.0, params_dtype="fp32", kernels="torch", attention_backend="auto"
     )
-    spec = spec_from_name(*run.spec, config) if run.spec else None
+    spec = spec_from_name(run.spec, config)
     model = build_model_chunks(config, mesh, run.training.seed, spec)
     shake(model, run.training.seed)
     model = model.double()
@@ -151,13 +152,13 @@ def gradients(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: int, for
     ddp.zero_grad_buffer()
     batches = microbatches(dataset, run.training.micro_batch_size, mesh, 0, mesh.device)
     count = batch_size // (run.training.micro_batch_size * mesh.dp.size)
-    hooks, forward_backward_fn = StepHooks(ddp, mesh), get_forward_backward_fn(ddp)
+    hooks, forward_backward_func = StepHooks(ddp, mesh), get_forward_backward_func(ddp)
     with hooks.passes(1.0):
-        tokens, reports = forward_backward_fn(forward_step, batches, ddp, count, lambda loss: loss)
+        tokens, reports = forward_backward_func(forward_step, batches, ddp, count, lambda loss: loss)
     finalize_model_grads(ddp, mesh, tokens)
     params = main_params(run.optimizer, ddp, mesh, ddp.shards())
     norm, _, _ = look([(p, grad) for p in params if (grad := p.read_grad()) is not None], mesh).to_host()
-    return Gradients(reduce_reports(reports | hooks.reports(), mesh).means, ddp, norm)
+    return Gradients(reduce_reports(reports | hooks.reports(), ddp).losses, ddp, norm)
 
 
 def distances(
@@ -242,3 +243,40 @@ def _refusal(
         fix="look for a sum that is missing, made twice or over the wrong ranks, "
         + ("in the forward pass" if losses else "in the backward pass between that tensor and the loss"),
     )
+
+
+class ReplicaCheck(Observer):
+    """Compares every parameter with its copies on other ranks, and what each rank has moved its own part by.
+
+    Args:
+        model: whose parameters.
+        mesh: its layout.
+        interval: steps between comparisons; None for none.
+    """
+
+    def __init__(self, model: DataParallel, mesh: Mesh, interval: int | None) -> None:
+        self.model, self.mesh, self.interval = model, mesh, interval
+        self._report: StepReport | None = None  # of the last good step
+
+    def after_step(self, step: Step) -> None:
+        """Compare if it is time to.
+
+        Raises:
+            RankError: copies differ.
+        """
+        self._report = step.report or self._report
+        if self.interval and step.iteration % self.interval == 0:
+            self.check()
+
+    def check(self) -> None:
+        world = self.mesh.world
+        decided = {
+            f"the {name} of the step": torch.tensor(value, dtype=torch.float64, device=self.mesh.device)
+            for report in (self._report,)
+            if report is not None
+            for name, value in report.decided().items()
+        }
+        with self.model.whole_weights():
+            held = logical_parameters(self.model)
+            copies = {n: (p, copy_axes(layout_of(p), self.mesh)) for n, p in held}
+            check_copies({**copies, **{name: (value, [world]) for name, value in decided.items()}}, world)

@@ -16,10 +16,11 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+from labkit.ranks import agent
+from labkit.ranks.torchrun import Run, launch, render
 from minimegatron.errors import ConfigError, DeadlineError
-from minimegatron.launch import agent, procs, rank
+from minimegatron.launch import procs, rank
 from minimegatron.launch.ledger import Cause, Ledger, Position
-from minimegatron.launch.torchrun import Run, launch, render
 from tests.thorough import mostly_thorough
 
 # Scripts without torch start in a moment; `TALK` is what a learner's cell looks like.

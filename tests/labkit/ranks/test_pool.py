@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from labkit.ranks.pool import WarmPool, shared_pool, this_process
 from minimegatron.errors import ConfigError, DeadlineError, RankError
-from minimegatron.launch.workers import WarmPool, shared_pool, this_process
 from tests.faults import helpers
 
 
@@ -122,7 +122,7 @@ def test_an_error_brings_its_line_its_traceback_and_itself(ranks: Any) -> None:
     error = caught.value
     assert 'in fail: raise ConfigError("tp is 3", fix="choose 2")' in error.where
     assert error.where.endswith("; ranks 0, 2 then lost the connection: a consequence, not the cause")
-    assert error.__notes__[0].startswith("On rank 1:\nTraceback") and "warm_server" not in error.__notes__[0]
+    assert error.__notes__[0].startswith("On rank 1:\nTraceback") and "worker.py" not in error.__notes__[0]
     assert isinstance(error.__cause__, ConfigError) and error.__cause__.fix == "choose 2"
     assert ranks(3).stdout == ["", "before\n", ""]
 

@@ -3,10 +3,10 @@
 The problem in a sentence: `import torch` costs 1.4 CPU-seconds a process, and a process that has used torch has threads
 and must not fork. So one process imports everything, runs nothing, stays single-threaded, and forks: 0.01 s a rank.
 
-|                 | warm ranks (`launch.workers`)              | fresh processes (`labkit.fresh`)             |
+|                 | warm ranks                                 | fresh processes of the judge                 |
 |-----------------|--------------------------------------------|----------------------------------------------|
-| near side       | `launch.warm_client`                       | `labkit.fresh`                               |
-| far side        | `launch.warm_server`                       | `labkit.nursery`                             |
+| near side       | `ranks/pool`                               | `labkit/fresh`                               |
+| far side        | `ranks/worker`                             | `labkit/nursery`                             |
 | a rank lives    | for many jobs                              | for one                                      |
 | it answers with | pickles: it runs the parent's own code     | JSON: it runs a learner's code               |
 
