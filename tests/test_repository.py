@@ -53,6 +53,7 @@ WAITS = {
     ("layers/fp8_linear.py", "wait"): GROUPS_TIMEOUT,
     ("parallel/data/grad_buffer.py", "wait"): GROUPS_TIMEOUT,
     ("parallel/data/param_buffer.py", "wait"): GROUPS_TIMEOUT,
+    ("parallel/data/plain.py", "wait"): GROUPS_TIMEOUT,
     ("parallel/data/torch_fsdp.py", "wait"): GROUPS_TIMEOUT,
     ("labkit/transport_work.py", "wait"): "in a check, whose processes the nursery ends at the case's deadline",
     ("labkit/transport_group.py", "init_process_group"): "its store is the judge's broker: the same deadline",

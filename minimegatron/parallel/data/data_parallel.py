@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
@@ -71,7 +72,12 @@ class DataParallel(nn.Module):
 
     def name_of(self, param: torch.Tensor) -> str:
         """The logical name of one of the trainable parameters."""
-        raise NotImplementedError
+        return self.names[param]
+
+    @functools.cached_property
+    def names(self) -> dict[torch.Tensor, str]:
+        """The logical name of every trainable parameter."""
+        return {param: name for name, param in self.params.items()}
 
     def ready(self, names: Iterable[str]) -> None:
         """The last gradients of the step of these parameters are complete: their buckets may travel."""

@@ -111,8 +111,7 @@ class DistributedDataParallel(DataParallel):
         self.strategy.add_params(experts, mesh.edp_shard, mesh.edp_instances)
         self.strategy.register_hooks()
         self.grad_buffers = self.strategy.grad_buffers
-        self._names = {param: name for name, param in trainable}
-        self._last: Collection[str] = frozenset(self._names.values())  # their last gradient of the step comes next
+        self._last: Collection[str] = frozenset(self.names.values())  # their last gradient of the step comes next
         for name, param in trainable:
             bucket = self.strategy.buffer_of[name].bucket_of[name]
             accumulator = GradAccumulator(self, name, bucket, fuses=param.dtype == grad_dtype)
@@ -126,9 +125,6 @@ class DistributedDataParallel(DataParallel):
     def ready(self, names: Iterable[str]) -> None:
         for name in names:
             self.strategy.complete(name, last=True)
-
-    def name_of(self, param: torch.Tensor) -> str:
-        return self._names[param]  # type: ignore[index]
 
     @contextlib.contextmanager
     def sync_only(self, names: Collection[str]) -> Iterator[None]:

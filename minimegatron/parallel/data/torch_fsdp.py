@@ -37,7 +37,7 @@ from minimegatron.comm.axis import Axis
 from minimegatron.comm.collectives import all_gather_start, reduce_scatter_start
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.shared_memory import is_gloo
-from minimegatron.layers.param import layout_of, logical_parameters
+from minimegatron.layers.param import layout_of
 from minimegatron.parallel.data.data_parallel import DataParallel, Shard
 from minimegatron.parallel.data.units import units_of
 
@@ -103,18 +103,14 @@ class TorchFSDP2(DataParallel):
                 part.set_custom_reduce_scatter(_ReduceScatter(axis))
         for name, param in module.named_parameters():  # they are new ones
             param.param_layout = layouts[name]  # type: ignore[attr-defined]
-        self._names = {param: name for name, param in logical_parameters(module) if param.requires_grad}
-        self._grads = {name: torch.zeros_like(_local(param)) for param, name in self._names.items()}
+        self._grads = {name: torch.zeros_like(_local(param)) for param, name in self.names.items()}
 
     @property
     def compute_dtype(self) -> torch.dtype | None:
         return self._gathered_in or super().compute_dtype
 
-    def name_of(self, param: torch.Tensor) -> str:
-        return self._names[param]  # type: ignore[index]
-
     def zero_grad_buffer(self) -> None:
-        for param, name in self._names.items():
+        for param, name in self.names.items():
             param.grad = None
             self._grads[name].zero_()
 
@@ -130,7 +126,7 @@ class TorchFSDP2(DataParallel):
             part.set_requires_all_reduce(wanted, recurse=False)
 
     def finish_grad_sync(self) -> None:
-        for param, name in self._names.items():
+        for param, name in self.names.items():
             if param.grad is not None:
                 self._grads[name].copy_(_local(param.grad))
                 param.grad = None
@@ -150,7 +146,7 @@ class TorchFSDP2(DataParallel):
 
     def shards(self) -> dict[str, Shard]:
         found = {}
-        for param, name in self._names.items():
+        for param, name in self.names.items():
             local, grad = _local(param.detach()), self._grads[name]
             if local.numel():
                 start = _first_row(param) * (local.numel() // local.shape[0])
@@ -159,7 +155,7 @@ class TorchFSDP2(DataParallel):
 
     def whole_gradients(self) -> dict[str, torch.Tensor]:
         found = {}
-        for param, name in self._names.items():
+        for param, name in self.names.items():
             assert isinstance(param, DTensor), "fully_shard has made it one"
             grad = DTensor.from_local(
                 self._grads[name], param.device_mesh, param.placements, shape=param.shape, stride=param.stride()

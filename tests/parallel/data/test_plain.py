@@ -12,21 +12,21 @@ from minimegatron.comm.mesh import Mesh
 from tests.twin import Case, accumulate, compare_all, parallel_model, problems
 
 TP, PP, EP = "tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size"
-CASES = {  # tied embeddings, several buckets, tokens that count unequally
+TIED = {"family": "gpt2", "num_query_groups": 4, "untie_embeddings_and_output_weights": False}
+EXPERTS = {"num_experts": 4, "moe_ffn_hidden_size": 24}
+
+
+def plain(layout: dict[str, Any], model: dict[str, Any], accumulation: int, **more: Any) -> Case:
+    return Case(layout, model, accumulation, double=True, sharding="plain", bucket_size=1000, **more)
+
+
+CASES = {
     2: [
-        Case({}, {"family": "gpt2"}, accumulation=3, double=True, sharding="plain", bucket_size=1000),
-        Case({}, double=True, sharding="plain", unused=True, empty_rank=1),
-        Case(
-            {EP: 2},
-            {"num_experts": 4, "moe_ffn_hidden_size": 24},
-            accumulation=2,
-            double=True,
-            sharding="plain",
-            bucket_size=1000,
-        ),
-        Case({PP: 2}, {"family": "gpt2"}, accumulation=2, double=True, sharding="plain"),
+        plain({}, TIED, 3, unused=True, empty_rank=1),
+        plain({EP: 2}, EXPERTS, 2),
+        plain({PP: 2}, TIED, 2),
     ],
-    4: [Case({TP: 2, "sequence_parallel": True}, accumulation=2, double=True, sharding="plain", bucket_size=1000)],
+    4: [plain({TP: 2, "sequence_parallel": True}, {}, 2)],
 }
 
 
@@ -53,7 +53,7 @@ def both(rank: int, world: int, case: Case) -> list[Any]:
 def test_bits_and_messages_are_those_of_the_wrapper_that_trains(ranks: Any, dtype: str) -> None:
     """In bf16 both add a gradient that autograd has rounded; in fp32 the other adds wgrad products, with one rounding
     less for every microbatch after the first."""
-    model = {"family": "gpt2", "params_dtype": dtype}
+    model = {**TIED, "params_dtype": dtype}
     for accumulation in (1, 3):
         case = Case({}, model, accumulation, overlap=True, bucket_size=1000)
         for (plain, messages), (real, expected) in ranks(4).run(both, case):
