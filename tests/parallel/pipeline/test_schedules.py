@@ -1,18 +1,39 @@
-"""The generated lists: small ones by eye, all of them by rule."""
+"""The lists of actions: small ones by eye, all of them by rule, and in the order of Megatron and of torch.
+
+torch plans every rank's list on any rank, so one process with a fake group is enough. Where the two differ:
+
+* torch's interleaved schedule takes other groups when m is no multiple of p: m / (m // p) microbatches instead of N.
+  With that N given, the lists are equal.
+* torch's ZB-V and ours are the same plan; so is torch's interleaved zero bubble with one chunk a rank and our ZB-H1.
+* torch's printed 1F1B counts the last rank's forwards from 1, though what it runs counts from 0: shifted, it is ours.
+* torch marks pairs of DualPipeV as overlapped, and refuses fewer microbatches than stages. Read one after the other,
+  the pairs are our list; for fewer microbatches ours is the plan for 2p without the microbatches that are not there.
+"""
 
 from __future__ import annotations
 
 import re
+import warnings
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minimegatron.errors import ConfigError
 from minimegatron.parallel.pipeline.actions import Action, Schedule, round_robin, schedule_from_text, straight, v_shaped
-from minimegatron.parallel.pipeline.schedule_check import check, peak_live
-from minimegatron.parallel.pipeline.schedule_sim import simulate
-from minimegatron.parallel.pipeline.schedules import SCHEDULES, build_schedule, forward_only, interleaved, one_f_one_b
+from minimegatron.parallel.pipeline.schedule_sim import check, peak_live, simulate
+from minimegatron.parallel.pipeline.schedules import (
+    SCHEDULES,
+    build_schedule,
+    forward_only,
+    interleaved_table,
+    interleaved_warmup,
+)
+from tests import golden
 
 sizes = st.tuples(st.integers(1, 6), st.integers(1, 14))
 
@@ -35,15 +56,6 @@ def test_small_ones_by_eye() -> None:
     assert rows(build_schedule("zb_h1", 2, 3)) == ["F0 F1 B0 W0 F2 B1 W1 B2 W2", "F0 B0 F1 B1 W0 F2 B2 W1 W2"]
     assert rows(forward_only(2, 3)) == ["F0 F1 F2"] * 2
     assert rows(forward_only(2, 3, v_shaped(2))) == ["F0.0 F1.0 F0.1 F1.1 F2.0 F2.1"] * 2
-
-
-def test_placements() -> None:
-    assert straight(3) == ((0,), (1,), (2,))
-    assert round_robin(2, 3) == ((0, 2, 4), (1, 3, 5))
-    assert v_shaped(3) == ((0, 5), (1, 4), (2, 3))
-    schedule = build_schedule("zb_v", 3, 6)
-    assert [schedule.rank_of(stage) for stage in range(6)] == [(0, 0), (1, 0), (2, 0), (2, 1), (1, 1), (0, 1)]
-    assert all(schedule.stage_of(*schedule.rank_of(stage)) == stage for stage in range(6))
 
 
 def test_what_a_schedule_says_of_itself() -> None:
@@ -105,12 +117,6 @@ def test_forward_only_runs_on_every_placement(sizes: tuple[int, int], v: int, ve
     assert peak_live(schedule) == [1] * p
 
 
-def test_1f1b_is_interleaved_with_one_chunk() -> None:
-    for p in range(1, 5):
-        for m in range(1, 9):
-            assert interleaved(p, m, 1).actions == one_f_one_b(p, m).actions
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -144,3 +150,101 @@ def test_options_and_shapes_are_checked() -> None:
         Schedule("mine", ((),), straight(2))
     with pytest.raises(ConfigError, match="does not put stages 0 to 1 on 2 ranks"):
         Schedule("mine", ((), ()), ((0,), (0,)))
+
+
+P = 4
+
+
+@pytest.mark.parametrize("case", golden.load("slots")["cases"], ids=lambda c: f"p{c['p']}v{c['v']}m{c['m']}")
+def test_slots_and_warmups_are_megatrons(case: dict[str, Any]) -> None:
+    p, v, m, group = (case[key] for key in ("p", "v", "m", "group"))
+    assert [list(slot) for slot in interleaved_table(m, v, group)] == case["table"]
+    assert [min(m * v, interleaved_warmup(p, rank, v, group)) for rank in range(p)] == case["warmups"]
+    name, options = ("interleaved", {"microbatch_group_size_per_vp_stage": group}) if v > 1 else ("1f1b", {})
+    schedule = build_schedule(name, p, m, v, **options)
+    for row, warmup in zip(schedule.actions, case["warmups"], strict=True):
+        forward = [[a.microbatch, a.chunk] for a in row if a.kind == "F"]
+        backward = [[a.microbatch, v - 1 - a.chunk] for a in row if a.kind == "B"]
+        assert forward == backward == case["table"]
+        steady = "FB" * (m * v - warmup)
+        assert "".join(a.kind for a in row) == "F" * warmup + steady + "B" * warmup
+
+
+@pytest.fixture(scope="module")
+def four_fake_ranks() -> Iterator[None]:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    assert not dist.is_initialized()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=P)
+    yield
+    dist.destroy_process_group()
+
+
+def torch_plan(cls: str, stages: list[int], m: int) -> dict[int, list[Any]]:
+    from torch.distributed.pipelining import PipelineStage, schedules
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mine = [PipelineStage(torch.nn.Linear(2, 2), i, P * len(stages), torch.device("cpu")) for i in stages]
+        single = issubclass(getattr(schedules, cls), schedules.PipelineScheduleSingle)
+        plan = getattr(schedules, cls)(
+            mine[0] if single else mine, n_microbatches=m, loss_fn=lambda a, b: (a - b).sum()
+        )
+    return plan._get_pipeline_order() if single else plan.pipeline_order
+
+
+def before(action: Any) -> Any:
+    """The same action of the microbatch before."""
+    return action._replace(microbatch_index=action.microbatch_index - 1)
+
+
+def as_actions(plan: dict[int, list[Any]], schedule: Schedule) -> list[list[Action]]:
+    """torch's list per rank in our terms: chunks for stages, I and B as one kind, pairs one after the other."""
+
+    def flat(step: Any) -> list[Any]:
+        return [] if step is None else list(step.sub_actions or [step])
+
+    kinds = {"F": "F", "B": "B", "I": "B", "W": "W"}
+    return [
+        [
+            Action(kinds[a.computation_type.value], a.microbatch_index, schedule.rank_of(a.stage_index)[1])
+            for step in plan[rank]
+            for a in flat(step)
+            if a.computation_type.value in kinds
+        ]
+        for rank in range(P)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cls", "stages", "name", "m"),
+    [
+        *[("ScheduleGPipe", [0], "gpipe", m) for m in (4, 7)],
+        *[("Schedule1F1B", [0], "1f1b", m) for m in (4, 8, 11)],
+        *[("ScheduleInterleaved1F1B", [0, 4], "interleaved", m) for m in (4, 8, 12)],
+        ("ScheduleInterleaved1F1B", [0, 4, 8], "interleaved", 8),
+        *[("ScheduleInterleavedZeroBubble", [0], "zb_h1", m) for m in (4, 8, 12)],
+        *[("ScheduleZBVZeroBubble", [0, 7], "zb_v", m) for m in (2, 4, 7, 8, 13)],
+        *[("ScheduleDualPipeV", [0, 7], "dualpipe_v", m) for m in (8, 9, 14)],
+    ],
+)
+def test_lists_are_torchs(four_fake_ranks: None, cls: str, stages: list[int], name: str, m: int) -> None:
+    schedule = build_schedule(name, P, m, len(stages))
+    theirs = torch_plan(cls, stages, m)
+    if name == "1f1b":
+        assert theirs[P - 1][P - 1].microbatch_index == 1, "torch now counts from 0: drop the shift"
+        theirs[P - 1] = [a if a is None or a.computation_type.value != "F" else before(a) for a in theirs[P - 1]]
+    assert [list(row) for row in schedule.actions] == as_actions(theirs, schedule)
+    halves = {
+        (a.stage_index, a.microbatch_index)
+        for row in theirs.values()
+        for a in row
+        if a is not None and a.computation_type.value == "I"
+    }
+    assert halves == {(s, i) for s in range(schedule.stages) for i in range(m) if schedule.is_split(i, s)}
+
+
+def test_torchs_interleaving_of_ten_microbatches_is_ours_with_groups_of_five(four_fake_ranks: None) -> None:
+    schedule = build_schedule("interleaved", P, 10, 2, microbatch_group_size_per_vp_stage=5)
+    theirs = torch_plan("ScheduleInterleaved1F1B", [0, 4], 10)
+    assert [list(row) for row in schedule.actions] == as_actions(theirs, schedule)

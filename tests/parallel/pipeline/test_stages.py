@@ -1,8 +1,7 @@
-"""Both executors: plain functions as stages, headers, a failing stage, and torch's own pipeline beside ours."""
+"""Both executors: plain functions as stages, several tensors, headers, a failing stage, and torch's own pipeline."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,17 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import ConfigError, RankError
 from minimegatron.layers.deferred import add_to_grad
+from minimegatron.layers.linear import ColumnParallelLinear
+from minimegatron.layers.param import Init
 from minimegatron.parallel.pipeline import overlapped
 from minimegatron.parallel.pipeline import plain as pipeline
-from minimegatron.parallel.pipeline.execution import FunctionStage, Tensors, TensorSpec
-from minimegatron.parallel.pipeline.schedule_sim import Costs, simulate
-from minimegatron.parallel.pipeline.schedules import build_schedule, forward_only, gpipe, schedule_from_text
+from minimegatron.parallel.pipeline.execution import FunctionStage, Specs, Tensors, TensorSpec
+from minimegatron.parallel.pipeline.schedules import SCHEDULES, build_schedule, forward_only, gpipe, schedule_from_text
 from minimegatron.parallel.pipeline.stage import ModuleStage
 from tests.thorough import mostly_thorough
 
@@ -33,42 +32,6 @@ both_executors = pytest.mark.parametrize("run", RUNS)
 def p2p_of(world: int, seconds: float = 30.0) -> PointToPoint:
     parallel = ParallelConfig(pipeline_model_parallel_size=world, distributed_timeout_seconds=seconds)
     return PointToPoint(Mesh.build(parallel))
-
-
-# ------------------------------------------------------------------------------------ sleeping stages
-
-
-def sleep_through(rank: int, world: int, run: Run, name: str, m: int, unit: float) -> tuple[float, float]:
-    schedule, p2p = build_schedule(name, world, m), p2p_of(world)
-    back = unit if schedule.splits else 2 * unit
-    share = unit / schedule.v
-
-    def work(seconds: float) -> torch.Tensor:
-        time.sleep(seconds / schedule.v)
-        return torch.zeros(8)
-
-    stage = FunctionStage(lambda i, x: work(unit), lambda i, dy: work(back), lambda i: time.sleep(share), EIGHT)
-    run(schedule, [stage] * schedule.v, p2p)  # connections and imports
-    with trace.record(rank) as log:
-        run(schedule, [stage] * schedule.v, p2p)
-    actions = [e for e in log.events if e.name in ("F", "B", "W")]
-    return min(e.start for e in actions), max(e.end for e in actions)
-
-
-SLEEPING = [
-    (name, 8, run) for name in ("gpipe", "1f1b", "interleaved", "zb_h1") for run in (pipeline.run, overlapped.run)
-]
-
-
-@pytest.mark.parametrize("name, m, run", mostly_thorough(SLEEPING, [0, 3, 4, 7]))
-def test_sleeping_stages_are_never_faster_than_the_simulator_says(ranks, name, m, run):
-    """No rank runs ahead of what it needs. How much slower they are is measured in `benchmarks/bubble.py`."""
-    unit = 0.02
-    spans = ranks(4).run(sleep_through, run, name, m, unit)
-    measured = max(end for _, end in spans) - min(start for start, _ in spans)
-    schedule = build_schedule(name, 4, m)
-    predicted = float(simulate(schedule, Costs()).makespan) * unit / schedule.v
-    assert measured >= predicted
 
 
 def keep(rank: int, world: int, run: Run, name: str, m: int) -> int:
@@ -89,23 +52,6 @@ def test_sent_tensors_are_released_on_the_way(ranks, name):
     """The plain executor keeps all 32 and more; the overlapping one those that may not have arrived."""
     assert max(ranks(2).run(keep, overlapped.run, name, 32)) <= 8
     assert max(ranks(2).run(keep, pipeline.run, name, 32)) >= 31
-
-
-def frozen(rank: int, world: int, run: Run) -> float:
-    layer = nn.Linear(3, 3).requires_grad_(rank == 1)
-    schedule = build_schedule("1f1b", world, 2)
-
-    def forward(i: int, x: Tensors | None) -> Tensors | torch.Tensor:
-        return {"hidden": layer(torch.ones(3))} if x is None else layer(x["hidden"]).sum()
-
-    run(schedule, [ModuleStage(forward, layer, schedule, rank)], p2p_of(world))
-    return sum(float(p.grad.abs().sum()) for p in layer.parameters() if p.grad is not None)
-
-
-@both_executors
-def test_a_frozen_first_stage(ranks, run):
-    first, last = ranks(2).run(frozen, run)
-    assert first == 0.0 < last
 
 
 # ------------------------------------------------------------------------------------ shapes
@@ -254,3 +200,99 @@ def beside_torch(rank: int, world: int, run: Run, name: str, m: int) -> float:
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 def test_gradients_are_those_of_torch_pipelining(ranks, name, run):
     assert ranks(2).run(beside_torch, run, name, 4) == [0.0, 0.0]
+
+
+H, M = 4, 6
+
+
+class Layer(nn.Module):
+    """A stage that reads a memory beside its hidden state, as a decoder with an encoder's output does."""
+
+    def __init__(self, stage: int, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__()
+        axis = Mesh.serial().tp  # a layer of ours: a split backward pass defers its gradient
+        self.of_hidden, self.of_memory = (
+            ColumnParallelLinear(H, H, axis, init=Init(), bias=False, dtype=dtype) for _ in range(2)
+        )
+        torch.manual_seed(stage)
+        for param in self.parameters():
+            nn.init.normal_(param)
+
+    def forward(self, x: Tensors, last: bool) -> Tensors | torch.Tensor:
+        memory = torch.tanh(self.of_memory(x["memory"]))
+        hidden = torch.tanh(self.of_hidden(x["hidden"]) + memory.mean(0) + x["shift"][:, None])
+        if last:
+            return hidden.sum() + memory.square().sum()
+        return {"shift": x["shift"], "hidden": hidden, "memory": memory}
+
+
+def first_input(microbatch: int) -> Tensors:
+    g = torch.Generator().manual_seed(microbatch)
+    n = 3 + microbatch % 2
+    hidden, memory = torch.randn(n + 5, H, generator=g, dtype=torch.float64).split([n, 5])
+    return {"hidden": hidden, "memory": memory, "shift": torch.arange(n) % 2}
+
+
+def grads(module: nn.Module) -> list[torch.Tensor]:
+    return [param.grad for param in module.parameters() if param.grad is not None]
+
+
+def one_process(stages: int) -> list[list[torch.Tensor]]:
+    layers = [Layer(stage) for stage in range(stages)]
+    for i in range(M):
+        x: Any = first_input(i)
+        for stage, layer in enumerate(layers):
+            x = layer(x, stage == stages - 1)
+        x.backward()
+    return [grads(layer) for layer in layers]
+
+
+def between(known: bool) -> Specs:
+    """The memory's shape is always the same, the others' is not; of integers the dtype is always said."""
+    memory = TensorSpec(torch.Size([5, H]), torch.float64) if known else TensorSpec()
+    return {"memory": memory, "shift": TensorSpec(None, torch.int64), "hidden": TensorSpec()}
+
+
+def two_tensors(rank: int, world: int, run: Any, name: str) -> list[tuple[int, list[torch.Tensor]]]:
+    schedule = build_schedule(name, world, M)
+    p2p = PointToPoint(Mesh.build(ParallelConfig(pipeline_model_parallel_size=world)))
+    layers = {stage: Layer(stage) for stage in schedule.placement[rank]}
+
+    def stage_of(chunk: int, stage: int) -> ModuleStage:
+        def forward(i: int, x: Tensors | None) -> Tensors | torch.Tensor:
+            return layers[stage](first_input(i) if x is None else x, stage == schedule.stages - 1)  # type: ignore[no-any-return]
+
+        specs = between(known=stage % 2 == 0), between(known=stage % 2 == 1)
+        return ModuleStage(forward, layers[stage], schedule, rank, chunk, inputs=specs[0], outputs=specs[1])
+
+    run(schedule, [stage_of(c, stage) for c, stage in enumerate(schedule.placement[rank])], p2p)
+    assert p2p.pending_sends() == 0
+    return [(stage, grads(layer)) for stage, layer in layers.items()]
+
+
+CASES = [(name, run) for name in sorted(SCHEDULES) for run in (overlapped.run, pipeline.run)]
+
+
+@pytest.mark.parametrize("name, run", mostly_thorough(CASES, lambda case: case[1] is overlapped.run))
+def test_every_gradient_is_that_of_one_process(ranks, name, run):
+    found = dict(part for rank in ranks(2).run(two_tensors, run, name) for part in rank)
+    for stage, want in enumerate(one_process(len(found))):
+        for a, b in zip(found[stage], want, strict=True):
+            assert (a - b).abs().max() <= 1e-12 * b.abs().max()
+
+
+def forgotten(rank: int, world: int) -> None:
+    schedule = build_schedule("1f1b", world, M)
+    p2p = PointToPoint(Mesh.build(ParallelConfig(pipeline_model_parallel_size=world)))
+
+    def forward(i: int, x: Tensors | None) -> Tensors:
+        return {"hidden": first_input(i)["hidden"]}
+
+    stage = ModuleStage(forward, nn.Module(), schedule, rank, outputs=between(known=True))
+    overlapped.run(schedule, [stage], p2p)
+
+
+def test_a_tensor_that_is_not_made_is_named(ranks):
+    said = r"stage 0 made hidden at F0.0, and says that it makes memory, shift, hidden"
+    with pytest.raises(RankError, match=said):
+        ranks(2).run(forgotten, timeout=20)

@@ -1,7 +1,8 @@
-"""Weights that come when they are used: the order of events, modules out of order, and who reads them after a step."""
+"""Weights that are gathered when they are used: the order of events, parts out of order, units in the trace."""
 
 from __future__ import annotations
 
+from itertools import groupby, pairwise
 from typing import Any
 from unittest import mock
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from course.figures.data_parallel import gathers_of
 from minimegatron import trace
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.collectives import Work
@@ -16,12 +18,12 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig
 from minimegatron.errors import ConfigError
 from minimegatron.inference.generate import generate
+from minimegatron.models.decoder import build_model
 from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.data import param_buffer
 from minimegatron.parallel.data.ddp import DistributedDataParallel
-from minimegatron.parallel.data.units import units_of
-from minimegatron.training.observers.evaluation import evaluate
-from minimegatron.training.step import forward_step
+from minimegatron.parallel.data.units import leaves_of, units_in_trace, units_of
+from minimegatron.parallel.data.zero import Zero3
 from tests.twin import Case, accumulate, microbatch, parallel_model, serial_backward, serial_model
 
 ADAM = OptimizerConfig(lr=1e-2)
@@ -106,8 +108,8 @@ class Recorded:
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self.events: list[tuple[str, int]] = []
-        assert ddp._on_use is not None
-        self._unit = {b.shard.data_ptr(): i for i, (_, mine, _) in enumerate(ddp._on_use.units) for b in mine}
+        assert isinstance(ddp.strategy, Zero3)
+        self._unit = {b.shard.data_ptr(): i for i, (_, mine, _) in enumerate(ddp.strategy.gathers.units) for b in mine}
         self._real = param_buffer.all_gather_start
 
     def __call__(self, shard: torch.Tensor, *where: Any) -> Any:
@@ -163,11 +165,10 @@ def test_every_gather_but_the_first_travels_while_a_layer_computes(ranks: Any) -
         ]  # fmt: skip
 
 
-@pytest.mark.parametrize("how", ["full", "selective"])
-def test_recomputed_layers_gather_nothing_more(ranks: Any, how: str) -> None:
+def test_recomputed_layers_gather_nothing_more(ranks: Any) -> None:
     """Layers that are computed again are on the way back: what comes next is the layer before."""
     plain = ranks(2).run(events_of_a_microbatch, {})
-    again = ranks(2).run(events_of_a_microbatch, {"recompute_granularity": how})
+    again = ranks(2).run(events_of_a_microbatch, {"recompute_granularity": "full"})
     for one, other in zip(plain, again, strict=True):
         for a, b in zip(one, other, strict=True):
             assert [e for e in a if e[0] == "start"] == [e for e in b if e[0] == "start"]
@@ -180,8 +181,8 @@ def gathered_in_a_pipeline(rank: int, world: int, case: Case) -> tuple[int, int,
     assert isinstance(ddp, DistributedDataParallel)
     with trace.record(rank) as log:
         accumulate(ddp, case, mesh)
-    layers = [any("layers" in name for name in bucket.members) for bucket in ddp.buffer.buckets]
-    sizes = [bucket.span.size for bucket in ddp.buffer.buckets]
+    layers = [any("layers" in name for name in bucket.members) for bucket in ddp.grad_buffers[0].buckets]
+    sizes = [bucket.span.size for bucket in ddp.grad_buffers[0].buckets]
     inside = sum(size for size, layer in zip(sizes, layers, strict=True) if layer)
     return log.nbytes("all_gather", axis="dp_cp") // 8, inside, sum(sizes) - inside
 
@@ -199,56 +200,78 @@ def test_stages_gather_their_own_layers_only(ranks: Any, layout: dict[str, Any])
         assert gathered == case.accumulation * 2 * (inside + outside)
 
 
-# ---------------------------------------------------------------------------------------------- right after a step
+FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
 
-def answers(rank: int, world: int, case: Case) -> tuple[dict[str, float], list[int], str]:
-    """Losses and a continuation right after a step; and what generating from shards says."""
+def events_of(rank: int, world: int, recompute: bool) -> tuple[list[trace.Event], int]:
+    """Of two microbatches in the block; hooks that are left after it."""
+    mesh = Mesh.build(ParallelConfig())
+    case = Case({}, {"num_layers": 3, **(FULL if recompute else {})}, accumulation=2)
+    ddp = DistributedDataParallel(build_model(case.config, mesh, 0), mesh, sharding="optim_grads_params")
+    hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in ddp.modules()]
+    with trace.record(rank) as log, units_in_trace(ddp):
+        accumulate(ddp, case, mesh)
+    left = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in ddp.modules()]
+    return log.events, sum(left) - sum(hooks)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_units_run_forward_and_backward_one_after_the_other(ranks: Any, recompute: bool) -> None:
+    for events, left in ranks(2).run(events_of, recompute):
+        assert left == 0
+        spans = sorted((e for e in events if e.kind == "unit"), key=lambda e: e.start)
+        assert all(a.end <= b.start for a, b in pairwise(spans)), "one at a time"
+        runs = [key for key, _ in groupby((e.name, e.note) for e in spans)]
+        layers = [(name, note) for name, note in runs if note != "outside"]
+        once = [("forward", f"unit {i}") for i in range(3)] + [("backward", f"unit {i}") for i in (2, 1, 0)]
+        assert layers == 2 * once
+        assert runs[0] == ("forward", "outside") and ("backward", "outside") in runs
+        for gather in gathers_of(events):
+            assert not any(e.start < gather.end < e.end for e in spans), "what is waited for is not computed"
+
+
+class Net(nn.Module):
+    is_stage = True
+
+    def __init__(self, layers: nn.ModuleList | nn.ModuleDict) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(4, 3)
+        self.decoder = nn.Module()
+        self.decoder.layers = layers
+        self.decoder.norm = nn.LayerNorm(3)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_unit_is_a_layer_or_what_is_in_no_list(named: bool) -> None:
+    layers = [nn.Linear(3, 3), nn.Linear(3, 3)]
+    net = Net(nn.ModuleDict({"7": layers[0], "8": layers[1]}) if named else nn.ModuleList(layers))
+    outside, first, second = units_of(net)
+    assert outside.module is net and first.module is layers[0] and second.module is layers[1]
+    assert [p.shape for p in outside.params] == [(4, 3), (3,), (3,)]
+    assert [m for m, _ in leaves_of(outside)] == [net.embedding, net.decoder.norm]
+    assert [m for m, _ in leaves_of(first)] == [first.module]
+
+
+def generated(rank: int, world: int, case: Case) -> list[list[int]]:
+    """Each replica continues a prompt of its own, of its own length, right after a step; and then trains on."""
     mesh = Mesh.build(case.parallel)
     ddp = parallel_model(case, mesh)
     optimizer = build_optimizer(ADAM, ddp, mesh, ddp.shards(), publish=ddp.start_param_gather)
-    batches = [microbatch(case, mesh.dp.rank, 5)]
     accumulate(ddp, case, mesh)
     optimizer.step()
-    losses = evaluate(forward_step, iter(batches), ddp, 1)
-    accumulate(ddp, case, mesh)
-    optimizer.step()
-    ddp.eval()
-    refused = ""
-    if case.sharding in ("optim_grads_params", "fsdp2"):
-        with pytest.raises(ConfigError) as caught:
-            generate(ddp.module, [[1, 2, 3]], 4)
-        refused = str(caught.value)
-        with ddp.whole_weights():  # each replica continues a prompt of its own, of its own length
-            made = generate(ddp.module, [[1 + rank] * (3 + rank)], 4 + rank)
-    else:
-        made = generate(ddp.module, [[1 + rank] * (3 + rank)], 4 + rank)
-    ddp.train()
-    accumulate(ddp, case, mesh)  # and training goes on
-    return losses, made[0].tokens, refused
+    with pytest.raises(ConfigError, match=r"with ddp\.whole_weights\(\):"):
+        generate(ddp.eval().module, [[1, 2, 3]], 4)
+    with ddp.whole_weights():
+        tokens = generate(ddp.module, [[1 + rank] * (3 + rank)], 4 + rank)[0].tokens
+    accumulate(ddp.train(), case, mesh)
+    return tokens
 
 
-@pytest.mark.parametrize("sharding", ["optim", "optim_grads", "optim_grads_params", "fsdp2"])
-def test_losses_and_continuations_right_after_a_step(ranks: Any, sharding: str) -> None:
-    late = sharding in ("optim", "optim_grads")
-    case = Case({}, {"num_layers": 3}, sharding=sharding, gathers_late=late, bucket_size=500 if late else None)
+@pytest.mark.parametrize("sharding", ["optim_grads_params", "fsdp2"])
+def test_a_model_in_shards_generates_from_whole_weights(ranks: Any, sharding: str) -> None:
+    case = Case({}, {"num_layers": 3}, sharding=sharding)
     model = serial_model(case)
-    optimizer = build_optimizer(ADAM, model, Mesh.serial())
-    wanted = []
-    for _ in range(2):
-        serial_backward(model, case, 2)
-        optimizer.step()
-        optimizer.zero_grad()
-        wanted.append(evaluate_serially(model, case))
-    model.eval()
-    for rank, (losses, tokens, refused) in enumerate(ranks(2).run(answers, case)):
-        assert losses["lm loss"] == pytest.approx(wanted[0], rel=1e-5)
-        assert tokens == generate(model, [[1 + rank] * (3 + rank)], 4 + rank)[0].tokens
-        assert refused == "" if late else "with ddp.whole_weights():" in refused
-
-
-@torch.no_grad()
-def evaluate_serially(model: nn.Module, case: Case) -> float:
-    batches = [microbatch(case, rank, 5) for rank in range(2)]
-    sums = [(model(b["tokens"], labels=b["labels"]) * b["loss_mask"]).sum() for b in batches]
-    return float(torch.stack(sums).sum() / sum(b["loss_mask"].sum() for b in batches))
+    serial_backward(model, case, 2)
+    build_optimizer(ADAM, model, Mesh.serial()).step()
+    for rank, tokens in enumerate(ranks(2).run(generated, case)):
+        assert tokens == generate(model.eval(), [[1 + rank] * (3 + rank)], 4 + rank)[0].tokens

@@ -22,8 +22,8 @@ from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.data import param_buffer
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.parallel.data.finalize import finalize_model_grads
-from tests.parallel.test_gathers import ADAM, LastMoment
-from tests.parallel.test_instances import EP, INSTANCES
+from tests.parallel.data.test_gathers import ADAM, LastMoment
+from tests.parallel.data.test_traffic import EP, INSTANCES
 from tests.twin import Case, accumulate, compare_all, compare_with_serial, microbatch, parallel_model, problems
 
 STAGES = ("no_shard", "optim", "optim_grads", "optim_grads_params", "fsdp2")
@@ -197,7 +197,7 @@ def test_a_gradient_that_is_put_off_is_not_the_one_that_was_added_before() -> No
     layer = ColumnParallelLinear(6, 6, Mesh.serial().tp, init=Init(std=0.5), bias=False)
     initialize(layer, 0)
     ddp, ready, queue = DistributedDataParallel(layer, Mesh.serial()), list[str](), DeferredGradients()
-    ddp.ready = lambda names: ready.extend(names)  # type: ignore[method-assign]
+    ddp.complete = ready.append  # type: ignore[method-assign]
     x = torch.ones(4, 2, 6)
     ddp(x).sum().backward()
     assert ready == ["weight"]
@@ -211,7 +211,6 @@ def test_a_gradient_that_is_put_off_is_not_the_one_that_was_added_before() -> No
 
 
 # ------------------------------------------------------------------------------------------------ axes that coincide
-
 
 EXPERTS: dict[str, Any] = {"num_experts": 4, "moe_ffn_hidden_size": 24, "moe_aux_loss_coeff": 0.1}
 

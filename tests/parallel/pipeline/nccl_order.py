@@ -15,8 +15,6 @@ then played (`stuck`) by the rules that torch's process group gives to messages 
 |         | (`init_process_group(device_id=...)`)                                                              |
 | `lazy`  | one for each pair of ranks in a group: with a group for each direction, one for each directed edge |
 
-A communicator of `lazy` is made by its first message, and making it blocks the *host* until both ends have come.
-`connections_stuck` plays that alone: hosts go on past every `wait`.
 """
 
 from __future__ import annotations
@@ -34,13 +32,12 @@ from minimegatron.parallel.pipeline.schedules import Schedule
 
 Edge = tuple[int, int]  # positions of sender and receiver
 Key = tuple[Edge, int]  # an edge, and the number of a message on it
-
 ONE = torch.zeros(1)
 KNOWN, HEADERS = TensorSpec(ONE.shape, ONE.dtype), TensorSpec()
 
 
 class Call(NamedTuple):
-    """One call of a rank: `what` is connect, post, send, wait, delivered (of a send) or compute."""
+    """One call of a rank: `what` is post, send, wait, delivered (of a send) or compute."""
 
     what: str
     edge: Edge = (-1, -1)
@@ -71,9 +68,7 @@ class _P2P:
         return self.say(what, edge, self.counts[edge] - 1)
 
     def connect(self, edges: list[Edge]) -> None:
-        for edge in edges:
-            if self.pp.rank in edge:
-                self.say("connect", edge)
+        """Before the first message: on NCCL making a communicator blocks the host until both ends have come."""
 
     def isend(self, x: torch.Tensor, to: int, what: str, header: bool = False) -> None:
         for _ in range(2 if header else 1):
@@ -131,20 +126,14 @@ def programs(
     return found
 
 
-def stuck(
-    programs: list[list[Call]], mode: str, *, buffered: bool = False, device_wide: bool = False, one_queue: bool = False
-) -> dict[int, Call]:
+def stuck(programs: list[list[Call]], mode: str, *, buffered: bool = False) -> dict[int, Call]:
     """{rank: the call that it never gets past}; empty where everything ends.
 
     Args:
         mode: "eager" or "lazy".
         buffered: NCCL's buffers hold every message: a sender needs no receiver.
-        device_wide: every stage synchronises its whole device, so it also waits for messages under way.
-        one_queue: `CUDA_DEVICE_MAX_CONNECTIONS=1`: what a rank issues is launched in the order in which it is issued,
-            so a message behind another on its communicator holds up whatever comes after.
     """
     streams: dict[tuple, deque[tuple[Key, str]]] = defaultdict(deque)
-    busy: dict[int, int] = defaultdict(int)  # messages under way, by rank
     passed: set[tuple[Key, str]] = set()
     at = [0] * len(programs)
 
@@ -159,19 +148,13 @@ def stuck(
             line = streams[stream(rank, call.edge)] if call.what in ("post", "send") else None
             if call.what in ("wait", "delivered") and (call.key, "rs"[call.what == "delivered"]) not in passed:
                 break
-            if call.what == "compute" and device_wide and busy[rank]:
-                break
             if line is not None:
-                if one_queue and line:
-                    break
                 line.append((call.key, call.what[0].replace("p", "r")))
-                busy[rank] += 1
             at[rank] += 1
         return at[rank] > begun
 
     def leave(rank: int, edge: Edge) -> None:
         passed.add(streams[stream(rank, edge)].popleft())
-        busy[rank] -= 1
 
     def travel(edge: Edge) -> bool:
         """Let the next message of an edge pass; whether one did."""
@@ -193,26 +176,6 @@ def stuck(
     while any([*[go_on(rank) for rank in range(len(programs))], *[travel(edge) for edge in edges]]):
         pass
     return {rank: program[i] for rank, program in enumerate(programs) if (i := at[rank]) < len(program)}
-
-
-def connections_stuck(programs: list[list[Call]], *, connect: bool) -> list[int]:
-    """Ranks whose host never gets through its connections, with or without the calls of `connect`."""
-    firsts = []
-    for program in programs:
-        calls = [call.edge for call in program if call.what in (("connect",) if connect else ("post", "send"))]
-        firsts.append(list(dict.fromkeys(calls)))
-    moved = True
-    while moved:
-        moved = False
-        for rank, row in enumerate(firsts):
-            if row:
-                source, destination = row[0]
-                other = firsts[destination if rank == source else source]
-                if other and other[0] == row[0]:
-                    row.pop(0)
-                    other.pop(0)
-                    moved = True
-    return [rank for rank, row in enumerate(firsts) if row]
 
 
 def ahead(program: list[Call]) -> list[tuple[Key, int, int]]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from course.rehearsal import Mine, fastest, most_live, rehearse
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.config import ParallelConfig
-from minimegatron.parallel.pipeline.rehearsal import Mine, fastest, most_live, rehearse
-from minimegatron.parallel.pipeline.schedule_check import peak_live
+from minimegatron.parallel.pipeline.schedule_sim import peak_live
 from minimegatron.parallel.pipeline.schedules import build_schedule
 
 NAMES = ("1f1b", "interleaved", "dualpipe_v")

@@ -15,14 +15,13 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import RankError
 from minimegatron.layers.param import layout_of
-from minimegatron.parallel.data import finalize
 from minimegatron.parallel.pipeline import overlapped
 from minimegatron.parallel.pipeline import plain as pipeline
 from minimegatron.parallel.pipeline.schedules import Schedule, build_schedule, gpipe, one_f_one_b, schedule_from_text
 from minimegatron.training.pipelined import forward_backward
 from minimegatron.training.step import forward_step
 from tests.thorough import mostly_thorough
-from tests.twin import Case, accumulate, compare_all, compare_with_serial, microbatch, parallel_model, problems
+from tests.twin import Case, accumulate, compare_all, microbatch, parallel_model, problems
 
 PP, V, SCHEDULE = "pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank", "pipeline_schedule"
 TP, SP, GROUP = "tensor_model_parallel_size", "sequence_parallel", "microbatch_group_size_per_virtual_pipeline_stage"
@@ -30,7 +29,6 @@ FAMILIES: list[tuple[str, int]] = [
     ("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb_h1", 1), ("zb_v", 2), ("dualpipe_v", 2),
 ]  # fmt: skip
 TIED = {"family": "gpt2", "num_query_groups": 4, "untie_embeddings_and_output_weights": False}
-
 Run = Callable[..., None]
 RUNS = [pytest.param(pipeline.run, id="plain"), pytest.param(overlapped.run, id="overlapped")]
 both_executors = pytest.mark.parametrize("run", RUNS)
@@ -107,20 +105,6 @@ def test_tied_embeddings_and_interleaving_of_four_ranks(ranks, run):
     same_as_serial(ranks, 4, [case_of(name, 4, 4, model=model) for name in ("1f1b", "interleaved", "zb_v")], run)
 
 
-RECOMPUTE: list[dict[str, Any]] = [
-    {"recompute_granularity": "full"},
-    {"recompute_granularity": "full", "recompute_method": "block"},
-    {"recompute_granularity": "selective", "recompute_modules": ("core_attn", "mlp", "layernorm")},
-]
-
-
-@pytest.mark.parametrize("mode", mostly_thorough(RECOMPUTE, [2]), ids=str)
-def test_recompute(ranks, mode):
-    layout = {TP: 2, SP: True}
-    cases = [case_of(s, 2, 4, layout, model={"num_layers": 4, **mode}) for s in ("1f1b", "interleaved", "zb_v")]
-    same_as_serial(ranks, 4, cases)
-
-
 UNEVEN: list[tuple[int, int, dict[str, Any]]] = [
     (5, 2, {"num_layers_in_first_pipeline_stage": 2}),
     (6, 2, {"num_layers_in_first_pipeline_stage": 2, V: 2}),
@@ -151,16 +135,6 @@ def test_fewer_microbatches_than_stages(ranks, run):
         same_as_serial(ranks, 4, [case_of("interleaved", 4, 2)])
 
 
-def test_a_rank_whose_tokens_all_count_for_nothing(ranks):
-    same_as_serial(ranks, 4, [case_of("zb_h1", 2, 3, empty_rank=0, model={"num_layers": 2})])
-
-
-def test_with_context_parallelism(ranks):
-    layout = {"context_parallel_size": 2}
-    cases = [case_of(name, 2, 4, layout, model={"num_layers": 4}, documents=True) for name in ("1f1b", "zb_v")]
-    same_as_serial(ranks, 4, cases)
-
-
 # ------------------------------------------------------------------------------------ equal to the last bit
 
 
@@ -169,7 +143,7 @@ def gradients(rank: int, world: int, case: Case, run: Run = overlapped.run) -> d
     ddp = parallel_model(case, mesh)
     with training_with(run):
         accumulate(ddp, case, mesh)
-    return {name: p.main_grad.clone() for name, p in ddp.buffer.params.items() if not layout_of(p).shared}
+    return {name: p.main_grad.clone() for name, p in ddp.params.items() if not layout_of(p).shared}
 
 
 def whole(results: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -194,63 +168,6 @@ def test_both_executors_give_the_same_bits(ranks, name):
     assert plain.keys() == other.keys() and all(torch.equal(grad, other[key]) for key, grad in plain.items())
 
 
-# ------------------------------------------------------------------------------------ mistakes that must be seen
-
-
-def _without_tied_sum() -> contextlib.AbstractContextManager:
-    return mock.patch.object(finalize, "sum_tied_gradients", lambda model, mesh: None)
-
-
-def _only_the_last_microbatch() -> contextlib.AbstractContextManager:
-    from minimegatron.parallel.data.buffer_sink import BufferSink
-
-    def overwrite(self, grad):
-        self._bucket.grad(self._name).copy_(grad)
-
-    return mock.patch.object(BufferSink, "accumulate", overwrite)
-
-
-def _w_dropped() -> contextlib.AbstractContextManager:
-    from minimegatron.parallel.pipeline import stage
-
-    return mock.patch.object(stage, "compute", lambda products: products.clear())
-
-
-def _copy_counted() -> contextlib.AbstractContextManager:
-    from minimegatron.models import chunks
-
-    real = chunks.declare_copies
-
-    def forget(stage):
-        real(stage)
-        if stage.output_layer is not None:
-            layout = layout_of(stage.output_layer.weight)
-            stage.output_layer.weight.param_layout = type(layout)(**{**vars(layout), "shared": False})
-
-    return mock.patch.object(chunks, "declare_copies", forget)
-
-
-MISTAKES = {
-    "copies of the tied matrix not summed": (_without_tied_sum, "1f1b", "embedding.word_embeddings"),
-    "only the last microbatch counts": (_only_the_last_microbatch, "1f1b", "linear_fc1"),
-    "W forgotten": (_w_dropped, "zb_h1", "linear_qkv"),
-    "the copy is counted in the norm": (_copy_counted, "1f1b", "grad_norm"),
-}
-
-
-def compare_with_mistake(rank: int, world: int, case: Case, mistake: str) -> dict[str, Any]:
-    with MISTAKES[mistake][0]():
-        return compare_with_serial(rank, world, case)
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes_are_seen(ranks, mistake):
-    _, schedule, word = MISTAKES[mistake]
-    case = case_of(schedule, 2, 4, model={**TIED, "num_layers": 2})
-    found = [line for report in ranks(2).run(compare_with_mistake, case, mistake) for line in problems(report, 1e-6)]
-    assert any(word in line for line in found), found
-
-
 # ------------------------------------------------------------------------------------ lists of one's own
 
 
@@ -264,7 +181,7 @@ def run_list(rank: int, world: int, case: Case, schedule: Schedule, run: Run = o
     assert all(module.products.deferred is None for module in ddp.modules() if hasattr(module, "products")), (
         "nothing defers after the run"
     )
-    return sum(float(p.main_grad.abs().sum()) for p in ddp.buffer.params.values())
+    return sum(float(p.main_grad.abs().sum()) for p in ddp.params.values())
 
 
 @both_executors
