@@ -371,7 +371,7 @@ def _buckets(axes: Axes, layout: BufferLayout) -> None:
 #     gathers  ##| [-- 0 ----]  [-- 1 ---]  [---- 2 ----########]
 #                                                        ^ exposed
 #
-# Events come from `trace`: collectives, and the spans of kind `unit` (`parallel/data/unit_spans`)::
+# Events come from `trace`: collectives, and the spans of kind `unit` (`parallel/data/units`)::
 #
 #     with trace.record(rank) as log, units_in_trace(ddp):
 #         one step
