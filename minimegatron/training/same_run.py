@@ -1,6 +1,6 @@
 """What ranks compare when they meet, and what a run that goes on must share with the checkpoint it loads.
 
-**Between ranks** (`run_facts`; `launch/agreement` compares):
+**Between ranks** (`rank_facts`; `launch/agreement` compares):
 
 | facts                                                 | compared                        | because                 |
 |-------------------------------------------------------|---------------------------------|-------------------------|
@@ -65,7 +65,7 @@ RANK_LOCAL: dict[str, str] = {
 }  # fmt: skip
 
 
-def run_facts(run: RunConfig) -> dict[str, Any]:
+def rank_facts(run: RunConfig) -> dict[str, Any]:
     """Facts that are known before the ranks meet: configuration, versions, code."""
     facts = {name: value for name, value in run.fields().items() if name not in RANK_LOCAL}
     facts["version of Python"] = ".".join(map(str, sys.version_info[:2]))

@@ -172,11 +172,6 @@ def test_another_model_or_optimizer(root, options, message):
     assert message in str(caught.value)
 
 
-def test_another_optimizer_may_begin_where_the_state_of_the_old_one_is_left(root):
-    after = run(f"--load {root} --ckpt-step 4 --optimizer sgd --no-load-optim")
-    assert after.state.iteration == 6 and len(after.history) == 2
-
-
 def run_on_rank(rank: int, world: int, line: str) -> None:
     run(line, world)
 
@@ -242,17 +237,6 @@ def test_a_folder_that_cannot_be_written(tmp_path):
         run(f"--save {tmp_path}/file/below")
 
 
-def test_a_link_to_nothing_and_a_file_are_no_folders(tmp_path):
-    (tmp_path / "link").symlink_to(tmp_path / "gone")
-    (tmp_path / "file").write_text("")
-    for name, said in (
-        ("link", f"a link to {tmp_path / 'gone'}, which is not there"),
-        ("file", "a file, not a folder"),
-    ):
-        with pytest.raises(CheckpointError, match=said):
-            RootLock(tmp_path / name, "run")
-
-
 # ------------------------------------------------------------------------------------------------ removed meanwhile
 
 
@@ -315,18 +299,6 @@ def test_all_ranks_take_the_next_together(ranks, root, saved):
     assert ranks(2).run(removed_when_rank_zero_looks, str(root), str(saved / "iter_0000006"), timeout=60) == [6, 6]
 
 
-def test_what_is_removed_and_was_asked_for_or_has_no_next(root):
-    trainer, four = trainer_of(LINE), root / "iter_0000004"
-    for step, said in ((4, "no checkpoint of step 4"), (None, "cannot be read|is missing")):
-        folder = Checkpoints(CheckpointConfig(load=str(root), ckpt_step=step), trainer.run_state, lambda _: None)
-        with happens(lambda: None, 0) as count:
-            folder.load()
-        gone = [four] if step else list(root.glob("iter*"))
-        with happens(lambda gone=gone: [shutil.rmtree(one) for one in gone], count[0] - 1):
-            with pytest.raises(CheckpointError, match=said):
-                folder.load()
-
-
 # ------------------------------------------------------------------------------------------------ in the background
 
 
@@ -357,40 +329,6 @@ def test_an_error_in_the_background_is_raised_on_all_ranks(ranks, tmp_path, vict
     assert "bytes cannot be written" in str(caught.value) and "bytes are free" in str(caught.value)
     assert published(tmp_path) == left
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == [".lock"]
-
-
-def test_what_is_written_is_what_was_there_when_the_save_began(tmp_path, monkeypatch):
-    """The writer is held back until two more steps are taken: they change nothing of the checkpoint."""
-    taken = threading.Event()
-    real = storage.write_shard
-
-    def write(file, tensors, metadata):
-        assert metadata["step"] != "2" or taken.wait(60)
-        return real(file, tensors, metadata)
-
-    monkeypatch.setattr(storage, "write_shard", write)
-    trainer = trainer_of(f"{LINE} --save {tmp_path}/a --save-interval 2 --async-save --exit-interval 3")
-    step = trainer._step
-
-    def counted(*args):
-        if trainer.state.iteration == 2:
-            assert published(tmp_path / "a") == [], "the second step is over and the checkpoint is not"
-        stop = step(*args)
-        if trainer.state.iteration == 3:
-            taken.set()
-        return stop
-
-    monkeypatch.setattr(trainer, "_step", counted)
-    trainer.train()
-    trainer.close()
-    monkeypatch.undo()
-    run(f"--save {tmp_path}/b --exit-interval 2")
-    for name, tensor in complete(tmp_path / "b")[2].tensors.items():
-        assert complete(tmp_path / "a")[2].tensors[name] == tensor
-    a, b = (complete(tmp_path / x)[2] for x in "ab")
-    readers = [storage.ShardReader(tmp_path / x / "iter_0000002", m) for x, m in (("a", a), ("b", b))]
-    for name in a.tensors:
-        assert torch.equal(*(reader.whole(name) for reader in readers)), name
 
 
 def test_an_exception_does_not_wait_for_the_writer(tmp_path, monkeypatch):
@@ -537,19 +475,3 @@ def test_a_second_sigterm_during_the_save_of_the_first_ends_at_once(tmp_path, he
     line = f"--save {tmp_path}/root --load {tmp_path}/root --train-iters 100000 --lr-decay-iters 100000"
     assert run(f"{line} --exit-interval 4").state.iteration == 4
     assert published(tmp_path / "root") == [2, 4] and not unfinished(tmp_path / "root")
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("twice", [False, True])
-def test_torchrun_is_told_to_end_once_or_twice(tmp_path, held, twice):
-    """It hands the first on to its ranks, which save; at the second all of them end. Its own status is always 143."""
-    process, token = held("-m labkit.ranks.agent --standalone --nproc-per-node=2", 300 if twice else 1, "")
-    process.send_signal(signal.SIGTERM)
-    helpers.wait_for((tmp_path / "held").exists, 60, "the save of the first has begun")
-    if twice:
-        process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 128 + signal.SIGTERM
-    helpers.everything_gone(token)
-    steps = published(tmp_path / "root")
-    assert steps == list(complete(tmp_path / "root"))
-    assert (steps == [2]) if twice else (len(steps) == 2 and not unfinished(tmp_path / "root"))
