@@ -145,10 +145,7 @@ def test_a_spec_from_the_command_line():
 @pytest.mark.parametrize(
     "flags, expected",
     [
-        ("--lr-decay-style constant", [1e-2] * 4),
         ("--lr-warmup-iters 2 --lr-decay-iters 4", [0.5e-2, 1e-2, 0.5e-2, 0.0]),
-        ("--lr-warmup-samples 4 --lr-decay-samples 8", [0.5e-2, 1e-2, 0.5e-2, 0.0]),
-        ("--lr-warmup-fraction 0.5 --lr-decay-iters 4", [0.5e-2, 1e-2, 0.5e-2, 0.0]),
         ("--lr-warmup-iters 2 --lr-decay-iters 3 --min-lr 1e-3", [0.5e-2, 1e-2, 1e-3, 1e-3]),
         ("--lr-warmup-iters 4 --lr-decay-iters 8 --lr-warmup-init 2e-3", [4e-3, 6e-3, 8e-3, 1e-2]),
     ],
@@ -172,9 +169,7 @@ def test_the_batch_grows_and_the_schedule_counts_samples():
 @pytest.mark.parametrize(
     "line, steps",
     [
-        ("--train-samples 24", 6),
         ("--train-samples 27", 6),
-        ("--train-samples 4", 1),
         ("--train-samples 40 --rampup-batch-size 2 2 8", None),
         ("--train-samples 3 --rampup-batch-size 2 2 8", None),
     ],
