@@ -100,10 +100,10 @@ def parse_args(argv: Sequence[str], world_size: int = 1, *, reads: bool = True) 
         given=frozenset(given),
         notes=tuple(found.notes),
     )
-    chosen = set(flags)  # a preset's fields are a model as published, and the first line of a log has every field
+    named = set(flags)  # a preset's fields are a model as published, and the first line of a log has every field
     for name, cls in SECTIONS.items():
-        chosen |= {key for key, value in from_file.get(name, {}).items() if value != getattr(cls, key, None)}
-    run = dataclasses.replace(run, notes=run.notes + run.not_read(chosen))
+        named |= {key for key, value in from_file.get(name, {}).items() if value != getattr(cls, key, None)}
+    run = dataclasses.replace(run, notes=run.notes + run.not_read(named))
     from minimegatron.training.rules import check_run
 
     check_run(run, world_size, reads=reads)

@@ -32,7 +32,7 @@ from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.groups import freeze
 from minimegatron.optim.schedule import OptimizerParamScheduler
 from minimegatron.parallel.data.data_parallel import DataParallel
-from minimegatron.parallel.data.wrapping import data_parallel
+from minimegatron.parallel.data.ddp import data_parallel
 from minimegatron.training.checkpointing import Checkpoints, continues, keep_what_was_given
 from minimegatron.training.datasets import Joint, RunData, load_data
 from minimegatron.training.graphs import step_graph
