@@ -414,7 +414,7 @@ MUTANTS = (
     Mutant(
         "generate reads the corner of a larger tensor", "minimegatron/checkpoint/conversion.py",
         "    _, weights = checked(model, params_dtype)\n", "    weights = model.weights\n",
-        "tests/checkpoint/test_weights.py",
+        "tests/checkpoint/test_continued.py -k larger",
     ),
     Mutant(
         "of two sets of weights the shards are read", "minimegatron/checkpoint/huggingface.py",
