@@ -5,7 +5,7 @@
 | field                       | says                                                                            |
 |-----------------------------|---------------------------------------------------------------------------------|
 | `fp8_format`                | FP8 in the linear layers: `hybrid` is E4M3 forward and E5M2 for gradients        |
-| `fp8_recipe`                | what a scale belongs to, and from when it is (`layers/fp8.py` has the table)     |
+| `fp8_recipe`                | what a scale belongs to, and from when it is (table: `layers/fp8/matmul.py`)     |
 | `fp8_amax_...`, `fp8_margin`| delayed scaling: how a scale follows from what was seen                          |
 | `fp8_wgrad`                 | whether dW is an FP8 product as well                                            |
 | `first_last_layers_bf16`    | the layers at both ends stay in `params_dtype`                                  |

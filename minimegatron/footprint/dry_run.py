@@ -56,9 +56,9 @@ from minimegatron.comm.mesh import AXES, Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.footprint.gpu import computing_on_gpu
 from minimegatron.footprint.tape import Sizes, Step, Tape, Unpredicted
-from minimegatron.layers.deferred import DeferredGradients, compute, deferring
 from minimegatron.layers.moe.dispatch import LOADS, Loads
 from minimegatron.layers.step_hooks import StepHooks
+from minimegatron.layers.wgrad import DeferredGradients, compute, deferring
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.spec import ModuleSpec
 from minimegatron.parallel.data.ddp import DistributedDataParallel

@@ -21,7 +21,7 @@ in the backward pass, where dW needs it: that is the price of storing 1/t of it.
 
 In the backward pass of the column layer dx must be summed over ranks but dW need not: the sum is started first and
 travels while dW is computed (`overlap` in the timeline of lab 02). That is why f, which stands before the product, is
-handed to it: `layers/products.py` computes F.linear(f(x), A_r, b_r) and its gradients, or `layers/fp8_linear.py` does.
+handed to it: `layers/wgrad.py` computes F.linear(f(x), A_r, b_r) and its gradients, or `layers/fp8/linear.py` does.
 
 The row layer's bias is added *after* the sum; added before, it would be added t times. With sequence parallelism each
 rank adds it to its own tokens only, so its gradient is partial (`partial="sequence"`).
@@ -40,11 +40,11 @@ from torch import nn
 from minimegatron.comm import collectives as c
 from minimegatron.comm.axis import ALONE, Axis
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter
-from minimegatron.layers.products import Entry, PlainProducts, Products
+from minimegatron.layers.wgrad import Entry, PlainProducts, Products
 
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
-    from minimegatron.layers.fp8_linear import ParallelFp8
+    from minimegatron.layers.fp8.linear import ParallelFp8
 
 
 class ParallelLinear(nn.Module):
@@ -126,7 +126,7 @@ class ColumnParallelLinear(ParallelLinear):
         return y
 
     def amax_axes(self, mesh: Mesh) -> dict[str, Axis]:
-        """See `layers.fp8_linear`: who holds parts of x, A and dy."""
+        """See `layers.fp8.linear`: who holds parts of x, A and dy."""
         return {"input": self.tp if self.sequence_parallel else ALONE, "weight": self.tp, "gradient": self.tp}
 
 
@@ -174,5 +174,5 @@ class RowParallelLinear(ParallelLinear):
         return y if self.bias is None else y + self.bias
 
     def amax_axes(self, mesh: Mesh) -> dict[str, Axis]:
-        """See `layers.fp8_linear`; dy has been gathered, or was never cut."""
+        """See `layers.fp8.linear`; dy has been gathered, or was never cut."""
         return {"input": self.tp, "weight": self.tp, "gradient": ALONE}

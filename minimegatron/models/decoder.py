@@ -39,8 +39,8 @@ from minimegatron.layers.linear import ColumnParallelLinear
 from minimegatron.layers.logical import initialize
 from minimegatron.layers.loss import vocab_parallel_cross_entropy
 from minimegatron.layers.param import Init
-from minimegatron.layers.products import Entry, PlainProducts
 from minimegatron.layers.rope import RotaryEmbedding
+from minimegatron.layers.wgrad import Entry, PlainProducts
 from minimegatron.models.block import TransformerBlock
 from minimegatron.models.gpt_layer_specs import check_parts, decoder_layer_spec, prediction_spec, switch_precision
 from minimegatron.models.spec import ModuleSpec, build_module
@@ -66,7 +66,7 @@ class GPTModel(nn.Module):
         rng: dropout streams; needed when the model has dropout.
 
     Attributes:
-        products: what computes a tied output layer (`layers/products.py`).
+        products: what computes a tied output layer (`layers/wgrad.py`).
 
     Raises:
         ConfigError: the model does not fit the layout.

@@ -13,11 +13,13 @@ from minimegatron.comm.collectives import all_gather
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.errors import ConfigError
-from minimegatron.layers import fp8, fp8_linear, fp8_model
-from minimegatron.layers.deferred import DeferredGradients, compute
+from minimegatron.layers.fp8 import linear as fp8_linear
+from minimegatron.layers.fp8 import matmul as fp8
+from minimegatron.layers.fp8 import model as fp8_model
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.logical import load_logical
 from minimegatron.layers.param import Init
+from minimegatron.layers.wgrad import DeferredGradients, compute
 from minimegatron.models.decoder import build_model
 from minimegatron.models.families import family_config
 from minimegatron.training.step import forward_step

@@ -15,7 +15,7 @@ from minimegatron.config import ParallelConfig
 from minimegatron.layers.linear import ColumnParallelLinear
 from minimegatron.layers.logical import initialize
 from minimegatron.layers.param import Init
-from minimegatron.layers.products import fusing_sink
+from minimegatron.layers.wgrad import fusing_sink
 from minimegatron.parallel.data.buckets import Span, bucket_layout
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.parallel.data.grad_buffer import GradBuffer, Replicated

@@ -11,7 +11,7 @@ from torch import nn
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import ConfigError
-from minimegatron.layers.products import PlainProducts
+from minimegatron.layers.wgrad import PlainProducts
 from minimegatron.parallel.data.buckets import Span, bucket_layout
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.parallel.data.units import leaves_of, units_of

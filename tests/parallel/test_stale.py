@@ -14,10 +14,10 @@ from torch import nn
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
-from minimegatron.layers.deferred import DeferredGradients, compute, deferring
 from minimegatron.layers.linear import ColumnParallelLinear
 from minimegatron.layers.logical import initialize
 from minimegatron.layers.param import Init
+from minimegatron.layers.wgrad import DeferredGradients, compute, deferring
 from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.data import param_buffer
 from minimegatron.parallel.data.ddp import DistributedDataParallel

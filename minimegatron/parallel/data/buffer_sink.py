@@ -22,7 +22,7 @@ class Wrapper(Protocol):
 
 
 class BufferSink:
-    """Adds a parameter's gradients to the buffer (`layers.products.GradientSink`).
+    """Adds a parameter's gradients to the buffer (`layers.wgrad.GradientSink`).
 
     Args:
         ddp: the wrapper, which is told when a gradient is complete.

@@ -22,7 +22,7 @@ the gradients' layout (`parallel/data/param_buffer`) and each rank updates its `
 again is in that file and in `parallel/data/gather_on_use`.
 
 Where weights have the buffer's dtype, a linear layer's backward adds its dW to the buffer in the very product that
-computes it (`layers/products.py`; Megatron's `gradient_accumulation_fusion`): the gradient itself never exists, and one
+computes it (`layers/wgrad.py`; Megatron's `gradient_accumulation_fusion`): the gradient itself never exists, and one
 pass over it is saved.
 
 Every gradient enters through the sink of its parameter (`BufferSink`, which is `param.gradient_sink`): that of a

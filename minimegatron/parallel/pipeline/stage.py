@@ -2,7 +2,7 @@
 
     forward    y = f(mb, x), x leaves                keep x and the graph of y
     backward   the graph of y, with dy -> x.grad     release both
-    weights    the products that the linear layers have deferred (layers/deferred)
+    weights    the products that the linear layers have deferred (layers/wgrad)
 
 x and y are named tensors, one or more (`parallel/pipeline/execution`). Of y itself only its place in the graph is kept.
 The tensor has gone to the next stage, and this rank does not read it again: Megatron-LM empties it for the same reason
@@ -23,8 +23,7 @@ import torch
 from torch import nn
 
 from minimegatron import trace
-from minimegatron.layers.deferred import DeferredGradients, compute, deferring
-from minimegatron.layers.products import WeightProduct
+from minimegatron.layers.wgrad import DeferredGradients, WeightProduct, compute, deferring
 from minimegatron.parallel.pipeline.actions import Action, Schedule
 from minimegatron.parallel.pipeline.execution import ONE_TENSOR, Specs, Tensors
 

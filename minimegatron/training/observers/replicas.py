@@ -1,11 +1,11 @@
-"""Copies of weights, compared bit by bit every `--check-replicas-interval` steps (`comm/replicas`)."""
+"""Copies of weights, compared bit by bit every `--check-replicas-interval` steps (`comm/fingerprints`)."""
 
 from __future__ import annotations
 
 import torch
 
+from minimegatron.comm.fingerprints import check_copies
 from minimegatron.comm.mesh import Mesh
-from minimegatron.comm.replicas import check_copies
 from minimegatron.layers.param import copy_axes, layout_of, logical_parameters
 from minimegatron.parallel.data.data_parallel import DataParallel
 from minimegatron.training.observers import Observer, Step

@@ -1,10 +1,10 @@
 """FP8 in column- and row-parallel linear layers: whose scale, what travels, what is kept.
 
-The problem in a sentence: `layers/fp8.py` multiplies two matrices on one rank; in a model x, W and dy are cut over
-ranks, weights are used by every microbatch, and dW may be computed later, by a pipeline.
+The problem in a sentence: `layers/fp8/matmul.py` multiplies two matrices on one rank; in a model x, W and dy are cut
+over ranks, weights are used by every microbatch, and dW may be computed later, by a pipeline.
 
 **Whose scale.** A tensor that is cut over tp must have one scale, or the layers of tp = 2 are another model than those
-of tp = 1. Delayed scaling agrees once a step (`layers/fp8_model`). Current scaling agrees at once, where the
+of tp = 1. Delayed scaling agrees once a step (`layers/fp8/model`). Current scaling agrees at once, where the
 tensor is cut over an axis:
 
 | layer      | x                              | W   | dy                             |
@@ -30,7 +30,7 @@ over tokens of several ranks, so there x itself is gathered.
 because dW needs other tiles of it. Within a step the weights do not move, so W is quantised by the first microbatch and
 kept for the others. A second forward pass (recompute) finds the same scale and the same W.
 
-**dW** takes the ways that `layers/products.py` names; one that is put off keeps its factors in FP8. With `fp8_wgrad`
+**dW** takes the ways that `layers/wgrad.py` names; one that is put off keeps its factors in FP8. With `fp8_wgrad`
 off it is a product in the model's own precision, and x is kept as it is.
 
 Scales of a tensor and scales of tiles keep other things for the backward pass, so each has an autograd function
@@ -50,22 +50,22 @@ from torch import nn
 from minimegatron.comm.async_ops import Work
 from minimegatron.comm.axis import Axis
 from minimegatron.errors import ConfigError, require
-from minimegatron.layers.fp8 import Fp8Recipe, Quantised, product
-from minimegatron.layers.fp8_scales import Siblings, scaling_of
-from minimegatron.layers.products import UNCUT, Entry, GradientSink, ProductQueue, WeightProduct, both_gradients
+from minimegatron.layers.fp8.matmul import Fp8Recipe, Quantised, product
+from minimegatron.layers.fp8.scaling import Siblings, scaling_of
+from minimegatron.layers.wgrad import UNCUT, Entry, GradientSink, ProductQueue, WeightProduct, both_gradients
 
 TENSORS = ("input", "weight", "gradient")
 
 
 class ParallelFp8(nn.Module):
-    """The FP8 products of one parallel layer (`layers.products.Products`); what the layer itself is does not change.
+    """The FP8 products of one parallel layer (`layers.wgrad.Products`); what the layer itself is does not change.
 
     Args:
         recipe: which scales.
         axes: input, weight, gradient -> ranks that hold parts of it.
         wgrad: dW in FP8 too.
         agree_over: axis over which delayed scaling agrees at the end of a step.
-        siblings, index: of an expert, whose place other ranks may have given to others (`layers/fp8_scales.py`): for
+        siblings, index: of an expert, whose place other ranks may have given to others (`layers/fp8/scaling.py`): for
             each of the three tensors the experts of its layer, and its number among them.
 
     Attributes:
@@ -134,7 +134,7 @@ class ParallelFp8(nn.Module):
 
 
 class _OneScale(torch.autograd.Function):
-    """`layers.products._Linear` of factors with one scale each. Kept: q of x, or x itself without FP8 for dW; q of W^T.
+    """`layers.wgrad._Linear` of factors with one scale each. Kept: q of x, or x itself without FP8 for dW; q of W^T.
 
     Where x is not gathered again, q of x^T is kept, which dW reads and which the cast may have written.
     """
@@ -182,7 +182,7 @@ class _OneScale(torch.autograd.Function):
 
 
 class _Tiles(torch.autograd.Function):
-    """`layers.products._Linear` of factors with a scale for every tile. Kept: x and W, whose other tiles follow."""
+    """`layers.wgrad._Linear` of factors with a scale for every tile. Kept: x and W, whose other tiles follow."""
 
     @staticmethod
     def forward(

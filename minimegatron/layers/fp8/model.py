@@ -2,9 +2,9 @@
 
 In FP8 are the linear layers of attention, MLP and experts. Embedding, output layer, norms, routers and the core of
 attention are not, as in Megatron-LM. An expert has its own scales, and multiplies the rows that came to it, however
-many they are (`layers/fp8.product`).
+many they are (`layers/fp8/matmul.product`).
 
-Delayed scales are columns of one tensor (`layers/fp8_scales.py`) and move at the end of a step (`move_scales`); within
+Delayed scales are columns of one tensor (`layers/fp8/scaling.py`) and move at the end of a step (`move_scales`); within
 it weights stay, and so do their copies in FP8 (`keeping_weights`).
 
 Megatron-LM: `get_fp8_context` in `fp8_utils.py`.
@@ -22,9 +22,9 @@ from torch import nn
 from minimegatron.comm.axis import Axis
 from minimegatron.config.model import TransformerConfig
 from minimegatron.config.precision import check_fp8_dims
-from minimegatron.layers.fp8 import Fp8Recipe
-from minimegatron.layers.fp8_linear import TENSORS, ParallelFp8
-from minimegatron.layers.fp8_scales import DelayedScale, Siblings, together
+from minimegatron.layers.fp8.linear import TENSORS, ParallelFp8
+from minimegatron.layers.fp8.matmul import Fp8Recipe
+from minimegatron.layers.fp8.scaling import DelayedScale, Siblings, together
 from minimegatron.layers.moe.layer import Experts
 from minimegatron.layers.step_hooks import StepHook, step_hook
 

@@ -19,20 +19,22 @@ computed.
 
 **Where dA goes.** To autograd, which puts it into `param.grad`; or to the `GradientSink` of the parameter, which adds
 the very product to `main_grad` (`parallel/data/buffer_sink.py`), so that dA itself never exists; or to a queue, to be
-computed later (`layers/deferred.py`).
+computed later (`layers/wgrad.py`).
 
 A layer asks its `Products` for y. `PlainProducts` computes in the parameters' own precision, `ParallelFp8`
-(`layers/fp8_linear.py`) in FP8.
+(`layers/fp8/linear.py`) in FP8.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from minimegatron.comm import collectives as c
 from minimegatron.comm.axis import ALONE, Axis
@@ -63,7 +65,7 @@ UNCUT = Entry()  # f(x) = x, and dx is complete
 
 
 class ProductQueue(Protocol):
-    """Where products of gradients are put that are computed later (`layers/deferred.DeferredGradients`)."""
+    """Where products of gradients are put that are computed later (`layers/wgrad.DeferredGradients`)."""
 
     def put(self, product: WeightProduct) -> None: ...
 
@@ -235,3 +237,62 @@ class _Linear(torch.autograd.Function):
         sending, dw = both_gradients(ctx.f, (lambda: dy @ weight) if want_dx else None, product, ctx.deferred)
         db = dy.reshape(-1, dy.shape[-1]).sum(0) if ctx.has_bias and want_db else None
         return sending.wait() if sending is not None else None, dw, db, None, None
+
+
+# -------------------------------------------------------------------------------------------------------------- a queue
+
+
+class DeferredGradients:
+    """A queue of products."""
+
+    def __init__(self) -> None:
+        self._queue: list[WeightProduct] = []
+
+    def put(self, product: WeightProduct) -> None:
+        self._queue.append(product)
+
+    def take(self) -> list[WeightProduct]:
+        """Everything queued so far, in order; the queue is empty afterwards."""
+        queue, self._queue = self._queue, []
+        return queue
+
+
+@contextlib.contextmanager
+def deferring(model: nn.Module, queue: DeferredGradients | None) -> Iterator[None]:
+    """Linear layers of the model that run in the block put their products into `queue`; with None, nothing changes."""
+    each: list[Any] = []  # `Products`
+    if queue is not None:
+        each = [module.products for module in model.modules() if hasattr(module, "products")]
+    for products in each:
+        products.deferred = queue
+    try:
+        yield
+    finally:
+        for products in each:
+            products.deferred = None
+
+
+def compute(products: list[WeightProduct]) -> None:
+    """Compute the products in order; the list is emptied on the way.
+
+    A gradient enters the buffer of data parallelism where the weight has a gradient sink, else `weight.grad`.
+    """
+    products.reverse()
+    while products:
+        product = products.pop()
+        with torch.no_grad():
+            deliver(product.weight, product.compute())
+
+
+def deliver(weight: torch.Tensor, gradient: torch.Tensor) -> None:
+    """A gradient that autograd has not computed goes where that would have gone."""
+    sink = sink_of(weight)
+    if sink is not None:
+        sink.accumulate(gradient)
+    else:
+        add_to_grad(weight, gradient)
+
+
+def add_to_grad(weight: torch.Tensor, gradient: torch.Tensor) -> None:
+    """What autograd does with the gradient of a leaf."""
+    weight.grad = gradient if weight.grad is None else weight.grad + gradient
