@@ -19,7 +19,7 @@ from typing import Any
 CLOSED = (
     "minimegatron.layers", "minimegatron.parallel", "minimegatron.models", "minimegatron.training",
     "minimegatron.optim", "minimegatron.inference", "minimegatron.kernels", "minimegatron.checkpoint",
-    "minimegatron.data", "minimegatron.viz", "minimegatron.commands",
+    "minimegatron.data", "minimegatron.viz", "minimegatron.commands", "course.figures",
 )  # fmt: skip
 
 

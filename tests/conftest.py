@@ -13,9 +13,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from labkit.ranks.pool import WarmPool, shared_pool, this_process
 from minimegatron.data.corpus import prepare_corpus
 from minimegatron.launch import procs
-from minimegatron.launch.workers import WarmPool, shared_pool, this_process
 from tests import twin
 
 # No test measures time: an example may take as long as the machine is busy.

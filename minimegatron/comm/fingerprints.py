@@ -25,7 +25,7 @@ of two elements visible. A norm would miss 92 of 100 single flipped bits, a floa
 
 Which tensors have copies on which axis follows from their layout (`layers/param.copy_axes`). The comparison finds a
 *missing* sum. A sum with a wrong scale, or one that is missing where nothing is copied, is the same on all replicas,
-and only a serial twin finds it (`observers/first_step`).
+and only a serial twin finds it (`observers/checks`).
 
 Megatron-LM compares no calls; `--check-weight-hash-across-dp-replicas-interval` compares weights over dp.
 """

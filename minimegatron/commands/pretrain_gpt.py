@@ -57,7 +57,7 @@ def pretrain(argv: Sequence[str]) -> Trainer:
     """
     from minimegatron.launch import hardware, launchers
     from minimegatron.launch.rank import described, init
-    from minimegatron.training.facts import run_facts
+    from minimegatron.training.same_run import run_facts
 
     run = parse_args(argv, world_size=launchers.place().world)
     warning = hardware.prepare_for_pipelines() if run.parallel.pipeline_model_parallel_size > 1 else ""

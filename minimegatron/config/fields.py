@@ -18,7 +18,7 @@ stands what the field is to a run that goes on from a checkpoint, its `Kind`:
 | `free(why)`    | how and where it is computed, ...  | no, for that reason                              | no        |
 
 *Published* are the fields that a `config.json` says and a conversion carries over. `training/same_run` compares,
-`checkpoint/hf_export` publishes, and both ask the fields. All ranks are given equal values, but where a field says why
+`checkpoint/hf_config` publishes, and both ask the fields. All ranks are given equal values, but where a field says why
 a rank may have its own (`rank_local`).
 """
 
@@ -61,6 +61,8 @@ def free(why: str) -> Kind:
 
 HOW = free("how the same numbers are computed")
 BEGUN = free("the beginning is over")
+BAD_STEP = free("what to do at a bad step is decided when it comes, often by going on with another answer")
+OBSERVED = free("what is observed and where it is written")
 
 
 def opt(kind: Kind, default: Any, help: str, choices: tuple | None = None, *, rank_local: str = "", **more: Any) -> Any:

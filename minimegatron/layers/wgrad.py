@@ -1,93 +1,39 @@
-"""The three products of a linear layer, and what travels while they are computed.
+"""Where the gradient of a linear layer's weight goes: to autograd, into a gradient buffer, or into a queue for later.
 
-    y  = f(x) A^T + b          forward
-    dx = sum_r dy A            backward; the ranks of tp each have a part of it
-    dA = dy^T f(x)             backward; each rank has its own
+    wgrad = dy^T x        x [..., i], dy [..., o] -> [o, i]
 
-f is how x comes into a product whose A is cut over tp (`Entry`; the name is that of the papers). Its conjugate is what
-becomes of dx:
+| destination               | chosen when                                | what happens                                |
+|---------------------------|--------------------------------------------|---------------------------------------------|
+| autograd                  | none of the following                      | it is returned, and becomes `param.grad`    |
+| `weight.grad_accumulator` | data parallelism, whose buffer has the     | one GEMM adds it to the buffer (Megatron's  |
+|                           | weight's dtype                             | `gradient_accumulation_fusion`)             |
+| a `WeightGradStore`       | a schedule that splits the backward pass   | `compute_wgrads` computes it later          |
 
-| f                          | x                  | f(x)        | dx                     |
-|----------------------------|--------------------|-------------|------------------------|
-| nothing is cut             | [..., i]           | x           | as it is               |
-| A is cut                   | equal on all ranks | x           | all-reduce             |
-| with sequence parallelism  | cut along dim 0    | all-gather  | reduce-scatter         |
+**Zero bubble.** The backward pass of a linear layer is two products of equal size, and the stage before waits for one:
 
-**Order of a backward pass** (`both_gradients`). dx must be summed over ranks, dA need not: the sum is started first and
-travels while dA is computed. With sequence parallelism x is gathered once more for dA; that travels while dx is
-computed.
+    dgrad = dy A          the stage before waits for it                B of a schedule
+    wgrad = dy^T x        only the optimizer needs it                  W of a schedule
 
-**Where dA goes.** To autograd, which puts it into `param.grad`; or to the `GradientSink` of the parameter, which adds
-the very product to `main_grad` (`parallel/data/buffer_sink.py`), so that dA itself never exists; or to a queue, to be
-computed later (`layers/wgrad.py`).
+With a store the layer computes dgrad and stores how wgrad is computed. The price is memory: x and dy of every linear
+layer stay until then. With sequence parallelism x is kept cut over the sequence and gathered when wgrad is computed;
+under recompute it is the recomputed x. Norms, embeddings and biases are cheap and stay in B.
 
-A layer asks its `Products` for y. `PlainProducts` computes in the parameters' own precision, `ParallelFp8`
-(`layers/fp8/linear.py`) in FP8.
+Qi et al. 2023 (arXiv 2401.10241), whose code has a `WeightGradStore` as well. Megatron-LM's `delay_wgrad_compute` puts
+wgrad off within one microbatch.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from minimegatron.comm import collectives as c
-from minimegatron.comm.axis import ALONE, Axis
 
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """f: how x comes into a product.
-
-    Attributes:
-        tp: the axis over which A is cut by its output features.
-        gathers: x is cut along dim 0 over tp, as with sequence parallelism.
-    """
-
-    tp: Axis = ALONE
-    gathers: bool = False
-
-    def start(self, x: torch.Tensor) -> c.Work:
-        """Begin f(x)."""
-        return c.all_gather_start(x, self.tp) if self.gathers else c.Work(x)
-
-    def start_backward(self, dx: torch.Tensor) -> c.Work:
-        """Begin the conjugate of f: the sum of the ranks' dx, or this rank's rows of it."""
-        return c.reduce_scatter_start(dx, self.tp) if self.gathers else c.all_reduce_start(dx, self.tp)
-
-
-UNCUT = Entry()  # f(x) = x, and dx is complete
-
-
-class ProductQueue(Protocol):
-    """Where products of gradients are put that are computed later (`layers/wgrad.DeferredGradients`)."""
-
-    def put(self, product: WeightProduct) -> None: ...
-
-
-class Products(Protocol):
-    """What computes the products of a linear layer.
-
-    Attributes:
-        deferred: the queue into which the backward pass puts dA's product instead of computing it, or None.
-    """
-
-    deferred: ProductQueue | None
-
-    def linear(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, f: Entry = UNCUT
-    ) -> torch.Tensor:
-        """`f(x) A_r^T + b_r`."""
-        ...
-
-
-class GradientSink(Protocol):
-    """Adds a parameter's gradients to a buffer: `param.gradient_sink`, where a wrapper has set one.
+class GradAccumulator(Protocol):
+    """Adds a parameter's gradients to a buffer: `param.grad_accumulator`, where data parallelism has set one.
 
     Attributes:
         fuses: a product may be added to the buffer as it is computed.
@@ -95,204 +41,101 @@ class GradientSink(Protocol):
 
     fuses: bool
 
-    def add_product(self, dy: torch.Tensor, x: torch.Tensor) -> None:
+    def add_wgrad(self, dy: torch.Tensor, x: torch.Tensor) -> None:
         """In a backward pass: add dy^T x. Autograd is then given no gradient."""
         ...
 
     def add(self, grad: torch.Tensor) -> None:
-        """In a backward pass: add dA. Autograd is then given no gradient."""
+        """In a backward pass: add a gradient. Autograd is then given none."""
         ...
 
     def accumulate(self, grad: torch.Tensor) -> None:
-        """After a backward pass: add dA, as autograd would have done."""
+        """After a backward pass: add a gradient, as autograd would have done."""
         ...
 
 
-def sink_of(weight: torch.Tensor) -> GradientSink | None:
-    """The parameter's sink, or None: then its gradient is `weight.grad`."""
-    return getattr(weight, "gradient_sink", None)
+def grad_accumulator(weight: torch.Tensor) -> GradAccumulator | None:
+    """The parameter's accumulator, or None: then its gradient is `weight.grad`."""
+    return getattr(weight, "grad_accumulator", None)
 
 
-def fusing_sink(weight: torch.Tensor) -> GradientSink | None:
-    """The sink, where a backward pass adds dA to the buffer by itself.
+def fused_accumulator(weight: torch.Tensor) -> GradAccumulator | None:
+    """The accumulator to which a backward pass adds wgrad itself; None where autograd is to have it.
 
-    Not where the weight has hooks: a hook is to see a gradient, and may change it.
+    Autograd has it where the weight has hooks: a hook is to see a gradient, and may change it.
     """
-    sink = sink_of(weight)
-    return sink if sink is not None and sink.fuses and not weight._backward_hooks else None
+    accumulator = grad_accumulator(weight)
+    fuses = accumulator is not None and accumulator.fuses and not weight._backward_hooks
+    return accumulator if fuses else None
 
 
-@dataclasses.dataclass(eq=False)
-class WeightProduct:
-    """The product dA = dy^T f(x), to be computed now or later.
-
-    Attributes:
-        weight: A [o, i].
-        x: [..., i]; a rank's own tokens where f gathers.
-        dy: [..., o].
-        f: how x comes into the product.
-    """
-
-    weight: torch.Tensor
-    x: torch.Tensor
-    dy: torch.Tensor
-    f: Entry
-
-    def start(self) -> c.Work:
-        """Begin f(x)."""
-        return self.f.start(self.x)
-
-    def finish(self, x: torch.Tensor) -> torch.Tensor:
-        """dA [o, i], from what `start` has brought."""
-        return weight_gradient(x, self.dy)
-
-    def add_to(self, sink: GradientSink, x: torch.Tensor) -> None:
-        """`finish`, into a buffer."""
-        sink.add_product(self.dy, x)
-
-    def compute(self) -> torch.Tensor:
-        """dA [o, i]."""
-        return self.finish(self.start().wait())
-
-
-def weight_gradient(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-    """x [..., i], dy [..., o] -> dy^T x [o, i]."""
+def wgrad(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """dy [..., o], x [..., i] -> dy^T x [o, i]."""
     return dy.reshape(-1, dy.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
 
 
-def both_gradients(
-    f: Entry,
-    dx: Callable[[], torch.Tensor] | None,
-    product: WeightProduct | None,
-    deferred: ProductQueue | None,
-) -> tuple[c.Work | None, torch.Tensor | None]:
-    """Compute dx, start its sum, and compute dA meanwhile; see the module docstring.
-
-    Args:
-        dx: computes this rank's part of dx; None where it is not wanted.
-        product: dA; None where it is not wanted.
-        deferred: where it goes instead of being computed.
-
-    Returns:
-        The sum of dx under way, and dA where autograd is to have it.
-    """
-    if product is not None and deferred is not None:
-        deferred.put(product)
-        product = None
-    arriving = product.start() if product is not None else None
-    part = dx() if dx is not None else None
-    x = arriving.wait() if arriving is not None else None
-    sending = f.start_backward(part) if part is not None else None
-    if product is None or x is None:
-        return sending, None
-    sink = fusing_sink(product.weight)
-    if sink is None:
-        return sending, product.finish(x)
-    product.add_to(sink, x)
-    return sending, None
+def accumulate_wgrad(weight: torch.Tensor, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+    """In a backward pass: dy^T x for autograd; None where it has been added to the buffer of `weight` instead."""
+    accumulator = fused_accumulator(weight)
+    if accumulator is None:
+        return wgrad(dy, x)
+    accumulator.add_wgrad(dy, x)
+    return None
 
 
-class PlainProducts:
-    """The products in the precision of x and A.
+class DeferredWgrad(NamedTuple):
+    """The gradient of `weight`, which `compute` gives later."""
 
-    Attributes:
-        deferred: see `Products`.
-    """
+    weight: torch.Tensor
+    compute: Callable[[], torch.Tensor]
+
+
+class WeightGradStore:
+    """A queue of gradients that are computed later."""
 
     def __init__(self) -> None:
-        self.deferred: ProductQueue | None = None
+        self._queue: list[DeferredWgrad] = []
 
-    def linear(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, f: Entry = UNCUT
-    ) -> torch.Tensor:
-        """`f(x) A_r^T + b_r`; torch's own function where there is nothing to overlap, to add to or to put off."""
-        if f.tp.size == 1 and self.deferred is None and fusing_sink(weight) is None:
-            return F.linear(x, weight, bias)
-        return _Linear.apply(x, weight, bias, f, self.deferred)  # type: ignore[no-any-return]
+    def put(self, weight: torch.Tensor, compute: Callable[[], torch.Tensor]) -> None:
+        self._queue.append(DeferredWgrad(weight, compute))
 
-
-class _Linear(torch.autograd.Function):
-    """`F.linear(f(x), A, b)` as one function, because overlapping needs dx and dA in the same place."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        f: Entry,
-        deferred: ProductQueue | None,
-    ) -> torch.Tensor:
-        ctx.f, ctx.has_bias = f, bias is not None
-        ctx.deferred = deferred
-        ctx.parameter = weight  # a saved leaf comes back as another object under recompute
-        ctx.save_for_backward(x, weight)
-        return F.linear(f.start(x).wait(), weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        (x, weight), dy = ctx.saved_tensors, grads[0]
-        want_dx, want_dw, want_db = ctx.needs_input_grad[:3]
-        product = WeightProduct(ctx.parameter, x, dy, ctx.f) if want_dw else None
-        sending, dw = both_gradients(ctx.f, (lambda: dy @ weight) if want_dx else None, product, ctx.deferred)
-        db = dy.reshape(-1, dy.shape[-1]).sum(0) if ctx.has_bias and want_db else None
-        return sending.wait() if sending is not None else None, dw, db, None, None
-
-
-# -------------------------------------------------------------------------------------------------------------- a queue
-
-
-class DeferredGradients:
-    """A queue of products."""
-
-    def __init__(self) -> None:
-        self._queue: list[WeightProduct] = []
-
-    def put(self, product: WeightProduct) -> None:
-        self._queue.append(product)
-
-    def take(self) -> list[WeightProduct]:
+    def take(self) -> list[DeferredWgrad]:
         """Everything queued so far, in order; the queue is empty afterwards."""
         queue, self._queue = self._queue, []
         return queue
 
 
 @contextlib.contextmanager
-def deferring(model: nn.Module, queue: DeferredGradients | None) -> Iterator[None]:
-    """Linear layers of the model that run in the block put their products into `queue`; with None, nothing changes."""
-    each: list[Any] = []  # `Products`
-    if queue is not None:
-        each = [module.products for module in model.modules() if hasattr(module, "products")]
-    for products in each:
-        products.deferred = queue
+def deferring_wgrad(model: nn.Module, store: WeightGradStore | None) -> Iterator[None]:
+    """Linear layers of the model that run in the block put wgrad into `store`; with None, nothing changes."""
+    layers: list[Any] = []
+    if store is not None:
+        layers = [module for module in model.modules() if hasattr(module, "wgrad_store")]
+    for layer in layers:
+        layer.wgrad_store = store
     try:
         yield
     finally:
-        for products in each:
-            products.deferred = None
+        for layer in layers:
+            layer.wgrad_store = None
 
 
-def compute(products: list[WeightProduct]) -> None:
-    """Compute the products in order; the list is emptied on the way.
+@torch.no_grad()
+def compute_wgrads(deferred: list[DeferredWgrad]) -> None:
+    """Compute the gradients in order; the list is emptied on the way, so that their factors are released.
 
-    A gradient enters the buffer of data parallelism where the weight has a gradient sink, else `weight.grad`.
+    A gradient goes to the weight's accumulator, or else to `weight.grad`, as autograd would have done.
     """
-    products.reverse()
-    while products:
-        product = products.pop()
-        with torch.no_grad():
-            deliver(product.weight, product.compute())
+    deferred.reverse()
+    while deferred:
+        weight, compute = deferred.pop()
+        accumulator = grad_accumulator(weight)
+        if accumulator is not None:
+            accumulator.accumulate(compute())
+        else:
+            add_to_grad(weight, compute())
 
 
-def deliver(weight: torch.Tensor, gradient: torch.Tensor) -> None:
-    """A gradient that autograd has not computed goes where that would have gone."""
-    sink = sink_of(weight)
-    if sink is not None:
-        sink.accumulate(gradient)
-    else:
-        add_to_grad(weight, gradient)
-
-
-def add_to_grad(weight: torch.Tensor, gradient: torch.Tensor) -> None:
+def add_to_grad(weight: torch.Tensor, grad: torch.Tensor) -> None:
     """What autograd does with the gradient of a leaf."""
-    weight.grad = gradient if weight.grad is None else weight.grad + gradient
+    weight.grad = grad if weight.grad is None else weight.grad + grad

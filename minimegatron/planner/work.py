@@ -30,8 +30,7 @@ from typing import Any
 
 from torch import nn
 
-from minimegatron.footprint.dry_run import BACKWARD, FORWARD, Operation, Sent, kind_of, run_of
-from minimegatron.footprint.tape import Sizes, require_known
+from minimegatron.footprint.dry_run import BACKWARD, FORWARD, Operation, Sent, Sizes, kind_of, require_known, run_of
 from minimegatron.layers.attention.core_attention import CoreAttention
 from minimegatron.layers.attention.mla import MultiLatentAttention, ReplicatedLinear
 from minimegatron.layers.attention.self_attention import SelfAttention

@@ -35,12 +35,11 @@ from pathlib import Path
 from typing import Any
 
 from minimegatron.config.fields import MODEL
+from minimegatron.config.run import SECTIONS, RunConfig
 from minimegatron.errors import ConfigError, did_you_mean
 from minimegatron.flags import Parser
 from minimegatron.models.families import PRESETS, preset
 from minimegatron.training.megatron_flags import ALREADY, RENAMED, SWITCHED_OFF_BY, SWITCHES, VALUES, refused_subject
-from minimegatron.training.run import SECTIONS, RunConfig
-from minimegatron.training.without_effect import without_effect
 
 # Megatron's command-line defaults where those of `config/` differ. Those of the model do not apply to a preset or a
 # configuration file, which say what the model is.
@@ -101,13 +100,14 @@ def parse_args(argv: Sequence[str], world_size: int = 1, *, reads: bool = True) 
         given=frozenset(given),
         notes=tuple(found.notes),
     )
+    named = set(flags)  # a preset's fields are a model as published, and the first line of a log has every field
+    for name, cls in SECTIONS.items():
+        named |= {key for key, value in from_file.get(name, {}).items() if value != getattr(cls, key, None)}
+    run = dataclasses.replace(run, notes=run.notes + run.not_read(named))
     from minimegatron.training.rules import check_run
 
     check_run(run, world_size, reads=reads)
-    here = set(flags)
-    for name, cls in SECTIONS.items():
-        here |= {key for key, value in from_file.get(name, {}).items() if value != getattr(cls, key, None)}
-    return dataclasses.replace(run, notes=run.notes + without_effect(run, frozenset(here)))
+    return run
 
 
 def _of_checkpoint(flags: dict[str, Any]) -> dict[str, Any]:

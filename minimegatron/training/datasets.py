@@ -17,8 +17,9 @@ Megatron-LM: `build_train_valid_test_datasets` in `megatron/training/training.py
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ import torch
 from minimegatron.comm.agree import gather_objects, on_all_ranks, on_rank_zero
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.sequence import cut_batch
+from minimegatron.config.run import RunConfig
 from minimegatron.data.blend import BlendedDataset
 from minimegatron.data.builder import Dataset, build_datasets, parse_data_path, read_data_args
 from minimegatron.data.corpus import prepare_corpus
@@ -37,11 +39,10 @@ from minimegatron.data.packing import PackedDataset
 from minimegatron.data.tokenizer import NullTokenizer, Tokenizer, build_tokenizer
 from minimegatron.errors import ConfigError
 from minimegatron.launch.agreement import require_agreement
-from minimegatron.training.facts import file_fact
-from minimegatron.training.run import RunConfig
 
 CORPUS_KINDS = {"stdlib": "both", "stdlib-code": "code", "stdlib-docs": "docs"}
 CORPUS_VOCABULARY = 4096
+BLOCKS, BLOCK_BYTES = 16, 1 << 16  # of a data file that are hashed: terabytes are not read to start a run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,3 +210,23 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     if device.type != "cuda":
         return {name: tensor.to(device) for name, tensor in batch.items()}
     return {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in batch.items()}
+
+
+def file_fact(path: str) -> str:
+    """Size and digest of a file; of a large one, of blocks at equal distances, the first and the last among them."""
+    size = os.path.getsize(path)
+    starts = {(size - BLOCK_BYTES) * k // (BLOCKS - 1) for k in range(BLOCKS)} if size > BLOCK_BYTES else {0}
+    with open(path, "rb") as file:
+        return f"{size} bytes ({digest(_block(file, start) for start in sorted(starts))})"
+
+
+def _block(file: Any, start: int) -> bytes:
+    file.seek(start)
+    return bytes(file.read(BLOCK_BYTES))
+
+
+def digest(pieces: Iterable[bytes]) -> str:
+    total = hashlib.blake2b(digest_size=6)
+    for piece in pieces:
+        total.update(piece)
+    return total.hexdigest()

@@ -28,11 +28,11 @@ from typing import Any
 
 import torch
 
+from minimegatron.config.run import RunConfig
 from minimegatron.cuda_graphs import CudaRecorder, Recorded, Recorder
 from minimegatron.data.masking import Batch
 from minimegatron.errors import ConfigError, DataError
 from minimegatron.parallel.data.data_parallel import DataParallel
-from minimegatron.training.run import RunConfig
 from minimegatron.training.step import ForwardStep, forward_backward
 
 Result = tuple[torch.Tensor, dict[str, torch.Tensor]]

@@ -39,13 +39,13 @@ from minimegatron.comm.axis import Axis
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
 from minimegatron.config import ParallelConfig
+from minimegatron.config.run import RunConfig
 from minimegatron.errors import CheckpointError, did_you_mean
 from minimegatron.layers.param import layout_of, logical_buffers, logical_parameters
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler
 from minimegatron.parallel.data.data_parallel import DataParallel
 from minimegatron.training.datasets import Joint
-from minimegatron.training.run import RunConfig
 from minimegatron.training.same_run import MODEL, fields_of
 
 
@@ -58,7 +58,7 @@ class TrainState:
         consumed_train_samples: over all ranks; decides the next sample, batch size and learning rate.
         consumed_valid_samples: of the validation set.
         skipped_iterations: steps in which the weights did not move.
-        recent_losses: of the last good steps (`training/bad_steps.py`).
+        recent_losses: of the last good steps (`training/trainer.py`).
         validation_loss: of exactly these weights; None where they were not evaluated.
     """
 

@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from minimegatron.errors import ConfigError
+from minimegatron.viz.bars import FAR, stacked
 from minimegatron.viz.picture import INK, PALETTE, Picture, bytes_text, new_figure, scaled, styled
-from minimegatron.viz.stacked import FAR, stacked
 
 if TYPE_CHECKING:
     from minimegatron.memory import Sample

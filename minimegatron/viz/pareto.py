@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from matplotlib.ticker import LogFormatter
 
 from minimegatron.errors import ConfigError
+from minimegatron.viz.bars import FAR
 from minimegatron.viz.picture import FAINT, INK, PALETTE, PREDICTED_LINE, Picture, new_figure, scaled, styled
-from minimegatron.viz.stacked import FAR
 from minimegatron.viz.timeline import UNITS
 
 Point = tuple[float, float]  # bytes, seconds

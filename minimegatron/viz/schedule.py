@@ -1,8 +1,8 @@
 """A pipeline schedule as a small drawing: a row of bars a rank, below each the activations it keeps alive.
 
 A notebook stores the drawing as SVG and, for readers without pictures, as text. Both are the same on every machine,
-to the last byte: what is drawn is a plan, not a measurement. (A measured run goes to `paired.planned_and_done`, which
-has the plan beside it.) A legend above the bars explains what they say:
+to the last byte: what is drawn is a plan, not a measurement. A legend above the
+bars explains what they say:
 
     colour          F, B or W
     digit           the microbatch; `F3` where there is room for both, else the digit alone: the legend has the letters
@@ -30,8 +30,8 @@ from matplotlib.colors import to_hex, to_rgb
 
 from minimegatron.errors import ConfigError
 from minimegatron.trace import Event
-from minimegatron.viz.lanes import at_pixels
 from minimegatron.viz.picture import FAINT, INK, PALETTE, REFERENCE, WORK, text_on
+from minimegatron.viz.timeline import at_pixels
 
 WIDTH, LEFT, RIGHT, BAR, CURVE, GAP = 920, 52, 62, 26, 22, 9  # px
 WIDE_RIGHT = 102  # px, where numbers of chunks stand behind the rows

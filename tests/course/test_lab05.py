@@ -11,7 +11,7 @@ import torch
 from labkit import warm
 from labkit.answers import GivenAnswer
 from labkit.exercises import Draw
-from minimegatron.launch import workers
+from labkit.ranks import pool as workers
 from minimegatron.layers.moe.dispatch import dispatch_bytes
 from minimegatron.layers.moe.router import Routing, balance_scores, balancing_loss, choose
 from minimegatron.layers.moe.router import limit as package_limit

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from course.figures.data_parallel import bytes_per_parameter, gather_timelines
 from labkit.exercises import Draw
 from labkit.fresh import Nursery
 from minimegatron.parallel.data.buckets import BucketSpan, BufferLayout, Span
-from minimegatron.viz.gathers import gather_timelines
-from minimegatron.viz.zero_stages import bytes_per_parameter
 from tests.course.cells_on_ranks import run, saved
 from tests.course.marked import LABS, said
 

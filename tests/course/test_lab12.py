@@ -12,9 +12,9 @@ from labkit.exercises import Draw
 from labkit.fresh import Nursery
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import DataConfig, OptimizerConfig, ParallelConfig, TrainingConfig
+from minimegatron.config.run import RunConfig
 from minimegatron.footprint.dry_run import StageRun
-from minimegatron.footprint.prediction import Work, meta_model, meta_wrapper, sizes_of
-from minimegatron.footprint.states import states
+from minimegatron.footprint.prediction import Work, meta_model, meta_wrapper, sizes_of, states
 from minimegatron.models.families import family_config
 from minimegatron.parallel.pipeline.schedules import build_schedule
 from minimegatron.planner.closed_forms import bubble, crossover_tokens, in_flight, sent
@@ -26,7 +26,6 @@ from minimegatron.planner.traffic import run_messages
 from minimegatron.trace import Event
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.flops import forward_flops, step_flops
-from minimegatron.training.run import RunConfig
 from tests.course.marked import LABS, said
 
 MARKED = LABS["12_planning"]

@@ -13,9 +13,9 @@ import pytest
 
 from minimegatron.planner.closed_forms import layer_activations
 from minimegatron.planner.cluster import CLUSTERS
-from minimegatron.planner.estimate import Estimator
 from minimegatron.planner.layouts import layouts
 from minimegatron.planner.planning import Plan, plan
+from minimegatron.planner.search import Estimator
 from minimegatron.training.arguments import parse_args
 from tests.course.marked import LABS
 from tests.planner.published import LLAMA_405B, SELECTIVE_RUNS, WEAK_A100, WEAK_H100

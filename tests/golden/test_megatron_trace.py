@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from labkit.ranks.pool import shared_pool
 from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
-from minimegatron.launch.workers import shared_pool
 from minimegatron.layers.logical import gather_logical, load_logical
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel

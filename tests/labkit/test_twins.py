@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from labkit.ranks.pool import WarmPool
 from labkit.twins import departing, equal_shards, gradients, norm, replicas_agree, shake, shards_of, train
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
-from minimegatron.launch.workers import WarmPool
 from minimegatron.models.decoder import build_model
 from minimegatron.models.families import family_config
 

@@ -9,7 +9,7 @@ from minimegatron.comm.collectives import all_gather, all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.layers.attention.mla import ReplicatedLinear
-from minimegatron.layers.fp8 import model as fp8_model
+from minimegatron.layers.fp8 import linear as fp8_model
 from minimegatron.layers.fp8.matmul import E4M3, Fp8Recipe
 from minimegatron.layers.fp8.scaling import DelayedScale, together
 from minimegatron.layers.linear import ColumnParallelLinear

@@ -14,7 +14,7 @@ from minimegatron.comm.axis import ALONE
 from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import ConfigError
 from minimegatron.layers.fp8 import linear as fp8_linear
-from minimegatron.layers.fp8 import model as fp8_model
+from minimegatron.layers.fp8 import linear as fp8_model
 from minimegatron.layers.fp8.matmul import E4M3, E5M2, Fp8Recipe
 from minimegatron.layers.fp8.scaling import DelayedScale, Siblings, scaling_of, together
 from minimegatron.models.decoder import build_model

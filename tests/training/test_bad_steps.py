@@ -9,9 +9,9 @@ import torch
 
 from minimegatron.errors import BadStep, ConfigError, RankError
 from minimegatron.layers.param import logical_parameters
-from minimegatron.training.bad_steps import ROLLBACKS, WINDOW
 from minimegatron.training.run_state import TrainState
 from minimegatron.training.step import forward_step
+from minimegatron.training.trainer import ROLLBACKS, WINDOW
 from tests.training.test_trainer import trainer_of
 
 LINE = (

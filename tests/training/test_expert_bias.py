@@ -45,7 +45,7 @@ def test_a_step_that_is_refused_moves_no_bias(broken):
 
     def step() -> None:
         scheduler = OptimizerParamScheduler(optimizer.param_groups, schedule)
-        train_step(forward, iter([batch]), model, optimizer, scheduler, Mesh.serial(), num_microbatches=1)
+        train_step(forward, iter([batch]), model, optimizer, scheduler, num_microbatches=1)
 
     if broken == "nothing":
         step()

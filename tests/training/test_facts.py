@@ -12,18 +12,18 @@ import numpy
 import pytest
 import torch
 
+from labkit.ranks.torchrun import launch
+from minimegatron.config.run import KINDS
 from minimegatron.errors import ConfigError
 from minimegatron.launch.agreement import differences
-from minimegatron.launch.torchrun import launch
-from minimegatron.training import facts
+from minimegatron.training import datasets, same_run
 from minimegatron.training.arguments import parse_args
-from minimegatron.training.run import KINDS
 
 TINY = "--mock-data --seq-length 16 --hidden-size 32 --num-attention-heads 2 --vocab-size 64 --train-iters 2"
 
 
 def facts_of(line: str = "") -> dict[str, Any]:
-    return facts.run_facts(parse_args(shlex.split(f"{TINY} {line}")))
+    return same_run.run_facts(parse_args(shlex.split(f"{TINY} {line}")))
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def test_one_flag_is_named(line: str, said: str) -> None:
 
 
 def test_every_field_is_compared_or_its_freedom_has_a_reason() -> None:
-    assert set(facts_of()) & set(KINDS) == set(KINDS) - set(facts.RANK_LOCAL)
-    assert "log_file" in facts.RANK_LOCAL and "seed" not in facts.RANK_LOCAL
+    assert set(facts_of()) & set(KINDS) == set(KINDS) - set(same_run.RANK_LOCAL)
+    assert "log_file" in same_run.RANK_LOCAL and "seed" not in same_run.RANK_LOCAL
     assert not differences([facts_of(), facts_of("--log-file a.jsonl --profile-dir b --data-cache-path c")])
 
 
@@ -67,7 +67,7 @@ def test_the_file_of_a_spec_is_compared(tmp_path: Path, monkeypatch: pytest.Monk
     assert [text.partition(" is ")[0] for text in differences(seen)] == ["source of the spec"]
 
 
-@pytest.mark.parametrize("size", [0, 10, facts.BLOCK_BYTES, 5 * facts.BLOCK_BYTES + 3])
+@pytest.mark.parametrize("size", [0, 10, datasets.BLOCK_BYTES, 5 * datasets.BLOCK_BYTES + 3])
 def test_a_data_file_is_told_by_its_size_and_its_ends(tmp_path: Path, size: int) -> None:
     path = tmp_path / "data.bin"
     seen = set()
@@ -76,9 +76,9 @@ def test_a_data_file_is_told_by_its_size_and_its_ends(tmp_path: Path, size: int)
         if size and change is not None:
             raw[change] = 1
         path.write_bytes(raw)
-        seen.add(facts.file_fact(str(path)))
+        seen.add(datasets.file_fact(str(path)))
     path.write_bytes(bytes(size + 1))
-    seen.add(facts.file_fact(str(path)))
+    seen.add(datasets.file_fact(str(path)))
     assert len(seen) == (5 if size else 2)
 
 

@@ -101,7 +101,7 @@ def test_another_shape_is_refused():
     "line, words",
     [
         ("--enable-cuda-graph", "a recording of launches on a GPU"),
-        ("--cuda-graph-impl transformer_engine", "--cuda-graph-impl local"),
+        ("--cuda-graph-impl transformer_engine", "one of 'none', 'local'"),
         ("--enable-cuda-graph --hidden-dropout 0.1", "hidden_dropout or attention_dropout"),
         ("--enable-cuda-graph --overlap-grad-reduce --recompute-activations", "recompute_granu, overlap_grad_reduce"),
         ("--enable-cuda-graph --fp16", "params_dtype fp16"),

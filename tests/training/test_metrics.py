@@ -9,12 +9,12 @@ import re
 import pytest
 
 from minimegatron.comm.mesh import Axis, Mesh
+from minimegatron.config.run import RunConfig
 from minimegatron.errors import ConfigError
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.flops import step_flops
 from minimegatron.training.observers.metrics import Metrics, format_validation, perplexity
 from minimegatron.training.reports import StepReport
-from minimegatron.training.run import RunConfig
 
 # The pattern by which scripts read Megatron's logs, and our three fields after it.
 LINE = re.compile(

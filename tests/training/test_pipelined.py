@@ -18,9 +18,9 @@ from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.decoder import GPTModel
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.training.arguments import parse_args
-from minimegatron.training.pipelined import Microbatches, get_forward_backward_fn
+from minimegatron.training.pipelined import Microbatches
 from minimegatron.training.reports import StepReport
-from minimegatron.training.step import forward_step
+from minimegatron.training.step import forward_step, get_forward_backward_func
 from tests.mock_data import small_trainer
 from tests.twin import Case, distance, microbatch, weights
 
@@ -143,8 +143,8 @@ def of_different_lengths(rank: int, world: int, case: Case) -> dict[str, float]:
     ddp = DistributedDataParallel(model, mesh)
     for wrapped in (serial, ddp):
         batches = (lengths(case, i) for i in range(case.accumulation))
-        get_forward_backward_fn(wrapped)(forward_step, batches, wrapped, case.accumulation, lambda loss: loss)
-    return {n: distance(p.main_grad, serial.buffer.params[n].main_grad) for n, p in logical_parameters(ddp)}
+        get_forward_backward_func(wrapped)(forward_step, batches, wrapped, case.accumulation, lambda loss: loss)
+    return {n: distance(p.main_grad, serial.params[n].main_grad) for n, p in logical_parameters(ddp)}
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_v"])

@@ -12,6 +12,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
+from minimegatron.parallel.data.data_parallel import DataParallel
 from minimegatron.training import reports as module
 from minimegatron.training.datasets import to_device
 from minimegatron.training.reports import reduce_reports
@@ -32,7 +33,7 @@ def waits_of_a_step(case: Case, **optimizer: Any) -> list[str]:
     for _ in range(2):  # the first one makes tables
         data = iter([microbatch(case, 0, i) for i in range(case.accumulation)])
         with waits() as found:
-            train_step(forward_step, data, ddp, opt, scheduler, mesh, num_microbatches=case.accumulation)
+            train_step(forward_step, data, ddp, opt, scheduler, num_microbatches=case.accumulation)
     return found
 
 
@@ -63,16 +64,17 @@ def test_batches_go_to_a_gpu_from_pinned_memory_without_waiting(monkeypatch):
 def in_a_pipeline(rank: int, world: int) -> list[Any]:
     """Four calls: of the last stage's names, of the same, of others, of these."""
     mesh = Mesh.build(ParallelConfig(pipeline_model_parallel_size=2))
+    model = DataParallel(torch.nn.Identity(), mesh)
     asked: list[Any] = []
-    real, names, found = agree.gather_objects, [], []
+    real, found = agree.gather_objects, []
     module.gather_objects = lambda item, axis: asked.append(item) or real(item, axis)
     try:
         for call in ({"a": 2.0}, {"a": 4.0}, {"b": 6.0, "a": 8.0}, {"b": 1.0, "a": 3.0}):
             mine = {n: torch.tensor([v, 2.0], dtype=torch.float64) for n, v in call.items()} if mesh.pp.rank else {}
-            means, stop, [[beside]] = reduce_reports(
-                mine, mesh, call == {"a": 4.0} and rank == 0, names=names, beside=[torch.tensor([7.0])]
+            totals = reduce_reports(
+                mine, model, hook_tables=[torch.tensor([7.0])], asks_to_stop=call == {"a": 4.0} and rank == 0
             )
-            found.append((means, stop, beside, len(asked)))
+            found.append((totals.losses, totals.stop, totals.hook_tables[0][0], len(asked)))
     finally:
         module.gather_objects = real
     return found

@@ -10,12 +10,12 @@ import pytest
 
 from minimegatron.checkpoint.commit import complete
 from minimegatron.checkpoint.manifest import NAME
+from minimegatron.config.run import RunConfig
 from minimegatron.data.indexed import IndexedDatasetBuilder
 from minimegatron.errors import CheckpointError
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.build import build_trainer
 from minimegatron.training.rules import batch_sizes
-from minimegatron.training.run import RunConfig
 from minimegatron.training.same_run import MODEL, compare, facts_of
 from minimegatron.training.trainer import Trainer
 

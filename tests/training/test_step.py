@@ -21,7 +21,6 @@ from minimegatron.optim.scaler import loss_divisor
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.training.observers.evaluation import evaluate
-from minimegatron.training.pipelined import get_forward_backward_fn
 from minimegatron.training.reports import StepReport
 from minimegatron.training.step import (
     ForwardStep,
@@ -113,8 +112,8 @@ def run_steps(
     done = Trained([], logical(ddp, mesh), {})
     try:
         for _ in range(steps):
-            options = StepOptions(loss_divisor=divisor, forward_backward_fn=get_forward_backward_fn(ddp))
-            report, _ = train_step(forward, data, ddp, opt, scheduler, mesh, per_step, options)
+            options = StepOptions(loss_divisor=divisor)
+            report = train_step(forward, data, ddp, opt, scheduler, per_step, options)
             done.reports.append(report)
     except NumericsError as error:
         done.error = str(error)
@@ -298,7 +297,7 @@ def evaluated(rank: int, world: int, case: Case) -> tuple[dict[str, float], bool
     mesh = Mesh.build(ParallelConfig.from_dict(case.layout))
     ddp = parallel_model(case, mesh)
     ddp.module.decoder.eval()
-    found = evaluate(forward_step, batches(case, [mesh.dp.rank], 1), ddp, mesh, case.accumulation)
+    found = evaluate(forward_step, batches(case, [mesh.dp.rank], 1), ddp, case.accumulation)
     modes_kept = ddp.training and not ddp.module.decoder.training
     return found, modes_kept and not any(p.grad is not None for p in ddp.parameters())
 

@@ -7,7 +7,7 @@ changed with each of them, and nobody sees in it what a training is.
 
 | moment                                       | method                | for example                                   |
 |----------------------------------------------|-----------------------|-----------------------------------------------|
-| before the first step                        | `begin(done)`         | the first batch in one process (`first_step`) |
+| before the first step                        | `begin(done)`         | the first batch in one process (`checks`)     |
 | before each step                             | `before_step(done)`   | a profile begins                              |
 | around it, and what follows from a bad one   | `during_step(done)`   | memory is counted                             |
 | when gradients are there and may be used     | `before_update()`     | the copies of a save are waited for           |

@@ -20,7 +20,6 @@ from collections.abc import Iterator
 
 import torch
 
-from minimegatron.comm.mesh import Mesh
 from minimegatron.data.builder import Dataset
 from minimegatron.data.masking import Batch
 from minimegatron.models.chunks import ModelChunks
@@ -40,7 +39,6 @@ def evaluate(
     forward_step: ForwardStep,
     data_iterator: Iterator[Batch],
     model: DataParallel,
-    mesh: Mesh,
     num_microbatches: int,
 ) -> dict[str, float]:
     """Mean losses over `num_microbatches` of every rank; all ranks must call.
@@ -49,7 +47,6 @@ def evaluate(
         forward_step: as in training.
         data_iterator: yields this rank's microbatches of the evaluated split.
         model: is in eval mode meanwhile.
-        mesh: the layout.
         num_microbatches: forward passes of each rank.
 
     Returns:
@@ -66,10 +63,11 @@ def evaluate(
                 output, summed = forward_step(data_iterator, model)
                 for name, pair in summed(output)[2].items():
                     reports[name] = reports.get(name, 0.0) + pair.double()
+        totals = reduce_reports(reports, model)
     finally:
         for module, mode in modes.items():
             module.training = mode
-    return reduce_reports(reports, mesh, names=model.loss_names[False], of_nothing=None).means
+    return {name: loss for name, loss in totals.losses.items() if totals.counts[name]}
 
 
 class Evaluation(Observer):
@@ -112,7 +110,7 @@ class Evaluation(Observer):
         consumed = counters.consumed_valid_samples if split == "validation" else 0
         batches = microbatches(dataset, micro, mesh, consumed, mesh.device)
         num_microbatches = rounds * (batch_size // (micro * mesh.dp.size))
-        losses = evaluate(self.forward_step, batches, self.state.model, mesh, num_microbatches)
+        losses = evaluate(self.forward_step, batches, self.state.model, num_microbatches)
         if split == "validation":
             counters.consumed_valid_samples += rounds * batch_size
             total = sum(losses.values())
