@@ -13,7 +13,7 @@ generator, no error will tell.
 | configuration                | `state` of the manifest          | what makes another run is refused: `same_run` |
 
 Where the data stands is a counter: the order of samples is a function of the seed and of how many were consumed, and
-of `joint_samples` where the first epochs are shuffled together (`data/epochs`). Batch size and learning rate are
+of `joint_samples` where the first epochs are shuffled together (`data/indices`). Batch size and learning rate are
 functions of that counter as well.
 
 There may be several in a process, in different layouts of the same ranks: one that is trained, and a reference that has

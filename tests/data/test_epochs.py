@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minimegatron.data.blend import BlendedDataset
-from minimegatron.data.epochs import Epochs
 from minimegatron.data.gpt_dataset import GPTDataset, GPTDatasetConfig
 from minimegatron.data.indexed import IndexedDataset
-from minimegatron.data.indices import build_sample_indices, count_epochs
+from minimegatron.data.indices import Epochs, build_sample_indices, count_epochs
 from minimegatron.data.packing import PackedDataset
 from minimegatron.data.tokenizer import NullTokenizer
 from tests.data.test_gpt_dataset import counting

@@ -11,7 +11,7 @@ import pytest
 
 from minimegatron.data import gpt_dataset
 from minimegatron.data.gpt_dataset import GPTDataset, GPTDatasetConfig
-from minimegatron.data.index_cache import cached_arrays
+from minimegatron.data.indices import cached_arrays
 from minimegatron.data.publish import build_once, locked
 from minimegatron.data.tokenizer import NullTokenizer
 from minimegatron.errors import DataError, DeadlineError
@@ -21,7 +21,7 @@ from tests.data.test_gpt_dataset import counting
 RANK = """
 import hashlib, os, sys, time
 import numpy as np
-from minimegatron.data.index_cache import cached_arrays
+from minimegatron.data.indices import cached_arrays
 from minimegatron.data.indices import build_sample_indices
 folder, seed, pause = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 

@@ -10,8 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minimegatron.data.indexed import IndexedDataset, IndexedDatasetBuilder
-from minimegatron.data.indexed_format import HEADER
+from minimegatron.data.indexed import HEADER, IndexedDataset, IndexedDatasetBuilder
 from minimegatron.data.tokenizer import NullTokenizer
 from minimegatron.errors import DataError
 

@@ -10,8 +10,7 @@ import sys
 
 import pytest
 
-from minimegatron.data.formats import describe
-from minimegatron.data.jsonl import JsonlReader, parse_document
+from minimegatron.data.jsonl import JsonlReader, describe, parse_document
 from minimegatron.errors import DataError
 from tests.thorough import mostly_thorough
 

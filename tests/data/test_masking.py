@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minimegatron.data.masking import make_batch
+from minimegatron.data.gpt_dataset import make_batch
 from minimegatron.layers.attention.mask import cu_seqlens
 
 EOD, PAD = 9, 8

@@ -253,7 +253,7 @@ def is_worker(pid):
 
 
 UNWANTED = """
-from minimegatron.data.encode import Encoder, Encoding
+from minimegatron.data.preprocess import Encoder, Encoding
 from minimegatron.data.jsonl import Line
 
 lines = [[Line(i, b'{"text": "%s"}' % (b"a" * 300_000), 0)] for i in range(8)]
