@@ -19,9 +19,9 @@ from benchmarks.gpu_parts import Found, Row, Yielded
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, TransformerConfig
 from minimegatron.cuda_graphs import CudaRecorder
+from minimegatron.models.chunks import count_parameters
 from minimegatron.models.decoder import build_model
 from minimegatron.models.families import family_config
-from minimegatron.models.parameters import count_parameters
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.parallel.data.ddp import DistributedDataParallel

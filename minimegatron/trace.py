@@ -34,7 +34,7 @@ class Event:
 
     Attributes:
         name: what, e.g. `all_reduce`, `forward`, `F`.
-        kind: `comm`, `compute`, `wait`, `memory`, `mark`, or `unit` (`parallel/data/unit_spans`).
+        kind: `comm`, `compute`, `wait`, `memory`, `mark`, or `unit` (`parallel/data/units`).
         rank: global rank.
         start, end: seconds on this machine's monotonic clock; equal for an instant.
         axis: the mesh axis of a communication (`tp`, `dp_cp` ...), else "".

@@ -73,7 +73,7 @@ print(f"tensor parallelism, 12 layers, sends {12 * layer / border:.0f} times wha
 
 # %%
 from minimegatron.parallel.pipeline.actions import round_robin, schedule_from_text, v_shaped
-from minimegatron.parallel.pipeline.schedule_check import live_activations, stuck
+from minimegatron.parallel.pipeline.schedule_sim import live_activations, stuck
 from minimegatron.parallel.pipeline.schedule_sim import Costs, simulate
 from minimegatron.viz.schedule import draw_schedule
 
@@ -592,7 +592,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.config import ParallelConfig
 from minimegatron.parallel.pipeline.actions import round_robin, schedule_from_text
-from minimegatron.parallel.pipeline.rehearsal import rehearse
+from course.rehearsal import rehearse
 
 M = 8
 mail = PointToPoint(Mesh.build(ParallelConfig(pipeline_model_parallel_size=world)))
@@ -622,7 +622,7 @@ if rank == 0:
 # %%needs gpipe one_f_one_b interleaved zb_h1
 from pathlib import Path
 
-from minimegatron.parallel.pipeline.rehearsal import fastest, most_live
+from course.rehearsal import fastest, most_live
 from minimegatron.parallel.pipeline.schedule_sim import Costs, simulate
 from minimegatron.parallel.pipeline.schedules import round_robin, schedule_from_text
 from course.figures.pipelines import planned_and_done
@@ -1167,10 +1167,10 @@ progress()
 # |---|---|---|
 # | lists of actions | `parallel/pipeline/actions.py`, `parallel/pipeline/schedules.py` | one function a schedule: `core/pipeline_parallel/schedules.py` |
 # | slots and warm-up | `parallel/pipeline/schedules.py` | `get_schedule_table`, `get_pp_rank_microbatches` |
-# | W later | `parallel/pipeline/zero_bubble.py`, `layers/deferred.py` | `delay_wgrad_compute` puts W off; no ZB schedule |
-# | checker, simulator | `parallel/pipeline/schedule_check.py`, `parallel/pipeline/schedule_sim.py` | not there |
+# | W later | `parallel/pipeline/schedules.py`, `layers/deferred.py` | `delay_wgrad_compute` puts W off; no ZB schedule |
+# | checker, simulator | `parallel/pipeline/schedule_sim.py` | not there |
 # | the executor | `parallel/pipeline/plain.py`, `comm/p2p.py` | `core/pipeline_parallel/p2p_communication.py` |
-# | sleep in place of computation | `parallel/pipeline/rehearsal.py` | not there |
+# | sleep in place of computation | `course/rehearsal.py` | not there |
 # | tied embeddings | `models/chunks.py`, `parallel/data/finalize.py` | `core/distributed/finalize_model_grads.py` |
 #
 # Next: lab 04, context parallelism, where one sequence is cut over many ranks.

@@ -53,7 +53,7 @@ import matplotlib.pyplot as plt
 
 from minimegatron.config import TransformerConfig
 from minimegatron.models.families import preset
-from minimegatron.models.parameters import count_parameters
+from minimegatron.models.chunks import count_parameters
 from minimegatron.viz.picture import INK, MEASURED, REFERENCE
 
 total, used = {}, {}

@@ -617,7 +617,7 @@ from minimegatron.models.decoder import build_model
 from minimegatron.models.families import family_config
 from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.data.finalize import finalize_model_grads
-from minimegatron.parallel.data.wrapping import data_parallel
+from minimegatron.parallel.data.ddp import data_parallel
 
 RUNS = {
     "stage 0": {},
@@ -1404,7 +1404,7 @@ progress()
 # | layout, pieces | `parallel/data/buckets.py` | `distributed/param_and_grad_buffer.py`, `optimizer/distrib_optimizer.py` |
 # | gradients that leave early | `parallel/data/grad_buffer.py`, `parallel/data/ddp.py` | `distributed/param_and_grad_buffer.py` |
 # | AdamW of shards, clipping | `optim/optimizer.py`, `optim/clip.py` | `optimizer/distrib_optimizer.py`, `optimizer/clip_grads.py` |
-# | weights on use | `parallel/data/param_buffer.py`, `parallel/data/gather_on_use.py` | `distributed/fsdp/src/megatron_fsdp/` |
+# | weights on use | `parallel/data/param_buffer.py` | `distributed/fsdp/src/megatron_fsdp/` |
 # | FSDP2 | `parallel/data/torch_fsdp.py` | `distributed/torch_fully_sharded_data_parallel.py` |
 # | memory by owner | `memory.py` | `megatron/training/theoretical_memory_usage.py` (predicted) |
 #

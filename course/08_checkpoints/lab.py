@@ -944,8 +944,8 @@ progress()
 # | here | minimegatron, `checkpoint/` | Megatron-LM, `megatron/core/dist_checkpointing/` |
 # |---|---|---|
 # | boxes of a rank | `regions.py` | `mapping.py`, `ShardedTensor` |
-# | a box from regions | `planning.py`, `storage.py`, `sources.py` | `strategies/torch.py`, over torch's planner |
-# | a save that is whole or not there | `commit.py`, `save.py`, `lock.py` | `serialization.py`; `latest_checkpointed_iteration.txt` says which one is the newest |
+# | a box from regions | `load.py`, `sources.py` | `strategies/torch.py`, over torch's planner |
+# | a save that is whole or not there | `commit.py`, `save.py` | `serialization.py`; `latest_checkpointed_iteration.txt` says which one is the newest |
 # | manifest, hashes | `manifest.py`, `shard_file.py` | `metadata.json`, and torch's `.metadata`, a pickle |
 # | going on | `training/run_state.py` | `megatron/training/checkpointing.py` |
 # | published models | `huggingface.py`, `models/families/` | Megatron-Bridge |

@@ -481,7 +481,7 @@ from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.families import family_config
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
-from minimegatron.parallel.data.wrapping import data_parallel
+from minimegatron.parallel.data.ddp import data_parallel
 from minimegatron.training.step import forward_step, train_step
 
 S, B, M, LAYERS = 32, 2, 4, 4
@@ -551,7 +551,7 @@ byte_bars(predicted, measured, title="A step on two processes, one axis at a tim
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.config import ParallelConfig
-from minimegatron.parallel.pipeline.rehearsal import rehearse
+from course.rehearsal import rehearse
 from minimegatron.parallel.pipeline.schedules import build_schedule
 
 mail = PointToPoint(Mesh.build(ParallelConfig(pipeline_model_parallel_size=2)))
@@ -559,7 +559,7 @@ report([rehearse(build_schedule("1f1b", 2, 4), mail, step=0.05) for _ in range(5
 
 # %%
 # %%needs step_time
-from minimegatron.parallel.pipeline.rehearsal import fastest
+from course.rehearsal import fastest
 from minimegatron.parallel.pipeline.schedule_sim import Costs, simulate
 from minimegatron.parallel.pipeline.schedules import build_schedule
 from course.figures.pipelines import planned_and_done

@@ -1,13 +1,14 @@
-"""A folder with a model in it, whatever wrote it: opened as weights under our names, and written as another.
+"""A folder that holds a model, whatever wrote it: opened as weights under our names, and written as another kind.
 
-| kind         | known by                                     | read by                  | written by                |
-|--------------|----------------------------------------------|--------------------------|---------------------------|
-| `hf`         | `config.json`                                | `folder.open_published`  | `folder.write_published`  |
-| `ours`       | `iter_0000020/manifest.json`                 | `ours.Checkpoint`        | `ours.write_checkpoint`   |
-| `torch_dist` | `.metadata`, or a file that says where       | `torch_dist.TorchDist`   | `torch_dist.write_...`    |
+| kind         | recognised by                | read by                      | written by                    |
+|--------------|------------------------------|------------------------------|-------------------------------|
+| `hf`         | `config.json`                | `huggingface.open_published` | `huggingface.write_published` |
+| `ours`       | `iter_0000020/manifest.json` | `ours.Checkpoint`            | `ours.write_checkpoint`       |
+| `torch_dist` | `.metadata`                  | `torch_dist.TorchDist`       | `torch_dist.write_release`    |
 
-Every one is a `Source` (`checkpoint/sources.py`), so a conversion is a source that is read tensor by tensor while the
-other folder is written, and its memory is that of a tensor.
+Each is a `Source` (`checkpoint/sources.py`), so a conversion reads one tensor at a time while the other folder is
+written. All tensors of a folder are first compared with what its configuration describes, by name and shape
+(`checked`): a reader that takes its part of a larger tensor would take the wrong numbers, and the model would run.
 """
 
 from __future__ import annotations
@@ -20,16 +21,24 @@ from pathlib import Path
 
 import torch
 
-from minimegatron.checkpoint import megatron, megatron_optimizer, torch_dist
-from minimegatron.checkpoint.folder import open_published, write_published
-from minimegatron.checkpoint.hf_config import check_pad_token, is_published, read_config, read_json
-from minimegatron.checkpoint.hf_export import config_to_huggingface
-from minimegatron.checkpoint.huggingface import as_theirs
-from minimegatron.checkpoint.origin import CONFIG, FOLDER, GENERATION, TOKENIZER, given, token_ids
+from minimegatron.checkpoint import megatron, torch_dist
+from minimegatron.checkpoint.companions import CONFIG, FOLDER, GENERATION, TOKENIZER, given, token_ids
+from minimegatron.checkpoint.hf_config import (
+    check_pad_token,
+    config_to_huggingface,
+    is_published,
+    read_config,
+    read_json,
+)
+from minimegatron.checkpoint.huggingface import as_theirs, open_published, write_published
 from minimegatron.checkpoint.ours import Checkpoint, Continued, write_checkpoint
+from minimegatron.checkpoint.regions import Logical, logical_shape
 from minimegatron.checkpoint.sources import Cast, Described, Source, Together, View, shown
+from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError, ConfigError
+from minimegatron.layers.param import layout_of, logical_parameters
+from minimegatron.models.chunks import build_stage
 from minimegatron.models.families import FAMILIES
 
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -43,7 +52,7 @@ class Model:
         kind: what wrote it.
         config: with `params_dtype` as the weights have it.
         weights: under our names.
-        beside_it: folder with what the model has beside its weights (`checkpoint/origin`), where there is one.
+        beside_it: folder with what the model has beside its weights (`checkpoint/companions`), where there is one.
         beside: what lies there of an optimizer, in words.
         continued: reads it for a configuration and its weights; None where nothing does.
         family: of a published model.
@@ -85,17 +94,18 @@ def kind_of(folder: Path) -> str:
     Raises:
         CheckpointError: nothing that is known; or it holds two models.
     """
-    ours, megatrons = next(folder.glob("iter_*/manifest.json"), None), torch_dist.find(folder)
+    our_manifest, torch_dist_folder = next(folder.glob("iter_*/manifest.json"), None), torch_dist.find(folder)
     if is_published(folder):
         return "hf"
-    if ours is not None and megatrons is not None:
+    if our_manifest is not None and torch_dist_folder is not None:
         raise CheckpointError(
-            f"two models: the checkpoint {ours.parent.name}, and Megatron's {megatrons.name or '.metadata'}",
+            f"two models: the checkpoint {our_manifest.parent.name}, and Megatron's "
+            f"{torch_dist_folder.name or '.metadata'}",
             where=str(folder),
             fix="move one of them to a folder of its own",
         )
-    if ours is not None or megatrons is not None:
-        return "ours" if ours is not None else "torch_dist"
+    if our_manifest is not None or torch_dist_folder is not None:
+        return "ours" if our_manifest is not None else "torch_dist"
     raise CheckpointError(
         "neither a published model (config.json) nor a checkpoint (iter_0000000/manifest.json, Megatron's .metadata)",
         where=str(folder),
@@ -121,22 +131,22 @@ def open_model(
     """
     kind = kind_of(folder) if kind is None else kind
     if kind == "ours":
-        found = Checkpoint(folder, step)
-        return Model(kind, found.config, found, folder / FOLDER, found.beside, promised=found.given)
+        checkpoint = Checkpoint(folder, step)
+        return Model(kind, checkpoint.config, checkpoint, folder / FOLDER, checkpoint.beside, promised=checkpoint.given)
     if kind == "torch_dist":
         return _open_megatrons(folder, step, vocab_size, origin)
     if step is not None:
         raise ConfigError(f"--ckpt-step {step}: a published model has no steps", fix="drop it")
     family, config, weights = open_published(folder)
-    words = weights.tensors["embedding.word_embeddings.weight"].dtype
-    return Model(kind, config.replace(params_dtype=_DTYPES[words]), weights, folder, family=family)
+    words_dtype = weights.tensors["embedding.word_embeddings.weight"].dtype
+    return Model(kind, config.replace(params_dtype=_DTYPES[words_dtype]), weights, folder, family=family)
 
 
 def _open_megatrons(folder: Path, step: int | None, vocab_size: int | None, origin: Path | None) -> Model:
-    found = torch_dist.find(folder, step)
-    if found is None:
+    checkpoint = torch_dist.find(folder, step)
+    if checkpoint is None:
         raise CheckpointError("no checkpoint of Megatron's", where=str(folder), fix="give a folder with .metadata")
-    common, theirs = torch_dist.read_common(found), torch_dist.TorchDist(found)
+    common, theirs = torch_dist.read_common(checkpoint), torch_dist.TorchDist(checkpoint)
     if "args" in common:
         config = megatron.config_from_args(common["args"], vocab_size)
     elif origin is not None:
@@ -144,41 +154,38 @@ def _open_megatrons(folder: Path, step: int | None, vocab_size: int | None, orig
     else:
         raise CheckpointError(
             "common.pt has no args: it does not say what the model is",
-            where=str(found),
+            where=str(checkpoint),
             fix="--hf-model FOLDER: a config.json that does",
         )
     weights = megatron.as_ours(theirs, config)
-    words = weights.tensors.get("embedding.word_embeddings.weight")
-    dtype = _DTYPES.get(words.dtype) if words is not None else None
+    embedding = weights.tensors.get("embedding.word_embeddings.weight")
+    dtype = _DTYPES.get(embedding.dtype) if embedding is not None else None
     config = config.replace(params_dtype=dtype or config.params_dtype)
-    beside = megatron_optimizer.beside_the_model(theirs, common)
-    reads = functools.partial(megatron_optimizer.continued, theirs, common)
+    beside = megatron.beside_the_model(theirs, common)
+    reads = functools.partial(megatron.continued, theirs, common)
     return Model("torch_dist", config, weights, origin, beside, reads)
 
 
-def checked(
-    model: Model, expected: Callable[[TransformerConfig], Mapping[str, Described]], dtype: str | None
-) -> tuple[TransformerConfig, Source]:
+def checked(model: Model, dtype: str | None) -> tuple[TransformerConfig, Source]:
     """The model's configuration and weights, in the shapes and dtypes that a run of it has.
 
     Args:
         model: to be converted.
-        expected: the logical tensors of a configuration.
         dtype: that was asked for; default the dtype of the weights.
 
     Raises:
         CheckpointError: a tensor is missing or misshapen, or would lose digits without having been asked to.
     """
     config = model.config.replace(params_dtype=dtype or model.config.params_dtype)
-    wanted, there = expected(config), model.weights.tensors
-    problems = [f"missing {name}" for name in wanted.keys() - there.keys()]
-    problems += [f"{name}: the configuration has none" for name in there.keys() - wanted.keys()]
-    for name in wanted.keys() & there.keys():
-        if wanted[name].shape != there[name].shape:
-            problems.append(f"{name} has shape {there[name].shape}, by the configuration it is {wanted[name].shape}")
-        elif dtype is None and torch.promote_types(wanted[name].dtype, there[name].dtype) != wanted[name].dtype:
+    wanted, stored = logical_tensors(config), model.weights.tensors
+    problems = [f"missing {name}" for name in wanted.keys() - stored.keys()]
+    problems += [f"{name}: the configuration has none" for name in stored.keys() - wanted.keys()]
+    for name in wanted.keys() & stored.keys():
+        if wanted[name].shape != stored[name].shape:
+            problems.append(f"{name} has shape {stored[name].shape}, by the configuration it is {wanted[name].shape}")
+        elif dtype is None and torch.promote_types(wanted[name].dtype, stored[name].dtype) != wanted[name].dtype:
             problems.append(
-                f"{name} is {there[name].dtype} and a {config.params_dtype} model has {wanted[name].dtype}: "
+                f"{name} is {stored[name].dtype} and a {config.params_dtype} model has {wanted[name].dtype}: "
                 f"say --{config.params_dtype} to round it"
             )
     if problems:
@@ -189,7 +196,7 @@ def checked(
             if any("embeddings" in p and "shape" in p for p in problems)
             else "take the configuration and the weights from one download or save",
         )
-    changed = {name: d.dtype for name, d in wanted.items() if d.dtype != there[name].dtype}
+    changed = {name: d.dtype for name, d in wanted.items() if d.dtype != stored[name].dtype}
     return config, Cast(model.weights, changed) if changed else model.weights
 
 
@@ -203,7 +210,7 @@ def goes_on(model: Model, config: TransformerConfig, weights: Source) -> Continu
     if model.continued is None or config.params_dtype != model.config.params_dtype:
         cannot = "does not read" if model.continued is None else f"to {config.params_dtype} does not take over"
         raise CheckpointError(
-            f"the folder holds {model.beside}, which a conversion {cannot}", fix=megatron_optimizer.WEIGHTS_ONLY
+            f"the folder holds {model.beside}, which a conversion {cannot}", fix=megatron.WEIGHTS_ONLY
         )
     return model.continued(config, weights)
 
@@ -227,12 +234,12 @@ def target(
         return weights, {}
     if kind == "torch_dist":
         return megatron.as_theirs(weights, config), megatron.args_of(config)
-    has = origin is not None and (origin / CONFIG).is_file() and not own
-    like = read_json(origin / CONFIG, "a folder with config.json") if has and origin is not None else None
-    found, keys = config_to_huggingface(config, family, like, token_ids(origin) if origin is not None else None)
+    has_config = origin is not None and (origin / CONFIG).is_file() and not own
+    like = read_json(origin / CONFIG, "a folder with config.json") if has_config and origin is not None else None
+    family_name, keys = config_to_huggingface(config, family, like, token_ids(origin) if origin is not None else None)
     if origin is not None:
         check_pad_token(keys, config.vocab_size, origin)
-    return as_theirs(weights, config, found), keys
+    return as_theirs(weights, config, family_name), keys
 
 
 def write_model(
@@ -245,9 +252,9 @@ def write_model(
         CheckpointError: the folder is there, or there is no room for it.
     """
     total = sum(described.nbytes for described in all_of(tensors, run).tensors.values())
-    there = next(parent for parent in folder.absolute().parents if parent.exists())
-    if (free := shutil.disk_usage(there).free) < total:
-        raise CheckpointError(f"{total:,} bytes would be written, {free:,} are free", where=str(there))
+    existing = next(parent for parent in folder.absolute().parents if parent.exists())
+    if (free := shutil.disk_usage(existing).free) < total:
+        raise CheckpointError(f"{total:,} bytes would be written, {free:,} are free", where=str(existing))
     if kind == "ours":
         return write_checkpoint(tensors, config, folder, most, origin, run)
     if kind == "torch_dist":
@@ -258,22 +265,22 @@ def write_model(
 
 def remarks(folder: Path, keys: Mapping[str, object]) -> list[str]:
     """What a user of a published folder has to know: what it lacks, and what transformers would make of it."""
-    found = []
+    lines = []
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
-        found.append(
+        lines.append(
             "There is no tokenizer in it: put the files of the one that the model was trained with beside config.json."
         )
     if keys.get("eos_token_id") is None and not (folder / GENERATION).is_file():
-        found.append("No token ends its texts: set eos_token_id in config.json to the tokenizer's, or it never stops.")
+        lines.append("No token ends its texts: set eos_token_id in config.json to the tokenizer's, or it never stops.")
     config, family = folder / "tokenizer_config.json", FAMILIES[str(keys["model_type"])]
     kind = str(read_json(config, "a tokenizer").get("tokenizer_class")) if config.is_file() else family.tokenizer
     if not kind.startswith(family.tokenizer):
-        theirs = f"{family.tokenizer.removesuffix('Tokenizer')}'s"
-        found.append(
-            f"Its tokenizer ({kind}) is not {theirs}, and transformers' AutoTokenizer reads every {family.name} "
-            f"folder's as {theirs}: load it by PreTrainedTokenizerFast.from_pretrained."
+        owner = f"{family.tokenizer.removesuffix('Tokenizer')}'s"
+        lines.append(
+            f"Its tokenizer ({kind}) is not {owner}, and transformers' AutoTokenizer reads every {family.name} "
+            f"folder's as {owner}: load it by PreTrainedTokenizerFast.from_pretrained."
         )
-    return found
+    return lines
 
 
 def all_of(tensors: Source, run: Continued | None) -> Source:
@@ -304,9 +311,40 @@ def _origin(tensors: Source, name: str) -> str:
         turned = " transposed" if ours.columns != theirs.columns else ""
         rows = [] if whole else [f"{theirs.start}:{theirs.stop}"]
         parts.setdefault(f"{theirs.name}{stack}{turned}", []).extend(rows)
-    said = [f"{part} {_short(rows)}".rstrip() for part, rows in parts.items()]
-    return " + ".join(said[:4]) + (f" + {len(said) - 4} more" if len(said) > 4 else "")
+    described = [f"{part} {_short(rows)}".rstrip() for part, rows in parts.items()]
+    return " + ".join(described[:4]) + (f" + {len(described) - 4} more" if len(described) > 4 else "")
 
 
 def _short(rows: list[str]) -> str:
     return ("rows " if rows else "") + ", ".join(rows[:4]) + (", ..." if len(rows) > 4 else "")
+
+
+def logical_tensors(config: TransformerConfig) -> dict[str, Described]:
+    """Names, shapes and dtypes of a model's weights, without padding."""
+    with torch.device("meta"):
+        model = build_stage(config, Mesh.serial())
+    return {name: Described(param.dtype, logical_shape(layout_of(param))) for name, param in logical_parameters(model)}
+
+
+def fill(tensors: Mapping[str, Logical], model: Model, params_dtype: str) -> None:
+    """Fill what a rank holds of a model with the weights of a folder.
+
+    Args:
+        tensors: of the model that the folder describes, by logical name, or some of them.
+        model: the folder.
+        params_dtype: that the weights are rounded to where the folder has a wider one.
+
+    Raises:
+        CheckpointError: the folder's tensors are not those that its configuration describes, or not numbers.
+    """
+    _, weights = checked(model, params_dtype)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            stored = weights.tensors.get(name)
+            if stored is None or stored.shape != tuple(
+                tensor.shape
+            ):  # a layer of `--spec` that is none of the family's
+                what = f"{name} {tuple(tensor.shape)}: the folder has {stored.shape if stored else 'nothing for it'}"
+                raise CheckpointError(what, fix="train the model that the folder describes, without --spec")
+            for part in tensor.parts:
+                part.data.copy_(weights.read(name, part.box))

@@ -1,7 +1,7 @@
-"""A safetensors file, written once through its hash, and read only after its header has been believed.
+"""Reads and writes safetensors files: the header is checked before a tensor is read, and writing hashes the file.
 
-The problem in a sentence: a file of tensors comes from somewhere else, so every number in its header is a claim until
-it has been held against the others and against the length of the file.
+The problem in a sentence: the file may be damaged or malicious, so every number in its header is checked against the
+others and against the length of the file.
 
     8 bytes      length of the header, little endian
     header       {"__metadata__": {"step": "20", "run_id": "..."}, "name": {"dtype": "F32", "shape": [2, 3],
@@ -16,8 +16,8 @@ it has been held against the others and against the length of the file.
 | elements                      | product    | in Python's integers, which do not overflow                             |
 | offsets                       | tile       | no byte twice, none left over, the last at the end of the file          |
 
-The library `safetensors` reads such files too, and the tests use it to read ours; writing here goes through one pass
-that hashes what it writes, and nothing is mapped: a file that is replaced under a mapping ends the process with SIGBUS.
+Files are not mapped into memory: a file that is replaced under a mapping ends the process with SIGBUS. The library
+`safetensors` reads the same files; tests use it to read ours.
 
 https://github.com/huggingface/safetensors (the format).
 """
@@ -57,7 +57,7 @@ DTYPES: dict[str, torch.dtype] = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Entry(NamedTuple):
@@ -92,7 +92,7 @@ def write_shard(
     for name, tensor in tensors.items():
         size = math.prod(tensor.shape) * tensor.dtype.itemsize
         header[name] = {
-            "dtype": _NAMES[tensor.dtype],
+            "dtype": NAMES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [at, at + size],
         }

@@ -10,7 +10,7 @@ ranks, bounded by a deadline, and named when a rank does not come.
                                observers
 
 What a rank computes between `issue` and `wait` is hidden communication: ZeRO gathers the next layer's parameters while
-this one computes (`parallel/data/gather_on_use`), a bucket of gradients is summed while backward fills the next one
+this one computes (`parallel/data/param_buffer`), a bucket of gradients is summed while backward fills the next one
 (`parallel/data/grad_buffer`). On a GPU `wait()` blocks the stream and not the program.
 
 | observer             | what it does                                                        | when                    |

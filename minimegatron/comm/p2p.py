@@ -9,7 +9,7 @@ waits until the other has received its message, both wait for ever.
 
 A receiver posts its receives in the order in which the sender sends, and may post one before it needs it: then the next
 input travels while this one is being computed. What can still go wrong is an order of *work* that waits for itself, and
-that is found before anything runs (`parallel/pipeline/schedule_check`).
+that is found before anything runs (`parallel/pipeline/schedule_sim`).
 
 **No two messages can cross.** NCCL matches messages between a pair of ranks by order alone, and gloo those with equal
 tags. With two ranks and an interleaved schedule, activations *and* gradients go both ways between the same two ranks,
@@ -24,10 +24,10 @@ order: that in which the sender produces.
 for those before it. torch makes one for each *pair* of ranks that talk in a group, hence one for each edge here,
 provided that groups are made without `device_id`. With it all messages of a rank in a group share one: "a sender never
 waits" is no longer true, and an interleaved model deadlocks in evaluation, or in training with large groups of
-microbatches. `tests/parallel/nccl_order.py` plays the executors by these rules, and no schedule that `schedule_check`
-accepts deadlocks. Three things still would. A stage that synchronises its *device* (`torch.cuda.synchronize()`, not
-that of its stream) waits for the receive that was posted ahead, whose sender waits for this rank. So does whatever
-frees memory of the device (`torch.cuda.empty_cache()`, or torch itself before it gives up for lack of memory). And
+microbatches. `tests/parallel/pipeline/nccl_order.py` plays the executors by these rules, and no schedule of the package
+deadlocks. Three things still would. A stage that synchronises its *device* (`torch.cuda.synchronize()`, not that of its
+stream) waits for the receive that was posted ahead, whose sender waits for this rank. So does whatever frees memory of
+the device (`torch.cuda.empty_cache()`, or torch itself before it gives up for lack of memory). And
 `CUDA_DEVICE_MAX_CONNECTIONS=1` puts the edges into one line again (`launch/hardware`).
 
 | what travels            | bytes                          | when                                        |

@@ -29,10 +29,10 @@ from pathlib import Path
 import torch
 
 from minimegatron.checkpoint.commit import folder_of, published, read_manifest, verify, verify_names
+from minimegatron.checkpoint.companions import FOLDER, given
+from minimegatron.checkpoint.load import CheckpointFiles
 from minimegatron.checkpoint.manifest import VERSION, Manifest
-from minimegatron.checkpoint.origin import FOLDER, given
 from minimegatron.checkpoint.shard_file import DTYPES
-from minimegatron.checkpoint.storage import ShardReader
 from minimegatron.errors import CheckpointError
 from minimegatron.flags import Parser
 
@@ -172,7 +172,7 @@ def _verify(folders: Iterable[Path]) -> int:
 
 def _diff(one: Path, other: Path, prefix: str) -> int:
     """Print what differs; 1 if anything does."""
-    readers = [ShardReader(folder, _manifest(folder)) for folder in (one, other)]
+    readers = [CheckpointFiles(folder, _manifest(folder)) for folder in (one, other)]
     for reader in readers:
         verify(reader.folder, reader.manifest)
     a, b = ({n: t for n, t in r.manifest.tensors.items() if n.startswith(prefix)} for r in readers)
@@ -183,7 +183,7 @@ def _diff(one: Path, other: Path, prefix: str) -> int:
         if (a[name].dtype, a[name].shape) != (b[name].dtype, b[name].shape):
             lines.append(f"{name}: {a[name].dtype} {a[name].shape} and {b[name].dtype} {b[name].shape}")
             continue
-        x, y = (reader.whole(name) for reader in readers)
+        x, y = (reader.read(name) for reader in readers)
         if not torch.equal(_bits(x), _bits(y)):
             gaps = (x.double() - y.double()).abs()
             far = f"{gaps.max():.6g} in {int((gaps != 0).sum())}"

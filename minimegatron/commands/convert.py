@@ -142,7 +142,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     options = parse(argv)
     from minimegatron.checkpoint import conversion  # torch, which --help does not need
-    from minimegatron.checkpoint.weights import logical_tensors
 
     _say_what_changes_nothing(options)
     like = None if options.hf_model in (None, "none") else Path(options.hf_model)
@@ -151,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     origin = _origin(options, model, kind, like)
     _refuse_what_means_nothing(options, model.kind, kind)
     most = options.max_shard_size or 5 * 10**9
-    config, weights = conversion.checked(model, logical_tensors, options.dtype)
+    config, weights = conversion.checked(model, options.dtype)
     run = None
     if model.beside and kind == "ours" and not options.no_load_optim:
         run = conversion.goes_on(model, config, weights)

@@ -88,7 +88,7 @@ class Travel:
         for buffer in ddp.grad_buffers:
             for bucket in buffer.buckets:
                 places = [place for name in bucket.members for place in self._places(name, tied)]
-                if buffer.fleeting and places:
+                if buffer.temporary and places:
                     nbytes = bucket.span.size * buffer.data.element_size()
                     self._grads.append((min(places), max(places), nbytes))
                 if ddp.sharding == "optim_grads_params" and places:

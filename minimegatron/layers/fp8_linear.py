@@ -119,7 +119,7 @@ class ParallelFp8(nn.Module):
 
     @staticmethod
     def check_generation() -> None:
-        """Refuse to generate (`inference/checks`).
+        """Refuse to generate (`inference/generate`).
 
         Raises:
             ConfigError: always.

@@ -18,7 +18,7 @@ travels while dA is computed. With sequence parallelism x is gathered once more 
 computed.
 
 **Where dA goes.** To autograd, which puts it into `param.grad`; or to the `GradientSink` of the parameter, which adds
-the very product to `main_grad` (`parallel/data/buffer_sink.py`), so that dA itself never exists; or to a queue, to be
+the very product to `main_grad` (`parallel/data/ddp.py`), so that dA itself never exists; or to a queue, to be
 computed later (`layers/deferred.py`).
 
 A layer asks its `Products` for y. `PlainProducts` computes in the parameters' own precision, `ParallelFp8`
@@ -85,7 +85,7 @@ class Products(Protocol):
 
 
 class GradientSink(Protocol):
-    """Adds a parameter's gradients to a buffer: `param.gradient_sink`, where a wrapper has set one.
+    """Adds a parameter's gradients to a buffer: `param.grad_accumulator`, where a wrapper has set one.
 
     Attributes:
         fuses: a product may be added to the buffer as it is computed.
@@ -108,7 +108,7 @@ class GradientSink(Protocol):
 
 def sink_of(weight: torch.Tensor) -> GradientSink | None:
     """The parameter's sink, or None: then its gradient is `weight.grad`."""
-    return getattr(weight, "gradient_sink", None)
+    return getattr(weight, "grad_accumulator", None)
 
 
 def fusing_sink(weight: torch.Tensor) -> GradientSink | None:

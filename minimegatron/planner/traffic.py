@@ -116,7 +116,7 @@ def _fleeting(ddp: DistributedDataParallel, stage: GPTModel) -> Iterator[Message
     """Buckets that travel after every backward pass (ZeRO-2 and -3)."""
     names = {ddp.name_of(p) for p in stage.parameters() if p.requires_grad}
     for buffer in ddp.grad_buffers:
-        for bucket in buffer.buckets if buffer.fleeting else ():
+        for bucket in buffer.buckets if buffer.temporary else ():
             if not names.isdisjoint(bucket.members):
                 yield from _over(buffer.axis, "reduce_scatter", bucket.span.size * buffer.data.element_size())
 
@@ -126,10 +126,10 @@ def gradient_messages(ddp: DistributedDataParallel) -> Iterator[Message]:
     name = "all_reduce" if ddp.sharding == "no_shard" else "reduce_scatter"
     for buffer in ddp.grad_buffers:
         element = buffer.data.element_size()
-        for bucket in buffer.buckets if not buffer.fleeting else ():
+        for bucket in buffer.buckets if not buffer.temporary else ():
             yield from _over(buffer.axis, name, bucket.span.size * element)
             yield from _over(buffer.instances, "all_reduce", bucket.span.size // buffer.axis.size * element)
-        if buffer.fleeting:
+        if buffer.temporary:
             yield from _over(buffer.instances, "all_reduce", buffer.data.numel() * element)
 
 

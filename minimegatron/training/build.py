@@ -28,14 +28,13 @@ from minimegatron.config.parallel import plan_stages
 from minimegatron.config.run import RunConfig
 from minimegatron.data.builder import Dataset, parse_split
 from minimegatron.errors import DataError
-from minimegatron.models.chunks import build_model_chunks
-from minimegatron.models.parameters import count_parameters
+from minimegatron.models.chunks import build_model_chunks, count_parameters
 from minimegatron.models.spec import spec_from_name
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.groups import freeze
 from minimegatron.optim.schedule import OptimizerParamScheduler
 from minimegatron.parallel.data.data_parallel import DataParallel
-from minimegatron.parallel.data.wrapping import data_parallel
+from minimegatron.parallel.data.ddp import data_parallel
 from minimegatron.training.checkpointing import Checkpoints, continues, keep_what_was_given
 from minimegatron.training.datasets import Joint, RunData, load_data
 from minimegatron.training.graphs import step_graph

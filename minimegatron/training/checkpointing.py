@@ -14,7 +14,7 @@ describes the model, so no flag has to; a flag that says something else is refus
 rank reads its part of each logical tensor (`checkpoint/regions`) from the published files (`checkpoint/sources`).
 Weights are rounded to the run's dtype where that is narrower than the files', and the log says so; main parameters
 start from the rounded weights. Tokenizer, chat template and the ids that end a text are kept beside the run's
-checkpoints for a later export (`checkpoint/origin`); a run from scratch keeps its tokenizer there.
+checkpoints for a later export (`checkpoint/companions`); a run from scratch keeps its tokenizer there.
 
 Megatron-LM: `save_checkpoint`, `load_checkpoint` in `megatron/training/checkpointing.py`, `async_utils.py`.
 """
@@ -33,24 +33,22 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from minimegatron.checkpoint import commit, origin
-from minimegatron.checkpoint.conversion import open_model
-from minimegatron.checkpoint.hf_config import is_published
-from minimegatron.checkpoint.hf_export import differing
-from minimegatron.checkpoint.lock import RootLock
+from minimegatron.checkpoint import commit, companions
+from minimegatron.checkpoint.commit import RootLock
+from minimegatron.checkpoint.companions import FOLDER
+from minimegatron.checkpoint.conversion import fill, open_model
+from minimegatron.checkpoint.hf_config import TOKENS, is_published
+from minimegatron.checkpoint.load import read_tensors
 from minimegatron.checkpoint.manifest import Manifest
-from minimegatron.checkpoint.origin import FOLDER
 from minimegatron.checkpoint.ours import SCALES
-from minimegatron.checkpoint.planning import read_tensors
 from minimegatron.checkpoint.regions import Logical
-from minimegatron.checkpoint.save import Flight, Staging, save
-from minimegatron.checkpoint.storage import ShardReader
-from minimegatron.checkpoint.weights import fill
+from minimegatron.checkpoint.save import AsyncSave, Staging, save
 from minimegatron.comm.agree import on_all_ranks, on_rank_zero
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config.run import CheckpointConfig
+from minimegatron.config.same_model import differing
 from minimegatron.data.published_tokenizer import made_files
 from minimegatron.errors import BadStep, CheckpointError, ConfigError, DeadlineError, RankError
 from minimegatron.training import run_state
@@ -81,7 +79,7 @@ class Checkpoints(Observer):
         self._last = -1  # the step that was saved last
         self.given = ""  # hash of what the run was given beside weights
         self._lock: RootLock | None = None
-        self._flight: Flight | None = None
+        self._flight: AsyncSave | None = None
         self._staging, self._copied = Staging(), threading.Event()
         if self.root is not None:
             self._lock, self.run_id = _open_root(self.root, mesh)
@@ -149,7 +147,7 @@ class Checkpoints(Observer):
             save(root, step, self.run_id, written, values, self._axis, keep)
 
         self._copied = copied
-        self._flight = Flight(write, config.async_save, step)
+        self._flight = AsyncSave(write, config.async_save, step)
 
     def before_update(self) -> None:
         """Wait until the thread of a save has copied what the optimizer is about to change.
@@ -235,7 +233,7 @@ class Checkpoints(Observer):
                 # of the same layout: what it wants
                 hashed = sorted(manifest.files)[self.mesh.rank :: self.mesh.world.size]
                 on_rank_zero(lambda: commit.verify_names(folder, manifest), self.mesh.world)
-            read_tensors(wanted, ShardReader(folder, manifest, hashed), self.mesh.world)
+            read_tensors(wanted, folder, manifest, self.mesh.world, hashed)
 
         state.load(
             manifest,
@@ -307,16 +305,16 @@ def keep_what_was_given(load: str | None, data: RunData, root: Path) -> str:
         CheckpointError: it cannot be read or written.
     """
     tokenizer = data.tokenizer
-    given: origin.Files = {}
+    given: companions.Files = {}
     if load is not None:
-        folder = Path(load) if is_published(Path(load)) else Path(load) / origin.FOLDER
-        given = origin.files_in(folder) if folder.is_dir() else {}
+        folder = Path(load) if is_published(Path(load)) else Path(load) / companions.FOLDER
+        given = companions.files_in(folder) if folder.is_dir() else {}
     files = made_files(tokenizer)
     if (own := data.tokenizer_model) is not None:
-        files = origin.tokenizer_files_in(Path(own) if Path(own).is_dir() else Path(own).parent)
-    ids = dict(zip(origin.TOKENS, (tokenizer.bos, tokenizer.eod, tokenizer.pad), strict=True))
+        files = companions.tokenizer_files_in(Path(own) if Path(own).is_dir() else Path(own).parent)
+    ids = dict(zip(TOKENS, (tokenizer.bos, tokenizer.eod, tokenizer.pad), strict=True))
     token_ids = {name: i for name, i in ids.items() if i is not None and i >= 0}  # NO_PAD is no token
-    return origin.keep(root, origin.of_run(given, files, token_ids))
+    return companions.keep(root, companions.of_run(given, files, token_ids))
 
 
 def continues(config: CheckpointConfig, mesh: Mesh) -> dict[str, Any] | None:

@@ -42,7 +42,7 @@ from minimegatron.memory import ACTIVATIONS, WORKSPACE, Tracker
 from minimegatron.models.spec import ModuleSpec, spec_from_name
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
 from minimegatron.parallel.data.data_parallel import DataParallel
-from minimegatron.parallel.data.unit_spans import units_in_trace
+from minimegatron.parallel.data.units import units_in_trace
 from minimegatron.training.observers import Observer, Step
 from minimegatron.training.rules import batch_sizes
 

@@ -12,8 +12,8 @@ import torch
 
 from course.figures.experts import busiest, journey
 from minimegatron.config import TransformerConfig
+from minimegatron.models.chunks import count_parameters
 from minimegatron.models.families import preset
-from minimegatron.models.parameters import count_parameters
 from tests.course.marked import LABS
 
 LAB = LABS["05_moe_ep"].lab

@@ -85,7 +85,7 @@ def train(
         if step == 0:
             mine = {
                 name: gather_logical(p.main_grad, layout_of(p), mesh.tp).double().norm().item()
-                for name, p in ddp.buffer.params.items()
+                for name, p in ddp.params.items()
             }
             parts = gather_objects(mine, mesh.pp)
             results["first_grad_norms"] = {name: norm for part in parts for name, norm in part.items()}
@@ -93,7 +93,7 @@ def train(
         mean = (all_reduce(all_reduce(loss, mesh.dp_cp), mesh.pp) / total).item()
         results["trace"].append([mean, optimizer.step().grad_norm])
     if not config.untie_embeddings_and_output_weights:
-        copies = [p.detach().sum().item() for n, p in ddp.buffer.params.items() if n.startswith("embedding.word")]
+        copies = [p.detach().sum().item() for n, p in ddp.params.items() if n.startswith("embedding.word")]
         results["copies"] = {c for part in gather_objects(copies, mesh.pp) for c in part}
     return results
 

@@ -155,6 +155,6 @@ def test_a_frozen_parameter_takes_no_memory_beside_its_own() -> None:
         freeze(model, OptimizerConfig(freeze=frozen), Mesh.serial())
         ddp = DistributedDataParallel(model, Mesh.serial(), sharding="optim")
         optimizer = build_optimizer(OptimizerConfig(), ddp, Mesh.serial(), ddp.shards())
-        sizes[frozen] = ddp.buffer.data.numel(), sum(t.numel() for t in optimizer.held()["moments"])
+        sizes[frozen] = ddp.grad_buffers[0].data.numel(), sum(t.numel() for t in optimizer.held()["moments"])
     fc1 = 2 * 96 * 32
     assert sizes[()][0] - sizes[("*fc1*",)][0] == fc1 and sizes[()][1] - sizes[("*fc1*",)][1] == 2 * fc1

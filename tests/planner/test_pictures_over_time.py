@@ -6,7 +6,7 @@ import pytest
 
 from minimegatron.memory import Sample
 from minimegatron.models.chunks import schedule_of
-from minimegatron.parallel.pipeline.schedule_check import peak_live
+from minimegatron.parallel.pipeline.schedule_sim import peak_live
 from minimegatron.planner.cluster import CLUSTERS
 from minimegatron.planner.pictures import course
 from minimegatron.planner.planning import Plan, plan, without_host

@@ -23,7 +23,7 @@ from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.families import family_config
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
-from minimegatron.parallel.data.wrapping import data_parallel
+from minimegatron.parallel.data.ddp import data_parallel
 from minimegatron.planner.traffic import run_messages, summary
 from minimegatron.planner.work import work_of
 from minimegatron.training.memory_report import spec_of

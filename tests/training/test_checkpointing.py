@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from minimegatron.checkpoint import commit, storage
-from minimegatron.checkpoint.commit import Keep, complete, published, retire
-from minimegatron.checkpoint.lock import RootLock
+from minimegatron.checkpoint import commit
+from minimegatron.checkpoint import save as saves
+from minimegatron.checkpoint.commit import Keep, RootLock, complete, published, retire
+from minimegatron.checkpoint.load import CheckpointFiles
 from minimegatron.checkpoint.manifest import NAME
 from minimegatron.config.run import CheckpointConfig
 from minimegatron.errors import CheckpointError, ConfigError, RankError
@@ -213,7 +214,7 @@ def test_a_run_that_would_come_to_a_step_that_is_there(root):
 
 def test_two_runs_with_one_folder(tmp_path):
     holder = subprocess.Popen(
-        [sys.executable, "-c", "import sys, pathlib; from minimegatron.checkpoint.lock import RootLock; "
+        [sys.executable, "-c", "import sys, pathlib; from minimegatron.checkpoint.commit import RootLock; "
          f"lock = RootLock(pathlib.Path({str(tmp_path)!r}), 'first'); print('held', flush=True); sys.stdin.read()"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -304,19 +305,19 @@ def test_all_ranks_take_the_next_together(ranks, root, saved):
 
 def failing(rank: int, world: int, root: str, victim: int, when: str) -> int:
     """Train with saves in the background, one of which fails on one rank; returns the steps taken when it is known."""
-    real = storage.write_shard
+    real = saves.write_shard
 
     def write(file, tensors, metadata):
         if rank == victim and metadata["step"] == when:
             raise OSError(28, "No space left on device")
         return real(file, tensors, metadata)
 
-    storage.write_shard = write
+    saves.write_shard = write
     trainer = trainer_of(f"{LINE} --async-save --save {root} --save-interval 2 --use-distributed-optimizer", world)
     try:
         trainer.train()
     finally:
-        storage.write_shard = real
+        saves.write_shard = real
         trainer.close()
     return trainer.state.iteration
 
@@ -325,7 +326,7 @@ def failing(rank: int, world: int, root: str, victim: int, when: str) -> int:
 def test_an_error_in_the_background_is_raised_on_all_ranks(ranks, tmp_path, victim, when, left):
     with pytest.raises(RankError) as caught:
         ranks(2).run(failing, str(tmp_path), victim, when)
-    assert "No space left on device" in str(caught.value) and f"rank {victim}: " in str(caught.value)
+    assert "No space left on device" in str(caught.value) and f"rank {victim} " in str(caught.value)
     assert "bytes cannot be written" in str(caught.value) and "bytes are free" in str(caught.value)
     assert published(tmp_path) == left
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == [".lock"]
@@ -333,13 +334,13 @@ def test_an_error_in_the_background_is_raised_on_all_ranks(ranks, tmp_path, vict
 
 def test_an_exception_does_not_wait_for_the_writer(tmp_path, monkeypatch):
     """Nor is anything of the unfinished checkpoint ever taken for one."""
-    over, real = threading.Event(), storage.write_shard
+    over, real = threading.Event(), saves.write_shard
 
     def write(*args):
         assert over.wait(60)
         return real(*args)
 
-    monkeypatch.setattr(storage, "write_shard", write)
+    monkeypatch.setattr(saves, "write_shard", write)
     trainer = trainer_of(f"{LINE} --save {tmp_path} --save-interval 2 --async-save")
     monkeypatch.setattr(trainer, "_time_is_up", lambda: 1 // (4 - trainer.state.iteration) < 0)
     monkeypatch.setattr(trainer.checkpoints, "settle", lambda wait: None)
@@ -378,9 +379,9 @@ def test_the_optimizer_waits_for_the_copy(tmp_path, monkeypatch):
     trainer.close()
     assert waits == [False, False, True]
     run(f"--save {tmp_path}/b --exit-interval 2")
-    a, b = (storage.ShardReader(tmp_path / x / "iter_0000002", complete(tmp_path / x)[2]) for x in "ab")
+    a, b = (CheckpointFiles(tmp_path / x / "iter_0000002", complete(tmp_path / x)[2]) for x in "ab")
     for name in a.manifest.tensors:
-        assert torch.equal(a.whole(name), b.whole(name)), name
+        assert torch.equal(a.read(name), b.read(name)), name
 
 
 # ------------------------------------------------------------------------------------------------ signals
@@ -421,18 +422,18 @@ def test_sigterm_saves_and_leaves_with_status_0(tmp_path, background):
 
 HELD = """
 import pathlib, sys, time
-from minimegatron.checkpoint import storage
+from minimegatron.checkpoint import save as saves
 from minimegatron.commands.pretrain_gpt import main
 from tests.mock_data import few_documents
 
-real = storage.write_shard
+real = saves.write_shard
 
 def write(*args):
     pathlib.Path(sys.argv[1]).touch()
     time.sleep(float(sys.argv[2]))
     return real(*args)
 
-storage.write_shard = write
+saves.write_shard = write
 with few_documents():
     main(sys.argv[3:])
 """

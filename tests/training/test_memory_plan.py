@@ -21,7 +21,7 @@ from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.families import family_config
 from minimegatron.models.spec import spec_from_name
 from minimegatron.optim.build import build_optimizer
-from minimegatron.parallel.data.wrapping import data_parallel
+from minimegatron.parallel.data.ddp import data_parallel
 from minimegatron.training.memory_report import predict_run
 from tests.twin import Case, accumulate
 

@@ -128,7 +128,7 @@ def of_different_lengths(rank: int, world: int, case: Case) -> dict[str, float]:
     for wrapped in (serial, ddp):
         batches = (lengths(case, i) for i in range(case.accumulation))
         get_forward_backward_func(wrapped)(forward_step, batches, wrapped, case.accumulation, lambda loss: loss)
-    return {n: distance(p.main_grad, serial.buffer.params[n].main_grad) for n, p in logical_parameters(ddp)}
+    return {n: distance(p.main_grad, serial.params[n].main_grad) for n, p in logical_parameters(ddp)}
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_v"])

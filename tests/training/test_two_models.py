@@ -16,7 +16,7 @@ import torch
 
 from minimegatron.checkpoint import commit
 from minimegatron.checkpoint.commit import complete
-from minimegatron.checkpoint.storage import ShardReader
+from minimegatron.checkpoint.load import CheckpointFiles
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import CheckpointConfig, ParallelConfig
 from minimegatron.config.run import RunConfig
@@ -99,9 +99,11 @@ def test_a_reference_agrees_and_leaves_no_trace(ranks: Any, tmp_path: Path, mode
     assert [curve for curve, _ in beside] == [curve for curve, _ in alone]
     off = [one for _, found in beside for one in found]
     assert off and max(off) < (0.1 if "fp8" in model else 1e-5)
-    a, b = ({n: ShardReader(commit.folder_of(root, n), m) for n, m in complete(root).items()} for root in folders[1:])
+    a, b = (
+        {n: CheckpointFiles(commit.folder_of(root, n), m) for n, m in complete(root).items()} for root in folders[1:]
+    )
     assert sorted(a) == sorted(b) == [2, 4]
     for step, saved in a.items():
         assert a[step].manifest.state["counters"] == b[step].manifest.state["counters"]
         for name in saved.manifest.tensors:
-            assert torch.equal(saved.whole(name), b[step].whole(name)), f"{name} of iteration {step}"
+            assert torch.equal(saved.read(name), b[step].read(name)), f"{name} of iteration {step}"

@@ -199,11 +199,11 @@ class MoELayer(nn.Module):
 
     @property
     def reads_device(self) -> str:
-        """Why a pass can be neither recorded nor compiled as a whole (`inference/checks`)."""
+        """Why a pass can be neither recorded nor compiled as a whole (`inference/generate`)."""
         return f"the host must know how many tokens each of its {self.config.num_experts} experts has got"
 
     def check_generation(self) -> None:
-        """Refuse to generate where a sequence would depend on its neighbours, or cannot be cut (`inference/checks`).
+        """Refuse to generate where a sequence would depend on its neighbours, or cannot be cut (`inference/generate`).
 
         Raises:
             ConfigError: a capacity, or tp.

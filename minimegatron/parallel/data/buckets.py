@@ -18,9 +18,9 @@ begin and end. A parameter may lie in several shards and a shard holds pieces of
     rank 0's shard    [ b[0:64]   ]
     rank 1's shard                [ b[64:100] |..| a: 10 |..]
 
-For the parts to be equal a bucket ends at a multiple of lcm(D, 128), and every parameter starts at a multiple of 64
-(the dots: padding, always 0, which travels and is counted nowhere). A weight whose copies on two pipeline stages are
-summed shard by shard has a bucket of its own: the stages' buffers differ, that bucket does not.
+For the parts to be equal a bucket ends at a multiple of lcm(D, 128), and every parameter starts at a multiple of 64.
+(The dots are padding: always 0, it travels and is counted nowhere.) A weight whose copies on two pipeline stages are
+summed shard by shard has a bucket of its own, so that its shards are the same on both stages.
 
 Rajbhandari et al. 2020 (arXiv 1910.02054). Megatron-LM: `_ParamAndGradBuffer` in
 `megatron/core/distributed/param_and_grad_buffer.py`, `_build_model_gbuf_param_range_map` in

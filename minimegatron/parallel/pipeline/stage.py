@@ -4,13 +4,13 @@
     backward   the graph of y, with dy -> x.grad     release both
     weights    the products that the linear layers have deferred (layers/deferred)
 
-x and y are named tensors, one or more (`parallel/pipeline/execution`). Of y itself only its place in the graph is kept.
-The tensor has gone to the next stage, and this rank does not read it again: Megatron-LM empties it for the same reason
-(`deallocate_output_tensor`); keeping the graph's edge needs no trick.
+x and y are named tensors, one or more (`parallel/pipeline/execution`). Of y only the edge of the graph is kept: the
+tensor itself has gone to the next stage, and this rank does not read it again. (Megatron-LM empties it for the same
+reason: `deallocate_output_tensor`.)
 
-Gradients of the whole step: the data-parallel sum of a bucket may start when its last gradient has come. In a pipeline
-that is a property of the list: for each parameter, the last B or W of a chunk that it belongs to (`last_gradients`). A
-tied matrix belongs to two chunks of a V-shaped placement, and is ready after the second.
+The data-parallel sum of a bucket may start when the last gradient of the step has come to it. In a pipeline that
+follows from the list: a parameter's last gradient comes in the last B or W of a chunk that it belongs to
+(`last_gradients`). A tied matrix belongs to two chunks of a V-shaped placement, and is complete after the second.
 """
 
 from __future__ import annotations

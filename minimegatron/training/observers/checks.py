@@ -49,8 +49,8 @@ from minimegatron.optim.clip import clip_coefficient
 from minimegatron.optim.groups import freeze
 from minimegatron.optim.optimizer import look
 from minimegatron.parallel.data.data_parallel import DataParallel
+from minimegatron.parallel.data.ddp import data_parallel
 from minimegatron.parallel.data.finalize import finalize_model_grads
-from minimegatron.parallel.data.wrapping import data_parallel
 from minimegatron.training.datasets import microbatches
 from minimegatron.training.observers import Observer, Step
 from minimegatron.training.reports import StepReport, reduce_reports
