@@ -309,6 +309,11 @@ MUTANTS = (
         "tests/layers/test_fp8_scales.py",
     ),
     Mutant(
+        "an evaluation leaves the step its FP8 weights", "minimegatron/layers/fp8/linear.py",
+        "if self.kept is not None and self.training:", "if self.kept is not None:",
+        "tests/training/test_evaluation.py -k experts",
+    ),
+    Mutant(
         "biases of experts never move", "minimegatron/layers/moe/balance.py",
         "            move_biases(self.model, self.load)\n", "            pass\n", f"{_STEP} -k bias",
     ),
@@ -423,7 +428,7 @@ MUTANTS = (
     ),
     Mutant(
         "the tokenizer of a run is not kept beside its checkpoints", "minimegatron/training/checkpointing.py",
-        "    return companions.keep(root, companions.of_run(there, files, said))\n", '    return ""\n',
+        "    return companions.keep(root, companions.of_run(given, files, token_ids))\n", '    return ""\n',
         "tests/checkpoint/test_export.py -k scratch",
     ),
     Mutant(
