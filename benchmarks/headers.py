@@ -2,8 +2,8 @@
 
     python -m benchmarks.headers [--number 10000]
 
-The files are those of the tests (`tests/checkpoint/test_headers.py`): small ones, each with one lie of a kind drawn at random,
-and three at the limits of what is read at all. What counts is wall time, since that is what a run waits (goal: 50 ms
+The files are those of `tests/checkpoint/test_headers.py`: small ones, each with one lie of a kind drawn at random, and
+three at the limits of what is read at all. What counts is wall time, since that is what a run waits (goal: 50 ms
 for each of the small ones); a file that took longer is looked at twice more, because the machine has other work, and
 its best time counts.
 """
