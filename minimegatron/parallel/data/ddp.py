@@ -10,7 +10,7 @@ replicas as soon as its last gradient arrives, while the layers before it are st
     backward   |  layer 3  |  layer 2  |  layer 1  |  layer 0  |
     network                | bucket 0  |    bucket 1   |  bucket 2 |      only the last one is waited for
 
-Which part of gradients, optimizer state and weights a rank keeps is the strategy's business (`parallel/data/zero`).
+The strategy (`parallel/data/zero`) decides which part of gradients, optimizer state and weights a rank keeps.
 
 **How a gradient enters its buffer.** Each parameter has a `grad_accumulator` (`GradAccumulator`), which adds to the
 buffer and tells this wrapper when a gradient is complete. There are three sources: a linear layer's wgrad product,
