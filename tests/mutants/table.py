@@ -268,7 +268,7 @@ MUTANTS = (
         "minimegatron/parallel/data/ddp.py",
         "buffer.multiply(factor)",
         "self.grad_buffers[0].multiply(factor)",
-        f"{_STEP} -k unit",
+        f"{_STEP} -k divisor",
     ),
     Mutant(
         "a deferred gradient overwrites the one before",
@@ -310,7 +310,7 @@ MUTANTS = (
     ),
     Mutant(
         "biases of experts never move", "minimegatron/layers/moe/balance.py",
-        "            move_biases(self.model, self.load)\n", "            pass\n", "tests/training/test_expert_bias.py",
+        "            move_biases(self.model, self.load)\n", "            pass\n", f"{_STEP} -k bias",
     ),
     Mutant(
         "the loss is not divided by its divisor", "minimegatron/training/step.py",
@@ -322,7 +322,7 @@ MUTANTS = (
     ),
     Mutant(
         "tokens are counted in fp32", "minimegatron/training/step.py",
-        "loss_mask.sum(dtype=torch.float64)", "loss_mask.sum()", "tests/training/test_reports.py",
+        "loss_mask.sum(dtype=torch.float64)", "loss_mask.sum()", f"{_STEP} -k fp32",
     ),
     # ------------------------------------------------------------------------------------------- FP8
     Mutant(
@@ -414,7 +414,7 @@ MUTANTS = (
     Mutant(
         "generate reads the corner of a larger tensor", "minimegatron/checkpoint/conversion.py",
         "    _, weights = checked(model, params_dtype)\n", "    weights = model.weights\n",
-        "tests/checkpoint/test_weights.py",
+        "tests/checkpoint/test_continued.py -k larger",
     ),
     Mutant(
         "of two sets of weights the shards are read", "minimegatron/checkpoint/huggingface.py",
