@@ -200,8 +200,8 @@ class GradAccumulator:
 
     def add_product(self, dy: torch.Tensor, x: torch.Tensor) -> None:
         """In a backward pass: add the wgrad dy^T x; `collect` follows."""
-        place, there = self._bucket.place(self._name)
-        place.addmm_(dy.reshape(-1, dy.shape[-1]).t(), x.reshape(-1, x.shape[-1]), beta=int(there))
+        place, again = self._bucket.place(self._name)
+        place.addmm_(dy.reshape(-1, dy.shape[-1]).t(), x.reshape(-1, x.shape[-1]), beta=int(again))
         self._added = True
 
     def add(self, grad: torch.Tensor) -> None:
@@ -224,8 +224,8 @@ class GradAccumulator:
             self._ddp.complete(self._name)
 
     def _add(self, grad: torch.Tensor) -> None:
-        place, there = self._bucket.place(self._name)
-        if there:
+        place, again = self._bucket.place(self._name)
+        if again:
             place.add_(grad)
         else:
             place.copy_(grad)
