@@ -17,7 +17,7 @@ says whether a run that goes on from a checkpoint must have the checkpoint's val
 | `elsewhere(why)` | what leads to such a thing       | no: what it leads to is compared there           | no        |
 | `free(why)`    | how and where it is computed, ...  | no, for that reason                              | no        |
 
-*Published* are the fields that a `config.json` contains and a conversion carries over (`checkpoint/hf_export`);
+*Published* are the fields that a `config.json` contains and a conversion carries over (`checkpoint/hf_config`);
 `training/same_run` compares the others. All ranks must have equal values, except where a field gives a reason
 (`rank_local`).
 """

@@ -11,8 +11,8 @@ the device until the step needs them to decide, and are read together:
 |---------------------------------------------------------|-------------------------|
 | here                                                    | once a step, evaluation |
 | for norm, zeros, non-finite tensors (`optim/optimizer`) | once a step             |
-| for the counts of experts (`layers/moe/dispatch`)           | once a layer and pass   |
-| for the borders of documents (`layers/attention/mask`)            | once a microbatch       |
+| for the counts of experts (`layers/moe/dispatch`)       | once a layer and pass   |
+| for the borders of documents (`layers/attention/mask`)  | once a microbatch       |
 
 **Names.** Only the last stage of a pipeline has losses, and every rank must send as many numbers. The last stage sends
 their names once, in a message of their own. Should it ever have others, the number `has new names` tells all ranks, and
@@ -115,7 +115,7 @@ def reduce_reports(
     flags = [asks_to_stop] if mesh.pp.size == 1 else [asks_to_stop, bool(reports) and list(reports) != names]
     zero = torch.zeros(2, dtype=torch.float64, device=mesh.device)
     pairs = [reports.get(name, zero).double() for name in names]
-    # made by the device: for a number of the host's it would be waited for
+    # made on the device: a copy of a number of the host would make the host wait
     raised = [torch.full((1,), float(flag), dtype=torch.float64, device=mesh.device) for flag in flags]
     summed = all_reduce(torch.cat(pairs + raised), mesh.world)
     tables = [table.double().flatten() for table in ([] if num_tokens is None else [num_tokens]) + [*hook_tables]]

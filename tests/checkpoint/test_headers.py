@@ -165,7 +165,8 @@ LIES = {
     f'{{"a":{TENSOR},"__metadata__":{TENSOR}}}': "metadata that are no table of texts",
     f'{{"a":{TENSOR},"__metadata__":{{"b":{TENSOR}}}}}': "metadata that are no table of texts",
     f'{{"a":{TENSOR},"__metadata__":{{"b":{TENSOR.replace("1", "2")}}}}}': "metadata that are no table of texts",
-    TENSOR: "has a header that is no table",
+    TENSOR: "describes 'dtype' without a shape and offsets in whole",
+    "[]": "has a header that is no table",
 }
 
 

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minimegatron.config import TransformerConfig
-from minimegatron.config.run import CONDITIONS, SECTIONS, RunConfig
+from minimegatron.config.run import SECTIONS, RunConfig
+from minimegatron.config.same_model import CONDITIONS
 from minimegatron.errors import ConfigError, MinimegatronError
 from minimegatron.training.arguments import build_parser, parse_args
 from minimegatron.training.megatron_flags import ALREADY, REFUSED, RENAMED, SWITCHES, refused_subject

@@ -60,8 +60,8 @@ ORDINARY = ["dropout", "experts, fp8", "tp, bias", "pp, fp8", "zero-1", "zero-3"
 class EvaluatesAt(Observer):
     """Evaluates at one of an observer's moments."""
 
-    def __init__(self, moment: str, evaluate: Callable[[], dict[str, float]]) -> None:
-        setattr(self, moment, lambda *_: [evaluate()])
+    def __init__(self, moment: str, evaluates: Callable[[], None]) -> None:
+        setattr(self, moment, lambda *_: evaluates())
 
 
 def trained(rank: int, world: int, line: str, moment: str) -> tuple[Any, dict[str, list[torch.Tensor]]]:
@@ -69,8 +69,18 @@ def trained(rank: int, world: int, line: str, moment: str) -> tuple[Any, dict[st
     trainer = trainer_of(f"{LINE} {line}", world)
     trainer.observers = [observer for observer in trainer.observers if observer is not trainer.evaluation]
     losses: list[dict[str, float]] = []
-    if moment:
-        trainer.observers.append(EvaluatesAt(moment, lambda: losses.append(trainer.evaluate()) or losses[-1]))
+
+    def evaluates() -> None:
+        losses.append({})  # before: an evaluation has forward passes of its own
+        losses[-1] = trainer.evaluate()
+
+    if moment == "forward_step":
+        trainer.forward_step = lambda batches, model: (
+            evaluates() if model.training and len(losses) == len(trainer.history) else None,
+            forward_step(batches, model),
+        )[1]
+    elif moment:
+        trainer.observers.append(EvaluatesAt(moment, evaluates))
     trainer.train()
     trainer.close()
     assert len(losses) == (3 if moment else 0) and all(losses)
@@ -80,10 +90,13 @@ def trained(rank: int, world: int, line: str, moment: str) -> tuple[Any, dict[st
 
 @pytest.mark.parametrize("name", mostly_thorough(CASES, ORDINARY.__contains__))
 def test_evaluation_leaves_no_trace(ranks: Any, name: str) -> None:
-    """`before_update` is between the passes and the update: gradients, loads of experts and amax wait to be used."""
+    """At `before_update` gradients, loads of experts and amax wait to be used; at `forward_step` passes are under way.
+
+    (A pipeline cannot evaluate there: the stages are at different microbatches.)
+    """
     world, line = CASES[name]
     plain = ranks(world).run(trained, line, "", timeout=120)
-    for moment in ("before_step", "before_update", "after_step"):
+    for moment in ("before_step", *["forward_step"] * (PP not in line), "before_update", "after_step"):
         for (want, tensors), (curve, after) in zip(
             plain, ranks(world).run(trained, line, moment, timeout=120), strict=True
         ):

@@ -14,7 +14,7 @@ The strategy (`parallel/data/zero`) decides which part of gradients, optimizer s
 
 **How a gradient enters its buffer.** Each parameter has a `grad_accumulator` (`GradAccumulator`), which adds to the
 buffer and tells this wrapper when a gradient is complete. There are three sources: a linear layer's wgrad product,
-which is added to the buffer as it is computed, so that the gradient itself never exists (`layers/linear`, Megatron's
+which is added to the buffer as it is computed, so that the gradient itself never exists (`layers/wgrad`, Megatron's
 `gradient_accumulation_fusion`; where the weight has the buffer's dtype); autograd, which puts a gradient into
 `param.grad`; and a pipeline that has deferred a wgrad.
 
@@ -181,7 +181,7 @@ class DistributedDataParallel(DataParallel):
 
 
 class GradAccumulator:
-    """Adds the gradients of one parameter to its buffer (what a linear layer gives its wgrad to).
+    """Adds the gradients of one parameter to its buffer (the protocol of `layers/wgrad`).
 
     Args:
         ddp: the wrapper, which is told when a gradient is complete.
@@ -198,7 +198,7 @@ class GradAccumulator:
         self._added = False  # in this backward pass, not through `param.grad`
         self.fuses = fuses
 
-    def add_product(self, dy: torch.Tensor, x: torch.Tensor) -> None:
+    def add_wgrad(self, dy: torch.Tensor, x: torch.Tensor) -> None:
         """In a backward pass: add the wgrad dy^T x; `collect` follows."""
         place, again = self._bucket.place(self._name)
         place.addmm_(dy.reshape(-1, dy.shape[-1]).t(), x.reshape(-1, x.shape[-1]), beta=int(again))

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 import torch
 
+from minimegatron.comm.fingerprints import check_copies
 from minimegatron.comm.mesh import Mesh
-from minimegatron.comm.replicas import check_copies
 from minimegatron.config import OptimizerConfig
 from minimegatron.layers.logical import gather_logical
 from minimegatron.layers.param import copy_axes, layout_of, logical_parameters
