@@ -370,13 +370,13 @@ def layer_pattern(frequency: str, layers: int, field: str = "moe_layer_freq") ->
     if frequency.isdigit() and int(frequency) >= 1:
         return tuple(i % int(frequency) == 0 for i in range(layers))
     parts = frequency.replace(" ", "").removeprefix("(").removesuffix(")").split("+")
-    found = [_FREQUENCY.fullmatch(part) for part in parts]
-    if not all(found):
+    matches = [_FREQUENCY.fullmatch(part) for part in parts]
+    if not all(matches):
         raise ConfigError(
             f"{field}={frequency!r} is neither a number nor a pattern",
             fix='every n-th layer: "n"; layer by layer: "([0]*3+[1]*58)" or "[0,1,1]"',
         )
-    pattern = [m[1].replace(",", "") * int(m[2] or 1) for m in found if m]
+    pattern = [m[1].replace(",", "") * int(m[2] or 1) for m in matches if m]
     flat = tuple(x == "1" for x in "".join(pattern))
     if len(flat) != layers:
         raise ConfigError(

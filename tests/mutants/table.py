@@ -268,7 +268,7 @@ MUTANTS = (
         "minimegatron/parallel/data/ddp.py",
         "buffer.multiply(factor)",
         "self.grad_buffers[0].multiply(factor)",
-        f"{_STEP} -k unit",
+        f"{_STEP} -k divisor",
     ),
     Mutant(
         "a deferred gradient overwrites the one before",
@@ -309,8 +309,13 @@ MUTANTS = (
         "tests/layers/test_fp8_scales.py",
     ),
     Mutant(
+        "an evaluation leaves the step its FP8 weights", "minimegatron/layers/fp8/linear.py",
+        "if self.kept is not None and self.training:", "if self.kept is not None:",
+        "tests/training/test_evaluation.py -k experts",
+    ),
+    Mutant(
         "biases of experts never move", "minimegatron/layers/moe/balance.py",
-        "            move_biases(self.model, self.load)\n", "            pass\n", "tests/training/test_expert_bias.py",
+        "            move_biases(self.model, self.load)\n", "            pass\n", f"{_STEP} -k bias",
     ),
     Mutant(
         "the loss is not divided by its divisor", "minimegatron/training/step.py",
@@ -322,7 +327,7 @@ MUTANTS = (
     ),
     Mutant(
         "tokens are counted in fp32", "minimegatron/training/step.py",
-        "loss_mask.sum(dtype=torch.float64)", "loss_mask.sum()", "tests/training/test_reports.py",
+        "loss_mask.sum(dtype=torch.float64)", "loss_mask.sum()", f"{_STEP} -k fp32",
     ),
     # ------------------------------------------------------------------------------------------- FP8
     Mutant(
@@ -414,7 +419,7 @@ MUTANTS = (
     Mutant(
         "generate reads the corner of a larger tensor", "minimegatron/checkpoint/conversion.py",
         "    _, weights = checked(model, params_dtype)\n", "    weights = model.weights\n",
-        "tests/checkpoint/test_weights.py",
+        "tests/checkpoint/test_continued.py -k larger",
     ),
     Mutant(
         "of two sets of weights the shards are read", "minimegatron/checkpoint/huggingface.py",
@@ -423,7 +428,7 @@ MUTANTS = (
     ),
     Mutant(
         "the tokenizer of a run is not kept beside its checkpoints", "minimegatron/training/checkpointing.py",
-        "    return companions.keep(root, companions.of_run(there, files, said))\n", '    return ""\n',
+        "    return companions.keep(root, companions.of_run(given, files, token_ids))\n", '    return ""\n',
         "tests/checkpoint/test_export.py -k scratch",
     ),
     Mutant(
@@ -790,7 +795,7 @@ MUTANTS = (
     ),
     Mutant(
         "weights gradients of an unsplit backward wait", "minimegatron/parallel/pipeline/stage.py",
-        "                if not split:\n                    compute(self._products.pop(microbatch))\n",
+        "                if not split:\n                    compute_wgrads(self._deferred.pop(microbatch))\n",
         "", _PIPELINE,
     ),
     Mutant(

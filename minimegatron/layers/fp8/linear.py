@@ -110,7 +110,7 @@ class ParallelFp8(nn.Module):
         if self.kept is not None and transposed in self.kept:
             return self.kept[transposed]
         copy = self.quantise(weight, "weight", transposed)
-        if self.kept is not None:
+        if self.kept is not None and self.training:  # an evaluation notes no magnitude for the history
             self.kept[transposed] = copy
         return copy
 
