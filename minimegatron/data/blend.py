@@ -69,14 +69,6 @@ def draw(weights: Sequence[float], counts: np.ndarray, begin: int, end: int) -> 
     return datasets, samples
 
 
-def build_exhaustive_blending_indices(sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Every sample of every dataset once, spread evenly. Returns as `build_blending_indices`, of length sum(sizes).
-
-    A dataset that has given all it has lags by less than nothing, so the rule itself never asks it again.
-    """
-    return build_blending_indices(normalize(sizes), sum(sizes))
-
-
 def period(shares: Sequence[float]) -> int | None:
     """W, the least number of which all shares, normalised, are whole parts; None where it would be above 2^24."""
     parts = [Fraction(share).limit_denominator(1 << 24) for share in shares]
