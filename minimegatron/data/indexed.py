@@ -235,8 +235,8 @@ class IndexedDataset:
         for path in (self.idx_path, self.bin_path):
             if not os.path.isfile(path):
                 fix = "give the path without .bin/.idx; `minimegatron preprocess` makes both files"
-                there = f"; {self.prefix} is {describe(self.prefix)}" if os.path.isfile(self.prefix) else ""
-                raise DataError(f"no such file{there}", where=path, fix=fix)
+                other = f"; {self.prefix} is {describe(self.prefix)}" if os.path.isfile(self.prefix) else ""
+                raise DataError(f"no such file{other}", where=path, fix=fix)
         index = read_index(self.idx_path)
         check_index(index, self.idx_path, self.bin_path)
         verify = os.path.getsize(self.bin_path) < VERIFY_BELOW_BYTES if verify is None else verify

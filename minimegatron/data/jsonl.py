@@ -55,9 +55,9 @@ def what_is(head: bytes) -> tuple[str, str] | None:
     Args:
         head: `HEAD` bytes, or all of a shorter file; decompressed where it is one of `COMPRESSED`.
     """
-    for magic, said in OTHERS.items():
+    for magic, other in OTHERS.items():
         if head.startswith(magic):
-            return said
+            return other
     begin = head.removeprefix(BYTE_ORDER_MARK).lstrip(b" \t\r\n")
     if b"\0" in head and (begin[:1] != b"{" or begin[1:2] == b"\0"):
         return "binary, or text in UTF-16", "for text: iconv -f UTF-16LE -t UTF-8 FILE > FILE.jsonl"
