@@ -795,7 +795,7 @@ MUTANTS = (
     ),
     Mutant(
         "weights gradients of an unsplit backward wait", "minimegatron/parallel/pipeline/stage.py",
-        "                if not split:\n                    compute(self._products.pop(microbatch))\n",
+        "                if not split:\n                    compute_wgrads(self._deferred.pop(microbatch))\n",
         "", _PIPELINE,
     ),
     Mutant(
