@@ -29,7 +29,7 @@ from pathlib import Path
 import torch
 
 from minimegatron.checkpoint.commit import folder_of, published, read_manifest, verify, verify_names
-from minimegatron.checkpoint.companions import FOLDER, given
+from minimegatron.checkpoint.companions import FOLDER, verified
 from minimegatron.checkpoint.load import CheckpointFiles
 from minimegatron.checkpoint.manifest import VERSION, Manifest
 from minimegatron.checkpoint.shard_file import DTYPES
@@ -160,7 +160,7 @@ def _verify(folders: Iterable[Path]) -> int:
             manifest = _manifest(folder)
             verify_names(folder, manifest)
             verify(folder, manifest)
-            given(folder.parent / FOLDER, manifest.state.get(FOLDER))
+            verified(folder.parent / FOLDER, manifest.state.get(FOLDER))
             print(f"{folder}: whole, {len(manifest.files)} files, {len(manifest.tensors)} tensors")
         except CheckpointError as error:
             print(f"{folder}: damaged: {error.what}")

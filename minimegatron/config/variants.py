@@ -7,7 +7,7 @@
 | `ExpertFields` | `num_experts`               | `layers/moe/router`, `layers/moe/dispatch`, `layers/moe/layer` |
 | `LatentFields` | `multi_latent_attention`    | `layers/attention/mla`                                         |
 | `DepthFields`  | `mtp_num_layers`            | `models/mtp`                                                   |
-| `Fp8Fields`    | `fp8_format`                | `layers/fp8`                                                   |
+| `Fp8Fields`    | `fp8_format`                | `layers/fp8/matmul`                                                   |
 
 Tensor cores take an FP8 product only when both dims of both factors are multiples of 16; a recipe with tiles needs
 whole tiles (`MULTIPLE`). Other sizes are refused on a CPU as well, so that a run that is tried here runs there.

@@ -197,7 +197,7 @@ def _samples_of(run: RunConfig, sizes: NumMicrobatches, train_iters: int) -> tup
 def _joint(
     run: RunConfig, sizes: NumMicrobatches, began: Mapping[str, Any] | None, wanted: tuple[int, int, int]
 ) -> Joint:
-    """Samples whose epochs are shuffled together, as the run began (`data/epochs`).
+    """Samples whose epochs are shuffled together, as the run began (`data/indices`).
 
     Checkpoints that do not say it are of Megatron-LM or of an older version, and have its order of all samples of
     the run, which was as long as their weight decay might grow.

@@ -31,10 +31,9 @@ from minimegatron.config.run import RunConfig
 from minimegatron.data.blend import BlendedDataset
 from minimegatron.data.builder import Dataset, build_datasets, parse_data_path, read_data_args
 from minimegatron.data.corpus import prepare_corpus
-from minimegatron.data.gpt_dataset import GPTDataset, GPTDatasetConfig
+from minimegatron.data.gpt_dataset import Batch, GPTDataset, GPTDatasetConfig
 from minimegatron.data.indexed import IndexedDataset
 from minimegatron.data.loader import DataLoader
-from minimegatron.data.masking import Batch
 from minimegatron.data.packing import PackedDataset
 from minimegatron.data.tokenizer import NullTokenizer, Tokenizer, build_tokenizer
 from minimegatron.errors import ConfigError
@@ -96,7 +95,7 @@ def load_data(
         run: where tokens come from, and the vocabulary if one was chosen.
         mesh: the ranks.
         num_samples: of train, valid and test.
-        joint: of each so many in Megatron's order (`data/epochs`).
+        joint: of each so many in Megatron's order (`data/indices`).
         quiet: no bar, however long it takes.
 
     Raises:

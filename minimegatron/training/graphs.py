@@ -28,7 +28,7 @@ import torch
 
 from minimegatron.config.run import RunConfig
 from minimegatron.cuda_graphs import CudaRecorder, Recorded, Recorder
-from minimegatron.data.masking import Batch
+from minimegatron.data.gpt_dataset import Batch
 from minimegatron.errors import ConfigError, DataError
 from minimegatron.parallel.data.data_parallel import DataParallel
 from minimegatron.training.step import ForwardStep, forward_backward

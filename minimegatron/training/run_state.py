@@ -13,7 +13,7 @@ everything that a checkpoint holds is listed here:
 | configuration                | `state` of the manifest          | another run's is refused: `same_run`          |
 
 The position in the data is a counter: the order of samples is a function of the seed and of the number of consumed
-samples, and of `joint_samples` where the first epochs are shuffled together (`data/epochs`). Batch size and learning
+samples, and of `joint_samples` where the first epochs are shuffled together (`data/indices`). Batch size and learning
 rate are functions of that counter as well.
 
 A process may hold several, in different layouts of the same ranks: the one that is trained, and a reference without

@@ -272,16 +272,16 @@ MUTANTS = (
     ),
     Mutant(
         "a deferred gradient overwrites the one before",
-        "minimegatron/layers/deferred.py",
-        "weight.grad = gradient if weight.grad is None else weight.grad + gradient",
-        "weight.grad = gradient",
+        "minimegatron/layers/wgrad.py",
+        "weight.grad = grad if weight.grad is None else weight.grad + grad",
+        "weight.grad = grad",
         "tests/parallel/pipeline/test_stages.py",
     ),
     Mutant(
         "nothing is put off in a split backward pass",
-        "minimegatron/layers/products.py",
-        "ctx.deferred = deferred",
-        "ctx.deferred = None",
+        "minimegatron/layers/wgrad.py",
+        "layer.wgrad_store = store",
+        "pass",
         f"{_STALE} -k put_off",
     ),
     Mutant(
@@ -304,12 +304,12 @@ MUTANTS = (
         "        set_loss_scale(self.model, scale)\n", "        pass\n", f"{_STEP} tests/training/test_experts.py",
     ),
     Mutant(
-        "FP8 scales never move", "minimegatron/layers/fp8_model.py", "        move_scales(self.model, self.mesh)\n",
+        "FP8 scales never move", "minimegatron/layers/fp8/linear.py", "        move_scales(self.model, self.mesh)\n",
         "        pass\n",
         "tests/layers/test_fp8_scales.py",
     ),
     Mutant(
-        "an evaluation leaves the step its FP8 weights", "minimegatron/layers/fp8_linear.py",
+        "an evaluation leaves the step its FP8 weights", "minimegatron/layers/fp8/linear.py",
         "if self.kept is not None and self.training:", "if self.kept is not None:",
         "tests/training/test_evaluation.py -k experts",
     ),
@@ -340,16 +340,16 @@ MUTANTS = (
         '{"input": ALONE, "weight": ALONE, "gradient": self.etp}', "tests/layers/test_fp8_ranks.py",
     ),
     Mutant(
-        "tp_only_amax_red is read the other way round", "minimegatron/layers/fp8_model.py",
+        "tp_only_amax_red is read the other way round", "minimegatron/layers/fp8/linear.py",
         '"tp_cp" if config.tp_only_amax_red else "tp_dp_cp"', '"tp_dp_cp" if config.tp_only_amax_red else "tp_cp"',
         "tests/layers/test_fp8_ranks.py",
     ),
     Mutant(
-        "weights in FP8 are kept beyond their step", "minimegatron/layers/fp8_model.py",
+        "weights in FP8 are kept beyond their step", "minimegatron/layers/fp8/linear.py",
         "            layer.kept = None\n", "            pass\n", "tests/layers/test_fp8_scales.py",
     ),
     Mutant(
-        "a NaN of one rank is lost among maxima", "minimegatron/layers/fp8_scales.py",
+        "a NaN of one rank is lost among maxima", "minimegatron/layers/fp8/scaling.py",
         "now.nan_to_num_(nan=torch.inf, posinf=torch.inf)", "now.nan_to_num_(nan=0.0, posinf=torch.inf)",
         "tests/layers/test_fp8_ranks.py tests/layers/test_fp8_scales.py",
     ),
@@ -361,7 +361,7 @@ MUTANTS = (
         "tests/models/test_huggingface.py -k logits",
     ),
     Mutant(
-        "Sinkhorn balances a rank's own tokens", "minimegatron/layers/moe/sinkhorn.py",
+        "Sinkhorn balances a rank's own tokens", "minimegatron/layers/moe/router.py",
         "(all_reduce(new_rows @ c, axis) + TINY)", "((new_rows @ c) + TINY)", "tests/layers/test_sinkhorn.py",
     ),
     Mutant(
@@ -419,7 +419,7 @@ MUTANTS = (
     Mutant(
         "generate reads the corner of a larger tensor", "minimegatron/checkpoint/conversion.py",
         "    _, weights = checked(model, params_dtype)\n", "    weights = model.weights\n",
-        "tests/checkpoint/test_weights.py",
+        "tests/checkpoint/test_continued.py -k larger",
     ),
     Mutant(
         "of two sets of weights the shards are read", "minimegatron/checkpoint/huggingface.py",
@@ -795,7 +795,7 @@ MUTANTS = (
     ),
     Mutant(
         "weights gradients of an unsplit backward wait", "minimegatron/parallel/pipeline/stage.py",
-        "                if not split:\n                    compute(self._products.pop(microbatch))\n",
+        "                if not split:\n                    compute_wgrads(self._deferred.pop(microbatch))\n",
         "", _PIPELINE,
     ),
     Mutant(

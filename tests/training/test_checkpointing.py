@@ -329,6 +329,40 @@ def test_an_error_in_the_background_is_raised_on_all_ranks(ranks, tmp_path, vict
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == [".lock"]
 
 
+def test_what_is_written_is_what_was_there_when_the_save_began(tmp_path, monkeypatch):
+    """The writer is held back until two more steps are taken: they change nothing of the checkpoint."""
+    taken = threading.Event()
+    real = saves.write_shard
+
+    def write(file, tensors, metadata):
+        assert metadata["step"] != "2" or taken.wait(60)
+        return real(file, tensors, metadata)
+
+    monkeypatch.setattr(saves, "write_shard", write)
+    trainer = trainer_of(f"{LINE} --save {tmp_path}/a --save-interval 2 --async-save --exit-interval 3")
+    step = trainer._step
+
+    def counted(*args):
+        if trainer.state.iteration == 2:
+            assert published(tmp_path / "a") == [], "the second step is over and the checkpoint is not"
+        stop = step(*args)
+        if trainer.state.iteration == 3:
+            taken.set()
+        return stop
+
+    monkeypatch.setattr(trainer, "_step", counted)
+    trainer.train()
+    trainer.close()
+    monkeypatch.undo()
+    run(f"--save {tmp_path}/b --exit-interval 2")
+    for name, tensor in complete(tmp_path / "b")[2].tensors.items():
+        assert complete(tmp_path / "a")[2].tensors[name] == tensor
+    a, b = (complete(tmp_path / x)[2] for x in "ab")
+    readers = [CheckpointFiles(tmp_path / x / "iter_0000002", m) for x, m in (("a", a), ("b", b))]
+    for name in a.tensors:
+        assert torch.equal(*(reader.read(name) for reader in readers)), name
+
+
 def test_an_exception_does_not_wait_for_the_writer(tmp_path, monkeypatch):
     """Nor is anything of the unfinished checkpoint ever taken for one."""
     over, real = threading.Event(), saves.write_shard

@@ -1,8 +1,8 @@
 """Checks that ranks compute the same: the first step against one process, and copies of weights against each other.
 
-`--check-replicas-interval N` compares copies of weights bit by bit every N steps (`comm/replicas`). But a sum that is
-made twice, over the wrong ranks or with a wrong scale gives every replica the same wrong gradient; the loss falls all
-the same, and Adam hides a wrong scale. `--check-first-step` finds those.
+`--check-replicas-interval N` compares copies of weights bit by bit every N steps (`comm/fingerprints`). But a sum that
+is made twice, over the wrong ranks or with a wrong scale gives every replica the same wrong gradient; the loss falls
+all the same, and Adam hides a wrong scale. `--check-first-step` finds those.
 
 Before the first step the gradients of its batch are computed twice: by all ranks in the layout of the run, and by rank
 0 alone on a mesh of ones. Both start from the weights of step 0, a function of the seed; what begins as a
@@ -34,8 +34,8 @@ import torch
 
 from minimegatron.comm.agree import gather_objects, on_rank_zero
 from minimegatron.comm.collectives import all_reduce, broadcast
+from minimegatron.comm.fingerprints import check_copies
 from minimegatron.comm.mesh import Mesh
-from minimegatron.comm.replicas import check_copies
 from minimegatron.config.run import RunConfig
 from minimegatron.data.builder import Dataset
 from minimegatron.errors import RankError, named, ranges

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import torch
 
 from minimegatron.data.builder import Dataset
-from minimegatron.data.masking import Batch
+from minimegatron.data.gpt_dataset import Batch
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.parallel.data.data_parallel import DataParallel
 from minimegatron.training.datasets import RunData, microbatches
