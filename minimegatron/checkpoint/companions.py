@@ -55,14 +55,14 @@ def tokenizer_files_in(folder: Path) -> Files:
 
 
 def files_in(folder: Path) -> Files:
-    """All that a folder has beside its weights."""
+    """The files that a folder has beside its weights."""
     more = [name for name in (CONFIG, GENERATION) if (folder / name).is_file()]
     with disk(folder, "cannot be read"):
         return tokenizer_files_in(folder) | {name: (folder / name).read_bytes() for name in more}
 
 
 def copy_companions(source: Path, target: Path) -> None:
-    """Write what a folder has beside its weights into another one, but for `config.json`."""
+    """Copy the files beside the weights into another folder, but for `config.json`."""
     _write({name: content for name, content in files_in(source).items() if name != CONFIG}, target)
 
 
@@ -76,7 +76,7 @@ def token_ids(folder: Path) -> dict[str, Any]:
 
 
 def of_run(published: Files, tokenizer: Files, ids: Mapping[str, int]) -> Files:
-    """What the model of a run has beside its weights.
+    """The files beside the weights of a run's model.
 
     Args:
         published: files of the folder that the run begins with; nothing from scratch.
@@ -120,20 +120,20 @@ def digest(files: Files) -> str:
     return hashlib.sha256(_json({name: hashlib.sha256(files[name]).hexdigest() for name in files})).hexdigest()
 
 
-def given(folder: Path, promised: str | None) -> Path | None:
+def verified(folder: Path, saved_hash: str | None) -> Path | None:
     """The folder beside the checkpoints of a run; None where there is none.
 
     Args:
         folder: `huggingface`.
-        promised: the hash that a manifest has.
+        saved_hash: the one in a manifest.
 
     Raises:
         CheckpointError: it has changed.
     """
     files = files_in(folder) if folder.is_dir() else {}
-    if files and promised and digest(files) != promised:
+    if files and saved_hash and digest(files) != saved_hash:
         raise CheckpointError(
-            "the tokenizer and what else the model was given have changed since the checkpoint was saved",
+            "the tokenizer and the other files beside the weights have changed since the checkpoint was saved",
             where=str(folder),
             fix="copy the folder from where the run saved it; or move it away, and name another: --hf-model FOLDER",
         )

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from minimegatron.checkpoint import megatron, torch_dist
-from minimegatron.checkpoint.companions import CONFIG, FOLDER, GENERATION, TOKENIZER, given, token_ids
+from minimegatron.checkpoint.companions import CONFIG, FOLDER, GENERATION, TOKENIZER, token_ids, verified
 from minimegatron.checkpoint.hf_config import (
     check_pad_token,
     config_to_huggingface,
@@ -52,30 +52,31 @@ class Model:
         kind: what wrote it.
         config: with `params_dtype` as the weights have it.
         weights: under our names.
-        beside_it: folder with what the model has beside its weights (`checkpoint/companions`), where there is one.
-        beside: what lies there of an optimizer, in words.
+        companions_folder: with the files beside its weights (`checkpoint/companions`), where there is one.
+        optimizer_state: what the folder holds of an optimizer, for a message; empty for nothing.
         continued: reads it for a configuration and its weights; None where nothing does.
         family: of a published model.
-        promised: hash of what was in `beside_it`, where a checkpoint says that there was something.
+        companions_hash: of these files, from the manifest of a checkpoint.
     """
 
     kind: str
     config: TransformerConfig
     weights: Source
-    beside_it: Path | None
-    beside: str = ""
+    companions_folder: Path | None
+    optimizer_state: str = ""
     continued: Callable[[TransformerConfig, Source], Continued] | None = None
     family: str | None = None
-    promised: str | None = None
+    companions_hash: str | None = None
 
     @property
-    def origin(self) -> Path | None:
-        """`beside_it`, as it was saved; None where there is none.
+    def companions(self) -> Path | None:
+        """The folder with the files beside its weights, verified; None where there is none.
 
         Raises:
             CheckpointError: it has changed.
         """
-        return self.beside_it if self.kind != "ours" or self.beside_it is None else given(self.beside_it, self.promised)
+        folder = self.companions_folder
+        return verified(folder, self.companions_hash) if self.kind == "ours" and folder is not None else folder
 
     @property
     def tokenizer(self) -> Path | None:
@@ -84,8 +85,8 @@ class Model:
         Raises:
             CheckpointError: it has changed.
         """
-        origin = self.origin
-        return origin if origin is not None and any((origin / name).is_file() for name in TOKENIZER) else None
+        folder = self.companions
+        return folder if folder is not None and any((folder / name).is_file() for name in TOKENIZER) else None
 
 
 def kind_of(folder: Path) -> str:
@@ -115,7 +116,7 @@ def kind_of(folder: Path) -> str:
 
 def open_model(
     folder: Path, kind: str | None = None, step: int | None = None, vocab_size: int | None = None,
-    origin: Path | None = None,
+    companions: Path | None = None,
 ) -> Model:  # fmt: skip
     """The model in a folder; its numbers are read when they are asked for.
 
@@ -124,7 +125,7 @@ def open_model(
         kind: default what lies in it.
         step: of a checkpoint; default the newest.
         vocab_size: tokens of a checkpoint of Megatron's, where it does not say it.
-        origin: the folder that a checkpoint of Megatron's came from, which says what it is where no `args` do.
+        companions: folder of a published model, whose `config.json` describes a checkpoint without `args`.
 
     Raises:
         CheckpointError, ConfigError: it is not there, not whole, or not supported.
@@ -132,9 +133,16 @@ def open_model(
     kind = kind_of(folder) if kind is None else kind
     if kind == "ours":
         checkpoint = Checkpoint(folder, step)
-        return Model(kind, checkpoint.config, checkpoint, folder / FOLDER, checkpoint.beside, promised=checkpoint.given)
+        return Model(
+            kind,
+            checkpoint.config,
+            checkpoint,
+            folder / FOLDER,
+            checkpoint.optimizer_state,
+            companions_hash=checkpoint.companions_hash,
+        )
     if kind == "torch_dist":
-        return _open_megatrons(folder, step, vocab_size, origin)
+        return _open_megatrons(folder, step, vocab_size, companions)
     if step is not None:
         raise ConfigError(f"--ckpt-step {step}: a published model has no steps", fix="drop it")
     family, config, weights = open_published(folder)
@@ -142,15 +150,15 @@ def open_model(
     return Model(kind, config.replace(params_dtype=_DTYPES[words_dtype]), weights, folder, family=family)
 
 
-def _open_megatrons(folder: Path, step: int | None, vocab_size: int | None, origin: Path | None) -> Model:
+def _open_megatrons(folder: Path, step: int | None, vocab_size: int | None, companions: Path | None) -> Model:
     checkpoint = torch_dist.find(folder, step)
     if checkpoint is None:
         raise CheckpointError("no checkpoint of Megatron's", where=str(folder), fix="give a folder with .metadata")
     common, theirs = torch_dist.read_common(checkpoint), torch_dist.TorchDist(checkpoint)
     if "args" in common:
         config = megatron.config_from_args(common["args"], vocab_size)
-    elif origin is not None:
-        config = read_config(origin)[1]
+    elif companions is not None:
+        config = read_config(companions)[1]
     else:
         raise CheckpointError(
             "common.pt has no args: it does not say what the model is",
@@ -161,9 +169,9 @@ def _open_megatrons(folder: Path, step: int | None, vocab_size: int | None, orig
     embedding = weights.tensors.get("embedding.word_embeddings.weight")
     dtype = _DTYPES.get(embedding.dtype) if embedding is not None else None
     config = config.replace(params_dtype=dtype or config.params_dtype)
-    beside = megatron.beside_the_model(theirs, common)
+    optimizer_state = megatron.optimizer_state(theirs, common)
     reads = functools.partial(megatron.continued, theirs, common)
-    return Model("torch_dist", config, weights, origin, beside, reads)
+    return Model("torch_dist", config, weights, companions, optimizer_state, reads)
 
 
 def checked(model: Model, dtype: str | None) -> tuple[TransformerConfig, Source]:
@@ -210,22 +218,27 @@ def goes_on(model: Model, config: TransformerConfig, weights: Source) -> Continu
     if model.continued is None or config.params_dtype != model.config.params_dtype:
         cannot = "does not read" if model.continued is None else f"to {config.params_dtype} does not take over"
         raise CheckpointError(
-            f"the folder holds {model.beside}, which a conversion {cannot}", fix=megatron.WEIGHTS_ONLY
+            f"the folder holds {model.optimizer_state}, which a conversion {cannot}", fix=megatron.WEIGHTS_ONLY
         )
     return model.continued(config, weights)
 
 
 def target(
-    kind: str, config: TransformerConfig, weights: Source, origin: Path | None, family: str | None, own: bool = False
+    kind: str,
+    config: TransformerConfig,
+    weights: Source,
+    companions: Path | None,
+    family: str | None,
+    own: bool = False,
 ) -> tuple[Source, dict[str, object]]:
     """What will be written: tensors under the target's names, and what else it says: `config.json`, or `args`.
 
     Args:
         kind: of the target.
         config, weights: see `checked`.
-        origin: folder with what the model has beside its weights.
+        companions: folder with the files beside its weights.
         family: of `config.json`; default the first that can say what the model is.
-        own: do not take over the `config.json` of `origin`.
+        own: do not take over the `config.json` of `companions`.
 
     Raises:
         ConfigError: the model cannot be said in the target's terms.
@@ -234,17 +247,21 @@ def target(
         return weights, {}
     if kind == "torch_dist":
         return megatron.as_theirs(weights, config), megatron.args_of(config)
-    has_config = origin is not None and (origin / CONFIG).is_file() and not own
-    like = read_json(origin / CONFIG, "a folder with config.json") if has_config and origin is not None else None
-    family_name, keys = config_to_huggingface(config, family, like, token_ids(origin) if origin is not None else None)
-    if origin is not None:
-        check_pad_token(keys, config.vocab_size, origin)
+    has_config = companions is not None and (companions / CONFIG).is_file() and not own
+    like = (
+        read_json(companions / CONFIG, "a folder with config.json") if has_config and companions is not None else None
+    )
+    family_name, keys = config_to_huggingface(
+        config, family, like, token_ids(companions) if companions is not None else None
+    )
+    if companions is not None:
+        check_pad_token(keys, config.vocab_size, companions)
     return as_theirs(weights, config, family_name), keys
 
 
 def write_model(
     kind: str, tensors: Source, config: TransformerConfig, keys: dict[str, object], folder: Path, most: int,
-    origin: Path | None, run: Continued | None = None,
+    companions: Path | None, run: Continued | None = None,
 ) -> list[str]:  # fmt: skip
     """Write a folder of this kind; returns the names of its files.
 
@@ -256,11 +273,11 @@ def write_model(
     if (free := shutil.disk_usage(existing).free) < total:
         raise CheckpointError(f"{total:,} bytes would be written, {free:,} are free", where=str(existing))
     if kind == "ours":
-        return write_checkpoint(tensors, config, folder, most, origin, run)
+        return write_checkpoint(tensors, config, folder, most, companions, run)
     if kind == "torch_dist":
         assert isinstance(tensors, View)
         return torch_dist.write_release(tensors, keys, megatron.extra_states(tensors), folder)
-    return write_published(tensors, keys, folder, most, origin)
+    return write_published(tensors, keys, folder, most, companions)
 
 
 def remarks(folder: Path, keys: Mapping[str, object]) -> list[str]:

@@ -306,7 +306,7 @@ _SCHEDULE = (
 ).split()
 
 
-def beside_the_model(theirs: TorchDist, common: Mapping[str, Any]) -> str:
+def optimizer_state(theirs: TorchDist, common: Mapping[str, Any]) -> str:
     """What a checkpoint of Megatron's holds of an optimizer, in words; "" for nothing."""
     names = [name for name in (*theirs.tensors, *theirs.objects) if name.startswith(("optimizer.", "chained_"))]
     if not names:
@@ -350,7 +350,7 @@ def continued(theirs: TorchDist, common: Mapping[str, Any], config: TransformerC
     folder, format_name = theirs.folder, _format_of(theirs, common)
     if format_name not in FORMATS:
         raise CheckpointError(
-            f"{beside_the_model(theirs, common)} is stored in a form that is not read",
+            f"{optimizer_state(theirs, common)} is stored in a form that is not read",
             where=str(folder),
             fix="let Megatron save it with --dist-ckpt-optim-fully-reshardable, or " + WEIGHTS_ONLY,
         )

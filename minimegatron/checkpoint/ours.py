@@ -20,7 +20,7 @@ import torch
 
 from minimegatron.checkpoint.commit import complete, folder_of, verify
 from minimegatron.checkpoint.companions import FOLDER, keep
-from minimegatron.checkpoint.companions import files_in as beside_weights
+from minimegatron.checkpoint.companions import files_in as companion_files
 from minimegatron.checkpoint.disk import files_in, staged, write_durable
 from minimegatron.checkpoint.load import CheckpointFiles
 from minimegatron.checkpoint.manifest import NAME, Manifest, Stored, StoredTensor, key_of
@@ -76,8 +76,8 @@ class Checkpoint:
 
     Attributes:
         config: of the model.
-        beside: what is there of an optimizer, in words.
-        given: hash of the folder with what the model has beside its weights.
+        optimizer_state: what it holds of an optimizer, for a message; empty for nothing.
+        companions_hash: of the files beside its weights.
 
     Raises:
         CheckpointError: there is none, or it is not what was written.
@@ -91,8 +91,8 @@ class Checkpoint:
         names = [name for name in manifest.tensors if name.startswith(_PREFIX) and not name.endswith(SCALES)]
         self.tensors = {name.removeprefix(_PREFIX): self._files.tensors[name] for name in names}
         moments = sum(name.startswith("optimizer.") for name in manifest.tensors)
-        self.beside = f"the state of an optimizer ({moments} tensors)" if moments else ""
-        self.given: str | None = manifest.state.get(FOLDER)
+        self.optimizer_state = f"the state of an optimizer ({moments} tensors)" if moments else ""
+        self.companions_hash: str | None = manifest.state.get(FOLDER)
         verify(self.folder, manifest, sorted({r.file for name in names for r in manifest.tensors[name].regions}))
 
     def read(self, name: str, box: Box | None = None) -> torch.Tensor:
@@ -104,7 +104,7 @@ def write_checkpoint(
     config: TransformerConfig,
     root: Path,
     max_shard_size: int,
-    origin: Path | None = None,
+    companions: Path | None = None,
     run: Continued | None = None,
 ) -> list[str]:
     """Write a checkpoint of weights, of step 0; or of a run that goes on.
@@ -114,7 +114,7 @@ def write_checkpoint(
         config: of the model.
         root: which is not there yet.
         max_shard_size: bytes of a file.
-        origin: folder with what the model has beside its weights.
+        companions: folder with the files beside its weights.
         run: what goes on.
 
     Returns:
@@ -125,8 +125,8 @@ def write_checkpoint(
     """
     with staged(root) as hidden:
         run = run or Continued(0, {}, {})
-        if origin is not None:
-            run = run._replace(state={**run.state, FOLDER: keep(hidden, beside_weights(origin))})
+        if companions is not None:
+            run = run._replace(state={**run.state, FOLDER: keep(hidden, companion_files(companions))})
         _write(Together({_PREFIX: source, **run.tensors}), config, folder_of(hidden, run.step), max_shard_size, run)
     return files_in(root)
 

@@ -139,7 +139,7 @@ def continue_prompt(args: argparse.Namespace) -> None:
         notes.append(f"--seed {args.seed} changes nothing: every token is the most likely one (--temperature 1 draws)")
     if args.stop_token_ids is None:
         stops, stop_source = stop_ids(
-            model_folder.origin or tokenizer_folder, tokenizer.eod, model_folder.config.vocab_size
+            model_folder.companions or tokenizer_folder, tokenizer.eod, model_folder.config.vocab_size
         )
     else:
         stops, stop_source = args.stop_token_ids, "--stop-token-ids"

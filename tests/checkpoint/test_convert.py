@@ -123,11 +123,11 @@ def test_no_more_than_one_and_a_half_files_are_in_memory(name, kind, tmp_path, m
     view = model.weights
     if isinstance(view, sources.View):
         view.source = _Seen(view.source, tracker)  # what is read from the files counts too
-    config, weights = checked(Model(model.kind, model.config, _Seen(view, tracker), model.origin), None)
-    tensors, keys = target(kind, config, weights, model.origin, None)
+    config, weights = checked(Model(model.kind, model.config, _Seen(view, tracker), model.companions), None)
+    tensors, keys = target(kind, config, weights, model.companions, None)
     total = sum(d.nbytes for d in tensors.tensors.values())
     with tracker:
-        write_model(kind, _Seen(tensors, tracker), config, keys, tmp_path / "written", 30_000, model.origin)
+        write_model(kind, _Seen(tensors, tracker), config, keys, tmp_path / "written", 30_000, model.companions)
     files = [file.stat().st_size for file in (tmp_path / "written").rglob("*.safetensors")]
     assert 24_000 < tracker.peak.total < 1.25 * max(files) < total / 4  # 1.5 is promised; this sees a second tensor
 
