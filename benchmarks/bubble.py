@@ -19,12 +19,12 @@ import time
 
 import torch
 
+from labkit.ranks.pool import WarmPool
 from minimegatron import trace
 from minimegatron.comm.collectives import barrier
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.config import ParallelConfig
-from minimegatron.launch.workers import WarmPool
 from minimegatron.parallel.pipeline.overlapped import FunctionStage, TensorSpec, run
 from minimegatron.parallel.pipeline.schedule_sim import Costs, simulate
 from minimegatron.parallel.pipeline.schedules import SCHEDULES, build_schedule

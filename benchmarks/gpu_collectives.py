@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.gpu_parts import Row, Yielded
+from labkit.ranks.torchrun import launch
 from minimegatron.launch.rank import finish, init, report
-from minimegatron.launch.torchrun import launch
 
 SIZES = {"1 MiB": 1 << 20, "32 MiB": 1 << 25, "1 GiB": 1 << 30}  # bytes of the whole message, in bf16
 REPEATS = 10

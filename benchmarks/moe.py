@@ -24,10 +24,10 @@ from typing import Any
 import torch
 
 from benchmarks.paired import paired
+from labkit.ranks.pool import WarmPool
 from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig, TransformerConfig
-from minimegatron.launch.workers import WarmPool
 from minimegatron.layers.logical import initialize
 from minimegatron.layers.moe.dispatch import dispatch_bytes
 from minimegatron.layers.moe.layer import MoELayer

@@ -29,8 +29,8 @@ from torch import nn
 
 from benchmarks.contenders import cpu_seconds, nothing
 from benchmarks.paired import paired
+from labkit.ranks.pool import WarmPool
 from minimegatron.comm.mesh import Mesh
-from minimegatron.launch.workers import WarmPool
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.logical import initialize
 from minimegatron.layers.param import Init

@@ -6,7 +6,8 @@
     chrt -f 10 python -m benchmarks.planned --wall       (as root) before all other processes, wall time
 
 The same flags go to the planner and to the real trainer. What the planner knows of this machine are the rates of single
-operations, copies and messages (`planner/measure`), measured by as many ranks at once as the layout has; nothing is fitted to a step.
+operations, copies and messages (`planner/measure`), measured by as many ranks at once as the layout has; nothing is
+fitted to a step.
 
 **CPU-seconds** of all ranks together are predicted and measured: a rank that waits uses none, so four ranks on two
 cores cost what they cost on four. A rate drifts with the neighbours of this machine, so every round measures the rates
@@ -30,8 +31,9 @@ from pathlib import Path
 
 import torch
 
+from labkit.ranks.pool import shared_pool
 from minimegatron.comm.mesh import rank_groups
-from minimegatron.launch.workers import shared_pool
+from minimegatron.config.run import RunConfig
 from minimegatron.models.chunks import placement_of
 from minimegatron.parallel.pipeline.schedules import SCHEDULES
 from minimegatron.planner.cluster import Cluster, read_cluster
@@ -42,7 +44,6 @@ from minimegatron.training.arguments import parse_args
 from minimegatron.training.build import build_trainer
 from minimegatron.training.memory_report import work_of_run
 from minimegatron.training.observers import Step
-from minimegatron.training.run import RunConfig
 from minimegatron.training.trainer import Trainer
 
 MODEL = "--preset laptop-10m --mock-data --lr 1e-4 --log-interval 1000 --eval-interval 1000 --eval-iters 0".split()

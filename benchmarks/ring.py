@@ -22,12 +22,12 @@ import time
 
 import torch
 
+from labkit.ranks.pool import WarmPool
 from minimegatron.comm.collectives import barrier
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.ring import Shift, circulate
 from minimegatron.comm.sequence import spans_of
 from minimegatron.config import ParallelConfig
-from minimegatron.launch.workers import WarmPool
 from minimegatron.layers.attention.mask import AttentionMask
 
 

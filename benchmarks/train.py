@@ -30,9 +30,9 @@ import torch
 
 from benchmarks.contenders import FULL, LONG, SMOKE, Workload, cpu_seconds, hugging_face_step, on_rank, our_step
 from benchmarks.paired import paired
+from labkit.ranks.pool import WarmPool
 from minimegatron.comm.mesh import Mesh
-from minimegatron.launch.workers import WarmPool
-from minimegatron.models.parameters import count_parameters
+from minimegatron.models.chunks import count_parameters
 
 STRATEGY = "data_parallel_sharding_strategy"
 LAYOUTS: dict[str, dict[str, Any] | None] = {

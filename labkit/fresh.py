@@ -33,10 +33,10 @@ from typing import Any
 
 from labkit import channel
 from labkit.nursery import Limits
+from labkit.ranks.fork_server import ENVIRONMENT, REPLY_SECONDS, START_SECONDS, ForkServer
 from labkit.replies import Answers, Process, Reply, ends, held, used
 from labkit.sandbox import THREADS
 from minimegatron.errors import DeadlineError, RankError
-from minimegatron.launch.fork_server import ENVIRONMENT, REPLY_SECONDS, START_SECONDS, ForkServer
 
 _LOOK_SECONDS = 0.5  # between two looks at how full the ranks' folder is
 # Which instructions torch, oneDNN and MKL may use: an exercise is judged with those that the notebook computes with.

@@ -34,12 +34,12 @@ from labkit.judge import judge
 from labkit.made import Made
 from labkit.options import ranks_options, torchrun_options
 from labkit.plainly import NotebookError, compiled, frames_of_the_cell, in_short, plain, plainly
+from labkit.ranks import pool as workers
+from labkit.ranks.torchrun import Run, launch, render
 from labkit.record import course_digest
 from labkit.verdict import Panel, Progress, Verdict
 from labkit.workspace import Workspace
 from minimegatron.errors import ConfigError, MinimegatronError
-from minimegatron.launch import workers
-from minimegatron.launch.torchrun import Run, launch, render
 
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 _STYLE = Path(minimegatron.__file__).resolve().parent / "viz" / "minimegatron.mplstyle"
@@ -227,7 +227,7 @@ class LabMagics(Magics):
         codes = [compiled(tree, text, name, mode) for tree, mode in parts]
         with frames_of_the_cell(self._shell, name):
             for code in codes:
-                exec(code, self._names)
+                exec(code, self._names)  # noqa: S102  the learner's own code, in a process made for it
 
     @cell_magic
     @plain

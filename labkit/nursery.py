@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit import channel, plain, sandbox, seccomp
-from minimegatron.launch.fork_server import obey
+from labkit.ranks.fork_server import obey
 
 _PRELOAD = "labkit.player"  # imports all that a rank needs; its `rehearse` loads what torch loads late
 

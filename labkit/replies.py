@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from labkit import plain
+from labkit.ranks.fork_server import ForkServer, stacks
 from minimegatron.errors import MinimegatronError
 from minimegatron.launch import procs
-from minimegatron.launch.fork_server import ForkServer, stacks
 
 _MAX_FILES = 20_000  # in the folder of a job
 _MAX_STACK = 1 << 16

@@ -21,7 +21,7 @@ COMMANDS = {
         "minimegatron.commands.pretrain_gpt",
         "train a GPT; ranks: torchrun --nproc-per-node N -m minimegatron train",
     ),
-    "torchrun": ("minimegatron.launch.agent", "torchrun, without its report of 40 lines when a rank has failed"),
+    "torchrun": ("labkit.ranks.agent", "torchrun, without its report of 40 lines when a rank has failed"),
     "checkpoint": ("minimegatron.commands.checkpoint", "inspect, verify or compare what a training has saved"),
     "memory": ("minimegatron.commands.memory", "the memory of every rank by name, before anything runs"),
     "plan": ("minimegatron.commands.plan", "will it fit, how fast, which layout; --search, --measure"),

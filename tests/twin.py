@@ -29,6 +29,7 @@ from minimegatron.optim.groups import freeze
 from minimegatron.parallel.data.data_parallel import DataParallel
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.parallel.data.finalize import finalize_model_grads
+from minimegatron.parallel.data.plain import PlainDataParallel
 from minimegatron.parallel.data.torch_fsdp import TorchFSDP2
 from minimegatron.training.pipelined import forward_backward
 from minimegatron.training.step import forward_step
@@ -42,7 +43,7 @@ class Case:
         layout: fields of `ParallelConfig`, those of a pipeline included.
         model: fields of `TransformerConfig`, `family` among them.
         accumulation: microbatches of a step on each rank.
-        overlap, bucket_size, sharding, gathers_late: of the data-parallel wrapper.
+        overlap, bucket_size, sharding, gathers_late: of the wrapper; `sharding` is a strategy, `fsdp2` or `plain`.
         double: compute in fp64, where only a real mistake is visible.
         seed: of weights and data.
         empty_rank: dp rank whose tokens all count for nothing, or None.
@@ -71,9 +72,10 @@ class Case:
 
     @property
     def parallel(self) -> ParallelConfig:
-        fsdp2 = self.sharding == "fsdp2"
-        how = {"use_torch_fsdp2": True} if fsdp2 else {"data_parallel_sharding_strategy": self.sharding}
-        return ParallelConfig.from_dict({**self.layout, **how})
+        how = {"fsdp2": {"use_torch_fsdp2": True}, "plain": {}}
+        return ParallelConfig.from_dict(
+            {**self.layout, **how.get(self.sharding, {"data_parallel_sharding_strategy": self.sharding})}
+        )
 
     @property
     def config(self) -> TransformerConfig:
@@ -189,6 +191,8 @@ def parallel_model(case: Case, mesh: Mesh) -> DataParallel:
     if case.sharding == "fsdp2":
         return TorchFSDP2(model, mesh)
     dtype = torch.float64 if case.double else torch.float32
+    if case.sharding == "plain":
+        return PlainDataParallel(model, mesh, case.bucket_size or 40_000_000, dtype)
     return DistributedDataParallel(model, mesh, case.bucket_size, case.overlap, dtype, case.sharding, case.gathers_late)
 
 

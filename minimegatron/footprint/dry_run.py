@@ -64,10 +64,9 @@ from minimegatron.comm import async_ops
 from minimegatron.comm.mesh import AXES, Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.footprint.gpu import computing_on_gpu, counting_attention, flops_of
-from minimegatron.layers.deferred import DeferredGradients, compute, deferring
 from minimegatron.layers.moe.dispatch import LOADS, Loads
-from minimegatron.layers.products import WeightProduct
 from minimegatron.layers.step_hooks import StepHooks
+from minimegatron.layers.wgrad import WeightGradStore, compute_wgrads, deferring_wgrad
 from minimegatron.models.chunks import build_stage
 from minimegatron.models.spec import ModuleSpec
 from minimegatron.parallel.data.ddp import DistributedDataParallel
@@ -674,14 +673,14 @@ def _microbatch(model: Any, recorder: Recorder, z: Sizes, splits: bool) -> dict[
         if z.documents:
             batch["document_ids"] = torch.zeros(z.b, z.s * z.mesh.cp.size, dtype=torch.int64)
         x = {n: torch.zeros(_shape(t), dtype=t.dtype, requires_grad=t.has_gradient) for n, t in inputs.items()} or None
-        with deferring(model, queue):
+        with deferring_wgrad(model, queue):
             output = model(batch["tokens"], None, batch["labels"], document_ids=batch.get("document_ids"), inputs=x)
             ys = [(output * batch["loss_mask"]).sum()] if model.post_process else [output[n] for n in outputs]
         edges = [torch.autograd.graph.get_gradient_edge(y) for y in ys if y.requires_grad]
         del output, ys
         recorder.forward_ended()
         dys = [torch.zeros(_shape(t), dtype=t.dtype) for t in outputs.values() if t.has_gradient] or None
-        with deferring(model, queue):
+        with deferring_wgrad(model, queue):
             torch.autograd.backward(edges, dys)
         del edges, dys, x, batch
         put_off = recorder.backward_ended()
@@ -690,15 +689,15 @@ def _microbatch(model: Any, recorder: Recorder, z: Sizes, splits: bool) -> dict[
     return put_off
 
 
-class _Queue(DeferredGradients):
+class _Queue(WeightGradStore):
     """Products that are put off, and the windows that they belong to."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self._recorder, self._windows = recorder, list[int]()
 
-    def put(self, product: WeightProduct) -> None:
-        super().put(product)
+    def put(self, weight: torch.Tensor, compute: Callable[[], torch.Tensor]) -> None:
+        super().put(weight, compute)
         self._windows.append(self._recorder.at)
 
     def compute(self) -> None:
@@ -706,7 +705,7 @@ class _Queue(DeferredGradients):
         products = self.take()[::-1]
         for window in self._windows:
             self._recorder.put_off_in = window
-            compute([products.pop()])
+            compute_wgrads([products.pop()])
 
 
 def kind_of(layer: nn.Module) -> tuple[Any, ...]:

@@ -29,7 +29,7 @@ from torch import nn
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
-from minimegatron.config.stages import StagePlan, plan_stages
+from minimegatron.config.parallel import StagePlan, plan_stages
 from minimegatron.footprint.dry_run import Sizes, StageRun, Unpredicted, require_known
 from minimegatron.layers.param import logical_parameters
 from minimegatron.models.block import TransformerBlock
@@ -88,7 +88,7 @@ class Travel:
         for buffer in ddp.grad_buffers:
             for bucket in buffer.buckets:
                 places = [place for name in bucket.members for place in self._places(name, tied)]
-                if buffer.fleeting and places:
+                if buffer.temporary and places:
                     nbytes = bucket.span.size * buffer.data.element_size()
                     self._grads.append((min(places), max(places), nbytes))
                 if ddp.sharding == "optim_grads_params" and places:

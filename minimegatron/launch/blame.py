@@ -38,8 +38,8 @@ import torch.distributed as dist
 
 from minimegatron.comm.async_ops import waited_for
 from minimegatron.errors import DeadlineError, MinimegatronError, RankError, named, ranges
-from minimegatron.launch.agent import AGENT
 from minimegatron.launch.consequence import is_consequence, timed_out
+from minimegatron.launch.launchers import AGENT
 from minimegatron.launch.ledger import INTERRUPTED, Ledger, Position
 from minimegatron.launch.watch import Overdue, Watch, position
 

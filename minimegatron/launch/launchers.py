@@ -32,6 +32,8 @@ MPI = {"OMPI_COMM_WORLD_SIZE": "mpirun (Open MPI)", "JSM_NAMESPACE_SIZE": "jsrun
 PMI = {"PMI_SIZE": "mpiexec", "MV2_COMM_WORLD_SIZE": "mpirun (MVAPICH)"}
 TORCHRUN = "start with `torchrun --nproc-per-node=N ...`, with srun, or set RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT"
 FIRST_PORT, PORTS = 20000, 10000
+# Set by `labkit/ranks`: where ranks check in and report; the pid of an agent that reports how its ranks ended.
+RUN_DIR, AGENT = "MINIMEGATRON_RUN_DIR", "MINIMEGATRON_AGENT"
 
 
 class Place(NamedTuple):

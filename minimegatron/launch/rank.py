@@ -46,7 +46,7 @@ from minimegatron.comm.async_ops import set_transport
 from minimegatron.comm.shared_memory import SharedMemory
 from minimegatron.errors import ConfigError
 from minimegatron.launch import agreement, blame, hardware, launchers, procs
-from minimegatron.launch.agent import AGENT, RUN_DIR
+from minimegatron.launch.launchers import AGENT, RUN_DIR
 from minimegatron.launch.ledger import Ledger
 from minimegatron.launch.patience import Starting
 from minimegatron.launch.stores import ledger_of, stores, who_is_waited_for

@@ -3,7 +3,7 @@
 Every model of the package is built here. `build_stage` makes one stage: a `GPTModel`, unless the spec names another
 class with `is_stage` (`models/contract`). Nothing outside of `models` knows which class it is.
 
-A rank of a pipeline with p ranks and v chunks holds v stages. `StagePlan` (`config/stages`) says which layers a
+A rank of a pipeline with p ranks and v chunks holds v stages. `StagePlan` (`config/parallel`) says which layers a
 stage has, the placement of the schedule which stages a rank has:
 
     L = 8, p = 2, v = 2, round robin            V-shaped
@@ -27,6 +27,8 @@ Megatron-LM: `get_model` in `megatron/training/training.py`, `setup_embeddings_a
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -37,15 +39,14 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.comm.random import RngStreams
 from minimegatron.config.model import TransformerConfig
-from minimegatron.config.parallel import ParallelConfig
-from minimegatron.config.stages import StagePlan, plan_stages
+from minimegatron.config.parallel import ParallelConfig, StagePlan, plan_stages
 from minimegatron.errors import ConfigError
 from minimegatron.layers.logical import initialize
-from minimegatron.layers.param import layout_of
+from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.spec import ModuleSpec, build_module
 from minimegatron.parallel.pipeline.actions import Placement
-from minimegatron.parallel.pipeline.schedule_check import require_runnable
+from minimegatron.parallel.pipeline.schedule_sim import require_runnable
 from minimegatron.parallel.pipeline.schedules import SCHEDULES, Schedule, build_schedule, forward_only
 
 
@@ -183,7 +184,7 @@ class ModelChunks(nn.Module):
         """Only stages of a pipeline can be run, by its executor."""
         raise ConfigError(
             "a pipeline rank holds a part of the model, which cannot be called by itself",
-            fix="train_step(..., StepOptions(forward_backward_fn=training.pipelined.get_forward_backward_fn(model)))",
+            fix="training.step.train_step, or get_forward_backward_func(model) of the same file",
         )
 
 
@@ -218,3 +219,23 @@ def build_model_chunks(
         model = build_chunks(config, mesh, spec, rng)
     initialize(model, seed, mesh.device)
     return model
+
+
+@functools.lru_cache(maxsize=64)
+def count_parameters(config: TransformerConfig, active: bool = False) -> int:
+    """Parameters of the logical model that a gradient moves, padding of the vocabulary not counted.
+
+    Args:
+        config: the model.
+        active: of the experts count only the k that a token passes.
+    """
+    with torch.device("meta"):
+        model = build_stage(config.replace(transformer_impl="local"), Mesh.serial())
+    count = 0
+    for _, param in logical_parameters(model):
+        layout = layout_of(param)
+        if param.requires_grad:
+            size = math.prod((layout.rows or layout.shape[0], *layout.shape[1:]))
+            of_a_token = active and layout.experts is not None
+            count += size // layout.shape[0] * config.moe_router_topk if of_a_token else size
+    return count

@@ -58,8 +58,8 @@ _FLASH = "flash_share: cuDNN on an H100 in arXiv 2407.08608, 518 TFLOP/s forward
 _CALL = "call: 40 of the 1,440 steps on up to 8 A100 that arXiv 2312.12391 measured"
 _LIKE = f"assumed: shares as the H100's, links as the A100's; {_FLASH}; {_CALL}, no other GPU's host"
 CALIBRATED = {
-    "A100": "matmul_share, copy_share: the 22B and 1T rows of table 5 of arXiv 2205.05198; flash_share: arXiv 2307.08691; "
-    f"{_CALL}",
+    "A100": "matmul_share and copy_share: the 22B and 1T rows of table 5 of arXiv 2205.05198; flash_share: arXiv "
+    f"2307.08691; {_CALL}",
     "H100": "copy_share and matmul_share: the 1.7B and 16B rows of Megatron-LM's README of July 2024, which count the "
     f"full square of attention; links are assumed; {_FLASH}; {_CALL}, no H100's host",
     "H200": _LIKE,

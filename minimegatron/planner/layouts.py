@@ -13,6 +13,7 @@ from typing import Any
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
+from minimegatron.config.run import RunConfig
 from minimegatron.errors import require
 from minimegatron.footprint.dry_run import one_of_each
 from minimegatron.layers.param import layout_of
@@ -20,7 +21,6 @@ from minimegatron.models.spec import ModuleSpec
 from minimegatron.planner.cluster import Cluster
 from minimegatron.planner.planning import RECOMPUTE, ZERO, changed
 from minimegatron.training.memory_report import spec_of
-from minimegatron.training.run import RunConfig
 
 FIELDS = {  # of a layout -> the field that a flag would set
     "tp": "tensor_model_parallel_size", "cp": "context_parallel_size", "pp": "pipeline_model_parallel_size",

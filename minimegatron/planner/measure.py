@@ -42,12 +42,17 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import os
 import platform
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,7 +64,10 @@ from minimegatron.comm.collectives import all_gather, all_reduce, reduce_scatter
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.ring import SHIFT, Shift
 from minimegatron.config import OptimizerConfig, TransformerConfig
+from minimegatron.errors import RankError
 from minimegatron.footprint.dry_run import Operation, Recorder, recording
+from minimegatron.launch.launchers import RUN_DIR
+from minimegatron.launch.rank import init, report, run_rank
 from minimegatron.layers.attention.self_attention import AttentionContext, SelfAttention
 from minimegatron.layers.embedding import VocabParallelEmbedding
 from minimegatron.layers.linear import ColumnParallelLinear
@@ -274,6 +282,7 @@ REPEATS = 7
 SIZES = {"cpu": (1024, 2**25), "cuda": (8192, 2**30)}  # of a product's sides, bytes of a copied tensor
 MESSAGES = (2**14, 2**18, 2**20, 2**23)  # bytes
 RANKS = 2  # at least; messages need them
+SECONDS = 600.0  # longest measurement
 BETWEEN = {"cpu": 2**24, "cuda": 2**28}  # bytes that are touched between two repetitions
 
 
@@ -286,9 +295,7 @@ def measure(device: torch.device, clock: Clock = WALL, repeats: int = REPEATS, r
     """Time this device: a CPU, whose products are in fp32, with so many ranks at once; or a GPU, in bf16."""
     if device.type == "cuda":
         return _of_gpu(device, *_rates(device, clock, repeats))
-    from minimegatron.launch.workers import shared_pool
-
-    found = shared_pool(max(ranks, RANKS)).run(on_rank, clock, repeats, timeout=300)
+    found = _on_ranks(max(ranks, RANKS), clock, repeats)
     computed, copied = map(statistics.mean, zip(*(rates for rates, _ in found), strict=True))
     operations = fits(row for _, rows in found for row in rows)
     step, _, byte = operations["all_reduce"]
@@ -299,7 +306,22 @@ def measure(device: torch.device, clock: Clock = WALL, repeats: int = REPEATS, r
     )  # fmt: skip
 
 
-def on_rank(rank: int, world: int, clock: Clock, repeats: int) -> tuple[tuple[float, float], list[Timed]]:
+def _on_ranks(ranks: int, clock: Clock, repeats: int) -> list[tuple[tuple[float, float], list[Timed]]]:
+    """What `on_rank` returns on each of several ranks on CPUs; torchrun starts them on this file."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        command += ["--log-dir", folder, "-m", __name__, "cpu" if clock is CPU else "wall", str(repeats)]
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", RUN_DIR: folder}
+        try:
+            subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=True)
+        except subprocess.SubprocessError as error:
+            written = str(getattr(error, "stderr", None) or "")
+            raise RankError(f"the ranks that measure failed: {error}", where=written[-2000:]) from None
+        reports = [json.loads(Path(folder, f"report.{rank}.json").read_text()) for rank in range(ranks)]
+    return [(rates, [Timed(kind, tuple(asked), seconds) for kind, asked, seconds in rows]) for rates, rows in reports]
+
+
+def on_rank(clock: Clock, repeats: int) -> tuple[tuple[float, float], list[Timed]]:
     """(Rates of products and copies, times of operations and messages) of one of several ranks on a CPU."""
     device = torch.device("cpu")
     tried = [*trials(), *messages(Axis.world("world"))]
@@ -345,3 +367,14 @@ def _of_gpu(device: torch.device, computed: float, copied: float) -> Cluster:
 
 def _host_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _main() -> None:
+    """One rank: `measure.py CLOCK REPEATS`."""
+    init()
+    rates, times = on_rank({"cpu": CPU, "wall": WALL}[sys.argv[1]], int(sys.argv[2]))
+    report([rates, [dataclasses.astuple(one) for one in times]])
+
+
+if __name__ == "__main__":
+    run_rank(_main)

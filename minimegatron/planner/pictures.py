@@ -133,7 +133,7 @@ def products(z: Sizes) -> dict[str, Operation]:
 
 def draw(told: Plan, found: Sequence[Found] = (), seen: Sequence[tuple[float, float]] = ()) -> dict[str, Any]:
     """{Name: picture} of a plan, the first of those that were `found`; without a time there is memory alone."""
-    from minimegatron.viz import memory, pareto, roofline, timeline, volume, waterfall
+    from minimegatron.viz import bars, memory, pareto, roofline, timeline
 
     cluster, time = told.cluster, told.time
     held = {f"rank {n}, {len(one.layers)} layers": without_host(one.peak) for n, one in told.memory.items()}
@@ -147,13 +147,13 @@ def draw(told: Plan, found: Sequence[Found] = (), seen: Sequence[tuple[float, fl
     title = f"Memory over a step with {passed.microbatches} of {passed.total} microbatches"
     figures["memory_over_step"] = memory.over_time(over, limit=cluster.usable, title=title)
     title, work = f"From the peak to a step: MFU {time.mfu:.1%}", time.model_flops / time.gpus
-    figures["waterfall"] = waterfall.waterfall(losses(time), work=work, title=title)
+    figures["waterfall"] = bars.waterfall(losses(time), work=work, title=title)
     nbytes: dict[str, float] = {}
     for event, count in sent(told):
         key = f"{event.axis} ({event.size} ranks): {event.name}"
         nbytes[key] = nbytes.get(key, 0.0) + count * event.wire_bytes
     if by_axis := dict(sorted((name, n) for name, n in nbytes.items() if n)):
-        figures["communication"] = volume.bars(by_axis, title=f"What rank {told.fullest} sends in a step, by axis")
+        figures["communication"] = bars.byte_bars(by_axis, title=f"What rank {told.fullest} sends in a step, by axis")
     plan, z, stages = stages_of_run(told.run, told.world, cluster)
     points = {n: (o.flops / o.nbytes, o.flops / cluster.operation(o)) for n, o in products(z).items()}
     figures["roofline"] = roofline.roofline({cluster.gpu: (cluster.matmul, cluster.copy)}, points, "A layer's products")

@@ -20,7 +20,8 @@ from typing import Any
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
-from minimegatron.config.stages import SPLIT, V_SHAPED, StagePlan, plan_stages
+from minimegatron.config.parallel import SPLIT, V_SHAPED, StagePlan, plan_stages
+from minimegatron.config.run import RunConfig
 from minimegatron.errors import ConfigError, require
 from minimegatron.footprint.dry_run import Sizes, Step, Tape, kinds_of, one_of_each
 from minimegatron.footprint.prediction import Work, meta_wrapper, sizes_of, states
@@ -34,7 +35,6 @@ from minimegatron.planner.planning import RECOMPUTE, Plan, plan
 from minimegatron.planner.timing import Pieces, as_asked, extended, pieces_run
 from minimegatron.planner.update import update_time
 from minimegatron.training.memory_report import spec_of
-from minimegatron.training.run import RunConfig
 
 SPLIT_BUBBLE = {"zb_h1": 3, "zb_v": 6}  # (p-1)/(3m), (p-1)/(6m): `parallel/pipeline/schedules`
 

@@ -30,7 +30,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from minimegatron.comm.mesh import Mesh, rank_groups
-from minimegatron.config.stages import SPLIT, StagePlan, plan_stages
+from minimegatron.config.parallel import SPLIT, StagePlan, plan_stages
+from minimegatron.config.run import RunConfig
 from minimegatron.footprint.dry_run import (
     AGAIN,
     BACKWARD,
@@ -55,7 +56,6 @@ from minimegatron.planner.traffic import step_messages
 from minimegatron.planner.update import update_messages, update_time
 from minimegatron.training.flops import step_flops
 from minimegatron.training.memory_report import spec_of, work_of_run
-from minimegatron.training.run import RunConfig
 
 OF_AXIS = {"tp": "tp", "cp": "cp", "cp_inner": "cp", "cp_outer": "cp"}  # the others move rows of experts
 PEAK, BELOW, MEMORY, RECOMPUTE = "products at the peak", "products below the peak", "memory", "recompute"

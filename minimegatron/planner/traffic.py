@@ -25,7 +25,8 @@ from torch import nn
 from minimegatron.comm import async_ops
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.mesh import Mesh
-from minimegatron.config.stages import StagePlan, plan_stages
+from minimegatron.config.parallel import StagePlan, plan_stages
+from minimegatron.config.run import RunConfig
 from minimegatron.footprint.dry_run import (
     Message,
     Messages,
@@ -47,7 +48,6 @@ from minimegatron.parallel.data.units import units_of
 from minimegatron.parallel.pipeline.actions import Action
 from minimegatron.planner.update import update_messages
 from minimegatron.training.memory_report import spec_of, work_of_run
-from minimegatron.training.run import RunConfig
 
 Traffic = Counter[tuple[Message, str]]  # a message and its part of the step -> how often
 
@@ -115,7 +115,7 @@ def _fleeting(ddp: DistributedDataParallel, stage: Any) -> Iterator[Message]:
     """Buckets that travel after every backward pass (ZeRO-2 and -3)."""
     names = {ddp.name_of(p) for p in stage.parameters() if p.requires_grad}
     for buffer in ddp.grad_buffers:
-        for bucket in buffer.buckets if buffer.fleeting else ():
+        for bucket in buffer.buckets if buffer.temporary else ():
             if not names.isdisjoint(bucket.members):
                 yield from _over(buffer.axis, "reduce_scatter", bucket.span.size * buffer.data.element_size())
 
@@ -125,10 +125,10 @@ def gradient_messages(ddp: DistributedDataParallel) -> Iterator[Message]:
     name = "all_reduce" if ddp.sharding == "no_shard" else "reduce_scatter"
     for buffer in ddp.grad_buffers:
         element = buffer.data.element_size()
-        for bucket in buffer.buckets if not buffer.fleeting else ():
+        for bucket in buffer.buckets if not buffer.temporary else ():
             yield from _over(buffer.axis, name, bucket.span.size * element)
             yield from _over(buffer.instances, "all_reduce", bucket.span.size // buffer.axis.size * element)
-        if buffer.fleeting:
+        if buffer.temporary:
             yield from _over(buffer.instances, "all_reduce", buffer.data.numel() * element)
 
 

@@ -36,15 +36,15 @@ from minimegatron.comm import shared_memory
 from minimegatron.comm.agree import gather_objects
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
+from minimegatron.config.run import RunConfig
 from minimegatron.errors import ConfigError
 from minimegatron.memory import ACTIVATIONS, WORKSPACE, Tracker
 from minimegatron.models.spec import ModuleSpec, spec_from_name
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
 from minimegatron.parallel.data.data_parallel import DataParallel
-from minimegatron.parallel.data.unit_spans import units_in_trace
+from minimegatron.parallel.data.units import units_in_trace
 from minimegatron.training.observers import Observer, Step
 from minimegatron.training.rules import batch_sizes
-from minimegatron.training.run import RunConfig
 
 if TYPE_CHECKING:
     from minimegatron.footprint.prediction import Prediction, Work

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit.evidence import Witness
+from labkit.ranks.pool import WarmPool
 from minimegatron.comm import collectives as c
 from minimegatron.comm import shared_memory
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.ring import Shift
 from minimegatron.errors import RankError
 from minimegatron.launch.consequence import is_consequence
-from minimegatron.launch.workers import WarmPool
 from tests.thorough import mostly_thorough
 from tests.twin import Case, compare_with_serial, problems
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit import warm
-from minimegatron.launch.workers import Results, shared_pool
+from labkit.ranks.pool import Results, shared_pool
 from tests.labkit.cells import COURSE, exercise_cells
 
 

@@ -11,7 +11,7 @@ import torch
 from labkit import warm
 from labkit.answers import GivenAnswer
 from labkit.exercises import Draw
-from minimegatron.launch import workers
+from labkit.ranks import pool as workers
 from minimegatron.layers.moe.dispatch import dispatch_bytes
 from minimegatron.layers.moe.router import Routing, balance_scores, balancing_loss, choose
 from minimegatron.layers.moe.router import limit as package_limit
@@ -98,7 +98,7 @@ DISPATCHES = [one for one in LABS["05_moe_ep"].answers if one.right and one.exer
 
 @pytest.mark.parametrize(
     "answer",
-    mostly_thorough(DISPATCHES, lambda one: one.name in ("dispatch_1", "dispatch_2", "dispatch_7")),
+    mostly_thorough(DISPATCHES, lambda one: one.name == "dispatch_2"),
     ids=lambda one: one.name,
 )
 def test_the_bytes_of_any_right_dispatch_are_those_predicted(answer: GivenAnswer, tmp_path) -> None:

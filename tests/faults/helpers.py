@@ -75,7 +75,7 @@ def background(
 
 def agent(nproc: int, *args: str) -> list[str]:
     """The command line of our `torchrun` with the victim."""
-    return ["-m", "minimegatron.launch.agent", "--standalone", f"--nproc-per-node={nproc}", str(VICTIM), *args]
+    return ["-m", "labkit.ranks.agent", "--standalone", f"--nproc-per-node={nproc}", str(VICTIM), *args]
 
 
 def listening(pids: list[int]) -> set[str]:

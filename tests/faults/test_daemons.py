@@ -54,8 +54,8 @@ run_rank(main)
 @pytest.mark.parametrize(
     ("launcher", "how"),
     [
-        ("minimegatron.launch.agent", "raise"),
-        pytest.param("minimegatron.launch.agent", "end", marks=pytest.mark.thorough),
+        ("labkit.ranks.agent", "raise"),
+        pytest.param("labkit.ranks.agent", "end", marks=pytest.mark.thorough),
         pytest.param("torch.distributed.run", "end", marks=pytest.mark.thorough),
     ],
 )
@@ -101,7 +101,7 @@ def test_a_daemon_does_not_keep_the_caller_waiting_for_a_dead_rank(ranks: Any) -
 
 OWNER = """
 import sys
-from minimegatron.launch.workers import WarmPool
+from labkit.ranks.pool import WarmPool
 from tests.faults.test_daemons import stay
 WarmPool(2).run(stay, sys.argv[1], timeout=600)
 """

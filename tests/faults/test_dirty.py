@@ -21,9 +21,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from labkit.ranks.pool import WarmPool
 from minimegatron.comm import fingerprints
 from minimegatron.errors import RankError
-from minimegatron.launch.workers import WarmPool
 from tests import twin
 from tests.faults import helpers
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from labkit.ranks.torchrun import launch
 from minimegatron.launch import procs
-from minimegatron.launch.torchrun import launch
 from tests.faults import helpers
 from tests.thorough import mostly_thorough
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
+from labkit.ranks.torchrun import launch
 from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import RankError
-from minimegatron.launch.torchrun import launch
 from tests.faults import helpers
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from labkit.ranks.torchrun import Run, launch
 from minimegatron.launch import procs
-from minimegatron.launch.torchrun import Run, launch
 from tests.faults import helpers
 
 LAUNCH = """
 import sys
-from minimegatron.launch.torchrun import launch
+from labkit.ranks.torchrun import launch
 launch(sys.argv[1], 2, sys.argv[2], timeout=600, args=["1000000"])
 """
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from labkit.ranks.torchrun import launch
 from minimegatron.comm import watchdog
 from minimegatron.comm.async_ops import Started, Work, blocking, issue
 from minimegatron.comm.mesh import Axis
@@ -18,7 +19,6 @@ from minimegatron.errors import DeadlineError
 from minimegatron.launch import blame
 from minimegatron.launch import watch as watching
 from minimegatron.launch.ledger import Ledger, Position
-from minimegatron.launch.torchrun import launch
 from minimegatron.launch.watch import Overdue, Watch
 from tests.faults import helpers
 

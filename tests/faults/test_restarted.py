@@ -21,7 +21,7 @@ VICTIM = Path(__file__).with_name("train_victim.py")
 
 def job(folder: Path, kills: str, restarts: int, *options: str, root: str) -> tuple[int, str]:
     folder.mkdir(exist_ok=True)
-    command = ["-m", "minimegatron.launch.agent", "--standalone", "--nproc-per-node=2", f"--max-restarts={restarts}"]
+    command = ["-m", "labkit.ranks.agent", "--standalone", "--nproc-per-node=2", f"--max-restarts={restarts}"]
     args = f"{TINY} --mock-data {TRAIN} --save {folder}/{root} --load {folder}/{root}".split() + list(options)
     with helpers.background(folder, *command, str(VICTIM), str(folder), kills, *args) as (agent, token):
         status = agent.wait(280)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from labkit.ranks.pool import WarmPool
+from labkit.ranks.torchrun import Run, launch
 from minimegatron.launch import procs
-from minimegatron.launch.torchrun import Run, launch
-from minimegatron.launch.workers import WarmPool
 from tests.faults import helpers
 
 

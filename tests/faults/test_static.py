@@ -28,7 +28,8 @@ WAITING = {"threading", "multiprocessing", "queue", "subprocess", "concurrent", 
 # `recv` in the first may wait for ever: the end of file is the signal to end. The others wait in a check, whose
 # processes the nursery ends at its deadline; or for gloo's envelope alone, beside a lock that is a fence.
 IDLE = {
-    "minimegatron/launch/warm_server.py",
+    "minimegatron/planner/measure.py",
+    "labkit/ranks/worker.py",
     "minimegatron/comm/shared_memory.py",
     "labkit/transport_group.py",
     "labkit/transport_work.py",

@@ -119,7 +119,7 @@ def hosts(tmp_path) -> Iterator[list[Host]]:
 
 def launch(host: Host, head: Host, script: Path, *args: str) -> Any:
     """torchrun on a host, with one rank."""
-    agent = ["-m", "minimegatron.launch.agent", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=3"]
+    agent = ["-m", "labkit.ranks.agent", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=3"]
     agent += ["--rdzv-backend=c10d", "--rdzv-id=job", f"--rdzv-endpoint={head.address}:{PORT}"]
     agent += [f"--rdzv-conf=is_host={host is head}", f"--local-addr={host.address}", str(script), *args]
     return helpers.background(host.folder, *agent, prefix=host.command(*ENVIRONMENT))

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from labkit.ranks.torchrun import launch
 from minimegatron.errors import DeadlineError
-from minimegatron.launch.torchrun import launch
 from tests.faults import chain, helpers
 
 ALL = list(chain.WAYS)

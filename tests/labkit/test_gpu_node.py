@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from labkit import magics
-from minimegatron.launch.torchrun import Run
+from labkit.ranks.torchrun import Run
 from tests.labkit import gpu_node
 from tests.labkit.kernel import Kernel
 from tests.labkit.test_magics import OPEN, RANK

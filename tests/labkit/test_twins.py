@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from labkit.ranks.pool import WarmPool
 from labkit.twins import departing, equal_shards, gradients, norm, replicas_agree, shake, shards_of, train
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
-from minimegatron.launch.workers import WarmPool
 from minimegatron.models.decoder import build_model
 from minimegatron.models.families import family_config
 
@@ -47,6 +47,7 @@ def beside_the_twin(rank: int, world: int, sequence_parallel: bool) -> dict[str,
     }  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_a_model_over_tp_has_the_gradients_of_its_twin(ranks: Callable[..., WarmPool]) -> None:
     for said in ranks(2).run(beside_the_twin, False):
         assert (said["off"], said["agree"]) == ([], True)

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from labkit.ranks.pool import WarmPool
 from labkit.watched import best_of, group_calls, kept_sizes, travels, watched
-from minimegatron.launch.workers import WarmPool
 
 
 def test_what_is_kept_is_counted_once_and_parameters_not_at_all() -> None:

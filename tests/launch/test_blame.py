@@ -14,7 +14,7 @@ from minimegatron.comm import agree
 from minimegatron.comm.axis import Axis
 from minimegatron.errors import DataError, RankError
 from minimegatron.launch import blame
-from minimegatron.launch.agent import AGENT
+from minimegatron.launch.launchers import AGENT
 from minimegatron.launch.ledger import Ledger
 
 ERROR = DataError("no such file", where="corpus.idx", fix="give the path without .idx")

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from minimegatron.errors import ConfigError, DeadlineError
 from minimegatron.launch import blame, launchers, rank, stores
-from minimegatron.launch.agent import RUN_DIR
+from minimegatron.launch.launchers import RUN_DIR
 from minimegatron.launch.ledger import Ledger
 from tests.faults.helpers import wait_for
 

@@ -12,10 +12,10 @@ from torch import nn
 from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import ConfigError
 from minimegatron.layers.norm import Norm
+from minimegatron.models.chunks import count_parameters
 from minimegatron.models.decoder import build_model
 from minimegatron.models.families import PRESETS, family_config, preset
 from minimegatron.models.gpt_layer_specs import decoder_layer_spec
-from minimegatron.models.parameters import count_parameters
 from minimegatron.models.spec import ModuleSpec, build_module, spec_from_name
 
 CONFIG = family_config("llama", num_layers=2, hidden_size=32, num_attention_heads=4, vocab_size=40)

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from labkit.ranks.pool import shared_pool
 from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import ConfigError
-from minimegatron.launch.workers import shared_pool
 from minimegatron.layers.param import ParamLayout
 from minimegatron.optim.clip import clip_coefficient, clip_grad_norm_, counts_here, grad_stats
 

@@ -9,7 +9,8 @@ import pytest
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import DataConfig, OptimizerConfig, ParallelConfig, TrainingConfig
-from minimegatron.config.stages import SPLIT, plan_stages
+from minimegatron.config.parallel import SPLIT, plan_stages
+from minimegatron.config.run import RunConfig
 from minimegatron.footprint.dry_run import Operation, Run, Sent
 from minimegatron.footprint.gpu import attention_pairs
 from minimegatron.footprint.prediction import Work, sizes_of
@@ -30,7 +31,6 @@ from minimegatron.planner.timing import (
     step_time,
 )
 from minimegatron.training.flops import forward_flops, step_flops
-from minimegatron.training.run import RunConfig
 
 SIZES: dict[str, Any] = {
     "num_layers": 8, "hidden_size": 256, "ffn_hidden_size": 512, "num_attention_heads": 8, "num_query_groups": 4,

@@ -6,8 +6,8 @@ import pytest
 
 from minimegatron.config import TransformerConfig
 from minimegatron.footprint.gpu import attention_pairs
+from minimegatron.models.chunks import count_parameters
 from minimegatron.models.families import family_config
-from minimegatron.models.parameters import count_parameters
 from minimegatron.training.flops import forward_flops, peak_tflops, step_flops
 
 

@@ -1,0 +1,150 @@
+"""The real `torchrun`, in a process that dies with its launcher, listens on loopback, and ends quietly.
+
+    minimegatron torchrun --standalone --nproc-per-node=4 script.py
+
+takes the arguments of `torchrun`, calls the function behind `torchrun`, and differs in what is around it:
+
+| plain `torchrun`                                        | here                                                   |
+|---------------------------------------------------------|--------------------------------------------------------|
+| survives the death of the process that started it       | gets SIGHUP then, and passes it on to the ranks        |
+| its key-value stores listen on all interfaces           | on 127.0.0.1, with `--standalone`                      |
+| Ctrl-C: SIGINT to ranks that may block in C; tracebacks | SIGTERM, which ends those too; 130, silent             |
+| daemons of ranks outlive the job                        | are adopted, and ended with it                         |
+| a failed rank: a table of 15 lines, exit status 1       | "rank 1 was killed by SIGKILL" (an exception has been  |
+|                                                         | printed by its rank); the rank's status, or 5          |
+
+What happened to which rank is also written to `agent.json` in the run directory, for `ranks/torchrun`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import uuid
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from minimegatron.launch import procs
+from minimegatron.launch.launchers import AGENT, RUN_DIR
+
+LAUNCHER = "MINIMEGATRON_LAUNCHER"  # pid of the process that must outlive us
+TOKEN = "MINIMEGATRON_RUN"  # marks every process of one launch
+INTERRUPTED = 128 + signal.SIGINT
+OUR_STATUSES = (2, 3, 4, 5, 6, 7, INTERRUPTED)  # see `minimegatron.errors`
+
+
+@dataclasses.dataclass
+class RankEnd:
+    """How a rank ended that did not end well.
+
+    Attributes:
+        returncode: exit status, or minus a signal.
+        message, traceback: of its exception, if it left one.
+        time: of the end, seconds since the epoch.
+    """
+
+    rank: int
+    returncode: int
+    message: str = ""
+    traceback: str = ""
+    time: int = 0
+
+
+def main(argv: list[str]) -> int:
+    """`torchrun` with these arguments; the exit status."""
+    signal.signal(
+        signal.SIGINT, lambda *_: os._exit(INTERRUPTED)
+    )  # until torch sets its own; an import may swallow one
+    if launcher := os.environ.get(LAUNCHER):
+        procs.die_with_parent(signal.SIGHUP, int(launcher))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    procs.adopt_orphans()
+    os.environ[AGENT] = str(os.getpid())
+    os.environ.setdefault(TOKEN, uuid.uuid4().hex)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    signals = _quiet_signals()
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    args = run.parse_args(argv)
+    if args.standalone:
+        _listen_on_loopback()
+    try:
+        run.run(args)
+    except ChildFailedError as error:
+        return _report([_rank_end(rank, failure) for rank, failure in error.failures.items()])
+    except SignalException:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return 128 + signals[0]
+    finally:
+        # What the ranks have started: loaders, compilers, daemons.
+        procs.end_marked(f"{TOKEN}={os.environ[TOKEN]}")
+        procs.end_descendants()
+    return 0
+
+
+def first(ends: list[RankEnd]) -> RankEnd:
+    """The end that caused the others: not one that our SIGTERM caused; the earliest; one with a message."""
+    return min(ends, key=lambda e: (e.returncode == -signal.SIGTERM, e.time, not e.message))
+
+
+def _report(ends: list[RankEnd]) -> int:
+    if folder := os.environ.get(RUN_DIR):
+        Path(folder, "agent.json").write_text(json.dumps([dataclasses.asdict(e) for e in ends]))
+    cause = first(ends)
+    if cause.returncode < 0:
+        print(f"rank {cause.rank} {procs.how_it_ended(cause.returncode)}", file=sys.stderr)
+    return cause.returncode if cause.returncode in OUR_STATUSES else 5
+
+
+def _rank_end(rank: int, failure: Any) -> RankEnd:
+    written = failure.error_file_data.get("message")
+    if not isinstance(written, dict):  # the rank left no error file, or not in the format of `launch.blame`
+        return RankEnd(rank, failure.exitcode, time=failure.timestamp)
+    return RankEnd(rank, failure.exitcode, written["message"], written["extraInfo"]["py_callstack"], failure.timestamp)
+
+
+def _quiet_signals() -> list[int]:
+    """Let torch's launcher end the ranks by SIGTERM also when it gets SIGINT; the list of what it got."""
+    from torch.distributed.elastic.multiprocessing import api
+
+    received: list[int] = []
+
+    def handler(signum: int, frame: FrameType | None) -> None:
+        received.append(signum)
+        pass_on = signal.SIGTERM if signum == signal.SIGINT else signal.Signals(signum)
+        raise api.SignalException(f"received {signal.Signals(signum).name}", pass_on)
+
+    api._terminate_process_handler = handler
+    return received
+
+
+def _listen_on_loopback() -> None:
+    """Have torch's launcher give its stores a socket that is bound to 127.0.0.1 already."""
+    import torch.distributed as dist
+    from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
+
+    class LoopbackStore(dist.TCPStore):
+        def __init__(self, host_name: str, port: int, *, is_master: bool = False, **kwargs: Any) -> None:
+            if is_master:
+                kwargs.pop("multi_tenant", None)
+                listener = socket.create_server(("127.0.0.1", port))
+                host_name, port = listener.getsockname()
+                kwargs.update(master_listen_fd=listener.detach(), wait_for_workers=False)
+            super().__init__(host_name, port, is_master=is_master, **kwargs)
+
+    dist.TCPStore = LoopbackStore  # type: ignore[assignment, misc]
+    c10d_rendezvous_backend.TCPStore = LoopbackStore  # type: ignore[assignment, misc]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

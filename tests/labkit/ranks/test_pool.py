@@ -1,0 +1,264 @@
+"""Warm ranks: results, the first cause of a failure, and a pool that is whole again afterwards."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from labkit.ranks.pool import WarmPool, shared_pool, this_process
+from minimegatron.errors import ConfigError, DeadlineError, RankError
+from tests.faults import helpers
+
+
+def add_up(rank: int, world: int, x: torch.Tensor, times: int = 1) -> list[float]:
+    dist.all_reduce(x)
+    print(f"rank {rank} of {world}")
+    return (x * times).tolist()
+
+
+def pids(rank: int, world: int) -> int:
+    return os.getpid()
+
+
+def fail(rank: int, world: int, how: str) -> None:
+    if how == "everywhere":
+        raise ValueError("the same")
+    if rank == 1:
+        if how == "raise":
+            print("before")
+            raise ConfigError("tp is 3", fix="choose 2")
+        if how == "exit":
+            sys.exit(3)
+        if how == "_exit":
+            os._exit(0)
+        if how == "unpicklable":
+            raise Unpicklable()
+        if how == "sleep":
+            time.sleep(100)
+        if how.startswith("SIG"):
+            os.kill(os.getpid(), getattr(signal, how))
+    dist.all_reduce(torch.ones(3))
+
+
+class Unpicklable(Exception):
+    def __reduce__(self) -> Any:
+        raise TypeError("not this one")
+
+
+def policy(rank: int, world: int) -> int:
+    return os.sched_getscheduler(0)
+
+
+def collections(rank: int, world: int) -> tuple[bool, bool]:
+    """Whether garbage is collected, and without what all ranks share."""
+    return gc.isenabled(), gc.get_freeze_count() > 100_000
+
+
+def return_lambda(rank: int, world: int) -> Any:
+    return lambda: None
+
+
+def late_message(rank: int, world: int) -> None:
+    """Leave a collective begun on rank 0 only: what would the next job receive?"""
+    if rank == 0:
+        dist.all_reduce(torch.full((3,), 1000.0), async_op=True)
+
+
+def group_of_a_distributed_tensor(rank: int, world: int, groups_before: int) -> bool:
+    """Whether the result of an operation is on the mesh of this job, and not on an equal one of the job before."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
+
+    for _ in range(groups_before):
+        dist.new_group(list(range(world)))
+    mesh = DeviceMesh.from_group(dist.new_group(list(range(world))), "cpu", mesh_dim_names=("dp",))
+    result = torch.nn.Parameter(DTensor.from_local(torch.ones(2), mesh))
+    return result.device_mesh.get_group().group_name == mesh.get_group().group_name
+
+
+def works(pool: WarmPool) -> bool:
+    n = pool.nranks
+    return pool.run(add_up, torch.ones(3), timeout=20) == [[float(n)] * 3] * n
+
+
+def test_results_and_output_come_by_rank(ranks: Any) -> None:
+    results = ranks(3).run(add_up, torch.arange(2.0), times=10, timeout=20)
+    assert results == [[0.0, 30.0]] * 3
+    assert results.stdout == [f"rank {r} of 3\n" for r in range(3)]
+    assert ranks(3).run(pids, timeout=20).stdout == ["", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("raise", "rank 1 raised ConfigError: tp is 3"),
+        ("exit", "rank 1 raised SystemExit: 3"),
+        ("unpicklable", "rank 1 raised Unpicklable: "),
+        ("everywhere", "ranks 0-2 raised ValueError: the same"),
+        ("_exit", "rank 1 left with exit status 0\n  where: in the middle of fail"),
+        ("SIGKILL", "rank 1 was killed by SIGKILL\n  where: in the middle of fail"),
+        ("SIGSEGV", "rank 1 was killed by SIGSEGV\n  where: in the middle of fail"),
+    ],
+)
+def test_the_first_cause_is_raised_and_the_pool_heals(ranks: Any, how: str, said: str) -> None:
+    pool = ranks(3)
+    with pytest.raises(RankError) as caught:
+        pool.run(fail, how, timeout=20)
+    assert str(caught.value).startswith(said)
+    assert works(pool)
+
+
+def test_an_error_brings_its_line_its_traceback_and_itself(ranks: Any) -> None:
+    with pytest.raises(RankError) as caught:
+        ranks(3).run(fail, "raise", timeout=20)
+    error = caught.value
+    assert 'in fail: raise ConfigError("tp is 3", fix="choose 2")' in error.where
+    assert error.where.endswith("; ranks 0, 2 then lost the connection: a consequence, not the cause")
+    assert error.__notes__[0].startswith("On rank 1:\nTraceback") and "worker.py" not in error.__notes__[0]
+    assert isinstance(error.__cause__, ConfigError) and error.__cause__.fix == "choose 2"
+    assert ranks(3).stdout == ["", "before\n", ""]
+
+
+@pytest.mark.parametrize(
+    ("how", "late"),
+    [("sleep", "in fail: time.sleep(100)"), ("SIGSTOP", "does not answer (stopped, or stuck in the kernel)")],
+)
+def test_a_deadline_names_who_kept_whom_waiting_and_where(ranks: Any, how: str, late: str) -> None:
+    pool = ranks(3)
+    with pytest.raises(DeadlineError) as caught:
+        pool.run(fail, how, timeout=1)
+    assert caught.value.what == "rank 1 kept ranks 0, 2 waiting: fail did not finish within 1 s"
+    first, *others = caught.value.where.split("; ")
+    assert first.startswith("rank 1 ") and first.endswith(late)
+    assert [o.partition(" is at ")[0] for o in others] == ["rank 0", "rank 2"]
+    assert all(o.endswith("in fail: dist.all_reduce(torch.ones(3))") for o in others)
+    assert works(pool)
+
+
+def test_only_the_ranks_that_failed_to_answer_are_replaced(ranks: Any) -> None:
+    pool = ranks(3)
+    before = pool.run(pids, timeout=20)
+    with pytest.raises(RankError):
+        pool.run(fail, "raise", timeout=20)
+    assert pool.run(pids, timeout=20) == before
+    with pytest.raises(RankError):
+        pool.run(fail, "SIGKILL", timeout=20)
+    after = pool.run(pids, timeout=20)
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True, False, True]
+
+
+def test_no_message_of_a_job_arrives_in_the_next(ranks: Any) -> None:
+    pool = ranks(2)
+    for _ in range(3):
+        pool.run(late_message, timeout=20)
+        assert works(pool)
+
+
+def test_a_distributed_tensor_is_of_no_earlier_job(ranks: Any) -> None:
+    assert list(ranks(2).run(group_of_a_distributed_tensor, 0)) == [True, True]
+    assert list(ranks(2).run(group_of_a_distributed_tensor, 2)) == [True, True]
+
+
+def test_a_result_that_cannot_travel_is_the_ranks_error(ranks: Any) -> None:
+    with pytest.raises(RankError, match="ranks 0-1 raised (PicklingError|AttributeError)"):
+        ranks(2).run(return_lambda, timeout=20)
+
+
+def test_a_job_that_ends_at_once_ends_after_all_have_met(ranks: Any) -> None:
+    """gloo lets a rank go on while others still connect; one that then left took their connections away (1 in 30)."""
+    pool = ranks(3)
+    for _ in range(40):
+        with pytest.raises(RankError, match="ranks 0-2 raised (PicklingError|AttributeError)"):
+            pool.run(return_lambda, timeout=20)
+    assert works(pool)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a policy of Linux")
+def test_ranks_are_batch_jobs(ranks: Any) -> None:
+    assert ranks(2).run(policy, timeout=20) == [os.SCHED_BATCH] * 2
+
+
+def test_ranks_collect_garbage(ranks: Any) -> None:
+    assert ranks(2).run(collections, timeout=20) == [(True, True)] * 2
+
+
+def test_megabytes_travel(ranks: Any) -> None:
+    x = torch.arange(500_000.0)
+    assert ranks(2).run(add_up, x, timeout=20)[1] == (2 * x).tolist()
+
+
+def test_what_cannot_be_imported_by_a_rank_is_refused_at_once(ranks: Any) -> None:
+    def inner(rank: int, world: int) -> None: ...
+
+    for fn in (inner, lambda rank, world: None):
+        with pytest.raises(ConfigError, match="cannot be sent to the ranks"):
+            ranks(2).run(fn)
+    main_function = type(works)(works.__code__, {}, "f")
+    main_function.__module__ = "__main__"
+    with pytest.raises(ConfigError, match="lives in the main program"):
+        ranks(2).run(main_function)
+    with pytest.raises(ConfigError, match="a pool of 0 ranks"):
+        WarmPool(0)
+
+
+def test_ctrl_c_ends_the_job_and_the_pool_goes_on(ranks: Any) -> None:
+    pool = ranks(2)
+    before = pool.run(pids, timeout=20)
+    timer = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            pool.run(fail, "sleep", timeout=60)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, timer)
+    assert works(pool)
+    helpers.wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in before), 10, "the ranks to end")
+
+
+def test_a_pool_ends_its_ranks_and_is_then_closed() -> None:
+    with WarmPool(2) as pool:
+        ended = pool.run(pids, timeout=20)
+        assert works(pool)
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in ended)
+    pool.close()
+    with pytest.raises(ConfigError, match="closed"):
+        pool.run(pids)
+
+
+def test_shared_pools_are_kept_and_all_pools_have_one_server() -> None:
+    server = this_process().running_server()
+    assert shared_pool(2) is shared_pool(2) is not shared_pool(2, fingerprints=True)
+    with WarmPool(1):
+        assert this_process().running_server() is server
+
+
+def test_ranks_see_the_callers_environment_and_directory(
+    ranks: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setenv("MINIMEGATRON_TEST", "here")
+    monkeypatch.chdir(tmp_path)
+    assert ranks(1).run(surroundings, timeout=20) == [("here", str(tmp_path), "1", 1)]
+
+
+def surroundings(rank: int, world: int) -> tuple[str | None, str, str | None, int]:
+    return os.environ.get("MINIMEGATRON_TEST"), os.getcwd(), os.environ.get("OMP_NUM_THREADS"), torch.get_num_threads()
+
+
+def chatter(rank: int, world: int, text: str) -> None:
+    print(text * (rank + 1))
+
+
+def test_what_a_job_prints_begins_at_the_beginning(ranks):
+    """The log is emptied before each job; writing on at the old offset would leave a hole of zero bytes."""
+    for text in ("a long first line, ", "short "):
+        printed = ranks(2).run(chatter, text).stdout
+        assert printed == [f"{text}\n", f"{text * 2}\n"]
