@@ -242,7 +242,7 @@ def activation_bytes(
 check("activation_bytes")
 
 # %% [markdown]
-# Now all of it by hand, beside the planner, which builds the real model without memory and asks each module. 1,024
+# Now all of it by hand, beside the planner, which builds the real model without memory and runs each kind of layer. 1,024
 # GPUs: tp 8, pp 4, so dp is 32. A batch of 512 samples gives each rank 16 microbatches.
 
 # %%
@@ -883,8 +883,8 @@ agreement(beside, what="TFLOP/s a GPU", title="30 published runs, and what is pl
 # a plan can choose the faster one, though both are 5 % off. Two kinds that it puts closer than 10 % you must measure.
 #
 # Where does a plan end? These runs are large. In a small one the GPU is faster than its host, which asks for one
-# operation after the other (about 95 µs each, fitted to steps on a node of A100 that arXiv 2312.12391 measured). The plan
-# shows it as "launches", and is within about 10 % there too, on the average; no other host was measured.
+# operation after the other (about 40 µs each, fitted to steps on a node of A100 that arXiv 2312.12391 measured). The plan
+# shows it as "launches", and is within about 14 % there, on the average; no other host was measured.
 #
 # *This is a good place to stop: the end of part C.*
 #

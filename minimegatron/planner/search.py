@@ -92,22 +92,22 @@ class Estimator:
         work = Work(self.base.data.seq_length, int(b), 1, self.base.data.reset_attention_mask, self.cluster.device)
         return sizes_of(config, self.model(*axes)[0], self.base.optimizer, work, self.spec)
 
-    def _pieces(self, splits: bool, *place: int | str) -> tuple[Pieces, dict[int, Tape], Tape, Tape]:
-        """Seconds of layers and of both ends; bytes of layers, of the first end, of the last.
+    def _pieces(self, splits: bool, *place: int | str) -> tuple[Pieces, dict[int, Tape], tuple[Tape, Tape]]:
+        """Seconds of layers and of both ends; bytes of layers, and of both ends.
 
         Micro-batches of one and two samples are run, larger ones are in proportion. `splits`: products of weights are
         put off.
         """
         *axes, b, recompute = place
         if int(b) > 2:
-            (one, *some), (two, *others) = (self.pieces(splits, *axes, n, recompute) for n in (1, 2))
-            layers = {kind: _extended(some[0][kind], others[0][kind], int(b)) for kind in some[0]}
-            ends = (_extended(x, y, int(b)) for x, y in zip(some[1:], others[1:], strict=True))
-            return one.extended(two, int(b)), layers, *ends  # type: ignore[return-value]
+            (one, each, ends), (two, others, more) = (self.pieces(splits, *axes, n, recompute) for n in (1, 2))
+            layers = {kind: _extended(tape, others[kind], int(b)) for kind, tape in each.items()}
+            first, last = (_extended(x, y, int(b)) for x, y in zip(ends, more, strict=True))
+            return one.extended(two, int(b)), layers, (first, last)
         z = self._sizes(*place)
-        first, *each, last = pieces_run(z, z.config.recompute_granularity == "full", splits).tapes
-        layers = dict(zip(sorted(set(self.kinds)), each, strict=True))
-        return Pieces(z, self.cluster, splits), layers, first, last
+        first, *tapes, last = pieces_run(z, z.config.recompute_granularity == "full", splits).tapes
+        kinds = sorted(set(self.kinds))
+        return Pieces(z, self.cluster, splits), dict(zip(kinds, tapes, strict=True)), (first, last)
 
     def _live(self, schedule: str, p: int, m: int, v: int, rank: int) -> tuple[int, int, int]:
         """The most microbatches under way on a rank: in all of its chunks, in the first stage, in the last."""
@@ -151,7 +151,7 @@ class Estimator:
         _, model, counts = self.model(*axes)
         cut = self.cut(layout.pp, tuple(layout.pipeline.items()))
         place = layout.schedule in SPLIT, *axes, layout.micro_batch, layout.recompute
-        pieces, tapes, *ends = self.pieces(*place)
+        pieces, tapes, ends = self.pieces(*place)
         last = len(cut.layers) - 1
         mine = [rank, last - rank] if layout.schedule in V_SHAPED else list(range(rank, last + 1, layout.pp))
         numbers = [n for stage in mine for n in cut.layers[stage]]

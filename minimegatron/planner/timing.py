@@ -86,8 +86,12 @@ class PassTime:
         """This being of one sample, that of b."""
         names = self.parts.keys() | two.parts.keys()
         parts = {name: extended(self.parts.get(name, 0.0), two.parts.get(name, 0.0), b) for name in names}
-        pairs = zip(*((time.forward, time.backward, time.weights) for time in (self, two)), strict=True)
-        return PassTime(*(extended(x, y, b) for x, y in pairs), parts)
+        return PassTime(
+            extended(self.forward, two.forward, b),
+            extended(self.backward, two.backward, b),
+            extended(self.weights, two.weights, b),
+            parts,
+        )
 
 
 @dataclasses.dataclass(frozen=True)

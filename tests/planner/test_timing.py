@@ -142,7 +142,7 @@ def test_a_pass_takes_no_less_than_the_host_needs_to_ask_for_it() -> None:
     slow, run = FREE.replace(call=1.0), run_of({"tensor_model_parallel_size": 2}, batch=2)
     told = step_time(run, 2, slow)
     z = sizes_of(run.model, Mesh.planned(run.parallel, 0, 2), run.optimizer, Work(512, 2, device="cuda"))
-    first, layer, last = pieces_run(z, again=False)._by_part
+    first, layer, last = map(pieces_run(z, again=False).of_part, range(3))
     every = [event.what for event in [*first, *(8 * layer), *last]]
     calls = sum(isinstance(what, Operation | Sent) for what in every)
     assert told.seconds == pytest.approx(calls, rel=1e-6)
