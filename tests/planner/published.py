@@ -77,7 +77,7 @@ WEAK_H100 = {
 }
 FASTEST = {  # micro-batch and chunks, which the README does not say: what the planner finds fastest
     "1.7B": (4, 1), "7.1B": (4, 1), "16B": (4, 1), "32B": (4, 1), "70B": (4, 14), "119B": (4, 23), "177B": (4, 16),
-    "314B": (4, 12), "462B": (2, 7),
+    "314B": (4, 12), "462B": (4, 7),
 }  # fmt: skip
 
 
