@@ -24,7 +24,7 @@ from minimegatron.viz.picture import (
 )
 
 # ---------------------------------------------------------------------------------------------------- what divides what
-# What divides what: a table of factors, what was predicted beside what was computed.
+# A table of factors: what doubling an axis divides an amount by, as computed and as predicted.
 
 NEAR = 1.25  # a factor of 1.9 is as good as one of 2
 
@@ -85,9 +85,7 @@ def _square(x: float, y: float, colour: str) -> Rectangle:
 
 
 # ------------------------------------------------------------------------------------------- published beside predicted
-# What was predicted beside what others have published: a pair of bars for each run, a panel for each table.
-#
-# Each pair carries its ratio, since a difference of a few percent cannot be seen on bars.
+# A pair of bars for each published run, a panel for each table, with the ratio beside each pair.
 
 
 def agreement(tables: Mapping[str, Mapping[str, tuple[float, float]]], *, what: str, title: str = "") -> Picture:

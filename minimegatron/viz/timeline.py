@@ -1,8 +1,7 @@
-"""Who did what when: one row of bars a rank, computation above communication, predicted above measured.
+"""Timelines: rows of bars for each rank, computation above communication, predicted above measured.
 
-A bar is a `trace.Event`. Events of one kind that overlap (two buckets under way at once) get rows of their own, so
-nothing hides behind anything. What matters on such a picture is how much communication is covered by computation,
-so that share is measured (`hidden_share`) and written beside each rank.
+A bar is a `trace.Event`. Events of one kind that overlap (two buckets in flight) get rows of their own. The share of
+communication that computation hides (`hidden_share`) is written beside each rank.
 
 A run of an hour has a million events and a picture a thousand columns of pixels, so bars that cover each other are
 never drawn: `lay_out` gives every event a row (those of one kind that overlap get rows of their own, the first free row
@@ -285,7 +284,7 @@ def _fitting(event: Event, horizon: float) -> str:
     return next((text for text in candidates if len(text) <= letters), "")
 
 
-# --- rows of bars
+# -------------------------------------------------------------------------------------------------- rows and pixels
 
 
 TOUCH = 1e-9  # seconds by which an event may begin before the one before it in its row has ended
