@@ -9,7 +9,7 @@ import tokenizers
 import torch
 
 from minimegatron.checkpoint.companions import stop_ids
-from minimegatron.commands.generate import sampling_params, parse, read_prompt
+from minimegatron.commands.generate import parse, read_prompt, sampling_params
 from minimegatron.data.tokenizer import HuggingFaceTokenizer
 from minimegatron.errors import CheckpointError, ConfigError
 from minimegatron.inference.generate import generate
