@@ -1423,7 +1423,7 @@ progress()
 # |---|---|
 # | column and row: `layers/linear.py` | `core/tensor_parallel/layers.py` |
 # | f, g and the sequence pair: `comm/collectives.py` | `core/tensor_parallel/mappings.py` |
-# | overlap: `layers/products.py`, `both_gradients` | `LinearWithGradAccumulationAndAsyncCommunication`, in the same file |
+# | overlap: `layers/linear.py`, `LinearFunction` | `LinearWithGradAccumulationAndAsyncCommunication`, in the same file |
 # | heads and packed QKV: `layers/attention/self_attention.py` | `core/transformer/attention.py` |
 # | gate and up: `layers/mlp.py` | `core/transformer/mlp.py` |
 # | vocabulary, embedding: `layers/embedding.py` | `VocabParallelEmbedding` in `core/tensor_parallel/layers.py` |

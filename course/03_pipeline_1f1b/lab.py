@@ -1167,7 +1167,7 @@ progress()
 # |---|---|---|
 # | lists of actions | `parallel/pipeline/actions.py`, `parallel/pipeline/schedules.py` | one function a schedule: `core/pipeline_parallel/schedules.py` |
 # | slots and warm-up | `parallel/pipeline/schedules.py` | `get_schedule_table`, `get_pp_rank_microbatches` |
-# | W later | `parallel/pipeline/schedules.py`, `layers/deferred.py` | `delay_wgrad_compute` puts W off; no ZB schedule |
+# | W later | `parallel/pipeline/schedules.py`, `layers/wgrad.py` | `delay_wgrad_compute` puts W off; no ZB schedule |
 # | checker, simulator | `parallel/pipeline/schedule_sim.py` | not there |
 # | the executor | `parallel/pipeline/plain.py`, `comm/p2p.py` | `core/pipeline_parallel/p2p_communication.py` |
 # | sleep in place of computation | `course/rehearsal.py` | not there |

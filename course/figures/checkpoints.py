@@ -8,10 +8,10 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Rectangle
 
 from minimegatron.errors import ConfigError
-from minimegatron.viz.picture import INK, PALETTE, PAPER, Picture, box, new_figure, rank_colours, styled
+from minimegatron.viz.picture import INK, PALETTE, PAPER, Picture, box, new_figure, panels, rank_colours, sample, styled
 
 # --------------------------------------------------------------------------------------- which rank holds which numbers
 # Who holds which numbers of a tensor in one layout, and in another one: the boxes of each rank, side by side.
@@ -45,14 +45,11 @@ def region_map(
                 raise ConfigError(f"{title!r} has a box {list(map(list, one))} outside of {list(shape)}")
     with styled():
         figure = new_figure(3.4 * len(layouts), 0.9 + 2.6 * min(1.4, max(0.7, shape[0] / shape[1])))
-        for axes, (title, ranks) in zip(
-            figure.subplots(1, len(layouts), squeeze=False)[0], layouts.items(), strict=True
-        ):
+        for axes, ranks in panels(figure, layouts):
             _tensor(axes, shape, ranks)
             for (top, bottom), (left, right) in wanted[1] if wanted else ():
                 axes.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor=INK,
                                          linestyle=(0, (3, 1.6)), linewidth=2.8, zorder=5))  # fmt: skip
-            axes.set_title(title)
         if wanted:
             handle = Line2D([], [], color=INK, linestyle=(0, (3, 1.6)), linewidth=2.8, label=wanted[0])
             figure.legend(handles=[handle], loc="outside lower center", fontsize=8.5, handlelength=4)
@@ -98,12 +95,9 @@ def crash_map(saves: Mapping[str, Sequence[Step]]) -> Picture:
         raise ConfigError(f"{min(unknown)!r} is nothing that can be found", fix=f"one of {', '.join(ROWS)}")
     with styled():
         figure = new_figure(0.62 * max(map(len, saves.values())) + 2.2, 3.0 * len(saves) + 0.4)
-        for axes, (title, steps) in zip(
-            figure.subplots(len(saves), 1, squeeze=False)[:, 0], saves.items(), strict=True
-        ):
+        for axes, steps in panels(figure, saves, down=True):
             _save(axes, steps, max(map(len, saves.values())))
-            axes.set_title(title)
-        filled = tuple(Patch(facecolor=COLOURS[row], edgecolor=INK, linewidth=0.6) for row in ROWS)
+        filled = tuple(sample("", COLOURS[row]) for row in ROWS)
         ring = Line2D([], [], marker="o", color="none", markerfacecolor=PAPER, markeredgecolor=INK, markersize=7)
         handles: list[Any] = [filled, ring]  # matplotlib takes tuples, its types do not say so
         figure.legend(handles, ["filled: can be found when the power fails", "is found when the program dies"],

@@ -13,7 +13,19 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Polygon, Rectangle
 
 from minimegatron.errors import ConfigError
-from minimegatron.viz.picture import COMPUTE, FAINT, INK, PAPER, blank, box, hatch, new_figure, rank_colours, styled
+from minimegatron.viz.picture import (
+    COMPUTE,
+    FAINT,
+    INK,
+    PAPER,
+    blank,
+    box,
+    hatch,
+    new_figure,
+    panels,
+    rank_colours,
+    styled,
+)
 
 # ---------------------------------------------------------------------------------------- which rank holds which tokens
 # Who holds which tokens of a sequence, how much work that makes, and how heads are exchanged for tokens.
@@ -50,9 +62,8 @@ def causal_map(cuts: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
             )
     with styled():
         figure = new_figure(4.2 * len(cuts), 3.9)
-        for axes, (title, held) in zip(figure.subplots(1, len(cuts), squeeze=False)[0], cuts.items(), strict=True):
+        for axes, held in panels(figure, cuts):
             _triangle(axes, held)
-            axes.set_title(title)
     return figure
 
 
@@ -297,9 +308,8 @@ def ring_steps(cuts: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
     most = max(len(held) for held in cuts.values())
     with styled():
         figure = new_figure((0.95 * GAP * most + 0.9) * len(cuts) * 0.72, 0.72 * 0.95 * GAP * most + 1.25)
-        for axes, (title, held) in zip(figure.subplots(1, len(cuts), squeeze=False)[0], cuts.items(), strict=True):
+        for axes, held in panels(figure, cuts):
             _panel(axes, held)
-            axes.set_title(title)
         figure.legend(handles=_key(), loc="outside lower center", ncols=3,
                       title="a square: a rank's queries (rows, early half above) and a block's keys (columns, early "
                       "half left)\nits colour: the rank that owns the keys", title_fontsize=9)  # fmt: skip

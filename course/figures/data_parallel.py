@@ -11,12 +11,13 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Rectangle
 
 from minimegatron.errors import ConfigError
 from minimegatron.trace import Event
 from minimegatron.viz.memory import OWNERS
 from minimegatron.viz.picture import (
+    BYTES,
     COMM,
     FAINT,
     INK,
@@ -27,8 +28,11 @@ from minimegatron.viz.picture import (
     Picture,
     box,
     hatch,
+    legend,
     new_figure,
     rank_colours,
+    rows_of_bars,
+    sample,
     scaled,
     styled,
 )
@@ -54,15 +58,15 @@ if TYPE_CHECKING:
 # From which stage on a rank keeps 1/D of it; the bytes of a parameter with bf16 weights and gradients, and AdamW's
 # fp32 weights and two moments.
 SHARED_FROM = {"weights": 3, "gradients": 2, "optimizer state": 1}
-BYTES = {"weights": 2, "gradients": 2, "optimizer state": 12}
+ADAM = {"weights": 2, "gradients": 2, "optimizer state": 12}
 
 
-def bytes_per_parameter(stage: int, ranks: int, of: Mapping[str, int] = BYTES) -> Fraction:
+def bytes_per_parameter(stage: int, ranks: int, of: Mapping[str, int] = ADAM) -> Fraction:
     """What a rank keeps for each parameter of the model: 4 + 12/D bytes in stage 1."""
     return sum((Fraction(n, ranks if stage >= SHARED_FROM[kind] else 1) for kind, n in of.items()), Fraction(0))
 
 
-def stage_grid(ranks: int = 4, of: Mapping[str, int] = BYTES, *, formulas: bool = True) -> Picture:
+def stage_grid(ranks: int = 4, of: Mapping[str, int] = ADAM, *, formulas: bool = True) -> Picture:
     """Stages 0 to 3 from the top, ranks from the left.
 
     Args:
@@ -90,8 +94,8 @@ def stage_grid(ranks: int = 4, of: Mapping[str, int] = BYTES, *, formulas: bool 
             if formulas:
                 _bytes(row[-1], stage, ranks, of)
         looks = [("whole on every rank", PAPER, "//"), *((f"slice of rank {r}", palette[r], "") for r in range(ranks))]
-        handles = [Patch(facecolor=c, hatch=h, edgecolor=INK, linewidth=0.6, label=text) for text, c, h in looks]
-        figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(handles)), fontsize=8)
+        handles = [sample(*look) for look in looks]
+        legend(figure, handles, 5)
     return figure
 
 
@@ -162,7 +166,7 @@ def stage_bars(
         )
     sides = [predicted] if measured is None else [predicted, measured]
     most = max([capacity or 0.0, *(sum(bar.values()) for side in sides for bar in side.values())])
-    units = ("B", "KiB", "MiB", "GiB", "TiB") if binary else ("B", "kB", "MB", "GB", "TB")
+    units = BYTES if binary else ("B", "kB", "MB", "GB", "TB")
     divisor, unit = scaled(most, units, 1024 if binary else 1000)
     held = {owner for side in sides for bar in side.values() for owner in bar}
     owners = [owner for owner in OWNERS if owner in held] + sorted(held - OWNERS.keys())
@@ -185,16 +189,13 @@ def stage_bars(
         axes.set_ylim(0, most / divisor * 1.12)
         axes.set_ylabel(f"{unit} on one rank")
         axes.grid(visible=False, axis="x")
-        handles: list[Artist] = [
-            Patch(facecolor=OWNERS.get(o, "white"), edgecolor=INK, linewidth=0.5, label=o) for o in owners
-        ]
-        handles.append(Patch(facecolor="white", hatch=PREDICTED[1], edgecolor=INK, linewidth=0.5, label="predicted"))
-        if measured is not None:
-            handles.append(Patch(facecolor="white", edgecolor=INK, linewidth=0.5, label="measured"))
+        looks = [*((o, OWNERS.get(o, "white"), "") for o in owners), ("predicted", "white", PREDICTED[1])]
+        looks += [("measured", "white", "")] * (measured is not None)
+        handles: list[Artist] = [sample(*look, linewidth=0.5) for look in looks]
         if capacity is not None:
             text = f"a GPU has {_short(capacity / divisor)} {unit}"
             handles.append(Line2D([], [], color=INK, linestyle="--", linewidth=1.2, label=text))
-        figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8)
+        legend(figure, handles, 4)
     return figure
 
 
@@ -262,10 +263,10 @@ def buffer_strip(layout: BufferLayout, names: Sequence[str] = (), *, title: str 
         looks = [(f"owned by rank {r}", c, hatch(r)) for r, c in enumerate(rank_colours(layout.shards or 0))]
         looks += [("on every rank", PAPER, "")] * (layout.shards is None)
         looks += [("padding", "white", "////")] * bool(gaps(layout))
-        handles = [Patch(facecolor=c, hatch=h, edgecolor=INK, linewidth=0.6, label=text) for text, c, h in looks]
+        handles = [sample(*look) for look in looks]
         if straddling(layout):
-            handles.append(Patch(facecolor="none", edgecolor="none", label="bold: on several ranks"))
-        figure.legend(handles=handles, loc="outside lower center", ncols=min(8, len(handles)), fontsize=8)
+            handles.append(sample("bold: on several ranks", "none", edgecolor="none"))
+        legend(figure, handles, 8)
     return figure
 
 
@@ -459,8 +460,8 @@ def gather_timelines(
         looks = [("forward", WORK["F"]), ("backward", WORK["B"]), ("hidden gather", PALE), ("exposed gather", COMM)]
         sums = any(lanes["reduce-scatters"] for lanes in drawn.values())
         looks += [("hidden sum", PALE_SUMS), ("exposed sum", SUMS)] * sums
-        handles = [Patch(facecolor=colour, edgecolor=INK, linewidth=0.6, label=text) for text, colour in looks]
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8)
+        handles = [sample(*look) for look in looks]
+        legend(figure, handles)
     return figure
 
 
@@ -494,11 +495,8 @@ def _panel(
                 _draw(panel, clock, name, event, top + i, exposed)
         middles.append(top + len(of) / 2 - 0.04)
         top += len(of) + BETWEEN
-    panel.set_yticks(middles, list(rows))
+    rows_of_bars(panel, list(rows), middles)
     panel.set_ylim(top - BETWEEN + 0.1, -0.15)
-    panel.grid(axis="x", visible=True)
-    panel.grid(axis="y", visible=False)
-    panel.tick_params(axis="y", length=0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import TypeVar
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Rectangle
 
 from minimegatron.errors import ConfigError
 from minimegatron.viz.picture import (
@@ -19,12 +19,16 @@ from minimegatron.viz.picture import (
     INK,
     MEASURED_LINE,
     REFERENCE_LINE,
+    arrow,
     blank,
     box,
     colours,
     hatch,
+    legend,
     new_figure,
+    panels,
     rank_colours,
+    sample,
     styled,
 )
 
@@ -63,9 +67,8 @@ def routing_grid(maps: Mapping[str, Grid], ranks: int = 1, kept: Mapping[str, Gr
         width = max(0.26 * len(grid[0]) + 1.2 for grid in maps.values())
         height = max(0.26 * len(grid) + (1.3 if ranks == 1 else 1.6) for grid in maps.values())
         figure = new_figure(width * len(maps), height)
-        for axes, (title, grid) in zip(figure.subplots(1, len(maps), squeeze=False)[0], maps.items(), strict=True):
+        for axes, (title, grid) in panels(figure, {title: (title, grid) for title, grid in maps.items()}):
             _grid(axes, grid, ranks, (kept or {}).get(title, grid))
-            axes.set_title(title)
     return figure
 
 
@@ -133,18 +136,16 @@ def load_bands(
         _obey_ranks(len(steps[0]), ranks or 1, title)
     with styled():
         figure = new_figure(3.1 * len(loads) + 0.4, 2.9)
-        panels = figure.subplots(1, len(loads), squeeze=False, sharey=True)[0]
-        for axes, (title, steps) in zip(panels, loads.items(), strict=True):
+        for axes, steps in panels(figure, loads, sharey=True):
             _bands(axes, steps, every, ranks)
-            axes.set_title(title)
             axes.set_xlabel("step")
-        panels[0].set_ylabel(what)
+        figure.axes[0].set_ylabel(what)
         if ranks:
             named = enumerate(rank_colours(ranks))
-            keys = [Patch(facecolor=c, edgecolor=INK, label=f"experts of rank {rank}") for rank, c in named]
+            keys = [sample(f"experts of rank {rank}", c, linewidth=None) for rank, c in named]
             border = Line2D([], [], color=INK, linestyle="-", linewidth=2.4, label="where the next rank's share begins")
             handles = [*keys, border] if ranks > 1 else keys
-            figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 4))
+            legend(figure, handles, 4, fontsize=None)
     return figure
 
 
@@ -372,8 +373,7 @@ def _words(axes: Axes, right: float) -> None:
     for line, (there, back) in enumerate(zip(down, up, strict=True)):
         y, top, low = (line + 0.62) * _STEP, line * _STEP + 1.75, (line + 1) * _STEP - 0.75
         for x, text, start, end in ((0.6, there, top, low), (right + 0.4, back, low, top)):
-            arrow = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.2}
-            axes.annotate("", xy=(x, end), xytext=(x, start), arrowprops=arrow)
+            arrow(axes, (x, start), (x, end), linewidth=1.2)
             axes.text(x + 0.5, y, text, ha="left", va="center", fontsize=9)
     note = "A dark line is a row that changes its rank: these are the bytes."
     axes.text(right + 6.4, 3 * _STEP + 2.95, note, ha="right", va="center", fontsize=8)

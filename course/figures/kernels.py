@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Rectangle
 
 from minimegatron.errors import ConfigError
-from minimegatron.viz.picture import INK, PAPER, blank, box, new_figure, styled, text_on
+from minimegatron.viz.picture import INK, PAPER, arrow, blank, box, legend, new_figure, panels, sample, styled, text_on
 
 # ----------------------------------------------------------------------------------- a launch, and the GPU that runs it
 # What a kernel's launch is made of, and where on the chip its pieces live: grid, block, warp, thread.
@@ -120,7 +120,7 @@ def _gpu(axes: Axes, runs: Sequence[Sequence[int]], sizes: Sequence[str]) -> Non
             edge=INK, fontsize=7.5)  # fmt: skip
         box(axes, (x + 0.8, 10.2), (each - 1.6, 5.6), SHARED, f"shared memory, {shared}\nthe threads of one block\n"
             "see their part of it", edge=INK, fontsize=7.5)  # fmt: skip
-        axes.annotate("", (x + each / 2, 5.9), (x + each / 2, 9.4), arrowprops={"arrowstyle": "<->", "color": INK})
+        arrow(axes, (x + each / 2, 9.4), (x + each / 2, 5.9), arrowstyle="<->")
     box(axes, (0, 0), (width, 5.9), GLOBAL, f"global memory, {whole}: all threads see it\nx, gamma and y lie here; "
         "far away, and slow", edge=INK, fontsize=9)  # fmt: skip
     axes.set_xlim(-0.3, width + 0.3)
@@ -178,16 +178,15 @@ def access_map(shape: tuple[int, int], ways: Mapping[str, Sequence[int]], sector
         sectors(shape, asked, sector)
     with styled():
         figure = new_figure(1.2 + 0.27 * shape[1], 0.5 + len(ways) * (0.9 + 0.27 * shape[0]))
-        for axes, (title, asked) in zip(figure.subplots(len(ways), 1, squeeze=False)[:, 0], ways.items(), strict=True):
+        for axes, (title, asked) in panels(figure, {title: (title, asked) for title, asked in ways.items()}, down=True):
             fetched = sectors(shape, asked, sector)
             _matrix(axes, shape, {place: thread for thread, place in enumerate(asked)}, fetched, sector)
             what = f"{len(fetched)} sector{'s' * (len(fetched) != 1)} (of {sector} numbers)"
             verb = "is" if len(fetched) == 1 else "are"
             axes.set_title(f"{title}: {len(asked)} threads ask, {what} {verb} fetched", fontsize=10)
-        legend = ((ASKED, "asked for, by this thread"), (CAME, "comes along"), (REST, "not fetched"))
-        patches = [Patch(facecolor=colour, edgecolor=INK, linewidth=0.4, label=label) for colour, label in legend]
-        patches.append(Patch(facecolor="none", edgecolor=INK, linewidth=2.0, label="one sector"))
-        figure.legend(handles=patches, loc="outside lower center", ncols=4, fontsize=8)
+        looks = (("asked for, by this thread", ASKED), ("comes along", CAME), ("not fetched", REST))
+        sector_look = sample("one sector", "none", linewidth=2.0)
+        legend(figure, [*(sample(*look, linewidth=0.4) for look in looks), sector_look])
     return figure
 
 
@@ -285,9 +284,8 @@ def reduction_tree(values: Sequence[float], title: str = "A tree in shared memor
             )
             _barrier(axes, n, y - 0.26)
         _done(axes, n, len(rows) - 0.75)
-        legend = ((SHARED, "a part, of its thread"), (ACTIVE, "added in this step"), (PASSIVE, "left over"))
-        patches = [Patch(facecolor=colour, edgecolor=INK, label=label) for colour, label in legend]
-        figure.legend(handles=patches, loc="outside lower center", ncols=3, fontsize=8)
+        looks = (("a part, of its thread", SHARED), ("added in this step", ACTIVE), ("left over", PASSIVE))
+        legend(figure, [sample(*look, linewidth=None) for look in looks])
     return figure
 
 
@@ -330,8 +328,7 @@ def _columns(axes: Axes, what: str, n: int) -> None:
 def _line(axes: Axes, source: int, target: int, y: float, width: float) -> None:
     """From a number of the row above to the sum in this one."""
     tail, head = (source + 0.5, y + _STEP), (target + 0.5, y + _HEIGHT)
-    arrow = {"arrowstyle": "-|>", "color": INK, "linewidth": width, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 7}
-    axes.annotate("", head, tail, arrowprops=arrow)
+    arrow(axes, tail, head, linewidth=width, shrinkA=0, shrinkB=0, mutation_scale=7)
 
 
 def _barrier(axes: Axes, n: int, y: float) -> None:
@@ -413,9 +410,8 @@ def score_tiles(s: int, rows: int, cols: int, title: str = "") -> Figure:
         axes.set_yticks([query + 0.5 for query in range(s)], [str(query) for query in range(s)])
         axes.set_xlabel("key", fontsize=8, loc="left")
         axes.set_ylabel("query", fontsize=8)
-        legend = ((FULL, "a score that counts"), (HALF, "computed, then set to -∞"), (HIDDEN, "never computed"))
-        patches = [Patch(facecolor=colour, edgecolor=INK, linewidth=0.4, label=label) for colour, label in legend]
-        figure.legend(handles=patches, loc="outside lower center", ncols=3, fontsize=8)
+        looks = (("a score that counts", FULL), ("computed, then set to -∞", HALF), ("never computed", HIDDEN))
+        legend(figure, [sample(*look, linewidth=0.4) for look in looks])
     return figure
 
 
@@ -453,9 +449,8 @@ def scaled_tiles(
             axes.set_ylim(1.35 * shape[0] + 0.05, -0.05)
             blank(axes)
             axes.set_aspect("auto")
-        lost = Patch(facecolor=PASSIVE, edgecolor=INK, hatch=LOST, label="was not 0, and is 0 now")
-        border = Patch(facecolor="none", edgecolor=INK, linewidth=2.0, label="one tile, its scale below")
-        figure.legend(handles=[lost, border], loc="outside lower center", ncols=2, fontsize=8)
+        lost = sample("was not 0, and is 0 now", PASSIVE, LOST, linewidth=None)
+        legend(figure, [lost, sample("one tile, its scale below", "none", linewidth=2.0)])
     return figure
 
 

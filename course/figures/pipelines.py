@@ -10,11 +10,26 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Rectangle
 
 from minimegatron.errors import ConfigError
 from minimegatron.trace import Event
-from minimegatron.viz.picture import INK, MEASURED, REFERENCE, WORK, blank, box, new_figure, styled, text_on
+from minimegatron.viz.picture import (
+    INK,
+    MEASURED,
+    REFERENCE,
+    WORK,
+    arrow,
+    blank,
+    box,
+    legend,
+    new_figure,
+    panels,
+    rows_of_bars,
+    sample,
+    styled,
+    text_on,
+)
 from minimegatron.viz.schedule import DEEP, shade
 
 # ------------------------------------------------------------------------------------------------- placements of stages
@@ -27,32 +42,30 @@ from minimegatron.viz.schedule import DEEP, shade
 # A box is a stage; light is a rank's first chunk, dark its last, as in the pictures of schedules.
 
 
-def placements(panels: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
+def placements(titled: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
     """A panel for each placement.
 
     Args:
-        panels: {title: `[rank][chunk]` -> stage}, as `actions.round_robin` and `actions.v_shaped` give it.
+        titled: {title: `[rank][chunk]` -> stage}, as `actions.round_robin` and `actions.v_shaped` give it.
 
     Raises:
         ConfigError: nothing to draw, or a placement that does not hold every stage once.
     """
-    if not panels:
+    if not titled:
         raise ConfigError("no placement to draw", fix="give at least one")
-    for title, placement in panels.items():
+    for title, placement in titled.items():
         stages = sorted(stage for row in placement for stage in row)
         if not stages or stages != list(range(len(stages))):
             raise ConfigError(f"the stages of {title!r} are {stages}", fix="hold every stage from 0 on exactly once")
     with styled():
-        figure = new_figure(3.3 * len(panels), 2.6)
-        for axes, (title, placement) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(),
-                                            strict=True):  # fmt: skip
+        figure = new_figure(3.3 * len(titled), 2.6)
+        for axes, placement in panels(figure, titled):
             _panel(axes, placement)
-            axes.set_title(title)
-        samples = [Patch(facecolor=WORK["F"], edgecolor=INK, linewidth=0.5, label="a rank's first chunk")]
-        if any(len(row) > 1 for placement in panels.values() for row in placement):
-            samples.append(Patch(facecolor=DEEP["F"], edgecolor=INK, linewidth=0.5, label="its last chunk"))
+        samples = [sample("a rank's first chunk", WORK["F"], linewidth=0.5)]
+        if any(len(row) > 1 for placement in titled.values() for row in placement):
+            samples.append(sample("its last chunk", DEEP["F"], linewidth=0.5))
         way = Line2D([], [], color=INK, linewidth=1.2, label="the way of a microbatch, forward")
-        figure.legend(handles=[*samples, way], loc="outside lower center", ncols=3)
+        legend(figure, [*samples, way], fontsize=None)
     return figure
 
 
@@ -62,10 +75,7 @@ def _panel(axes: Axes, placement: Sequence[Sequence[int]]) -> None:
     chunks = max(1, len(placement[0]) - 1)
     for stage in range(len(place) - 1):
         (a, _), (b, _) = place[stage], place[stage + 1]
-        axes.annotate(
-            "", (stage + 1.5, b), (stage + 0.5, a), zorder=0,
-            arrowprops={"arrowstyle": "-", "color": INK, "linewidth": 1.2, "shrinkA": 0, "shrinkB": 0},
-        )  # fmt: skip
+        arrow(axes, (stage + 0.5, a), (stage + 1.5, b), arrowstyle="-", linewidth=1.2, shrinkA=0, shrinkB=0, zorder=0)
     for stage, (rank, chunk) in place.items():
         colour = shade(WORK["F"], DEEP["F"], chunk / chunks)
         box(axes, (stage + 0.04, rank - 0.34), (0.92, 0.68), colour, str(stage), edge=INK)
@@ -128,15 +138,14 @@ def draw_deadlock(
             down, side = other > rank, 0.12 if other > rank else -0.12
             start = at + WIDE / 2 + side, ROW * rank + HIGH * down
             end = needs + WIDE / 2 + side, ROW * other + HIGH * (not down)
-            shape = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.6, "mutation_scale": 14}
-            axes.annotate("", end, start, arrowprops=shape)
+            arrow(axes, start, end, linewidth=1.6, mutation_scale=14)
         samples = [
-            Patch(facecolor=WORK["F"], edgecolor=INK, linewidth=0.5, label="done"),
-            Patch(facecolor="white", edgecolor=INK, linewidth=0.5, hatch="///", label="never reached"),
-            Patch(label="the rank stands here", fill=False, **STANDS),
+            sample("done", WORK["F"], linewidth=0.5),
+            sample("never reached", "white", "///", linewidth=0.5),
+            sample("the rank stands here", "none", **STANDS),
         ]
         marks = axes.plot([], [], color=INK, linewidth=1.6, marker=">", markersize=6, label="waits for")
-        figure.legend(handles=[*samples, *marks], loc="outside lower center", ncols=4 if longest > 3 else 2)
+        legend(figure, [*samples, *marks], 4 if longest > 3 else 2, fontsize=None)
         axes.set_xlim(-1.2, longest)
         axes.set_ylim(ROW * (len(lists) - 1) + HIGH + 0.1, -0.1)
         blank(axes)
@@ -178,23 +187,18 @@ def planned_and_done(planned: Sequence[Event], done: Sequence[Event], title: str
         for (what, end), style in zip(ends.items(), ("--", "-"), strict=True):
             # behind the bars, so that it strikes through no label
             axes.axvline(1e3 * end, color=INK, linewidth=1.0, linestyle=style, label=f"{what}: all done", zorder=0.5)
-        axes.set_yticks(
-            [(rank * per_rank + at) for rank in range(ranks) for at in (THIN / 2, THIN + THICK / 2)],
-            [text for rank in range(ranks) for text in ("planned", f"rank {rank}")],
-        )
+        middles = [(rank * per_rank + at) for rank in range(ranks) for at in (THIN / 2, THIN + THICK / 2)]
+        rows_of_bars(axes, [text for rank in range(ranks) for text in ("planned", f"rank {rank}")], middles)
         for label in axes.get_yticklabels()[::2]:
             label.set_fontsize(7)
         axes.set_ylim(ranks * per_rank - BETWEEN + 0.1, -0.1)
         axes.set_xlim(0, 1.02e3 * max(ends.values()))
         axes.set_xlabel("time in ms")
-        axes.grid(visible=True, axis="x")
-        axes.grid(visible=False, axis="y")
-        axes.tick_params(axis="y", length=0)
         names = [name for name in WORK if any(e.name == name for e in done)]
-        samples = [Patch(facecolor=WORK[name], edgecolor=INK, linewidth=0.5, label=SAID[name]) for name in names]
+        samples = [sample(SAID[name], WORK[name], linewidth=0.5) for name in names]
         if chunks > 1:
-            samples.append(Patch(facecolor=DEEP["F"], edgecolor=INK, linewidth=0.5, label="dark: last chunk"))
-        figure.legend(handles=[*samples, *axes.lines], loc="outside lower center", ncols=len(samples) + 2)
+            samples.append(sample("dark: last chunk", DEEP["F"], linewidth=0.5))
+        legend(figure, [*samples, *axes.lines], fontsize=None)
     return figure
 
 
@@ -313,8 +317,7 @@ def _moved(axes: Axes, old: Point, new: Point) -> None:
     """A pale point where a schedule stood, and an arrow from there to where it stands."""
     axes.plot([old[0]], [100 * old[1]], "o", markersize=PALE, color=REFERENCE[0])
     if old != new:
-        shape = {"arrowstyle": "-|>", "color": REFERENCE[0], "shrinkA": 6, "shrinkB": 7}
-        axes.annotate("", (new[0], 100 * new[1]), (old[0], 100 * old[1]), arrowprops=shape)
+        arrow(axes, (old[0], 100 * old[1]), (new[0], 100 * new[1]), color=REFERENCE[0], shrinkA=6, shrinkB=7)
 
 
 def _placed(

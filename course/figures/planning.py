@@ -8,7 +8,20 @@ from collections.abc import Mapping
 from matplotlib.patches import Rectangle
 
 from minimegatron.errors import ConfigError
-from minimegatron.viz.picture import INK, PAPER, PREDICTED, REFERENCE, WORK, Picture, new_figure, styled, text_on
+from minimegatron.viz.picture import (
+    INK,
+    PAPER,
+    PREDICTED,
+    REFERENCE,
+    WORK,
+    Picture,
+    legend,
+    new_figure,
+    panels,
+    rows_of_bars,
+    styled,
+    text_on,
+)
 
 # ---------------------------------------------------------------------------------------------------- what divides what
 # What divides what: a table of factors, what was predicted beside what was computed.
@@ -93,8 +106,7 @@ def agreement(tables: Mapping[str, Mapping[str, tuple[float, float]]], *, what: 
     rows = max(len(runs) for runs in tables.values())
     with styled():
         figure = new_figure(1.0 + 3.3 * len(tables), 1.5 + 0.36 * rows, title)
-        panels = figure.subplots(1, len(tables), squeeze=False)[0]
-        for axes, (name, runs) in zip(panels, tables.items(), strict=True):
+        for axes, runs in panels(figure, tables):
             most = max(max(pair) for pair in runs.values())
             for side, label, (colour, pattern) in ((0, "published", REFERENCE), (1, "predicted", PREDICTED)):
                 places = [row + 0.38 * side for row in range(len(runs))]
@@ -103,14 +115,9 @@ def agreement(tables: Mapping[str, Mapping[str, tuple[float, float]]], *, what: 
             for row, (published, predicted) in enumerate(runs.values()):
                 at = max(published, predicted) + 0.02 * most
                 axes.text(at, row + 0.19, f"x {predicted / published:.2f}", va="center", fontsize=8)
-            axes.set_yticks([row + 0.19 for row in range(len(runs))], list(runs))
+            rows_of_bars(axes, list(runs), [row + 0.19 for row in range(len(runs))])
             axes.set_ylim(rows - 0.4, -0.4)
             axes.set_xlim(0, 1.25 * most)
-            axes.set_title(name)
             axes.set_xlabel(what)
-            axes.grid(axis="x", visible=True)
-            axes.grid(axis="y", visible=False)
-            axes.tick_params(axis="y", length=0)
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=2)
+        legend(figure, figure.axes[0].get_legend_handles_labels()[0], fontsize=None)
     return figure

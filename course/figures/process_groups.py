@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from minimegatron.errors import ConfigError, did_you_mean
-from minimegatron.viz.picture import FAINT, INK, blank, box, new_figure, rank_colours, styled
+from minimegatron.viz.picture import FAINT, INK, arrow, blank, box, new_figure, rank_colours, styled
 
 # ----------------------------------------------------------------------------------------- collectives before and after
 # Each collective before and after: four ranks, blocks of data with their numbers, coloured by the rank they came from.
@@ -151,8 +151,7 @@ def _draw(axes: Axes, name: str, before: State, after: State) -> None:
         for j in range(size):
             draw_block(axes, j, r, before[r][j], palette)
             draw_block(axes, right + j, r, after[r][j], palette)
-    arrow = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.4}
-    axes.annotate("", xy=(right - 0.25, size / 2), xytext=(size + 0.25, size / 2), arrowprops=arrow)
+    arrow(axes, (size + 0.25, size / 2), (right - 0.25, size / 2), linewidth=1.4)
     axes.set_title(name)
     axes.set_xlim(-1.7, right + size + 0.1)
     axes.set_ylim(size + 0.1, -0.1)
@@ -309,11 +308,10 @@ def _draw_state(axes: Axes, x: float, held: Held, leaves: Sequence[int | None], 
 
 def _draw_arrows(axes: Axes, x: float, parts: Sequence[int]) -> None:
     n = len(parts)
-    arrow = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.2, "shrinkA": 0, "shrinkB": 0}
     for rank, part in enumerate(parts):
         y, to = 1.25 * rank + 0.5, 1.25 * ((rank + 1) % n) + 0.5
         axes.text(x + 0.3, y, _letter(part), ha="center", va="center", fontsize=9, weight="bold")
-        axes.annotate("", xy=(x + GAP - 0.12, to), xytext=(x + 0.55, y), arrowprops=arrow)
+        arrow(axes, (x + 0.55, y), (x + GAP - 0.12, to), linewidth=1.2, shrinkA=0, shrinkB=0)
 
 
 def _bands(axes: Axes, n: int, pitch: float) -> None:

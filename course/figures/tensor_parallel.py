@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Rectangle
 
 from minimegatron.errors import ConfigError
 from minimegatron.viz.picture import (
@@ -18,11 +19,15 @@ from minimegatron.viz.picture import (
     INK,
     PAPER,
     Picture,
+    arrow,
     blank,
     box,
     hatch,
+    legend,
     new_figure,
+    panels,
     rank_colours,
+    sample,
     scaled,
     styled,
 )
@@ -90,9 +95,9 @@ def cut_product(x: Matrix, a: Matrix, ranks: int = 2) -> Picture:
         _draw(lower, rows_of(x, a, ranks), product(x, a), "A cut by rows: add the results", True)
         looks = [(f"only on rank {r}", colour, "") for r, colour in enumerate(rank_colours(ranks))]
         looks.append(("whole on every rank", PAPER, "//"))
-        handles = [Patch(facecolor=c, hatch=h, edgecolor=INK, linewidth=0.6, label=text) for text, c, h in looks]
-        handles.append(Patch(facecolor="white", edgecolor=INK, linewidth=1.2, linestyle="--", label="partial sum"))
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8)
+        handles = [sample(*look) for look in looks]
+        handles.append(sample("partial sum", "white", linewidth=1.2, linestyle="--"))
+        legend(figure, handles)
     return figure
 
 
@@ -115,8 +120,7 @@ def _draw(axes: Axes, shares: list[Share], y: Matrix, title: str, summed: bool) 
             axes.text(x, middle, sign, ha="center", va="center", fontsize=12)
     for name, start in zip(("x", "A", "own result"), starts, strict=False):
         axes.text(start + wide / 2, -0.15, name, ha="center", va="bottom", fontsize=9)
-    arrow = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.4}
-    axes.annotate("", xy=(starts[3] - 0.2, total / 2), xytext=(starts[2] + wide + 0.3, total / 2), arrowprops=arrow)
+    arrow(axes, (starts[2] + wide + 0.3, total / 2), (starts[3] - 0.2, total / 2), linewidth=1.4)
     axes.text(starts[3] - 1.25, total / 2 - 0.12, "add" if summed else "join", ha="center", va="bottom", fontsize=9)
     top = (total - len(y)) / 2
     axes.text(starts[3] + len(y[0]) / 2, top - 0.15, "y = x A", ha="center", va="bottom", fontsize=9)
@@ -319,9 +323,9 @@ def flow(steps: Sequence[Step] = PAIR, ranks: int = 2) -> Picture:
             *((f"only on rank {r}", colour, "") for r, colour in enumerate(palette)),
             ("whole on every rank", PAPER, HATCH), ("the ranks talk", COMM, ""),
         ]  # fmt: skip
-        handles = [Patch(facecolor=c, hatch=h, edgecolor=INK, linewidth=0.6, label=text) for text, c, h in looks]
-        handles.append(Patch(facecolor="white", edgecolor=INK, linewidth=1.2, linestyle="--", label="partial sum"))
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8)
+        handles = [sample(*look) for look in looks]
+        handles.append(sample("partial sum", "white", linewidth=1.2, linestyle="--"))
+        legend(figure, handles)
     return figure
 
 
@@ -347,12 +351,11 @@ def _direction(axes: Axes, steps: Sequence[Step], ranks: int, back: bool) -> Non
             colour, pattern = (PAPER, HATCH) if held == "whole" else (palette[r], "")
             box(axes, (x, r * _LANE + 0.08), (_WIDTH, 0.64), colour, said, pattern=pattern, edge=INK, fontsize=8.5,
                 dashed=held == "sum")  # fmt: skip
-    arrow = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.0, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 9}
     for i in range(len(steps) - 1):
         left, right = i * step_width + _WIDTH + 0.04, (i + 1) * step_width - 0.04
         for r in range(ranks):
-            start, end = (right, left) if back else (left, right)
-            axes.annotate("", xytext=(start, r * _LANE + 0.4), xy=(end, r * _LANE + 0.4), arrowprops=arrow)
+            ends = [(x, r * _LANE + 0.4) for x in ((right, left) if back else (left, right))]
+            arrow(axes, *ends, linewidth=1.0, shrinkA=0, shrinkB=0, mutation_scale=9)
     axes.set_title("backward, from right to left" if back else "forward, from left to right")
     axes.set_xlim(-1.1, len(steps) * step_width - _GAP + 0.05)
     axes.set_ylim(ranks * _LANE - 0.1, -0.1)
@@ -424,14 +427,13 @@ def regions(ways: Mapping[str, Sequence[str]] = LAYER, parts: Sequence[str] = PA
             raise ConfigError(f"{title!r} cuts {len(cuts)} parts of {len(parts)}", fix="one cut for each part")
     with styled():
         figure = new_figure(1.95 * len(parts), 2.0 * len(ways) + 0.3)
-        for axes, (title, cuts) in zip(figure.subplots(len(ways), 1, squeeze=False)[:, 0], ways.items(), strict=True):
+        for axes, cuts in panels(figure, ways, down=True):
             _way(axes, cuts, parts, ranks)
-            axes.set_title(title)
         looks = [*((f"on rank {r}", colour, "") for r, colour in enumerate(rank_colours(ranks)))]
         looks += [("whole on every rank", PAPER, "//")] * any(WHOLE in cuts for cuts in ways.values())
         looks += [("the ranks talk", COMM, "")]
-        handles = [Patch(facecolor=c, hatch=h, edgecolor=INK, linewidth=0.6, label=text) for text, c, h in looks]
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8)
+        handles = [sample(*look) for look in looks]
+        legend(figure, handles)
     return figure
 
 
@@ -446,9 +448,8 @@ def _way(axes: Axes, cuts: Sequence[str], parts: Sequence[str], ranks: int) -> N
         left, right = i * step + _SIDE + 0.06, (i + 1) * step - 0.06
         for text, y, ends in zip(border(*pair), (0.25, 0.75), ((left, right), (right, left)), strict=True):
             sends = text != NOTHING
-            arrow = {"arrowstyle": "-|>", "color": COMM if sends else FAINT, "linewidth": 3.0 if sends else 1.0,
-                     "shrinkA": 0, "shrinkB": 0, "mutation_scale": 11}  # fmt: skip
-            axes.annotate("", xytext=(ends[0], y), xy=(ends[1], y), arrowprops=arrow)
+            look: dict[str, Any] = {"color": COMM, "linewidth": 3.0} if sends else {"color": FAINT, "linewidth": 1.0}
+            arrow(axes, (ends[0], y), (ends[1], y), **look, shrinkA=0, shrinkB=0, mutation_scale=11)
             axes.text((left + right) / 2, y - 0.07, text, ha="center", va="bottom", fontsize=8,
                       weight="bold" if sends else "normal")  # fmt: skip
     if len(cuts) > 1:
@@ -538,10 +539,10 @@ def strips(
         axes.set_xticks([])
         axes.set_yticks([])
         seen = [kind for kind in KINDS if any(m.name == kind for m in everything)]
-        handles = [Patch(facecolor=_tint(k), edgecolor="white", linewidth=0.6, label=_SHORT[k]) for k in seen]
+        handles = [sample(_SHORT[k], _tint(k), edgecolor="white") for k in seen]
         if any(m.again for m in everything):
-            handles.append(Patch(facecolor="none", edgecolor=INK, linestyle="--", label="x gathered again, for dW"))
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+            handles.append(sample("x gathered again, for dW", "none", linestyle="--", linewidth=None))
+        legend(figure, handles, fontsize=None)
     return figure
 
 
@@ -586,8 +587,7 @@ def shards(matrices: Mapping[str, Sequence[Image]], *, title: str = "") -> Pictu
     largest = max(abs(number) for parts in matrices.values() for part in parts for row in part for number in row)
     with styled():
         figure = new_figure(3.4 * len(matrices) + 0.4, 3.1, title)
-        grid = figure.subplots(1, len(matrices), squeeze=False)[0]
-        for axes, (name, parts) in zip(grid, matrices.items(), strict=True):
+        for axes, parts in panels(figure, matrices):
             rows = [row for part in parts for row in part]
             axes.imshow(rows, vmin=-largest, vmax=largest, aspect="auto", interpolation="nearest")
             start = 0
@@ -602,5 +602,4 @@ def shards(matrices: Mapping[str, Sequence[Image]], *, title: str = "") -> Pictu
             axes.set_xticks([])
             axes.grid(visible=False)
             axes.tick_params(length=0)
-            axes.set_title(name)
     return figure

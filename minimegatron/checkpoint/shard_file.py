@@ -192,8 +192,9 @@ def _entry(name: str, value: Any, data_starts: int) -> Entry:
     """What the header has under a name, checked."""
     fields = value if isinstance(value, dict) else {}
     shape, offsets = fields.get("shape"), fields.get("data_offsets")
-    numbers = [*shape, *offsets] if isinstance(shape, list) and isinstance(offsets, list) else [None]
-    if not all(type(i) is int and 0 <= i < 1 << 62 for i in numbers):
+    if not isinstance(shape, list) or not isinstance(offsets, list):
+        raise _Bad(f"describes {name} without a shape and offsets")
+    if not all(type(i) is int and 0 <= i < 1 << 62 for i in [*shape, *offsets]):
         raise _Bad(f"describes {name} without a shape and offsets in whole numbers")
     dtype = DTYPES.get(fields["dtype"]) if isinstance(fields.get("dtype"), str) else None
     if dtype is None:

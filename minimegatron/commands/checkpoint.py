@@ -14,7 +14,7 @@ in memory. A tensor is compared by its bits; the largest difference is that of i
 | 0           | it is whole; they are equal                                       |
 | 1           | `diff`: they differ                                               |
 | 2           | a mistake on the command line                                     |
-| 3           | a file is missing, damaged, foreign or forged: which one          |
+| 3           | a file is missing, damaged or foreign; the message names it       |
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ def _folder(folder: Path, step: int | None) -> Path:
         return folder
     steps = published(folder)
     if not steps or (step is not None and step not in steps):
-        there = f"there are {', '.join(map(str, steps))}" if steps else "name a folder that --save wrote"
+        choices = f"there are {', '.join(map(str, steps))}" if steps else "name a folder that --save wrote"
         raise CheckpointError(
-            "no checkpoint" if step is None else f"no checkpoint of step {step}", where=str(folder), fix=there
+            "no checkpoint" if step is None else f"no checkpoint of step {step}", where=str(folder), fix=choices
         )
     return folder_of(folder, steps[-1] if step is None else step)
 

@@ -1,4 +1,4 @@
-"""What must hold between a model and a layout: checked before any rank starts, and again where the model is built.
+"""Rules between a model and a layout: checked before any rank starts, and again where the model is built.
 
 | who divides              | what                                              | else                       |
 |--------------------------|---------------------------------------------------|----------------------------|

@@ -117,20 +117,20 @@ def coefficients_of(kind: str, rounds: int) -> tuple[Round, ...]:
     Raises:
         ConfigError: the set is not made for so many rounds.
     """
-    found = COEFFICIENTS[kind]
+    rounds_of = COEFFICIENTS[kind]
     if kind == "polar_express":
         require(
-            rounds >= len(found),
+            rounds >= len(rounds_of),
             f"muon_num_ns_steps={rounds} with muon_coefficient_type='polar_express'",
-            f"at least {len(found)}",
+            f"at least {len(rounds_of)}",
         )
-        return (*found, *found[-1:] * (rounds - len(found)))
+        return (*rounds_of, *rounds_of[-1:] * (rounds - len(rounds_of)))
     require(
-        rounds % len(found) == 0,
-        f"muon_num_ns_steps={rounds} with muon_coefficient_type={kind!r}, a set of {len(found)} polynomials",
-        f"a multiple of {len(found)}, or --muon-coefficient-type simple",
+        rounds % len(rounds_of) == 0,
+        f"muon_num_ns_steps={rounds} with muon_coefficient_type={kind!r}, a set of {len(rounds_of)} polynomials",
+        f"a multiple of {len(rounds_of)}, or --muon-coefficient-type simple",
     )
-    return found * (rounds // len(found))
+    return rounds_of * (rounds // len(rounds_of))
 
 
 DTYPES = ("main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")

@@ -9,7 +9,6 @@ Megatron-LM: `GPTDatasetConfig` in `megatron/core/datasets/gpt_dataset.py`, `meg
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Collection
 from typing import Any
 
@@ -17,6 +16,7 @@ from minimegatron.config.fields import BAD_STEP, HOW, OBSERVED, RUN, Config, Kin
 from minimegatron.config.model import TransformerConfig
 from minimegatron.config.optimizer import OptimizerConfig
 from minimegatron.config.parallel import ParallelConfig
+from minimegatron.config.same_model import unmet
 from minimegatron.errors import require
 
 # Compared by what they lead to.
@@ -278,51 +278,6 @@ SECTIONS: dict[str, Any] = {
     "checkpoint": CheckpointConfig,
 }
 
-# Fields that are read only under conditions on other fields: `name` (given, or switched on), `name=a|b`, `name>1`.
-# One that is given and not read is no error, because published command lines have such options; the log names it.
-NEEDS = {
-    "rotary_base rotary_interleaved rope_scaling_type": "position_embedding_type=rope|mrope",
-    "rotary_percent": "position_embedding_type=rope|mrope multi_latent_attention=False",
-    "kv_channels num_query_groups": "multi_latent_attention=False",
-    "rope_scaling_factor": "rope_scaling_type=linear|llama3|yarn",
-    "rope_scaling_low_freq_factor rope_scaling_high_freq_factor": "rope_scaling_type=llama3",
-    "rope_scaling_original_max_position_embeddings": "rope_scaling_type=llama3|yarn",
-    "yarn_beta_fast yarn_beta_slow yarn_mscale yarn_mscale_all_dim": "rope_scaling_type=yarn",
-    "yarn_correction_range_round_to_int": "rope_scaling_type=yarn",
-    "mtp_loss_scaling_factor": "mtp_num_layers",
-    "recompute_method recompute_num_layers": "recompute_granularity=full",
-    "recompute_modules": "recompute_granularity=selective",
-    "moe_router_bias_update_rate": "moe_router_enable_expert_bias",
-    "moe_token_drop_policy": "moe_expert_capacity_factor",
-    "expert_tensor_parallel_size moe_ffn_hidden_size": "num_experts",
-    "cp_comm_type": "context_parallel_size>1",
-    "variable_seq_lengths": "pipeline_model_parallel_size>1",
-    "overlap_grad_reduce": "use_torch_fsdp2=False",
-    "lr_wsd_decay_style lr_wsd_decay_iters": "lr_decay_style=WSD",
-    "start_weight_decay end_weight_decay": "weight_decay_incr_style=linear|cosine",
-    "adam_beta1 adam_beta2 adam_eps": "optimizer=adam|muon|dist_muon",
-    "sgd_momentum": "optimizer=sgd",
-    "muon_momentum muon_use_nesterov muon_split_qkv muon_scale_mode": "optimizer=muon|dist_muon",
-    "muon_extra_scale_factor muon_num_ns_steps muon_coefficient_type": "optimizer=muon|dist_muon",
-    "muon_fp32_matmul_prec": "optimizer=muon|dist_muon",
-    "muon_tp_mode": "optimizer=muon|dist_muon tensor_model_parallel_size>1",
-    "use_precision_aware_optimizer": "optimizer_cpu_offload=False",
-    "store_param_remainders": (
-        "use_precision_aware_optimizer main_params_dtype=fp32 params_dtype=bf16 use_torch_fsdp2=False"
-    ),
-    "optimizer_offload_fraction overlap_cpu_optimizer_d2h_h2d": "optimizer_cpu_offload",
-    "use_torch_optimizer_for_cpu_offload pin_cpu_grads pin_cpu_params": "optimizer_cpu_offload",
-    "loss_scale": "params_dtype=fp16",
-    "initial_loss_scale min_loss_scale loss_scale_window hysteresis": "params_dtype=fp16 loss_scale=None",
-    "eval_iters save_keep_best": "eval_interval",
-    "split": "mock_data=False train_data_path=()",
-    "wandb_exp_name wandb_entity wandb_save_dir": "wandb_project",
-    "cuda_graph_scope cuda_graph_warmup_steps": "cuda_graph_impl=local",
-    "profile_step_start profile_step_end profile_ranks profile_dir": "profile",
-    "corpus_path": "corpus",
-}
-CONDITIONS = {name: conditions.split() for names, conditions in NEEDS.items() for name in names.split()}
-
 SECTION_OF = {f.name: section for section, cls in SECTIONS.items() for f in dataclasses.fields(cls)}
 KINDS: dict[str, Kind] = {f.name: f.metadata["kind"] for cls in SECTIONS.values() for f in dataclasses.fields(cls)}
 
@@ -366,17 +321,8 @@ class RunConfig:
         return model.replace(vocab_size=vocab_size, max_position_embeddings=longest)
 
     def unmet(self, name: str) -> str:
-        """Why a field is not read in this run: a condition of `NEEDS` that does not hold; "" where it is read."""
-        for condition in CONDITIONS.get(name, ()):
-            other, sign, wanted = re.fullmatch(r"(\w+)([=>]?)(.*)", condition).groups()  # type: ignore[union-attr]
-            value = getattr(getattr(self, SECTION_OF[other]), other)
-            if sign == "=":
-                met = str(value) in wanted.split("|")
-            else:
-                met = value > int(wanted) if sign else value not in (None, False)
-            if not met or (condition := self.unmet(other)):
-                return condition
-        return ""
+        """Why a field is not read in this run; "" where it is read (`same_model.unmet`)."""
+        return unmet(name, lambda other: getattr(getattr(self, SECTION_OF[other]), other))
 
     def not_read(self, names: Collection[str]) -> tuple[str, ...]:
         """A line for each of these fields that is not read in this run."""

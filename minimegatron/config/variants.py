@@ -7,7 +7,7 @@
 | `ExpertFields` | `num_experts`               | `layers/moe/router`, `layers/moe/dispatch`, `layers/moe/layer` |
 | `LatentFields` | `multi_latent_attention`    | `layers/attention/mla`                                         |
 | `DepthFields`  | `mtp_num_layers`            | `models/mtp`                                                   |
-| `Fp8Fields`    | `fp8_format`                | `layers/fp8`                                                   |
+| `Fp8Fields`    | `fp8_format`                | `layers/fp8/matmul`                                                   |
 
 Tensor cores take an FP8 product only when both dims of both factors are multiples of 16; a recipe with tiles needs
 whole tiles (`MULTIPLE`). Other sizes are refused on a CPU as well, so that a run that is tried here runs there.
@@ -370,13 +370,13 @@ def layer_pattern(frequency: str, layers: int, field: str = "moe_layer_freq") ->
     if frequency.isdigit() and int(frequency) >= 1:
         return tuple(i % int(frequency) == 0 for i in range(layers))
     parts = frequency.replace(" ", "").removeprefix("(").removesuffix(")").split("+")
-    found = [_FREQUENCY.fullmatch(part) for part in parts]
-    if not all(found):
+    matches = [_FREQUENCY.fullmatch(part) for part in parts]
+    if not all(matches):
         raise ConfigError(
             f"{field}={frequency!r} is neither a number nor a pattern",
             fix='every n-th layer: "n"; layer by layer: "([0]*3+[1]*58)" or "[0,1,1]"',
         )
-    pattern = [m[1].replace(",", "") * int(m[2] or 1) for m in found if m]
+    pattern = [m[1].replace(",", "") * int(m[2] or 1) for m in matches if m]
     flat = tuple(x == "1" for x in "".join(pattern))
     if len(flat) != layers:
         raise ConfigError(

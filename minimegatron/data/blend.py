@@ -28,9 +28,8 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from minimegatron.data.gpt_dataset import GPTDataset, read_batch
-from minimegatron.data.long_work import long_work
-from minimegatron.data.masking import Batch
+from minimegatron.data.gpt_dataset import Batch, GPTDataset, read_batch
+from minimegatron.data.indices import long_work
 from minimegatron.data.packing import PackedDataset
 
 BLOCK = 1 << 13  # draws that are made at a time

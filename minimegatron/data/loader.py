@@ -31,7 +31,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from minimegatron.data.masking import Batch
+from minimegatron.data.gpt_dataset import Batch
 from minimegatron.errors import ConfigError, DataError
 
 DATALOADER_TYPES = ("single", "cyclic")

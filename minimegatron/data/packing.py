@@ -34,11 +34,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from minimegatron.data.gpt_dataset import GPTDatasetConfig, LowLevelDataset, ReadInEpochs
-from minimegatron.data.index_cache import cached_arrays
+from minimegatron.data.gpt_dataset import Batch, GPTDatasetConfig, LowLevelDataset, ReadInEpochs
 from minimegatron.data.indexed import IndexedDataset
-from minimegatron.data.long_work import long_work
-from minimegatron.data.masking import Batch
+from minimegatron.data.indices import cached_arrays, long_work
 from minimegatron.errors import DataError
 
 

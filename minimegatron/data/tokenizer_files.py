@@ -17,15 +17,24 @@ A class of transformers (`GPT2Tokenizer`) takes the vocabulary from `tokenizer.j
 `add_prefix_space` counts, and is False where it is not given; the general class takes the rule from the file. The ids
 are those of `AutoTokenizer` in transformers 5 on the same folder.
 
+A conversation becomes one text by the folder's chat template, a Jinja program of somebody else's (`render`): it runs in
+Jinja's sandbox, sees the messages and the names of special tokens, changes nothing, calls nothing of Python, and loops
+over at most 100,000 things. What transformers gives a template is given here: `raise_exception`, `strftime_now`,
+`tojson` without HTML's escapes, `break` and `continue`, and `{% generation %}`, which marks the parts that are trained
+on and prints them. A message that spells a special token becomes that token, as in transformers: who writes messages of
+strangers looks for it first (`Tokenizer.spelled`).
+
 Nothing is downloaded, and no code of a folder (`auto_map`) runs.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import os
 import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenizers import AddedToken, decoders, pre_tokenizers
@@ -225,3 +234,68 @@ def _chat_template(folder: str, config: dict[str, Any]) -> str | None:
     if isinstance(found, list):
         found = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}.get("default")
     return found if isinstance(found, str) else None
+
+
+def render(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    special_tokens: Mapping[str, str],
+    add_generation_prompt: bool = True,
+    where: str = "",
+) -> str:
+    """A conversation as a template spells it.
+
+    Args:
+        template: Jinja source.
+        messages: each with "role" and "content", and what else the template reads.
+        special_tokens: {"bos_token": text, ...}, as the template may name them.
+        add_generation_prompt: end with the words that open the answer.
+        where: of the messages of errors.
+
+    Raises:
+        ConfigError: the template is broken, is stopped by the sandbox, or refuses the conversation.
+    """
+    import jinja2  # 50 ms, for conversations alone
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_generation(), loopcontrols]
+    )
+
+    def refuse(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    plain = json.loads(json.dumps(list(messages)))  # data alone: the template meets no object that has methods
+    values = {"tools": None, "documents": None, **special_tokens}
+    try:
+        rendered = environment.from_string(template)
+        return rendered.render(messages=plain, add_generation_prompt=add_generation_prompt, **values)
+    except Exception as error:  # a program of somebody else's may fail in any way
+        raise ConfigError(
+            f"the chat template stops: {error}", where=where, fix="messages in the form that the model's page shows"
+        ) from error
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def _generation() -> type:
+    from jinja2 import nodes
+    from jinja2.ext import Extension
+
+    class Generation(Extension):
+        """`{% generation %}...{% endgeneration %}` prints what stands in it."""
+
+        tags = {"generation"}
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body).set_lineno(line)
+
+    return Generation

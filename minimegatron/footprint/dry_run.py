@@ -55,9 +55,9 @@ from minimegatron.comm import async_ops
 from minimegatron.comm.mesh import AXES, Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.footprint.gpu import computing_on_gpu
-from minimegatron.layers.deferred import DeferredGradients, compute, deferring
 from minimegatron.layers.moe.dispatch import LOADS, Loads
 from minimegatron.layers.step_hooks import StepHooks
+from minimegatron.layers.wgrad import WeightGradStore, compute_wgrads, deferring_wgrad
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.spec import ModuleSpec
 from minimegatron.parallel.data.ddp import DistributedDataParallel
@@ -572,7 +572,7 @@ def _shape(spec: TensorSpec) -> torch.Size:
 
 def _microbatch(model: GPTModel, recorder: Recorder, z: Sizes, splits: bool) -> dict[int, int]:
     """Forward, loss and backward; what the weights' half needs."""
-    queue = DeferredGradients() if splits else None
+    queue = WeightGradStore() if splits else None
     inputs, outputs = model.stage_specs(z.b, z.s)
     with recording(recorder):
         batch = {
@@ -583,19 +583,19 @@ def _microbatch(model: GPTModel, recorder: Recorder, z: Sizes, splits: bool) -> 
         if z.documents:
             batch["document_ids"] = torch.zeros(z.b, z.s * z.mesh.cp.size, dtype=torch.int64)
         x = {n: torch.zeros(_shape(t), dtype=t.dtype, requires_grad=t.has_gradient) for n, t in inputs.items()} or None
-        with deferring(model, queue):
+        with deferring_wgrad(model, queue):
             output = model(batch["tokens"], None, batch["labels"], document_ids=batch.get("document_ids"), inputs=x)
             ys = [(output * batch["loss_mask"]).sum()] if model.post_process else [output[n] for n in outputs]
         edges = [torch.autograd.graph.get_gradient_edge(y) for y in ys if y.requires_grad]
         del output, ys
         recorder.forward_ended()
         dys = [torch.zeros(_shape(t), dtype=t.dtype) for t in outputs.values() if t.has_gradient] or None
-        with deferring(model, queue):
+        with deferring_wgrad(model, queue):
             torch.autograd.backward(edges, dys)
         del edges, dys, x, batch
         put_off = recorder.backward_ended()
         if queue is not None:
-            compute(queue.take())
+            compute_wgrads(queue.take())
     return put_off
 
 

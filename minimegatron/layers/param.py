@@ -16,11 +16,11 @@ From this one description follow
 
 * initialisation that is equal in every layout: the logical tensor is drawn from generators seeded by (seed, name) and
   each rank keeps its part (`layers/logical`), so tp, pp, dp and the order of construction cannot matter; large
-  matrices are drawn in tiles (`layers/noise`) and experts one by one, from their number in the whole model, so that a
+  matrices are drawn in tiles (`layers/logical`) and experts one by one, from their number in the whole model, so that a
   rank draws little but what it holds;
 * loading and gathering logical tensors (`layers/logical`), which converters and tests use;
 * the reduction that a replicated parameter's gradient still needs (`partial`, see `parallel/data/finalize.py`);
-* which ranks hold copies that must stay equal (`copy_axes`, see `comm/replicas.py`);
+* which ranks hold copies that must stay equal (`copy_axes`, see `comm/fingerprints.py`);
 * who counts it in the global gradient norm (`sharded`, see `optim/clip.py`).
 
 | `partial`    | a parameter that is replicated over tp, but whose gradient on each rank is only...            |

@@ -35,12 +35,12 @@ from minimegatron.layers.attention.self_attention import AttentionContext
 from minimegatron.layers.dropout import Dropout
 from minimegatron.layers.embedding import LanguageModelEmbedding
 from minimegatron.layers.inference_context import InferenceContext, StateSpec
-from minimegatron.layers.linear import ColumnParallelLinear
+from minimegatron.layers.linear import ColumnParallelLinear, linear
 from minimegatron.layers.logical import initialize
 from minimegatron.layers.loss import vocab_parallel_cross_entropy
 from minimegatron.layers.param import Init
-from minimegatron.layers.products import Entry, PlainProducts
 from minimegatron.layers.rope import RotaryEmbedding
+from minimegatron.layers.wgrad import WeightGradStore
 from minimegatron.models.block import TransformerBlock
 from minimegatron.models.contract import Weights
 from minimegatron.models.gpt_layer_specs import check_parts, decoder_layer_spec, prediction_spec, switch_precision
@@ -66,7 +66,7 @@ class GPTModel(nn.Module):
         rng: dropout streams; needed when the model has dropout.
 
     Attributes:
-        products: what computes a tied output layer (`layers/products.py`).
+        wgrad_store: where a tied output layer puts its wgrad, as a `ParallelLinear` does.
 
     Raises:
         ConfigError: the model does not fit the layout.
@@ -104,7 +104,7 @@ class GPTModel(nn.Module):
         self.mtp: Any = None if predictions is None else build_module(predictions, config, mesh, spec, rng)
         switch_precision(self, self.decoder, config, mesh)
         self.output_layer = None
-        self.products = PlainProducts()
+        self.wgrad_store: WeightGradStore | None = None
         self._inputs: Tensors | None = None
         if post_process and (config.untie_embeddings_and_output_weights or self.embedding is None):
             self.output_layer = ColumnParallelLinear(
@@ -247,7 +247,7 @@ class GPTModel(nn.Module):
         else:
             assert self.embedding is not None, "a tied output layer needs the embedding on this stage"
             weight = self.embedding.word_embeddings.weight
-            logits = self.products.linear(hidden, weight, None, Entry(self.mesh.tp, self.mesh.sequence_parallel))
+            logits = linear(hidden, weight, None, self.mesh.tp, self.mesh.sequence_parallel, self.wgrad_store)
         cap = self.config.final_logit_softcapping
         return logits if cap is None else cap * torch.tanh(logits / cap)
 

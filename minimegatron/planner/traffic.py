@@ -23,8 +23,8 @@ from minimegatron.config.parallel import StagePlan, plan_stages
 from minimegatron.config.run import RunConfig
 from minimegatron.footprint.dry_run import Sizes, require_known
 from minimegatron.footprint.prediction import actions_of, meta_model, meta_wrapper, sizes_of
-from minimegatron.layers.fp8_linear import ParallelFp8
-from minimegatron.layers.fp8_scales import CurrentScale, DelayedScale
+from minimegatron.layers.fp8.linear import ParallelFp8
+from minimegatron.layers.fp8.scaling import CurrentScale, DelayedScale
 from minimegatron.layers.moe.router import tally_size
 from minimegatron.layers.param import layout_of
 from minimegatron.models.chunks import ModelChunks, schedule_of

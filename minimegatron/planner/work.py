@@ -36,8 +36,8 @@ from minimegatron.layers.attention.mla import MultiLatentAttention, ReplicatedLi
 from minimegatron.layers.attention.self_attention import SelfAttention
 from minimegatron.layers.dropout import Dropout
 from minimegatron.layers.embedding import VocabParallelEmbedding
-from minimegatron.layers.fp8_linear import ParallelFp8
-from minimegatron.layers.fp8_scales import CurrentScale, DelayedScale, TileScales
+from minimegatron.layers.fp8.linear import ParallelFp8
+from minimegatron.layers.fp8.scaling import CurrentScale, DelayedScale, TileScales
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.mlp import MLP
 from minimegatron.layers.moe.dispatch import experts_here, planned_loads

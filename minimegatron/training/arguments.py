@@ -74,31 +74,31 @@ def parse_args(argv: Sequence[str], world_size: int = 1, *, reads: bool = True) 
         SystemExit: after `--help`.
     """
     parser = build_parser()  # --help ends here, before anything that needs torch is imported
-    found, rest = parser.parse_known_args(list(argv), argparse.Namespace(origins={}, notes=[]))
+    args, rest = parser.parse_known_args(list(argv), argparse.Namespace(origins={}, notes=[]))
     _refuse_unknown(rest, parser)
-    flags = {k: v for k, v in vars(found).items() if k not in ("origins", "notes", "preset", "config", "spec")}
-    _group_query_attention(flags, found.notes)
-    defaults = {**DEFAULTS, "model": {**DEFAULTS["model"], **_dependent_defaults(flags, found.notes)}}
+    flags = {k: v for k, v in vars(args).items() if k not in ("origins", "notes", "preset", "config", "spec")}
+    _group_query_attention(flags, args.notes)
+    defaults = {**DEFAULTS, "model": {**DEFAULTS["model"], **_dependent_defaults(flags, args.notes)}}
 
-    from_file = _read_config(found.config) if found.config else {}
+    from_file = _read_config(args.config) if args.config else {}
     saved = _of_checkpoint({**from_file.get("checkpoint", {}), **flags})
     values: dict[str, dict[str, Any]] = {}
     given: set[str] = set()
     for name, cls in SECTIONS.items():
         fields = {f.name for f in dataclasses.fields(cls)}
-        chosen = {**saved, **(preset(found.preset) if found.preset else {})} if name == "model" else {}
+        chosen = {**saved, **(preset(args.preset) if args.preset else {})} if name == "model" else {}
         chosen = {**chosen, **from_file.get(name, {}), **{k: v for k, v in flags.items() if k in fields}}
-        use_defaults = name != "model" or not (saved or found.preset or name in from_file)
+        use_defaults = name != "model" or not (saved or args.preset or name in from_file)
         values[name] = {**(defaults.get(name, {}) if use_defaults else {}), **chosen}
         given |= chosen.keys()
-    spec = found.spec or from_file.get("spec")
+    spec = args.spec or from_file.get("spec")
     if spec is not None and len(spec) != 2:
         raise ConfigError(f"--spec {' '.join(spec)}: {len(spec)} words", fix="give a module and a function of it")
     run = RunConfig(
         **{name: cls.from_dict(values[name]) for name, cls in SECTIONS.items()},
         spec=(spec[0], spec[1]) if spec else None,
         given=frozenset(given),
-        notes=tuple(found.notes),
+        notes=tuple(args.notes),
     )
     named = set(flags)  # a preset's fields are a model as published, and the first line of a log has every field
     for name, cls in SECTIONS.items():
@@ -171,26 +171,26 @@ def _read_config(path: str) -> dict[str, Any]:
     """Sections of a JSON file, unknown ones refused."""
     try:
         with open(path, encoding="utf-8") as file:
-            found = json.load(file)
+            sections = json.load(file)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"--config {path}: {error}", fix="give a JSON file with sections " + ", ".join(SECTIONS)
         ) from error
-    if not isinstance(found, dict):
+    if not isinstance(sections, dict):
         raise ConfigError(
-            f"--config {path} holds a {type(found).__name__}", fix='for example {"model": {"num_layers": 4}}'
+            f"--config {path} holds a {type(sections).__name__}", fix='for example {"model": {"num_layers": 4}}'
         )
-    found.pop("event", None)  # the first line of a log file is a configuration
-    for section, values in found.items():
+    sections.pop("event", None)  # the first line of a log file is a configuration
+    for section, values in sections.items():
         if section not in (*SECTIONS, "spec"):
             fix = did_you_mean(section, SECTIONS) or f"choose among {', '.join(SECTIONS)}, spec"
             raise ConfigError(f"--config {path} has a section {section!r}", fix=fix)
-        wanted = list if section == "spec" else dict
-        if not isinstance(values, wanted):
-            raise ConfigError(f"--config {path}: section {section!r} is {values!r}", fix=f"a JSON {wanted.__name__}")
+        kind = list if section == "spec" else dict
+        if not isinstance(values, kind):
+            raise ConfigError(f"--config {path}: section {section!r} is {values!r}", fix=f"a JSON {kind.__name__}")
         if isinstance(values, dict):
-            found[section] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-    return found
+            sections[section] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    return sections
 
 
 def _refuse_unknown(rest: Sequence[str], parser: argparse.ArgumentParser) -> None:
@@ -214,7 +214,7 @@ def _refuse_unknown(rest: Sequence[str], parser: argparse.ArgumentParser) -> Non
     subjects: dict[str, list[str]] = {}
     for flag in flags:
         subjects.setdefault(refused_subject(flag) or "unknown to Megatron-LM as well", []).append(flag)
-    lines = "".join(f"\n  {subject}: {' '.join(found)}" for subject, found in subjects.items())
+    lines = "".join(f"\n  {subject}: {' '.join(of_subject)}" for subject, of_subject in subjects.items())
     raise ConfigError(
         f"{len(flags)} flags that minimegatron does not support yet or does not know:{lines}",
         fix="; ".join([*fixes, "drop them; those of Megatron-LM would have changed the run"]),

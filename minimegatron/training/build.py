@@ -1,9 +1,11 @@
-"""A trainer from a run's configuration: every part of it, made in the one order in which the ranks make it together.
+"""Builds the trainer of a run, and prints the run's banner: machine, data, model, number of steps.
+
+All ranks build the parts in one order, because some parts communicate:
 
     mesh -> random streams -> data (rank 0 first) -> model -> DDP -> optimizer -> schedule -> observers -> checkpoint
 
-Everything that could refuse does so before the first step: rules between the configurations (`rules.check_run`),
-the layout when the mesh is built, the data when it is opened, the model when it is built.
+Every mistake is reported before the first step: rules between the configurations by `rules.check_run`, the layout when
+the mesh is built, the data when it is opened, the model when it is built.
 
 Megatron-LM: `pretrain` and `setup_model_and_optimizer` in `megatron/training/training.py`.
 """
@@ -73,10 +75,10 @@ def build_trainer(
     train_iters = iterations_of(run.training, sizes)
     if mesh.rank == 0 and not quiet:
         print(describe_machine(run, mesh), flush=True)
-    began = continues(run.checkpoint, mesh)
-    wanted = _samples_wanted(run, sizes, began)
-    joint = _joint(run, sizes, began, wanted)
-    data = load_data(run, mesh, wanted, joint, quiet)
+    saved = continues(run.checkpoint, mesh)
+    samples_wanted = _samples_wanted(run, sizes, saved)
+    joint = _joint(run, sizes, saved, samples_wanted)
+    data = load_data(run, mesh, samples_wanted, joint, quiet)
     run = dataclasses.replace(run, model=run.trained_model(data.vocab_size))
     if data.train is None:
         raise DataError("there is no training set", fix="--split with a first share above 0, or --train-data-path")
@@ -195,7 +197,7 @@ def _samples_of(run: RunConfig, sizes: NumMicrobatches, train_iters: int) -> tup
 def _joint(
     run: RunConfig, sizes: NumMicrobatches, began: Mapping[str, Any] | None, wanted: tuple[int, int, int]
 ) -> Joint:
-    """Samples whose epochs are shuffled together, as the run began (`data/epochs`).
+    """Samples whose epochs are shuffled together, as the run began (`data/indices`).
 
     Checkpoints that do not say it are of Megatron-LM or of an older version, and have its order of all samples of
     the run, which was as long as their weight decay might grow.
@@ -237,8 +239,8 @@ def describe_run(run: RunConfig, train_iters: int, batch_sizes: NumMicrobatches)
     ]
     if run.parallel.pipeline_model_parallel_size > 1:
         plan = plan_stages(run.parallel, model.num_layers)
-        held = " ".join(str(len(layers)) for layers in plan.layers)
-        lines.append(f"pipeline: {plan.schedule}, {len(plan.layers)} stages of {held} layers on {plan.ranks} ranks")
+        counts = " ".join(str(len(layers)) for layers in plan.layers)
+        lines.append(f"pipeline: {plan.schedule}, {len(plan.layers)} stages of {counts} layers on {plan.ranks} ranks")
     clip = run.optimizer.clip_grad
     cut = f"before it is clipped to {clip:g}" if clip else "which is not clipped"
     return "\n".join([*lines, f"grad norm, below: of the whole gradient, {cut}"])

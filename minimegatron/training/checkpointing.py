@@ -49,7 +49,7 @@ from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config.run import CheckpointConfig
 from minimegatron.config.same_model import differing
-from minimegatron.data.published_tokenizer import made_files
+from minimegatron.data.tokenizer import made_files
 from minimegatron.errors import BadStep, CheckpointError, ConfigError, DeadlineError, RankError
 from minimegatron.training import run_state
 from minimegatron.training.datasets import RunData
@@ -219,21 +219,21 @@ class Checkpoints(Observer):
         same_layout = run_state.same_layout(manifest.state["layout"], self.mesh)
         fresh = _is_fresh(config, manifest.state)
         optim = config.load_optim and not fresh
-        said = compare(manifest.state, state.run, state.facts, weights_only=fresh, new_optimizer=not optim)
+        notes = compare(manifest.state, state.run, state.facts, weights_only=fresh, new_optimizer=not optim)
         rng = config.load_rng and not fresh and same_layout
-        for there, prefix, flag in ((optim, "optimizer.", "--no-load-optim"), (rng, "rng.", "--no-load-rng")):
-            if there and not any(name.startswith(prefix) for name in manifest.tensors):
+        for taken, prefix, flag in ((optim, "optimizer.", "--no-load-optim"), (rng, "rng.", "--no-load-rng")):
+            if taken and not any(name.startswith(prefix) for name in manifest.tensors):
                 raise CheckpointError(
                     f"it was saved without {prefix[:-1]} state", where=str(folder), fix=f"{flag} begins with a new one"
                 )
 
         def read(wanted: dict[str, Logical]) -> None:
-            mine = list[str]()
+            hashed = list[str]()
             if config.verify_checkpoint:
                 # of the same layout: what it wants
-                mine = sorted(manifest.files)[self.mesh.rank :: self.mesh.world.size]
+                hashed = sorted(manifest.files)[self.mesh.rank :: self.mesh.world.size]
                 on_rank_zero(lambda: commit.verify_names(folder, manifest), self.mesh.world)
-            read_tensors(wanted, folder, manifest, self.mesh.world, mine)
+            read_tensors(wanted, folder, manifest, self.mesh.world, hashed)
 
         state.load(
             manifest,
@@ -250,7 +250,7 @@ class Checkpoints(Observer):
             state.begin_streams()
             self.say("random streams begin anew, from the seed and the iteration: the layout is another one")
         what = "weights of the checkpoint" if fresh else "checkpoint"
-        self.say("\n".join(filter(None, [said, f"loaded {what} of iteration {step} from {root}"])))
+        self.say("\n".join(filter(None, [notes, f"loaded {what} of iteration {step} from {root}"])))
         return step
 
     @property
@@ -276,21 +276,21 @@ def load_published(state: RunState, folder: Path) -> str:
         CheckpointError, ConfigError: on every rank: the folder is not whole, or holds another model.
     """
     world, config = state.mesh.world, state.run.model
-    found = on_all_ranks(lambda: open_model(folder, "hf"), world)
-    differs = differing(config, found.config)
+    published = on_all_ranks(lambda: open_model(folder, "hf"), world)
+    differs = differing(config, published.config)
     if differs:
         raise CheckpointError(
             "the published model is another one than the flags describe:\n  " + "\n  ".join(differs),
             where=str(folder),
             fix="drop the flags that say something else; config.json describes the model",
         )
-    held = {name.removeprefix("model."): tensor for name, tensor in model_tensors(state.model).items()}
-    held = {name: tensor for name, tensor in held.items() if not name.endswith(SCALES)}  # FP8's begin with the run
-    on_all_ranks(lambda: fill(held, found, config.params_dtype), world)
+    named = {name.removeprefix("model."): tensor for name, tensor in model_tensors(state.model).items()}
+    tensors = {name: tensor for name, tensor in named.items() if not name.endswith(SCALES)}  # FP8's begin anew
+    on_all_ranks(lambda: fill(tensors, published, config.params_dtype), world)
     state.took_weights()
-    theirs, here = found.config.params_dtype, config.params_dtype
-    rounded = f", {theirs} in the files, {here} here" if theirs != here else ""
-    return f"loaded the {found.family} model in {folder}{rounded}"
+    stored, dtype = published.config.params_dtype, config.params_dtype
+    rounded = f", {stored} in the files, {dtype} here" if stored != dtype else ""
+    return f"loaded the {published.family} model in {folder}{rounded}"
 
 
 def keep_what_was_given(load: str | None, data: RunData, root: Path) -> str:
@@ -305,16 +305,16 @@ def keep_what_was_given(load: str | None, data: RunData, root: Path) -> str:
         CheckpointError: it cannot be read or written.
     """
     tokenizer = data.tokenizer
-    there: companions.Files = {}
+    given: companions.Files = {}
     if load is not None:
         folder = Path(load) if is_published(Path(load)) else Path(load) / companions.FOLDER
-        there = companions.files_in(folder) if folder.is_dir() else {}
+        given = companions.files_in(folder) if folder.is_dir() else {}
     files = made_files(tokenizer)
     if (own := data.tokenizer_model) is not None:
         files = companions.tokenizer_files_in(Path(own) if Path(own).is_dir() else Path(own).parent)
     ids = dict(zip(TOKENS, (tokenizer.bos, tokenizer.eod, tokenizer.pad), strict=True))
-    said = {name: i for name, i in ids.items() if i is not None and i >= 0}  # NO_PAD is no token
-    return companions.keep(root, companions.of_run(there, files, said))
+    token_ids = {name: i for name, i in ids.items() if i is not None and i >= 0}  # NO_PAD is no token
+    return companions.keep(root, companions.of_run(given, files, token_ids))
 
 
 def continues(config: CheckpointConfig, mesh: Mesh) -> dict[str, Any] | None:
@@ -359,15 +359,15 @@ def _is_fresh(config: CheckpointConfig, state: Mapping[str, Any]) -> bool:
 
 
 def _chosen(config: CheckpointConfig, root: Path, steps: list[int]) -> int | None:
-    asked = config.ckpt_step
-    if asked is None and steps:
+    step = config.ckpt_step
+    if step is None and steps:
         return steps[-1]
-    if asked in steps:
-        return asked
-    if asked is not None or config.exit_on_missing_checkpoint:
-        what = "no checkpoint" if asked is None else f"no checkpoint of step {asked}"
-        there = f"choose among {', '.join(map(str, steps))}" if steps else "look at what --load names"
-        raise CheckpointError(what, where=str(root), fix=there)
+    if step in steps:
+        return step
+    if step is not None or config.exit_on_missing_checkpoint:
+        what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+        fix = f"choose among {', '.join(map(str, steps))}" if steps else "look at what --load names"
+        raise CheckpointError(what, where=str(root), fix=fix)
     return None
 
 

@@ -8,8 +8,8 @@
 
 `NullTokenizer` has one id more than `--vocab-size` says, the end of document, and so has the model; as in Megatron.
 
-Index arrays and corpora are built by rank 0 while the others wait, then found by all: 1,000 ranks that all begin to
-build would be 1,000 times the work on one file system. An error on rank 0 is raised on every rank.
+Rank 0 builds index arrays and corpora while the others wait; then all ranks read them. An error on rank 0 is raised on
+every rank.
 
 Megatron-LM: `build_train_valid_test_datasets` in `megatron/training/training.py`, `pretrain_gpt.py`.
 """
@@ -31,10 +31,9 @@ from minimegatron.config.run import RunConfig
 from minimegatron.data.blend import BlendedDataset
 from minimegatron.data.builder import Dataset, build_datasets, parse_data_path, read_data_args
 from minimegatron.data.corpus import prepare_corpus
-from minimegatron.data.gpt_dataset import GPTDataset, GPTDatasetConfig
+from minimegatron.data.gpt_dataset import Batch, GPTDataset, GPTDatasetConfig
 from minimegatron.data.indexed import IndexedDataset
 from minimegatron.data.loader import DataLoader
-from minimegatron.data.masking import Batch
 from minimegatron.data.packing import PackedDataset
 from minimegatron.data.tokenizer import NullTokenizer, Tokenizer, build_tokenizer
 from minimegatron.errors import ConfigError
@@ -96,7 +95,7 @@ def load_data(
         run: where tokens come from, and the vocabulary if one was chosen.
         mesh: the ranks.
         num_samples: of train, valid and test.
-        joint: of each so many in Megatron's order (`data/epochs`).
+        joint: of each so many in Megatron's order (`data/indices`).
         quiet: no bar, however long it takes.
 
     Raises:
@@ -196,8 +195,8 @@ def microbatches(
     """
     loader = DataLoader(dataset, micro_batch_size, mesh.dp.rank, mesh.dp.size, consumed_samples=consumed_samples)
     for batch in loader:
-        mine = cut_batch(batch, mesh)  # labels were shifted before, so each rank has the label of its last token
-        yield to_device(mine, device)
+        part = cut_batch(batch, mesh)  # labels were shifted before, so each rank has the label of its last token
+        yield to_device(part, device)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from minimegatron.data.masking import Batch
+from minimegatron.data.gpt_dataset import Batch
 from minimegatron.errors import ConfigError
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.contract import ModelStage

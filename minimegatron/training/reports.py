@@ -1,10 +1,8 @@
-"""What a step tells its host: losses summed over all ranks, in one message and one read of the device.
+"""Sums the losses of a step over all ranks, and reads them from the device: one message, one read.
 
-The problem in a sentence: whenever the host reads a number, it waits until the GPU has done all that was asked of it,
-and the GPU then waits until the host has asked for more; a step that reads four numbers one after the other is idle
-four times.
-
-So counts and sums stay on the device until the step needs them to decide, and then come together:
+Whenever the host reads a number, it waits until the GPU has finished its queue, and the GPU then idles until the host
+has launched more. A step that reads four numbers one after the other is idle four times. So counts and sums stay on
+the device until the step needs them to decide, and are read together:
 
     [ sum, count of each loss ..., asks to stop ]      summed over `world`; in a pipeline also: has new names
     [ token count, loads of experts ... ]              summed before, read along
@@ -13,8 +11,8 @@ So counts and sums stay on the device until the step needs them to decide, and t
 |---------------------------------------------------------|-------------------------|
 | here                                                    | once a step, evaluation |
 | for norm, zeros, non-finite tensors (`optim/optimizer`) | once a step             |
-| for the counts of experts (`layers/moe/dispatch`)           | once a layer and pass   |
-| for the borders of documents (`layers/attention/mask`)            | once a microbatch       |
+| for the counts of experts (`layers/moe/dispatch`)       | once a layer and pass   |
+| for the borders of documents (`layers/attention/mask`)  | once a microbatch       |
 
 **Names.** Only the last stage of a pipeline has losses, and every rank must send as many numbers. The last stage sends
 their names once, in a message of their own. Should it ever have others, the number `has new names` tells all ranks, and
@@ -117,7 +115,7 @@ def reduce_reports(
     flags = [asks_to_stop] if mesh.pp.size == 1 else [asks_to_stop, bool(reports) and list(reports) != names]
     zero = torch.zeros(2, dtype=torch.float64, device=mesh.device)
     pairs = [reports.get(name, zero).double() for name in names]
-    # made by the device: for a number of the host's it would be waited for
+    # made on the device: a copy of a number of the host would make the host wait
     raised = [torch.full((1,), float(flag), dtype=torch.float64, device=mesh.device) for flag in flags]
     summed = all_reduce(torch.cat(pairs + raised), mesh.world)
     tables = [table.double().flatten() for table in ([] if num_tokens is None else [num_tokens]) + [*hook_tables]]
@@ -165,8 +163,9 @@ def check_finite(losses: dict[str, float], reports: dict[str, torch.Tensor], mes
     bad = [name for name, value in losses.items() if not math.isfinite(value)]
     if not bad:
         return
-    mine = torch.stack([pair[0] for pair in reports.values()] or [torch.zeros((), device=mesh.device)]).isfinite().all()
-    flags = all_gather((~mine).to(torch.uint8).reshape(1), mesh.world).tolist()
+    sums = [pair[0] for pair in reports.values()] or [torch.zeros((), device=mesh.device)]
+    finite = torch.stack(sums).isfinite().all()
+    flags = all_gather((~finite).to(torch.uint8).reshape(1), mesh.world).tolist()
     ranks = [str(rank) for rank, flag in zip(mesh.world.ranks, flags, strict=True) if flag]
     raise BadStep(
         f"{' and '.join(bad)} is {losses[bad[0]]}; nothing has moved",

@@ -140,7 +140,7 @@ def _check_graph(run: RunConfig) -> None:
     model, parallel, data = run.model, run.parallel, run.data
     strategy = parallel.data_parallel_sharding_strategy
     sizes = [f"{axis}_parallel_size" for axis in ("tensor_model", "pipeline_model", "context", "expert_model")]
-    found = {
+    cannot = {
         **{size: getattr(parallel, size) > 1 for size in sizes},
         "overlap_grad_reduce": parallel.overlap_grad_reduce,
         "overlap_param_gather": parallel.overlap_param_gather,
@@ -154,7 +154,7 @@ def _check_graph(run: RunConfig) -> None:
         "rampup_batch_size": run.training.rampup_batch_size is not None,
         "documents (reset_attention_mask, sequence_packing)": data.reset_attention_mask or data.sequence_packing,
     }
-    used = [name for name, wanted in found.items() if wanted]
+    used = [name for name, is_used in cannot.items() if is_used]
     require(
         not used,
         f"cuda_graph_impl local with {', '.join(used)}: a recorded step has one shape, no messages, no generators and "
@@ -168,13 +168,13 @@ def _check_twin(run: RunConfig, dp: int) -> None:
     if not run.training.check_first_step:
         return
     model = run.model
-    found = {
+    cannot = {
         "fp8_format": model.fp8_format is not None,
         "transformer_impl transformer_engine": model.transformer_impl == "transformer_engine",
         "moe_expert_capacity_factor": model.moe_expert_capacity_factor is not None,
         "moe_input_jitter_eps": model.moe_input_jitter_eps is not None,
     }
-    used = [name for name, wanted in found.items() if wanted]
+    used = [name for name, is_used in cannot.items() if is_used]
     require(
         not used,
         f"check_first_step with {', '.join(used)}: one process rounds, drops or draws other numbers",

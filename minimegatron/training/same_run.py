@@ -1,6 +1,6 @@
 """What ranks compare when they meet, and what a run that goes on must share with the checkpoint it loads.
 
-**Between ranks** (`run_facts`; `launch/agreement` compares):
+**Between ranks** (`rank_facts`; `launch/agreement` compares):
 
 | facts                                                 | compared                        | because                 |
 |-------------------------------------------------------|---------------------------------|-------------------------|
@@ -65,7 +65,7 @@ RANK_LOCAL: dict[str, str] = {
 }  # fmt: skip
 
 
-def run_facts(run: RunConfig) -> dict[str, Any]:
+def rank_facts(run: RunConfig) -> dict[str, Any]:
     """Facts that are known before the ranks meet: configuration, versions, code."""
     facts = {name: value for name, value in run.fields().items() if name not in RANK_LOCAL}
     facts["version of Python"] = ".".join(map(str, sys.version_info[:2]))
@@ -86,19 +86,19 @@ def source_facts() -> dict[str, str]:
 
 def _source_of(module: str) -> str:
     try:
-        found = importlib.util.find_spec(module)
+        spec = importlib.util.find_spec(module)
     except ImportError:
-        found = None
-    path = found.origin if found is not None else None
+        spec = None
+    path = spec.origin if spec is not None else None
     return digest([Path(path).read_bytes()]) if path is not None and os.path.isfile(path) else "not found"
 
 
 def fields_of(run: RunConfig) -> dict[str, Any]:
     """Every field of a run that is compared by its value; as JSON has it."""
-    found = {name: value for name, value in run.fields().items() if name in OF_RUN | MODEL}
+    values = {name: value for name, value in run.fields().items() if name in OF_RUN | MODEL}
     if run.spec is not None:
-        found["spec"] = " ".join(run.spec)
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+        values["spec"] = " ".join(run.spec)
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def facts_of(run: RunConfig, sizes: NumMicrobatches, data: RunData) -> dict[str, Any]:
@@ -149,10 +149,11 @@ def compare(
             f"the checkpoint is of another {what}:\n  " + "\n  ".join(lines[:SHOWN]) + more,
             fix=f"give the flags of the run that wrote it, or {other}; --override-checkpoint-args goes on all the same",
         )
-    said = ["\n  ".join(["--override-checkpoint-args goes on with another run than the checkpoint's:", *lines])]
+    accepted = ["\n  ".join(["--override-checkpoint-args goes on with another run than the checkpoint's:", *lines])]
     unknown = [name for name in names if name not in saved]
     return "\n".join(
-        (said if lines else []) + ([f"not in the checkpoint, so not compared: {', '.join(unknown)}"] if unknown else [])
+        (accepted if lines else [])
+        + ([f"not in the checkpoint, so not compared: {', '.join(unknown)}"] if unknown else [])
     )
 
 

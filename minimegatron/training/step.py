@@ -57,7 +57,7 @@ from minimegatron.training import pipelined
 from minimegatron.training.reports import StepReport, check_finite, mark_losses, reduce_reports
 
 if TYPE_CHECKING:
-    from minimegatron.data.masking import Batch
+    from minimegatron.data.gpt_dataset import Batch
 
 Loss = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]  # sum, count, {name: [sum, count]}
 LossFunc = Callable[[torch.Tensor], Loss]

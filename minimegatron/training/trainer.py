@@ -199,7 +199,7 @@ class Trainer:
             observer.before_update()
 
     def _after_bad_step(self, error: BadStep, batch_size: int) -> None:
-        """Nothing has moved: go on without the batch, from here or from the newest checkpoint (`bad_steps`)."""
+        """Nothing has moved: go on without the batch, from here or from the newest checkpoint (`--bad-step`)."""
         state, policy = self.state, self.run.training.bad_step
         if policy == "stop":
             raise error

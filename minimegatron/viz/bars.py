@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from minimegatron.errors import ConfigError
 from minimegatron.viz.picture import (
+    BYTES,
     FAINT,
     INK,
     MEASURED,
@@ -17,13 +17,17 @@ from minimegatron.viz.picture import (
     PREDICTED,
     PREDICTED_LINE,
     REFERENCE,
+    SECONDS,
     Picture,
     bytes_text,
+    legend,
     new_figure,
+    rows_of_bars,
+    sample,
     scaled,
     styled,
 )
-from minimegatron.viz.timeline import LOOKS, SAID, UNITS
+from minimegatron.viz.timeline import LOOKS, SAID
 
 # --------------------------------------------------------------------------------------------------- bars made of parts
 # Bars made of parts: what a rank holds, by what it is; with the sum that a formula says beside it.
@@ -95,12 +99,8 @@ def stacked(
         axes.invert_yaxis()
         axes.set_xlim(0, 1.12 * most)
         axes.set_xlabel(what)
-        axes.grid(axis="x", visible=True)
-        axes.grid(axis="y", visible=False)
-        axes.tick_params(axis="y", length=0)
-        figure.legend(
-            loc="outside lower center", ncols=min(4, len(parts) + bool(predicted) + (limit is not None)), fontsize=8
-        )
+        rows_of_bars(axes, list(bars), range(len(bars)))
+        legend(figure, axes.get_legend_handles_labels()[0], 4)
     return figure
 
 
@@ -141,7 +141,7 @@ def byte_bars(
     if measured is not None:
         series.append(("measured", measured, *MEASURED))
     most = max(max(table.values(), default=0.0) for _, table, _, _ in series)
-    divisor, unit = scaled(most, ("B", "KiB", "MiB", "GiB", "TiB"), 1024)
+    divisor, unit = scaled(most, BYTES, 1024)
     height = 0.8 / len(series)
     with styled():
         figure = new_figure(8.0, 0.9 + 0.55 * len(keys), title)
@@ -150,26 +150,18 @@ def byte_bars(
             places = [k + (i - (len(series) - 1) / 2) * height for k in range(len(keys))]
             values = [table.get(key, 0.0) / divisor for key in keys]
             said = f"{name} (x: times what was predicted)" if name == "measured" and predicted else name
-            axes.barh(
-                places, values, height * 0.92, label=said, color=colour, hatch=pattern, edgecolor=INK, linewidth=0.7
-            )
-            for place, key in zip(places, keys, strict=True):
+            look = {"color": colour, "hatch": pattern, "edgecolor": INK, "linewidth": 0.7}
+            axes.barh(places, values, height * 0.92, label=said, **look)  # type: ignore[arg-type]
+            for place, key, value in zip(places, keys, values, strict=True):
                 axes.text(
-                    table.get(key, 0.0) / divisor,
-                    place,
-                    "  " + _label(key, name, predicted, table, divisor, unit),
-                    va="center",
-                    fontsize=8,
+                    value, place, "  " + _label(key, name, predicted, table, divisor, unit), va="center", fontsize=8
                 )
-        axes.set_yticks(range(len(keys)), keys)
+        rows_of_bars(axes, keys, range(len(keys)))
         axes.invert_yaxis()
         axes.set_xlim(0, most / divisor * 1.3 or 1.0)
         axes.set_xlabel(f"{unit} {what}")
-        axes.grid(axis="x", visible=True)
-        axes.grid(axis="y", visible=False)
-        axes.tick_params(axis="y", length=0)
         if len(series) > 1:
-            figure.legend(loc="outside lower center", ncols=2)
+            legend(figure, axes.get_legend_handles_labels()[0], fontsize=None)
     return figure
 
 
@@ -212,7 +204,7 @@ def waterfall(
         raise ConfigError("a waterfall of nothing", fix="give at least one part that takes time")
     if strange := sorted({kind for _, kind in parts.values()} - LOOKS.keys()):
         raise ConfigError(f"a part of kind {strange[0]!r}", fix=f"choose among {', '.join(LOOKS)}")
-    divisor, unit = scaled(whole * 1e6, UNITS, 1000)
+    divisor, unit = scaled(whole * 1e6, SECONDS, 1000)
     per_second = 1e6 / divisor
     with styled():
         figure = new_figure(8.6, 1.35 + 0.3 * (len(parts) + 1), title)
@@ -228,17 +220,12 @@ def waterfall(
             rate = f"{work / end / 1e12:,.0f}" if work and end > 0 else ""
             _numbers(axes, row, (f"{seconds * per_second:,.{digits}f}", f"{seconds / whole:.1%}", rate))
         _numbers(axes, -0.8, (unit, "share", "TFLOP/s" if work else ""))
-        axes.set_yticks(range(len(parts) + 1), [*parts, total])
+        rows_of_bars(axes, [*parts, total], range(len(parts) + 1))
         axes.set_ylim(len(parts) + 0.5, -0.5)
         axes.set_xlim(0, 1.02 * per_second * whole)
         axes.set_xlabel(f"time in {unit}")
-        axes.grid(axis="x", visible=True)
-        axes.grid(axis="y", visible=False)
-        axes.tick_params(axis="y", length=0)
         kinds = [kind for kind in LOOKS if any(kind == other for _, other in parts.values())]
-        looks = [(kind, *LOOKS[kind]) for kind in kinds]
-        handles = [Patch(facecolor=c, hatch=h, edgecolor=INK, linewidth=0.5, label=SAID.get(k, k)) for k, c, h in looks]
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+        legend(figure, [sample(SAID.get(k, k), *LOOKS[k], linewidth=0.5) for k in kinds], fontsize=None)
     return figure
 
 

@@ -16,12 +16,21 @@ from matplotlib.figure import Figure
 
 from minimegatron.errors import ConfigError
 from minimegatron.viz.bars import FAR, stacked
-from minimegatron.viz.picture import INK, PALETTE, Picture, bytes_text, new_figure, scaled, styled
+from minimegatron.viz.picture import (
+    BYTES,
+    INK,
+    PALETTE,
+    SECONDS,
+    Picture,
+    bytes_text,
+    new_figure,
+    scaled,
+    styled,
+)
 
 if TYPE_CHECKING:
     from minimegatron.memory import Sample
 
-UNITS = ("µs", "ms", "s")
 ACROSS = 3  # panels
 # From the bottom of a stack to its top.
 OWNERS = {
@@ -76,7 +85,7 @@ def over_time(ranks: Mapping[str, Sequence[Sample]], *, limit: float, title: str
     near = limit <= FAR * max((s.total for samples in ranks.values() for s in samples), default=0)
     stack = _Stack.of(ranks, limit if near else None)
     end = max(samples[-1].seconds for samples in ranks.values())
-    divisor, unit = scaled(end * 1e6, UNITS, 1000)
+    divisor, unit = scaled(end * 1e6, SECONDS, 1000)
     with styled():
         figure = new_figure(8.6, 1.2 + 1.3 * len(ranks), title)
         panels = figure.subplots(len(ranks), 1, squeeze=False, sharex=True, sharey=True)[:, 0]
@@ -105,7 +114,7 @@ class _Stack:
         if not runs or any(not samples for samples in runs.values()):
             raise ConfigError("memory of nothing", fix="with memory.Tracker(...) as t: one step; then pass t.samples")
         most = max(limit or 0.0, *(max(s.total for s in samples) for samples in runs.values()))
-        divisor, unit = scaled(most, ("B", "KiB", "MiB", "GiB", "TiB"), 1024)
+        divisor, unit = scaled(most, BYTES, 1024)
         held = {owner for samples in runs.values() for sample in samples for owner in sample.owners}
         owners = [owner for owner in OWNERS if owner in held] + sorted(held - OWNERS.keys())
         return cls(divisor, unit, owners, most / divisor * 1.1, limit)
@@ -144,7 +153,7 @@ def ranks(peaks: Mapping[str, Mapping[str, float]], *, limit: float, title: str 
         ConfigError: no bytes at all, or an owner that is none of `OWNERS`.
     """
     most = max(sum(owners.values()) for owners in peaks.values())
-    divisor, unit = scaled(most, ("B", "KiB", "MiB", "GiB", "TiB"), 1024)
+    divisor, unit = scaled(most, BYTES, 1024)
     bars = {rank: {owner: n / divisor for owner, n in owners.items()} for rank, owners in peaks.items()}
     what = f"{unit} at the fullest moment of a step"
     return stacked(bars, looks=OWNERS, limit=limit / divisor, title=title, what=what)

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from minimegatron.errors import ConfigError
-from minimegatron.viz.picture import INK, PAPER, blank, box, colours, hatch, new_figure, styled, text_on
+from minimegatron.viz.picture import INK, PAPER, arrow, blank, box, colours, hatch, new_figure, styled, text_on
 
 Groups = Sequence[Sequence[int]]
 _GAP = 0.45  # between blocks of a slower axis, in cells
@@ -127,12 +127,11 @@ def _draw_arrows(axes: Axes, sizes: Mapping[str, int], extents: tuple[float, flo
     """Along which way each axis runs: the first two over one block, the next two over the whole picture."""
     names = [name for name, size in sizes.items() if size > 1]
     spans = [*(float(sizes[name]) for name in names[:2]), *extents[: max(0, len(names) - 2)]]
-    arrow = {"arrowstyle": "->", "color": INK, "linewidth": 1.0, "shrinkA": 0, "shrinkB": 0}
     patch = {"facecolor": "white", "edgecolor": "none", "pad": 1}
     for i, (name, span) in enumerate(zip(names, spans, strict=True)):
         offset, upright = (-0.25 if i < 2 else -0.72), i % 2 == 1
         start, middle, end = ((offset, v) if upright else (v, offset) for v in (0.0, span / 2, span))
-        axes.annotate("", xy=end, xytext=start, arrowprops=arrow)
+        arrow(axes, start, end, arrowstyle="->", linewidth=1.0, shrinkA=0, shrinkB=0)
         axes.text(*middle, name, ha="center", va="center", fontsize=9, rotation=90 * upright, bbox=patch)
 
 

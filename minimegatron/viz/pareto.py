@@ -12,8 +12,18 @@ from matplotlib.ticker import LogFormatter
 
 from minimegatron.errors import ConfigError
 from minimegatron.viz.bars import FAR
-from minimegatron.viz.picture import FAINT, INK, PALETTE, PREDICTED_LINE, Picture, new_figure, scaled, styled
-from minimegatron.viz.timeline import UNITS
+from minimegatron.viz.picture import (
+    BYTES,
+    FAINT,
+    INK,
+    PALETTE,
+    PREDICTED_LINE,
+    SECONDS,
+    Picture,
+    new_figure,
+    scaled,
+    styled,
+)
 
 Point = tuple[float, float]  # bytes, seconds
 
@@ -49,8 +59,8 @@ def pareto(
     """
     if not estimated or not planned:
         raise ConfigError(f"{len(estimated)} estimates and {len(planned)} plans", fix="give one of each at least")
-    divisor, unit = scaled(min(nbytes for nbytes, _ in estimated), ("B", "KiB", "MiB", "GiB", "TiB"), 1024)
-    tick, time = scaled(min(seconds for _, seconds in estimated) * 1e6, UNITS, 1000)
+    divisor, unit = scaled(min(nbytes for nbytes, _ in estimated), BYTES, 1024)
+    tick, time = scaled(min(seconds for _, seconds in estimated) * 1e6, SECONDS, 1000)
     fastest = min(planned, key=lambda point: point[1])
 
     def columns(points: Iterable[Point]) -> tuple[list[float], list[float]]:

@@ -26,7 +26,6 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from minimegatron.errors import ConfigError
 from minimegatron.trace import Event
@@ -36,17 +35,20 @@ from minimegatron.viz.picture import (
     INK,
     PALETTE,
     PREDICTED_LINE,
+    SECONDS,
     WORK,
     box,
     colours,
     hatch,
+    legend,
     new_figure,
+    rows_of_bars,
+    sample,
     scaled,
     styled,
 )
 
 KINDS = ("compute", "comm", "wait", "memory", "mark")
-UNITS = ("µs", "ms", "s")
 BAR = 0.92  # of a row's height
 PIXELS, THIN = 1000, 3  # of the whole width of a picture; below how many of them a bar is drawn with others of its look
 Look = tuple[str, str]  # colour, hatch
@@ -156,16 +158,13 @@ def _figure(
             if len(panels) > 1:
                 axes.set_title(name, loc="left")
             if name in expected:
-                at = expected[name] * 1e6 / scaled(horizon * 1e6, UNITS, 1000)[0]
+                at = expected[name] * 1e6 / scaled(horizon * 1e6, SECONDS, 1000)[0]
                 axes.axvline(at, label="predicted end", zorder=3, **PREDICTED_LINE)
-        grid[-1].set_xlabel(f"time in {scaled(horizon * 1e6, UNITS, 1000)[1]}")
-        handles: list[Artist] = [
-            Patch(facecolor=c, hatch=h, edgecolor=INK, linewidth=0.5, label=SAID.get(key, key))
-            for key, (c, h) in styles.items()
-        ]
+        grid[-1].set_xlabel(f"time in {scaled(horizon * 1e6, SECONDS, 1000)[1]}")
+        handles: list[Artist] = [sample(SAID.get(k, k), *look, linewidth=0.5) for k, look in styles.items()]
         if expected:
             handles.append(Line2D([], [], label="predicted end", **PREDICTED_LINE))
-        figure.legend(handles=handles, loc="outside lower center", ncols=min(8, len(handles)))
+        legend(figure, handles, 8, fontsize=None)
     return figure
 
 
@@ -227,7 +226,7 @@ def _styles(events: Sequence[tuple[Event, float]], by: str) -> dict[str, Look]:
 
 def _draw_panel(axes: Axes, panel: _Panel, horizon: float, look: Callable[[Event], Look], labels: bool) -> None:
     """All ranks of one panel, `horizon` seconds long; the time axis counts the unit that suits it."""
-    per_second, pixel = 1e6 / scaled(horizon * 1e6, UNITS, 1000)[0], horizon / PIXELS
+    per_second, pixel = 1e6 / scaled(horizon * 1e6, SECONDS, 1000)[0], horizon / PIXELS
     top, middles, instants = 0.0, [], panel.instants()
     thin: dict[tuple[str, str, str], list[list[tuple[float, float]]]] = {}  # colour, hatch, edge -> corners
     for rank, rows in panel.rows.items():
@@ -259,12 +258,9 @@ def _draw_panel(axes: Axes, panel: _Panel, horizon: float, look: Callable[[Event
     for (colour, pattern, edge), corners in thin.items():
         bars = PolyCollection(corners, facecolor=colour, edgecolor=edge, hatch=pattern, linewidth=0.6)
         axes.add_collection(bars, autolim=False)
-    axes.set_yticks(middles, [f"rank {rank}" for rank in panel.rows])
+    rows_of_bars(axes, [f"rank {rank}" for rank in panel.rows], middles)
     axes.set_ylim(top - 0.3, -0.1)
     axes.set_xlim(0, 1.02 * horizon * per_second)  # the last bar ends before the frame
-    axes.grid(axis="x", visible=True)
-    axes.grid(axis="y", visible=False)
-    axes.tick_params(axis="y", length=0)
 
 
 def _draw_instants(

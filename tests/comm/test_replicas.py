@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minimegatron.comm import replicas
+from minimegatron.comm import fingerprints as replicas
 from minimegatron.comm.mesh import Axis, Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import RankError

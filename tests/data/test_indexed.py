@@ -10,8 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minimegatron.data.indexed import IndexedDataset, IndexedDatasetBuilder
-from minimegatron.data.indexed_format import HEADER
+from minimegatron.data.indexed import HEADER, IndexedDataset, IndexedDatasetBuilder
 from minimegatron.data.tokenizer import NullTokenizer
 from minimegatron.errors import DataError
 
@@ -158,7 +157,7 @@ def copy(corpus, folder, sidecar=True):
     return folder / "x"
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(30))
 def test_any_damage_is_refused_with_its_place(corpus, tmp_path, seed):
     """Flip, cut or extend either file at a random place."""
     rng = np.random.RandomState(seed)
@@ -179,7 +178,7 @@ def test_any_damage_is_refused_with_its_place(corpus, tmp_path, seed):
     assert "byte" in caught.value.where and "/x." in caught.value.where
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(10))
 def test_structure_is_checked_without_a_sidecar(corpus, tmp_path, seed):
     """Files of Megatron's own have no hash; their header, lengths, offsets and sizes must still agree."""
     rng = np.random.RandomState(seed)
@@ -274,7 +273,7 @@ def test_verify_decides_whether_bin_is_hashed(corpus, tmp_path):
         IndexedDataset(prefix, verify=True)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_ids_outside_the_vocabulary(tmp_path, seed):
     """Refused on opening, with file, offset and value; with and without a sidecar; negative ones too."""
     rng = np.random.RandomState(seed)

@@ -10,8 +10,7 @@ import sys
 
 import pytest
 
-from minimegatron.data.formats import describe
-from minimegatron.data.jsonl import JsonlReader, parse_document
+from minimegatron.data.jsonl import JsonlReader, describe, parse_document
 from minimegatron.errors import DataError
 from tests.thorough import mostly_thorough
 
@@ -114,7 +113,7 @@ def test_what_may_be_jsonl_is_judged_by_its_lines(tmp_path, text):
     assert [data for _, data in lines(tmp_path / "x")] == [line for line in text.split(b"\n") if line]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_torn_and_corrupt_gzip(tmp_path, seed):
     rng = random.Random(seed)
     text = b"".join(b'{"text": "%d"}\n' % rng.randrange(10**9) for _ in range(2000))

@@ -9,9 +9,8 @@ import torch
 
 from minimegatron.data.blend import build_blending_indices, build_exhaustive_blending_indices, normalize
 from minimegatron.data.builder import build_datasets, parse_data_path, parse_split, split_documents
-from minimegatron.data.gpt_dataset import GPTDataset, GPTDatasetConfig
+from minimegatron.data.gpt_dataset import GPTDataset, GPTDatasetConfig, make_batch
 from minimegatron.data.indexed import IndexedDataset, IndexedDatasetBuilder, optimal_dtype
-from minimegatron.data.masking import make_batch
 from minimegatron.data.preprocess import preprocess
 from minimegatron.data.tokenizer import NullTokenizer
 from tests.data.test_indexed import write

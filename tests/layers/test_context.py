@@ -19,7 +19,7 @@ from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.config.fits import check_model_fits
 from minimegatron.errors import ConfigError
 from minimegatron.layers.attention import context_parallel as context
-from minimegatron.layers.attention import tiles
+from minimegatron.layers.attention import context_parallel as tiles
 from minimegatron.layers.attention.core_attention import CoreAttention
 from minimegatron.layers.attention.mask import AttentionMask
 from minimegatron.models.decoder import build_model

@@ -12,8 +12,7 @@ from minimegatron import trace
 from minimegatron.comm import collectives as c
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig, TransformerConfig
-from minimegatron.layers.moe.dispatch import DISPATCHERS, Dispatched, dispatch_bytes
-from minimegatron.layers.moe.permutation import Permutation
+from minimegatron.layers.moe.dispatch import DISPATCHERS, Dispatched, Permutation, dispatch_bytes
 from minimegatron.layers.moe.router import Routing
 
 E, H = 8, 6

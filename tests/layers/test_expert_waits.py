@@ -11,7 +11,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.layers.logical import initialize
 from minimegatron.layers.moe.layer import MoELayer
-from minimegatron.layers.moe.sinkhorn import LOOK, TINY, TOLERANCE, sinkhorn
+from minimegatron.layers.moe.router import LOOK, TINY, TOLERANCE, sinkhorn
 from minimegatron.layers.recompute import recompute, to_host
 from minimegatron.models.decoder import build_model
 from tests.waits import waits

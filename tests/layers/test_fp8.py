@@ -10,10 +10,9 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import ConfigError
 from minimegatron.kernels import reference
-from minimegatron.layers.fp8 import E4M3, E5M2, RECIPES, Fp8Recipe
-from minimegatron.layers.fp8_linear import ParallelFp8
-from minimegatron.layers.fp8_model import move_scales
-from minimegatron.layers.fp8_scales import DelayedScale, together
+from minimegatron.layers.fp8.linear import ParallelFp8, move_scales
+from minimegatron.layers.fp8.matmul import E4M3, E5M2, RECIPES, Fp8Recipe
+from minimegatron.layers.fp8.scaling import DelayedScale, together
 
 SERIAL = Mesh.serial()
 

@@ -8,9 +8,10 @@ import torch
 from minimegatron.comm.axis import ALONE
 from minimegatron.comm.mesh import Mesh
 from minimegatron.kernels import reference
-from minimegatron.layers import fp8, fp8_linear
-from minimegatron.layers.fp8 import E4M3, E5M2, Fp8Recipe, Quantised
-from minimegatron.layers.fp8_scales import scaling_of
+from minimegatron.layers.fp8 import linear as fp8_linear
+from minimegatron.layers.fp8 import matmul as fp8
+from minimegatron.layers.fp8.matmul import E4M3, E5M2, Fp8Recipe, Quantised
+from minimegatron.layers.fp8.scaling import scaling_of
 from tests.layers.test_fp8 import layer_of, linear, normal
 
 

@@ -8,10 +8,10 @@ import torch
 from minimegatron.comm.collectives import all_gather, all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig, TransformerConfig
-from minimegatron.layers import fp8_model
 from minimegatron.layers.attention.mla import ReplicatedLinear
-from minimegatron.layers.fp8 import E4M3, Fp8Recipe
-from minimegatron.layers.fp8_scales import DelayedScale, together
+from minimegatron.layers.fp8 import linear as fp8_model
+from minimegatron.layers.fp8.matmul import E4M3, Fp8Recipe
+from minimegatron.layers.fp8.scaling import DelayedScale, together
 from minimegatron.layers.linear import ColumnParallelLinear
 from minimegatron.layers.moe.layer import Experts
 from minimegatron.layers.param import Init

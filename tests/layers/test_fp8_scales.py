@@ -13,9 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from minimegatron.comm.axis import ALONE
 from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import ConfigError
-from minimegatron.layers import fp8_linear, fp8_model
-from minimegatron.layers.fp8 import E4M3, E5M2, Fp8Recipe
-from minimegatron.layers.fp8_scales import DelayedScale, Siblings, scaling_of, together
+from minimegatron.layers.fp8 import linear as fp8_linear
+from minimegatron.layers.fp8 import linear as fp8_model
+from minimegatron.layers.fp8.matmul import E4M3, E5M2, Fp8Recipe
+from minimegatron.layers.fp8.scaling import DelayedScale, Siblings, scaling_of, together
 from minimegatron.models.decoder import build_model
 from minimegatron.models.families import family_config
 from tests.layers.test_fp8 import layer_of, linear, normal

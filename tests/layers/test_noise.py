@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from minimegatron.comm.mesh import Axis
-from minimegatron.layers import noise
+from minimegatron.layers import logical as noise
 from minimegatron.layers.logical import draw, draw_part
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly
 

@@ -12,7 +12,7 @@ from minimegatron.comm import collectives as c
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import ConfigError
-from minimegatron.layers.moe import sinkhorn as s
+from minimegatron.layers.moe import router as s
 from tests import twin
 from tests.layers.test_router import config, new_router
 from tests.parallel.test_expert_twin import CP, EP, ETP, EXPERTS, SP, TP

@@ -268,20 +268,20 @@ MUTANTS = (
         "minimegatron/parallel/data/ddp.py",
         "buffer.multiply(factor)",
         "self.grad_buffers[0].multiply(factor)",
-        f"{_STEP} -k unit",
+        f"{_STEP} -k divisor",
     ),
     Mutant(
         "a deferred gradient overwrites the one before",
-        "minimegatron/layers/deferred.py",
-        "weight.grad = gradient if weight.grad is None else weight.grad + gradient",
-        "weight.grad = gradient",
+        "minimegatron/layers/wgrad.py",
+        "weight.grad = grad if weight.grad is None else weight.grad + grad",
+        "weight.grad = grad",
         "tests/parallel/pipeline/test_stages.py",
     ),
     Mutant(
         "nothing is put off in a split backward pass",
-        "minimegatron/layers/products.py",
-        "ctx.deferred = deferred",
-        "ctx.deferred = None",
+        "minimegatron/layers/wgrad.py",
+        "layer.wgrad_store = store",
+        "pass",
         f"{_STALE} -k put_off",
     ),
     Mutant(
@@ -304,13 +304,18 @@ MUTANTS = (
         "        set_loss_scale(self.model, scale)\n", "        pass\n", f"{_STEP} tests/training/test_experts.py",
     ),
     Mutant(
-        "FP8 scales never move", "minimegatron/layers/fp8_model.py", "        move_scales(self.model, self.mesh)\n",
+        "FP8 scales never move", "minimegatron/layers/fp8/linear.py", "        move_scales(self.model, self.mesh)\n",
         "        pass\n",
         "tests/layers/test_fp8_scales.py",
     ),
     Mutant(
+        "an evaluation leaves the step its FP8 weights", "minimegatron/layers/fp8/linear.py",
+        "if self.kept is not None and self.training:", "if self.kept is not None:",
+        "tests/training/test_evaluation.py -k experts",
+    ),
+    Mutant(
         "biases of experts never move", "minimegatron/layers/moe/balance.py",
-        "            move_biases(self.model, self.load)\n", "            pass\n", "tests/training/test_expert_bias.py",
+        "            move_biases(self.model, self.load)\n", "            pass\n", f"{_STEP} -k bias",
     ),
     Mutant(
         "the loss is not divided by its divisor", "minimegatron/training/step.py",
@@ -322,7 +327,7 @@ MUTANTS = (
     ),
     Mutant(
         "tokens are counted in fp32", "minimegatron/training/step.py",
-        "loss_mask.sum(dtype=torch.float64)", "loss_mask.sum()", "tests/training/test_reports.py",
+        "loss_mask.sum(dtype=torch.float64)", "loss_mask.sum()", f"{_STEP} -k fp32",
     ),
     # ------------------------------------------------------------------------------------------- FP8
     Mutant(
@@ -335,16 +340,16 @@ MUTANTS = (
         '{"input": ALONE, "weight": ALONE, "gradient": self.etp}', "tests/layers/test_fp8_ranks.py",
     ),
     Mutant(
-        "tp_only_amax_red is read the other way round", "minimegatron/layers/fp8_model.py",
+        "tp_only_amax_red is read the other way round", "minimegatron/layers/fp8/linear.py",
         '"tp_cp" if config.tp_only_amax_red else "tp_dp_cp"', '"tp_dp_cp" if config.tp_only_amax_red else "tp_cp"',
         "tests/layers/test_fp8_ranks.py",
     ),
     Mutant(
-        "weights in FP8 are kept beyond their step", "minimegatron/layers/fp8_model.py",
+        "weights in FP8 are kept beyond their step", "minimegatron/layers/fp8/linear.py",
         "            layer.kept = None\n", "            pass\n", "tests/layers/test_fp8_scales.py",
     ),
     Mutant(
-        "a NaN of one rank is lost among maxima", "minimegatron/layers/fp8_scales.py",
+        "a NaN of one rank is lost among maxima", "minimegatron/layers/fp8/scaling.py",
         "now.nan_to_num_(nan=torch.inf, posinf=torch.inf)", "now.nan_to_num_(nan=0.0, posinf=torch.inf)",
         "tests/layers/test_fp8_ranks.py tests/layers/test_fp8_scales.py",
     ),
@@ -356,7 +361,7 @@ MUTANTS = (
         "tests/models/test_huggingface.py -k logits",
     ),
     Mutant(
-        "Sinkhorn balances a rank's own tokens", "minimegatron/layers/moe/sinkhorn.py",
+        "Sinkhorn balances a rank's own tokens", "minimegatron/layers/moe/router.py",
         "(all_reduce(new_rows @ c, axis) + TINY)", "((new_rows @ c) + TINY)", "tests/layers/test_sinkhorn.py",
     ),
     Mutant(
@@ -423,7 +428,7 @@ MUTANTS = (
     ),
     Mutant(
         "the tokenizer of a run is not kept beside its checkpoints", "minimegatron/training/checkpointing.py",
-        "    return companions.keep(root, companions.of_run(there, files, said))\n", '    return ""\n',
+        "    return companions.keep(root, companions.of_run(given, files, token_ids))\n", '    return ""\n',
         "tests/checkpoint/test_export.py -k scratch",
     ),
     Mutant(
@@ -790,7 +795,7 @@ MUTANTS = (
     ),
     Mutant(
         "weights gradients of an unsplit backward wait", "minimegatron/parallel/pipeline/stage.py",
-        "                if not split:\n                    compute(self._products.pop(microbatch))\n",
+        "                if not split:\n                    compute_wgrads(self._deferred.pop(microbatch))\n",
         "", _PIPELINE,
     ),
     Mutant(

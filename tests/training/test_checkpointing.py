@@ -173,11 +173,6 @@ def test_another_model_or_optimizer(root, options, message):
     assert message in str(caught.value)
 
 
-def test_another_optimizer_may_begin_where_the_state_of_the_old_one_is_left(root):
-    after = run(f"--load {root} --ckpt-step 4 --optimizer sgd --no-load-optim")
-    assert after.state.iteration == 6 and len(after.history) == 2
-
-
 def run_on_rank(rank: int, world: int, line: str) -> None:
     run(line, world)
 
@@ -243,17 +238,6 @@ def test_a_folder_that_cannot_be_written(tmp_path):
         run(f"--save {tmp_path}/file/below")
 
 
-def test_a_link_to_nothing_and_a_file_are_no_folders(tmp_path):
-    (tmp_path / "link").symlink_to(tmp_path / "gone")
-    (tmp_path / "file").write_text("")
-    for name, said in (
-        ("link", f"a link to {tmp_path / 'gone'}, which is not there"),
-        ("file", "a file, not a folder"),
-    ):
-        with pytest.raises(CheckpointError, match=said):
-            RootLock(tmp_path / name, "run")
-
-
 # ------------------------------------------------------------------------------------------------ removed meanwhile
 
 
@@ -314,18 +298,6 @@ def removed_when_rank_zero_looks(rank: int, world: int, root: str, newer: str) -
 def test_all_ranks_take_the_next_together(ranks, root, saved):
     shutil.rmtree(root / "iter_0000006")
     assert ranks(2).run(removed_when_rank_zero_looks, str(root), str(saved / "iter_0000006"), timeout=60) == [6, 6]
-
-
-def test_what_is_removed_and_was_asked_for_or_has_no_next(root):
-    trainer, four = trainer_of(LINE), root / "iter_0000004"
-    for step, said in ((4, "no checkpoint of step 4"), (None, "cannot be read|is missing")):
-        folder = Checkpoints(CheckpointConfig(load=str(root), ckpt_step=step), trainer.run_state, lambda _: None)
-        with happens(lambda: None, 0) as count:
-            folder.load()
-        gone = [four] if step else list(root.glob("iter*"))
-        with happens(lambda gone=gone: [shutil.rmtree(one) for one in gone], count[0] - 1):
-            with pytest.raises(CheckpointError, match=said):
-                folder.load()
 
 
 # ------------------------------------------------------------------------------------------------ in the background
@@ -538,19 +510,3 @@ def test_a_second_sigterm_during_the_save_of_the_first_ends_at_once(tmp_path, he
     line = f"--save {tmp_path}/root --load {tmp_path}/root --train-iters 100000 --lr-decay-iters 100000"
     assert run(f"{line} --exit-interval 4").state.iteration == 4
     assert published(tmp_path / "root") == [2, 4] and not unfinished(tmp_path / "root")
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("twice", [False, True])
-def test_torchrun_is_told_to_end_once_or_twice(tmp_path, held, twice):
-    """It hands the first on to its ranks, which save; at the second all of them end. Its own status is always 143."""
-    process, token = held("-m labkit.ranks.agent --standalone --nproc-per-node=2", 300 if twice else 1, "")
-    process.send_signal(signal.SIGTERM)
-    helpers.wait_for((tmp_path / "held").exists, 60, "the save of the first has begun")
-    if twice:
-        process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 128 + signal.SIGTERM
-    helpers.everything_gone(token)
-    steps = published(tmp_path / "root")
-    assert steps == list(complete(tmp_path / "root"))
-    assert (steps == [2]) if twice else (len(steps) == 2 and not unfinished(tmp_path / "root"))

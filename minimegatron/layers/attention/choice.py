@@ -10,7 +10,7 @@ and a package that was the fastest on one generation is the slower one on the ne
 | 8.x (Ampere, Ada)            | `flash`, `sdpa` | `flash`, `varlen`, `sdpa` with a table              |
 | 9.0 and newer (Hopper on)    | `sdpa`          | `flash`, `varlen`, `sdpa` with a table              |
 | any, fp32 or fp64            | `sdpa`          | `sdpa`, with a table                                |
-| any, keys on other ranks     | `sdpa`, in pieces (`layers/attention/tiles.py`)                                 ||
+| any, keys on other ranks     | `sdpa`, in pieces (`context_parallel.py`)                             ||
 | any, scores with a cap       | `local`; with dropout of weights `reference`                          ||
 
 The first that is installed and takes these heads is `auto`. `flash` is the flash-attn package, version 2; `varlen` is

@@ -34,18 +34,15 @@ from torch import nn
 from minimegatron.errors import ConfigError
 from minimegatron.kernels import ops
 from minimegatron.layers.attention.choice import Task, choose_backend, fastest, groups_share, this_machine
+from minimegatron.layers.attention.context_parallel import context_attention
 from minimegatron.layers.attention.mask import AttentionMask
 from minimegatron.layers.dropout import Dropout
 from minimegatron.layers.inference_context import LayerState, StateSpec
-from minimegatron.named import Named, import_module
 
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
     from minimegatron.comm.random import RngStreams
     from minimegatron.config import TransformerConfig
-
-# Imported only when the sequence is cut over cp.
-CONTEXT: Named = "minimegatron.layers.attention.context_parallel", "context_attention"
 
 
 class CoreAttention(nn.Module):
@@ -78,7 +75,7 @@ class CoreAttention(nn.Module):
         """q [n, b, a', d], k and v [n, b, g', d] -> [n, b, a' * d]; n = s / cp tokens, the default mask is causal."""
         mask = mask or AttentionMask()
         if self.mesh.cp.size > 1:
-            out = import_module(CONTEXT)(q, k, v, mask, self.mesh, self.scale, self.backend, self.attend, self.softcap)
+            out = context_attention(q, k, v, mask, self.mesh, self.scale, self.backend, self.attend, self.softcap)
         else:
             out = self.attend(q, k, v, mask)
         return out.flatten(2)

@@ -115,7 +115,7 @@ class Experts(nn.Module):
         return both[0].linear, both[1].linear
 
     def amax_axes(self) -> tuple[dict[str, Axis], dict[str, Axis]]:
-        """See `layers.fp8_linear`, of fc1 and fc2: rows are on all ranks of etp, features are cut."""
+        """See `layers.fp8.linear`, of fc1 and fc2: rows are on all ranks of etp, features are cut."""
         return (
             {"input": ALONE, "weight": self.etp, "gradient": self.etp},
             {"input": self.etp, "weight": self.etp, "gradient": ALONE},

@@ -198,7 +198,7 @@ class GradAccumulator:
         self._added = False  # in this backward pass, not through `param.grad`
         self.fuses = fuses
 
-    def add_product(self, dy: torch.Tensor, x: torch.Tensor) -> None:
+    def add_wgrad(self, dy: torch.Tensor, x: torch.Tensor) -> None:
         """In a backward pass: add the wgrad dy^T x; `collect` follows."""
         place, there = self._bucket.place(self._name)
         place.addmm_(dy.reshape(-1, dy.shape[-1]).t(), x.reshape(-1, x.shape[-1]), beta=int(there))

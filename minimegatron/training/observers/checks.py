@@ -1,8 +1,8 @@
 """Checks that ranks compute the same: the first step against one process, and copies of weights against each other.
 
-`--check-replicas-interval N` compares copies of weights bit by bit every N steps (`comm/replicas`). But a sum that is
-made twice, over the wrong ranks or with a wrong scale gives every replica the same wrong gradient; the loss falls all
-the same, and Adam hides a wrong scale. `--check-first-step` finds those.
+`--check-replicas-interval N` compares copies of weights bit by bit every N steps (`comm/fingerprints`). But a sum that
+is made twice, over the wrong ranks or with a wrong scale gives every replica the same wrong gradient; the loss falls
+all the same, and Adam hides a wrong scale. `--check-first-step` finds those.
 
 Before the first step the gradients of its batch are computed twice: by all ranks in the layout of the run, and by rank
 0 alone on a mesh of ones. Both start from the weights of step 0, a function of the seed; what begins as a
@@ -34,8 +34,8 @@ import torch
 
 from minimegatron.comm.agree import gather_objects, on_rank_zero
 from minimegatron.comm.collectives import all_reduce, broadcast
+from minimegatron.comm.fingerprints import check_copies
 from minimegatron.comm.mesh import Mesh
-from minimegatron.comm.replicas import check_copies
 from minimegatron.config.run import RunConfig
 from minimegatron.data.builder import Dataset
 from minimegatron.errors import RankError, named, ranges
@@ -122,8 +122,8 @@ def check_first_step(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: i
     want_losses, logical, largest, want_norm = on_rank_zero(serial, mesh.world)
     losses, model, norm = gradients(run, mesh, dataset, batch_size, forward_step)
     norms = gather_objects(norm, mesh.world)
-    mine = distances(model, twins[0].model if twins else None, logical, max(FLOOR * largest, 1e-300))
-    everywhere = all_reduce(mine.clone(), mesh.world, "max").tolist()
+    differences = distances(model, twins[0].model if twins else None, logical, max(FLOOR * largest, 1e-300))
+    everywhere = all_reduce(differences.clone(), mesh.world, "max").tolist()
     names = [name for name, _ in logical]
     lost = {n: abs(losses[n] - want) / max(abs(want), 1e-300) for n, want in want_losses.items()}
     wrong = [abs(of_rank - want_norm) / max(want_norm, 1e-300) for of_rank in norms]
@@ -134,8 +134,10 @@ def check_first_step(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: i
     bad = [k for k, distance in enumerate(everywhere) if distance > TOLERANCE]
     if not bad and max(lost.values(), default=0.0) <= TOLERANCE:
         raise _of_norm(norms, want_norm, run.optimizer.clip_grad)
-    held = gather_objects([bool(mine[k] > TOLERANCE) for k in bad], mesh.world)
-    raise _refusal(names, bad, everywhere, held, {n: (losses[n], want_losses[n]) for n in lost if lost[n] > TOLERANCE})
+    wrong_here = gather_objects([bool(differences[k] > TOLERANCE) for k in bad], mesh.world)
+    raise _refusal(
+        names, bad, everywhere, wrong_here, {n: (losses[n], want_losses[n]) for n in lost if lost[n] > TOLERANCE}
+    )
 
 
 def gradients(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: int, forward_step: ForwardStep) -> Gradients:
@@ -229,7 +231,7 @@ def _refusal(
     what = [f"{name} is {here:.9g} and {twin:.9g} in one process" for name, (here, twin) in losses.items()]
     where = ""
     if bad:
-        ranks = ranges(rank for rank, found in enumerate(held) if found[-1])
+        ranks = ranges(rank for rank, wrong in enumerate(held) if wrong[-1])
         what.append(
             f"{len(bad)} of {len(names)} gradients are not those of one process; seen from the loss, the first is "
             f"{names[bad[-1]]!r}, off by {distances[bad[-1]]:.1e} of its largest element"
@@ -277,6 +279,6 @@ class ReplicaCheck(Observer):
             for name, value in report.decided().items()
         }
         with self.model.whole_weights():
-            held = logical_parameters(self.model)
-            copies = {n: (p, copy_axes(layout_of(p), self.mesh)) for n, p in held}
+            params = logical_parameters(self.model)
+            copies = {n: (p, copy_axes(layout_of(p), self.mesh)) for n, p in params}
             check_copies({**copies, **{name: (value, [world]) for name, value in decided.items()}}, world)

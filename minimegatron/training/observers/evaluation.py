@@ -1,10 +1,9 @@
-"""Loss and perplexity on text that is not trained on, without a trace in the training.
+"""Loss and perplexity on held-out text, without a trace in the training.
 
-The problem in a sentence: an evaluation that draws one random number, leaves dropout off, or moves the training data by
-one sample changes every step after it, and the run can no longer be repeated.
-
-So it has a data iterator of its own, draws nothing (dropout is off in eval mode), computes no gradient, and puts every
-module back into the mode it was in. The mean is over tokens, not over batches:
+An evaluation that draws one random number, leaves dropout off, or moves the training data by one sample would change
+every step after it. So it has a data iterator of its own, draws nothing (dropout is off in eval mode), computes no
+gradient, and puts every module back into the mode it was in. It may be called between steps, or by an observer between
+the passes of a step and its update. The mean is over tokens, not over batches:
 
     loss = sum over batches, dp, cp of sum_i m_i l_i  /  sum of m_i          perplexity = exp(loss)
 
@@ -21,7 +20,7 @@ from collections.abc import Iterator
 import torch
 
 from minimegatron.data.builder import Dataset
-from minimegatron.data.masking import Batch
+from minimegatron.data.gpt_dataset import Batch
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.parallel.data.data_parallel import DataParallel
 from minimegatron.training.datasets import RunData, microbatches

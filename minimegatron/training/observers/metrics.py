@@ -187,13 +187,13 @@ class Metrics(Observer):
         """Say how evenly experts were loaded in these steps (`layers/moe/placement`); nothing without experts."""
         if not self.speaks or not any(report.experts for report in reports):
             return
-        found = summarise([r.experts for r in reports], self.expert_ranks, self.model.moe_router_num_groups)
-        self.say(table(found))
+        loads = summarise([r.experts for r in reports], self.expert_ranks, self.model.moe_router_num_groups)
+        self.say(table(loads))
         if trace.recording():
             now = time.monotonic()
-            trace.emit("experts", "mark", now, now, note=table(found))
+            trace.emit("experts", "mark", now, now, note=table(loads))
         for sink in self.sinks:
-            sink.log(summary_tags(found), {"iteration": iteration, **summary_record(found)}, iteration)
+            sink.log(summary_tags(loads), {"iteration": iteration, **summary_record(loads)}, iteration)
 
     def close(self) -> None:
         for sink in self.sinks:

@@ -12,10 +12,9 @@ from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import ConfigError
-from minimegatron.layers.linear import ColumnParallelLinear
+from minimegatron.layers.linear import ColumnParallelLinear, linear
 from minimegatron.layers.logical import initialize
 from minimegatron.layers.param import Init
-from minimegatron.layers.products import PlainProducts
 from minimegatron.parallel.data.buckets import Span, bucket_layout
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 
@@ -178,10 +177,9 @@ class Tied(nn.Module):
         super().__init__()
         self.unused, self.bias = nn.Parameter(torch.ones(70)), nn.Parameter(torch.ones(10))
         self.weight = nn.Parameter(torch.linspace(-1, 1, 100).view(10, 10))
-        self.products = PlainProducts()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.products.linear(torch.tanh(self.products.linear(x, self.weight, self.bias)), self.weight)
+        return linear(torch.tanh(linear(x, self.weight, self.bias)), self.weight)
 
 
 def test_a_bucket_of_one_microbatch_needs_no_zeros(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,10 @@ from torch import nn
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
-from minimegatron.layers.deferred import DeferredGradients, compute, deferring
 from minimegatron.layers.linear import ColumnParallelLinear
 from minimegatron.layers.logical import initialize
 from minimegatron.layers.param import Init
+from minimegatron.layers.wgrad import WeightGradStore, compute_wgrads, deferring_wgrad
 from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.data import param_buffer
 from minimegatron.parallel.data.ddp import DistributedDataParallel
@@ -196,17 +196,17 @@ def test_a_gradient_that_is_put_off_is_not_the_one_that_was_added_before() -> No
     """Of two steps the first has a schedule without W, whose products are added to the buffer as they are computed."""
     layer = ColumnParallelLinear(6, 6, Mesh.serial().tp, init=Init(std=0.5), bias=False)
     initialize(layer, 0)
-    ddp, ready, queue = DistributedDataParallel(layer, Mesh.serial()), list[str](), DeferredGradients()
+    ddp, ready, store = DistributedDataParallel(layer, Mesh.serial()), list[str](), WeightGradStore()
     ddp.complete = ready.append  # type: ignore[method-assign]
     x = torch.ones(4, 2, 6)
     ddp(x).sum().backward()
     assert ready == ["weight"]
     grad = layer.weight.main_grad.clone()
     for step in (2, 3):
-        with deferring(layer, queue):
+        with deferring_wgrad(layer, store):
             ddp(x).sum().backward()
         assert len(ready) == step - 1, "its product is still to be computed"
-        compute(queue.take())
+        compute_wgrads(store.take())
         assert ready == ["weight"] * step and torch.equal(layer.weight.main_grad, step * grad)
 
 

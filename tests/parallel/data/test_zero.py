@@ -26,8 +26,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 
 from minimegatron.comm import collectives as c
+from minimegatron.comm.fingerprints import check_copies
 from minimegatron.comm.mesh import Mesh
-from minimegatron.comm.replicas import check_copies
 from minimegatron.config import OptimizerConfig
 from minimegatron.layers.logical import gather_logical
 from minimegatron.layers.param import copy_axes, layout_of, logical_parameters

@@ -178,9 +178,7 @@ def run_list(rank: int, world: int, case: Case, schedule: Schedule, run: Run = o
     with training_with(run):
         forward_backward(forward_step, batches, ddp, case.accumulation, lambda loss: loss, schedule)
     ddp.finish_grad_sync()
-    assert all(module.products.deferred is None for module in ddp.modules() if hasattr(module, "products")), (
-        "nothing defers after the run"
-    )
+    assert all(getattr(module, "wgrad_store", None) is None for module in ddp.modules()), "nothing defers after the run"
     return sum(float(p.main_grad.abs().sum()) for p in ddp.params.values())
 
 

@@ -13,9 +13,9 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import ConfigError, RankError
-from minimegatron.layers.deferred import add_to_grad
 from minimegatron.layers.linear import ColumnParallelLinear
 from minimegatron.layers.param import Init
+from minimegatron.layers.wgrad import add_to_grad
 from minimegatron.parallel.pipeline import overlapped
 from minimegatron.parallel.pipeline import plain as pipeline
 from minimegatron.parallel.pipeline.execution import FunctionStage, Specs, Tensors, TensorSpec

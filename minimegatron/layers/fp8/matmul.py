@@ -54,7 +54,7 @@ up in fp32 every so often, which takes time. y does without and gradients have i
 (`module/base.py`: `_2X_ACC_FPROP = False`, `_2X_ACC_DGRAD = _2X_ACC_WGRAD = True`).
 
 This file is about tensors: formats, casts and products. Which scale a tensor of a layer has is in
-`layers/fp8_scales.py`, a linear layer in `layers/fp8_linear.py`, a whole model in `layers/fp8_model.py`.
+`layers/fp8/scaling.py`, a linear layer in `layers/fp8/linear.py`, a whole model in `layers/fp8/linear.py`.
 
 Micikevicius et al. 2022 (arXiv 2209.05433); DeepSeek-V3 (arXiv 2412.19437) for blocks; Rouhani et al. 2023 (arXiv
 2310.10537) for MX. Megatron-LM: `fp8_utils.py` and Transformer Engine's recipes.

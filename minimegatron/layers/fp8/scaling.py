@@ -34,7 +34,7 @@ from minimegatron.comm.axis import Axis
 from minimegatron.comm.collectives import all_reduce
 from minimegatron.errors import require
 from minimegatron.kernels import reference
-from minimegatron.layers.fp8 import Fp8Recipe, Quantised, cast, cast_at_once, cast_tiles
+from minimegatron.layers.fp8.matmul import Fp8Recipe, Quantised, cast, cast_at_once, cast_tiles
 
 
 class Scaling(nn.Module):
