@@ -47,10 +47,10 @@ _LET_GO = "tests/comm/test_shared_memory.py -k let_go"
 _RANKS = "tests/training/test_checkpoint_ranks.py"
 _POWER = "tests/checkpoint/test_power.py"
 _STALE = "tests/parallel/data/test_stale.py"
-_CONTEXT = "tests/layers/test_context.py"
-_DISPATCH = "tests/layers/test_dispatch.py"
-_ROUTER = "tests/layers/test_router.py"
-_MOE = "tests/layers/test_moe.py"
+_CONTEXT = "tests/layers/attention/test_context_parallel.py"
+_DISPATCH = "tests/layers/moe/test_dispatch.py"
+_ROUTER = "tests/layers/moe/test_router.py"
+_MOE = "tests/layers/moe/test_layer.py"
 _PIPELINE = "tests/parallel/pipeline/test_pipeline.py"
 
 MUTANTS = (
@@ -247,7 +247,7 @@ MUTANTS = (
         "minimegatron/parallel/data/ddp.py",
         "experts = [(n, p) for n, p in trainable if layout_of(p).experts is not None]",
         "experts, dense = [], trainable",
-        "tests/layers/test_moe.py",
+        "tests/layers/moe/test_layer.py",
     ),
     Mutant(
         "experts are summed over dp and cp",
@@ -306,7 +306,7 @@ MUTANTS = (
     Mutant(
         "FP8 scales never move", "minimegatron/layers/fp8/linear.py", "        move_scales(self.model, self.mesh)\n",
         "        pass\n",
-        "tests/layers/test_fp8_scales.py",
+        "tests/layers/fp8/test_scaling.py",
     ),
     Mutant(
         "an evaluation leaves the step its FP8 weights", "minimegatron/layers/fp8/linear.py",
@@ -332,26 +332,26 @@ MUTANTS = (
     # ------------------------------------------------------------------------------------------- FP8
     Mutant(
         "a latent's scale is of a rank's own tokens", "minimegatron/layers/attention/mla.py",
-        "tokens = mesh.tp if mesh.sequence_parallel else ALONE", "tokens = ALONE", "tests/layers/test_fp8_ranks.py",
+        "tokens = mesh.tp if mesh.sequence_parallel else ALONE", "tokens = ALONE", "tests/layers/fp8/test_linear.py",
     ),
     Mutant(
         "an expert's scale is of a rank's part of it", "minimegatron/layers/moe/layer.py",
         '{"input": ALONE, "weight": self.etp, "gradient": self.etp}',
-        '{"input": ALONE, "weight": ALONE, "gradient": self.etp}', "tests/layers/test_fp8_ranks.py",
+        '{"input": ALONE, "weight": ALONE, "gradient": self.etp}', "tests/layers/fp8/test_linear.py",
     ),
     Mutant(
         "tp_only_amax_red is read the other way round", "minimegatron/layers/fp8/linear.py",
         '"tp_cp" if config.tp_only_amax_red else "tp_dp_cp"', '"tp_dp_cp" if config.tp_only_amax_red else "tp_cp"',
-        "tests/layers/test_fp8_ranks.py",
+        "tests/layers/fp8/test_linear.py",
     ),
     Mutant(
         "weights in FP8 are kept beyond their step", "minimegatron/layers/fp8/linear.py",
-        "            layer.kept = None\n", "            pass\n", "tests/layers/test_fp8_scales.py",
+        "            layer.kept = None\n", "            pass\n", "tests/layers/fp8/test_scaling.py",
     ),
     Mutant(
         "a NaN of one rank is lost among maxima", "minimegatron/layers/fp8/scaling.py",
         "now.nan_to_num_(nan=torch.inf, posinf=torch.inf)", "now.nan_to_num_(nan=0.0, posinf=torch.inf)",
-        "tests/layers/test_fp8_ranks.py tests/layers/test_fp8_scales.py",
+        "tests/layers/fp8/test_linear.py tests/layers/fp8/test_scaling.py",
     ),
     # ------------------------------------------------------------------------------------------- models
     Mutant(
@@ -362,11 +362,11 @@ MUTANTS = (
     ),
     Mutant(
         "Sinkhorn balances a rank's own tokens", "minimegatron/layers/moe/router.py",
-        "(all_reduce(new_rows @ c, axis) + TINY)", "((new_rows @ c) + TINY)", "tests/layers/test_sinkhorn.py",
+        "(all_reduce(new_rows @ c, axis) + TINY)", "((new_rows @ c) + TINY)", "tests/layers/moe/test_router.py",
     ),
     Mutant(
         "loads of experts are summed over dp alone", "minimegatron/layers/moe/balance.py",
-        "all_reduce(table, mesh.world)", "all_reduce(table, mesh.dp)", "tests/layers/test_moe.py",
+        "all_reduce(table, mesh.world)", "all_reduce(table, mesh.dp)", "tests/layers/moe/test_layer.py",
     ),
     Mutant(
         "all parameters start alike", "minimegatron/layers/logical.py",
@@ -680,6 +680,10 @@ MUTANTS = (
     Mutant(
         "a rank on the ring drops what came before its part", "minimegatron/layers/attention/context_parallel.py",
         "part += behind.pop().wait()", "behind.pop().wait()", _CONTEXT,
+    ),
+    Mutant(
+        "a block's gradient is added up in bf16", "minimegatron/layers/attention/context_parallel.py",
+        "home = torch.zeros(kv.shape, dtype=lse.dtype", "home = torch.zeros(kv.shape, dtype=kv.dtype", _CONTEXT,
     ),
     Mutant(
         "keys from elsewhere are taken for this rank's", "minimegatron/layers/attention/context_parallel.py",

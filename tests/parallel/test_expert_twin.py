@@ -15,7 +15,7 @@ from minimegatron.config import ParallelConfig
 from minimegatron.layers.logical import gather_logical
 from minimegatron.layers.param import layout_of
 from tests import twin
-from tests.layers.test_moe import H, new_layer
+from tests.layers.moe.test_layer import H, new_layer
 from tests.thorough import mostly_thorough
 from tests.twin import Case
 

@@ -1,7 +1,4 @@
-"""softmax(q k^T / sqrt(d) + mask) v, by one of six programs behind one switch.
-
-The problem in a sentence: the same formula has an implementation for every machine, and a model should not change when
-another one is chosen.
+"""softmax(q k^T / sqrt(d) + mask) v, by one of six programs.
 
 | backend     | what computes                                                    | where                      |
 |-------------|------------------------------------------------------------------|----------------------------|
@@ -14,11 +11,11 @@ another one is chosen.
 | `auto`      | the fastest on this GPU for this mask: `layers/attention/choice` |                            |
 
 Who sees whom is an `AttentionMask`; `reference` and `sdpa` make a table of it where plain causal attention is not
-enough, the others do not. Under context parallelism the sequence is on several ranks, and
-`layers/attention/context_parallel.py` takes over; what it needs of a backend is attention over *some* of the keys.
+enough. Under context parallelism the sequence is on several ranks, and `layers/attention/context_parallel` calls the
+backend on *some* of the keys at a time.
 
-In generation (`generate`) this is the place that writes the keys and values of new tokens and reads those of all
-tokens: rows of a buffer, most of which a query may not see yet. torch's function computes that, whatever the backend.
+In generation (`generate`) the core writes the keys and values of new tokens and reads those of all tokens: rows of a
+buffer, most of which a query may not see yet. torch's function computes that, whatever the backend.
 
 Megatron-LM: `transformer/dot_product_attention.py`, `TEDotProductAttention` in `extensions/transformer_engine.py`.
 """

@@ -1,8 +1,7 @@
-"""FP8 matrix products from scratch: which scale, and what it costs in accuracy.
+"""FP8 matrix products from scratch: formats, scales, and what they cost in accuracy.
 
-The problem in a sentence: an FP8 number has three or four significant binary digits and a range of 2^18 (E4M3) or 2^32
-(E5M2), so a tensor must be multiplied by a scale that puts its largest element just below the top, and the scale must
-be known before the product starts.
+An FP8 number has three or four significant binary digits and a range of 2^18 (E4M3) or 2^32 (E5M2). So a tensor must be
+multiplied by a scale that puts its largest element just below the top, and the scale must be known before the product.
 
     y  = x W^T       x, W in E4M3
     dx = dy W        dy in E5M2 (HYBRID: gradients need range more than digits), W in E4M3
@@ -15,24 +14,16 @@ be known before the product starts.
 | `block`   | 1 x 128 tiles, W 128 x 128 tiles  | each tile; a power of two              | E4M3 everywhere |
 | `mx`      | 1 x 32 tiles                      | each tile; 2^(floor log2 amax - emax)  | E4M3 everywhere |
 
-Tiles run along the index that a product sums over. x is summed over features in y and over tokens in dW, so tiled
-recipes quantise it twice, each time from the original: the two copies are not each other's transpose. Tile scales are
-local: a tile never crosses ranks.
+Tiles run along the index that a product sums over: x is summed over features in y and over tokens in dW, so tiled
+recipes quantise it twice, each time from the original. A tile never crosses ranks.
 
 A tensor's scale must be the same on every rank that holds a piece or a replica of it, or the ranks' models drift apart.
-Delayed scaling has its own message for that, once a step, over tp x cp x dp::
+Delayed scaling agrees once a step over tp x cp x dp (`layers/fp8/scaling`). Current scaling all-reduces one number a
+use, over the ranks that share the tensor (tp). A second forward pass of a step (recompute) uses the same scale.
 
-    amax of each use          hist[0] = max(hist[0], amax)          no communication
-    end of a step             hist[0] = max over ranks              one flat all-reduce, 4 bytes a tensor
-                              a = max(hist);  scale = top / 2^margin / a    where a is finite and not 0
-                              hist moves on by one; hist[0] = 0
-
-Current scaling needs the largest magnitude of the whole tensor at once: an all-reduce of one number a use, over the
-ranks that share it (tp). A second forward pass of a step (recompute) uses the same scale, and max is idempotent.
-
-What a product loses: each factor is rounded by at most 2^-4 of itself (E4M3) or 2^-3 (E5M2) where it is not below the
-format's smallest normal number. Beyond the top it is cut off: with delayed scaling when a tensor grows, with MX by up
-to 1/8 of a tile's largest. Casts are saturating and round to nearest even, bit for bit the same wherever they run.
+Each factor is rounded by at most 2^-4 of itself (E4M3) or 2^-3 (E5M2) where it is not below the format's smallest
+normal number. Beyond the top it is cut off: with delayed scaling when a tensor grows, with MX by up to 1/8 of a tile's
+largest. Casts saturate and round to nearest even, bit for bit the same wherever they run.
 
 The product is that of the dequantised factors, summed in fp32:
 
@@ -43,18 +34,14 @@ The product is that of the dequantised factors, summed in fp32:
 | a GPU without FP8, one scale a tensor   | bf16, from q                          | after the sum, in fp32        |
 | a GPU, tiles                            | bf16, from q times the scale          | in the factors: powers of two |
 
-FP8 tensor cores sum over multiples of 16; the rows of an expert, which dW sums over, are filled up with zeros.
-
 Every FP8 number is a bf16 number, and times a power of two it still is; so the last two multiply the same numbers on
-tensor cores, whose rate in bf16 is half of that in FP8 and some ten times that of fp32. With scales that are not powers
-of two (`reference.tile_scales`' rule "float") a tile would be rounded to 8 digits; no recipe has them.
+tensor cores, at half of the rate of FP8 and some ten times that of fp32. Scales that are not powers of two
+(`reference.tile_scales`' rule "float") would round a tile to 8 digits; no recipe has them. FP8 tensor cores sum over
+multiples of 16; the rows of an expert, which dW sums over, are filled up with zeros.
 
 FP8 tensor cores of an H100 keep about 14 binary digits of a partial sum (DeepSeek-V3, section 3.3.2) unless it is added
-up in fp32 every so often, which takes time. y does without and gradients have it, as in Transformer Engine
+up in fp32 every so often, which takes time. As in Transformer Engine, gradients do that and y does not
 (`module/base.py`: `_2X_ACC_FPROP = False`, `_2X_ACC_DGRAD = _2X_ACC_WGRAD = True`).
-
-This file is about tensors: formats, casts and products. Which scale a tensor of a layer has is in
-`layers/fp8/scaling.py`, a linear layer in `layers/fp8/linear.py`, a whole model in `layers/fp8/linear.py`.
 
 Micikevicius et al. 2022 (arXiv 2209.05433); DeepSeek-V3 (arXiv 2412.19437) for blocks; Rouhani et al. 2023 (arXiv
 2310.10537) for MX. Megatron-LM: `fp8_utils.py` and Transformer Engine's recipes.

@@ -1,24 +1,27 @@
 """The scale of one tensor of a layer, by recipe; and the delayed scales of a whole model in one tensor.
 
-The problem in a sentence: delayed scaling keeps a scale and a history for each of three tensors a layer, and to move
-them one by one costs a GPU thirty launches each, all of them for four bytes.
+Delayed scaling, for three tensors a layer::
 
-So they are columns of one tensor, and moving them all is a dozen launches and one message:
+    amax of each use          hist[0] = max(hist[0], amax)          no communication
+    end of a step             hist[0] = max over ranks              one flat all-reduce, 4 bytes a tensor
+                              a = max(hist);  scale = top / 2^margin / a    where a is finite and not 0
+                              hist moves on by one; hist[0] = 0
+
+To update the tensors one by one costs a GPU thirty launches each. So their states are columns of one tensor, which is
+updated by a dozen launches and one message:
 
     values [1 + H, n]      row 0       scales
                            row 1       largest magnitudes of this step, which casts write      <- the message
                            rows 2..    the history, oldest first
     buffers of a layer     scale = values[0, i],   amax_history = values[1:, i]                views
 
-A state dict has the names and shapes of the views, `...fp8.input.scale` [] and `...fp8.input.amax_history` [H]. They
-share memory: `torch.save` and `load_state_dict` do with that what they should, a format that refuses shared memory
-wants clones. Addresses stay from the first step on, which a CUDA graph asks for.
+A state dict has the names and shapes of the views, `...fp8.input.scale` [] and `...fp8.input.amax_history` [H]; a
+format that refuses shared memory wants clones. Addresses stay from the first step on, which a CUDA graph needs.
 
-A module that moves to another device takes its buffers along one by one. Then they are views of nothing common, which
-is right though slow, and the next step puts them together again (`together`).
+A module that moves to another device takes its buffers along one by one. They are then no longer views of one tensor,
+which is right though slow, and the next step puts them together again (`together`).
 
-Micikevicius et al. 2022 (arXiv 2209.05433). Transformer Engine: `fp8.py`, `FP8GlobalStateManager`, whose global buffers
-these columns are.
+Micikevicius et al. 2022 (arXiv 2209.05433). Transformer Engine: `fp8.py`, `FP8GlobalStateManager`.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from minimegatron.layers.fp8.matmul import Fp8Recipe, Quantised, cast, cast_at_o
 
 
 class Scaling(nn.Module):
-    """Where the scale of one tensor comes from: x [m, n] -> x in FP8, for a product that sums over n."""
+    """Chooses the scale of one tensor: x [m, n] -> x in FP8, for a product that sums over n."""
 
     def __init__(self, recipe: Fp8Recipe, dtype: torch.dtype) -> None:
         super().__init__()
@@ -60,7 +63,7 @@ class TileScales(Scaling):
 
 
 class CurrentScale(Scaling):
-    """That of the tensor itself, of which the ranks of `axis` hold parts."""
+    """The scale of the tensor itself, of which the ranks of `axis` hold parts."""
 
     def __init__(self, recipe: Fp8Recipe, dtype: torch.dtype, axis: Axis) -> None:
         super().__init__(recipe, dtype)
@@ -78,7 +81,7 @@ class Siblings:
 
 
 class DelayedScale(Scaling):
-    """That of the steps before. Scale and history are saved with the model, so a resumed run goes on with the same.
+    """A scale from the steps before. Scale and history are saved with the model, so a resumed run continues with them.
 
     In training the magnitude of this step is noted; a second forward pass (recompute) finds the same scale and changes
     nothing, because maxima are idempotent.
@@ -170,7 +173,7 @@ class Scales:
 
 
 def together(states: Sequence[DelayedScale]) -> Scales:
-    """The one tensor of these states, made anew where they are no longer its views.
+    """The tensor of which these states are views; a new one where they no longer are.
 
     Raises:
         ConfigError: a scale is not fp32, as after `load_state_dict(..., assign=True)` of rounded ones.
@@ -182,7 +185,7 @@ def together(states: Sequence[DelayedScale]) -> Scales:
 
 
 def scaling_of(recipe: Fp8Recipe, which: str, axis: Axis, **place: Any) -> Scaling:
-    """Where the scale of a layer's input, weight or gradient comes from.
+    """The `Scaling` of a layer's input, weight or gradient.
 
     Args:
         axis: ranks that share the tensor, for current scaling.

@@ -14,13 +14,12 @@ from minimegatron.comm.axis import ALONE
 from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import ConfigError
 from minimegatron.layers.fp8 import linear as fp8_linear
-from minimegatron.layers.fp8 import linear as fp8_model
 from minimegatron.layers.fp8.matmul import E4M3, E5M2, Fp8Recipe
 from minimegatron.layers.fp8.scaling import DelayedScale, Siblings, scaling_of, together
 from minimegatron.models.decoder import build_model
 from minimegatron.models.families import family_config
-from tests.layers.test_fp8 import layer_of, linear, normal
-from tests.layers.test_fp8_linear import TINY, batch
+from tests.layers.fp8.test_linear import TINY, batch
+from tests.layers.fp8.test_matmul import layer_of, linear, normal
 from tests.training.test_trainer import train
 
 SERIAL = Mesh.serial()
@@ -77,9 +76,9 @@ def test_a_model_of_any_size_moves_its_scales_in_a_dozen_launches():
     counts = []
     for layers in (1, 9):
         model = torch.nn.ModuleList([layer_of(Fp8Recipe(history=4)) for _ in range(layers)])
-        fp8_model.move_scales(model, SERIAL)
+        fp8_linear.move_scales(model, SERIAL)
         with Launches() as seen:
-            fp8_model.move_scales(model, SERIAL)
+            fp8_linear.move_scales(model, SERIAL)
         counts.append(len(seen.names))
         assert not {"aten::_local_scalar_dense", "aten::_to_copy"} & {*seen.names}, "the host waits for nothing"
     assert counts[0] == counts[1] <= 13
@@ -108,11 +107,11 @@ def test_places_are_there_before_the_first_pass_and_stay():
     shapes = {k: v.shape for k, v in model.state_dict().items() if "fp8" in k}
     seen = []
     for step in range(3):
-        with fp8_model.keeping_weights(model):
+        with fp8_linear.keeping_weights(model):
             seen.append([b.data_ptr() for b in of_scales(model)])
             assert one_memory(model)
             model(batch(step)["tokens"]).sum().backward()
-        fp8_model.move_scales(model, SERIAL)
+        fp8_linear.move_scales(model, SERIAL)
     assert seen[0] == seen[1] == seen[2] == [b.data_ptr() for b in of_scales(model)]
     assert {k: v.shape for k, v in model.state_dict().items() if "fp8" in k} == shapes
     assert {*shapes.values()} == {torch.Size([3]), torch.Size([])}
@@ -129,7 +128,7 @@ def run_step(layers: torch.nn.ModuleList, step: int) -> None:
     x, w = normal(16, 32, seed=step).requires_grad_(), normal(32, 32, seed=9).requires_grad_()
     for i, layer in enumerate(layers):
         linear(layer, x * (i + step + 1), w).sum().backward()
-    fp8_model.move_scales(layers, SERIAL)
+    fp8_linear.move_scales(layers, SERIAL)
 
 
 def through_a_file(layers: torch.nn.ModuleList) -> torch.nn.ModuleList:
@@ -206,7 +205,7 @@ def test_weights_that_are_kept_are_those_of_this_step(kind):
         return linear(layer, x, weight)
 
     for step in range(2):
-        with fp8_model.keeping_weights(layer):
+        with fp8_linear.keeping_weights(layer):
             at_first = y(w)
             assert torch.equal(y(w), at_first) and layer.kept
             w.mul_(-1.5 - step)

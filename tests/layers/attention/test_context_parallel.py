@@ -19,7 +19,6 @@ from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.config.fits import check_model_fits
 from minimegatron.errors import ConfigError
 from minimegatron.layers.attention import context_parallel as context
-from minimegatron.layers.attention import context_parallel as tiles
 from minimegatron.layers.attention.core_attention import CoreAttention
 from minimegatron.layers.attention.mask import AttentionMask
 from minimegatron.models.decoder import build_model
@@ -144,19 +143,19 @@ def _unweighted() -> Iterator[None]:
         self.out[:, :, rows] += out
         self.lse[:, :, rows] = torch.logaddexp(self.lse[:, :, rows], lse)
 
-    with mock.patch.object(tiles.Joined, "add", add):
+    with mock.patch.object(context.Joined, "add", add):
         yield
 
 
 @contextlib.contextmanager
 def _own_lse() -> Iterator[None]:
-    real = tiles._backward
+    real = context._backward
 
     def backward(dout, q, out, lse, k, v, *how):
-        out, lse = tiles._forward(q, k, v, *how)
+        out, lse = context._forward(q, k, v, *how)
         return real(dout, q, out, lse, k, v, *how)
 
-    with mock.patch.object(tiles, "_backward", backward):
+    with mock.patch.object(context, "_backward", backward):
         yield
 
 
@@ -267,7 +266,7 @@ def test_causal_work_is_exactly_equal_on_every_rank_and_step(c):
 def pairs_computed(rank: int, world: int, kind: str) -> int:
     """Pairs of a query and a key in the rectangles that were really computed, triangles counted as such."""
     mesh = Mesh.build(ParallelConfig(context_parallel_size=world, cp_comm_type=kind))
-    counted, real = [], tiles._forward
+    counted, real = [], context._forward
 
     def spy(q, k, v, tile, *rest):
         assert tile.relation in ("full", "diagonal")
@@ -275,7 +274,7 @@ def pairs_computed(rank: int, world: int, kind: str) -> int:
         counted.append(n * m if tile.relation == "full" else n * (n + 1) // 2)
         return real(q, k, v, tile, *rest)
 
-    with mock.patch.object(tiles, "_forward", spy):
+    with mock.patch.object(context, "_forward", spy):
         attend(mesh, qkv(4, 2), AttentionMask())
     return sum(counted)
 
@@ -376,3 +375,27 @@ def test_the_next_block_travels_while_this_one_is_computed(ranks):
         assert len(steps) == 2 * 4 and len(shifts) == 3 + 3 + 3  # forward, backward, and dK dV behind
         covered = [step for step in steps if any(a <= step[0] and step[1] <= b for a, b in shifts)]
         assert len(covered) >= 3 + 3  # all but the last of each round
+
+
+def parts_of_gradients(rank: int, world: int) -> tuple[list[torch.Tensor], dict[int, torch.Tensor]]:
+    """dK, dV of this rank's block in bf16; and owner -> what this rank has computed of dK, dV of its block, in fp32."""
+    mesh, parts = Mesh.build(ParallelConfig(context_parallel_size=world)), list[torch.Tensor]()
+    attend_backward = context.attend_backward
+
+    def recording(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        grads = attend_backward(*args)
+        parts.append(torch.stack(grads).permute(0, 3, 1, 2, 4))  # [2, n, b, g, d]
+        return grads
+
+    with mock.patch.object(context, "attend_backward", recording):
+        _, _, *grads = attend(mesh, qkv(4, 2, torch.bfloat16), AttentionMask(), "local")
+    return grads, {(rank - step) % world: part for step, part in enumerate(parts)}
+
+
+def test_gradients_of_a_block_are_rounded_once_after_their_sum(ranks):
+    """A sum that is kept in bf16 while the ring turns is off by more than half of the last digit."""
+    results = ranks(2).run(parts_of_gradients)
+    for owner, (grads, _) in enumerate(results):
+        exact = sum(parts[owner].double() for _, parts in results)
+        last_digit = 2.0 ** (exact.abs().log2().floor() - 7)
+        assert ((torch.stack(grads).double() - exact).abs() <= 0.51 * last_digit).all()

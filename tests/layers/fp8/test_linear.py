@@ -9,22 +9,25 @@ import torch
 
 from minimegatron import trace
 from minimegatron.comm.axis import ALONE
-from minimegatron.comm.collectives import all_gather
+from minimegatron.comm.collectives import all_gather, all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.errors import ConfigError
+from minimegatron.layers.attention.mla import ReplicatedLinear
 from minimegatron.layers.fp8 import linear as fp8_linear
-from minimegatron.layers.fp8 import linear as fp8_model
 from minimegatron.layers.fp8 import matmul as fp8
+from minimegatron.layers.fp8.matmul import Fp8Recipe
+from minimegatron.layers.fp8.scaling import DelayedScale, together
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.logical import load_logical
+from minimegatron.layers.moe.layer import Experts
 from minimegatron.layers.param import Init
 from minimegatron.layers.wgrad import WeightGradStore, compute_wgrads
 from minimegatron.models.decoder import build_model
 from minimegatron.models.families import family_config
 from minimegatron.training.step import forward_step
 from tests.kernels.test_fp8_cast import by_search, numbers_of
-from tests.layers.test_fp8 import normal
+from tests.layers.fp8.test_matmul import normal
 from tests.thorough import mostly_thorough
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -111,7 +114,7 @@ def layer_of(rank: int, world: int, kind: str, config: TransformerConfig, sp: bo
     mesh = Mesh.build(parallel)
     cls = ColumnParallelLinear if kind == "column" else RowParallelLinear
     layer = cls(2 * WIDTH, 2 * WIDTH, mesh.tp, init=Init(), bias=False, sequence_parallel=sp)
-    fp8_model.enable_fp8(layer, config, mesh)
+    fp8_linear.enable_fp8(layer, config, mesh)
     mine = slice(mesh.tp.rank * 2 * WIDTH // world, (mesh.tp.rank + 1) * 2 * WIDTH // world)
     own = slice(mesh.tp.rank * TOKENS // world, (mesh.tp.rank + 1) * TOKENS // world) if sp else slice(None)
     for step in range(3):
@@ -126,7 +129,7 @@ def layer_of(rank: int, world: int, kind: str, config: TransformerConfig, sp: bo
             if put_off:
                 assert layer.weight.grad is None
                 compute_wgrads(layer.wgrad_store.take())
-        fp8_model.move_scales(layer, mesh)
+        fp8_linear.move_scales(layer, mesh)
     whole_y = all_gather(y.detach()[:, 0], mesh.tp, 1 if kind == "column" else 0) if kind == "column" or sp else y[:, 0]
     dx = x.grad[:, 0]
     dx = dx if kind == "column" and not sp else all_gather(dx, mesh.tp, 0 if kind == "column" else 1)
@@ -212,11 +215,11 @@ def gradients(config: TransformerConfig, casts: list | None = None) -> dict[str,
     model = build_model(config, mesh, seed=0)
     for step in range(2):
         model.zero_grad()
-        with fp8_model.keeping_weights(model):
+        with fp8_linear.keeping_weights(model):
             for micro in range(2):
                 output, summed = forward_step(iter([batch(2 * step + micro)]), model)
                 summed(output)[0].backward()
-        fp8_model.move_scales(model, mesh)
+        fp8_linear.move_scales(model, mesh)
         if casts is not None and step == 0:
             casts.clear()
     return {n: p.grad for n, p in model.named_parameters()} | {n: b for n, b in model.named_buffers() if "fp8" in n}
@@ -259,7 +262,7 @@ def test_scales_are_saved_with_the_model_and_go_on():
     first, second = (build_model(config, mesh, seed=s) for s in (0, 1))
     for step in range(2):
         first(batch(step)["tokens"]).sum().backward()
-        fp8_model.move_scales(first, mesh)
+        fp8_linear.move_scales(first, mesh)
     state = {k: v.clone() for k, v in first.state_dict().items()}
     assert sum(k.endswith("amax_history") for k in state) == 3 * 16
     second.load_state_dict(state)
@@ -269,7 +272,7 @@ def test_scales_are_saved_with_the_model_and_go_on():
     second(tokens)
     second.train()
     for model in (first, second):
-        fp8_model.move_scales(model, mesh)
+        fp8_linear.move_scales(model, mesh)
     pairs = zip(first.named_buffers(), second.buffers(), strict=True)
     differ = [n for (n, a), b in pairs if not torch.equal(a, b)]
     assert not differ, "an evaluation has moved scales"
@@ -308,4 +311,110 @@ def test_sizes_that_a_recipe_does_not_take():
         assert words in str(caught.value)
     layer = ColumnParallelLinear(48, 64, Mesh.serial().tp, init=Init())
     with pytest.raises(ConfigError, match="inputs 48 on a rank, and fp8_recipe mxfp8 takes multiples of 32"):
-        fp8_model.enable_fp8(layer, settings("mxfp8"), Mesh.serial())
+        fp8_linear.enable_fp8(layer, settings("mxfp8"), Mesh.serial())
+
+
+# ---------------------------------------------------------------------------------------------------------------- ranks
+
+ROWS, INPUTS, OUTPUTS = 32, 32, 64
+
+
+def peaked(rows: int, columns: int, seed: int) -> torch.Tensor:
+    """Its largest number is in the last row and column: with the last rank of any cut."""
+    x = normal(rows, columns, seed=seed)
+    x[-1, -1] = 7.0 * x.abs().max()
+    return x
+
+
+def part(size: int, rank: int, world: int) -> slice:
+    return slice(rank * size // world, (rank + 1) * size // world)
+
+
+def of_latents(rank: int, world: int) -> list[torch.Tensor]:
+    """y, dx, dW, whole, of a matrix that every rank has, with the tokens that it holds."""
+    mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=world, sequence_parallel=world > 1))
+    layer = ReplicatedLinear(INPUTS, OUTPUTS, Init(), torch.float32)
+    fp8_linear.enable_fp8(layer, scaled("tensorwise"), mesh)
+    mine = part(ROWS, rank, world)
+    x = peaked(ROWS, INPUTS, 0)[mine].clone().requires_grad_()
+    with torch.no_grad():
+        layer.weight.copy_(peaked(OUTPUTS, INPUTS, 1))
+    y = layer(x)
+    y.backward(peaked(ROWS, OUTPUTS, 2)[mine])
+    return [all_gather(y.detach(), mesh.tp), all_gather(x.grad, mesh.tp), all_reduce(layer.weight.grad, mesh.tp)]
+
+
+def of_an_expert(rank: int, world: int) -> list[torch.Tensor]:
+    """Products of fc1 (its outputs cut) and fc2 (its inputs cut): y, dx, dW, whole."""
+    parallel = ParallelConfig(tensor_model_parallel_size=world, sequence_parallel=world > 1)
+    config = scaled("tensorwise", num_experts=2, moe_ffn_hidden_size=OUTPUTS, add_bias_linear=False)
+    mesh = Mesh.build(parallel)
+    assert mesh.etp.size == world
+    experts = Experts(config, mesh)
+    fp8_linear.enable_fp8(experts, config, mesh)
+    fc1, fc2 = experts._products(0, ROWS)
+    mine, found = part(OUTPUTS, rank, world), []
+    x, w1, dy = peaked(ROWS, INPUTS, 0), peaked(OUTPUTS, INPUTS, 1)[mine], peaked(ROWS, OUTPUTS, 2)[:, mine]
+    x, w1 = x.clone().requires_grad_(), w1.clone().requires_grad_()
+    y = fc1(x, w1)
+    y.backward(dy)
+    found += [all_gather(y.detach(), mesh.etp, 1), all_reduce(x.grad, mesh.etp), all_gather(w1.grad, mesh.etp)]
+    x, w2, dy = peaked(ROWS, OUTPUTS, 3)[:, mine], peaked(INPUTS, OUTPUTS, 4)[:, mine], peaked(ROWS, INPUTS, 5)
+    x, w2 = x.clone().requires_grad_(), w2.clone().requires_grad_()
+    y = fc2(x, w2)
+    y.backward(dy)
+    found += [all_reduce(y.detach(), mesh.etp), all_gather(x.grad, mesh.etp, 1), all_gather(w2.grad, mesh.etp, 1)]
+    return found
+
+
+def scaled(recipe: str, **more) -> TransformerConfig:
+    return TransformerConfig(**{"hidden_size": INPUTS, "fp8_format": "hybrid", "fp8_recipe": recipe, **more})
+
+
+@pytest.mark.parametrize("products", [of_latents, of_an_expert])
+def test_parts_of_a_tensor_have_the_scale_of_the_whole(ranks, products):
+    """With a scale of its own a rank would round its part otherwise: products would be off by percents."""
+    want = products(0, 1)
+    for got in ranks(2).run(products):
+        for a, b in zip(got, want, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=3e-6 * b.abs().max().item())
+
+
+def scales_after_a_step(rank: int, world: int, only: bool, layout: dict[str, int]) -> dict[str, float]:
+    mesh = Mesh.build(ParallelConfig(**layout))
+    layer = ColumnParallelLinear(INPUTS, OUTPUTS, mesh.tp, init=Init(), bias=False)
+    fp8_linear.enable_fp8(layer, scaled("delayed", tp_only_amax_red=only), mesh)
+    with torch.no_grad():
+        layer.weight.fill_(1.0)
+    x = torch.full((16, INPUTS), 2.0 + rank)
+    layer(x).backward(torch.full((16, OUTPUTS // mesh.tp.size), 0.5 + rank))
+    fp8_linear.move_scales(layer, mesh)
+    return {n.split(".")[1]: 1 / b.item() for n, b in layer.named_buffers() if n.endswith("scale")}
+
+
+@pytest.mark.parametrize("only", [False, True])
+@pytest.mark.parametrize("layout", [{}, {"tensor_model_parallel_size": 2}, {"context_parallel_size": 2}])
+def test_who_agrees_on_a_delayed_scale(ranks, layout, only):
+    """`tp_only_amax_red`: replicas of dp keep scales of their own; the ranks that share a model's tensors never do."""
+    first, second = ranks(2).run(scales_after_a_step, only, layout)
+    assert first["weight"] == second["weight"] == pytest.approx(1 / 448)
+    assert second["input"] == pytest.approx(3 / 448) and second["gradient"] == pytest.approx(1.5 / 57344)
+    if only and not layout:
+        assert first["input"] == pytest.approx(2 / 448) and first["gradient"] == pytest.approx(0.5 / 57344)
+    else:
+        assert first == second
+
+
+def ranks_with_other_numbers(rank: int, world: int) -> list[float]:
+    """NaN on one rank, numbers on the other: a maximum must not lose it. Only the second tensor's scale moves."""
+    mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=world))
+    states = [DelayedScale(Fp8Recipe(history=2), E4M3) for _ in range(2)]
+    states[0](torch.tensor([[torch.nan if rank == 1 else 3.0]]))
+    states[1](torch.tensor([[4.0 + rank]]))
+    together(states).move(mesh.tp)
+    return [s.scale.item() for s in states] + [h for s in states for h in s.amax_history.tolist()]
+
+
+def test_an_overflow_on_one_rank_is_everybodys(ranks):
+    for got in ranks(2).run(ranks_with_other_numbers):
+        assert got == [1.0, pytest.approx(448 / 5), 0.0, 0.0, 0.0, 5.0]
