@@ -21,7 +21,7 @@ from typing import Any
 CLOSED = (
     "minimegatron.layers", "minimegatron.parallel", "minimegatron.models", "minimegatron.training",
     "minimegatron.optim", "minimegatron.inference", "minimegatron.kernels", "minimegatron.checkpoint",
-    "minimegatron.data", "minimegatron.viz", "minimegatron.commands", "course.figures",
+    "minimegatron.data", "minimegatron.viz", "minimegatron.commands", "course.figures", "course.rehearsal",
 )  # fmt: skip
 
 
