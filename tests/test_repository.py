@@ -73,7 +73,7 @@ READS_ENVIRONMENT = {
     "launch/hardware.py": "the same, and what CUDA itself reads before it begins",
     "planner/measure.py": LAUNCHER,
     "launch/procs.py": "whether the user has set how glibc's malloc works",
-    **{f"launch/{name}.py": LAUNCHER for name in ("blame", "launchers", "rank", "stores")},
+    **{f"launch/{name}.py": LAUNCHER for name in ("error_report", "rendezvous", "rank")},
     **{f"labkit/ranks/{name}.py": LAUNCHER for name in ("agent", "torchrun", "worker", "pool")},
     "kernels/build.py": "where compiled libraries are kept",
     "kernels/gpu_setup.py": "a command: what the builds it starts inherit",
@@ -308,7 +308,8 @@ def waits(tree: ast.Module) -> Iterator[str]:
             continue
         *owner, name = called(node).split(".")
         deadline = keyword(node, "timeout") is not None
-        if name in ("init_process_group", "new_group", "new_subgroups", "monitored_barrier") and not deadline:
+        groups = ("init_process_group", "new_group", "new_subgroups", "monitored_barrier")
+        if name in (*groups, "urlopen", "create_connection") and not deadline:
             yield name
         if owner == ["subprocess"] and name in ("run", "call", "check_call", "check_output") and not deadline:
             yield f"subprocess.{name}"

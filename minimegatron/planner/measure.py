@@ -39,7 +39,7 @@ from minimegatron.comm.axis import Axis
 from minimegatron.comm.collectives import all_gather, all_reduce, reduce_scatter
 from minimegatron.comm.ring import SHIFT, Shift
 from minimegatron.errors import RankError
-from minimegatron.launch.launchers import RUN_DIR
+from minimegatron.launch.procs import RUN_DIR
 from minimegatron.launch.rank import init, report, run_rank
 from minimegatron.planner.cluster import CALL, CLUSTERS, Cluster
 from minimegatron.planner.operations import Run, Timed, Trial, fits, trials
