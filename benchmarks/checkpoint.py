@@ -39,11 +39,10 @@ import torch.distributed.checkpoint as dcp
 
 from benchmarks.paired import Ratio, paired
 from minimegatron.checkpoint.commit import Keep, folder_of, read_manifest
-from minimegatron.checkpoint.planning import read_tensors
+from minimegatron.checkpoint.load import read_tensors
 from minimegatron.checkpoint.regions import Logical, Region
-from minimegatron.checkpoint.save import Flight, Staging, save
+from minimegatron.checkpoint.save import AsyncSave, Staging, save
 from minimegatron.checkpoint.shard_file import bytes_of
-from minimegatron.checkpoint.storage import ShardReader
 from minimegatron.comm.axis import ALONE
 
 
@@ -85,7 +84,7 @@ class Contenders:
             save(self.folder / "ours", step, "run", tensors, {}, ALONE, Keep(newest=1))
 
         begun = time.perf_counter()
-        flight = Flight(write, True, step)
+        flight = AsyncSave(write, True, step)
         waited = time.perf_counter() - begun
         time.sleep(passes)
         begun = time.perf_counter()
@@ -109,8 +108,8 @@ class Contenders:
     def load(self, hashed: bool = True) -> None:
         root = self.folder / "ours"
         manifest = read_manifest(root, self.step)
-        reader = ShardReader(folder_of(root, self.step), manifest, manifest.files if hashed else ())
-        read_tensors(logical(self.tensors), reader, ALONE)
+        files = manifest.files if hashed else ()
+        read_tensors(logical(self.tensors), folder_of(root, self.step), manifest, ALONE, files)
 
     def load_stock(self) -> None:
         dcp.load(dict(self.tensors), checkpoint_id=self.folder / "stock", no_dist=True)

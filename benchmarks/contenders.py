@@ -17,9 +17,8 @@ from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.families import family_config
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
-from minimegatron.parallel.data.wrapping import data_parallel
-from minimegatron.training.pipelined import get_forward_backward_fn
-from minimegatron.training.step import StepOptions, forward_step, train_step
+from minimegatron.parallel.data.ddp import data_parallel
+from minimegatron.training.step import forward_step, train_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +72,7 @@ def our_step(work: Workload, mesh: Mesh) -> Callable[[], None]:
     scheduler = OptimizerParamScheduler(optimizer.param_groups, schedule)
     data = (cut_batch(batch, mesh) for batch in tokens(work, work.micro_batch))
     n = work.batch // (work.micro_batch * mesh.dp.size)
-    options = StepOptions(forward_backward_fn=get_forward_backward_fn(ddp))
-    return lambda: train_step(forward_step, data, ddp, optimizer, scheduler, mesh, n, options) and None
+    return lambda: train_step(forward_step, data, ddp, optimizer, scheduler, n) and None
 
 
 def hugging_face_model(work: Workload) -> Any:

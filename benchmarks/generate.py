@@ -28,8 +28,8 @@ from minimegatron.checkpoint.huggingface import state_from_huggingface
 from minimegatron.comm.mesh import Mesh
 from minimegatron.inference.generate import StaticEngine
 from minimegatron.layers.logical import load_logical
+from minimegatron.models.chunks import count_parameters
 from minimegatron.models.decoder import GPTModel
-from minimegatron.models.parameters import count_parameters
 
 
 @dataclasses.dataclass(frozen=True)

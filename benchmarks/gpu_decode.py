@@ -17,12 +17,12 @@ from benchmarks.gpu_parts import Found, Row, Yielded
 from benchmarks.gpu_training import LLAMA_1B, TINY, Timer
 from minimegatron.comm.mesh import Mesh
 from minimegatron.cuda_graphs import Recorder
-from minimegatron.inference.decode import DecodeStep
+from minimegatron.inference.generate import DecodeStep
 from minimegatron.inference.sampling import GREEDY
 from minimegatron.inference.static_cache import StaticCache
+from minimegatron.models.chunks import count_parameters
 from minimegatron.models.decoder import GPTModel, build_model
 from minimegatron.models.families import family_config
-from minimegatron.models.parameters import count_parameters
 
 STEPS, CONTEXT, TOLERANCE = 16, 512, 0.05
 # name -> whether the step is recorded, and whether it is compiled; the first is what the others are compared with

@@ -20,8 +20,8 @@ from benchmarks.gpu_parts import Found, Row
 from minimegatron.comm.axis import ALONE
 from minimegatron.kernels import fp8, reference
 from minimegatron.kernels.optimizer import AdamTable, NormTable
-from minimegatron.layers.fp8 import Fp8Recipe
-from minimegatron.layers.fp8_linear import ParallelFp8
+from minimegatron.layers.fp8.linear import ParallelFp8
+from minimegatron.layers.fp8.matmul import Fp8Recipe
 
 Timer = Callable[[Callable[[], object], torch.device, int], float]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}

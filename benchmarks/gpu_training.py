@@ -19,9 +19,9 @@ from benchmarks.gpu_parts import Found, Row, Yielded
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, TransformerConfig
 from minimegatron.cuda_graphs import CudaRecorder
+from minimegatron.models.chunks import count_parameters
 from minimegatron.models.decoder import build_model
 from minimegatron.models.families import family_config
-from minimegatron.models.parameters import count_parameters
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.parallel.data.ddp import DistributedDataParallel
@@ -69,7 +69,7 @@ class Training:
         schedule = Schedule.from_config(settings, global_batch_size=1, train_iters=10**6)
         self.scheduler = OptimizerParamScheduler(self.optimizer.param_groups, schedule)
         run_passes: Any = StepGraph(1, CudaRecorder(device)) if "graph" in way else forward_backward
-        self.options = StepOptions(forward_backward_fn=run_passes)
+        self.options = StepOptions(forward_backward_func=run_passes)
         if "compile" in way:
             for layer in self.model.module.decoder.layers.values():
                 layer.compile(dynamic=False)
@@ -79,7 +79,7 @@ class Training:
         ids = torch.randint(0, self.config.vocab_size, (micro, seq_length + 1), device=self.device)
         mask = torch.ones(micro, seq_length, device=self.device)
         data = itertools.repeat({"tokens": ids[:, :-1], "labels": ids[:, 1:], "loss_mask": mask})
-        objects = (self.model, self.optimizer, self.scheduler, self.mesh)
+        objects = (self.model, self.optimizer, self.scheduler)
         return lambda: train_step(forward_step, data, *objects, accumulation, self.options)
 
 

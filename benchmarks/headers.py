@@ -2,8 +2,8 @@
 
     python -m benchmarks.headers [--number 10000]
 
-The files are those of the tests (`tests/checkpoint/lies.py`): small ones, each with one lie of a kind drawn at random,
-and three at the limits of what is read at all. What counts is wall time, since that is what a run waits (goal: 50 ms
+The files are those of `tests/checkpoint/test_headers.py`: small ones, each with one lie of a kind drawn at random, and
+three at the limits of what is read at all. What counts is wall time, since that is what a run waits (goal: 50 ms
 for each of the small ones); a file that took longer is looked at twice more, because the machine has other work, and
 its best time counts.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from minimegatron.checkpoint.shard_file import read_header
 from minimegatron.errors import CheckpointError
-from tests.checkpoint.lies import largest, lie
+from tests.checkpoint.test_headers import largest, lie
 
 GOAL = 0.050
 

@@ -40,7 +40,7 @@ from minimegatron.comm.shared_memory import SharedMemory
 from minimegatron.config import OptimizerConfig, ParallelConfig
 from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.data.ddp import DistributedDataParallel
-from minimegatron.parallel.data.gather_on_use import GatherOnUse
+from minimegatron.parallel.data.param_buffer import GatherOnUse
 
 ELEMENTS = 4096  # weights of a layer; what is in no list has an eighth
 GRADS, PARAMS, PREFETCH = "overlap_grad_reduce", "overlap_param_gather", "prefetch"

@@ -33,6 +33,7 @@ import torch
 
 from labkit.ranks.pool import shared_pool
 from minimegatron.comm.mesh import rank_groups
+from minimegatron.config.run import RunConfig
 from minimegatron.models.chunks import placement_of
 from minimegatron.parallel.pipeline.schedules import SCHEDULES
 from minimegatron.planner.cluster import Cluster, read_cluster
@@ -43,7 +44,6 @@ from minimegatron.training.arguments import parse_args
 from minimegatron.training.build import build_trainer
 from minimegatron.training.memory_report import work_of_run
 from minimegatron.training.observers import Step
-from minimegatron.training.run import RunConfig
 from minimegatron.training.trainer import Trainer
 
 MODEL = "--preset laptop-10m --mock-data --lr 1e-4 --log-interval 1000 --eval-interval 1000 --eval-iters 0".split()

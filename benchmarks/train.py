@@ -32,7 +32,7 @@ from benchmarks.contenders import FULL, LONG, SMOKE, Workload, cpu_seconds, hugg
 from benchmarks.paired import paired
 from labkit.ranks.pool import WarmPool
 from minimegatron.comm.mesh import Mesh
-from minimegatron.models.parameters import count_parameters
+from minimegatron.models.chunks import count_parameters
 
 STRATEGY = "data_parallel_sharding_strategy"
 LAYOUTS: dict[str, dict[str, Any] | None] = {

@@ -5,6 +5,7 @@
     NN_name/checks/        the exercises: inputs, the judge's own answer, what can go wrong, what to say then
     NN_name/answers/       programs that try the checks: other right ones, and wrong ones with what is said to them
     NN_name/mistakes.py    the same as small edits of the solution (`labkit/answers`)
+    rehearsal.py           pipeline schedules run with sleep in the place of computation, for labs 03 and 12
 
 A name that begins with a digit is for `importlib` and for relative imports: `course.01_process_groups` is what
 `%lab 01_process_groups` loads.
@@ -19,7 +20,7 @@ from typing import Any
 CLOSED = (
     "minimegatron.layers", "minimegatron.parallel", "minimegatron.models", "minimegatron.training",
     "minimegatron.optim", "minimegatron.inference", "minimegatron.kernels", "minimegatron.checkpoint",
-    "minimegatron.data", "minimegatron.viz", "minimegatron.commands",
+    "minimegatron.data", "minimegatron.viz", "minimegatron.commands", "course.figures",
 )  # fmt: skip
 
 

@@ -25,8 +25,8 @@ from minimegatron.data.tokenizer import NullTokenizer
 from minimegatron.launch.rank import init, run_rank
 from minimegatron.models.decoder import build_model
 from minimegatron.optim.build import build_optimizer
-from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.parallel.data.finalize import finalize_model_grads
+from minimegatron.parallel.data.plain import PlainDataParallel
 
 MICRO_BATCH, GLOBAL_BATCH, SEQ_LENGTH = 2, 8, 64
 
@@ -61,7 +61,7 @@ def main() -> None:
         activation="swiglu",
         add_bias_linear=False,
     )
-    model = DistributedDataParallel(build_model(config, mesh, seed=1234), mesh)
+    model = PlainDataParallel(build_model(config, mesh, seed=1234), mesh)
     optimizer = build_optimizer(OptimizerConfig(lr=3e-3), model, mesh)
 
     # 4. Steps: every microbatch contributes sums, and one division by the global token count comes at the very end.

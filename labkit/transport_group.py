@@ -56,7 +56,7 @@ def connect(line: Line, rank: int, world: int) -> None:
     """Initialise the default process group over a line; from now on `backend="gloo"` means this."""
     Link.line, Link.store = line, BrokerStore(line)
     setattr(distributed_c10d, "ProcessGroupGloo", BrokerGroup)  # noqa: B010  mypy forbids the assignment
-    dist.init_process_group("gloo", store=Link.store, rank=rank, world_size=world)
+    dist.init_process_group("gloo", store=Link.store, rank=rank, world_size=world)  # no deadline: the broker's
 
 
 @contextlib.contextmanager
@@ -95,7 +95,7 @@ class BrokerGroup(dist.ProcessGroup):
 
     _get_backend_name = name
 
-    def getBackendName(self) -> str:  # noqa: N802  torch's C++ asks: for "gloo" it would look inside
+    def getBackendName(self) -> str:  # torch's C++ asks: for "gloo" it would look inside
         return "broker"
 
     @property

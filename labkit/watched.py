@@ -130,7 +130,7 @@ def watched(way: Callable[..., Any], inputs: Sequence[Any], rank: int, names: Ma
         asked = kwargs.get("async_op", False)
         start, handle = time.monotonic(), real(tensor, *args, **{**kwargs, "async_op": True})
         handle.get_future().then(lambda _: under_way.append((start, time.monotonic())))
-        return handle if asked else handle.wait()
+        return handle if asked else handle.wait()  # no deadline: the group's timeout
 
     dist.barrier()
     dist.all_reduce = all_reduce

@@ -1,8 +1,5 @@
 """Bytes alive, by owner, at every moment of a step: what fills the memory, and when it is fullest.
 
-The problem in a sentence: a training step that does not fit fails at one tensor, and that tensor is seldom to blame;
-what is to blame are the others that are alive at that moment, and they have no names.
-
     bytes |              ____ peak
           |            _/####\\_            activations    grow through the forward pass
           |          _/######## \\_
@@ -10,10 +7,9 @@ what is to blame are the others that are alive at that moment, and they have no 
           |------------------------------  moments, main parameters, parameters
           +------------------------------ time
 
-A tensor's memory is its *storage*: views share one, and it is alive as long as any of them is. On a CPU torch has no
-allocator that could be asked, so `Tracker` sees every operation (`TorchDispatchMode`), and looks at the storages of its
-results through weak references; a storage that ends takes its bytes along, and one that is resized changes them. Each
-has an owner:
+A tensor's memory is its *storage*: views share one, and it is alive as long as any of them is. torch's CPU allocator
+keeps no statistics, so `Tracker` sees every operation (`TorchDispatchMode`) and holds weak references to the storages
+of its results. Each storage has an owner:
 
 | owner            | how it is known                                                          |
 |------------------|--------------------------------------------------------------------------|
@@ -22,7 +18,7 @@ has an owner:
 | `activations`    | autograd has saved it for a backward pass (`saved_tensors_hooks`)        |
 | `workspace`      | everything else: what one operation hands to the next                    |
 
-On a GPU ask `torch.cuda.memory` instead: its snapshots know what no Python sees (cuBLAS, NCCL, fragmentation).
+On a GPU use `torch.cuda.memory` instead: its snapshots include what Python does not see (cuBLAS, NCCL, fragmentation).
 
 torch's `torch.distributed._tools.mem_tracker` works in the same way with other categories; Megatron-LM reports
 predicted totals in `megatron/training/theoretical_memory_usage.py`.

@@ -1,7 +1,7 @@
 """Events with a rank, a name, a start and an end: the one record behind every picture and every count.
 
 Anything may emit; only `viz/` draws. The planner's simulator emits the same events, so a predicted and a measured
-timeline share one picture. Nothing is recorded, and almost nothing is spent, unless there is a listener::
+timeline share one picture. Without a listener nothing is recorded, at almost no cost::
 
     with trace.record(rank=0) as log:
         model(x).sum().backward()
@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-# Listeners, and profilers that want spans as their ranges. The one piece of module state of the package that is not a
-# constant: autograd may run a backward on a thread of its own, where a context variable would be lost.
+# Listeners, and profilers that want spans as their ranges. Module state, because autograd may run a backward pass on a
+# thread of its own, where a context variable would be lost.
 _logs: list[Log] = []
 _ranges: list[Callable[[str], AbstractContextManager[Any]]] = []
 
@@ -34,7 +34,7 @@ class Event:
 
     Attributes:
         name: what, e.g. `all_reduce`, `forward`, `F`.
-        kind: `comm`, `compute`, `wait`, `memory`, `mark`, or `unit` (`parallel/data/unit_spans`).
+        kind: `comm`, `compute`, `wait`, `memory`, `mark`, or `unit` (`parallel/data/units`).
         rank: global rank.
         start, end: seconds on this machine's monotonic clock; equal for an instant.
         axis: the mesh axis of a communication (`tp`, `dp_cp` ...), else "".
@@ -113,7 +113,7 @@ def record(rank: int = 0) -> Iterator[Log]:
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """What happens in the block is told to no listener."""
+    """Record nothing in the block."""
     logs = _logs[:]
     _logs.clear()
     try:
@@ -133,7 +133,7 @@ def ranges(of: Callable[[str], AbstractContextManager[Any]]) -> Iterator[None]:
 
 
 def recording() -> bool:
-    """Whether anybody listens (so that callers can skip work done only for the record)."""
+    """Whether there is a listener; if not, callers can skip work done only for the record."""
     return bool(_logs)
 
 

@@ -5,24 +5,23 @@ from __future__ import annotations
 import math
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 
-from labkit.ranks.pool import WarmPool, shared_pool, this_process
-from minimegatron.data.corpus import prepare_corpus
-from minimegatron.launch import procs
-from tests import twin
+if TYPE_CHECKING:  # at run time inside functions: the controller of xdist, which runs no test, needs no torch
+    from labkit.ranks.pool import WarmPool
+    from tests import twin
 
 # No test measures time: an example may take as long as the machine is busy.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
-
-this_process().preload = ("pytest", "hypothesis", "transformers")  # functions that run on ranks live in files of tests
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -44,9 +43,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in set(left)]
 
 
+def pytest_collection_finish() -> None:
+    """Functions that run on ranks live in files of tests, which import more than the package."""
+    from labkit.ranks.pool import this_process
+
+    this_process().preload = tuple(name for name in ("pytest", "hypothesis", "transformers") if name in sys.modules)
+
+
 @pytest.fixture(scope="session")
 def docs_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The docstrings of the standard library with a vocabulary of 512, prepared once for all processes of a run."""
+    from minimegatron.data.corpus import prepare_corpus
+
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
@@ -62,6 +70,8 @@ def ranks() -> Callable[..., WarmPool]:
     that count every call.
     """
 
+    from labkit.ranks.pool import shared_pool
+
     def pool(nranks: int, *, fingerprints: bool = True) -> WarmPool:
         return shared_pool(nranks, fingerprints=fingerprints)
 
@@ -74,6 +84,8 @@ def assert_same_as_serial(ranks: Callable[..., WarmPool]) -> Callable[..., None]
 
     Every gradient, the loss, the gradient norm; replicas bit for bit; and shards that should differ do (see `twin`).
     """
+
+    from tests import twin
 
     def check(case: twin.Case, dp: int = 1, tolerance: float | None = None) -> None:
         sizes = (f"{axis}_parallel_size" for axis in ("tensor_model", "pipeline_model", "context"))
@@ -96,6 +108,9 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 def _possessions() -> set[str]:
+    from labkit.ranks.pool import this_process
+    from minimegatron.launch import procs
+
     server = this_process().server
     stay = {server.process.pid} if server else set()
     found = {f"process {pid}" for pid in procs.children(os.getpid()) if pid not in stay}

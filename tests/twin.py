@@ -22,14 +22,14 @@ from minimegatron.layers.logical import draw, gather_logical, load_logical
 from minimegatron.layers.moe.router import set_loss_scale
 from minimegatron.layers.param import Init, layout_of, logical_parameters
 from minimegatron.models.block import TransformerLayer
-from minimegatron.models.chunks import ModelChunks
-from minimegatron.models.decoder import GPTModel
+from minimegatron.models.chunks import ModelChunks, build_chunks, build_stage
 from minimegatron.models.families import family_config
 from minimegatron.models.spec import ModuleSpec, spec_from_name
 from minimegatron.optim.groups import freeze
 from minimegatron.parallel.data.data_parallel import DataParallel
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.parallel.data.finalize import finalize_model_grads
+from minimegatron.parallel.data.plain import PlainDataParallel
 from minimegatron.parallel.data.torch_fsdp import TorchFSDP2
 from minimegatron.training.pipelined import forward_backward
 from minimegatron.training.step import forward_step
@@ -43,7 +43,7 @@ class Case:
         layout: fields of `ParallelConfig`, those of a pipeline included.
         model: fields of `TransformerConfig`, `family` among them.
         accumulation: microbatches of a step on each rank.
-        overlap, bucket_size, sharding, gathers_late: of the data-parallel wrapper.
+        overlap, bucket_size, sharding, gathers_late: of the wrapper; `sharding` is a strategy, `fsdp2` or `plain`.
         double: compute in fp64, where only a real mistake is visible.
         seed: of weights and data.
         empty_rank: dp rank whose tokens all count for nothing, or None.
@@ -72,9 +72,10 @@ class Case:
 
     @property
     def parallel(self) -> ParallelConfig:
-        fsdp2 = self.sharding == "fsdp2"
-        how = {"use_torch_fsdp2": True} if fsdp2 else {"data_parallel_sharding_strategy": self.sharding}
-        return ParallelConfig.from_dict({**self.layout, **how})
+        how = {"fsdp2": {"use_torch_fsdp2": True}, "plain": {}}
+        return ParallelConfig.from_dict(
+            {**self.layout, **how.get(self.sharding, {"data_parallel_sharding_strategy": self.sharding})}
+        )
 
     @property
     def config(self) -> TransformerConfig:
@@ -93,7 +94,7 @@ class Case:
 
     @property
     def layers(self) -> ModuleSpec | None:
-        return None if self.spec is None else spec_from_name(*self.spec, self.config)
+        return spec_from_name(self.spec, self.config)
 
 
 # What the serial twin of a case depends on.
@@ -107,7 +108,7 @@ TWIN_FIELDS = (
 def weights(config: TransformerConfig, seed: int, spec: ModuleSpec | None = None) -> dict[str, torch.Tensor]:
     """Logical tensors with norms that are not 1 and biases that are not 0."""
     tensors = {}
-    for name, param in logical_parameters(GPTModel(config, Mesh.serial(), spec)):
+    for name, param in logical_parameters(build_stage(config, Mesh.serial(), spec)):
         layout = layout_of(param)
         noise = draw(
             name,
@@ -151,9 +152,9 @@ def serial_gradients(case: Case, dp: int) -> tuple[float, dict[str, torch.Tensor
     }
 
 
-def serial_model(case: Case) -> GPTModel:
+def serial_model(case: Case) -> Any:
     """The case's model with its weights, in one process."""
-    model = GPTModel(case.config, Mesh.serial(), case.layers)
+    model = build_stage(case.config, Mesh.serial(), case.layers)
     load_logical(model, weights(case.config, case.seed, case.layers))
     return prepared(model, case, Mesh.serial())
 
@@ -167,7 +168,7 @@ def prepared(model: Any, case: Case, mesh: Mesh) -> Any:
     return model.double() if case.double else model
 
 
-def serial_backward(model: GPTModel, case: Case, dp: int) -> float:
+def serial_backward(model: torch.nn.Module, case: Case, dp: int) -> float:
     """Leave the gradients of the mean loss over the whole batch in `grad`; returns that loss."""
     batches = [microbatch(case, d, i) for d in range(dp) for i in range(case.accumulation)]
     count = max(sum(float(b["loss_mask"].sum()) for b in batches), 1.0)
@@ -184,13 +185,14 @@ def grad_of(p: torch.Tensor) -> torch.Tensor:
 
 def parallel_model(case: Case, mesh: Mesh) -> DataParallel:
     """The case's model with its weights, wrapped; in a pipeline this rank's stages of it."""
-    kind = GPTModel if mesh.pp.size == 1 else ModelChunks
-    model = kind(case.config, mesh, case.layers)
+    model = build_chunks(case.config, mesh, case.layers)
     load_logical(model, weights(case.config, case.seed, case.layers), stage=mesh.pp.size > 1)
     model = prepared(model, case, mesh)
     if case.sharding == "fsdp2":
         return TorchFSDP2(model, mesh)
     dtype = torch.float64 if case.double else torch.float32
+    if case.sharding == "plain":
+        return PlainDataParallel(model, mesh, case.bucket_size or 40_000_000, dtype)
     return DistributedDataParallel(model, mesh, case.bucket_size, case.overlap, dtype, case.sharding, case.gathers_late)
 
 

@@ -51,7 +51,7 @@ guess("gb_sent", None, "Eight GPUs hold 1 GB each, and each needs the sum: how m
 # for the optimizer (a 4-byte copy of the weight and two 4-byte averages). Activations come on top.
 
 # %%
-from minimegatron.viz.filled import boxes_filled
+from course.figures.counts import boxes_filled
 
 billions = {"GPT-2 1.5 B": 1.5, "Llama-3 8 B": 8, "Llama-3 70 B": 70, "GPT-3 175 B": 175}
 boxes_filled({name: 16 * b for name, b in billions.items()}, 80, title="Memory for weights, gradients and Adam")
@@ -116,7 +116,7 @@ print("after ", x.tolist())
 # and after it. Rows are ranks, and blocks are pieces of a tensor.
 
 # %%
-from minimegatron.viz.collective import sheet
+from course.figures.process_groups import sheet
 
 sheet()
 
@@ -258,7 +258,7 @@ for name in ("ep", "edp"):
 # are in it.
 
 # %%
-from minimegatron.viz.ring_reduce import ring_steps
+from course.figures.process_groups import ring_steps
 
 ring_steps(title="An all-reduce on a ring of three ranks")
 
@@ -347,7 +347,7 @@ report(([m.first for m in messages], sum(m.nbytes for m in messages) / x.nbytes)
 
 # %%
 # %%needs ring_all_reduce
-from minimegatron.viz.ring_reduce import ring_steps, sends_in
+from course.figures.process_groups import ring_steps, sends_in
 
 if all(len(sent) == 4 for sent, _ in ringing):
     display(ring_steps(sends=sends_in([sent for sent, _ in ringing]), title="Your ring"))
@@ -447,7 +447,7 @@ check("conjugates")
 # micro-batch of 2:
 
 # %%
-from minimegatron.viz.stream import who_reads
+from course.figures.process_groups import who_reads
 
 who_reads(
     [("2 ranks", [[[5, 2], [1, 3]], [[0, 4], [2, 1]], [[4, 0], [3, 5]]])], num_samples=6, title="Two epochs of 6 samples"
@@ -485,7 +485,7 @@ check("my_samples")
 
 # %%
 # %%needs my_samples
-from minimegatron.viz.stream import who_reads
+from course.figures.process_groups import who_reads
 
 before = [[list(my_samples(4 * step, 2, rank, 2, 12, seed=3)) for rank in range(2)] for step in range(2)]
 after = [[list(my_samples(8, 2, rank, 4, 12, seed=3)) for rank in range(4)]]
@@ -625,7 +625,7 @@ report(sent)
 
 # %%
 # %%needs bytes_sent ring_all_reduce
-from minimegatron.viz.growth import against_ranks
+from course.figures.counts import against_ranks
 
 ring, simple = "your ring", "to every other rank"
 formulas = {ring: lambda n: bytes_sent("all_reduce", 1, n), simple: lambda n: n - 1}

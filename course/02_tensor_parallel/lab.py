@@ -53,7 +53,7 @@ guess("kept", None, "How many percent of a layer's activations does each of 4 ra
 # *inside* a layer, all ranks work on the same layer at the same time.
 
 # %%
-from minimegatron.viz.stacked import stacked
+from minimegatron.viz.bars import stacked
 
 h, ffn, rows_qkv = 8192, 28672, 8192 + 2 * 1024
 matrices = {"QKV": h * rows_qkv, "projection": h * h, "gate and up": h * 2 * ffn, "down": h * ffn}
@@ -69,7 +69,7 @@ stacked(bars, title="One layer of Llama-3 70B", what="GB on one rank: weights, g
 # numbers by hand: 19 = 1·5 + 2·7.
 
 # %%
-from minimegatron.viz.product import cut_product
+from course.figures.tensor_parallel import cut_product
 
 cut_product(x=[[1, 2], [3, 4]], a=[[5, 6], [7, 8]])
 
@@ -94,7 +94,7 @@ from minimegatron.config import ParallelConfig
 from minimegatron.layers.param import layout_of
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.families import family_config
-from minimegatron.viz.mesh import Shards, weight_shards
+from course.figures.tensor_parallel import Shards, weight_shards
 
 mesh = Mesh.serial()  # one process, which is told that it is rank 0 of 2; on "meta" tensors have shapes and no numbers
 mesh.parallel, mesh.tp = ParallelConfig(tensor_model_parallel_size=2), Axis("tp", (0, 1), 0)
@@ -123,7 +123,7 @@ weight_shards([Shards(name, cut.shape, cut.dim, cut.parts, bands.get(name, ())) 
 # lower. y₀ is the part of y on rank 0, dx is the gradient ∂loss/∂x.
 
 # %%
-from minimegatron.viz.dataflow import flow
+from course.figures.tensor_parallel import flow
 
 flow()
 
@@ -145,7 +145,7 @@ flow()
 # activation: a row of it is a token, a column is a feature.
 
 # %%
-from minimegatron.viz.regions import regions
+from course.figures.tensor_parallel import regions
 
 regions()
 
@@ -668,7 +668,7 @@ beside(run.reports[0]["yours"], run.reports[0]["serial"], "your model, tp 2", "s
 # functions looks at one token at a time, so the tokens can be cut:
 
 # %%
-from minimegatron.viz.regions import LAYER, regions
+from course.figures.tensor_parallel import LAYER, regions
 
 regions({title: cuts for title, cuts in LAYER.items() if "sequence" in title})
 
@@ -915,7 +915,7 @@ report(rows)
 
 # %%
 # %%needs bytes_per_layer column_linear row_linear attention embedding cross_entropy
-from minimegatron.viz.messages import Message, strips
+from course.figures.tensor_parallel import Message, strips
 
 def drawn(messages):
     """In the backward pass x is gathered again right after dz, by the column layer."""
@@ -978,7 +978,7 @@ report(rows)
 
 # %%
 # %%needs activation_bytes
-from minimegatron.viz.stacked import stacked
+from minimegatron.viz.bars import stacked
 
 alone = kept[0]["one rank"][1]
 whole = [now == before for now, before in zip(kept[0]["tp 4"][1], alone)]  # as large on one of 4 ranks as alone
@@ -1318,7 +1318,7 @@ report({"curve": curve, "shards": [part[:10, :20].tolist() for part in shards_of
 # %%
 # %%needs initial_part
 from minimegatron.viz.curves import losses
-from minimegatron.viz.heat import shards
+from course.figures.tensor_parallel import shards
 
 halves = {"same seed on every rank": careless_shards[0], "repaired": repaired[0]["shards"]}
 display(shards(halves, title="The first rows of fc1 on each of two ranks, after 60 steps"))
@@ -1423,7 +1423,7 @@ progress()
 # |---|---|
 # | column and row: `layers/linear.py` | `core/tensor_parallel/layers.py` |
 # | f, g and the sequence pair: `comm/collectives.py` | `core/tensor_parallel/mappings.py` |
-# | overlap: `layers/products.py`, `both_gradients` | `LinearWithGradAccumulationAndAsyncCommunication`, in the same file |
+# | overlap: `layers/linear.py`, `LinearFunction` | `LinearWithGradAccumulationAndAsyncCommunication`, in the same file |
 # | heads and packed QKV: `layers/attention/self_attention.py` | `core/transformer/attention.py` |
 # | gate and up: `layers/mlp.py` | `core/transformer/mlp.py` |
 # | vocabulary, embedding: `layers/embedding.py` | `VocabParallelEmbedding` in `core/tensor_parallel/layers.py` |

@@ -73,7 +73,7 @@ print(f"tensor parallelism, 12 layers, sends {12 * layer / border:.0f} times wha
 
 # %%
 from minimegatron.parallel.pipeline.actions import round_robin, schedule_from_text, v_shaped
-from minimegatron.parallel.pipeline.schedule_check import live_activations, stuck
+from minimegatron.parallel.pipeline.schedule_sim import live_activations, stuck
 from minimegatron.parallel.pipeline.schedule_sim import Costs, simulate
 from minimegatron.viz.schedule import draw_schedule
 
@@ -253,7 +253,7 @@ for latency in (Fraction(0), Fraction(1, 10)):
 # 1, and rank 1 wants microbatch 1 before it goes back.
 
 # %%
-from minimegatron.viz.deadlock import draw_deadlock
+from course.figures.pipelines import draw_deadlock
 
 wrong = ["F0 B0 F1 B1", "F0 F1 B0 B1"]
 reached, waits = stuck(schedule_from_text("wrong", wrong))
@@ -275,7 +275,7 @@ draw_deadlock([row.split() for row in wrong], reached, waits, "Deadlock: two ran
 # goes around the ring of ranks v times. The picture has v = 2 in the middle; the V on the right comes later.
 
 # %%
-from minimegatron.viz.placement import placements
+from course.figures.pipelines import placements
 
 placements(
     {"1 chunk a rank": round_robin(4, 1), "2 chunks, round robin": round_robin(4, 2), "2 chunks, V": v_shaped(4)}
@@ -524,7 +524,7 @@ for name, title in (("zb_v", "ZB-V: p=3, m=6"), ("dualpipe_v", "DualPipeV: p=3, 
 # %%needs gpipe one_f_one_b interleaved zb_h1
 from minimegatron.parallel.pipeline.schedule_sim import Costs, simulate
 from minimegatron.parallel.pipeline.schedules import build_schedule, round_robin, schedule_from_text
-from minimegatron.viz.trade_off import trade_off
+from course.figures.pipelines import trade_off
 
 SLIDERS = False
 
@@ -592,7 +592,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.config import ParallelConfig
 from minimegatron.parallel.pipeline.actions import round_robin, schedule_from_text
-from minimegatron.parallel.pipeline.rehearsal import rehearse
+from course.rehearsal import rehearse
 
 M = 8
 mail = PointToPoint(Mesh.build(ParallelConfig(pipeline_model_parallel_size=world)))
@@ -622,12 +622,12 @@ if rank == 0:
 # %%needs gpipe one_f_one_b interleaved zb_h1
 from pathlib import Path
 
-from minimegatron.parallel.pipeline.rehearsal import fastest, most_live
+from course.rehearsal import fastest, most_live
 from minimegatron.parallel.pipeline.schedule_sim import Costs, simulate
 from minimegatron.parallel.pipeline.schedules import round_robin, schedule_from_text
-from minimegatron.viz.paired import planned_and_done
+from course.figures.pipelines import planned_and_done
 from minimegatron.viz.timeline import chrome_trace
-from minimegatron.viz.trade_off import trade_off
+from course.figures.pipelines import trade_off
 
 STEP, chunks = 0.02, {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zb_h1": 1}
 functions = {"gpipe": gpipe, "1f1b": one_f_one_b, "zb_h1": zb_h1}
@@ -824,7 +824,7 @@ if on_gpus:
     from minimegatron.parallel.pipeline.schedule_sim import simulate
     from minimegatron.parallel.pipeline.schedules import build_schedule
     from minimegatron.trace import Event
-    from minimegatron.viz.paired import planned_and_done
+    from course.figures.pipelines import planned_and_done
 
     gpus = on_gpus.nproc
     for name in ("1f1b", "zb_h1"):
@@ -1167,10 +1167,10 @@ progress()
 # |---|---|---|
 # | lists of actions | `parallel/pipeline/actions.py`, `parallel/pipeline/schedules.py` | one function a schedule: `core/pipeline_parallel/schedules.py` |
 # | slots and warm-up | `parallel/pipeline/schedules.py` | `get_schedule_table`, `get_pp_rank_microbatches` |
-# | W later | `parallel/pipeline/zero_bubble.py`, `layers/deferred.py` | `delay_wgrad_compute` puts W off; no ZB schedule |
-# | checker, simulator | `parallel/pipeline/schedule_check.py`, `parallel/pipeline/schedule_sim.py` | not there |
+# | W later | `parallel/pipeline/schedules.py`, `layers/wgrad.py` | `delay_wgrad_compute` puts W off; no ZB schedule |
+# | checker, simulator | `parallel/pipeline/schedule_sim.py` | not there |
 # | the executor | `parallel/pipeline/plain.py`, `comm/p2p.py` | `core/pipeline_parallel/p2p_communication.py` |
-# | sleep in place of computation | `parallel/pipeline/rehearsal.py` | not there |
+# | sleep in place of computation | `course/rehearsal.py` | not there |
 # | tied embeddings | `models/chunks.py`, `parallel/data/finalize.py` | `core/distributed/finalize_model_grads.py` |
 #
 # Next: lab 04, context parallelism, where one sequence is cut over many ranks.

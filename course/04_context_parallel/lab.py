@@ -116,7 +116,7 @@ plt.show()
 # *zigzag*.
 
 # %%
-from minimegatron.viz.sequence import causal_map
+from course.figures.context_parallel import causal_map
 
 contiguous = [range(4 * r, 4 * r + 4) for r in range(4)]
 zigzag = [[2 * r, 2 * r + 1, 14 - 2 * r, 15 - 2 * r] for r in range(4)]
@@ -213,7 +213,7 @@ for c in (2, 4, 8):
 # times its e^(S-m). Here is one query with four keys in blocks of two. All numbers can be checked by hand:
 
 # %%
-from minimegatron.viz.softmax import running_softmax
+from course.figures.context_parallel import running_softmax
 
 running_softmax(weights=[2, 1, 8, 4], values=[3, 6, 1, 2], block=2)
 
@@ -331,7 +331,7 @@ check("positions")
 
 # %%
 # %%needs positions
-from minimegatron.viz.sequence import causal_map
+from course.figures.context_parallel import causal_map
 
 display(causal_map({"your zigzag: who holds which tokens": [positions(24, 3, r).tolist() for r in range(3)]}))
 
@@ -342,7 +342,7 @@ display(causal_map({"your zigzag: who holds which tokens": [positions(24, 3, r).
 # move on by one rank. At step i rank r has the block of rank (r-i) mod C:
 
 # %%
-from minimegatron.viz.ring import ring_steps
+from course.figures.context_parallel import ring_steps
 
 contiguous = [range(4 * r, 4 * r + 4) for r in range(4)]
 zigzag = [[2 * r, 2 * r + 1, 14 - 2 * r, 15 - 2 * r] for r in range(4)]
@@ -661,7 +661,7 @@ check("ring_backward")
 # eight chunks in zigzag:
 
 # %%
-from minimegatron.viz.sequence import heads_for_tokens as exchange
+from course.figures.context_parallel import heads_for_tokens as exchange
 
 exchange(heads=4, held=[[r, 7 - r] for r in range(4)])
 
@@ -952,7 +952,7 @@ report(rows)
 
 # %%
 # %%needs bytes_per_layer positions ring_forward ring_backward ulysses
-from minimegatron.viz.growth import against_ranks
+from course.figures.counts import against_ranks
 
 
 def kib(way):
@@ -1332,7 +1332,7 @@ progress()
 # | here | minimegatron | Megatron-LM |
 # |---|---|---|
 # | online softmax | `kernels/blockwise.py` | the flash-attn package, Transformer Engine |
-# | merge | `layers/attention/tiles.py` | Transformer Engine, `dot_product_attention/context_parallel.py` |
+# | merge | `layers/attention/context_parallel.py` | Transformer Engine, `dot_product_attention/context_parallel.py` |
 # | what is hidden | `layers/attention/mask.py` | the same file |
 # | zigzag | `comm/sequence.py` | `get_batch_on_this_cp_rank` in `core/utils.py` |
 # | the ring | `comm/ring.py`, `layers/attention/context_parallel.py` | Transformer Engine, as above |

@@ -53,7 +53,7 @@ import matplotlib.pyplot as plt
 
 from minimegatron.config import TransformerConfig
 from minimegatron.models.families import preset
-from minimegatron.models.parameters import count_parameters
+from minimegatron.models.chunks import count_parameters
 from minimegatron.viz.picture import INK, MEASURED, REFERENCE
 
 total, used = {}, {}
@@ -92,7 +92,7 @@ print(f"the weights alone, in bf16, fill {total['deepseek-v3'] * 2 / 80:.0f} GPU
 # %%
 import torch
 
-from minimegatron.viz.experts import routing_grid
+from course.figures.experts import routing_grid
 
 
 def some_routing(tokens, experts, k, favour=0.0, seed=0):
@@ -440,7 +440,7 @@ check("permute")
 # expert 3.
 
 # %%
-from minimegatron.viz.dispatch import dispatch_steps
+from course.figures.experts import dispatch_steps
 
 
 def going(*experts):
@@ -549,7 +549,7 @@ check("limit")
 # %%needs limit
 import torch
 
-from minimegatron.viz.experts import routing_grid
+from course.figures.experts import routing_grid
 
 logits = torch.randn(12, 8, generator=torch.Generator().manual_seed(0))
 logits[:, 2] += 2.5  # the favourite of section 1
@@ -1001,7 +1001,7 @@ if rank == 0:
 
 # %%
 # %%needs route balance expert_bias permute dispatch finish
-from minimegatron.viz.experts import imbalance, load_bands
+from course.figures.experts import imbalance, load_bands
 
 runs = trained[0]
 layer1 = {way: [step[1] for step in run["loads"]] for way, run in runs.items()}
@@ -1365,7 +1365,7 @@ progress()
 # |---|---|---|
 # | router, balancing loss, capacity | `layers/moe/router.py` | `router.py`, `moe_utils.py` |
 # | the bias | `layers/moe/balance.py` | `get_updated_expert_bias` in `moe_utils.py` |
-# | rows, the journey | `layers/moe/permutation.py`, `layers/moe/dispatch.py` | `token_dispatcher.py` |
+# | rows, the journey | `layers/moe/dispatch.py` | `token_dispatcher.py` |
 # | experts, grouped products, a shared expert | `layers/moe/layer.py` | `experts.py`, `moe_layer.py`, `shared_experts.py` |
 # | the groups ep, edp | `comm/mesh.py` | `core/parallel_state.py` |
 # | which gradient over which group | `parallel/data/ddp.py`, `parallel/data/finalize.py` | `core/distributed/`, DDP |

@@ -48,7 +48,7 @@ guess("times", None, "Each of 64 GPUs keeps 1/64 of everything. How many times t
 # weight, 2 for its gradient, and 12 for the optimizer: a 4-byte copy of the weight and two 4-byte averages.
 
 # %%
-from minimegatron.viz.filled import boxes_filled
+from course.figures.counts import boxes_filled
 
 billions = 7.5
 need = {"weights": 2 * billions, "gradients": 2 * billions, "Adam": 12 * billions, "together": 16 * billions}
@@ -70,7 +70,7 @@ boxes_filled(need, 80, title="7.5 B parameters on every GPU of a data-parallel r
 # parameters lie from left to right, the bytes of one parameter from top to bottom.
 
 # %%
-from minimegatron.viz.zero_stages import stage_grid
+from course.figures.data_parallel import stage_grid
 
 stage_grid(4, formulas=False)
 
@@ -127,7 +127,7 @@ for stage in range(4):
 
 # %%
 # %%needs bytes_held
-from minimegatron.viz.zero_stages import stage_bars
+from course.figures.data_parallel import stage_bars
 
 
 def by_owner(held):
@@ -233,7 +233,7 @@ for microbatches in (1, 8):
 
 # %%
 from minimegatron.parallel.data.buckets import BucketSpan, BufferLayout, Span
-from minimegatron.viz.buckets import buffer_strip
+from course.figures.data_parallel import buffer_strip
 
 of_params = (Span(8, 12), Span(5, 7), Span(0, 5))
 of_buckets = (BucketSpan(Span(0, 8), 7, (2, 1)), BucketSpan(Span(8, 12), 4, (0,)))
@@ -308,7 +308,7 @@ check("my_pieces")
 # %%
 # %%needs lay_out my_pieces
 from minimegatron.parallel.data.buckets import BucketSpan, BufferLayout, Span
-from minimegatron.viz.buckets import buffer_strip
+from course.figures.data_parallel import buffer_strip
 
 names = ["w0", "b0", "w1", "b1", "w2", "b2"]
 numels, ranks = [30, 5, 25, 5, 15, 3], 4
@@ -617,7 +617,7 @@ from minimegatron.models.decoder import build_model
 from minimegatron.models.families import family_config
 from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.data.finalize import finalize_model_grads
-from minimegatron.parallel.data.wrapping import data_parallel
+from minimegatron.parallel.data.ddp import data_parallel
 
 RUNS = {
     "stage 0": {},
@@ -724,7 +724,7 @@ report((parameters, found))
 
 # %%
 # %%needs bytes_held
-from minimegatron.viz.zero_stages import stage_bars
+from course.figures.data_parallel import stage_bars
 
 
 def by_owner(held):
@@ -1009,7 +1009,7 @@ report(best)
 
 # %%
 # %%needs gather_on_use
-from minimegatron.viz.gathers import gather_timelines
+from course.figures.data_parallel import gather_timelines
 
 gather_timelines(timed[0], axes=("dp",), title="Eight units forward and backward, rank 0")
 
@@ -1404,7 +1404,7 @@ progress()
 # | layout, pieces | `parallel/data/buckets.py` | `distributed/param_and_grad_buffer.py`, `optimizer/distrib_optimizer.py` |
 # | gradients that leave early | `parallel/data/grad_buffer.py`, `parallel/data/ddp.py` | `distributed/param_and_grad_buffer.py` |
 # | AdamW of shards, clipping | `optim/optimizer.py`, `optim/clip.py` | `optimizer/distrib_optimizer.py`, `optimizer/clip_grads.py` |
-# | weights on use | `parallel/data/param_buffer.py`, `parallel/data/gather_on_use.py` | `distributed/fsdp/src/megatron_fsdp/` |
+# | weights on use | `parallel/data/param_buffer.py` | `distributed/fsdp/src/megatron_fsdp/` |
 # | FSDP2 | `parallel/data/torch_fsdp.py` | `distributed/torch_fully_sharded_data_parallel.py` |
 # | memory by owner | `memory.py` | `megatron/training/theoretical_memory_usage.py` (predicted) |
 #

@@ -66,7 +66,7 @@ class Moves(TorchDispatchMode):
 # %%
 import torch
 
-from minimegatron.viz.volume import bars
+from minimegatron.viz.bars import byte_bars
 
 
 def rms_norm(x, gamma, eps=1e-5):
@@ -79,7 +79,7 @@ x, gamma = torch.randn(2048, 4096), torch.randn(4096)
 with Moves() as moves:
     rms_norm(x, gamma)
 print(f"x has {x.nbytes / 2**20:.0f} MiB; the norm moves {sum(moves.bytes.values()) / x.nbytes:.1f} times as much")
-display(bars({}, moves.bytes, title="One norm, operation by operation", what="read and written"))
+display(byte_bars({}, moves.bytes, title="One norm, operation by operation", what="read and written"))
 
 # %% [markdown]
 # Seven times. Each operation reads its input from memory and writes its result back, where the next one reads it
@@ -180,7 +180,7 @@ display(roofline({"H100": H100, "H200": H200}, points, "At best, in bf16"))
 # kernels: an addition, then the norm three times, each time faster.
 
 # %%
-from minimegatron.viz.cuda import hierarchy
+from course.figures.kernels import hierarchy
 
 hierarchy(blocks=4, threads=64, sms=2)
 
@@ -321,7 +321,7 @@ check("norm_rows")
 # kernel and what is fetched for them; in the lower one, how it should be.
 
 # %%
-from minimegatron.viz.access import access_map
+from course.figures.kernels import access_map
 
 shape = (8, 32)
 access_map(shape, {
@@ -342,7 +342,7 @@ access_map(shape, {
 # They add in a tree. Here are eight threads; with 256 the lower 128 add what the upper 128 hold, then 64, 32, ..., 1.
 
 # %%
-from minimegatron.viz.reduction import reduction_tree
+from course.figures.kernels import reduction_tree
 
 reduction_tree([3, 1, 4, 1, 5, 9, 2, 6])
 
@@ -408,7 +408,7 @@ check("norm_block")
 # come. With o = 16, 8, 4, 2, 1 and a sum at each step, all 32 have the total. Here are eight lanes:
 
 # %%
-from minimegatron.viz.reduction import butterfly
+from course.figures.kernels import butterfly
 
 butterfly([3, 1, 4, 1, 5, 9, 2, 6])
 
@@ -522,7 +522,7 @@ for name in ("norm_rows", "norm_block", "norm_warp"):
 # and 3 keys:
 
 # %%
-from minimegatron.viz.tiles import score_tiles
+from course.figures.kernels import score_tiles
 
 score_tiles(12, 4, 3)
 
@@ -612,7 +612,7 @@ import torch
 import torch.nn.functional as F
 
 from labkit.hbm import Memory
-from minimegatron.viz.volume import bars
+from minimegatron.viz.bars import byte_bars
 
 s, d = 512, 32
 q, k, v = torch.randn(3, s, d, generator=torch.Generator().manual_seed(0)).unbind()
@@ -630,7 +630,7 @@ for rows in (32, 64, 128):
     predicted[f"flash, {rows} rows"] = flash_bytes(s, d, rows, 32, 4)["flash"]
     measured[f"flash, {rows} rows"] = 4 * (memory.moved - s * d)
     print(f"{rows:3} rows: as torch's attention: {torch.allclose(out, want, atol=1e-5)}")
-display(bars(predicted, measured, title="One head, 512 tokens", what="moved"))
+display(byte_bars(predicted, measured, title="One head, 512 tokens", what="moved"))
 
 # %% [markdown]
 # The backward pass needs P again. It is not stored, so it is computed again from q, k and lse: P = exp(S - lse). You
@@ -647,7 +647,7 @@ display(bars(predicted, measured, title="One head, 512 tokens", what="moved"))
 # E4M3; gradients, whose sizes differ more, get E5M2. All their numbers up to 4, and those close to 0:
 
 # %%
-from minimegatron.viz.numbers import number_lines
+from course.figures.kernels import number_lines
 
 E4M3, E5M2 = (3, -6, 448.0), (2, -14, 57344.0)  # mantissa bits, lowest exponent, largest number
 number_lines({"E4M3": E4M3, "E5M2": E5M2}, [(0, 4), (0, 2**-5)], "The numbers of both formats: a mark for each")
@@ -746,7 +746,7 @@ check("tile_scales")
 # %%needs to_fp8 tile_scales
 import torch
 
-from minimegatron.viz.tiles import scaled_tiles
+from course.figures.kernels import scaled_tiles
 
 small = torch.tensor([[0.5, -0.75, 0.001, 2.0, -0.0003, 1e5], [0.25, 0.1, -0.3, 0.02, 0.6, -0.9]])
 ways = []
@@ -1122,7 +1122,7 @@ roofline({"one core": (peak, bandwidth)}, named, "Measured here, in float32")
 # %%needs to_fp8 tile_scales
 import torch
 
-from minimegatron.viz.numbers import error_bars
+from course.figures.kernels import error_bars
 
 g = torch.Generator().manual_seed(0)
 before = torch.randn(64, 512, generator=g)
@@ -1342,7 +1342,7 @@ progress()
 # | CUDA on a CPU | `kernels/csrc/emulator.h`, `labkit/csrc/lab.h` | not there |
 # | flash attention | `kernels/blockwise.py`, `kernels/csrc/flash_attention.cu` | the flash-attn package, Transformer Engine |
 # | casts, tiles | `kernels/fp8.py`, `kernels/csrc/fp8.cu` | Transformer Engine |
-# | recipes, amax over tp, cp and dp | `layers/fp8.py`, `layers/fp8_scales.py`, `layers/fp8_linear.py` | `core/fp8_utils.py`, Transformer Engine's recipes |
+# | recipes, amax over tp, cp and dp | `layers/fp8/matmul.py`, `layers/fp8/scaling.py`, `layers/fp8/linear.py` | `core/fp8_utils.py`, Transformer Engine's recipes |
 #
 # Left out here: bank conflicts of shared memory, branches that split a warp, occupancy (all three in *Programming
 # Massively Parallel Processors* by Hwu, Kirk and El Hajj), asynchronous copies, and the instructions of tensor cores.

@@ -49,7 +49,7 @@ guess("hours", None, "16,384 GPUs, each fails once in 50,000 hours. Hours betwee
 # is one number, and the digits are ranks.
 
 # %%
-from minimegatron.viz.region_map import region_map
+from course.figures.checkpoints import region_map
 
 four = [
     [[[0, 4], [0, 3]], [[4, 5], [0, 1]]],  # rank 0: rows 0 to 4, and one number of row 4
@@ -267,7 +267,7 @@ check("load_box")
 
 # %% jupyter={"source_hidden": true}
 from labkit.disk import Disk, fates, replay
-from minimegatron.viz.crashes import crash_map
+from course.figures.checkpoints import crash_map
 
 BEFORE = {"step-10/shard-0": b"old numbers", "step-10/manifest": b"step 10"}
 FILES = {"shard-0": b"new numbers", "shard-1": b"more of them", "manifest": b"step 20"}
@@ -694,7 +694,7 @@ print("up above the gate: shapes are the same:", all(swapped[name].shape == ours
 
 # %%
 # %%needs boxes_of save_checkpoint load_box
-from minimegatron.viz.region_map import region_map
+from course.figures.checkpoints import region_map
 
 stored = [boxes_of(9, 6, 1, 2, r // 2, *[(0, 13), (13, 27)][r % 2]) for r in range(4)]
 counted = read[1][1]
@@ -944,8 +944,8 @@ progress()
 # | here | minimegatron, `checkpoint/` | Megatron-LM, `megatron/core/dist_checkpointing/` |
 # |---|---|---|
 # | boxes of a rank | `regions.py` | `mapping.py`, `ShardedTensor` |
-# | a box from regions | `planning.py`, `storage.py`, `sources.py` | `strategies/torch.py`, over torch's planner |
-# | a save that is whole or not there | `commit.py`, `save.py`, `lock.py` | `serialization.py`; `latest_checkpointed_iteration.txt` says which one is the newest |
+# | a box from regions | `load.py`, `sources.py` | `strategies/torch.py`, over torch's planner |
+# | a save that is whole or not there | `commit.py`, `save.py` | `serialization.py`; `latest_checkpointed_iteration.txt` says which one is the newest |
 # | manifest, hashes | `manifest.py`, `shard_file.py` | `metadata.json`, and torch's `.metadata`, a pickle |
 # | going on | `training/run_state.py` | `megatron/training/checkpointing.py` |
 # | published models | `huggingface.py`, `models/families/` | Megatron-Bridge |

@@ -481,9 +481,8 @@ from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.families import family_config
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
-from minimegatron.parallel.data.wrapping import data_parallel
-from minimegatron.training.pipelined import get_forward_backward_fn
-from minimegatron.training.step import StepOptions, forward_step, train_step
+from minimegatron.parallel.data.ddp import data_parallel
+from minimegatron.training.step import forward_step, train_step
 
 S, B, M, LAYERS = 32, 2, 4, 4
 MODEL = {"h": 128, "heads": 4, "groups": 2, "d": 32, "f": 256, "vocab": 256, "tied": False, "experts": 0, "topk": 0}
@@ -509,9 +508,8 @@ def sent_in_a_step(axis):
     ids = torch.arange(B * (S + 1)).view(B, -1) * 7 % 256
     batch = {"tokens": ids[:, :-1], "labels": ids[:, 1:], "loss_mask": torch.ones(B, S)}
     data = iter([cut_batch(batch, mesh) for _ in range(M)])
-    options = StepOptions(forward_backward_fn=get_forward_backward_fn(ddp))
     with trace.record(rank) as log:
-        train_step(forward_step, data, ddp, optimizer, scheduler, mesh, M, options)
+        train_step(forward_step, data, ddp, optimizer, scheduler, M)
     small = 8 * B * S  # losses, counts, and the weights of the experts' rows; gradients of norms are all-reduced
     large = [one for one in log.select(kind="comm") if one.nbytes > small and one.name != "all_reduce"]
     names = {"dp": ("dp_cp",), "cp": ("cp", "cp_outer")}.get(axis, (axis,))
@@ -537,10 +535,10 @@ if rank == 0:
 
 # %%
 # %%needs bytes_sent stage_parameters
-from minimegatron.viz import volume
+from minimegatron.viz.bars import byte_bars
 
 predicted, measured = ({f"{axis} 2": pair[i] for axis, pair in counted[0].items()} for i in (0, 1))
-volume.bars(predicted, measured, title="A step on two processes, one axis at a time: rank 0, counted from its payloads")
+byte_bars(predicted, measured, title="A step on two processes, one axis at a time: rank 0, counted from its payloads")
 
 # %% [markdown]
 # ### Seconds of a pipeline
@@ -553,7 +551,7 @@ volume.bars(predicted, measured, title="A step on two processes, one axis at a t
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.config import ParallelConfig
-from minimegatron.parallel.pipeline.rehearsal import rehearse
+from course.rehearsal import rehearse
 from minimegatron.parallel.pipeline.schedules import build_schedule
 
 mail = PointToPoint(Mesh.build(ParallelConfig(pipeline_model_parallel_size=2)))
@@ -561,10 +559,10 @@ report([rehearse(build_schedule("1f1b", 2, 4), mail, step=0.05) for _ in range(5
 
 # %%
 # %%needs step_time
-from minimegatron.parallel.pipeline.rehearsal import fastest
+from course.rehearsal import fastest
 from minimegatron.parallel.pipeline.schedule_sim import Costs, simulate
 from minimegatron.parallel.pipeline.schedules import build_schedule
-from minimegatron.viz.paired import planned_and_done
+from course.figures.pipelines import planned_and_done
 
 # a sample of 0.1 FLOPs, 4 of them in 4 microbatches, on 2 GPUs of 1 FLOP/s: forward passes of 50 ms
 told = step_time(0.1, 0.0, 4, 2, 1.0, 1.0, 2, 1, 4, False, 0.0, 0.0)["seconds"]
@@ -584,8 +582,8 @@ planned_and_done(pipeline.events(0.05), events, title)
 
 # %%
 # %%needs legal
-from minimegatron.planner.estimate import Estimator
 from minimegatron.planner.layouts import Layout, layouts
+from minimegatron.planner.search import Estimator
 
 EIGHT = {"layers": 32, "heads": 32, "groups": 8, "s": 8192, "experts": 0}
 base = parse_args(f"--preset llama3-8b --seq-length 8192 --global-batch-size 64 {BEST}".split(), reads=False)
@@ -689,8 +687,8 @@ shown(
 # samples, and for one of 512.
 
 # %% tags=["hide-output"]
-from minimegatron.planner.estimate import Estimator
 from minimegatron.planner.layouts import layouts
+from minimegatron.planner.search import Estimator
 
 
 def tuned(batch, zero, pipeline):
@@ -739,7 +737,7 @@ PREDICTION = {
 }
 
 # %% tags=["hide-output"]
-from minimegatron.viz.factors import factors
+from course.figures.planning import factors
 
 
 def held(tp, cp, pp):
@@ -775,7 +773,7 @@ factors(computed, guesses, title="One axis doubled, dp halved: what a rank holds
 # %%needs step_time
 from minimegatron.planner.pictures import losses
 from minimegatron.training.flops import forward_flops
-from minimegatron.viz.waterfall import waterfall
+from minimegatron.viz.bars import waterfall
 
 parts, run = four.time.parts, four.run
 forward, whole = forward_flops(run.model, 8192), forward_flops(run.model, 8192, causal=False)
@@ -803,8 +801,8 @@ from minimegatron.config import DataConfig, OptimizerConfig, ParallelConfig, Tra
 from minimegatron.planner import closed_forms
 from minimegatron.planner.timing import step_time as planned_time
 from minimegatron.training.flops import step_flops
-from minimegatron.training.run import RunConfig
-from minimegatron.viz.agreement import agreement
+from minimegatron.config.run import RunConfig
+from course.figures.planning import agreement
 
 
 def published_run(h, layers, heads, words, s, batch, micro, tp, pp, v, layout, **model):
@@ -970,7 +968,7 @@ print("counted on the mesh, ranks with the same experts:", sorted(set(same)))
 from minimegatron.errors import ConfigError
 from minimegatron.planner.layouts import Layout
 from minimegatron.planner.pictures import losses
-from minimegatron.viz.waterfall import waterfall
+from minimegatron.viz.bars import waterfall
 
 RUN = f"{LLAMA} --global-batch-size 512 {BEST}"
 
@@ -1102,7 +1100,7 @@ progress()
 # | bytes of an axis | `planner/work.py`, `planner/traffic.py` | |
 # | FLOPs and MFU | `training/flops.py` | `num_floating_point_operations` in `megatron/training/training.py` |
 # | time of a step | `planner/timing.py`, `planner/cluster.py`, `parallel/pipeline/schedule_sim.py` | |
-# | layouts, search | `planner/layouts.py`, `estimate.py`, `search.py`; `minimegatron plan` | |
+# | layouts, search | `planner/layouts.py`, `planner/search.py`; `minimegatron plan` | |
 # | dp and expert dp | `config/parallel.py`, `comm/mesh.py` | `megatron/core/parallel_state.py`: `RankGenerator` |
 #
 # Narayanan et al. 2021, Efficient large-scale language model training on GPU clusters (arXiv 2104.04473); Korthikanti et

@@ -185,7 +185,7 @@ _process = Process(os.getpid())
 
 def this_process() -> Process:
     """The one holder of state. After a fork the child starts with none: server and pools belong to its parent."""
-    global _process
+    global _process  # noqa: PLW0603  one fork server a process, none in its forks
     if _process.pid != os.getpid():
         _process = Process(os.getpid())
     return _process
@@ -245,7 +245,7 @@ class Rank:
     def receive(self) -> None:
         """Take the answer, or learn how the rank died."""
         try:
-            self.answer = pickle.loads(self.channel.recv_bytes())
+            self.answer = pickle.loads(self.channel.recv_bytes())  # noqa: S301  from a process that this one started
         except (EOFError, OSError):
             self.failure = procs.how_it_ended(self.server.status(self.pid))
             self.gone = True
@@ -382,7 +382,7 @@ def _failure(causes: dict[int, Failure], lost: list[int]) -> RankError:
     error = RankError(f"{named(same)} raised {failure.name}: {failure.message}", where=failure.frame + then)
     error.add_note(f"On rank {first}:\n{failure.trace}")
     with contextlib.suppress(Exception):  # an exception that only its own rank can unpickle stays a text
-        error.__cause__ = pickle.loads(failure.error)
+        error.__cause__ = pickle.loads(failure.error)  # noqa: S301  from a process that this one started
     return error
 
 

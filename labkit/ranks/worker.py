@@ -149,7 +149,7 @@ def live(channel: Connection) -> NoReturn:
     clean = CleanState()
     while True:
         try:
-            job = Job(*pickle.loads(channel.recv_bytes()))
+            job = Job(*pickle.loads(channel.recv_bytes()))  # noqa: S301  from the parent
         except EOFError:
             os._exit(0)
         answer = _run(job, clean)
@@ -186,7 +186,7 @@ def _call(job: Job, clean: CleanState) -> Any:
     except BaseException:
         clean.spoiled = "its process group was never complete"
         raise
-    fn, args, kwargs = pickle.loads(job.call)
+    fn, args, kwargs = pickle.loads(job.call)  # noqa: S301  from the parent
     with fingerprints(job.fingerprints):
         return fn(job.rank, job.world, *args, **kwargs)
 
@@ -216,7 +216,7 @@ def _failure(error: BaseException) -> Failure:
     frames = [procs.Frame(f.filename, f.lineno or 0, f.name) for f in reversed(traceback.extract_tb(where))]
     try:
         pickled = pickle.dumps(error)
-        pickle.loads(pickled)
+        pickle.loads(pickled)  # noqa: S301  its own
     except Exception:
         pickled = b""
     return Failure(

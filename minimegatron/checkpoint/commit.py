@@ -5,25 +5,32 @@ checkpoint before or the new one, never a mixture.
 
     1  stage      mkdir .iter_0000020.<run id>           new, or the save refuses
     2  shards     each rank writes its file in it, and has the disk confirm it (fsync)
-    3  agree      all ranks tell name, length, hash, or their error; an error ends the save on all of them
+    3  agree      all ranks learn length and hash of each file, or an error, which ends the save on all of them
     4  manifest   rank 0 writes it, fsync; fsync of the folder
     5  publish    rename to iter_0000020, fsync of the root
     6  retire     older ones that are not to be kept: rename to .iter_0000010.retired, fsync of the root, then remove; a
                   run that was reading one takes the newest that is there then (`training/checkpointing`)
 
-There is no file that says which checkpoint is the newest: it would be a second truth. The newest is the folder with the
-largest step in its name. A folder gets such a name only by step 5, so one without a good manifest was damaged later,
-and loading says so instead of taking an older one. Nothing in a folder whose name begins with a dot is ever read; the
-next save of a run that holds the root (`checkpoint/lock.py`) removes what a dead run has left of them.
+No file says which checkpoint is the newest: it would be a second truth. The newest is the folder with the largest step
+in its name. Only step 5 gives a folder such a name, so one without a good manifest was damaged later, and loading
+raises instead of taking an older one. Folders whose names begin with a dot are never read; the next save that holds
+the lock of the root removes them.
+
+**The lock.** Two runs with one `--save` folder would remove each other's staging folders. Rank 0 holds `flock` on
+`.lock` in the folder. The kernel releases it when the process ends, so a lock is never stale. The text in the file,
+which run and process and since when, is for people. A network file system without locks between hosts is not covered:
+give each run a folder of its own there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -31,6 +38,56 @@ from minimegatron.checkpoint.disk import UNREADABLE, disk, sync_folder, write_du
 from minimegatron.checkpoint.manifest import NAME, Manifest
 from minimegatron.checkpoint.shard_file import read_header, sha256_of
 from minimegatron.errors import CheckpointError
+
+_LOCK = ".lock"
+
+
+class RootLock:
+    """Held until `close`, or until the process ends.
+
+    Args:
+        root: the folder; made where there is none.
+        run_id: of the run that takes it.
+
+    Raises:
+        CheckpointError: another process holds it; says which.
+    """
+
+    def __init__(self, root: Path, run_id: str) -> None:
+        if root.is_symlink() and not root.exists():
+            raise CheckpointError(
+                f"it is a link to {os.readlink(root)}, which is not there",
+                where=str(root),
+                fix="make that folder, or give --save another one",
+            )
+        if root.exists() and not root.is_dir():
+            raise CheckpointError("it is a file, not a folder", where=str(root), fix="give --save another folder")
+        with disk(root):
+            root.mkdir(parents=True, exist_ok=True)
+            self._file = (root / _LOCK).open("a+b")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.seek(0)
+            holder = self._file.read(200).decode(errors="replace").strip() or "another process"
+            self._file.close()
+            fix = "give each run a --save folder of its own, or end that process: the lock goes with it"
+            if _me() in holder:
+                fix = "`close()` the trainer of this process that saves there, or choose another folder"
+            raise CheckpointError(f"{holder} is saving into this folder", where=str(root), fix=fix) from None
+        with disk(root):
+            self._file.truncate(0)
+            since = time.strftime("%Y-%m-%d %H:%M:%S")
+            self._file.write(f"run {run_id}, {_me()} since {since}".encode())
+            self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _me() -> str:
+    return f"process {os.getpid()} on {os.uname().nodename}"
+
 
 _FOLDER = re.compile(r"iter_(\d{7,})")
 _STAGE = re.compile(r"\.iter_\d{7,}\.[A-Za-z0-9_-]+")
@@ -71,9 +128,9 @@ def stage(root: Path, step: int, run_id: str) -> Path:
             fix="continue from it with --load, or save into another folder",
         )
     with disk(root):
-        for left in list(root.iterdir()):
-            if _STAGE.fullmatch(left.name):
-                shutil.rmtree(left)
+        for path in list(root.iterdir()):
+            if _STAGE.fullmatch(path.name):
+                shutil.rmtree(path)
         folder = root / f".iter_{step:07d}.{run_id}"
         folder.mkdir()
     return folder
@@ -100,20 +157,20 @@ def retire(root: Path, keep: Keep) -> list[int]:
     """Remove the complete checkpoints that are not to be kept; returns their steps."""
     if keep.newest == 0 and keep.every is None:
         return []
-    found = complete(root)
-    stay = {*list(found)[-max(keep.newest, 1) :], *(s for s in found if keep.every and s % keep.every == 0)}
-    if keep.best and (losses := {s: m.state["validation_loss"] for s, m in found.items() if _evaluated(m)}):
-        stay.add(min(losses, key=lambda step: losses[step]))
-    gone = [step for step in found if step not in stay]
+    manifests = complete(root)
+    kept = {*list(manifests)[-max(keep.newest, 1) :], *(s for s in manifests if keep.every and s % keep.every == 0)}
+    if keep.best and (losses := {s: m.state["validation_loss"] for s, m in manifests.items() if _evaluated(m)}):
+        kept.add(min(losses, key=lambda step: losses[step]))
+    removed = [step for step in manifests if step not in kept]
     with disk(root, "an old checkpoint cannot be removed"):
-        left = {step: root / f".{folder_of(root, step).name}.retired" for step in gone}
-        for step, hidden in left.items():
+        hidden_of = {step: root / f".{folder_of(root, step).name}.retired" for step in removed}
+        for step, hidden in hidden_of.items():
             os.rename(folder_of(root, step), hidden)  # from here on it is no checkpoint
-        if gone:
+        if removed:
             sync_folder(root)  # nor after a power cut, which might bring a name back and not the files
-        for hidden in left.values():
+        for hidden in hidden_of.values():
             shutil.rmtree(hidden)
-    return gone
+    return removed
 
 
 def _evaluated(manifest: Manifest) -> bool:
@@ -126,16 +183,16 @@ def published(root: Path) -> list[int]:
     A list that is made while another run publishes one and removes the one before may have neither, so it is made until
     two are equal.
     """
-    found = _listed(root)
-    while (again := _listed(root)) != found:
-        found = again
-    return found
+    steps = _listed(root)
+    while (again := _listed(root)) != steps:
+        steps = again
+    return steps
 
 
 def _listed(root: Path) -> list[int]:
     with disk(root, UNREADABLE):
-        found = [(path, match) for path in (root.iterdir() if root.is_dir() else ()) if (match := _match(path))]
-    return sorted(int(match[1]) for path, match in found if path == folder_of(root, int(match[1])))
+        matches = [(path, match) for path in (root.iterdir() if root.is_dir() else ()) if (match := _match(path))]
+    return sorted(int(match[1]) for path, match in matches if path == folder_of(root, int(match[1])))
 
 
 def _match(path: Path) -> re.Match[str] | None:
@@ -144,13 +201,13 @@ def _match(path: Path) -> re.Match[str] | None:
 
 def complete(root: Path) -> dict[int, Manifest]:
     """Those of them whose manifest is whole, ascending by step."""
-    steps, found = None, dict[int, Manifest]()
+    steps, manifests = None, dict[int, Manifest]()
     while steps != (steps := published(root)):
-        found = {}
+        manifests = {}
         for step in steps:
             with contextlib.suppress(CheckpointError):
-                found[step] = read_manifest(root, step)
-    return found
+                manifests[step] = read_manifest(root, step)
+    return manifests
 
 
 def read_manifest(root: Path, step: int) -> Manifest:
@@ -208,24 +265,24 @@ def verify_header(folder: Path, manifest: Manifest, name: str) -> None:
     if path.is_symlink() or not path.is_file():
         raise CheckpointError("a file of the checkpoint is missing", where=str(path), fix=OLDER)
     with disk(path, UNREADABLE):
-        now = path.stat().st_size
-    if now != (size := manifest.files[name][0]):
-        raise CheckpointError(f"has {now} bytes, was written with {size}", where=str(path), fix=OLDER)
-    said = read_header(path)[1]
-    if (said.get("step"), said.get("run_id")) != (str(manifest.step), manifest.run_id):
+        length = path.stat().st_size
+    if length != (size := manifest.files[name][0]):
+        raise CheckpointError(f"has {length} bytes, was written with {size}", where=str(path), fix=OLDER)
+    header = read_header(path)[1]
+    if (header.get("step"), header.get("run_id")) != (str(manifest.step), manifest.run_id):
         raise CheckpointError(
-            f"belongs to step {said.get('step')} of run {said.get('run_id')}, "
+            f"belongs to step {header.get('step')} of run {header.get('run_id')}, "
             f"the manifest to step {manifest.step} of run {manifest.run_id}",
             where=str(path),
             fix=OLDER,
         )
 
 
-def verify_hash(folder: Path, manifest: Manifest, name: str, found: tuple[int, str]) -> None:
+def verify_hash(folder: Path, manifest: Manifest, name: str, length_and_hash: tuple[int, str]) -> None:
     """What was read of a file, its length and hash, is what was written.
 
     Raises:
         CheckpointError: it is not.
     """
-    if found != manifest.files[name]:
+    if length_and_hash != manifest.files[name]:
         raise CheckpointError("is not what was written: its SHA-256 differs", where=str(folder / name), fix=OLDER)

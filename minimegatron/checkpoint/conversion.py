@@ -1,13 +1,14 @@
-"""A folder with a model in it, whatever wrote it: opened as weights under our names, and written as another.
+"""A folder that holds a model, whatever wrote it: opened as weights under our names, and written as another kind.
 
-| kind         | known by                                     | read by                  | written by                |
-|--------------|----------------------------------------------|--------------------------|---------------------------|
-| `hf`         | `config.json`                                | `folder.open_published`  | `folder.write_published`  |
-| `ours`       | `iter_0000020/manifest.json`                 | `ours.Checkpoint`        | `ours.write_checkpoint`   |
-| `torch_dist` | `.metadata`, or a file that says where       | `torch_dist.TorchDist`   | `torch_dist.write_...`    |
+| kind         | recognised by                | read by                      | written by                    |
+|--------------|------------------------------|------------------------------|-------------------------------|
+| `hf`         | `config.json`                | `huggingface.open_published` | `huggingface.write_published` |
+| `ours`       | `iter_0000020/manifest.json` | `ours.Checkpoint`            | `ours.write_checkpoint`       |
+| `torch_dist` | `.metadata`                  | `torch_dist.TorchDist`       | `torch_dist.write_release`    |
 
-Every one is a `Source` (`checkpoint/sources.py`), so a conversion is a source that is read tensor by tensor while the
-other folder is written, and its memory is that of a tensor.
+Each is a `Source` (`checkpoint/sources.py`), so a conversion reads one tensor at a time while the other folder is
+written. All tensors of a folder are first compared with what its configuration describes, by name and shape
+(`checked`): a reader that takes its part of a larger tensor would take the wrong numbers, and the model would run.
 """
 
 from __future__ import annotations
@@ -20,16 +21,24 @@ from pathlib import Path
 
 import torch
 
-from minimegatron.checkpoint import megatron, megatron_optimizer, torch_dist
-from minimegatron.checkpoint.folder import open_published, write_published
-from minimegatron.checkpoint.hf_config import check_pad_token, is_published, read_config, read_json
-from minimegatron.checkpoint.hf_export import config_to_huggingface
-from minimegatron.checkpoint.huggingface import as_theirs
-from minimegatron.checkpoint.origin import CONFIG, FOLDER, GENERATION, TOKENIZER, given, token_ids
+from minimegatron.checkpoint import megatron, torch_dist
+from minimegatron.checkpoint.companions import CONFIG, FOLDER, GENERATION, TOKENIZER, token_ids, verified
+from minimegatron.checkpoint.hf_config import (
+    check_pad_token,
+    config_to_huggingface,
+    is_published,
+    read_config,
+    read_json,
+)
+from minimegatron.checkpoint.huggingface import as_theirs, open_published, write_published
 from minimegatron.checkpoint.ours import Checkpoint, Continued, write_checkpoint
+from minimegatron.checkpoint.regions import Logical, logical_shape
 from minimegatron.checkpoint.sources import Cast, Described, Source, Together, View, shown
+from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError, ConfigError
+from minimegatron.layers.param import layout_of, logical_parameters
+from minimegatron.models.chunks import build_stage
 from minimegatron.models.families import FAMILIES
 
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -43,30 +52,31 @@ class Model:
         kind: what wrote it.
         config: with `params_dtype` as the weights have it.
         weights: under our names.
-        beside_it: folder with what the model has beside its weights (`checkpoint/origin`), where there is one.
-        beside: what lies there of an optimizer, in words.
+        companions_folder: with the files beside its weights (`checkpoint/companions`), where there is one.
+        optimizer_state: what the folder holds of an optimizer, for a message; empty for nothing.
         continued: reads it for a configuration and its weights; None where nothing does.
         family: of a published model.
-        promised: hash of what was in `beside_it`, where a checkpoint says that there was something.
+        companions_hash: of these files, from the manifest of a checkpoint.
     """
 
     kind: str
     config: TransformerConfig
     weights: Source
-    beside_it: Path | None
-    beside: str = ""
+    companions_folder: Path | None
+    optimizer_state: str = ""
     continued: Callable[[TransformerConfig, Source], Continued] | None = None
     family: str | None = None
-    promised: str | None = None
+    companions_hash: str | None = None
 
     @property
-    def origin(self) -> Path | None:
-        """`beside_it`, as it was saved; None where there is none.
+    def companions(self) -> Path | None:
+        """The folder with the files beside its weights, verified; None where there is none.
 
         Raises:
             CheckpointError: it has changed.
         """
-        return self.beside_it if self.kind != "ours" or self.beside_it is None else given(self.beside_it, self.promised)
+        folder = self.companions_folder
+        return verified(folder, self.companions_hash) if self.kind == "ours" and folder is not None else folder
 
     @property
     def tokenizer(self) -> Path | None:
@@ -75,8 +85,8 @@ class Model:
         Raises:
             CheckpointError: it has changed.
         """
-        origin = self.origin
-        return origin if origin is not None and any((origin / name).is_file() for name in TOKENIZER) else None
+        folder = self.companions
+        return folder if folder is not None and any((folder / name).is_file() for name in TOKENIZER) else None
 
 
 def kind_of(folder: Path) -> str:
@@ -85,17 +95,18 @@ def kind_of(folder: Path) -> str:
     Raises:
         CheckpointError: nothing that is known; or it holds two models.
     """
-    ours, megatrons = next(folder.glob("iter_*/manifest.json"), None), torch_dist.find(folder)
+    our_manifest, torch_dist_folder = next(folder.glob("iter_*/manifest.json"), None), torch_dist.find(folder)
     if is_published(folder):
         return "hf"
-    if ours is not None and megatrons is not None:
+    if our_manifest is not None and torch_dist_folder is not None:
         raise CheckpointError(
-            f"two models: the checkpoint {ours.parent.name}, and Megatron's {megatrons.name or '.metadata'}",
+            f"two models: the checkpoint {our_manifest.parent.name}, and Megatron's "
+            f"{torch_dist_folder.name or '.metadata'}",
             where=str(folder),
             fix="move one of them to a folder of its own",
         )
-    if ours is not None or megatrons is not None:
-        return "ours" if ours is not None else "torch_dist"
+    if our_manifest is not None or torch_dist_folder is not None:
+        return "ours" if our_manifest is not None else "torch_dist"
     raise CheckpointError(
         "neither a published model (config.json) nor a checkpoint (iter_0000000/manifest.json, Megatron's .metadata)",
         where=str(folder),
@@ -105,7 +116,7 @@ def kind_of(folder: Path) -> str:
 
 def open_model(
     folder: Path, kind: str | None = None, step: int | None = None, vocab_size: int | None = None,
-    origin: Path | None = None,
+    companions: Path | None = None,
 ) -> Model:  # fmt: skip
     """The model in a folder; its numbers are read when they are asked for.
 
@@ -114,71 +125,75 @@ def open_model(
         kind: default what lies in it.
         step: of a checkpoint; default the newest.
         vocab_size: tokens of a checkpoint of Megatron's, where it does not say it.
-        origin: the folder that a checkpoint of Megatron's came from, which says what it is where no `args` do.
+        companions: folder of a published model, whose `config.json` describes a checkpoint without `args`.
 
     Raises:
         CheckpointError, ConfigError: it is not there, not whole, or not supported.
     """
     kind = kind_of(folder) if kind is None else kind
     if kind == "ours":
-        found = Checkpoint(folder, step)
-        return Model(kind, found.config, found, folder / FOLDER, found.beside, promised=found.given)
+        checkpoint = Checkpoint(folder, step)
+        return Model(
+            kind,
+            checkpoint.config,
+            checkpoint,
+            folder / FOLDER,
+            checkpoint.optimizer_state,
+            companions_hash=checkpoint.companions_hash,
+        )
     if kind == "torch_dist":
-        return _open_megatrons(folder, step, vocab_size, origin)
+        return _open_megatrons(folder, step, vocab_size, companions)
     if step is not None:
         raise ConfigError(f"--ckpt-step {step}: a published model has no steps", fix="drop it")
     family, config, weights = open_published(folder)
-    words = weights.tensors["embedding.word_embeddings.weight"].dtype
-    return Model(kind, config.replace(params_dtype=_DTYPES[words]), weights, folder, family=family)
+    words_dtype = weights.tensors["embedding.word_embeddings.weight"].dtype
+    return Model(kind, config.replace(params_dtype=_DTYPES[words_dtype]), weights, folder, family=family)
 
 
-def _open_megatrons(folder: Path, step: int | None, vocab_size: int | None, origin: Path | None) -> Model:
-    found = torch_dist.find(folder, step)
-    if found is None:
+def _open_megatrons(folder: Path, step: int | None, vocab_size: int | None, companions: Path | None) -> Model:
+    checkpoint = torch_dist.find(folder, step)
+    if checkpoint is None:
         raise CheckpointError("no checkpoint of Megatron's", where=str(folder), fix="give a folder with .metadata")
-    common, theirs = torch_dist.read_common(found), torch_dist.TorchDist(found)
+    common, theirs = torch_dist.read_common(checkpoint), torch_dist.TorchDist(checkpoint)
     if "args" in common:
         config = megatron.config_from_args(common["args"], vocab_size)
-    elif origin is not None:
-        config = read_config(origin)[1]
+    elif companions is not None:
+        config = read_config(companions)[1]
     else:
         raise CheckpointError(
             "common.pt has no args: it does not say what the model is",
-            where=str(found),
+            where=str(checkpoint),
             fix="--hf-model FOLDER: a config.json that does",
         )
     weights = megatron.as_ours(theirs, config)
-    words = weights.tensors.get("embedding.word_embeddings.weight")
-    dtype = _DTYPES.get(words.dtype) if words is not None else None
+    embedding = weights.tensors.get("embedding.word_embeddings.weight")
+    dtype = _DTYPES.get(embedding.dtype) if embedding is not None else None
     config = config.replace(params_dtype=dtype or config.params_dtype)
-    beside = megatron_optimizer.beside_the_model(theirs, common)
-    reads = functools.partial(megatron_optimizer.continued, theirs, common)
-    return Model("torch_dist", config, weights, origin, beside, reads)
+    optimizer_state = megatron.optimizer_state(theirs, common)
+    reads = functools.partial(megatron.continued, theirs, common)
+    return Model("torch_dist", config, weights, companions, optimizer_state, reads)
 
 
-def checked(
-    model: Model, expected: Callable[[TransformerConfig], Mapping[str, Described]], dtype: str | None
-) -> tuple[TransformerConfig, Source]:
+def checked(model: Model, dtype: str | None) -> tuple[TransformerConfig, Source]:
     """The model's configuration and weights, in the shapes and dtypes that a run of it has.
 
     Args:
         model: to be converted.
-        expected: the logical tensors of a configuration.
         dtype: that was asked for; default the dtype of the weights.
 
     Raises:
         CheckpointError: a tensor is missing or misshapen, or would lose digits without having been asked to.
     """
     config = model.config.replace(params_dtype=dtype or model.config.params_dtype)
-    wanted, there = expected(config), model.weights.tensors
-    problems = [f"missing {name}" for name in wanted.keys() - there.keys()]
-    problems += [f"{name}: the configuration has none" for name in there.keys() - wanted.keys()]
-    for name in wanted.keys() & there.keys():
-        if wanted[name].shape != there[name].shape:
-            problems.append(f"{name} has shape {there[name].shape}, by the configuration it is {wanted[name].shape}")
-        elif dtype is None and torch.promote_types(wanted[name].dtype, there[name].dtype) != wanted[name].dtype:
+    wanted, stored = logical_tensors(config), model.weights.tensors
+    problems = [f"missing {name}" for name in wanted.keys() - stored.keys()]
+    problems += [f"{name}: the configuration has none" for name in stored.keys() - wanted.keys()]
+    for name in wanted.keys() & stored.keys():
+        if wanted[name].shape != stored[name].shape:
+            problems.append(f"{name} has shape {stored[name].shape}, by the configuration it is {wanted[name].shape}")
+        elif dtype is None and torch.promote_types(wanted[name].dtype, stored[name].dtype) != wanted[name].dtype:
             problems.append(
-                f"{name} is {there[name].dtype} and a {config.params_dtype} model has {wanted[name].dtype}: "
+                f"{name} is {stored[name].dtype} and a {config.params_dtype} model has {wanted[name].dtype}: "
                 f"say --{config.params_dtype} to round it"
             )
     if problems:
@@ -189,7 +204,7 @@ def checked(
             if any("embeddings" in p and "shape" in p for p in problems)
             else "take the configuration and the weights from one download or save",
         )
-    changed = {name: d.dtype for name, d in wanted.items() if d.dtype != there[name].dtype}
+    changed = {name: d.dtype for name, d in wanted.items() if d.dtype != stored[name].dtype}
     return config, Cast(model.weights, changed) if changed else model.weights
 
 
@@ -203,22 +218,27 @@ def goes_on(model: Model, config: TransformerConfig, weights: Source) -> Continu
     if model.continued is None or config.params_dtype != model.config.params_dtype:
         cannot = "does not read" if model.continued is None else f"to {config.params_dtype} does not take over"
         raise CheckpointError(
-            f"the folder holds {model.beside}, which a conversion {cannot}", fix=megatron_optimizer.WEIGHTS_ONLY
+            f"the folder holds {model.optimizer_state}, which a conversion {cannot}", fix=megatron.WEIGHTS_ONLY
         )
     return model.continued(config, weights)
 
 
 def target(
-    kind: str, config: TransformerConfig, weights: Source, origin: Path | None, family: str | None, own: bool = False
+    kind: str,
+    config: TransformerConfig,
+    weights: Source,
+    companions: Path | None,
+    family: str | None,
+    own: bool = False,
 ) -> tuple[Source, dict[str, object]]:
     """What will be written: tensors under the target's names, and what else it says: `config.json`, or `args`.
 
     Args:
         kind: of the target.
         config, weights: see `checked`.
-        origin: folder with what the model has beside its weights.
+        companions: folder with the files beside its weights.
         family: of `config.json`; default the first that can say what the model is.
-        own: do not take over the `config.json` of `origin`.
+        own: do not take over the `config.json` of `companions`.
 
     Raises:
         ConfigError: the model cannot be said in the target's terms.
@@ -227,17 +247,21 @@ def target(
         return weights, {}
     if kind == "torch_dist":
         return megatron.as_theirs(weights, config), megatron.args_of(config)
-    has = origin is not None and (origin / CONFIG).is_file() and not own
-    like = read_json(origin / CONFIG, "a folder with config.json") if has and origin is not None else None
-    found, keys = config_to_huggingface(config, family, like, token_ids(origin) if origin is not None else None)
-    if origin is not None:
-        check_pad_token(keys, config.vocab_size, origin)
-    return as_theirs(weights, config, found), keys
+    has_config = companions is not None and (companions / CONFIG).is_file() and not own
+    like = (
+        read_json(companions / CONFIG, "a folder with config.json") if has_config and companions is not None else None
+    )
+    family_name, keys = config_to_huggingface(
+        config, family, like, token_ids(companions) if companions is not None else None
+    )
+    if companions is not None:
+        check_pad_token(keys, config.vocab_size, companions)
+    return as_theirs(weights, config, family_name), keys
 
 
 def write_model(
     kind: str, tensors: Source, config: TransformerConfig, keys: dict[str, object], folder: Path, most: int,
-    origin: Path | None, run: Continued | None = None,
+    companions: Path | None, run: Continued | None = None,
 ) -> list[str]:  # fmt: skip
     """Write a folder of this kind; returns the names of its files.
 
@@ -245,35 +269,35 @@ def write_model(
         CheckpointError: the folder is there, or there is no room for it.
     """
     total = sum(described.nbytes for described in all_of(tensors, run).tensors.values())
-    there = next(parent for parent in folder.absolute().parents if parent.exists())
-    if (free := shutil.disk_usage(there).free) < total:
-        raise CheckpointError(f"{total:,} bytes would be written, {free:,} are free", where=str(there))
+    existing = next(parent for parent in folder.absolute().parents if parent.exists())
+    if (free := shutil.disk_usage(existing).free) < total:
+        raise CheckpointError(f"{total:,} bytes would be written, {free:,} are free", where=str(existing))
     if kind == "ours":
-        return write_checkpoint(tensors, config, folder, most, origin, run)
+        return write_checkpoint(tensors, config, folder, most, companions, run)
     if kind == "torch_dist":
         assert isinstance(tensors, View)
         return torch_dist.write_release(tensors, keys, megatron.extra_states(tensors), folder)
-    return write_published(tensors, keys, folder, most, origin)
+    return write_published(tensors, keys, folder, most, companions)
 
 
 def remarks(folder: Path, keys: Mapping[str, object]) -> list[str]:
     """What a user of a published folder has to know: what it lacks, and what transformers would make of it."""
-    found = []
+    lines = []
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
-        found.append(
+        lines.append(
             "There is no tokenizer in it: put the files of the one that the model was trained with beside config.json."
         )
     if keys.get("eos_token_id") is None and not (folder / GENERATION).is_file():
-        found.append("No token ends its texts: set eos_token_id in config.json to the tokenizer's, or it never stops.")
+        lines.append("No token ends its texts: set eos_token_id in config.json to the tokenizer's, or it never stops.")
     config, family = folder / "tokenizer_config.json", FAMILIES[str(keys["model_type"])]
     kind = str(read_json(config, "a tokenizer").get("tokenizer_class")) if config.is_file() else family.tokenizer
     if not kind.startswith(family.tokenizer):
-        theirs = f"{family.tokenizer.removesuffix('Tokenizer')}'s"
-        found.append(
-            f"Its tokenizer ({kind}) is not {theirs}, and transformers' AutoTokenizer reads every {family.name} "
-            f"folder's as {theirs}: load it by PreTrainedTokenizerFast.from_pretrained."
+        owner = f"{family.tokenizer.removesuffix('Tokenizer')}'s"
+        lines.append(
+            f"Its tokenizer ({kind}) is not {owner}, and transformers' AutoTokenizer reads every {family.name} "
+            f"folder's as {owner}: load it by PreTrainedTokenizerFast.from_pretrained."
         )
-    return found
+    return lines
 
 
 def all_of(tensors: Source, run: Continued | None) -> Source:
@@ -304,9 +328,40 @@ def _origin(tensors: Source, name: str) -> str:
         turned = " transposed" if ours.columns != theirs.columns else ""
         rows = [] if whole else [f"{theirs.start}:{theirs.stop}"]
         parts.setdefault(f"{theirs.name}{stack}{turned}", []).extend(rows)
-    said = [f"{part} {_short(rows)}".rstrip() for part, rows in parts.items()]
-    return " + ".join(said[:4]) + (f" + {len(said) - 4} more" if len(said) > 4 else "")
+    described = [f"{part} {_short(rows)}".rstrip() for part, rows in parts.items()]
+    return " + ".join(described[:4]) + (f" + {len(described) - 4} more" if len(described) > 4 else "")
 
 
 def _short(rows: list[str]) -> str:
     return ("rows " if rows else "") + ", ".join(rows[:4]) + (", ..." if len(rows) > 4 else "")
+
+
+def logical_tensors(config: TransformerConfig) -> dict[str, Described]:
+    """Names, shapes and dtypes of a model's weights, without padding."""
+    with torch.device("meta"):
+        model = build_stage(config, Mesh.serial())
+    return {name: Described(param.dtype, logical_shape(layout_of(param))) for name, param in logical_parameters(model)}
+
+
+def fill(tensors: Mapping[str, Logical], model: Model, params_dtype: str) -> None:
+    """Fill what a rank holds of a model with the weights of a folder.
+
+    Args:
+        tensors: of the model that the folder describes, by logical name, or some of them.
+        model: the folder.
+        params_dtype: that the weights are rounded to where the folder has a wider one.
+
+    Raises:
+        CheckpointError: the folder's tensors are not those that its configuration describes, or not numbers.
+    """
+    _, weights = checked(model, params_dtype)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            stored = weights.tensors.get(name)
+            if stored is None or stored.shape != tuple(
+                tensor.shape
+            ):  # a layer of `--spec` that is none of the family's
+                what = f"{name} {tuple(tensor.shape)}: the folder has {stored.shape if stored else 'nothing for it'}"
+                raise CheckpointError(what, fix="train the model that the folder describes, without --spec")
+            for part in tensor.parts:
+                part.data.copy_(weights.read(name, part.box))

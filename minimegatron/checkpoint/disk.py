@@ -1,9 +1,14 @@
-"""Files that the disk has confirmed, and errors of the disk that say where and what to do."""
+"""Files and folders that the disk has confirmed, and errors of the disk that say where and what to do.
+
+`write_durable` writes a file and waits for `fsync`. `staged` makes a folder that appears whole or not at all: it is
+written under a hidden name beside its place, confirmed, and renamed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,9 +36,9 @@ def disk(path: Path, what: str = "cannot be written") -> Iterator[None]:
 
 def _state(path: Path) -> str:
     """How much is free where a path is."""
-    there = next((p for p in (path, *path.parents) if p.exists()), Path("/"))
+    existing = next((p for p in (path, *path.parents) if p.exists()), Path("/"))
     try:
-        return f"this disk ({shutil.disk_usage(there).free} bytes are free), or choose another folder"
+        return f"this disk ({shutil.disk_usage(existing).free} bytes are free), or choose another folder"
     except OSError:
         return "this disk, or choose another folder"
 
@@ -72,3 +77,31 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def staged(folder: Path) -> Iterator[Path]:
+    """In the block the folder to write into; after it, `folder`. An error in the block leaves nothing.
+
+    Raises:
+        CheckpointError: there is something already.
+    """
+    if folder.exists():
+        raise CheckpointError("there is something here already", where=str(folder), fix="give a --save that is new")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    hidden = folder.parent / f".{folder.name}.{secrets.token_hex(4)}"
+    hidden.mkdir()
+    try:
+        yield hidden
+        with disk(folder):
+            sync_all(hidden)
+            os.rename(hidden, folder)
+            sync_folder(folder.parent)
+    except BaseException:
+        shutil.rmtree(hidden, ignore_errors=True)
+        raise
+
+
+def files_in(folder: Path) -> list[str]:
+    """Names of all files below a folder."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())

@@ -1,4 +1,13 @@
-"""The `config.json` of a published model: found, and read by its family (`models/families`)."""
+"""`config.json` of a published model, both ways.
+
+The problem in a sentence: a field that an export forgets gives a folder that loads, runs and says something else.
+
+Each family reads and writes its own keys (`models/families`). An export is accepted only after it has been read back:
+every field of the model, those of `TransformerConfig` whose kind is `MODEL` (`config/fields`), must come out as it went
+in. How it is computed, begun and trained is not published.
+
+    config --config_to_hf--> config.json --config_from_hf--> config'        differing(config, config') == []
+"""
 
 from __future__ import annotations
 
@@ -8,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from minimegatron.config import TransformerConfig
+from minimegatron.config.same_model import differing
 from minimegatron.errors import CheckpointError, ConfigError
-from minimegatron.models.families import FAMILIES
+from minimegatron.models.families import FAMILIES, family_named
 
 
 def read_json(file: Path, wanted: str) -> dict[str, Any]:
@@ -19,14 +29,14 @@ def read_json(file: Path, wanted: str) -> dict[str, Any]:
         CheckpointError: there is no such file, or it is something else.
     """
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"no {file}", fix=f"give {wanted}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is not readable JSON: {error}", fix="download the file again") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{file} holds a {type(found).__name__}", fix="download the file again")
-    return found
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file} holds a {type(value).__name__}", fix="download the file again")
+    return value
 
 
 def is_published(folder: Path) -> bool:
@@ -35,15 +45,15 @@ def is_published(folder: Path) -> bool:
     Raises:
         CheckpointError: it is, and one of checkpoints too: which of the two models is meant?
     """
-    found = (folder / "config.json").is_file()
-    beside = next((path.parent.name for path in folder.glob("iter_*/manifest.json")), None) if found else None
-    if beside is not None:
+    published = (folder / "config.json").is_file()
+    checkpoint = next((path.parent.name for path in folder.glob("iter_*/manifest.json")), None) if published else None
+    if checkpoint is not None:
         raise CheckpointError(
-            f"two models: config.json of a published one, and the checkpoint {beside}",
+            f"two models: config.json of a published one, and the checkpoint {checkpoint}",
             where=str(folder),
             fix="move one of them to a folder of its own",
         )
-    return found
+    return published
 
 
 def read_config(folder: Path) -> tuple[str, TransformerConfig]:
@@ -98,3 +108,65 @@ def config_from_huggingface(hf: Mapping[str, Any]) -> tuple[str, TransformerConf
     if family not in FAMILIES:
         raise ConfigError(f"model_type {family!r} is not supported", fix=f"supported: {', '.join(FAMILIES)}")
     return family, FAMILIES[family].config_from_hf(hf)
+
+
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def config_to_huggingface(
+    config: TransformerConfig,
+    family: str | None = None,
+    like: Mapping[str, Any] | None = None,
+    tokens: Mapping[str, Any] | None = None,
+) -> tuple[str, dict[str, Any]]:
+    """(family, contents of `config.json`).
+
+    Args:
+        config: the model.
+        family: its `model_type`; default the first that can say what it is.
+        like: the `config.json` that the model once had: what it says beyond the mathematics is kept.
+        tokens: ids that begin, end and fill a document, where there is no `like` to say it.
+
+    Raises:
+        ConfigError: naming the fields that the family, or every family, cannot say.
+    """
+    if like is not None:
+        name_in_file, published = config_from_huggingface(like)
+        differences = differing(config, published)
+        if differences or family not in (None, name_in_file):
+            raise ConfigError(
+                f"the model is not the {name_in_file} that config.json describes:\n  "
+                + "\n  ".join(differences or [str(family)]),
+                fix="name the folder that the model came from, or --hf-model none for a config.json of its own",
+            )
+        keys = {**like, "torch_dtype": DTYPES[config.params_dtype], "dtype": DTYPES[config.params_dtype]}
+        if config.max_position_embeddings != published.max_position_embeddings:  # it was trained on longer sequences
+            keys["max_position_embeddings"] = config.max_position_embeddings
+            if differences := differing(config, config_from_huggingface(keys)[1]):
+                raise ConfigError(
+                    "config.json with max_position_embeddings "
+                    f"{config.max_position_embeddings} would be another model:\n  " + "\n  ".join(differences),
+                    fix="--hf-model none for a config.json of its own",
+                )
+        return name_in_file, keys
+    extra = {"torch_dtype": DTYPES[config.params_dtype], **{name: (tokens or {}).get(name) for name in TOKENS}}
+    differences_of: dict[str, list[str]] = {}
+    unreadable: dict[str, list[str]] = {}  # what a family cannot even write down
+    candidates = [one for one in FAMILIES.values() if one.is_like(config)] if family is None else [family_named(family)]
+    for candidate in candidates:
+        name = candidate.name
+        try:
+            keys_of_family = {**candidate.config_to_hf(config), **extra}
+            differences_of[name] = differing(config, config_from_huggingface(keys_of_family)[1])
+        except ConfigError as error:
+            unreadable[name] = [error.what]
+        if differences_of.get(name) == []:
+            return name, keys_of_family
+    differences_of = differences_of or unreadable
+    name = min(differences_of, key=lambda name: len(differences_of[name]))
+    raise ConfigError(
+        f"{'no published family is this model; the nearest, ' if family is None else ''}{name}, cannot say\n  "
+        + "\n  ".join(differences_of[name]),
+        fix="train with these fields as the family has them, or keep the model as it is: --to ours, --to torch_dist",
+    )

@@ -1,4 +1,4 @@
-"""Hugging Face models as ours, and ours as theirs: a table for each family, and four ways in which theirs lie in ours.
+"""A published model's folder: Hugging Face's tensors under our names, ours under theirs; read and written.
 
 The problem in a sentence: the same mathematics is stored under other names, in other pieces, sometimes transposed.
 
@@ -17,17 +17,48 @@ disagree; and a rank that holds a part of ours reads that part of theirs.
 The packing is what makes tensor parallelism a plain cut (`layers/attention/self_attention.py`). Hugging Face's Llama
 weights are already in RoPE's half-split convention, so no permutation of rows is needed.
 
-Megatron's counterpart lives outside Megatron-LM, in Megatron-Bridge.
+| file                                     | read                                                                |
+|------------------------------------------|---------------------------------------------------------------------|
+| `config.json`                            | always                                                              |
+| `model.safetensors`                      | the weights                                                         |
+| or `model.safetensors.index.json`        | which files hold them                                               |
+| or `model-00001-of-00002.safetensors`    | the same without an index: its names are compared with the model's  |
+| two of these                             | refused: transformers takes the first, others the second            |
+| `adapter_config.json`                    | refused: transformers would add the adapter                         |
+| `pytorch_model*.bin`, `consolidated*`, other `*.safetensors` | no, as in transformers                          |
+
+Opening a folder reads headers only. Written files are as large as `max_shard_size` allows, in the order of the model,
+and no more than one tensor is in memory. Megatron's counterpart is Megatron-Bridge.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from minimegatron.checkpoint.sources import Copy, Described, InMemory, Rows, Source, View, blocks, shown, whole
+from minimegatron.checkpoint.companions import copy_companions
+from minimegatron.checkpoint.disk import files_in, staged, write_durable
+from minimegatron.checkpoint.hf_config import read_config, read_json
+from minimegatron.checkpoint.shard_file import write_shard
+from minimegatron.checkpoint.sources import (
+    Copy,
+    Described,
+    InMemory,
+    Prefixed,
+    Rows,
+    SafetensorsFiles,
+    Source,
+    View,
+    blocks,
+    in_files,
+    shown,
+    whole,
+)
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError
 from minimegatron.models.families import FAMILIES
@@ -51,8 +82,8 @@ def _pieces(match: Match, rows: int, config: TransformerConfig) -> list[tuple[in
     if match.how == "conv_pack":
         q, k = (n * config.kv_channels for n in (config.num_attention_heads, config.num_query_groups))
         return [(0, start, length) for _, start, length in _packed(config, q, q + k)]
-    each = rows // len(match.theirs)
-    return [(i, 0, each) for i in range(len(match.theirs))]
+    rows_each = rows // len(match.theirs)
+    return [(i, 0, rows_each) for i in range(len(match.theirs))]
 
 
 def copies(match: Match, shape: tuple[int, ...], config: TransformerConfig) -> Iterator[Copy]:
@@ -71,24 +102,24 @@ def copies(match: Match, shape: tuple[int, ...], config: TransformerConfig) -> I
         at += length
 
 
-def _their_shapes(made: Iterable[Copy], shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+def _their_shapes(row_copies: Iterable[Copy], shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     """What theirs must be for these copies to be all of them."""
-    found: dict[str, list[int]] = {}
-    for ours, theirs in made:
+    shapes: dict[str, list[int]] = {}
+    for ours, theirs in row_copies:
         dims = list(shape[len(ours.matrix) :])
-        dims[0] = max(theirs.stop, found.get(theirs.name, [0])[-1 if theirs.columns else 0])
-        found[theirs.name] = dims[::-1] if theirs.columns else dims
-    return {name: tuple(dims) for name, dims in found.items()}
+        dims[0] = max(theirs.stop, shapes.get(theirs.name, [0])[-1 if theirs.columns else 0])
+        shapes[theirs.name] = dims[::-1] if theirs.columns else dims
+    return {name: tuple(dims) for name, dims in shapes.items()}
 
 
-def _our_shape(match: Match, source: Source, config: TransformerConfig) -> tuple[int, ...]:
+def _our_shape(match: Match, source: Source) -> tuple[int, ...]:
     """Of the tensor that theirs make, by what the first of theirs is and how many rows all have."""
     dims = list(source.tensors[match.theirs[0]].shape)
     if match.how in ("transpose", "conv_pack"):
         dims.reverse()
     if len(match.theirs) > 1:
         dims[0] = sum(source.tensors[name].shape[0] for name in match.theirs)
-    return tuple(dims) if match.expert is None else (config.num_experts or 0, *dims)
+    return tuple(dims) if match.expert is None else (match.stacked, *dims)
 
 
 def as_ours(theirs: Source, config: TransformerConfig, family: str) -> View:
@@ -99,21 +130,21 @@ def as_ours(theirs: Source, config: TransformerConfig, family: str) -> View:
             of a dtype that is no weight's.
     """
     tensors: dict[str, Described] = {}
-    found: list[Copy] = []
+    row_copies: list[Copy] = []
     problems: list[str] = []
     used: set[str] = set()
     for match in FAMILIES[family].matches(config):
-        absent = [name for name in match.theirs if name not in theirs.tensors or not theirs.tensors[name].shape]
-        problems += [f"missing {name}" for name in absent]  # what is a single number is none of these tensors
+        missing = [name for name in match.theirs if name not in theirs.tensors or not theirs.tensors[name].shape]
+        problems += [f"missing {name}" for name in missing]  # what is a single number is none of these tensors
         used.update(match.theirs)
-        if absent:
+        if missing:
             continue
-        shape = _our_shape(match, theirs, config)
-        made = list(copies(match, shape, config))
-        for name, wanted in _their_shapes(made, shape).items():
-            dtype, there = theirs.tensors[name]
-            if there != wanted:
-                problems.append(f"{name} has shape {there}, and {wanted} fits the others and the configuration")
+        shape = _our_shape(match, theirs)
+        of_match = list(copies(match, shape, config))
+        for name, wanted in _their_shapes(of_match, shape).items():
+            dtype, stored_shape = theirs.tensors[name]
+            if stored_shape != wanted:
+                problems.append(f"{name} has shape {stored_shape}, and {wanted} fits the others and the configuration")
             if dtype not in _FLOATS:
                 problems.append(f"{name} is {dtype}: quantised weights are not supported")
         dtypes = {theirs.tensors[name].dtype for name in match.theirs}
@@ -122,7 +153,7 @@ def as_ours(theirs: Source, config: TransformerConfig, family: str) -> View:
         described = Described(dtypes.pop(), shape)
         if tensors.setdefault(match.ours, described) != described:
             problems.append(f"{match.theirs[0]} is not like the same matrix of expert 0")
-        found += made
+        row_copies += of_match
     tied = set() if config.untie_embeddings_and_output_weights else {"lm_head.weight"}
     extra = (name for name in theirs.tensors if name not in used | tied and not name.endswith(_WITHOUT_WEIGHTS))
     problems += [f"left over {name}" for name in sorted(extra)]
@@ -133,7 +164,7 @@ def as_ours(theirs: Source, config: TransformerConfig, family: str) -> View:
         )
     if tied:
         _check_tied(theirs, FAMILIES[family].matches(config))
-    return View(theirs, tensors, found)
+    return View(theirs, tensors, row_copies)
 
 
 def _check_tied(theirs: Source, table: Iterable[Match]) -> None:
@@ -159,7 +190,7 @@ def as_theirs(ours: Source, config: TransformerConfig, family: str) -> View:
         CheckpointError: naming every tensor that is missing, or that the family has no place for.
     """
     tensors: dict[str, Described] = {}
-    found: list[Copy] = []
+    row_copies: list[Copy] = []
     table = list(FAMILIES[family].matches(config))
     known = {match.ours for match in table}
     problems = [f"missing {name}" for name in sorted(known - ours.tensors.keys())]
@@ -171,10 +202,10 @@ def as_theirs(ours: Source, config: TransformerConfig, family: str) -> View:
         )
     for match in table:
         dtype, shape = ours.tensors[match.ours]
-        made = list(copies(match, shape, config))
-        tensors |= {name: Described(dtype, dims) for name, dims in _their_shapes(made, shape).items()}
-        found += [copy.turned() for copy in made]
-    return View(ours, tensors, found)
+        of_match = list(copies(match, shape, config))
+        tensors |= {name: Described(dtype, dims) for name, dims in _their_shapes(of_match, shape).items()}
+        row_copies += [copy.turned() for copy in of_match]
+    return View(ours, tensors, row_copies)
 
 
 _STACK = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up_proj|down_proj)")
@@ -225,3 +256,123 @@ def state_to_huggingface(
     """
     view = as_theirs(InMemory(state), config, family)
     return {name: view.read(name).contiguous() for name in view.tensors}
+
+
+SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_config.json"
+_SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
+
+
+def open_published(folder: Path) -> tuple[str, TransformerConfig, View]:
+    """(family, config, its tensors under our names).
+
+    Raises:
+        CheckpointError: a file is missing, cut short or not what its name says; a tensor is missing or left over.
+        ConfigError: a model that is not supported.
+    """
+    family, config = read_config(folder)
+    weights: Source = SafetensorsFiles(_weight_files(folder))
+    prefix, words = FAMILIES[family].prefix, FAMILIES[family].tensors[0].theirs[0]
+    if prefix and words.removeprefix(prefix) in weights.tensors:  # as OpenAI's is published: saved without its head
+        weights = Prefixed(weights, prefix)
+    return family, config, as_ours(weights, config, family)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The files of the one set of weights that there is.
+
+    Raises:
+        CheckpointError: there is none, or more than one; or an adapter is to be added to it.
+    """
+    if (folder / ADAPTER).exists():
+        raise CheckpointError(
+            f"{ADAPTER}: an adapter lies there, which transformers adds to the weights",
+            where=str(folder),
+            fix="merge it with peft (merge_and_unload, save_pretrained), or move the adapter's files away",
+        )
+    index, single = folder / INDEX, folder / SINGLE
+    shards = [file for file in sorted(folder.glob("model-*.safetensors")) if _SHARD.fullmatch(file.name)]
+    indexed = _named_by(index) if index.exists() else None
+    second_set = index if indexed else next(iter(shards), None)
+    if single.exists() and second_set is not None and indexed != [SINGLE]:  # some have an index of one file
+        raise CheckpointError(
+            f"two sets of weights: {single.name} and {second_set.name}",
+            where=str(folder),
+            fix="move away the one that is left from another download or save; transformers reads the first",
+        )
+    if indexed:
+        return [folder / name for name in indexed]
+    if single.exists():
+        return [single]
+    if not shards:
+        others = [
+            f.name for f in sorted(folder.glob("*")) if f.suffix in (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+        ]
+        listed = f": there are {', '.join(others[:3])}" if others else ""
+        raise CheckpointError(
+            f"no {SINGLE}, and no {INDEX}{listed}",
+            where=str(folder),
+            fix="give a folder as transformers' save_pretrained writes it: config.json and safetensors",
+        )
+    return shards
+
+
+def _named_by(index: Path) -> list[str]:
+    weight_map = read_json(index, "an index with a weight_map").get("weight_map")
+    if not (isinstance(weight_map, dict) and weight_map and all(isinstance(name, str) for name in weight_map.values())):
+        raise CheckpointError(f"{index} has no weight_map", fix="download the file again")
+    names = sorted(set(weight_map.values()))
+    if any(Path(name).name != name for name in names):
+        raise CheckpointError(f"{index} names files outside of its folder", fix="download the file again")
+    return names
+
+
+# ---------------------------------------------------------------------------------------------------- writing
+
+
+def write_published(
+    source: Source, config: Mapping[str, Any], folder: Path, max_shard_size: int, companions: Path | None = None
+) -> list[str]:
+    """Write a model's folder.
+
+    Args:
+        source: tensors under their names.
+        config: of `config.json`.
+        folder: which is not there yet.
+        max_shard_size: bytes of a file.
+        companions: folder whose tokenizer and other small files are copied.
+
+    Returns:
+        The names of the files.
+
+    Raises:
+        CheckpointError: the folder is there.
+    """
+    with staged(folder) as hidden:
+        _write(source, config, hidden, max_shard_size)
+        if companions is not None:
+            copy_companions(companions, hidden)
+    return files_in(folder)
+
+
+def _write(source: Source, config: Mapping[str, Any], folder: Path, max_shard_size: int) -> None:
+    files = list(in_files(source.tensors.items(), max_shard_size))
+    weight_map: dict[str, str] = {}
+    for i, tensors in enumerate(files):
+        name = SINGLE if len(files) == 1 else f"model-{i + 1:05d}-of-{len(files):05d}.safetensors"
+        described = dict(tensors)
+        write_durable(
+            folder / name,
+            sum(one.nbytes for one in described.values()),
+            lambda file, of=described: write_shard(file, of, {"format": "pt"}, source.read),  # type: ignore[misc]
+        )
+        weight_map |= dict.fromkeys(described, name)
+    if len(files) > 1:
+        total = sum(d.nbytes for d in source.tensors.values())
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        _write_json(folder / INDEX, index)
+    _write_json(folder / "config.json", config)
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    text = (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
+    write_durable(path, len(text), lambda file: file.write(text))

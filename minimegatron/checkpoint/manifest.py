@@ -1,4 +1,4 @@
-"""What a checkpoint consists of: one JSON file that names every other file, tensor and region, and its own hash.
+"""The manifest of a checkpoint: one JSON file that names every other file, tensor and region, and its own hash.
 
     iter_0000020/
       manifest.json                          read first; what it does not name is not part of the checkpoint
@@ -8,14 +8,14 @@
 | field     | holds                                                                                                 |
 |-----------|-------------------------------------------------------------------------------------------------------|
 | `version` | of this format; another one is refused                                                                |
-| `step`, `run_id` | also in the header of every shard, so that a shard of another save is known as one             |
+| `step`, `run_id` | also in the header of every shard, so that a shard of another save is recognised               |
 | `files`   | name -> bytes and SHA-256                                                                             |
 | `tensors` | logical name -> dtype, shape, and regions: offsets, sizes, file, key in the file                      |
-| `state`   | counters, schedule, loss scale, configuration: what is no tensor                                      |
+| `state`   | counters, schedule, loss scale, configuration: everything that is not a tensor                        |
 | `sha256`  | of all the rest                                                                                       |
 
-The text is the one that `dumps` makes of its contents, to the byte, so no byte can change unseen. Nothing that is read
-is executed; every number is a claim until it has been compared.
+The text must be, byte for byte, what `dumps` makes of its contents. Names, regions and sizes are checked before they
+are used.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from minimegatron.checkpoint.regions import Box
 from minimegatron.checkpoint.shard_file import DTYPES, MAX_DIMS, MAX_TENSORS
 from minimegatron.errors import CheckpointError
 
@@ -49,6 +50,20 @@ class Stored:
     sizes: tuple[int, ...]
     file: str
     key: str
+
+    @classmethod
+    def of(cls, name: str, box: Box, file: str) -> Stored:
+        """The region `box` of a tensor in a file."""
+        return cls(tuple(a for a, _ in box), tuple(b - a for a, b in box), file, key_of(name, box))
+
+    @property
+    def box(self) -> Box:
+        return tuple((o, o + n) for o, n in zip(self.offsets, self.sizes, strict=True))
+
+
+def key_of(name: str, box: Box) -> str:
+    """Under which a file has this region of a tensor."""
+    return f"{name}@{'_'.join(str(start) for start, _ in box)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,9 +146,9 @@ def _text(body: Any) -> bytes:
 def _parse(text: bytes) -> Manifest:
     try:
         body = json.loads(text)
-        hash_said = body.pop("sha256")
-        true = hashlib.sha256(_text(body)).hexdigest()
-        same = hash_said == true and _text({**body, "sha256": true}) == text
+        stated_hash = body.pop("sha256")
+        actual_hash = hashlib.sha256(_text(body)).hexdigest()
+        same = stated_hash == actual_hash and _text({**body, "sha256": actual_hash}) == text
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         same = False
     if not same:
@@ -146,13 +161,13 @@ def _parse(text: bytes) -> Manifest:
             for name, (dtype, shape, stored) in body["tensors"].items()
         }
         files = {name: (int(size), str(digest)) for name, (size, digest) in body["files"].items()}
-        found = Manifest(int(body["step"]), str(body["run_id"]), files, tensors, dict(body["state"]))
-        _check(found)
+        manifest = Manifest(int(body["step"]), str(body["run_id"]), files, tensors, dict(body["state"]))
+        _check(manifest)
     except (KeyError, TypeError, AttributeError) as error:
         raise _Bad(f"lacks something: {str(error)[:80]}") from None
     except ValueError as error:
         raise _Bad(str(error)[:200]) from None
-    return found
+    return manifest
 
 
 def _check(manifest: Manifest) -> None:
@@ -172,9 +187,9 @@ def _check(manifest: Manifest) -> None:
                 raise _Bad(f"has a region of {name[:80]!r} that is not inside it")
             if region.file not in manifest.files:
                 raise _Bad(f"has a region of {name[:80]!r} in a file that it does not list: {region.file[:80]!r}")
-        there = sum(math.prod(r.sizes) for r in tensor.regions)
-        if there != math.prod(tensor.shape):
-            raise _Bad(f"has {there} of the {math.prod(tensor.shape)} elements of {name[:80]!r}")
+        elements = sum(math.prod(r.sizes) for r in tensor.regions)
+        if elements != math.prod(tensor.shape):
+            raise _Bad(f"has {elements} of the {math.prod(tensor.shape)} elements of {name[:80]!r}")
         if _overlap(tensor.regions):
             raise _Bad(f"has some elements of {name[:80]!r} twice")
 

@@ -1,16 +1,13 @@
-"""A checkpoint of ours as a source of weights, and a source of weights as a checkpoint of ours.
+"""The weights of a checkpoint as a `Source`, and a `Source` of weights written as a checkpoint.
 
-The problem in a sentence: a checkpoint is made of regions that some layout has left behind, and a converter wants
-tensors; a converter has tensors, and a run of any layout wants regions.
-
-Reading puts a box together from the stored regions that meet it, each from its file, after the files have been held
-against the manifest. Writing stores every matrix as one region (of a stack of experts each by itself, so that no more
-than one is in memory). Where there are weights only, the manifest has no counters: a run that loads it begins at step
-0, with a new optimizer, as if `--finetune` were given.
+A converter wants whole tensors, and a checkpoint has regions that some layout has left. Reading puts a box together
+from the regions that meet it, after the files have been verified. Writing stores every matrix as one region; of a stack
+of experts each matrix is a region, so that no more than one is in memory. With weights alone the manifest has no
+counters: a run that loads it begins at step 0 with a new optimizer, as if `--finetune` were given.
 
     folder/
       iter_0000000/      manifest.json, shard-00000-of-00003.safetensors, ...
-      huggingface/       what the model has beside its weights, for the way back (`checkpoint/origin`)
+      huggingface/       config.json, tokenizer and the like, for the way back (`checkpoint/companions`)
 """
 
 from __future__ import annotations
@@ -22,21 +19,20 @@ from typing import Any, NamedTuple
 import torch
 
 from minimegatron.checkpoint.commit import complete, folder_of, verify
-from minimegatron.checkpoint.disk import write_durable
-from minimegatron.checkpoint.folder import in_files
-from minimegatron.checkpoint.manifest import NAME, Manifest, Stored, StoredTensor
-from minimegatron.checkpoint.origin import FOLDER, keep
-from minimegatron.checkpoint.origin import files_in as beside_weights
+from minimegatron.checkpoint.companions import FOLDER, keep
+from minimegatron.checkpoint.companions import files_in as companion_files
+from minimegatron.checkpoint.disk import files_in, staged, write_durable
+from minimegatron.checkpoint.load import CheckpointFiles
+from minimegatron.checkpoint.manifest import NAME, Manifest, Stored, StoredTensor, key_of
 from minimegatron.checkpoint.regions import Box
-from minimegatron.checkpoint.shard_file import DTYPES, Entry, read_header, write_shard
-from minimegatron.checkpoint.sources import Described, Source, Together, intersection, read_box, whole
-from minimegatron.checkpoint.staged import files_in, staged
+from minimegatron.checkpoint.save import file_name
+from minimegatron.checkpoint.shard_file import NAMES, write_shard
+from minimegatron.checkpoint.sources import Described, Source, Together, in_files, whole
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError
 
 _PREFIX = "model."
 SCALES = (".amax_history", ".scale")  # of FP8: how a run computes, no weights
-_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Continued(NamedTuple):
@@ -80,8 +76,8 @@ class Checkpoint:
 
     Attributes:
         config: of the model.
-        beside: what is there of an optimizer, in words.
-        given: hash of the folder with what the model has beside its weights.
+        optimizer_state: what it holds of an optimizer, for a message; empty for nothing.
+        companions_hash: of the files beside its weights.
 
     Raises:
         CheckpointError: there is none, or it is not what was written.
@@ -91,39 +87,16 @@ class Checkpoint:
         self.folder = _chosen(root, step)
         manifest = Manifest.read(self.folder)
         self.config = TransformerConfig.from_dict(manifest.state["model"])
-        self._stored = {
-            name.removeprefix(_PREFIX): tensor
-            for name, tensor in manifest.tensors.items()
-            if name.startswith(_PREFIX) and not name.endswith(SCALES)
-        }
-        self.tensors = {name: Described(DTYPES[t.dtype], t.shape) for name, t in self._stored.items()}
+        self._files = CheckpointFiles(self.folder, manifest)
+        names = [name for name in manifest.tensors if name.startswith(_PREFIX) and not name.endswith(SCALES)]
+        self.tensors = {name.removeprefix(_PREFIX): self._files.tensors[name] for name in names}
         moments = sum(name.startswith("optimizer.") for name in manifest.tensors)
-        self.beside = f"the state of an optimizer ({moments} tensors)" if moments else ""
-        self.given: str | None = manifest.state.get(FOLDER)
-        files = sorted({region.file for tensor in self._stored.values() for region in tensor.regions})
-        verify(self.folder, manifest, files)
-        self._entries: dict[str, dict[str, Entry]] = {file: read_header(self.folder / file)[0] for file in files}
+        self.optimizer_state = f"the state of an optimizer ({moments} tensors)" if moments else ""
+        self.companions_hash: str | None = manifest.state.get(FOLDER)
+        verify(self.folder, manifest, sorted({r.file for name in names for r in manifest.tensors[name].regions}))
 
     def read(self, name: str, box: Box | None = None) -> torch.Tensor:
-        dtype, shape = self.tensors[name]
-        box = whole(shape) if box is None else box
-        made = None
-        for region in self._stored[name].regions:
-            met = intersection([(o, o + n) for o, n in zip(region.offsets, region.sizes, strict=True)], box)
-            if met is None:
-                continue
-            entry = self._entries[region.file].get(region.key)
-            if entry is None or entry.shape != region.sizes:
-                raise CheckpointError(f"does not hold {region.key}", where=str(self.folder / region.file))
-            inner = tuple((a - o, b - o) for (a, b), o in zip(met, region.offsets, strict=True))
-            part = read_box(self.folder / region.file, entry, inner)
-            if met == list(box):
-                return part
-            if made is None:
-                made = torch.empty([b - a for a, b in box], dtype=dtype)
-            made[tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(met, box, strict=True))] = part
-        assert made is not None, "the manifest's regions fill their tensors"
-        return made
+        return self._files.read(_PREFIX + name, box)
 
 
 def write_checkpoint(
@@ -131,7 +104,7 @@ def write_checkpoint(
     config: TransformerConfig,
     root: Path,
     max_shard_size: int,
-    origin: Path | None = None,
+    companions: Path | None = None,
     run: Continued | None = None,
 ) -> list[str]:
     """Write a checkpoint of weights, of step 0; or of a run that goes on.
@@ -141,7 +114,7 @@ def write_checkpoint(
         config: of the model.
         root: which is not there yet.
         max_shard_size: bytes of a file.
-        origin: folder with what the model has beside its weights.
+        companions: folder with the files beside its weights.
         run: what goes on.
 
     Returns:
@@ -152,15 +125,15 @@ def write_checkpoint(
     """
     with staged(root) as hidden:
         run = run or Continued(0, {}, {})
-        if origin is not None:
-            run = run._replace(state={**run.state, FOLDER: keep(hidden, beside_weights(origin))})
+        if companions is not None:
+            run = run._replace(state={**run.state, FOLDER: keep(hidden, companion_files(companions))})
         _write(Together({_PREFIX: source, **run.tensors}), config, folder_of(hidden, run.step), max_shard_size, run)
     return files_in(root)
 
 
 def _write(source: Source, config: TransformerConfig, folder: Path, max_shard_size: int, run: Continued) -> None:
     folder.mkdir()
-    boxes = {f"{name}@{'_'.join(str(a) for a, _ in box)}": (name, box) for name, box in _regions(source)}
+    boxes = {key_of(name, box): (name, box) for name, box in _regions(source)}
     sizes = {
         key: Described(source.tensors[name].dtype, tuple(b - a for a, b in box)) for key, (name, box) in boxes.items()
     }
@@ -173,19 +146,17 @@ def _write(source: Source, config: TransformerConfig, folder: Path, max_shard_si
         return source.read(*boxes[key])
 
     for i, group in enumerate(groups):
-        file = f"shard-{i:05d}-of-{len(groups):05d}.safetensors"
+        file = file_name(i, len(groups))
         described = dict(group)
         files[file] = write_durable(
             folder / file,
             sum(one.nbytes for one in described.values()),
             lambda out, of=described: write_shard(out, of, header, read),  # type: ignore[misc]
         )
-        for key, (_, shape) in group:
-            name, box = boxes[key]
-            regions[name].append(Stored(tuple(a for a, _ in box), shape, file, key))
+        for name, box in (boxes[key] for key, _ in group):
+            regions[name].append(Stored.of(name, box, file))
     tensors = {
-        name: StoredTensor(_DTYPE_NAMES[dtype], shape, tuple(regions[name]))
-        for name, (dtype, shape) in source.tensors.items()
+        name: StoredTensor(NAMES[dtype], shape, tuple(regions[name])) for name, (dtype, shape) in source.tensors.items()
     }
     text = Manifest(run.step, run_id, files, tensors, {**run.state, "model": config.to_dict(), "layout": {}}).dumps()
     write_durable(folder / NAME, len(text), lambda out: out.write(text))
@@ -193,10 +164,10 @@ def _write(source: Source, config: TransformerConfig, folder: Path, max_shard_si
 
 def _regions(source: Source) -> list[tuple[str, Box]]:
     """Every tensor whole, of a stack each matrix by itself."""
-    found: list[tuple[str, Box]] = []
+    regions: list[tuple[str, Box]] = []
     for name, (_, shape) in source.tensors.items():
         if len(shape) == 3:
-            found += [(name, ((e, e + 1), *whole(shape[1:]))) for e in range(shape[0])]
+            regions += [(name, ((e, e + 1), *whole(shape[1:]))) for e in range(shape[0])]
         else:
-            found.append((name, whole(shape)))
-    return found
+            regions.append((name, whole(shape)))
+    return regions

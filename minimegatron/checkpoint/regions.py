@@ -1,11 +1,11 @@
-"""Where the numbers that a rank holds lie in the logical tensor: boxes, from which any layout reads any other.
+"""The boxes of the logical tensor that a rank holds.
 
 The problem in a sentence: a checkpoint of rank 1 of 4 is of no use to rank 0 of 3, but boxes of the whole tensor are,
 because what a rank wants is the sum of its intersections with the boxes that were written.
 
 A rank's part of a parameter is cut up to three times, and each cut leaves boxes:
 
-| cut                      | said by               | leaves                                                        |
+| cut                      | given by              | leaves                                                        |
 |--------------------------|-----------------------|---------------------------------------------------------------|
 | experts over ep          | `ParamLayout.experts` | a range of dim 0                                              |
 | a dim over tp, etp       | `ParamLayout.parts`   | a box for each range: gate and up of a stacked matrix are two |
@@ -18,9 +18,8 @@ A rank's part of a parameter is cut up to three times, and each cut leaves boxes
 
 Padding of the vocabulary is not part of the logical tensor: its rows depend on tp, so no box has them.
 
-`Logical` hands boxes to torch.distributed.checkpoint, whose planner finds who writes which copy and which stored boxes
-a wanted one meets (`torch.distributed._checkpointable`). Megatron-LM: `ShardedTensor` in
-`megatron/core/dist_checkpointing/mapping.py`, which gathers flattened shards before it saves them.
+Megatron-LM: `ShardedTensor` in `megatron/core/dist_checkpointing/mapping.py`, which gathers flattened shards before it
+saves them.
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ import math
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from minimegatron.layers.param import ParamLayout
 
@@ -49,10 +46,6 @@ class Region:
 
     box: Box
     data: torch.Tensor
-
-    @property
-    def offsets(self) -> torch.Size:
-        return torch.Size(start for start, _ in self.box)
 
     @property
     def sizes(self) -> torch.Size:
@@ -97,17 +90,17 @@ def regions(layout: ParamLayout, data: torch.Tensor, piece: slice | None = None)
     """
     local = layout.local_shape
     if piece is None:
-        found = [(tuple((0, n) for n in local), data)]
+        boxes = [(tuple((0, n) for n in local), data)]
     else:
         flat = data.view(-1)
-        found = [
+        boxes = [
             (box, flat[where.start - piece.start : where.stop - piece.start].view([b - a for a, b in box]))
             for box, where in boxes_of_slice(local, piece.start, piece.stop)
         ]
     result = []
-    for box, view in found:
-        for here, there in _ranges(layout):
-            region = _moved(box, view, layout, here, there)
+    for box, view in boxes:
+        for local_range, logical_range in _ranges(layout):
+            region = _moved(box, view, layout, local_range, logical_range)
             if region is not None:
                 result.append(region)
     return result
@@ -125,16 +118,16 @@ def _ranges(layout: ParamLayout) -> Iterator[tuple[tuple[int, int], tuple[int, i
 
 
 def _moved(
-    box: Box, view: torch.Tensor, layout: ParamLayout, here: tuple[int, int], there: tuple[int, int]
+    box: Box, view: torch.Tensor, layout: ParamLayout, local_range: tuple[int, int], logical_range: tuple[int, int]
 ) -> Region | None:
     """The part of a local box that lies in this range of the cut dim, in coordinates of the logical tensor."""
     cut = list(box)
     if layout.dim is not None:
-        start, stop = max(cut[layout.dim][0], here[0]), min(cut[layout.dim][1], here[1])
+        start, stop = max(cut[layout.dim][0], local_range[0]), min(cut[layout.dim][1], local_range[1])
         if start >= stop:
             return None
         view = view.narrow(layout.dim, start - cut[layout.dim][0], stop - start)
-        cut[layout.dim] = (start - here[0] + there[0], stop - here[0] + there[0])
+        cut[layout.dim] = (start - local_range[0] + logical_range[0], stop - local_range[0] + logical_range[0])
     if layout.experts is not None:
         cut[0] = (cut[0][0] + layout.experts[0], cut[0][1] + layout.experts[0])
     if layout.rows is not None and cut[0][1] > layout.rows:
@@ -145,37 +138,16 @@ def _moved(
     return Region(tuple(cut), view)
 
 
+@dataclasses.dataclass(frozen=True)
 class Logical:
-    """A logical tensor of which this rank holds some regions, as torch.distributed.checkpoint asks for it.
+    """A logical tensor of which this rank holds some regions.
 
-    Args:
+    Attributes:
         shape: of the logical tensor.
-        parts: what is here; empty where this rank holds nothing of it.
+        parts: the regions of this rank; empty where it holds nothing of the tensor.
         dtype: of all regions.
     """
 
-    def __init__(self, shape: Sequence[int], parts: Sequence[Region], dtype: torch.dtype) -> None:
-        self.shape, self.parts, self.dtype = torch.Size(shape), list(parts), dtype
-        self._by_offset = {part.offsets: part for part in self.parts}
-
-    def size(self) -> torch.Size:
-        return self.shape
-
-    def __create_write_items__(self, fqn: str, _: object) -> list[WriteItem]:
-        properties = TensorProperties(dtype=self.dtype)
-        return [
-            WriteItem(
-                MetadataIndex(fqn, part.offsets),
-                WriteItemType.SHARD,
-                tensor_data=TensorWriteData(ChunkStorageMetadata(part.offsets, part.sizes), properties, self.shape),
-            )
-            for part in self.parts
-        ]
-
-    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        return [ChunkStorageMetadata(part.offsets, part.sizes) for part in self.parts]
-
-    def region(self, index: MetadataIndex) -> torch.Tensor:
-        """The memory of the region that starts there."""
-        assert index.offset is not None
-        return self._by_offset[index.offset].data
+    shape: Sequence[int]
+    parts: Sequence[Region]
+    dtype: torch.dtype

@@ -1,7 +1,7 @@
-"""A safetensors file, written once through its hash, and read only after its header has been believed.
+"""Reads and writes safetensors files: the header is checked before a tensor is read, and writing hashes the file.
 
-The problem in a sentence: a file of tensors comes from somewhere else, so every number in its header is a claim until
-it has been held against the others and against the length of the file.
+The problem in a sentence: the file may be damaged or malicious, so every number in its header is checked against the
+others and against the length of the file.
 
     8 bytes      length of the header, little endian
     header       {"__metadata__": {"step": "20", "run_id": "..."}, "name": {"dtype": "F32", "shape": [2, 3],
@@ -16,15 +16,14 @@ it has been held against the others and against the length of the file.
 | elements                      | product    | in Python's integers, which do not overflow                             |
 | offsets                       | tile       | no byte twice, none left over, the last at the end of the file          |
 
-The library `safetensors` reads such files too, and the tests use it to read ours; writing here goes through one pass
-that hashes what it writes, and nothing is mapped: a file that is replaced under a mapping ends the process with SIGBUS.
+Files are not mapped into memory: a file that is replaced under a mapping ends the process with SIGBUS. The library
+`safetensors` reads the same files; tests use it to read ours.
 
 https://github.com/huggingface/safetensors (the format).
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 import json
@@ -57,7 +56,7 @@ DTYPES: dict[str, torch.dtype] = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Entry(NamedTuple):
@@ -92,7 +91,7 @@ def write_shard(
     for name, tensor in tensors.items():
         size = math.prod(tensor.shape) * tensor.dtype.itemsize
         header[name] = {
-            "dtype": _NAMES[tensor.dtype],
+            "dtype": NAMES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [at, at + size],
         }
@@ -159,29 +158,19 @@ class _Bad(ValueError):
     pass
 
 
-class _Lie(NamedTuple):
-    """What is wrong with a tensor whose name is not known yet: `{}` stands for it."""
-
-    what: str = "describes {} without a shape and offsets in whole numbers"
-
-
 def _parse(text: bytes, data_starts: int, total: int) -> tuple[dict[str, Entry], dict[str, str]]:
     if (count := text.count(b'"dtype"')) > MAX_TENSORS:
         raise _Bad(f"lists {count} tensors; the limit is {MAX_TENSORS}")
     try:
-        header = json.loads(text, object_pairs_hook=functools.partial(_table, data_starts))
+        header = json.loads(text, object_pairs_hook=_table)
     except (ValueError, RecursionError) as error:
-        raise _Bad(f"has a header that is no JSON: {str(error)[:80]}") from None
+        raise error if isinstance(error, _Bad) else _Bad(f"has a header that is no JSON: {str(error)[:80]}") from None
     if not isinstance(header, dict):
         raise _Bad("has a header that is no table")
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise _Bad("has metadata that are no table of texts")
-    for name, value in header.items():
-        if not isinstance(value, Entry):
-            lie = value if isinstance(value, _Lie) else _Lie()
-            raise _Bad(lie.what.replace("{}", repr(name[:80]), 1))
-    entries: dict[str, Entry] = header
+    entries = {name: _entry(repr(name[:80]), value, data_starts) for name, value in header.items()}
     at = data_starts
     for entry in sorted(entries.values(), key=operator.attrgetter("start", "stop")):
         if entry.start != at:
@@ -192,29 +181,29 @@ def _parse(text: bytes, data_starts: int, total: int) -> tuple[dict[str, Entry],
     return entries, metadata
 
 
-def _table(data_starts: int, pairs: list[tuple[str, Any]]) -> dict[str, Any] | Entry | _Lie:
-    """A table of the header as soon as it has been read; a tensor's is checked and becomes an entry at once.
-
-    So a header of 100,000 tensors is never there as 300,000 lists and tables, which the garbage collector would walk
-    over and over: reading one took twice the time.
-    """
+def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
         raise _Bad("names something twice")
-    shape, offsets = table.get("shape"), table.get("data_offsets")
+    return table
+
+
+def _entry(name: str, value: Any, data_starts: int) -> Entry:
+    """What the header has under a name, checked."""
+    fields = value if isinstance(value, dict) else {}
+    shape, offsets = fields.get("shape"), fields.get("data_offsets")
     if not isinstance(shape, list) or not isinstance(offsets, list):
-        return table
-    for i in itertools.chain(shape, offsets):
-        if type(i) is not int or not 0 <= i < 1 << 62:
-            return table
-    dtype = DTYPES.get(table["dtype"]) if isinstance(table.get("dtype"), str) else None
+        raise _Bad(f"describes {name} without a shape and offsets in whole numbers")
+    if not all(type(i) is int and 0 <= i < 1 << 62 for i in [*shape, *offsets]):
+        raise _Bad(f"describes {name} without a shape and offsets in whole numbers")
+    dtype = DTYPES.get(fields["dtype"]) if isinstance(fields.get("dtype"), str) else None
     if dtype is None:
-        return _Lie(f"gives {{}} the unknown dtype {str(table.get('dtype'))[:20]!r}")
+        raise _Bad(f"gives {name} the unknown dtype {str(fields.get('dtype'))[:20]!r}")
     if len(shape) > MAX_DIMS or len(offsets) != 2:
-        return _Lie(f"gives {{}} {len(shape)} dims and {len(offsets)} offsets")
+        raise _Bad(f"gives {name} {len(shape)} dims and {len(offsets)} offsets")
     start, stop = offsets
     if math.prod(shape) * dtype.itemsize != stop - start:
-        return _Lie(f"gives {{}} of shape {shape[:8]} {stop - start} bytes")
+        raise _Bad(f"gives {name} of shape {shape[:8]} {stop - start} bytes")
     return Entry(dtype, tuple(shape), data_starts + start, data_starts + stop)
 
 

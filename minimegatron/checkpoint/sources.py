@@ -1,11 +1,11 @@
-"""Tensors that are somewhere, by name, of which any box can be read; and the same numbers under other names.
+"""Named tensors that are read box by box, wherever they lie, and views of them under other names.
 
 The problem in a sentence: a model of 140 GB is converted on a machine with 16 GB, so nothing may hold more than the
 part that is being written.
 
-A `Source` says the dtype and shape of each of its tensors and reads boxes of them. A published folder is one, a
-checkpoint of ours, one of Megatron's, and a table in memory. A `View` is one too: its tensors have other names and are
-cut otherwise, and it asks another source for what it is asked for. So
+A `Source` gives the dtype and shape of each of its tensors and reads boxes of them: a published folder, a checkpoint of
+this package or of Megatron, a dict in memory. A `View` is a source whose tensors have other names and are cut
+otherwise; it reads them from another source. So
 
     theirs -> View -> our names    is what a run loads, each rank its own boxes
     ours   -> View -> their names  is what an export writes, one tensor after the other
@@ -82,8 +82,22 @@ def blocks(box: Sequence[tuple[int, int]], itemsize: int) -> Iterator[list[tuple
 
 def intersection(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> list[tuple[int, int]] | None:
     """Where two boxes meet, None where they do not."""
-    met = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True)]
-    return met if all(a < b for a, b in met) else None
+    common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True)]
+    return common if all(a < b for a, b in common) else None
+
+
+def in_files(tensors: Iterable[tuple[str, Described]], most: int) -> Iterator[list[tuple[str, Described]]]:
+    """Tensors in their order, as many to a file as `most` bytes allow; one that is larger has a file of its own."""
+    file: list[tuple[str, Described]] = []
+    filled = 0
+    for name, described in tensors:
+        if file and filled + described.nbytes > most:
+            yield file
+            file, filled = [], 0
+        file.append((name, described))
+        filled += described.nbytes
+    if file:
+        yield file
 
 
 class InMemory:
@@ -131,14 +145,14 @@ class SafetensorsFiles:
             CheckpointError: a number is not finite.
         """
         file, entry = self._where[name]
-        found = read_box(file, entry, box)
-        if found.is_floating_point() and found.numel() and not all(end.isfinite() for end in found.aminmax()):
+        tensor = read_box(file, entry, box)
+        if tensor.is_floating_point() and tensor.numel() and not all(end.isfinite() for end in tensor.aminmax()):
             raise CheckpointError(
                 f"{name} holds numbers that are not finite",
                 where=str(file),
                 fix="download the file again; the model cannot say anything but NaN",
             )
-        return found
+        return tensor
 
 
 class Prefixed:
@@ -199,9 +213,9 @@ class Rows(NamedTuple):
     columns: bool = False
 
     def box(self, shape: Sequence[int]) -> list[tuple[int, int]]:
-        found = [*((i, i + 1) for i in self.matrix), *((0, n) for n in shape[len(self.matrix) :])]
-        found[self.dim] = (self.start, self.stop)
-        return found
+        box_of_all = [*((i, i + 1) for i in self.matrix), *((0, n) for n in shape[len(self.matrix) :])]
+        box_of_all[self.dim] = (self.start, self.stop)
+        return box_of_all
 
     @property
     def dim(self) -> int:
@@ -254,24 +268,24 @@ class View:
         dtype, shape = self.tensors[name]
         box = whole(shape) if box is None else box
         sizes = [b - a for a, b in box]
-        made: torch.Tensor | None = None
+        result: torch.Tensor | None = None
         for copy in self.copies[name]:
-            met = intersection(copy.ours.box(shape), box)
-            if met is None:
+            common = intersection(copy.ours.box(shape), box)
+            if common is None:
                 continue
-            if met == list(box):
-                return self._fetch(copy, met)  # nothing else lies in this box
-            if made is None:
-                made = torch.zeros(sizes, dtype=dtype)
-            for block in blocks(met, dtype.itemsize):
+            if common == list(box):
+                return self._fetch(copy, common)  # nothing else lies in this box
+            if result is None:
+                result = torch.zeros(sizes, dtype=dtype)
+            for block in blocks(common, dtype.itemsize):
                 where = tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(block, box, strict=True))
-                made[where] = self._fetch(copy, block)
-        return torch.zeros(sizes, dtype=dtype) if made is None else made
+                result[where] = self._fetch(copy, block)
+        return torch.zeros(sizes, dtype=dtype) if result is None else result
 
-    def _fetch(self, copy: Copy, met: list[tuple[int, int]]) -> torch.Tensor:
+    def _fetch(self, copy: Copy, box: list[tuple[int, int]]) -> torch.Tensor:
         """The part of a copy that lies in this box of ours, from the source, in our shape."""
         ours, theirs = copy
-        inner = met[len(ours.matrix) :]
+        inner = box[len(ours.matrix) :]
         at = int(ours.columns)
         inner[at] = (inner[at][0] - ours.start + theirs.start, inner[at][1] - ours.start + theirs.start)
         turned = ours.columns != theirs.columns
@@ -282,8 +296,8 @@ class View:
             if self._read_last is None or self._read_last[0] != theirs.name:
                 self._read_last = None
                 self._read_last = theirs.name, self.source.read(theirs.name)
-            found = self._read_last[1][tuple(slice(a, b) for a, b in inner)]
+            tensor = self._read_last[1][tuple(slice(a, b) for a, b in inner)]
         else:
-            found = self.source.read(theirs.name, (*stack, *inner))[(0,) * len(stack)]
-        found = found.t() if turned else found
-        return found[(None,) * len(ours.matrix)]
+            tensor = self.source.read(theirs.name, (*stack, *inner))[(0,) * len(stack)]
+        tensor = tensor.t() if turned else tensor
+        return tensor[(None,) * len(ours.matrix)]

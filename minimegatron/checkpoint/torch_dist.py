@@ -1,13 +1,13 @@
-"""Megatron's own checkpoints, `torch_dist`: read without executing anything of them, and written.
+"""The files of Megatron's checkpoints (`torch_dist`): read without executing anything in them, and written.
 
     iter_0000010/
       metadata.json          {"sharded_backend": "torch_dist", ...}
-      .metadata              a pickle: every tensor, its chunks, and where each lies      -> `pickled`, known names only
-      __0_0.distcp, ...      one `torch.save` archive a chunk, one after the other   -> a zip: a pickle and numbers
-      common.pt              what all ranks share: `args`, `iteration`                    -> a pickle; `args` are read
+      .metadata              a pickle: every tensor, its chunks, and where each lies   (`checkpoint/pickled`)
+      __0_0.distcp, ...      a `torch.save` archive for each chunk, one after the other: a zip of a pickle and numbers
+      common.pt              what all ranks share, a pickle: `args`, `iteration`
 
-A chunk's archive is a zip without compression, so its numbers lie in the file as they are: a small pickle says dtype,
-shape and strides, and from then on a chunk is read like a tensor of a safetensors file, any box of it.
+A chunk's archive is not compressed, so its numbers lie in the file as they are: a small pickle gives dtype, shape and
+strides, and then any box of the chunk is read as from a safetensors file.
 
 The format is torch.distributed.checkpoint's. Megatron-LM: `megatron/core/dist_checkpointing/strategies/torch.py`.
 """
@@ -36,11 +36,11 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from minimegatron.checkpoint.disk import files_in, staged
 from minimegatron.checkpoint.pickled import Built, read_pickle
 from minimegatron.checkpoint.regions import Box
 from minimegatron.checkpoint.shard_file import Entry
 from minimegatron.checkpoint.sources import Described, Source, intersection, read_box, whole
-from minimegatron.checkpoint.staged import files_in, staged
 from minimegatron.errors import CheckpointError
 
 LATEST = "latest_checkpointed_iteration.txt"
@@ -74,9 +74,11 @@ def find(folder: Path, step: int | None = None) -> Path | None:
     latest = folder / LATEST
     if not latest.is_file():
         return None
-    said = f"{step}" if step is not None else latest.read_text()[:40].strip()
-    named = folder / (said if said == "release" else f"iter_{int(said):07d}" if said.isdigit() else "")
-    return named if named != folder and (named / ".metadata").is_file() else None
+    step_name = f"{step}" if step is not None else latest.read_text()[:40].strip()
+    candidate = folder / (
+        step_name if step_name == "release" else f"iter_{int(step_name):07d}" if step_name.isdigit() else ""
+    )
+    return candidate if candidate != folder and (candidate / ".metadata").is_file() else None
 
 
 class TorchDist:
@@ -97,21 +99,21 @@ class TorchDist:
         path = folder / ".metadata"
         if path.stat().st_size > _MOST:
             raise CheckpointError(f"has {path.stat().st_size:,} bytes", where=str(path))
-        found = read_pickle(path.read_bytes(), str(path), lambda name: name in _KNOWN or name in _DTYPES)
+        metadata = read_pickle(path.read_bytes(), str(path), lambda name: name in _KNOWN or name in _DTYPES)
         try:
-            self._take(found)
+            self._take(metadata)
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
             raise CheckpointError(f"the metadata lack something: {error}", where=str(path)) from None
         self._entries: dict[tuple[str, tuple[int, ...]], Entry] = {}
 
-    def _take(self, found: Any) -> None:
-        where = {
-            (index["fqn"], _offset(index.state.get("offset"))): info for index, info in found["storage_data"].items()
+    def _take(self, metadata: Any) -> None:
+        storage_of = {
+            (index["fqn"], _offset(index.state.get("offset"))): info for index, info in metadata["storage_data"].items()
         }
         self.tensors: dict[str, Described] = {}
         self.objects: list[str] = []
         self._chunks: dict[str, dict[tuple[int, ...], tuple[tuple[int, ...], Path, int, int]]] = {}
-        for name, stored in found["state_dict_metadata"].items():
+        for name, stored in metadata["state_dict_metadata"].items():
             if stored.name.endswith("BytesStorageMetadata"):
                 self.objects.append(name)
                 continue
@@ -122,7 +124,7 @@ class TorchDist:
             chunks = self._chunks[name] = {}
             for chunk in stored["chunks"]:
                 offsets, sizes = _size(chunk["offsets"]), _size(chunk["sizes"])
-                info = where[name, offsets]
+                info = storage_of[name, offsets]
                 file = str(info["relative_path"])
                 outside = any(o + n > whole for o, n, whole in zip(offsets, sizes, shape, strict=True))
                 if not _FILE.fullmatch(file) or outside or info.state.get("transform_descriptors"):
@@ -132,17 +134,17 @@ class TorchDist:
     def read(self, name: str, box: Box | None = None) -> torch.Tensor:
         dtype, shape = self.tensors[name]
         box = whole(shape) if box is None else box
-        made, filled = torch.empty([b - a for a, b in box], dtype=dtype), 0
+        result, filled = torch.empty([b - a for a, b in box], dtype=dtype), 0
         for offsets, (sizes, path, _, _) in self._chunks[name].items():
-            met = intersection([(o, o + n) for o, n in zip(offsets, sizes, strict=True)], box)
-            if met is not None:
-                inner = tuple((a - o, b - o) for (a, b), o in zip(met, offsets, strict=True))
+            common = intersection([(o, o + n) for o, n in zip(offsets, sizes, strict=True)], box)
+            if common is not None:
+                inner = tuple((a - o, b - o) for (a, b), o in zip(common, offsets, strict=True))
                 part = read_box(path, self._entry(name, offsets), inner)
-                made[tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(met, box, strict=True))] = part
+                result[tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(common, box, strict=True))] = part
                 filled += part.numel()
-        if filled != made.numel():
+        if filled != result.numel():
             raise CheckpointError(f"the chunks of {name} do not fill it", where=str(self.folder / ".metadata"))
-        return made
+        return result
 
     def _entry(self, name: str, offsets: tuple[int, ...]) -> Entry:
         """Where the numbers of a chunk lie."""
@@ -195,9 +197,9 @@ class _Part(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         left = max(0, self._length - self._at)
         self._file.seek(self._start + self._at)
-        found = self._file.read(left if size < 0 else min(size, left))
-        self._at += len(found)
-        return found
+        data = self._file.read(left if size < 0 else min(size, left))
+        self._at += len(data)
+        return data
 
 
 def _open_chunk(path: Path, start: int, length: int, dtype: torch.dtype, sizes: tuple[int, ...]) -> Entry:
@@ -235,10 +237,10 @@ def read_common(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = read_pickle(_in_archive(path, "/data.pkl", _MOST), str(path))
+        content = read_pickle(_in_archive(path, "/data.pkl", _MOST), str(path))
     except (OSError, ValueError, StopIteration, zipfile.BadZipFile) as error:
         raise CheckpointError(f"cannot be read: {error}", where=str(path)) from None
-    common = dict(found) if isinstance(found, dict) else {}
+    common = dict(content) if isinstance(content, dict) else {}
     args = common.pop("args", None)
     return common | ({"args": args.state} if isinstance(args, Built) and isinstance(args.state, dict) else {})
 

@@ -5,13 +5,14 @@ The problem in a sentence: a rank that raises alone leaves the others waiting fo
 | call             | sent                     | afterwards                                                      |
 |------------------|--------------------------|-----------------------------------------------------------------|
 | `gather_objects` | the pickled objects      | every rank has all of them                                      |
+| `gather_to_first`, `scatter_from_first` | the same, to and from the first rank alone               |
 | `on_all_ranks`   | the errors, if any       | `fn` went well on every rank, or every rank raises              |
 | `on_rank_zero`   | the pickled outcome      | every rank has the first one's result, or raises its error      |
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -30,6 +31,26 @@ def gather_objects(item: T, axis: Axis) -> list[T]:
         with blocking("all_gather_object", axis):
             dist.all_gather_object(items, item, group=axis.group)
     return items
+
+
+def gather_to_first(item: T, axis: Axis) -> list[T] | None:
+    """What every rank of `axis` passes, by rank, on the first one; None on the others."""
+    items: list[T] | None = [item] * axis.size if axis.rank == 0 else None
+    if axis.size > 1:
+        with blocking("gather_object", axis):
+            dist.gather_object(item, items, dst=axis.ranks[0], group=axis.group)
+    return items
+
+
+def scatter_from_first(items: Sequence[T], axis: Axis) -> T:
+    """The item of this rank from a list of the first one; what the others pass is not read."""
+    if axis.size == 1:
+        return items[0]
+    result: list[T] = [None]  # type: ignore[list-item]
+    with blocking("scatter_object_list", axis):
+        first = list(items) if axis.rank == 0 else None
+        dist.scatter_object_list(result, first, src=axis.ranks[0], group=axis.group)
+    return result[0]
 
 
 def on_all_ranks(fn: Callable[[], T], axis: Axis) -> T:

@@ -1,7 +1,4 @@
-"""The one door of communications: each is issued here, waited for here, and observers are told.
-
-The problem in a sentence: an all-reduce is one line of torch, but what is under way must be counted, compared between
-ranks, bounded by a deadline, and named when a rank does not come.
+"""The one door of communications: each is issued and waited for here, and observers see both.
 
     collectives, ring, p2p --- issue(work, start) ---> transport ---> torch's backend, shared memory, or nothing
                            --- work.wait() ----------> its result
@@ -9,24 +6,23 @@ ranks, bounded by a deadline, and named when a rank does not come.
                                    v
                                observers
 
-What a rank computes between `issue` and `wait` is hidden communication: ZeRO gathers the next layer's parameters while
-this one computes (`parallel/data/gather_on_use`), a bucket of gradients is summed while backward fills the next one
+What a rank computes between `issue` and `wait` hides the communication: ZeRO gathers the next layer's parameters while
+this one computes (`parallel/data/param_buffer`), a bucket of gradients is summed while backward fills the next one
 (`parallel/data/grad_buffer`). On a GPU `wait()` blocks the stream and not the program.
 
 | observer             | what it does                                                        | when                    |
 |----------------------|---------------------------------------------------------------------|-------------------------|
 | `Waiting`            | knows in which communication each thread of this rank is blocked    | always                  |
-| `Record`             | an event in `minimegatron.trace` for each that has been waited for  | always                  |
+| `Record`             | emits an event in `minimegatron.trace` after each wait              | always                  |
 | `comm/fingerprints`  | compares name, dtype and shape with what the other ranks issue      | tests, labs             |
 | `comm/watchdog`      | keeps a list of what is under way, with a deadline                  | where waits never raise |
 
 A `Transport` moves the bytes. This file has torch's backend and one that moves nothing; `comm/shared_memory` has that
-of ranks on one machine. `set_transport` puts one in the place of another; layers and collectives know none.
+of ranks on one machine. `set_transport` chooses; layers and collectives know none.
 
-Megatron-LM calls `torch.distributed` with `async_op=True`; torch's own watchdog and flight recorder observe NCCL alone.
-
-Module state, because a backward pass may run on autograd's thread, where a context variable would be lost; there is
-one rank a process.
+Transport and observers are module state, because a backward pass may run on autograd's thread, where a context variable
+would be lost; there is one rank a process. Megatron-LM calls `torch.distributed` with `async_op=True`; torch's own
+watchdog and flight recorder observe NCCL alone.
 """
 
 from __future__ import annotations
@@ -129,7 +125,7 @@ class Transport:
 class FakeTransport(Transport):
     """Moves nothing: outputs keep their shapes, and whatever is in them. For layers that run on fake tensors alone.
 
-    Observers are told as ever, so `trace.record` counts what would have been sent. An axis needs no process group.
+    Observers are called as always, so `trace.record` counts what would have been sent. An axis needs no process group.
     """
 
     def _nothing(self, *_: Any) -> Started:
@@ -206,7 +202,7 @@ class Work:
 
 
 class Observer:
-    """Told of every communication, by the thread that makes it. What `issue` raises, the caller gets."""
+    """Called for every communication, in the thread that makes it. What `issue` raises, the caller gets."""
 
     def issue(self, work: Work) -> None:
         """It is about to be called."""
@@ -345,7 +341,7 @@ def blocking(op: str, axis: Axis) -> contextlib.AbstractContextManager[None]:
 
 
 class _observed:
-    """A block of which observers are told before and after, and of its error."""
+    """A block before and after which observers are called; `work.failed` says whether it has raised."""
 
     __slots__ = ("_after", "_before", "_work")
 
@@ -399,7 +395,7 @@ def publish_waiting(page: mmap.mmap) -> None:
 
 
 def set_transport(transport: Transport) -> Transport:
-    """From now on `transport` moves the bytes; the one that did."""
+    """From now on `transport` moves the bytes. Returns the one before."""
     before, _state.transport = _state.transport, transport
     return before
 
@@ -416,7 +412,7 @@ def transport(transport: Transport) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone(transport: Transport, *observers: Observer) -> Iterator[None]:
-    """In the block this transport moves the bytes, and these observers alone are told: `minimegatron.trace` is not."""
+    """In the block only this transport and these observers are used; `minimegatron.trace` records nothing."""
     before = _state.transport, _state.observers
     _state.transport, _state.observers = transport, observers
     try:
@@ -426,10 +422,10 @@ def alone(transport: Transport, *observers: Observer) -> Iterator[None]:
 
 
 def add_observer(observer: Observer) -> None:
-    """Tell it of every communication from now on."""
+    """Call it for every communication from now on."""
     _state.observers = (*_state.observers, observer)
 
 
 def remove_observer(observer: Observer) -> None:
-    """No longer tell it; one that was not told is no error."""
+    """No longer call it; one that was not added is no error."""
     _state.observers = tuple(other for other in _state.observers if other is not observer)

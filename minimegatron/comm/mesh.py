@@ -10,33 +10,41 @@ The whole answer is one reshape. Lay the ranks out on a grid whose axes are the 
 
     rank = tp + 2*cp + 4*dp + 8*pp            ranks.view(pp, dp, cp, tp)
 
-A group along an axis is what remains when every other coordinate is fixed: tp = [0,1] [2,3] ..., cp = [0,2] [1,3] ...,
-dp = [0,4] [1,5] ..., pp = [0,8] [1,9] ... A group along several axes (dp-cp: all ranks that hold the same weights) is
-what remains when the others are fixed. tp varies fastest because its ranks talk most and should sit in one machine.
+A group along an axis is what remains when every other coordinate is fixed:
+
+| axis | groups            | its ranks                    | what travels                                   |
+|------|-------------------|------------------------------|------------------------------------------------|
+| `tp` | [0,1] [2,3] ...   | share every matrix           | activations, twice a layer and direction       |
+| `cp` | [0,2] [1,3] ...   | share every sequence         | keys and values                                |
+| `dp` | [0,4] [1,5] ...   | same weights, other samples  | gradients (with cp: `dp_cp`)                   |
+| `pp` | [0,8] [1,9] ...   | share the layers             | activations at stage boundaries                |
+
+tp varies fastest because its ranks talk most and should sit in one machine. A group along several axes (dp-cp: all
+ranks that hold the same weights) is what remains when the others are fixed: `rank_groups`.
 
 Experts see the same ranks on a second grid (etp, ep, edp, pp): expert parallelism takes its ranks from tp*cp*dp and
 costs no ranks of its own. So `dp = world / (tp*cp*pp)` and `edp = world / (etp*ep*pp)`.
 
-| axis       | who is in it                                     | what travels on it                              |
-|------------|--------------------------------------------------|-------------------------------------------------|
-| `tp`       | share every matrix                               | activations, twice a layer and direction        |
-| `cp`       | share every sequence                             | keys and values                                 |
-| `cp_inner`, `cp_outer` | the two factors of cp: neighbours; one of each neighbourhood | heads; keys and values  |
-| `dp`       | same weights, other samples                      | (see dp_cp)                                     |
-| `pp`       | share the layers                                 | activations at stage boundaries                 |
-| `dp_cp`    | same weights, other tokens                       | gradients, token counts                         |
-| `dp_shard`, `edp_shard` | of dp_cp, of edp: share out what replicas hold  | shards of gradients and of weights |
-| `dp_instances`, `edp_instances` | of dp_cp, of edp: hold the same shards  | gradients of a shard               |
-| `tp_cp`    | same samples, same layers                        | router statistics                               |
-| `tp_dp_cp` | same layers                                      | fp8 amax, router statistics                     |
-| `mp`       | together hold one copy of the model (tp-pp)      | the gradient norm                               |
-| `ep`       | share the experts                                | tokens                                          |
-| `etp`      | share every expert                               | activations                                     |
-| `edp`      | hold the same experts                            | expert gradients                                |
-| `etp_ep`, `etp_ep_pp` | hold all experts of a layer; of the model | tokens; the gradient norm                    |
-| `embd`     | first and last stage: hold the tied embedding    | its gradient                                    |
-| `pp_up`, `pp_down` | those of `pp`, in groups of their own: messages to higher, to lower ranks (`comm/p2p`) ||
-| `world`    | all ranks                                        | decisions                                       |
+All other axes of a `Mesh` follow from these:
+
+| axis                    | along                   | its ranks                           | what travels               |
+|-------------------------|-------------------------|-------------------------------------|----------------------------|
+| `dp_cp`                 | dp-cp                   | same weights, other tokens          | gradients, token counts    |
+| `tp_cp`                 | tp-cp                   | same samples, same layers           | router statistics          |
+| `tp_dp_cp`              | tp-dp-cp                | same layers                         | fp8 amax, router statistics|
+| `mp`                    | tp-pp                   | together hold one copy of the model | the gradient norm          |
+| `world`                 | all                     | all                                 | decisions                  |
+| `etp`, `ep`, `edp`      | of the second grid      | share an expert; the experts of a   | activations; tokens;       |
+|                         |                         | layer; hold the same experts        | gradients of experts       |
+| `etp_ep`, `etp_ep_pp`   | of the second grid      | hold all experts of a layer; of all | tokens; the gradient norm  |
+| `cp_inner`, `cp_outer`  | cp in two factors       | neighbours; one of each             | heads; keys and values     |
+| `dp_shard`,             | dp_cp (edp) in two      | share out what replicas hold        | shards of gradients and    |
+| `edp_shard`             | factors                 |                                     | of weights                 |
+| `dp_instances`,         | the same                | hold the same shards                | gradients of a shard       |
+| `edp_instances`         |                         |                                     |                            |
+| `embd`                  | first and last of pp    | hold the tied embedding             | its gradient               |
+| `pp_up`, `pp_down`      | pp, groups of their own | the same                            | messages to higher, to     |
+|                         |                         |                                     | lower ranks (`comm/p2p`)   |
 
 Megatron-LM: `megatron/core/parallel_state.py`, `RankGenerator` and `initialize_model_parallel`. Here the groups are an
 object that is passed to what needs it, and nothing is global.
@@ -60,7 +68,7 @@ from minimegatron.errors import ConfigError
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-# Attribute of Mesh -> (which of the two grids, axes along which its members differ).
+# Axis -> (which of the two grids, axes along which its members differ).
 AXES: dict[str, tuple[str, str]] = {
     "tp": ("dense", "tp"),
     "cp": ("dense", "cp"),
@@ -77,6 +85,7 @@ AXES: dict[str, tuple[str, str]] = {
     "etp_ep_pp": ("expert", "tp-ep-pp"),
     "world": ("dense", "tp-cp-dp-pp"),
 }
+PIPELINE_EDGES = ("pp_up", "pp_down")  # one sender and one receiver on each edge, so that no two messages cross
 
 
 def grid_sizes(parallel: ParallelConfig, world_size: int, grid: str = "dense") -> dict[str, int]:
@@ -129,25 +138,23 @@ def rank_groups(parallel: ParallelConfig, world_size: int, axes: str, grid: str 
     return [[int(r) for r in group] for group in ranks.transpose(*fixed, *free).reshape(-1, members)]
 
 
-def context_groups(parallel: ParallelConfig, world_size: int) -> dict[str, list[list[int]]]:
-    """Groups of the two factors of cp: consecutive ranks of a cp group, and one rank of each such neighbourhood."""
-    inner, outer = parallel.context_parallel_factors
-    groups = rank_groups(parallel, world_size, "cp")
-    return {
-        "cp_inner": [group[i * inner : (i + 1) * inner] for group in groups for i in range(outer)],
-        "cp_outer": [group[i::inner] for group in groups for i in range(inner)],
-    }
+def axis_groups(parallel: ParallelConfig, world_size: int) -> dict[str, list[list[int]]]:
+    """The groups of every axis of a mesh. A rank that is in no group of an axis is alone on it."""
+    groups = {name: rank_groups(parallel, world_size, members, grid) for name, (grid, members) in AXES.items()}
+    inner, instances = parallel.context_parallel_factors[0], parallel.num_distributed_optimizer_instances
+    groups["cp_inner"], groups["cp_outer"] = _two_factors(groups["cp"], inner)
+    for name, axis in (("dp", "dp_cp"), ("edp", "edp")):
+        share = len(groups[axis][0]) // instances
+        groups[f"{name}_shard"], groups[f"{name}_instances"] = _two_factors(groups[axis], share)
+    pipelines = groups["pp"]
+    ends = [sorted({p[0], p[-1]}) for p in pipelines]
+    return groups | {"embd": ends} | dict.fromkeys(PIPELINE_EDGES, pipelines)
 
 
-def instance_groups(parallel: ParallelConfig, world_size: int) -> dict[str, list[list[int]]]:
-    """Groups of the two factors of dp_cp, and of edp: consecutive ranks of a group, and one of each of these."""
-    found, instances = {}, parallel.num_distributed_optimizer_instances
-    for name, axes, grid in (("dp", "dp-cp", "dense"), ("edp", "dp", "expert")):
-        groups = rank_groups(parallel, world_size, axes, grid)
-        share = len(groups[0]) // instances
-        found[f"{name}_shard"] = [group[i * share : (i + 1) * share] for group in groups for i in range(instances)]
-        found[f"{name}_instances"] = [group[i::share] for group in groups for i in range(share)]
-    return found
+def _two_factors(groups: list[list[int]], size: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Groups of `size` consecutive ranks of a group, and of one rank of each of these."""
+    consecutive = [group[i : i + size] for group in groups for i in range(0, len(group), size)]
+    return consecutive, [group[i::size] for group in groups for i in range(size)]
 
 
 def check_grids_agree(parallel: ParallelConfig, world_size: int) -> None:
@@ -160,7 +167,7 @@ def check_grids_agree(parallel: ParallelConfig, world_size: int) -> None:
 
 
 class Mesh:
-    """This rank's place in the grid: one `Axis` per name in the table above, and the layout they came from.
+    """This rank's place in the grid: one `Axis` per name in the tables above, and the layout they came from.
 
     Build it once after the process group exists (`Mesh.build`), or without any process for a serial run
     (`Mesh.serial`). It is the only creator of process groups in the package.
@@ -168,62 +175,52 @@ class Mesh:
 
     tp: Axis
     cp: Axis
-    cp_inner: Axis
-    cp_outer: Axis
     dp: Axis
     pp: Axis
+
     dp_cp: Axis
-    dp_shard: Axis
-    dp_instances: Axis
-    edp_shard: Axis
-    edp_instances: Axis
     tp_cp: Axis
     tp_dp_cp: Axis
     mp: Axis
+    world: Axis
     etp: Axis
     ep: Axis
     edp: Axis
     etp_ep: Axis
     etp_ep_pp: Axis
+    cp_inner: Axis
+    cp_outer: Axis
+    dp_shard: Axis
+    edp_shard: Axis
+    dp_instances: Axis
+    edp_instances: Axis
     embd: Axis
     pp_up: Axis
     pp_down: Axis
-    world: Axis
 
     def __init__(self, parallel: ParallelConfig, rank: int, device: torch.device, axes: dict[str, Axis]) -> None:
-        self.parallel = parallel
-        self.rank = rank
-        self.device = device
+        self.parallel, self.rank, self.device = parallel, rank, device
+        if parallel.num_distributed_optimizer_instances == 1:
+            axes |= {"dp_shard": axes["dp_cp"], "edp_shard": axes["edp"]}
         for name, axis in axes.items():
             setattr(self, name, axis)
         self._axes = axes
-        self._device_mesh: DeviceMesh | None = None
         self._alone: dist.ProcessGroup | None = None
 
     @classmethod
     def serial(cls, parallel: ParallelConfig | None = None, device: str | torch.device = "cpu") -> Mesh:
         """A mesh of ones: the same code as everywhere, every collective a no-op."""
-        parallel = parallel or ParallelConfig()
-        parallel.data_parallel_size(1)
-        others = (*context_groups(parallel, 1), *instance_groups(parallel, 1), "embd", "pp_up", "pp_down")
-        axes = {name: Axis(name, (0,), 0) for name in [*AXES, *others]}
-        return cls(parallel, 0, torch.device(device), axes)
+        return cls.planned(parallel or ParallelConfig(), 0, 1, torch.device(device))
 
     @classmethod
-    def planned(cls, parallel: ParallelConfig, rank: int, world: int) -> Mesh:
+    def planned(cls, parallel: ParallelConfig, rank: int, world: int, device: torch.device | None = None) -> Mesh:
         """The mesh of one rank of a world that need not exist: a model can be built on it, and nothing can travel."""
         check_grids_agree(parallel, world)
-        groups = {name: rank_groups(parallel, world, members, grid) for name, (grid, members) in AXES.items()}
-        groups |= context_groups(parallel, world) | instance_groups(parallel, world)
-        pipelines = rank_groups(parallel, world, "pp")
-        groups |= {"embd": [sorted({p[0], p[-1]}) for p in pipelines], "pp_up": pipelines, "pp_down": pipelines}
         axes = {}
-        for name, of in groups.items():
-            mine = next((tuple(ranks) for ranks in of if rank in ranks), (rank,))
-            axes[name] = Axis(name, mine, mine.index(rank))
-        if parallel.num_distributed_optimizer_instances == 1:
-            axes |= {"dp_shard": axes["dp_cp"], "edp_shard": axes["edp"]}
-        return cls(parallel, rank, torch.device("cpu"), axes)
+        for name, groups in axis_groups(parallel, world).items():
+            members = next((tuple(ranks) for ranks in groups if rank in ranks), (rank,))
+            axes[name] = Axis(name, members, members.index(rank))
+        return cls(parallel, rank, device or torch.device("cpu"), axes)
 
     @classmethod
     def build(cls, parallel: ParallelConfig, device: torch.device | None = None) -> Mesh:
@@ -244,19 +241,9 @@ class Mesh:
         watchdog.allow(parallel.distributed_timeout_seconds)
         made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         axes = {}
-        for name, (grid, members) in AXES.items():
-            axes[name] = _axis(name, rank_groups(parallel, world, members, grid), rank, made, timeout)
-        for name, groups in (context_groups(parallel, world) | instance_groups(parallel, world)).items():
-            axes[name] = _axis(name, groups, rank, made, timeout)
-        if parallel.num_distributed_optimizer_instances == 1:
-            axes |= {"dp_shard": axes["dp_cp"], "edp_shard": axes["edp"]}
-        pipelines = rank_groups(parallel, world, "pp")
-        ends = [sorted({p[0], p[-1]}) for p in pipelines]
-        inside = any(rank in pair for pair in ends)
-        embd = _axis("embd", ends, rank, made, timeout)
-        axes["embd"] = embd if inside else Axis("embd", (rank,), 0)
-        for name in ("pp_up", "pp_down"):  # one sender and one receiver on each edge, so that no two messages cross
-            axes[name] = _axis(name, pipelines, rank, {}, timeout, own=True)
+        for name, groups in axis_groups(parallel, world).items():
+            own = name in PIPELINE_EDGES
+            axes[name] = _axis(name, groups, rank, {} if own else made, timeout, own)
         return cls(parallel, rank, device or default_device(), axes)
 
     def axis(self, name: str) -> Axis:
@@ -277,23 +264,6 @@ class Mesh:
     def coordinates(self) -> dict[str, int]:
         """{"tp": 1, "cp": 0, "dp": 0, "pp": 0}"""
         return {name: self._axes[name].rank for name in ("tp", "cp", "dp", "pp")}
-
-    @property
-    def device_mesh(self) -> DeviceMesh:
-        """The same groups as torch's `DeviceMesh` with axes (pp, dp, cp, tp), for FSDP2, DTensor and checkpoints."""
-        from torch.distributed.device_mesh import DeviceMesh
-
-        if self._device_mesh is None:
-            sizes = grid_sizes(self.parallel, self.world.size)
-            names = [a for a in reversed(sizes) if a != "ep"]
-            ranks = torch.arange(self.world.size).view([sizes[a] for a in names])
-            self._device_mesh = DeviceMesh.from_group(
-                [self._group(self._axes[n]) for n in names],
-                self.device.type,
-                mesh=ranks,
-                mesh_dim_names=tuple(names),
-            )
-        return self._device_mesh
 
     def shard_mesh(self, what: str) -> DeviceMesh:
         """Ranks that share parameters out as torch's `DeviceMesh` (shards), or (instances, shards) where there are.

@@ -1,34 +1,31 @@
 """Messages between two ranks of a pipeline: sends that never block, receives in order, a deadline for every wait.
 
-The problem in a sentence: rank 1 sends an activation to rank 2 while rank 2 sends a gradient to rank 1, and if each
-waits until the other has received its message, both wait for ever.
-
     isend(x, to)        start the transfer, keep x until it has left, and go on
     irecv(source)       post a receive; `.wait()` on what it returns blocks until the tensor is here
     wait_sends()        at the end of a batch: wait for the sends that are still under way
 
-A receiver posts its receives in the order in which the sender sends, and may post one before it needs it: then the next
-input travels while this one is being computed. What can still go wrong is an order of *work* that waits for itself, and
-that is found before anything runs (`parallel/pipeline/schedule_check`).
+If rank 1 sends an activation to rank 2, rank 2 sends a gradient to rank 1, and each waits until the other has received,
+both wait for ever; so a sender never waits. A receiver posts its receives in the order in which the sender sends, and
+may post one early: then the next input travels while this one is being computed. An order of *work* that would wait for
+itself is found before anything runs (`parallel/pipeline/schedule_sim`).
 
 **No two messages can cross.** NCCL matches messages between a pair of ranks by order alone, and gloo those with equal
 tags. With two ranks and an interleaved schedule, activations *and* gradients go both ways between the same two ranks,
-and a receive posted for one can be given the other: same shape, no error, wrong numbers. Two process groups, one for
+and a receive posted for one could get the other: same shape, no error, wrong numbers. Two process groups, one for
 messages to higher ranks and one for those to lower ranks, leave one sender and one receiver on every edge, and one
 order: that in which the sender produces.
 
     rank 0 --- pp_up ---> rank 1 --- pp_up ---> rank 2          and from 0 to 2, when the ring closes, as well
     rank 0 <-- pp_down -- rank 1 <-- pp_down -- rank 2
 
-**On NCCL each directed edge is a communicator of its own.** A communicator has one stream, and a message on it waits
-for those before it. torch makes one for each *pair* of ranks that talk in a group, hence one for each edge here,
-provided that groups are made without `device_id`. With it all messages of a rank in a group share one: "a sender never
-waits" is no longer true, and an interleaved model deadlocks in evaluation, or in training with large groups of
-microbatches. `tests/parallel/nccl_order.py` plays the executors by these rules, and no schedule that `schedule_check`
-accepts deadlocks. Three things still would. A stage that synchronises its *device* (`torch.cuda.synchronize()`, not
-that of its stream) waits for the receive that was posted ahead, whose sender waits for this rank. So does whatever
-frees memory of the device (`torch.cuda.empty_cache()`, or torch itself before it gives up for lack of memory). And
-`CUDA_DEVICE_MAX_CONNECTIONS=1` puts the edges into one line again (`launch/hardware`).
+**On NCCL each directed edge is a communicator of its own**, with one stream, on which messages wait for those before
+them. torch makes one for each *pair* of ranks that talk in a group, hence one for each edge here, provided that groups
+are made without `device_id`. With it all messages of a rank in a group share one, senders wait, and an interleaved
+model deadlocks in evaluation, or in training with large groups of microbatches. `tests/parallel/pipeline/nccl_order.py`
+plays the executors by these rules, and no schedule of the package deadlocks. Three things still would: a stage that
+synchronises its *device* (`torch.cuda.synchronize()`) and so waits for the receive that was posted early, whose sender
+waits for this rank; whatever frees memory of the device (`torch.cuda.empty_cache()`, or torch itself when memory is
+short); and `CUDA_DEVICE_MAX_CONNECTIONS=1`, which puts the edges into one queue (`launch/hardware`).
 
 | what travels            | bytes                          | when                                        |
 |-------------------------|--------------------------------|---------------------------------------------|

@@ -1,11 +1,10 @@
 """Random streams: which ranks must draw the same numbers, and which must not.
 
-The problem in a sentence: tensor-parallel ranks hold the same hidden states, so dropout on these must use one mask on
-all of them; but they hold different attention heads, and one mask for all heads would be a correlation
-that a serial run does not have.
+Tensor-parallel ranks hold the same hidden states, so their dropout must use one mask on all of them; but they hold
+different attention heads, and one mask for all heads would be a correlation that a serial run does not have.
 
-So each rank keeps several generators in one: named streams, of which one is in use at a time. `fork(name)` swaps a
-stream in and afterwards back out, advanced; what the block draws leaves the default stream untouched.
+So each rank has several named streams, of which one is in use at a time. `fork(name)` swaps a stream in and afterwards
+back out, advanced; what the block draws leaves the default stream untouched.
 
 With `base = seed + 100 * pp`, and `data` the number of a rank's tokens over dp and cp:
 
@@ -18,11 +17,11 @@ With `base = seed + 100 * pp`, and `data` the number of a rank's tokens over dp 
 | `expert-parallel-rng` | base + 1024 + 100 * ep + etp        |            | experts' weights                         |
 
 Nothing is communicated: equal seeds are the agreement. Ranks with other tokens draw other masks; in Megatron-LM they
-draw the same ones, so that samples of one step are dropped alike.
+draw the same ones.
 
 *Recompute* must draw in the backward pass what the forward drew: `snapshot()` before the forward, `replay(snapshot)`
-around the recomputation. The snapshot holds every stream and which of them are swapped in; forgetting these gives
-other masks, and gradients that are wrong without a word.
+around the recomputation. The snapshot holds every stream and which of them are swapped in; without these the masks
+differ, and the gradients are wrong without an error.
 
 Megatron-LM: `megatron/core/tensor_parallel/random.py`, `CudaRNGStatesTracker`; there the streams exist for the GPU's
 generator only, here for the CPU's and, where there is one, the GPU's.

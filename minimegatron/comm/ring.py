@@ -1,14 +1,11 @@
-"""Passing a tensor round a ring, the next one in flight while this one is worked on.
-
-The problem in a sentence: C ranks hold one block each and every rank must see all C blocks, without holding more than
-two of them and without waiting for any.
+"""A ring: every rank sees every rank's block, and the next block travels while this one is worked on.
 
     step 0    rank 0: block 0    rank 1: block 1    rank 2: block 2        each sends to the next rank
     step 1    rank 0: block 2    rank 1: block 0    rank 2: block 1
     step 2    rank 0: block 1    rank 1: block 2    rank 2: block 0        no message: all have seen all
 
-A step's transfer begins *before* its work and is waited for *after* it, so it costs time only where it takes longer
-than the work. Bytes sent by each rank: (C - 1) times the block.
+No rank holds more than two blocks. A step's transfer begins *before* its work and is waited for *after* it, so it costs
+time only where it takes longer than the work. Bytes sent by each rank: (C - 1) times the block.
 
 In Megatron-LM this is inside Transformer Engine (`attn_forward_func_with_cp`); Liu et al. 2023 (arXiv 2310.01889).
 """

@@ -3,8 +3,8 @@
 The problem in a sentence: under a causal mask the last token looks at everything and the first at nothing, so ranks
 that take one quarter of the sequence each have 1, 3, 5 and 7 sixteenths of the work, and all wait for the last.
 
-Cut the sequence into 2C chunks and give rank r chunk r and its mirror image 2C-1-r: an early one, which is cheap, and a
-late one, which is dear. Every rank then has the same number of visible pairs, exactly.
+Cut the sequence into 2C chunks and give rank r chunk r and its mirror image 2C-1-r. Every rank then has the same number
+of visible pairs, exactly.
 
     C = 4, 16 tokens     rank 0: 0 1 . . . . . . . . . . . . 14 15
                          rank 1: . . 2 3 . . . . . . . . 12 13 . .
@@ -12,12 +12,11 @@ late one, which is dear. Every rank then has the same number of visible pairs, e
                          rank 3: . . . . . . 6 7 8 9 . . . . . . .
 
 That is the cut over the ranks that exchange keys and values (`cp_outer`, C of them). Ranks that exchange *heads*
-(`cp_inner`) each see the whole of what they share, so there is nothing to balance between them: they cut the
-concatenation of the two chunks into plain consecutive pieces, and gathering those in rank order gives the tokens in
-order, without a permutation. With all-to-all alone C = 1, and the cut is the plain one.
+(`cp_inner`) each see the whole of what they share, so they cut the concatenation of the two chunks into consecutive
+pieces; gathering those in rank order gives the tokens in order, without a permutation. With all-to-all alone C = 1.
 
 Tokens, labels, loss mask and position ids are cut alike, after labels were shifted: a rank knows the label of its last
-token although the token itself lives elsewhere. Document ids are *not* cut: a query must know the documents of keys
+token although the token itself is on another rank. Document ids are *not* cut: a query must know the documents of keys
 that come from other ranks, and ids are small.
 
 In Megatron-LM: `get_batch_on_this_cp_rank` in `megatron/core/utils.py`, which zigzags in every case and lets the

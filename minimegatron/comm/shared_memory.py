@@ -1,18 +1,17 @@
-"""Messages between ranks of one machine through memory that they share, and gloo's collectives made of messages.
+"""A transport for ranks of one machine: messages through shared memory, and gloo's collectives made of messages.
 
-The problem in a sentence: gloo's all-gather copies everything once more than it must, its reduce-scatter is an
-all-reduce of which all but one part is thrown away, and inside of a machine all of it goes through TCP, which costs two
-processes three times as much processor time as one copy into memory that both have mapped and one out of it.
+gloo's all-gather copies everything once more than it must, its reduce-scatter is an all-reduce of which all but one
+part is thrown away, and inside a machine all of it goes through TCP, which costs two processes three times the
+processor time of one copy into mapped memory and one out of it.
 
     sender      slot of shared memory <- tensor      envelope (process, slot, place of the mark) -- gloo -->
     receiver    -- gloo --> envelope                 read the slot where it lies, then mark it as read
 
-Nothing is waited for but gloo's envelope. So the order of messages, a deadline and a neighbour that has died are what
-they are without this file. A sender never waits for a reader: a slot that has not been marked by all of its readers is
-left alone and another one taken, as many as there are messages under way. A slot is a `memfd`: it has no name in a file
-system, is not limited by the size of `/dev/shm`, and ends with its sender, however that ends. It is kept for the next
-message. These bytes are the network's own, as NCCL's buffers on a GPU are: no tensor of the program, and a row of their
-own in the table of memory by name (`nbytes`).
+A receiver waits only for gloo's envelope. So the order of messages, deadlines and a neighbour's death are as without
+this file. A sender never waits for a reader: a slot that has not been marked by all of its readers is not used, and
+another one is taken. A slot is a `memfd`: it has no name in a file system, is not limited by the size of `/dev/shm`,
+and ends with its sender's process. It is kept for the next message. These bytes are the network's own, as NCCL's
+buffers are, and a row of their own in the table of memory by name (`nbytes`).
 
 | a message                                       | how it travels                                          |
 |-------------------------------------------------|---------------------------------------------------------|
@@ -28,10 +27,9 @@ own in the table of memory by name (`nbytes`).
 | all-to-all     | part r to rank r              | puts the others' parts in their places                    | memory  |
 
 The first two have the bytes of a ring, `n (N-1)/N` a rank. A tensor for several ranks is written once, and terms are
-read where their sender has put them. So an all-reduce can read N - 1 times what a ring reads 2 (N-1)/N times and still
-be cheaper than TCP. What this file does not do is left to gloo. `launch` asks for it where the backend is gloo
-(`async_ops.set_transport`). Receivers open a slot as `/proc/<pid>/fd/<n>`, which the kernel allows to processes of one
-user.
+read in the sender's memory. So an all-reduce reads N - 1 times what a ring reads 2 (N-1)/N times and is still cheaper
+than TCP. Everything else is left to gloo. `launch` uses this transport where the backend is gloo. Receivers open a slot
+as `/proc/<pid>/fd/<n>`, which the kernel allows to processes of one user.
 """
 
 from __future__ import annotations

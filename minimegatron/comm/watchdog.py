@@ -1,22 +1,22 @@
-"""Watchdog for communications whose waits do not block the host: a list of what is under way, with a deadline.
+"""Watchdog for communications whose waits do not block the host (NCCL's): a list of what is under way, with a deadline.
 
-The problem in a sentence: on NCCL `work.wait()` returns at once and only makes a stream wait, so a rank whose neighbour
-never comes blocks much later, in some `.tolist()`, where no deadline of ours can raise; and after the group's timeout
-torch's watchdog aborts a process that waited, without saying which rank did not come.
+On NCCL `work.wait()` returns at once and only makes a stream wait. A rank whose neighbour never comes blocks much
+later, in some `.tolist()`, where no deadline of ours can raise; and after the group's timeout torch's watchdog aborts a
+process that waited, without naming the rank that did not come.
 
 So every communication is recorded before it is called, and dropped when it is complete. `launch.watch` looks at the
 oldest one every half second. When that is older than the deadline it asks the other ranks where they are, and ends this
-rank with the error, and the status 7, that a rank on gloo would have had (`launch/error_report`). torch's own timeout
-is later by `WATCHDOG_SECONDS`: its watchdog speaks only where ours could not.
+rank with the error and the status 7 that a rank on gloo would have had (`launch/error_report`). torch's own timeout
+is later by `WATCHDOG_SECONDS`, for cases that ours misses.
 
 | backend | a wait that is too long                                  | found by                      |
 |---------|----------------------------------------------------------|-------------------------------|
-| gloo    | raises in `work.wait()`, where the rank is                | the rank itself               |
+| gloo    | raises in `work.wait()`                                  | the rank itself               |
 | others  | blocks the host somewhere, or a call that still connects | `launch.watch`, by this list  |
 
-The clock of a call starts when the host makes it, as that of torch's watchdog does. A work keeps its tensors alive, so
-once a stream waits for it an event on that stream stands for it: some microseconds for each communication. Nothing is
-asked of an event before a deadline has passed, so a CUDA graph can be recorded meanwhile.
+The clock of a call starts when the host makes it, as in torch's watchdog. A work keeps its tensors alive, so once a
+stream waits for it an event on that stream takes its place: some microseconds for each communication. An event is
+queried only after a deadline has passed, so a CUDA graph can be recorded meanwhile.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ in memory. A tensor is compared by its bits; the largest difference is that of i
 | 0           | it is whole; they are equal                                       |
 | 1           | `diff`: they differ                                               |
 | 2           | a mistake on the command line                                     |
-| 3           | a file is missing, damaged, foreign or forged: which one          |
+| 3           | a file is missing, damaged or foreign; the message names it       |
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from pathlib import Path
 import torch
 
 from minimegatron.checkpoint.commit import folder_of, published, read_manifest, verify, verify_names
+from minimegatron.checkpoint.companions import FOLDER, verified
+from minimegatron.checkpoint.load import CheckpointFiles
 from minimegatron.checkpoint.manifest import VERSION, Manifest
-from minimegatron.checkpoint.origin import FOLDER, given
 from minimegatron.checkpoint.shard_file import DTYPES
-from minimegatron.checkpoint.storage import ShardReader
 from minimegatron.errors import CheckpointError
 from minimegatron.flags import Parser
 
@@ -92,9 +92,9 @@ def _folder(folder: Path, step: int | None) -> Path:
         return folder
     steps = published(folder)
     if not steps or (step is not None and step not in steps):
-        there = f"there are {', '.join(map(str, steps))}" if steps else "name a folder that --save wrote"
+        choices = f"there are {', '.join(map(str, steps))}" if steps else "name a folder that --save wrote"
         raise CheckpointError(
-            "no checkpoint" if step is None else f"no checkpoint of step {step}", where=str(folder), fix=there
+            "no checkpoint" if step is None else f"no checkpoint of step {step}", where=str(folder), fix=choices
         )
     return folder_of(folder, steps[-1] if step is None else step)
 
@@ -160,7 +160,7 @@ def _verify(folders: Iterable[Path]) -> int:
             manifest = _manifest(folder)
             verify_names(folder, manifest)
             verify(folder, manifest)
-            given(folder.parent / FOLDER, manifest.state.get(FOLDER))
+            verified(folder.parent / FOLDER, manifest.state.get(FOLDER))
             print(f"{folder}: whole, {len(manifest.files)} files, {len(manifest.tensors)} tensors")
         except CheckpointError as error:
             print(f"{folder}: damaged: {error.what}")
@@ -172,7 +172,7 @@ def _verify(folders: Iterable[Path]) -> int:
 
 def _diff(one: Path, other: Path, prefix: str) -> int:
     """Print what differs; 1 if anything does."""
-    readers = [ShardReader(folder, _manifest(folder)) for folder in (one, other)]
+    readers = [CheckpointFiles(folder, _manifest(folder)) for folder in (one, other)]
     for reader in readers:
         verify(reader.folder, reader.manifest)
     a, b = ({n: t for n, t in r.manifest.tensors.items() if n.startswith(prefix)} for r in readers)
@@ -183,7 +183,7 @@ def _diff(one: Path, other: Path, prefix: str) -> int:
         if (a[name].dtype, a[name].shape) != (b[name].dtype, b[name].shape):
             lines.append(f"{name}: {a[name].dtype} {a[name].shape} and {b[name].dtype} {b[name].shape}")
             continue
-        x, y = (reader.whole(name) for reader in readers)
+        x, y = (reader.read(name) for reader in readers)
         if not torch.equal(_bits(x), _bits(y)):
             gaps = (x.double() - y.double()).abs()
             far = f"{gaps.max():.6g} in {int((gaps != 0).sum())}"

@@ -142,28 +142,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     options = parse(argv)
     from minimegatron.checkpoint import conversion  # torch, which --help does not need
-    from minimegatron.checkpoint.weights import logical_tensors
 
     _say_what_changes_nothing(options)
     like = None if options.hf_model in (None, "none") else Path(options.hf_model)
     model = conversion.open_model(options.load, options.source, options.ckpt_step, options.true_vocab_size, like)
     kind = options.to or ("ours" if model.kind == "hf" else "hf")
-    origin = _origin(options, model, kind, like)
+    companions = _companions(options, model, kind, like)
     _refuse_what_means_nothing(options, model.kind, kind)
     most = options.max_shard_size or 5 * 10**9
-    config, weights = conversion.checked(model, logical_tensors, options.dtype)
+    config, weights = conversion.checked(model, options.dtype)
     run = None
-    if model.beside and kind == "ours" and not options.no_load_optim:
+    if model.optimizer_state and kind == "ours" and not options.no_load_optim:
         run = conversion.goes_on(model, config, weights)
-    if model.beside:
-        print(f"{model.beside}: goes on at iteration {run.step}" if run else f"left where it is: {model.beside}")
-    tensors, keys = conversion.target(kind, config, weights, origin, options.family, own=options.hf_model == "none")
+    if model.optimizer_state:
+        print(
+            f"{model.optimizer_state}: goes on at iteration {run.step}"
+            if run
+            else f"left where it is: {model.optimizer_state}"
+        )
+    tensors, keys = conversion.target(kind, config, weights, companions, options.family, own=options.hf_model == "none")
     if options.dry_run:
         print("\n".join(conversion.explain(conversion.all_of(tensors, run))))
         return 0
     if options.save is None:
         raise ConfigError("where to?", fix="--save FOLDER, or --dry-run")
-    files = conversion.write_model(kind, tensors, config, keys, options.save, most, origin, run)
+    files = conversion.write_model(kind, tensors, config, keys, options.save, most, companions, run)
     written = conversion.all_of(tensors, run).tensors
     total = sum(described.nbytes for described in written.values())
     what = f"{len(written)} tensors, {total:,} bytes, {config.params_dtype}"
@@ -173,15 +176,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _origin(options: argparse.Namespace, model: Any, kind: str, like: Path | None) -> Path | None:
-    """Folder with what the model has beside its weights; for Megatron's own checkpoints there is no use for it."""
+def _companions(options: argparse.Namespace, model: Any, kind: str, like: Path | None) -> Path | None:
+    """Folder with the files beside the weights; a checkpoint of Megatron's needs none."""
     if options.hf_model is not None and kind != "hf" and model.kind != "torch_dist":
         raise ConfigError(f"--hf-model with --to {kind}", fix="drop it: it says what a published folder looks like")
-    found = like or (model.origin if kind != "torch_dist" else None)
-    if found is None and model.promised and options.hf_model is None and kind != "torch_dist":
+    folder = like or (model.companions if kind != "torch_dist" else None)
+    if folder is None and model.companions_hash and options.hf_model is None and kind != "torch_dist":
         raise CheckpointError(
-            "the tokenizer and what else the model was given are missing",
-            where=str(model.beside_it),
+            "the tokenizer and the other files beside the weights are missing",
+            where=str(model.companions_folder),
             fix="copy the folder from where the run saved it, or name another: --hf-model FOLDER, or none",
         )
-    return found
+    return folder

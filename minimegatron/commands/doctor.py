@@ -1,8 +1,8 @@
-"""What this machine can do, how things will run on it, and what to install for the rest.
+"""`minimegatron doctor`: what this machine can do, how each feature runs on it, and what to install for the rest.
 
-Three steps, each plain data: `examine` collects facts, `ways` says from the facts how each feature runs here, `advice`
-says what is missing and how to get it. Nothing is assumed of the core: a tensor is multiplied and differentiated, and a
-gloo group of one is made and used, which fails where the machine cannot resolve or reach itself.
+`examine` collects facts, `ways` derives how each feature runs here, `advice` what is missing and how to get it. The
+core is tried, not assumed: a product and its gradient, and an all-reduce in a gloo group of one rank, which fails where
+the machine cannot resolve or reach itself.
 
     minimegatron doctor            # exit status 0 when the core works, else 1
     minimegatron doctor --json     # the facts, for scripts and bug reports

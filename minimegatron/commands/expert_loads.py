@@ -1,8 +1,7 @@
 """`minimegatron experts`: how evenly the experts of a training were loaded, from its log file.
 
-The table, and what its columns mean, is that of `layers/moe/placement.py`; the log is what `--log-file` of the
-training has written, one JSON record a line. `--expert-model-parallel-size` asks the same of another number of ranks
-than the training had.
+It reads the file that the training wrote with `--log-file` and prints the table of `layers/moe/placement`, which also
+explains its columns. `--expert-model-parallel-size` computes it for another number of ranks than the training had.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ FOLDER is a downloaded model (`config.json`, its weights in `*.safetensors`, and
 a run named: then `--tokenizer-model` says where the tokenizer is, unless the folder came from a published model.
 Nothing is downloaded here. Each rank reads its part of every matrix.
 
-**Words** are drawn where one of `--temperature`, `--top-k` and `--top-p` is given, whatever its value; without them
-every word is the most likely one.
+**Tokens** are drawn where one of `--temperature`, `--top-k` and `--top-p` is given, whatever its value; without them
+every token is the most likely one.
 
 **Special tokens** in a prompt (`<|im_start|>`) are read as tokens: its writer may have used a chat template. With
 `--split-special-tokens` they are letters. What the tokenizer puts before a text (Llama's `<s>`) is added unless the
@@ -35,27 +35,27 @@ if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
     from minimegatron.data.tokenizer import HuggingFaceTokenizer
     from minimegatron.inference.sampling import SamplingParams
-    from minimegatron.models.decoder import GPTModel
+    from minimegatron.models.contract import LanguageModel
 
 
-def load(found: Model, mesh: Mesh, params_dtype: str) -> GPTModel:
+def load(model_folder: Model, mesh: Mesh, params_dtype: str) -> LanguageModel:
     """This rank's part of a model, ready to generate.
 
     Raises:
         CheckpointError: the weights are not those of the configuration.
     """
+    from minimegatron.checkpoint.conversion import fill
     from minimegatron.checkpoint.regions import Logical, logical_shape, regions
-    from minimegatron.checkpoint.weights import fill
     from minimegatron.layers.param import layout_of, logical_parameters
-    from minimegatron.models.decoder import GPTModel
+    from minimegatron.models.chunks import build_stage
 
-    model = GPTModel(found.config.replace(params_dtype=params_dtype), mesh)
-    held: dict[str, Logical] = {}
+    model = build_stage(model_folder.config.replace(params_dtype=params_dtype), mesh)
+    tensors: dict[str, Logical] = {}
     for name, param in logical_parameters(model):
         values, layout = param.detach().zero_(), layout_of(param)  # padding of the vocabulary is in no file
-        held[name] = Logical(logical_shape(layout), regions(layout, values), param.dtype)
-    fill(held, found, params_dtype)
-    return model.eval().to(mesh.device)
+        tensors[name] = Logical(logical_shape(layout), regions(layout, values), param.dtype)
+    fill(tensors, model_folder, params_dtype)
+    return model.eval().to(mesh.device)  # type: ignore[no-any-return]
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -74,8 +74,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--ckpt-step", type=int, metavar="N", help="of a checkpoint; default the newest")
     add("--max-new-tokens", type=int, default=50, metavar="N", help="at most so many (default: 50)")
     add("--temperature", type=float, metavar="T", help="draw from softmax(logits / T)")
-    add("--top-k", type=int, metavar="K", help="draw from the K most likely words; 0 from all, 1 takes the first")
-    add("--top-p", type=float, metavar="P", help="draw from the most likely words with a mass of P; 0 or 1 from all")
+    add("--top-k", type=int, metavar="K", help="draw from the K most likely tokens; 0 from all, 1 takes the first")
+    add("--top-p", type=float, metavar="P", help="draw from the most likely tokens with a mass of P; 0 or 1 from all")
     add("--seed", type=int, metavar="N", help="of the draws (default: 0)")
     add("--chat", action="store_true", help="the prompt is what a user says; print the answer")
     split = "special tokens in the prompt are letters (default: they are tokens, or as tokenizer_config.json says)"
@@ -113,41 +113,50 @@ def continue_prompt(args: argparse.Namespace) -> None:
     """
     import torch
 
+    from minimegatron.checkpoint.companions import stop_ids
     from minimegatron.checkpoint.conversion import open_model
     from minimegatron.comm.mesh import Mesh
     from minimegatron.config import ParallelConfig
     from minimegatron.data.tokenizer import HuggingFaceTokenizer
     from minimegatron.errors import CheckpointError
     from minimegatron.inference.generate import generate
-    from minimegatron.inference.stop_ids import stop_ids
     from minimegatron.launch.rank import init
 
     sampling = how_to_draw(args)
     rank, world = init()
     mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=world))
-    found = open_model(args.folder, step=args.ckpt_step)
-    where = args.tokenizer_model or found.tokenizer
-    if where is None:
+    model_folder = open_model(args.folder, step=args.ckpt_step)
+    tokenizer_folder = args.tokenizer_model or model_folder.tokenizer
+    if tokenizer_folder is None:
         raise CheckpointError(
             "there is no tokenizer in it", where=str(args.folder), fix="--tokenizer-model FOLDER names one"
         )
-    tokenizer = HuggingFaceTokenizer(where, split_special_tokens=False if args.chat else args.split_special_tokens)
+    tokenizer = HuggingFaceTokenizer(
+        tokenizer_folder, split_special_tokens=False if args.chat else args.split_special_tokens
+    )
     prompt, notes = read_prompt(args, tokenizer)
     if args.seed is not None and sampling.greedy:
-        notes.append(f"--seed {args.seed} changes nothing: every word is the most likely one (--temperature 1 draws)")
+        notes.append(f"--seed {args.seed} changes nothing: every token is the most likely one (--temperature 1 draws)")
     if args.stop_token_ids is None:
-        stops, who = stop_ids(found.origin or where, tokenizer.eod, found.config.vocab_size)
+        stops, stop_source = stop_ids(
+            model_folder.companions or tokenizer_folder, tokenizer.eod, model_folder.config.vocab_size
+        )
     else:
-        stops, who = args.stop_token_ids, "--stop-token-ids"
-    model = load(found, mesh, args.params_dtype)
-    (made,) = generate(model, [prompt], args.max_new_tokens, sampling, stop_ids=stops, seed=args.seed or 0)
+        stops, stop_source = args.stop_token_ids, "--stop-token-ids"
+    model = load(model_folder, mesh, args.params_dtype)
+    (continuation,) = generate(model, [prompt], args.max_new_tokens, sampling, stop_ids=stops, seed=args.seed or 0)
     if rank == 0:
-        answer = tokenizer.detokenize(prompt + made.tokens)[len(tokenizer.detokenize(prompt)) :]
+        answer = tokenizer.detokenize(prompt + continuation.tokens)[len(tokenizer.detokenize(prompt)) :]
         print(answer if args.chat else args.prompt + answer)
-        mean = torch.tensor(made.log_probs).mean().item()
-        end = f"ended by {made.tokens[-1]}, a stop token of {who}" if made.stopped else "no stop token among them"
+        mean = torch.tensor(continuation.log_probs).mean().item()
+        end = (
+            f"ended by {continuation.tokens[-1]}, a stop token of {stop_source}"
+            if continuation.stopped
+            else "no stop token among them"
+        )
         print(
-            "\n".join([*notes, f"({len(made.tokens)} tokens, {end}; mean log-probability {mean:.3f})"]), file=sys.stderr
+            "\n".join([*notes, f"({len(continuation.tokens)} tokens, {end}; mean log-probability {mean:.3f})"]),
+            file=sys.stderr,
         )
 
 

@@ -45,8 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     from minimegatron.comm.mesh import rank_groups  # torch, which the flags do not need
     from minimegatron.training.memory_report import explain, predict_run, predicted_row, spans, table
 
-    told = {rank: predict_run(run, rank, world, chosen.device) for rank in rank_groups(run.parallel, world, "pp")[0]}
-    print(table(predicted_row(f"rank {rank}, layers {spans(one.layers)}", one) for rank, one in told.items()))
-    fullest = max(told, key=lambda rank: told[rank].total)
-    print(f"\n{explain(f'rank {fullest}', told[fullest])}")
+    ranks = rank_groups(run.parallel, world, "pp")[0]
+    predictions = {rank: predict_run(run, rank, world, chosen.device) for rank in ranks}
+    print(table(predicted_row(f"rank {rank}, layers {spans(one.layers)}", one) for rank, one in predictions.items()))
+    fullest = max(predictions, key=lambda rank: predictions[rank].total)
+    print(f"\n{explain(f'rank {fullest}', predictions[fullest])}")
     return 0

@@ -45,16 +45,16 @@ def bring(shipped: Path) -> tuple[Path, list[str]]:
     Raises:
         ConfigError: it cannot be written.
     """
-    mine = shipped.resolve().parent / FOLDER
+    folder = shipped.resolve().parent / FOLDER
     try:
-        said = [] if mine.is_dir() else [f"your labs are in {FOLDER}/: copies, yours to change"]
-        mine.mkdir(exist_ok=True)
+        lines = [] if folder.is_dir() else [f"your labs are in {FOLDER}/: copies, yours to change"]
+        folder.mkdir(exist_ok=True)
         for notebook in sorted(shipped.glob("*.ipynb")):
-            said += _bring_one(notebook, mine)
+            lines += _bring_one(notebook, folder)
     except OSError as error:
         fix = "make it writable, or copy the notebooks elsewhere: minimegatron lab FOLDER"
         raise ConfigError(f"{FOLDER}/ cannot be written ({error.strerror or error})", fix=fix) from None
-    return mine, said
+    return folder, lines
 
 
 class _Version(NamedTuple):
@@ -86,10 +86,10 @@ def _bring_one(notebook: Path, mine: Path) -> Iterator[str]:
         return
     names = (f"{notebook.stem}-new{number if number > 1 else ''}.ipynb" for number in itertools.count(1))
     for place in itertools.chain([target], (mine / name for name in names)):
-        there = _version(place) if place.exists() else None
-        if there and there.built == new.built:
+        present = _version(place) if place.exists() else None
+        if present and present.built == new.built:
             return
-        if there and there.changed:
+        if present and present.changed:
             continue
         _copy(notebook, place)
         if place == target:

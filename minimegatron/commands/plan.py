@@ -75,12 +75,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     from minimegatron.planner import report
     from minimegatron.planner.planning import cheapest_changes, plan
 
-    told = plan(parse_args(flags, chosen.world_size, reads=False), chosen.world_size, cluster)
-    print(report.in_words(told, chosen.tokens, chosen.explain))
-    _draw(chosen.pictures, told)
-    if told.fits or told.unknown:
-        return 0 if told.fits else 1
-    print(f"\n{report.changes_text(cheapest_changes(told))}")
+    planned = plan(parse_args(flags, chosen.world_size, reads=False), chosen.world_size, cluster)
+    print(report.in_words(planned, chosen.tokens, chosen.explain))
+    _draw(chosen.pictures, planned)
+    if planned.fits or planned.unknown:
+        return 0 if planned.fits else 1
+    print(f"\n{report.changes_text(cheapest_changes(planned))}")
     return 1
 
 
@@ -90,12 +90,12 @@ def _search(flags: list[str], chosen: argparse.Namespace, cluster: Any) -> int:
 
     base = parse_args(flags, reads=False)
     seen: list[tuple[float, float]] = []
-    found = search(base, chosen.world_size, cluster, chosen.top, seen)
-    best = found[0]
-    print(report.search_text(found))
+    plans = search(base, chosen.world_size, cluster, chosen.top, seen)
+    best = plans[0]
+    print(report.search_text(plans))
     print(f"\n{report.in_words(best.plan, chosen.tokens, chosen.explain)}\n")
     print(report.commands([*flags, *best.layout.flags(base)], chosen.world_size, cluster.gpus_per_node))
-    _draw(chosen.pictures, best.plan, found, seen)
+    _draw(chosen.pictures, best.plan, plans, seen)
     return 0
 
 

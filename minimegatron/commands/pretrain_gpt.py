@@ -57,12 +57,12 @@ def pretrain(argv: Sequence[str]) -> Trainer:
     """
     from minimegatron.launch import hardware, rendezvous
     from minimegatron.launch.rank import described, init
-    from minimegatron.training.facts import run_facts
+    from minimegatron.training.same_run import rank_facts
 
     run = parse_args(argv, world_size=rendezvous.place().world)
     warning = hardware.prepare_for_pipelines() if run.parallel.pipeline_model_parallel_size > 1 else ""
     seconds = run.parallel.distributed_timeout_seconds
-    rank, _ = init(seconds, backend=run.training.distributed_backend, facts=run_facts(run))
+    rank, _ = init(seconds, backend=run.training.distributed_backend, facts=rank_facts(run))
     if rank == 0:
         print("\n".join(filter(None, [described(), warning])), flush=True)
     trainer = build_trainer(run)

@@ -1,13 +1,13 @@
-"""What a config is: a frozen dataclass whose fields explain themselves and whose combinations are checked.
+"""The base class of all configurations: a frozen dataclass whose fields explain themselves and are checked.
 
-Three things hold for every config class of the package, and this file is where they come from:
+For every config class of the package:
 
 * a key that is no field is refused, with the nearest field that exists;
 * a value of another type, or outside a field's choices or bounds, is refused, never converted;
 * whatever `_check` finds wrong is refused at construction, with the values and the fix.
 
-A field's help text stands beside its default (`opt`), and becomes the flag's help on the command line. Before both
-stands what the field is to a run that goes on from a checkpoint, its `Kind`:
+A field is declared by `opt(kind, default, help)`. The help text becomes the flag's help on the command line. The `Kind`
+says whether a run that goes on from a checkpoint must have the checkpoint's value:
 
 | kind           | says                               | a checkpoint's value must be equal               | published |
 |----------------|------------------------------------|--------------------------------------------------|-----------|
@@ -17,9 +17,9 @@ stands what the field is to a run that goes on from a checkpoint, its `Kind`:
 | `elsewhere(why)` | what leads to such a thing       | no: what it leads to is compared there           | no        |
 | `free(why)`    | how and where it is computed, ...  | no, for that reason                              | no        |
 
-*Published* are the fields that a `config.json` says and a conversion carries over. `training/same_run` compares,
-`checkpoint/hf_export` publishes, and both ask the fields. All ranks are given equal values, but where a field says why
-a rank may have its own (`rank_local`).
+*Published* are the fields that a `config.json` contains and a conversion carries over (`checkpoint/hf_config`);
+`training/same_run` compares the others. All ranks must have equal values, except where a field gives a reason
+(`rank_local`).
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ def free(why: str) -> Kind:
 
 HOW = free("how the same numbers are computed")
 BEGUN = free("the beginning is over")
+BAD_STEP = free("what to do at a bad step is decided when it comes, often by going on with another answer")
+OBSERVED = free("what is observed and where it is written")
 
 
 def opt(kind: Kind, default: Any, help: str, choices: tuple | None = None, *, rank_local: str = "", **more: Any) -> Any:
@@ -133,8 +135,8 @@ class Config:
     @classmethod
     def names_of(cls, *kinds: Kind) -> frozenset[str]:
         """The fields of these kinds, whatever their reasons."""
-        wanted = {kind.name for kind in kinds}
-        return frozenset(f.name for f in dataclasses.fields(cls) if f.metadata["kind"].name in wanted)  # type: ignore[arg-type]
+        names = {kind.name for kind in kinds}
+        return frozenset(f.name for f in dataclasses.fields(cls) if f.metadata["kind"].name in names)  # type: ignore[arg-type]
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)  # type: ignore[call-overload]
@@ -197,7 +199,7 @@ def _check_type(name: str, value: Any, hint: Any) -> None:
             return
         if origin not in (int, float) and isinstance(value, origin):
             return
-    wanted = " or ".join(
+    types = " or ".join(
         "None" if k is type(None) else getattr(typing.get_origin(k) or k, "__name__", str(k)) for k in allowed
     )
-    raise ConfigError(f"{name}={value!r} is a {type(value).__name__}", fix=f"give a {wanted}")
+    raise ConfigError(f"{name}={value!r} is a {type(value).__name__}", fix=f"give a {types}")

@@ -1,4 +1,4 @@
-"""What must hold between a model and a layout: checked before any rank starts, and again where the model is built.
+"""Rules between a model and a layout: checked before any rank starts, and again where the model is built.
 
 | who divides              | what                                              | else                       |
 |--------------------------|---------------------------------------------------|----------------------------|
@@ -8,23 +8,18 @@
 | ep, etp                  | experts, their width                              | a rank has half an expert  |
 | 16, 32 or 128 (FP8)      | both dims of every matrix on a rank               | no tensor core takes it    |
 
-The rules of one configuration alone stand with its fields, in `config/`; those of stages in `stages.py`.
+The rules of one configuration alone stand with its fields, in `config/`; those of pipeline stages in `parallel.py`.
 
 Megatron-LM: `validate_args` in `megatron/training/arguments.py`, and assertions in the layers.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from minimegatron.config import precision
 from minimegatron.config.fields import divides
-from minimegatron.config.stages import expand_layout, plan_stages
+from minimegatron.config.model import TransformerConfig
+from minimegatron.config.parallel import ParallelConfig, expand_layout, plan_stages
+from minimegatron.config.variants import check_fp8_dims
 from minimegatron.errors import ConfigError, require
-
-if TYPE_CHECKING:
-    from minimegatron.config.model import TransformerConfig
-    from minimegatron.config.parallel import ParallelConfig
 
 
 def check_model_fits(model: TransformerConfig, parallel: ParallelConfig, seq_length: int | None = None) -> None:
@@ -128,7 +123,7 @@ def check_fp8_fits(model: TransformerConfig, parallel: ParallelConfig) -> None:
         dims["moe_ffn_hidden_size / etp"] = model.moe_ffn_hidden_size // parallel.expert_tensor_parallel_size
     if not model.multi_latent_attention:  # else the layers themselves check, when they are built
         dims |= {"rows of q, k, v / tp": qkv, "num_attention_heads * kv_channels / tp": heads * d}
-    precision.check_fp8_dims(model.fp8_recipe, "FP8", **dims)
+    check_fp8_dims(model.fp8_recipe, "FP8", **dims)
 
 
 def check_experts_fit(model: TransformerConfig, parallel: ParallelConfig) -> None:

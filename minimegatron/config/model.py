@@ -1,7 +1,7 @@
 """The model: sizes, layers, positions, initial weights, and what its backward pass computes again.
 
-Nothing here says on how many ranks it runs. Fields that only some models have, with rules of their own, are inherited:
-experts, latent attention and further predictions from `variants.py`, FP8 from `precision.py`.
+Nothing here says on how many ranks it runs. Fields that only some models have (experts, latent attention, further
+predictions, FP8) are inherited from `variants.py`.
 
 | left out           | becomes                                                                  |
 |--------------------|--------------------------------------------------------------------------|
@@ -18,7 +18,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from minimegatron.config import precision, variants
+from minimegatron.config import variants
 from minimegatron.config.fields import BEGUN, HOW, MODEL, RUN, TRAINED, Config, divides, free, opt
 from minimegatron.errors import require
 
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class TransformerConfig(
-    variants.ExpertFields, variants.LatentFields, variants.DepthFields, precision.Fp8Fields, Config
-):
+class TransformerConfig(variants.ExpertFields, variants.LatentFields, variants.DepthFields, variants.Fp8Fields, Config):
     """A decoder-only transformer.
 
     Sizes: `h` hidden_size, `a` num_attention_heads, `g` num_query_groups, `d` kv_channels, `f` ffn_hidden_size,

@@ -1,152 +1,35 @@
-"""A run: how weights move, which tokens come in which order, how long it lasts and what it prints.
+"""A run: its data, its length and log, its checkpoints; and `RunConfig`, all configurations of a run together.
 
-Three dataclasses that know nothing of one another. What must hold between them is checked where they meet:
-`optim/schedule` (iterations or samples), `training/microbatches` (the global batch and dp), `data/builder` (sources).
+Each configuration checks itself. What must hold between them is checked in `training/rules`.
 
-Megatron-LM: `OptimizerConfig` in `megatron/core/optimizer/optimizer_config.py`, `GPTDatasetConfig` in
-`megatron/core/datasets/gpt_dataset.py`, and `megatron/training/config`.
+Megatron-LM: `GPTDatasetConfig` in `megatron/core/datasets/gpt_dataset.py`, `megatron/training/config`,
+`add_checkpointing_args` in `megatron/training/arguments.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
-from minimegatron.config.fields import BEGUN, HOW, RUN, Config, elsewhere, free, opt
-from minimegatron.config.groups import parse_group
-from minimegatron.config.newton_schulz import COEFFICIENTS, coefficients_of
-from minimegatron.config.optimizer_states import StateFields
+from minimegatron.config.fields import BAD_STEP, HOW, OBSERVED, RUN, Config, Kind, elsewhere, free, opt
+from minimegatron.config.model import TransformerConfig
+from minimegatron.config.optimizer import OptimizerConfig
+from minimegatron.config.parallel import ParallelConfig
+from minimegatron.config.same_model import unmet
 from minimegatron.errors import require
 
 # Compared by what they lead to.
 DATA = elsewhere("training data: the files' contents, shares, documents")
 TOKENIZER = elsewhere("tokenizer: which text has which ids")
 SIZES = elsewhere("global_batch_size: all sizes that the run has")
-SCHEDULE = elsewhere("the schedule compares itself (`optim/schedule`), and has flags of its own")
 # May be others.
 LENGTH = free(
     "how long a run is changes no step of it; where the schedule follows from the length, the schedule compares it"
 )
 EVALUATED = free("an evaluation leaves no trace in the training")
+CHECKPOINT = free("where, when and which checkpoints are written and read")
 PLACE = free("where files lie; what they hold is compared")
-BAD_STEP = free("what to do at a bad step is decided when it comes, often by going on with another answer")
-OBSERVED = free("what is observed and where it is written")
-
-
-@dataclasses.dataclass(frozen=True)
-class OptimizerConfig(StateFields):
-    """Optimizer, its schedules, clipping and loss scaling; dtypes and offload in `optimizer_states`."""
-
-    optimizer: str = opt(
-        RUN,
-        "adam",
-        "adam is AdamW: decoupled weight decay; muon moves matrices, AdamW the rest; dist_muon: shared out to replicas",
-        ("adam", "sgd", "muon", "dist_muon"),
-    )
-    lr: float = opt(SCHEDULE, 1e-3, "peak learning rate")
-    min_lr: float = opt(SCHEDULE, 0.0, "the schedule never goes below", least=0.0)
-    weight_decay: float = opt(SCHEDULE, 0.01, "decoupled; not on biases and 1-D parameters", least=0.0)
-    start_weight_decay: float | None = opt(SCHEDULE, None, "first value of a weight decay ramp", least=0.0)
-    end_weight_decay: float | None = opt(SCHEDULE, None, "last value of a weight decay ramp", least=0.0)
-    weight_decay_incr_style: str = opt(SCHEDULE, "constant", "shape of that ramp", ("constant", "linear", "cosine"))
-    adam_beta1: float = opt(RUN, 0.9, "decay of the first moment", least=0.0, below=1.0)
-    adam_beta2: float = opt(RUN, 0.999, "decay of the second moment", least=0.0, below=1.0)
-    adam_eps: float = opt(RUN, 1e-8, "added to the square root of the second moment", least=0.0)
-    sgd_momentum: float = opt(RUN, 0.9, "momentum of sgd", least=0.0)
-    clip_grad: float = opt(RUN, 1.0, "global gradient norm is cut to this; 0 switches clipping off", least=0.0)
-    lr_decay_style: str = opt(
-        SCHEDULE, "linear", "schedule after the warm-up", ("constant", "linear", "cosine", "inverse-square-root", "WSD")
-    )
-    lr_decay_iters: int | None = opt(SCHEDULE, None, "iterations until min_lr; default the whole run", least=1)
-    lr_warmup_iters: int = opt(SCHEDULE, 0, "iterations of linear warm-up", least=0)
-    lr_warmup_fraction: float | None = opt(
-        SCHEDULE, None, "warm-up as a share of the decay, instead of lr_warmup_iters"
-    )
-    lr_decay_samples: int | None = opt(SCHEDULE, None, "samples until min_lr, instead of lr_decay_iters", least=1)
-    lr_warmup_samples: int = opt(SCHEDULE, 0, "samples of linear warm-up, instead of lr_warmup_iters", least=0)
-    lr_warmup_init: float = opt(SCHEDULE, 0.0, "learning rate at the start of the warm-up", least=0.0)
-    lr_wsd_decay_style: str = opt(
-        SCHEDULE, "exponential", "WSD's final decay", ("exponential", "linear", "cosine", "minus_sqrt")
-    )
-    lr_wsd_decay_iters: int | None = opt(SCHEDULE, None, "iterations of WSD's final decay", least=1)
-    loss_scale: float | None = opt(RUN, None, "constant loss scale for fp16; default dynamic", above=0.0)
-    initial_loss_scale: float = opt(BEGUN, 2.0**32, "first dynamic loss scale", above=0.0)
-    min_loss_scale: float = opt(RUN, 1.0, "dynamic loss scale never goes below", above=0.0)
-    loss_scale_window: int = opt(RUN, 1000, "clean steps before the scale doubles", least=1)
-    hysteresis: int = opt(RUN, 2, "overflows before the scale halves", least=1)
-    check_for_nan_in_loss_and_grad: bool = opt(BAD_STEP, True, "stop with exit status 6 on a number that is not finite")
-    log_num_zeros_in_grad: bool = opt(OBSERVED, False, "count the zeros of the gradient")
-    muon_momentum: float = opt(RUN, 0.95, "decay of Muon's momentum", least=0.0, below=1.0)
-    muon_use_nesterov: bool = opt(RUN, False, "Muon looks one gradient ahead of its momentum")
-    muon_split_qkv: bool = opt(RUN, True, "Muon takes q, k and v of a fused projection as three matrices")
-    muon_scale_mode: str = opt(
-        RUN, "spectral", "factor of an update by the matrix's shape", ("spectral", "shape_scaling", "unit_rms_norm")
-    )
-    muon_extra_scale_factor: float = opt(RUN, 1.0, "a further factor; 0.2 gives updates the size of AdamW's", above=0.0)
-    muon_num_ns_steps: int = opt(RUN, 5, "rounds of the Newton-Schulz iteration", least=1)
-    muon_coefficient_type: str = opt(RUN, "quintic", "polynomials of the iteration", tuple(COEFFICIENTS))
-    muon_fp32_matmul_prec: str = opt(RUN, "medium", "its products: medium in bf16, high in fp32", ("medium", "high"))
-    muon_tp_mode: str = opt(
-        RUN,
-        "duplicated",
-        "of a matrix that is cut over tp: gathered, iterated together, or each part by itself",
-        ("duplicated", "distributed", "blockwise"),
-    )
-    decoupled_lr: float | None = opt(RUN, None, "peak learning rate of word embedding and output layer", least=0.0)
-    decoupled_min_lr: float | None = opt(RUN, None, "their schedule never goes below; default min_lr", least=0.0)
-    apply_wd_to_qk_layernorm: bool = opt(RUN, False, "weight decay on the norms of queries and keys as well")
-    param_groups: tuple[str, ...] = opt(
-        RUN,
-        (),
-        "factors of learning rate and weight decay by name: 'decoder.*.mlp.*:lr_mult=0.1,wd_mult=0' ...",
-        repeats=True,
-    )
-    freeze: tuple[str, ...] = opt(
-        RUN, (), "parameters that do not move, by patterns of their names: 'embedding.*' ...", repeats=True
-    )
-
-    def _check(self) -> None:
-        require(self.lr >= self.min_lr, f"lr={self.lr}, min_lr={self.min_lr}", "choose lr >= min_lr")
-        self._check_groups()
-        self._check_states(self.optimizer)
-        coefficients_of(self.muon_coefficient_type, self.muon_num_ns_steps)
-        warmups = ("lr_warmup_iters", "lr_warmup_samples", "lr_warmup_fraction")
-        for names in (("lr_decay_iters", "lr_decay_samples"), warmups):
-            given = [name for name in names if getattr(self, name) != getattr(OptimizerConfig, name)]
-            require(len(given) <= 1, f"{' and '.join(given)} are given", "give one of them")
-        if self.lr_warmup_fraction is not None:
-            require(
-                0.0 <= self.lr_warmup_fraction <= 1.0,
-                f"lr_warmup_fraction is {self.lr_warmup_fraction}",
-                "choose it in [0, 1]",
-            )
-        if self.lr_decay_style == "WSD":
-            require(
-                self.lr_wsd_decay_iters is not None,
-                "lr_decay_style WSD without lr_wsd_decay_iters",
-                "give --lr-wsd-decay-iters",
-            )
-
-    @property
-    def has_matrices(self) -> bool:
-        """Muon moves what is a matrix."""
-        return self.optimizer in ("muon", "dist_muon")
-
-    def _check_groups(self) -> None:
-        for text in self.param_groups:
-            parse_group(text)
-        peak, floor = self.decoupled_lr, self.decoupled_min_lr
-        require(
-            floor is None or peak is not None,
-            "decoupled_min_lr without decoupled_lr",
-            "give --decoupled-lr, or drop --decoupled-min-lr",
-        )
-        lowest = self.min_lr if floor is None else floor
-        require(
-            peak is None or peak >= lowest,
-            f"decoupled_lr={peak} is below its floor {lowest}",
-            "choose decoupled_lr above",
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,12 +83,16 @@ class DataConfig(Config):
     )
 
     def _check(self) -> None:
-        per_split = self.train_data_path or self.valid_data_path or self.test_data_path
         named: dict[str, Any] = {"data_path": self.data_path}
-        named |= {"train_data_path, valid_data_path or test_data_path": per_split}
+        named |= {"train_data_path, valid_data_path or test_data_path": self.per_split}
         named |= {"data_args_path": self.data_args_path, "mock_data": self.mock_data, "corpus": self.corpus}
         given = [name for name, value in named.items() if value]
         require(len(given) <= 1, f"{' and '.join(given)} are given", "one source of tokens: drop the others")
+
+    @property
+    def per_split(self) -> bool:
+        """Whether each set has files of its own."""
+        return bool(self.train_data_path or self.valid_data_path or self.test_data_path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,7 +149,7 @@ class TrainingConfig(Config):
         HOW,
         "none",
         "play a step's forward and backward passes back as a CUDA graph",
-        ("none", "local", "transformer_engine"),
+        ("none", "local"),
     )
     cuda_graph_scope: str = opt(HOW, "full_iteration", "what a graph holds", ("full_iteration",))
     cuda_graph_warmup_steps: int = opt(HOW, 3, "steps before the recording", least=1)
@@ -313,3 +200,145 @@ class TrainingConfig(Config):
                 f"rampup_batch_size is {self.rampup_batch_size}",
                 "give start, increment, samples",
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig(Config):
+    """Where checkpoints are written and read, how often, and which parts."""
+
+    save: str | None = opt(
+        CHECKPOINT, None, "folder for checkpoints of this run; also written at its end and at SIGTERM"
+    )
+    save_interval: int | None = opt(CHECKPOINT, None, "steps between checkpoints; default only at the end", least=1)
+    save_keep_last: int = opt(CHECKPOINT, 0, "checkpoints that are kept, the newest ones; 0 keeps all", least=0)
+    save_retain_interval: int | None = opt(
+        CHECKPOINT, None, "keep those of multiples of it, and the last; remove others", least=1
+    )
+    save_keep_best: bool = opt(CHECKPOINT, False, "never remove the one with the lowest validation loss")
+    async_save: bool = opt(CHECKPOINT, False, "write in the background; a step waits for a copy in memory only")
+    save_optim: bool = opt(CHECKPOINT, True, "the optimizer's state is part of a checkpoint")
+    save_rng: bool = opt(CHECKPOINT, True, "so are random streams")
+    load: str | None = opt(
+        CHECKPOINT, None, "folder of checkpoints to continue from, any layout; the newest complete one"
+    )
+    use_checkpoint_args: bool = opt(
+        CHECKPOINT, False, "the model is that of the checkpoint; a published folder always says it"
+    )
+    ckpt_step: int | None = opt(CHECKPOINT, None, "continue from this step instead of the newest", least=0)
+    load_optim: bool = opt(CHECKPOINT, True, "continue with the optimizer's state")
+    load_rng: bool = opt(CHECKPOINT, True, "continue with the random streams")
+    finetune: bool = opt(CHECKPOINT, False, "take the weights only and begin at step 0")
+    exit_on_missing_checkpoint: bool = opt(
+        CHECKPOINT, False, "stop with exit status 3 where --load holds no checkpoint"
+    )
+    verify_checkpoint: bool = opt(CHECKPOINT, True, "compare each file's SHA-256 before it is read")
+    override_checkpoint_args: bool = opt(
+        CHECKPOINT, False, "go on although this is not the checkpoint's run; the log names every difference"
+    )
+    use_checkpoint_opt_param_scheduler: bool = opt(CHECKPOINT, False, "where schedules differ the checkpoint's wins")
+    override_opt_param_scheduler: bool = opt(CHECKPOINT, False, "where schedules differ this command line's wins")
+
+    def _check(self) -> None:
+        for field in ("save_interval", "async_save", "save_keep_last", "save_retain_interval", "save_keep_best"):
+            require(
+                self.save is not None or not getattr(self, field),
+                f"{field}={getattr(self, field)} without a folder to save into",
+                "--save FOLDER",
+            )
+        for field in (
+            "ckpt_step",
+            "finetune",
+            "exit_on_missing_checkpoint",
+            "use_checkpoint_args",
+            "override_checkpoint_args",
+        ):
+            require(
+                self.load is not None or getattr(self, field) in (None, False),
+                f"{field} without a folder to load from",
+                "--load FOLDER",
+            )
+        require(
+            not self.save_keep_best or self.save_keep_last > 0 or self.save_retain_interval is not None,
+            "save_keep_best without an option that removes checkpoints: all are kept",
+            "--save-keep-last N or --save-retain-interval N, or drop --save-keep-best",
+        )
+        require(
+            not (self.use_checkpoint_opt_param_scheduler and self.override_opt_param_scheduler),
+            "both override_opt_param_scheduler and use_checkpoint_opt_param_scheduler are given",
+            "give one of them",
+        )
+
+
+SECTIONS: dict[str, Any] = {
+    "model": TransformerConfig,
+    "parallel": ParallelConfig,
+    "optimizer": OptimizerConfig,
+    "data": DataConfig,
+    "training": TrainingConfig,
+    "checkpoint": CheckpointConfig,
+}
+
+SECTION_OF = {f.name: section for section, cls in SECTIONS.items() for f in dataclasses.fields(cls)}
+KINDS: dict[str, Kind] = {f.name: f.metadata["kind"] for cls in SECTIONS.values() for f in dataclasses.fields(cls)}
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Everything a training run needs to know.
+
+    Attributes:
+        model, parallel, optimizer, data, training, checkpoint: its sections.
+        spec: module and function of `--spec`, or None.
+        given: names of the fields that were chosen, as opposed to defaults.
+        notes: what the command line asked for that is so anyway; printed once.
+    """
+
+    model: TransformerConfig
+    parallel: ParallelConfig = ParallelConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    data: DataConfig = DataConfig()
+    training: TrainingConfig = TrainingConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    spec: tuple[str, str] | None = None
+    given: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+
+    def trained_model(self, vocab_size: int) -> TransformerConfig:
+        """The model as this run trains it.
+
+        Its vocabulary is the tokenizer's. Positions that have no end are turned as far as the samples reach, so that is
+        the `max_position_embeddings` that an export says, unless a larger one was chosen; a default was not.
+
+        Args:
+            vocab_size: of the tokenizer, or the larger one that was chosen.
+        """
+        model, name = self.model, "max_position_embeddings"
+        if model.position_embedding_type == "learned_absolute":
+            return model.replace(vocab_size=vocab_size)
+        longest = getattr(model, name)
+        chosen = name in self.given or longest != getattr(TransformerConfig, name)
+        longest = max(longest if chosen else 1, self.data.seq_length)
+        return model.replace(vocab_size=vocab_size, max_position_embeddings=longest)
+
+    def unmet(self, name: str) -> str:
+        """Why a field is not read in this run; "" where it is read (`same_model.unmet`)."""
+        return unmet(name, lambda other: getattr(getattr(self, SECTION_OF[other]), other))
+
+    def not_read(self, names: Collection[str]) -> tuple[str, ...]:
+        """A line for each of these fields that is not read in this run."""
+        conditions = {name: self.unmet(name) for name in KINDS if name in names}
+        return tuple(
+            f"--{name.replace('_', '-')} changes nothing in this run: it counts only with "
+            + condition.replace("=", " ").replace(">", " above ").replace("|", " or ")
+            for name, condition in conditions.items()
+            if condition
+        )
+
+    def fields(self) -> dict[str, Any]:
+        """Every field of every section; no two have the same name."""
+        return {name: value for section in SECTIONS for name, value in getattr(self, section).to_dict().items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; what `--config` reads and the log file begins with."""
+        sections: dict[str, Any] = {name: getattr(self, name).to_dict() for name in SECTIONS}
+        return sections | ({"spec": list(self.spec)} if self.spec else {})

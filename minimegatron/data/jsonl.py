@@ -3,11 +3,11 @@
 One JSON object a line. The reader keeps one line in memory, so its memory is bounded by `max_line_bytes` whatever the
 file holds, a gzip bomb included; the parser refuses what it cannot turn into text, naming the line:
 
-| met                                                        | done                                                   |
+| input                                                      | result                                                 |
 |------------------------------------------------------------|--------------------------------------------------------|
 | byte-order mark, CRLF, no newline at the end, blank lines  | read as they are meant (blank lines hold nothing)      |
 | gzip, xz, bzip2                                            | read, one line in memory                               |
-| Parquet, zstd, UTF-16, a JSON array and the like           | refused by name, with what to do (`formats`)           |
+| zstd, Parquet, Arrow, zip, UTF-16, a JSON array, ...       | refused by name, with the command that makes JSONL     |
 | bad UTF-8, bad JSON, not an object, a key is missing       | refused with file and line                             |
 | a value that is neither text nor a list of texts           | refused with file and line                             |
 | half of a surrogate pair, nesting 100,000 deep             | refused with file and line                             |
@@ -16,19 +16,77 @@ file holds, a gzip bomb included; the parser refuses what it cannot turn into te
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
 import lzma
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, NamedTuple
 
-from minimegatron.data.formats import HEAD, compression, what_is
 from minimegatron.data.publish import CHUNK
 from minimegatron.errors import DataError
 
-MAX_LINE_BYTES = 64 << 20
+HEAD = 512
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# first bytes -> (name, how the text inside is read)
+COMPRESSED: dict[bytes, tuple[str, Callable[..., IO[bytes]]]] = {
+    b"\x1f\x8b": ("gzip", gzip.open),  # type: ignore[dict-item]
+    b"\xfd7zXZ\x00": ("xz", lzma.open),  # type: ignore[dict-item]
+    b"BZh": ("bzip2", bz2.open),  # type: ignore[dict-item]
+}
+PANDAS = "python -c \"import pandas; pandas.read_{}('FILE').to_json('FILE.jsonl', orient='records', lines=True)\""
+UTF_16, UTF_32 = ((f"text in {name}", f"iconv -f {name} -t UTF-8 FILE > FILE.jsonl") for name in ("UTF-16", "UTF-32"))
+# first bytes -> (what it is, the command that makes JSONL of it)
+OTHERS: dict[bytes, tuple[str, str]] = {
+    b"PAR1": ("a Parquet file", PANDAS.format("parquet")),
+    b"ARROW1": ("an Arrow file", PANDAS.format("feather")),
+    b"\x28\xb5\x2f\xfd": ("compressed by zstd", "zstdcat FILE | minimegatron preprocess --input /dev/stdin"),
+    b"PK\x03\x04": ("a zip archive", "unzip it, and give the files that were in it"),
+    b"MMIDIDX": ("an index of token ids (.idx)", "train --data-path takes its path without .idx"),
+    b"\xff\xfe\0\0": UTF_32, b"\0\0\xfe\xff": UTF_32, b"\xff\xfe": UTF_16, b"\xfe\xff": UTF_16,
+}  # fmt: skip
+
+
+def what_is(head: bytes) -> tuple[str, str] | None:
+    """(what a file is, how it becomes JSONL) from its first bytes; None for what may be JSONL.
+
+    Args:
+        head: `HEAD` bytes, or all of a shorter file; decompressed where it is one of `COMPRESSED`.
+    """
+    for magic, other in OTHERS.items():
+        if head.startswith(magic):
+            return other
+    begin = head.removeprefix(BYTE_ORDER_MARK).lstrip(b" \t\r\n")
+    if b"\0" in head and (begin[:1] != b"{" or begin[1:2] == b"\0"):
+        return "binary, or text in UTF-16", "for text: iconv -f UTF-16LE -t UTF-8 FILE > FILE.jsonl"
+    inside = begin[1:].lstrip(b" \t\r\n")
+    first_line = begin.split(b"\n", 1)[0].strip()
+    whole_line = b"\n" in begin and first_line.endswith(b"]")  # of many: each is a bad line
+    if begin[:1] == b"[" and (first_line == b"[" or inside[:1] == b"{") and not whole_line:
+        return "one JSON array, not an object a line", "jq -c '.[]' FILE > FILE.jsonl"
+    if first_line == b"{" and b"\n" in begin:
+        return "one JSON object over several lines, not an object a line", "jq -c . FILE > FILE.jsonl"
+    return None
+
+
+def compression(head: bytes) -> tuple[str, Callable[..., IO[bytes]]] | None:
+    """(name, how the text inside is read) of one of `COMPRESSED`, by a file's first bytes."""
+    return next((how for magic, how in COMPRESSED.items() if head.startswith(magic)), None)
+
+
+def describe(path: str | os.PathLike[str]) -> str:
+    """What a file is, in words."""
+    with open(path, "rb") as file:
+        head = file.read(HEAD)
+    if (inside := compression(head)) is not None:
+        return f"compressed by {inside[0]}"
+    found = what_is(head)
+    return found[0] if found else "text"
+
+
+MAX_LINE_BYTES = 64 << 20
 UNREADABLE = (EOFError, OSError, zlib.error, lzma.LZMAError)  # gzip's and bzip2's own are OSErrors
 
 

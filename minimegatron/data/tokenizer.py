@@ -19,14 +19,16 @@ models among them) use one token for padding and for the end of a document; then
 masked too, and the model never learns to stop. Here `pad` differs from `eod` always: where a tokenizer says otherwise
 or has none, `pad` is `NO_PAD` (-1), an id that no text contains, and a warning says so.
 
-**Text is text.** A document that holds the letters `<|endoftext|>` (this one, for example) does not end there: special
-tokens are put in by programs, never spelled by a text. Hugging Face reads them out of a text unless
-`split_special_tokens` is set. Here it is set for documents, and not for a prompt, whose writer may mean them: what a
-chat template has made of a conversation is full of them (`data/chat`).
+**Text is text.** A document that holds the letters `<|endoftext|>` does not end there: programs add special tokens, a
+text never spells one. Hugging Face reads them out of a text unless `split_special_tokens` is set. Here it is set for
+documents, and not for prompts, whose writer may mean them: a chat template writes many (`data/tokenizer_files`).
 
 **One long word.** A megabyte without a blank is one word. Encoding it costs n log n, about a second, so words are not
 cut there: cutting would change the ids, and those of a published tokenizer are not ours to change. Learning is
 quadratic in the longest word, and cuts (`train_bpe`).
+
+A model is published with its tokenizer: the folder of a `HuggingFaceTokenizer` as it is, else the files that
+`made_files` makes.
 
 The rules are executed by the `tokenizers` library. Nothing is ever downloaded.
 In Megatron-LM: `megatron/core/tokenizers/`. Paper: Sennrich et al. 2016, arXiv 1508.07909.
@@ -43,12 +45,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from minimegatron.data.chat import render
 from minimegatron.data.publish import publish, to_json
-from minimegatron.data.tokenizer_files import read_tokenizer
+from minimegatron.data.tokenizer_files import read_tokenizer, render
 from minimegatron.errors import ConfigError, DataError, did_you_mean
 
 NO_PAD = -1
@@ -385,3 +386,28 @@ def _check_ids(ids: Sequence[int], vocab_size: int) -> None:
                 where=f"position {position}",
                 fix="use the tokenizer that the ids are of",
             )
+
+
+# Bytes that are no printable letter of Latin-1 get letters behind it, in GPT-2's order.
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_LETTERS = {byte: chr(byte) for byte in _PRINTABLE} | {
+    byte: chr(256 + n) for n, byte in enumerate(sorted(set(range(256)) - set(_PRINTABLE)))
+}
+
+
+def made_files(tokenizer: Tokenizer) -> dict[str, bytes]:
+    """Files of a tokenizer that has no folder; nothing for one that no file describes."""
+    if isinstance(tokenizer, GPT2BPETokenizer):
+        return _files(tokenizer._fast, {"eos_token": END_OF_TEXT})
+    if isinstance(tokenizer, ByteTokenizer):
+        fast = FastTokenizer(models.BPE({letter: byte for byte, letter in _LETTERS.items()}, []))
+        fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        fast.decoder = decoders.ByteLevel()
+        fast.add_special_tokens([AddedToken(END_OF_TEXT, normalized=False), AddedToken(PAD, normalized=False)])
+        return _files(fast, {"eos_token": END_OF_TEXT, "pad_token": PAD})
+    return {}
+
+
+def _files(fast: FastTokenizer, special: dict[str, str]) -> dict[str, bytes]:
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **special}
+    return {"tokenizer.json": fast.to_str(pretty=True).encode(), "tokenizer_config.json": to_json(config)}

@@ -1,9 +1,9 @@
-"""The files of a published tokenizer: what each says, and which is believed where two differ.
+"""The files of a published tokenizer, and which of them counts where two differ.
 
-The problem in a sentence: `tokenizer.json` alone is a complete tokenizer, and yet transformers changes it by what lies
-beside it, so the same folder gives other ids to who reads one file.
+The problem in a sentence: `tokenizer.json` alone is a complete tokenizer, and yet transformers changes it by the files
+beside it, so who reads that file alone gets other ids from the same folder.
 
-| what is said                              | where                                                  | it counts       |
+| fact                                      | where                                                  | it counts       |
 |-------------------------------------------|--------------------------------------------------------|-----------------|
 | the rule, the vocabulary, tokens added    | `tokenizer.json`                                       | but for the rest|
 | tokens by id, the blanks that they take   | `tokenizer_config.json`, `added_tokens_decoder`        | always          |
@@ -11,11 +11,18 @@ beside it, so the same folder gives other ids to who reads one file.
 | which tokens are special                  | `eos_token` and its like there, `extra_special_tokens` | if they have ids|
 | a blank before a text                     | `add_prefix_space` and `legacy` there                  | for some classes|
 | how a conversation is spelled             | `chat_template.jinja`, else `chat_template` there      | always          |
-| the class; eos                            | `model_type` and `eos_token_id` of `config.json`       | if not said     |
+| the class; eos                            | `model_type` and `eos_token_id` of `config.json`       | if not given    |
 
 A class of transformers (`GPT2Tokenizer`) takes the vocabulary from `tokenizer.json` and builds the rule itself, so
 `add_prefix_space` counts, and is False where it is not given; the general class takes the rule from the file. The ids
 are those of `AutoTokenizer` in transformers 5 on the same folder.
+
+`render` turns a conversation into one text with the folder's chat template. That is a foreign Jinja program, so it runs
+in Jinja's sandbox: it sees the messages and the names of special tokens, changes nothing, calls nothing of Python, and
+loops over at most 100,000 items. It has what transformers gives a template: `raise_exception`, `strftime_now`, `tojson`
+without HTML's escapes, `break` and `continue`, and `{% generation %}`, which marks the parts that are trained on and
+prints them. A message that spells a special token becomes that token, as in transformers; `Tokenizer.spelled` finds
+such messages.
 
 Nothing is downloaded, and no code of a folder (`auto_map`) runs.
 """
@@ -23,9 +30,11 @@ Nothing is downloaded, and no code of a folder (`auto_map`) runs.
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import os
 import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenizers import AddedToken, decoders, pre_tokenizers
@@ -35,7 +44,8 @@ from minimegatron.data.publish import read_json
 from minimegatron.errors import ConfigError
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# model_type -> the class of its tokenizers; "" is the general one, whatever tokenizer_config.json names.
+# Which class AutoTokenizer of transformers takes for a model_type (a fact of transformers, and a tokenizer is read
+# without a model and without torch); "" is the general class, whatever tokenizer_config.json names.
 CLASSES = {
     "gpt2": "GPT2Tokenizer",
     "mistral": "",
@@ -141,10 +151,10 @@ def _tokens_with_ids(folder: str, config: dict[str, Any], fast: FastTokenizer) -
             raise ConfigError(f"added_tokens_decoder: {error}", where=where, fix="download it again") from error
     older = {name: value for name, value in _table(folder, "special_tokens_map.json").items() if value}
     for name in NAMED:
-        here, there = (_token(values[name]).content if values.get(name) else None for values in (config, older))
-        if here and there and here != there:
+        new, old = (_token(values[name]).content if values.get(name) else None for values in (config, older))
+        if new and old and new != old:
             warnings.warn(
-                f"{folder}: {name} is {here!r} in tokenizer_config.json and {there!r} in special_tokens_map.json; the "
+                f"{folder}: {name} is {new!r} in tokenizer_config.json and {old!r} in special_tokens_map.json; the "
                 "second counts, as in transformers",
                 stacklevel=5,
             )
@@ -225,3 +235,68 @@ def _chat_template(folder: str, config: dict[str, Any]) -> str | None:
     if isinstance(found, list):
         found = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}.get("default")
     return found if isinstance(found, str) else None
+
+
+def render(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    special_tokens: Mapping[str, str],
+    add_generation_prompt: bool = True,
+    where: str = "",
+) -> str:
+    """A conversation as a template spells it.
+
+    Args:
+        template: Jinja source.
+        messages: each with "role" and "content", and what else the template reads.
+        special_tokens: {"bos_token": text, ...}, as the template may name them.
+        add_generation_prompt: end with the words that open the answer.
+        where: of the messages of errors.
+
+    Raises:
+        ConfigError: the template is broken, is stopped by the sandbox, or refuses the conversation.
+    """
+    import jinja2  # 50 ms, for conversations alone
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_generation(), loopcontrols]
+    )
+
+    def refuse(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    plain = json.loads(json.dumps(list(messages)))  # data alone: the template meets no object that has methods
+    values = {"tools": None, "documents": None, **special_tokens}
+    try:
+        rendered = environment.from_string(template)
+        return rendered.render(messages=plain, add_generation_prompt=add_generation_prompt, **values)
+    except Exception as error:  # a program of somebody else's may fail in any way
+        raise ConfigError(
+            f"the chat template stops: {error}", where=where, fix="messages in the form that the model's page shows"
+        ) from error
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def _generation() -> type:
+    from jinja2 import nodes
+    from jinja2.ext import Extension
+
+    class Generation(Extension):
+        """`{% generation %}...{% endgeneration %}` prints what stands in it."""
+
+        tags = {"generation"}
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body).set_lineno(line)
+
+    return Generation

@@ -55,14 +55,142 @@ from minimegatron.comm import async_ops
 from minimegatron.comm.mesh import AXES, Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.footprint.gpu import computing_on_gpu
-from minimegatron.footprint.tape import Sizes, Step, Tape, Unpredicted
-from minimegatron.layers.deferred import DeferredGradients, compute, deferring
 from minimegatron.layers.moe.dispatch import LOADS, Loads
 from minimegatron.layers.step_hooks import StepHooks
+from minimegatron.layers.wgrad import WeightGradStore, compute_wgrads, deferring_wgrad
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.spec import ModuleSpec
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.parallel.pipeline.execution import TensorSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One operation.
+
+    Attributes:
+        name: of it.
+        keeps: bytes for the backward pass.
+        forward, backward: bytes that are alive besides while it runs.
+        puts_off: bytes that stay for the weights' half of a split backward pass.
+    """
+
+    name: str
+    keeps: int = 0
+    forward: int = 0
+    backward: int = 0
+    puts_off: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Moment:
+    """The memory at one step.
+
+    Attributes:
+        kept: bytes kept for backward passes.
+        workspace: bytes alive besides.
+        where: `backward mlp.linear_fc1`.
+    """
+
+    kept: int
+    workspace: int
+    where: str
+
+    @property
+    def total(self) -> int:
+        return self.kept + self.workspace
+
+
+class Tape(tuple[Step, ...]):
+    """Steps in the order of the forward pass."""
+
+    @property
+    def kept(self) -> int:
+        """Bytes that all of it keeps."""
+        return sum(step.keeps for step in self)
+
+    @property
+    def put_off(self) -> int:
+        """Bytes that stay where the weights' half of the backward pass is put off."""
+        return sum(step.puts_off for step in self)
+
+    def highest(self, backward: bool, splits: bool = False) -> Moment:
+        """The fullest moment on the way forward or back.
+
+        Args:
+            backward: the way.
+            splits: the weights' half is put off.
+        """
+        kept, found = 0, [Moment(0, 0, "")]
+        later = self.put_off if backward and splits else 0
+        for step in self:
+            kept += step.keeps
+            later -= step.puts_off if backward and splits else 0
+            way = f"{'backward' if backward else 'forward'} {step.name}"
+            found.append(Moment(kept + later, step.backward if backward else step.forward, way))
+        return max(found, key=lambda moment: moment.total)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """One microbatch on one rank.
+
+    Attributes:
+        config, mesh: the model, and this rank's place.
+        s, b: tokens of a sample that are here, samples.
+        adds_products: a product of a linear layer is added to the buffer of gradients as it is computed; else the
+            gradient of a weight exists by itself first, because the buffer has another dtype.
+        documents: samples are made of documents that do not see each other.
+        device: type of it.
+        crowded: the experts of this rank get all tokens that they can, and not an equal share.
+        spec: of each layer; default the model's.
+    """
+
+    config: TransformerConfig
+    mesh: Mesh
+    s: int
+    b: int
+    adds_products: bool = True
+    documents: bool = False
+    device: str = "cpu"
+    crowded: bool = False
+    spec: ModuleSpec | None = None
+
+    @property
+    def e(self) -> int:
+        """Bytes of an element of a weight, and of an activation."""
+        return self.config.dtype.itemsize
+
+    @property
+    def t(self) -> int:
+        return self.mesh.tp.size
+
+    @property
+    def n(self) -> int:
+        """Tokens between the two linear layers of a pair."""
+        return self.s * self.b
+
+    @property
+    def n_cut(self) -> int:
+        """Tokens in norms, dropout and residuals."""
+        return self.n // (self.t if self.mesh.sequence_parallel else 1)
+
+    @property
+    def stream(self) -> int:
+        """Bytes of the residual stream."""
+        wide = 4 if self.config.fp32_residual_connection else self.e
+        return wide * self.n_cut * self.config.hidden_size
+
+
+class Unpredicted(Exception):
+    """What is not known, in words."""
+
+
+def require_known(known: bool, what: str) -> None:
+    """Raise `Unpredicted`, unless it is known."""
+    if not known:
+        raise Unpredicted(what)
+
 
 _COUNTS = {str(packet): count for packet, count in flop_registry.items()}
 Part = tuple[tuple[int, ...], Tape]  # numbers of layers that run as a whole, and their steps
@@ -444,7 +572,7 @@ def _shape(spec: TensorSpec) -> torch.Size:
 
 def _microbatch(model: GPTModel, recorder: Recorder, z: Sizes, splits: bool) -> dict[int, int]:
     """Forward, loss and backward; what the weights' half needs."""
-    queue = DeferredGradients() if splits else None
+    queue = WeightGradStore() if splits else None
     inputs, outputs = model.stage_specs(z.b, z.s)
     with recording(recorder):
         batch = {
@@ -455,19 +583,19 @@ def _microbatch(model: GPTModel, recorder: Recorder, z: Sizes, splits: bool) -> 
         if z.documents:
             batch["document_ids"] = torch.zeros(z.b, z.s * z.mesh.cp.size, dtype=torch.int64)
         x = {n: torch.zeros(_shape(t), dtype=t.dtype, requires_grad=t.has_gradient) for n, t in inputs.items()} or None
-        with deferring(model, queue):
+        with deferring_wgrad(model, queue):
             output = model(batch["tokens"], None, batch["labels"], document_ids=batch.get("document_ids"), inputs=x)
             ys = [(output * batch["loss_mask"]).sum()] if model.post_process else [output[n] for n in outputs]
         edges = [torch.autograd.graph.get_gradient_edge(y) for y in ys if y.requires_grad]
         del output, ys
         recorder.forward_ended()
         dys = [torch.zeros(_shape(t), dtype=t.dtype) for t in outputs.values() if t.has_gradient] or None
-        with deferring(model, queue):
+        with deferring_wgrad(model, queue):
             torch.autograd.backward(edges, dys)
         del edges, dys, x, batch
         put_off = recorder.backward_ended()
         if queue is not None:
-            compute(queue.take())
+            compute_wgrads(queue.take())
     return put_off
 
 

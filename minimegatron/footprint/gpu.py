@@ -22,9 +22,10 @@ import torch
 import torch.nn.functional as F
 
 from minimegatron.kernels import operators, ops
-from minimegatron.layers import fp8, fp8_linear
 from minimegatron.layers.attention.mask import AttentionMask
-from minimegatron.layers.fp8 import Quantised, product_in_bf16, scaled_mm
+from minimegatron.layers.fp8 import linear as fp8_linear
+from minimegatron.layers.fp8 import matmul as fp8
+from minimegatron.layers.fp8.matmul import Quantised, product_in_bf16, scaled_mm
 
 
 class _Attention(torch.autograd.Function):
@@ -82,7 +83,7 @@ def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bo
 
 
 def _product(a: Quantised, b: Quantised, dtype: torch.dtype, fast: bool = False) -> torch.Tensor:
-    """`layers.fp8.product` on tensor cores that take FP8."""
+    """`layers.fp8.matmul.product` on tensor cores that take FP8."""
     one_scale = a.tile is None and b.tile is None and b.q.shape[0] % 16 == 0
     return scaled_mm(a, b, dtype, fast) if one_scale else product_in_bf16(a, b, dtype)
 

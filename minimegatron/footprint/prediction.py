@@ -18,24 +18,204 @@ Rajbhandari et al. 2020 (arXiv 1910.02054), section 3. Megatron-LM: `megatron/tr
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import functools
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
+from torch import nn
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
-from minimegatron.config.stages import StagePlan, plan_stages
-from minimegatron.footprint.stage import Fullest, Stage
-from minimegatron.footprint.states import fsdp2_states, states
-from minimegatron.footprint.tape import Sizes, Unpredicted, require_known
+from minimegatron.config.parallel import StagePlan, plan_stages
+from minimegatron.footprint.dry_run import Sizes, StageRun, Unpredicted, require_known
 from minimegatron.layers.param import logical_parameters
 from minimegatron.models.block import TransformerBlock
 from minimegatron.models.chunks import ModelChunks, schedule_of
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.spec import ModuleSpec
+from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.groups import frozen
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.parallel.pipeline.actions import Action
+
+
+def states(ddp: DistributedDataParallel, config: OptimizerConfig) -> dict[str, int]:
+    """{owner: bytes} that last from step to step."""
+    held = ddp.held()
+    fleeting = {whole.untyped_storage()._cdata for whole in held.pop("communication", [])}
+    found = {owner: _bytes(tensors, fleeting) for owner, tensors in held.items()}
+    optimizer = build_optimizer(config, ddp, ddp.mesh, ddp.shards())
+    found |= {owner: _bytes(tensors, set()) for owner, tensors in optimizer.held().items()}
+    return {owner: nbytes for owner, nbytes in found.items() if nbytes}
+
+
+def fsdp2_states(model: nn.Module, mesh: Mesh, config: OptimizerConfig) -> dict[str, int]:
+    """`fully_shard` cuts every parameter by rows, in fp32 whatever the model computes in."""
+    count = 0
+    for param in model.parameters():
+        rows = math.ceil(param.shape[0] / mesh.dp_cp.size)
+        mine = min(max(param.shape[0] - rows * mesh.dp_cp.rank, 0), rows)
+        count += mine * (param.numel() // param.shape[0])
+    moments = sum({"fp32": 4, "fp8": 1}.get(dtype, 2) for dtype in (config.exp_avg_dtype, config.exp_avg_sq_dtype))
+    if config.optimizer != "adam":
+        moments = 4 * (config.sgd_momentum > 0)
+    return {"parameters": 4 * count, "gradients": 4 * count, "moments": moments * count}
+
+
+def _bytes(tensors: Iterable[torch.Tensor], without: set[int]) -> int:
+    """Of storages, each once."""
+    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
+    return sum(nbytes for key, nbytes in storages.items() if key not in without)
+
+
+class Travel:
+    """Bytes of gathered weights and of gradients on their way, at each part of a stage.
+
+    Args:
+        ddp: its buckets.
+        parts: numbers of the layers of each part; none at both ends, which hold what is in no layer.
+    """
+
+    def __init__(self, ddp: DistributedDataParallel, parts: list[tuple[int, ...]]) -> None:
+        self._parts, self._overlap = parts, ddp.overlap
+        tied = not ddp.module.get_submodule("").config.untie_embeddings_and_output_weights  # type: ignore[union-attr]
+        self._fsdp2 = ddp.mesh.parallel.use_torch_fsdp2
+        self._grads: list[tuple[int, int, int]] = []  # first part, last part, bytes
+        self._by_torch: list[tuple[int, int, bool, int, float]] = []  # and whether in a layer, of weights, of shards
+        self._weights: dict[int, int] = {}  # of each layer, and under -1 of the rest
+        for buffer in ddp.grad_buffers:
+            for bucket in buffer.buckets:
+                places = [place for name in bucket.members for place in self._places(name, tied)]
+                if buffer.temporary and places:
+                    nbytes = bucket.span.size * buffer.data.element_size()
+                    self._grads.append((min(places), max(places), nbytes))
+                if ddp.sharding == "optim_grads_params" and places:
+                    name, param = next((n, buffer.params[n]) for n in bucket.members)
+                    layer = _layer_of(name)
+                    nbytes = bucket.span.size * param.element_size()
+                    self._weights[layer] = self._weights.get(layer, 0) + nbytes
+                    shards = bucket.span.size * 4 / buffer.axis.size
+                    self._by_torch.append((min(places), max(places), layer >= 0, nbytes, shards))
+
+    def _places(self, name: str, tied: bool) -> list[int]:
+        """The parts that use a parameter; none where it is in another stage of this rank."""
+        layer, last = _layer_of(name), len(self._parts) - 1
+        if layer >= 0:
+            return [i for i, numbers in enumerate(self._parts) if layer in numbers]
+        if name.startswith("embedding.word") and tied:
+            return [0, last]
+        return [0] if name.startswith("embedding.") else [last]
+
+    def at(self, part: int, backward: bool) -> int:
+        """While this part runs."""
+        numbers, weights = self._parts[part], self._weights
+        nearby = self._parts[part - 1 if backward else part + 1] if 0 < part < len(self._parts) - 1 else ()
+        if part == 0 and not backward:
+            nearby = self._parts[1]
+        if part == len(self._parts) - 1 and backward:
+            nearby = self._parts[part - 1]
+        neighbour = nearby[-1:] if backward else nearby[:1]
+        whole = numbers if backward else numbers[:2]  # a group that is computed again stays together
+        total = sum(weights.get(n, 0) for n in {*whole, *neighbour, -1}) if weights else 0
+        if backward and self._fsdp2:
+            return total + self._gradients_of_torch(part)
+        if backward:
+            total += sum(n for first, last, n in self._grads if first - self._overlap <= part <= last)
+        return total
+
+    def _gradients_of_torch(self, part: int) -> int:
+        """See the module docstring."""
+        total = 0.0
+        for (first, last, in_layer, nbytes, shards), (*_, wide) in zip(self._by_torch, self._grads, strict=True):
+            total += shards + (wide if in_layer and first == part + 1 else 0)
+            total += nbytes / 3 if in_layer and first <= part <= last else 0 if in_layer or last < part else nbytes
+        return int(total)
+
+
+def _layer_of(name: str) -> int:
+    """The layer that a logical name is of, or -1; depths of `models/mtp` are behind all layers."""
+    found = re.search(r"(?<!mtp\.)layers\.(\d+)\.", name)
+    return int(found[1]) if found else -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Fullest:
+    """A candidate for the fullest moment of a step: what is alive beyond the states."""
+
+    activations: int
+    workspace: int
+    communication: int
+    where: str
+
+    @property
+    def total(self) -> int:
+        return self.activations + self.workspace + self.communication
+
+
+class Stage:
+    """A stage of the model: its tapes in the order in which they run, and what travels around each.
+
+    Args:
+        model: the stage.
+        z: a microbatch.
+        ddp: whose buckets come and go.
+    """
+
+    def __init__(self, model: GPTModel, z: Sizes, ddp: DistributedDataParallel) -> None:
+        self._model, self._z = model, z
+        run = StageRun(model, z)
+        self.parts, self.lasting, self.expects = run.parts, run.lasting, run.expects
+        alone = model.pre_process and model.post_process
+        self._message = 0 if alone else z.e * z.n_cut * z.config.hidden_size  # the next one arrives meanwhile
+        self._travel = Travel(ddp, [numbers for numbers, _ in self.parts])
+        self._highest: dict[tuple[bool, bool], Fullest] = {}
+
+    @functools.cached_property
+    def _split(self) -> StageRun:
+        """Where the weights' half of the backward pass is put off."""
+        return StageRun(self._model, self._z, splits=True)
+
+    @property
+    def kept(self) -> int:
+        """Bytes of a microbatch between its forward and its backward pass."""
+        return sum(tape.kept for _, tape in self.parts)
+
+    @property
+    def put_off(self) -> int:
+        """Bytes of a microbatch between the two halves of a split backward pass."""
+        return sum(tape.put_off for _, tape in self._split.parts)
+
+    def weights_half(self) -> Fullest:
+        """The fullest moment of the weights' half of a backward pass: one gradient exists before it is added up."""
+        return Fullest(self.put_off, self._split.weights, 0, "weights' half")
+
+    def highest(self, backward: bool, splits: bool = False) -> Fullest:
+        """The fullest moment of a pass; see `Tape.highest`."""
+        if (backward, splits) not in self._highest:
+            found = self.moments(backward, splits)
+            self._highest[backward, splits] = max(found, key=lambda moment: moment.total)
+        return self._highest[backward, splits]
+
+    def moments(self, backward: bool, splits: bool = False) -> list[Fullest]:
+        """The fullest moment of each part, from the first part of the stage to the last."""
+        kept, found = 0, []
+        later = self.put_off if splits and backward else 0
+        for i, (numbers, tape) in enumerate(self._split.parts if splits else self.parts):
+            here = tape.highest(backward, splits)
+            later -= tape.put_off if splits and backward else 0
+            layer = f", layer {'-'.join(str(n) for n in dict.fromkeys((numbers[0], numbers[-1])))}" if numbers else ""
+            found.append(
+                Fullest(
+                    kept + later + here.kept,
+                    here.workspace + self._message * backward,
+                    self._travel.at(i, backward),
+                    here.where + layer,
+                )
+            )
+            kept += tape.kept
+        return found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ padding, and what is not yet overwritten lies behind `place_i`, which no query s
 it were alone, at its own positions, and no mask for padding exists.
 
 **No decision of the host.** Where to write and what to see follow from `place` on the device, and all shapes are those
-of the buffer. So one recording of a step (`inference/decode.py`) serves every position. The price is that a query reads
+of the buffer. So one recording of a step serves every position. The price is that a query reads
 all m rows; a step that is not recorded may say how many are in use (`key_length`).
 
 | numbers for a token and layer | bytes in bf16, Llama-3 8B (g = 8, d = 128) |

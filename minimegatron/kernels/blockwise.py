@@ -28,7 +28,7 @@ The price is the second QK^T: 7 matrix products instead of 6. Blocks in which no
 causal mask halves the work and a window makes it linear. Grouped queries need no copies of K and V: the a/g query heads
 of a group are rows of one product. Everything inside is in fp32 (fp64 for fp64 inputs).
 
-`lse` is what lets pieces computed apart be joined (`layers/attention/tiles.py`): that is ring attention.
+`lse` is what lets pieces computed apart be joined (`layers/attention/context_parallel.py`): that is ring attention.
 
 Dao et al. 2022 (arXiv 2205.14135), Dao 2023 (arXiv 2307.08691); Milakov, Gimelshein 2018 (arXiv 1805.02867) for the
 online softmax. Megatron-LM calls the flash-attn package or Transformer Engine.

@@ -1,6 +1,6 @@
 """Casts to FP8, with one scale a tensor or one a tile, and of tiles back. Kernels: `csrc/fp8.cu`.
 
-What to scale by: `layers/fp8.py`; the same in torch: `reference.py`.
+What to scale by: `layers/fp8/matmul.py`; the same in torch: `reference.py`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ needs no group. What differs is said with each value and its ranks::
 | all        | a digest of 16 bytes and a meeting                                                          |
 | not all    | also the facts themselves, a few kilobytes, which every rank then reads from every other    |
 
-Which facts there are is not known here: `training/facts.py` collects those of a training run, and says which of them
+Which facts there are is not known here: `training/same_run.py` collects those of a training run, and says which of them
 may differ. Megatron-LM has no such check.
 """
 

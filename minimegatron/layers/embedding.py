@@ -1,9 +1,7 @@
 """Embeddings: a vocabulary cut over ranks, and positions.
 
-The problem in a sentence: a 128 k x 16 k table is 4 GB, and each token needs one row of it.
-
-Cut the table by rows. Each rank looks up the ids it owns, answers zero for the others, and the sum over ranks is the
-answer: exactly one rank contributes to each token.
+A 128 k x 16 k table is 4 GB, and each token needs one row of it. Cut the table by rows: each rank looks up the ids it
+owns, returns zero for the others, and the sum over ranks is the answer, because exactly one rank owns each id.
 
     rank r owns ids [r V'/t, (r+1) V'/t)       V' = V padded to a multiple of (divisible_by * t)
     y = sum_r  own_r(id) * W_r[id - first_r]   all-reduce of [s, b, h], or reduce-scatter to [s/t, b, h]

@@ -1,21 +1,20 @@
-"""What a layer keeps of the tokens that came before, while a sequence is generated, and where it finds it.
+"""The state of generation: what a layer keeps of earlier tokens, and where it finds it.
 
-The problem in a sentence: one layer remembers two vectors for every token, another one latent, a third one matrix for
-the whole sequence; and who keeps that memory, in rows or in pages, should know none of them.
-
-A layer says what it keeps (`inference_state`), and writes and reads it itself, through its `LayerState`:
+One layer keeps two vectors for every token, another one latent, a third one matrix for the whole sequence. A layer says
+what it keeps (`inference_state`), and writes and reads it itself, through its `LayerState`; the owner of the memory
+knows no layer:
 
 | kept for each | e.g.                                    | says                               | writes and reads |
 |---------------|-----------------------------------------|------------------------------------|------------------|
 | token         | key and value of attention, a latent    | `StateSpec((g, d))`                | `..._tokens`     |
 | sequence      | a recurrent state, a convolution's tail | `StateSpec((a, d, d), "sequence")` | `..._sequences`  |
 
-Where a token's row lies is a number (`slots`), whatever the memory looks like: a static cache has a row for each place
-of each sequence, a pool of pages has rows that belong to whom they were given. A forward pass has one
-`InferenceContext`, made by the memory's owner (`inference/static_cache.py`); everything in it is on the device.
+A token's row is a number (`slots`), whatever the memory looks like: a static cache has a row for each place of each
+sequence; with pages the rows belong to whichever sequence has the page. A forward pass has one `InferenceContext`, made
+by the memory's owner (`inference/static_cache.py`); everything in it is on the device.
 
-**Padding.** Prompts of different lengths stand left. Attention needs no more than that, because no token looks at one
-behind it. What is kept for a sequence must stop at its own last token: `lengths` says which tokens are its own.
+**Padding.** Prompts of different lengths are aligned at the left. Attention needs no more than that, because no token
+sees later ones. What is kept for a sequence must stop at its own last token: `lengths` says which tokens are its own.
 
 Megatron-LM: `megatron/core/inference/contexts/`.
 """

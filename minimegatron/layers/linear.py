@@ -17,53 +17,141 @@ between them, whatever elementwise function stands there. One all-reduce per pai
 | row    | all-reduce of y | -                | reduce-scatter of y / all-gather of dy                        |
 
 Payload each time: `s*b*h` elements. With sequence parallelism x is stored cut over the sequence and gathered once more
-in the backward pass, where dW needs it: that is the price of storing 1/t of it.
+in the backward pass, where wgrad needs it: that is the price of storing 1/t of it.
 
-In the backward pass of the column layer dx must be summed over ranks but dW need not: the sum is started first and
-travels while dW is computed (`overlap` in the timeline of lab 02). That is why f, which stands before the product, is
-handed to it: `layers/products.py` computes F.linear(f(x), A_r, b_r) and its gradients, or `layers/fp8_linear.py` does.
+The backward pass of a linear layer has two products, dgrad = dy A and wgrad = dy^T x. Of a column layer dgrad must be
+summed over ranks but wgrad need not: the sum is started first and travels while wgrad is computed (`overlap` in the
+timeline of lab 02). `LinearFunction` is this; `layers/wgrad` says where wgrad goes, `layers/fp8/linear` does the same
+in FP8.
 
 The row layer's bias is added *after* the sum; added before, it would be added t times. With sequence parallelism each
 rank adds it to its own tokens only, so its gradient is partial (`partial="sequence"`).
 
 Paper: Shoeybi et al. 2019 (arXiv 1909.08053) section 3; Korthikanti et al. 2022 (arXiv 2205.05198) section 4.2.
-Megatron-LM: `megatron/core/tensor_parallel/layers.py`.
+Megatron-LM: `megatron/core/tensor_parallel/layers.py`, `LinearWithGradAccumulationAndAsyncCommunication`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from minimegatron.comm import collectives as c
 from minimegatron.comm.axis import ALONE, Axis
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter
-from minimegatron.layers.products import Entry, PlainProducts, Products
+from minimegatron.layers.wgrad import WeightGradStore, accumulate_wgrad, fused_accumulator, wgrad
 
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
-    from minimegatron.layers.fp8_linear import ParallelFp8
+
+
+class LinearFunction(torch.autograd.Function):
+    """`F.linear(x, A_r, b_r)` as one function, so that dgrad is summed over tp while wgrad is computed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tp: Axis, sequence_parallel: bool
+    ) -> torch.Tensor:
+        ctx.tp, ctx.sequence_parallel = tp, sequence_parallel
+        ctx.weight = weight  # a saved leaf comes back as another object under recompute
+        ctx.save_for_backward(x, weight)
+        return F.linear(gather_input(x, tp, sequence_parallel).wait(), weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        (x, weight), dy = ctx.saved_tensors, grads[0]
+        gather = gather_input(x, ctx.tp, ctx.sequence_parallel)
+        dgrad = dy @ weight
+        x = gather.wait()
+        reduce = reduce_dgrad(dgrad, ctx.tp, ctx.sequence_parallel)
+        dw = accumulate_wgrad(ctx.weight, dy, x)
+        db = dy.reshape(-1, dy.shape[-1]).sum(0) if ctx.needs_input_grad[2] else None
+        return reduce.wait(), dw, db, None, None
+
+
+class _SplitLinearFunction(LinearFunction):
+    """`LinearFunction` where x or A is frozen, or a `WeightGradStore` has wgrad computed later."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> torch.Tensor:
+        *args_of_linear, ctx.store = args
+        return LinearFunction.forward(ctx, *args_of_linear)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        (x, weight), dy = ctx.saved_tensors, grads[0]
+        needs_dgrad, needs_wgrad, needs_db = ctx.needs_input_grad[:3]
+        reduce = reduce_dgrad(dy @ weight, ctx.tp, ctx.sequence_parallel) if needs_dgrad else c.Work(None)
+        dw = None
+        if needs_wgrad and ctx.store is not None:
+            tp, sequence_parallel = ctx.tp, ctx.sequence_parallel
+            ctx.store.put(ctx.weight, lambda: wgrad(dy, gather_input(x, tp, sequence_parallel).wait()))
+        elif needs_wgrad:
+            dw = accumulate_wgrad(ctx.weight, dy, gather_input(x, ctx.tp, ctx.sequence_parallel).wait())
+        db = dy.reshape(-1, dy.shape[-1]).sum(0) if needs_db else None
+        return reduce.wait(), dw, db, None, None, None
+
+
+def gather_input(x: torch.Tensor, tp: Axis, sequence_parallel: bool) -> c.Work:
+    """Begin to gather a column layer's x, of which each rank has [s/t, ...] with sequence parallelism."""
+    return c.all_gather_start(x, tp) if sequence_parallel else c.Work(x)
+
+
+def reduce_dgrad(dgrad: torch.Tensor, tp: Axis, sequence_parallel: bool) -> c.Work:
+    """Begin to sum dgrad over tp; with sequence parallelism each rank gets its [s/t, ...] of the sum."""
+    return c.reduce_scatter_start(dgrad, tp) if sequence_parallel else c.all_reduce_start(dgrad, tp)
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    tp: Axis = ALONE,
+    sequence_parallel: bool = False,
+    store: WeightGradStore | None = None,
+) -> torch.Tensor:
+    """`F.linear(x, A_r, b_r)`; torch's own where there is nothing to overlap, to accumulate or to defer.
+
+    Args:
+        tp: ranks that share A by its output features.
+        sequence_parallel: x is cut along dim 0 over tp.
+        store: where wgrad is put instead of being computed; None to compute it.
+    """
+    if tp.size == 1 and store is None and fused_accumulator(weight) is None:
+        return F.linear(x, weight, bias)
+    if store is None and x.requires_grad and weight.requires_grad:
+        return LinearFunction.apply(x, weight, bias, tp, sequence_parallel)  # type: ignore[no-any-return]
+    return _SplitLinearFunction.apply(x, weight, bias, tp, sequence_parallel, store)  # type: ignore[no-any-return]
 
 
 class ParallelLinear(nn.Module):
-    """A linear layer whose products another object computes.
+    """A linear layer with parameters of which a rank holds a part.
 
     Attributes:
-        plain: what computes them in the parameters' own precision.
-        fp8: what computes them in FP8, or None; a module, because its scales are saved with the model.
+        fp8: computes the layer in FP8 (`layers/fp8/linear.ParallelFp8`), or None; a module, because its scales are
+            saved with the model.
+        wgrad_store: where wgrad is put instead of being computed (`wgrad.deferring_wgrad`), or None.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.plain = PlainProducts()
-        self.fp8: ParallelFp8 | None = None
+        self.fp8: Any = None
+        self.wgrad_store: WeightGradStore | None = None
 
-    @property
-    def products(self) -> Products:
-        """What computes the products of this layer."""
-        return self.plain if self.fp8 is None else self.fp8
+    def linear(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        tp: Axis = ALONE,
+        sequence_parallel: bool = False,
+    ) -> torch.Tensor:
+        """The function `linear`, or the same in FP8."""
+        function = linear if self.fp8 is None else self.fp8.linear
+        return function(x, weight, bias, tp, sequence_parallel, self.wgrad_store)  # type: ignore[no-any-return]
 
 
 class ColumnParallelLinear(ParallelLinear):
@@ -81,9 +169,6 @@ class ColumnParallelLinear(ParallelLinear):
         blocks: A is a stack of this many matrices, each of which is cut (2 for [gate; up]).
         rows: logical output features, where `output_size` is padded (a vocabulary).
         dtype: of A and b.
-
-    Attributes:
-        f: how x comes into the product: as it is, or gathered.
 
     Raises:
         ConfigError: the output features cannot be cut evenly.
@@ -106,7 +191,6 @@ class ColumnParallelLinear(ParallelLinear):
     ) -> None:
         super().__init__()
         self.tp, self.sequence_parallel = tp, sequence_parallel and tp.size > 1
-        self.f = Entry(tp, self.sequence_parallel)
         self.gather_output, self.gather_reduces_gradient = gather_output, gather_reduces_gradient
         parts = cut_evenly(output_size, tp, f"ColumnParallelLinear({input_size}, {output_size})", blocks)
         self.weight = new_parameter(ParamLayout((output_size, input_size), 0, parts, tp.rank, init, rows=rows), dtype)
@@ -120,13 +204,13 @@ class ColumnParallelLinear(ParallelLinear):
             add_bias: False where a fused operation adds b.
         """
         weight = self.weight if weight is None else weight
-        y = self.products.linear(x, weight, self.bias if add_bias else None, self.f)  # F.linear(f(x), A_r, b_r)
+        y = self.linear(x, weight, self.bias if add_bias else None, self.tp, self.sequence_parallel)
         if self.gather_output:
             y = c.gather_from_region(y, self.tp, reduce_gradient=self.gather_reduces_gradient)
         return y
 
     def amax_axes(self, mesh: Mesh) -> dict[str, Axis]:
-        """See `layers.fp8_linear`: who holds parts of x, A and dy."""
+        """See `layers.fp8.linear`: who holds parts of x, A and dy."""
         return {"input": self.tp if self.sequence_parallel else ALONE, "weight": self.tp, "gradient": self.tp}
 
 
@@ -167,12 +251,12 @@ class RowParallelLinear(ParallelLinear):
         """[s, b, i/t] -> [s, b, o] (or [s/t, b, o])."""
         if not self.input_is_parallel:
             x = c.scatter_to_region(x, self.tp)
-        if self.tp.size == 1:  # a sum of one part: the product adds b as well
-            return self.products.linear(x, self.weight, self.bias)
+        if self.tp.size == 1:  # a sum of one part, to which the product can add b
+            return self.linear(x, self.weight, self.bias)
         reduce = c.reduce_scatter_to_sequence_region if self.sequence_parallel else c.reduce_from_region
-        y = reduce(self.products.linear(x, self.weight), self.tp)
+        y = reduce(self.linear(x, self.weight), self.tp)
         return y if self.bias is None else y + self.bias
 
     def amax_axes(self, mesh: Mesh) -> dict[str, Axis]:
-        """See `layers.fp8_linear`; dy has been gathered, or was never cut."""
+        """See `layers.fp8.linear`; dy has been gathered, or was never cut."""
         return {"input": self.tp, "weight": self.tp, "gradient": ALONE}

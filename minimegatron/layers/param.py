@@ -1,26 +1,22 @@
-"""What a parameter is in the whole model, and which part of it lives here.
+"""The layout of a parameter: its place in the whole model, and which part of it this rank holds.
 
 The problem in a sentence: rank 1 of 4 holds a matrix of shape [48, 64]; to initialise it, save it, convert it, reduce
 its gradient or count it in a norm, one must know what it is a part *of*.
 
-Every parameter carries a `ParamLayout` as `param.param_layout`. It says the shape of the logical tensor, along which
-`dim` it is cut over the tp axis, and which ranges of that dim each rank holds. Ranges, plural, because a part need not
-be one piece: a gated MLP stores [gate; up] and each rank needs the *same* rows of both halves; cutting the stacked
-matrix into equal blocks would give one rank only gates.
+Every parameter carries a `ParamLayout` as `param.param_layout`: the shape of the logical tensor, the `dim` along which
+it is cut over tp, and the ranges of that dim that each rank holds. Ranges, plural, because a part need not be one
+piece: a gated MLP stores [gate; up] and each rank needs the *same* rows of both halves; cutting the stacked matrix into
+equal blocks would give one rank only gates.
 
 The experts of a layer are stacked, one slice of dim 0 for each. A rank of ep holds a range of them (`experts`), each
-of which may be cut further, over etp in place of tp. `experts` is all that tells them from other
-parameters: which ranks hold copies or parts of them follows from it.
+of which may be cut further, over etp in place of tp.
 
-From this one description follow
+From the layout follow
 
-* initialisation that is equal in every layout: the logical tensor is drawn from generators seeded by (seed, name) and
-  each rank keeps its part (`layers/logical`), so tp, pp, dp and the order of construction cannot matter; large
-  matrices are drawn in tiles (`layers/noise`) and experts one by one, from their number in the whole model, so that a
-  rank draws little but what it holds;
+* initial values that are equal in every layout: a function of (seed, name, logical shape) (`layers/logical`);
 * loading and gathering logical tensors (`layers/logical`), which converters and tests use;
 * the reduction that a replicated parameter's gradient still needs (`partial`, see `parallel/data/finalize.py`);
-* which ranks hold copies that must stay equal (`copy_axes`, see `comm/replicas.py`);
+* which ranks hold copies that must stay equal (`copy_axes`, see `comm/fingerprints.py`);
 * who counts it in the global gradient norm (`sharded`, see `optim/clip.py`).
 
 | `partial`    | a parameter that is replicated over tp, but whose gradient on each rank is only...            |

@@ -1,15 +1,8 @@
-"""Recompute: pay a second forward pass instead of memory.
+"""Recompute: a second forward pass instead of the memory of activations.
 
-The problem in a sentence: the backward pass needs the activations of every layer, and they are many times larger than
-the weights.
-
-Keep a function's *inputs*, throw its inside away, and run it again when the gradient arrives. For a whole layer that
-keeps 2 s b h bytes (bf16) instead of about s b h (34 + 5 a s / h), at the price of one more forward pass (33 % more
-work). For the core attention alone it drops the 5 a s^2 b term, at 1-5 %.
-
-The second run must be *the same* run. Whatever the function draws must be drawn again: torch's checkpoint restores the
-default generators, and here the named streams are restored as well. Leave those out and the dropout masks differ
-between the two runs: no error, wrong gradients.
+Keep a function's *inputs*, drop its inside, and run it again when the gradient arrives. For a whole layer that keeps
+2 s b h bytes (bf16) instead of about s b h (34 + 5 a s / h), at the price of one more forward pass (33 % more work).
+For the core attention alone it drops the 5 a s^2 b term, at 1-5 %.
 
 | granularity          | kept per layer      | where                                                         |
 |----------------------|---------------------|---------------------------------------------------------------|
@@ -17,8 +10,10 @@ between the two runs: no error, wrong gradients.
 | full, uniform, n     | 1/n of a layer input | every n layers as one function                               |
 | full, block, n       | a layer input for the first n layers of a stage, everything for the rest                     |
 
-What the host has read in the first run (how many rows an expert gets) it knows in the second, and need not wait for
-again: `to_host`.
+The second run must draw the same random numbers: torch's checkpoint restores the default generators, and here the named
+streams are restored as well. Otherwise the dropout masks differ between the runs: no error, wrong gradients. Numbers
+that the host has read in the first run (how many rows an expert gets) are kept for the second, which need not wait for
+the device again: `to_host`.
 
 Chen et al. 2016 (arXiv 1604.06174); Korthikanti et al. 2022 (arXiv 2205.05198) section 5. Megatron-LM:
 `tensor_parallel/random.py` (`checkpoint`), `transformer/transformer_block.py` (`_checkpointed_forward`).

@@ -1,23 +1,18 @@
-"""What a feature of the model does once a step: a hook with one method for each moment of it.
+"""Step hooks: what a feature of the model does once a training step, one method for each moment.
 
-The problem in a sentence: a loss scale must be told to the routers before the passes, scales in FP8 move after them,
-and a training step that calls each feature by its name must be read, and changed, with every new one.
-
-So a feature has a hook, in its own file, and the step calls all hooks alike:
+The step calls the hooks of all features alike, so it need not know a feature by name:
 
     moment                                  method                   example
-    before the forward and backward passes  begin_step(scale)        routers are told the scale of the loss
+    before the forward and backward passes  begin_step(scale)        routers get the scale of the loss
     around them                             during_passes()          weights stay in FP8
     before the losses travel                reports()                losses of multi-token prediction
                                             table()                  counts that the host reads in the same message
-    after that message                      report_fields(numbers)   what the table says, for the report of the step
+    after that message                      report_fields(numbers)   fields of the step's report, from the table
     after the optimizer has moved           end_step()               biases of experts move
 
 `@step_hook` registers a hook where its class is defined. The file that defines a feature's modules is imported
-wherever a model has them, so `StepHooks(model, mesh)` finds what a model can need, and a hook for which the model has
-no modules does nothing.
-
-Order: hooks are called in the order of their names, so it is the same on all ranks, whatever was imported first.
+wherever a model has them, so `StepHooks(model, mesh)` has every hook that the model can need; a hook for which the
+model has no modules does nothing. Hooks are called in the order of their names, hence equally on all ranks.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ from minimegatron.config.model import TransformerConfig
 from minimegatron.config.parallel import ParallelConfig
 from minimegatron.errors import ConfigError, require
 from minimegatron.layers.attention.choice import PACKAGES, installed
-from minimegatron.layers.fp8_linear import ParallelFp8
+from minimegatron.layers.fp8.linear import ParallelFp8
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly
 
 

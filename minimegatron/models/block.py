@@ -14,7 +14,7 @@ Megatron-LM: `megatron/core/transformer/transformer_layer.py`, `transformer_bloc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,8 +43,9 @@ class TransformerLayer(nn.Module):
         layer_number: global number, from 0.
         rng: dropout streams.
         submodules: specs of `input_layernorm`, `self_attention`, `post_self_attn_layernorm`, `pre_mlp_layernorm`,
-            `mlp`, and `moe` for the layers that have experts in its place, `post_mlp_layernorm`; a norm that has none
-            is not there.
+            `mlp`, and `moe` for the layers that have experts in its place, `post_mlp_layernorm`; a norm without a spec
+            is left out.
+        mlp_of: the layer's number -> `mlp` or `moe`.
 
     Raises:
         ConfigError: a mixer does not fit the layout, or a sequence is cut that it does not say it can share.
@@ -58,6 +59,7 @@ class TransformerLayer(nn.Module):
         rng: RngStreams | None = None,
         *,
         submodules: dict[str, ModuleSpec],
+        mlp_of: Callable[[int], str] = lambda layer_number: "mlp",
     ) -> None:
         super().__init__()
         self.layer_number = layer_number
@@ -75,17 +77,15 @@ class TransformerLayer(nn.Module):
                 "share a sequence over cp",
                 fix="context_parallel_size = 1, or supports_context_parallel = True in its class if it can",
             )
-        experts = config.has_experts(layer_number)
-        if experts:
-            self.mlp = build_module(submodules["moe"], config, mesh, layer_number, rng)
-        else:
-            self.mlp = build_module(submodules["mlp"], config, mesh)
+        mlp = mlp_of(layer_number)
+        numbered = (layer_number, rng) if mlp == "moe" else ()
+        self.mlp = build_module(submodules[mlp], config, mesh, *numbered)
         self.post_mlp_layernorm = norm("post_mlp_layernorm")
         self.dropout = Dropout(config.hidden_dropout, rng, different_over_tp=mesh.sequence_parallel)
         if config.recomputes("layernorm"):
             for module in (self.input_layernorm, self.pre_mlp_layernorm):
                 recompute_module(module, rng)
-        if config.recomputes("moe" if experts else "mlp"):
+        if config.recomputes(mlp):
             recompute_module(self.mlp, rng)
 
     def forward(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:

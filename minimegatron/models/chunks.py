@@ -1,6 +1,9 @@
 """The part of a model that one pipeline rank holds: one or several stages of it.
 
-A rank of a pipeline with p ranks and v chunks holds v stages. `StagePlan` (`config/stages`) says which layers a
+Every model of the package is built here. `build_stage` makes one stage: a `GPTModel`, unless the spec names another
+class with `is_stage` (`models/contract`). Nothing outside of `models` knows which class it is.
+
+A rank of a pipeline with p ranks and v chunks holds v stages. `StagePlan` (`config/parallel`) says which layers a
 stage has, the placement of the schedule which stages a rank has:
 
     L = 8, p = 2, v = 2, round robin            V-shaped
@@ -9,14 +12,24 @@ stage has, the placement of the schedule which stages a rank has:
 
 Layers keep their global numbers, so a parameter has the same name in every layout.
 
-What both ends of a model use, such as a tied embedding, is one tensor or two copies: `models/tied`.
+**Tied weights.** A tied output layer uses the embedding's matrix, and multi-token prediction (`models/mtp`) embeds
+tokens once more, positions included. In a pipeline the embedding is on the first stage and they are on the last:
 
-Megatron-LM: `get_model` in `megatron/training/training.py`.
+    both stages on one rank (V-shaped)    they share the tensor
+    on two ranks                          the last has a copy, drawn from the same name and hence equal; gradients of
+                                          the two are summed (`parallel/data/finalize`), the copy is counted in no norm
+                                          and saved in no checkpoint, and equal gradients keep it equal
+
+Megatron-LM: `get_model` in `megatron/training/training.py`, `setup_embeddings_and_output_layer` in
+`megatron/core/models/common/language_module/language_module.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,16 +39,58 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.comm.random import RngStreams
 from minimegatron.config.model import TransformerConfig
-from minimegatron.config.parallel import ParallelConfig
-from minimegatron.config.stages import StagePlan, plan_stages
+from minimegatron.config.parallel import ParallelConfig, StagePlan, plan_stages
 from minimegatron.errors import ConfigError
 from minimegatron.layers.logical import initialize
+from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel
-from minimegatron.models.spec import ModuleSpec
-from minimegatron.models.tied import tie_embeddings
+from minimegatron.models.spec import ModuleSpec, build_module
 from minimegatron.parallel.pipeline.actions import Placement
-from minimegatron.parallel.pipeline.schedule_check import require_runnable
+from minimegatron.parallel.pipeline.schedule_sim import require_runnable
 from minimegatron.parallel.pipeline.schedules import SCHEDULES, Schedule, build_schedule, forward_only
+
+
+def build_stage(
+    config: TransformerConfig,
+    mesh: Mesh,
+    spec: ModuleSpec | None = None,
+    *,
+    pre_process: bool = True,
+    post_process: bool = True,
+    layer_numbers: Sequence[int] | None = None,
+    rng: RngStreams | None = None,
+) -> Any:
+    """One stage of a model, or all of it, without initial values: a `contract.ModelStage`.
+
+    Args:
+        config: the model.
+        mesh: its layout.
+        spec: of the stage, if its class has `is_stage`; else of each layer of a `GPTModel`, default
+            `decoder_layer_spec`.
+        pre_process: the first stage.
+        post_process: the last stage.
+        layer_numbers: global numbers of its layers; default all.
+        rng: dropout streams; needed when the model has dropout.
+
+    Raises:
+        ConfigError: the model does not fit the layout.
+    """
+    where: dict[str, Any] = {"pre_process": pre_process, "post_process": post_process, "layer_numbers": layer_numbers}
+    if spec is not None and getattr(spec.module, "is_stage", False):
+        stage: Any = build_module(spec, config, mesh, **where, rng=rng)
+    else:
+        stage = GPTModel(config, mesh, spec, **where, rng=rng)
+    if pre_process != post_process:
+        declare_copies(stage)
+    return stage
+
+
+def declare_copies(stage: Any) -> None:
+    """Say of the tied weights of the first stage or the last that the other end has copies of them."""
+    for name, (module, attribute) in stage.tied_weights().items():
+        copy = {} if stage.pre_process else {"shared": True, "tied_to": name}
+        weight = getattr(module, attribute)
+        weight.param_layout = dataclasses.replace(layout_of(weight), copies="embd", **copy)  # type: ignore[arg-type]
 
 
 class ModelChunks(nn.Module):
@@ -44,7 +99,7 @@ class ModelChunks(nn.Module):
     Args:
         config: the model.
         mesh: its layout.
-        spec: of each layer.
+        spec: of a stage or of each layer, see `build_stage`.
         rng: dropout streams.
         placement: where the stages are; default that of the configured schedule.
 
@@ -73,7 +128,7 @@ class ModelChunks(nn.Module):
         self._schedules: dict[int, Schedule] = {}
         last = self.plan.ranks * self.plan.chunks - 1
         self.chunks = nn.ModuleList(
-            GPTModel(
+            build_stage(
                 config,
                 mesh,
                 spec,
@@ -84,15 +139,20 @@ class ModelChunks(nn.Module):
             )
             for stage in self.placement[mesh.pp.rank]
         )
-        if GPTModel.ties_ends(config):
+        if self.chunks[0].ties_ends:
             self._tie(last)
 
     def _tie(self, last: int) -> None:
-        """Share what both ends use where both are here; refuse copies that `mesh.embd` leaves out."""
+        """Share the tied weights where both ends are on this rank; refuse copies on ranks outside of `mesh.embd`."""
         first_rank, last_rank = (next(r for r, row in enumerate(self.placement) if s in row) for s in (0, last))
         if first_rank == last_rank == self.mesh.pp.rank:
-            here = dict(self.stages())
-            tie_embeddings(here[0], here[last])
+            stages = dict(self.stages())
+            copies = stages[last].tied_weights()
+            for name, (module, attribute) in stages[0].tied_weights().items():
+                weight = getattr(module, attribute)
+                weight.param_layout = dataclasses.replace(layout_of(weight), copies="")
+                copy, of_copy = copies[name]
+                setattr(copy, of_copy, weight)
         elif first_rank != last_rank and {first_rank, last_rank} != {0, self.mesh.pp.size - 1}:
             raise ConfigError(
                 f"an embedding that the first stage, on pipeline rank {first_rank}, and the last, on {last_rank}, "
@@ -102,7 +162,7 @@ class ModelChunks(nn.Module):
             )
 
     def stages(self) -> Iterator[tuple[int, Any]]:
-        """(global number, stage) of every stage that is here, each a `contract.ModelStage`."""
+        """(global number, stage) of every stage of this rank, each a `contract.ModelStage`."""
         return zip(self.placement[self.mesh.pp.rank], self.chunks, strict=True)
 
     def schedule(self, num_microbatches: int) -> Schedule:
@@ -124,7 +184,7 @@ class ModelChunks(nn.Module):
         """Only stages of a pipeline can be run, by its executor."""
         raise ConfigError(
             "a pipeline rank holds a part of the model, which cannot be called by itself",
-            fix="train_step(..., StepOptions(forward_backward_fn=training.pipelined.get_forward_backward_fn(model)))",
+            fix="training.step.train_step, or get_forward_backward_func(model) of the same file",
         )
 
 
@@ -144,11 +204,38 @@ def placement_of(plan: StagePlan) -> Placement:
     return SCHEDULES[plan.schedule].place(plan.ranks, plan.chunks)
 
 
+def build_chunks(
+    config: TransformerConfig, mesh: Mesh, spec: ModuleSpec | None = None, rng: RngStreams | None = None
+) -> Any:
+    """The model of a rank without initial values: one stage, or the `ModelChunks` of a pipeline."""
+    return build_stage(config, mesh, spec, rng=rng) if mesh.pp.size == 1 else ModelChunks(config, mesh, spec, rng)
+
+
 def build_model_chunks(
     config: TransformerConfig, mesh: Mesh, seed: int, spec: ModuleSpec | None = None, rng: RngStreams | None = None
-) -> GPTModel | ModelChunks:
-    """What this rank holds of the model, on its device, initialised from `seed`: all of it, or stages of a pipeline."""
+) -> Any:
+    """The model of a rank, on its device, initialised from `seed`: all of it, or the `ModelChunks` of a pipeline."""
     with torch.device("meta"):
-        model = GPTModel(config, mesh, spec, rng=rng) if mesh.pp.size == 1 else ModelChunks(config, mesh, spec, rng)
+        model = build_chunks(config, mesh, spec, rng)
     initialize(model, seed, mesh.device)
     return model
+
+
+@functools.lru_cache(maxsize=64)
+def count_parameters(config: TransformerConfig, active: bool = False) -> int:
+    """Parameters of the logical model that a gradient moves, padding of the vocabulary not counted.
+
+    Args:
+        config: the model.
+        active: of the experts count only the k that a token passes.
+    """
+    with torch.device("meta"):
+        model = build_stage(config.replace(transformer_impl="local"), Mesh.serial())
+    count = 0
+    for _, param in logical_parameters(model):
+        layout = layout_of(param)
+        if param.requires_grad:
+            size = math.prod((layout.rows or layout.shape[0], *layout.shape[1:]))
+            of_a_token = active and layout.experts is not None
+            count += size // layout.shape[0] * config.moe_router_topk if of_a_token else size
+    return count

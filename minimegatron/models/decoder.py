@@ -8,7 +8,7 @@ average in their own way.
 
 A pipeline stage holds some of the layers; `pre_process` says whether the embedding is here, `post_process` whether the
 output layer is. A tied output layer uses the embedding's matrix itself, or on another stage a copy of it
-(`models/tied.py`). Multi-token prediction follows the last layer and embeds tokens too: the last stage then has a copy
+(`models/chunks`). Multi-token prediction follows the last layer and embeds tokens too: the last stage then has a copy
 of the whole embedding, which a tied output layer uses as well.
 
 Communication of a forward pass over tp, in payloads of `s b h` elements: 1 all-reduce (embedding), 2 a layer, and three
@@ -19,7 +19,7 @@ Megatron-LM: `megatron/core/models/gpt/gpt_model.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,16 +35,16 @@ from minimegatron.layers.attention.self_attention import AttentionContext
 from minimegatron.layers.dropout import Dropout
 from minimegatron.layers.embedding import LanguageModelEmbedding
 from minimegatron.layers.inference_context import InferenceContext, StateSpec
-from minimegatron.layers.linear import ColumnParallelLinear
+from minimegatron.layers.linear import ColumnParallelLinear, linear
 from minimegatron.layers.logical import initialize
 from minimegatron.layers.loss import vocab_parallel_cross_entropy
 from minimegatron.layers.param import Init
-from minimegatron.layers.products import Entry, PlainProducts
 from minimegatron.layers.rope import RotaryEmbedding
+from minimegatron.layers.wgrad import WeightGradStore
 from minimegatron.models.block import TransformerBlock
+from minimegatron.models.contract import Weights
 from minimegatron.models.gpt_layer_specs import check_parts, decoder_layer_spec, prediction_spec, switch_precision
 from minimegatron.models.spec import ModuleSpec, build_module
-from minimegatron.models.tied import Weights, tie_embeddings
 from minimegatron.parallel.pipeline.execution import Specs, Tensors, TensorSpec
 
 if TYPE_CHECKING:
@@ -66,13 +66,13 @@ class GPTModel(nn.Module):
         rng: dropout streams; needed when the model has dropout.
 
     Attributes:
-        products: what computes a tied output layer (`layers/products.py`).
+        wgrad_store: where a tied output layer puts its wgrad, as a `ParallelLinear` does.
 
     Raises:
         ConfigError: the model does not fit the layout.
     """
 
-    is_stage = True  # for `parallel/data/units`
+    is_stage = True
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class GPTModel(nn.Module):
         self.mtp: Any = None if predictions is None else build_module(predictions, config, mesh, spec, rng)
         switch_precision(self, self.decoder, config, mesh)
         self.output_layer = None
-        self.products = PlainProducts()
+        self.wgrad_store: WeightGradStore | None = None
         self._inputs: Tensors | None = None
         if post_process and (config.untie_embeddings_and_output_weights or self.embedding is None):
             self.output_layer = ColumnParallelLinear(
@@ -117,16 +117,23 @@ class GPTModel(nn.Module):
                 rows=config.vocab_size,
                 dtype=config.dtype,
             )
-        if pre_process != post_process:
-            tie_embeddings(self)
 
-    @staticmethod
-    def ties_ends(config: TransformerConfig) -> bool:
-        """Whether the first stage and the last use the same weights."""
-        return not config.untie_embeddings_and_output_weights or prediction_spec(config) is not None
+    @property
+    def layers(self) -> Mapping[int, nn.Module]:
+        """Global number -> layer of this stage."""
+        return {int(number): layer for number, layer in self.decoder.layers.items()}
+
+    def layer_groups(self) -> list[tuple[list[nn.Module], bool]]:
+        """The layers in the order in which they run, in groups, and whether a group is recomputed as a whole."""
+        return self.decoder.groups(list(self.decoder.layers.values()))
+
+    @property
+    def ties_ends(self) -> bool:
+        """Whether the first stage of the model and the last use the same weights."""
+        return not self.config.untie_embeddings_and_output_weights or prediction_spec(self.config) is not None
 
     def tied_weights(self) -> Weights:
-        """What is here of the weights that the first stage and the last both use; see `models/tied`."""
+        """The weights of this stage that the first stage and the last both use; see `models/chunks`."""
         tied, predicts = not self.config.untie_embeddings_and_output_weights, prediction_spec(self.config) is not None
         weights: Weights = {}
         if self.embedding is not None and (tied or predicts):
@@ -240,7 +247,7 @@ class GPTModel(nn.Module):
         else:
             assert self.embedding is not None, "a tied output layer needs the embedding on this stage"
             weight = self.embedding.word_embeddings.weight
-            logits = self.products.linear(hidden, weight, None, Entry(self.mesh.tp, self.mesh.sequence_parallel))
+            logits = linear(hidden, weight, None, self.mesh.tp, self.mesh.sequence_parallel, self.wgrad_store)
         cap = self.config.final_logit_softcapping
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
@@ -264,7 +271,7 @@ class GPTModel(nn.Module):
         Raises:
             ConfigError: a layer does not say.
         """
-        return {int(number): layer.inference_state() for number, layer in self.decoder.layers.items()}  # type: ignore[operator]
+        return {number: layer.inference_state() for number, layer in self.layers.items()}  # type: ignore[operator]
 
 
 def build_model(

@@ -24,7 +24,7 @@ from torch import nn
 
 from minimegatron.layers.attention.mla import MultiLatentAttention
 from minimegatron.layers.attention.self_attention import SelfAttention
-from minimegatron.layers.fp8_model import enable_fp8_layers
+from minimegatron.layers.fp8.linear import enable_fp8_layers
 from minimegatron.layers.mlp import MLP
 from minimegatron.layers.moe.layer import MoELayer
 from minimegatron.layers.norm import Norm
@@ -54,6 +54,7 @@ def decoder_layer_spec(config: TransformerConfig) -> ModuleSpec:
     norms += ["post_self_attn_layernorm", "post_mlp_layernorm"] * config.norms_output
     return ModuleSpec(
         TransformerLayer,
+        params={"mlp_of": lambda layer_number: "moe" if config.has_experts(layer_number) else "mlp"},
         submodules={
             **dict.fromkeys(norms, ModuleSpec(Norm)),
             "self_attention": ModuleSpec(attention, params=linears),

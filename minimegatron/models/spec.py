@@ -5,6 +5,7 @@ The problem in a sentence: swapping one norm, one attention or the whole layer s
 A `ModuleSpec` names a class, fixed keyword arguments, and the specs of its submodules. `build_module(spec, ...)` calls
 the class with both. The default layer is `decoder_layer_spec()` in `models/gpt_layer_specs.py`; a variant is a copy of
 it with one entry changed, from Python (`GPTModel(config, mesh, spec=my_spec)`) or by `--spec my_module my_function`.
+A spec of a whole stage, which is another model than `GPTModel`, goes the same way (`models/chunks.build_stage`).
 
 Megatron-LM: `megatron/core/transformer/spec_utils.py`.
 """
@@ -67,12 +68,15 @@ def build_module(spec: ModuleSpec, *args: Any, **kwargs: Any) -> nn.Module:
         ) from error
 
 
-def spec_from_name(module: str, function: str, config: TransformerConfig) -> ModuleSpec:
-    """`--spec module function`: import the module and call the function with the config.
+def spec_from_name(names: tuple[str, str] | None, config: TransformerConfig) -> ModuleSpec | None:
+    """`--spec module function`: import the module and call the function with the config; None for no `--spec`.
 
     Raises:
         ConfigError: the module or function does not exist, or does not return a `ModuleSpec`.
     """
+    if names is None:
+        return None
+    module, function = names
     try:
         found = importlib.import_module(module)
     except ImportError as error:

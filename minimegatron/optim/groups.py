@@ -1,7 +1,7 @@
-"""Which rates apply to a parameter, by its logical name; and which parameters do not move.
+"""Parameter groups: learning rate and weight decay of a parameter by its logical name; frozen parameters.
 
 The problem in a sentence: biases and norms must not decay, embeddings may want a learning rate of their own, and of a
-model that is adapted to a new task most parameters stay as they are.
+model that is adapted to a new task most parameters are frozen.
 
 | what                         | for                             | becomes                            |
 |------------------------------|---------------------------------|------------------------------------|
@@ -15,8 +15,8 @@ A group of torch's optimizer holds the parameters with equal numbers; the schedu
 
     lr = lr_mult * schedule(max_lr, min_lr)         weight decay = wd_mult * schedule of weight decay
 
-A frozen parameter has no gradient, no place in a buffer of gradients, no main parameter and no moments. What lies below
-it in the model still learns: gradients pass through it.
+A frozen parameter has no gradient, no place in the gradient buffer, no main parameter and no moments. Layers below it
+still learn: gradients pass through it.
 
 Megatron-LM: `_get_param_groups` in `megatron/core/optimizer/__init__.py`.
 """
@@ -32,7 +32,7 @@ from torch import nn
 from minimegatron.comm.agree import gather_objects
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig
-from minimegatron.config.groups import MULTIPLIERS, GroupRule, parse_group
+from minimegatron.config.optimizer import MULTIPLIERS, GroupRule, parse_group
 from minimegatron.errors import ConfigError, did_you_mean, require
 from minimegatron.layers.param import ParamLayout, logical_parameters
 
@@ -42,12 +42,12 @@ QK_NORMS = ("q_layernorm.", "k_layernorm.")
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """What the parameters of a group have in common.
+    """The settings that the parameters of a group share.
 
     Attributes:
         wd_mult, lr_mult: factors of the scheduled weight decay and learning rate.
         max_lr, min_lr: peak and floor of the schedule; None for those of the run.
-        matrix: Muon moves them.
+        matrix: Muon updates them.
     """
 
     wd_mult: float = 1.0
@@ -57,7 +57,7 @@ class Rates:
     matrix: bool = False
 
     def group(self, config: OptimizerConfig) -> dict[str, object]:
-        """Of torch's optimizer, without its parameters; only what is not as everywhere is named."""
+        """A group of torch's optimizer, without its parameters; settings that differ from the run's are named."""
         lr = config.lr if self.max_lr is None else self.max_lr
         named = {"lr_mult": self.lr_mult} if self.lr_mult != 1.0 else {}
         named |= {name: value for name in ("max_lr", "min_lr") if (value := getattr(self, name)) is not None}
@@ -70,7 +70,7 @@ class Rates:
 
 
 def rates_of(name: str, layout: ParamLayout, config: OptimizerConfig) -> Rates:
-    """Of one parameter."""
+    """The rates of one parameter."""
     decays = len(layout.shape) > 1 and not name.endswith(".bias")
     decays = decays or (config.apply_wd_to_qk_layernorm and any(norm in name for norm in QK_NORMS))
     values = {"wd_mult": 1.0 if decays else 0.0}
@@ -95,8 +95,8 @@ def freeze(model: nn.Module, config: OptimizerConfig, mesh: Mesh) -> None:
     if not (config.freeze or config.param_groups):
         return
     params = [(name, param) for name, param in logical_parameters(model) if param.requires_grad]
-    held = gather_objects(sorted({name for name, _ in params}), mesh.world)
-    check_patterns(config, {name for names in held for name in names})
+    names_by_rank = gather_objects(sorted({name for name, _ in params}), mesh.world)
+    check_patterns(config, {name for names in names_by_rank for name in names})
     for name, param in params:
         if frozen(name, config):
             param.requires_grad_(False)
@@ -108,29 +108,31 @@ def frozen(name: str, config: OptimizerConfig) -> bool:
 
 
 def check_patterns(config: OptimizerConfig, names: Collection[str]) -> None:
-    """Refuse patterns that mean nothing, or two things, for these names of the whole model.
+    """Refuse patterns that match no parameter of the whole model, or that contradict each other.
 
     Raises:
         ConfigError: naming the patterns, and the parameter.
     """
     rules = [parse_group(text) for text in config.param_groups]
-    moving = [name for name in sorted(names) if not _matches(name, config.freeze)]
+    trained = [name for name in sorted(names) if not _matches(name, config.freeze)]
     for flag, patterns in (("freeze", config.freeze), ("param_groups", [rule.pattern for rule in rules])):
         for pattern in patterns:
             if not any(fnmatchcase(name, pattern) for name in names):
                 fix = did_you_mean(pattern, names) or f"names are like {min(names)!r} and {max(names)!r}"
                 raise ConfigError(f"{flag}: no parameter's name matches {pattern!r}", fix=fix)
-    require(bool(moving), "freeze matches every parameter: nothing is left to train", "narrow the patterns of --freeze")
+    require(
+        bool(trained), "freeze matches every parameter: nothing is left to train", "narrow the patterns of --freeze"
+    )
     for rule in rules:
         require(
-            any(fnmatchcase(name, rule.pattern) for name in moving),
+            any(fnmatchcase(name, rule.pattern) for name in trained),
             f"param_groups {rule.pattern!r}: all that it matches is frozen by freeze {' '.join(config.freeze)}",
             "drop one of the two",
         )
-    for name in moving:
-        mine = [rule for rule in rules if fnmatchcase(name, rule.pattern)]
+    for name in trained:
+        matching = [rule for rule in rules if fnmatchcase(name, rule.pattern)]
         for setting in MULTIPLIERS:
-            _refuse_two(name, setting, [rule for rule in mine if setting in rule.values])
+            _refuse_two(name, setting, [rule for rule in matching if setting in rule.values])
 
 
 def _refuse_two(name: str, setting: str, rules: list[GroupRule]) -> None:

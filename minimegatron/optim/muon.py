@@ -1,7 +1,7 @@
-"""Muon: of a matrix, the step is the nearest orthogonal one to its momentum.
+"""Muon: the step of a matrix is the nearest orthogonal matrix to its momentum.
 
-The problem in a sentence: the gradient of a weight matrix is dominated by a few directions, AdamW looks at each number
-by itself, and the many directions in between learn slowly.
+The problem in a sentence: a few directions dominate the gradient of a weight matrix; AdamW scales each element by
+itself, and the many other directions learn slowly.
 
 With the gradient G of a matrix W [m, n], its momentum M = U diag(s) V^T, rate r and weight decay w:
 
@@ -13,28 +13,41 @@ U V^T is not computed by an SVD but by a few products. An odd polynomial of a ma
 
     X <- a X + b (X X^T) X + c (X X^T)^2 X        s <- a s + b s^3 + c s^5
 
-and coefficients exist that bring everything in (0, 1] near 1 in five rounds (`config/newton_schulz`). X begins as
+and coefficients exist that bring everything in (0, 1] near 1 in five rounds (`config/optimizer`). X begins as
 M / |M|, so that no singular value is above 1.
 
-| `muon_scale_mode` | scale(m, n)        | the update's size                                                    |
+| `muon_scale_mode` | scale(m, n)        | size of the update                                                   |
 |-------------------|--------------------|----------------------------------------------------------------------|
 | `spectral`        | sqrt(max(m, n))    | elements near 1, as AdamW's; with a further factor 0.2 AdamW's rates |
 | `shape_scaling`   | sqrt(max(1, m / n))| Jordan's original                                                    |
 | `unit_rms_norm`   | sqrt(m / n)        | of outputs of unit inputs: 1                                         |
 
-**Which matrices.** Every parameter with two dims but the word embedding and the output layer; each expert of a stack by
-itself; q, k and v of a fused projection by themselves (`ParamLayout.fused`). The rest is AdamW's.
+**Which matrices.** Every parameter with two dims except the word embedding and the output layer. Each expert of a
+stack counts as a matrix, and so do q, k and v of a fused projection (`ParamLayout.fused`). AdamW updates the rest.
 
 **Cut over tp** (`muon_tp_mode`), of a matrix of N elements whose smaller side is k:
 
-| mode          | what travels                     | the step is that of...             |
+| mode          | messages                         | the step is that of...             |
 |---------------|----------------------------------|------------------------------------|
 | `duplicated`  | all-gather of N over tp          | the logical matrix, in every layout|
 | `distributed` | all-reduces of the Gram matrices | the same, up to rounding           |
-| `blockwise`   | nothing                          | each part by itself                |
+| `blockwise`   | none                             | each part by itself                |
+
+**Sharded over replicas (`dist_muon`, `LayerWise`).** ZeRO cuts a buffer into equal ranges, but Muon needs whole
+matrices; so each parameter has one owner among the replicas. Every replica has every gradient (a plain all-reduce).
+Sorted by size, parameters are dealt to the D replicas forwards and then backwards, so that each owns about as much; of
+nine parameters on three replicas, from the smallest:
+
+    replica 0    a           f   g
+    replica 1        b   e           h
+    replica 2        c   d               i
+
+An owner keeps main parameters and moments, takes the step, and broadcasts the new weights in the model's dtype over
+`dp_cp` (over `edp` for experts, which are dealt over their own replicas).
 
 Jordan 2024 (kellerjordan.github.io/posts/muon); Liu et al. 2025 (arXiv 2502.16982). Megatron-LM:
-`megatron/core/optimizer/muon.py`, with the package `emerging_optimizers`.
+`megatron/core/optimizer/muon.py`, with the package `emerging_optimizers`, and
+`megatron/core/optimizer/layer_wise_optimizer.py`.
 """
 
 from __future__ import annotations
@@ -45,14 +58,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from minimegatron.comm.axis import Axis
-from minimegatron.comm.collectives import all_gather, all_reduce
+from minimegatron.comm.collectives import all_gather, all_reduce, broadcast
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig
-from minimegatron.config.newton_schulz import coefficients_of
+from minimegatron.config.optimizer import coefficients_of
 from minimegatron.errors import require
-from minimegatron.layers.param import ParamLayout
+from minimegatron.layers.param import ParamLayout, layout_of
 
 EPS = 1e-7
 Coefficients = Sequence[tuple[float, float, float]]
@@ -107,7 +121,7 @@ class Orthogonalizer:
 
     def __init__(self, name: str, layout: ParamLayout, mesh: Mesh, config: OptimizerConfig) -> None:
         self._config, self._shape = config, layout.local_shape
-        self._layout = dataclasses.replace(layout, experts=None)  # the experts that are here are all that count
+        self._layout = dataclasses.replace(layout, experts=None)  # of this rank's experts alone
         self._axis = mesh.tp if layout.experts is None else mesh.etp
         self._mode = config.muon_tp_mode if layout.sharded else "whole"
         self._fused = layout.fused if config.muon_split_qkv else ()
@@ -121,7 +135,7 @@ class Orthogonalizer:
         )
 
     def _sizes(self) -> Iterator[tuple[int, int, int]]:
-        """(How many, side of the Gram matrix, the other side) of what is iterated together."""
+        """(Number of matrices, side of the Gram matrix, the other side) of each batch of iterations."""
         layout, shape = self._layout, list(self._shape)
         if self._mode == "duplicated":
             shape[layout.dim or 0] *= self._axis.size
@@ -132,13 +146,13 @@ class Orthogonalizer:
             yield math.prod(many), *((columns, m) if turned else (m, columns))
 
     def products(self) -> Iterator[tuple[int, int, int, int]]:
-        """For those who plan: (m, n, k, how many) of the products [m, k] x [k, n] of a call."""
+        """For the planner: (m, n, k, count) of the products [m, k] x [k, n] of a call."""
         for count, k, side in self._sizes():
             for m, n, inner in ((k, k, side), (k, k, k), (k, side, k)):
                 yield m, n, inner, count * len(self._coefficients)
 
     def messages(self) -> Iterator[tuple[str, Axis, int]]:
-        """For those who plan: what a call sends, and its bytes."""
+        """For the planner: (collective, axis, bytes) of the messages of a call."""
         if self._mode == "duplicated":
             yield "all_gather", self._axis, 4 * math.prod(self._shape) * self._axis.size
         element = 2 if self._config.muon_fp32_matmul_prec == "medium" else 4
@@ -147,14 +161,14 @@ class Orthogonalizer:
             yield from [("all_reduce", self._axis, element * count * k * k)] * len(self._coefficients)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Of the momentum of this rank's part, the part of the scaled update."""
+        """The scaled update of this rank's part, from the momentum of that part."""
         if self._mode != "duplicated":
             return self._each(x)
         parts = list(all_gather(x[None], self._axis).unbind(0))
         return self._layout.take(self._each(self._layout.join(parts)))
 
     def _each(self, x: torch.Tensor) -> torch.Tensor:
-        """q, k and v by themselves: rows come in groups of all three."""
+        """Orthogonalize q, k and v of a fused projection separately; its rows are groups of q, k and v."""
         if not self._fused:
             return self._one(x)
         groups = x.unflatten(0, (-1, sum(self._fused)))
@@ -181,7 +195,7 @@ class Muon(torch.optim.Optimizer):
 
     Args:
         groups: torch's parameter groups, of matrices.
-        updates: what makes the update of each parameter from its momentum.
+        updates: for each parameter, the function from its momentum to its update.
         lr, momentum, nesterov: as in the module docstring.
     """
 
@@ -208,3 +222,53 @@ class Muon(torch.optim.Optimizer):
                 direction = p.grad.lerp(average, momentum) if group["nesterov"] else average
                 p.mul_(1 - lr * group["weight_decay"])
                 p.sub_(self._updates[p](direction), alpha=lr)
+
+
+NamedParams = Sequence[tuple[str, nn.Parameter]]
+
+
+class LayerWise:
+    """Which replica owns each parameter (`dist_muon`).
+
+    Args:
+        params: (name, parameter), all that are trained.
+        mesh: the layout.
+
+    Attributes:
+        owned: names of those that this rank updates.
+    """
+
+    def __init__(self, params: NamedParams, mesh: Mesh) -> None:
+        experts = [(n, p) for n, p in params if layout_of(p).experts is not None]
+        dense = [(n, p) for n, p in params if layout_of(p).experts is None]
+        self._owners = [(axis, deal(part, axis.size)) for part, axis in ((dense, mesh.dp_cp), (experts, mesh.edp))]
+        self.owned = {name for axis, shares in self._owners for name, _ in shares[axis.rank]}
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Broadcast the new weights of each owner to the other replicas."""
+        for axis, owner, params in self.messages():
+            _send(params, axis, owner)
+
+    def messages(self) -> Iterator[tuple[Axis, int, list[nn.Parameter]]]:
+        """(Replicas, owner, weights) of each message."""
+        for axis, shares in self._owners:
+            for owner, share in enumerate(shares):
+                for dtype in dict.fromkeys(p.dtype for _, p in share):
+                    yield axis, owner, [p for _, p in share if p.dtype == dtype]
+
+
+def deal(params: NamedParams, ranks: int) -> list[list[tuple[str, nn.Parameter]]]:
+    """The parameters that each of `ranks` ranks owns; every rank computes the same."""
+    shares: list[list[tuple[str, nn.Parameter]]] = [[] for _ in range(ranks)]
+    turns = [*range(ranks), *reversed(range(ranks))]
+    for number, (name, param) in enumerate(sorted(params, key=lambda item: item[1].numel())):
+        shares[turns[number % len(turns)]].append((name, param))
+    return shares
+
+
+def _send(params: list[nn.Parameter], axis: Axis, owner: int) -> None:
+    flat = torch.cat([p.detach().flatten() for p in params])
+    broadcast(flat, axis, owner)
+    for param, values in zip(params, flat.split([p.numel() for p in params]), strict=True):
+        param.copy_(values.view_as(param))

@@ -1,18 +1,18 @@
-"""A share of the parameters is updated by the host, in its own memory (`--optimizer-cpu-offload`).
+"""The host updates a share of the parameters, in its own memory (`--optimizer-cpu-offload`).
 
 The problem in a sentence: AdamW's 12 bytes a parameter are touched once a step, and a host has ten times the memory of
-a GPU; but the bus is fifty times slower than the GPU's memory, so copies must not be waited for.
+a GPU; but the bus is fifty times slower than the GPU's memory, so copies must overlap with computation.
 
     GPU     step of its own share                                                  | weights of the next step
     down    | gradients 1 | gradients 2 | gradients 3 |
     host                  | AdamW 1     | AdamW 2     | AdamW 3     |
     up                                  | weights 1   | weights 2   | weights 3 |        two more streams
 
-Down travel gradients (4 bytes), up weights in the model's dtype (2), which the host rounds. With
-`--overlap-cpu-optimizer-d2h-h2d` both have streams of their own and travel in chunks of `CHUNK` elements; without it
-all gradients come, then the host computes, then all weights go.
+Gradients are copied down (4 bytes), weights up in the model's dtype (2), which the host rounds. With
+`--overlap-cpu-optimizer-d2h-h2d` each direction has its own stream and is cut into chunks of `CHUNK` elements; without
+it all gradients are copied, then the host computes, then all weights are copied.
 
-| lies on the host     | bytes per element       | as                        |
+| on the host          | bytes per element       | as                        |
 |----------------------|-------------------------|---------------------------|
 | main parameter       | 4                       | `main parameters (host)`  |
 | moments              | 8 (AdamW), 4 (SGD)      | `moments (host)`          |
@@ -37,8 +37,7 @@ from typing import Any
 import torch
 
 from minimegatron.config import OptimizerConfig
-from minimegatron.optim.main_params import MainParam
-from minimegatron.optim.update import Ready, Update, batches
+from minimegatron.optim.main_params import MainParam, Ready, Update, batches
 
 CHUNK = 1 << 22  # elements
 Pair = tuple[MainParam, MainParam]  # a parameter, and what the host has of it
@@ -49,33 +48,33 @@ class Offloaded:
 
     Args:
         pairs: the offloaded parameters.
-        host: over what the host has of them.
+        host: the update of their copies on the host.
         others: parameters that are not offloaded.
-        here: over these.
+        device: the update of these.
         config: says what is pinned and whether copies overlap.
     """
 
     def __init__(
-        self, pairs: Sequence[Pair], host: Update, others: Sequence[MainParam], here: Update, config: OptimizerConfig
+        self, pairs: Sequence[Pair], host: Update, others: Sequence[MainParam], device: Update, config: OptimizerConfig
     ) -> None:
-        self._host, self._here = host, here
+        self._host, self._device = host, device
         self._pairs, self._others = {p.name: h for p, h in pairs}, {p.name: p for p in others}
         self._grads = {p.name: empty_on_host(p.main, h.main.dtype, config.pin_cpu_grads) for p, h in pairs}
         self._overlap = config.overlap_cpu_optimizer_d2h_h2d
-        device = pairs[0][0].main.device if pairs else torch.device("cpu")
-        self._gpu = device if device.type == "cuda" else None
+        source = pairs[0][0].main.device if pairs else torch.device("cpu")
+        self._gpu = source if source.type == "cuda" else None
         two = self._gpu is not None and self._overlap
         self._down, self._up = (torch.cuda.Stream(self._gpu) if two else None for _ in range(2))
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Of both, the objects themselves: what a scheduler writes here counts."""
-        return [*self._host.param_groups, *self._here.param_groups]
+        """The groups of both updates themselves, so that a scheduler may write into them."""
+        return [*self._host.param_groups, *self._device.param_groups]
 
     def step(self, ready: Ready, factor: float) -> None:
         """See `Update`. Uses up the gradients of what is not offloaded."""
         chunks = [(chunk, self._copy_down(chunk)) for chunk in self._chunks(ready)]
-        self._here.step([(self._others[p.name], grad) for p, grad in ready if p.name in self._others], factor)
+        self._device.step([(self._others[p.name], grad) for p, grad in ready if p.name in self._others], factor)
         for chunk, arrived in chunks:
             if arrived is not None:
                 arrived.synchronize()
@@ -87,7 +86,7 @@ class Offloaded:
             torch.cuda.current_stream(self._gpu).wait_stream(self._up)
 
     def _copy_down(self, chunk: Ready) -> torch.cuda.Event | None:
-        """Begin to copy gradients; the event is when they are there."""
+        """Start to copy gradients to the host; returns the event of their arrival."""
         if self._down is not None:
             self._down.wait_stream(torch.cuda.current_stream(self._gpu))
         with _on(self._down):
@@ -96,19 +95,19 @@ class Offloaded:
             return torch.cuda.current_stream(self._gpu).record_event() if self._gpu is not None else None
 
     def _chunks(self, ready: Ready) -> list[Ready]:
-        """What is offloaded, in parts that travel one after the other."""
-        mine = [(p, grad) for p, grad in ready if p.name in self._pairs]
-        most = CHUNK if self._overlap else sum(grad.numel() for _, grad in mine)
-        return batches(mine, most)
+        """The offloaded gradients in chunks that are copied one after the other."""
+        offloaded = [(p, grad) for p, grad in ready if p.name in self._pairs]
+        most = CHUNK if self._overlap else sum(grad.numel() for _, grad in offloaded)
+        return batches(offloaded, most)
 
     def tensors(self, p: MainParam) -> dict[str, torch.Tensor]:
         h = self._pairs.get(p.name)
-        return self._here.tensors(self._others[p.name]) if h is None else self._host.tensors(h)
+        return self._device.tensors(self._others[p.name]) if h is None else self._host.tensors(h)
 
     def load(self, p: MainParam, saved: Mapping[str, torch.Tensor]) -> None:
         h = self._pairs.get(p.name)
         if h is None:
-            self._here.load(self._others[p.name], saved)
+            self._device.load(self._others[p.name], saved)
             return
         self._host.load(h, saved)
         if h.is_copy:
@@ -119,14 +118,14 @@ class Offloaded:
     def reload(self, p: MainParam) -> None:
         h = self._pairs.get(p.name)
         if h is None:
-            self._here.reload(self._others[p.name])
+            self._device.reload(self._others[p.name])
             return
         h.model_part.copy_(p.model_part)
         self._host.reload(h)
 
     def held(self) -> dict[str, list[torch.Tensor]]:
         return {
-            **self._here.held(),
+            **self._device.held(),
             "main parameters (host)": [h.main for h in self._pairs.values()],
             "moments (host)": self._host.held()["moments"],
             "gradients (host)": list(self._grads.values()),
@@ -135,17 +134,17 @@ class Offloaded:
 
 
 def first_of(sizes: Sequence[int], fraction: float) -> int:
-    """How many, from the first on, make up the fraction of all elements; the last one is taken whole."""
-    wanted, taken = fraction * sum(sizes), 0
+    """How many of the first parameters make up the fraction of all elements; the last of them is taken whole."""
+    target, taken = fraction * sum(sizes), 0
     for count, size in enumerate(sizes):
-        if taken >= wanted:
+        if taken >= target:
             return count
         taken += size
     return len(sizes)
 
 
 def on_host(p: MainParam, pin: bool) -> MainParam:
-    """What the host has of a parameter: an fp32 main, and the weight to be sent up, which is the main where it can."""
+    """The copy of a parameter on the host: an fp32 main, and the weight to send back (the main itself in fp32)."""
     part = p.model_part
     main = empty_on_host(part, torch.promote_types(part.dtype, torch.float32), pin)
     main.copy_(part)

@@ -4,8 +4,8 @@ The problem in a sentence: weights in bf16 have three digits, an update is a tho
 to bf16 weights adds nothing; and a NaN that only one rank sees must stop them all.
 
 So each 16-bit parameter has an fp32 *main* parameter. Gradients are read into fp32, the update happens there, and the
-result is rounded back into the model (4 to 6 by one kernel where there is one, `ops.optimizer_step`; 5 and 6 are an
-`Update`, of which `optim/update.py` has the list; `optim/build.py` puts both together):
+result is rounded back into the model (an `Update` of `optim/main_params.py` does 4 to 6, by one kernel where there is
+one: `ops.optimizer_step`):
 
     1  read        g = param.main_grad (fp32, of the DDP buffer), else param.grad
     2  look        norm, zeros, non-finite tensors: one message of 24 bytes over all ranks (`optim/clip.py`)
@@ -33,7 +33,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -44,11 +44,8 @@ from minimegatron.errors import BadStep, CheckpointError, did_you_mean
 from minimegatron.kernels import ops
 from minimegatron.kernels.optimizer import Tables
 from minimegatron.optim.clip import GradStats, SquaredNorms, clip_coefficient, grad_stats
+from minimegatron.optim.main_params import MainParam, Ready, Update
 from minimegatron.optim.scaler import GradScaler
-
-if TYPE_CHECKING:
-    from minimegatron.optim.main_params import MainParam
-    from minimegatron.optim.update import Ready, Update
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,10 +75,10 @@ class MixedPrecisionOptimizer:
         config: which optimizer, with which numbers. The learning rate and the weight decay are what the groups say at
             the time of the step; a scheduler writes them there.
         mesh: decisions are taken over `mesh.world`.
-        move: steps 5 and 6.
+        update: takes steps 4 to 6.
         scaler: loss scale, or None.
         kernels: `config.kernels` of the model: what reads the gradients' norms.
-        publish: is called when the model's weights have changed here; spreads shards to the other ranks.
+        publish: called after the weights of this rank have changed; sends them to the other replicas.
     """
 
     def __init__(
@@ -89,7 +86,7 @@ class MixedPrecisionOptimizer:
         params: Sequence[MainParam],
         config: OptimizerConfig,
         mesh: Mesh,
-        move: Update,
+        update: Update,
         scaler: GradScaler | None = None,
         kernels: str = "torch",
         publish: Callable[[], None] = lambda: None,
@@ -101,13 +98,13 @@ class MixedPrecisionOptimizer:
         self._publish = publish
         names = [p.name for p in self.params]
         assert len(set(names)) == len(names), "two parameters have one logical name"
-        self._move = move
+        self._update = update
         self._squared_norms = partial(ops.squared_norms, tables=Tables(), kernels=kernels)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """torch's parameter groups: with weight decay (`wd_mult` 1), without (0), and those of `optim/groups`."""
-        return self._move.param_groups
+        return self._update.param_groups
 
     @property
     def loss_scale(self) -> float:
@@ -141,19 +138,15 @@ class MixedPrecisionOptimizer:
                 if self.scaler is None and self.config.check_for_nan_in_loss_and_grad:
                     raise self._not_finite(ready, nonfinite)
                 return StepResult(False, None, None, True, scale)
-            self._update(ready, norm / scale, scale)
+            clip = clip_coefficient(norm / scale, self.config.clip_grad) if self.config.clip_grad > 0 else 1.0
+            self._update.step(ready, clip / scale)  # steps 4 to 6
             self._publish()
             return StepResult(True, norm / scale, int(num_zeros) if log_zeros else None, False, scale)
 
-    def _update(self, ready: list[tuple[MainParam, torch.Tensor]], norm: float, scale: float) -> None:
-        """Steps 4 to 6 (`optim/update.py`)."""
-        clip = clip_coefficient(norm, self.config.clip_grad) if self.config.clip_grad > 0 else 1.0
-        self._move.step(ready, clip / scale)
-
     def _not_finite(self, ready: list[tuple[MainParam, torch.Tensor]], nonfinite: int) -> BadStep:
         """The error, with the parameters that this rank can name."""
-        here = [p.name for p, grad in ready if not grad.isfinite().all()]
-        named = ", ".join(here[:8]) + (f" and {len(here) - 8} more" if len(here) > 8 else "")
+        bad = [p.name for p, grad in ready if not grad.isfinite().all()]
+        named = ", ".join(bad[:8]) + (f" and {len(bad) - 8} more" if len(bad) > 8 else "")
         return BadStep(
             f"{nonfinite} gradient tensors (over all ranks) hold NaN or infinity",
             where=f"rank {self.mesh.rank} at {self.mesh.coordinates}: {named or 'none here'}",
@@ -165,11 +158,11 @@ class MixedPrecisionOptimizer:
         """Make the main parameters equal to the model's; call after loading weights without optimizer state."""
         with torch.no_grad():
             for p in self.params:
-                self._move.reload(p)
+                self._update.reload(p)
 
     def held(self) -> dict[str, list[torch.Tensor]]:
         """{owner: tensors} of this rank: main parameters that are copies, and moments."""
-        return self._move.held()
+        return self._update.held()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that must survive a restart.
@@ -180,7 +173,7 @@ class MixedPrecisionOptimizer:
             kept in fewer bits. `grad_scaler`: its state, {} without one. The learning rate and weight decay are the
             scheduler's.
         """
-        state = {p.name: self._move.tensors(p) for p in self.params}
+        state = {p.name: self._update.tensors(p) for p in self.params}
         return {"state": state, "grad_scaler": self.scaler.state_dict() if self.scaler else {}}
 
     @torch.no_grad()
@@ -193,8 +186,8 @@ class MixedPrecisionOptimizer:
                 nothing has changed then.
         """
         saved = state["state"]
-        mine = {p.name: {key: t.shape for key, t in self._move.tensors(p).items()} for p in self.params}
-        _check_same({name: {key: t.shape for key, t in tensors.items()} for name, tensors in saved.items()}, mine)
+        own = {p.name: {key: t.shape for key, t in self._update.tensors(p).items()} for p in self.params}
+        _check_same({name: {key: t.shape for key, t in tensors.items()} for name, tensors in saved.items()}, own)
         if state["grad_scaler"] and not (self.scaler and self.scaler.state_dict()):
             raise CheckpointError(
                 "the checkpoint was trained with a dynamic loss scale, this run has none",
@@ -203,22 +196,22 @@ class MixedPrecisionOptimizer:
         if self.scaler:
             self.scaler.load_state_dict(state["grad_scaler"])
         for p in self.params:
-            self._move.load(p, saved[p.name])
+            self._update.load(p, saved[p.name])
         self._publish()
 
 
 def look(ready: Ready, mesh: Mesh, count_zeros: bool = False, squared_norms: SquaredNorms | None = None) -> GradStats:
-    """Step 2: what the ranks of the world know together of their gradients; all must call."""
+    """Step 2: statistics of the gradients of all ranks; every rank must call."""
     counted = [(grad, p.counts_here) for p, grad in ready]
     return grad_stats(counted, mesh.world, count_zeros=count_zeros, device=mesh.device, squared_norms=squared_norms)
 
 
-def _check_same(saved: Mapping[str, dict[str, torch.Size]], mine: Mapping[str, dict[str, torch.Size]]) -> None:
-    """Refuse a state that is not, name by name and shape by shape, the state of these parameters."""
-    problems = [f"missing {name}" for name in mine.keys() - saved.keys()]
-    problems += [f"unexpected {n} {did_you_mean(n, mine)}".rstrip() for n in saved.keys() - mine.keys()]
-    for name in mine.keys() & saved.keys():
-        theirs, ours = ({key: tuple(shape) for key, shape in one[name].items()} for one in (saved, mine))
+def _check_same(saved: Mapping[str, dict[str, torch.Size]], own: Mapping[str, dict[str, torch.Size]]) -> None:
+    """Refuse a state whose names or shapes are not those of this optimizer."""
+    problems = [f"missing {name}" for name in own.keys() - saved.keys()]
+    problems += [f"unexpected {n} {did_you_mean(n, own)}".rstrip() for n in saved.keys() - own.keys()]
+    for name in own.keys() & saved.keys():
+        theirs, ours = ({key: tuple(shape) for key, shape in one[name].items()} for one in (saved, own))
         if theirs != ours:
             problems.append(f"{name} has {theirs}, this run wants {ours}")
     if problems:

@@ -5,7 +5,7 @@ through the network, and the weights behind them stop learning.
 
 So the loss is multiplied by a scale S before the backward pass, every gradient comes out S times larger, and the fp32
 copy is divided by S before it is used. The largest S that does not overflow (65,504) is best, and it changes during
-training, so it is searched for, for ever:
+training, so the scaler searches for it all the time:
 
     a gradient is inf or nan     skip the step; one hysteresis point less; at 0 or below: S = max(S * backoff, min)
     `growth_interval` clean steps in a row      S = S * growth, and the hysteresis points are refilled
@@ -45,7 +45,7 @@ class GradScaler(Protocol):
         """What the loss is multiplied by."""
 
     def update(self, found_inf: bool) -> None:
-        """Take notice of one step; every rank must pass the same `found_inf`."""
+        """Adapt the scale after a step; every rank must pass the same `found_inf`."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -60,7 +60,7 @@ class ConstantGradScaler:
         self.scale = float(scale)
 
     def update(self, found_inf: bool) -> None:
-        """Nothing to learn."""
+        """The scale stays."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -110,7 +110,7 @@ class DynamicGradScaler:
         self._growth_tracker, self._hysteresis_tracker = 0, hysteresis
 
     def update(self, found_inf: bool) -> None:
-        """Take notice of one step; every rank must pass the same `found_inf`."""
+        """Adapt the scale after a step; every rank must pass the same `found_inf`."""
         if found_inf:
             self._growth_tracker = 0
             self._hysteresis_tracker -= 1

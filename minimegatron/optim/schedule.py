@@ -43,9 +43,9 @@ DECAY_STYLES = ("constant", "linear", "cosine", "inverse-square-root", "WSD")
 WSD_DECAY_STYLES = ("exponential", "linear", "cosine", "minus_sqrt")
 WD_INCR_STYLES = ("constant", "linear", "cosine")
 
-# What a user has given, of each field.
+# The flags that set each field, for messages.
 _DECAY = "the samples until the decay ends (--lr-decay-iters, -samples; else the length of the run, --train-iters)"
-SAID_BY = {
+FLAGS = {
     "max_lr": "--lr",
     "min_lr": "--min-lr",
     "init_lr": "--lr-warmup-init",
@@ -155,15 +155,15 @@ class Schedule:
         )
 
     def acting(self) -> dict[str, Any]:
-        """The fields that decide a value at some step: no length of a decay that is constant, no parts of a WSD."""
-        idle = set[str]()
+        """The fields that affect a value at some step: without the length of a constant decay, for example."""
+        unused = set[str]()
         if self.lr_decay_style == "constant":
-            idle |= {"lr_decay_steps", "min_lr"}
+            unused |= {"lr_decay_steps", "min_lr"}
         if self.lr_decay_style != "WSD":
-            idle |= {"wsd_decay_steps", "lr_wsd_decay_style"}
+            unused |= {"wsd_decay_steps", "lr_wsd_decay_style"}
         if self.wd_incr_style == "constant":
-            idle |= {"wd_incr_steps"}
-        return {name: value for name, value in dataclasses.asdict(self).items() if name not in idle}
+            unused |= {"wd_incr_steps"}
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in unused}
 
     def lr_at(self, step: int, max_lr: float | None = None, min_lr: float | None = None) -> float:
         """Learning rate at `step` (0 is before the first); a parameter group may have its own peak and floor."""
@@ -220,7 +220,7 @@ class OptimizerParamScheduler:
     Args:
         param_groups: of a torch optimizer; their `lr` and `weight_decay` are overwritten, at once and at every step.
         schedule: the closed form.
-        before: what older versions make of the same configuration; a run of theirs goes on with it.
+        before: builds the schedule that older versions made of the same configuration; their runs resume with it.
     """
 
     def __init__(
@@ -285,7 +285,7 @@ class OptimizerParamScheduler:
         saved = Schedule(**{name: state[name] for name in names})
         acting = self.schedule.acting()
         differs = [
-            f"{SAID_BY[name]}: {ours} now, {getattr(saved, name)} in the checkpoint"
+            f"{FLAGS[name]}: {ours} now, {getattr(saved, name)} in the checkpoint"
             for name, ours in acting.items()
             if ours != getattr(saved, name)
         ]
@@ -300,7 +300,7 @@ class OptimizerParamScheduler:
         self.step(state["num_steps"])
 
     def _began_before(self, saved: Schedule, state: Mapping[str, Any]) -> bool:
-        """Whether it is the same configuration, of a version that took every iteration to read the final batch size."""
+        """Whether the checkpoint has the same configuration, by a version that ignored the batch-size ramp-up."""
         if self._before is None or "counts_ramp_up" in state:
             return False
         try:

@@ -3,21 +3,18 @@
 | file           | what                                                                                   |
 |----------------|----------------------------------------------------------------------------------------|
 | `cluster`      | what GPUs and links are: A100, H100, H200, B200, a file, this machine                  |
-| `measure`      | this machine, timed                                                                    |
-| `operations`   | what each operation of a step takes on it                                              |
+| `measure`      | this machine and each operation of a step on it, timed                                 |
 | `closed_forms` | the formulas that papers print                                                         |
 | `work`         | the products of a module, the memory it touches, the messages it sends: rules, or a run |
 | `stages`       | the same of a stage, and what of it is recomputed                                      |
 | `traffic`      | every communication of a step on one rank                                              |
 | `update`       | what the optimizer touches, multiplies and sends                                       |
 | `timing`       | rooflines, links and the schedule played: the time of a step                           |
-| `course`       | the memory of every stage over the time of a step                                      |
 | `planning`     | all of it for a run; whether it fits, and what would make it fit                       |
 | `layouts`      | the points of a search                                                                 |
-| `estimate`     | bytes and seconds of a point, quickly                                                  |
-| `search`       | all layouts, pruned by memory, ranked by time                                          |
+| `search`       | all layouts estimated, pruned by memory, ranked by time                                |
 | `report`       | tables                                                                                 |
-| `pictures`     | the same as pictures                                                                   |
+| `pictures`     | the same as pictures, and the memory of every stage over a step                        |
 
 Bytes of memory are `footprint`'s. `minimegatron plan` prints a plan.
 """

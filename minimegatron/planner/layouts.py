@@ -11,10 +11,10 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from minimegatron.config.run import RunConfig
 from minimegatron.errors import require
 from minimegatron.planner.cluster import Cluster
 from minimegatron.planner.planning import RECOMPUTE, ZERO, changed
-from minimegatron.training.run import RunConfig
 
 FIELDS = {  # of a layout -> the field that a flag would set
     "tp": "tensor_model_parallel_size", "cp": "context_parallel_size", "pp": "pipeline_model_parallel_size",

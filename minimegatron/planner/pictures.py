@@ -8,10 +8,12 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import ConfigError
-from minimegatron.planner.course import course
+from minimegatron.footprint.prediction import Passage, actions_of, meta_model, meta_wrapper, passages, sizes_of
+from minimegatron.memory import ACTIVATIONS, WORKSPACE, Sample
 from minimegatron.planner.planning import Plan, without_host
 from minimegatron.planner.report import sent
 from minimegatron.planner.search import Found
@@ -22,12 +24,63 @@ from minimegatron.planner.timing import (
     LAUNCHES,
     MEMORY,
     PEAK,
+    PLAYED,
     StepTime,
     one_of_each,
     played,
     stages_of_run,
 )
-from minimegatron.training.memory_report import work_of_run
+from minimegatron.training.memory_report import spec_of, work_of_run
+
+AFTER = ("gradients", "weights", "optimizer", "end of step")  # parts of a step's time behind its passes
+
+
+class Course(NamedTuple):
+    """{Rank: samples in order} of the first rank of each stage, and `microbatches` of the `total` of a step."""
+
+    ranks: dict[int, list[Sample]]
+    microbatches: int
+    total: int
+
+
+def course(told: Plan) -> Course:
+    """The memory of a planned step."""
+    run, work = told.run, work_of_run(told.run, told.world, "cuda")
+    plan, z, stages = stages_of_run(run, told.world, told.cluster)
+    m, p = work.microbatches, plan.ranks
+    whole = plan.schedule == "gpipe" or run.parallel.microbatch_group_size_per_virtual_pipeline_stage is not None
+    few = m if whole else min(m, PLAYED * p + m % p)
+    if p > 1:
+        spans = played(plan, z, told.cluster, stages, few).spans
+        rows = [[(float(s.start), float(s.end)) for s in row] for row in spans]
+    else:
+        forward, both = stages[0].forward, stages[0].forward + stages[0].backward
+        rows = [[(i * both + a, i * both + b) for i in range(few) for a, b in ((0.0, forward), (forward, both))]]
+    parts = told.time.parts if told.time is not None else {}
+    end = max(row[-1][1] for row in rows) + sum(parts.get(name, 0.0) for name in AFTER)
+    found = {}
+    for rank, row in zip(told.memory, rows, strict=True):
+        mesh = Mesh.planned(run.parallel, rank, told.world)
+        here = sizes_of(run.model, mesh, run.optimizer, work, spec_of(run))
+        ddp = meta_wrapper(meta_model(run.model, mesh, run.optimizer, spec_of(run)), mesh, run.optimizer)
+        passed = zip(passages(ddp, here, actions_of(plan, here, few)), row, strict=True)
+        lasting = without_host(told.memory[rank].lasting)
+        samples = [Sample(0.0, lasting)]
+        for passage, (start, stop) in passed:
+            samples += _of(passage, start, stop, lasting)
+        found[rank] = [*samples[:-1], Sample(samples[-1].seconds, lasting), Sample(end, lasting)]
+    return Course(found, few, m)
+
+
+def _of(passage: Passage, start: float, stop: float, lasting: dict[str, int]) -> list[Sample]:
+    """One action, and the moment behind it."""
+    moments, found = passage.moments(), []
+    for i, moment in enumerate(moments):
+        owners = {"communication": moment.communication, ACTIVATIONS: moment.activations, WORKSPACE: moment.workspace}
+        at = start + (stop - start) * i / len(moments)
+        found.append(Sample(at, lasting | {owner: n for owner, n in owners.items() if n}, moment.where))
+    return [*found, Sample(stop, lasting | {ACTIVATIONS: passage.after})]
+
 
 KINDS = (
     dict.fromkeys((PEAK, BELOW, AGAIN), "compute")
@@ -62,7 +115,7 @@ def losses(time: StepTime) -> dict[str, tuple[float, str]]:
 
 def draw(told: Plan, found: Sequence[Found] = (), seen: Sequence[tuple[float, float]] = ()) -> dict[str, Any]:
     """{Name: picture} of a plan, the first of those that were `found`; without a time there is memory alone."""
-    from minimegatron.viz import memory, pareto, roofline, timeline, volume, waterfall
+    from minimegatron.viz import bars, memory, pareto, roofline, timeline
 
     cluster, time = told.cluster, told.time
     held = {f"rank {n}, {len(one.layers)} layers": without_host(one.peak) for n, one in told.memory.items()}
@@ -76,13 +129,13 @@ def draw(told: Plan, found: Sequence[Found] = (), seen: Sequence[tuple[float, fl
     title = f"Memory over a step with {passed.microbatches} of {passed.total} microbatches"
     figures["memory_over_step"] = memory.over_time(over, limit=cluster.usable, title=title)
     title, work = f"From the peak to a step: MFU {time.mfu:.1%}", time.model_flops / time.gpus
-    figures["waterfall"] = waterfall.waterfall(losses(time), work=work, title=title)
+    figures["waterfall"] = bars.waterfall(losses(time), work=work, title=title)
     nbytes: dict[str, float] = {}
     for event, count in sent(told):
         key = f"{event.axis} ({event.size} ranks): {event.name}"
         nbytes[key] = nbytes.get(key, 0.0) + count * event.wire_bytes
     if by_axis := dict(sorted((name, n) for name, n in nbytes.items() if n)):
-        figures["communication"] = volume.bars(by_axis, title=f"What rank {told.fullest} sends in a step, by axis")
+        figures["communication"] = bars.byte_bars(by_axis, title=f"What rank {told.fullest} sends in a step, by axis")
     plan, z, stages = stages_of_run(told.run, told.world, cluster)
     layers = one_of_each(told.run.model, z.mesh, z.spec).decoder.layers.items()
     ops = ((op.what, op.product) for n, layer in layers for op in layer_work(layer, int(n), z)[0])

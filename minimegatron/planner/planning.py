@@ -15,15 +15,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from minimegatron.comm.mesh import rank_groups
+from minimegatron.config.run import RunConfig
 from minimegatron.errors import ConfigError
+from minimegatron.footprint.dry_run import Unpredicted
 from minimegatron.footprint.prediction import Prediction
-from minimegatron.footprint.tape import Unpredicted
 from minimegatron.planner.cluster import Cluster
 from minimegatron.planner.timing import StepTime, step_time
 from minimegatron.planner.traffic import Messages, run_messages
 from minimegatron.training.memory_report import predict_run
 from minimegatron.training.rules import check_run
-from minimegatron.training.run import RunConfig
 
 RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {"recompute_granularity": None},

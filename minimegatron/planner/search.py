@@ -10,13 +10,232 @@ So every layout (`layouts`) is estimated (`estimate`), and those that are fastes
 from __future__ import annotations
 
 import dataclasses
+import functools
+from typing import Any
 
+from minimegatron.comm.mesh import Mesh
+from minimegatron.config import ParallelConfig
+from minimegatron.config.parallel import SPLIT, V_SHAPED, StagePlan, plan_stages
+from minimegatron.config.run import RunConfig
 from minimegatron.errors import ConfigError, require
+from minimegatron.footprint.dry_run import Sizes, Step, Tape, run_of
+from minimegatron.footprint.prediction import Work, meta_wrapper, sizes_of, states
+from minimegatron.layers.param import layout_of, logical_parameters
+from minimegatron.models.decoder import GPTModel
+from minimegatron.parallel.data.buckets import DEFAULT_BUCKET_SIZE
+from minimegatron.parallel.pipeline.schedules import build_schedule
+from minimegatron.planner.closed_forms import bubble
 from minimegatron.planner.cluster import Cluster
-from minimegatron.planner.estimate import Estimator
 from minimegatron.planner.layouts import Layout, layouts
-from minimegatron.planner.planning import Plan, plan
-from minimegatron.training.run import RunConfig
+from minimegatron.planner.planning import RECOMPUTE, Plan, plan
+from minimegatron.planner.timing import Pieces, as_asked, layer_kinds, one_of_each
+from minimegatron.planner.update import update_time
+from minimegatron.training.memory_report import spec_of
+
+SPLIT_BUBBLE = {"zb_h1": 3, "zb_v": 6}  # (p-1)/(3m), (p-1)/(6m): `parallel/pipeline/schedules`
+
+
+class Estimator:
+    """Bytes and seconds of layouts, from pieces.
+
+    Args:
+        base, world, cluster: the run, how many GPUs, and which.
+    """
+
+    def __init__(self, base: RunConfig, world: int, cluster: Cluster) -> None:
+        self.base, self.world, self.cluster = base, world, as_asked(base, cluster)
+        self.spec, self.kinds = spec_of(base), layer_kinds(base.model, spec_of(base))
+        self._bytes, self._update = self._of_an_element()
+        self.pieces = functools.cache(self._pieces)
+        self.tapes = functools.cache(self._tapes)
+        self.model = functools.cache(self._model)
+        self.live = functools.cache(self._live)
+        self.cut = functools.cache(self._cut)
+
+    def _of_an_element(self) -> tuple[tuple[float, float, float], float]:
+        """Bytes of a weight, of its gradient, of what the optimizer has on the GPU; seconds in which it is moved."""
+        mesh = Mesh.serial()
+        model = one_of_each(self.base.model.replace(recompute_granularity=None), mesh, self.spec)
+        ddp = meta_wrapper(model, mesh, self.base.optimizer)
+        held, seconds = states(ddp, self.base.optimizer), update_time(ddp, self.base.optimizer, self.cluster)
+        count = sum(p.numel() for p in model.parameters())
+        state = sum(n for owner, n in held.items() if owner in ("main parameters", "moments"))
+        return (held["parameters"] / count, held["gradients"] / count, state / count), seconds / count
+
+    def _model(self, tp: int, cp: int, ep: int, etp: int) -> tuple[Mesh, GPTModel, dict[str, tuple[int, int]]]:
+        """Without a pipeline; and {layers.N, first, last: elements of it, of its experts}."""
+        parallel = ParallelConfig(
+            tensor_model_parallel_size=tp, sequence_parallel=tp > 1, context_parallel_size=cp,
+            cp_comm_type=self.base.parallel.cp_comm_type, expert_model_parallel_size=ep,
+            expert_tensor_parallel_size=etp, order=self.base.parallel.order,
+        )  # fmt: skip
+        mesh = Mesh.planned(parallel, 0, self.world)
+        model = one_of_each(self.base.model.replace(recompute_granularity=None), mesh, self.spec)
+        counts: dict[str, tuple[int, int]] = {}
+        for name, param in logical_parameters(model):
+            words = name.split(".")
+            part = words[2] if words[:2] == ["decoder", "layers"] else "first" if words[0] == "embedding" else "last"
+            dense, experts = counts.get(part, (0, 0))
+            of_expert = layout_of(param).experts is not None
+            counts[part] = (dense + param.numel() * (not of_expert), experts + param.numel() * of_expert)
+        return mesh, model, counts
+
+    def _pieces(self, *place: int | str) -> tuple[Sizes, Pieces]:
+        """Of tp, cp, ep, etp, micro-batch, recompute: seconds."""
+        *axes, b, recompute = place
+        mesh, model, _ = self.model(*axes)
+        config = self.base.model
+        if "recompute_granularity" not in self.base.given:
+            config = config.replace(**RECOMPUTE[str(recompute)])
+        work = Work(self.base.data.seq_length, int(b), 1, self.base.data.reset_attention_mask, self.cluster.device)
+        z = sizes_of(config, mesh, self.base.optimizer, work, self.spec)
+        return z, Pieces(z, self.cluster, model)
+
+    def _tapes(self, splits: bool, *place: int | str) -> tuple[dict[int, Tape], tuple[Tape, Tape]]:
+        """Bytes of layers and of both ends; `splits`: products of weights are put off."""
+        *axes, b, recompute = place
+        if not splits and int(b) > 4:  # in proportion
+            (two, ends), (four, others) = (self.tapes(splits, *axes, n, recompute) for n in (2, 4))
+            of_kind = {kind: _extended(two[kind], four[kind], int(b)) for kind in two}
+            return of_kind, (_extended(ends[0], others[0], int(b)), _extended(ends[1], others[1], int(b)))
+        if splits and b != 1:  # what is put off is tokens of linear layers
+            (of_kind, ends), (once, of_one) = self.tapes(False, *place), self.tapes(True, *axes, 1, recompute)
+            of_kind = {kind: _putting_off(tape, once[kind], int(b)) for kind, tape in of_kind.items()}
+            return of_kind, (_putting_off(ends[0], of_one[0], int(b)), _putting_off(ends[1], of_one[1], int(b)))
+        z, _ = self.pieces(*place)
+        config, numbers = z.config, [int(n) for n in self.model(*place[:4])[1].decoder.layers]
+        if config.recompute_granularity == "full":  # each layer by itself
+            config = config.replace(recompute_num_layers=1 if config.recompute_method == "uniform" else len(numbers))
+        z = dataclasses.replace(z, config=config)
+        first, *layers, last = run_of(z, [(n,) for n in numbers], tuple(numbers), True, True, splits).tapes
+        return dict(zip(numbers, layers, strict=True)), (first, last)
+
+    def _live(self, schedule: str, p: int, m: int, v: int, rank: int) -> tuple[int, int, int]:
+        """The most microbatches under way on a rank: in all of its chunks, in the first stage, in the last."""
+        built, ends = build_schedule(schedule, p, m, v), (0, p * v - 1)
+        now, most = [0, 0, 0], [0, 0, 0]
+        for action in built.actions[rank]:
+            stage = built.stage_of(rank, action.chunk)
+            ended = action.kind == ("W" if built.is_split(action.microbatch, stage) else "B")
+            for i, here in enumerate((True, stage == ends[0], stage == ends[1])):
+                now[i] += here * ((action.kind == "F") - ended)
+                most[i] = max(most[i], now[i])
+        return most[0], most[1], most[2]
+
+    def _cut(self, pp: int, fields: tuple[tuple[str, Any], ...]) -> StagePlan:
+        cut = ParallelConfig(pipeline_model_parallel_size=pp, **dict(fields))
+        return plan_stages(cut, self.base.model.num_layers)
+
+    def estimate(self, layout: Layout) -> tuple[float, float]:
+        """(Bytes of the fullest rank, seconds of a step).
+
+        Raises:
+            ConfigError: it cannot be cut so.
+        """
+        ranks = [self._rank(layout, rank) for rank in {0, layout.pp - 1}]
+        busy, m = max(seconds for _, seconds, _ in ranks), self._microbatches(layout)
+        idle = float(bubble(layout.pp, m, 1 if layout.schedule in SPLIT_BUBBLE else layout.v))
+        idle /= SPLIT_BUBBLE.get(layout.schedule, 1)
+        elements = max((held for _, _, held in ranks), key=sum)
+        inside = min(seconds for _, seconds, _ in ranks)  # of a stage without an end, nearly; they make the bubble
+        seconds = m * (busy + idle * inside) + self._around(layout, elements, busy, m)
+        return max(nbytes for nbytes, _, _ in ranks), seconds
+
+    def _microbatches(self, layout: Layout) -> int:
+        batch = self.base.training.global_batch_size
+        assert batch is not None, "a search needs one"
+        return batch * layout.tp * layout.cp * layout.pp // self.world // layout.micro_batch
+
+    def _rank(self, layout: Layout, rank: int) -> tuple[float, float, tuple[int, int]]:
+        """(Bytes, seconds of a microbatch, elements outside of experts and in them) of a pipeline rank."""
+        axes = layout.tp, layout.cp, layout.ep, layout.etp
+        counts, cut = self.model(*axes)[2], self.cut(layout.pp, tuple(layout.pipeline.items()))
+        place = *axes, layout.micro_batch, layout.recompute
+        (_, pieces), (tapes, ends) = self.pieces(*place), self.tapes(layout.schedule in SPLIT, *place)
+        last = len(cut.layers) - 1
+        mine = [rank, last - rank] if layout.schedule in V_SHAPED else list(range(rank, last + 1, layout.pp))
+        numbers = [n for stage in mine for n in cut.layers[stage]]
+        kinds = {kind: sum(self.kinds[n] == kind for n in numbers) for kind in tapes}
+        dense, experts = (sum(k * counts[str(kind)][i] for kind, k in kinds.items()) for i in (0, 1))
+        outside = counts["first"][0] * (0 in mine) + counts["last"][0] * (last in mine)
+        copied = not self.base.model.untie_embeddings_and_output_weights or self.base.model.mtp_num_layers
+        if copied and last in mine and 0 not in mine:
+            outside += counts["first"][0]
+        split, m = layout.schedule in SPLIT, min(self._microbatches(layout), 2 * layout.pp)
+
+        def holds(tape: Tape) -> int:
+            """Bytes of a microbatch under way; those that a put-off product of weights needs may be more."""
+            return max(tape.kept, tape.put_off) if split else tape.kept
+
+        live, first, end = self.live(layout.schedule, layout.pp, m, layout.v, rank) if layout.pp > 1 else (1, 1, 1)
+        kept = live * sum(k * holds(tapes[kind]) for kind, k in kinds.items()) / layout.v
+        kept += first * holds(ends[0]) + max(0, end - 1) * holds(ends[1])
+        space = max(tape.highest(True).total for tape in (*tapes.values(), *([ends[1]] * (last in mine))))
+        replicas = self.world // (layout.tp * layout.pp), self.world // (layout.etp * layout.ep * layout.pp)
+        states = sum(self._states(n, d, layout.zero) for n, d in zip((dense + outside, experts), replicas, strict=True))
+        comes_and_goes = self._travelling(layout.zero, (dense + experts) / max(1, len(numbers)), outside)
+        seconds = sum(stage.forward + stage.backward for stage in (pieces.stage(cut, number) for number in mine))
+        return states + kept + space + comes_and_goes, seconds, (dense + outside, experts)
+
+    def _travelling(self, zero: int, layer: float, outside: float) -> float:
+        """Bytes of gathered weights (two layers, and what is in none) and of gradients on their way: ZeRO-2 and -3."""
+        weight, grad, _ = self._bytes
+        if zero < 2:
+            return 0.0
+        return grad * min(layer, DEFAULT_BUCKET_SIZE) if zero == 2 else (2 * weight + grad) * layer + weight * outside
+
+    def _states(self, elements: float, replicas: int, zero: int) -> float:
+        shares = (replicas if zero >= stage else 1 for stage in (3, 2, 1))
+        return elements * sum(nbytes / share for nbytes, share in zip(self._bytes, shares, strict=True))
+
+    def _around(self, layout: Layout, elements: tuple[int, int], busy: float, m: int) -> float:
+        """Gradients, weights and the optimizer; a third of `busy` is forward."""
+        (weight, grad, _), mesh = self._bytes, self.model(layout.tp, layout.cp, layout.ep, layout.etp)[0]
+        overlaps, total = self.base.parallel.overlap_grad_reduce, 0.0
+        for count, ranks in zip(elements, (mesh.dp_cp.ranks, mesh.edp.ranks), strict=True):
+            if not count:
+                continue
+            some = ranks[: len(ranks) // layout.pp]
+            bucket = max(DEFAULT_BUCKET_SIZE, 1_000_000 * len(some)) if overlaps or layout.zero == 2 else count
+            units = 1 + self.base.model.num_layers // layout.pp if layout.zero == 3 else -(-count // bucket)
+            name = "reduce_scatter" if layout.zero else "all_reduce"
+            grad_each = self.cluster.collective(name, grad * count / units, some)
+            weight_each = self.cluster.collective("all_gather", weight * count / units, some)
+            if layout.zero == 3:
+                seconds = _left(units * (2 * weight_each + grad_each * overlaps), weight_each, busy)
+                total += m * (seconds + units * grad_each * (not overlaps))
+            else:
+                times = max(units, layout.v) if layout.zero == 2 else units  # every chunk sends the buckets it is in
+                each = _left(times * grad_each, grad_each, busy * 2 / 3 * overlaps)
+                total += each * (m if layout.zero == 2 else 1)
+                total += units * weight_each * (layout.zero > 0)
+            shared = layout.zero > 0 or self.base.optimizer.optimizer == "dist_muon"
+            total += self._update * count / (len(some) if shared else 1)
+        return total
+
+
+def _extended(two: Tape, four: Tape, b: int) -> Tape:
+    """Of micro-batches of b, from those of two and of four."""
+
+    def at(x: int, y: int) -> int:
+        return x + (y - x) * (b - 2) // 2
+
+    fields = ("keeps", "forward", "backward", "puts_off")
+    return Tape(
+        Step(x.name, *(at(getattr(x, field), getattr(y, field)) for field in fields))
+        for x, y in zip(two, four, strict=True)
+    )
+
+
+def _putting_off(tape: Tape, one: Tape, b: int) -> Tape:
+    """A tape with b times the bytes that stay for the weights' half of another."""
+    return Tape((*tape, Step("weights' half", puts_off=b * one.put_off, backward=-tape.kept)))
+
+
+def _left(total: float, last: float, hidden: float) -> float:
+    """Seconds of messages that are not hidden; the last one has nothing to hide behind."""
+    return min(total, last + max(0.0, total - last - hidden))
+
 
 PLANNED = 8  # of the fastest estimates
 MARGIN = 1.1  # what is estimated to need so much more than there is may fit

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from minimegatron.footprint.tape import Sizes
+from minimegatron.footprint.dry_run import Sizes
 from minimegatron.layers.moe.layer import MoELayer, SharedExperts
 from minimegatron.models.block import TransformerLayer
 from minimegatron.models.decoder import GPTModel

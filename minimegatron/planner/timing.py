@@ -30,10 +30,10 @@ from torch import nn
 
 from minimegatron.comm.mesh import Mesh, rank_groups
 from minimegatron.config import TransformerConfig
-from minimegatron.config.stages import SPLIT, StagePlan, plan_stages
-from minimegatron.footprint.dry_run import kinds_of
+from minimegatron.config.parallel import SPLIT, StagePlan, plan_stages
+from minimegatron.config.run import RunConfig
+from minimegatron.footprint.dry_run import Sizes, kinds_of, require_known
 from minimegatron.footprint.prediction import Work, meta_model, meta_wrapper, sizes_of
-from minimegatron.footprint.tape import Sizes, require_known
 from minimegatron.models.chunks import placement_of, schedule_of
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.spec import ModuleSpec
@@ -45,7 +45,6 @@ from minimegatron.planner.update import update_messages, update_time
 from minimegatron.planner.work import BACK, Message, Op, Product
 from minimegatron.training.flops import step_flops
 from minimegatron.training.memory_report import spec_of, work_of_run
-from minimegatron.training.run import RunConfig
 
 FLASH_AGAIN = 0.5  # of a forward pass: attention that keeps no weights computes the scores once more on the way back
 OF_AXIS = {"tp": "tp", "cp": "cp", "cp_inner": "cp", "cp_outer": "cp"}  # the others move rows of experts

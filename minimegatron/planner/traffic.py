@@ -19,11 +19,12 @@ from collections.abc import Iterable, Iterator
 
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.mesh import Mesh
-from minimegatron.config.stages import StagePlan, plan_stages
+from minimegatron.config.parallel import StagePlan, plan_stages
+from minimegatron.config.run import RunConfig
+from minimegatron.footprint.dry_run import Sizes, require_known
 from minimegatron.footprint.prediction import actions_of, meta_model, meta_wrapper, sizes_of
-from minimegatron.footprint.tape import Sizes, require_known
-from minimegatron.layers.fp8_linear import ParallelFp8
-from minimegatron.layers.fp8_scales import CurrentScale, DelayedScale
+from minimegatron.layers.fp8.linear import ParallelFp8
+from minimegatron.layers.fp8.scaling import CurrentScale, DelayedScale
 from minimegatron.layers.moe.router import tally_size
 from minimegatron.layers.param import layout_of
 from minimegatron.models.chunks import ModelChunks, schedule_of
@@ -37,7 +38,6 @@ from minimegatron.planner.stages import StageWork
 from minimegatron.planner.update import update_messages
 from minimegatron.planner.work import Message
 from minimegatron.training.memory_report import spec_of, work_of_run
-from minimegatron.training.run import RunConfig
 
 Messages = Counter[tuple[Message, str]]
 
@@ -116,7 +116,7 @@ def _fleeting(ddp: DistributedDataParallel, stage: GPTModel) -> Iterator[Message
     """Buckets that travel after every backward pass (ZeRO-2 and -3)."""
     names = {ddp.name_of(p) for p in stage.parameters() if p.requires_grad}
     for buffer in ddp.grad_buffers:
-        for bucket in buffer.buckets if buffer.fleeting else ():
+        for bucket in buffer.buckets if buffer.temporary else ():
             if not names.isdisjoint(bucket.members):
                 yield from _over(buffer.axis, "reduce_scatter", bucket.span.size * buffer.data.element_size())
 
@@ -126,10 +126,10 @@ def gradient_messages(ddp: DistributedDataParallel) -> Iterator[Message]:
     name = "all_reduce" if ddp.sharding == "no_shard" else "reduce_scatter"
     for buffer in ddp.grad_buffers:
         element = buffer.data.element_size()
-        for bucket in buffer.buckets if not buffer.fleeting else ():
+        for bucket in buffer.buckets if not buffer.temporary else ():
             yield from _over(buffer.axis, name, bucket.span.size * element)
             yield from _over(buffer.instances, "all_reduce", bucket.span.size // buffer.axis.size * element)
-        if buffer.fleeting:
+        if buffer.temporary:
             yield from _over(buffer.instances, "all_reduce", buffer.data.numel() * element)
 
 

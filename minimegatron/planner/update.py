@@ -17,11 +17,10 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from minimegatron.config import OptimizerConfig
-from minimegatron.footprint.tape import require_known
+from minimegatron.footprint.dry_run import require_known
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.optim.build import build_optimizer
-from minimegatron.optim.layer_wise import LayerWise
-from minimegatron.optim.muon import Orthogonalizer
+from minimegatron.optim.muon import LayerWise, Orthogonalizer
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.planner.cluster import Cluster

@@ -30,15 +30,14 @@ from typing import Any
 
 from torch import nn
 
-from minimegatron.footprint.dry_run import BACKWARD, FORWARD, Operation, Sent, kind_of, run_of
-from minimegatron.footprint.tape import Sizes, require_known
+from minimegatron.footprint.dry_run import BACKWARD, FORWARD, Operation, Sent, Sizes, kind_of, require_known, run_of
 from minimegatron.layers.attention.core_attention import CoreAttention
 from minimegatron.layers.attention.mla import MultiLatentAttention, ReplicatedLinear
 from minimegatron.layers.attention.self_attention import SelfAttention
 from minimegatron.layers.dropout import Dropout
 from minimegatron.layers.embedding import VocabParallelEmbedding
-from minimegatron.layers.fp8_linear import ParallelFp8
-from minimegatron.layers.fp8_scales import CurrentScale, DelayedScale, TileScales
+from minimegatron.layers.fp8.linear import ParallelFp8
+from minimegatron.layers.fp8.scaling import CurrentScale, DelayedScale, TileScales
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.mlp import MLP
 from minimegatron.layers.moe.dispatch import experts_here, planned_loads

@@ -35,12 +35,11 @@ from pathlib import Path
 from typing import Any
 
 from minimegatron.config.fields import MODEL
+from minimegatron.config.run import SECTIONS, RunConfig
 from minimegatron.errors import ConfigError, did_you_mean
 from minimegatron.flags import Parser
 from minimegatron.models.families import PRESETS, preset
-from minimegatron.training.megatron_flags import ALREADY, RENAMED, SWITCHED_OFF_BY, SWITCHES, VALUES, refused_subject
-from minimegatron.training.run import SECTIONS, RunConfig
-from minimegatron.training.without_effect import without_effect
+from minimegatron.training.megatron_flags import ALREADY, RENAMED, SWITCHED_OFF_BY, SWITCHES, VALUES, is_unsupported
 
 # Megatron's command-line defaults where those of `config/` differ. Those of the model do not apply to a preset or a
 # configuration file, which say what the model is.
@@ -75,39 +74,40 @@ def parse_args(argv: Sequence[str], world_size: int = 1, *, reads: bool = True) 
         SystemExit: after `--help`.
     """
     parser = build_parser()  # --help ends here, before anything that needs torch is imported
-    found, rest = parser.parse_known_args(list(argv), argparse.Namespace(origins={}, notes=[]))
+    args, rest = parser.parse_known_args(list(argv), argparse.Namespace(origins={}, notes=[]))
     _refuse_unknown(rest, parser)
-    flags = {k: v for k, v in vars(found).items() if k not in ("origins", "notes", "preset", "config", "spec")}
-    _group_query_attention(flags, found.notes)
-    defaults = {**DEFAULTS, "model": {**DEFAULTS["model"], **_dependent_defaults(flags, found.notes)}}
+    flags = {k: v for k, v in vars(args).items() if k not in ("origins", "notes", "preset", "config", "spec")}
+    _group_query_attention(flags, args.notes)
+    defaults = {**DEFAULTS, "model": {**DEFAULTS["model"], **_dependent_defaults(flags, args.notes)}}
 
-    from_file = _read_config(found.config) if found.config else {}
+    from_file = _read_config(args.config) if args.config else {}
     saved = _of_checkpoint({**from_file.get("checkpoint", {}), **flags})
     values: dict[str, dict[str, Any]] = {}
     given: set[str] = set()
     for name, cls in SECTIONS.items():
         fields = {f.name for f in dataclasses.fields(cls)}
-        chosen = {**saved, **(preset(found.preset) if found.preset else {})} if name == "model" else {}
+        chosen = {**saved, **(preset(args.preset) if args.preset else {})} if name == "model" else {}
         chosen = {**chosen, **from_file.get(name, {}), **{k: v for k, v in flags.items() if k in fields}}
-        use_defaults = name != "model" or not (saved or found.preset or name in from_file)
+        use_defaults = name != "model" or not (saved or args.preset or name in from_file)
         values[name] = {**(defaults.get(name, {}) if use_defaults else {}), **chosen}
         given |= chosen.keys()
-    spec = found.spec or from_file.get("spec")
+    spec = args.spec or from_file.get("spec")
     if spec is not None and len(spec) != 2:
         raise ConfigError(f"--spec {' '.join(spec)}: {len(spec)} words", fix="give a module and a function of it")
     run = RunConfig(
         **{name: cls.from_dict(values[name]) for name, cls in SECTIONS.items()},
         spec=(spec[0], spec[1]) if spec else None,
         given=frozenset(given),
-        notes=tuple(found.notes),
+        notes=tuple(args.notes),
     )
+    named = set(flags)  # a preset's fields are a model as published, and the first line of a log has every field
+    for name, cls in SECTIONS.items():
+        named |= {key for key, value in from_file.get(name, {}).items() if value != getattr(cls, key, None)}
+    run = dataclasses.replace(run, notes=run.notes + run.not_read(named))
     from minimegatron.training.rules import check_run
 
     check_run(run, world_size, reads=reads)
-    here = set(flags)
-    for name, cls in SECTIONS.items():
-        here |= {key for key, value in from_file.get(name, {}).items() if value != getattr(cls, key, None)}
-    return dataclasses.replace(run, notes=run.notes + without_effect(run, frozenset(here)))
+    return run
 
 
 def _of_checkpoint(flags: dict[str, Any]) -> dict[str, Any]:
@@ -171,26 +171,26 @@ def _read_config(path: str) -> dict[str, Any]:
     """Sections of a JSON file, unknown ones refused."""
     try:
         with open(path, encoding="utf-8") as file:
-            found = json.load(file)
+            sections = json.load(file)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"--config {path}: {error}", fix="give a JSON file with sections " + ", ".join(SECTIONS)
         ) from error
-    if not isinstance(found, dict):
+    if not isinstance(sections, dict):
         raise ConfigError(
-            f"--config {path} holds a {type(found).__name__}", fix='for example {"model": {"num_layers": 4}}'
+            f"--config {path} holds a {type(sections).__name__}", fix='for example {"model": {"num_layers": 4}}'
         )
-    found.pop("event", None)  # the first line of a log file is a configuration
-    for section, values in found.items():
+    sections.pop("event", None)  # the first line of a log file is a configuration
+    for section, values in sections.items():
         if section not in (*SECTIONS, "spec"):
             fix = did_you_mean(section, SECTIONS) or f"choose among {', '.join(SECTIONS)}, spec"
             raise ConfigError(f"--config {path} has a section {section!r}", fix=fix)
-        wanted = list if section == "spec" else dict
-        if not isinstance(values, wanted):
-            raise ConfigError(f"--config {path}: section {section!r} is {values!r}", fix=f"a JSON {wanted.__name__}")
+        kind = list if section == "spec" else dict
+        if not isinstance(values, kind):
+            raise ConfigError(f"--config {path}: section {section!r} is {values!r}", fix=f"a JSON {kind.__name__}")
         if isinstance(values, dict):
-            found[section] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-    return found
+            sections[section] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    return sections
 
 
 def _refuse_unknown(rest: Sequence[str], parser: argparse.ArgumentParser) -> None:
@@ -201,24 +201,16 @@ def _refuse_unknown(rest: Sequence[str], parser: argparse.ArgumentParser) -> Non
     if not flags:
         raise ConfigError(f"the word {rest[0]!r} belongs to no flag", fix="flags begin with --; see --help")
     known = [name for action in parser._actions for name in action.option_strings]
-    unknown = [flag for flag in flags if refused_subject(flag) is None]
+    unsupported = [flag for flag in flags if is_unsupported(flag)]
+    unknown = [flag for flag in flags if flag not in unsupported]
     fixes = [f"{flag}: {hint}" for flag in unknown if (hint := did_you_mean(flag, known))]
-    if len(flags) == 1:
-        flag = flags[0]
-        if unknown:
-            raise ConfigError(f"there is no flag {flag}", fix=did_you_mean(flag, known) or "see --help")
-        raise ConfigError(
-            f"{flag} is a flag of Megatron-LM that minimegatron does not support yet ({refused_subject(flag)})",
-            fix="drop it; it would have changed the run",
-        )
-    subjects: dict[str, list[str]] = {}
-    for flag in flags:
-        subjects.setdefault(refused_subject(flag) or "unknown to Megatron-LM as well", []).append(flag)
-    lines = "".join(f"\n  {subject}: {' '.join(found)}" for subject, found in subjects.items())
-    raise ConfigError(
-        f"{len(flags)} flags that minimegatron does not support yet or does not know:{lines}",
-        fix="; ".join([*fixes, "drop them; those of Megatron-LM would have changed the run"]),
-    )
+    problems = []
+    if unsupported:
+        problems.append(f"flags of Megatron-LM that minimegatron does not support yet: {' '.join(unsupported)}")
+        fixes.append("drop those of Megatron-LM; they would have changed the run")
+    if unknown:
+        problems.append(f"there is no flag {', no flag '.join(unknown)}")
+    raise ConfigError("; ".join(problems), fix="; ".join(fixes) or "see --help")
 
 
 # ------------------------------------------------------------------------------------------------ the parser

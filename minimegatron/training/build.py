@@ -1,9 +1,11 @@
-"""A trainer from a run's configuration: every part of it, made in the one order in which the ranks make it together.
+"""Builds the trainer of a run, and prints the run's banner: machine, data, model, number of steps.
+
+All ranks build the parts in one order, because some parts communicate:
 
     mesh -> random streams -> data (rank 0 first) -> model -> DDP -> optimizer -> schedule -> observers -> checkpoint
 
-Everything that could refuse does so before the first step: rules between the configurations (`rules.check_run`),
-the layout when the mesh is built, the data when it is opened, the model when it is built.
+Every mistake is reported before the first step: rules between the configurations by `rules.check_run`, the layout when
+the mesh is built, the data when it is opened, the model when it is built.
 
 Megatron-LM: `pretrain` and `setup_model_and_optimizer` in `megatron/training/training.py`.
 """
@@ -16,38 +18,40 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
+import minimegatron
 from minimegatron.comm.agree import on_all_ranks
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
-from minimegatron.data.builder import Dataset
+from minimegatron.config.parallel import plan_stages
+from minimegatron.config.run import RunConfig
+from minimegatron.data.builder import Dataset, parse_split
 from minimegatron.errors import DataError
-from minimegatron.models.chunks import build_model_chunks
+from minimegatron.models.chunks import build_model_chunks, count_parameters
 from minimegatron.models.spec import spec_from_name
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.groups import freeze
 from minimegatron.optim.schedule import OptimizerParamScheduler
 from minimegatron.parallel.data.data_parallel import DataParallel
-from minimegatron.parallel.data.wrapping import data_parallel
-from minimegatron.training.checkpointing import Checkpoints, continues
+from minimegatron.parallel.data.ddp import data_parallel
+from minimegatron.training.checkpointing import Checkpoints, continues, keep_what_was_given
 from minimegatron.training.datasets import Joint, RunData, load_data
-from minimegatron.training.described import describe_data, describe_machine, describe_run
 from minimegatron.training.graphs import step_graph
 from minimegatron.training.memory_report import MemoryReport
 from minimegatron.training.microbatches import NumMicrobatches, iterations_of, rates_of
 from minimegatron.training.observers import Observer
-from minimegatron.training.observers.epochs import EpochLines
+from minimegatron.training.observers.checks import FirstStepCheck, ReplicaCheck
 from minimegatron.training.observers.evaluation import Evaluation
-from minimegatron.training.observers.first_step import FirstStepCheck
-from minimegatron.training.observers.metrics import Metrics
+from minimegatron.training.observers.metrics import EpochLines, Metrics
 from minimegatron.training.observers.profile import Profile
-from minimegatron.training.observers.replicas import ReplicaCheck
-from minimegatron.training.published import keep_what_was_given
 from minimegatron.training.rules import batch_sizes, check_run
-from minimegatron.training.run import RunConfig
 from minimegatron.training.run_state import RunState
 from minimegatron.training.same_run import facts_of
 from minimegatron.training.step import ForwardStep, forward_step
 from minimegatron.training.trainer import Trainer
+
+NAMED = 8  # files of a blend
 
 
 def build_trainer(
@@ -71,10 +75,10 @@ def build_trainer(
     train_iters = iterations_of(run.training, sizes)
     if mesh.rank == 0 and not quiet:
         print(describe_machine(run, mesh), flush=True)
-    began = continues(run.checkpoint, mesh)
-    wanted = _samples_wanted(run, sizes, began)
-    joint = _joint(run, sizes, began, wanted)
-    data = load_data(run, mesh, wanted, joint, quiet)
+    saved = continues(run.checkpoint, mesh)
+    samples_wanted = _samples_wanted(run, sizes, saved)
+    joint = _joint(run, sizes, saved, samples_wanted)
+    data = load_data(run, mesh, samples_wanted, joint, quiet)
     run = dataclasses.replace(run, model=run.trained_model(data.vocab_size))
     if data.train is None:
         raise DataError("there is no training set", fix="--split with a first share above 0, or --train-data-path")
@@ -134,7 +138,7 @@ def build_replica(run: RunConfig, mesh: Mesh, rng: RngStreams | None = None) -> 
         mesh: the layout.
         rng: from which dropout draws; None for a model that is not trained, of which all parameters are frozen.
     """
-    spec = spec_from_name(*run.spec, run.model) if run.spec else None
+    spec = spec_from_name(run.spec, run.model)
     model = build_model_chunks(run.model, mesh, run.training.seed, spec, rng)
     if rng is None:
         model.requires_grad_(False)
@@ -193,7 +197,7 @@ def _samples_of(run: RunConfig, sizes: NumMicrobatches, train_iters: int) -> tup
 def _joint(
     run: RunConfig, sizes: NumMicrobatches, began: Mapping[str, Any] | None, wanted: tuple[int, int, int]
 ) -> Joint:
-    """Samples whose epochs are shuffled together, as the run began (`data/epochs`).
+    """Samples whose epochs are shuffled together, as the run began (`data/indices`).
 
     Checkpoints that do not say it are of Megatron-LM or of an older version, and have its order of all samples of
     the run, which was as long as their weight decay might grow.
@@ -205,3 +209,65 @@ def _joint(
         return train, valid, test
     length = dataclasses.replace(run.training, train_samples=began["scheduler"]["wd_incr_steps"])
     return _samples_of(run, sizes, iterations_of(length, sizes))
+
+
+def describe_machine(run: RunConfig, mesh: Mesh) -> str:
+    """What is known before the data is opened; building a large index takes a while."""
+    sizes = [f"{name}{mesh.axis(name).size}" for name in ("tp", "cp", "pp", "dp") if mesh.axis(name).size > 1]
+    layout = f"{mesh.world.size} rank{'s'[: mesh.world.size > 1]}{': ' if sizes else ''}{' '.join(sizes)}"
+    layout += " with sequence parallelism" if run.parallel.sequence_parallel else ""
+    data = run.data
+    words = data.data_path or data.train_data_path or (data.data_args_path or "mock",)
+    source = f"{data.corpus}, prepared once in {data.corpus_path}/" if data.corpus else " ".join(words)
+    lines = [
+        *run.notes,
+        f"minimegatron {minimegatron.__version__}, torch {torch.__version__}, {layout}, on {mesh.device.type}",
+        f"data: {source}",
+    ]
+    return "\n".join(lines)
+
+
+def describe_run(run: RunConfig, train_iters: int, batch_sizes: NumMicrobatches) -> str:
+    """What is about to be trained, and how."""
+    model = run.model
+    heads = f"{model.num_attention_heads} heads over {model.num_query_groups} groups"
+    lines = [
+        f"model: {count_parameters(model) / 1e6:.2f} M parameters in {model.params_dtype}: {model.num_layers} layers, "
+        f"h {model.hidden_size}, {heads}, f {model.ffn_hidden_size}, vocabulary {model.vocab_size}",
+        f"run: {train_iters} steps of {batch_sizes.global_batch_size} samples of {run.data.seq_length} tokens, "
+        f"in microbatches of {run.training.micro_batch_size}, {batch_sizes.at(0)} a rank",
+    ]
+    if run.parallel.pipeline_model_parallel_size > 1:
+        plan = plan_stages(run.parallel, model.num_layers)
+        counts = " ".join(str(len(layers)) for layers in plan.layers)
+        lines.append(f"pipeline: {plan.schedule}, {len(plan.layers)} stages of {counts} layers on {plan.ranks} ranks")
+    clip = run.optimizer.clip_grad
+    cut = f"before it is clipped to {clip:g}" if clip else "which is not clipped"
+    return "\n".join([*lines, f"grad norm, below: of the whole gradient, {cut}"])
+
+
+def describe_data(run: RunConfig, data: RunData, train: Dataset, samples: int) -> str:
+    """How often the run reads its training data, and which evaluation it goes without.
+
+    Args:
+        run: what was asked for.
+        data: what was found.
+        train: the training set.
+        samples: of all steps.
+    """
+    read = train.read_epochs(samples)
+    named = [f"{_number(n)} of {name}" for name, n in list(read.items())[:NAMED]]
+    more = [f"{len(read) - NAMED} more files"] if len(read) > NAMED else []
+    what = f"{_number(*read.values())} of its training data" if len(read) == 1 else ", ".join(named + more)
+    lines = [f"epochs: the run reads {what}"]
+    if run.training.eval_interval and run.training.eval_iters:
+        split = run.data.split
+        if data.valid is None:
+            lines.append("validation set: none, so no evaluation (a second share of --split, or --valid-data-path)")
+        if data.test is None and not run.data.per_split and parse_split(split)[2] is not None:
+            lines.append(f"test set: none, --split {split} leaves it no document")
+    return "\n".join(lines)
+
+
+def _number(epochs: float) -> str:
+    return f"{epochs:.3g}" if epochs < 100 else f"{epochs:,.0f}"

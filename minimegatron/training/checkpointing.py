@@ -1,12 +1,20 @@
-"""When a run saves, what it continues from, and who notices that a save has failed.
+"""When a run saves, what it loads, and how a failed save is noticed.
 
     after a step     save_interval divides it, or the run ends            -> save
     --async-save     a thread of each rank copies, then writes            -> after each step: are all ranks done?
     at the start     --load: the newest complete checkpoint, verified     -> weights, optimizer, streams, counters
+                     --load: the folder of a published model              -> weights; the run begins at step 0
 
-A background save has a process group of its own, so that its messages never stand between those of a step. Whether it
-has ended is asked together, after a step, so that all ranks raise its error after the same one. One is in flight at a
-time: the next save waits for it, and so does the end of the run.
+A background save has a process group of its own, so that its messages never stand between those of a step. All ranks
+ask together, after a step, whether it has ended, so that all raise its error after the same one. One save is in flight
+at a time: the next save waits for it, and so does the end of the run.
+
+**Published models.** `minimegatron train --load Qwen2.5-0.5B --tokenizer-type HuggingFaceTokenizer ...`: `config.json`
+describes the model, so no flag has to; a flag that says something else is refused. Nothing is converted first: each
+rank reads its part of each logical tensor (`checkpoint/regions`) from the published files (`checkpoint/sources`).
+Weights are rounded to the run's dtype where that is narrower than the files', and the log says so; main parameters
+start from the rounded weights. Tokenizer, chat template and the ids that end a text are kept beside the run's
+checkpoints for a later export (`checkpoint/companions`); a run from scratch keeps its tokenizer there.
 
 Megatron-LM: `save_checkpoint`, `load_checkpoint` in `megatron/training/checkpointing.py`, `async_utils.py`.
 """
@@ -25,25 +33,28 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from minimegatron.checkpoint import commit
-from minimegatron.checkpoint.hf_config import is_published
-from minimegatron.checkpoint.lock import RootLock
+from minimegatron.checkpoint import commit, companions
+from minimegatron.checkpoint.commit import RootLock
+from minimegatron.checkpoint.companions import FOLDER
+from minimegatron.checkpoint.conversion import fill, open_model
+from minimegatron.checkpoint.hf_config import TOKENS, is_published
+from minimegatron.checkpoint.load import read_tensors
 from minimegatron.checkpoint.manifest import Manifest
-from minimegatron.checkpoint.origin import FOLDER
-from minimegatron.checkpoint.planning import read_tensors
+from minimegatron.checkpoint.ours import SCALES
 from minimegatron.checkpoint.regions import Logical
-from minimegatron.checkpoint.save import Flight, Staging, save
-from minimegatron.checkpoint.storage import ShardReader
+from minimegatron.checkpoint.save import AsyncSave, Staging, save
 from minimegatron.comm.agree import on_all_ranks, on_rank_zero
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
-from minimegatron.config.checkpoint import CheckpointConfig
+from minimegatron.config.run import CheckpointConfig
+from minimegatron.config.same_model import differing
+from minimegatron.data.tokenizer import made_files
 from minimegatron.errors import BadStep, CheckpointError, ConfigError, DeadlineError, RankError
 from minimegatron.training import run_state
+from minimegatron.training.datasets import RunData
 from minimegatron.training.observers import Observer, Step
-from minimegatron.training.published import load_published
-from minimegatron.training.run_state import RunState
+from minimegatron.training.run_state import RunState, model_tensors
 from minimegatron.training.same_run import compare
 
 Taken = TypeVar("Taken")
@@ -68,7 +79,7 @@ class Checkpoints(Observer):
         self._last = -1  # the step that was saved last
         self.given = ""  # hash of what the run was given beside weights
         self._lock: RootLock | None = None
-        self._flight: Flight | None = None
+        self._flight: AsyncSave | None = None
         self._staging, self._copied = Staging(), threading.Event()
         if self.root is not None:
             self._lock, self.run_id = _open_root(self.root, mesh)
@@ -136,7 +147,7 @@ class Checkpoints(Observer):
             save(root, step, self.run_id, written, values, self._axis, keep)
 
         self._copied = copied
-        self._flight = Flight(write, config.async_save, step)
+        self._flight = AsyncSave(write, config.async_save, step)
 
     def before_update(self) -> None:
         """Wait until the thread of a save has copied what the optimizer is about to change.
@@ -208,21 +219,21 @@ class Checkpoints(Observer):
         same_layout = run_state.same_layout(manifest.state["layout"], self.mesh)
         fresh = _is_fresh(config, manifest.state)
         optim = config.load_optim and not fresh
-        said = compare(manifest.state, state.run, state.facts, weights_only=fresh, new_optimizer=not optim)
+        notes = compare(manifest.state, state.run, state.facts, weights_only=fresh, new_optimizer=not optim)
         rng = config.load_rng and not fresh and same_layout
-        for there, prefix, flag in ((optim, "optimizer.", "--no-load-optim"), (rng, "rng.", "--no-load-rng")):
-            if there and not any(name.startswith(prefix) for name in manifest.tensors):
+        for taken, prefix, flag in ((optim, "optimizer.", "--no-load-optim"), (rng, "rng.", "--no-load-rng")):
+            if taken and not any(name.startswith(prefix) for name in manifest.tensors):
                 raise CheckpointError(
                     f"it was saved without {prefix[:-1]} state", where=str(folder), fix=f"{flag} begins with a new one"
                 )
 
         def read(wanted: dict[str, Logical]) -> None:
-            mine = list[str]()
+            hashed = list[str]()
             if config.verify_checkpoint:
                 # of the same layout: what it wants
-                mine = sorted(manifest.files)[self.mesh.rank :: self.mesh.world.size]
+                hashed = sorted(manifest.files)[self.mesh.rank :: self.mesh.world.size]
                 on_rank_zero(lambda: commit.verify_names(folder, manifest), self.mesh.world)
-            read_tensors(wanted, ShardReader(folder, manifest, mine), self.mesh.world)
+            read_tensors(wanted, folder, manifest, self.mesh.world, hashed)
 
         state.load(
             manifest,
@@ -239,7 +250,7 @@ class Checkpoints(Observer):
             state.begin_streams()
             self.say("random streams begin anew, from the seed and the iteration: the layout is another one")
         what = "weights of the checkpoint" if fresh else "checkpoint"
-        self.say("\n".join(filter(None, [said, f"loaded {what} of iteration {step} from {root}"])))
+        self.say("\n".join(filter(None, [notes, f"loaded {what} of iteration {step} from {root}"])))
         return step
 
     @property
@@ -253,6 +264,57 @@ class Checkpoints(Observer):
             self._flight.join(self._patience)
         if self._lock is not None:
             self._lock.close()
+
+
+def load_published(state: RunState, folder: Path) -> str:
+    """Fill the model of a run; all ranks must call.
+
+    Returns:
+        What was loaded, in words.
+
+    Raises:
+        CheckpointError, ConfigError: on every rank: the folder is not whole, or holds another model.
+    """
+    world, config = state.mesh.world, state.run.model
+    published = on_all_ranks(lambda: open_model(folder, "hf"), world)
+    differs = differing(config, published.config)
+    if differs:
+        raise CheckpointError(
+            "the published model is another one than the flags describe:\n  " + "\n  ".join(differs),
+            where=str(folder),
+            fix="drop the flags that say something else; config.json describes the model",
+        )
+    named = {name.removeprefix("model."): tensor for name, tensor in model_tensors(state.model).items()}
+    tensors = {name: tensor for name, tensor in named.items() if not name.endswith(SCALES)}  # FP8's begin anew
+    on_all_ranks(lambda: fill(tensors, published, config.params_dtype), world)
+    state.took_weights()
+    stored, dtype = published.config.params_dtype, config.params_dtype
+    rounded = f", {stored} in the files, {dtype} here" if stored != dtype else ""
+    return f"loaded the {published.family} model in {folder}{rounded}"
+
+
+def keep_what_was_given(load: str | None, data: RunData, root: Path) -> str:
+    """Write what the run was given beside weights into the folder of its checkpoints; returns the hash.
+
+    Args:
+        load: folder that the run begins with.
+        data: whose tokenizer it uses.
+        root: of its checkpoints.
+
+    Raises:
+        CheckpointError: it cannot be read or written.
+    """
+    tokenizer = data.tokenizer
+    given: companions.Files = {}
+    if load is not None:
+        folder = Path(load) if is_published(Path(load)) else Path(load) / companions.FOLDER
+        given = companions.files_in(folder) if folder.is_dir() else {}
+    files = made_files(tokenizer)
+    if (own := data.tokenizer_model) is not None:
+        files = companions.tokenizer_files_in(Path(own) if Path(own).is_dir() else Path(own).parent)
+    ids = dict(zip(TOKENS, (tokenizer.bos, tokenizer.eod, tokenizer.pad), strict=True))
+    token_ids = {name: i for name, i in ids.items() if i is not None and i >= 0}  # NO_PAD is no token
+    return companions.keep(root, companions.of_run(given, files, token_ids))
 
 
 def continues(config: CheckpointConfig, mesh: Mesh) -> dict[str, Any] | None:
@@ -297,15 +359,15 @@ def _is_fresh(config: CheckpointConfig, state: Mapping[str, Any]) -> bool:
 
 
 def _chosen(config: CheckpointConfig, root: Path, steps: list[int]) -> int | None:
-    asked = config.ckpt_step
-    if asked is None and steps:
+    step = config.ckpt_step
+    if step is None and steps:
         return steps[-1]
-    if asked in steps:
-        return asked
-    if asked is not None or config.exit_on_missing_checkpoint:
-        what = "no checkpoint" if asked is None else f"no checkpoint of step {asked}"
-        there = f"choose among {', '.join(map(str, steps))}" if steps else "look at what --load names"
-        raise CheckpointError(what, where=str(root), fix=there)
+    if step in steps:
+        return step
+    if step is not None or config.exit_on_missing_checkpoint:
+        what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+        fix = f"choose among {', '.join(map(str, steps))}" if steps else "look at what --load names"
+        raise CheckpointError(what, where=str(root), fix=fix)
     return None
 
 

@@ -8,8 +8,8 @@
 
 `NullTokenizer` has one id more than `--vocab-size` says, the end of document, and so has the model; as in Megatron.
 
-Index arrays and corpora are built by rank 0 while the others wait, then found by all: 1,000 ranks that all begin to
-build would be 1,000 times the work on one file system. An error on rank 0 is raised on every rank.
+Rank 0 builds index arrays and corpora while the others wait; then all ranks read them. An error on rank 0 is raised on
+every rank.
 
 Megatron-LM: `build_train_valid_test_datasets` in `megatron/training/training.py`, `pretrain_gpt.py`.
 """
@@ -17,8 +17,9 @@ Megatron-LM: `build_train_valid_test_datasets` in `megatron/training/training.py
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -26,22 +27,21 @@ import torch
 from minimegatron.comm.agree import gather_objects, on_all_ranks, on_rank_zero
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.sequence import cut_batch
+from minimegatron.config.run import RunConfig
 from minimegatron.data.blend import BlendedDataset
 from minimegatron.data.builder import Dataset, build_datasets, parse_data_path, read_data_args
 from minimegatron.data.corpus import prepare_corpus
-from minimegatron.data.gpt_dataset import GPTDataset, GPTDatasetConfig
+from minimegatron.data.gpt_dataset import Batch, GPTDataset, GPTDatasetConfig
 from minimegatron.data.indexed import IndexedDataset
 from minimegatron.data.loader import DataLoader
-from minimegatron.data.masking import Batch
 from minimegatron.data.packing import PackedDataset
 from minimegatron.data.tokenizer import NullTokenizer, Tokenizer, build_tokenizer
 from minimegatron.errors import ConfigError
 from minimegatron.launch.agreement import require_agreement
-from minimegatron.training.facts import file_fact
-from minimegatron.training.run import RunConfig
 
 CORPUS_KINDS = {"stdlib": "both", "stdlib-code": "code", "stdlib-docs": "docs"}
 CORPUS_VOCABULARY = 4096
+BLOCKS, BLOCK_BYTES = 16, 1 << 16  # of a data file that are hashed: terabytes are not read to start a run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +95,7 @@ def load_data(
         run: where tokens come from, and the vocabulary if one was chosen.
         mesh: the ranks.
         num_samples: of train, valid and test.
-        joint: of each so many in Megatron's order (`data/epochs`).
+        joint: of each so many in Megatron's order (`data/indices`).
         quiet: no bar, however long it takes.
 
     Raises:
@@ -195,8 +195,8 @@ def microbatches(
     """
     loader = DataLoader(dataset, micro_batch_size, mesh.dp.rank, mesh.dp.size, consumed_samples=consumed_samples)
     for batch in loader:
-        mine = cut_batch(batch, mesh)  # labels were shifted before, so each rank has the label of its last token
-        yield to_device(mine, device)
+        part = cut_batch(batch, mesh)  # labels were shifted before, so each rank has the label of its last token
+        yield to_device(part, device)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
@@ -209,3 +209,23 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     if device.type != "cuda":
         return {name: tensor.to(device) for name, tensor in batch.items()}
     return {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in batch.items()}
+
+
+def file_fact(path: str) -> str:
+    """Size and digest of a file; of a large one, of blocks at equal distances, the first and the last among them."""
+    size = os.path.getsize(path)
+    starts = {(size - BLOCK_BYTES) * k // (BLOCKS - 1) for k in range(BLOCKS)} if size > BLOCK_BYTES else {0}
+    with open(path, "rb") as file:
+        return f"{size} bytes ({digest(_block(file, start) for start in sorted(starts))})"
+
+
+def _block(file: Any, start: int) -> bytes:
+    file.seek(start)
+    return bytes(file.read(BLOCK_BYTES))
+
+
+def digest(pieces: Iterable[bytes]) -> str:
+    total = hashlib.blake2b(digest_size=6)
+    for piece in pieces:
+        total.update(piece)
+    return total.hexdigest()

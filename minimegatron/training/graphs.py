@@ -1,19 +1,17 @@
 """The forward and backward passes of a whole step as one CUDA graph.
 
-The problem in a sentence: a small model's kernels are shorter than the time it takes Python to launch them, and the GPU
-waits.
-
-A graph is a recording: the kernels of one step, with the addresses they read and write (`cuda_graphs.py`). To play it
-costs one launch. So nothing may depend on what the host decides between two kernels, and every tensor stays where it
-was: batches are copied into the recorded ones' memory, and then the graph is played.
+Python needs longer to launch a small model's kernels than the GPU to run them. A graph is a recording of the kernels of
+one step with the addresses they read and write (`cuda_graphs.py`); replaying it costs one launch. So nothing may depend
+on what the host decides between two kernels, and every tensor keeps its address: batches are copied into the memory of
+the recorded ones before each replay.
 
 | in the graph                                            | outside                                                 |
 |---------------------------------------------------------|---------------------------------------------------------|
 | all microbatches: forward, loss, backward, accumulation | reading data, zeroing, sums over dp, the optimizer, logs |
 
-What a recording cannot have is refused before the first step: messages inside the passes (tp, cp, pp, ep; buckets that
-travel during backward), generators (dropout), counts that the host must know (experts, documents), a loss scale that
-changes (fp16), batches that grow, recompute (it saves the state of generators).
+`rules.check_run` refuses what a recording cannot have: messages inside the passes (tp, cp, pp, ep; buckets that travel
+during backward), generators (dropout), counts that the host must know (experts, documents), a loss scale that changes
+(fp16), batches that grow, recompute (it saves the state of generators).
 
 `--cuda-graph-impl local --cuda-graph-scope full_iteration`; `--enable-cuda-graph` is the same. Graphs of single layers,
 and Transformer Engine's, are not here.
@@ -28,11 +26,11 @@ from typing import Any
 
 import torch
 
+from minimegatron.config.run import RunConfig
 from minimegatron.cuda_graphs import CudaRecorder, Recorded, Recorder
-from minimegatron.data.masking import Batch
+from minimegatron.data.gpt_dataset import Batch
 from minimegatron.errors import ConfigError, DataError
 from minimegatron.parallel.data.data_parallel import DataParallel
-from minimegatron.training.run import RunConfig
 from minimegatron.training.step import ForwardStep, forward_backward
 
 Result = tuple[torch.Tensor, dict[str, torch.Tensor]]
@@ -76,10 +74,10 @@ class StepGraph:
         if not self._batches:
             self._batches = [{name: tensor.clone() for name, tensor in batch.items()} for batch in batches]
             return
-        here, new = _shapes(self._batches), _shapes(batches)
-        if here != new:
+        recorded, new = _shapes(self._batches), _shapes(batches)
+        if recorded != new:
             raise DataError(
-                f"a step was recorded as a CUDA graph with batches of {here[:2]}, and now there are {new[:2]}",
+                f"a step was recorded as a CUDA graph with batches of {recorded[:2]}, and now there are {new[:2]}",
                 fix="batches of one shape, or --cuda-graph-impl none",
             )
         for places, batch in zip(self._batches, batches, strict=True):

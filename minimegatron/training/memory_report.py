@@ -36,15 +36,15 @@ from minimegatron.comm import shared_memory
 from minimegatron.comm.agree import gather_objects
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
+from minimegatron.config.run import RunConfig
 from minimegatron.errors import ConfigError
 from minimegatron.memory import ACTIVATIONS, WORKSPACE, Tracker
 from minimegatron.models.spec import ModuleSpec, spec_from_name
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
 from minimegatron.parallel.data.data_parallel import DataParallel
-from minimegatron.parallel.data.unit_spans import units_in_trace
+from minimegatron.parallel.data.units import units_in_trace
 from minimegatron.training.observers import Observer, Step
 from minimegatron.training.rules import batch_sizes
-from minimegatron.training.run import RunConfig
 
 if TYPE_CHECKING:
     from minimegatron.footprint.prediction import Prediction, Work
@@ -173,13 +173,13 @@ def predict_run(run: RunConfig, rank: int = 0, world: int = 1, device: str = "cp
 
 
 @functools.cache
-def _spec(name: tuple[str, str], model: TransformerConfig) -> ModuleSpec:
-    return spec_from_name(*name, model)
+def _spec(names: tuple[str, str] | None, model: TransformerConfig) -> ModuleSpec | None:
+    return spec_from_name(names, model)
 
 
 def spec_of(run: RunConfig) -> ModuleSpec | None:
     """Of a run's layers, where it names one; the same one whenever it is asked for."""
-    return _spec(run.spec, run.model) if run.spec else None
+    return _spec(run.spec, run.model)
 
 
 def work_of_run(run: RunConfig, world: int, device: str) -> Work:

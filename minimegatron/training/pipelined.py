@@ -5,16 +5,12 @@ have neither; yet every stage needs the masks and the positions of the microbatc
 
 So every rank of a pipeline reads the microbatches of its data-parallel rank (ids are small beside activations), keeps
 each from its first use until the last of its stages has run it, and hands it to the same `forward_step` as without a
-pipeline. What the stage before has made comes through `set_input_tensor`; what `forward_step` returns as output goes
-to the stage after. Only the last stage calls the loss function. Token counts and losses live there; the other
-stages contribute zeros to the sums over all ranks (`finalize_model_grads`, `reduce_reports`).
+pipeline. The output of the stage before arrives through `set_input_tensor`; what `forward_step` returns goes to the
+stage after. Only the last stage calls the loss function. Token counts and losses are added up there; the other stages
+contribute zeros to the sums over all ranks (`finalize_model_grads`, `reduce_reports`).
 
-Which order all this happens in is the schedule's business, and the executor's (`parallel/pipeline/overlapped.py`). A
-bucket of gradients starts to travel over data-parallel ranks in the action that completes it
-(`parallel/pipeline/stage.last_gradients`).
-
-`get_forward_backward_fn` says who runs the passes of a model: this file, where the model is in stages, else the plain
-loop of `training/step.py`.
+The schedule decides the order of the work, and `parallel/pipeline/overlapped` executes it. A bucket of gradients starts
+to travel over the data-parallel ranks in the action that completes it (`parallel/pipeline/stage.last_gradients`).
 
 Megatron-LM: `get_forward_backward_func`, `forward_step` and `backward_step` in
 `megatron/core/pipeline_parallel/schedules.py`.
@@ -28,16 +24,15 @@ from typing import Any
 
 import torch
 
-from minimegatron.data.masking import Batch
+from minimegatron.data.gpt_dataset import Batch
 from minimegatron.errors import ConfigError
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.contract import ModelStage
 from minimegatron.parallel.data.data_parallel import DataParallel
 from minimegatron.parallel.pipeline import overlapped
-from minimegatron.parallel.pipeline.execution import Specs, Tensors
+from minimegatron.parallel.pipeline.execution import Tensors
 from minimegatron.parallel.pipeline.schedules import Schedule
 from minimegatron.parallel.pipeline.stage import Forward, ModuleStage, last_gradients
-from minimegatron.training import step
 
 
 class Microbatches:
@@ -107,18 +102,10 @@ def forward_backward(
     """
     chunks = _chunks(model)
     if schedule is None:
-        chosen, checked = chunks.schedule(num_microbatches), True
+        sums = _run(chunks.schedule(num_microbatches), forward_step, data_iterator, model, scale)
     else:
-        chosen, checked = _fits(schedule, chunks, num_microbatches), False
-    batches = Microbatches(data_iterator, len(chunks.chunks))
-    sums = _Sums(model.mesh.device)
-    rank = model.mesh.pp.rank
-    last = last_gradients(chosen, rank, list(chunks.chunks), model)
-    stages = [
-        ModuleStage(forward, chunk, chosen, rank, c, model, last[c], inputs, outputs)
-        for c, (forward, chunk, inputs, outputs) in enumerate(_stages(forward_step, model, batches, sums, scale))
-    ]
-    overlapped.run(chosen, stages, chunks.mail, checked=checked)
+        _require_fits(schedule, chunks, num_microbatches)
+        sums = _run(schedule, forward_step, data_iterator, model, scale, checked=False)
     return sums.tokens, sums.reports
 
 
@@ -127,34 +114,30 @@ def forward_only(
     forward_step: Any, data_iterator: Iterator[Batch], model: DataParallel, num_microbatches: int
 ) -> dict[str, torch.Tensor]:
     """Reports of an evaluation; {} but on the last stage."""
-    chunks = _chunks(model)
-    schedule = chunks.evaluation(num_microbatches)
-    batches, sums, rank = Microbatches(data_iterator, len(chunks.chunks)), _Sums(model.mesh.device), model.mesh.pp.rank
-    stages = [
-        ModuleStage(forward, chunk, schedule, rank, c, inputs=inputs, outputs=outputs)
-        for c, (forward, chunk, inputs, outputs) in enumerate(_stages(forward_step, model, batches, sums))
-    ]
-    overlapped.run(schedule, stages, chunks.mail, checked=True)
-    return sums.reports
+    return _run(_chunks(model).evaluation(num_microbatches), forward_step, data_iterator, model).reports
 
 
-def get_forward_backward_fn(model: DataParallel) -> step.ForwardBackward:
-    """What runs the forward and backward passes of this model's steps."""
-    return forward_backward if isinstance(model.module, ModelChunks) else step.forward_backward
-
-
-def _stages(
+def _run(
+    schedule: Schedule,
     forward_step: Any,
+    data_iterator: Iterator[Batch],
     model: DataParallel,
-    batches: Microbatches,
-    sums: _Sums,
     scale: Callable[[torch.Tensor], torch.Tensor] = lambda loss: loss,
-) -> Iterator[tuple[Forward, Any, Specs, Specs]]:
-    """Of each stage that is here: its forward, the stage, and what it takes and gives for the first microbatch."""
+    checked: bool = True,
+) -> _Sums:
+    """Run the schedule over this rank's stages of the model."""
+    chunks, rank = _chunks(model), model.mesh.pp.rank
+    batches, sums = Microbatches(data_iterator, len(chunks.chunks)), _Sums(model.mesh.device)
+    ddp = None if schedule.forward_only else model
+    last = last_gradients(schedule, rank, list(chunks.chunks), model)
     b, s = batches.peek(0)["tokens"].shape
-    for _, chunk in _chunks(model).stages():
+    stages = []
+    for number, (_, chunk) in enumerate(chunks.stages()):
         inputs, outputs = chunk.stage_specs(b, s, model.compute_dtype)
-        yield _forward_of(forward_step, chunk, batches, sums, scale), chunk, inputs, outputs
+        forward = _forward_of(forward_step, chunk, batches, sums, scale)
+        stages.append(ModuleStage(forward, chunk, schedule, rank, number, ddp, last[number], inputs, outputs))
+    overlapped.run(schedule, stages, chunks.mail, checked=checked)
+    return sums
 
 
 def _forward_of(
@@ -183,7 +166,7 @@ def _chunks(model: DataParallel) -> ModelChunks:
     return model.module
 
 
-def _fits(schedule: Schedule, chunks: ModelChunks, num_microbatches: int) -> Schedule:
+def _require_fits(schedule: Schedule, chunks: ModelChunks, num_microbatches: int) -> None:
     if schedule.placement != chunks.placement:
         raise ConfigError(
             f"schedule `{schedule.name}` puts stages {schedule.placement}, the model has them at {chunks.placement}",
@@ -194,4 +177,3 @@ def _fits(schedule: Schedule, chunks: ModelChunks, num_microbatches: int) -> Sch
             f"schedule `{schedule.name}` is for {schedule.m} microbatches, the step has {num_microbatches}",
             fix="build it for as many",
         )
-    return schedule

@@ -1,33 +1,32 @@
-"""What a step tells its host: losses summed over all ranks, in one message and one read of the device.
+"""Sums the losses of a step over all ranks, and reads them from the device: one message, one read.
 
-The problem in a sentence: whenever the host reads a number, it waits until the GPU has done all that was asked of it,
-and the GPU then waits until the host has asked for more; a step that reads four numbers one after the other is idle
-four times.
-
-So counts and sums stay on the device until the step needs them to decide, and then come together:
+Whenever the host reads a number, it waits until the GPU has finished its queue, and the GPU then idles until the host
+has launched more. A step that reads four numbers one after the other is idle four times. So counts and sums stay on
+the device until the step needs them to decide, and are read together:
 
     [ sum, count of each loss ..., asks to stop ]      summed over `world`; in a pipeline also: has new names
-    [ token count, loads of experts ... ]              known by then, read along
+    [ token count, loads of experts ... ]              summed before, read along
 
 | the host waits                                          | how often               |
 |---------------------------------------------------------|-------------------------|
 | here                                                    | once a step, evaluation |
 | for norm, zeros, non-finite tensors (`optim/optimizer`) | once a step             |
-| for the counts of experts (`layers/moe/dispatch`)           | once a layer and pass   |
-| for the borders of documents (`layers/attention/mask`)            | once a microbatch       |
+| for the counts of experts (`layers/moe/dispatch`)       | once a layer and pass   |
+| for the borders of documents (`layers/attention/mask`)  | once a microbatch       |
 
-**Names.** Only the last stage of a pipeline has losses, and every rank must send as many numbers as it does. It says
-their names once, in a message of their own, and they stay what they are. Should it ever have others, the number
-`has new names` tells all ranks, and all of them ask again.
+**Names.** Only the last stage of a pipeline has losses, and every rank must send as many numbers. The last stage sends
+their names once, in a message of their own. Should it ever have others, the number `has new names` tells all ranks, and
+the names are sent again.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -39,7 +38,7 @@ from minimegatron.errors import BadStep
 
 if TYPE_CHECKING:
     from minimegatron.layers.moe.balance import LayerLoad
-    from minimegatron.optim.optimizer import StepResult
+    from minimegatron.parallel.data.data_parallel import DataParallel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +54,7 @@ class StepReport:
         skipped: the optimizer did not move (fp16 overflow).
         num_zeros: zeros in the gradient, when counted.
         experts: what the router of each layer with experts did.
+        stop: some rank asked for the end of the run.
     """
 
     losses: dict[str, float]
@@ -65,22 +65,7 @@ class StepReport:
     skipped: bool = False
     num_zeros: int | None = None
     experts: tuple[LayerLoad, ...] = ()
-
-    @classmethod
-    def of(
-        cls, result: StepResult, losses: dict[str, float], num_tokens: int, learning_rate: float, **more: Any
-    ) -> StepReport:
-        """From what the optimizer says of the step; `more` are the fields that hooks fill (`layers/step_hooks.py`)."""
-        return cls(
-            losses,
-            num_tokens,
-            result.grad_norm,
-            learning_rate,
-            loss_scale=result.loss_scale,
-            skipped=not result.successful,
-            num_zeros=result.num_zeros,
-            **more,
-        )
+    stop: bool = False
 
     def decided(self) -> dict[str, float]:
         """By which numbers each rank has moved its own part of the weights; equal on all ranks, or the parts differ."""
@@ -88,60 +73,78 @@ class StepReport:
         return {"gradient norm": norm, "learning rate": self.learning_rate, "loss scale": self.loss_scale}
 
 
-class Totals(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Totals:
     """What `reduce_reports` has read; equal on all ranks.
 
     Attributes:
-        means: name -> mean over all counted tokens; `of_nothing` where none counted.
-        stop: whether any rank asked to stop.
-        beside: the tensors that were read along, as flat lists.
+        losses: name -> mean over all counted tokens; 0 where none counted.
+        counts: name -> over how many tokens; times tp, whose ranks all add their copies.
+        stop: some rank asked to stop.
+        num_tokens: of the argument; a loss mask may have weights, so it need not be whole.
+        hook_tables: the numbers of each of `hook_tables`, flat.
     """
 
-    means: dict[str, float]
+    losses: dict[str, float]
+    counts: dict[str, float]
     stop: bool
-    beside: list[list[float]]
+    num_tokens: float
+    hook_tables: list[list[float]]
 
 
 def reduce_reports(
     reports: dict[str, torch.Tensor],
-    mesh: Mesh,
-    asks_to_stop: bool = False,
+    model: DataParallel,
     *,
-    names: list[str] | None = None,
-    beside: Sequence[torch.Tensor] = (),
-    of_nothing: float | None = 0.0,
+    num_tokens: torch.Tensor | None = None,
+    hook_tables: Sequence[torch.Tensor] = (),
+    asks_to_stop: bool = False,
 ) -> Totals:
     """Add up [sum, count] pairs over the world, in one message, and read them; waits for the device, once.
 
     Args:
         reports: name -> [sum, count] of this rank, fp64; the same names on all ranks, or none on pipeline stages
             before the last.
-        mesh: the layout.
+        model: whose losses they are; remembers their names on pipeline stages that have none.
+        num_tokens: fp64, equal on all ranks, read along.
+        hook_tables: more fp64 tensors, equal on all ranks, read along.
         asks_to_stop: this rank wants the run to end (a signal, the time is up).
-        names: of the losses, as an earlier call has left them there; empty at first. For pipelines.
-        beside: more fp64 tensors, equal on all ranks, to be read along.
-        of_nothing: the mean of no token; None leaves it out.
     """
-    names = [] if names is None else names
-    if mesh.pp.size == 1:
-        names[:] = reports
-    elif not names:
-        names[:] = next((found for found in gather_objects(list(reports), mesh.pp) if found), [])
+    mesh = model.mesh
+    names = _names(reports, model)
     flags = [asks_to_stop] if mesh.pp.size == 1 else [asks_to_stop, bool(reports) and list(reports) != names]
     zero = torch.zeros(2, dtype=torch.float64, device=mesh.device)
     pairs = [reports.get(name, zero).double() for name in names]
-    # made by the device: for a number of the host's it would be waited for
+    # made on the device: a copy of a number of the host would make the host wait
     raised = [torch.full((1,), float(flag), dtype=torch.float64, device=mesh.device) for flag in flags]
-    sums = all_reduce(torch.cat(pairs + raised), mesh.world)
-    flat = torch.cat([sums, *(tensor.double().flatten() for tensor in beside)]).tolist()
-    numbers, (stops, *strange), rest = flat[: 2 * len(names)], flat[2 * len(names) : len(sums)], iter(flat[len(sums) :])
-    if any(strange):
-        names.clear()
-        return reduce_reports(reports, mesh, asks_to_stop, names=names, beside=beside, of_nothing=of_nothing)
-    pairs_read = zip(names, numbers[::2], numbers[1::2], strict=True)
-    found = {name: total / count if count else of_nothing for name, total, count in pairs_read}
-    means = {name: mean for name, mean in found.items() if mean is not None}
-    return Totals(means, stops > 0, [[next(rest) for _ in range(tensor.numel())] for tensor in beside])
+    summed = all_reduce(torch.cat(pairs + raised), mesh.world)
+    tables = [table.double().flatten() for table in ([] if num_tokens is None else [num_tokens]) + [*hook_tables]]
+    numbers = torch.cat([summed, *tables]).tolist()  # the host waits
+
+    sums, counts = numbers[: 2 * len(names) : 2], numbers[1 : 2 * len(names) : 2]
+    stop, *new_names = numbers[2 * len(names) : len(summed)]
+    if any(new_names):
+        model.loss_names.clear()
+        return reduce_reports(reports, model, num_tokens=num_tokens, hook_tables=hook_tables, asks_to_stop=asks_to_stop)
+    rest = iter(numbers[len(summed) :])
+    return Totals(
+        losses={name: total / count if count else 0.0 for name, total, count in zip(names, sums, counts, strict=True)},
+        counts=dict(zip(names, counts, strict=True)),
+        stop=stop > 0,
+        num_tokens=0.0 if num_tokens is None else next(rest),
+        hook_tables=[list(itertools.islice(rest, table.numel())) for table in hook_tables],
+    )
+
+
+def _names(reports: dict[str, torch.Tensor], model: DataParallel) -> list[str]:
+    """Names of the losses in the order in which they are sent: the last pipeline stage's, known once they were told."""
+    if model.mesh.pp.size == 1:
+        return list(reports)
+    mode = "training" if model.training else "evaluation"
+    if not model.loss_names.get(mode):
+        everyone = gather_objects(list(reports), model.mesh.pp)
+        model.loss_names[mode] = next((names for names in everyone if names), [])
+    return model.loss_names[mode]
 
 
 def mark_losses(losses: dict[str, float]) -> None:
@@ -160,8 +163,9 @@ def check_finite(losses: dict[str, float], reports: dict[str, torch.Tensor], mes
     bad = [name for name, value in losses.items() if not math.isfinite(value)]
     if not bad:
         return
-    mine = torch.stack([pair[0] for pair in reports.values()] or [torch.zeros((), device=mesh.device)]).isfinite().all()
-    flags = all_gather((~mine).to(torch.uint8).reshape(1), mesh.world).tolist()
+    sums = [pair[0] for pair in reports.values()] or [torch.zeros((), device=mesh.device)]
+    finite = torch.stack(sums).isfinite().all()
+    flags = all_gather((~finite).to(torch.uint8).reshape(1), mesh.world).tolist()
     ranks = [str(rank) for rank, flag in zip(mesh.world.ranks, flags, strict=True) if flag]
     raise BadStep(
         f"{' and '.join(bad)} is {losses[bad[0]]}; nothing has moved",

@@ -1,7 +1,7 @@
-"""A run as a value: everything of it that must survive its end, as logical tensors and plain values; and back.
+"""A run as a value: model, optimizer, schedule, random streams and counters, to and from logical tensors.
 
-The problem in a sentence: a run that goes on must be the one that ended, and what it forgets, a scale, a counter, a
-generator, no error will tell.
+A resumed run must equal the one that ended. If it forgets a loss scale, a counter or a generator, no error says so, so
+everything that a checkpoint holds is listed here:
 
 | part                         | name in the checkpoint           | holds in another layout                       |
 |------------------------------|----------------------------------|-----------------------------------------------|
@@ -10,15 +10,15 @@ generator, no error will tell.
 | optimizer, main parameters   | `optimizer.<key>.<logical name>` | yes: moments lie where the weights lie        |
 | random streams               | `rng.<stream>.<device>`          | no, a row for each rank: new ones, and it is said |
 | counters, schedule, scaler   | `state` of the manifest          | yes                                           |
-| configuration                | `state` of the manifest          | what makes another run is refused: `same_run` |
+| configuration                | `state` of the manifest          | another run's is refused: `same_run`          |
 
-Where the data stands is a counter: the order of samples is a function of the seed and of how many were consumed, and
-of `joint_samples` where the first epochs are shuffled together (`data/epochs`). Batch size and learning rate are
-functions of that counter as well.
+The position in the data is a counter: the order of samples is a function of the seed and of the number of consumed
+samples, and of `joint_samples` where the first epochs are shuffled together (`data/indices`). Batch size and learning
+rate are functions of that counter as well.
 
-There may be several in a process, in different layouts of the same ranks: one that is trained, and a reference that has
-no optimizer, no schedule and no streams. What they share is the process's default generators: `RngStreams.on_mesh`
-seeds them, so streams are made for the one that draws.
+A process may hold several, in different layouts of the same ranks: the one that is trained, and a reference without
+optimizer, schedule and streams. They share the process's default generators, which `RngStreams.on_mesh` seeds, so only
+the one that draws has streams.
 
 Megatron-LM: `generate_state_dict` and `load_checkpoint` in `megatron/training/checkpointing.py`.
 """
@@ -39,13 +39,13 @@ from minimegatron.comm.axis import Axis
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
 from minimegatron.config import ParallelConfig
+from minimegatron.config.run import RunConfig
 from minimegatron.errors import CheckpointError, did_you_mean
 from minimegatron.layers.param import layout_of, logical_buffers, logical_parameters
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler
 from minimegatron.parallel.data.data_parallel import DataParallel
 from minimegatron.training.datasets import Joint
-from minimegatron.training.run import RunConfig
 from minimegatron.training.same_run import MODEL, fields_of
 
 
@@ -58,7 +58,7 @@ class TrainState:
         consumed_train_samples: over all ranks; decides the next sample, batch size and learning rate.
         consumed_valid_samples: of the validation set.
         skipped_iterations: steps in which the weights did not move.
-        recent_losses: of the last good steps (`training/bad_steps.py`).
+        recent_losses: of the last good steps (`training/trainer.py`).
         validation_loss: of exactly these weights; None where they were not evaluated.
     """
 
@@ -80,7 +80,7 @@ class RunState:
         model: of this rank; may be frozen.
         optimizer, scheduler, rng: None where nothing is trained, and nothing is drawn.
         counters: where the run is; one object for all its life.
-        facts: by what the run is told from another one (`same_run.facts_of`); default the fields of its configuration.
+        facts: what a checkpoint's run is compared by (`same_run.facts_of`); default the fields of its configuration.
         joint: samples of each set whose epochs are shuffled together.
     """
 
@@ -106,13 +106,13 @@ class RunState:
             optim, rng: those of the optimizer, of the random streams among them, where the run has such.
             state: `optimizer.state_dict()["state"]`, if a reader is to fill it.
         """
-        found = model_tensors(self.model)
+        tensors = model_tensors(self.model)
         if optim and self.optimizer is not None:
             state = self.optimizer.state_dict()["state"] if state is None else state
-            found |= optimizer_tensors(self.optimizer, state, rounded=self.model.rounds_to is not None)
+            tensors |= optimizer_tensors(self.optimizer, state, rounded=self.model.rounds_to is not None)
         if rng and self.rng is not None:
-            found |= rng_tensors(self.rng, self.mesh.world)
-        return found
+            tensors |= rng_tensors(self.rng, self.mesh.world)
+        return tensors
 
     def values(self) -> dict[str, Any]:
         """All that is no tensor, for the manifest of a checkpoint."""
@@ -161,21 +161,21 @@ class RunState:
         """
         optim, rng = optim and self.optimizer is not None, rng and self.rng is not None
         filled = self.optimizer.state_dict()["state"] if optim and self.optimizer is not None else {}
-        wanted = self.tensors(optim, rng, filled)
+        tensors = self.tensors(optim, rng, filled)
         skipped = [prefix for prefix, taken in (("optimizer.", optim), ("rng.", rng)) if not taken]
-        check_same_tensors(wanted, manifest, skipped, self.mesh.world)
-        read(wanted)
+        check_same_tensors(tensors, manifest, skipped, self.mesh.world)
+        read(tensors)
         if optim and self.optimizer is not None:
             self.optimizer.load_state_dict({"state": filled, "grad_scaler": manifest.state["grad_scaler"]})
         else:
-            take_rounded(self.model, wanted)
+            take_rounded(self.model, tensors)
             self.took_weights()
         if goes_on:
             vars(self.counters).update(vars(TrainState(**manifest.state["counters"])))
             if self.scheduler is not None:
                 self.scheduler.load_state_dict(manifest.state["scheduler"], **schedule)
         if rng and self.rng is not None:
-            self.rng.load_state_dict(_streams(wanted))
+            self.rng.load_state_dict(_streams(tensors))
 
     def took_weights(self) -> None:
         """Weights of the model were written over: main parameters and gathered weights follow; all ranks must call."""
@@ -196,7 +196,7 @@ def model_tensors(model: DataParallel) -> dict[str, Logical]:
     Where the model's own weights are the main parameters (`rounds_to`), these are copies, rounded to the model's dtype,
     and `optimizer_tensors` has the weights: so a checkpoint is the same whoever wrote it.
     """
-    found: dict[str, Logical] = {}
+    tensors: dict[str, Logical] = {}
     shards = model.shards()
     for name, param in logical_parameters(model):
         layout = layout_of(param)
@@ -206,20 +206,20 @@ def model_tensors(model: DataParallel) -> dict[str, Logical]:
             parts = [] if shard is None else regions(layout, shard.data.to(dtype), shard.piece)
         else:
             parts = regions(layout, param.detach())
-        if layout.shared and f"model.{name}" in found:
+        if layout.shared and f"model.{name}" in tensors:
             continue  # the original is here too, and they share memory
-        found[f"model.{name}"] = Logical(logical_shape(layout), parts, dtype)
+        tensors[f"model.{name}"] = Logical(logical_shape(layout), parts, dtype)
     for name, buffer in logical_buffers(model):
-        found[f"model.{name}"] = _whole(buffer)
-    return found
+        tensors[f"model.{name}"] = _whole(buffer)
+    return tensors
 
 
 def take_rounded(model: DataParallel, tensors: Mapping[str, Logical]) -> None:
     """A checkpoint was read into `model_tensors` without `optimizer_tensors`: rounded copies become the weights."""
     params = model.params
     for name, shard in model.shards().items() if model.rounds_to is not None else ():
-        mine = regions(layout_of(params[name]), shard.data, shard.piece)
-        for part, read in zip(mine, tensors[f"model.{name}"].parts, strict=True):
+        own = regions(layout_of(params[name]), shard.data, shard.piece)
+        for part, read in zip(own, tensors[f"model.{name}"].parts, strict=True):
             part.data.copy_(read.data)
 
 
@@ -232,28 +232,28 @@ def optimizer_tensors(
         state: of `state_dict()`: what is read into these tensors is the optimizer's when it has loaded them.
         rounded: also main parameters that are the model's.
     """
-    found: dict[str, Logical] = {}
+    tensors: dict[str, Logical] = {}
     for p in optimizer.params:
         layout = layout_of(p.model)
         itself = {"fp32_param": p.main.detach()} if rounded else {}
         for key, tensor in (state[p.name] | itself).items():
             name = f"optimizer.{key}.{p.name}"
             if tensor.dim() == 0:
-                found[name] = _whole(tensor)
+                tensors[name] = _whole(tensor)
             else:
-                found[name] = Logical(logical_shape(layout), regions(layout, tensor, p.piece), tensor.dtype)
-    return found
+                tensors[name] = Logical(logical_shape(layout), regions(layout, tensor, p.piece), tensor.dtype)
+    return tensors
 
 
 def rng_tensors(rng: RngStreams, world: Axis) -> dict[str, Logical]:
     """A row for each rank; a generator that is loaded is put back by `load_state_dict` of what is returned."""
-    found: dict[str, Logical] = {}
+    tensors: dict[str, Logical] = {}
     for stream, devices in rng.state_dict().items():
         for device, state in devices.items():
             box = ((world.rank, world.rank + 1), (0, state.numel()))
             row = Region(box, state.clone().view(1, -1))
-            found[f"rng.{stream}.{device}"] = Logical((world.size, state.numel()), [row], torch.uint8)
-    return found
+            tensors[f"rng.{stream}.{device}"] = Logical((world.size, state.numel()), [row], torch.uint8)
+    return tensors
 
 
 def _streams(tensors: Mapping[str, Logical]) -> dict[str, dict[str, torch.Tensor]]:
@@ -298,10 +298,10 @@ def check_same_tensors(wanted: Mapping[str, Logical], manifest: Manifest, skippe
         if stored is None:
             problems.append(f"{name} is not in it {did_you_mean(name, manifest.tensors)}".rstrip())
         elif (torch.Size(stored.shape), DTYPES[stored.dtype]) != (tensor.shape, tensor.dtype):
-            mine = next(n for n, d in DTYPES.items() if d == tensor.dtype)
-            problems.append(f"{name}: checkpoint {stored.dtype} {stored.shape}, now {mine} {tuple(tensor.shape)}")
-    names, found = zip(*gather_objects((set(wanted), problems), world), strict=True)
-    problems, everyone = list(dict.fromkeys(p for of_rank in found for p in of_rank)), set().union(*names)
+            dtype = next(n for n, d in DTYPES.items() if d == tensor.dtype)
+            problems.append(f"{name}: checkpoint {stored.dtype} {stored.shape}, now {dtype} {tuple(tensor.shape)}")
+    names, of_ranks = zip(*gather_objects((set(wanted), problems), world), strict=True)
+    problems, everyone = list(dict.fromkeys(p for of_rank in of_ranks for p in of_rank)), set().union(*names)
     left = [n for n in manifest.tensors if n not in everyone and not n.startswith(tuple(skipped))]
     problems += [f"{name} is in it, and nothing here wants it" for name in left]
     if problems:

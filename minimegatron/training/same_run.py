@@ -1,9 +1,21 @@
-"""Whether a run that goes on is the run that ended: what of it is compared.
+"""What ranks compare when they meet, and what a run that goes on must share with the checkpoint it loads.
 
-The problem in a sentence: a checkpoint is loaded with another seed, split or sequence length, the counter says 80,000
-samples, and the run goes on without a word on samples that have nothing to do with those 80,000.
+**Between ranks** (`rank_facts`; `launch/agreement` compares):
 
-A field of a configuration says itself what kind it is (`config/fields`, with the reason where it is free):
+| facts                                                 | compared                        | because                 |
+|-------------------------------------------------------|---------------------------------|-------------------------|
+| fields of the configuration, but `rank_local` ones    | when the ranks meet             | groups follow from them |
+| versions of Python, torch and numpy                   | when the ranks meet             | other numbers           |
+| source files of this package, the file of `--spec`    | when the ranks meet             | one node was edited     |
+| tokenizer, vocabulary, samples, data files            | when the data is open           | rank 0 makes some first |
+
+Another version of torch is an error and not a warning: two versions need not speak the same protocol of gloo or NCCL,
+and a kernel that sums in another order gives replicas that differ in their bits. Only Python's major and minor version
+count.
+
+**With the checkpoint** (`compare`). Without this check a checkpoint could be loaded with another seed, split or
+sequence length: the counter says 80,000 samples, and the run would go on with samples that have nothing to do with
+those 80,000. Each field of a configuration has a kind (`config/fields`):
 
 | kind               | where weights alone are taken (`--finetune`) | where the run goes on                           |
 |--------------------|----------------------------------------------|-------------------------------------------------|
@@ -12,24 +24,32 @@ A field of a configuration says itself what kind it is (`config/fields`, with th
 | `elsewhere`        | free                                         | equal in what they lead to: files, ids, batches |
 | `free`             | free                                         | free                                            |
 
-A field that nothing reads in this run (`without_effect`) is not compared, nor is the optimizer where its state is not
-taken (`--no-load-optim`). `--override-checkpoint-args` takes this run's values, and the log names each with both. What
-a checkpoint does not say, because it is older or was converted, cannot be compared; the log names it.
+A field that this run does not read is not compared, nor is the optimizer where its state is not taken
+(`--no-load-optim`). With `--override-checkpoint-args` this run's values win, and the log names both. The log also names
+what an older or converted checkpoint does not contain and so cannot be compared.
 
 Megatron-LM compares a few sizes of the model (`check_checkpoint_args` in `megatron/training/checkpointing.py`).
 """
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
+import os
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy
+import torch
+
+import minimegatron
 from minimegatron.config import OptimizerConfig, TransformerConfig, fields
+from minimegatron.config.run import KINDS, SECTIONS, RunConfig
 from minimegatron.errors import CheckpointError
-from minimegatron.training.datasets import RunData
+from minimegatron.training.datasets import RunData, digest
 from minimegatron.training.microbatches import NumMicrobatches
-from minimegatron.training.run import KINDS, RunConfig
-from minimegatron.training.without_effect import counts
 
 MODEL = TransformerConfig.names_of(fields.MODEL, fields.TRAINED)
 OF_RUN = {name for name, kind in KINDS.items() if kind == fields.RUN}
@@ -38,14 +58,47 @@ OF_OPTIMIZER = OptimizerConfig.__dataclass_fields__.keys()
 FACTS = {"training data", "tokenizer"}
 SHOWN = 3  # differences in an error
 NOTHING = "nothing"  # where a checkpoint has a fact that this run does not
+# Fields that a rank may have for itself, and why that changes nothing for the others.
+RANK_LOCAL: dict[str, str] = {
+    f.name: f.metadata["rank_local"] for cls in SECTIONS.values() for f in dataclasses.fields(cls)
+    if f.metadata["rank_local"]
+}  # fmt: skip
+
+
+def rank_facts(run: RunConfig) -> dict[str, Any]:
+    """Facts that are known before the ranks meet: configuration, versions, code."""
+    facts = {name: value for name, value in run.fields().items() if name not in RANK_LOCAL}
+    facts["version of Python"] = ".".join(map(str, sys.version_info[:2]))
+    facts["version of torch"], facts["version of numpy"] = torch.__version__, numpy.__version__
+    facts["version of minimegatron"] = minimegatron.__version__
+    if run.spec is not None:
+        facts["spec"] = " ".join(run.spec)
+        facts["source of the spec"] = _source_of(run.spec[0])
+    return facts | source_facts()
+
+
+def source_facts() -> dict[str, str]:
+    """{file of this package: digest of its bytes}"""
+    package = Path(minimegatron.__file__).parent
+    files = (p for p in package.rglob("*") if p.suffix in (".py", ".cu", ".cuh", ".h", ".cpp"))
+    return {str(p.relative_to(package.parent)): digest([p.read_bytes()]) for p in files}
+
+
+def _source_of(module: str) -> str:
+    try:
+        spec = importlib.util.find_spec(module)
+    except ImportError:
+        spec = None
+    path = spec.origin if spec is not None else None
+    return digest([Path(path).read_bytes()]) if path is not None and os.path.isfile(path) else "not found"
 
 
 def fields_of(run: RunConfig) -> dict[str, Any]:
     """Every field of a run that is compared by its value; as JSON has it."""
-    found = {name: value for name, value in run.fields().items() if name in OF_RUN | MODEL}
+    values = {name: value for name, value in run.fields().items() if name in OF_RUN | MODEL}
     if run.spec is not None:
-        found["spec"] = " ".join(run.spec)
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+        values["spec"] = " ".join(run.spec)
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def facts_of(run: RunConfig, sizes: NumMicrobatches, data: RunData) -> dict[str, Any]:
@@ -84,7 +137,7 @@ def compare(
     free = FREE | (OF_RUN | FACTS if weights_only else OF_OPTIMIZER if new_optimizer else set())
     if run.model.position_embedding_type != "learned_absolute":
         free |= {"max_position_embeddings"}  # no tensor has that size
-    names = [name for name in {**facts, **saved} if name not in free and counts(name, run)]
+    names = [name for name in {**facts, **saved} if name not in free and not run.unmet(name)]
     differs = [name for name in names if name in saved and _plain(saved[name]) != _plain(facts.get(name, NOTHING))]
     lines = [f"{name}: checkpoint {_shown(saved[name])}, now {_shown(facts.get(name, NOTHING))}" for name in differs]
     if differs and not run.checkpoint.override_checkpoint_args:
@@ -96,10 +149,11 @@ def compare(
             f"the checkpoint is of another {what}:\n  " + "\n  ".join(lines[:SHOWN]) + more,
             fix=f"give the flags of the run that wrote it, or {other}; --override-checkpoint-args goes on all the same",
         )
-    said = ["\n  ".join(["--override-checkpoint-args goes on with another run than the checkpoint's:", *lines])]
+    accepted = ["\n  ".join(["--override-checkpoint-args goes on with another run than the checkpoint's:", *lines])]
     unknown = [name for name in names if name not in saved]
     return "\n".join(
-        (said if lines else []) + ([f"not in the checkpoint, so not compared: {', '.join(unknown)}"] if unknown else [])
+        (accepted if lines else [])
+        + ([f"not in the checkpoint, so not compared: {', '.join(unknown)}"] if unknown else [])
     )
 
 

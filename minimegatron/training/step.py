@@ -13,7 +13,7 @@ mask:
 
 The mean of per-rank means is a different number as soon as the counts differ, and a rank whose tokens are all masked
 would divide 0 by 0; here it contributes 0 to both sums. Where no rank has a token that counts, there is no mean, and
-the step is a bad one (`bad_steps`): weights would move by momentum alone, and the log would show a loss of 0.
+the step is a bad one (`training/trainer`): weights would move by momentum alone, and the log would show a loss of 0.
 
 | what travels, besides DDP's buckets | axis    | bytes                             |
 |-------------------------------------|---------|-----------------------------------|
@@ -23,12 +23,12 @@ the step is a bad one (`bad_steps`): weights would move by momentum alone, and t
 | norm, zeros, non-finite (optimizer) | `world` | 24                                |
 
 **Features of the model** that have work of their own at the beginning or the end of a step do it in a hook
-(`layers/step_hooks.py`); none is named here. How the passes run is a function (`forward_backward_fn`): the one below
-runs microbatch after microbatch; others are in `training/pipelined.py` and `training/graphs.py`.
+(`layers/step_hooks`); none is named here. `get_forward_backward_func` chooses who runs the passes: `forward_backward`
+below, microbatch after microbatch, or the pipeline's schedule (`training/pipelined`).
 
-**Deciding together.** Skip, stop and raise are decided from numbers that every rank has received in the same message;
-no rank decides from what it alone has seen. tp ranks hold copies of the loss and add them all: the sum and the count
-are both t times too large, the mean is the same, and a NaN that one rank alone sees reaches all of them.
+**Deciding together.** Skip, stop and raise follow from numbers that every rank received in the same message. tp ranks
+hold copies of the loss and all of them are added: the sum and the count are both t times too large, the mean is the
+same, and a NaN that one rank alone has reaches all of them.
 
 Megatron-LM: `train_step` in `megatron/training/training.py`, `forward_backward_no_pipelining` in
 `megatron/core/pipeline_parallel/schedules.py`, `loss_func` in `pretrain_gpt.py`: the same contract, so that a loss
@@ -46,22 +46,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from minimegatron import trace
-from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import BadStep
 from minimegatron.layers.step_hooks import StepHooks
+from minimegatron.models.chunks import ModelChunks
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler
 from minimegatron.parallel.data.data_parallel import DataParallel
 from minimegatron.parallel.data.finalize import finalize_model_grads
+from minimegatron.training import pipelined
 from minimegatron.training.reports import StepReport, check_finite, mark_losses, reduce_reports
 
 if TYPE_CHECKING:
-    from minimegatron.data.masking import Batch
+    from minimegatron.data.gpt_dataset import Batch
 
 Loss = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]  # sum, count, {name: [sum, count]}
 LossFunc = Callable[[torch.Tensor], Loss]
 ForwardStep = Callable[["Iterator[Batch]", Any], tuple[torch.Tensor, LossFunc]]
-ForwardBackward = Callable[..., tuple[torch.Tensor, dict[str, torch.Tensor]]]  # called as `forward_backward` is
+ForwardBackward = Callable[..., tuple[torch.Tensor, dict[str, torch.Tensor]]]  # arguments of `forward_backward`
 
 
 def loss_func(loss_mask: torch.Tensor, output_tensor: torch.Tensor) -> Loss:
@@ -122,24 +123,27 @@ def forward_backward(
     return tokens, reports
 
 
+def get_forward_backward_func(model: DataParallel) -> ForwardBackward:
+    """What runs the passes of a step: the loop above, or for a model in pipeline stages its schedule."""
+    return pipelined.forward_backward if isinstance(model.module, ModelChunks) else forward_backward
+
+
 @dataclasses.dataclass(frozen=True)
 class StepOptions:
     """What a step may have besides its batch.
 
     Attributes:
         batch_size: what the scheduler counts: the global batch size.
-        loss_divisor: the loss is divided by it during the passes, and the gradients multiplied (`optim/scaler.py`).
+        loss_divisor: the loss is divided by it during the passes, and the gradients multiplied (`optim/scaler`).
         asks_to_stop: this rank wants the run to end after this step.
-        forward_backward_fn: runs the passes and accumulates the gradients.
-        hooks: of the features of the model; default those that are registered.
-        before_update: is shown the losses before the optimizer moves; may raise `BadStep` to keep it from moving.
+        forward_backward_func: runs the passes, e.g. a recorded graph; default `get_forward_backward_func(model)`.
+        before_update: called with the losses before the optimizer moves; may raise `BadStep` to keep it from moving.
     """
 
     batch_size: int = 1
     loss_divisor: float = 1.0
     asks_to_stop: bool = False
-    forward_backward_fn: ForwardBackward = forward_backward
-    hooks: StepHooks | None = None
+    forward_backward_func: ForwardBackward | None = None
     before_update: Callable[[dict[str, float]], None] = lambda losses: None
 
 
@@ -149,53 +153,64 @@ def train_step(
     model: DataParallel,
     optimizer: MixedPrecisionOptimizer,
     scheduler: OptimizerParamScheduler,
-    mesh: Mesh,
     num_microbatches: int,
     options: StepOptions = StepOptions(),
-) -> tuple[StepReport, bool]:
+) -> StepReport:
     """Forward, backward, reduce, step.
 
     Args:
         forward_step: the model and its loss.
         data_iterator: yields this rank's microbatches.
         model, optimizer, scheduler: what is trained; the scheduler moves only when the weights do.
-        mesh: the layout.
         num_microbatches: of this rank.
         options: see `StepOptions`.
 
     Returns:
-        What happened, and whether the run should end; equal on all ranks.
+        What happened; equal on all ranks.
 
     Raises:
         BadStep: on all ranks, when no label of any rank counts, when the loss or a gradient is not finite and the
             configuration does not skip such steps, or `options.before_update` refuses the losses. Nothing has moved.
     """
-    hooks, divisor = options.hooks or StepHooks(model, mesh), options.loss_divisor
+    hooks, divisor = StepHooks(model, model.mesh), options.loss_divisor
+    forward_backward_func = options.forward_backward_func or get_forward_backward_func(model)
+
     model.zero_grad_buffer()
     with hooks.passes(optimizer.loss_scale / divisor):
-        tokens, reports = options.forward_backward_fn(
+        tokens, reports = forward_backward_func(
             forward_step, data_iterator, model, num_microbatches, lambda loss: optimizer.scale_loss(loss / divisor)
         )
-    num_tokens = finalize_model_grads(model, mesh, tokens)  # sum over ranks, divide once
+    num_tokens = finalize_model_grads(model, model.mesh, tokens)  # sum over ranks, divide once
     if divisor != 1.0:
         model.scale_gradients(divisor)
+
     reports |= hooks.reports()
-    losses, stop, [[counted], *tables] = reduce_reports(
-        reports, mesh, options.asks_to_stop, names=model.loss_names[True], beside=[num_tokens, *hooks.tables()]
+    totals = reduce_reports(
+        reports, model, num_tokens=num_tokens, hook_tables=hooks.tables(), asks_to_stop=options.asks_to_stop
     )
-    mark_losses(losses)
-    if counted == 0:
+    mark_losses(totals.losses)
+    if totals.num_tokens == 0:
         raise BadStep(
             "none of the step's labels counts: there is no loss to lower, and nothing has moved",
             fix="look at what masks them (--eod-mask-loss, padding, a mask of your own); --bad-step skip goes on "
             "without such a batch",
         )
     if optimizer.config.check_for_nan_in_loss_and_grad:
-        check_finite(losses, reports, mesh)
-    options.before_update(losses)
+        check_finite(totals.losses, reports, model.mesh)
+    options.before_update(totals.losses)
+
     result = optimizer.step()
     hooks.end_step()
     if result.successful:
         scheduler.step(options.batch_size)
-    report = StepReport.of(result, losses, int(counted), scheduler.lr, **hooks.report_fields(tables))
-    return report, stop
+    return StepReport(
+        losses=totals.losses,
+        num_tokens=int(totals.num_tokens),
+        grad_norm=result.grad_norm,
+        learning_rate=scheduler.lr,
+        loss_scale=result.loss_scale,
+        skipped=not result.successful,
+        num_zeros=result.num_zeros,
+        stop=totals.stop,
+        **hooks.report_fields(totals.hook_tables),
+    )

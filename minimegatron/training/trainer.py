@@ -2,22 +2,38 @@
 
     until done:  step -> count -> tell the observers -> stop?
 
-What else happens (lines of the log, profiles, memory, comparisons of replicas, evaluations, checkpoints) is done by
-observers, in their order (`training/observers`); `training/build` makes the parts from a configuration.
+The rest (lines of the log, profiles, memory, comparisons of replicas, evaluations, checkpoints) is done by observers,
+in their order (`training/observers`); `training/build` makes the parts from a configuration.
 
 | the run ends                  | because                                                                      |
 |-------------------------------|------------------------------------------------------------------------------|
 | after `train_iters` steps     | it is done                                                                   |
 | `--exit-interval`             | the iteration is a multiple                                                  |
-| a bad step                    | a loss is not finite or a spike, and `--bad-step stop` (`bad_steps.py`)      |
+| a bad step                    | a loss is not finite or a spike, and `--bad-step stop`                       |
 | `--exit-duration-in-mins`     | the time is up on some rank                                                  |
 | SIGTERM                       | some rank received it: a scheduler wants the machine back                    |
 
-The last two are one rank's knowledge, so they travel with the next step's loss and all ranks end after the same step. A
-second SIGTERM ends the process at once (143), also while the first is being obeyed: a checkpoint that is not yet
-published is then as if it had never begun.
+Only one rank knows of the last two, so that knowledge travels with the next step's loss and all ranks end after the
+same step. A second SIGTERM ends the process at once (143), also while the first is being obeyed: a checkpoint that is
+not yet published is then as if it had never begun.
 
-Megatron-LM: `train` in `megatron/training/training.py`.
+**Bad steps.** A step is bad when its loss or a gradient is not finite, when its loss is a spike (above
+`--spiky-loss-factor` times the mean of the last `WINDOW` good ones), or when all labels of its batch are masked. Every
+rank decides this from sums over all ranks that came in one message, before the optimizer moves. An overflow in fp16
+with a dynamic scale is no bad step: the scaler expects it.
+
+| `--bad-step` | then                                                                                              |
+|--------------|---------------------------------------------------------------------------------------------------|
+| `stop`       | exit status 6                                                                                     |
+| `skip`       | the weights stay; the run goes on with the next batch                                             |
+| `rollback`   | the newest checkpoint of `--save` is loaded, and the run goes on with the batch after the bad one |
+
+After a rollback the batches between the checkpoint and the bad one are skipped: in the same order they would lead to
+the same place. After `ROLLBACKS` rollbacks to one checkpoint the run stops.
+
+Chowdhery et al. 2022 (arXiv 2204.02311), section 5.1: PaLM went back about 100 steps at each spike and left out 200 to
+500 batches. Megatron-LM: `train` in `megatron/training/training.py`, `--check-for-spiky-loss` in
+`megatron/core/rerun_state_machine.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +42,7 @@ import contextlib
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -35,7 +51,6 @@ import torch
 from minimegatron.data.builder import Dataset
 from minimegatron.errors import BadStep
 from minimegatron.optim.scaler import loss_divisor
-from minimegatron.training.bad_steps import ROLLBACKS, refuse_spike, with_latest
 from minimegatron.training.checkpointing import Checkpoints
 from minimegatron.training.datasets import RunData, microbatches
 from minimegatron.training.graphs import StepGraph
@@ -43,10 +58,11 @@ from minimegatron.training.microbatches import NumMicrobatches
 from minimegatron.training.observers import Observer, Step
 from minimegatron.training.observers.evaluation import Evaluation
 from minimegatron.training.observers.metrics import Metrics
-from minimegatron.training.pipelined import get_forward_backward_fn
 from minimegatron.training.reports import StepReport
 from minimegatron.training.run_state import RunState, TrainState
 from minimegatron.training.step import ForwardStep, StepOptions, train_step
+
+WINDOW, ROLLBACKS = 16, 3
 
 
 class Trainer:
@@ -140,9 +156,9 @@ class Trainer:
         begun, state = time.perf_counter(), self.state
         first = state.consumed_train_samples
         batch_size = self.batch_sizes.global_batch_size_at(first)
-        report, stop = None, False
+        report = None
         try:
-            report, stop = self._train_step(batch_size, asks_to_stop)
+            report = self._train_step(batch_size, asks_to_stop)
         except BadStep as error:
             self._after_bad_step(error, batch_size)
         else:
@@ -153,10 +169,11 @@ class Trainer:
             state.recent_losses = with_latest(state.recent_losses, report.losses)
             self.history.append(report)
         seconds = time.perf_counter() - begun
+        stop = report is not None and report.stop
         last = stop or self._exits() or state.iteration == self.train_iters
         return Step(state.iteration, first, batch_size, state.consumed_train_samples, seconds, report, stop, last)
 
-    def _train_step(self, batch_size: int, asks_to_stop: bool) -> tuple[StepReport, bool]:
+    def _train_step(self, batch_size: int, asks_to_stop: bool) -> StepReport:
         training, state = self.run.training, self.state
         tokens = training.micro_batch_size * self.run.data.seq_length  # of a microbatch
         return train_step(
@@ -165,13 +182,12 @@ class Trainer:
             self.model,
             self.optimizer,
             self.scheduler,
-            self.mesh,
             self.batch_sizes.at(state.consumed_train_samples),
             StepOptions(
                 batch_size=batch_size,
                 loss_divisor=loss_divisor(self.run.model.dtype, tokens),
                 asks_to_stop=asks_to_stop,
-                forward_backward_fn=self.graph or get_forward_backward_fn(self.model),
+                forward_backward_func=self.graph,
                 before_update=self._before_update,
             ),
         )
@@ -183,7 +199,7 @@ class Trainer:
             observer.before_update()
 
     def _after_bad_step(self, error: BadStep, batch_size: int) -> None:
-        """Nothing has moved: go on without the batch, from here or from the newest checkpoint (`bad_steps`)."""
+        """Nothing has moved: go on without the batch, from here or from the newest checkpoint (`--bad-step`)."""
         state, policy = self.state, self.run.training.bad_step
         if policy == "stop":
             raise error
@@ -250,3 +266,29 @@ class StopSignal:
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.received = True
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def refuse_spike(losses: Mapping[str, float], recent: Sequence[float], factor: float | None) -> None:
+    """Compare the losses of a step, summed, with those of the good ones before it.
+
+    Args:
+        losses: of this step, equal on all ranks.
+        recent: of the last good steps.
+        factor: how many times their mean is too much; None compares nothing.
+
+    Raises:
+        BadStep: it is a spike.
+    """
+    if factor is None or len(recent) < WINDOW:
+        return
+    total, mean = sum(losses.values()), sum(recent) / len(recent)
+    if total > factor * mean:
+        raise BadStep(
+            f"the loss is {total:.6g}, {total / mean:.3g} times the mean of the last {len(recent)} good steps",
+            fix="look at the samples of this step; --bad-step skip or rollback goes on without them",
+        )
+
+
+def with_latest(recent: Sequence[float], losses: Mapping[str, float]) -> list[float]:
+    """The losses of the last good steps, this one included."""
+    return [*recent, sum(losses.values())][-WINDOW:]

@@ -1,8 +1,8 @@
-"""The memory of a step: bytes alive over time, stacked by owner, with the moment at which most are.
+"""The memory of a step: bytes alive over time, stacked by owner, with the peak.
 
-Owners keep their colour and their order, what lasts below and what comes and goes above, so that curves of several
-ways to train can be put side by side on one scale. A triangle marks the fullest moment; what ran then, if the tracker
-was told (`Tracker.phase`, `Tracker.tell`), stands below.
+Owners have the same colour and order in every picture, permanent state below and temporary tensors above, so that
+several runs can be compared on one scale. A triangle marks the peak; what ran then, if the tracker was told
+(`Tracker.phase`, `Tracker.tell`), stands below.
 """
 
 from __future__ import annotations
@@ -15,13 +15,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from minimegatron.errors import ConfigError
-from minimegatron.viz.picture import INK, PALETTE, Picture, bytes_text, new_figure, scaled, styled
-from minimegatron.viz.stacked import FAR, stacked
+from minimegatron.viz.bars import FAR, stacked
+from minimegatron.viz.picture import (
+    BYTES,
+    INK,
+    PALETTE,
+    SECONDS,
+    Picture,
+    bytes_text,
+    new_figure,
+    scaled,
+    styled,
+)
 
 if TYPE_CHECKING:
     from minimegatron.memory import Sample
 
-UNITS = ("µs", "ms", "s")
 ACROSS = 3  # panels
 # From the bottom of a stack to its top.
 OWNERS = {
@@ -76,7 +85,7 @@ def over_time(ranks: Mapping[str, Sequence[Sample]], *, limit: float, title: str
     near = limit <= FAR * max((s.total for samples in ranks.values() for s in samples), default=0)
     stack = _Stack.of(ranks, limit if near else None)
     end = max(samples[-1].seconds for samples in ranks.values())
-    divisor, unit = scaled(end * 1e6, UNITS, 1000)
+    divisor, unit = scaled(end * 1e6, SECONDS, 1000)
     with styled():
         figure = new_figure(8.6, 1.2 + 1.3 * len(ranks), title)
         panels = figure.subplots(len(ranks), 1, squeeze=False, sharex=True, sharey=True)[:, 0]
@@ -92,7 +101,7 @@ def over_time(ranks: Mapping[str, Sequence[Sample]], *, limit: float, title: str
 
 @dataclasses.dataclass(frozen=True)
 class _Stack:
-    """What all panels of a picture have in common: the unit, the owners from the bottom to the top, the height."""
+    """Shared by all panels of a picture: the unit, the owners from the bottom to the top, the height."""
 
     divisor: float
     unit: str
@@ -105,7 +114,7 @@ class _Stack:
         if not runs or any(not samples for samples in runs.values()):
             raise ConfigError("memory of nothing", fix="with memory.Tracker(...) as t: one step; then pass t.samples")
         most = max(limit or 0.0, *(max(s.total for s in samples) for samples in runs.values()))
-        divisor, unit = scaled(most, ("B", "KiB", "MiB", "GiB", "TiB"), 1024)
+        divisor, unit = scaled(most, BYTES, 1024)
         held = {owner for samples in runs.values() for sample in samples for owner in sample.owners}
         owners = [owner for owner in OWNERS if owner in held] + sorted(held - OWNERS.keys())
         return cls(divisor, unit, owners, most / divisor * 1.1, limit)
@@ -124,7 +133,7 @@ class _Stack:
         return samples[top]
 
     def legend(self, figure: Figure, panels: Iterable[Axes]) -> None:
-        """Whose colour is which, and the unit of these panels."""
+        """The colours of the owners, and the unit of these panels."""
         for axes in panels:
             axes.set_ylabel(self.unit)
             axes.set_ylim(0, self.height)
@@ -144,7 +153,7 @@ def ranks(peaks: Mapping[str, Mapping[str, float]], *, limit: float, title: str 
         ConfigError: no bytes at all, or an owner that is none of `OWNERS`.
     """
     most = max(sum(owners.values()) for owners in peaks.values())
-    divisor, unit = scaled(most, ("B", "KiB", "MiB", "GiB", "TiB"), 1024)
+    divisor, unit = scaled(most, BYTES, 1024)
     bars = {rank: {owner: n / divisor for owner, n in owners.items()} for rank, owners in peaks.items()}
     what = f"{unit} at the fullest moment of a step"
     return stacked(bars, looks=OWNERS, limit=limit / divisor, title=title, what=what)

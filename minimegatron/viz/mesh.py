@@ -1,15 +1,14 @@
-"""Who is where: the grid of ranks with the groups along any axis, and which rank holds which block of a weight.
+"""The grid of ranks, and the groups along any axis.
 
 A grid with up to four axes longer than 1 is drawn flat: the fastest axis runs to the right, the second downwards, the
-third repeats that block to the right, the fourth repeats the lot downwards. So ranks that talk most stand closest.
+third repeats that block to the right, the fourth repeats all of it downwards. So ranks that communicate most stand
+closest.
 
-Data comes in as plain numbers: sizes and groups as `minimegatron.comm.mesh.grid_sizes` and `rank_groups` return them,
-shapes and ranges as `minimegatron.layers.param.ParamLayout` holds them.
+Data comes in as plain numbers: sizes and groups as `minimegatron.comm.mesh.grid_sizes` and `rank_groups` return them.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
@@ -18,29 +17,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from minimegatron.errors import ConfigError
-from minimegatron.viz.picture import INK, PAPER, blank, box, colours, hatch, new_figure, rank_colours, styled, text_on
+from minimegatron.viz.picture import INK, PAPER, arrow, blank, box, colours, hatch, new_figure, styled, text_on
 
 Groups = Sequence[Sequence[int]]
 _GAP = 0.45  # between blocks of a slower axis, in cells
-
-
-@dataclasses.dataclass(frozen=True)
-class Shards:
-    """A logical tensor and the ranges of one of its dims that each rank holds.
-
-    Attributes:
-        name: shown above the picture.
-        shape: of the logical tensor; one or two dims.
-        dim: the dim that is cut; None when every rank holds the whole tensor.
-        parts: for each rank, the ranges `(start, stop)` of `dim` that it holds.
-        bands: names of the equal bands that are stacked along dim 0, written beside them.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dim: int | None = None
-    parts: Sequence[Sequence[tuple[int, int]]] = ()
-    bands: Sequence[str] = ()
 
 
 def rank_grid(
@@ -77,32 +57,6 @@ def rank_grid(
             _draw_grid(axes, sizes, places, extents, members, mark)
             axes.set_title(_panel_title(name, members) if name else _grid_title(sizes, len(places)))
     return figure
-
-
-def weight_shards(weights: Sequence[Shards]) -> Figure:
-    """Each weight as a rectangle in proportion, cut where it is cut, every block with its rank and its range.
-
-    Raises:
-        ConfigError: no tensor, or one of more than two dims.
-    """
-    if not weights:
-        raise ConfigError("no weights to draw", fix="give at least one `Shards`")
-    for weight in weights:
-        if not 1 <= len(weight.shape) <= 2:
-            raise ConfigError(f"{weight.name} has {len(weight.shape)} dims", fix="draw tensors of one or two dims")
-    columns = min(4, len(weights))
-    rows = math.ceil(len(weights) / columns)
-    with styled():
-        figure = new_figure(2.6 * columns, 2.9 * rows)
-        grid = figure.subplots(rows, columns, squeeze=False)
-        for axes in grid.flat[len(weights) :]:
-            axes.set_visible(False)
-        for axes, weight in zip(grid.flat, weights, strict=False):
-            _draw_weight(axes, weight)
-    return figure
-
-
-# ------------------------------------------------------------------------------------------------- the grid
 
 
 def _places(sizes: Mapping[str, int]) -> tuple[list[tuple[float, float]], tuple[float, float]]:
@@ -173,12 +127,11 @@ def _draw_arrows(axes: Axes, sizes: Mapping[str, int], extents: tuple[float, flo
     """Along which way each axis runs: the first two over one block, the next two over the whole picture."""
     names = [name for name, size in sizes.items() if size > 1]
     spans = [*(float(sizes[name]) for name in names[:2]), *extents[: max(0, len(names) - 2)]]
-    arrow = {"arrowstyle": "->", "color": INK, "linewidth": 1.0, "shrinkA": 0, "shrinkB": 0}
     patch = {"facecolor": "white", "edgecolor": "none", "pad": 1}
     for i, (name, span) in enumerate(zip(names, spans, strict=True)):
         offset, upright = (-0.25 if i < 2 else -0.72), i % 2 == 1
         start, middle, end = ((offset, v) if upright else (v, offset) for v in (0.0, span / 2, span))
-        axes.annotate("", xy=end, xytext=start, arrowprops=arrow)
+        arrow(axes, start, end, arrowstyle="->", linewidth=1.0, shrinkA=0, shrinkB=0)
         axes.text(*middle, name, ha="center", va="center", fontsize=9, rotation=90 * upright, bbox=patch)
 
 
@@ -196,45 +149,3 @@ def _panel_title(name: str, groups: Groups) -> str:
     lengths = sorted({len(group) for group in groups})
     count = f"{len(groups)} group{'s' if len(groups) != 1 else ''}"
     return f"{name}: {count} of {' or '.join(map(str, lengths))}"
-
-
-# ------------------------------------------------------------------------------------------------- a weight
-
-
-def _draw_weight(axes: Axes, weight: Shards) -> None:
-    width, height = _drawn_size(weight.shape)
-    left, below = (1 - width) / 2, height + 0.05
-    text = " x ".join(map(str, weight.shape))
-    if weight.dim is None or len(weight.parts) <= 1:
-        vector = len(weight.shape) == 1
-        held = "every rank holds all" if vector else "every rank\nholds all"
-        box(axes, (left, 0), (width, height), PAPER, held, pattern="//", edge=INK, upright=vector)
-    else:
-        text += f", dim {weight.dim} cut"
-        palette, length = rank_colours(len(weight.parts)), weight.shape[weight.dim]
-        for rank, ranges in enumerate(weight.parts):
-            for start, stop in ranges:
-                a, b = start / length, stop / length
-                if weight.dim == 0:
-                    corner, size = (left, a * height), (width, (b - a) * height)
-                else:
-                    corner, size = (left + a * width, 0.0), ((b - a) * width, height)
-                upright, small = size[1] > 1.4 * size[0], min(8, 60 * min(size))
-                label = f"rank {rank}\n[{start}:{stop}]"
-                box(axes, corner, size, palette[rank], label, pattern=hatch(rank), fontsize=small, upright=upright)
-    for i, band in enumerate(weight.bands):
-        middle = (i + 0.5) * height / len(weight.bands)
-        axes.text(left - 0.05, middle, band, ha="right", va="center", fontsize=9, style="italic")
-    axes.set_title(weight.name)
-    axes.text(0.5, below, text, ha="center", va="top", fontsize=9)
-    axes.set_xlim(-0.02, 1.02)
-    axes.set_ylim(1.18, -0.02)
-    blank(axes)
-
-
-def _drawn_size(shape: tuple[int, ...]) -> tuple[float, float]:
-    """Width and height inside a unit square: in proportion, but never a thread; a vector is a narrow column."""
-    if len(shape) == 1:
-        return 0.14, 1.0
-    ratio = min(max(shape[1] / shape[0], 0.4), 2.5)
-    return (1.0, 1.0 / ratio) if ratio >= 1 else (ratio, 1.0)

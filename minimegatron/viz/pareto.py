@@ -1,7 +1,7 @@
-"""Time against memory of many ways to do the same: the nearer to the lower left, the better.
+"""Time against memory of many layouts: the nearer to the lower left, the better.
 
-A way is on the *front* if none other is both smaller and faster; all others are dots. Both axes are logarithmic, since
-the worst of a thousand layouts is a hundred times slower than the best.
+A layout is on the *front* if no other is both smaller and faster. Both axes are logarithmic, since the worst of a
+thousand layouts is a hundred times slower than the best.
 """
 
 from __future__ import annotations
@@ -11,9 +11,19 @@ from collections.abc import Iterable, Sequence
 from matplotlib.ticker import LogFormatter
 
 from minimegatron.errors import ConfigError
-from minimegatron.viz.picture import FAINT, INK, PALETTE, PREDICTED_LINE, Picture, new_figure, scaled, styled
-from minimegatron.viz.stacked import FAR
-from minimegatron.viz.timeline import UNITS
+from minimegatron.viz.bars import FAR
+from minimegatron.viz.picture import (
+    BYTES,
+    FAINT,
+    INK,
+    PALETTE,
+    PREDICTED_LINE,
+    SECONDS,
+    Picture,
+    new_figure,
+    scaled,
+    styled,
+)
 
 Point = tuple[float, float]  # bytes, seconds
 
@@ -49,8 +59,8 @@ def pareto(
     """
     if not estimated or not planned:
         raise ConfigError(f"{len(estimated)} estimates and {len(planned)} plans", fix="give one of each at least")
-    divisor, unit = scaled(min(nbytes for nbytes, _ in estimated), ("B", "KiB", "MiB", "GiB", "TiB"), 1024)
-    tick, time = scaled(min(seconds for _, seconds in estimated) * 1e6, UNITS, 1000)
+    divisor, unit = scaled(min(nbytes for nbytes, _ in estimated), BYTES, 1024)
+    tick, time = scaled(min(seconds for _, seconds in estimated) * 1e6, SECONDS, 1000)
     fastest = min(planned, key=lambda point: point[1])
 
     def columns(points: Iterable[Point]) -> tuple[list[float], list[float]]:

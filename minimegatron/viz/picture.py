@@ -9,16 +9,18 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import matplotlib
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch, Rectangle
 
+_T = TypeVar("_T")
 STYLE = Path(__file__).with_name("minimegatron.mplstyle")
 
 # One colour, one meaning, in every picture of every lab. What a colour says, a label, a letter or a hatch says too.
@@ -30,6 +32,7 @@ WORK = {"F": "#fbe3a1", "B": "#84b2e3", "W": "#4f9d69"}  # forward, backward of 
 COMPUTE, COMM = WORK["F"], "#24406e"
 INK, FAINT, PAPER = "#222222", "#9a9a9a", "#f4f4f2"
 HATCHES = ("", "///", "...", "xxx")
+BYTES, SECONDS = ("B", "KiB", "MiB", "GiB", "TiB"), ("µs", "ms", "s")  # for `scaled`
 # (colour, hatch) of bars: what a formula says, what was counted or timed, and what both are compared with.
 PREDICTED, MEASURED, REFERENCE = ("white", "///"), ("#555555", ""), ("#c8c8c8", "")
 # How a curve of each is drawn, as keyword arguments of `plot`.
@@ -64,6 +67,41 @@ def new_figure(width: float, height: float, title: str = "") -> Picture:
     if title:
         figure.suptitle(title)
     return figure
+
+
+def panels(figure: Figure, titled: Mapping[str, _T], *, down: bool = False, **shared: Any) -> list[tuple[Axes, _T]]:
+    """Axes with a title for each entry, side by side or below each other; `shared` as for `Figure.subplots`."""
+    shape = (len(titled), 1) if down else (1, len(titled))
+    found = list(zip(figure.subplots(*shape, squeeze=False, **shared).flat, titled.values(), strict=True))
+    for (axes, _), title in zip(found, titled, strict=True):
+        axes.set_title(title)
+    return found
+
+
+def rows_of_bars(axes: Axes, names: Sequence[str], places: Sequence[float]) -> None:
+    """The axes of horizontal bars: a name for each row, a grid across the amounts."""
+    axes.set_yticks(places, names)
+    axes.grid(axis="x", visible=True)
+    axes.grid(axis="y", visible=False)
+    axes.tick_params(axis="y", length=0)
+
+
+def sample(text: str, colour: str, pattern: str = "", **look: Any) -> Patch:
+    """An entry of a legend: a filled rectangle."""
+    return Patch(**{"facecolor": colour, "hatch": pattern, "edgecolor": INK, "linewidth": 0.6, "label": text, **look})
+
+
+def legend(figure: Figure, handles: Sequence[Artist], columns: int | None = None, fontsize: float | None = 8) -> None:
+    """Below the picture, in one line or in so many columns."""
+    ncols = min(columns or len(handles), len(handles))
+    figure.legend(handles=handles, loc="outside lower center", ncols=ncols, fontsize=fontsize)
+
+
+def arrow(
+    axes: Axes, start: tuple[float, float], end: tuple[float, float], *, zorder: float | None = None, **look: Any
+) -> None:
+    """From one place to another; `look` as for `matplotlib.patches.FancyArrowPatch`."""
+    axes.annotate("", xy=end, xytext=start, zorder=zorder, arrowprops={"arrowstyle": "-|>", "color": INK, **look})
 
 
 def blank(axes: Axes) -> None:
@@ -136,5 +174,5 @@ def scaled(value: float, units: tuple[str, ...], base: float) -> tuple[float, st
 
 def bytes_text(nbytes: float) -> str:
     """`1536` -> `1.5 KiB`."""
-    divisor, unit = scaled(nbytes, ("B", "KiB", "MiB", "GiB", "TiB"), 1024)
+    divisor, unit = scaled(nbytes, BYTES, 1024)
     return f"{nbytes / divisor:.4g} {unit}"

@@ -1,8 +1,7 @@
-"""A pipeline schedule as a small drawing: a row of bars a rank, below each the activations it keeps alive.
+"""A pipeline schedule: a row of bars for each rank, and below it the activations that the rank keeps.
 
-A notebook stores the drawing as SVG and, for readers without pictures, as text. Both are the same on every machine,
-to the last byte: what is drawn is a plan, not a measurement. (A measured run goes to `paired.planned_and_done`, which
-has the plan beside it.) A legend above the bars explains what they say:
+A notebook stores the drawing as SVG and, for readers without pictures, as text. Both are a plan, so they are the same
+on every machine, to the last byte. A legend above the bars explains them:
 
     colour          F, B or W
     digit           the microbatch; `F3` where there is room for both, else the digit alone: the legend has the letters
@@ -11,10 +10,11 @@ has the plan beside it.) A legend above the bars explains what they say:
     grey steps      activations kept; the legend names their scale, the number behind the row is the most at a time
                     (where a rank has several chunks: of chunks, and in brackets what they are in whole activations)
 
-    text form, one cell per unit of time; `-` goes on with the bar before, `.` is idle
+The text form has one cell per unit of time; `-` continues the action before, `.` is idle, `live` is the most
+activations at a time:
 
     rank 0   F0 F1 .  .  .  B0 -  B1 -
-    rank 1   .  F0 B0 -  F1 B1 -  .  .       a rank's most live activations stand at the end of its row: live 2
+    rank 1   .  F0 B0 -  F1 B1 -  .  .
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from matplotlib.colors import to_hex, to_rgb
 
 from minimegatron.errors import ConfigError
 from minimegatron.trace import Event
-from minimegatron.viz.lanes import at_pixels
 from minimegatron.viz.picture import FAINT, INK, PALETTE, REFERENCE, WORK, text_on
+from minimegatron.viz.timeline import at_pixels
 
 WIDTH, LEFT, RIGHT, BAR, CURVE, GAP = 920, 52, 62, 26, 22, 9  # px
 WIDE_RIGHT = 102  # px, where numbers of chunks stand behind the rows

@@ -1,18 +1,23 @@
-"""Who did what when: one row of bars a rank, computation above communication, predicted above measured.
+"""Timelines: rows of bars for each rank, computation above communication, predicted above measured.
 
-A bar is a `trace.Event`. Events of one kind that overlap (two buckets under way at once) get rows of their own, so
-nothing hides behind anything. What matters on such a picture is how much communication is covered by computation,
-so that share is measured (`hidden_share`) and written beside each rank. A million events are no more bars than there
-are pixels (`lanes.py`).
+A bar is a `trace.Event`. Events of one kind that overlap (two buckets in flight) get rows of their own. The share of
+communication that computation hides (`hidden_share`) is written beside each rank.
+
+A run of an hour has a million events and a picture a thousand columns of pixels, so bars that cover each other are
+never drawn: `lay_out` gives every event a row (those of one kind that overlap get rows of their own, the first free row
+takes the next), and `at_pixels` joins neighbours that are narrower than a pixel into one bar, which looks like the
+longest of them. Both are numpy over whole columns: a million events take seconds.
 
 `chrome_trace` writes the same events for Perfetto or chrome://tracing, where one can zoom.
 """
 
 from __future__ import annotations
 
+import heapq
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -20,28 +25,29 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from minimegatron.errors import ConfigError
 from minimegatron.trace import Event
-from minimegatron.viz.lanes import at_pixels, covered, lay_out, times
 from minimegatron.viz.picture import (
     COMM,
     COMPUTE,
     INK,
     PALETTE,
     PREDICTED_LINE,
+    SECONDS,
     WORK,
     box,
     colours,
     hatch,
+    legend,
     new_figure,
+    rows_of_bars,
+    sample,
     scaled,
     styled,
 )
 
 KINDS = ("compute", "comm", "wait", "memory", "mark")
-UNITS = ("µs", "ms", "s")
 BAR = 0.92  # of a row's height
 PIXELS, THIN = 1000, 3  # of the whole width of a picture; below how many of them a bar is drawn with others of its look
 Look = tuple[str, str]  # colour, hatch
@@ -151,16 +157,13 @@ def _figure(
             if len(panels) > 1:
                 axes.set_title(name, loc="left")
             if name in expected:
-                at = expected[name] * 1e6 / scaled(horizon * 1e6, UNITS, 1000)[0]
+                at = expected[name] * 1e6 / scaled(horizon * 1e6, SECONDS, 1000)[0]
                 axes.axvline(at, label="predicted end", zorder=3, **PREDICTED_LINE)
-        grid[-1].set_xlabel(f"time in {scaled(horizon * 1e6, UNITS, 1000)[1]}")
-        handles: list[Artist] = [
-            Patch(facecolor=c, hatch=h, edgecolor=INK, linewidth=0.5, label=SAID.get(key, key))
-            for key, (c, h) in styles.items()
-        ]
+        grid[-1].set_xlabel(f"time in {scaled(horizon * 1e6, SECONDS, 1000)[1]}")
+        handles: list[Artist] = [sample(SAID.get(k, k), *look, linewidth=0.5) for k, look in styles.items()]
         if expected:
             handles.append(Line2D([], [], label="predicted end", **PREDICTED_LINE))
-        figure.legend(handles=handles, loc="outside lower center", ncols=min(8, len(handles)))
+        legend(figure, handles, 8, fontsize=None)
     return figure
 
 
@@ -222,7 +225,7 @@ def _styles(events: Sequence[tuple[Event, float]], by: str) -> dict[str, Look]:
 
 def _draw_panel(axes: Axes, panel: _Panel, horizon: float, look: Callable[[Event], Look], labels: bool) -> None:
     """All ranks of one panel, `horizon` seconds long; the time axis counts the unit that suits it."""
-    per_second, pixel = 1e6 / scaled(horizon * 1e6, UNITS, 1000)[0], horizon / PIXELS
+    per_second, pixel = 1e6 / scaled(horizon * 1e6, SECONDS, 1000)[0], horizon / PIXELS
     top, middles, instants = 0.0, [], panel.instants()
     thin: dict[tuple[str, str, str], list[list[tuple[float, float]]]] = {}  # colour, hatch, edge -> corners
     for rank, rows in panel.rows.items():
@@ -254,12 +257,9 @@ def _draw_panel(axes: Axes, panel: _Panel, horizon: float, look: Callable[[Event
     for (colour, pattern, edge), corners in thin.items():
         bars = PolyCollection(corners, facecolor=colour, edgecolor=edge, hatch=pattern, linewidth=0.6)
         axes.add_collection(bars, autolim=False)
-    axes.set_yticks(middles, [f"rank {rank}" for rank in panel.rows])
+    rows_of_bars(axes, [f"rank {rank}" for rank in panel.rows], middles)
     axes.set_ylim(top - 0.3, -0.1)
     axes.set_xlim(0, 1.02 * horizon * per_second)  # the last bar ends before the frame
-    axes.grid(axis="x", visible=True)
-    axes.grid(axis="y", visible=False)
-    axes.tick_params(axis="y", length=0)
 
 
 def _draw_instants(
@@ -282,3 +282,99 @@ def _fitting(event: Event, horizon: float) -> str:
     letters = int(137 * event.seconds / horizon)
     candidates = (f"{event.name} {event.note}".strip(), event.name, event.note)
     return next((text for text in candidates if len(text) <= letters), "")
+
+
+# -------------------------------------------------------------------------------------------------- rows and pixels
+
+
+TOUCH = 1e-9  # seconds by which an event may begin before the one before it in its row has ended
+
+
+class Seen(NamedTuple):
+    """Bars of a row that can be told apart.
+
+    Attributes:
+        start, end: of each bar.
+        which: the event that each looks like, as a position in the row.
+        first, size: the events behind a bar: `size` of the row's, from position `first` on.
+    """
+
+    start: np.ndarray
+    end: np.ndarray
+    which: np.ndarray
+    first: np.ndarray
+    size: np.ndarray
+
+
+def times(events: Sequence[Event]) -> tuple[np.ndarray, np.ndarray]:
+    """Starts and ends, the clock starting at the first event."""
+    start = np.fromiter((e.start for e in events), float, len(events))
+    end = np.fromiter((e.end for e in events), float, len(events))
+    origin = start.min()
+    return start - origin, end - origin
+
+
+def lay_out(
+    events: Sequence[Event], start: np.ndarray, end: np.ndarray, kinds: Sequence[str]
+) -> dict[int, list[np.ndarray]]:
+    """For each rank its rows, as positions in `events`: one kind a row, no two of a row at the same time.
+
+    Args:
+        start, end: of the events; those without length get no row.
+        kinds: in which order kinds stand; others follow.
+    """
+    ranks = np.fromiter((e.rank for e in events), np.int64, len(events))
+    codes = {kind: i for i, kind in enumerate(kinds)}
+    kind = np.fromiter((codes.setdefault(e.kind, len(codes)) for e in events), np.int64, len(events))
+    table: dict[int, list[np.ndarray]] = {int(rank): [] for rank in np.unique(ranks)}
+    order = np.lexsort((-end, start, kind, ranks))
+    order = order[end[order] > start[order]]
+    if order.size:
+        new = np.diff(ranks[order]).astype(bool) | np.diff(kind[order]).astype(bool)
+        for group in np.split(order, np.flatnonzero(new) + 1):
+            table[int(ranks[group[0]])] += _rows(group, start[group], end[group])
+    return table
+
+
+def _rows(group: np.ndarray, start: np.ndarray, end: np.ndarray) -> list[np.ndarray]:
+    """Events in the order of their starts, dealt to rows: the first free row takes the next."""
+    if (start[1:] >= end[:-1] - TOUCH).all():
+        return [group]
+    busy: list[tuple[float, int]] = []  # (end of its last bar, row)
+    free: list[int] = []
+    row = np.empty(len(group), np.int64)
+    rows = 0
+    for i, (begin, stop) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+        while busy and begin >= busy[0][0] - TOUCH:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        if free:
+            taken = heapq.heappop(free)
+        else:
+            taken, rows = rows, rows + 1
+        row[i] = taken
+        heapq.heappush(busy, (stop, taken))
+    order = np.argsort(row, kind="stable")
+    return np.split(group[order], np.flatnonzero(np.diff(row[order])) + 1)
+
+
+def at_pixels(start: np.ndarray, end: np.ndarray, pixel: float) -> Seen:
+    """The bars of one row, in the order of their starts, as far as pixels of this width tell them apart."""
+    length = end - start
+    narrow, column = length < pixel, np.floor(start / pixel)
+    joins = narrow[1:] & narrow[:-1] & (column[1:] == column[:-1])
+    first = np.concatenate(([0], np.flatnonzero(~joins) + 1))
+    group = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(start))))
+    longest_last = np.lexsort((-np.arange(len(start)), length, group))
+    size = np.diff(np.append(first, len(start)))
+    return Seen(start[first], np.maximum.reduceat(end, first), longest_last[first + size - 1], first, size)
+
+
+def covered(start: np.ndarray, end: np.ndarray) -> float:
+    """The time during which at least one of these is under way."""
+    if not len(start):
+        return 0.0
+    order = np.argsort(start, kind="stable")
+    start, latest = start[order], np.maximum.accumulate(end[order])
+    new = np.flatnonzero(start[1:] > latest[:-1]) + 1  # a gap before these
+    firsts, lasts = np.concatenate(([0], new)), np.append(new - 1, len(start) - 1)
+    return float((latest[lasts] - start[firsts]).sum())

@@ -9,12 +9,19 @@ from typing import Any
 import torch
 
 from labkit.killer import operations
-from minimegatron.checkpoint.commit import Keep, complete, folder_of, published, read_manifest, verify, verify_names
-from minimegatron.checkpoint.lock import RootLock
-from minimegatron.checkpoint.planning import read_tensors
+from minimegatron.checkpoint.commit import (
+    Keep,
+    RootLock,
+    complete,
+    folder_of,
+    published,
+    read_manifest,
+    verify,
+    verify_names,
+)
+from minimegatron.checkpoint.load import read_tensors
 from minimegatron.checkpoint.regions import Logical, Region
-from minimegatron.checkpoint.save import Flight, save
-from minimegatron.checkpoint.storage import ShardReader
+from minimegatron.checkpoint.save import AsyncSave, save
 from minimegatron.comm.axis import ALONE, Axis
 from tests.checkpoint.canary import canary
 
@@ -41,7 +48,7 @@ def save_steps(rank: int, world: int, root: str, steps: list[int], background: b
         mine = fault if step == steps[-1] and fault and fault[0] == rank else None
         with operations(mine[1], mine[2]) if mine else contextlib.nullcontext([0]) as count:
             tensors = tensors_of(step, rank, world)
-            flight = Flight(
+            flight = AsyncSave(
                 lambda tensors=tensors, step=step: save(Path(root), step, "run", tensors, {}, axis, Keep(newest=2)),
                 background,
                 step,
@@ -63,7 +70,7 @@ def loaded(root: Path, step: int) -> dict[str, torch.Tensor]:
     verify(folder_of(root, step), manifest)
     verify_names(folder_of(root, step), manifest)
     table = tensors_of(0, 0, 1)
-    read_tensors(table, ShardReader(folder_of(root, step), manifest), ALONE)
+    read_tensors(table, folder_of(root, step), manifest, ALONE)
     return {name: tensor.parts[0].data for name, tensor in table.items()}
 
 

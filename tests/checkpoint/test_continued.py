@@ -1,4 +1,4 @@
-"""A published model is continued in any layout, and what comes out is published again: the way of a tutorial."""
+"""A published model is continued in any layout, and what comes out is published again; what does not fit is refused."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from minimegatron.checkpoint.conversion import open_model
 from minimegatron.checkpoint.regions import Logical
+from minimegatron.comm.mesh import Mesh
 from minimegatron.commands.convert import main
+from minimegatron.commands.generate import load
 from minimegatron.data.corpus import prepare_corpus
-from minimegatron.errors import CheckpointError, ConfigError
+from minimegatron.errors import CheckpointError, ConfigError, MinimegatronError
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.run_state import model_tensors
 from minimegatron.training.trainer import Trainer
-from tests.checkpoint.test_convert import change_config, publish, tensors_of
+from tests.checkpoint.test_convert import change_config, edit, publish, refused, tensors_of
 from tests.mock_data import small_trainer
 from tests.models.test_huggingface import SIZES
 from tests.thorough import THOROUGH, mostly_thorough
@@ -158,6 +161,41 @@ def test_the_path_of_a_folder_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(ConfigError, match="model_type 'bert' is not supported"):
         parse_args(shlex.split(f"{LINE} --load {tmp_path}"))
+
+
+LARGER: dict[str, tuple[dict[str, Any], dict[str, tuple[int, ...]], str]] = {
+    "inner width": ({"intermediate_size": 80}, {}, r"linear_fc[12].weight has shape .*96"),
+    "norm of two dims": ({}, {"model.norm.weight": (1, 64)}, r"final_layernorm.weight has shape \(1, 64\)"),
+    "a word more": ({"vocab_size": 100}, {}, r"word_embeddings.weight has shape \(99, 64\), .* it is \(100, 64\)"),
+}
+
+
+@pytest.mark.parametrize("what", LARGER)
+def test_a_tensor_that_is_larger_than_the_configuration_says_is_read_by_no_command(tmp_path, what):
+    config, tensors, said = LARGER[what]
+    folder = publish("llama2", tmp_path / "published")
+    edit(folder, **{name: torch.ones(shape) for name, shape in tensors.items()})
+    change_config(folder, **config)
+
+    def generates() -> None:
+        load(open_model(folder), Mesh.serial(), "fp32")
+
+    def trains() -> None:
+        trainer_of(f"--load {folder}")
+
+    for command in (generates, trains):
+        with pytest.raises(MinimegatronError, match=said) as error:
+            command()
+        assert error.value.exit_code == 3 and error.value.fix and len(str(error.value).splitlines()) <= 6
+    refused("--load", folder, "--save", tmp_path / "ours")
+
+
+def test_what_fits_is_read_whole(tmp_path):
+    folder = publish("llama2", tmp_path / "published")
+    model = load(open_model(folder), Mesh.serial(), "fp32")
+    theirs = load_file(folder / "model.safetensors")
+    assert torch.equal(model.output_layer.weight[:99], theirs["lm_head.weight"])
+    assert not model.output_layer.weight[99:].any(), "padding of the vocabulary"
 
 
 @THOROUGH

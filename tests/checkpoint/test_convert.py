@@ -12,12 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minimegatron.checkpoint import sources
-from minimegatron.checkpoint.conversion import Model, checked, open_model, target, write_model
-from minimegatron.checkpoint.folder import INDEX
-from minimegatron.checkpoint.hf_export import config_to_huggingface
+from minimegatron.checkpoint.conversion import Model, checked, logical_tensors, open_model, target, write_model
+from minimegatron.checkpoint.hf_config import config_to_huggingface
+from minimegatron.checkpoint.huggingface import INDEX
 from minimegatron.checkpoint.shard_file import read_header
 from minimegatron.checkpoint.sources import InMemory, Source
-from minimegatron.checkpoint.weights import logical_tensors
 from minimegatron.commands.convert import main
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError, ConfigError, MinimegatronError
@@ -124,13 +123,11 @@ def test_no_more_than_one_and_a_half_files_are_in_memory(name, kind, tmp_path, m
     view = model.weights
     if isinstance(view, sources.View):
         view.source = _Seen(view.source, tracker)  # what is read from the files counts too
-    config, weights = checked(
-        Model(model.kind, model.config, _Seen(view, tracker), model.origin), logical_tensors, None
-    )
-    tensors, keys = target(kind, config, weights, model.origin, None)
+    config, weights = checked(Model(model.kind, model.config, _Seen(view, tracker), model.companions), None)
+    tensors, keys = target(kind, config, weights, model.companions, None)
     total = sum(d.nbytes for d in tensors.tensors.values())
     with tracker:
-        write_model(kind, _Seen(tensors, tracker), config, keys, tmp_path / "written", 30_000, model.origin)
+        write_model(kind, _Seen(tensors, tracker), config, keys, tmp_path / "written", 30_000, model.companions)
     files = [file.stat().st_size for file in (tmp_path / "written").rglob("*.safetensors")]
     assert 24_000 < tracker.peak.total < 1.25 * max(files) < total / 4  # 1.5 is promised; this sees a second tensor
 
@@ -346,7 +343,7 @@ def test_a_source_that_is_not_like_its_configuration():
     state = {name: torch.zeros(d.shape, dtype=d.dtype) for name, d in logical_tensors(config).items()}
     state["surprise"] = state.pop("output_layer.weight")
     with pytest.raises(CheckpointError) as error:
-        checked(Model("ours", config, InMemory(state), None), logical_tensors, None)
+        checked(Model("ours", config, InMemory(state), None), None)
     assert "missing output_layer.weight" in str(error.value) and "surprise: the configuration has none" in str(
         error.value
     )

@@ -11,18 +11,16 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from minimegatron.checkpoint import origin
-from minimegatron.checkpoint.conversion import open_model, target
-from minimegatron.checkpoint.folder import write_published
+from minimegatron.checkpoint import companions
+from minimegatron.checkpoint.conversion import logical_tensors, open_model, target
+from minimegatron.checkpoint.huggingface import write_published
 from minimegatron.checkpoint.sources import InMemory
-from minimegatron.checkpoint.weights import logical_tensors
 from minimegatron.comm.mesh import Mesh
 from minimegatron.commands.checkpoint import main as verify
 from minimegatron.commands.convert import main
 from minimegatron.commands.generate import load
 from minimegatron.config import TransformerConfig
-from minimegatron.data.published_tokenizer import made_files
-from minimegatron.data.tokenizer import ByteTokenizer, GPT2BPETokenizer
+from minimegatron.data.tokenizer import ByteTokenizer, GPT2BPETokenizer, made_files
 from minimegatron.errors import CheckpointError, ConfigError
 from minimegatron.models.families import FAMILIES, family_config
 from minimegatron.training.arguments import parse_args
@@ -250,9 +248,9 @@ def test_a_run_from_a_folder_is_published_as_it_began(tmp_path, family):
     _, logits = trained(f"--load {tmp_path / 'first'} --use-checkpoint-args --finetune --save {tmp_path / 'second'}")
     convert("--load", tmp_path / "second", "--save", tmp_path / "hf")
     model = check_published(tmp_path / "hf", published, logits)
-    assert origin.files_in(tmp_path / "hf").keys() == origin.files_in(published).keys()
-    for name, content in origin.files_in(published).items():
-        if name != origin.CONFIG:
+    assert companions.files_in(tmp_path / "hf").keys() == companions.files_in(published).keys()
+    for name, content in companions.files_in(published).items():
+        if name != companions.CONFIG:
             assert (tmp_path / "hf" / name).read_bytes() == content, name
     before, after = (json.loads((folder / "config.json").read_text()) for folder in (published, tmp_path / "hf"))
     assert {**before, "torch_dtype": "float32"} == after
@@ -279,7 +277,7 @@ def test_what_lies_beside_the_weights_is_not_lost_or_changed_in_silence(tmp_path
     tokenizer = write_tokenizer(tmp_path / "tokenizer")
     given = f"--tokenizer-type HuggingFaceTokenizer --tokenizer-model {tokenizer}"
     trained(f"{scratch_line('llama', tmp_path)} {given} --save {tmp_path / 'run'}")
-    beside = tmp_path / "run" / origin.FOLDER
+    beside = tmp_path / "run" / companions.FOLDER
     words = ["--load", str(tmp_path / "run"), "--to", "hf", "--save"]
     (beside / "tokenizer.json").write_text("{}")
     for command in (lambda: main([*words, str(tmp_path / "changed")]), lambda: verify(["verify", str(beside.parent)])):
@@ -298,15 +296,15 @@ def test_a_resumed_run_keeps_what_is_there_and_an_old_one_gets_its_tokenizer(tmp
     line = f"{scratch_line('llama', tmp_path)} --save {tmp_path} --tokenizer-type HuggingFaceTokenizer "
     line += f"--tokenizer-model {tokenizer} --train-iters 2 --lr-decay-iters 2"
     trained(f"{line} --exit-interval 1")
-    beside = tmp_path / origin.FOLDER
-    made = origin.files_in(beside)
+    beside = tmp_path / companions.FOLDER
+    made = companions.files_in(beside)
     for file in beside.iterdir():  # as before there was such a folder
         file.unlink()
     beside.rmdir()
     trained(f"{line} --load {tmp_path}")
-    assert origin.files_in(beside) == made
+    assert companions.files_in(beside) == made
     stamp = beside.stat().st_mtime_ns
-    origin.keep(tmp_path, made)
+    companions.keep(tmp_path, made)
     assert beside.stat().st_mtime_ns == stamp, "equal files are not written again"
 
 

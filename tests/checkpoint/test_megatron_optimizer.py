@@ -17,11 +17,10 @@ import pytest
 import torch
 
 from minimegatron.checkpoint.commit import read_manifest
-from minimegatron.checkpoint.planning import read_tensors
+from minimegatron.checkpoint.load import read_tensors
 from minimegatron.checkpoint.regions import Logical, Region
 from minimegatron.checkpoint.shard_file import DTYPES
 from minimegatron.checkpoint.sources import InMemory, whole
-from minimegatron.checkpoint.storage import ShardReader
 from minimegatron.checkpoint.torch_dist import TorchDist, read_common, read_number, write_torch_dist
 from minimegatron.comm.axis import ALONE
 from minimegatron.commands.convert import main
@@ -56,7 +55,7 @@ def stored(root: Path, step: int) -> dict[str, torch.Tensor]:
     for name, tensor in manifest.tensors.items():
         made = torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype])
         table[name] = Logical(tensor.shape, [Region(whole(tensor.shape), made)], made.dtype)
-    read_tensors(table, ShardReader(root / f"iter_{step:07d}", manifest), ALONE)
+    read_tensors(table, root / f"iter_{step:07d}", manifest, ALONE)
     return {name: tensor.parts[0].data for name, tensor in table.items()}
 
 

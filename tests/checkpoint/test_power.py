@@ -20,8 +20,7 @@ from unittest import mock
 import pytest
 
 from labkit.disk import fates, replay
-from minimegatron.checkpoint.disk import write_durable
-from minimegatron.checkpoint.staged import staged
+from minimegatron.checkpoint.disk import staged, write_durable
 from tests.checkpoint.runs import save_steps
 
 Change = tuple[int, tuple[str, ...]]  # when, and what `labkit.disk.Disk` calls it

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minimegatron.checkpoint import sources
+from minimegatron.checkpoint.conversion import logical_tensors
 from minimegatron.checkpoint.huggingface import as_ours, as_theirs
 from minimegatron.checkpoint.shard_file import Entry
 from minimegatron.checkpoint.sources import InMemory, View, read_box
-from minimegatron.checkpoint.weights import logical_tensors
 from minimegatron.models.families import family_config
 
 FAMILIES = ("gpt2", "llama", "qwen2", "mixtral", "qwen2_moe")

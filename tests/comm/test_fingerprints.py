@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 
 from minimegatron.comm import async_ops
+from minimegatron.comm import fingerprints as replicas
 from minimegatron.comm.async_ops import Started, Work, issue
 from minimegatron.comm.collectives import all_gather, all_reduce, all_to_all
 from minimegatron.comm.fingerprints import fingerprints
@@ -100,3 +104,110 @@ def test_without_fingerprints_a_call_only_remembers() -> None:
     x = torch.ones(2).as_subclass(Forbidden)
     issue(Work(x, "all_reduce", axis, x=x), lambda transport: Started())
     assert async_ops.last() == ("all_reduce", "tp", (0, 1))
+
+
+# --------------------------------------------------------------------------------------------------------------- copies
+
+DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn]
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=40), st.integers(1, 7))
+def test_bit_sum_is_the_weighted_sum_of_the_words(words: list[int], chunk: int) -> None:
+    array = np.array(words, dtype=np.uint32).view(np.int32)
+    expected = sum((2 * i + 1) * int(v) for i, v in enumerate(array)) % 2**64
+    assert replicas.bit_sum(torch.from_numpy(array).view(torch.float32), chunk=chunk) == expected
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_one_flipped_bit_and_one_swap_change_the_sum(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    size = torch.empty(0, dtype=dtype).element_size()
+    raw = torch.randint(0, 2 if dtype == torch.bool else 256, (24 * size,), dtype=torch.uint8, generator=generator)
+    reference = replicas.bit_sum(raw.view(dtype))
+    for trial in range(30):
+        bit = 0 if dtype == torch.bool else trial % 8
+        flipped = raw.clone()
+        flipped[7 * trial % len(raw)] ^= 1 << bit
+        assert replicas.bit_sum(flipped.view(dtype)) != reference
+    rows = raw.view(24, size)
+    i, j = next((i, j) for i in range(24) for j in range(i) if not torch.equal(rows[i], rows[j]))
+    order = list(range(24))
+    order[i], order[j] = j, i
+    assert replicas.bit_sum(rows[order].reshape(-1).view(dtype)) != reference
+
+
+def test_bit_sum_does_not_depend_on_strides_and_takes_empty_and_scalar() -> None:
+    x = torch.randn(6, 4)
+    assert replicas.bit_sum(x.t()) == replicas.bit_sum(x.t().contiguous()) != replicas.bit_sum(x)
+    assert replicas.bit_sum(torch.empty(0, 3)) == 0
+    assert replicas.bit_sum(torch.tensor(1, dtype=torch.int32)) == 1
+
+
+def compare_replicas(rank: int, world: int, how: str) -> str:
+    axis = world_axis(rank, world)
+    tensors = {"weight": torch.arange(6.0).view(2, 3), "bias": torch.ones(3, dtype=torch.bfloat16)}
+    replicas.replica_check(tensors, axis)
+    if how == "bit" and rank == 2:
+        tensors["bias"].view(torch.int16)[1] ^= 1
+    if how == "minus zero" and rank == 2:
+        tensors["weight"][0, 0] = -0.0
+    if how == "shape" and rank == 2:
+        tensors["weight"] = tensors["weight"].t()
+    if how == "missing" and rank == 2:
+        del tensors["bias"]
+    return raised(lambda: replicas.replica_check(tensors, axis))
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("bit", "1 of 2 tensors differ between copies over dp, first 'bias' (ranks 0-1: "),
+        ("minus zero", "1 of 2 tensors differ between copies over dp, first 'weight' (ranks 0-1: "),
+        ("shape", "ranks 0-1: 2 tensors, digest "),
+        ("missing", "rank 2: 1 tensors, digest "),
+    ],
+)
+def test_replicas_are_compared_by_their_bits(ranks: Any, how: str, said: str) -> None:
+    for text in ranks(3).run(compare_replicas, how, timeout=20):
+        assert said in text, text
+
+
+def test_on_a_group_of_one_nothing_is_sent() -> None:
+    replicas.replica_check([torch.ones(1)], Axis("dp", (0,), 0))
+    replicas.check_copies({"weight": (torch.ones(1), [Axis("dp", (0,), 0)])}, Axis("world", (0,), 0))
+
+
+# ------------------------------------------------------------------------------------------- over several axes
+
+
+def spoil(rank: int, world: int, name: str, spoiled: tuple[int, ...]) -> str:
+    """tp 2 x dp 2: a matrix cut over tp, a norm that is not; some ranks' copies of one of them are another bit."""
+    mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=2))
+    tensors = {"matrix": torch.full((3,), float(mesh.tp.rank)), "norm": torch.ones(2), "mine": torch.rand(1)}
+    axes: dict[str, list[Axis]] = {"matrix": [mesh.dp], "norm": [mesh.tp, mesh.dp], "mine": []}
+    tensors["mine"].fill_(rank)
+    if rank in spoiled:
+        tensors[name].view(torch.int32)[0] ^= 1
+    copies = {n: (tensor, axes[n]) for n, tensor in tensors.items()}
+    if not spoiled:
+        replicas.check_copies(copies, mesh.world)
+        return ""
+    with pytest.raises(RankError) as caught:
+        replicas.check_copies(copies, mesh.world)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "spoiled", "said"),
+    [
+        ("norm", (), ""),
+        ("matrix", (3,), "1 of 2 tensors differ between copies over dp, first 'matrix' (rank 1: "),
+        ("norm", (1, 3), "1 of 1 tensors differ between copies over tp, first 'norm' (rank 0: "),
+        ("norm", (2, 3), "1 of 2 tensors differ between copies over dp, first 'norm' (rank 0: "),
+    ],
+)
+def test_the_axis_the_tensor_and_the_ranks_are_named_on_all_ranks(
+    ranks: Any, name: str, spoiled: tuple[int, ...], said: str
+) -> None:
+    texts = ranks(4).run(spoil, name, spoiled, timeout=30)
+    assert len(set(texts)) == 1 and texts[0].startswith(said) and bool(texts[0]) == bool(spoiled), texts

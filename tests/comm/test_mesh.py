@@ -87,12 +87,10 @@ def what_the_mesh_says(rank: int, world: int) -> dict:
     mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=2, pipeline_model_parallel_size=2))
     names = [*AXES, "embd"]
     groups = {n: mesh.axis(n).group for n in names}
-    device_mesh = mesh.device_mesh
     return {
         "ranks": {n: mesh.axis(n).ranks for n in names},
         "torch": {n: None if g is None else tuple(dist.get_process_group_ranks(g)) for n, g in groups.items()},
         "me": {n: mesh.axis(n).ranks[mesh.axis(n).rank] for n in names},
-        "device_mesh": {n: tuple(device_mesh[n].mesh.tolist()) for n in device_mesh.mesh_dim_names},
         "shared": mesh.tp.group is mesh.etp.group,
     }
 
@@ -107,8 +105,6 @@ def test_built_groups_are_the_computed_ones(ranks):
         assert set(says["me"].values()) == {rank}
         assert says["ranks"]["embd"] == says["ranks"]["pp"]
         assert says["shared"], "equal groups are created once"
-        for name in ("tp", "dp", "pp"):
-            assert says["device_mesh"][name] == says["ranks"][name]
 
 
 GROUP_OF_RANK_0 = {

@@ -10,8 +10,7 @@ import pytest
 from labkit.exercises import Answer
 from labkit.fresh import Nursery
 from minimegatron.parallel.pipeline import schedules
-from minimegatron.parallel.pipeline.schedule_check import peak_live
-from minimegatron.parallel.pipeline.schedule_sim import Costs, simulate
+from minimegatron.parallel.pipeline.schedule_sim import Costs, peak_live, simulate
 from tests.course.marked import LABS, said
 
 LAB = LABS["03_pipeline_1f1b"]
@@ -25,7 +24,7 @@ PREDICTED = import_module("course.03_pipeline_1f1b.checks.predicted")
         ("one_f_one_b", "one_f_one_b_imports_the_package", "`minimegatron.parallel.pipeline.schedules` is closed"),
         ("one_f_one_b", "one_f_one_b_builds_by_name", "`minimegatron.parallel.pipeline.schedules` is closed"),
         ("one_f_one_b", "one_f_one_b_reads_the_package", "may not read"),
-        ("zb_h1", "zb_h1_imports_the_package", "`minimegatron.parallel.pipeline.zero_bubble` is closed"),
+        ("zb_h1", "zb_h1_imports_the_package", "`minimegatron.parallel.pipeline.schedules` is closed"),
     ],
 )
 def test_the_packages_own_generators_are_closed(nursery: Nursery, exercise: str, name: str, words: str) -> None:

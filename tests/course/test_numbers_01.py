@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from minimegatron.viz.ring_reduce import replay, sends_of, start_of
+from course.figures.process_groups import replay, sends_of, start_of
 
 CHECKS = import_module("course.01_process_groups.checks.predicted")
 SOURCE = Path(CHECKS.__file__).parents[1] / "lab.py"

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from course.figures.tensor_parallel import columns_of, product, rows_of
 from minimegatron.comm.mesh import Mesh
 from minimegatron.layers.param import layout_of
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.families import family_config
-from minimegatron.viz.product import columns_of, product, rows_of
 
 CHECKS = import_module("course.02_tensor_parallel.checks.predicted")
 SOURCE = Path(CHECKS.__file__).parents[1] / "lab.py"

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from minimegatron.parallel.pipeline.actions import Schedule
-from minimegatron.parallel.pipeline.schedule_check import peak_live
-from minimegatron.parallel.pipeline.schedule_sim import Costs, Simulation, simulate
+from minimegatron.parallel.pipeline.schedule_sim import Costs, Simulation, peak_live, simulate
 from minimegatron.parallel.pipeline.schedules import alternate, build_schedule, interleaved_table, interleaved_warmup
 
 FOLDER = Path(str(import_module("course.03_pipeline_1f1b").__file__)).parent

@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from course.figures.context_parallel import FULL, PART, pairs_of, quarters, steps_of
 from minimegatron.comm.mesh import Mesh
 from minimegatron.layers.attention.self_attention import AttentionContext
 from minimegatron.models.decoder import build_model
 from minimegatron.models.families import family_config
-from minimegatron.viz.ring import FULL, PART, quarters
-from minimegatron.viz.sequence import pairs_of
-from minimegatron.viz.softmax import steps_of
 
 CHECKS = import_module("course.04_context_parallel.checks.predicted")
 SOURCE = Path(CHECKS.__file__).parents[1] / "lab.py"

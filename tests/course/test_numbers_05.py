@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from course.figures.experts import busiest, journey
 from minimegatron.config import TransformerConfig
+from minimegatron.models.chunks import count_parameters
 from minimegatron.models.families import preset
-from minimegatron.models.parameters import count_parameters
-from minimegatron.viz.dispatch import journey
-from minimegatron.viz.experts import busiest
 from tests.course.marked import LABS
 
 LAB = LABS["05_moe_ep"].lab

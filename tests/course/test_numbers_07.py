@@ -10,9 +10,7 @@ from importlib import import_module
 import pytest
 import torch
 
-from minimegatron.viz.numbers import numbers_of
-from minimegatron.viz.reduction import tree_steps
-from minimegatron.viz.tiles import kinds
+from course.figures.kernels import kinds, numbers_of, tree_steps
 from tests.labkit.cells import SOURCES
 
 SOURCE = next(path for path in SOURCES if path.parent.name == "07_kernels_flash_fp8")

@@ -13,9 +13,9 @@ import pytest
 
 from minimegatron.planner.closed_forms import layer_activations
 from minimegatron.planner.cluster import CLUSTERS
-from minimegatron.planner.estimate import Estimator
 from minimegatron.planner.layouts import layouts
 from minimegatron.planner.planning import Plan, plan
+from minimegatron.planner.search import Estimator
 from minimegatron.training.arguments import parse_args
 from tests.course.marked import LABS
 from tests.planner.published import LLAMA_405B, SELECTIVE_RUNS, WEAK_A100, WEAK_H100
@@ -147,7 +147,8 @@ def test_one_layout_of_each_way_shows_the_opposite_of_what_tuned_ones_show():
     assert told[512][0].parts["sharding"] == pytest.approx(16 * told[32][0].parts["sharding"], rel=1e-6)
 
 
-@pytest.mark.parametrize("batch", [32, pytest.param(512, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("batch", [32, 512])
 def test_tuned_a_pipeline_is_for_small_batches_and_for_large_ones_both_are_as_fast(batch):
     """As the lab tunes them: cp 1, no recompute, the fastest by the estimate that fits."""
     flags = f"--preset llama3-70b --seq-length 8192 --context-parallel-size 1 --global-batch-size {batch} {BEST}"
@@ -167,6 +168,7 @@ def test_tuned_a_pipeline_is_for_small_batches_and_for_large_ones_both_are_as_fa
         assert pipe.time.seconds == pytest.approx(zero.time.seconds, rel=0.1) and best[3, False][1].tp < 8
 
 
+@pytest.mark.thorough
 def test_what_each_axis_divides():
     def held(tp: int, cp: int, pp: int) -> dict[str, float]:
         flags = f"--tensor-model-parallel-size {tp} --context-parallel-size {cp} --pipeline-model-parallel-size {pp}"

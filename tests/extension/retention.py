@@ -1,10 +1,15 @@
-"""A mixer that the package has never heard of: linear attention whose past fades, with a state per sequence.
+"""A mixer and a model that the package has never heard of.
+
+The mixer is a linear attention whose past fades, with a state per sequence:
 
     y_i = sum_{j <= i} g^(i - j) (q_i . k_j) v_j / sqrt(d)           training: all tokens at once
     S_i = g S_{i-1} + k_i^T v_i,   y_i = q_i S_i / sqrt(d)           generation: one token after the other
 
 g is a number of each head in (0, 1), and learned. Named by `--spec tests.extension.retention layers`; `asking` names a
 variant that reads its tensors on the host. Sun et al. 2023 (arXiv 2307.08621), without its norm and gate.
+
+The model adds the tokens' embeddings to the last hidden state, so two tensors travel between its stages. Named by
+`--spec tests.extension.retention skipping`, in place of `GPTModel`.
 """
 
 from __future__ import annotations
@@ -18,11 +23,14 @@ from torch import Tensor, nn
 
 from minimegatron.comm.collectives import copy_to_region, reduce_from_region
 from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.sequence import positions
 from minimegatron.config import TransformerConfig
+from minimegatron.layers.attention.mask import AttentionMask
 from minimegatron.layers.attention.self_attention import AttentionContext
 from minimegatron.layers.inference_context import LayerState, StateSpec
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter
+from minimegatron.models.decoder import GPTModel
 from minimegatron.models.gpt_layer_specs import decoder_layer_spec
 from minimegatron.models.spec import ModuleSpec
 
@@ -102,3 +110,28 @@ class Asking(Retention):
 def asking(config: TransformerConfig) -> ModuleSpec:
     """The same, reading."""
     return decoder_layer_spec(config).with_submodule("self_attention", ModuleSpec(Asking))
+
+
+class Skipping(GPTModel):
+    """Logits of the last hidden state plus the embeddings."""
+
+    def stage_specs(self, b: int, s: int, compute_dtype: torch.dtype | None = None) -> Any:
+        """{"hidden", "memory"}."""
+        ends = super().stage_specs(b, s, compute_dtype)
+        return tuple({**end, "memory": end["hidden"]} if end else {} for end in ends)
+
+    def forward(self, tokens: Tensor, position_ids: Any = None, labels: Any = None, **options: Any) -> Any:
+        """Losses [b, s], or what the next stage takes."""
+        inputs = options.get("inputs") or self._inputs
+        self._inputs = None
+        places = positions(tokens.shape[1], self.mesh, tokens.device).expand(tokens.shape)
+        hidden = self._first_hidden(tokens, places, inputs)
+        memory = hidden if self.pre_process else inputs["memory"]
+        mask = AttentionMask(document_ids=options.get("document_ids"))
+        hidden = self.decoder(hidden, AttentionContext(self.rotary(places), mask, None))
+        return self._losses(hidden + memory, labels) if self.post_process else {"hidden": hidden, "memory": memory}
+
+
+def skipping(config: TransformerConfig) -> ModuleSpec:
+    """A stage of it, with the mixer above."""
+    return ModuleSpec(Skipping, params={"spec": layers(config)})

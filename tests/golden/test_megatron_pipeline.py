@@ -13,6 +13,7 @@ one rank, for pp2, and for tp2 pp2 with sequence parallelism and the distributed
 from __future__ import annotations
 
 import hashlib
+import itertools
 from typing import Any
 
 import pytest
@@ -29,8 +30,7 @@ from minimegatron.models.decoder import GPTModel
 from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.parallel.data.finalize import finalize_model_grads
-from minimegatron.training.pipelined import get_forward_backward_fn
-from minimegatron.training.step import forward_step
+from minimegatron.training.step import forward_step, get_forward_backward_func
 from tests.golden import megatron_names
 from tests.golden.test_megatron_trace import FROZEN, check
 from tests.thorough import mostly_thorough
@@ -80,13 +80,13 @@ def train(
     for step in range(steps):
         ddp.zero_grad_buffer()
         batches = iter([{"tokens": t[:, :-1], "labels": t[:, 1:], "loss_mask": mask} for t in tokens])
-        run_passes = get_forward_backward_fn(ddp)
+        run_passes = get_forward_backward_func(ddp)
         count, reports = run_passes(forward_step, batches, ddp, len(tokens), lambda loss: loss)
         total = finalize_model_grads(ddp, mesh, count)
         if step == 0:
             mine = {
                 name: gather_logical(p.main_grad, layout_of(p), mesh.tp).double().norm().item()
-                for name, p in ddp.buffer.params.items()
+                for name, p in ddp.params.items()
             }
             parts = gather_objects(mine, mesh.pp)
             results["first_grad_norms"] = {name: norm for part in parts for name, norm in part.items()}
@@ -94,7 +94,7 @@ def train(
         mean = (all_reduce(all_reduce(loss, mesh.dp_cp), mesh.pp) / total).item()
         results["trace"].append([mean, optimizer.step().grad_norm])
     if not config.untie_embeddings_and_output_weights:
-        copies = [p.detach().sum().item() for n, p in ddp.buffer.params.items() if n.startswith("embedding.word")]
+        copies = [p.detach().sum().item() for n, p in ddp.params.items() if n.startswith("embedding.word")]
         results["copies"] = {c for part in gather_objects(copies, mesh.pp) for c in part}
     return results
 
@@ -106,7 +106,7 @@ def frozen_on_ranks(rank: int, world: int, name: str, layout: dict[str, Any], st
     return train(model, weights, tokens, FROZEN["optimizer"], Mesh.build(ParallelConfig(**layout)), steps)
 
 
-@pytest.mark.parametrize("name", FROZEN["models"])
+@pytest.mark.parametrize("name", mostly_thorough(FROZEN["models"], lambda name: name in ("gpt2", "llama")))
 def test_two_stages(ranks, name):
     first, second = ranks(2).run(frozen_on_ranks, name, {PP: 2}, 10, timeout=120)
     check(name, first)
@@ -137,8 +137,10 @@ def printed_on_ranks(rank: int, world: int, recipe: str, layout: dict[str, Any])
     return train(model, weights, tokens, fields, mesh, 3, decay_all=True)["trace"]
 
 
-@pytest.mark.parametrize("layout", [{PP: 2}, {PP: 4}, {PP: 2, TP: 2, SP: True}], ids=["pp2", "pp4", "tp2 pp2 sp"])
-@pytest.mark.parametrize("recipe", PRINTED)
+TRACES = list(itertools.product(PRINTED, ({PP: 2}, {PP: 4}, {PP: 2, TP: 2, SP: True})))
+
+
+@pytest.mark.parametrize("recipe, layout", mostly_thorough(TRACES, [0, -1]), ids=str)
 def test_printed_traces(ranks, recipe, layout):
     world = layout[PP] * layout.get(TP, 1)
     for trace in ranks(world).run(printed_on_ranks, recipe, layout, timeout=120):

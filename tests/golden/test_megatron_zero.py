@@ -20,8 +20,8 @@ from minimegatron.layers.param import logical_parameters
 from minimegatron.models.decoder import GPTModel
 from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.data.buckets import bucket_layout
+from minimegatron.parallel.data.ddp import data_parallel
 from minimegatron.parallel.data.finalize import finalize_model_grads
-from minimegatron.parallel.data.wrapping import data_parallel
 from tests import golden
 from tests.golden import megatron_names
 from tests.oracle.zero import probe

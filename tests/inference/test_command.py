@@ -8,12 +8,12 @@ import pytest
 import tokenizers
 import torch
 
+from minimegatron.checkpoint.companions import stop_ids
 from minimegatron.commands.generate import how_to_draw, parse, read_prompt
 from minimegatron.data.tokenizer import HuggingFaceTokenizer
 from minimegatron.errors import CheckpointError, ConfigError
 from minimegatron.inference.generate import generate
 from minimegatron.inference.sampling import GREEDY, SamplingParams
-from minimegatron.inference.stop_ids import stop_ids
 from tests.inference.models import ours, theirs
 from tests.inference.ranked import asked
 
@@ -67,7 +67,7 @@ def test_the_last_word_is_the_one_that_the_files_say(llama2):
     assert stop_ids(llama2, 95, 99) == ([95], "the tokenizer")
     for wrong in (99, -1, "2", [2, 99], True):
         (llama2 / "generation_config.json").write_text(json.dumps({"eos_token_id": wrong}))
-        with pytest.raises(CheckpointError, match="is no word of a vocabulary of 99") as error:
+        with pytest.raises(CheckpointError, match="is not in a vocabulary of 99") as error:
             stop_ids(llama2, 95, 99)
         assert "--stop-token-ids" in error.value.fix
 

@@ -9,9 +9,8 @@ import torch
 
 from minimegatron.cuda_graphs import CudaRecorder
 from minimegatron.errors import ConfigError
-from minimegatron.inference import decode
-from minimegatron.inference.decode import WARMUP_STEPS, DecodeStep
-from minimegatron.inference.generate import StaticEngine
+from minimegatron.inference import generate as decode
+from minimegatron.inference.generate import WARMUP_STEPS, DecodeStep, StaticEngine
 from minimegatron.inference.sampling import GREEDY, SamplingParams
 from tests.inference.models import ours, weights
 from tests.inference.ranked import PROMPTS, unrecordable

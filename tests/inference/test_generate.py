@@ -119,7 +119,7 @@ def test_the_context_is_never_left():
     "arguments, error, words",
     [
         (([[]], 3), DataError, "without a token"),
-        (([[1], [4, 99]], 3), DataError, "token id 99 is no word of a vocabulary of 99"),
+        (([[1], [4, 99]], 3), DataError, "token id 99 is not in a vocabulary of 99"),
         (([[-1]], 3), DataError, "token id -1"),
         (([[1]], 0), ConfigError, "max_new_tokens is 0"),
         (([[1]], 3, GREEDY, [99]), ConfigError, "stop id 99"),

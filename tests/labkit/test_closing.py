@@ -10,7 +10,7 @@ import pytest
 
 from labkit import closing
 
-MODULE = "minimegatron.parallel.pipeline.zero_bubble"
+MODULE = "minimegatron.parallel.pipeline.schedules"
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> None:
     here = importlib.import_module(MODULE)
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.setitem(sys.modules, MODULE, here)
-    monkeypatch.setattr("minimegatron.parallel.pipeline.zero_bubble", here)
+    monkeypatch.setattr("minimegatron.parallel.pipeline.schedules", here)
     closing.close([MODULE])
 
 
@@ -28,10 +28,10 @@ def test_a_closed_module_cannot_be_imported_though_it_was_before() -> None:
     for ways in (
         lambda: importlib.import_module(MODULE),
         lambda: __import__(MODULE, fromlist=["zb_h1"]),
-        lambda: exec("import minimegatron.parallel.pipeline.zero_bubble as z", {}),
-        lambda: exec("from minimegatron.parallel.pipeline import zero_bubble", {}),
+        lambda: exec("import minimegatron.parallel.pipeline.schedules as z", {}),
+        lambda: exec("from minimegatron.parallel.pipeline import schedules", {}),
     ):
-        with pytest.raises(ImportError, match="zero_bubble` is closed in this exercise"):
+        with pytest.raises(ImportError, match="schedules` is closed in this exercise"):
             ways()
     assert importlib.import_module("minimegatron.parallel.pipeline.actions").Action("F", 0)
 
@@ -39,7 +39,7 @@ def test_a_closed_module_cannot_be_imported_though_it_was_before() -> None:
 def test_its_files_are_its_source_and_what_was_compiled_from_it() -> None:
     source, compiled = closing.files_of([MODULE])
     assert source == Path(str(importlib.import_module(MODULE).__file__))
-    assert compiled.name.startswith("zero_bubble.") and compiled.suffix == ".pyc"
+    assert compiled.name.startswith("schedules.") and compiled.suffix == ".pyc"
 
 
 def test_nothing_is_closed_where_nothing_is_asked_for() -> None:

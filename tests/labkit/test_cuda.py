@@ -150,6 +150,7 @@ def check(nursery: Nursery, source: str) -> Any:
     return judge(nursery, f"course.{LAB}", "norm_rows", {"norm_rows": source})
 
 
+@pytest.mark.thorough
 def test_a_kernel_that_was_not_there_as_a_text_is_not_run(nursery):
     solved = exercise_cells(LAB, solved=True)["norm_rows"]
     hidden = solved.replace('kernel = Kernel(r"""', 'text = (r"""')

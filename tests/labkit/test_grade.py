@@ -24,7 +24,7 @@ from labkit.submissions import Submission, collect
 from labkit.verdict import Row, Verdict
 from minimegatron import cli
 from minimegatron.kernels.build import KernelsUnavailable
-from tests.labkit.cheats import CHEATS, SLOW
+from tests.labkit.cheats import CHEATS
 from tests.labkit.grading_run import COURSE, Run, run
 from tests.labkit.handed_in import BUBBLE, DOUBLE, OPEN, RING, SOLVED, UNTOUCHED, hand_in, notebook, stub
 from tests.labkit.mini_course import LAB
@@ -43,7 +43,7 @@ HONEST = {
     "other_lab.ipynb": notebook(["%lab 01_process_groups", BUBBLE]),
     "pdf/lab.pdf": "%PDF",
 }
-HOSTILE = ["patches torch", "fills the disk", *SLOW]
+HOSTILE = ["patches torch", "fills the disk"]
 
 
 @pytest.fixture(scope="module")
@@ -103,14 +103,8 @@ def test_what_cannot_be_graded_is_0_with_the_reason(graded: Run) -> None:
 # ------------------------------------------------------------------------------------------------------- hostile
 
 SAYS = {
-    "exit when called": "no answer: the process left with exit status 0",
-    "exit at import": "no answer: the process left with exit status 0",
-    "imports the checks": "No module named 'tests.labkit.mini_course'", "fork bomb": "no answer within 2 s",
-    "fork bomb below Python": "no answer within 2 s", "eats memory": "MemoryError", "fills the disk": "File too large",
-    "a socket": "a check may not use the network", "a flood of output": "no answer within 2 s",
-    "loops": "no answer within 2 s", "stops itself": "no answer within 2 s",
-    "equals everything": "got 7.0, expected 0.272727",
-}  # fmt: skip
+    "fills the disk": "File too large",
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)

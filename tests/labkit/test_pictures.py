@@ -9,8 +9,8 @@ import nbformat
 import numpy as np
 from PIL import Image
 
+from course.figures.process_groups import before_after
 from labkit.pictures import smaller, with_palette
-from minimegatron.viz.collective import before_after
 
 
 def pixels(png: bytes) -> np.ndarray:

@@ -12,9 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import minimegatron
-from minimegatron.checkpoint.conversion import open_model
+from minimegatron.checkpoint.conversion import logical_tensors, open_model
 from minimegatron.checkpoint.huggingface import state_to_huggingface
-from minimegatron.checkpoint.weights import logical_tensors
 from minimegatron.commands.convert import main as convert
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import ConfigError

@@ -11,12 +11,11 @@ from minimegatron.checkpoint.hf_config import config_from_huggingface
 from minimegatron.checkpoint.huggingface import state_from_huggingface, state_to_huggingface
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
-from minimegatron.errors import CheckpointError, ConfigError
+from minimegatron.errors import ConfigError
 from minimegatron.layers.logical import gather_logical, load_logical
 from minimegatron.layers.param import layout_of, logical_parameters
-from minimegatron.models.chunks import ModelChunks
+from minimegatron.models.chunks import ModelChunks, count_parameters
 from minimegatron.models.decoder import GPTModel
-from minimegatron.models.parameters import count_parameters
 from minimegatron.parallel.pipeline.plain import run
 from minimegatron.parallel.pipeline.stage import ModuleStage
 
@@ -197,16 +196,30 @@ def assert_equal(ranks: Any, world: int, theirs: Theirs, *layouts: dict[str, Any
         assert max(found) <= 1e-5, dict(zip(map(str, layouts), found, strict=True))
 
 
-@pytest.mark.parametrize("tp,sp", [(1, False), (2, False), (2, True), (4, False), (4, True)])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_logits(ranks, name, tp, sp):
-    assert_equal(ranks, tp, Theirs.of(name, tp), {"tensor_model_parallel_size": tp, "sequence_parallel": sp})
+TP, SP, CP, EP, ETP = (
+    "tensor_model_parallel_size",
+    "sequence_parallel",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+)
+TP2 = {TP: 2, SP: True}
+A2A = {CP: 2, "cp_comm_type": "a2a"}
+DENSE: dict[int, list[dict[str, Any]]] = {1: [{}], 2: [{TP: 2}, TP2, {CP: 2}], 4: [{TP: 4}, {TP: 4, SP: True}]}
+MIXED: dict[int, list[dict[str, Any]]] = {
+    1: [{}],
+    2: [{EP: 2}, {**TP2, EP: 2, ETP: 1}, TP2],
+    4: [{EP: 4}, {**TP2, EP: 2, ETP: 2}, {**TP2, EP: 4, ETP: 1}, {CP: 2, EP: 2}],
+}
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_logits_with_context_parallelism(ranks, name):
-    kinds = ("p2p", "a2a") if name in ("qwen2.5-tied-mqa", "mistral") else ("p2p",)
-    assert_equal(ranks, 2, Theirs.of(name), *({"context_parallel_size": 2, "cp_comm_type": kind} for kind in kinds))
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("name", MODELS)
+def test_logits(ranks, name, world):
+    layouts = list((MIXED if name in EXPERTS else DENSE)[world])
+    if world == 2 and name in ("qwen2.5-tied-mqa", "mistral"):
+        layouts.append(A2A)
+    assert_equal(ranks, world, Theirs.of(name, world), *layouts)
 
 
 def logits_through_a_pipeline(rank: int, world: int, theirs: Theirs) -> float | None:
@@ -259,71 +272,32 @@ def test_gradients_of_all_weights(name):
         assert (got[n] - grad).abs().max() <= 1e-6 * grad.abs().max(), n
 
 
-EP, ETP = "expert_model_parallel_size", "expert_tensor_parallel_size"
-TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
-
-
-@pytest.mark.parametrize("world", [1, 2, 4])
-@pytest.mark.parametrize("name", EXPERTS)
-def test_logits_of_experts(ranks, name, world):
-    layouts: dict[int, list[dict[str, Any]]] = {
-        1: [{}],
-        2: [{EP: 2}, {**TP2, EP: 2, ETP: 1}, TP2],
-        4: [{EP: 4}, {**TP2, EP: 2, ETP: 2}, {**TP2, EP: 4, ETP: 1}, {"context_parallel_size": 2, EP: 2}],
-    }
-    assert_equal(ranks, world, Theirs.of(name), *layouts[world])
-
-
-@pytest.mark.parametrize("name", EXPERTS)
-def test_experts_round_trip_through_published_files(name, tmp_path):
-    from safetensors.torch import load_file
-
-    theirs = hf_model(name)
-    theirs.save_pretrained(tmp_path)
-    state = load_file(tmp_path / "model.safetensors")
-    family, config = config_from_huggingface(theirs.config.to_dict())
-    ours = state_from_huggingface(state, config, family)
-    back = state_to_huggingface(ours, config, family)
-    assert back.keys() == state.keys() and all(torch.equal(back[k], state[k]) for k in back)
-    in_memory = state_from_huggingface(theirs.state_dict(), config, family)
-    assert in_memory.keys() == ours.keys() and all(torch.equal(in_memory[k], ours[k]) for k in ours)
-    assert count_parameters(config) == sum(p.numel() for p in theirs.parameters())
-
-
 @pytest.mark.parametrize("change", [{"norm_topk_prob": False}, {"rms_norm_eps": 1e-5}, {"num_experts_per_tok": 3}])
 def test_what_is_not_supported_of_deepseek_is_refused(change):
     with pytest.raises(ConfigError, match="not supported"):
         config_from_huggingface({**hf_model("deepseek_v3").config.to_dict(), **change})
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_round_trip_is_bit_exact(name):
+@pytest.mark.parametrize("name", MODELS)
+def test_round_trip_of_a_model_in_memory_is_bit_exact(name):
+    """Of experts under the names that files have; the folders themselves: `tests/checkpoint/test_convert`."""
     theirs = hf_model(name)
     family, config = config_from_huggingface(theirs.config.to_dict())
-    state = theirs.state_dict()
-    ours = state_from_huggingface(state, config, family)
+    ours = state_from_huggingface(theirs.state_dict(), config, family)
     back = state_to_huggingface(ours, config, family)
-    tied = set() if config.untie_embeddings_and_output_weights else {"lm_head.weight"}
-    assert set(back) == set(state) - tied
-    assert all(torch.equal(back[k], state[k]) for k in back)
+    again = state_from_huggingface(back, config, family)
+    assert again.keys() == ours.keys() and all(torch.equal(again[k], ours[k]) for k in ours)
+    state = theirs.state_dict()
+    assert all(torch.equal(back[k], state[k]) for k in back.keys() & state.keys())
+    if name in FAMILIES:
+        tied = set() if config.untie_embeddings_and_output_weights else {"lm_head.weight"}
+        assert set(back) == set(state) - tied
     assert count_parameters(config) == sum(p.numel() for p in theirs.parameters())
-
-
-def test_a_missing_and_a_foreign_tensor_are_both_named():
-    theirs = hf_model("llama2")
-    family, config = config_from_huggingface(theirs.config.to_dict())
-    state = dict(theirs.state_dict())
-    state["surprise"] = state.pop("model.norm.weight")
-    with pytest.raises(CheckpointError) as error:
-        state_from_huggingface(state, config, family)
-    assert "missing model.norm.weight" in str(error.value) and "left over surprise" in str(error.value)
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"model_type": "falcon"},
-        {"hidden_act": "relu"},
         {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
         {"rope_parameters": {**YARN, "attention_factor": 1.5}},
         {"attention_bias": True},
@@ -331,13 +305,5 @@ def test_a_missing_and_a_foreign_tensor_are_both_named():
     ids=str,
 )
 def test_what_is_not_supported_is_refused(change):
-    hf = {**hf_model("llama2").config.to_dict(), **change}
     with pytest.raises(ConfigError, match="not supported"):
-        config_from_huggingface(hf)
-
-
-def test_qwen_with_mixed_layers_is_refused():
-    hf = hf_model("qwen2.5").config.to_dict()
-    hf |= {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]}
-    with pytest.raises(ConfigError, match="different attention"):
-        config_from_huggingface(hf)
+        config_from_huggingface({**hf_model("llama2").config.to_dict(), **change})

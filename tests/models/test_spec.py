@@ -12,10 +12,10 @@ from torch import nn
 from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import ConfigError
 from minimegatron.layers.norm import Norm
+from minimegatron.models.chunks import count_parameters
 from minimegatron.models.decoder import build_model
 from minimegatron.models.families import PRESETS, family_config, preset
 from minimegatron.models.gpt_layer_specs import decoder_layer_spec
-from minimegatron.models.parameters import count_parameters
 from minimegatron.models.spec import ModuleSpec, build_module, spec_from_name
 
 CONFIG = family_config("llama", num_layers=2, hidden_size=32, num_attention_heads=4, vocab_size=40)
@@ -64,14 +64,14 @@ def test_from_the_command_line(monkeypatch):
     module = types.ModuleType("my_specs")
     module.doubled, module.wrong = doubled, lambda config: 3
     monkeypatch.setitem(sys.modules, "my_specs", module)
-    assert spec_from_name("my_specs", "doubled", CONFIG).submodules["input_layernorm"].module is DoublingNorm
+    assert spec_from_name(("my_specs", "doubled"), CONFIG).submodules["input_layernorm"].module is DoublingNorm
     for arguments, words in [
         (("my_specz", "doubled"), "cannot import 'my_specz'"),
         (("my_specs", "doubbled"), "did you mean `doubled`?"),
         (("my_specs", "wrong"), "returned a int"),
     ]:
         with pytest.raises(ConfigError) as error:
-            spec_from_name(*arguments, CONFIG)
+            spec_from_name(arguments, CONFIG)
         assert words in str(error.value)
 
 

@@ -5,8 +5,8 @@ Changes that are no mistakes, so that no test can notice them, are not planted:
 - the maximum that softmax and cross entropy shift by as a minimum or any other number: the shift cancels, until exp()
   overflows, and large logits have tests of their own;
 - `.contiguous()` before a product or in a tensor that has no holes: the values are the same, only a copy is spared;
-- how far ahead a receive is posted on gloo: the messages are the same (`tests/parallel/test_nccl_order.py` holds how
-  far it may be on NCCL);
+- how far ahead a receive is posted on gloo: the messages are the same (`tests/parallel/pipeline/test_nccl_order.py`
+  holds how far it may be on NCCL);
 - weights in FP8 that are kept from one `keeping_weights` to the next inside it (`layer.kept or {}`): it ends with
   None;
 - `ep` and `etp` left out of what a checkpoint says of its layout would change no number today: nothing draws from the
@@ -46,12 +46,12 @@ _STEP = "tests/training/test_step.py"
 _LET_GO = "tests/comm/test_shared_memory.py -k let_go"
 _RANKS = "tests/training/test_checkpoint_ranks.py"
 _POWER = "tests/checkpoint/test_power.py"
-_STALE = "tests/parallel/test_stale.py"
-_CONTEXT = "tests/layers/test_context.py"
-_DISPATCH = "tests/layers/test_dispatch.py"
-_ROUTER = "tests/layers/test_router.py"
-_MOE = "tests/layers/test_moe.py"
-_PIPELINE = "tests/parallel/test_pipeline.py"
+_STALE = "tests/parallel/data/test_stale.py"
+_CONTEXT = "tests/layers/attention/test_context_parallel.py"
+_DISPATCH = "tests/layers/moe/test_dispatch.py"
+_ROUTER = "tests/layers/moe/test_router.py"
+_MOE = "tests/layers/moe/test_layer.py"
+_PIPELINE = "tests/parallel/pipeline/test_pipeline.py"
 
 MUTANTS = (
     # ------------------------------------------------------------------------------------------- random streams
@@ -197,7 +197,7 @@ MUTANTS = (
         "minimegatron/comm/p2p.py",
         "return self._up if destination > source else self._down",
         "return self._up",
-        "tests/comm/test_p2p.py tests/parallel/test_nccl_order.py",
+        "tests/comm/test_p2p.py tests/parallel/pipeline/test_nccl_order.py",
     ),
     Mutant(
         "a message with holes",
@@ -211,7 +211,7 @@ MUTANTS = (
         "minimegatron/parallel/pipeline/plain.py",
         "message = incoming[source].popleft()",
         "message = needed",
-        "tests/parallel/test_pipeline_stages.py",
+        "tests/parallel/pipeline/test_stages.py",
     ),
     # ------------------------------------------------------------------------------------------- gradients
     Mutant(
@@ -240,49 +240,49 @@ MUTANTS = (
         "minimegatron/parallel/data/finalize.py",
         "    sum_tied_gradients(model, mesh)\n    total",
         "    total",
-        "tests/parallel/test_pipeline.py",
+        "tests/parallel/pipeline/test_pipeline.py",
     ),
     Mutant(
         "experts lie in the dense buffer",
         "minimegatron/parallel/data/ddp.py",
         "experts = [(n, p) for n, p in trainable if layout_of(p).experts is not None]",
         "experts, dense = [], trainable",
-        "tests/layers/test_moe.py",
+        "tests/layers/moe/test_layer.py",
     ),
     Mutant(
         "experts are summed over dp and cp",
         "minimegatron/parallel/data/ddp.py",
-        "self._add_buffers(experts, mesh.edp_shard, mesh.edp_instances, grad_dtype)",
-        "self._add_buffers(experts, mesh.dp_shard, mesh.dp_instances, grad_dtype)",
+        "self.strategy.add_params(experts, mesh.edp_shard, mesh.edp_instances)",
+        "self.strategy.add_params(experts, mesh.dp_shard, mesh.dp_instances)",
         _EXPERTS,
     ),
     Mutant(
         "weights still travel when the optimizer writes",
-        "minimegatron/parallel/data/ddp.py",
+        "minimegatron/parallel/data/zero.py",
         "            weights.finish()  # those",
         "            pass  # those",
-        "tests/parallel/test_gathers.py -k out_of_order",
+        "tests/parallel/data/test_gathers.py -k out_of_order",
     ),
     Mutant(
         "a factor reaches the dense gradients alone",
         "minimegatron/parallel/data/ddp.py",
         "buffer.multiply(factor)",
-        "self.buffer.multiply(factor)",
-        f"{_STEP} -k unit",
+        "self.grad_buffers[0].multiply(factor)",
+        f"{_STEP} -k divisor",
     ),
     Mutant(
         "a deferred gradient overwrites the one before",
-        "minimegatron/layers/deferred.py",
-        "weight.grad = gradient if weight.grad is None else weight.grad + gradient",
-        "weight.grad = gradient",
-        "tests/parallel/test_pipeline_stages.py",
+        "minimegatron/layers/wgrad.py",
+        "weight.grad = grad if weight.grad is None else weight.grad + grad",
+        "weight.grad = grad",
+        "tests/parallel/pipeline/test_stages.py",
     ),
     Mutant(
         "nothing is put off in a split backward pass",
-        "minimegatron/layers/products.py",
-        "ctx.deferred = deferred",
-        "ctx.deferred = None",
-        "tests/parallel/test_pipeline.py",
+        "minimegatron/layers/wgrad.py",
+        "layer.wgrad_store = store",
+        "pass",
+        f"{_STALE} -k put_off",
     ),
     Mutant(
         "an expert that is cut is counted once for all its parts",
@@ -304,13 +304,18 @@ MUTANTS = (
         "        set_loss_scale(self.model, scale)\n", "        pass\n", f"{_STEP} tests/training/test_experts.py",
     ),
     Mutant(
-        "FP8 scales never move", "minimegatron/layers/fp8_model.py", "        move_scales(self.model, self.mesh)\n",
+        "FP8 scales never move", "minimegatron/layers/fp8/linear.py", "        move_scales(self.model, self.mesh)\n",
         "        pass\n",
-        "tests/layers/test_fp8_scales.py",
+        "tests/layers/fp8/test_scaling.py",
+    ),
+    Mutant(
+        "an evaluation leaves the step its FP8 weights", "minimegatron/layers/fp8/linear.py",
+        "if self.kept is not None and self.training:", "if self.kept is not None:",
+        "tests/training/test_evaluation.py -k experts",
     ),
     Mutant(
         "biases of experts never move", "minimegatron/layers/moe/balance.py",
-        "            move_biases(self.model, self.load)\n", "            pass\n", "tests/training/test_expert_bias.py",
+        "            move_biases(self.model, self.load)\n", "            pass\n", f"{_STEP} -k bias",
     ),
     Mutant(
         "the loss is not divided by its divisor", "minimegatron/training/step.py",
@@ -322,46 +327,46 @@ MUTANTS = (
     ),
     Mutant(
         "tokens are counted in fp32", "minimegatron/training/step.py",
-        "loss_mask.sum(dtype=torch.float64)", "loss_mask.sum()", "tests/training/test_reports.py",
+        "loss_mask.sum(dtype=torch.float64)", "loss_mask.sum()", f"{_STEP} -k fp32",
     ),
     # ------------------------------------------------------------------------------------------- FP8
     Mutant(
         "a latent's scale is of a rank's own tokens", "minimegatron/layers/attention/mla.py",
-        "tokens = mesh.tp if mesh.sequence_parallel else ALONE", "tokens = ALONE", "tests/layers/test_fp8_ranks.py",
+        "tokens = mesh.tp if mesh.sequence_parallel else ALONE", "tokens = ALONE", "tests/layers/fp8/test_linear.py",
     ),
     Mutant(
         "an expert's scale is of a rank's part of it", "minimegatron/layers/moe/layer.py",
         '{"input": ALONE, "weight": self.etp, "gradient": self.etp}',
-        '{"input": ALONE, "weight": ALONE, "gradient": self.etp}', "tests/layers/test_fp8_ranks.py",
+        '{"input": ALONE, "weight": ALONE, "gradient": self.etp}', "tests/layers/fp8/test_linear.py",
     ),
     Mutant(
-        "tp_only_amax_red is read the other way round", "minimegatron/layers/fp8_model.py",
+        "tp_only_amax_red is read the other way round", "minimegatron/layers/fp8/linear.py",
         '"tp_cp" if config.tp_only_amax_red else "tp_dp_cp"', '"tp_dp_cp" if config.tp_only_amax_red else "tp_cp"',
-        "tests/layers/test_fp8_ranks.py",
+        "tests/layers/fp8/test_linear.py",
     ),
     Mutant(
-        "weights in FP8 are kept beyond their step", "minimegatron/layers/fp8_model.py",
-        "            layer.kept = None\n", "            pass\n", "tests/layers/test_fp8_scales.py",
+        "weights in FP8 are kept beyond their step", "minimegatron/layers/fp8/linear.py",
+        "            layer.kept = None\n", "            pass\n", "tests/layers/fp8/test_scaling.py",
     ),
     Mutant(
-        "a NaN of one rank is lost among maxima", "minimegatron/layers/fp8_scales.py",
+        "a NaN of one rank is lost among maxima", "minimegatron/layers/fp8/scaling.py",
         "now.nan_to_num_(nan=torch.inf, posinf=torch.inf)", "now.nan_to_num_(nan=0.0, posinf=torch.inf)",
-        "tests/layers/test_fp8_ranks.py tests/layers/test_fp8_scales.py",
+        "tests/layers/fp8/test_linear.py tests/layers/fp8/test_scaling.py",
     ),
     # ------------------------------------------------------------------------------------------- models
     Mutant(
         "logits of a rank's own tokens only", "minimegatron/models/decoder.py",
         "return gather_tokens(logits[..., : self.config.vocab_size].transpose(0, 1), self.mesh, 1)",
         "return logits[..., : self.config.vocab_size].transpose(0, 1)",
-        "tests/models/test_huggingface.py -k context",
+        "tests/models/test_huggingface.py -k logits",
     ),
     Mutant(
-        "Sinkhorn balances a rank's own tokens", "minimegatron/layers/moe/sinkhorn.py",
-        "(all_reduce(new_rows @ c, axis) + TINY)", "((new_rows @ c) + TINY)", "tests/layers/test_sinkhorn.py",
+        "Sinkhorn balances a rank's own tokens", "minimegatron/layers/moe/router.py",
+        "(all_reduce(new_rows @ c, axis) + TINY)", "((new_rows @ c) + TINY)", "tests/layers/moe/test_router.py",
     ),
     Mutant(
         "loads of experts are summed over dp alone", "minimegatron/layers/moe/balance.py",
-        "all_reduce(table, mesh.world)", "all_reduce(table, mesh.dp)", "tests/layers/test_moe.py",
+        "all_reduce(table, mesh.world)", "all_reduce(table, mesh.dp)", "tests/layers/moe/test_layer.py",
     ),
     Mutant(
         "all parameters start alike", "minimegatron/layers/logical.py",
@@ -395,9 +400,9 @@ MUTANTS = (
     ),
     # -------------------------------------------------------------------------------------- conversion
     Mutant(
-        "a config.json is written and not read back", "minimegatron/checkpoint/hf_export.py",
-        "            tried[name] = differing(config, config_from_huggingface(made)[1])\n",
-        "            tried[name] = []\n",
+        "a config.json is written and not read back", "minimegatron/checkpoint/hf_config.py",
+        "            differences_of[name] = differing(config, config_from_huggingface(keys_of_family)[1])\n",
+        "            differences_of[name] = []\n",
         "tests/checkpoint/test_convert.py -k family",
     ),
     Mutant(
@@ -412,18 +417,18 @@ MUTANTS = (
         "tests/models/test_huggingface_config.py -k other_families",
     ),
     Mutant(
-        "generate reads the corner of a larger tensor", "minimegatron/checkpoint/weights.py",
-        "    _, weights = checked(found, logical_tensors, params_dtype)\n", "    weights = found.weights\n",
-        "tests/checkpoint/test_weights.py",
+        "generate reads the corner of a larger tensor", "minimegatron/checkpoint/conversion.py",
+        "    _, weights = checked(model, params_dtype)\n", "    weights = model.weights\n",
+        "tests/checkpoint/test_continued.py -k larger",
     ),
     Mutant(
-        "of two sets of weights the shards are read", "minimegatron/checkpoint/folder.py",
-        "    if single.exists() and beside is not None and", "    if not beside and",
+        "of two sets of weights the shards are read", "minimegatron/checkpoint/huggingface.py",
+        "    if single.exists() and second_set is not None and", "    if not second_set and",
         "tests/models/test_folder.py -k two_sets",
     ),
     Mutant(
-        "the tokenizer of a run is not kept beside its checkpoints", "minimegatron/training/published.py",
-        "    return origin.keep(root, origin.of_run(there, files, said))\n", '    return ""\n',
+        "the tokenizer of a run is not kept beside its checkpoints", "minimegatron/training/checkpointing.py",
+        "    return companions.keep(root, companions.of_run(given, files, token_ids))\n", '    return ""\n',
         "tests/checkpoint/test_export.py -k scratch",
     ),
     Mutant(
@@ -439,7 +444,7 @@ MUTANTS = (
     ),
     Mutant(
         "what is put together is copied whole", "minimegatron/checkpoint/sources.py",
-        "for block in blocks(met, dtype.itemsize):", "for block in [met]:",
+        "for block in blocks(common, dtype.itemsize):", "for block in [common]:",
         "tests/checkpoint/test_convert.py -k memory",
     ),
     # -------------------------------------------------------------------------------------- messages in memory
@@ -486,8 +491,8 @@ MUTANTS = (
         "[self.mesh.rank :: self.mesh.world.size]", "[:: self.mesh.world.size]", f"{_RANKS} -k hashed",
     ),
     Mutant(
-        "a file in which a rank wants nothing is not hashed", "minimegatron/checkpoint/storage.py",
-        "dict.fromkeys([*self.hashed, *wanted])", "dict.fromkeys(wanted)", f"{_RANKS} -k hashed",
+        "a file in which a rank wants nothing is not hashed", "minimegatron/checkpoint/load.py",
+        "dict.fromkeys([*hashed, *wanted])", "dict.fromkeys(wanted)", f"{_RANKS} -k hashed",
     ),
     Mutant(
         "each rank settles a save for itself", "minimegatron/training/checkpointing.py",
@@ -550,17 +555,17 @@ MUTANTS = (
         _POWER,
     ),
     Mutant(
-        "a converted folder is not confirmed", "minimegatron/checkpoint/staged.py",
+        "a converted folder is not confirmed", "minimegatron/checkpoint/disk.py",
         "            sync_all(hidden)\n", "            pass\n", _POWER,
     ),
     # -------------------------------------------------------------------------------------- what was a moment ago
     Mutant(
         "a shard without a gradient keeps its sum", "minimegatron/parallel/data/grad_buffer.py",
-        "                    bucket.owned.zero_()\n", "                    pass\n", f"{_STALE} -k part_without",
+        "                bucket.owned.zero_()\n", "                pass\n", f"{_STALE} -k part_without",
     ),
     Mutant(
         "a shard adds to the sum of the step before", "minimegatron/parallel/data/grad_buffer.py",
-        "                bucket.empty = True\n", "                pass\n", f"{_STALE} -k part_without",
+        "            bucket.empty = True\n", "            pass\n", f"{_STALE} -k part_without",
     ),
     Mutant(
         "the number of tokens is rounded to bf16", "minimegatron/parallel/data/finalize.py",
@@ -587,13 +592,13 @@ MUTANTS = (
         "clone(), mesh.dp_cp)", "clone(), mesh.dp)", f"{_STALE} -k fp32_counts",
     ),
     Mutant(
-        "whole weights are not waited for", "minimegatron/parallel/data/ddp.py",
-        "            buffer.finish()\n        with self._on_use", "            pass\n        with self._on_use",
+        "whole weights are not waited for", "minimegatron/parallel/data/zero.py",
+        "            weights.finish()\n        yield", "            pass\n        yield",
         f"{_STALE} -k nobody",
     ),
     Mutant(
-        "weights stay gathered over an update", "minimegatron/parallel/data/ddp.py",
-        "        self.release_weights()  # what is here is old\n", "        pass\n", f"{_STALE} -k nobody",
+        "weights stay gathered over an update", "minimegatron/parallel/data/zero.py",
+        "        self.release_weights()  # what is gathered is old\n", "        pass\n", f"{_STALE} -k nobody",
     ),
     Mutant(
         "FSDP2's weights stay gathered over an update", "minimegatron/parallel/data/torch_fsdp.py",
@@ -601,12 +606,12 @@ MUTANTS = (
         "        pass\n\n    def shards", f"{_STALE} -k nobody",
     ),
     Mutant(
-        "a product that was added is remembered", "minimegatron/parallel/data/buffer_sink.py",
+        "a product that was added is remembered", "minimegatron/parallel/data/ddp.py",
         "added, self._added = self._added, False", "added = self._added", f"{_STALE} -k put_off",
     ),
     Mutant(
         "experts cross between the instances of the others", "minimegatron/parallel/data/ddp.py",
-        "mesh.edp_shard, mesh.edp_instances, grad_dtype", "mesh.edp_shard, mesh.dp_instances, grad_dtype",
+        "mesh.edp_shard, mesh.edp_instances)", "mesh.edp_shard, mesh.dp_instances)",
         f"{_STALE} -k varies_fastest",
     ),
     Mutant(
@@ -620,23 +625,23 @@ MUTANTS = (
     ),
     Mutant(
         "a gather under way is forgotten", "minimegatron/parallel/data/param_buffer.py",
-        "        if self._pending is not None:\n            self.require()\n        if self._here",
-        "        if self._here",
+        "        if self._pending is not None:\n            self.require()\n        if self._gathered",
+        "        if self._gathered",
         f"{_STALE} -k gather_from",
     ),
     Mutant(
-        "weights that were looked at whole stay", "minimegatron/parallel/data/gather_on_use.py",
+        "weights that were looked at whole stay", "minimegatron/parallel/data/param_buffer.py",
         "            self._all_stay = False\n            self.end_pass()\n", "            self._all_stay = False\n",
         f"{_STALE} -k gather_from",
     ),
     Mutant(
-        "weights outside of layers stay without a backward pass", "minimegatron/parallel/data/gather_on_use.py",
+        "weights outside of layers stay without a backward pass", "minimegatron/parallel/data/param_buffer.py",
         "stays = self._keep and torch.is_grad_enabled() and not", "stays = self._keep and not",
         f"{_STALE} -k gather_from",
     ),
     Mutant(
-        "weights of layers without all gradients stay", "minimegatron/parallel/data/ddp.py",
-        "                buffer.end_pass()\n        self.release_weights()\n", "                buffer.end_pass()\n",
+        "weights of layers without all gradients stay", "minimegatron/parallel/data/zero.py",
+        "        super().end_pass()\n        self.release_weights()\n", "        super().end_pass()\n",
         f"{_STALE} -k gather_from",
     ),
     Mutant(
@@ -675,6 +680,10 @@ MUTANTS = (
     Mutant(
         "a rank on the ring drops what came before its part", "minimegatron/layers/attention/context_parallel.py",
         "part += behind.pop().wait()", "behind.pop().wait()", _CONTEXT,
+    ),
+    Mutant(
+        "a block's gradient is added up in bf16", "minimegatron/layers/attention/context_parallel.py",
+        "home = torch.zeros(kv.shape, dtype=lse.dtype", "home = torch.zeros(kv.shape, dtype=kv.dtype", _CONTEXT,
     ),
     Mutant(
         "keys from elsewhere are taken for this rank's", "minimegatron/layers/attention/context_parallel.py",
@@ -790,7 +799,7 @@ MUTANTS = (
     ),
     Mutant(
         "weights gradients of an unsplit backward wait", "minimegatron/parallel/pipeline/stage.py",
-        "                if not split:\n                    compute(self._products.pop(microbatch))\n",
+        "                if not split:\n                    compute_wgrads(self._deferred.pop(microbatch))\n",
         "", _PIPELINE,
     ),
     Mutant(

@@ -11,6 +11,7 @@ import torch
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig
+from minimegatron.config.run import RunConfig
 from minimegatron.errors import ConfigError
 from minimegatron.layers.param import logical_parameters
 from minimegatron.models.decoder import GPTModel
@@ -19,7 +20,6 @@ from minimegatron.optim.groups import check_patterns, freeze
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.build import build_trainer
-from minimegatron.training.run import RunConfig
 from tests.thorough import mostly_thorough
 from tests.twin import Case, weights
 
@@ -57,11 +57,6 @@ def test_rates_by_name() -> None:
     assert rates[0]["decoder.layers.1.input_layernorm.weight"] == (0.1, 0.0)
     assert rates[0]["embedding.word_embeddings.weight"] == (4.0, 0.1)
     assert rates[10]["output_layer.weight"] == (0.5, 0.0) and rates[0]["output_layer.weight"] == (4.0, 0.0)
-
-
-def test_a_frozen_parameter_is_in_no_group() -> None:
-    held = {name for group in groups_of(freeze=("*embedding*", "decoder.layers.0.*")) for name in group["params"]}
-    assert held == {n for n in NAMES if "embedding" not in n and "layers.0." not in n}
 
 
 @pytest.mark.parametrize(
@@ -110,7 +105,7 @@ CASES = list(
 )
 
 
-@pytest.mark.parametrize(("sharding", "layout"), mostly_thorough(CASES, [1, 6, 11, 12, 15, 16]), ids=str)
+@pytest.mark.parametrize(("sharding", "layout"), mostly_thorough(CASES, [1, 11, 16]), ids=str)
 def test_gradients_of_the_rest_are_those_of_one_process(
     assert_same_as_serial: Any, layout: dict[str, Any], sharding: str
 ) -> None:
@@ -121,9 +116,10 @@ def test_gradients_of_the_rest_are_those_of_one_process(
     assert_same_as_serial(case, dp=2)
 
 
-@pytest.mark.parametrize("frozen", [("embedding.*",), ("decoder.layers.3.*", "*fc1*")])
-@pytest.mark.parametrize("sharding", ["no_shard", "optim_grads_params"])
-def test_tied_embeddings_and_products_put_off(
+@pytest.mark.parametrize(
+    "frozen, sharding", [(("embedding.*",), "optim_grads_params"), (("decoder.layers.3.*", "*fc1*"), "no_shard")]
+)
+def test_tied_embeddings_and_a_wgrad_put_off(
     assert_same_as_serial: Any, frozen: tuple[str, ...], sharding: str
 ) -> None:
     layout = {PP: 2, "pipeline_schedule": "zb_h1"}
@@ -160,6 +156,6 @@ def test_a_frozen_parameter_takes_no_memory_beside_its_own() -> None:
         freeze(model, OptimizerConfig(freeze=frozen), Mesh.serial())
         ddp = DistributedDataParallel(model, Mesh.serial(), sharding="optim")
         optimizer = build_optimizer(OptimizerConfig(), ddp, Mesh.serial(), ddp.shards())
-        sizes[frozen] = ddp.buffer.data.numel(), sum(t.numel() for t in optimizer.held()["moments"])
+        sizes[frozen] = ddp.grad_buffers[0].data.numel(), sum(t.numel() for t in optimizer.held()["moments"])
     fc1 = 2 * 96 * 32
     assert sizes[()][0] - sizes[("*fc1*",)][0] == fc1 and sizes[()][1] - sizes[("*fc1*",)][1] == 2 * fc1

@@ -12,7 +12,7 @@ from torch import nn
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig
-from minimegatron.config.newton_schulz import COEFFICIENTS, coefficients_of
+from minimegatron.config.optimizer import COEFFICIENTS, coefficients_of
 from minimegatron.errors import ConfigError
 from minimegatron.layers.logical import gather_logical
 from minimegatron.layers.param import ParamLayout, layout_of, logical_parameters
@@ -151,7 +151,7 @@ LAYOUTS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("layout", mostly_thorough(LAYOUTS, [0, 2, 4]), ids=str)
+@pytest.mark.parametrize("layout", mostly_thorough(LAYOUTS, [0, 4]), ids=str)
 def test_every_layout_takes_the_steps_of_one_process(ranks: Any, layout: dict[str, Any]) -> None:
     """The same samples: dp 2 of one microbatch each, or one process of two. Four tp ranks cut through groups of qkv."""
     model: dict[str, Any] = {"num_layers": 2}
@@ -230,7 +230,7 @@ def test_what_does_not_combine_is_refused() -> None:
         OptimizerConfig(muon_coefficient_type="polar_express")
     net = nn.Linear(4, 4, bias=False)
     shard = {"weight": Shard(slice(0, 8), torch.zeros(8), net.weight.detach().view(-1)[:8])}
-    with pytest.raises(ConfigError, match="a range, which is no matrix"):
+    with pytest.raises(ConfigError, match="a range of"):
         build_optimizer(MUON, net, Mesh.serial(), shard)
     words = "--mock-data --train-iters 1 --optimizer muon --tensor-model-parallel-size 2"
     assert parse_args(words.split(), 2).optimizer.muon_tp_mode == "blockwise", "Megatron's command line"

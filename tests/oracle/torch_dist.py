@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
+from minimegatron.checkpoint.conversion import logical_tensors
 from minimegatron.checkpoint.megatron import config_from_args
-from minimegatron.checkpoint.weights import logical_tensors
 from tests.golden import megatron_names
 from tests.oracle import gpt, moe, ranks
 

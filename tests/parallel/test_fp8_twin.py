@@ -71,8 +71,6 @@ EXPERTS = (
     "--num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 64 --moe-token-dispatcher-type alltoall "
     "--moe-shared-expert-intermediate-size 32 --fp8-format hybrid"
 )
-
-
 REMEMBERS, EP = "--fp8-amax-history-len 4 --fp8-amax-compute-algo max", "--expert-model-parallel-size 2"
 CUT = "--tensor-model-parallel-size 2 --sequence-parallel"
 
@@ -120,16 +118,3 @@ def test_scales_that_remember_are_the_same_in_every_layout(ranks, remembered, la
         assert state, "there is a state"
         if layout != "pp2":
             assert all(torch.equal(state[name], results[0][1][name]) for name in state)
-
-
-@pytest.fixture(scope="module")
-def in_bf16() -> list[float]:
-    return [report.losses["lm loss"] for report in train(f"{LINE} --bf16").history]
-
-
-@pytest.mark.parametrize("way", mostly_thorough(WAYS, lambda way: way != "mxfp8"))
-def test_the_curve_is_that_of_bf16(in_bf16, way):
-    """At most 0.02 apart while the loss falls by more than 1."""
-    losses = [report.losses["lm loss"] for report in train(f"{LINE} --bf16 {WAYS[way]}").history]
-    assert in_bf16[0] - in_bf16[-1] > 1 and losses != in_bf16
-    assert max(abs(a - b) for a, b in zip(losses, in_bf16, strict=True)) < 0.02

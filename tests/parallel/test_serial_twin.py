@@ -16,11 +16,7 @@ from tests.thorough import mostly_thorough
 from tests.twin import Case, compare_with_serial, problems
 
 TP, SP = "tensor_model_parallel_size", "sequence_parallel"
-
-
 LAYOUTS: list[dict[str, Any]] = [{}, {TP: 2}, {TP: 2, SP: True}, {TP: 4}, {TP: 4, SP: True}]
-
-
 MATRIX = [(layout, accumulation, dp) for layout in LAYOUTS for accumulation in (1, 4) for dp in (1, 2)]
 
 
@@ -35,10 +31,6 @@ def test_layouts(assert_same_as_serial, layout, dp, accumulation):
 @pytest.mark.parametrize("layout", mostly_thorough(LAYOUTS, [0, 2, 3]), ids=str)
 def test_layouts_in_fp32(assert_same_as_serial, layout):
     assert_same_as_serial(Case(layout, accumulation=2), dp=4 // layout.get(TP, 1))
-
-
-def test_eight_ranks_with_overlap(assert_same_as_serial):
-    assert_same_as_serial(Case({TP: 4, SP: True}, accumulation=2, overlap=True, bucket_size=2000), dp=2)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "qwen2", "qwen3"])

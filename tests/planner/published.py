@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from minimegatron.config import DataConfig, OptimizerConfig, ParallelConfig, TrainingConfig, TransformerConfig
+from minimegatron.config.run import RunConfig
 from minimegatron.training.arguments import parse_args
-from minimegatron.training.run import RunConfig
 
 
 def run_of(

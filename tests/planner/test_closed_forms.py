@@ -7,8 +7,7 @@ from fractions import Fraction
 import pytest
 
 from minimegatron.errors import ConfigError
-from minimegatron.parallel.pipeline.schedule_check import live_activations
-from minimegatron.parallel.pipeline.schedule_sim import Costs, simulate
+from minimegatron.parallel.pipeline.schedule_sim import Costs, live_activations, simulate
 from minimegatron.parallel.pipeline.schedules import build_schedule
 from minimegatron.planner import closed_forms as forms
 

@@ -11,9 +11,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig
-from minimegatron.config.newton_schulz import coefficients_of
+from minimegatron.config.optimizer import coefficients_of
+from minimegatron.config.run import RunConfig
+from minimegatron.footprint.dry_run import Unpredicted
 from minimegatron.footprint.prediction import meta_model, meta_wrapper
-from minimegatron.footprint.tape import Unpredicted
 from minimegatron.layers.param import layout_of
 from minimegatron.models.families import family_config
 from minimegatron.optim.muon import newton_schulz
@@ -25,7 +26,6 @@ from minimegatron.planner.timing import PEAK, step_time
 from minimegatron.planner.update import muon_products, optimizer_of, update_time
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.flops import step_flops
-from minimegatron.training.run import RunConfig
 from tests.planner.test_timing import FREE
 from tests.planner.test_traffic import EQUAL, LATENT, SIZES, run_of, told_and_counted
 

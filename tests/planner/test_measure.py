@@ -8,10 +8,9 @@ import torch
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig
 from minimegatron.footprint.prediction import Work, sizes_of
-from minimegatron.planner import operations
+from minimegatron.planner import measure as operations
 from minimegatron.planner.cluster import CLUSTERS, Cluster
-from minimegatron.planner.measure import CPU, SHIFT, measure
-from minimegatron.planner.operations import Timed, fits, fitted, trials
+from minimegatron.planner.measure import CPU, SHIFT, Timed, fits, fitted, measure, trials
 from minimegatron.planner.timing import pass_time, step_time
 from minimegatron.planner.work import work_of
 from tests.planner.test_timing import run_of

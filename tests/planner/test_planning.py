@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from minimegatron import cli
+from minimegatron.config.run import RunConfig
 from minimegatron.planner.cluster import CLUSTERS, read_cluster
 from minimegatron.planner.planning import changed, cheapest_changes, plan
 from minimegatron.training.arguments import parse_args
-from minimegatron.training.run import RunConfig
 
 H100 = CLUSTERS["h100"]
 EIGHT = "--preset llama3-8b --bf16 --seq-length 4096 --micro-batch-size 1 --global-batch-size 64"

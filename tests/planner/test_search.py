@@ -7,15 +7,14 @@ from typing import Any
 import pytest
 
 from minimegatron import cli
+from minimegatron.config.run import RunConfig
 from minimegatron.errors import ConfigError
 from minimegatron.planner.cluster import CLUSTERS
-from minimegatron.planner.estimate import Estimator
 from minimegatron.planner.layouts import Layout, layouts
 from minimegatron.planner.planning import plan
-from minimegatron.planner.search import search
+from minimegatron.planner.search import Estimator, search
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.rules import check_run
-from minimegatron.training.run import RunConfig
 
 SMALL = "--preset laptop-10m --bf16 --seq-length 1024 --global-batch-size 16 --micro-batch-size 2 --num-layers 4"
 CLUSTER = CLUSTERS["h100"].replace(gpus_per_node=2)

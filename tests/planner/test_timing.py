@@ -9,9 +9,10 @@ import pytest
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import DataConfig, OptimizerConfig, ParallelConfig, TrainingConfig
-from minimegatron.config.stages import SPLIT, plan_stages
+from minimegatron.config.parallel import SPLIT, plan_stages
+from minimegatron.config.run import RunConfig
+from minimegatron.footprint.dry_run import Unpredicted
 from minimegatron.footprint.prediction import Work, sizes_of
-from minimegatron.footprint.tape import Unpredicted
 from minimegatron.models.chunks import placement_of, schedule_of
 from minimegatron.models.families import family_config
 from minimegatron.parallel.pipeline.schedule_sim import Costs, simulate
@@ -33,7 +34,6 @@ from minimegatron.planner.timing import (
 )
 from minimegatron.planner.work import work_of
 from minimegatron.training.flops import forward_flops, step_flops
-from minimegatron.training.run import RunConfig
 
 SIZES: dict[str, Any] = {
     "num_layers": 8, "hidden_size": 256, "ffn_hidden_size": 512, "num_attention_heads": 8, "num_query_groups": 4,

@@ -13,23 +13,22 @@ from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.sequence import cut_batch
 from minimegatron.config import DataConfig, OptimizerConfig, ParallelConfig, TrainingConfig
+from minimegatron.config.run import RunConfig
 from minimegatron.errors import ConfigError
+from minimegatron.footprint.dry_run import Unpredicted
 from minimegatron.footprint.prediction import Work, sizes_of
-from minimegatron.footprint.tape import Unpredicted
 from minimegatron.layers.linear import ColumnParallelLinear
 from minimegatron.layers.param import Init
 from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.families import family_config
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
-from minimegatron.parallel.data.wrapping import data_parallel
+from minimegatron.parallel.data.ddp import data_parallel
 from minimegatron.planner.traffic import run_messages, summary
 from minimegatron.planner.work import work_of
 from minimegatron.training.memory_report import spec_of
-from minimegatron.training.pipelined import get_forward_backward_fn
 from minimegatron.training.rules import check_run
-from minimegatron.training.run import RunConfig
-from minimegatron.training.step import StepOptions, forward_step, train_step
+from minimegatron.training.step import forward_step, train_step
 
 LENGTH, WORDS = 32, 96
 SIZES: dict[str, Any] = {
@@ -105,11 +104,10 @@ def _second_step(rank: int, run: RunConfig) -> dict[str, dict[str, int]]:
     optimizer = build_optimizer(run.optimizer, ddp, mesh, ddp.shards(), publish=ddp.start_param_gather)
     schedule = Schedule.from_config(run.optimizer, global_batch_size=1, train_iters=10)
     scheduler = OptimizerParamScheduler(optimizer.param_groups, schedule)
-    options = StepOptions(forward_backward_fn=get_forward_backward_fn(ddp))
 
     def step() -> None:
         data = iter([microbatch(mesh) for _ in range(4)])
-        train_step(forward_step, data, ddp, optimizer, scheduler, mesh, 4, options)
+        train_step(forward_step, data, ddp, optimizer, scheduler, 4)
 
     step()
     with trace.record(rank) as log:

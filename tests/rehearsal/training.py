@@ -25,7 +25,7 @@ from minimegatron.launch.rank import finish, init, report
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.build import build_trainer
 from minimegatron.training.observers import Step
-from minimegatron.training.pipelined import get_forward_backward_fn
+from minimegatron.training.step import get_forward_backward_func
 from minimegatron.training.trainer import Trainer
 from tests.rehearsal import generation
 from tests.rehearsal.record import RECORD, ROOT
@@ -47,7 +47,7 @@ def _label(trainer: Trainer) -> None:
     def passes(*args: Any, **kwargs: Any) -> Any:
         last = trainer.state.iteration == iterations - 1
         with RECORD.phase(PASSES if last else EARLY):
-            return (graph or get_forward_backward_fn(trainer.model))(*args, **kwargs)
+            return (graph or get_forward_backward_func(trainer.model))(*args, **kwargs)
 
     trainer._step, trainer.graph = step, passes
 

@@ -78,7 +78,7 @@ def train(
             }
             for ids in mine
         )
-        report, _ = train_step(forward_step, stream, ddp, opt, scheduler, mesh, num_microbatches=len(mine))
+        report = train_step(forward_step, stream, ddp, opt, scheduler, num_microbatches=len(mine))
         trace.append((report.losses["lm loss"], report.grad_norm))
     last = {n: gather_logical(p, layout_of(p), mesh.tp).norm().item() for n, p in logical_parameters(model)}
     return {"trace": trace, "last_param_norms": last}

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from minimegatron.errors import BadStep, ConfigError, RankError
+from minimegatron.errors import BadStep, RankError
 from minimegatron.layers.param import logical_parameters
-from minimegatron.training.bad_steps import ROLLBACKS, WINDOW
 from minimegatron.training.run_state import TrainState
 from minimegatron.training.step import forward_step
+from minimegatron.training.trainer import ROLLBACKS, WINDOW
 from tests.training.test_trainer import trainer_of
 
 LINE = (
@@ -147,11 +147,6 @@ def test_a_spike_on_one_rank_is_one_on_all(ranks):
         ranks(2).run(spiking, 20.0, "--spiky-loss-factor 2")
 
 
-def test_what_rollback_needs():
-    with pytest.raises(ConfigError, match="without a folder of whole checkpoints"):
-        trainer_of(f"{LINE} --bad-step rollback")
-
-
 # ------------------------------------------------------------------------------------------- nothing to learn from
 
 
@@ -194,17 +189,6 @@ def test_in_a_pipeline_as_well(ranks):
     line = "--num-layers 2 --pipeline-model-parallel-size 2 --global-batch-size 2 --bad-step skip"
     for tokens, state in ranks(2).run(masked_on, [1], line):
         assert tokens == [32] * 7 and state.skipped_iterations == 1
-
-
-def test_it_stops_the_run_before_anything_moves():
-    trainer = with_masks("--weight-decay 0.1", 1, {5, 6, 7, 8})
-    before: list[Any] = []
-    real = trainer._after_bad_step
-    trainer._after_bad_step = lambda *given: (before.append(weights(trainer)), real(*given))
-    with pytest.raises(BadStep, match="none of the step's labels counts"):
-        trainer.train()
-    assert trainer.state.iteration == 1 and same(before[0], weights(trainer))
-    trainer.close()
 
 
 def test_an_evaluation_without_labels_has_no_loss():

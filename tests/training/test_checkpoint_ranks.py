@@ -14,14 +14,13 @@ import pytest
 import torch
 
 from minimegatron.checkpoint import save as saves
-from minimegatron.checkpoint import storage
 from minimegatron.checkpoint.commit import complete
-from minimegatron.checkpoint.storage import ShardReader
+from minimegatron.checkpoint.load import CheckpointFiles
 from minimegatron.comm import collectives as c
 from minimegatron.comm.mesh import Mesh, check_grids_agree
 from minimegatron.comm.random import stream_seeds
 from minimegatron.config import ParallelConfig
-from minimegatron.errors import CheckpointError, ConfigError
+from minimegatron.errors import CheckpointError, ConfigError, RankError
 from minimegatron.training import checkpointing
 from minimegatron.training.run_state import layout_facts, same_layout
 from tests.training.test_trainer import numbers, trainer_of
@@ -56,7 +55,7 @@ def refusals(rank: int, world: int, root: str, files: list[str], options: str) -
         try:
             assert checkpoints.load()
             said.append("")
-        except CheckpointError as error:
+        except (CheckpointError, RankError) as error:
             said.append(f"{error.what}, {error.where}")
         c.barrier(trainer.mesh.world)
         if name and rank == 0:
@@ -86,7 +85,7 @@ def settled(rank: int, world: int, root: str) -> list[Any]:
     trainer = trainer_of(f"{LINE} --async-save --save {root}", world)
     checkpoints, asked, found = trainer.checkpoints, [], []
 
-    def under_way(error: Exception | None) -> tuple[threading.Event, saves.Flight]:
+    def under_way(error: Exception | None) -> tuple[threading.Event, saves.AsyncSave]:
         release = threading.Event()
 
         def write() -> None:
@@ -94,7 +93,7 @@ def settled(rank: int, world: int, root: str) -> list[Any]:
             if error is not None and rank == 1:
                 raise error
 
-        checkpoints._flight = flight = saves.Flight(write, True, 2)
+        checkpoints._flight = flight = saves.AsyncSave(write, True, 2)
         if rank == 0:
             flight.join(30)
         return release, flight
@@ -146,10 +145,10 @@ def test_what_the_passes_change_is_copied_before_they_run(tmp_path, monkeypatch)
     trainer.train()
     trainer.close()
     trained(0, 1, f"{line.removeprefix(LINE)} --save {tmp_path}/b --exit-interval 2")
-    a, b = (ShardReader(tmp_path / x / "iter_0000002", complete(tmp_path / x)[2]) for x in "ab")
+    a, b = (CheckpointFiles(tmp_path / x / "iter_0000002", complete(tmp_path / x)[2]) for x in "ab")
     assert any("fp8" in name for name in a.manifest.tensors)
     for name in a.manifest.tensors:
-        assert torch.equal(a.whole(name), b.whole(name)), name
+        assert torch.equal(a.read(name), b.read(name)), name
 
 
 def test_a_run_that_is_closed_waits_for_what_it_is_writing(tmp_path, monkeypatch):
@@ -157,16 +156,16 @@ def test_a_run_that_is_closed_waits_for_what_it_is_writing(tmp_path, monkeypatch
     trainer, closing, real = (
         trainer_of(f"{LINE} --save {tmp_path} --async-save"),
         threading.Event(),
-        storage.write_shard,
+        saves.write_shard,
     )
 
     def write(*args: Any) -> Any:
         assert closing.wait(60)
         return real(*args)
 
-    monkeypatch.setattr(storage, "write_shard", write)
-    join = saves.Flight.join
-    monkeypatch.setattr(saves.Flight, "join", lambda flight, seconds: (closing.set(), join(flight, seconds)))
+    monkeypatch.setattr(saves, "write_shard", write)
+    join = saves.AsyncSave.join
+    monkeypatch.setattr(saves.AsyncSave, "join", lambda flight, seconds: (closing.set(), join(flight, seconds)))
     trainer.checkpoints.save()
     trainer.close()
     closed = list(complete(tmp_path))

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 import torch
 
-from minimegatron import trace
 from minimegatron.comm import collectives as c
-from minimegatron.comm.mesh import Mesh
-from minimegatron.errors import RankError
 from minimegatron.layers.param import layout_of
 from minimegatron.training.arguments import parse_args
 from tests.mock_data import small_trainer
-from tests.training.test_experts import scalars
 
 LINE = (
     "--mock-data --seq-length 16 --num-layers 2 --hidden-size 32 --num-attention-heads 4 --vocab-size 64 --lr 3e-3 "
@@ -51,40 +46,3 @@ def test_a_pipeline_has_the_curve_of_one_process_and_equal_copies(ranks):
         assert found["norms"] == pytest.approx(want["norms"], rel=1e-4)
         for got, expected in zip(found["losses"], want["losses"], strict=True):
             assert got == pytest.approx(expected, rel=1e-4)
-
-
-def parted(rank: int, world: int) -> None:
-    trainer = small_trainer(parse_args(f"{LINE} {PP2}".split(), world), quiet=True)
-    if rank == 1:
-        with torch.no_grad():
-            next(p for p in trainer.model.params.values() if layout_of(p).copies)[3] += 1e-3
-    trainer.train()
-
-
-def test_copies_that_have_parted_are_found(ranks):
-    with pytest.raises(RankError, match=r"(?s)1 of 2 tensors differ.*embedding.word_embeddings.*axis embd"):
-        ranks(2).run(parted)
-
-
-def test_the_losses_do_not_know_the_loss_scale():
-    """Steps of fp16 are scaled by 1024 and divided by a unit; what is logged is not."""
-    one = f"{LINE} --train-iters 1"
-    plain, scaled = (trained(0, 1, x)["losses"][0] for x in (one, f"{one} --fp16 --initial-loss-scale 1024"))
-    assert scaled == pytest.approx(plain, rel=2e-3)
-
-
-def test_depths_are_in_every_log(tmp_path, capsys):
-    line = f"{LINE} --log-file {tmp_path}/log.jsonl --tensorboard-dir {tmp_path}/tb"
-    with trace.record() as log:
-        trainer = small_trainer(parse_args(line.split()), Mesh.serial())
-        trainer.train()
-        trainer.close()
-    losses = trainer.history[-1].losses
-    out = capsys.readouterr().out.splitlines()
-    said = [row for row in out if row.startswith(" iteration")][-1]
-    assert f"lm loss: {losses['lm loss']:.6E} | mtp_1 loss: {losses['mtp_1 loss']:.6E} | mtp_2 loss: " in said
-    assert not any("mtp" in row for row in out if "validation" in row)
-    written = [json.loads(row) for row in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert [r for r in written if r["event"] == "train"][-1]["losses"] == losses
-    assert scalars(tmp_path / "tb")["mtp_2 loss"] == pytest.approx(losses["mtp_2 loss"], rel=1e-6)
-    assert f"mtp_1 loss {losses['mtp_1 loss']:.6E}" in log.select("losses", kind="mark")[-1].note

@@ -117,10 +117,3 @@ def test_what_is_no_log_of_experts_is_refused(lines: Any, words, tmp_path, capsy
     assert main(["experts", str(path)]) == 4
     error = capsys.readouterr().err
     assert words in error and "fix:" in error
-
-
-def test_help_says_what_the_numbers_mean(capsys):
-    with pytest.raises(SystemExit):
-        main(["experts", "--help"])
-    text = capsys.readouterr().out
-    assert "--log-file" in text and "placement" in text and "--last" in text

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from minimegatron.config import TransformerConfig
+from minimegatron.models.chunks import count_parameters
 from minimegatron.models.families import family_config
-from minimegatron.models.parameters import count_parameters
 from minimegatron.training.flops import attention_pairs, forward_flops, peak_tflops, step_flops
 
 

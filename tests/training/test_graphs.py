@@ -16,7 +16,7 @@ from minimegatron.training import graphs
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.graphs import StepGraph
 from tests.mock_data import small_trainer
-from tests.recorder import NoWaiting, OnACpu
+from tests.recorder import OnACpu
 from tests.thorough import mostly_thorough
 from tests.training.test_trainer import TINY
 
@@ -80,13 +80,6 @@ def test_batches_have_one_place_and_results_are_the_steps_own(monkeypatch):
     assert len(places) == 2
 
 
-def test_the_recorder_of_these_tests_sees_a_host_that_waits():
-    x = torch.ones(3)
-    for waits in (lambda: x.sum().item(), lambda: x[x > 0], lambda: bool((x > 0).all())):
-        with pytest.raises(AssertionError, match="makes the host wait"), NoWaiting():
-            waits()
-
-
 def test_another_shape_is_refused():
     graph = StepGraph(9, OnACpu(places=False))
     graph._take([{"tokens": torch.zeros(2, 3)}])
@@ -101,12 +94,8 @@ def test_another_shape_is_refused():
     "line, words",
     [
         ("--enable-cuda-graph", "a recording of launches on a GPU"),
-        ("--cuda-graph-impl transformer_engine", "--cuda-graph-impl local"),
-        ("--enable-cuda-graph --hidden-dropout 0.1", "hidden_dropout or attention_dropout"),
+        ("--cuda-graph-impl transformer_engine", "one of 'none', 'local'"),
         ("--enable-cuda-graph --overlap-grad-reduce --recompute-activations", "recompute_granu, overlap_grad_reduce"),
-        ("--enable-cuda-graph --fp16", "params_dtype fp16"),
-        ("--cuda-graph-impl local --cuda-graph-scope attn", "full_iteration"),
-        ("--enable-cuda-graph --cuda-graph-warmup-steps 0", "at least 1"),
     ],
 )
 def test_refusals(line, words):

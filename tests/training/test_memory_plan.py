@@ -12,6 +12,7 @@ import torch
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import DataConfig, OptimizerConfig, ParallelConfig, TrainingConfig
+from minimegatron.config.run import RunConfig
 from minimegatron.kernels import build
 from minimegatron.layers.moe import router
 from minimegatron.layers.step_hooks import StepHooks
@@ -20,9 +21,8 @@ from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.families import family_config
 from minimegatron.models.spec import spec_from_name
 from minimegatron.optim.build import build_optimizer
-from minimegatron.parallel.data.wrapping import data_parallel
+from minimegatron.parallel.data.ddp import data_parallel
 from minimegatron.training.memory_report import predict_run
-from minimegatron.training.run import RunConfig
 from tests.twin import Case, accumulate
 
 MICROBATCHES, BATCH, LENGTH = 4, 2, 64
@@ -185,7 +185,7 @@ def measured(rank: int, world: int, name: str, favourites: bool = False) -> tupl
     """
     _, run = run_of(name)
     mesh, case = Mesh.build(run.parallel), case_of(name)
-    spec = spec_from_name(*run.spec, run.model) if run.spec else None
+    spec = spec_from_name(run.spec, run.model)
     ddp = data_parallel(build_model_chunks(run.model, mesh, 0, spec), mesh)
     optimizer = build_optimizer(run.optimizer, ddp, mesh, ddp.shards(), publish=ddp.start_param_gather)
     hooks = StepHooks(ddp, mesh)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from typing import Any
 
@@ -18,9 +17,9 @@ from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.decoder import GPTModel
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.training.arguments import parse_args
-from minimegatron.training.pipelined import Microbatches, get_forward_backward_fn
+from minimegatron.training.pipelined import Microbatches
 from minimegatron.training.reports import StepReport
-from minimegatron.training.step import forward_step
+from minimegatron.training.step import forward_step, get_forward_backward_func
 from tests.mock_data import small_trainer
 from tests.twin import Case, distance, microbatch, weights
 
@@ -81,12 +80,6 @@ def test_dropout_is_the_same_with_and_without_recompute(ranks):
         assert runs[0] == runs[1]
 
 
-@pytest.mark.thorough
-def test_bf16_with_a_residual_stream_in_fp32(ranks):
-    line = f"--bf16 --fp32-residual-connection {PLAIN} --train-iters 3 --eval-interval 9 --eval-iters 1"
-    same(ranks, 2, line, [f"{PP2} --pipeline-schedule dualpipe_v"], rel=2e-2)
-
-
 def poisoned(rank: int, world: int) -> None:
     line = f"{TINY} --mock-data {PLAIN} --train-iters 3 {PP2}"
     trainer = small_trainer(parse_args(shlex.split(line), world), quiet=True)
@@ -117,15 +110,6 @@ def test_refused_before_launch(line, words):
     assert caught.value.fix
 
 
-def test_megatrons_names_of_the_flags():
-    line = "--decoder-first-pipeline-num-layers 1 --decoder-last-pipeline-num-layers 3 --variable-seq-lengths"
-    parallel = parse_args(shlex.split(f"{TINY} --mock-data {PP2} {line}"), 2).parallel
-    assert (parallel.num_layers_in_first_pipeline_stage, parallel.num_layers_in_last_pipeline_stage) == (1, 3)
-    group = "--num-virtual-stages-per-pipeline-rank 2 --microbatch-group-size-per-vp-stage 4"
-    parallel = parse_args(shlex.split(f"{TINY} --mock-data {PP2} {group}"), 2).parallel
-    assert parallel.microbatch_group_size_per_virtual_pipeline_stage == 4
-
-
 # ------------------------------------------------------------------------------------ lengths that vary
 
 
@@ -143,8 +127,8 @@ def of_different_lengths(rank: int, world: int, case: Case) -> dict[str, float]:
     ddp = DistributedDataParallel(model, mesh)
     for wrapped in (serial, ddp):
         batches = (lengths(case, i) for i in range(case.accumulation))
-        get_forward_backward_fn(wrapped)(forward_step, batches, wrapped, case.accumulation, lambda loss: loss)
-    return {n: distance(p.main_grad, serial.buffer.params[n].main_grad) for n, p in logical_parameters(ddp)}
+        get_forward_backward_func(wrapped)(forward_step, batches, wrapped, case.accumulation, lambda loss: loss)
+    return {n: distance(p.main_grad, serial.params[n].main_grad) for n, p in logical_parameters(ddp)}
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_v"])
@@ -165,18 +149,3 @@ def test_a_microbatch_is_kept_from_its_first_use_to_its_last():
     with pytest.raises(KeyError):
         batches.take(0)
     assert batches.take(1)["tokens"].item() == 1 and read == [0, 1]
-
-
-def test_names_do_not_know_about_chunks(ranks):
-    for names in ranks(2).run(names_on_rank):
-        assert names and not any(re.search(r"chunks|module", name) for name in names)
-
-
-def names_on_rank(rank: int, world: int) -> list[str]:
-    mesh = Mesh.build(ParallelConfig(pipeline_model_parallel_size=2, pipeline_schedule="zb_v"))
-    return [
-        n
-        for n, _ in logical_parameters(
-            DistributedDataParallel(ModelChunks(Case({}, {"num_layers": 4}).config, mesh), mesh)
-        )
-    ]

@@ -13,7 +13,7 @@ import pytest
 
 from minimegatron.comm import collectives
 from minimegatron.errors import ConfigError, RankError
-from minimegatron.layers import products
+from minimegatron.layers import wgrad as products
 from minimegatron.optim import clip, main_params
 from minimegatron.parallel.data import ddp, finalize, grad_buffer
 from minimegatron.training.arguments import parse_args

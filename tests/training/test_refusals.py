@@ -135,11 +135,6 @@ def test_what_is_refused_is_the_table_and_says_what_to_do(name: str) -> None:
     assert {stage: words for stage, words in want.items() if words not in refused[stage]} == {}
 
 
-def test_the_table_has_no_rows_of_its_own() -> None:
-    assert REFUSED.keys() <= FEATURES.keys()
-    assert all(row and row.keys() <= STAGES.keys() for row in REFUSED.values())
-
-
 def norms_of_a_step(rank: int, world: int, lines: list[str]) -> list[float]:
     found = []
     for line in lines:
@@ -162,10 +157,3 @@ def test_what_is_accepted_has_the_gradient_of_one_process(ranks: Any, name: str)
             stage: pytest.approx(want, rel=feature.tolerance) for stage in accepted
         }
     assert want > 0
-
-
-@pytest.mark.parametrize("stage", ["no_shard", "optim"])
-def test_a_graph_without_a_gpu_is_refused_where_it_is_built(stage: str) -> None:
-    with pytest.raises(ConfigError, match="recording of launches on a GPU") as caught:
-        trainer_of(line_of(FEATURES["graph"], stage))
-    assert caught.value.fix

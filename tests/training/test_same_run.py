@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import types
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import numpy
 import numpy as np
 import pytest
+import torch
 
+from labkit.ranks.torchrun import launch
 from minimegatron.checkpoint.commit import complete
 from minimegatron.checkpoint.manifest import NAME
+from minimegatron.config.run import KINDS, RunConfig
 from minimegatron.data.indexed import IndexedDatasetBuilder
-from minimegatron.errors import CheckpointError
+from minimegatron.errors import CheckpointError, ConfigError
+from minimegatron.launch.agreement import differences
+from minimegatron.training import datasets, same_run
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.build import build_trainer
 from minimegatron.training.rules import batch_sizes
-from minimegatron.training.run import RunConfig
 from minimegatron.training.same_run import MODEL, compare, facts_of
 from minimegatron.training.trainer import Trainer
 
@@ -50,27 +59,17 @@ OTHER_RUNS = [
     ("", "--seq-length 32", "seq_length: checkpoint 16, now 32"),
     ("", "--global-batch-size 8", "global_batch_size: checkpoint 4, now 8"),
     ("", "--rampup-batch-size 2 2 10", "global_batch_size: checkpoint 4, now 2 4 over 10 samples"),
-    ("", "--adam-beta2 0.95", "adam_beta2: checkpoint 0.999, now 0.95"),
-    ("", "--adam-eps 1e-6", "adam_eps"),
     ("", "--clip-grad 0.5", "clip_grad: checkpoint 1.0, now 0.5"),
     ("", "--optimizer sgd", "optimizer: checkpoint 'adam', now 'sgd'"),
     ("--optimizer sgd", "--optimizer sgd --sgd-momentum 0.5", "sgd_momentum: checkpoint 0.9, now 0.5"),
     ("", "--hidden-dropout 0", "hidden_dropout: checkpoint 0.1, now 0.0"),
-    ("", "--eod-mask-loss", "eod_mask_loss: checkpoint False, now True"),
-    ("", "--reset-attention-mask", "reset_attention_mask"),
-    ("", "--sequence-packing", "sequence_packing"),
     ("", "--freeze embedding.*", "freeze: checkpoint none, now embedding.*"),
-    ("", "--param-groups *bias:lr_mult=2", "param_groups"),
     ("", "--decoupled-lr 1e-2", "decoupled_lr: checkpoint None, now 0.01"),
     ("--fp16", "--fp16 --loss-scale 64", "loss_scale: checkpoint None, now 64.0"),
-    ("--optimizer muon", "--optimizer muon --muon-momentum 0.8", "muon_momentum"),
-    ("", "--apply-wd-to-qk-layernorm", "apply_wd_to_qk_layernorm"),
 ]  # fmt: skip
 OTHER_MODELS = [
     ("--num-layers 4", "num_layers: checkpoint 2, now 4"),
     ("--position-embedding-type rope", "position_embedding_type"),
-    ("--norm-epsilon 1e-6", "layernorm_epsilon"),
-    ("--swiglu", "activation"),
     ("--bf16", "params_dtype: checkpoint 'fp32', now 'bf16'"),
 ]  # fmt: skip
 SAME_RUN = [
@@ -79,7 +78,6 @@ SAME_RUN = [
     ("", "--recompute-granularity full --attention-backend reference --kernels torch"),
     ("", "--lr 1e-2 --weight-decay 0.5 --lr-decay-style cosine"),
     ("", "--init-method-std 1 --bad-step skip --save x --spiky-loss-factor 3 --check-replicas-interval 2"),
-    ("", "--optimizer-cpu-offload --make-vocab-size-divisible-by 8"),
     ("--optimizer sgd", "--optimizer sgd --adam-beta1 0.5"),
     ("", "--initial-loss-scale 4 --hysteresis 3"),
     ("", "--muon-momentum 0.5 --rotary-base 5"),
@@ -144,13 +142,6 @@ def test_what_a_checkpoint_does_not_say_is_named():
     with pytest.raises(CheckpointError, match="seed: checkpoint 1234, now 5"):
         compare(old, *run_of("--seed 5"), weights_only=False)
     assert compare(old, *run_of("--clip-grad 0.5"), weights_only=True) == ""
-
-
-def test_a_long_list_is_cut_and_its_rest_named():
-    with pytest.raises(CheckpointError) as caught:
-        compare(state(), *run_of("--seed 5 --clip-grad 0.5 --adam-eps 1e-6 --eod-mask-loss --seq-length 32"), False)
-    assert str(caught.value).count("\n") == 4 and "(and " in caught.value.what
-    assert all(name in caught.value.what for name in ("seed", "clip_grad", "adam_eps", "eod_mask_loss", "seq_length"))
 
 
 # ------------------------------------------------------------------------------------------------ in a run
@@ -267,13 +258,6 @@ def test_of_a_blend_each_file_has_its_epochs(files, capsys):
     assert named == [f"epoch 2 of 3 of {files}/a", f"epoch 3 of 3 of {files}/a"]
 
 
-def test_one_epoch_is_not_announced_and_the_norm_is_explained(files, capsys):
-    trained(files, "FILES/a --split 100", "--train-iters 2 --clip-grad 0.5", quiet=False)
-    lines = said_by(capsys, "epoch", "grad norm, below")
-    assert lines[0] == "grad norm, below: of the whole gradient, before it is clipped to 0.5"
-    assert len(lines) == 2 and lines[1].startswith("epochs: the run reads 0.")
-
-
 def test_a_test_set_without_a_document_is_left_out_aloud(files, capsys):
     line = "--train-iters 1 --eval-interval 1 --eval-iters 1"
     trained(files, "FILES/a --split 80,19,1", line, quiet=False)
@@ -289,3 +273,107 @@ def test_a_resumed_run_may_evaluate_less_than_before(tmp_path, files):
     trained(files, data, f"--eval-interval 1 --eval-iters 20 --exit-interval 8 --save {tmp_path}")
     after = trained(files, data, f"--eval-interval 1 --eval-iters 1 --load {tmp_path}")
     assert after.state.iteration == 10 and after.state.consumed_valid_samples == 8 * 80 + 2 * 4
+
+
+# ------------------------------------------------------------------------------------------------ the same on all ranks
+
+
+TINY = "--mock-data --seq-length 16 --hidden-size 32 --num-attention-heads 2 --vocab-size 64 --train-iters 2"
+
+
+def of_rank(line: str = "") -> dict[str, Any]:
+    return same_run.rank_facts(parse_args(shlex.split(f"{TINY} {line}")))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--seed 7", "seed is 1234 on rank 0 and 7 on rank 1"),
+        ("--global-batch-size 2", "global_batch_size is None on rank 0 and 2 on rank 1"),
+        ("--bf16", "params_dtype is fp32 on rank 0 and bf16 on rank 1"),
+    ],
+)
+def test_one_flag_is_named(line: str, said: str) -> None:
+    assert said in differences([of_rank(), of_rank(line)])
+
+
+def test_every_field_is_compared_or_its_freedom_has_a_reason() -> None:
+    assert set(of_rank()) & set(KINDS) == set(KINDS) - set(same_run.RANK_LOCAL)
+    assert "log_file" in same_run.RANK_LOCAL and "seed" not in same_run.RANK_LOCAL
+    assert not differences([of_rank(), of_rank("--log-file a.jsonl --profile-dir b --data-cache-path c")])
+
+
+def test_versions_and_an_edited_source_file_are_named(tmp_path: Path) -> None:
+    here = of_rank()
+    with mock.patch.object(torch, "__version__", "2.11.0"), mock.patch.object(numpy, "__version__", "1.0"):
+        said = " ".join(differences([here, of_rank()]))
+    assert "version of torch is " in said and "2.11.0 on rank 1" in said and "version of numpy is" in said
+    real = Path.read_bytes
+    with mock.patch.object(Path, "read_bytes", lambda p: real(p) + b"#" * (p.name == "clip.py")):
+        assert [text.partition(" is ")[0] for text in differences([here, of_rank()])] == ["minimegatron/optim/clip.py"]
+
+
+def test_the_file_of_a_spec_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen = []
+    for text in ("a = 1\n", "a = 2\n"):
+        (tmp_path / "a_spec_of_ours.py").write_text(text)
+        seen.append(of_rank("--spec a_spec_of_ours f"))
+    assert [text.partition(" is ")[0] for text in differences(seen)] == ["source of the spec"]
+
+
+@pytest.mark.parametrize("size", [0, 10, datasets.BLOCK_BYTES, 5 * datasets.BLOCK_BYTES + 3])
+def test_a_data_file_is_told_by_its_size_and_its_ends(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "data.bin"
+    seen = set()
+    for change in (None, 0, size // 2, size - 1):
+        raw = bytearray(size)
+        if size and change is not None:
+            raw[change] = 1
+        path.write_bytes(raw)
+        seen.add(datasets.file_fact(str(path)))
+    path.write_bytes(bytes(size + 1))
+    seen.add(datasets.file_fact(str(path)))
+    assert len(seen) == (5 if size else 2)
+
+
+def load_other_data(rank: int, world: int, folder: str) -> str:
+    """Rank 1's node has another copy of the data under the same name."""
+    from minimegatron.comm.mesh import Mesh
+    from minimegatron.training.datasets import load_data
+
+    os.chdir(os.path.join(folder, str(rank)))
+    line = "--data-path words --tokenizer-type NullTokenizer --vocab-size 300 --seq-length 4 --hidden-size 32"
+    run = parse_args(shlex.split(f"{line} --num-attention-heads 2"), world)
+    with pytest.raises(ConfigError) as caught:
+        load_data(run, Mesh.build(run.parallel), (2, 0, 0))
+    return caught.value.what
+
+
+def test_another_copy_of_the_data_is_named(ranks: Any, tmp_path: Path) -> None:
+    from minimegatron.data.indexed import IndexedDatasetBuilder
+
+    for rank in range(2):
+        (tmp_path / str(rank)).mkdir()
+        with IndexedDatasetBuilder(tmp_path / str(rank) / "words.bin", numpy.uint16) as builder:
+            for document in range(20):
+                builder.add_document([document + rank, 1, 2, 3, 4], [5])
+            builder.finalize(tmp_path / str(rank) / "words.idx")
+    for said in ranks(2).run(load_other_data, str(tmp_path), timeout=30):
+        assert said.startswith("the ranks were not given the same: data file 0 (words.bin) is 200 bytes ("), said
+        assert said.count("data file") == 1
+
+
+@pytest.mark.thorough
+def test_the_command_ends_with_2_and_one_message(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, shlex\n"
+        "from minimegatron.commands.pretrain_gpt import main\n"
+        f"main(shlex.split({TINY!r}) + ['--hidden-size', '64'][: 2 * (os.environ['RANK'] == '1')])\n"
+    )
+    run = launch(script, 2, tmp_path / "run", timeout=60)
+    assert run.returncode == 2, run.explain()
+    said = "ConfigError: the ranks were not given the same: "
+    assert said in run.explain() and "hidden_size is 32 on rank 0 and 64 on rank 1" in run.explain()
+    assert "".join(run.stderr).count("the ranks were not given the same") == 1

@@ -11,18 +11,21 @@ from typing import Any
 import pytest
 import torch
 
+from minimegatron.comm import agree
 from minimegatron.comm.mesh import Mesh
-from minimegatron.config import OptimizerConfig, ParallelConfig
+from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
 from minimegatron.errors import NumericsError
 from minimegatron.layers.logical import gather_logical
 from minimegatron.layers.param import layout_of, logical_parameters
+from minimegatron.models.decoder import build_model
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.scaler import loss_divisor
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
+from minimegatron.parallel.data.data_parallel import DataParallel
 from minimegatron.parallel.data.ddp import DistributedDataParallel
-from minimegatron.training.observers.evaluation import evaluate
-from minimegatron.training.pipelined import get_forward_backward_fn
-from minimegatron.training.reports import StepReport
+from minimegatron.training import reports as module
+from minimegatron.training.datasets import to_device
+from minimegatron.training.reports import StepReport, reduce_reports
 from minimegatron.training.step import (
     ForwardStep,
     Loss,
@@ -32,7 +35,8 @@ from minimegatron.training.step import (
     loss_func,
     train_step,
 )
-from tests.twin import Case, distance, microbatch, parallel_model
+from tests.twin import Case, accumulate, distance, microbatch, parallel_model
+from tests.waits import waits
 
 TP, SP = "tensor_model_parallel_size", "sequence_parallel"
 SGD = {"optimizer": "sgd", "sgd_momentum": 0.0, "lr": 0.3, "clip_grad": 0.0, "lr_decay_style": "constant"}
@@ -113,8 +117,8 @@ def run_steps(
     done = Trained([], logical(ddp, mesh), {})
     try:
         for _ in range(steps):
-            options = StepOptions(loss_divisor=divisor, forward_backward_fn=get_forward_backward_fn(ddp))
-            report, _ = train_step(forward, data, ddp, opt, scheduler, mesh, per_step, options)
+            options = StepOptions(loss_divisor=divisor)
+            report = train_step(forward, data, ddp, opt, scheduler, per_step, options)
             done.reports.append(report)
     except NumericsError as error:
         done.error = str(error)
@@ -226,12 +230,6 @@ def test_with_the_check_off_all_ranks_skip_that_step_alone(ranks, kind):
         assert trained.lr == expected.lr
 
 
-def test_the_error_names_the_rank_and_is_the_same_everywhere(ranks):
-    """The error of one rank is everybody's, word for word, so that a launcher shows it once."""
-    errors = [trained.error for trained in ranks(2).run(on_ranks, Case(), ADAM, "loss")]
-    assert errors[0] == errors[1] and "where: rank 1" in errors[0] and "fix:" in errors[0]
-
-
 # ------------------------------------------------------------------------------------------------ fp16
 
 FP16 = Case(model={"params_dtype": "fp16"}, seq_length=64, micro_batch_size=4)
@@ -294,26 +292,6 @@ def test_a_skipped_fp16_step_does_not_move_the_schedule():
 # ------------------------------------------------------------------------------------------------ evaluation
 
 
-def evaluated(rank: int, world: int, case: Case) -> tuple[dict[str, float], bool]:
-    mesh = Mesh.build(ParallelConfig.from_dict(case.layout))
-    ddp = parallel_model(case, mesh)
-    ddp.module.decoder.eval()
-    found = evaluate(forward_step, batches(case, [mesh.dp.rank], 1), ddp, mesh, case.accumulation)
-    modes_kept = ddp.training and not ddp.module.decoder.training
-    return found, modes_kept and not any(p.grad is not None for p in ddp.parameters())
-
-
-def test_evaluation_is_the_mean_over_all_tokens_and_leaves_no_trace(ranks):
-    case = Case(accumulation=3, double=True)
-    model = parallel_model(case, Mesh.serial())
-    data = list(batches(case, [0, 1], 1))
-    with torch.no_grad():
-        total = sum((model(b["tokens"], None, b["labels"]) * b["loss_mask"]).sum() for b in data)
-    mean = (total / sum(b["loss_mask"].sum() for b in data)).item()
-    for losses, untouched in ranks(2).run(evaluated, case):
-        assert losses["lm loss"] == pytest.approx(mean, rel=1e-9) and untouched
-
-
 def test_the_label_of_a_token_that_does_not_count_may_be_no_word():
     """-100, as elsewhere: the same sum and gradients as with any label; where it counts the loss is infinite."""
     case = Case()
@@ -332,3 +310,134 @@ def test_the_label_of_a_token_that_does_not_count_may_be_no_word():
     batch["loss_mask"][tuple(masked)] = 1.0
     output, loss_of = forward_step(iter([batch]), model)
     assert loss_of(output)[0].isinf()
+
+
+# ------------------------------------------------------------------------------------ tokens that count for less than 1
+
+
+def test_a_common_factor_of_all_weights_changes_nothing(monkeypatch):
+    case, mesh, found = Case(accumulation=2), Mesh.serial(), []
+    for factor in (1.0, 1e-4):
+
+        def weighted(case: Case, rank: int, index: int, factor: float = factor) -> dict[str, torch.Tensor]:
+            batch = microbatch(case, rank, index)
+            return {**batch, "loss_mask": factor * batch["loss_mask"]}
+
+        monkeypatch.setattr("tests.twin.microbatch", weighted)
+        ddp = parallel_model(case, mesh)
+        found.append((accumulate(ddp, case, mesh), ddp.grad_buffers[0].data.clone()))
+    assert abs(found[1][0] / found[0][0] - 1) < 1e-6
+    torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-4, atol=1e-6)
+
+
+# ---------------------------------------------------------------------------------------------------- biases of experts
+
+
+CONFIG = TransformerConfig(
+    hidden_size=16,
+    num_attention_heads=2,
+    vocab_size=32,
+    num_experts=4,
+    moe_ffn_hidden_size=8,
+    add_bias_linear=False,
+    moe_router_score_function="sigmoid",
+    moe_router_enable_expert_bias=True,
+)
+
+
+@pytest.mark.parametrize("broken", ["nothing", "loss", "gradient"])
+def test_a_step_that_is_refused_moves_no_bias(broken):
+    model = DistributedDataParallel(build_model(CONFIG, Mesh.serial(), 0), Mesh.serial())
+    optimizer = build_optimizer(OptimizerConfig(), model, Mesh.serial())
+    schedule = Schedule.from_config(OptimizerConfig(), global_batch_size=2, train_iters=4)
+
+    def forward(batches, model):
+        output, loss = forward_step(batches, model)
+        if broken == "gradient":
+            output.register_hook(lambda grad: grad * math.nan)
+        return output * math.nan if broken == "loss" else output, loss
+
+    ids = torch.randint(0, 32, (2, 9), generator=torch.Generator().manual_seed(0))
+    batch = {"tokens": ids[:, :-1], "labels": ids[:, 1:], "loss_mask": torch.ones(2, 8)}
+
+    def step() -> None:
+        scheduler = OptimizerParamScheduler(optimizer.param_groups, schedule)
+        train_step(forward, iter([batch]), model, optimizer, scheduler, num_microbatches=1)
+
+    if broken == "nothing":
+        step()
+    else:
+        with pytest.raises(NumericsError):
+            step()
+    biases = [bias for name, bias in model.named_parameters() if name.endswith("expert_bias")]
+    assert len(biases) == 2 and all(bool(bias.any()) == (broken == "nothing") for bias in biases)
+
+
+# -------------------------------------------------------------------------------------------------- what the host reads
+
+
+MOE = {"num_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 16, "add_bias_linear": False}
+
+
+def waits_of_a_step(case: Case, **optimizer: Any) -> list[str]:
+    mesh, config = Mesh.serial(), OptimizerConfig(**optimizer)
+    ddp = parallel_model(case, mesh)
+    opt = build_optimizer(config, ddp, mesh)
+    scheduler = OptimizerParamScheduler(
+        opt.param_groups, Schedule.from_config(config, global_batch_size=1, train_iters=9)
+    )
+    for _ in range(2):  # the first one makes tables
+        data = iter([microbatch(case, 0, i) for i in range(case.accumulation)])
+        with waits() as found:
+            train_step(forward_step, data, ddp, opt, scheduler, num_microbatches=case.accumulation)
+    return found
+
+
+@pytest.mark.parametrize("model", [{}, {"params_dtype": "bf16"}, {"params_dtype": "fp16"}], ids=str)
+def test_a_step_reads_its_losses_and_its_norm(model):
+    assert waits_of_a_step(Case(model=model, accumulation=2)) == ["tolist", "tolist"]
+    assert waits_of_a_step(Case(model=model), clip_grad=0.0, log_num_zeros_in_grad=True) == ["tolist", "tolist"]
+
+
+def test_a_count_beyond_what_fp32_counts():
+    mask = torch.ones(1, 2**24 + 1)
+    loss, count, reports = loss_func(mask, mask)
+    assert count == 2**24 + 1 and reports["lm loss"][1] == 2**24 + 1
+
+
+def test_batches_go_to_a_gpu_from_pinned_memory_without_waiting(monkeypatch):
+    done: list[tuple[str, int, Any]] = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda t: done.append(("pin", t.data_ptr(), None)) or t.clone())
+    monkeypatch.setattr(torch.Tensor, "to", lambda t, d, **how: done.append(("copy", t.data_ptr(), (d.type, how))) or t)
+    batch = {"tokens": torch.arange(6), "loss_mask": torch.ones(6)}
+    moved = to_device(batch, torch.device("cuda"))
+    assert moved.keys() == batch.keys() and all(torch.equal(moved[n], batch[n]) for n in batch)
+    assert [what for what, *_ in done] == ["pin", "copy"] * 2
+    for (_, pageable, _), (_, copied, how) in zip(done[::2], done[1::2], strict=True):
+        assert copied != pageable and how == ("cuda", {"non_blocking": True})
+
+
+def in_a_pipeline(rank: int, world: int) -> list[Any]:
+    """Four calls: of the last stage's names, of the same, of others, of these."""
+    mesh = Mesh.build(ParallelConfig(pipeline_model_parallel_size=2))
+    model = DataParallel(torch.nn.Identity(), mesh)
+    asked: list[Any] = []
+    real, found = agree.gather_objects, []
+    module.gather_objects = lambda item, axis: asked.append(item) or real(item, axis)
+    try:
+        for call in ({"a": 2.0}, {"a": 4.0}, {"b": 6.0, "a": 8.0}, {"b": 1.0, "a": 3.0}):
+            mine = {n: torch.tensor([v, 2.0], dtype=torch.float64) for n, v in call.items()} if mesh.pp.rank else {}
+            totals = reduce_reports(
+                mine, model, hook_tables=[torch.tensor([7.0])], asks_to_stop=call == {"a": 4.0} and rank == 0
+            )
+            found.append((totals.losses, totals.stop, totals.hook_tables[0][0], len(asked)))
+    finally:
+        module.gather_objects = real
+    return found
+
+
+def test_the_last_stage_says_the_names_once_and_again_when_they_change(ranks):
+    for found in ranks(2).run(in_a_pipeline):
+        assert [means for means, *_ in found] == [{"a": 1.0}, {"a": 2.0}, {"b": 3.0, "a": 4.0}, {"b": 0.5, "a": 1.5}]
+        assert [(stop, beside) for _, stop, beside, _ in found] == [(False, 7), (True, 7), (False, 7), (False, 7)]
+        assert [asked for *_, asked in found] == [1, 1, 2, 2]

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from minimegatron.errors import ConfigError, DataError, RankError
+from minimegatron.errors import ConfigError, DataError
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.build import build_trainer
-from minimegatron.training.microbatches import iterations_of
 from minimegatron.training.reports import StepReport
 from minimegatron.training.step import forward_step
 from minimegatron.training.trainer import Trainer
@@ -109,27 +108,6 @@ def test_the_same_seed_is_the_same_run_and_another_is_not():
     assert all(torch.equal(a, b) for a, b in zip(first.model.parameters(), again.model.parameters(), strict=True))
 
 
-def test_evaluation_leaves_no_trace_in_the_training(capsys):
-    line = "--train-iters 6 --micro-batch-size 2 --hidden-dropout 0.2 --attention-dropout 0.2"
-    plain, evaluated = train(line), train(line + " --eval-interval 2 --eval-iters 2")
-    assert numbers(plain.history) == numbers(evaluated.history)
-    assert evaluated.state.consumed_valid_samples == 3 * 2 * 2 and plain.state.consumed_valid_samples == 0
-
-
-def test_microbatches_and_recompute_do_not_change_the_curve():
-    line = "--train-iters 3 --global-batch-size 8 --hidden-dropout 0 --attention-dropout 0 --lr 1e-3"
-    curves = [
-        numbers(train(f"{line} {more}").history)
-        for more in (
-            "--micro-batch-size 8",
-            "--micro-batch-size 1",
-            "--micro-batch-size 8 --recompute-granularity full",
-        )
-    ]
-    for curve in curves[1:]:
-        assert torch.allclose(torch.tensor(curve), torch.tensor(curves[0]), rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -164,27 +142,6 @@ def test_a_spec_from_the_command_line():
 # ------------------------------------------------------------------------------------------------ schedules and batches
 
 
-@pytest.mark.parametrize(
-    "flags, expected",
-    [
-        ("--lr-decay-style constant", [1e-2] * 4),
-        ("--lr-warmup-iters 2 --lr-decay-iters 4", [0.5e-2, 1e-2, 0.5e-2, 0.0]),
-        ("--lr-warmup-samples 4 --lr-decay-samples 8", [0.5e-2, 1e-2, 0.5e-2, 0.0]),
-        ("--lr-warmup-fraction 0.5 --lr-decay-iters 4", [0.5e-2, 1e-2, 0.5e-2, 0.0]),
-        ("--lr-warmup-iters 2 --lr-decay-iters 3 --min-lr 1e-3", [0.5e-2, 1e-2, 1e-3, 1e-3]),
-        ("--lr-warmup-iters 4 --lr-decay-iters 8 --lr-warmup-init 2e-3", [4e-3, 6e-3, 8e-3, 1e-2]),
-    ],
-)
-def test_learning_rates(flags, expected):
-    history = train(f"--train-iters 4 --micro-batch-size 2 {flags}").history
-    assert [r.learning_rate for r in history] == pytest.approx(expected, abs=1e-12)
-
-
-def test_a_warm_up_longer_than_the_run_is_refused():
-    with pytest.raises(ConfigError, match="does not end before the decay"):
-        trainer_of("--train-iters 4 --lr-warmup-iters 5")
-
-
 def test_the_batch_grows_and_the_schedule_counts_samples():
     line = "--micro-batch-size 1 --global-batch-size 4 --rampup-batch-size 1 1 6 --train-iters 6 --lr-warmup-samples 16"
     trainer = train(f"{line} --lr-decay-samples 32")
@@ -194,40 +151,6 @@ def test_the_batch_grows_and_the_schedule_counts_samples():
     assert [r.learning_rate for r in trainer.history] == pytest.approx(
         [1e-2 * min(1.0, sum(sizes[: i + 1]) / 16, (32 - sum(sizes[: i + 1])) / 16) for i in range(6)]
     )
-
-
-@pytest.mark.parametrize(
-    "line, steps",
-    [
-        ("--train-samples 24", 6),
-        ("--train-samples 27", 6),
-        ("--train-samples 4", 1),
-        ("--train-samples 40 --rampup-batch-size 2 2 8", None),
-        ("--train-samples 3 --rampup-batch-size 2 2 8", None),
-    ],
-)
-def test_training_by_samples(line, steps):
-    trainer = trainer_of(f"--micro-batch-size 2 --global-batch-size 4 {line}")
-    consumed = counted = 0
-    while counted < trainer.train_iters:
-        consumed += trainer.batch_sizes.global_batch_size_at(consumed)
-        counted += 1
-    samples = trainer.run.training.train_samples
-    ramp = trainer.batch_sizes.rampup.samples if trainer.batch_sizes.rampup else 0
-    assert steps in (None, trainer.train_iters)
-    assert consumed <= max(samples, ramp) and consumed + 4 > samples - 4
-
-
-def test_too_few_samples_for_one_step_are_refused():
-    with pytest.raises(ConfigError, match="do not fill a global batch of 4"):
-        trainer_of("--micro-batch-size 2 --global-batch-size 4 --train-samples 3")
-
-
-def test_a_billion_samples_are_counted_at_once():
-    trainer = trainer_of("--train-iters 1 --global-batch-size 4")
-    run = trainer.run
-    many = run.training.replace(train_samples=10**9)
-    assert iterations_of(many, trainer.batch_sizes) == 10**9 // 4
 
 
 # ------------------------------------------------------------------------------------------------ ends
@@ -278,23 +201,39 @@ def test_no_training_set_and_no_documents():
         )
 
 
-# ------------------------------------------------------------------------------------------------ replicas
+# ------------------------------------------------------------------------------------------------- lengths of schedules
 
 
-def diverging(data: Iterator[dict[str, torch.Tensor]], model: Any) -> Any:
-    """One weight of rank 1 moves by itself: what a missing reduction or a flipped bit does."""
-    diverging.calls += 1  # type: ignore[attr-defined]
-    if diverging.calls == 3 and model.mesh.rank == 1:  # type: ignore[attr-defined]
-        with torch.no_grad():
-            next(model.module.parameters()).view(-1)[0] += 1e-7
-    return forward_step(data, model)
+LINE = "--seq-length 8 --hidden-size 16 --num-attention-heads 2 --num-layers 1 --vocab-size 32 --mock-data --lr 1e-2 "
+GROWING = "--micro-batch-size 1 --global-batch-size 4 --rampup-batch-size 1 1 6"
 
 
-def train_diverging(rank: int, world: int) -> None:
-    diverging.calls = 0  # type: ignore[attr-defined]
-    trainer_of("--train-iters 4 --check-replicas-interval 2", world, forward_step=diverging).train()
+@pytest.mark.parametrize(
+    "length, samples",
+    [
+        ("--micro-batch-size 2 --global-batch-size 4 --train-iters 5", 20),
+        ("--micro-batch-size 2 --global-batch-size 4 --train-samples 23", 23),  # of which 3 fill no batch
+        (f"{GROWING} --train-iters 6", 1 + 1 + 2 + 3 + 4 + 4),
+        (f"{GROWING} --train-iters 3", 1 + 1 + 2),
+        (f"{GROWING} --train-samples 16", 16),
+    ],
+)
+def test_the_rate_and_the_decay_of_weights_take_as_many_samples_as_the_run(length, samples):
+    trainer = small_trainer(parse_args(shlex.split(LINE + length), 1), quiet=True)
+    schedule = trainer.scheduler.schedule
+    assert (schedule.lr_decay_steps, schedule.wd_incr_steps) == (samples, samples)
+    trainer.train()
+    left = (samples - trainer.state.consumed_train_samples) / samples
+    assert trainer.history[-1].learning_rate == pytest.approx(1e-2 * left, abs=1e-15)
 
 
-def test_replicas_are_compared_bit_for_bit(ranks):
-    with pytest.raises(RankError, match="embedding.word_embeddings.weight"):
-        ranks(2).run(train_diverging)
+@pytest.mark.parametrize(
+    "batch", [GROWING, "--micro-batch-size 2 --global-batch-size 5 --decrease-batch-size-if-needed"]
+)
+def test_lengths_in_iterations_are_iterations_also_where_the_batch_is_smaller(batch):
+    line = f"{LINE} {batch} --train-iters 7 --lr-warmup-iters 3 --lr-decay-iters 6"
+    trainer = small_trainer(parse_args(shlex.split(line), 1), quiet=True)
+    trainer.train()
+    rates = [report.learning_rate for report in trainer.history]
+    assert rates[2] == max(rates) == pytest.approx(1e-2) and rates[1] < rates[2] > rates[3]
+    assert rates[4] > 0 and rates[5:] == [0.0, 0.0]

@@ -16,13 +16,13 @@ import torch
 
 from minimegatron.checkpoint import commit
 from minimegatron.checkpoint.commit import complete
-from minimegatron.checkpoint.storage import ShardReader
+from minimegatron.checkpoint.load import CheckpointFiles
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import CheckpointConfig, ParallelConfig
+from minimegatron.config.run import RunConfig
 from minimegatron.training.build import build_replica
 from minimegatron.training.checkpointing import Checkpoints
 from minimegatron.training.observers.evaluation import evaluate
-from minimegatron.training.run import RunConfig
 from minimegatron.training.run_state import RunState
 from minimegatron.training.step import forward_step
 from tests.training.test_trainer import numbers, trainer_of
@@ -44,7 +44,7 @@ def token_losses(state: RunState, batch: dict[str, torch.Tensor]) -> torch.Tenso
         kept.append(output)
         return output, summed
 
-    evaluate(step, iter([batch]), state.model, state.mesh, 1)
+    evaluate(step, iter([batch]), state.model, 1)
     return kept[0] if kept and state.mesh.pp.is_last else None
 
 
@@ -99,9 +99,11 @@ def test_a_reference_agrees_and_leaves_no_trace(ranks: Any, tmp_path: Path, mode
     assert [curve for curve, _ in beside] == [curve for curve, _ in alone]
     off = [one for _, found in beside for one in found]
     assert off and max(off) < (0.1 if "fp8" in model else 1e-5)
-    a, b = ({n: ShardReader(commit.folder_of(root, n), m) for n, m in complete(root).items()} for root in folders[1:])
+    a, b = (
+        {n: CheckpointFiles(commit.folder_of(root, n), m) for n, m in complete(root).items()} for root in folders[1:]
+    )
     assert sorted(a) == sorted(b) == [2, 4]
     for step, saved in a.items():
         assert a[step].manifest.state["counters"] == b[step].manifest.state["counters"]
         for name in saved.manifest.tensors:
-            assert torch.equal(saved.whole(name), b[step].whole(name)), f"{name} of iteration {step}"
+            assert torch.equal(saved.read(name), b[step].read(name)), f"{name} of iteration {step}"

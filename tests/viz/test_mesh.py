@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from course.figures.tensor_parallel import Shards, weight_shards
 from minimegatron.comm.mesh import Axis, grid_sizes, rank_groups
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import ConfigError
 from minimegatron.layers.param import cut_evenly
-from minimegatron.viz.mesh import Shards, _places, rank_grid, weight_shards
+from minimegatron.viz.mesh import _places, rank_grid
 from tests.viz.reading import boxes, overlaps, words
 
 PARALLEL = ParallelConfig(tensor_model_parallel_size=2, context_parallel_size=2, pipeline_model_parallel_size=2)

@@ -142,3 +142,12 @@ def test_mistakes_are_named() -> None:
         draw_schedule([])
     with pytest.raises(ConfigError, match=r"\[3\] counts for \[4, 2\] events"):
         draw_schedule(plan(), [[1, 2, 3]])
+
+
+def test_a_schedule_of_many_actions_has_no_more_bars_than_pixels():
+    n = 20_000
+    events = [Event("FB"[i % 2], "compute", r, 3 * i, 3 * i + 2, note=str(i)) for r in (0, 1) for i in range(n)]
+    drawing = draw_schedule(events, [[i % 5 for i in range(n)]] * 2)
+    assert drawing.svg.count("<rect") <= 2 * 2 * WIDTH + 1 and len(drawing.svg) < 1 << 20
+    assert "actions</title>" in drawing.svg and "at most 4" in drawing.svg
+    assert drawing.text.count("F0") == 2 and drawing.text.count(f"B{n - 1}") == 2, "the text names every action"

@@ -20,15 +20,14 @@ from typing import Any
 from labkit.exercises import Accept, Answer, Case, Draw, Exercise
 from minimegatron.errors import ConfigError
 from minimegatron.parallel.pipeline.actions import Action, Schedule, round_robin
-from minimegatron.parallel.pipeline.schedule_check import check, peak_live
-from minimegatron.parallel.pipeline.schedule_sim import Costs, simulate
+from minimegatron.parallel.pipeline.schedule_sim import Costs, check, peak_live, simulate
 
 from . import misread
 
 Sizes = dict[str, int]
 Rule = Callable[[Schedule, Sizes], str | None]
 
-GENERATORS = ("minimegatron.parallel.pipeline.schedules", "minimegatron.parallel.pipeline.zero_bubble")
+GENERATORS = ("minimegatron.parallel.pipeline.schedules",)
 
 # ----------------------------------------------------------------------------------- lists: how they are judged
 

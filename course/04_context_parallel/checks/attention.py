@@ -275,7 +275,7 @@ def _skips(answer: Answer) -> str | None:
     return None
 
 
-# The row of the lab's picture (`minimegatron.viz.softmax`): weights 2, 1, 8, 4 and values 3, 6, 1, 2.
+# The row of the lab's picture (`course.figures.context_parallel`): weights 2, 1, 8, 4 and values 3, 6, 1, 2.
 _PICTURE = {
     "q": torch.ones(1, 1, 1), "k": torch.tensor([2.0, 1.0, 8.0, 4.0]).log().reshape(1, 4, 1),
     "v": torch.tensor([3.0, 6.0, 1.0, 2.0]).reshape(1, 4, 1), "q_at": torch.tensor([3]), "k_at": torch.arange(4),

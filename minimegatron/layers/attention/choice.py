@@ -1,8 +1,5 @@
 """Which program computes attention: a table of GPUs, dtypes and masks.
 
-The problem in a sentence: every GPU has a fastest attention, it is another one when the mask is more than a triangle,
-and a package that was the fastest on one generation is the slower one on the next.
-
 | GPU                          | plain or causal | documents, window                                   |
 |------------------------------|-----------------|-----------------------------------------------------|
 | none (CPU)                   | `sdpa`          | `sdpa`, with a table                                |
@@ -10,25 +7,22 @@ and a package that was the fastest on one generation is the slower one on the ne
 | 8.x (Ampere, Ada)            | `flash`, `sdpa` | `flash`, `varlen`, `sdpa` with a table              |
 | 9.0 and newer (Hopper on)    | `sdpa`          | `flash`, `varlen`, `sdpa` with a table              |
 | any, fp32 or fp64            | `sdpa`          | `sdpa`, with a table                                |
-| any, keys on other ranks     | `sdpa`, in pieces (`layers/attention/tiles.py`)                                 ||
+| any, keys on other ranks     | `sdpa`, in pieces (`context_parallel.py`)                             ||
 | any, scores with a cap       | `local`; with dropout of weights `reference`                          ||
 
-The first that is installed and takes these heads is `auto`. `flash` is the flash-attn package, version 2; `varlen` is
-the FlashAttention-2 that comes inside torch, called with the documents' boundaries
-(`torch.nn.attention.varlen.varlen_attn`, from torch 2.12 on with windows and grouped heads).
+`auto` is the first of a cell that is installed and takes these heads. `flash` is the flash-attn package, version 2;
+`varlen` is the FlashAttention-2 inside torch (`torch.nn.attention.varlen.varlen_attn`, from torch 2.12 on with windows
+and grouped heads), called with the documents' boundaries.
 
-Why:
-
-- On 9.0 and 10.0 torch's function takes cuDNN's attention first, then FlashAttention-2 (torch 2.13,
+- On 9.0 and 10.0 torch's function prefers cuDNN's attention to FlashAttention-2 (torch 2.13,
   `aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`, `check_prefer_cudnn_attention`). FlashAttention-2 reaches 35 %
   of an H100's peak, programs that use Hopper's own instructions about twice that (Shah et al. 2024, arXiv 2407.08608,
-  section 1). So the package, which is version 2, would make plain attention slower there.
-- On 8.x FlashAttention-2 *is* the program of this generation (Dao 2023, arXiv 2307.08691); torch carries a copy of it,
-  so the package wins little and loses nothing.
+  section 1). So flash-attn 2 would make plain attention slower there.
+- On 8.x FlashAttention-2 is the program of this generation (Dao 2023, arXiv 2307.08691), and torch has a copy of it.
 - Documents and windows reach torch's function as a table of s x s entries, which only its slower programs take, and
-  every pair is computed. FlashAttention-2 is told the boundaries and skips what no query sees.
-- FlashAttention-2 wants 16 bits, a GPU of 8.0 or newer, and heads of at most 256 channels; torch's `varlen_attn` wants
-  a multiple of 8 channels besides, and drops no weights.
+  every pair is computed. FlashAttention-2 takes the boundaries and skips what no query sees.
+- FlashAttention-2 needs 16 bits, a GPU of 8.0 or newer, and heads of at most 256 channels; `varlen_attn` also needs a
+  multiple of 8 channels, and has no dropout.
 
 None of this has been timed by this project.
 """

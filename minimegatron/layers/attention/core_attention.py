@@ -1,7 +1,4 @@
-"""softmax(q k^T / sqrt(d) + mask) v, by one of six programs behind one switch.
-
-The problem in a sentence: the same formula has an implementation for every machine, and a model should not change when
-another one is chosen.
+"""softmax(q k^T / sqrt(d) + mask) v, by one of six programs.
 
 | backend     | what computes                                                    | where                      |
 |-------------|------------------------------------------------------------------|----------------------------|
@@ -14,11 +11,11 @@ another one is chosen.
 | `auto`      | the fastest on this GPU for this mask: `layers/attention/choice` |                            |
 
 Who sees whom is an `AttentionMask`; `reference` and `sdpa` make a table of it where plain causal attention is not
-enough, the others do not. Under context parallelism the sequence is on several ranks, and
-`layers/attention/context_parallel.py` takes over; what it needs of a backend is attention over *some* of the keys.
+enough. Under context parallelism the sequence is on several ranks, and `layers/attention/context_parallel` calls the
+backend on *some* of the keys at a time.
 
-In generation (`generate`) this is the place that writes the keys and values of new tokens and reads those of all
-tokens: rows of a buffer, most of which a query may not see yet. torch's function computes that, whatever the backend.
+In generation (`generate`) the core writes the keys and values of new tokens and reads those of all tokens: rows of a
+buffer, most of which a query may not see yet. torch's function computes that, whatever the backend.
 
 Megatron-LM: `transformer/dot_product_attention.py`, `TEDotProductAttention` in `extensions/transformer_engine.py`.
 """
@@ -34,18 +31,15 @@ from torch import nn
 from minimegatron.errors import ConfigError
 from minimegatron.kernels import ops
 from minimegatron.layers.attention.choice import Task, choose_backend, fastest, groups_share, this_machine
+from minimegatron.layers.attention.context_parallel import context_attention
 from minimegatron.layers.attention.mask import AttentionMask
 from minimegatron.layers.dropout import Dropout
 from minimegatron.layers.inference_context import LayerState, StateSpec
-from minimegatron.named import Named, import_module
 
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
     from minimegatron.comm.random import RngStreams
     from minimegatron.config import TransformerConfig
-
-# Imported only when the sequence is cut over cp.
-CONTEXT: Named = "minimegatron.layers.attention.context_parallel", "context_attention"
 
 
 class CoreAttention(nn.Module):
@@ -78,7 +72,7 @@ class CoreAttention(nn.Module):
         """q [n, b, a', d], k and v [n, b, g', d] -> [n, b, a' * d]; n = s / cp tokens, the default mask is causal."""
         mask = mask or AttentionMask()
         if self.mesh.cp.size > 1:
-            out = import_module(CONTEXT)(q, k, v, mask, self.mesh, self.scale, self.backend, self.attend, self.softcap)
+            out = context_attention(q, k, v, mask, self.mesh, self.scale, self.backend, self.attend, self.softcap)
         else:
             out = self.attend(q, k, v, mask)
         return out.flatten(2)

@@ -185,7 +185,7 @@ def cu_seqlens(document_ids: torch.Tensor) -> tuple[torch.Tensor, int]:
     """Boundaries of the documents of a batch laid end to end, for variable-length attention.
 
     Args:
-        document_ids: [b, s] int64, as `data/masking.make_batch` returns them.
+        document_ids: [b, s] int64, as `data/gpt_dataset.make_batch` returns them.
 
     Returns:
         [documents + 1] int32 on the ids' device, from 0 to b*s; and the length of the longest document. On a GPU both

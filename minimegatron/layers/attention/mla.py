@@ -57,7 +57,7 @@ from minimegatron.layers.recompute import recompute
 
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
-    from minimegatron.layers.fp8_linear import ParallelFp8
+    from minimegatron.layers.fp8.linear import ParallelFp8
 
 
 class ReplicatedLinear(nn.Module):
@@ -73,7 +73,7 @@ class ReplicatedLinear(nn.Module):
         return F.linear(x, self.weight) if self.fp8 is None else self.fp8.linear(x, self.weight)
 
     def amax_axes(self, mesh: Mesh) -> dict[str, Axis]:
-        """See `layers.fp8_linear`: with sequence parallelism every rank has other tokens."""
+        """See `layers.fp8.linear`: with sequence parallelism every rank has other tokens."""
         tokens = mesh.tp if mesh.sequence_parallel else ALONE
         return {"input": tokens, "weight": ALONE, "gradient": tokens}
 

@@ -1,10 +1,7 @@
-"""How the experts were loaded, and the bias that evens it out.
+"""The load of the experts: counted, summed over ranks once a step, and the bias that evens it out.
 
-The problem in a sentence: how many tokens each expert got is known in pieces, on every rank of every stage, and both
-the log and the next step's bias need the sums.
-
-Each router has counted its rank's tokens in the backward pass (`layers/moe/router.py`). At the end of a step all counts
-of all layers travel in one message, and every rank has the whole table:
+Each router has counted its rank's tokens in the backward pass (`layers/moe/router`). At the end of a step the counts of
+all layers travel in one message, and every rank has the whole table:
 
 | what travels                                                   | axis    | bytes                        |
 |----------------------------------------------------------------|---------|------------------------------|
@@ -18,8 +15,9 @@ Ranks of other stages contribute zeros; tp, cp and dp ranks have different token
 
     bias_e += rate * sign(mean_e' n_e' - n_e)
 
-It moves after the checks of a step, as weights do (`move_biases`). n_e is what was *asked* for. Where a capacity limits
-experts, Megatron-LM counts what was let through: with padding that is the same for all, and its bias would never move.
+It moves after the checks of a step, as weights do (`move_biases`). n_e is what the tokens chose, before a capacity
+drops any. Megatron-LM counts what is left after that: with padding it is the same for all experts, and the bias never
+moves.
 
 Wang et al. 2024 (arXiv 2408.15664). Megatron-LM: `get_updated_expert_bias` in `transformer/moe/moe_utils.py`, called in
 `finalize_model_grads.py`.

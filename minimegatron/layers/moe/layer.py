@@ -1,35 +1,34 @@
-"""A mixture of experts in place of the MLP: E of them, of which a token passes k.
+"""A mixture of experts in place of the MLP: E of them, of which each token passes k.
 
 The problem in a sentence: parameters are what a model knows, arithmetic is what it costs, and an MLP ties the two; E
 experts hold E times as much and cost k/E of it.
 
     y_x = sum over the k experts e of token x:  p_xe  fc2_e( act( fc1_e(x) ) )        + shared(x)
 
-| stage     | shapes                                        | travels                          |
-|-----------|-----------------------------------------------|----------------------------------|
-| route     | x [T, h] -> probs, map [T, E]                  | E counts for the balancing loss  |
-| dispatch  | -> rows [n, h] sorted by expert               | tokens (`layers/moe/dispatch.py`)    |
-| experts   | [n, h] -> [n, h]; etp: partial sums over f    | nothing                          |
-| combine   | -> [T, h]                                     | tokens                           |
+| stage     | shapes                                        | travels                            |
+|-----------|-----------------------------------------------|------------------------------------|
+| route     | x [T, h] -> probs, map [T, E]                 | E counts for the balancing loss    |
+| dispatch  | -> rows [n, h] sorted by expert               | tokens (`layers/moe/dispatch`)     |
+| experts   | [n, h] -> [n, h]; etp: partial sums over f    | nothing                            |
+| combine   | -> [T, h]                                     | tokens                             |
 
 T = s b / (t c) are the tokens of this rank: experts take their ranks from tp x cp x dp, and every one of these has
 other tokens (with tp > 1 only under sequence parallelism, which is therefore required).
 
 **Weights** are stacked: fc1 [E, f, h] (gated [E, 2f, h]) and fc2 [E, h, f]. A rank of ep holds E/P of them, each cut
-over etp like the matrices of an MLP. p is multiplied in before fc2, which has no bias and does not mind: the rows
-that travel back are finished, and the gradient of p is a dot product on the spot.
+over etp like the matrices of an MLP. p is multiplied in before fc2, which has no bias: the rows that travel back are
+finished, and the gradient of p needs no message.
 
-**One after the other, or grouped.** The loop multiplies each expert's rows by its matrix; what comes between the two
-matrices is one operator for the rows of all. `moe_grouped_gemm` does all
-of them in one call (`torch.nn.functional.grouped_mm`), whose groups may have any length, 0 too.
+**Products**: the loop multiplies each expert's rows by its matrix; the activation between is one operator for all rows.
+`moe_grouped_gemm` does the products of all experts in one call (`torch.nn.functional.grouped_mm`).
 
-**The gradient of an expert** comes from the tokens of all ranks that it serves: those of its own ep group have arrived
-already, by the all-to-all's backward pass; what is left is the sum over the ranks that hold the same expert, edp. It is
-a *sum*, as everywhere here, divided once by the number of tokens of the whole batch: no factor of ep, edp or dp exists
-to be forgotten. (In Megatron, which takes means over dp, it is 1/dp and not 1/edp.)
+**The gradient of an expert** is a sum over the tokens of all ranks that it serves: those of its own ep group have
+arrived already, by the all-to-all's backward pass; what is left is the sum over the ranks that hold the same expert,
+edp. It is divided once, by the number of tokens of the whole batch, so there is no factor of ep, edp or dp. (In
+Megatron, which takes means over dp, it is 1/dp and not 1/edp.)
 
-**Shared experts** are an MLP that all tokens pass; with a gate, times sigmoid(x w), how much a token wants it. It needs
-nothing from the others, so with `moe_shared_expert_overlap` it is computed while the tokens travel.
+**Shared experts** are an MLP that all tokens pass; with a gate, times sigmoid(x w). With `moe_shared_expert_overlap` it
+is computed while the tokens travel.
 
 Shazeer et al. 2017 (arXiv 1701.06538); Dai et al. 2024 (arXiv 2401.06066). Megatron-LM:
 `megatron/core/transformer/moe/moe_layer.py`, `experts.py`, `shared_experts.py`.
@@ -115,7 +114,7 @@ class Experts(nn.Module):
         return both[0].linear, both[1].linear
 
     def amax_axes(self) -> tuple[dict[str, Axis], dict[str, Axis]]:
-        """See `layers.fp8_linear`, of fc1 and fc2: rows are on all ranks of etp, features are cut."""
+        """See `layers.fp8.linear`, of fc1 and fc2: rows are on all ranks of etp, features are cut."""
         return (
             {"input": ALONE, "weight": self.etp, "gradient": self.etp},
             {"input": self.etp, "weight": self.etp, "gradient": ALONE},
@@ -199,11 +198,11 @@ class MoELayer(nn.Module):
 
     @property
     def reads_device(self) -> str:
-        """Why a pass can be neither recorded nor compiled as a whole (`inference/checks`)."""
+        """Why a pass can be neither recorded nor compiled as a whole (`inference/generate`)."""
         return f"the host must know how many tokens each of its {self.config.num_experts} experts has got"
 
     def check_generation(self) -> None:
-        """Refuse to generate where a sequence would depend on its neighbours, or cannot be cut (`inference/checks`).
+        """Refuse to generate where a sequence would depend on its neighbours, or cannot be cut (`inference/generate`).
 
         Raises:
             ConfigError: a capacity, or tp.

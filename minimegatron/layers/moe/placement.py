@@ -1,29 +1,25 @@
-"""How evenly experts and their ranks were loaded, and where the experts had better live.
+"""A report on the load of experts and of their ranks, and a better placement of the experts.
 
-The problem in a sentence: a step takes as long as its busiest rank, and two popular experts that happen to be
-neighbours make a rank the busiest, however even the router is on average.
-
-A training with experts says at its end, and `minimegatron experts` says of any log (`commands/expert_loads.py`), for
-each layer:
+A step takes as long as its busiest rank, and two popular experts on one rank can make it the busiest, however even the
+router is on average. A training run with experts prints at its end, and `minimegatron experts` prints of any log
+(`commands/expert_loads.py`), for each layer:
 
 | column            | of the last steps                                                                         |
 |-------------------|-------------------------------------------------------------------------------------------|
-| busiest expert    | the tokens that asked for the most popular expert, over the mean; E/k is collapse         |
+| busiest expert    | tokens that chose the most popular expert, over the mean; E/k is collapse                 |
 | idle              | experts with less than a tenth of the mean                                                |
-| dropped           | share of the requests that a capacity refused                                             |
-| tokens of a rank  | a step, asked of the experts of each rank of ep; rank r has experts r E/P to (r+1) E/P - 1 |
+| dropped           | share of the requests that a capacity dropped                                             |
+| tokens of a rank  | a step, for the experts of each rank of ep; rank r has experts r E/P to (r+1) E/P - 1      |
 | busiest rank      | the largest of these over their mean: the step takes that much longer than it must        |
-| placed            | the same, if the experts were dealt out as the last column says                           |
+| placed            | the same with the placement of the last column                                            |
 
-**Placement.** As many experts on each rank, and the largest sum as small as possible: partitioning into equal numbers,
-which is NP-hard. Good enough: give the most popular expert that is left to the emptiest rank that has room (the
-sum is then at most a third above the best possible, Graham 1969, without the bound on numbers); then swap two experts
-of the busiest rank and another as long as that helps. Where a token is limited to groups of experts, groups stay whole.
+**Placement**: as many experts on each rank, and the largest sum as small as possible, which is NP-hard. Heuristic: give
+the most popular expert that is left to the emptiest rank that has room (the sum is then at most a third above the best
+possible, Graham 1969, without the bound on numbers); then swap two experts of the busiest rank and another as long as
+that helps. Where a token is limited to groups of experts, groups stay whole.
 
-To place experts differently, renumber them: the rows of the router, its bias and the stacks of the experts in one and
-the same order. The function of the model does not change. Loads drift as training goes on; look before you move.
-
-The loads are those of `layers/moe/balance`; the same numbers are in every log line, in TensorBoard and in traces.
+To place experts differently, renumber them: the rows of the router, its bias and the stacks of the experts in the same
+order. The function of the model does not change. Loads drift during training, so look before you move experts.
 """
 
 from __future__ import annotations

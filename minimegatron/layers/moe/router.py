@@ -1,40 +1,30 @@
-"""The router: which experts a token goes to, how much each counts, and how the load is kept even.
-
-The problem in a sentence: a layer has E experts, a token pays for k of them, the choice is learned, and nothing in the
-loss of a language model minds if all tokens choose the same one.
+"""The router: which k experts each token goes to, with which weights, and how the load is kept even.
 
     logits = x W^T                     [T, E], in fp32 whatever the model computes in
     softmax   weights = softmax(the k largest logits); pre-softmax: the k largest of softmax(logits)
     sigmoid   s = sigmoid(logits);  choose by s + bias;  weights = s of the chosen / their sum
+    groups    choose among the experts of the `group_topk` best groups; a group's worth is the sum of its best
+              k / group_topk experts
+    capacity  an expert takes at most C = ceil(T k / E * factor) of a rank's tokens and drops the lightest (or last)
 
-**Group-limited.** Experts stand in G groups (the ranks or machines that hold them). A group is worth the sum of its
-best k / group_topk experts; only those of the group_topk best groups may be chosen, so a token travels to few machines.
+Nothing in the loss of a language model prevents all tokens from choosing the same expert. Four ways to an even load; T
+tokens, p_xe the normalised scores, n_e how many tokens chose e:
 
-**Capacity.** An expert takes at most C = ceil(T k / E * factor) of a rank's T tokens; the lightest (or the last) are
-dropped: that expert adds nothing for them. With padding every expert takes exactly C, and all messages have one size.
+| way             | what is added                                                       | statistics over             |
+|-----------------|---------------------------------------------------------------------|-----------------------------|
+| auxiliary loss  | coeff E / (k T^2) sum_e (sum_x p_xe) n_e; its optimum is coeff      | microbatch, sequence, batch |
+| z-loss          | coeff mean_x logsumexp(logits_x)^2: logits stay small               | none                        |
+| expert bias     | no loss: bias_e moves by +-rate after each step (`balance`)         | all tokens of the step      |
+| Sinkhorn        | no loss: tokens are assigned (`sinkhorn`)                           | microbatch                  |
 
-**Three ways to an even load**, of T tokens with p_xe the normalised scores, n_e how many tokens chose e:
+**Communication**: the auxiliary loss all-reduces E counts, over tp_cp or, for the batch, tp_dp_cp. Only p has a
+gradient, and the loss is linear in it, so each rank computes the loss of its own tokens with the shares of all ranks,
+and the gradients of the ranks add up.
 
-| way             | what is added                                                        | statistics over             |
-|-----------------|----------------------------------------------------------------------|-----------------------------|
-| auxiliary loss  | coeff E / (k T^2) sum_e (sum_x p_xe) n_e                             | microbatch, sequence, batch |
-| z-loss          | coeff mean_x logsumexp(logits_x)^2: logits stay small                | none                        |
-| expert bias     | no loss: bias_e moves by +-rate after each step (`balance`) | all tokens of the step      |
-
-(A fourth, `layers/moe/sinkhorn`, deals tokens out instead of letting them choose.) Auxiliary losses over several sets
-of tokens can be had at once, each with its coefficient.
-
-The optimum of the first is coeff, where every n_e is k T / E. Only p has a gradient, and it is linear in it: a token
-pays p_xe times the share of tokens that e has. So each rank pays for its own tokens with the shares of all ranks
-(all-reduce of E counts over tp_cp, or tp_dp_cp for the batch), and the gradients of the ranks add up.
-
-**Scale.** The gradients of a step are sums over tokens, divided once by their number. So a penalty enters as its mean
-times the tokens it is a mean over: the result is the mean over all microbatches, however tokens are cut over tp, cp, dp
-and microbatches. Both enter where the weights leave the router, by an identity whose backward pass adds their gradient
-(`_Attach`). `loss_scale` is what the loss was multiplied by; the training step sets it.
-
-**Statistics** are counted in that same backward pass. It runs once for each microbatch, however often the forward pass
-is computed again, and never in an evaluation.
+**Scale**: the gradients of a step are sums over tokens, divided once by their number. So each loss enters as its mean
+times the tokens of that mean, and the result does not depend on how tokens are cut over tp, cp, dp and microbatches.
+`_Attach` adds its gradient where the weights leave the router, times `loss_scale`. It also counts the statistics: its
+backward pass runs once a microbatch, also under recompute, and never in an evaluation.
 
 The router is replicated over tp and sees only its rank's tokens, so its gradient is partial like that of a norm.
 
@@ -53,11 +43,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from minimegatron.comm.axis import Axis
 from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.random import RngStreams
 from minimegatron.config.model import TransformerConfig
-from minimegatron.layers.moe.sinkhorn import assign
 from minimegatron.layers.param import Init, ParamLayout, new_parameter
+from minimegatron.layers.recompute import numbers_of
 
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
@@ -294,3 +285,71 @@ def limit(routing: Routing, most: int, config: TransformerConfig) -> Routing:
     if not config.moe_pad_expert_input_to_capacity:
         kept &= routing.map
     return Routing(routing.probs * kept, kept)
+
+
+# ------------------------------------------------------------------------------------------------------------- sinkhorn
+
+TOLERANCE = 1e-4
+SWEEPS = 1024  # far more than it takes; a row of NaN ends it at once
+LOOK = 4
+TINY = 1e-8
+
+
+@torch.no_grad()
+def sinkhorn(logits: torch.Tensor, axis: Axis, tol: float = TOLERANCE) -> torch.Tensor:
+    """The assignment of tokens to experts with equal loads, nearly optimal: S-BASE.
+
+    ::
+
+        C = exp(logits)  [T, E]     find r [T], c [E] so that S = diag(r) C diag(c) has rows that sum to 1/T (every
+                                    token is assigned once) and columns that sum to 1/E (all experts get as much)
+        repeat  r = 1 / (T C c);  c = 1 / (E C^T r)      until c moves by less than `tol` on average
+
+    A token goes to the k largest of its row of S; the choice has no gradient, the weights come from the logits. S
+    balances amounts and a token takes whole experts, so loads are only nearly even. Every row of C is divided by its
+    largest element first, which r takes up, so that nothing overflows.
+
+    Communication: one all-reduce of 8 E bytes a sweep. A microbatch is one assignment, whatever ranks share its tokens,
+    so the routing does not depend on the layout; in Megatron-LM each rank assigns its own tokens.
+
+    The host looks whether it is done after 4, 8, 16 ... sweeps, because each look waits for the device. Factors that
+    had stopped moving by then are left as they were, so the result is that of a look after every sweep.
+
+    Sinkhorn & Knopp 1967; Clark et al. 2022 (arXiv 2202.01169). Megatron-LM: `sinkhorn` in `moe_utils.py`.
+
+    Args:
+        logits: [T, E] of this rank.
+        axis: who shares the microbatch.
+        tol: mean change of an expert's factor at which the sweeps end.
+
+    Returns:
+        This rank's rows [T, E], in fp64.
+    """
+    tokens, experts = len(logits) * axis.size, logits.shape[1]
+    wide = logits.double()
+    c = (wide - wide.amax(1, keepdim=True)).exp()
+    columns, rows = c.new_ones(experts), c.new_empty(len(c))
+    moving = torch.ones((), dtype=torch.bool, device=c.device)
+    for sweep in range(1, SWEEPS + 1):
+        new_rows = 1 / (tokens * ((c @ columns) + TINY))
+        new = 1 / (experts * (all_reduce(new_rows @ c, axis) + TINY))
+        far = (new - columns).abs().mean() > tol
+        rows, columns = torch.where(moving, new_rows, rows), torch.where(moving, new, columns)
+        moving = moving & far
+        if sweep >= LOOK and sweep & (sweep - 1) == 0 and not numbers_of(moving, list):
+            break
+    return rows[:, None] * c * columns
+
+
+def assign(logits: torch.Tensor, k: int, axis: Axis | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """logits [T, E] -> (weights [T, k], numbers of the experts [T, k]).
+
+    Args:
+        logits: of this rank's tokens.
+        k: experts of a token.
+        axis: who shares the microbatch; None where tokens choose for themselves (evaluation).
+    """
+    scores = logits.sigmoid() if k == 1 else logits.softmax(-1)
+    by = scores.detach() if axis is None else sinkhorn(logits, axis)
+    chosen = by.topk(k, -1).indices
+    return scores.gather(1, chosen), chosen

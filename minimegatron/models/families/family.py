@@ -60,12 +60,19 @@ class Row(NamedTuple):
 
 
 class Match(NamedTuple):
-    """A row for one layer, and of a stack for one expert."""
+    """A row for one layer, and of a stack for one expert.
+
+    Attributes:
+        ours, theirs, how: see `Row`.
+        expert: its number in the stack; None where ours is no stack.
+        stacked: how many matrices our tensor stacks; 0 for none.
+    """
 
     ours: str
-    expert: int | None
     theirs: tuple[str, ...]
     how: str
+    expert: int | None
+    stacked: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,6 +110,10 @@ class Family:
         """Whether its members are mixtures of experts."""
         return any(row.on == "experts" for row in self.tensors)
 
+    def is_like(self, config: TransformerConfig) -> bool:
+        """Whether both the model and the members of the family are mixtures of experts, or neither."""
+        return self.has_experts == any(config.expert_layers)
+
     def config_from_hf(self, hf: Mapping[str, Any]) -> TransformerConfig:
         """The model that a `config.json` describes.
 
@@ -121,7 +132,12 @@ class Family:
 
         What a class of transformers has a default of its own for is said, so that no default of theirs looks as if it
         had been chosen here.
+
+        Raises:
+            ConfigError: the model is no mixture of experts, and the members of the family are; or the other way round.
         """
+        if not self.is_like(config):
+            raise ConfigError(f"num_experts: {config.num_experts} here")
         keys: dict[str, Any] = {"model_type": self.name, "architectures": [self.architecture]}
         for part in (*self.parts, _TIED):
             keys |= part.write(config)
@@ -139,9 +155,10 @@ class Family:
                 if row.on != "all" and config.has_experts(n) != (row.on == "experts"):
                     continue
                 theirs = tuple(name.replace("{}", str(n)) for name in row.theirs)
-                experts = range(config.num_experts or 0) if "{e}" in theirs[0] else (None,)
-                for e in experts:
-                    yield Match(row.ours.format(n), e, tuple(name.replace("{e}", str(e)) for name in theirs), row.how)
+                stacked = (config.num_experts or 0) if "{e}" in theirs[0] else 0
+                for e in range(stacked) if stacked else (None,):
+                    names = tuple(name.replace("{e}", str(e)) for name in theirs)
+                    yield Match(row.ours.format(n), names, row.how, e, stacked)
 
 
 FAMILIES: dict[str, Family] = {}

@@ -18,9 +18,9 @@ begin and end. A parameter may lie in several shards and a shard holds pieces of
     rank 0's shard    [ b[0:64]   ]
     rank 1's shard                [ b[64:100] |..| a: 10 |..]
 
-For the parts to be equal a bucket ends at a multiple of lcm(D, 128), and every parameter starts at a multiple of 64
-(the dots: padding, always 0, which travels and is counted nowhere). A weight whose copies on two pipeline stages are
-summed shard by shard has a bucket of its own: the stages' buffers differ, that bucket does not.
+For the parts to be equal a bucket ends at a multiple of lcm(D, 128), and every parameter starts at a multiple of 64.
+(The dots are padding: always 0, it travels and is counted nowhere.) A weight whose copies on two pipeline stages are
+summed shard by shard has a bucket of its own, so that its shards are the same on both stages.
 
 Rajbhandari et al. 2020 (arXiv 1910.02054). Megatron-LM: `_ParamAndGradBuffer` in
 `megatron/core/distributed/param_and_grad_buffer.py`, `_build_model_gbuf_param_range_map` in
@@ -63,12 +63,12 @@ class Span:
 
 def gaps(spans: Iterable[Span], whole: Span) -> list[Span]:
     """What is left of `whole` without these spans, which do not overlap."""
-    found, start = [], whole.start
+    free, start = [], whole.start
     for span in [*sorted(spans, key=lambda span: span.start), Span(whole.stop, whole.stop)]:
         if start < span.start:
-            found.append(Span(start, span.start))
+            free.append(Span(start, span.start))
         start = span.stop
-    return found
+    return free
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,14 +132,14 @@ class BufferLayout:
     def pieces(self, rank: int) -> list[Piece]:
         """What a rank owns of each parameter, bucket by bucket in the buffer's order."""
         assert self.shards is not None, "this buffer is not cut into shards"
-        found = []
+        pieces = []
         for number, bucket in enumerate(self.buckets):
             shard = bucket.shard(rank, self.shards)
             for index in bucket.members:
                 place = self.params[index]
                 if both := place.overlap(shard):
-                    found.append(Piece(index, number, both.shifted(-place.start), both, both.shifted(-shard.start)))
-        return found
+                    pieces.append(Piece(index, number, both.shifted(-place.start), both, both.shifted(-shard.start)))
+        return pieces
 
 
 def bucket_layout(

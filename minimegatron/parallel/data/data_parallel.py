@@ -1,15 +1,17 @@
-"""What a training step asks of the replicas of a model, whoever sums their gradients.
+"""What a training step asks of a wrapped model, whichever class sums its gradients over the replicas.
 
-| class                     | file                     | shares out                               |
-|---------------------------|--------------------------|------------------------------------------|
-| `DistributedDataParallel` | `parallel/data/ddp.py`        | nothing, or ZeRO-1, -2, -3; written here |
-| `TorchFSDP2`              | `parallel/data/torch_fsdp.py` | ZeRO-3, by torch's `fully_shard`         |
+| class                     | file                       | the replicas share out                   | used by  |
+|---------------------------|----------------------------|------------------------------------------|----------|
+| `DistributedDataParallel` | `parallel/data/ddp`        | nothing, or ZeRO-1, -2, -3; written here | training |
+| `TorchFSDP2`              | `parallel/data/torch_fsdp` | ZeRO-3, by torch's `fully_shard`         | training |
+| `PlainDataParallel`       | `parallel/data/plain`      | nothing                                  | readers  |
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
@@ -43,15 +45,15 @@ class DataParallel(nn.Module):
         mesh: its layout.
 
     Attributes:
-        loss_names: of the losses that the last pipeline stage reports (`training/reports.py`): in an evaluation and in
-            a step; empty until it has said them.
-        rounds_to: of 16-bit models whose weights are kept in fp32 and rounded when they are gathered: the 16-bit dtype.
+        loss_names: "training" or "evaluation" -> names of the losses that the last pipeline stage reports, once it has
+            sent them (`training/reports`).
+        rounds_to: the 16-bit dtype of a model whose weights are kept in fp32 and rounded when they are gathered.
     """
 
     def __init__(self, module: nn.Module, mesh: Mesh) -> None:
         super().__init__()
         self.module, self.mesh = module, mesh
-        self.loss_names: tuple[list[str], list[str]] = ([], [])
+        self.loss_names: dict[str, list[str]] = {}
         self.rounds_to: torch.dtype | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -64,42 +66,47 @@ class DataParallel(nn.Module):
 
     @property
     def compute_dtype(self) -> torch.dtype | None:
-        """In which the model computes; None without parameters."""
+        """The dtype in which the model computes; None without parameters."""
         weight = next(self.module.parameters(), None)
         return None if weight is None else weight.dtype
 
     def name_of(self, param: torch.Tensor) -> str:
         """The logical name of one of the trainable parameters."""
-        raise NotImplementedError
+        return self.names[param]
+
+    @functools.cached_property
+    def names(self) -> dict[torch.Tensor, str]:
+        """The logical name of every trainable parameter."""
+        return {param: name for name, param in self.params.items()}
 
     def ready(self, names: Iterable[str]) -> None:
-        """These gradients are complete for this step: they may travel."""
+        """The last gradients of the step of these parameters are complete: their buckets may travel."""
 
     @contextlib.contextmanager
     def sync_only(self, names: Collection[str]) -> Iterator[None]:
-        """Only accumulate, but for these parameters, whose last gradient of the step is computed in the block."""
+        """In the block only the gradients of these parameters are the last of the step; others are only added up."""
         yield
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Only accumulate; for every microbatch of a step but the last."""
+        """In the block gradients are only added up: for every microbatch of a step but the last."""
         with self.sync_only(()):
             yield
 
     @contextlib.contextmanager
     def backward_pass(self, module: nn.Module | None = None) -> Iterator[None]:
-        """Around what produces gradients of one microbatch, of parameters of `module` (default: of all)."""
+        """Around the backward pass of one microbatch through `module` (default: the whole model)."""
         yield
 
     def release_weights(self) -> None:
-        """A backward pass has ended: let go of weights that were gathered for it."""
+        """A backward pass has ended: free weights that were gathered for it."""
 
     def zero_grad_buffer(self) -> None:
         """Forget the gradients; call at the start of every step."""
         raise NotImplementedError
 
     def finish_grad_sync(self) -> None:
-        """After this gradients, or shards of them, are sums over the replicas. Call once a step, after the passes."""
+        """Wait until gradients, or shards of them, are sums over the replicas; call it once a step."""
 
     def divide_gradients(self, divisor: torch.Tensor) -> None:
         """Divide every gradient."""
@@ -114,17 +121,17 @@ class DataParallel(nn.Module):
         raise NotImplementedError
 
     def whole_gradients(self) -> dict[str, torch.Tensor]:
-        """Every gradient whole, from the shards of all replicas (a check wants them; training does not)."""
+        """Every gradient whole, from the shards of all replicas: for checks; training does not need it."""
         raise NotImplementedError
 
     def held(self) -> dict[str, list[torch.Tensor]]:
-        """{owner: tensors} that last from step to step (`memory.Tracker`): parameters, gradients, and buffers."""
+        """{owner: tensors} that last from step to step (`memory.Tracker`): parameters, gradients, messages."""
         raise NotImplementedError
 
     def start_param_gather(self) -> None:
-        """The shards of the weights are new: put them together again, or begin to."""
+        """The optimizer has written the shards of the weights: gather them, or begin to."""
 
     @contextlib.contextmanager
     def whole_weights(self) -> Iterator[None]:
-        """In the block every weight is whole: for what reads weights outside of a forward pass."""
+        """In the block every weight is whole: for code that reads weights outside of a forward pass."""
         yield

@@ -10,18 +10,18 @@ still hold only a part of their gradient, and nothing has been divided by the nu
 | norms of queries and keys (`"heads"`)            | its own heads                  | always               |
 | other replicated parameters (`""`)               | everything                     | never                |
 
-The table is `partial_axes`; which row a parameter is in is part of its layout (`layers/param.py`), declared where the
-parameter is created. All flagged gradients travel in one flat message.
+`partial_axes` is this table; a parameter's row is part of its layout (`layers/param`), declared where the parameter is
+created. All gradients of one axis travel in one flat message.
 
 Then every gradient is divided once by the number of tokens that counted in the whole batch: over all microbatches, all
 dp ranks, all cp ranks. That makes the gradient independent of how the batch was cut.
 
-A tied embedding of a pipeline lives twice, on the first stage and on the last, and each has the gradient of its own
-use: they are summed over `embd`, and then both copies take the same steps for ever. Where both stages are on one rank
-the matrix is one tensor, and autograd has added up already.
+A tied embedding of a pipeline has two copies, on the first stage and on the last, and each has the gradient of its own
+use: the gradients are summed over `embd`, so both copies take the same steps. Where both stages are on one rank the
+matrix is one tensor, and autograd has added up its gradients.
 
-Experts need none of these sums; they have been added up over edp (`parallel/data/ddp`), and are divided by the same
-number.
+Gradients of experts need none of these sums. They have been summed over edp (`parallel/data/ddp`), and are divided by
+the same number.
 
 Order: first the sum over dp_cp, then over tp; both orders give the same number, but with a sharded optimizer only the
 first works. Megatron-LM: `megatron/core/distributed/finalize_model_grads.py`.
@@ -61,8 +61,7 @@ def sum_tied_gradients(model: DataParallel, mesh: Mesh) -> None:
     """Add up the gradients of the copies of a tied weight on several pipeline stages."""
     params = model.params
     for name, shard in model.shards().items():
-        copies = layout_of(params[name]).copies
-        if copies:
+        if copies := layout_of(params[name]).copies:
             all_reduce(shard.grad, mesh.axis(copies))
 
 

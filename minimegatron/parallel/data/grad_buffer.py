@@ -1,34 +1,35 @@
-"""Gradients in flat buffers whose buckets are summed over the replicas: all of each bucket, or each rank its shard.
+"""Gradients in flat buffers, whose buckets are summed over the replicas.
 
 The problem in a sentence: D replicas have D different gradients, the step needs their sum, and how much of that sum a
 rank keeps decides how much memory a model costs.
 
-| bucket       | what travels            | gradient memory of a rank | every rank ends with | known as        |
-|--------------|-------------------------|---------------------------|----------------------|-----------------|
-| `Replicated` | all-reduce, once a step | all of it                 | the whole sum        | plain DDP       |
-| `Sharded`    | reduce-scatter, once    | all of it                 | its shard of the sum | ZeRO-1          |
-| `Fleeting`   | reduce-scatter, a pass  | its shard, and two buckets| its shard of the sum | ZeRO-2, ZeRO-3  |
+| bucket            | message                     | gradient memory of a rank  | a rank ends with     | used by        |
+|-------------------|-----------------------------|----------------------------|----------------------|----------------|
+| `Bucket`          | all-reduce, once a step     | all of it                  | the whole sum        | plain DDP      |
+| `ShardedBucket`   | reduce-scatter, once a step | all of it                  | its shard of the sum | ZeRO-1         |
+| `TemporaryBucket` | reduce-scatter, each pass   | its shard, and two buckets | its shard of the sum | ZeRO-2, ZeRO-3 |
 
-    Replicated, Sharded    microbatch 1  + microbatch 2 + ... -> bucket -> sum over ranks
-    Fleeting               microbatch 1 -> bucket -> sum over ranks -> shard     then the bucket is given back
+    Bucket, ShardedBucket  microbatch 1 + microbatch 2 + ... -> bucket -> sum over ranks
+    TemporaryBucket        microbatch 1 -> bucket -> sum over ranks -> shard       the bucket's memory is freed
                            microbatch 2 -> bucket -> sum over ranks -> + shard
 
-With several *instances* (`num_distributed_optimizer_instances`, HSDP) shards are dealt out among the ranks of an
-instance, and each shard's sum still has to be added up over the instances, which an all-reduce of the shard does:
+A sum of sums is the same sum, so a bucket may be reduced in every pass; that costs a reduce-scatter a microbatch where
+the others pay one a step.
+
+With several *instances* (`num_distributed_optimizer_instances`, HSDP) the ranks of one instance share out the shards,
+and an all-reduce adds up each shard over the instances:
 
     4 ranks, 2 instances     reduce-scatter of a bucket over {0, 1} and {2, 3}     then
                              all-reduce of its first half over {0, 2}, of its second over {1, 3}
 
-More memory than one instance needs, and in exchange most of the traffic stays among neighbours. Shards that last cross
-once a step; the others as soon as the next bucket has started.
+This costs more memory than one instance and keeps most of the traffic among neighbours. The shards of temporary buckets
+cross once a step; those of the others as soon as the next bucket has started.
 
-A sum of sums is the same sum, so a `Fleeting` bucket may be reduced as often as one likes; it costs a reduce-scatter a
-microbatch where the others pay one a step.
+Buckets start strictly in order. If a parameter got no gradient on one rank only, the ranks would otherwise start their
+buckets in different orders, and mismatched collectives return wrong numbers or hang.
 
-Buckets start strictly in order. A parameter that gets no gradient on one rank only would otherwise make the ranks start
-them in different orders, and mismatched collectives return wrong numbers or hang.
-
-fp32 for a reason: adding 1000 ones in bf16 stops at 256. `--main-grads-dtype bf16` halves memory and traffic for it.
+Gradients are added up in fp32: 1000 ones added in bf16 stop at 256. `--main-grads-dtype bf16` halves memory and traffic
+and accepts that.
 
 Rajbhandari et al. 2020 (arXiv 1910.02054), section 5. Megatron-LM:
 `megatron/core/distributed/param_and_grad_buffer.py`.
@@ -37,53 +38,61 @@ Rajbhandari et al. 2020 (arXiv 1910.02054), section 5. Megatron-LM:
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
 from minimegatron.comm.axis import ALONE, Axis
-from minimegatron.comm.collectives import Work, all_reduce, all_reduce_start, reduce_scatter_start
+from minimegatron.comm.collectives import Work, all_gather, all_reduce, all_reduce_start, reduce_scatter_start
 from minimegatron.memory import owned
 from minimegatron.parallel.data.buckets import BucketSpan, BufferLayout, Span, gaps
 
-IN_FLIGHT = 2  # fleeting buckets that exist at a time
+IN_FLIGHT = 2  # temporary buckets that exist at a time
 
 
 class Bucket:
-    """What all kinds share: which gradients it waits for, and the message under way.
+    """Gradients that travel in one message: an all-reduce, after which every rank has the whole sum.
 
     Args:
+        memory: what lasts from step to step: here all of the bucket.
         span: its place in the buffer.
         members: {name: (span in the buffer, shape)} of its parameters.
-        axis: ranks that hold replicas, or share them out.
+        axis: ranks that hold replicas of the parameters.
         instances: ranks that own the same shard.
     """
 
     def __init__(
-        self, span: BucketSpan, members: dict[str, tuple[Span, torch.Size]], axis: Axis, instances: Axis = ALONE
+        self,
+        memory: torch.Tensor,
+        span: BucketSpan,
+        members: dict[str, tuple[Span, torch.Size]],
+        axis: Axis,
+        instances: Axis = ALONE,
     ) -> None:
+        self._memory = memory
         self.span, self.members, self.axis, self.instances = span.span, members, axis, instances
         self.shard = span.shard(axis.rank, axis.size).shifted(-span.span.start)
         self.missing = set(members)
         self.pending: Work | None = None
 
     def view(self, data: torch.Tensor, name: str) -> torch.Tensor:
-        """A parameter's part of the bucket's memory, in its shape."""
+        """A parameter's part of a bucket in memory, in its shape."""
         place, shape = self.members[name]
         return data[place.shifted(-self.span.start).slice].view(shape)
 
-    def grad(self, name: str) -> torch.Tensor:
-        """Where this parameter's gradient is added up."""
-        raise NotImplementedError
-
     def place(self, name: str) -> tuple[torch.Tensor, bool]:
         """Where this parameter's next gradient goes, and whether it is added to what is there or replaces it."""
-        return self.grad(name), True
+        return self.view(self._memory, name), True
 
     @property
     def owned(self) -> torch.Tensor:
         """The part of the sum that this rank has after `finish`, flat."""
-        raise NotImplementedError
+        return self._memory
+
+    def whole(self) -> torch.Tensor:
+        """After `finish`: the whole sum, flat, from the shards of all ranks."""
+        return self.owned
 
     def start(self) -> None:
         """Begin the sum over the axis."""
@@ -104,203 +113,149 @@ class Bucket:
         self.pending, self.missing = None, set(self.members)
 
     def _begin(self) -> Work:
-        raise NotImplementedError
+        return all_reduce_start(self._memory, self.axis)
 
     def _end(self, result: torch.Tensor) -> None:
         """Take the result of the message."""
 
 
-class Replicated(Bucket):
-    """Every rank gets the whole sum."""
-
-    def __init__(self, data: torch.Tensor, *where: object) -> None:
-        super().__init__(*where)  # type: ignore[arg-type]
-        self.data = data
-
-    def grad(self, name: str) -> torch.Tensor:
-        return self.view(self.data, name)
+class ShardedBucket(Bucket):
+    """A reduce-scatter writes the sum of this rank's shard in its place; the rest of the bucket is void after it."""
 
     @property
     def owned(self) -> torch.Tensor:
-        return self.data
+        return self._memory[self.shard.slice]
+
+    def whole(self) -> torch.Tensor:
+        return all_gather(self.owned, self.axis)
 
     def _begin(self) -> Work:
-        return all_reduce_start(self.data, self.axis)
+        return reduce_scatter_start(self._memory, self.axis, self.owned)
 
 
-class Sharded(Replicated):
-    """The sum of this rank's shard replaces its own gradients there; the rest of the bucket is of no use then."""
+class TemporaryBucket(ShardedBucket):
+    """Only the shard lasts; the bucket has memory from its first gradient of a pass to the end of its message.
 
-    @property
-    def owned(self) -> torch.Tensor:
-        return self.data[self.shard.slice]
-
-    def _begin(self) -> Work:
-        return reduce_scatter_start(self.data, self.axis, self.owned)
-
-
-class Fleeting(Bucket):
-    """Only the shard lasts; the bucket exists from its first gradient of a pass to the end of its message.
+    Args:
+        memory: the shard.
 
     Attributes:
-        empty: nothing has come since `GradBuffer.zero`, so the first sum is written to the shard and not added to it.
+        data: the bucket in memory, during a pass; else None.
+        empty: the shard holds no sum of this step yet, so the next one is written to it and not added.
     """
 
-    def __init__(self, shard: torch.Tensor, *where: object) -> None:
-        super().__init__(*where)  # type: ignore[arg-type]
-        self._owned = shard
-        self.empty = True
+    def __init__(self, memory: torch.Tensor, *args: Any) -> None:
+        super().__init__(memory, *args)
         self.data: torch.Tensor | None = None
+        self.empty = True
         self._written: dict[str, Span] = {}
 
-    def grad(self, name: str) -> torch.Tensor:
-        assert name in self._written, "no gradient of this parameter has come in this pass"
-        return self.view(self._opened(), name)
-
     def place(self, name: str) -> tuple[torch.Tensor, bool]:
-        there = name in self._written
+        again = name in self._written
         self._written[name] = self.members[name][0]
-        return self.grad(name), there
+        return self.view(self._allocated(), name), again
 
     @property
     def owned(self) -> torch.Tensor:
-        return self._owned
+        return self._memory
 
-    def _opened(self) -> torch.Tensor:
-        """The bucket's memory; what has not been written yet is anything."""
+    def cross(self) -> None:
+        """Its shard crosses once a step (`TemporaryGradBuffer.finish`)."""
+
+    def _allocated(self) -> torch.Tensor:
+        """The bucket in memory; uninitialised where no gradient has been written in this pass."""
         if self.data is None:
-            self.data = owned(self._owned.new_empty(self.span.size), "communication")
+            self.data = owned(self._memory.new_empty(self.span.size), "communication")
         return self.data
 
     def _begin(self) -> Work:
-        data = self._opened()
+        data = self._allocated()
         for gap in gaps(self._written.values(), self.span):
             data[gap.shifted(-self.span.start).slice].zero_()
-        return reduce_scatter_start(data, self.axis, self._owned if self.empty else data[self.shard.slice])
+        return reduce_scatter_start(data, self.axis, self._memory if self.empty else data[self.shard.slice])
 
     def _end(self, result: torch.Tensor) -> None:
         if not self.empty:
-            self._owned += result
-        elif result is not self._owned:  # an axis of one rank
-            self._owned.copy_(result)
+            self._memory += result
+        elif result is not self._memory:  # an axis of one rank
+            self._memory.copy_(result)
         self.data, self._written, self.empty = None, {}, False
 
 
 class GradBuffer:
-    """The gradients of a list of parameters.
+    """The gradients of a list of parameters, added up over the microbatches of a step and then summed over ranks.
 
     Args:
         params: (name, parameter) in the order of registration.
-        layout: where they lie; cut into shards unless buckets are `Replicated`.
-        kind: class of the buckets.
-        axis: ranks that hold replicas of the parameters, or share them out.
+        layout: where they lie; cut into shards if `bucket` is a sharded one.
+        axis: ranks that hold replicas of the parameters.
         instances: ranks that own the same shards.
         dtype: of the sums.
-        overlap: a bucket's message travels while gradients of other buckets are computed.
+        overlap: a bucket travels while gradients of other buckets are computed.
+        bucket: class of the buckets.
 
     Attributes:
-        data: all buckets, one after the other; of `Fleeting` ones their shards.
+        data: what lasts from step to step, of all buckets one after the other.
         buckets: in the order in which they travel.
+        temporary: buckets travel in every pass, and only their shards last.
     """
+
+    temporary = False
 
     def __init__(
         self,
         params: Sequence[tuple[str, nn.Parameter]],
         layout: BufferLayout,
-        kind: type[Replicated] | type[Fleeting],
         axis: Axis,
         instances: Axis,
         dtype: torch.dtype,
         overlap: bool = False,
+        bucket: type[Bucket] = Bucket,
     ) -> None:
         self.params, self.layout, self.overlap = dict(params), layout, overlap
         self.axis, self.instances = axis, instances
-        self.fleeting = issubclass(kind, Fleeting)
-        device = params[0][1].device if params else torch.device("cpu")
-        share = axis.size if self.fleeting else 1
-        self.data = torch.zeros(layout.total // share, dtype=dtype, device=device)
-        self.buckets = [
-            kind(self.data[b.span.start // share : b.span.stop // share], b, self._members(b, params), axis, instances)
-            for b in layout.buckets
-        ]
+        share = axis.size if self.temporary else 1
+        self.data = torch.zeros(layout.total // share, dtype=dtype, device=params[0][1].device)
+        self.buckets: list[Bucket] = []
+        for span in layout.buckets:
+            members = {params[i][0]: (layout.params[i], params[i][1].shape) for i in span.members}
+            memory = self.data[span.span.start // share : span.span.stop // share]
+            self.buckets.append(bucket(memory, span, members, axis, instances))
         self.bucket_of = {name: bucket for bucket in self.buckets for name in bucket.members}
-        self._turn: list[Bucket] = [] if self.fleeting else list(self.buckets)  # still to be started, in this order
+        self._waiting: list[Bucket] = []  # they start in this order
         self._started: list[Bucket] = []
-        if not self.fleeting:
-            for name, param in params:
-                param.main_grad = self.bucket_of[name].grad(name)  # type: ignore[attr-defined]
+        self._set_up()
 
-    def _members(
-        self, bucket: BucketSpan, params: Sequence[tuple[str, nn.Parameter]]
-    ) -> dict[str, tuple[Span, torch.Size]]:
-        return {params[i][0]: (self.layout.params[i], params[i][1].shape) for i in bucket.members}
+    def _set_up(self) -> None:
+        self._waiting = list(self.buckets)
+        for name, param in self.params.items():
+            param.main_grad, _ = self.bucket_of[name].place(name)  # type: ignore[attr-defined]
 
     def begin_pass(self, names: Collection[str]) -> None:
-        """The next gradients are of these parameters; `Fleeting` buckets of others do not travel in this pass."""
-        if self.fleeting:
-            self._turn = [bucket for bucket in self.buckets if not bucket.members.keys().isdisjoint(names)]
+        """A backward pass begins, which computes gradients of these parameters."""
 
     def ready(self, name: str) -> None:
         """This parameter's gradient is complete; start every bucket that now may travel."""
         self.bucket_of[name].missing.discard(name)
-        while self._turn and not self._turn[0].missing:
+        while self._waiting and not self._waiting[0].missing:
             self._start_next()
 
     def end_pass(self) -> None:
-        """The gradients of a microbatch are complete: `Fleeting` buckets have their sums after this."""
-        if self.fleeting:
-            self._flush()
+        """The gradients of a microbatch are complete."""
 
     def finish(self) -> None:
-        """Start what has not travelled yet, then wait for all.
-
-        Raises:
-            RuntimeError: gradients came to `Fleeting` buckets outside of a pass.
-        """
-        lost = [b for b in self.buckets if isinstance(b, Fleeting) and b.data is not None]
-        if lost:
-            raise RuntimeError(
-                f"gradients of {', '.join(sorted(lost[0].members)[:3])} were computed outside of a pass; "
-                "put `with ddp.backward_pass():` around `backward()`"
-            )
+        """At the end of a step: start what has not travelled yet, then wait for all."""
         self._flush()
-        if self.fleeting:
-            for bucket in self.buckets:
-                if isinstance(bucket, Fleeting) and bucket.empty:  # no pass had gradients of it
-                    bucket.owned.zero_()
-            all_reduce(self.data, self.instances)
-        self._turn = [] if self.fleeting else list(self.buckets)
-
-    def _flush(self) -> None:
-        while self._turn:
-            self._start_next()
-        if self._started and not self.fleeting:
-            self._started[-1].cross()
-        while self._started:
-            self._started.pop(0).finish()
-
-    def _start_next(self) -> None:
-        bucket = self._turn.pop(0)
-        bucket.start()
-        self._started.append(bucket)
-        if self.fleeting:
-            while len(self._started) >= (IN_FLIGHT if self.overlap else 1):
-                self._started.pop(0).finish()
-        elif len(self._started) > 1:
-            self._started[-2].cross()
+        self._waiting = list(self.buckets)
 
     def zero(self) -> None:
-        """Forget every gradient; for the start of a step."""
-        if not self.fleeting:
-            self.data.zero_()
-        for bucket in self.buckets:
-            if isinstance(bucket, Fleeting):
-                bucket.empty = True
+        """Forget every gradient, at the start of a step."""
+        self.data.zero_()
 
     def divide(self, divisor: torch.Tensor) -> None:
         """Divide what this rank owns."""
         for part in self._owned:
-            exact = torch.promote_types(part.dtype, torch.float32)  # a count of tokens is seldom a number of bf16
+            exact = torch.promote_types(part.dtype, torch.float32)  # bf16 rounds most counts of tokens
             part.div_(divisor.to(exact).view(1))
 
     def multiply(self, factor: torch.Tensor | float) -> None:
@@ -311,5 +266,69 @@ class GradBuffer:
     @property
     def _owned(self) -> list[torch.Tensor]:
         """What this rank has of the sums: all of its buffer in one piece, or a shard of each bucket."""
-        whole = self.fleeting or not self.layout.shards
-        return [self.data] if whole else [bucket.owned for bucket in self.buckets]
+        return [bucket.owned for bucket in self.buckets] if self.layout.shards else [self.data]
+
+    def _flush(self) -> None:
+        while self._waiting:
+            self._start_next()
+        if self._started:
+            self._started[-1].cross()
+        while self._started:
+            self._started.pop(0).finish()
+
+    def _start_next(self) -> None:
+        bucket = self._waiting.pop(0)
+        bucket.start()
+        self._started.append(bucket)
+        if len(self._started) > 1:
+            self._started[-2].cross()
+
+
+class TemporaryGradBuffer(GradBuffer):
+    """Gradients that are summed over ranks in every pass; this rank's shards of the sums are added up."""
+
+    temporary = True
+
+    def _set_up(self) -> None:
+        """No bucket waits outside of a pass, and no parameter has a `main_grad`."""
+
+    def begin_pass(self, names: Collection[str]) -> None:
+        """Buckets that have none of these parameters do not travel in this pass."""
+        self._waiting = [bucket for bucket in self.buckets if not bucket.members.keys().isdisjoint(names)]
+
+    def end_pass(self) -> None:
+        self._flush()
+
+    def finish(self) -> None:
+        """Sum the shards over the instances.
+
+        Raises:
+            RuntimeError: gradients came outside of a pass.
+        """
+        for bucket in self._temporary:
+            if bucket.data is not None:
+                raise RuntimeError(
+                    f"gradients of {', '.join(sorted(bucket.members)[:3])} were computed outside of a pass; "
+                    "put `with ddp.backward_pass():` around `backward()`"
+                )
+        for bucket in self._temporary:
+            if bucket.empty:  # no pass had gradients of it
+                bucket.owned.zero_()
+        all_reduce(self.data, self.instances)
+
+    def zero(self) -> None:
+        for bucket in self._temporary:
+            bucket.empty = True
+
+    @property
+    def _temporary(self) -> list[TemporaryBucket]:
+        return self.buckets  # type: ignore[return-value]
+
+    @property
+    def _owned(self) -> list[torch.Tensor]:
+        return [self.data]
+
+    def _start_next(self) -> None:
+        super()._start_next()
+        while len(self._started) >= (IN_FLIGHT if self.overlap else 1):
+            self._started.pop(0).finish()

@@ -1,12 +1,12 @@
-"""Weights in flat buffers of their gradients' layout: each rank updates its shards, all-gathers put them together.
+"""Sharded weights: in flat buffers of their gradients' layout, each rank updates its shards, all-gathers complete them.
 
 The problem in a sentence: when each of D ranks has updated 1/D of every bucket, all ranks need all of it, in as few
 messages as there are buckets; the question is when, and for how long.
 
-| class           | a rank keeps | a bucket is gathered                     | bytes a step, of bf16       | known as   |
-|-----------------|--------------|------------------------------------------|-----------------------------|------------|
-| `WholeParams`   | every weight | once, after the step                     | 2 (D-1)/D a parameter       | ZeRO-1, -2 |
-| `ShardedParams` | its shards   | when its unit runs, forward and backward | twice that a microbatch     | ZeRO-3     |
+| class           | a rank keeps | a bucket is gathered                     | bytes a step, of bf16   | used by        |
+|-----------------|--------------|------------------------------------------|-------------------------|----------------|
+| `WholeParams`   | every weight | once, after the step                     | 2 (D-1)/D a parameter   | ZeRO-1, ZeRO-2 |
+| `ShardedParams` | its shards   | when its unit runs, forward and backward | twice that a microbatch | ZeRO-3         |
 
 `WholeParams`: a rank's shard is a slice of the bucket, and the message writes the other slices in place:
 
@@ -14,33 +14,56 @@ messages as there are buckets; the question is when, and for how long.
     after     rank 0 [ new | new ]     rank 1 [ new | new ]
 
 With `overlap_param_gather` nothing is waited for after the step. The weights of the first layers are needed first, and
-they lie in the last bucket: its message starts at once, and before a part of the model runs for the first time the
-buckets of its parameters are waited for, and the next one starts.
+they lie in the last bucket: its message starts at once. Before a part of the model runs for the first time, the buckets
+of its parameters are waited for and the next one starts.
 
-`ShardedParams`: a bucket is a unit of the model (`parallel/data/units`). It has memory from the moment it is gathered
-until the unit has run; then the memory is given back. What autograd has saved stays valid: it refers to the same
-storage, which is filled again, with the same numbers, before the backward pass reads it. While a unit runs the next one
-is gathered already.
+`ShardedParams`: a bucket is a unit of the model (`parallel/data/units`). Its memory is allocated when it is gathered
+and freed when the unit has run. What autograd has saved stays valid: it refers to the same storage, which is filled
+again with the same numbers before the backward pass reads it. `GatherOnUse` gathers the next unit while one runs:
 
-Rajbhandari et al. 2020 (arXiv 1910.02054); Zhao et al. 2023 (arXiv 2304.11277) for the storage that comes and goes.
+    forward     gather 0 | layer 0        | layer 1        | layer 2
+                         | gather 1       | gather 2       |
+                                       free 0           free 1
+    backward    output layer  | layer 2       | layer 1       | layer 0
+                gather 2      | gather 1      | gather 0      |
+                                         free 2 + reduce-scatter
+
+| moment                                     | what happens                                                    |
+|--------------------------------------------|-----------------------------------------------------------------|
+| before a unit's forward                    | wait for its weights, start to gather those of the next unit    |
+| after it                                   | free them, unless a backward pass runs: recomputed layers stay  |
+| before its backward (a hook on its output) | as before its forward, towards the front                        |
+| its last gradient of the pass is there     | free them                                                       |
+| the end of a microbatch's backward         | free everything                                                 |
+
+What is in no list, embedding and output layer, is needed at both ends of a forward pass; without a pipeline it stays
+until the backward pass has ended, as the root of torch's FSDP does.
+
+Rajbhandari et al. 2020 (arXiv 1910.02054); Zhao et al. 2023 (arXiv 2304.11277) for the storage that is freed.
 Megatron-LM: `start_param_sync`, `finish_param_sync` in `megatron/core/distributed/param_and_grad_buffer.py`;
-`megatron/core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py`.
+`param_and_grad_buffer.py` and (hooks of the same kinds) `megatron_fsdp.py` in
+`megatron/core/distributed/fsdp/src/megatron_fsdp/`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.collectives import Work, all_gather_start
 from minimegatron.parallel.data.buckets import BucketSpan, BufferLayout
+from minimegatron.parallel.data.units import Unit
 
 
 class WholeParams:
-    """The memory of parameters of one dtype; afterwards each is a view of `data`.
+    """The memory of parameters of one dtype; each of them becomes a view of `data`.
 
     Args:
         params: (name, parameter) in the order of registration.
@@ -97,6 +120,7 @@ class ShardedParams:
 
     Attributes:
         shard: this rank's part, flat.
+        whole: all of the bucket; its storage is empty unless the bucket is gathered.
     """
 
     def __init__(
@@ -105,40 +129,131 @@ class ShardedParams:
         self.axis = axis
         members = [params[i] for i in bucket.members]
         places = tuple(layout.params[i].shifted(-bucket.span.start) for i in bucket.members)
-        self._whole = _laid_out(members, BufferLayout(places, (bucket,)), bucket.span.size)
-        self.shard = self._whole[bucket.shard(axis.rank, axis.size).shifted(-bucket.span.start).slice].clone()
-        self._bytes = self._whole.untyped_storage().nbytes()
+        self.whole = _laid_out(members, BufferLayout(places, (bucket,)), bucket.span.size)
+        self.shard = self.whole[bucket.shard(axis.rank, axis.size).shifted(-bucket.span.start).slice].clone()
+        self._bytes = self.whole.untyped_storage().nbytes()
         self._pending: Work | None = None
-        self._here = True
+        self._gathered = True
         self.release()
 
-    @property
-    def memory(self) -> list[torch.Tensor]:
-        """What comes and goes."""
-        return [self._whole]
-
     def start(self) -> None:
-        """Begin to gather, unless it is here or under way."""
-        if not self._here and self._pending is None:
-            self._whole.untyped_storage().resize_(self._bytes)
+        """Begin to gather, unless it is gathered or under way."""
+        if not self._gathered and self._pending is None:
+            self.whole.untyped_storage().resize_(self._bytes)
             if self.axis.size == 1:
-                self._whole.copy_(self.shard)
-            self._pending = all_gather_start(self.shard, self.axis, self._whole)
+                self.whole.copy_(self.shard)
+            self._pending = all_gather_start(self.shard, self.axis, self.whole)
 
     def require(self) -> None:
         """After this the parameters have their numbers."""
         self.start()
         if self._pending is not None:
             self._pending.wait()
-            self._pending, self._here = None, True
+            self._pending, self._gathered = None, True
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         if self._pending is not None:
             self.require()
-        if self._here:
-            self._whole.untyped_storage().resize_(0)
-            self._here = False
+        if self._gathered:
+            self.whole.untyped_storage().resize_(0)
+            self._gathered = False
+
+
+class GatherOnUse:
+    """Hooks on the units of a model.
+
+    Args:
+        units: (unit, its buckets, names of its own parameters), in the order in which they run forward.
+        keep_outside: weights outside of lists stay from forward to backward.
+    """
+
+    def __init__(self, units: Sequence[tuple[Unit, list[ShardedParams], Collection[str]]], keep_outside: bool) -> None:
+        self.units = list(units)
+        self._keep = keep_outside
+        self._all_stay = False
+        self._missing = [set(names) for _, _, names in units]
+        self._unit_of = {name: i for i, (_, _, names) in enumerate(units) for name in names}
+        for index, (unit, _, _) in enumerate(units):
+            unit.module.register_forward_pre_hook(partial(_before_forward, self, index))
+            unit.module.register_forward_hook(partial(_after_forward, self, index))
+
+    def need(self, index: int, backward: bool) -> None:
+        """Wait for a unit's weights, and start to gather those of the unit that runs after it."""
+        for bucket in self.units[index][1]:
+            bucket.require()
+        after = self._after(index, backward)
+        for bucket in self.units[after][1] if after is not None else ():
+            bucket.start()
+
+    def _after(self, index: int, backward: bool) -> int | None:
+        """The layer that runs after this unit; of what is in no list, the first layer, or backward the last."""
+        unit = self.units[index][0]
+        if backward and not unit.in_list:
+            layers = [i for i, (other, _, _) in enumerate(self.units) if other.stage == unit.stage and other.in_list]
+            return layers[-1] if layers else None
+        after = index - 1 if backward else index + 1
+        if not 0 <= after < len(self.units):
+            return None
+        other = self.units[after][0]
+        return after if other.in_list and other.stage == unit.stage else None
+
+    def ran(self, index: int) -> None:
+        """A unit's forward pass has ended."""
+        stays = self._keep and torch.is_grad_enabled() and not self.units[index][0].in_list
+        if not (stays or self._all_stay or _in_backward()):
+            self.release(index)
+
+    def complete(self, name: str) -> None:
+        """A parameter's gradient of this pass is there."""
+        index = self._unit_of[name]
+        self._missing[index].discard(name)
+        if not self._missing[index]:
+            self.release(index)
+
+    def end_pass(self) -> None:
+        """A backward pass has ended."""
+        for index in range(len(self.units)):
+            self.release(index)
+
+    def release(self, index: int) -> None:
+        """Free a unit's weights."""
+        _, buckets, names = self.units[index]
+        self._missing[index] = set(names)
+        for bucket in buckets:
+            bucket.release()
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        """In the block the weights of all units are gathered, and stay."""
+        for _, buckets, _ in self.units:
+            for bucket in buckets:
+                bucket.require()
+        self._all_stay = True
+        try:
+            yield
+        finally:
+            self._all_stay = False
+            self.end_pass()
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
+def _before_forward(units: GatherOnUse, index: int, module: nn.Module, args: Any) -> None:
+    units.need(index, _in_backward())  # a layer is computed again on the way back
+
+
+def _after_forward(units: GatherOnUse, index: int, module: nn.Module, args: Any, output: Any) -> None:
+    units.ran(index)
+    for tensor in tree_leaves(output):  # a stage gives named tensors
+        if torch.is_tensor(tensor) and tensor.requires_grad:
+            tensor.register_hook(partial(_before_backward, units, index))
+
+
+def _before_backward(units: GatherOnUse, index: int, grad: torch.Tensor) -> None:
+    units.need(index, backward=True)
 
 
 @torch.no_grad()

@@ -1,10 +1,10 @@
 """ZeRO-3 by torch's own FSDP2, under the same training step.
 
-The problem in a sentence: what `parallel/data/ddp.py` does with `optim_grads_params` in files that can be read, torch
-does in a library that many people test and tune; a run should be able to choose, and both must take the same steps.
+The problem in a sentence: `parallel/data/zero.Zero3` is written to be read, torch's FSDP2 is tested and tuned by many
+people; a run should be able to choose, and both must take the same steps.
 
 `fully_shard` is called on the units of `parallel/data/units`, then on each stage for what is in no list. Every
-parameter becomes a `DTensor` that is cut along dim 0 over the replicas: rank r holds rows, not a stretch of a bucket.
+parameter becomes a `DTensor` that is cut along dim 0 over the replicas: rank r holds rows of it.
 
 | here (`optim_grads_params`)          | torch's FSDP2                                                      |
 |--------------------------------------|--------------------------------------------------------------------|
@@ -15,8 +15,8 @@ parameter becomes a `DTensor` that is cut along dim 0 over the replicas: rank r 
 | experts: `edp`                       | their modules are sharded first, over `edp`                        |
 | instances: an all-reduce of shards   | a mesh of (instances, shards); all-reduce after the last microbatch|
 
-Schedules that compute gradients of weights by themselves (zero bubble) cannot be combined: FSDP2 reduces gradients when
-autograd has finished, and lets go of the weight to which a deferred one would be added.
+Zero-bubble schedules are refused: FSDP2 reduces gradients when autograd has finished, and frees the weight to which a
+deferred wgrad would be added.
 
 Zhao et al. 2023 (arXiv 2304.11277). Megatron-LM: `megatron/core/distributed/torch_fully_sharded_data_parallel.py`.
 """
@@ -37,7 +37,7 @@ from minimegatron.comm.axis import Axis
 from minimegatron.comm.collectives import all_gather_start, reduce_scatter_start
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.shared_memory import is_gloo
-from minimegatron.layers.param import layout_of, logical_parameters
+from minimegatron.layers.param import layout_of
 from minimegatron.parallel.data.data_parallel import DataParallel, Shard
 from minimegatron.parallel.data.units import units_of
 
@@ -103,34 +103,30 @@ class TorchFSDP2(DataParallel):
                 part.set_custom_reduce_scatter(_ReduceScatter(axis))
         for name, param in module.named_parameters():  # they are new ones
             param.param_layout = layouts[name]  # type: ignore[attr-defined]
-        self._names = {param: name for name, param in logical_parameters(module) if param.requires_grad}
-        self._grads = {name: torch.zeros_like(_local(param)) for param, name in self._names.items()}
+        self._grads = {name: torch.zeros_like(_local(param)) for param, name in self.names.items()}
 
     @property
     def compute_dtype(self) -> torch.dtype | None:
         return self._gathered_in or super().compute_dtype
 
-    def name_of(self, param: torch.Tensor) -> str:
-        return self._names[param]  # type: ignore[index]
-
     def zero_grad_buffer(self) -> None:
-        for param, name in self._names.items():
+        for param, name in self.names.items():
             param.grad = None
             self._grads[name].zero_()
 
     @contextlib.contextmanager
     def sync_only(self, names: Collection[str]) -> Iterator[None]:
-        """Sums over instances are of the last microbatch; those over the ranks of an instance, of every one."""
+        """FSDP2 sums over the ranks of an instance in every microbatch, and over instances in the last one."""
         self._sum_over_instances(bool(names))
         yield
         self._sum_over_instances(True)
 
-    def _sum_over_instances(self, wanted: bool) -> None:
+    def _sum_over_instances(self, on: bool) -> None:
         for part in self._parts:
-            part.set_requires_all_reduce(wanted, recurse=False)
+            part.set_requires_all_reduce(on, recurse=False)
 
     def finish_grad_sync(self) -> None:
-        for param, name in self._names.items():
+        for param, name in self.names.items():
             if param.grad is not None:
                 self._grads[name].copy_(_local(param.grad))
                 param.grad = None
@@ -144,28 +140,28 @@ class TorchFSDP2(DataParallel):
             grad.mul_(factor)
 
     def start_param_gather(self) -> None:
-        """What a pass without its backward has left gathered is old."""
+        """Free weights that a forward pass without its backward pass has left gathered: they are old."""
         for part in self._parts:
             part.reshard()
 
     def shards(self) -> dict[str, Shard]:
-        found = {}
-        for param, name in self._names.items():
+        shards = {}
+        for param, name in self.names.items():
             local, grad = _local(param.detach()), self._grads[name]
             if local.numel():
                 start = _first_row(param) * (local.numel() // local.shape[0])
-                found[name] = Shard(slice(start, start + local.numel()), grad.view(-1), local.view(-1))
-        return found
+                shards[name] = Shard(slice(start, start + local.numel()), grad.view(-1), local.view(-1))
+        return shards
 
     def whole_gradients(self) -> dict[str, torch.Tensor]:
-        found = {}
-        for param, name in self._names.items():
+        gradients = {}
+        for param, name in self.names.items():
             assert isinstance(param, DTensor), "fully_shard has made it one"
             grad = DTensor.from_local(
                 self._grads[name], param.device_mesh, param.placements, shape=param.shape, stride=param.stride()
             )
-            found[name] = grad.full_tensor()
-        return found
+            gradients[name] = grad.full_tensor()
+        return gradients
 
     def held(self) -> dict[str, list[torch.Tensor]]:
         return {
@@ -175,7 +171,7 @@ class TorchFSDP2(DataParallel):
 
     @contextlib.contextmanager
     def whole_weights(self) -> Iterator[None]:
-        """In the block the model has plain parameters, with their layouts; layers that run keep them."""
+        """In the block the model has plain parameters, with their layouts, also after layers have run."""
         sharded = {name: layout_of(param) for name, param in self.module.named_parameters()}
         inside = [part for part in self._parts if not getattr(part, "is_stage", False)]
         for part in inside:

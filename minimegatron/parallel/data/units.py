@@ -1,26 +1,44 @@
 """The units of a model: what runs as a whole, and whose weights are therefore needed at one moment.
 
-The problem in a sentence: weights that come on use must come in portions that are neither the whole model (then nothing
-is saved) nor single matrices (then nothing is hidden behind computation); a transformer layer is just right.
+The problem in a sentence: weights that are gathered on use must come in portions smaller than the model (else no memory
+is saved) and larger than a matrix (else no gather is hidden behind computation); a transformer layer is just right.
 
     stage          what is in no list: embedding, last norm, output layer
       layer 0      an element of a `ModuleList` or `ModuleDict` is a unit ...
       layer 1      ... with all that is in it
 
-A stage is the model, or one of several of a pipeline rank, which are elements of a list themselves and say so
-(`is_stage`). What is in no list may be used anywhere in the stage (a tied embedding is used at both of its ends). In a
+A stage is the model, or one of several of a pipeline rank, which are elements of a list themselves and are marked
+`is_stage`. What is in no list may be used anywhere in the stage (a tied embedding is used at both of its ends). In a
 V-shaped pipeline the first stage and the last share one on one rank: it belongs to the first, the last borrows it.
 
 torch's `fully_shard` is called with the same units. Megatron-LM: `fsdp_unit_modules` of
 `megatron/core/distributed/fsdp/mcore_fsdp_adapter.py`.
+
+**Units in the trace.** Whether a gather was hidden can only be seen where computation that waits for weights is told
+apart from computation that runs. Inside of `units_in_trace` each unit's passes are spans:
+
+    forward unit 1 |  | forward unit 2 | ... | backward unit 2 |  | backward unit 1
+                    ^^ a wait for the weights of unit 2
+
+`outside` is what is in no list, and the loss. A recomputed layer's second forward pass is a part of its backward pass
+and named so.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
+import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from minimegatron import trace
+from minimegatron.parallel.data.data_parallel import DataParallel
 
 LISTS = (nn.ModuleList, nn.ModuleDict)
 
@@ -66,12 +84,12 @@ def leaves_of(unit: Unit) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
     if not _elements_exist(unit.module):
         yield unit.module, [*unit.params, *unit.borrowed]
         return
-    held = {id(p) for p in (*unit.params, *unit.borrowed)}
-    if own := [p for p in unit.module.parameters(recurse=False) if id(p) in held]:
+    members = {id(p) for p in (*unit.params, *unit.borrowed)}
+    if own := [p for p in unit.module.parameters(recurse=False) if id(p) in members]:
         yield unit.module, own
     for child in unit.module.children():
         if not isinstance(child, LISTS):
-            yield from leaves_of(Unit(child, tuple(p for p in child.parameters() if id(p) in held)))
+            yield from leaves_of(Unit(child, tuple(p for p in child.parameters() if id(p) in members)))
 
 
 def _stages(model: nn.Module) -> list[nn.Module]:
@@ -90,3 +108,97 @@ def _elements(module: nn.Module) -> Iterator[nn.Module]:
 
 def _elements_exist(module: nn.Module) -> bool:
     return any(isinstance(child, LISTS) for child in module.modules())
+
+
+# ------------------------------------------------------------------------------------------------ in the trace
+
+
+@contextlib.contextmanager
+def units_in_trace(ddp: DataParallel, tell: Callable[[str], None] = lambda text: None) -> Iterator[None]:
+    """In the block the passes of units are spans `forward` and `backward` of kind `unit`, their note is the unit.
+
+    Args:
+        ddp: a wrapped model; its hooks that gather weights wait before these spans begin.
+        tell: called with what begins (`backward unit 2`), and with "" where nothing does (`memory.Tracker.tell`).
+    """
+    clock = _Clock(tell)
+    hooks = []
+    number = 0
+    for unit in units_of(ddp.module):
+        outside = getattr(unit.module, "is_stage", False) or unit.module is ddp.module
+        name = "outside" if outside else f"unit {number}"
+        number += not outside
+        module = unit.module
+        hooks += [
+            module.register_forward_pre_hook(partial(_pause, clock), prepend=True),  # before it waits for weights
+            module.register_forward_pre_hook(partial(_enter, clock, name)),
+            module.register_forward_hook(partial(_leaving, clock), prepend=True),
+            module.register_forward_hook(partial(_left, clock, name)),
+        ]
+    try:
+        yield
+    finally:
+        clock.switch(None)
+        for hook in hooks:
+            hook.remove()
+
+
+class _Clock:
+    """One span at a time is open.
+
+    Attributes:
+        outer: units whose forward pass contains the one that runs.
+    """
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self.outer: list[str] = []
+        self._tell = tell
+        self._open: tuple[str, str, float] | None = None
+
+    def switch(self, what: tuple[str, str] | None) -> None:
+        """End what is open, and begin (pass, unit)."""
+        now = time.monotonic()
+        if self._open is not None:
+            name, unit, start = self._open
+            trace.emit(name, "unit", start, now, note=unit)
+        self._open = (*what, now) if what else None
+        self._tell(" ".join(what) if what else "")
+
+    @property
+    def name(self) -> str:
+        """The pass that is under way."""
+        return "forward" if torch._C._current_graph_task_id() == -1 else "backward"
+
+
+def _pause(clock: _Clock, module: nn.Module, args: Any) -> None:
+    clock.switch(None)
+
+
+def _enter(clock: _Clock, name: str, module: nn.Module, args: Any) -> None:
+    if clock.name == "forward":  # a recomputation may end within a unit, whose hooks then never run
+        clock.outer.append(name)
+    clock.switch((clock.name, name))
+
+
+def _leaving(clock: _Clock, module: nn.Module, args: Any, output: Any) -> None:
+    clock.switch(None)
+    for tensor in _differentiable(output):  # in front of the hook that waits for this unit's weights
+        tensor.register_hook(lambda grad: clock.switch(None))
+
+
+def _left(clock: _Clock, name: str, module: nn.Module, args: Any, output: Any) -> None:
+    for tensor in _differentiable(output):
+        tensor.register_hook(partial(_backward, clock, name))
+    if clock.name == "forward":
+        clock.outer.pop()
+        if clock.outer:
+            clock.switch(("forward", clock.outer[-1]))
+
+
+def _backward(clock: _Clock, name: str, grad: torch.Tensor) -> None:
+    clock.switch(("backward", name))
+    torch.autograd.Variable._execution_engine.queue_callback(lambda: clock.switch(None))  # type: ignore[attr-defined]
+
+
+def _differentiable(output: Any) -> list[torch.Tensor]:
+    return [tensor for tensor in tree_leaves(output) if torch.is_tensor(tensor) and tensor.requires_grad]

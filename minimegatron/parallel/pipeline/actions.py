@@ -7,12 +7,12 @@ The layers of a model are cut into `stages`, numbered from the embedding to the 
 |--------|----------------------------------------------------|---------------------------------|------------------|
 | `F3.1` | forward of microbatch 3 through the rank's chunk 1 | F of the stage before           | the stage after  |
 | `B3.1` | backward: gradients of its input *and* its weights | its F, and B of the stage after | the stage before |
-| `W3.1` | the weights' half of that backward, done later     | its B                           | nowhere          |
+| `W3.1` | the wgrads of that backward, computed later        | its B                           | nowhere          |
 
-`B` leaves the weights to `W` exactly where the list also holds a `W` for the same microbatch and chunk. Sends and
-receives are no actions: they follow from the lists (`Schedule.messages`), so they cannot be in a wrong order.
-A message travels as soon as it is made, and a rank receives the messages of one neighbour in the order in which that
-neighbour makes them.
+`B` leaves the wgrads to `W` exactly where the list also has a `W` for the same microbatch and chunk. Sends and receives
+are no actions: they follow from the lists (`Schedule.messages`), so they cannot be in a wrong order. A message travels
+as soon as it is made, and a rank receives the messages of one neighbour in the order in which that neighbour makes
+them.
 
 Three placements, with `p` ranks:
 
@@ -21,9 +21,8 @@ Three placements, with `p` ranks:
     V             stages r and 2p - 1 - r         v = 2     0 7 | 1 6 | 2 5 | 3 4        ZB-V, DualPipeV
 
 In Megatron-LM (`core/pipeline_parallel/schedules.py`) each schedule is a function that computes and communicates; here
-GPipe, 1F1B and the others differ by data alone (`schedules`). One checker (`schedule_check`), one simulator
-(`schedule_sim`), two executors (`pipeline` to read, `overlapped` to train with) and one picture (`viz.schedule`) serve
-them all, and your own list too.
+GPipe, 1F1B and the others differ by data alone (`schedules`). One checker and simulator (`schedule_sim`), two executors
+(`plain` to read, `overlapped` to train with) and one picture (`viz.schedule`) serve them all, and your own list too.
 """
 
 from __future__ import annotations
@@ -56,10 +55,10 @@ class Action:
         Raises:
             ConfigError: the text is no action.
         """
-        found = re.fullmatch(r"([FBW])(\d+)(?:\.(\d+))?", text)
-        if not found:
+        match = re.fullmatch(r"([FBW])(\d+)(?:\.(\d+))?", text)
+        if not match:
             raise ConfigError(f"`{text}` is no action", fix="write F, B or W, the microbatch, and .chunk: F0, B3.1")
-        return cls(found[1], int(found[2]), int(found[3] or 0))
+        return cls(match[1], int(match[2]), int(match[3] or 0))
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -88,7 +87,7 @@ class Schedule:
         actions: `[rank]` -> its actions in order.
         placement: `[rank][chunk]` -> stage; every rank has the same number of chunks, every stage one place.
 
-    A schedule may be wrong (that is what `schedule_check.check` finds); only its shape is checked here.
+    Only the shape is checked here; `schedule_sim.check` finds lists that cannot run.
 
     Raises:
         ConfigError: lists and placement are not of the same ranks, or the placement is no numbering of the stages.
@@ -166,8 +165,8 @@ class Schedule:
         neighbour = stage + (1 if action.kind == "B" else -1)
         if not 0 <= neighbour < self.stages:
             return own
-        there, chunk = self.rank_of(neighbour)
-        return [*own, (there, Action(action.kind, i, chunk))]
+        owner, chunk = self.rank_of(neighbour)
+        return [*own, (owner, Action(action.kind, i, chunk))]
 
     def input_of(self, rank: int, action: Action) -> Message | None:
         """What this action of this rank needs from another stage; None at the ends of the pipeline, and for W."""

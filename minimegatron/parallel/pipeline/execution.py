@@ -1,16 +1,16 @@
 """What the two executors of pipeline schedules share: the stage that they call, and what they check and record.
 
-| executor              | receives                        | sent tensors                    | used by              |
-|-----------------------|---------------------------------|---------------------------------|----------------------|
-| `plain`               | when the action needs its input | kept until the end of the list  | reading, tests, labs |
-| `overlapped`          | posted one action ahead         | released when they have arrived | training             |
+| executor     | receives                        | sent tensors                    | used by              |
+|--------------|---------------------------------|---------------------------------|----------------------|
+| `plain`      | when the action needs its input | kept until the end of the list  | readers, tests, labs |
+| `overlapped` | posted one action ahead         | released when they have arrived | training             |
 
 Both run any schedule with the same call, `run(schedule, stages, p2p)`, and give the same gradients. Which messages an
 action needs and makes is derived from the lists (`Schedule.input_of`, `Schedule.output_of`).
 
 A stage is anything with `forward`, `backward` and `weights`: a part of a model (`parallel/pipeline/stage`), or a
-`sleep`. What it takes and gives are named tensors, as many as it says (`inputs`, `outputs`): a decoder's hidden state,
-and for another model the encoder's memory beside it. Gradients come back under the same names.
+`sleep`. It declares the named tensors that it takes and gives (`inputs`, `outputs`): a decoder's hidden state, in
+another model the encoder's memory too. Gradients come back under the same names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 from minimegatron import trace
 from minimegatron.errors import ConfigError
 from minimegatron.parallel.pipeline.actions import Action, Message, Schedule
-from minimegatron.parallel.pipeline.schedule_check import require_runnable
+from minimegatron.parallel.pipeline.schedule_sim import require_runnable
 
 if TYPE_CHECKING:
     from minimegatron.comm.p2p import PendingRecv, PointToPoint
@@ -111,13 +111,13 @@ class FunctionStage:
         return None if dx is None else {"hidden": dx}
 
 
-def taken(schedule: Schedule, stages: Sequence[Stage], message: Message) -> Specs:
+def input_specs(schedule: Schedule, stages: Sequence[Stage], message: Message) -> Specs:
     """The tensors of a message to one of these stages: what it takes, or the gradients of what it gave."""
     stage = stages[schedule.rank_of(message.to_stage)[1]]
     return stage.inputs if message.kind == "F" else _gradients(stage.outputs)
 
 
-def given(stages: Sequence[Stage], action: Action) -> Specs:
+def output_specs(stages: Sequence[Stage], action: Action) -> Specs:
     """The tensors that an action of one of these stages makes: what it gives, or the gradients of what it took."""
     stage = stages[action.chunk]
     return stage.outputs if action.kind == "F" else _gradients(stage.inputs)
@@ -187,7 +187,7 @@ def begin(schedule: Schedule, stages: Sequence[Stage], p2p: PointToPoint | None,
     """Check that the schedule can run here, and open the connections; this rank's position in the pipeline.
 
     Raises:
-        ConfigError: the sentences of `schedule_check.check`, or a schedule for another number of ranks or chunks.
+        ConfigError: the sentences of `schedule_sim.check`, or a schedule for another number of ranks or chunks.
     """
     ranks, rank = (p2p.pp.size, p2p.pp.rank) if p2p is not None else (1, 0)
     if schedule.p != ranks or schedule.v != len(stages):
@@ -224,7 +224,7 @@ def require_output(
     """
     stage, message = schedule.stage_of(rank, action.chunk), schedule.output_of(rank, action)
     assert message is not None, "the action makes a message"
-    specs = given(stages, action)
+    specs = output_specs(stages, action)
     if output is None:
         missing = "output" if action.kind == "F" else "gradient of its input"
         raise ConfigError(

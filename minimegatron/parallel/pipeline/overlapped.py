@@ -1,7 +1,7 @@
-"""The overlapping executor of pipeline schedules: messages travel while their receiver computes. Training uses it.
+"""The executor of pipeline schedules that trains: messages travel while their receiver computes.
 
-The problem in a sentence: the plain executor (`parallel/pipeline/plain`) posts a receive when its action has come, so a
-message can travel only while its receiver waits.
+The problem in a sentence: the executor to read (`parallel/pipeline/plain`) posts a receive when its action has come, so
+a message can travel only while its receiver waits.
 
     for action in schedule.actions[rank]:
         post the receive of the next action      it travels while this one is computed
@@ -23,7 +23,7 @@ The call, the lists and the results are those of the plain executor. What is add
   parts.
 
 Receives of one edge are posted in the sender's order, whatever the order in which they are needed. On NCCL each edge
-has a communicator of its own, and no schedule that `schedule_check` accepts deadlocks (`comm/p2p`).
+has a communicator of its own, and no schedule that `schedule_sim.check` accepts deadlocks (`comm/p2p`).
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from minimegatron.parallel.pipeline.execution import (
     TensorSpec,
     begin,
     compute,
-    given,
+    input_specs,
+    output_specs,
     require_output,
     send,
-    taken,
 )
 
 if TYPE_CHECKING:
@@ -62,13 +62,13 @@ def run(
     *,
     checked: bool = False,
 ) -> None:
-    """Run this rank's list, as `pipeline.run` does; every rank of the pipeline calls it with the same schedule.
+    """Run this rank's list, as `plain.run` does; every rank of the pipeline calls it with the same schedule.
 
     Args:
         schedule: which rank does what.
         stages: this rank's stages by chunk, which say what travels.
         p2p: messages to the other ranks; None where the schedule has one rank.
-        checked: the schedule has passed `schedule_check.check` already.
+        checked: the schedule has passed `schedule_sim.check` already.
 
     Raises:
         ConfigError: before anything runs: the checker's sentences, or a schedule for another number of ranks or chunks.
@@ -140,7 +140,7 @@ class _Executor:
         """The tensors of a message that comes, as far as they are known here."""
         if message.kind == "B" and (sent := self.sent.get(_activation_of(message))) is not None:
             return sent
-        return taken(self.schedule, self.stages, message)
+        return input_specs(self.schedule, self.stages, message)
 
     def _needs_no_header(self, message: Message, source: int) -> bool:
         """Whether all receives up to this one can be posted without waiting for a header, or for a shape from here."""
@@ -193,11 +193,11 @@ class _Executor:
             self.local[message] = {name: tensor.detach() for name, tensor in output.items()}
             return
         assert self.p2p is not None, "a message to another rank"
-        specs = given(self.stages, action)
-        made: Specs = {name: TensorSpec(tensor.shape, tensor.dtype) for name, tensor in output.items()}
+        specs = output_specs(self.stages, action)
+        sizes: Specs = {name: TensorSpec(tensor.shape, tensor.dtype) for name, tensor in output.items()}
         if action.kind == "F" and any(spec.shape is None for spec in specs.values()):
-            self.sent[message] = {name: spec for name, spec in made.items() if spec.has_gradient}
-        send(self.p2p, output, destination, str(message), specs if action.kind == "F" else made)
+            self.sent[message] = {name: spec for name, spec in sizes.items() if spec.has_gradient}
+        send(self.p2p, output, destination, str(message), specs if action.kind == "F" else sizes)
         self.pending[destination].append(len(specs))
 
 

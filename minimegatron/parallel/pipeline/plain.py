@@ -1,4 +1,4 @@
-"""The plain executor of pipeline schedules: runs this rank's list of actions, whatever the schedule is called.
+"""The executor of pipeline schedules to read: it runs this rank's list of actions. Training uses `overlapped`.
 
 The problem in a sentence: GPipe, 1F1B, interleaved 1F1B and the zero-bubble family compute the same gradients in other
 orders, and three hand-written loops would have three sets of bugs.
@@ -10,24 +10,23 @@ orders, and three hand-written loops would have three sets of bugs.
         W: stage.weights(mb)
     wait for the sends
 
-Sends and receives are not in the list. They follow from it: what a rank receives from a neighbour, and in which order,
-is what the neighbour's list makes (`Schedule.messages`). A receive blocks, a send does not, so only an order of work
-that waits for itself can deadlock, and `schedule_check` finds that on paper before anything runs. Neighbouring stages
-on one rank (V-shaped placements) pass their tensors directly.
+Sends and receives are not in the list. They follow from it: a rank receives from a neighbour what the neighbour's list
+makes, in that order (`Schedule.messages`). A receive blocks, a send does not, so only lists that wait for each other
+can deadlock, and `schedule_sim.check` finds those before anything runs. Neighbouring stages on one rank (V-shaped
+placements) pass their tensors directly.
 
 | what travels               | bytes   | to                     |
 |----------------------------|---------|------------------------|
 | activation of a microbatch | s b h k | rank of the next stage |
 | its gradient               | s b h k | and back               |
 
-(k bytes an element; s/cp, and s/(cp t) with sequence parallelism. A stage may say that more travels, by name.)
+(k bytes an element; s/cp, and s/(cp t) with sequence parallelism. A stage may declare more tensors, by name.)
 
-What this executor does not do, and `parallel/pipeline/overlapped`, which training uses, does:
+`parallel/pipeline/overlapped` takes the same call, gives the same bits, and does three things better:
 
-- A message does not travel while its receiver computes: the receive is posted when its action has come.
-- A tensor that was sent is kept until the end of the list, m of them and more; not only until it has arrived.
-- Where no shape is known a header goes before every tensor, also before a gradient, whose shape its receiver could
-  know.
+- Here a receive is posted when its action has come, so no message travels while its receiver computes.
+- Here a sent tensor is kept until the end of the list, and not only until it has arrived.
+- Here every tensor of unknown shape is sent behind a header, even a gradient, whose shape its receiver knows.
 
 On NCCL every directed edge has a communicator of its own (`comm/p2p`), and a receive holds up the stream, not the host.
 
@@ -53,10 +52,10 @@ from minimegatron.parallel.pipeline.execution import (
     TensorSpec,
     begin,
     compute,
-    given,
+    input_specs,
+    output_specs,
     require_output,
     send,
-    taken,
 )
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ def run(
         schedule: which rank does what.
         stages: this rank's stages by chunk, which say what travels.
         p2p: messages to the other ranks; None where the schedule has one rank.
-        checked: the schedule has passed `schedule_check.check` already.
+        checked: the schedule has passed `schedule_sim.check` already.
 
     Raises:
         ConfigError: before anything runs: the checker's sentences, or a schedule for another number of ranks or chunks.
@@ -97,19 +96,19 @@ def run(
             while needed not in ready:  # in the order in which the source sends
                 message = incoming[source].popleft()
                 assert p2p is not None, "a message from another rank"
-                specs = taken(schedule, stages, message)
+                specs = input_specs(schedule, stages, message)
                 ready[message] = PendingTensors(p2p, source, str(message), specs).wait()
             x = ready.pop(needed)
         output = compute(stages[action.chunk], action, x)
-        made = schedule.output_of(rank, action)
-        if made is not None:
+        outgoing = schedule.output_of(rank, action)
+        if outgoing is not None:
             output = require_output(schedule, rank, action, output, stages)
-            destination = schedule.destination_of(made)
+            destination = schedule.destination_of(outgoing)
             if destination == rank:
-                ready[made] = {name: tensor.detach() for name, tensor in output.items()}
+                ready[outgoing] = {name: tensor.detach() for name, tensor in output.items()}
             else:
                 assert p2p is not None, "a message to another rank"
-                send(p2p, output, destination, str(made), given(stages, action))
+                send(p2p, output, destination, str(outgoing), output_specs(stages, action))
         live.record(action)
     if p2p is not None:
         p2p.wait_sends()

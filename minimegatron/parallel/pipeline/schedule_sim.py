@@ -1,6 +1,20 @@
-"""How long a schedule takes: the moment each action starts and ends, if all its costs are known.
+"""A schedule on paper: whether it can run, how many activations it keeps alive, and how long it takes.
 
-A rank starts an action when it has finished the one before and everything the action needs has arrived::
+**Whether it can run.** Two orders must fit together: each rank's own list, from top to bottom, and the data, from F to
+F down the stages and from B to B back up. A schedule runs if and only if both together have no circle. Messages add
+nothing: they travel as soon as they are made, and a rank receives a neighbour's messages in the order in which they
+were made, so no message waits behind one that has not been sent. `check` returns sentences. It looks for four kinds of
+mistakes in turn, and stops at the first kind that it finds:
+
+| kind       | mistake                                                               |
+|------------|-----------------------------------------------------------------------|
+| foreign    | an action of another kind, chunk or microbatch than there can be      |
+| incomplete | an action that is missing, or that occurs twice                       |
+| disordered | on one rank, a backward before its forward, or a W before its B       |
+| deadlock   | ranks that wait for each other, reported as a chain round the circle  |
+
+**How long it takes.** A rank starts an action when it has finished the one before and everything the action needs has
+arrived::
 
     start(a) = max(end of the rank's previous action, max over what a needs of end + latency if from another rank)
     end(a)   = start(a) + cost(a)
@@ -13,20 +27,83 @@ fractions; then all results are exact, and closed forms hold with `==`. Three fi
     inner_bubble    the same between a rank's own first and last action: 0 for ZB-V ("zero bubble"), which needs
                     optimizer steps that do not wait for the slowest rank
 
-The events of a `Simulation` are those that a run emits, so a predicted timeline stands beside a measured one in one
-picture (`viz.timeline.gantt`), and both go to Perfetto (`viz.timeline.chrome_trace`).
+A `Simulation` has the events that a run emits, so a predicted timeline and a measured one are drawn in one picture
+(`viz.timeline.gantt`) and written to one Perfetto trace (`viz.timeline.chrome_trace`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from minimegatron.errors import ConfigError
 from minimegatron.parallel.pipeline.actions import Action, Schedule
-from minimegatron.parallel.pipeline.schedule_check import live_activations, require_runnable
 from minimegatron.trace import Event
+
+MADE = {"F": "activation", "B": "gradient"}
+Wait = tuple[int, int, int, int]  # a rank, the place in its list at which it stands, the rank and place that it needs
+
+
+def check(schedule: Schedule) -> list[str]:
+    """What is wrong with the schedule, as sentences; empty if it can run."""
+    for find in (_foreign, _incomplete, _disordered, _deadlock):
+        problems = list(find(schedule))
+        if problems:
+            return problems
+    return []
+
+
+def require_runnable(schedule: Schedule) -> Schedule:
+    """The schedule itself.
+
+    Raises:
+        ConfigError: it cannot run; the message has the sentences of `check` (at most five).
+    """
+    problems = check(schedule)
+    if problems:
+        more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
+        raise ConfigError(
+            f"schedule `{schedule.name}` cannot run: " + "; ".join([*problems[:5], *more]),
+            fix="mend the lists; minimegatron.parallel.pipeline.schedule_sim.check says when they are right",
+        )
+    return schedule
+
+
+def live_activations(schedule: Schedule) -> list[list[int]]:
+    """`[rank][i]`: how many chunks' activations the rank holds while it does its i-th action.
+
+    An activation lives from F to the end of B, or to the end of W where the backward is split. Without any backward
+    (evaluation) it lives during its F only. The unit is one microbatch in one chunk, 1/v of a rank's layers.
+    """
+    curves = []
+    for rank, row in enumerate(schedule.actions):
+        live, curve = 0, []
+        for action in row:
+            live += action.kind == "F"
+            curve.append(live)
+            live -= schedule.forward_only or _frees(schedule, rank, action)
+        curves.append(curve)
+    return curves
+
+
+def peak_live(schedule: Schedule) -> list[int]:
+    """The most activations that each rank holds at one time (see `live_activations`)."""
+    return [max(curve, default=0) for curve in live_activations(schedule)]
+
+
+def stuck(schedule: Schedule) -> tuple[list[int], list[Wait]]:
+    """How many actions each rank can do, and the circle of waits that stops them; no circle if all lists run."""
+    at = _run_until_stuck(schedule)
+    rank = next((rank for rank, row in enumerate(schedule.actions) if at[rank] < len(row)), -1)
+    chain: dict[int, Wait] = {}
+    while rank >= 0 and rank not in chain:
+        other, needed = _waits_for(schedule, at, rank)
+        chain[rank] = rank, at[rank], other, schedule.actions[other].index(needed)
+        rank = other
+    return at, list(chain.values())[list(chain).index(rank) :] if chain else []
+
 
 Number = int | float | Fraction
 PerStage = Number | Sequence[Number]
@@ -70,7 +147,7 @@ class Costs:
 
 
 @dataclasses.dataclass(frozen=True)
-class Span:
+class TimedAction:
     """One action of one rank in time; `live` is how many activations the rank holds meanwhile."""
 
     rank: int
@@ -85,7 +162,7 @@ class Simulation:
     """The spans of every rank, `[rank]` in order, and what follows from them."""
 
     schedule: Schedule
-    spans: tuple[tuple[Span, ...], ...]
+    spans: tuple[tuple[TimedAction, ...], ...]
 
     @property
     def makespan(self) -> Number:
@@ -136,7 +213,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None, *, checked: bool = 
 
     Args:
         costs: default: F, B and W take 1, so an undivided backward takes 2; messages take no time.
-        checked: the schedule is known to run: it was generated, or has passed `schedule_check.check`.
+        checked: the schedule is known to run: it was generated, or has passed `check`.
 
     Raises:
         ConfigError: the schedule cannot run (the sentences of `check`), or costs per stage are not one per stage.
@@ -146,7 +223,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None, *, checked: bool = 
     costs = costs or Costs()
     live = live_activations(schedule)
     ends: dict[tuple[int, Action], Number] = {}
-    rows: list[list[Span]] = [[] for _ in range(schedule.p)]
+    rows: list[list[TimedAction]] = [[] for _ in range(schedule.p)]
     left = sum(map(len, schedule.actions))
     while left:
         for rank, row in enumerate(rows):
@@ -156,9 +233,9 @@ def simulate(schedule: Schedule, costs: Costs | None = None, *, checked: bool = 
                 needs = schedule.needs(rank, action)
                 if any(need not in ends for need in needs):
                     break
-                arrived = [ends[there, a] + (costs.latency if there != rank else 0) for there, a in needs]
+                arrived = [ends[other, a] + (costs.latency if other != rank else 0) for other, a in needs]
                 start = max([row[-1].end if row else 0, *arrived])
-                span = Span(rank, action, start, start + costs.of(schedule, rank, action), live[rank][len(row)])
+                span = TimedAction(rank, action, start, start + costs.of(schedule, rank, action), live[rank][len(row)])
                 ends[rank, action] = span.end
                 row.append(span)
                 left -= 1
@@ -166,6 +243,106 @@ def simulate(schedule: Schedule, costs: Costs | None = None, *, checked: bool = 
 
 
 # ------------------------------------------------------------------------------------------------------------
+
+
+def _frees(schedule: Schedule, rank: int, action: Action) -> bool:
+    if action.kind == "B":
+        return not schedule.is_split(action.microbatch, schedule.stage_of(rank, action.chunk))
+    return action.kind == "W"
+
+
+def _foreign(schedule: Schedule) -> Iterator[str]:
+    """Actions of a kind, microbatch or chunk that cannot be."""
+    for rank, row in enumerate(schedule.actions):
+        for action in row:
+            if action.kind not in ("F", "B", "W"):
+                yield f"rank {rank} does {action}, which is none of F, B, W"
+            if not 0 <= action.chunk < schedule.v:
+                chunks = "only chunk 0" if schedule.v == 1 else f"chunks 0 to {schedule.v - 1}"
+                yield f"rank {rank} does {action}, but has {chunks}"
+            if action.microbatch < 0:
+                yield f"rank {rank} does {action}: microbatches count from 0"
+
+
+def _incomplete(schedule: Schedule) -> Iterator[str]:
+    """Every F once on every stage; every B once, unless there is none at all; W at most once."""
+    if not schedule.m:
+        yield "no rank does anything"
+    kinds = "F" if schedule.forward_only else "FB"
+    for rank, row in enumerate(schedule.actions):
+        counts = Counter(row)
+        for action, count in sorted(counts.items()):
+            if count > 1:
+                places = [i for i, a in enumerate(row) if a == action]
+                yield f"rank {rank} does {schedule.label(action)} {count} times (places {_listed(places)} of its list)"
+        missing = [
+            action
+            for kind in kinds
+            for i in range(schedule.m)
+            for chunk in range(schedule.v)
+            if not counts[action := Action(kind, i, chunk)]
+        ]
+        if missing:
+            yield f"rank {rank} never does {_listed(list(map(schedule.label, missing)))}"
+
+
+def _disordered(schedule: Schedule) -> Iterator[str]:
+    """On one rank: B after its F, W after its B."""
+    for rank, row in enumerate(schedule.actions):
+        place = {action: i for i, action in enumerate(row)}
+        for action, i in place.items():
+            for other, needed in schedule.needs(rank, action):
+                if other == rank and place.get(needed, -1) > i:
+                    yield (
+                        f"rank {rank} does {schedule.label(action)} before its own {schedule.label(needed)}, "
+                        "which it needs"
+                    )
+
+
+def _deadlock(schedule: Schedule) -> Iterator[str]:
+    """Let every rank go on until none can; if lists are left, follow the waits from rank to rank round the circle."""
+    at, circle = stuck(schedule)
+    if circle:
+        yield "deadlock: " + "; ".join(_wait_sentence(schedule, at, wait[0]) for wait in circle)
+
+
+def _run_until_stuck(schedule: Schedule) -> list[int]:
+    """How far each rank gets in its list."""
+    done: set[tuple[int, Action]] = set()
+    at = [0] * schedule.p
+    moved = True
+    while moved:
+        moved = False
+        for rank, row in enumerate(schedule.actions):
+            while at[rank] < len(row) and all(need in done for need in schedule.needs(rank, row[at[rank]])):
+                done.add((rank, row[at[rank]]))
+                at[rank] += 1
+                moved = True
+    return at
+
+
+def _waits_for(schedule: Schedule, at: list[int], rank: int) -> tuple[int, Action]:
+    """The (rank, action) that keeps this rank from its next action."""
+    needs = schedule.needs(rank, schedule.actions[rank][at[rank]])
+    return next((r, a) for r, a in needs if a not in schedule.actions[r][: at[r]])
+
+
+def _wait_sentence(schedule: Schedule, at: list[int], rank: int) -> str:
+    waiting = f"rank {rank}, before {schedule.label(schedule.actions[rank][at[rank]])},"
+    other, needed = _waits_for(schedule, at, rank)
+    if other == rank:  # in a V, where a rank hands over to itself
+        return f"{waiting} needs its own {schedule.label(needed)}, later in its list"
+    first = schedule.actions[other][at[other]]
+    return (
+        f"{waiting} waits for the {MADE[needed.kind]} of microbatch {needed.microbatch} that rank {other} makes in "
+        f"{schedule.label(needed)}"
+        + (f", which rank {other} does after {schedule.label(first)}" if first != needed else "")
+    )
+
+
+def _listed(words: list) -> str:
+    shown = [*map(str, words[:6]), *([f"{len(words) - 6} more"] if len(words) > 6 else [])]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def _at(cost: PerStage, stage: int, schedule: Schedule) -> Number:

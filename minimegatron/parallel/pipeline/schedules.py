@@ -1,8 +1,8 @@
-"""The schedules by name, and the classical ones generated: GPipe, 1F1B, interleaved 1F1B.
+"""The schedules by name: GPipe, 1F1B, interleaved 1F1B, and ZB-H1, ZB-V and DualPipeV, which split the backward.
 
 `p` ranks, `m` microbatches, `v` chunks a rank. At the start of a batch the last rank waits for work, at the end the
-first one does: the *bubble*. With equal stages, a forward of 1 and a full backward of 2 in total (F = B = W = 1), in
-units of the ideal time 3m:
+first one does: the *bubble*. With equal stages and F = B = W = 1 (a full backward takes 2), in units of the ideal time
+3m:
 
 | schedule       | bubble               | live activations of a chunk, rank r            | paper                |
 |----------------|----------------------|------------------------------------------------|----------------------|
@@ -10,18 +10,43 @@ units of the ideal time 3m:
 | `1f1b`         | (p-1)/m              | min(m, p-r)                                    | 2006.15704, 2104.04473 |
 | `interleaved`  | (p-1)/(vm)           | min(vm, 2(p-r-1) + (v-1)N + 1) of 1/v size     | 2104.04473           |
 | `zb_h1`        | (p-1)/(3m)           | min(m, p)                                      | 2401.10241           |
-| `zb_v`         | (p-1)/(6m)           | at most 2p of 1/2 size                         | 2401.10241           |
+| `zb_v`         | (p-1)/(6m)           | at most 2p of 1/2 size                         | 2401.10241, 2405.15362 |
 | `dualpipe_v`   | (p-1)/(6m)           | at most 2p + 1 of 1/2 size                     | 2412.19437           |
 
-1F1B does not shrink the bubble of GPipe; it bounds memory. (Messages are free here. Where they take time it waits for
-two of them in every microbatch, GPipe only while it fills and drains.) Interleaving shrinks it and pays with v times
-the messages and, on the last ranks, more memory. Splitting the backward (`zero_bubble`) fills it with weight gradients.
+**1F1B** has the bubble of GPipe; what it bounds is memory. (Messages are free here. Where they take time, 1F1B waits
+for two of them in every microbatch, GPipe only while it fills and drains.)
 
-Interleaved 1F1B runs through one table of T = v*m slots, the same on every rank: microbatches go in groups of N
-(default p), and a group passes chunk 0, then chunk 1, and so on. Forward slot k is `table[k]`; backward slot k is the
-same microbatch with the chunks counted from behind. Rank r warms up with 2(p-r-1) + (v-1)N forwards, then alternates.
-The factor 2 buys nothing while messages are free; with a latency it hides one hop each way. A group smaller than p
-would leave the last rank without work between groups, so Megatron's rule is: p <= N <= m, and m % N is 0 or at least p.
+**Interleaving** shrinks the bubble and pays with v times the messages and, on the last ranks, more memory. It runs
+through one table of T = v*m slots, the same on every rank: microbatches go in groups of N (default p), and a group
+passes chunk 0, then chunk 1, and so on. Forward slot k is `table[k]`; backward slot k is the same microbatch with the
+chunks counted from behind. Rank r warms up with 2(p-r-1) + (v-1)N forwards, then alternates. With a latency the factor
+2 hides one hop each way. A group smaller than p would leave the last rank without work between groups, so Megatron's
+rule is: p <= N <= m, and m % N is 0 or at least p.
+
+**Splitting the backward.** A backward computes the gradient of the stage's input (B), which the stage before is waiting
+for, and those of its weights (W), for which only the optimizer waits. Send B's result at once, and do W where the rank
+would otherwise be idle. If a rank (not a chunk) needs F, B and W for a microbatch, a batch takes longer than the work
+of one rank by
+
+    1f1b          (p-1)(F + B + W)
+    zb_h1         (p-1) max(F, B, F + B - W)
+    zb_v          (p-1)/2 F  if F = B = W        rank r starts r/2 later and is never idle from then on
+    dualpipe_v    (p-1)/2 F  if F = B = W
+
+`zb_h1` is 1F1B in which rank r does each W r microbatches later: the last ranks, which can go back early, save their
+wgrads for the time when the first ranks are still busy going back.
+
+In a V (`zb_v`, `dualpipe_v`) rank r holds stages r and 2p-1-r, so the first rank also has the last stage: the loss of a
+microbatch is computed where it entered, its backward can begin there at once, and rank 0 is the first with work again.
+
+`dualpipe_v` is the half of DeepSeek-V3's DualPipe that needs no second copy of the weights. Its steady state is pairs
+(F of one chunk, B of the other) in which the communication of the one hides behind the computation of the other. The
+executors run a pair one after the other, so here it shows its order and its memory. Where a pair runs as one unit, as
+DeepSeek counts it, F's output leaves when both are done, and the excess is p-1: it pays where that unit is shorter than
+F + B, because messages are hidden.
+
+Dropping a whole microbatch from a valid schedule leaves it valid (every dependency is between actions of one
+microbatch), which is how the V-shaped ones serve fewer microbatches than their warm-up wants.
 
 In Megatron-LM: `core/pipeline_parallel/schedules.py` (`get_schedule_table`, `get_pp_rank_microbatches`, and the two
 `forward_backward_pipelining_*`). It has no ZB-H1, ZB-V or DualPipeV.
@@ -30,6 +55,7 @@ In Megatron-LM: `core/pipeline_parallel/schedules.py` (`get_schedule_table`, `ge
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -44,7 +70,6 @@ from minimegatron.parallel.pipeline.actions import (
     straight,
     v_shaped,
 )
-from minimegatron.parallel.pipeline.zero_bubble import dualpipe_v, zb_h1, zb_v
 
 __all__ = [
     "SCHEDULES", "Action", "Message", "Placement", "Schedule", "alternate", "build_schedule", "dualpipe_v",
@@ -111,25 +136,129 @@ def alternate(forward: Sequence[Slot], backward: Sequence[Slot], warmup: int) ->
     return (*(Action("F", *f) for f in ahead), *pairs, *(Action("B", *b) for b in left))
 
 
+def zb_h1(p: int, m: int) -> Schedule:
+    """1F1B whose rank r does every W r microbatches after its B."""
+    rows = []
+    for rank in range(p):
+        warmup = min(m, p - rank - 1)
+        row = [Action("F", i) for i in range(warmup)]
+        for i in range(m):
+            if warmup + i < m:
+                row.append(Action("F", warmup + i))
+            row.append(Action("B", i))
+            if i >= rank:
+                row.append(Action("W", i - rank))
+        row += [Action("W", i) for i in range(max(0, m - rank), m)]
+        rows.append(tuple(row))
+    return Schedule("zb_h1", tuple(rows), straight(p))
+
+
+class _Hand:
+    """Writes a rank's list: `do("F1", "B1")` takes the next microbatch of that kind and chunk each time."""
+
+    def __init__(self) -> None:
+        self.row: list[Action] = []
+        self.count: dict[str, int] = {}
+        self.waiting: deque[Action] = deque()  # W of every B that was split, oldest first
+
+    def do(self, *words: str) -> None:
+        """`F0` forward of chunk 0; `B0` full backward; `I0` backward for the input only; `W0` the weights' half."""
+        for word in words:
+            kind, chunk = word[0], int(word[1])
+            i = self.done(word)
+            self.count[word] = i + 1
+            if kind == "B":  # a full backward also counts as both halves
+                self.count[f"I{chunk}"] = self.count[f"W{chunk}"] = self.count[word]
+            if kind == "I":
+                self.count[f"B{chunk}"] = self.count[word]
+                self.waiting.append(Action("W", i, chunk))
+            self.row.append(Action("B" if kind == "I" else kind, i, chunk))
+
+    def done(self, word: str) -> int:
+        return self.count.get(word, 0)
+
+    def oldest_w(self) -> None:
+        """The W that has waited longest, if there is one."""
+        if self.waiting:
+            self.row.append(self.waiting.popleft())
+
+
+def zb_v(p: int, m: int) -> Schedule:
+    """ZB-V for F = B = W: no idle time between a rank's first and last action, and the memory of 1F1B."""
+    fewest = max(m, 2 * p - 1)  # what the warm-up of rank 0 asks for
+    return _first_microbatches(Schedule("zb_v", tuple(_zb_v_row(p, fewest, r) for r in range(p)), v_shaped(p)), m)
+
+
+def _zb_v_row(p: int, m: int, rank: int) -> tuple[Action, ...]:
+    hand = _Hand()
+    hand.do(*["F0"] * (2 * (p - rank) - 1))  # until the first microbatch comes back up the V
+    hand.do(*["F1", "F0"] * rank)
+    hand.do(*["F1", "I1", "W1"] * (p - rank))
+    while hand.done("F1") < m:
+        if hand.done("F0") < m:
+            hand.do("F0")
+        hand.do("I0", "W0", "F1", "I1", "W1")
+    hand.do(*["I0", "I1"] * rank)  # going back first; their W fill the time until the last gradients arrive
+    hand.do(*["I0", "W0"] * (p - rank))
+    hand.do(*["W1"] * (m - hand.done("W1")))
+    hand.do(*["W0"] * (m - hand.done("W0")))
+    return tuple(hand.row)
+
+
+def dualpipe_v(p: int, m: int) -> Schedule:
+    """DualPipeV: in the steady state every forward is paired with a backward of the other chunk."""
+    fewest = max(m, 2 * p)
+    rows = tuple(_dualpipe_v_row(p, fewest, r) for r in range(p))
+    return _first_microbatches(Schedule("dualpipe_v", rows, v_shaped(p)), m)
+
+
+def _dualpipe_v_row(p: int, m: int, rank: int) -> tuple[Action, ...]:
+    """The eight steps of DeepSeek's description; `after` is how many ranks lie between this one and the V's turn."""
+    after, hand = p - rank - 1, _Hand()
+    hand.do(*["F0"] * (2 * after))
+    hand.do(*["F0", "F1"] * (rank + 1))
+    for _ in range(after):
+        hand.do("I1")
+        hand.oldest_w()
+        hand.do("F1")
+    hand.do(*["F0", "B1", "F1", "B0"] * (m - 2 * p + rank + 1))  # the steady state: two overlapped pairs
+    hand.do(*["B1", "F1", "B0"] * after)
+    backwards = ["B1", "B0"] * (rank + 1)
+    split_from = 2 * ((rank + 1) // 2) + (rank % 2 == 0)
+    hand.do(*backwards[:split_from], *(word.replace("B", "I") for word in backwards[split_from:]))
+    for _ in range(after):
+        hand.oldest_w()
+        hand.do("I0")
+    while hand.waiting:
+        hand.oldest_w()
+    return tuple(hand.row)
+
+
+def _first_microbatches(schedule: Schedule, m: int) -> Schedule:
+    """The schedule without microbatches m and above."""
+    rows = tuple(tuple(a for a in row if a.microbatch < m) for row in schedule.actions)
+    return Schedule(schedule.name, rows, schedule.placement)
+
+
 # ------------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
-    """A schedule of the registry: its generator, how many chunks a rank has (None: any), and its placement."""
+class ScheduleKind:
+    """How a schedule is generated, how many chunks a rank has (None: any), and where its stages lie."""
 
     generate: Callable[..., Schedule]
     chunks: int | None
     place: Callable[[int, int], Placement]
 
 
-SCHEDULES: dict[str, Entry] = {
-    "gpipe": Entry(gpipe, 1, round_robin),
-    "1f1b": Entry(one_f_one_b, 1, round_robin),
-    "interleaved": Entry(interleaved, None, round_robin),
-    "zb_h1": Entry(zb_h1, 1, round_robin),
-    "zb_v": Entry(zb_v, 2, lambda p, v: v_shaped(p)),
-    "dualpipe_v": Entry(dualpipe_v, 2, lambda p, v: v_shaped(p)),
+SCHEDULES: dict[str, ScheduleKind] = {
+    "gpipe": ScheduleKind(gpipe, 1, round_robin),
+    "1f1b": ScheduleKind(one_f_one_b, 1, round_robin),
+    "interleaved": ScheduleKind(interleaved, None, round_robin),
+    "zb_h1": ScheduleKind(zb_h1, 1, round_robin),
+    "zb_v": ScheduleKind(zb_v, 2, lambda p, v: v_shaped(p)),
+    "dualpipe_v": ScheduleKind(dualpipe_v, 2, lambda p, v: v_shaped(p)),
 }
 
 
@@ -145,24 +274,24 @@ def build_schedule(name: str, p: int, m: int, v: int | None = None, **options: A
     """
     if name not in SCHEDULES:
         raise ConfigError(f"no schedule `{name}`", fix=_nearest(name, SCHEDULES))
-    entry = SCHEDULES[name]
+    kind = SCHEDULES[name]
     if p < 1 or m < 1 or (v is not None and v < 1):
         raise ConfigError(
             f"`{name}` with {p} ranks, {m} microbatches, {v or 1} chunks", fix="give at least one of each"
         )
-    known = {"microbatch_group_size_per_vp_stage"} if entry.chunks is None else set()
+    known = {"microbatch_group_size_per_vp_stage"} if kind.chunks is None else set()
     for option in options:
         if option not in known:
             raise ConfigError(f"`{name}` has no option `{option}`", fix=_nearest(option, known))
-    if entry.chunks is None:
-        return entry.generate(p, m, v or 2, **options)
-    if v not in (None, entry.chunks):
+    if kind.chunks is None:
+        return kind.generate(p, m, v or 2, **options)
+    if v not in (None, kind.chunks):
         fits = [n for n, e in SCHEDULES.items() if e.chunks in (None, v)]
         raise ConfigError(
-            f"`{name}` has {entry.chunks} chunk{'s' * (entry.chunks > 1)} on every rank, not {v}",
-            fix=f"take one of {', '.join(fits)}, or set the number of virtual stages to {entry.chunks}",
+            f"`{name}` has {kind.chunks} chunk{'s' * (kind.chunks > 1)} on every rank, not {v}",
+            fix=f"take one of {', '.join(fits)}, or set the number of virtual stages to {kind.chunks}",
         )
-    return entry.generate(p, m)
+    return kind.generate(p, m)
 
 
 def _nearest(word: str, candidates: Iterable[str]) -> str:

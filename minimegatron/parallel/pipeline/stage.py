@@ -2,15 +2,15 @@
 
     forward    y = f(mb, x), x leaves                keep x and the graph of y
     backward   the graph of y, with dy -> x.grad     release both
-    weights    the products that the linear layers have deferred (layers/deferred)
+    weights    the wgrad that linear layers have put into a store (layers/wgrad)
 
-x and y are named tensors, one or more (`parallel/pipeline/execution`). Of y itself only its place in the graph is kept.
-The tensor has gone to the next stage, and this rank does not read it again: Megatron-LM empties it for the same reason
-(`deallocate_output_tensor`); keeping the graph's edge needs no trick.
+x and y are named tensors, one or more (`parallel/pipeline/execution`). Of y only the edge of the graph is kept: the
+tensor itself has gone to the next stage, and this rank does not read it again. (Megatron-LM empties it for the same
+reason: `deallocate_output_tensor`.)
 
-Gradients of the whole step: the data-parallel sum of a bucket may start when its last gradient has come. In a pipeline
-that is a property of the list: for each parameter, the last B or W of a chunk that it belongs to (`last_gradients`). A
-tied matrix belongs to two chunks of a V-shaped placement, and is ready after the second.
+The data-parallel sum of a bucket may start when the last gradient of the step has come to it. In a pipeline that
+follows from the list: a parameter's last gradient comes in the last B or W of a chunk that it belongs to
+(`last_gradients`). A tied matrix belongs to two chunks of a V-shaped placement, and is complete after the second.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ import torch
 from torch import nn
 
 from minimegatron import trace
-from minimegatron.layers.deferred import DeferredGradients, compute, deferring
-from minimegatron.layers.products import WeightProduct
+from minimegatron.layers.wgrad import DeferredWgrad, WeightGradStore, compute_wgrads, deferring_wgrad
 from minimegatron.parallel.pipeline.actions import Action, Schedule
 from minimegatron.parallel.pipeline.execution import ONE_TENSOR, Specs, Tensors
 
@@ -71,9 +70,9 @@ class ModuleStage:
         self._stage = schedule.stage_of(rank, chunk)
         row = schedule.actions[rank]
         splits = any(a.kind == "W" and a.chunk == chunk for a in row)
-        self._queue = DeferredGradients() if splits else None
+        self._store = WeightGradStore() if splits else None
         self._graphs: dict[int, tuple[Tensors | None, dict[str, torch.autograd.graph.GradientEdge]]] = {}
-        self._products: dict[int, list[WeightProduct]] = {}
+        self._deferred: dict[int, list[DeferredWgrad]] = {}
         self._bytes: dict[int, int] = {}
 
     @property
@@ -86,7 +85,7 @@ class ModuleStage:
             return _named(self._forward(microbatch, x))
         if x is not None:
             x = {name: tensor.detach().requires_grad_(tensor.is_floating_point()) for name, tensor in x.items()}
-        with self._counting(microbatch), deferring(self._module, self._queue):
+        with self._counting(microbatch), deferring_wgrad(self._module, self._store):
             y = _named(self._forward(microbatch, x))
         # A first stage whose weights are all frozen has no graph, and nothing to do on the way back.
         edge = torch.autograd.graph.get_gradient_edge
@@ -100,12 +99,12 @@ class ModuleStage:
         with self._completing("B", microbatch):
             if y:
                 grads = None if dy is None else [dy[name] for name in y]
-                with deferring(self._module, self._queue):  # layers that are computed again defer as well
+                with deferring_wgrad(self._module, self._store):  # layers that are computed again defer as well
                     torch.autograd.backward(list(y.values()), grads)
-            if self._queue is not None:
-                self._products[microbatch] = self._queue.take()
+            if self._store is not None:
+                self._deferred[microbatch] = self._store.take()
                 if not split:
-                    compute(self._products.pop(microbatch))
+                    compute_wgrads(self._deferred.pop(microbatch))
         if not split:
             self._bytes.pop(microbatch, None)
         return None if x is None else _gradients(x)
@@ -113,7 +112,7 @@ class ModuleStage:
     def weights(self, microbatch: int) -> None:
         """See `execution.Stage`."""
         with self._completing("W", microbatch):
-            compute(self._products.pop(microbatch))
+            compute_wgrads(self._deferred.pop(microbatch))
         self._bytes.pop(microbatch, None)
 
     @contextlib.contextmanager
@@ -124,7 +123,7 @@ class ModuleStage:
             return
         names = self._last.get((kind, microbatch), frozenset())
         if kind == "W" and names:  # those that are not deferred have been complete since the last B
-            deferred = {self._ddp.name_of(p.weight) for p in self._products[microbatch]}
+            deferred = {self._ddp.name_of(p.weight) for p in self._deferred[microbatch]}
             self._ddp.ready(names - deferred)
         ends = kind == "W" or not self._schedule.is_split(microbatch, self._stage)
         one_pass = self._ddp.backward_pass(self._module) if ends else contextlib.nullcontext()
@@ -170,11 +169,11 @@ def last_gradients(
     """For each chunk of a rank: (kind, microbatch) of an action -> parameters whose last gradient it produces."""
     names = [{ddp.name_of(param) for param in chunk.parameters() if param.requires_grad} for chunk in chunks]
     left = set[str]().union(*names)
-    found: list[dict[tuple[str, int], frozenset[str]]] = [{} for _ in chunks]
+    last: list[dict[tuple[str, int], frozenset[str]]] = [{} for _ in chunks]
     row: tuple[Action, ...] = schedule.actions[rank]
     for action in reversed(row):
         ended = left & names[action.chunk]
         if action.kind != "F" and ended:
-            found[action.chunk][action.kind, action.microbatch] = frozenset(ended)
+            last[action.chunk][action.kind, action.microbatch] = frozenset(ended)
             left -= ended
-    return found
+    return last

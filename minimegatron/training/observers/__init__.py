@@ -1,16 +1,13 @@
-"""What watches a training, and what happens beside it: each an observer of the loop, with parts of its own.
+"""Observers of a training: whatever logs, profiles, counts memory, compares replicas, evaluates or saves.
 
-The problem in a sentence: a loop that logs, profiles, counts memory, compares replicas, evaluates and saves by name is
-changed with each of them, and nobody sees in it what a training is.
-
-`training/trainer` tells its observers, in the order of their list:
+The trainer knows none of them by name. It calls each observer, in the order of its list:
 
 | moment                                       | method                | for example                                   |
 |----------------------------------------------|-----------------------|-----------------------------------------------|
-| before the first step                        | `begin(done)`         | the first batch in one process (`first_step`) |
+| before the first step                        | `begin(done)`         | the first batch in one process (`checks`)     |
 | before each step                             | `before_step(done)`   | a profile begins                              |
 | around it, and what follows from a bad one   | `during_step(done)`   | memory is counted                             |
-| when gradients are there and may be used     | `before_update()`     | the copies of a save are waited for           |
+| before the optimizer moves the weights       | `before_update()`     | the copies of a save are waited for           |
 | after each step, good or bad                 | `after_step(step)`    | a line, an evaluation, a checkpoint           |
 | after the last                               | `end(done, reason)`   | the last evaluations                          |
 | when the run is over, or has failed          | `close()`, backwards  | files                                         |

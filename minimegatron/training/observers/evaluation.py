@@ -1,10 +1,9 @@
-"""Loss and perplexity on text that is not trained on, without a trace in the training.
+"""Loss and perplexity on held-out text, without a trace in the training.
 
-The problem in a sentence: an evaluation that draws one random number, leaves dropout off, or moves the training data by
-one sample changes every step after it, and the run can no longer be repeated.
-
-So it has a data iterator of its own, draws nothing (dropout is off in eval mode), computes no gradient, and puts every
-module back into the mode it was in. The mean is over tokens, not over batches:
+An evaluation that draws one random number, leaves dropout off, or moves the training data by one sample would change
+every step after it. So it has a data iterator of its own, draws nothing (dropout is off in eval mode), computes no
+gradient, and puts every module back into the mode it was in. It may be called between steps, or by an observer between
+the passes of a step and its update. The mean is over tokens, not over batches:
 
     loss = sum over batches, dp, cp of sum_i m_i l_i  /  sum of m_i          perplexity = exp(loss)
 
@@ -20,9 +19,8 @@ from collections.abc import Iterator
 
 import torch
 
-from minimegatron.comm.mesh import Mesh
 from minimegatron.data.builder import Dataset
-from minimegatron.data.masking import Batch
+from minimegatron.data.gpt_dataset import Batch
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.parallel.data.data_parallel import DataParallel
 from minimegatron.training.datasets import RunData, microbatches
@@ -40,7 +38,6 @@ def evaluate(
     forward_step: ForwardStep,
     data_iterator: Iterator[Batch],
     model: DataParallel,
-    mesh: Mesh,
     num_microbatches: int,
 ) -> dict[str, float]:
     """Mean losses over `num_microbatches` of every rank; all ranks must call.
@@ -49,7 +46,6 @@ def evaluate(
         forward_step: as in training.
         data_iterator: yields this rank's microbatches of the evaluated split.
         model: is in eval mode meanwhile.
-        mesh: the layout.
         num_microbatches: forward passes of each rank.
 
     Returns:
@@ -66,10 +62,11 @@ def evaluate(
                 output, summed = forward_step(data_iterator, model)
                 for name, pair in summed(output)[2].items():
                     reports[name] = reports.get(name, 0.0) + pair.double()
+        totals = reduce_reports(reports, model)
     finally:
         for module, mode in modes.items():
             module.training = mode
-    return reduce_reports(reports, mesh, names=model.loss_names[False], of_nothing=None).means
+    return {name: loss for name, loss in totals.losses.items() if totals.counts[name]}
 
 
 class Evaluation(Observer):
@@ -112,7 +109,7 @@ class Evaluation(Observer):
         consumed = counters.consumed_valid_samples if split == "validation" else 0
         batches = microbatches(dataset, micro, mesh, consumed, mesh.device)
         num_microbatches = rounds * (batch_size // (micro * mesh.dp.size))
-        losses = evaluate(self.forward_step, batches, self.state.model, mesh, num_microbatches)
+        losses = evaluate(self.forward_step, batches, self.state.model, num_microbatches)
         if split == "validation":
             counters.consumed_valid_samples += rounds * batch_size
             total = sum(losses.values())

@@ -1,17 +1,21 @@
-"""What a run says while it runs: one line a step from one rank, in Megatron's own words.
+"""The lines of the log: one a step from rank 0, in Megatron's own words.
 
     iteration        1/     100 | consumed samples:            8 | elapsed time per iteration (ms): 61.5 | ...
 
-The problem in a sentence: 4 ranks that print whenever they like write 4 interleaved stories; the numbers that matter
-are sums over all of them, and a number without its convention (which FLOPs? whose peak?) cannot be compared.
+Ranks sum their losses first (`training/step`), rank 0 prints, and the same numbers go to every sink:
 
-So ranks reduce first (`training/step.py`), rank 0 speaks, and the same numbers go to every log that is configured
-(`sinks.py`).
+| sink        | flag                | what it gets                                                         |
+|-------------|---------------------|----------------------------------------------------------------------|
+| JSON lines  | `--log-file`        | the whole configuration first, then an object a line, full precision |
+| TensorBoard | `--tensorboard-dir` | Megatron's tags                                                      |
+| W&B         | `--wandb-project`   | the same tags; the `wandb` package must be installed                 |
+
+A log file holds one run: one that exists is renamed, unless the run goes on with `--load` in the same file.
 
 With `--log-interval k` the loss, time and throughput of a line are means over its k steps. A step that was skipped
 (fp16 overflow), or whose loss is not finite, is counted as such and is not in the mean: one infinity would fill it.
 
-TFLOP/s and MFU count model FLOPs with the causal half of attention against the dense bf16 peak (`training/flops.py`);
+TFLOP/s and MFU count model FLOPs with the causal half of attention against the dense bf16 peak (`training/flops`);
 MFU is printed where the peak of the device is known and the model computes in 16 bits. Peak memory is what rank 0
 allocated on its GPU, or its resident set on a CPU.
 
@@ -21,25 +25,30 @@ Megatron-LM: `training_log` and `evaluate_and_print_results` in `megatron/traini
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
 import math
 import resource
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
 from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
+from minimegatron.config import TrainingConfig
+from minimegatron.config.run import RunConfig
+from minimegatron.data.builder import Dataset
+from minimegatron.errors import ConfigError
 from minimegatron.layers.moe.balance import imbalance
 from minimegatron.layers.moe.placement import WINDOW, summarise, summary_record, summary_tags, table
 from minimegatron.training.flops import peak_tflops, step_flops
 from minimegatron.training.observers import Observer, Step
-from minimegatron.training.observers.sinks import open_sinks
 from minimegatron.training.reports import StepReport
-from minimegatron.training.run import RunConfig
 
 LARGEST_EXPONENT = 20.0  # perplexity is exp(loss); Megatron stops it here so that a bad start prints a number
 
@@ -178,13 +187,13 @@ class Metrics(Observer):
         """Say how evenly experts were loaded in these steps (`layers/moe/placement`); nothing without experts."""
         if not self.speaks or not any(report.experts for report in reports):
             return
-        found = summarise([r.experts for r in reports], self.expert_ranks, self.model.moe_router_num_groups)
-        self.say(table(found))
+        loads = summarise([r.experts for r in reports], self.expert_ranks, self.model.moe_router_num_groups)
+        self.say(table(loads))
         if trace.recording():
             now = time.monotonic()
-            trace.emit("experts", "mark", now, now, note=table(found))
+            trace.emit("experts", "mark", now, now, note=table(loads))
         for sink in self.sinks:
-            sink.log(summary_tags(found), {"iteration": iteration, **summary_record(found)}, iteration)
+            sink.log(summary_tags(loads), {"iteration": iteration, **summary_record(loads)}, iteration)
 
     def close(self) -> None:
         for sink in self.sinks:
@@ -286,3 +295,131 @@ def load_tags(record: dict[str, Any]) -> dict[str, float]:
 def _short(value: float) -> str:
     """412.3 as Megatron prints it; 0.0123 where one decimal would show nothing (a laptop)."""
     return f"{value:.1f}" if value >= 10 else f"{value:.3g}"
+
+
+class EpochLines(Observer):
+    """A line when an epoch begins, but for the first; of several in an interval of the log the last.
+
+    Args:
+        train: the training set.
+        samples: of all steps.
+        interval: steps between lines of the log.
+        say: prints a line; None on ranks that print nothing.
+    """
+
+    def __init__(self, train: Dataset, samples: int, interval: int, say: Callable[[str], None] | None) -> None:
+        self.train, self.interval, self.say = train, interval, say
+        self.epochs = {name: math.ceil(n) for name, n in train.read_epochs(samples).items()}
+        self._begun: dict[str, tuple[int, int]] = {}
+
+    def after_step(self, step: Step) -> None:
+        if step.report is None or self.say is None:
+            return
+        begun = self.train.begun(step.first, step.consumed_samples)
+        self._begun |= {name: (epoch, step.iteration) for name, epoch in begun.items()}
+        if step.iteration % self.interval == 0:
+            told, self._begun = self._begun, {}
+            for name, (epoch, iteration) in told.items():
+                of = f" of {name}" if len(self.epochs) > 1 else ""
+                self.say(
+                    f"epoch {epoch + 1} of {max(self.epochs[name], epoch + 1)}{of} begins in iteration {iteration}"
+                )
+
+
+class Sink(Protocol):
+    """Where numbers go besides the console."""
+
+    def log(self, tags: dict[str, float], record: dict[str, Any], iteration: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonLines:
+    """One JSON object a line. The first one holds the configuration, no secrets and no environment."""
+
+    def __init__(self, path: str, config: dict[str, Any]) -> None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        self.file = open(path, "a", encoding="utf-8")
+        self.write({"event": "config", **config})
+
+    def write(self, record: dict[str, Any]) -> None:
+        self.file.write(json.dumps(record) + "\n")
+        self.file.flush()
+
+    def log(self, tags: dict[str, float], record: dict[str, Any], iteration: int) -> None:
+        self.write(record)
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class TensorBoard:
+    """TensorBoard scalars under Megatron's tags."""
+
+    def __init__(self, folder: str) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # half a second of imports: only when asked for
+
+        self.writer = SummaryWriter(folder)
+
+    def log(self, tags: dict[str, float], record: dict[str, Any], iteration: int) -> None:
+        for tag, value in tags.items():
+            self.writer.add_scalar(tag, value, iteration)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class WeightsAndBiases:
+    """A run of Weights & Biases, under the same tags. `check_run` has made sure that the package is there."""
+
+    def __init__(self, training: TrainingConfig, config: dict[str, Any]) -> None:
+        import wandb
+
+        self.run = wandb.init(
+            project=training.wandb_project,
+            name=training.wandb_exp_name,
+            entity=training.wandb_entity,
+            dir=training.wandb_save_dir,
+            config=config,
+        )
+
+    def log(self, tags: dict[str, float], record: dict[str, Any], iteration: int) -> None:
+        self.run.log(tags, step=iteration)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+def set_aside(path: Path) -> Path | None:
+    """Give a log file that is there another name, run.jsonl.1 or the next that is free; which."""
+    if not path.is_file() or path.stat().st_size == 0:
+        return None
+    names = (path.with_name(f"{path.name}.{n}") for n in itertools.count(1))
+    free = next(name for name in names if not name.exists())
+    path.rename(free)
+    return free
+
+
+def open_sinks(run: RunConfig, say: Callable[[str], None]) -> list[Sink]:
+    """Every sink that is configured. Only the rank that speaks calls it.
+
+    Args:
+        run: what is trained, and where to log.
+        say: prints a line.
+
+    Raises:
+        ConfigError: a file or folder that cannot be written.
+    """
+    training, sinks = run.training, list[Sink]()
+    try:
+        if training.log_file:
+            if run.checkpoint.load is None and (kept := set_aside(Path(training.log_file))):
+                say(f"the log of an earlier run, {training.log_file}, is now {kept}")
+            sinks.append(JsonLines(training.log_file, run.to_dict()))
+        if training.tensorboard_dir:
+            sinks.append(TensorBoard(training.tensorboard_dir))
+    except OSError as error:
+        raise ConfigError(f"cannot write the log: {error}", fix="another --log-file or --tensorboard-dir") from error
+    if training.wandb_project:
+        sinks.append(WeightsAndBiases(training, run.to_dict()))
+    return sinks

@@ -1,7 +1,4 @@
-"""Where a step spends its time: a window of steps under a profiler.
-
-The problem in a sentence: a profile of a whole run is too large to open, and the first steps, which allocate and
-compile, are not like the others.
+"""Profiles a window of steps: a whole run is too large to open, and its first steps allocate and compile.
 
 `--profile` opens a window after `--profile-step-start` steps and closes it after `--profile-step-end` of them, on the
 ranks of `--profile-ranks`:

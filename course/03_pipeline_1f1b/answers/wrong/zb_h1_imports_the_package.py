@@ -1,4 +1,4 @@
 # told: closed
-from minimegatron.parallel.pipeline.zero_bubble import zb_h1 as theirs
+from minimegatron.parallel.pipeline.schedules import zb_h1 as theirs
 def zb_h1(rank, p, m):
     return [str(action) for action in theirs(p, m).actions[rank]]

@@ -1,0 +1,119 @@
+"""Drawings of lab 08: which rank holds which part of a tensor, and what a crash leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.legend_handler import HandlerTuple
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+
+from minimegatron.errors import ConfigError
+from minimegatron.viz.picture import INK, PALETTE, PAPER, Picture, box, new_figure, panels, rank_colours, sample, styled
+
+# --------------------------------------------------------------------------------------- which rank holds which numbers
+# A panel for each layout of a tensor. A box is a range of rows and a range of columns that one rank holds, in the
+# colour of the rank and with its number. A dashed line over all panels marks what one rank of another layout reads,
+# so the picture shows which stored boxes it has to open.
+
+Box = Sequence[Sequence[int]]  # [[first row, last row], [first column, last column]]; the last is not included
+
+
+def region_map(
+    shape: tuple[int, int],
+    layouts: Mapping[str, Sequence[Sequence[Box]]],
+    wanted: tuple[str, Sequence[Box]] | None = None,
+) -> Picture:
+    """One panel for each layout.
+
+    Args:
+        shape: rows and columns of the tensor.
+        layouts: {title: the boxes of each rank}.
+        wanted: (what the legend says, boxes) of a dashed line over every panel.
+
+    Raises:
+        ConfigError: nothing to draw, or a box that is not inside the tensor.
+    """
+    if not layouts:
+        raise ConfigError("no layout to draw", fix="give at least one")
+    for title, ranks in layouts.items():
+        for one in (one for boxes in ranks for one in boxes):
+            if not all(0 <= start <= stop <= size for (start, stop), size in zip(one, shape, strict=True)):
+                raise ConfigError(f"{title!r} has a box {list(map(list, one))} outside of {list(shape)}")
+    with styled():
+        figure = new_figure(3.4 * len(layouts), 0.9 + 2.6 * min(1.4, max(0.7, shape[0] / shape[1])))
+        for axes, ranks in panels(figure, layouts):
+            _tensor(axes, shape, ranks)
+            for (top, bottom), (left, right) in wanted[1] if wanted else ():
+                axes.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor=INK,
+                                         linestyle=(0, (3, 1.6)), linewidth=2.8, zorder=5))  # fmt: skip
+        if wanted:
+            handle = Line2D([], [], color=INK, linestyle=(0, (3, 1.6)), linewidth=2.8, label=wanted[0])
+            figure.legend(handles=[handle], loc="outside lower center", fontsize=8.5, handlelength=4)
+    return figure
+
+
+def _tensor(axes: Axes, shape: tuple[int, int], ranks: Sequence[Sequence[Box]]) -> None:
+    for rank, (boxes, colour) in enumerate(zip(ranks, rank_colours(len(ranks)), strict=True)):
+        for (top, bottom), (left, right) in boxes:
+            if top < bottom and left < right:
+                box(axes, (left, top), (right - left, bottom - top), colour, f"{rank}", edge=INK)
+    rows, columns = shape
+    for row in range(1, rows):
+        axes.axhline(row, color="white", linewidth=0.5, alpha=0.7)
+    for column in range(1, columns):
+        axes.axvline(column, color="white", linewidth=0.5, alpha=0.7)
+    axes.set(xlim=(-0.1, columns + 0.1), ylim=(rows + 0.1, -0.1), xticks=[0, columns], yticks=[0, rows])
+    axes.set(xlabel="column", ylabel="row", aspect="equal")
+    axes.grid(False)
+
+
+# -------------------------------------------------------------------------------------------------- what a crash leaves
+# A panel for each way to save a checkpoint. A column is one change of the disk, a row is what a reader can find when
+# the machine stops right after that change: the old checkpoint, the new one, or a broken one. A filled cell can
+# happen when the power fails, a ring is what is found when only the program is killed. A save is safe if the row
+# "broken" is empty.
+
+ROWS = ("old", "new", "broken")
+COLOURS = {"old": PALETTE[1], "new": PALETTE[3], "broken": PALETTE[7]}
+Step = tuple[str, Set[str], Set[str]]  # what was done; what is found when the program dies; when the power fails
+
+
+def crash_map(saves: Mapping[str, Sequence[Step]]) -> Picture:
+    """One panel for each way to save.
+
+    Raises:
+        ConfigError: nothing to draw, or a fate that is no row.
+    """
+    if not saves or not all(saves.values()):
+        raise ConfigError("no save to draw", fix="give at least one, with its changes")
+    if unknown := {fate for steps in saves.values() for _, *both in steps for one in both for fate in one} - {*ROWS}:
+        raise ConfigError(f"{min(unknown)!r} is nothing that can be found", fix=f"one of {', '.join(ROWS)}")
+    with styled():
+        figure = new_figure(0.62 * max(map(len, saves.values())) + 2.2, 3.0 * len(saves) + 0.4)
+        for axes, steps in panels(figure, saves, down=True):
+            _save(axes, steps, max(map(len, saves.values())))
+        filled = tuple(sample("", COLOURS[row]) for row in ROWS)
+        ring = Line2D([], [], marker="o", color="none", markerfacecolor=PAPER, markeredgecolor=INK, markersize=7)
+        handles: list[Any] = [filled, ring]  # matplotlib takes tuples, its types do not say so
+        figure.legend(handles, ["filled: can be found when the power fails", "is found when the program dies"],
+                      handler_map={tuple: HandlerTuple(ndivide=None, pad=0)}, handlelength=3,
+                      loc="outside lower center", fontsize=8.5)  # fmt: skip
+    return figure
+
+
+def _save(axes: Axes, steps: Sequence[Step], columns: int) -> None:
+    for x, (_, killed, cut) in enumerate(steps):
+        for y, fate in enumerate(ROWS):
+            box(axes, (x, y), (1, 1), COLOURS[fate] if fate in cut else PAPER)
+            if fate in killed:
+                axes.plot([x + 0.5], [y + 0.5], marker="o", markersize=7, markerfacecolor=PAPER, markeredgecolor=INK)
+    axes.set(xlim=(0, columns), ylim=(len(ROWS), 0), yticks=[y + 0.5 for y in range(len(ROWS))], yticklabels=ROWS)
+    axes.set_xticks([x + 0.5 for x in range(len(steps))], [what for what, *_ in steps], rotation=40, ha="right",
+                    rotation_mode="anchor", fontsize=8)  # fmt: skip
+    axes.set_xlabel("the save stops after this change", fontsize=8.5)
+    axes.set_ylabel("a reader finds", fontsize=8.5)
+    axes.tick_params(length=0)
+    axes.grid(False)

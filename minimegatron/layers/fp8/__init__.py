@@ -1,0 +1,1 @@
+"""FP8: products of quantised tensors, their scales, and linear layers that use them."""

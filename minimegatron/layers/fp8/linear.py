@@ -1,0 +1,409 @@
+"""FP8 in column- and row-parallel linear layers: whose scale, what travels, what is kept, and which layers have it.
+
+In FP8 are the linear layers of attention, MLP and experts. Embedding, output layer, norms, routers and the core of
+attention are not, as in Megatron-LM. An expert has its own scales and multiplies the rows that came to it.
+
+**Whose scale.** A tensor that is cut over tp must have one scale, or the layers of tp = 2 are another model than those
+of tp = 1. Delayed scaling agrees once a step (`move_scales`). Current scaling agrees at once, where the tensor is cut
+over an axis:
+
+| layer      | x                              | W   | dy                             |
+|------------|--------------------------------|-----|--------------------------------|
+| column     | tp with sequence parallelism   | tp  | tp                             |
+| row        | tp                             | tp  | - (every rank has the same)    |
+| replicated | tp with sequence parallelism   | -   | tp with sequence parallelism   |
+| an expert  | fc1: -, fc2: etp               | etp | fc1: etp, fc2: -               |
+
+Ranks of cp have other tokens, and with current scaling a scale of their own. Tiles are a rank's own; W is cut at
+multiples of a tile (`check_fp8_dims`), so no layout has other tiles.
+
+**What travels.** With sequence parallelism x is gathered before the product and again before wgrad. With one scale a
+tensor each rank quantises its own tokens and the bytes are gathered: a quarter of fp32, half of bf16. Tiles for wgrad
+run over tokens of several ranks, so there x itself is gathered.
+
+| sequence parallelism, gather of x | delayed, tensorwise | blockwise, mxfp8           |
+|-----------------------------------|---------------------|----------------------------|
+| bytes                             | s b i               | s b i times x's element    |
+| besides, tensorwise               | 4 a tensor, max     | -                          |
+
+**What is kept** for the backward pass: with one scale a tensor q of x and of W, 1 byte an element; with tiles x itself,
+because wgrad needs other tiles of it. So each has an autograd function (`_OneScale`, `_Tiles`). Within a step the
+weights do not move, so W is quantised by the first microbatch and kept for the others (`keeping_weights`). A second
+forward pass (recompute) finds the same scale and the same W.
+
+**wgrad** goes where `layers/wgrad` says; a deferred one keeps its factors in FP8. With `fp8_wgrad` off it is a product
+in the model's own precision, and x is kept as it is.
+
+Transformer Engine: `pytorch/module/linear.py`. Megatron-LM: `get_fp8_context` in `fp8_utils.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from minimegatron.comm.async_ops import Work
+from minimegatron.comm.axis import ALONE, Axis
+from minimegatron.config.model import TransformerConfig
+from minimegatron.config.variants import check_fp8_dims
+from minimegatron.errors import ConfigError, require
+from minimegatron.layers.fp8.matmul import Fp8Recipe, Quantised, product
+from minimegatron.layers.fp8.scaling import DelayedScale, Siblings, scaling_of, together
+from minimegatron.layers.linear import gather_input, reduce_dgrad
+from minimegatron.layers.moe.layer import Experts
+from minimegatron.layers.step_hooks import StepHook, step_hook
+from minimegatron.layers.wgrad import WeightGradStore, fused_accumulator, wgrad
+
+if TYPE_CHECKING:
+    from minimegatron.comm.mesh import Mesh
+TENSORS = ("input", "weight", "gradient")
+
+
+class ParallelFp8(nn.Module):
+    """The FP8 products of one parallel layer ; what the layer itself is does not change.
+
+    Args:
+        recipe: which scales.
+        axes: input, weight, gradient -> ranks that hold parts of it.
+        wgrad: dW in FP8 too.
+        agree_over: axis over which delayed scaling agrees at the end of a step.
+        siblings, index: of an expert, whose place other ranks may have given to others (`layers/fp8/scaling.py`): for
+            each of the three tensors the experts of its layer, and its number among them.
+
+    Attributes:
+        input, weight, gradient: where their scales come from. Histories grow in training alone.
+        kept: {transposed: the weight in FP8} while a step lasts, or None.
+    """
+
+    def __init__(
+        self,
+        recipe: Fp8Recipe,
+        axes: dict[str, Axis],
+        wgrad: bool = True,
+        agree_over: str = "tp_dp_cp",
+        siblings: dict[str, Siblings] | None = None,
+        index: int = 0,
+    ) -> None:
+        super().__init__()
+        for which in TENSORS:
+            place = {"siblings": siblings[which], "index": index} if siblings else {}
+            self.add_module(which, scaling_of(recipe, which, axes[which], **place))
+        self.recipe, self.agree_over = recipe, agree_over
+        self.wgrad, self.tiled = wgrad, recipe.kind in ("block", "mx")
+        self.kept: dict[bool, Quantised] | None = None
+
+    def quantise(self, x: torch.Tensor, which: str, transposed: bool = False) -> Quantised:
+        """`which` is input, weight or gradient; transposed: x^T, for a product that sums over the rows of x."""
+        made: Quantised = getattr(self, which)(x.t().contiguous() if transposed else x)
+        return made
+
+    def weight_copy(self, weight: torch.Tensor, transposed: bool = False) -> Quantised:
+        """W [o, i], or W^T, in FP8; made once a step where `fp8_model.keeping_weights` says so.
+
+        It is the layer's one weight, wherever it lies: one that is gathered on use comes to another place each time.
+        """
+        if self.kept is not None and transposed in self.kept:
+            return self.kept[transposed]
+        copy = self.quantise(weight, "weight", transposed)
+        if self.kept is not None and self.training:  # an evaluation notes no magnitude for the history
+            self.kept[transposed] = copy
+        return copy
+
+    def linear(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        tp: Axis = ALONE,
+        sequence_parallel: bool = False,
+        store: WeightGradStore | None = None,
+    ) -> torch.Tensor:
+        """`layers.linear.linear` in FP8, in the dtype of x."""
+        require(x.dtype == weight.dtype, f"FP8 linear: x is {x.dtype}, the weight {weight.dtype}", "give one dtype")
+        function = _Tiles if self.tiled else _OneScale
+        return function.apply(x, weight, bias, self, tp, sequence_parallel, store)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def check_generation() -> None:
+        """Refuse to generate (`inference/generate`).
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "generation with FP8: scales are those of a batch, so a sequence would depend on its neighbours",
+            fix="build the model without fp8_format; the weights are the same",
+        )
+
+
+# ------------------------------------------------------------------------------------------- one scale a tensor
+
+
+class _OneScale(torch.autograd.Function):
+    """`LinearFunction` of factors with one scale each. Kept: q of x, or x itself where wgrad is not in FP8; q of W^T.
+
+    Where x is not gathered again, q of x^T is kept, which wgrad reads and which the cast may have written.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        layer: ParallelFp8,
+        tp: Axis,
+        sequence_parallel: bool,
+        store: WeightGradStore | None,
+    ) -> torch.Tensor:
+        ctx.layer, ctx.tp, ctx.sequence_parallel, ctx.store = layer, tp, sequence_parallel, store
+        ctx.weight = weight  # a saved leaf comes back as another object under recompute
+        qw = layer.weight_copy(weight)
+        qx = layer.quantise(_rows(x), "input")
+        kept = (qx if sequence_parallel else qx.t()).q if layer.wgrad else None
+        ctx.save_for_backward(kept, qx.inverse, None if layer.wgrad else x, qw.t().q, qw.inverse)
+        if sequence_parallel:
+            qx = Quantised(gather_input(_bytes(qx.q), tp, True).wait().view(qx.q.dtype), qx.inverse)
+        return _as_rows_of(x, product(qx, qw, x.dtype, fast=True), bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        layer, sequence_parallel, dy = ctx.layer, ctx.sequence_parallel, _rows(grads[0]).contiguous()
+        qx, x_inverse, x, qw_t, w_inverse = ctx.saved_tensors
+        qdy: Any = layer.quantise(dy, "gradient") if ctx.needs_input_grad[0] or layer.wgrad else None
+
+        def dgrad() -> torch.Tensor:
+            return _as_rows_of(grads[0], product(qdy, Quantised(qw_t, w_inverse), dy.dtype))
+
+        if not layer.wgrad:
+            return _backward(ctx, dy, dgrad, _rows(x), partial(wgrad, dy))
+        qdy_t = Quantised(qdy.t().q, qdy.inverse)
+
+        def dw(arrived: torch.Tensor) -> torch.Tensor:
+            q = arrived.view(qx.dtype)
+            return product(qdy_t, Quantised(q.t() if sequence_parallel else q, x_inverse), dy.dtype)
+
+        return _backward(ctx, dy, dgrad, _bytes(qx), dw)
+
+
+# ------------------------------------------------------------------------------------------- a scale for every tile
+
+
+class _Tiles(torch.autograd.Function):
+    """`LinearFunction` of factors with a scale for every tile. Kept: x and W, whose other tiles follow.
+
+    Tiles for wgrad run over tokens, which are those of all ranks with sequence parallelism.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        layer: ParallelFp8,
+        tp: Axis,
+        sequence_parallel: bool,
+        store: WeightGradStore | None,
+    ) -> torch.Tensor:
+        ctx.layer, ctx.tp, ctx.sequence_parallel, ctx.store = layer, tp, sequence_parallel, store
+        ctx.weight = weight  # a saved leaf comes back as another object under recompute
+        ctx.save_for_backward(x, weight)
+        qw = layer.weight_copy(weight)
+        qx = layer.quantise(gather_input(_rows(x), tp, sequence_parallel).wait(), "input")
+        return _as_rows_of(x, product(qx, qw, x.dtype, fast=True), bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        layer, dy = ctx.layer, _rows(grads[0]).contiguous()
+        x, weight = ctx.saved_tensors
+        qdy: Any = layer.quantise(dy, "gradient") if ctx.needs_input_grad[0] else None
+
+        def dgrad() -> torch.Tensor:
+            return _as_rows_of(grads[0], product(qdy, layer.weight_copy(weight, True), dy.dtype))
+
+        def dw(arrived: torch.Tensor) -> torch.Tensor:
+            return product(layer.quantise(dy, "gradient", True), layer.quantise(arrived, "input", True), dy.dtype)
+
+        return _backward(ctx, dy, dgrad, _rows(x), dw if layer.wgrad else partial(wgrad, dy))
+
+
+# ---------------------------------------------------------------------------------------------- backward, and layouts
+
+
+def _backward(
+    ctx: Any,
+    dy: torch.Tensor,
+    dgrad: Callable[[], torch.Tensor],
+    x: torch.Tensor,
+    dw: Callable[[torch.Tensor], torch.Tensor],
+) -> tuple[torch.Tensor | None, ...]:
+    """The order of `LinearFunction.backward`, of products in FP8.
+
+    Args:
+        dy: [n, o].
+        dgrad: computes this rank's part of dgrad.
+        x: what is gathered for wgrad.
+        dw: computes wgrad from what has been gathered.
+    """
+    tp, sequence_parallel = ctx.tp, ctx.sequence_parallel
+    needs_dgrad, needs_wgrad, needs_db = ctx.needs_input_grad[:3]
+    if needs_wgrad and ctx.store is not None:
+        ctx.store.put(ctx.weight, lambda: dw(gather_input(x, tp, sequence_parallel).wait()))
+        needs_wgrad = False
+    gather = gather_input(x, tp, sequence_parallel) if needs_wgrad else Work(None)
+    part = dgrad() if needs_dgrad else None
+    arrived = gather.wait()
+    reduce = reduce_dgrad(part, tp, sequence_parallel) if part is not None else Work(None)
+    grad = dw(arrived) if needs_wgrad else None
+    accumulator = fused_accumulator(ctx.weight)
+    if grad is not None and accumulator is not None:
+        accumulator.add(grad)
+        grad = None
+    db = dy.sum(0) if needs_db else None
+    return reduce.wait(), grad, db, None, None, None, None
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(-1, x.shape[-1])
+
+
+def _as_rows_of(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """y [n, o], plus the bias, with the dims between first and last of x."""
+    y = y if bias is None else y + bias
+    return y.view(-1, *x.shape[1:-1], y.shape[-1])
+
+
+def _bytes(q: torch.Tensor) -> torch.Tensor:
+    """FP8 numbers as bytes, because gloo knows no others of their size."""
+    return q.view(torch.uint8)
+
+
+# ----------------------------------------------------------------------------------------------------------- in a model
+
+KINDS = {"delayed": "delayed", "tensorwise": "current", "blockwise": "block", "mxfp8": "mx"}
+
+
+def recipe_of(config: TransformerConfig) -> Fp8Recipe:
+    """What the model's `fp8_...` fields ask for."""
+    return Fp8Recipe(
+        KINDS[config.fp8_recipe],
+        hybrid=config.fp8_format == "hybrid",
+        history=config.fp8_amax_history_len,
+        algorithm=config.fp8_amax_compute_algo,
+        margin=config.fp8_margin,
+        kernels=config.kernels,
+    )
+
+
+@runtime_checkable
+class TakesFp8(Protocol):
+    """A linear layer whose products can be in FP8."""
+
+    weight: nn.Parameter
+    fp8: ParallelFp8 | None
+
+    def amax_axes(self, mesh: Mesh) -> dict[str, Axis]:
+        """input, weight, gradient -> ranks that hold parts of it."""
+        ...
+
+
+def enable_fp8(module: nn.Module, config: TransformerConfig, mesh: Mesh, where: str = "") -> None:
+    """Give every linear layer inside `module` its FP8 products and, with delayed scaling, their state.
+
+    Raises:
+        ConfigError: a matrix whose dims on this rank do not suit the recipe.
+    """
+    agree_over = "tp_cp" if config.tp_only_amax_red else "tp_dp_cp"
+
+    def make(what: str, shape: torch.Size, axes: dict[str, Axis], **place: Any) -> ParallelFp8:
+        check_fp8_dims(config.fp8_recipe, what, outputs=shape[0], inputs=shape[1])
+        return ParallelFp8(recipe_of(config), axes, config.fp8_wgrad, agree_over, **place)
+
+    for name, layer in list(module.named_modules()):
+        if isinstance(layer, TakesFp8):
+            layer.fp8 = make(f"{where}{name}", layer.weight.shape, layer.amax_axes(mesh))
+        elif isinstance(layer, Experts):
+            both = [
+                (weight.shape[1:], axes, {which: Siblings(layer.number) for which in TENSORS})
+                for weight, axes in zip((layer.weight1, layer.weight2), layer.amax_axes(), strict=True)
+            ]
+            layer.fp8 = nn.ModuleDict(
+                {
+                    str(e): nn.ModuleList(
+                        make(f"{where}{name}", shape, axes, siblings=siblings, index=e)
+                        for shape, axes, siblings in both
+                    )
+                    for e in range(*layer.here)
+                }
+            )
+
+
+def enable_fp8_layers(stack: nn.Module, layers: Iterable[Any], config: TransformerConfig, mesh: Mesh) -> None:
+    """`enable_fp8` for those layers of a stage that `config.fp8_layer` selects.
+
+    Args:
+        stack: the module that runs the layers; Transformer Engine's twin of this function needs it, this one does not.
+        layers: its `TransformerLayer`s.
+        config, mesh: the model, its layout.
+
+    Raises:
+        ConfigError: as `enable_fp8`.
+    """
+    for layer in layers:
+        if config.fp8_layer(layer.layer_number):
+            enable_fp8(layer, config, mesh, f"layers.{layer.layer_number}.")
+
+
+def move_scales(model: nn.Module, mesh: Mesh) -> None:
+    """End of a step: delayed scales of all layers agree and move on; all ranks of a stage must call.
+
+    One message of 4 bytes a tensor, of an expert's tensor 4 bytes for every expert of its layer.
+    """
+    states = _delayed(model)
+    if states:
+        over = {layer.agree_over for layer in _layers(model)}
+        assert len(over) == 1, f"scales that agree over {over} at once"
+        together(states).move(mesh.axis(over.pop()))
+
+
+def _layers(model: nn.Module) -> list[ParallelFp8]:
+    return [module for module in model.modules() if isinstance(module, ParallelFp8)]
+
+
+def _delayed(model: nn.Module) -> list[DelayedScale]:
+    return [module for module in model.modules() if isinstance(module, DelayedScale)]
+
+
+@contextlib.contextmanager
+def keeping_weights(model: nn.Module) -> Iterator[None]:
+    """The passes of a step: weights do not move, so those that FP8 layers have quantised are kept until its end.
+
+    Scales get their places here, before a CUDA graph is recorded of what reads them.
+    """
+    layers, states = _layers(model), _delayed(model)
+    if states:
+        together(states)
+    for layer in layers:
+        layer.kept = {}
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.kept = None
+
+
+@step_hook
+class Fp8Step(StepHook):
+    """A step of the FP8 layers: weights are kept during its passes, scales move at its end."""
+
+    def during_passes(self) -> contextlib.AbstractContextManager[None]:
+        return keeping_weights(self.model)
+
+    def end_step(self) -> None:
+        move_scales(self.model, self.mesh)

@@ -1,0 +1,46 @@
+import pytest
+from matplotlib.colors import to_hex
+
+from course.figures.checkpoints import ROWS, crash_map, region_map
+from minimegatron.errors import ConfigError
+from minimegatron.viz.picture import PAPER, rank_colours
+from tests.viz.reading import boxes, overlaps, words
+
+STORED = [[[[0, 2], [0, 3]]], [[[0, 1], [3, 6]], [[1, 2], [3, 5]]], [[[1, 2], [5, 6]]]]
+READ = [[[[0, 2], [0, 2]]], [[[0, 2], [2, 4]]], [[[0, 2], [4, 6]]]]
+STEPS = [("mkdir", {"old"}, {"old"}), ("write manifest", {"broken"}, {"old", "broken"}), ("fsync", {"new"}, {"new"})]
+
+
+def test_each_box_stands_where_its_numbers_are_and_what_is_wanted_lies_over_every_layout():
+    figure = region_map((2, 6), {"stored": STORED, "read": READ}, ("rank 1 reads", READ[1]))
+    colours = rank_colours(3)
+    drawn = [(p.get_xy(), p.get_width(), p.get_height(), to_hex(p.get_facecolor())) for p in boxes(figure)[:4]]
+    assert drawn == [
+        ((0, 0), 3, 2, colours[0]), ((3, 0), 3, 1, colours[1]), ((3, 1), 2, 1, colours[1]), ((5, 1), 1, 1, colours[2]),
+    ]  # fmt: skip
+    for axes in figure.axes:
+        [line] = [p for p in axes.patches if not p.get_fill()]
+        assert (line.get_xy(), line.get_width(), line.get_height()) == ((2, 0), 2, 2)
+    assert {"stored", "read", "rank 1 reads"} <= {*words(figure)} and not overlaps(figure)
+
+
+def test_a_cell_is_filled_where_power_may_fail_and_a_ring_is_what_the_death_of_the_program_leaves():
+    figure = crash_map({"in place": STEPS})
+    filled = [p for p in boxes(figure) if to_hex(p.get_facecolor()) != to_hex(PAPER)]
+    assert {(int(p.get_x()), ROWS[int(p.get_y())]) for p in filled} == {
+        (0, "old"), (1, "old"), (1, "broken"), (2, "new"),
+    }  # fmt: skip
+    rings = {(float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in figure.axes[0].lines}
+    assert rings == {(0.5, 0.5), (1.5, 2.5), (2.5, 1.5)}
+    assert {"mkdir", "write manifest", "fsync", *ROWS, "in place"} <= {*words(figure)} and not overlaps(figure)
+
+
+@pytest.mark.parametrize(("draw", "message"), [
+    (lambda: region_map((2, 6), {}), "no layout"),
+    (lambda: region_map((2, 6), {"too wide": [[[[0, 2], [4, 7]]]]}), "outside of"),
+    (lambda: crash_map({"nothing": []}), "no save"),
+    (lambda: crash_map({"staged": [("mkdir", {"lost"}, {"old"})]}), "'lost' is nothing"),
+])  # fmt: skip
+def test_mistakes_are_named(draw, message):
+    with pytest.raises(ConfigError, match=message):
+        draw()
