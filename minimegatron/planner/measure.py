@@ -66,7 +66,7 @@ from minimegatron.comm.ring import SHIFT, Shift
 from minimegatron.config import OptimizerConfig, TransformerConfig
 from minimegatron.errors import RankError
 from minimegatron.footprint.dry_run import Operation, Recorder, recording
-from minimegatron.launch.launchers import RUN_DIR
+from minimegatron.launch.procs import RUN_DIR
 from minimegatron.launch.rank import init, report, run_rank
 from minimegatron.layers.attention.self_attention import AttentionContext, SelfAttention
 from minimegatron.layers.embedding import VocabParallelEmbedding
