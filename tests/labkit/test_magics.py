@@ -135,7 +135,7 @@ def test_torchrun_shows_its_line_and_one_block_a_rank(kernel: Kernel) -> None:
     assert kernel.run("run.reports").text == "[[0, 2], [1, 2]]"
 
 
-@pytest.mark.thorough  # `tests/launch/test_torchrun` has the words, `test_going_on` an error of ranks under the magic
+@pytest.mark.thorough  # `ranks/test_torchrun` has the words, `test_going_on` an error of ranks under the magic
 def test_torchrun_says_who_failed_and_where(kernel: Kernel) -> None:
     cell = f"{RANK}if rank == 1:\n    raise ValueError('planted')\ndist.barrier()\nfinish()"
     said = kernel.run(f"%%torchrun -n 2 --name fails\n{cell}")
