@@ -46,6 +46,8 @@ lint: $(VENV)/.test ## ruff, mypy, and which package may import which (docs/arch
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Each process imports torch, and so does the one that forks its ranks: for some of the tests two are faster than three.
+unit: JOBS = $(if $(ARGS),2,3)
 unit: $(VENV)/.test ## the tests (ARGS="tests/layers -k rope" for some of them)
 	$(PYTEST) -p no:nbval $(PARALLEL) $(ARGS)
 

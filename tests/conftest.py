@@ -16,6 +16,8 @@ import hypothesis
 import pytest
 
 if TYPE_CHECKING:  # at run time inside functions: the controller of xdist, which runs no test, needs no torch
+    import torch
+
     from labkit.ranks.pool import WarmPool
     from tests import twin
 
@@ -47,7 +49,8 @@ def pytest_collection_finish() -> None:
     """Functions that run on ranks live in files of tests, which import more than the package."""
     from labkit.ranks.pool import this_process
 
-    this_process().preload = tuple(name for name in ("pytest", "hypothesis", "transformers") if name in sys.modules)
+    theirs = ("pytest", "hypothesis", "transformers", "tests.twin", "tests.mock_data", "tests.recorder")
+    this_process().preload = tuple(name for name in theirs if name in sys.modules)
 
 
 @pytest.fixture(scope="session")
@@ -87,10 +90,15 @@ def assert_same_as_serial(ranks: Callable[..., WarmPool]) -> Callable[..., None]
 
     from tests import twin
 
+    twins: dict[str, tuple[float, dict[str, torch.Tensor]]] = {}
+
     def check(case: twin.Case, dp: int = 1, tolerance: float | None = None) -> None:
         sizes = (f"{axis}_parallel_size" for axis in ("tensor_model", "pipeline_model", "context"))
         world = dp * math.prod(case.layout.get(size, 1) for size in sizes)
-        for report in ranks(world).run(twin.compare_with_serial, case):
+        key = twin.twin_key(case, dp)
+        if key not in twins:
+            twins[key] = twin.serial_gradients(case, dp)
+        for report in ranks(world).run(twin.compare_with_serial, case, twins[key]):
             assert twin.problems(report, tolerance or (1e-10 if case.double else 1e-5)) == []
 
     return check

@@ -274,8 +274,8 @@ def seen(queries: Sequence[int], keys: Sequence[int]) -> str:
 
 def quarters(held: Sequence[Sequence[int]], rank: int, step: int) -> list[list[str]]:
     """`seen` of the early and the late half of a rank's queries against both halves of the block that it has."""
-    mine, theirs = halves(held[rank]), halves(held[(rank - step) % len(held)])
-    return [[seen(queries, keys) for keys in theirs] for queries in mine]
+    queries, keys = halves(held[rank]), halves(held[(rank - step) % len(held)])
+    return [[seen(rows, columns) for columns in keys] for rows in queries]
 
 
 def halves(places: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:

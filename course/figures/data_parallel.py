@@ -164,8 +164,8 @@ def stage_bars(
     most = max([capacity or 0.0, *(sum(bar.values()) for side in sides for bar in side.values())])
     units = BYTES if binary else ("B", "kB", "MB", "GB", "TB")
     divisor, unit = scaled(most, units, 1024 if binary else 1000)
-    held = {owner for side in sides for bar in side.values() for owner in bar}
-    owners = [owner for owner in OWNERS if owner in held] + sorted(held - OWNERS.keys())
+    present = {owner for side in sides for bar in side.values() for owner in bar}
+    owners = [owner for owner in OWNERS if owner in present] + sorted(present - OWNERS.keys())
     with styled():
         figure = new_figure(2.6 + 1.5 * len(predicted), 3.9, title)
         axes = figure.subplots()
@@ -443,13 +443,13 @@ def gather_timelines(
             _panel(panel, clock, lanes, rows[name])
             gathers = gathers_of([*lanes["compute"], *lanes["gathers"]], axes)
             waited, spent = (1e6 / divisor * s for s in (sum(g.exposed for g in gathers), _length(gathers)))
-            said = f"{waited:.3g} {unit} in waits for gathers, which are {spent:.3g} {unit} under way"
+            waits = f"{waited:.3g} {unit} in waits for gathers, which are {spent:.3g} {unit} under way"
             if name:
                 panel.set_title(
-                    f"{name}: {_seconds(lanes) * 1e6 / divisor:.3g} {unit}, of it {said}", fontsize=9, loc="left"
+                    f"{name}: {_seconds(lanes) * 1e6 / divisor:.3g} {unit}, of it {waits}", fontsize=9, loc="left"
                 )
             panel.set_xlim(-0.005 * horizon * clock.scale, 1.005 * horizon * clock.scale)
-        panels[-1].set_xlabel(f"time in {unit}" + (f"; {said}" if not name else ""))
+        panels[-1].set_xlabel(f"time in {unit}" + (f"; {waits}" if not name else ""))
         looks = [("forward", WORK["F"]), ("backward", WORK["B"]), ("hidden gather", PALE), ("exposed gather", COMM)]
         sums = any(lanes["reduce-scatters"] for lanes in drawn.values())
         looks += [("hidden sum", PALE_SUMS), ("exposed sum", SUMS)] * sums
@@ -460,15 +460,15 @@ def gather_timelines(
 
 def _lanes(events: Sequence[Event], rank: int, axes: Sequence[str]) -> dict[str, list[Event]]:
     """What one rank's lanes hold; a gather bears the name of its unit."""
-    mine = [e for e in events if e.rank == rank]
-    units, gathered = [e for e in mine if e.kind == "unit"], gathers_of(mine, axes)
+    own = [e for e in events if e.rank == rank]
+    units, gathered = [e for e in own if e.kind == "unit"], gathers_of(own, axes)
     if not units or not gathered:
         raise ConfigError(
             f"{len(units)} spans of units and {len(gathered)} gathers on rank {rank}",
             fix="with trace.record(rank) as log, units_in_trace(ddp): one step of ZeRO-3; then pass log.events",
         )
     gathers = [Event("all_gather", "comm", rank, g.start, g.end, axes[0], note=g.unit) for g in gathered]
-    return {"compute": units, "gathers": gathers, "reduce-scatters": _on(mine, "reduce_scatter", axes)}
+    return {"compute": units, "gathers": gathers, "reduce-scatters": _on(own, "reduce_scatter", axes)}
 
 
 def _seconds(lanes: Mapping[str, Sequence[Event]]) -> float:

@@ -107,11 +107,13 @@ def _gpu(axes: Axes, runs: Sequence[Sequence[int]], sizes: Sequence[str]) -> Non
     registers, shared, whole = sizes
     box(axes, (0, 8.6), (width, 19.9), PAPER, edge=INK)
     _text(axes, 0.6, 27.6, "GPU: many SMs (an H100 has 132)", bold=True)
-    for sm, mine in enumerate(runs):
+    for sm, assigned in enumerate(runs):
         x = gap + sm * (each + gap)
         box(axes, (x, 9.4), (each, 17.2), "white", edge=INK)
         _text(axes, x + each / 2, 25.6, f"SM {sm} runs", centre=True, bold=True)
-        _text(axes, x + each / 2, 24.0, "block " + ", ".join(map(str, mine)) if mine else "nothing", centre=True)
+        _text(
+            axes, x + each / 2, 24.0, "block " + ", ".join(map(str, assigned)) if assigned else "nothing", centre=True
+        )
         box(axes, (x + 0.8, 17.0), (each - 1.6, 5.6), REGISTERS, f"registers, {registers}\none thread sees its own",
             edge=INK, fontsize=7.5)  # fmt: skip
         box(axes, (x + 0.8, 10.2), (each - 1.6, 5.6), SHARED, f"shared memory, {shared}\nthe threads of one block\n"

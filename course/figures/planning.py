@@ -59,10 +59,10 @@ def factors(
                 axes.add_patch(_square(x, y, colour))
                 guess = (predicted or {}).get(row, {}).get(column)
                 middle = y if guess is None else y - 0.14
-                axes.text(x, middle, said(factor), ha="center", va="center", fontsize=11, color=text_on(colour))
+                axes.text(x, middle, factor_text(factor), ha="center", va="center", fontsize=11, color=text_on(colour))
                 if guess is not None:
                     near = guess > 0 and abs(math.log(guess / factor)) < math.log(NEAR)
-                    note = f"{'✔' if near else '✘'} predicted: {said(guess)}"
+                    note = f"{'✔' if near else '✘'} predicted: {factor_text(guess)}"
                     axes.text(x, y + 0.26, note, ha="center", va="center", fontsize=7.5, color=text_on(colour))
         axes.set_xlim(-0.5, len(columns) - 0.5)
         axes.set_ylim(len(computed) - 0.5, -0.5)
@@ -74,7 +74,7 @@ def factors(
     return figure
 
 
-def said(factor: float) -> str:
+def factor_text(factor: float) -> str:
     """`÷ 2`, `same`, `× 2`; of the factors between them one digit more."""
     near = round(factor if factor >= 1 else 1 / factor, 1)
     return "same" if near == 1 else f"{'÷' if factor > 1 else '×'} {near:g}"

@@ -135,9 +135,9 @@ def _check(name: str, size: int, src: int) -> None:
 
 
 def _sum(blocks: Sequence[Block | None]) -> Block | None:
-    there = [block for block in blocks if block is not None]
-    origins = sorted({origin for block in there for origin in block.origins})
-    return Block(sum(block.value for block in there), tuple(origins)) if there else None
+    present = [block for block in blocks if block is not None]
+    origins = sorted({origin for block in present for origin in block.origins})
+    return Block(sum(block.value for block in present), tuple(origins)) if present else None
 
 
 def _draw(axes: Axes, name: str, before: State, after: State) -> None:

@@ -339,14 +339,14 @@ def _direction(axes: Axes, steps: Sequence[Step], ranks: int, back: bool) -> Non
             box(axes, (x, 0), size, COMM if sends else "white", label, edge=INK, fontsize=9, bold=sends)
             continue
         for r in range(ranks):
-            said = text.format(r="₀₁₂₃₄₅₆₇₈₉"[r])
+            label = text.format(r="₀₁₂₃₄₅₆₇₈₉"[r])
             if isinstance(step, Work):
-                axes.text(x + _WIDTH / 2, r * _LANE + 0.4, f"× {said}" if said[0] in "AB" else said,
+                axes.text(x + _WIDTH / 2, r * _LANE + 0.4, f"× {label}" if label[0] in "AB" else label,
                           ha="center", va="center", fontsize=10, style="italic")  # fmt: skip
                 continue
             held = step.held_back if back else step.held
             colour, pattern = (PAPER, HATCH) if held == "whole" else (palette[r], "")
-            box(axes, (x, r * _LANE + 0.08), (_WIDTH, 0.64), colour, said, pattern=pattern, edge=INK, fontsize=8.5,
+            box(axes, (x, r * _LANE + 0.08), (_WIDTH, 0.64), colour, label, pattern=pattern, edge=INK, fontsize=8.5,
                 dashed=held == "sum")  # fmt: skip
     for i in range(len(steps) - 1):
         left, right = i * step_width + _WIDTH + 0.04, (i + 1) * step_width - 0.04

@@ -28,7 +28,7 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from minimegatron.data.gpt_dataset import Batch, GPTDataset, read_batch
+from minimegatron.data.gpt_dataset import Batch, GPTDataset, SampleDataset, read_batch
 from minimegatron.data.indices import progress_bar
 from minimegatron.data.packing import PackedDataset
 
@@ -77,7 +77,7 @@ def period(shares: Sequence[float]) -> int | None:
     return whole if near and whole <= 1 << 24 and sum(parts) == 1 else None
 
 
-class BlendedDataset:
+class BlendedDataset(SampleDataset):
     """Samples of several datasets in given shares.
 
     Args:
@@ -161,12 +161,6 @@ class BlendedDataset:
             return read_batch(self, samples)
         parts = [dataset.batch([sample]) for dataset, sample in map(self._find, samples)]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-
-    def __getitem__(self, k: int) -> Batch:
-        """Sample k: the tensors of `make_batch` without the batch dimension."""
-        if not 0 <= k < len(self):
-            raise IndexError(f"sample {k} of {len(self)}")
-        return {name: tensor[0] for name, tensor in self.batch([k]).items()}
 
 
 def normalize(weights: Sequence[float]) -> list[float]:

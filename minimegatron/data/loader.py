@@ -15,18 +15,10 @@ In Megatron-LM: `MegatronPretrainingSampler` in `megatron/training/datasets/data
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterator
 
-from minimegatron.data.gpt_dataset import Batch
+from minimegatron.data.gpt_dataset import Batch, SampleDataset
 from minimegatron.errors import ConfigError, DataError
-
-
-class Batches(Protocol):
-    """Any dataset with a length that reads whole batches: `GPTDataset`, `PackedDataset`, `BlendedDataset`."""
-
-    def __len__(self) -> int: ...
-    def batch(self, samples: Sequence[int], /) -> Batch: ...
 
 
 class DataLoader:
@@ -45,7 +37,12 @@ class DataLoader:
     """
 
     def __init__(
-        self, dataset: Batches, micro_batch_size: int, dp_rank: int = 0, dp_size: int = 1, consumed_samples: int = 0
+        self,
+        dataset: SampleDataset,
+        micro_batch_size: int,
+        dp_rank: int = 0,
+        dp_size: int = 1,
+        consumed_samples: int = 0,
     ) -> None:
         if micro_batch_size < 1 or dp_size < 1 or not 0 <= dp_rank < dp_size:
             raise ConfigError(

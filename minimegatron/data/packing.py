@@ -207,9 +207,3 @@ class PackedDataset(ReadInEpochs):
                 where=f"packed sample {samples[i]}, place {j}",
                 fix="use the tokenizer the data was made with",
             )
-
-    def __getitem__(self, k: int) -> Batch:
-        """Sample k: the tensors of `batch` without the batch dimension."""
-        if not 0 <= k < len(self):
-            raise IndexError(f"sample {k} of {len(self)}")
-        return {name: tensor[0] for name, tensor in self.batch([k]).items()}

@@ -120,7 +120,7 @@ def byte_bars(
 
     Args:
         predicted: bytes by what they belong to, drawn from the top in this order; empty where nothing was predicted.
-        measured: the same keys, or some of them, or more; absent ones count as 0 and are said to be.
+        measured: the same keys, or some of them, or more; absent ones count as 0 and say "not measured".
         title: above the picture.
         what: happens to the bytes, for the axis: "sent by one rank", "kept by one rank".
 
@@ -142,9 +142,9 @@ def byte_bars(
         for i, (name, table, colour, pattern) in enumerate(series):
             places = [k + (i - (len(series) - 1) / 2) * height for k in range(len(keys))]
             values = [table.get(key, 0.0) / divisor for key in keys]
-            said = f"{name} (x: times what was predicted)" if name == "measured" and predicted else name
+            label = f"{name} (x: times what was predicted)" if name == "measured" and predicted else name
             look = {"color": colour, "hatch": pattern, "edgecolor": INK, "linewidth": 0.7}
-            axes.barh(places, values, height * 0.92, label=said, **look)  # type: ignore[arg-type]
+            axes.barh(places, values, height * 0.92, label=label, **look)  # type: ignore[arg-type]
             for place, key, value in zip(places, keys, values, strict=True):
                 axes.text(
                     value, place, "  " + _label(key, name, predicted, table, divisor, unit), va="center", fontsize=8

@@ -115,8 +115,8 @@ class _Stack:
             raise ConfigError("memory of nothing", fix="with memory.Tracker(...) as t: one step; then pass t.samples")
         most = max(limit or 0.0, *(max(s.total for s in samples) for samples in runs.values()))
         divisor, unit = scaled(most, BYTES, 1024)
-        held = {owner for samples in runs.values() for sample in samples for owner in sample.owners}
-        owners = [owner for owner in OWNERS if owner in held] + sorted(held - OWNERS.keys())
+        present = {owner for samples in runs.values() for sample in samples for owner in sample.owners}
+        owners = [owner for owner in OWNERS if owner in present] + sorted(present - OWNERS.keys())
         return cls(divisor, unit, owners, most / divisor * 1.1, limit)
 
     def draw(self, axes: Axes, at: Sequence[float], samples: Sequence[Sample]) -> Sample:

@@ -246,10 +246,10 @@ def _entries_of_work(events: list[Event], kinds: list[str], with_letters: bool) 
     backward = "its backward"
     if of["W"]:
         backward = "its backward (short: for the input only)" if of["B"] - of["W"] else "its backward for the input"
-    said = {"F": f"forward of microbatch {last}", "B": backward, "W": "its backward for the weights"}
+    meaning = {"F": f"forward of microbatch {last}", "B": backward, "W": "its backward for the weights"}
     if with_letters:
-        return [([(WORK[kind], kind + last)], said[kind]) for kind in kinds]
-    return [([(WORK[kind], last)], f"{kind}: {said[kind]}") for kind in kinds]
+        return [([(WORK[kind], kind + last)], meaning[kind]) for kind in kinds]
+    return [([(WORK[kind], last)], f"{kind}: {meaning[kind]}") for kind in kinds]
 
 
 def _length(entry: Entry) -> float:

@@ -247,10 +247,10 @@ def _draw_panel(axes: Axes, panel: _Panel, horizon: float, look: Callable[[Event
                 text = _fitting(event, horizon) if labels else ""
                 box(axes, (x, y), (width, BAR), colour, text, pattern=pattern, edge=INK, fontsize=7)
         _draw_instants(axes, instants.get(rank, []), (top - 0.1, top + height + 0.05), per_second, pixel)
-        mine = np.concatenate(rows) if rows else np.array([], np.int64)
-        events = [panel.events[i] for i in mine.tolist()]
+        shown = np.concatenate(rows) if rows else np.array([], np.int64)
+        events = [panel.events[i] for i in shown.tolist()]
         if {"comm", "compute"} <= {event.kind for event in events}:
-            share = f"{_hidden(panel.start[mine], panel.end[mine], events):.0%} of communication\nhidden"
+            share = f"{_hidden(panel.start[shown], panel.end[shown], events):.0%} of communication\nhidden"
             axes.text(horizon * per_second * 1.03, top + height / 2, share, ha="left", va="center", fontsize=8)
         middles.append(top + height / 2)
         top += height + 0.4

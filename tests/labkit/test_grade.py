@@ -192,6 +192,7 @@ def test_the_same_seed_asks_the_same_questions(tmp_path: Path, warm: None) -> No
     assert third.rows["seed"] not in ("", "s")
 
 
+@pytest.mark.thorough
 def test_an_interrupt_writes_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Bar(contextlib.nullcontext[Any]):
         def __init__(self, **_: Any) -> None:
@@ -374,6 +375,7 @@ def test_a_server_killed_from_outside_is_asked_again(
 # ----------------------------------------------------------------------------------------------------------- lab 01
 
 
+@pytest.mark.thorough
 def test_lab_01_as_shipped_and_as_solved(tmp_path: Path, warm: None) -> None:
     for folder in ("labs", "solutions"):
         hand_in(tmp_path / "in", {f"{folder}.ipynb": (ROOT / folder / "01_process_groups.ipynb").read_text()})
