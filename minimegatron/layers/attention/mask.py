@@ -128,7 +128,7 @@ class AttentionMask:
         length = sum(b - a for a, b in q_spans)
         if plain and q_spans == k_spans and (self.window is None or q_spans[-1][1] - q_spans[0][0] <= self.window):
             return [Tile((0, length), (0, length), DIAGONAL)]  # local order is the order of the sequence
-        found: list[Tile] = []
+        tiles: list[Tile] = []
         at_k = 0
         for k in k_spans:
             for piece in _cut_at(k, q_spans) if self.causal else [k]:
@@ -137,10 +137,10 @@ class AttentionMask:
                 for q in q_spans:
                     relation = self.relation(q, piece)
                     if relation != NONE:
-                        found.append(Tile((at_q, at_q + q[1] - q[0]), columns, relation, q[0], piece[0]))
+                        tiles.append(Tile((at_q, at_q + q[1] - q[0]), columns, relation, q[0], piece[0]))
                     at_q += q[1] - q[0]
             at_k += k[1] - k[0]
-        return _merge(_merge(found, "rows"), "cols")
+        return _merge(_merge(tiles, "rows"), "cols")
 
     def pairs(self, tiles: list[Tile]) -> int:
         """How many pairs of a query and a key are computed and visible, of one sample."""
