@@ -16,9 +16,9 @@ export PYTHONUTF8 = 1
 # A test of processes waits for them now and then; so on a laptop's two cores three files of tests run at once.
 # conftest.py says which of them begin first.
 PARALLEL = --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder
-# A lab is its solution with the exercises taken out, and waits where they are missing: an ordinary run executes one
-# lab and all solutions; `thorough` and `notebooks` execute both folders.
-NOTEBOOKS = labs/01_process_groups.ipynb solutions
+# A lab is its solution with the exercises taken out, and waits where they are missing: an ordinary run executes the
+# solutions; `thorough` and `notebooks` execute both folders.
+NOTEBOOKS = solutions
 # Stored outputs are compared, cell by cell, with a fresh run.
 NBVAL = --nbval --nbval-current-env --nbval-sanitize-with=tests/nbval_sanitize.cfg --nbval-cell-timeout=180
 PYTEST = $(BIN)/python -m pytest
@@ -46,6 +46,8 @@ lint: $(VENV)/.test ## ruff, mypy, and which package may import which (docs/arch
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Each process imports torch, and so does the one that forks its ranks: for some of the tests two are faster than three.
+unit: JOBS = $(if $(ARGS),2,3)
 unit: $(VENV)/.test ## the tests (ARGS="tests/layers -k rope" for some of them)
 	$(PYTEST) -p no:nbval $(PARALLEL) $(ARGS)
 

@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 LONGEST = (
     "tests/notebooks/test_any_cpu.py", "tests/notebooks/test_browser.py", "solutions/05", "solutions/06",
     "solutions/08", "solutions/07", "solutions/01", "solutions/03", "solutions/02", "solutions/04", "solutions/12",
-    "tests/e2e/", "tests/labkit/test_build.py", "tests/course/test_answers.py", "tests/labkit/", "labs/",
+    "tests/e2e/", "tests/labkit/test_build.py", "tests/labkit/", "tests/training/", "tests/parallel/", "labs/",
     "tests/faults/", "tests/kernels/",
 )  # fmt: skip
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
-from minimegatron.kernels import activation, cross_entropy, flash, norm, permute, reference, rope, softmax
+from minimegatron.kernels import cross_entropy, flash, permute, pointwise, reference
 
 Tensors = tuple[torch.Tensor, ...]
 EPS = 1e-5
@@ -142,23 +142,23 @@ def cases() -> list[Case]:
     wide, small = (16384, 4096), ((8, 64), (3, 33), (2, 1000))
     inner, inner_small = (16384, 14336), ((4, 64), (3, 34), (2, 1000))
     return [
-        Case("RMSNorm", rows, lambda x, g: norm.norm(x, g, None, EPS), lambda x, g: F.rms_norm(x, g.shape, g, EPS),
+        Case("RMSNorm", rows, lambda x, g: pointwise.norm(x, g, None, EPS), lambda x, g: F.rms_norm(x, g.shape, g, EPS),
              lambda x, g: reference.norm(x, g, None, EPS), (wide, *small), times(2, 3)),
-        Case("LayerNorm", rows_and_bias, lambda x, g, b: norm.norm(x, g, b, EPS),
+        Case("LayerNorm", rows_and_bias, lambda x, g, b: pointwise.norm(x, g, b, EPS),
              lambda x, g, b: F.layer_norm(x, g.shape, g, b, EPS), lambda x, g, b: reference.norm(x, g, b, EPS),
              (wide, *small), times(2, 3)),
-        Case("add, RMSNorm", two_rows, lambda x, r, g: norm.add_norm(x, r, g, None, EPS), _add_norm_torch,
+        Case("add, RMSNorm", two_rows, lambda x, r, g: pointwise.add_norm(x, r, g, None, EPS), _add_norm_torch,
              lambda x, r, g: reference.add_norm(x, r, g, None, EPS), (wide, *small), times(4, 4)),
-        Case("softmax, causal", one, lambda x: softmax.scaled_softmax(x, 0.1, None, True), _causal_torch,
+        Case("softmax, causal", one, lambda x: pointwise.scaled_softmax(x, 0.1, None, True), _causal_torch,
              lambda x: reference.scaled_softmax(x, 0.1, None, True),
              ((4, 16, 2048, 2048), (1, 2, 9, 16), (2, 1, 5, 33)), times(1.5, 2)),
-        Case("SwiGLU", lambda size, *rest: one((*size[:-1], 2 * size[-1]), *rest), activation.swiglu,
+        Case("SwiGLU", lambda size, *rest: one((*size[:-1], 2 * size[-1]), *rest), pointwise.swiglu,
              lambda x: F.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1], reference.swiglu, (inner, *inner_small),
              times(1.5, 2.5)),
-        Case("bias-GeLU", rows, lambda x, b: activation.bias_gelu(x, b, True),
+        Case("bias-GeLU", rows, lambda x, b: pointwise.bias_gelu(x, b, True),
              lambda x, b: F.gelu(x + b, approximate="tanh"), lambda x, b: reference.bias_gelu(x, b, True),
              (inner, *inner_small), times(2, 3)),
-        Case("RoPE", one, lambda x: rope.rope(x, *_angles(x)), _rope_torch,
+        Case("RoPE", one, lambda x: pointwise.rope(x, *_angles(x)), _rope_torch,
              lambda x: reference.rope(x, *(t.double() for t in _angles(x))),
              ((16384, 1, 40, 128), (5, 2, 3, 16), (3, 1, 1, 34)), times(2, 2)),
         Case("cross entropy", one, lambda z: cross_entropy.cross_entropy(z, _target(z)),

@@ -5,6 +5,8 @@
     NN_name/checks/        the exercises: inputs, the judge's own answer, what can go wrong, what to say then
     NN_name/answers/       programs that try the checks: other right ones, and wrong ones with what is said to them
     NN_name/mistakes.py    the same as small edits of the solution (`labkit/answers`)
+    figures/               what labs draw, a module for each
+    rehearsal.py           pipeline schedules run with sleep in the place of computation, for labs 03 and 12
 
 A name that begins with a digit is for `importlib` and for relative imports: `course.01_process_groups` is what
 `%lab 01_process_groups` loads.
@@ -15,11 +17,11 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-# What a lab asks to be written stands in these packages. `comm` is a tool that labs use, where it is not the subject.
+# What a lab asks to be written is in these packages. `comm` is a tool that labs use, where it is not the subject.
 CLOSED = (
     "minimegatron.layers", "minimegatron.parallel", "minimegatron.models", "minimegatron.training",
     "minimegatron.optim", "minimegatron.inference", "minimegatron.kernels", "minimegatron.checkpoint",
-    "minimegatron.data", "minimegatron.viz", "minimegatron.commands", "course.figures",
+    "minimegatron.data", "minimegatron.viz", "minimegatron.commands", "course.figures", "course.rehearsal",
 )  # fmt: skip
 
 

@@ -1,13 +1,14 @@
-"""A schedule rehearsed: real processes, real messages, and sleep in the place of computation.
+"""Runs a pipeline schedule with real processes and messages, and with sleep in the place of computation.
 
-A pipeline of four ranks needs four GPUs, or a machine whose cores do not get into each other's way. Sleep needs
-neither: the order of actions, the waiting and the messages are those of a run, and every action takes as long as the
-plan says (`schedule_sim.Costs`): F a step, an undivided B two, B and W of a divided backward one each; a chunk a v-th.
+Four ranks that compute need four GPUs, or cores that do not slow each other down; four ranks that sleep do not. The
+order of actions, the waiting and the messages are those of a training step, and every action takes as long as the
+simulator says (`schedule_sim.Costs`): F one step, an undivided B two, B and W of a split backward one each; on a chunk
+1/v of that.
 
     every rank:   mine = [rehearse(schedule, mail, 0.02) for _ in range(5)]
     afterwards:   fastest(reports)       the events of all ranks in the run that was disturbed least
 
-What comes back is plain data (tuples, numbers), so that a process can send it to a notebook.
+Results are tuples and numbers, which a process can send to a notebook.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ if TYPE_CHECKING:
     from minimegatron.comm.p2p import PointToPoint
 
 Row = tuple[str, int, float, float, str]  # name, rank, start, end, note
-Mine = tuple[list[Row], int]  # what a rank did, and the most activations it held
+RankReport = tuple[list[Row], int]  # what a rank did, and the most activations it held
 
 
-def rehearse(schedule: Schedule, mail: PointToPoint, step: float = 0.02) -> Mine:
+def rehearse(schedule: Schedule, mail: PointToPoint, step: float = 0.02) -> RankReport:
     """Run this rank's list, all ranks starting together; every rank calls it with the same schedule.
 
     Args:
@@ -66,7 +67,7 @@ def rehearse(schedule: Schedule, mail: PointToPoint, step: float = 0.02) -> Mine
     return rows, max(int(e.note) for e in log.select("live"))
 
 
-def fastest(reports: Sequence[Sequence[Mine]]) -> list[Event]:
+def fastest(reports: Sequence[Sequence[RankReport]]) -> list[Event]:
     """The events of all ranks in the shortest of several runs; a note names its chunk only where there are several.
 
     Args:
@@ -79,7 +80,7 @@ def fastest(reports: Sequence[Sequence[Mine]]) -> list[Event]:
     return [dataclasses.replace(e, note=e.note.partition(".")[0]) for e in found]
 
 
-def most_live(reports: Sequence[Sequence[Mine]]) -> list[int]:
+def most_live(reports: Sequence[Sequence[RankReport]]) -> list[int]:
     """Of each rank, the most activations that it held in any run."""
     return [max(live for _, live in runs) for runs in reports]
 

@@ -16,6 +16,7 @@
 | `magics`, `workspace`   | what a cell does, and where its files are; `options` of its first line    |
 | `plainly`, `made`       | errors as a learner reads them; names that a cell above makes             |
 | `unopened`, `guesses`   | a kernel without a lab; guesses                                           |
+| `ranks`                 | warm ranks and the supervised `torchrun`, for cells, tests and benchmarks |
 | `exercises`, `checks`   | how a lab's author declares exercises; judges of evidence                 |
 | `compare`, `parts`      | is this answer right, in words; which of several outputs is not           |
 | `judge`                 | draw, play, decide: the verdict from plain data, never from the learner   |

@@ -49,7 +49,7 @@ from labkit.emulator import Emulator, LaunchError, fitting
 from minimegatron.data.publish import build_once
 from minimegatron.errors import MinimegatronError
 from minimegatron.kernels import build
-from minimegatron.kernels.launch import KernelError, Library
+from minimegatron.kernels.operators import KernelError, Library
 
 CSRC = Path(__file__).parent / "csrc"
 STUB = "your code here"

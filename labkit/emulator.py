@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from labkit.cuda_text import ARRAYS, Parameter
-from minimegatron.kernels.launch import KernelError
+from minimegatron.kernels.operators import KernelError
 
 TURNS = 20_000_000_000  # of all loops of all threads in one launch: more is a loop without an end
 CHECKED_TURNS = 50_000_000  # in a check, whose cases are small

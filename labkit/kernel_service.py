@@ -41,7 +41,7 @@ import torch
 from labkit.broker import Letter
 from labkit.cuda_text import Parameter
 from labkit.emulator import CHECKED_TURNS, Emulator, LaunchError, fitting
-from minimegatron.kernels.launch import KernelError
+from minimegatron.kernels.operators import KernelError
 
 ORDERS = (0, 1, 2, 3)
 _MAX_LAUNCHES = 256  # in one trial

@@ -41,7 +41,7 @@ from labkit.exercises import GIVEN
 from labkit.nursery import Failed
 from labkit.placing import digests, groups_of, strided
 from minimegatron.errors import MinimegatronError
-from minimegatron.launch.consequence import is_consequence
+from minimegatron.launch.error_report import is_consequence
 
 STUB = "your code here"
 _NO_FUNCTION = re.compile(r"module '(exercises\.\w+)' has no attribute '(\w+)'")

@@ -5,24 +5,25 @@ from __future__ import annotations
 import math
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 
-from labkit.ranks.pool import WarmPool, shared_pool, this_process
-from minimegatron.data.corpus import prepare_corpus
-from minimegatron.launch import procs
-from tests import twin
+if TYPE_CHECKING:  # at run time inside functions: the controller of xdist, which runs no test, needs no torch
+    import torch
+
+    from labkit.ranks.pool import WarmPool
+    from tests import twin
 
 # No test measures time: an example may take as long as the machine is busy.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
-
-this_process().preload = ("pytest", "hypothesis", "transformers")  # functions that run on ranks live in files of tests
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -44,9 +45,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in set(left)]
 
 
+def pytest_collection_finish() -> None:
+    """Functions that run on ranks live in files of tests, which import more than the package."""
+    from labkit.ranks.pool import this_process
+
+    theirs = ("pytest", "hypothesis", "transformers", "tests.twin", "tests.mock_data", "tests.recorder")
+    this_process().preload = tuple(name for name in theirs if name in sys.modules)
+
+
 @pytest.fixture(scope="session")
 def docs_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The docstrings of the standard library with a vocabulary of 512, prepared once for all processes of a run."""
+    from minimegatron.data.corpus import prepare_corpus
+
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
@@ -62,6 +73,8 @@ def ranks() -> Callable[..., WarmPool]:
     that count every call.
     """
 
+    from labkit.ranks.pool import shared_pool
+
     def pool(nranks: int, *, fingerprints: bool = True) -> WarmPool:
         return shared_pool(nranks, fingerprints=fingerprints)
 
@@ -75,10 +88,17 @@ def assert_same_as_serial(ranks: Callable[..., WarmPool]) -> Callable[..., None]
     Every gradient, the loss, the gradient norm; replicas bit for bit; and shards that should differ do (see `twin`).
     """
 
+    from tests import twin
+
+    twins: dict[str, tuple[float, dict[str, torch.Tensor]]] = {}
+
     def check(case: twin.Case, dp: int = 1, tolerance: float | None = None) -> None:
         sizes = (f"{axis}_parallel_size" for axis in ("tensor_model", "pipeline_model", "context"))
         world = dp * math.prod(case.layout.get(size, 1) for size in sizes)
-        for report in ranks(world).run(twin.compare_with_serial, case):
+        key = twin.twin_key(case, dp)
+        if key not in twins:
+            twins[key] = twin.serial_gradients(case, dp)
+        for report in ranks(world).run(twin.compare_with_serial, case, twins[key]):
             assert twin.problems(report, tolerance or (1e-10 if case.double else 1e-5)) == []
 
     return check
@@ -96,6 +116,9 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 def _possessions() -> set[str]:
+    from labkit.ranks.pool import this_process
+    from minimegatron.launch import procs
+
     server = this_process().server
     stay = {server.process.pid} if server else set()
     found = {f"process {pid}" for pid in procs.children(os.getpid()) if pid not in stay}

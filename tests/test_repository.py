@@ -40,8 +40,10 @@ def texts() -> dict[Path, str]:
 
 
 @functools.cache
-def trees() -> dict[str, ast.Module]:
-    return {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in MODULES}
+def trees() -> dict[str, tuple[ast.Module, list[str]]]:
+    """Path below the root -> syntax tree and lines."""
+    sources = {str(path.relative_to(ROOT)): path.read_text() for path in MODULES}
+    return {name: (ast.parse(source), source.splitlines()) for name, source in sources.items()}
 
 
 # ---------------------------------------------------------------------------------------------- environment
@@ -129,7 +131,7 @@ def test_no_file_is_large() -> None:
 
 
 def test_every_module_has_a_docstring() -> None:
-    assert not [name for name, tree in trees().items() if not ast.get_docstring(tree)]
+    assert not [name for name, (tree, _) in trees().items() if not ast.get_docstring(tree)]
 
 
 # Packages whose processes are somebody's children, or compile code: they pass the environment on. Elsewhere arguments
@@ -140,7 +142,7 @@ READ_ENVIRONMENT = tuple(f"minimegatron/{name}" for name in ("launch/", "command
 def test_the_environment_decides_nothing() -> None:
     reads = {
         name
-        for name, tree in trees().items()
+        for name, (tree, _) in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
     }
@@ -154,10 +156,9 @@ BLOCKING = {"join", "get", "recv", "communicate", "select", "acquire", "result",
 GROUPS = {"init_process_group", "new_group", "new_subgroups", "monitored_barrier"}
 
 
-def waits(source: str, collectives: bool = False) -> Iterator[int]:
+def waits(tree: ast.Module, lines: list[str], collectives: bool = False) -> Iterator[int]:
     """Lines that wait without a deadline and do not say `# no deadline: why`."""
-    lines = source.splitlines()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             name, owner = node.func.attr, node.func.value
             of_subprocess = isinstance(owner, ast.Name) and owner.id == "subprocess"
@@ -171,23 +172,23 @@ def waits(source: str, collectives: bool = False) -> Iterator[int]:
 def test_nothing_waits_for_ever() -> None:
     found = {
         f"{name}:{line}"
-        for path in MODULES
-        for name in [str(path.relative_to(ROOT))]
-        for line in waits(path.read_text(), name.startswith(COLLECTIVES))
+        for name, (tree, lines) in trees().items()
+        for line in waits(tree, lines, name.startswith(COLLECTIVES))
     }
     assert not found, f"give a timeout, or say `# no deadline: why`: {sorted(found)}"
 
 
 @pytest.mark.parametrize("source", ["dist.new_group(ranks)", "process.wait()", "queue.get()", "subprocess.run(c)"])
 def test_the_scanner_sees_waits_without_a_deadline(source: str) -> None:
-    assert list(waits(source)) == [1] and not list(waits(source + "  # no deadline: because"))
+    assert list(waits(ast.parse(source), [source])) == [1]
+    assert not list(waits(ast.parse(source), [source + "  # no deadline: because"]))
 
 
 @pytest.mark.parametrize(
     "source", ["dist.new_group(ranks, timeout=t)", "process.wait(5)", "table.get('key')", "', '.join(words)"]
 )
 def test_the_scanner_leaves_other_calls_alone(source: str) -> None:
-    assert not list(waits(source))
+    assert not list(waits(ast.parse(source), [source]))
 
 
 def test_nothing_that_is_loaded_is_trusted() -> None:

@@ -15,6 +15,7 @@ import torch
 
 from minimegatron.comm import collectives as c
 from minimegatron.comm.agree import gather_objects
+from minimegatron.comm.axis import Axis
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.sequence import cut_batch
 from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
@@ -228,23 +229,34 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return ((a - b).abs().max() / b.abs().max().clamp(min=1e-8)).item()
 
 
+def twin_key(case: Case, dp: int) -> str:
+    """What the serial twin of a case depends on."""
+    return f"{dp} {Case(**{field: getattr(case, field) for field in TWIN_FIELDS})}"
+
+
 def compare_all(rank: int, world: int, cases: list[Case]) -> list[dict[str, Any]]:
     """`compare_with_serial` for cases on equally many ranks; what differs in its layout alone has the same twin."""
     twins: dict[str, tuple[float, dict[str, torch.Tensor]]] = {}
     reports = []
     for case in cases:
         mesh = Mesh.build(case.parallel)
-        key = f"{mesh.dp.size} {Case(**{f: getattr(case, f) for f in TWIN_FIELDS})}"
+        key = twin_key(case, mesh.dp.size)
         if key not in twins:
             twins[key] = serial_gradients(case, mesh.dp.size)
         reports.append(_compare(case, mesh, *twins[key]))
     return reports
 
 
-def compare_with_serial(rank: int, world: int, case: Case) -> dict[str, Any]:
-    """Runs on every rank: deviations from the twin, and what must be equal or different between ranks."""
+def compare_with_serial(
+    rank: int, world: int, case: Case, twin: tuple[float, dict[str, torch.Tensor]] | None = None
+) -> dict[str, Any]:
+    """Runs on every rank: deviations from the twin, and what must be equal or different between ranks.
+
+    Args:
+        twin: `serial_gradients` of the case; each rank computes them where they are not given.
+    """
     mesh = Mesh.build(case.parallel)
-    return _compare(case, mesh, *serial_gradients(case, mesh.dp.size))
+    return _compare(case, mesh, *(twin or serial_gradients(case, mesh.dp.size)))
 
 
 def _compare(case: Case, mesh: Mesh, want_loss: float, want: dict[str, torch.Tensor]) -> dict[str, Any]:
@@ -260,19 +272,14 @@ def _compare(case: Case, mesh: Mesh, want_loss: float, want: dict[str, torch.Ten
     want_norm = torch.stack([g.double().norm() for g in want.values()]).norm().item()
     held = {name for names in gather_objects(list(got), mesh.pp) for name in names}
     differ, equal = [], []
-    for name, param in ddp.params.items():
-        expert = layout_of(param).experts is not None
-        copies, tp = (mesh.edp, mesh.etp) if expert else (mesh.dp_cp, mesh.tp)
-        for what, tensor in ((name, held_weights[name]), (f"{name}.grad", whole[name])):
-            over_dp = c.all_gather(tensor.detach()[None], copies)
-            over_tp = c.all_gather(tensor.detach()[None], tp)
-            if any(not torch.equal(over_dp[0], other) for other in over_dp[1:]):
-                differ.append(f"{what} over {copies.name}")
-            same = all(torch.equal(over_tp[0], other) for other in over_tp[1:])
-            if layout_of(param).sharded and same and tp.size > 1 and tensor.any():
-                equal.append(what)
-            if not layout_of(param).sharded and not same:
-                differ.append(f"{what} over {tp.name}")
+    for experts, (copies, tp) in ((False, (mesh.dp_cp, mesh.tp)), (True, (mesh.edp, mesh.etp))):
+        layouts = {n: layout_of(p) for n, p in ddp.params.items() if (layout_of(p).experts is not None) == experts}
+        tensors = {n: held_weights[n] for n in layouts} | {f"{n}.grad": whole[n] for n in layouts}
+        sharded = {what for what in tensors if layouts[what.removesuffix(".grad")].sharded}
+        over_tp = differing(tensors, tp)
+        differ += [f"{what} over {copies.name}" for what in differing(tensors, copies)]
+        differ += [f"{what} over {tp.name}" for what in over_tp if what not in sharded]
+        equal += [what for what in sharded if what not in over_tp and tp.size > 1 and tensors[what].any()]
     return {
         "loss": abs(loss - want_loss) / abs(want_loss) if want_loss else abs(loss),
         "grad_norm": abs(norm - want_norm) / max(want_norm, 1e-12),
@@ -281,6 +288,16 @@ def _compare(case: Case, mesh: Mesh, want_loss: float, want: dict[str, torch.Ten
         "replicas_that_differ": differ,
         "shards_that_are_equal": equal,
     }
+
+
+def differing(tensors: dict[str, torch.Tensor], axis: Axis) -> list[str]:
+    """Names of the tensors that are not bit for bit the same on all ranks of the axis, by one all-gather of all."""
+    if not tensors or axis.size == 1:
+        return []
+    flat = torch.cat([tensor.detach().double().flatten() for tensor in tensors.values()])  # exact for smaller dtypes
+    first, *others = c.all_gather(flat[None], axis)
+    same = torch.stack([first == other for other in others]).all(0).split([t.numel() for t in tensors.values()])
+    return [name for name, equal in zip(tensors, same, strict=True) if not equal.all()]
 
 
 def problems(report: dict[str, Any], tolerance: float) -> list[str]:

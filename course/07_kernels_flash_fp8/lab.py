@@ -1337,7 +1337,7 @@ progress()
 #
 # | here | minimegatron | Megatron-LM |
 # |---|---|---|
-# | the norms | `kernels/csrc/norm.cu`, `kernels/norm.py` | Transformer Engine, Apex |
+# | the norms | `kernels/csrc/norm.cu`, `kernels/pointwise.py` | Transformer Engine, Apex |
 # | shuffles, block sums, 16 bytes a load | `kernels/csrc/device.h` | the same |
 # | CUDA on a CPU | `kernels/csrc/emulator.h`, `labkit/csrc/lab.h` | not there |
 # | flash attention | `kernels/blockwise.py`, `kernels/csrc/flash_attention.cu` | the flash-attn package, Transformer Engine |

@@ -14,10 +14,9 @@ from minimegatron.errors import ConfigError
 from minimegatron.viz.picture import INK, PALETTE, PAPER, Picture, box, new_figure, panels, rank_colours, sample, styled
 
 # --------------------------------------------------------------------------------------- which rank holds which numbers
-# Who holds which numbers of a tensor in one layout, and in another one: the boxes of each rank, side by side.
-#
-# A box is a range of rows and a range of columns. Each rank's boxes have its colour and its number; what one rank of
-# another layout wants is drawn over all as a dashed line, so the picture shows which stored boxes it meets.
+# A panel for each layout of a tensor. A box is a range of rows and a range of columns that one rank holds, in the
+# colour of the rank and with its number. A dashed line over all panels marks what one rank of another layout reads,
+# so the picture shows which stored boxes it has to open.
 
 Box = Sequence[Sequence[int]]  # [[first row, last row], [first column, last column]]; the last is not included
 
@@ -72,11 +71,10 @@ def _tensor(axes: Axes, shape: tuple[int, int], ranks: Sequence[Sequence[Box]]) 
 
 
 # -------------------------------------------------------------------------------------------------- what a crash leaves
-# What can be found after a crash at each step of a save: the old checkpoint, the new one, or something broken.
-#
-# A column is a change of the disk, a row is what a reader can find when the machine stops right after it. A filled cell
-# can happen when the power fails; a ring says what is found when only the program dies. A save is safe if no cell of
-# the row "broken" is filled.
+# A panel for each way to save a checkpoint. A column is one change of the disk, a row is what a reader can find when
+# the machine stops right after that change: the old checkpoint, the new one, or a broken one. A filled cell can
+# happen when the power fails, a ring is what is found when only the program is killed. A save is safe if the row
+# "broken" is empty.
 
 ROWS = ("old", "new", "broken")
 COLOURS = {"old": PALETTE[1], "new": PALETTE[3], "broken": PALETTE[7]}

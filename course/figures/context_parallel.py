@@ -28,14 +28,11 @@ from minimegatron.viz.picture import (
 )
 
 # ---------------------------------------------------------------------------------------- which rank holds which tokens
-# Who holds which tokens of a sequence, how much work that makes, and how heads are exchanged for tokens.
+# `causal_map`: a row is a query, and its bar is as long as the number of keys that it sees. Rows of one colour are the
+# tokens of one rank, so the area of a colour is the attention work of that rank.
 #
-# `causal_map`: a row is a query, and its bar is as long as the keys that it sees. The rows of a colour are the tokens
-# that a rank holds, the area of a colour is the pairs of a query and a key that its attention works on. The rank is
-# written at the left of each of its rows' runs.
-#
-# `heads_for_tokens`: what Ulysses moves. Rows are heads, columns are chunks of the sequence; thick lines part the
-# ranks. An all-to-all turns the cut from columns to rows; afterwards each rank sorts its columns.
+# `heads_for_tokens`: the all-to-all of Ulysses. Rows are heads, columns are chunks of the sequence, frames are ranks.
+# The all-to-all turns the cut from columns to rows; afterwards each rank sorts its columns.
 
 
 def pairs_of(held: Sequence[Sequence[int]]) -> list[int]:
@@ -141,13 +138,10 @@ def _triangle(axes: Axes, held: Sequence[Sequence[int]]) -> None:
 
 
 # --------------------------------------------------------------------------------------- the running softmax of one row
-# The softmax of one row, block by block, with numbers that can be checked by hand.
-#
 # One query meets its keys a block at a time and keeps three numbers: the largest score so far m, the sum l, and the
-# weighted sum of values O. A new maximum shrinks l and O by e^(m - m') before the block is added. The picture is the
-# whole calculation as a table: a column for each block, a row for each quantity.
-#
-# Scores are given as e^S, whole numbers, so that all but m stays a fraction: for e^S = 2 the score is ln 2.
+# weighted sum of values O. A new maximum shrinks l and O by e^(m - m') before the block is added. The picture is this
+# calculation as a table: a column for each block, a row for each quantity, with numbers to check by hand. Scores are
+# given as e^S, whole numbers, so that all but m stay fractions: for e^S = 2 the score is ln 2.
 
 ROWS = (
     "scores S", "values V", "m' = max(m, S)", "shrink = e^(m - m')", "P = e^(S - m')", "l · shrink + sum of P",
@@ -263,12 +257,10 @@ def _end(axes: Axes, x: float, last: Step) -> None:
 
 
 # -------------------------------------------------------------------------------------------- a ring of keys and values
-# A ring of keys and values, step by step: whose block each rank has, and which part of it its queries see.
-#
 # A cell is one rank at one step. Its four quarters are the early and the late half of the rank's queries (rows) against
 # the early and the late half of the block's keys (columns): filled where all pairs are visible, a triangle where the
-# causal mask cuts the quarter, empty where nothing is. The colour is that of the block's owner. What is filled is the
-# work; where cells of one step differ, ranks wait for each other.
+# causal mask cuts the quarter, empty where nothing is visible. The colour is that of the rank that owns the block. The
+# filled area is the work; where cells of one step differ, the faster ranks wait.
 
 FULL, PART, NONE = "full", "half", "hidden"
 GAP = 1.45  # from a cell to the next, in widths of a cell
@@ -282,8 +274,8 @@ def seen(queries: Sequence[int], keys: Sequence[int]) -> str:
 
 def quarters(held: Sequence[Sequence[int]], rank: int, step: int) -> list[list[str]]:
     """`seen` of the early and the late half of a rank's queries against both halves of the block that it has."""
-    mine, theirs = halves(held[rank]), halves(held[(rank - step) % len(held)])
-    return [[seen(queries, keys) for keys in theirs] for queries in mine]
+    queries, keys = halves(held[rank]), halves(held[(rank - step) % len(held)])
+    return [[seen(rows, columns) for columns in keys] for rows in queries]
 
 
 def halves(places: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:

@@ -13,9 +13,8 @@ from minimegatron.errors import ConfigError
 from minimegatron.viz.picture import INK, MEASURED, PREDICTED_LINE, blank, new_figure, styled
 
 # --------------------------------------------------------------------------------------- how many boxes something fills
-# How many boxes of one size something fills: GPUs and what must lie in them, each box as full as it is.
-#
-# Bars on a logarithmic axis have lengths that mean nothing; boxes can be counted.
+# Boxes of one size, each as full as it is: bars on a logarithmic axis have lengths that mean nothing, boxes can be
+# counted.
 
 ROW = 1.5  # height of a row, in boxes
 
@@ -58,10 +57,8 @@ def boxes_filled(
 
 
 # ---------------------------------------------------------------------------- how a cost grows with the number of ranks
-# How a cost grows with the number of ranks: formulas as dashed curves, counts as dots on them.
-#
-# One pair of bars can only show that a formula is right once. Over several sizes the same comparison shows what a
-# formula is for: which way of doing something still works on many ranks.
+# Formulas are dashed curves, counts are dots on them. One pair of bars shows that a formula is right once; over several
+# sizes the same comparison shows which way of doing something still works on many ranks.
 
 MARKERS = "osD^v"
 

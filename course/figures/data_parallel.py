@@ -42,16 +42,12 @@ if TYPE_CHECKING:
     from minimegatron.parallel.data.buckets import BufferLayout, Span
 
 # --------------------------------------------------------------------------------------------------- the stages of ZeRO
-# What each rank keeps under the stages of ZeRO: as areas, and in bytes.
+# `stage_grid`: the memory of each rank in each stage. All parameters of the model lie from left to right, the bytes
+# of one parameter from top to bottom, so areas are bytes. Hatched is what every rank holds whole. Where a stage
+# shards a kind of state, a rank has its slice in its colour, and a dotted frame shows what other ranks hold. The
+# bytes are written at the right, with Ψ parameters and D ranks.
 #
-# `stage_grid`: a rank's memory of a model in each stage, a rectangle for each kind of number. All parameters of the
-# model lie from left to right and the bytes of one parameter from top to bottom (written at the left), so areas are
-# bytes. Hatched is what is whole on every rank; the stage that shares a kind out leaves a rank its slice of it, in the
-# rank's colour, and a dotted frame around what other ranks have. Beside each stage stands what that is in bytes, with
-# Ψ parameters and D ranks.
-#
-# `stage_bars`: bytes of a rank by owner, a stage beside the other, as a formula says (hatched) and as they were
-# counted.
+# `stage_bars`: bytes of one rank by owner, predicted (hatched) beside measured, a pair of bars for each stage.
 #
 # Rajbhandari et al. 2020 (arXiv 1910.02054), figure 1.
 
@@ -168,8 +164,8 @@ def stage_bars(
     most = max([capacity or 0.0, *(sum(bar.values()) for side in sides for bar in side.values())])
     units = BYTES if binary else ("B", "kB", "MB", "GB", "TB")
     divisor, unit = scaled(most, units, 1024 if binary else 1000)
-    held = {owner for side in sides for bar in side.values() for owner in bar}
-    owners = [owner for owner in OWNERS if owner in held] + sorted(held - OWNERS.keys())
+    present = {owner for side in sides for bar in side.values() for owner in bar}
+    owners = [owner for owner in OWNERS if owner in present] + sorted(present - OWNERS.keys())
     with styled():
         figure = new_figure(2.6 + 1.5 * len(predicted), 3.9, title)
         axes = figure.subplots()
@@ -214,11 +210,9 @@ def _short(amount: float) -> str:
 
 
 # -------------------------------------------------------------------------------------------------------- a flat buffer
-# A flat buffer as a strip: where each parameter lies, where buckets end, and which rank owns which stretch.
-#
-# The strip is drawn to scale, an element of the buffer is as wide as any other. Its colour is that of the rank which
-# owns it (`parallel/data/buckets`: an equal part of every bucket, wherever parameters begin and end); hatched is
-# padding. A parameter that a shard's border cuts has two colours under one name, and its name is bold.
+# The buffer as a strip, drawn to scale. The colour of a piece is that of the rank that owns it
+# (`parallel/data/buckets`: an equal part of every bucket, wherever parameters begin and end); hatched is padding. The
+# name of a parameter that a shard's border cuts is bold.
 #
 #     name          w2          b2      w1
 #     strip     [aaaaaaabbbb][bb]//[aaaaaaaaaabbbbbb]//
@@ -361,11 +355,10 @@ def _buckets(axes: Axes, layout: BufferLayout) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- gathers on use
-# One rank's step with sharded weights: computation above, gathers and reduce-scatters below, and who waited for whom.
-#
-# A gather begins while the unit before is computed and must have arrived when its own unit runs. What of it lies behind
-# computation is pale; dark is the end that nothing hides, during which the rank waits. The first gather of a step is
-# always dark, the others are where the network is slower than a unit.
+# One rank's step with sharded weights: computation above, all-gathers and reduce-scatters below. A gather begins while
+# the unit before is computed and must have arrived when its own unit runs. The part that computation hides is pale; the
+# dark end is exposed: the rank waits. The first gather of a step is always exposed, the others where the network is
+# slower than a unit.
 #
 #     compute    | embedding |  unit 0   |  unit 1   |####wait###|  unit 2   |
 #     gathers  ##| [-- 0 ----]  [-- 1 ---]  [---- 2 ----########]
@@ -378,8 +371,8 @@ def _buckets(axes: Axes, layout: BufferLayout) -> None:
 #     gather_timeline(log.events)
 #     gather_timelines({"with prefetch": log.events, "without": other.events})   # on one axis
 #
-# A reduce-scatter's wait may lie inside of a unit's backward pass, where the trace cannot tell it from computation:
-# only of gathers is the dark part exact.
+# The exposed part is exact for gathers only: a wait for a reduce-scatter may lie inside a unit's backward pass, where
+# the trace cannot tell it from computation.
 
 AXES = ("dp_cp", "edp")  # of the mesh: where weights and gradients are cut
 PALE, SUMS, PALE_SUMS = "#d3dae6", PALETTE[4], "#f3dde5"
@@ -450,13 +443,13 @@ def gather_timelines(
             _panel(panel, clock, lanes, rows[name])
             gathers = gathers_of([*lanes["compute"], *lanes["gathers"]], axes)
             waited, spent = (1e6 / divisor * s for s in (sum(g.exposed for g in gathers), _length(gathers)))
-            said = f"{waited:.3g} {unit} in waits for gathers, which are {spent:.3g} {unit} under way"
+            waits = f"{waited:.3g} {unit} in waits for gathers, which are {spent:.3g} {unit} under way"
             if name:
                 panel.set_title(
-                    f"{name}: {_seconds(lanes) * 1e6 / divisor:.3g} {unit}, of it {said}", fontsize=9, loc="left"
+                    f"{name}: {_seconds(lanes) * 1e6 / divisor:.3g} {unit}, of it {waits}", fontsize=9, loc="left"
                 )
             panel.set_xlim(-0.005 * horizon * clock.scale, 1.005 * horizon * clock.scale)
-        panels[-1].set_xlabel(f"time in {unit}" + (f"; {said}" if not name else ""))
+        panels[-1].set_xlabel(f"time in {unit}" + (f"; {waits}" if not name else ""))
         looks = [("forward", WORK["F"]), ("backward", WORK["B"]), ("hidden gather", PALE), ("exposed gather", COMM)]
         sums = any(lanes["reduce-scatters"] for lanes in drawn.values())
         looks += [("hidden sum", PALE_SUMS), ("exposed sum", SUMS)] * sums
@@ -467,15 +460,15 @@ def gather_timelines(
 
 def _lanes(events: Sequence[Event], rank: int, axes: Sequence[str]) -> dict[str, list[Event]]:
     """What one rank's lanes hold; a gather bears the name of its unit."""
-    mine = [e for e in events if e.rank == rank]
-    units, gathered = [e for e in mine if e.kind == "unit"], gathers_of(mine, axes)
+    own = [e for e in events if e.rank == rank]
+    units, gathered = [e for e in own if e.kind == "unit"], gathers_of(own, axes)
     if not units or not gathered:
         raise ConfigError(
             f"{len(units)} spans of units and {len(gathered)} gathers on rank {rank}",
             fix="with trace.record(rank) as log, units_in_trace(ddp): one step of ZeRO-3; then pass log.events",
         )
     gathers = [Event("all_gather", "comm", rank, g.start, g.end, axes[0], note=g.unit) for g in gathered]
-    return {"compute": units, "gathers": gathers, "reduce-scatters": _on(mine, "reduce_scatter", axes)}
+    return {"compute": units, "gathers": gathers, "reduce-scatters": _on(own, "reduce_scatter", axes)}
 
 
 def _seconds(lanes: Mapping[str, Sequence[Event]]) -> float:

@@ -33,14 +33,14 @@ from minimegatron.viz.picture import (
 )
 
 # --------------------------------------------------------------------------------------------- the routing and the load
-# Which token goes to which expert, and how evenly: the routing of a batch as a grid, and the load as training goes on.
+# `routing_grid`: a row of the grid is a token, a column an expert. A filled square is a token that goes to an expert,
+# a square with a cross was chosen and then dropped by the capacity. The columns of one rank have one colour, and
+# below them stand their sums.
 #
-# In the grid a line is a token, a column an expert, named above it; a filled square is a row, one token on its way to
-# one expert; the columns of one rank have one colour, and below them stand their sums. A square with a cross was chosen
-# and dropped. In the bands each expert's share of all rows is a band in the colour of its rank, with its number where
-# the run ends: equal bands are an even load, a band that thins out is an expert that gets no tokens any more, and the
-# thick line is where one rank's work ends and the next one's begins. `imbalance` shows what that costs in time, and
-# that the loss hardly shows it.
+# `load_bands`: each expert's share of all rows over the steps. Equal bands are an even load, a band that thins out is
+# an expert that gets no tokens any more, and a thick line parts the ranks.
+#
+# `imbalance`: what an uneven load costs in time, and how little the loss shows of it.
 
 Grid = Sequence[Sequence[bool]]
 
@@ -238,10 +238,8 @@ def _means(numbers: Sequence[float], every: int) -> list[float]:
 
 
 # --------------------------------------------------------------------------------------------- one dispatch, row by row
-# One dispatch of a mixture of experts, row by row: where each row stands before it travels, when it arrives, at work.
-#
-# A *row* is one token on its way to one expert; its name is both, `b3` is token b for expert 3, and its colour is the
-# rank that it comes from. Read from top to bottom the picture is the way there, from bottom to top the way back:
+# A *row* is one token on its way to one expert: `b3` is token b for expert 3, in the colour of the rank that it comes
+# from. From top to bottom the picture is the dispatch, from bottom to top the combine:
 #
 # | line         | the rows of a rank                       | numbers below it                                 |
 # |--------------|------------------------------------------|--------------------------------------------------|
@@ -250,7 +248,7 @@ def _means(numbers: Sequence[float], every: int) -> list[float]:
 # | as they come | by sender; of one sender still by expert | `blocks`: rows from each sender for each expert  |
 # | at work      | by expert, then by sender                | rows of each expert                              |
 #
-# What is drawn is computed by `journey`, not remembered.
+# `journey` computes what is drawn.
 
 _GAP, _STEP = 0.5, 4.3  # between groups of rows; from one line of the picture to the next
 _LEFT, _RIGHT = 6.4, 6.6  # room for the words beside the rows
@@ -370,9 +368,9 @@ def _words(axes: Axes, right: float) -> None:
                                  "rows at work:\nby expert")):  # fmt: skip
         axes.text(0.2, line * _STEP + 0.5, text, ha="left", va="center", fontsize=9, weight="bold")
     down, up = ("permute", "all-to-all", "regroup"), ("unpermute: add", "all-to-all,\nsplits exchanged", "ungroup")
-    for line, (there, back) in enumerate(zip(down, up, strict=True)):
+    for line, (left_word, right_word) in enumerate(zip(down, up, strict=True)):
         y, top, low = (line + 0.62) * _STEP, line * _STEP + 1.75, (line + 1) * _STEP - 0.75
-        for x, text, start, end in ((0.6, there, top, low), (right + 0.4, back, low, top)):
+        for x, text, start, end in ((0.6, left_word, top, low), (right + 0.4, right_word, low, top)):
             arrow(axes, (x, start), (x, end), linewidth=1.2)
             axes.text(x + 0.5, y, text, ha="left", va="center", fontsize=9)
     note = "A dark line is a row that changes its rank: these are the bytes."

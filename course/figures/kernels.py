@@ -13,14 +13,10 @@ from minimegatron.errors import ConfigError
 from minimegatron.viz.picture import INK, PAPER, arrow, blank, box, legend, new_figure, panels, sample, styled, text_on
 
 # ----------------------------------------------------------------------------------- a launch, and the GPU that runs it
-# What a kernel's launch is made of, and where on the chip its pieces live: grid, block, warp, thread.
-#
 # On the left what the programmer writes: a grid of blocks, a block of warps, a warp of 32 threads. On the right what
-# runs it: streaming multiprocessors (SMs), each with registers and shared memory of its own, above one global memory. A
-# block runs on one SM from its beginning to its end; the number in an SM says which blocks it gets here. (In which
-# order a GPU deals them out is not promised; the picture deals them in turn.)
-#
-# The darker a kind of memory is drawn, the more threads see it, and the slower it is.
+# runs it: streaming multiprocessors (SMs), each with its own registers and shared memory, above one global memory. A
+# block runs on one SM from its beginning to its end; here blocks go to the SMs in turn, an order that a GPU does not
+# promise. The darker a memory is drawn, the more threads see it, and the slower it is.
 
 WARP = 32
 # What threads do in the pictures of kernels: ACTIVE ones read or add, PASSIVE numbers came along or are left over.
@@ -111,11 +107,13 @@ def _gpu(axes: Axes, runs: Sequence[Sequence[int]], sizes: Sequence[str]) -> Non
     registers, shared, whole = sizes
     box(axes, (0, 8.6), (width, 19.9), PAPER, edge=INK)
     _text(axes, 0.6, 27.6, "GPU: many SMs (an H100 has 132)", bold=True)
-    for sm, mine in enumerate(runs):
+    for sm, assigned in enumerate(runs):
         x = gap + sm * (each + gap)
         box(axes, (x, 9.4), (each, 17.2), "white", edge=INK)
         _text(axes, x + each / 2, 25.6, f"SM {sm} runs", centre=True, bold=True)
-        _text(axes, x + each / 2, 24.0, "block " + ", ".join(map(str, mine)) if mine else "nothing", centre=True)
+        _text(
+            axes, x + each / 2, 24.0, "block " + ", ".join(map(str, assigned)) if assigned else "nothing", centre=True
+        )
         box(axes, (x + 0.8, 17.0), (each - 1.6, 5.6), REGISTERS, f"registers, {registers}\none thread sees its own",
             edge=INK, fontsize=7.5)  # fmt: skip
         box(axes, (x + 0.8, 10.2), (each - 1.6, 5.6), SHARED, f"shared memory, {shared}\nthe threads of one block\n"
@@ -137,11 +135,9 @@ def _text(
 
 
 # ------------------------------------------------------------------------------------------ what a warp asks memory for
-# Which numbers a warp asks for with one instruction, and which pieces of memory are fetched for it.
-#
-# Memory is fetched in whole *sectors* of 32 bytes, eight fp32 numbers; a thick border is drawn around each. A square is
-# a number of a matrix stored row by row. A dark one is asked for by the thread whose number stands in it, a light one
-# comes along because its sector is fetched, a white one stays where it is.
+# Memory is fetched in whole *sectors* of 32 bytes, eight fp32 numbers; a thick border is drawn around each. A square
+# is a number of a matrix stored row by row. A thread (its number stands in the square) reads a dark one; a light one
+# is fetched because it lies in the same sector; a white one is not fetched.
 
 ASKED, CAME, REST = ACTIVE, PASSIVE, "white"
 
@@ -217,15 +213,13 @@ def _matrix(axes: Axes, shape: tuple[int, int], thread: Mapping[int, int], fetch
 
 
 # ----------------------------------------------------------------------------------- a sum as a tree and as a butterfly
-# How many numbers become one sum: the tree of a block in shared memory, and the butterfly of a warp's shuffles.
-#
 # Both pictures are read from the top to the bottom: a column is a thread, a row is what the threads hold after a step,
 # and a line leads from a number to the sum that it goes into.
 #
 # | picture          | threads at work     | between two steps                                 | in the end           |
 # |------------------|---------------------|---------------------------------------------------|----------------------|
 # | `reduction_tree` | n/2, n/4, ..., 1    | a barrier: a thread reads what another one wrote  | thread 0 has the sum |
-# | `butterfly`      | all n, in each step | nothing: a shuffle waits for those that take part | all n have the sum   |
+# | `butterfly`      | all n, in each step | nothing: a shuffle synchronises its threads       | all n have the sum   |
 
 _HEIGHT, _STEP = 0.62, 1.7  # of a row of numbers, and from one row to the next
 
@@ -348,12 +342,10 @@ def _done(axes: Axes, n: int, steps: float) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- matrices in tiles
-# Matrices in tiles: the scores of causal attention, as a flash kernel meets them; a tensor with a scale for each tile.
+# `score_tiles`: the s x s scores of causal attention. A row of tiles is a block of queries, which stays on the chip; a
+# tile is computed when its keys and values are loaded. Tiles beyond the diagonal are skipped.
 #
-# `score_tiles` draws the s x s scores. A row of tiles is a block of queries, which stays on the chip; the tiles that it
-# computes are those whose keys and values are loaded for it. A tile beyond the diagonal is never touched.
-#
-# `scaled_tiles` draws numbers before and after a cast with one scale for each tile: what is rounded to 0 is marked.
+# `scaled_tiles`: numbers before and after a cast with one scale for each tile; numbers that become 0 are marked.
 
 FULL, HALF, HIDDEN = ACTIVE, PASSIVE, "white"
 LOST = "///"  # the hatch of what was a number, and is 0
@@ -486,10 +478,10 @@ def _scale(scale: float) -> str:
 
 
 # -------------------------------------------------------------------------------------------------- numbers in few bits
-# Numbers in few bits: which ones a format has, and how far a cast is off, recipe by recipe.
+# `number_lines`: the numbers that a format has. Between any two powers of two there are equally many, so their steps
+# double with each; below 2^lowest the steps stay equal, down to 0.
 #
-# A floating-point format has the same count of numbers between any two powers of two, so their steps double with each.
-# Below 2^lowest the steps stay as they are, down to 0.
+# `error_bars`: how far a cast is off, recipe by recipe.
 
 Format = tuple[int, int, float]  # mantissa bits, lowest exponent, largest number
 _BARS = (("white", ""), ("#c8c8c8", "///"), ("#555555", ""))

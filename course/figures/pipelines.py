@@ -33,7 +33,7 @@ from minimegatron.viz.picture import (
 from minimegatron.viz.schedule import DEEP, shade
 
 # ------------------------------------------------------------------------------------------------- placements of stages
-# Which rank holds which stages: the layers from left to right, a row of boxes a rank, and the way of a microbatch.
+# The stages from left to right, a row of boxes for each rank, and a line that follows a microbatch.
 #
 #     straight       a stage a rank                       one way down
 #     round robin    stages r, r+p, r+2p, ... on rank r   down, and back to rank 0 with the next chunk
@@ -91,12 +91,10 @@ def _panel(axes: Axes, placement: Sequence[Sequence[int]]) -> None:
 
 
 # --------------------------------------------------------------------------------------- lists that wait for each other
-# Lists that wait for each other: how far each rank comes, and the circle that stops them.
-#
-# A row of boxes a rank, in the order of its list. What it can do has its colour, what it never reaches is hatched; the
-# box at which it stands, the first of these, has a thick frame. An arrow goes from the box at which a rank stands to
-# the box that it waits for, on another rank. That box stands behind the one at which its own rank waits, so it is not
-# reached either: follow the arrows, and you are back where you began.
+# A row of boxes for each rank, in the order of its list of actions. Actions that the rank can do have their colour,
+# those that it never reaches are hatched, and a thick frame marks the one at which it stands. An arrow leads from
+# there to the action of another rank that it waits for. That action stands behind the one at which its own rank
+# waits, so the arrows form a circle.
 
 WIDE, HIGH, ROW = 0.8, 0.62, 1.45  # of a box; from rank to rank
 AROUND = 0.06  # from a box to the frame around it
@@ -153,10 +151,9 @@ def draw_deadlock(
 
 
 # ----------------------------------------------------------------------------------------------------- planned and done
-# A plan beside what was done, rank by rank on one time axis: the thin row is planned, the thick one below it measured.
-#
-# `timeline.gantt` puts all ranks of a plan above all ranks of a run; to see *where* a run falls behind, the two rows of
-# one rank must lie on each other. Both clocks start at their own first event.
+# A plan beside its run, rank by rank on one time axis: the thin row is planned, the thick one below it measured. Both
+# clocks start at their own first event. (`timeline.gantt` draws all ranks of a plan above all ranks of a run; here the
+# two rows of one rank lie together, so one sees *where* a run falls behind.)
 
 THIN, THICK, BETWEEN = 0.34, 0.62, 0.30  # heights of a rank's two rows, and the room between ranks
 
@@ -229,13 +226,11 @@ def _bar(axes: Axes, event: Event, y: float, height: float, chunks: int, letters
 
 
 # ------------------------------------------------------------------------------------------------ memory against bubble
-# What a schedule costs in memory and in time, as a point in a plane: the nearer to the lower left, the better.
-#
-# To the right: the activations that the fullest rank keeps, in units of what a rank keeps of one microbatch (a chunk
-# counts 1/v of it). Upwards: the bubble, idle time over work. Points that lie on each other share one label. Where the
-# same schedules stood before, with another number of microbatches, they are pale and larger, so that a point that now
-# stands there hides none, and an arrow leads from there to here. Then the bubble is on a logarithmic scale: each
-# halving is one length, of a small bubble too.
+# A schedule is a point: to the right the activations that the fullest rank keeps, in units of one microbatch's on a
+# rank (a chunk counts 1/v of it); upwards the bubble, idle time over work. Lower left is better. Points in one place
+# share a label. With `before`, a pale, larger point shows where a schedule stood with another number of microbatches,
+# and an arrow leads to where it stands now; the bubble's axis is then logarithmic, so that each halving has one
+# length.
 
 Point = tuple[float, float]  # activations kept, bubble
 

@@ -24,7 +24,7 @@ from minimegatron.viz.picture import (
 )
 
 # ---------------------------------------------------------------------------------------------------- what divides what
-# What divides what: a table of factors, what was predicted beside what was computed.
+# A table of factors: what doubling an axis divides an amount by, as computed and as predicted.
 
 NEAR = 1.25  # a factor of 1.9 is as good as one of 2
 
@@ -59,10 +59,10 @@ def factors(
                 axes.add_patch(_square(x, y, colour))
                 guess = (predicted or {}).get(row, {}).get(column)
                 middle = y if guess is None else y - 0.14
-                axes.text(x, middle, said(factor), ha="center", va="center", fontsize=11, color=text_on(colour))
+                axes.text(x, middle, factor_text(factor), ha="center", va="center", fontsize=11, color=text_on(colour))
                 if guess is not None:
                     near = guess > 0 and abs(math.log(guess / factor)) < math.log(NEAR)
-                    note = f"{'✔' if near else '✘'} predicted: {said(guess)}"
+                    note = f"{'✔' if near else '✘'} predicted: {factor_text(guess)}"
                     axes.text(x, y + 0.26, note, ha="center", va="center", fontsize=7.5, color=text_on(colour))
         axes.set_xlim(-0.5, len(columns) - 0.5)
         axes.set_ylim(len(computed) - 0.5, -0.5)
@@ -74,7 +74,7 @@ def factors(
     return figure
 
 
-def said(factor: float) -> str:
+def factor_text(factor: float) -> str:
     """`÷ 2`, `same`, `× 2`; of the factors between them one digit more."""
     near = round(factor if factor >= 1 else 1 / factor, 1)
     return "same" if near == 1 else f"{'÷' if factor > 1 else '×'} {near:g}"
@@ -85,9 +85,7 @@ def _square(x: float, y: float, colour: str) -> Rectangle:
 
 
 # ------------------------------------------------------------------------------------------- published beside predicted
-# What was predicted beside what others have published: a pair of bars for each run, a panel for each table.
-#
-# Each pair carries its ratio, since a difference of a few percent cannot be seen on bars.
+# A pair of bars for each published run, a panel for each table, with the ratio beside each pair.
 
 
 def agreement(tables: Mapping[str, Mapping[str, tuple[float, float]]], *, what: str, title: str = "") -> Picture:

@@ -14,10 +14,8 @@ from minimegatron.errors import ConfigError, did_you_mean
 from minimegatron.viz.picture import FAINT, INK, arrow, blank, box, new_figure, rank_colours, styled
 
 # ----------------------------------------------------------------------------------------- collectives before and after
-# Each collective before and after: four ranks, blocks of data with their numbers, coloured by the rank they came from.
-#
-# What is drawn is computed, not remembered: `moved` applies the collective to the blocks, and the picture shows its
-# result. A block that holds a sum carries a stripe of every rank that contributed.
+# `moved` applies the collective to numbered blocks, and the picture shows its result, coloured by the rank that a block
+# came from. A block that holds a sum has a stripe for every rank that contributed.
 #
 # | collective       | before (rank r)      | after (rank r)                              | bytes sent, buffer n |
 # |------------------|----------------------|---------------------------------------------|----------------------|
@@ -30,7 +28,7 @@ from minimegatron.viz.picture import FAINT, INK, arrow, blank, box, new_figure, 
 # | `all_reduce`     | N blocks             | the sums of all blocks                      | 2 n (N-1)/N          |
 # | `all_to_all`     | N blocks             | block r of every rank                       | n (N-1)/N            |
 #
-# An all-reduce is a reduce-scatter followed by an all-gather, which is where its factor of 2 comes from.
+# An all-reduce is a reduce-scatter followed by an all-gather, hence its factor of 2.
 
 COLLECTIVES = ("broadcast", "scatter", "gather", "all_gather", "reduce", "reduce_scatter", "all_reduce", "all_to_all")
 LEGEND = "left: before; right: after; colour: the rank that a block came from; several colours: a sum"
@@ -137,9 +135,9 @@ def _check(name: str, size: int, src: int) -> None:
 
 
 def _sum(blocks: Sequence[Block | None]) -> Block | None:
-    there = [block for block in blocks if block is not None]
-    origins = sorted({origin for block in there for origin in block.origins})
-    return Block(sum(block.value for block in there), tuple(origins)) if there else None
+    present = [block for block in blocks if block is not None]
+    origins = sorted({origin for block in present for origin in block.origins})
+    return Block(sum(block.value for block in present), tuple(origins)) if present else None
 
 
 def _draw(axes: Axes, name: str, before: State, after: State) -> None:
@@ -174,11 +172,9 @@ def draw_block(axes: Axes, x: float, y: float, block: Block | None, palette: lis
 
 
 # ---------------------------------------------------------------------------------------------- an all-reduce on a ring
-# A ring all-reduce, step by step: a row a rank, a column a step, and in each cell all that the rank holds.
-#
-# Every rank has N parts, named A, B, C, ... In each step every rank sends one part to the rank below it, the last to
-# the first. For N-1 steps the receiver adds what arrives to its own part; then one part on every rank is the whole sum.
-# For N-1 further steps it puts what arrives in the place of its own.
+# A row for each rank, a column for each step, and in each cell all that the rank holds. Every rank has N parts, named
+# A, B, C, ... In each step every rank sends one part to the next rank. For N-1 steps the receiver adds what arrives
+# to its own part; then each rank has one part that is the whole sum. For N-1 further steps it replaces its own part.
 #
 # | in the picture      | means                                                    |
 # |---------------------|----------------------------------------------------------|
@@ -323,11 +319,9 @@ def _bands(axes: Axes, n: int, pitch: float) -> None:
 
 
 # ----------------------------------------------------------------------------------------------- who reads which sample
-# Who reads which sample: the stream of a run from left to right, a row a stretch of the run, coloured by rank.
-#
-# A box is one place of the stream, and the number in it is the sample that stands there. A thick line is the end of an
-# epoch, a gap the end of a step. What is drawn are the ids that the ranks ask for, so a sample that two ranks read, or
-# none, is seen.
+# The samples of a run from left to right, a row for each part of the run. A box is one place of the stream with the
+# id of its sample, in the colour of the rank that reads it; a thick line ends an epoch, a gap a step. The ids are
+# those that the ranks ask for, so one sees a sample that two ranks read, or none.
 
 Steps = Sequence[Sequence[Sequence[int]]]  # [step][rank]: the ids that this rank reads
 STEP, ROW = 0.35, 2.0  # gap between two steps; height of a row; both in boxes

@@ -33,11 +33,9 @@ from minimegatron.viz.picture import (
 )
 
 # --------------------------------------------------------------------------------------------- a product cut over ranks
-# A product of two small matrices cut over ranks, in numbers: by columns and put side by side, by rows and added.
-#
-# What is drawn is computed: `columns_of` and `rows_of` give each rank's factors and its result, and the picture shows
-# them. A number that every rank has stands on hatched grey, a rank's own on its colour, in a dashed frame where it is a
-# part of a sum; a sum carries a stripe of every rank.
+# Two small matrices in numbers: `columns_of` and `rows_of` compute each rank's factors and its result. A number that
+# every rank has stands on hatched grey, a rank's own on its colour, a part of a sum in a dashed frame; a sum has a
+# stripe for every rank.
 #
 # | cut of A   | rank r multiplies              | its result            | to get y = x A           |
 # |------------|--------------------------------|-----------------------|--------------------------|
@@ -158,7 +156,7 @@ def _sums(axes: Axes, corner: tuple[float, float], numbers: Matrix, palette: lis
 
 
 # ---------------------------------------------------------------------------------------------- a weight cut over ranks
-# A rectangle in proportion for each weight, cut where it is cut.
+# A rectangle in proportion for each weight, each rank's block with its range.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,11 +241,10 @@ def _drawn_size(shape: tuple[int, ...]) -> tuple[float, float]:
 
 
 # -------------------------------------------------------------------------------------------------------------- f and g
-# Column layer, something elementwise, row layer: what each rank holds on the way there and on the way back.
-#
-# The forward pass runs from left to right, the backward pass below it from right to left. f and g reach over all ranks,
-# because they are where ranks may meet: dark where one sends (an all-reduce), white where it does nothing. Each sends
-# in one direction and does nothing in the other, so the two dark boxes stand at opposite ends.
+# A column-parallel layer, an elementwise function, a row-parallel layer: what each rank holds. The forward pass runs
+# from left to right, the backward pass below it from right to left. f and g span all ranks: dark where they
+# all-reduce, white where they do nothing. Each communicates in one direction only, so the two dark boxes stand at
+# opposite ends.
 #
 # | held        | drawn                        | meaning                                             |
 # |-------------|------------------------------|-----------------------------------------------------|
@@ -342,14 +339,14 @@ def _direction(axes: Axes, steps: Sequence[Step], ranks: int, back: bool) -> Non
             box(axes, (x, 0), size, COMM if sends else "white", label, edge=INK, fontsize=9, bold=sends)
             continue
         for r in range(ranks):
-            said = text.format(r="₀₁₂₃₄₅₆₇₈₉"[r])
+            label = text.format(r="₀₁₂₃₄₅₆₇₈₉"[r])
             if isinstance(step, Work):
-                axes.text(x + _WIDTH / 2, r * _LANE + 0.4, f"× {said}" if said[0] in "AB" else said,
+                axes.text(x + _WIDTH / 2, r * _LANE + 0.4, f"× {label}" if label[0] in "AB" else label,
                           ha="center", va="center", fontsize=10, style="italic")  # fmt: skip
                 continue
             held = step.held_back if back else step.held
             colour, pattern = (PAPER, HATCH) if held == "whole" else (palette[r], "")
-            box(axes, (x, r * _LANE + 0.08), (_WIDTH, 0.64), colour, said, pattern=pattern, edge=INK, fontsize=8.5,
+            box(axes, (x, r * _LANE + 0.08), (_WIDTH, 0.64), colour, label, pattern=pattern, edge=INK, fontsize=8.5,
                 dashed=held == "sum")  # fmt: skip
     for i in range(len(steps) - 1):
         left, right = i * step_width + _WIDTH + 0.04, (i + 1) * step_width - 0.04
@@ -365,10 +362,8 @@ def _direction(axes: Axes, steps: Sequence[Step], ranks: int, back: bool) -> Non
 
 
 # ----------------------------------------------------------------------------------------------- the regions of a layer
-# The regions of a transformer layer on several ranks: how activations are cut in each, what is sent at the borders.
-#
-# An activation is a rectangle, its rows are tokens and its columns features. The borders are computed from the cuts on
-# both sides of them (`border`), so the picture of any way through a layer says what it sends:
+# How activations (rows are tokens, columns are features) are cut in each part of a transformer layer, and what is sent
+# between two parts. `border` computes the messages from the cuts on both sides:
 #
 # | from      | to        | forward          | backward         | written as                |
 # |-----------|-----------|------------------|------------------|---------------------------|
@@ -377,8 +372,8 @@ def _direction(axes: Axes, steps: Sequence[Step], ranks: int, back: bool) -> Non
 # | tokens    | features  | all-gather       | reduce-scatter   | `gather_sequence`         |
 # | features  | tokens    | reduce-scatter   | all-gather       | `reduce_scatter_sequence` |
 #
-# An all-reduce sends as much as a reduce-scatter and an all-gather: both rows of a layer send the same on these
-# borders. Korthikanti et al. 2022, figures 4 and 5.
+# An all-reduce sends as much as a reduce-scatter and an all-gather, so both rows of a layer send the same.
+# Korthikanti et al. 2022, figures 4 and 5.
 
 WHOLE, TOKENS, FEATURES = "whole", "tokens", "features"
 NOTHING = "nothing"
@@ -474,11 +469,8 @@ def _activation(axes: Axes, x: float, cut: str, ranks: int) -> None:
 
 
 # ----------------------------------------------------------------------------------------- messages one after the other
-# The messages of a program one after the other: what each is, how many bytes it sends, and what was predicted.
-#
-# A message is a box as wide as its bytes, each kind in a tint of its own; forward stands above backward. So the picture
-# shows at a glance that a reduce-scatter and an all-gather are the halves of an all-reduce, and which messages one way
-# has and another has not.
+# A message is a box as wide as its bytes, each kind in its own tint; forward stands above backward. One sees that a
+# reduce-scatter and an all-gather are the halves of an all-reduce, and which messages only one way has.
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 _TINTS = {"all_gather": 0.35, "reduce_scatter": 0.65, "all_reduce": 1.0}  # of the colour of communication
@@ -564,7 +556,7 @@ def _strip(axes: Axes, messages: Sequence[Message], y: float, divisor: float, lo
 
 
 # --------------------------------------------------------------------------------------------------- matrices as images
-# Matrices as they are: each number a small square, light or dark, with lines where the ranks' shards meet.
+# Each number is a small square, light or dark, with lines where the ranks' shards meet.
 
 Image = Sequence[Sequence[float]]
 

@@ -10,6 +10,7 @@ takes the arguments of `torchrun`, calls the function behind `torchrun`, and dif
 | its key-value stores listen on all interfaces           | on 127.0.0.1, with `--standalone`                      |
 | Ctrl-C: SIGINT to ranks that may block in C; tracebacks | SIGTERM, which ends those too; 130, silent             |
 | daemons of ranks outlive the job                        | are adopted, and ended with it                         |
+| leaves a folder of logs in the temporary folder         | removes it (`--log-dir` is kept)                       |
 | a failed rank: a table of 15 lines, exit status 1       | "rank 1 was killed by SIGKILL" (an exception has been  |
 |                                                         | printed by its rank); the rank's status, or 5          |
 
@@ -26,13 +27,15 @@ import resource
 import signal
 import socket
 import sys
+import tempfile
+import time
 import uuid
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from minimegatron.launch import procs
-from minimegatron.launch.launchers import AGENT, RUN_DIR
+from minimegatron.launch.procs import AGENT, RUN_DIR
 
 LAUNCHER = "MINIMEGATRON_LAUNCHER"  # pid of the process that must outlive us
 TOKEN = "MINIMEGATRON_RUN"  # marks every process of one launch
@@ -78,6 +81,8 @@ def main(argv: list[str]) -> int:
     args = run.parse_args(argv)
     if args.standalone:
         _listen_on_loopback()
+    logs = tempfile.TemporaryDirectory(prefix="minimegatron-")  # torchrun leaves the folder that it makes
+    args.log_dir = args.log_dir or logs.name
     try:
         run.run(args)
     except ChildFailedError as error:
@@ -87,8 +92,9 @@ def main(argv: list[str]) -> int:
         return 128 + signals[0]
     finally:
         # What the ranks have started: loaders, compilers, daemons.
-        procs.end_marked(f"{TOKEN}={os.environ[TOKEN]}")
+        end_marked(f"{TOKEN}={os.environ[TOKEN]}")
         procs.end_descendants()
+        logs.cleanup()
     return 0
 
 
@@ -108,7 +114,7 @@ def _report(ends: list[RankEnd]) -> int:
 
 def _rank_end(rank: int, failure: Any) -> RankEnd:
     written = failure.error_file_data.get("message")
-    if not isinstance(written, dict):  # the rank left no error file, or not in the format of `launch.blame`
+    if not isinstance(written, dict):  # the rank left no error file, or not in the format of `launch/error_report`
         return RankEnd(rank, failure.exitcode, time=failure.timestamp)
     return RankEnd(rank, failure.exitcode, written["message"], written["extraInfo"]["py_callstack"], failure.timestamp)
 
@@ -144,6 +150,30 @@ def _listen_on_loopback() -> None:
 
     dist.TCPStore = LoopbackStore  # type: ignore[assignment, misc]
     c10d_rendezvous_backend.TCPStore = LoopbackStore  # type: ignore[assignment, misc]
+
+
+def marked(token: str) -> dict[int, dict[str, str]]:
+    """{pid: environment} of all processes, but this one, that were started with `token` in their environment."""
+    needle, found = token.encode(), {}
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            raw = entry.read_bytes()
+        except OSError:  # gone, or another user's
+            continue
+        pid = int(entry.parent.name)
+        if needle in raw and pid != os.getpid():
+            pairs = (item.partition("=") for item in raw.decode(errors="replace").split("\0") if "=" in item)
+            found[pid] = {key: value for key, _, value in pairs}
+    return found
+
+
+def end_marked(token: str, seconds: float = 5.0) -> None:
+    """SIGKILL every process that carries the token, and return when none is left or the time is over."""
+    deadline = time.monotonic() + seconds
+    while (pids := marked(token)) and time.monotonic() < deadline:
+        for pid in pids:
+            procs.send(pid, signal.SIGKILL)
+        time.sleep(0.02)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,12 @@ and must not fork. So one process imports everything, runs nothing, stays single
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -176,12 +178,21 @@ def _deaths() -> tuple[int, int]:
     return read, write
 
 
+def reap() -> dict[int, int]:
+    """Forget the children that have ended, and adopted ones; {pid: return code}."""
+    found = {}
+    with contextlib.suppress(ChildProcessError):  # there are no children
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            found[ended[0]] = os.waitstatus_to_exitcode(ended[1])
+    return found
+
+
 def _reap(ranks: set[int], statuses: dict[int, int]) -> None:
     """Note how ranks ended, and kill what they had started: such processes have become children of this one.
 
     While they live they hold the socket of their rank open, and the other side sees no end of file.
     """
-    for pid, status in procs.reap().items():
+    for pid, status in reap().items():
         if pid in ranks:
             procs.send(pid, signal.SIGKILL, group=True)  # where orphans are not adopted
             ranks.remove(pid)
@@ -222,11 +233,18 @@ def stacks(
     deadline, before = time.monotonic() + seconds, dict[int, str]()
     while True:
         written = {rank: dump(rank) for rank in pids}
-        found = {rank: procs.dumped_frames(text) for rank, text in written.items()}
+        found = {rank: dumped_frames(text) for rank, text in written.items()}
         if (all(found.values()) and written == before) or time.monotonic() > deadline:
             return found
         before = written
         time.sleep(0.02)
+
+
+def dumped_frames(dump: str) -> list[procs.Frame]:
+    """The stack that Python's `faulthandler` wrote last for the thread that got the signal, innermost call first."""
+    blocks = re.findall(r"^(?:Current thread|Stack) .*\n((?:  File .*\n?)+)", dump, re.MULTILINE)
+    lines = re.findall(r'File "(.*)", line (\d+) in (.*)', blocks[-1]) if blocks else []
+    return [procs.Frame(file, int(line), function.strip()) for file, line, function in lines]
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ from labkit.ranks.fork_server import REPLY_SECONDS, START_SECONDS, ForkServer, r
 from labkit.ranks.worker import RANK_ENVIRONMENT, Failure, Job
 from minimegatron.errors import ConfigError, DeadlineError, RankError, named
 from minimegatron.launch import procs
-from minimegatron.launch.patience import Patience, Starting
+from minimegatron.launch.startup_deadline import StartupDeadline, StartupProgress
 
 # Where this package keeps what ranks work with.
 PRELOADED = tuple(f"minimegatron.{folder}." for folder in "kernels data layers parallel optim models training".split())
@@ -314,9 +314,9 @@ class WarmServer(ForkServer):
 
     def _gets_ready(self) -> bool:
         """Whether the server says that it has imported everything; False when it has ended or makes no progress."""
-        patience = Patience(START_SECONDS, Starting(lambda: [self.process.pid]).gained)
+        deadline = StartupDeadline(START_SECONDS, StartupProgress(lambda: [self.process.pid]).made)
         while not connection.wait([self.sock], 1.0):
-            if patience.is_over():
+            if deadline.is_over():
                 return False
         with contextlib.suppress(OSError):
             return receive(self.sock)[0] == "ready"
@@ -390,7 +390,7 @@ def _deadline(silent: dict[int, Rank], name: str, timeout: float) -> DeadlineErr
     pids = {r: rank.pid for r, rank in silent.items()}
     found = stacks(pids, signal.SIGUSR1, lambda r: silent[r].read(silent[r].err), seconds=1.0)
     blocked = {r: silent[r].waits_in() if frames else "" for r, frames in found.items()}  # a stopped one does not wait
-    waiting = [r for r, frames in found.items() if blocked[r] or procs.in_torch_distributed(frames)]
+    waiting = [r for r, frames in found.items() if blocked[r] or _in_torch_distributed(frames)]
     late = [r for r in silent if r not in waiting]
     where = {r: f"rank {r} {_place(found[r], blocked[r])}" for r in [*late, *waiting]}
     kept = f"{named(late)} kept {named(waiting)} waiting: " if late and waiting else ""
@@ -405,3 +405,9 @@ def _place(frames: list[procs.Frame], blocked: str) -> str:
     if not frames:
         return "does not answer (stopped, or stuck in the kernel)"
     return (f"waits in {blocked} at " if blocked else "is at ") + str(procs.users_frame(frames))
+
+
+def _in_torch_distributed(frames: list[procs.Frame]) -> bool:
+    """Whether a stack (innermost call first) ends inside torch's communications, called by something that does not say
+    so itself, as `comm/async_ops` does."""
+    return bool(frames) and os.path.join("torch", "distributed") in frames[0].file

@@ -45,11 +45,12 @@ from pathlib import Path
 from typing import Any
 
 from labkit.ranks import agent
+from labkit.ranks.fork_server import dumped_frames
 from minimegatron.errors import ConfigError, named
 from minimegatron.launch import procs
-from minimegatron.launch.consequence import is_consequence
-from minimegatron.launch.launchers import RUN_DIR
-from minimegatron.launch.patience import Patience, Starting
+from minimegatron.launch.error_report import is_consequence
+from minimegatron.launch.procs import RUN_DIR
+from minimegatron.launch.startup_deadline import StartupDeadline, StartupProgress
 
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -133,7 +134,7 @@ class Run:
     def _explain_hang(self, lines: list[str]) -> str:
         text = [f"HANG: not finished {self.timeout:g} s after every rank had checked in. Where each rank was:"]
         for r in range(self.nproc):
-            frames = procs.dumped_frames(self.stderr[r])
+            frames = dumped_frames(self.stderr[r])
             inside = next((f for f in frames if Path(f.file).name == self.script.name), None)
             if inside is not None and inside.line <= len(lines):
                 place = f"line {inside.line}: {lines[inside.line - 1].strip()}"
@@ -172,7 +173,7 @@ def launch(
         env: added to the environment of the ranks.
         gpus: let the ranks see this machine's GPUs; `init` then takes NCCL where there is one for each rank.
         start_seconds: longest time until all have called `init`, counted from the last sign that they are starting
-            (`launch.patience`); a script that never does has `timeout` from then on.
+            (`launch/startup_deadline`); a script that never does has `timeout` from then on.
 
     Raises:
         ConfigError: no such script, or no ranks.
@@ -196,7 +197,7 @@ def launch(
         _wait_or_kill(process)
         raise
     finally:
-        procs.end_marked(token)
+        agent.end_marked(token)
         _wait_or_kill(process)
     run.seconds = time.monotonic() - begun
     run.agent_ended = procs.how_it_ended(process.returncode)
@@ -271,13 +272,13 @@ def _settings_of_gpus() -> dict[str, str]:
 
 def _supervise(process: subprocess.Popen[bytes], run: Run, folder: Path, start_seconds: float) -> None:
     """Return when the agent has ended, or when the ranks have been ended because they hang."""
-    patience = Patience(start_seconds, Starting(lambda: [process.pid]).gained)
+    deadline = StartupDeadline(start_seconds, StartupProgress(lambda: [process.pid]).made)
     checked_in: float | None = None
     while process.poll() is None:
         now = time.monotonic()
         if checked_in is None:
             complete = all((folder / f"started.{r}").exists() for r in range(run.nproc))
-            checked_in = now if complete or patience.is_over() else None
+            checked_in = now if complete or deadline.is_over() else None
         elif now - checked_in > run.timeout:
             run.hung = True
             _dump_and_end(process.pid)

@@ -48,13 +48,13 @@ import numpy
 import torch
 import torch.distributed as dist
 
-from labkit.ranks.fork_server import ENVIRONMENT, obey, send
+from labkit.ranks.fork_server import ENVIRONMENT, obey, reap, send
 from minimegatron import trace
 from minimegatron.comm.async_ops import publish_waiting, set_transport
 from minimegatron.comm.fingerprints import fingerprints
 from minimegatron.comm.shared_memory import SharedMemory
 from minimegatron.launch import procs
-from minimegatron.launch.consequence import is_consequence
+from minimegatron.launch.error_report import is_consequence
 
 # First use of FSDP2 or DTensor costs 7 s without these.
 PRELOAD = (
@@ -315,7 +315,7 @@ class CleanState:
                     return f"{name}.{key} replaced"
         if threads := [t.name for t in threading.enumerate() if t not in self.threads]:
             return f"thread {threads[0]} left running"
-        procs.reap()
+        reap()
         if procs.children(os.getpid()):
             return "a process left running"
         if torch.nn.modules.module._has_any_global_hook():

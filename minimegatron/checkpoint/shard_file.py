@@ -193,7 +193,7 @@ def _entry(name: str, value: Any, data_starts: int) -> Entry:
     fields = value if isinstance(value, dict) else {}
     shape, offsets = fields.get("shape"), fields.get("data_offsets")
     if not isinstance(shape, list) or not isinstance(offsets, list):
-        raise _Bad(f"describes {name} without a shape and offsets")
+        raise _Bad(f"describes {name} without a shape and offsets in whole numbers")
     if not all(type(i) is int and 0 <= i < 1 << 62 for i in [*shape, *offsets]):
         raise _Bad(f"describes {name} without a shape and offsets in whole numbers")
     dtype = DTYPES.get(fields["dtype"]) if isinstance(fields.get("dtype"), str) else None

@@ -6,8 +6,8 @@ process that waited, without naming the rank that did not come.
 
 So every communication is recorded before it is called, and dropped when it is complete. `launch.watch` looks at the
 oldest one every half second. When that is older than the deadline it asks the other ranks where they are, and ends this
-rank with the error and the status 7 that a rank on gloo would have had (`launch.blame`). torch's own timeout is later
-by `WATCHDOG_SECONDS`, for cases that ours misses.
+rank with the error and the status 7 that a rank on gloo would have had (`launch/error_report`). torch's own timeout
+is later by `WATCHDOG_SECONDS`, for cases that ours misses.
 
 | backend | a wait that is too long                                  | found by                      |
 |---------|----------------------------------------------------------|-------------------------------|

@@ -25,8 +25,7 @@ from typing import Any
 import minimegatron
 from minimegatron.flags import Parser
 from minimegatron.kernels import toolkit
-from minimegatron.launch.drivers import nvidia_smi, obstacle
-from minimegatron.launch.output import output_of
+from minimegatron.launch.drivers import nvidia_smi, obstacle, output_of
 from minimegatron.launch.procs import limits, usable_cores
 
 Facts = dict[str, Any]
@@ -109,7 +108,7 @@ def examine_torch(gpus: list[str]) -> Facts:
 
 def examine_kernels() -> Facts:
     """What keeps this machine from building kernels, for each of the two that can run them; None where nothing does."""
-    from minimegatron.kernels.backends import obstacle
+    from minimegatron.kernels.ops import obstacle
 
     return {target: obstacle(target) for target in ("cuda", "emulated")}
 

@@ -92,7 +92,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def how_to_draw(args: argparse.Namespace) -> SamplingParams:
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
     """What was given of temperature, top_k and top_p; greedy where none was.
 
     Raises:
@@ -122,7 +122,7 @@ def continue_prompt(args: argparse.Namespace) -> None:
     from minimegatron.inference.generate import generate
     from minimegatron.launch.rank import init
 
-    sampling = how_to_draw(args)
+    sampling = sampling_params(args)
     rank, world = init()
     mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=world))
     model_folder = open_model(args.folder, step=args.ckpt_step)

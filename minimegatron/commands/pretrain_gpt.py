@@ -55,11 +55,11 @@ def pretrain(argv: Sequence[str]) -> Trainer:
     Raises:
         MinimegatronError: see the table of this module.
     """
-    from minimegatron.launch import hardware, launchers
+    from minimegatron.launch import hardware, rendezvous
     from minimegatron.launch.rank import described, init
     from minimegatron.training.same_run import rank_facts
 
-    run = parse_args(argv, world_size=launchers.place().world)
+    run = parse_args(argv, world_size=rendezvous.place().world)
     warning = hardware.prepare_for_pipelines() if run.parallel.pipeline_model_parallel_size > 1 else ""
     seconds = run.parallel.distributed_timeout_seconds
     rank, _ = init(seconds, backend=run.training.distributed_backend, facts=rank_facts(run))

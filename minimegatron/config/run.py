@@ -326,11 +326,11 @@ class RunConfig:
 
     def not_read(self, names: Collection[str]) -> tuple[str, ...]:
         """A line for each of these fields that is not read in this run."""
-        unmet = {name: self.unmet(name) for name in KINDS if name in names}
-        words = {name: c.replace("=", " ").replace(">", " above ").replace("|", " or ") for name, c in unmet.items()}
+        conditions = {name: self.unmet(name) for name in KINDS if name in names}
         return tuple(
-            f"--{name.replace('_', '-')} changes nothing in this run: it counts only with {condition}"
-            for name, condition in words.items()
+            f"--{name.replace('_', '-')} changes nothing in this run: it counts only with "
+            + condition.replace("=", " ").replace(">", " above ").replace("|", " or ")
+            for name, condition in conditions.items()
             if condition
         )
 

@@ -28,8 +28,8 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from minimegatron.data.gpt_dataset import Batch, GPTDataset, read_batch
-from minimegatron.data.indices import long_work
+from minimegatron.data.gpt_dataset import Batch, GPTDataset, SampleDataset, read_batch
+from minimegatron.data.indices import progress_bar
 from minimegatron.data.packing import PackedDataset
 
 BLOCK = 1 << 13  # draws that are made at a time
@@ -69,14 +69,6 @@ def draw(weights: Sequence[float], counts: np.ndarray, begin: int, end: int) -> 
     return datasets, samples
 
 
-def build_exhaustive_blending_indices(sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Every sample of every dataset once, spread evenly. Returns as `build_blending_indices`, of length sum(sizes).
-
-    A dataset that has given all it has lags by less than nothing, so the rule itself never asks it again.
-    """
-    return build_blending_indices(normalize(sizes), sum(sizes))
-
-
 def period(shares: Sequence[float]) -> int | None:
     """W, the least number of which all shares, normalised, are whole parts; None where it would be above 2^24."""
     parts = [Fraction(share).limit_denominator(1 << 24) for share in shares]
@@ -85,7 +77,7 @@ def period(shares: Sequence[float]) -> int | None:
     return whole if near and whole <= 1 << 24 and sum(parts) == 1 else None
 
 
-class BlendedDataset:
+class BlendedDataset(SampleDataset):
     """Samples of several datasets in given shares.
 
     Args:
@@ -104,21 +96,21 @@ class BlendedDataset:
         self._size = sum(lengths) if size is None else size if weights else min(size, sum(lengths))
         self._period = period(self.shares)
         self._counts = {0: np.zeros(len(datasets))}  # before some draws, those of each dataset
-        self._held: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._blocks: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def __len__(self) -> int:
         return self._size
 
     def _block(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Draws [number * BLOCK, + BLOCK)."""
-        if number not in self._held:
+        if number not in self._blocks:
             begin = number * BLOCK
             at = begin if begin in self._counts else max(n for n in self._counts if n < begin)
             counts = self._counts[at].copy()
             whole = begin - begin % self._period if self._period else 0
             if whole > at:
                 at, counts = whole, np.rint(whole * np.asarray(self.shares))
-            bar = long_work(begin - at, "blending", self.config.progress and begin - at > 64 * BLOCK)
+            bar = progress_bar(begin - at, "blending", self.config.progress and begin - at > 64 * BLOCK)
             while at < begin:
                 end = min(at + BLOCK, begin)
                 draw(self.shares, counts, at, end)
@@ -127,15 +119,15 @@ class BlendedDataset:
             bar.close()
             found = draw(self.shares, counts, begin, begin + BLOCK)
             self._counts[begin + BLOCK] = counts
-            self._held = dict([*list(self._held.items())[-1:], (number, found)])
-        return self._held[number]
+            self._blocks = dict([*list(self._blocks.items())[-1:], (number, found)])
+        return self._blocks[number]
 
     def draws(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         """Of samples [first, end) the dataset, int16, and which of its samples, int64."""
         parts = []
         for number in range(first // BLOCK, -(-end // BLOCK)):
-            here = slice(max(first - number * BLOCK, 0), end - number * BLOCK)
-            parts.append([array[here] for array in self._block(number)])
+            part = slice(max(first - number * BLOCK, 0), end - number * BLOCK)
+            parts.append([array[part] for array in self._block(number)])
         datasets, samples = zip(*parts, strict=True)
         return np.concatenate(datasets), np.concatenate(samples)
 
@@ -153,8 +145,8 @@ class BlendedDataset:
         datasets, samples = self.draws(first, end)
         found: dict[str, int] = {}
         for i in np.unique(datasets).tolist():
-            mine = samples[datasets == i]
-            found |= self.datasets[i].begun(int(mine[0]), int(mine[-1]) + 1)
+            drawn = samples[datasets == i]
+            found |= self.datasets[i].begun(int(drawn[0]), int(drawn[-1]) + 1)
         return found
 
     def fill(self, k: int, row: np.ndarray) -> None:
@@ -169,12 +161,6 @@ class BlendedDataset:
             return read_batch(self, samples)
         parts = [dataset.batch([sample]) for dataset, sample in map(self._find, samples)]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-
-    def __getitem__(self, k: int) -> Batch:
-        """Sample k: the tensors of `make_batch` without the batch dimension."""
-        if not 0 <= k < len(self):
-            raise IndexError(f"sample {k} of {len(self)}")
-        return {name: tensor[0] for name, tensor in self.batch([k]).items()}
 
 
 def normalize(weights: Sequence[float]) -> list[float]:

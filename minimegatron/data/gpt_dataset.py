@@ -131,13 +131,25 @@ class LowLevelDataset(Protocol):
     def get(self, idx: int, offset: int = 0, length: int | None = None) -> np.ndarray: ...
 
 
-class ReadInEpochs:
-    """What a split says of where a run is in it."""
+class SampleDataset(Protocol):
+    """Samples by number, read as whole batches."""
+
+    def __len__(self) -> int: ...
+    def batch(self, samples: Sequence[int]) -> Batch: ...
+
+    def __getitem__(self, k: int) -> Batch:
+        """Sample k: the tensors of `batch` without the batch dimension."""
+        if not 0 <= k < len(self):
+            raise IndexError(f"sample {k} of {len(self)}")
+        return {name: tensor[0] for name, tensor in self.batch([k]).items()}
+
+
+class ReadInEpochs(SampleDataset, Protocol):
+    """A split of one dataset, and where a run is in it."""
 
     dataset: LowLevelDataset
 
-    def epoch_of(self, k: int) -> int:
-        raise NotImplementedError
+    def epoch_of(self, k: int) -> int: ...
 
     @property
     def name(self) -> str:
@@ -259,12 +271,6 @@ class GPTDataset(ReadInEpochs):
     def batch(self, samples: Sequence[int]) -> Batch:
         """The samples as one batch: see `masking.make_batch` for names and shapes."""
         return read_batch(self, samples)
-
-    def __getitem__(self, k: int) -> Batch:
-        """Sample k: the tensors of `make_batch` without the batch dimension."""
-        if not 0 <= k < len(self):
-            raise IndexError(f"sample {k} of {len(self)}")
-        return {name: tensor[0] for name, tensor in self.batch([k]).items()}
 
 
 class FillsRows(Protocol):

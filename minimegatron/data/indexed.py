@@ -235,8 +235,8 @@ class IndexedDataset:
         for path in (self.idx_path, self.bin_path):
             if not os.path.isfile(path):
                 fix = "give the path without .bin/.idx; `minimegatron preprocess` makes both files"
-                there = f"; {self.prefix} is {describe(self.prefix)}" if os.path.isfile(self.prefix) else ""
-                raise DataError(f"no such file{there}", where=path, fix=fix)
+                other = f"; {self.prefix} is {describe(self.prefix)}" if os.path.isfile(self.prefix) else ""
+                raise DataError(f"no such file{other}", where=path, fix=fix)
         index = read_index(self.idx_path)
         check_index(index, self.idx_path, self.bin_path)
         verify = os.path.getsize(self.bin_path) < VERIFY_BELOW_BYTES if verify is None else verify
@@ -327,34 +327,18 @@ class IndexedDatasetBuilder:
         self._boundaries = array.array("q", [0])
         self._max_id = 0
 
-    def add_item(self, ids: Any) -> None:
-        """Append one sequence: list, numpy array or torch tensor of integers, [n] with n >= 1.
-
-        Raises:
-            DataError: empty, not integers, or an id that the dtype or the vocabulary cannot hold.
-        """
-        self._append(ids, None)
-
-    def end_document(self) -> None:
-        """The sequences since the last boundary are one document."""
-        self._boundaries.append(len(self._lengths))
-
     def add_document(self, ids: Any, lengths: Sequence[int]) -> None:
         """Append a document of several sequences.
 
         Args:
-            ids: [sum of lengths], all its ids. A document without any gives a boundary and no sequence, as in Megatron.
+            ids: [sum of lengths] integers, a list, an array or a tensor. A document without any gives a boundary and no
+                sequence, as in Megatron.
             lengths: tokens of each of its sequences, each at least 1.
 
         Raises:
-            DataError: as `add_item`, or lengths that do not match.
+            DataError: not integers, an id that the dtype or the vocabulary cannot hold, or lengths that do not match.
         """
-        self._append(ids, lengths)
-        self.end_document()
-
-    def _append(self, ids: Any, lengths: Sequence[int] | None) -> None:
         tokens = np.asarray(ids)
-        lengths = [tokens.size] if lengths is None else lengths
         where = f"{self._bin.path}, sequence {len(self._lengths)}"
         if sum(lengths) != tokens.size or any(length < 1 for length in lengths):
             raise DataError(
@@ -362,8 +346,12 @@ class IndexedDatasetBuilder:
                 where=where,
                 fix="lengths of at least 1 whose sum is the number of ids",
             )
-        if tokens.size == 0:
-            return
+        if tokens.size:
+            self._write(tokens, where)
+        self._lengths.extend(map(int, lengths))
+        self._boundaries.append(len(self._lengths))
+
+    def _write(self, tokens: np.ndarray, where: str) -> None:
         if tokens.dtype.kind not in "iu" or tokens.ndim != 1:
             raise DataError(
                 f"token ids of type {tokens.dtype} and shape {tokens.shape}", where=where, fix="a flat list of integers"
@@ -372,38 +360,14 @@ class IndexedDatasetBuilder:
             bad = int(np.argmax((tokens < 0) | (tokens >= self._limit)))
             what = f"token id {int(tokens[bad])} is outside [0, {self._limit}), the range of {self._limited_by}"
             raise DataError(what, where=f"{where}, token {bad}", fix="use the tokenizer that the ids are of")
-        self._write(tokens)
-        self._lengths.extend(map(int, lengths))
-
-    def _write(self, tokens: np.ndarray) -> None:
         self._max_id = max(self._max_id, int(tokens.max()))
         self._bin.write(np.ascontiguousarray(tokens, dtype=self.dtype.newbyteorder("<")).data.cast("B"))
-
-    def add_index(self, prefix: str | os.PathLike[str]) -> None:
-        """Append another whole dataset of the same dtype.
-
-        Raises:
-            DataError: it is damaged, of another dtype, or holds an id outside the vocabulary.
-        """
-        other = IndexedDataset(prefix)
-        if other.dtype != self.dtype:
-            raise DataError(
-                f"ids are {other.dtype.name}, not {self.dtype.name}",
-                where=other.prefix,
-                fix="preprocess both with one tokenizer",
-            )
-        other.check_ids(self._limit)
-        offset = len(self._lengths)
-        for begin in range(0, len(other.tokens), CHUNK):
-            self._write(other.tokens[begin : begin + CHUNK])
-        self._lengths.extend(other.sequence_lengths.tolist())
-        self._boundaries.extend((other.document_indices[1:] + offset).tolist())
 
     def finalize(self, idx_path: str | os.PathLike[str]) -> None:
         """Publish `.bin`, sidecar and `.idx`, in this order; afterwards the builder is closed.
 
         Raises:
-            DataError: there is no token, the last item is in no document, or the two paths are no pair.
+            DataError: there is no token, or the two paths are no pair.
         """
         prefix, suffix = os.path.splitext(os.path.abspath(idx_path))
         if suffix != ".idx" or self._bin.path != prefix + ".bin":
@@ -413,8 +377,6 @@ class IndexedDatasetBuilder:
             )
         if not self._lengths:
             raise DataError("no token to write", where=self._bin.path, fix="is the input empty?")
-        if self._boundaries[-1] != len(self._lengths):
-            raise DataError("the last sequences are in no document", where=self._bin.path, fix="call end_document()")
         with self._bin, Draft(prefix + ".json") as sidecar, Draft(idx_path) as idx:
             lengths, boundaries = np.frombuffer(self._lengths, np.int32), np.frombuffer(self._boundaries, np.int64)
             for piece in pack_index(self.dtype, lengths, boundaries):

@@ -64,72 +64,6 @@ from tqdm import tqdm
 from minimegatron.data.publish import build_once, publish, read_json, sha256_of, to_json
 from minimegatron.errors import DataError
 
-
-def long_work(total: int, what: str, shown: bool) -> tqdm:
-    """A bar on stderr; `update` it with what is done, and `close` it.
-
-    Args:
-        total: how much there is to do.
-        what: in a word.
-        shown: on one rank of many. Where stderr is no terminal, a line every half minute.
-    """
-    pause = 0.5 if sys.stderr.isatty() else 30.0
-    return tqdm(total=total, desc=what, unit_scale=True, delay=2.0, mininterval=pause, leave=False, disable=not shown)
-
-
-HASH_BELOW_BYTES = 1 << 30
-
-
-def cached_arrays(
-    folder: str | None, description: Mapping[str, Any], build: Callable[[], Mapping[str, np.ndarray]]
-) -> dict[str, np.ndarray]:
-    """`build()`, or what an earlier call with the same description saved; memory-mapped and read-only.
-
-    Args:
-        folder: where caches live; None computes the arrays in memory.
-        description: everything the arrays depend on, JSON-serialisable.
-        build: computes the arrays by name.
-
-    Raises:
-        DataError: the folder cannot be written to.
-        DeadlineError: another process has been building for ten minutes.
-    """
-    if folder is None:
-        return dict(build())
-    key = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:32]
-    home = os.path.join(folder, key)
-
-    def save(stage: str) -> None:
-        files = {}
-        for name, array in build().items():
-            path = os.path.join(stage, f"{name}.npy")
-            np.save(path, array, allow_pickle=False)
-            files[name] = {"bytes": os.path.getsize(path), "sha256": sha256_of(path)}
-        manifest = to_json({"description": dict(description), "files": files})
-        publish(os.path.join(stage, "manifest.json"), manifest)
-
-    build_once(home, save, _is_intact)
-    names = read_json(os.path.join(home, "manifest.json"))["files"]
-    load = {name: np.load(os.path.join(home, f"{name}.npy"), mmap_mode="r", allow_pickle=False) for name in names}
-    return {name: array.view(np.ndarray) for name, array in load.items()}
-
-
-def _is_intact(home: str) -> bool:
-    """Whether a cache holds what its manifest says: sizes always, hashes of files below 1 GiB."""
-    if not os.path.isdir(home):
-        return False
-    try:
-        for name, entry in read_json(os.path.join(home, "manifest.json"))["files"].items():
-            path = os.path.join(home, f"{name}.npy")
-            size = os.path.getsize(path)
-            if size != entry["bytes"] or (size < HASH_BELOW_BYTES and sha256_of(path) != entry["sha256"]):
-                raise DataError("size or SHA-256 differs from the manifest", where=path)
-    except (OSError, DataError, KeyError, TypeError, AttributeError) as error:
-        warnings.warn(f"the index cache {home} is damaged and built again: {error}", stacklevel=2)
-        return False
-    return True
-
-
 SEPARATE_BELOW = 0.80
 
 
@@ -200,7 +134,7 @@ def build_sample_indices(
         and (num_samples - before_last < int(SEPARATE_BELOW * ((tokens_per_epoch - 1) // sequence_length)))
     )
     rng = np.random.RandomState(seed)
-    bar = long_work(epochs * len(documents) + 2 * samples, "index", progress)
+    bar = progress_bar(epochs * len(documents) + 2 * samples, "index", progress)
     if separate:
         first, last = shuffled(np.tile(documents, epochs - 1), rng), shuffled(documents, rng)
         document_index = np.concatenate((first, last))
@@ -242,18 +176,20 @@ def locate(lengths: np.ndarray, samples: int, sequence_length: int, begin: int =
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, dtype=np.int64, out=starts[1:])
     starts[1:] -= begin
-    here = np.diff(-(-starts // sequence_length))  # how many multiples of s lie in each document
+    rows = np.diff(-(-starts // sequence_length))  # how many multiples of s lie in each document
     starts[0] = -begin
     largest = max(len(lengths), int(lengths.max()))
     dtype = np.int32 if largest <= np.iinfo(np.int32).max else np.int64
     index = np.empty((samples + 1, 2), dtype)
-    index[:, 0] = np.repeat(np.arange(len(lengths), dtype=dtype), here)
-    index[:, 1] = np.arange(0, samples * sequence_length + 1, sequence_length) - np.repeat(starts[:-1], here)
+    index[:, 0] = np.repeat(np.arange(len(lengths), dtype=dtype), rows)
+    index[:, 1] = np.arange(0, samples * sequence_length + 1, sequence_length) - np.repeat(starts[:-1], rows)
     index[0] = 0, begin  # the walk begins at the first document even when that one is empty
     return index
 
 
-HELD = 2  # blocks: a batch may lie in two of them
+# ---------------------------------------------------------------------------------------------------- epoch after epoch
+
+BLOCKS_IN_MEMORY = 2  # a batch may lie in two of them
 
 Keep = Callable[[int, Callable[[], SampleIndices]], SampleIndices]
 
@@ -291,7 +227,7 @@ class Epochs:
         self.lengths, self.documents, self.s, self.seed, self.joint = lengths, documents, sequence_length, seed, joint
         self.tokens = int(lengths[documents].sum(dtype=np.int64))
         self._keep, self._progress = keep, progress
-        self._held: dict[int, SampleIndices] = {}
+        self._blocks: dict[int, SampleIndices] = {}
         if self.tokens == 0:
             raise no_token(len(documents))
         self.first = count_epochs(self.tokens, joint, sequence_length)
@@ -313,11 +249,11 @@ class Epochs:
 
     def block(self, epoch: int) -> SampleIndices:
         """The arrays of a block, by its first epoch."""
-        if epoch not in self._held:
+        if epoch not in self._blocks:
             found = self._keep(epoch, self._build_first if epoch == 0 else lambda: self._build(epoch))
-            newest = list(self._held.items())[1 - HELD :]
-            self._held = dict([*newest, (epoch, found)])
-        return self._held[epoch]
+            newest = list(self._blocks.items())[1 - BLOCKS_IN_MEMORY :]
+            self._blocks = dict([*newest, (epoch, found)])
+        return self._blocks[epoch]
 
     def _build_first(self) -> SampleIndices:
         if self.samples(self.first):
@@ -326,9 +262,9 @@ class Epochs:
 
     def _build(self, epoch: int) -> SampleIndices:
         before, samples = self.samples(epoch), self.samples(epoch + 1) - self.samples(epoch)
-        mine, rng = self._shuffled(epoch)
+        own, rng = self._shuffled(epoch)
         rest, offset = self._rest(before * self.s, epoch)
-        documents = np.concatenate((rest, mine))
+        documents = np.concatenate((rest, own))
         sample_index = locate(self.lengths[documents], samples, self.s, offset)
         shuffle_index = numbered(samples)
         rng.shuffle(shuffle_index)
@@ -349,3 +285,68 @@ class Epochs:
         ends = np.cumsum(self.lengths[documents], dtype=np.int64)
         skipped = int(np.searchsorted(ends, token - begin, side="right"))
         return documents[skipped:], token - begin - (int(ends[skipped - 1]) if skipped else 0)
+
+
+# -------------------------------------------------------------------------------------------------------- kept in files
+
+HASH_BELOW_BYTES = 1 << 30
+
+
+def cached_arrays(
+    folder: str, description: Mapping[str, Any], build: Callable[[], Mapping[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
+    """`build()`, or what an earlier call with the same description saved; memory-mapped and read-only.
+
+    Args:
+        folder: where caches live.
+        description: everything the arrays depend on, JSON-serialisable.
+        build: computes the arrays by name.
+
+    Raises:
+        DataError: the folder cannot be written to.
+        DeadlineError: another process has been building for ten minutes.
+    """
+    key = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:32]
+    home = os.path.join(folder, key)
+
+    def save(stage: str) -> None:
+        files = {}
+        for name, array in build().items():
+            path = os.path.join(stage, f"{name}.npy")
+            np.save(path, array, allow_pickle=False)
+            files[name] = {"bytes": os.path.getsize(path), "sha256": sha256_of(path)}
+        manifest = to_json({"description": dict(description), "files": files})
+        publish(os.path.join(stage, "manifest.json"), manifest)
+
+    build_once(home, save, _is_intact)
+    names = read_json(os.path.join(home, "manifest.json"))["files"]
+    load = {name: np.load(os.path.join(home, f"{name}.npy"), mmap_mode="r", allow_pickle=False) for name in names}
+    return {name: array.view(np.ndarray) for name, array in load.items()}
+
+
+def _is_intact(home: str) -> bool:
+    """Whether a cache holds what its manifest says: sizes always, hashes of files below 1 GiB."""
+    if not os.path.isdir(home):
+        return False
+    try:
+        for name, entry in read_json(os.path.join(home, "manifest.json"))["files"].items():
+            path = os.path.join(home, f"{name}.npy")
+            size = os.path.getsize(path)
+            if size != entry["bytes"] or (size < HASH_BELOW_BYTES and sha256_of(path) != entry["sha256"]):
+                raise DataError("size or SHA-256 differs from the manifest", where=path)
+    except (OSError, DataError, KeyError, TypeError, AttributeError) as error:
+        warnings.warn(f"the index cache {home} is damaged and built again: {error}", stacklevel=2)
+        return False
+    return True
+
+
+def progress_bar(total: int, what: str, shown: bool) -> tqdm:
+    """A bar on stderr, visible once the work has taken two seconds; `update` it, then `close` it.
+
+    Args:
+        total: amount of work.
+        what: in a word.
+        shown: on one rank of many. Where stderr is no terminal, a line every half minute.
+    """
+    pause = 0.5 if sys.stderr.isatty() else 30.0
+    return tqdm(total=total, desc=what, unit_scale=True, delay=2.0, mininterval=pause, leave=False, disable=not shown)

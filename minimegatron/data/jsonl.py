@@ -29,6 +29,7 @@ from minimegatron.data.publish import CHUNK
 from minimegatron.errors import DataError
 
 HEAD = 512
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # first bytes -> (name, how the text inside is read)
 COMPRESSED: dict[bytes, tuple[str, Callable[..., IO[bytes]]]] = {
     b"\x1f\x8b": ("gzip", gzip.open),  # type: ignore[dict-item]
@@ -36,27 +37,16 @@ COMPRESSED: dict[bytes, tuple[str, Callable[..., IO[bytes]]]] = {
     b"BZh": ("bzip2", bz2.open),  # type: ignore[dict-item]
 }
 PANDAS = "python -c \"import pandas; pandas.read_{}('FILE').to_json('FILE.jsonl', orient='records', lines=True)\""
+UTF_16, UTF_32 = ((f"text in {name}", f"iconv -f {name} -t UTF-8 FILE > FILE.jsonl") for name in ("UTF-16", "UTF-32"))
 # first bytes -> (what it is, the command that makes JSONL of it)
 OTHERS: dict[bytes, tuple[str, str]] = {
     b"PAR1": ("a Parquet file", PANDAS.format("parquet")),
     b"ARROW1": ("an Arrow file", PANDAS.format("feather")),
-    b"\x28\xb5\x2f\xfd": (
-        "compressed by zstd",
-        "zstd -d FILE, or zstdcat FILE | minimegatron preprocess --input /dev/stdin",
-    ),
-    b"\x04\x22\x4d\x18": ("compressed by lz4", "lz4 -d FILE FILE.jsonl"),
+    b"\x28\xb5\x2f\xfd": ("compressed by zstd", "zstdcat FILE | minimegatron preprocess --input /dev/stdin"),
     b"PK\x03\x04": ("a zip archive", "unzip it, and give the files that were in it"),
-    b"7z\xbc\xaf\x27\x1c": ("a 7-zip archive", "7z x FILE, and give the files that were in it"),
-    b"%PDF": ("a PDF", "text has to be taken out of it: pdftotext FILE"),
-    b"\x89HDF": ("an HDF5 file", PANDAS.format("hdf")),
-    b"\x93NUMPY": ("a NumPy array", "documents are text here, one JSON object a line"),
-    b"Obj\x01": ("an Avro file", "write it as JSONL, one object a line"),
-    b"MMIDIDX": (
-        "an index of token ids (.idx)",
-        "it is preprocessed already: train --data-path takes its path without .idx",
-    ),
-}
-NOT_UTF_8 = ((b"\xff\xfe\0\0", "UTF-32"), (b"\0\0\xfe\xff", "UTF-32"), (b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16"))
+    b"MMIDIDX": ("an index of token ids (.idx)", "train --data-path takes its path without .idx"),
+    b"\xff\xfe\0\0": UTF_32, b"\0\0\xfe\xff": UTF_32, b"\xff\xfe": UTF_16, b"\xfe\xff": UTF_16,
+}  # fmt: skip
 
 
 def what_is(head: bytes) -> tuple[str, str] | None:
@@ -65,20 +55,12 @@ def what_is(head: bytes) -> tuple[str, str] | None:
     Args:
         head: `HEAD` bytes, or all of a shorter file; decompressed where it is one of `COMPRESSED`.
     """
-    for magic, said in OTHERS.items():
+    for magic, other in OTHERS.items():
         if head.startswith(magic):
-            return said
-    if head[257:262] == b"ustar":
-        return "a tar archive", "tar -xf FILE, and give the files that were in it"
-    for mark, name in NOT_UTF_8:
-        if head.startswith(mark):
-            return f"text in {name}", f"iconv -f {name} -t UTF-8 FILE > FILE.jsonl"
-    begin = head.removeprefix(b"\xef\xbb\xbf").lstrip(b" \t\r\n")
-    if begin[:2] in (b"{\0", b"[\0") or (begin[:1] == b"\0" and begin[1:2] in (b"{", b"[")):
-        name = "UTF-16LE" if begin[:1] != b"\0" else "UTF-16BE"
-        return f"text in {name}", f"iconv -f {name} -t UTF-8 FILE > FILE.jsonl"
-    if b"\0" in head and begin[:1] != b"{":
-        return "binary", "documents are text here, one JSON object a line"
+            return other
+    begin = head.removeprefix(BYTE_ORDER_MARK).lstrip(b" \t\r\n")
+    if b"\0" in head and (begin[:1] != b"{" or begin[1:2] == b"\0"):
+        return "binary, or text in UTF-16", "for text: iconv -f UTF-16LE -t UTF-8 FILE > FILE.jsonl"
     inside = begin[1:].lstrip(b" \t\r\n")
     first_line = begin.split(b"\n", 1)[0].strip()
     whole_line = b"\n" in begin and first_line.endswith(b"]")  # of many: each is a bad line
@@ -105,7 +87,6 @@ def describe(path: str | os.PathLike[str]) -> str:
 
 
 MAX_LINE_BYTES = 64 << 20
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 UNREADABLE = (EOFError, OSError, zlib.error, lzma.LZMAError)  # gzip's and bzip2's own are OSErrors
 
 

@@ -1,11 +1,11 @@
 """Samples made of whole documents, each of which sees only itself.
 
 The problem in a sentence: short documents in samples of s tokens are either padded, which wastes most of the work, or
-run together, which lets a model read the document before; and cutting the stream every s tokens (`indices`) tears one
+concatenated, which lets a model read the document before; and cutting the stream every s tokens (`indices`) tears one
 document in each sample apart.
 
-A document of L tokens teaches L - 1 things: predict token i+1 from the tokens up to i. Those L - 1 *pairs* are what is
-packed, so that each is learned once and none across a border:
+A document of L tokens has L - 1 *pairs* of an input and its label: predict token i+1 from the tokens up to i. The pairs
+are packed, so that each is learned once and none crosses a border:
 
     documents      a b c E      d e E      f g h i E                     s = 5
     pairs          a>b b>c c>E  d>e e>E    f>g g>h h>i i>E
@@ -36,7 +36,7 @@ import torch
 
 from minimegatron.data.gpt_dataset import Batch, GPTDatasetConfig, LowLevelDataset, ReadInEpochs
 from minimegatron.data.indexed import IndexedDataset
-from minimegatron.data.indices import cached_arrays, long_work
+from minimegatron.data.indices import cached_arrays, progress_bar
 from minimegatron.errors import DataError
 
 
@@ -63,7 +63,7 @@ def best_fit_decreasing(sizes: np.ndarray, capacity: int, progress: bool = False
     bins = np.empty(len(sizes), dtype=np.int64)
     open_bins: dict[int, list[int]] = {}  # free room -> bins that have it
     rooms: list[int] = []  # its keys, ascending
-    made, bar = 0, long_work(len(sizes), "packing", progress)
+    made, bar = 0, progress_bar(len(sizes), "packing", progress)
     for item in np.argsort(-sizes, kind="stable").tolist():
         size = int(sizes[item])
         at = bisect.bisect_left(rooms, size)
@@ -181,15 +181,15 @@ class PackedDataset(ReadInEpochs):
         document_ids, loss_mask = np.zeros((b, s), dtype=np.int64), np.zeros((b, s), dtype=np.float32)
         for i, k in enumerate(samples):
             row, at = self._row(k), 0
-            held = self.pieces[self.starts[row] : self.starts[row + 1]].tolist()
-            for number, (sequence, offset, pairs) in enumerate(held):
+            pieces = self.pieces[self.starts[row] : self.starts[row + 1]].tolist()
+            for number, (sequence, offset, pairs) in enumerate(pieces):
                 text = self.dataset.get(sequence, offset, pairs + 1)
-                here = slice(at, at + pairs)
-                arrays["tokens"][i, here], arrays["labels"][i, here] = text[:-1], text[1:]
-                arrays["position_ids"][i, here] = np.arange(pairs)
-                document_ids[i, here], loss_mask[i, here] = number, 1.0
+                place = slice(at, at + pairs)
+                arrays["tokens"][i, place], arrays["labels"][i, place] = text[:-1], text[1:]
+                arrays["position_ids"][i, place] = np.arange(pairs)
+                document_ids[i, place], loss_mask[i, place] = number, 1.0
                 at += pairs
-            document_ids[i, at:], arrays["position_ids"][i, at:] = len(held), np.arange(s - at)
+            document_ids[i, at:], arrays["position_ids"][i, at:] = len(pieces), np.arange(s - at)
         self._check(arrays, samples)
         if self.config.eod_mask_loss:
             loss_mask[arrays["tokens"] == self.config.tokenizer.eod] = 0.0
@@ -207,9 +207,3 @@ class PackedDataset(ReadInEpochs):
                 where=f"packed sample {samples[i]}, place {j}",
                 fix="use the tokenizer the data was made with",
             )
-
-    def __getitem__(self, k: int) -> Batch:
-        """Sample k: the tensors of `batch` without the batch dimension."""
-        if not 0 <= k < len(self):
-            raise IndexError(f"sample {k} of {len(self)}")
-        return {name: tensor[0] for name, tensor in self.batch([k]).items()}

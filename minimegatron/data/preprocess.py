@@ -15,8 +15,8 @@ names before all of it is written; an error, Ctrl-C or a killed worker leaves no
 A line that cannot be used (see `jsonl`) stops the run with its number; `--on-bad-line skip` counts it and goes on.
 A document without text becomes a document without tokens, as in Megatron.
 
-**Special tokens.** A document that spells `<|im_start|>` has letters there, not the token, for its writer is a
-stranger; the summary says how often that was. Conversations that a chat template has spelled ask for
+**Special tokens.** `<|im_start|>` in a document is read as letters, not as the token, since its writer is a stranger;
+the summary counts such documents. Conversations that a chat template has spelled ask for
 `--no-split-special-tokens`, and for `--no-add-special-tokens` where the template begins with bos itself.
 """
 
@@ -70,7 +70,7 @@ class Encoding(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """One line's result: ids and sentence lengths of each key, or why there are none.
+    """One line's result: ids and sentence lengths of each key, or the error.
 
     `spelled` counts the special tokens that its texts spell, `twice` the texts that begin with two of the same: the
     tokenizer's bos, and one of the text's own.
@@ -211,7 +211,7 @@ def _encode_batch(batch: list[Line], encoding: Encoding) -> list[Encoded]:
 def _worker_tokenizer(arguments: tuple[tuple[str, Any], ...]) -> Tokenizer:
     """One tokenizer a worker process, which lives as long as one call of `preprocess`."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the parent has said it already
+        warnings.simplefilter("ignore")  # the parent has warned already
         return build_tokenizer(**dict(arguments))
 
 

@@ -71,7 +71,7 @@ class Draft:
         return self._sha256.hexdigest()
 
     def seal(self) -> None:
-        """Bring what was written to the disk; a full disk says so here, before anything is published."""
+        """Write all to the disk; a full disk raises here, before anything is published."""
         self._file.flush()
         os.fsync(self._file.fileno())
 

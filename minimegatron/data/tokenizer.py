@@ -19,10 +19,9 @@ models among them) use one token for padding and for the end of a document; then
 masked too, and the model never learns to stop. Here `pad` differs from `eod` always: where a tokenizer says otherwise
 or has none, `pad` is `NO_PAD` (-1), an id that no text contains, and a warning says so.
 
-**Text is text.** A document that holds the letters `<|endoftext|>` (this one, for example) does not end there: special
-tokens are put in by programs, never spelled by a text. Hugging Face reads them out of a text unless
-`split_special_tokens` is set. Here it is set for documents, and not for a prompt, whose writer may mean them: what a
-chat template has made of a conversation is full of them (`data/tokenizer_files`).
+**Text is text.** A document that holds the letters `<|endoftext|>` does not end there: programs add special tokens, a
+text never spells one. Hugging Face reads them out of a text unless `split_special_tokens` is set. Here it is set for
+documents, and not for prompts, whose writer may mean them: a chat template writes many (`data/tokenizer_files`).
 
 **One long word.** A megabyte without a blank is one word. Encoding it costs n log n, about a second, so words are not
 cut there: cutting would change the ids, and those of a published tokenizer are not ours to change. Learning is

@@ -1,9 +1,9 @@
-"""The files of a published tokenizer: what each says, and which is believed where two differ.
+"""The files of a published tokenizer, and which of them counts where two differ.
 
-The problem in a sentence: `tokenizer.json` alone is a complete tokenizer, and yet transformers changes it by what lies
-beside it, so the same folder gives other ids to who reads one file.
+The problem in a sentence: `tokenizer.json` alone is a complete tokenizer, and yet transformers changes it by the files
+beside it, so who reads that file alone gets other ids from the same folder.
 
-| what is said                              | where                                                  | it counts       |
+| fact                                      | where                                                  | it counts       |
 |-------------------------------------------|--------------------------------------------------------|-----------------|
 | the rule, the vocabulary, tokens added    | `tokenizer.json`                                       | but for the rest|
 | tokens by id, the blanks that they take   | `tokenizer_config.json`, `added_tokens_decoder`        | always          |
@@ -11,18 +11,18 @@ beside it, so the same folder gives other ids to who reads one file.
 | which tokens are special                  | `eos_token` and its like there, `extra_special_tokens` | if they have ids|
 | a blank before a text                     | `add_prefix_space` and `legacy` there                  | for some classes|
 | how a conversation is spelled             | `chat_template.jinja`, else `chat_template` there      | always          |
-| the class; eos                            | `model_type` and `eos_token_id` of `config.json`       | if not said     |
+| the class; eos                            | `model_type` and `eos_token_id` of `config.json`       | if not given    |
 
 A class of transformers (`GPT2Tokenizer`) takes the vocabulary from `tokenizer.json` and builds the rule itself, so
 `add_prefix_space` counts, and is False where it is not given; the general class takes the rule from the file. The ids
 are those of `AutoTokenizer` in transformers 5 on the same folder.
 
-A conversation becomes one text by the folder's chat template, a Jinja program of somebody else's (`render`): it runs in
-Jinja's sandbox, sees the messages and the names of special tokens, changes nothing, calls nothing of Python, and loops
-over at most 100,000 things. What transformers gives a template is given here: `raise_exception`, `strftime_now`,
-`tojson` without HTML's escapes, `break` and `continue`, and `{% generation %}`, which marks the parts that are trained
-on and prints them. A message that spells a special token becomes that token, as in transformers: who writes messages of
-strangers looks for it first (`Tokenizer.spelled`).
+`render` turns a conversation into one text with the folder's chat template. That is a foreign Jinja program, so it runs
+in Jinja's sandbox: it sees the messages and the names of special tokens, changes nothing, calls nothing of Python, and
+loops over at most 100,000 items. It has what transformers gives a template: `raise_exception`, `strftime_now`, `tojson`
+without HTML's escapes, `break` and `continue`, and `{% generation %}`, which marks the parts that are trained on and
+prints them. A message that spells a special token becomes that token, as in transformers; `Tokenizer.spelled` finds
+such messages.
 
 Nothing is downloaded, and no code of a folder (`auto_map`) runs.
 """
@@ -44,7 +44,8 @@ from minimegatron.data.publish import read_json
 from minimegatron.errors import ConfigError
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# model_type -> the class of its tokenizers; "" is the general one, whatever tokenizer_config.json names.
+# Which class AutoTokenizer of transformers takes for a model_type (a fact of transformers, and a tokenizer is read
+# without a model and without torch); "" is the general class, whatever tokenizer_config.json names.
 CLASSES = {
     "gpt2": "GPT2Tokenizer",
     "mistral": "",
@@ -150,10 +151,10 @@ def _tokens_with_ids(folder: str, config: dict[str, Any], fast: FastTokenizer) -
             raise ConfigError(f"added_tokens_decoder: {error}", where=where, fix="download it again") from error
     older = {name: value for name, value in _table(folder, "special_tokens_map.json").items() if value}
     for name in NAMED:
-        here, there = (_token(values[name]).content if values.get(name) else None for values in (config, older))
-        if here and there and here != there:
+        new, old = (_token(values[name]).content if values.get(name) else None for values in (config, older))
+        if new and old and new != old:
             warnings.warn(
-                f"{folder}: {name} is {here!r} in tokenizer_config.json and {there!r} in special_tokens_map.json; the "
+                f"{folder}: {name} is {new!r} in tokenizer_config.json and {old!r} in special_tokens_map.json; the "
                 "second counts, as in transformers",
                 stacklevel=5,
             )

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from minimegatron.kernels import backends, launch
+from minimegatron.kernels import operators, ops
 from minimegatron.layers.attention.mask import AttentionMask
 from minimegatron.layers.fp8 import linear as fp8_linear
 from minimegatron.layers.fp8 import matmul as fp8
@@ -89,9 +89,9 @@ def _product(a: Quantised, b: Quantised, dtype: torch.dtype, fast: bool = False)
 
 
 def _usable(backend: str, file: str, *tensors: torch.Tensor | None) -> bool:
-    """`kernels.backends.usable` on a machine that has kernels."""
+    """`kernels.ops.usable` on a machine that has kernels."""
     dtypes = {t.dtype for t in tensors if t is not None}
-    return backend in ("auto", "cuda") and len(dtypes) == 1 and dtypes <= launch.DTYPES.keys()
+    return backend in ("auto", "cuda") and len(dtypes) == 1 and dtypes <= operators.DTYPES.keys()
 
 
 @contextlib.contextmanager
@@ -101,7 +101,7 @@ def computing_on_gpu() -> Iterator[None]:
         (F, "scaled_dot_product_attention", _attention),
         (F, "rms_norm", _rms_norm),
         (F, "dropout", _dropout),
-        (backends, "usable", _usable),
+        (ops, "usable", _usable),
         (AttentionMask, "dense", lambda *_: None),
         (fp8, "product", _product),
         (fp8_linear, "product", _product),

@@ -79,9 +79,13 @@ def gencode(capability: tuple[int, int]) -> tuple[str, ...]:
     return ("-gencode", f"arch=compute_{arch},code=sm_{arch}")
 
 
-def _run(command: list[str], deadline_s: float) -> subprocess.CompletedProcess[str]:
-    """`subprocess.run` whose deadline ends the compiler's own children too: a driver that dies leaves them at work."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def _run(command: list[str], stage: Path, deadline_s: float) -> subprocess.CompletedProcess[str]:
+    """`subprocess.run` whose deadline ends the compiler's own children too: a driver that dies leaves them at work.
+
+    The compiler's temporary files are in the staging folder, which somebody removes even if the compiler is killed.
+    """
+    environment = {**os.environ, "TMPDIR": os.fspath(stage)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         out, err = process.communicate(timeout=deadline_s)
     except BaseException:
@@ -157,7 +161,7 @@ def _compile(text: str, name: str, command: list[str], stage: Path, deadline_s: 
     source, output = stage / f"{name}.cu", stage / f"{os.getpid()}.so"
     source.write_text(text)
     try:
-        done = _run([*command, f"-I{CSRC}", os.fspath(source), "-o", os.fspath(output)], deadline_s)
+        done = _run([*command, f"-I{CSRC}", os.fspath(source), "-o", os.fspath(output)], stage, deadline_s)
     except subprocess.TimeoutExpired as error:
         raise KernelsUnavailable(
             f"{command[0]} took longer than {deadline_s:g} s", where=f"{name}.cu", fix="wait, or give it more time"

@@ -14,154 +14,99 @@ from typing import Any
 import torch
 
 from minimegatron.errors import require
-from minimegatron.kernels import checks
-from minimegatron.kernels.launch import DTYPES, accumulator, run
+from minimegatron.kernels.operators import DTYPES, accumulator, check_float, check_shape, like, operator, run
 
-Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-def statistics(logits: torch.Tensor, target: torch.Tensor, first: int, real: int) -> Four:
-    """See `reference.cross_entropy_statistics`: logits [n, w], target [n] int64; words first .. first + real - 1."""
-    return torch.ops.minimegatron.cross_entropy_statistics(logits, target, first, real)
-
-
-def gradient(
-    logits: torch.Tensor,
-    target: torch.Tensor,
-    lse: torch.Tensor,
-    dloss: torch.Tensor,
-    first: int,
-    real: int,
-    hit: float = 1.0,
-    spread: float = 0.0,
-) -> torch.Tensor:
-    """See `reference.cross_entropy_gradient`: lse and dloss [n] in fp32 (fp64)."""
-    return torch.ops.minimegatron.cross_entropy_gradient(logits, target, lse, dloss, first, real, hit, spread)
-
-
-def cross_entropy(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The loss of every row: logits [n, v], target [n] -> [n] in fp32 (fp64)."""
-    return torch.ops.minimegatron.cross_entropy(logits, target)[0]
+Tensor = torch.Tensor
+Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class CrossEntropyPart:
     """See `ops.CrossEntropyPart`. Kept: the logits and one number a row."""
 
-    def __init__(self, logits: torch.Tensor, target: torch.Tensor, first: int, real: int) -> None:
+    def __init__(self, logits: Tensor, target: Tensor, first: int, real: int) -> None:
         self.logits, self.target = logits.reshape(-1, logits.shape[-1]), target.reshape(-1)
         self.largest, self.partition, self.picked, self.total = statistics(self.logits, self.target, first, real)
 
-    def top(self) -> torch.Tensor:
+    def top(self) -> Tensor:
         return self.largest.clone()
 
-    def sums(self, top: torch.Tensor, spread: bool) -> list[torch.Tensor]:
+    def sums(self, top: Tensor, spread: bool) -> list[Tensor]:
         return [self.picked, self.partition * (self.largest - top).exp()] + ([self.total] if spread else [])
 
-    def lse(self, top: torch.Tensor, partition: torch.Tensor) -> torch.Tensor:
+    def lse(self, top: Tensor, partition: Tensor) -> Tensor:
         return top + partition.log()
 
-    def kept(self, partition: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def kept(self, partition: Tensor, lse: Tensor) -> tuple[Tensor, ...]:
         return self.logits, self.target, lse
 
     @staticmethod
-    def gradient(
-        kept: tuple[torch.Tensor, ...], dloss: torch.Tensor, first: int, real: int, hit: float, spread: float
-    ) -> torch.Tensor:
+    def gradient(kept: tuple[Tensor, ...], dloss: Tensor, first: int, real: int, hit: float, spread: float) -> Tensor:
         logits, target, lse = kept
         dz = gradient(logits, target, lse, dloss.reshape(-1).to(lse.dtype), first, real, hit, spread)
         return dz.view(*dloss.shape, -1)
 
 
-def _check(logits: torch.Tensor, target: torch.Tensor, real: int) -> None:
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """The loss of every row: logits [n, v], target [n] -> [n] in fp32 (fp64)."""
+    return _cross_entropy(logits, target)[0]  # type: ignore[no-any-return]
+
+
+def _statistics_outputs(logits: Tensor, target: Tensor, first: int, real: int) -> Four:
     op = "cross_entropy"
-    checks.float_tensor(op, "logits", logits)
+    check_float(op, "logits", logits)
     require(logits.dim() == 2, f"{op}: logits are {tuple(logits.shape)}", "give [rows, columns]")
     require(target.dtype == torch.int64, f"{op}: target is {target.dtype}", "give int64")
-    checks.shape(op, target=(target, (logits.shape[0],)))
+    check_shape(op, target=(target, (logits.shape[0],)))
     require(0 <= real <= logits.shape[1], f"{op}: {real} of {logits.shape[1]} columns", "give at most all of them")
-
-
-@torch.library.custom_op("minimegatron::cross_entropy_statistics", mutates_args=(), device_types=("cpu", "cuda"))
-def _statistics(logits: torch.Tensor, target: torch.Tensor, first: int, real: int) -> Four:
-    _check(logits, target, real)
-    logits, target = logits.contiguous(), target.contiguous()
-    out = _four(logits)
-    if logits.shape[0]:
-        run(
-            "cross_entropy",
-            "mm_cross_entropy_statistics",
-            logits,
-            logits,
-            target,
-            *out,
-            *logits.shape,
-            first,
-            real,
-            DTYPES[logits.dtype],
-        )
-    return out
-
-
-@_statistics.register_fake
-def _(logits: torch.Tensor, target: torch.Tensor, first: int, real: int) -> Four:
-    _check(logits, target, real)
-    return _four(logits)
-
-
-def _four(logits: torch.Tensor) -> Four:
     m, total, picked, spread = (logits.new_empty(logits.shape[0], dtype=accumulator(logits.dtype)) for _ in range(4))
     return m, total, picked, spread
 
 
-@torch.library.custom_op("minimegatron::cross_entropy_gradient", mutates_args=(), device_types=("cpu", "cuda"))
-def _gradient(
-    logits: torch.Tensor,
-    target: torch.Tensor,
-    lse: torch.Tensor,
-    dloss: torch.Tensor,
+@operator("cross_entropy_statistics", _statistics_outputs)
+def statistics(logits: Tensor, target: Tensor, first: int, real: int) -> Four:
+    """See `reference.cross_entropy_statistics`: logits [n, w], target [n] int64; words first .. first + real - 1."""
+    out = _statistics_outputs(logits, target, first, real)
+    if logits.shape[0]:
+        args = (logits.contiguous(), target.contiguous(), *out, *logits.shape, first, real, DTYPES[logits.dtype])
+        run("cross_entropy", "mm_cross_entropy_statistics", logits, *args)
+    return out
+
+
+def _gradient_output(
+    logits: Tensor,
+    target: Tensor,
+    lse: Tensor,
+    dloss: Tensor,
     first: int,
     real: int,
-    hit: float,
-    spread: float,
-) -> torch.Tensor:
-    _check(logits, target, real)
+    hit: float = 1.0,
+    spread: float = 0.0,
+) -> Tensor:
+    _statistics_outputs(logits, target, first, real)
     n, wide = (logits.shape[0],), accumulator(logits.dtype)
-    checks.shape("cross_entropy_gradient", lse=(lse, n), dloss=(dloss, n))
+    check_shape("cross_entropy_gradient", lse=(lse, n), dloss=(dloss, n))
     require(lse.dtype == dloss.dtype == wide, f"lse is {lse.dtype}, dloss {dloss.dtype}", f"give both in {wide}")
+    return like(logits)
+
+
+@operator("cross_entropy_gradient", _gradient_output)
+def gradient(
+    logits: Tensor,
+    target: Tensor,
+    lse: Tensor,
+    dloss: Tensor,
+    first: int,
+    real: int,
+    hit: float = 1.0,
+    spread: float = 0.0,
+) -> Tensor:
+    """See `reference.cross_entropy_gradient`: lse and dloss [n] in fp32 (fp64)."""
+    dz = _gradient_output(logits, target, lse, dloss, first, real)
     logits, target, lse, dloss = (t.contiguous() for t in (logits, target, lse, dloss))
-    dz = torch.empty_like(logits)
     if dz.numel():
         args = (logits, target, lse, dloss, dz, *logits.shape, first, real, hit, spread, DTYPES[logits.dtype])
         run("cross_entropy", "mm_cross_entropy_gradient", logits, *args)
     return dz
-
-
-@_gradient.register_fake
-def _(
-    logits: torch.Tensor,
-    target: torch.Tensor,
-    lse: torch.Tensor,
-    dloss: torch.Tensor,
-    first: int,
-    real: int,
-    hit: float,
-    spread: float,
-) -> torch.Tensor:
-    return checks.like(logits)
-
-
-@torch.library.custom_op("minimegatron::cross_entropy", mutates_args=(), device_types=("cpu", "cuda"))
-def _cross_entropy(logits: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(loss, lse)"""
-    m, total, picked, _ = _statistics(logits, target, 0, logits.shape[-1])
-    lse = m + total.log()
-    return lse - picked, lse
-
-
-@_cross_entropy.register_fake
-def _(logits: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    _check(logits, target, logits.shape[-1])
-    return _four(logits)[:2]
 
 
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:
@@ -169,9 +114,18 @@ def _keep(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.mark_non_differentiable(output[1])
 
 
-def _grads(ctx: Any, dloss: torch.Tensor, _: Any) -> Any:
+def _grads(ctx: Any, dloss: Tensor, _: Any) -> Any:
     logits, target, lse = ctx.saved_tensors
     return gradient(logits, target, lse, dloss, 0, logits.shape[1]), None
 
 
-_cross_entropy.register_autograd(_grads, setup_context=_keep)
+def _loss_outputs(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    return _statistics_outputs(logits, target, 0, logits.shape[-1])[:2]
+
+
+@operator("cross_entropy", _loss_outputs, keep=_keep, grads=_grads)
+def _cross_entropy(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """(loss, lse)"""
+    m, total, picked, _ = statistics(logits, target, 0, logits.shape[-1])
+    lse = m + total.log()
+    return lse - picked, lse

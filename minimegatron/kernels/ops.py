@@ -3,12 +3,21 @@
 The problem in a sentence: a layer should say what it computes, and not know what the machine computes it with.
 
 `TABLE` has a row for every operation and a column for every way to compute it. A function takes its tensors and
-`config.kernels`; from both `choose` finds the column (`kernels/backends.py` says when kernels compute). A further way,
-for one operation or for all, is a further column here and a line of `choose`: no layer changes.
+`config.kernels`; from both `choose` finds the column:
 
-Columns agree to rounding. What they keep for the backward pass is their own affair: the kernel of SwiGLU keeps its
-input, torch's operations keep three tensors of half its size. The backward pass is computed by what has computed the
-forward pass.
+| `kernels=` | on a GPU                                  | on a CPU                                          |
+|------------|-------------------------------------------|---------------------------------------------------|
+| `auto`     | CUDA kernels, torch where they cannot be  | torch                                             |
+| `torch`    | torch                                     | torch                                             |
+| `cuda`     | CUDA kernels, torch where they cannot be  | torch, and a line says so                         |
+| `emulated` | torch, and a line says so                 | the same kernels, thread by thread: slow, to learn |
+
+A kernel file is compiled and loaded before the first of its operators is called, once a process. Where that fails (no
+compiler, nowhere to write, no GPU) torch computes, and one warning a process says why; a kernel that fails while it
+runs is an error, never a fallback.
+
+Columns agree to rounding. Each keeps for the backward pass what it needs: the kernel of SwiGLU its input, torch's
+operations three tensors of half its size. What has computed the forward pass computes the backward pass.
 
 Where a message travels in the middle of an operation, it is an object with a method for each side of the message
 (`CrossEntropyPart`), or two functions (`fp8_magnitudes`, `fp8_cast_by`): collectives are the layers' affair.
@@ -16,29 +25,31 @@ Where a message travels in the middle of an operation, it is an object with a me
 
 from __future__ import annotations
 
+import functools
+import os
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 
+from minimegatron.errors import DeadlineError
 from minimegatron.kernels import (
-    activation as activations,
-)
-from minimegatron.kernels import (
-    backends,
     blockwise,
+    build,
     flash,
     fp8,
+    operators,
     optimizer,
     permute,
     plain,
+    pointwise,
     reference,
 )
-from minimegatron.kernels import cross_entropy as vocab
-from minimegatron.kernels import norm as norms
-from minimegatron.kernels import rope as rotary
-from minimegatron.kernels import softmax as softmaxes
+from minimegatron.kernels import cross_entropy as cross_entropy_kernel
+
+BACKENDS = ("auto", "torch", "cuda", "emulated")
 
 
 class Row(NamedTuple):
@@ -57,9 +68,9 @@ class Row(NamedTuple):
 
 TABLE = {
     # operation               kernel file         by a kernel                 by torch
-    "norm":               Row("norm",             norms.norm,                 plain.norm),
-    "add_norm":           Row("norm",             norms.add_norm,             plain.add_norm),
-    "swiglu":             Row("activation",       activations.swiglu,         plain.swiglu),
+    "norm":               Row("norm",             pointwise.norm,                 plain.norm),
+    "add_norm":           Row("norm",             pointwise.add_norm,             plain.add_norm),
+    "swiglu":             Row("activation",       pointwise.swiglu,         plain.swiglu),
     "geglu":              Row(None,               None,                       plain.geglu),
     "geglu_tanh":         Row(None,               None,                       plain.geglu_tanh),
     "gelu":               Row(None,               None,                       F.gelu),
@@ -67,11 +78,11 @@ TABLE = {
     "relu":               Row(None,               None,                       F.relu),
     "squared_relu":       Row(None,               None,                       plain.squared_relu),
     "silu":               Row(None,               None,                       F.silu),
-    "bias_gelu":          Row("activation",       activations.gelu_of,        plain.bias_gelu),
-    "rope":               Row("rope",             rotary.turn,                plain.rope),
-    "scaled_softmax":     Row("softmax",          softmaxes.scaled_softmax,   reference.scaled_softmax),
+    "bias_gelu":          Row("activation",       pointwise.gelu_of,        plain.bias_gelu),
+    "rope":               Row("rope",             pointwise.turn,                plain.rope),
+    "scaled_softmax":     Row("softmax",          pointwise.scaled_softmax,   reference.scaled_softmax),
     "flash_attention":    Row("flash_attention",  flash.causal,               blockwise.flash_attention),
-    "cross_entropy":      Row("cross_entropy",    vocab.CrossEntropyPart,     plain.CrossEntropyPart),
+    "cross_entropy":      Row("cross_entropy",    cross_entropy_kernel.CrossEntropyPart,     plain.CrossEntropyPart),
     "permutation":        Row("permute",          permute.Permutation,        plain.Permutation),
     "fp8_cast":           Row("fp8",              fp8.cast_both_ways,         plain.fp8_cast),
     "fp8_magnitudes":     Row("fp8",              fp8.magnitudes,             plain.fp8_magnitudes),
@@ -92,9 +103,74 @@ def choose(op: str, kernels: str, *tensors: torch.Tensor | None) -> Callable[...
         tensors: that decide; kernels are for those of one dtype that they know.
     """
     row = TABLE[op]
-    if row.kernel is not None and row.file is not None and backends.usable(kernels, row.file, *tensors):
+    if row.kernel is not None and row.file is not None and usable(kernels, row.file, *tensors):
         return row.kernel
     return row.torch
+
+
+def usable(backend: str, file: str, *tensors: torch.Tensor | None) -> bool:
+    """Whether the operators of a kernel file are to compute, rather than torch.
+
+    Args:
+        backend: `config.kernels`.
+        file: in `csrc`, without `.cu`.
+        tensors: that the operator takes; kernels are for those of one dtype that they know.
+    """
+    given = [t for t in tensors if t is not None]
+    if backend == "torch" or (backend == "auto" and not any(t.is_cuda for t in given)):
+        return False
+    if any(t.dtype not in operators.DTYPES or t.dtype != given[0].dtype for t in given):
+        return False
+    target = target_of(backend, given[0].device.type)
+    return target != "torch" and _possible(target) and _available(file, target)
+
+
+def target_of(backend: str, device: str) -> str:
+    """What is meant to compute on a device ("cpu" or "cuda"): `torch`, `cuda` or `emulated`."""
+    assert backend in BACKENDS, f"kernels={backend!r} is none of {BACKENDS}"
+    if backend == "auto":
+        return "cuda" if device == "cuda" else "torch"
+    if backend == "torch" or device not in ("cpu", "cuda"):
+        return "torch"
+    if (backend == "cuda") == (device == "cuda"):
+        return backend
+    _say(backend, f"the tensors are on the {'CPU' if device == 'cpu' else 'GPU'}")
+    return "torch"
+
+
+def obstacle(target: str) -> str | None:
+    """Why no kernel at all can be built for `cuda` or `emulated` on this machine; None where nothing is in the way."""
+    if build.compiler(target) is None:
+        return f"this machine has no {'nvcc' if target == 'cuda' else 'g++ or clang++'}"
+    folder = build.cache_folder()
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        return f"{folder} cannot be written: set MINIMEGATRON_KERNEL_CACHE to a folder that can"
+    return None
+
+
+@functools.cache
+def _possible(target: str) -> bool:
+    reason = obstacle(target)
+    if reason is not None:
+        _say(target, reason)
+    return reason is None
+
+
+@functools.cache
+def _available(file: str, target: str) -> bool:
+    try:
+        operators.library(file, target)
+        return True
+    except (build.KernelsUnavailable, DeadlineError, OSError) as error:
+        _say(target, str(error).replace("\n", "; "))
+        return False
+
+
+@functools.cache
+def _say(backend: str, reason: str) -> None:
+    """One line, once a process."""
+    warnings.warn(f"kernels={backend}: torch computes instead, because {reason}", stacklevel=2)
 
 
 # ------------------------------------------------------------------------------------------- norms, activations, rope
@@ -348,7 +424,7 @@ def squared_norms(
         Of every piece the sum of squares, and a number that is not 0 where elements are not finite (fp64); and the
         order of the gradients in them.
     """
-    fits = all(g.is_contiguous() and backends.usable(kernels, "optimizer", g) for g in grads)
+    fits = all(g.is_contiguous() and usable(kernels, "optimizer", g) for g in grads)
     read = TABLE["squared_norms"].kernel if fits else TABLE["squared_norms"].torch
     assert read is not None, "squared_norms has a kernel"
     return read(grads, tables)  # type: ignore[no-any-return]

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from minimegatron.errors import require
-from minimegatron.kernels.launch import DTYPES, accumulator, run
+from minimegatron.kernels.operators import DTYPES, accumulator, run
 
 CHUNK = 1 << 16  # elements of a block's work
 

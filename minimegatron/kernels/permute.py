@@ -13,25 +13,21 @@ from typing import Any
 import torch
 
 from minimegatron.errors import require
-from minimegatron.kernels import checks
-from minimegatron.kernels.launch import DTYPES, accumulator, run
+from minimegatron.kernels.operators import (
+    DTYPES,
+    accumulator,
+    check_float,
+    check_same,
+    check_shape,
+    like,
+    operator,
+    run,
+)
+
+Tensor = torch.Tensor
 
 
-def permute(x: torch.Tensor, slots: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """x [t, h] -> [n, h]: row i is token slots[i] // k, or zeros."""
-    return torch.ops.minimegatron.permute(x, slots, places)
-
-
-def unpermute(
-    y: torch.Tensor, slots: torch.Tensor, places: torch.Tensor, probs: torch.Tensor | None = None
-) -> torch.Tensor:
-    """y [n, h] -> [t, h]: sum over j of probs[t, j] y[places[t, j]]; probs in fp32 (fp64), default 1."""
-    if probs is None:
-        probs = y.new_ones(places.shape, dtype=accumulator(y.dtype))
-    return torch.ops.minimegatron.unpermute(y, slots, places, probs)
-
-
-def inverse(slots: torch.Tensor, tokens: int, k: int) -> torch.Tensor:
+def inverse(slots: Tensor, tokens: int, k: int) -> Tensor:
     """places [tokens, k] of slots [n]."""
     places = slots.new_full((tokens * k + 1,), -1)
     rows = torch.arange(slots.numel(), device=slots.device)
@@ -39,7 +35,7 @@ def inverse(slots: torch.Tensor, tokens: int, k: int) -> torch.Tensor:
     return places[:-1].view(tokens, k)
 
 
-def places_of(wanted: torch.Tensor, row: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def places_of(wanted: Tensor, row: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """What a permutation is to these kernels.
 
     Args:
@@ -61,20 +57,20 @@ def places_of(wanted: torch.Tensor, row: torch.Tensor, k: int) -> tuple[torch.Te
 class Permutation:
     """See `ops.Permutation`."""
 
-    def __init__(self, tokens: torch.Tensor, wanted: torch.Tensor, row: torch.Tensor, most: int) -> None:
+    def __init__(self, tokens: Tensor, wanted: Tensor, row: Tensor, most: int) -> None:
         self._tokens = tokens
         self._slot, self._places = places_of(wanted, row, most)
 
-    def permute(self, pairs: torch.Tensor) -> torch.Tensor:
+    def permute(self, pairs: Tensor) -> Tensor:
         self._slots = self._slot.flatten().index_select(0, pairs)
         return permute(self._tokens, self._slots, self._places)
 
-    def unpermute(self, rows: torch.Tensor) -> torch.Tensor:
+    def unpermute(self, rows: Tensor) -> Tensor:
         return unpermute(rows, self._slots, self._places)
 
 
-def _check(op: str, x: torch.Tensor, rows: int | None, slots: torch.Tensor, places: torch.Tensor) -> None:
-    checks.float_tensor(op, "x", x)
+def _check(op: str, x: Tensor, rows: int | None, slots: Tensor, places: Tensor) -> None:
+    check_float(op, "x", x)
     require(x.dim() == 2, f"{op}: x is {tuple(x.shape)}", "give [rows, h]")
     require(
         slots.dtype == places.dtype == torch.int64 and slots.dim() == 1 and places.dim() == 2 and places.shape[1] > 0,
@@ -84,19 +80,7 @@ def _check(op: str, x: torch.Tensor, rows: int | None, slots: torch.Tensor, plac
     require(x.shape[0] == rows, f"{op}: x has {x.shape[0]} rows", f"expected {rows}")
 
 
-@torch.library.custom_op("minimegatron::permute", mutates_args=(), device_types=("cpu", "cuda"))
-def _permute(x: torch.Tensor, slots: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    _check("permute", x, places.shape[0], slots, places)
-    return _gather(x, slots, None, places.shape[1])
-
-
-@_permute.register_fake
-def _(x: torch.Tensor, slots: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    _check("permute", x, places.shape[0], slots, places)
-    return x.new_empty((slots.shape[0], x.shape[1]))
-
-
-def _gather(x: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor | None, k: int) -> torch.Tensor:
+def _gather(x: Tensor, slots: Tensor, weights: Tensor | None, k: int) -> Tensor:
     x, slots = x.contiguous(), slots.contiguous()
     out = x.new_empty((slots.shape[0], x.shape[1]))
     if out.numel():
@@ -104,7 +88,7 @@ def _gather(x: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor | None, 
     return out
 
 
-def _combine(y: torch.Tensor, places: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+def _combine(y: Tensor, places: Tensor, weights: Tensor | None) -> Tensor:
     y, places = y.contiguous(), places.contiguous()
     out = y.new_empty((places.shape[0], y.shape[1]))
     if out.numel():
@@ -112,41 +96,35 @@ def _combine(y: torch.Tensor, places: torch.Tensor, weights: torch.Tensor | None
     return out
 
 
-@torch.library.custom_op("minimegatron::permute_backward", mutates_args=(), device_types=("cpu", "cuda"))
-def _permute_backward(dout: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+@operator("permute_backward", lambda dout, places: dout.new_empty((places.shape[0], dout.shape[1])))
+def _permute_backward(dout: Tensor, places: Tensor) -> Tensor:
     return _combine(dout, places, None)
 
 
-@_permute_backward.register_fake
-def _(dout: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    return dout.new_empty((places.shape[0], dout.shape[1]))
+def _keep_permute(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(inputs[2])
 
 
-@torch.library.custom_op("minimegatron::unpermute", mutates_args=(), device_types=("cpu", "cuda"))
-def _unpermute(y: torch.Tensor, slots: torch.Tensor, places: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
-    _check("unpermute", y, slots.shape[0], slots, places)
-    _check_probs(y, places, probs)
-    return _combine(y, places, probs.contiguous())
+def _permute_grads(ctx: Any, dout: Tensor) -> Any:
+    return _permute_backward(dout, *ctx.saved_tensors), None, None
 
 
-def _check_probs(y: torch.Tensor, places: torch.Tensor, probs: torch.Tensor) -> None:
-    checks.shape("unpermute", probs=(probs, tuple(places.shape)))
-    wide = accumulator(y.dtype)
-    require(probs.dtype == wide, f"unpermute: probs are {probs.dtype}", f"give {wide}")
+def _permute_output(x: Tensor, slots: Tensor, places: Tensor) -> Tensor:
+    _check("permute", x, places.shape[0], slots, places)
+    return x.new_empty((slots.shape[0], x.shape[1]))
 
 
-@_unpermute.register_fake
-def _(y: torch.Tensor, slots: torch.Tensor, places: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
-    _check_probs(y, places, probs)
-    return y.new_empty((places.shape[0], y.shape[1]))
+@operator("permute", _permute_output, keep=_keep_permute, grads=_permute_grads)
+def permute(x: Tensor, slots: Tensor, places: Tensor) -> Tensor:
+    """x [t, h] -> [n, h]: row i is token slots[i] // k, or zeros."""
+    _check("permute", x, places.shape[0], slots, places)
+    return _gather(x, slots, None, places.shape[1])
 
 
-@torch.library.custom_op("minimegatron::unpermute_backward", mutates_args=(), device_types=("cpu", "cuda"))
-def _unpermute_backward(
-    dout: torch.Tensor, y: torch.Tensor, slots: torch.Tensor, places: torch.Tensor, probs: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+@operator("unpermute_backward", lambda dout, y, slots, places, probs: (like(y), like(probs)))
+def _unpermute_backward(dout: Tensor, y: Tensor, slots: Tensor, places: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
     """(dy, dprobs)"""
-    checks.same("unpermute_backward", y, dout=dout)
+    check_same("unpermute_backward", y, dout=dout)
     dout, y, places, probs = (t.contiguous() for t in (dout, y, places, probs))
     dprobs = torch.empty_like(probs)
     if dprobs.numel():
@@ -154,29 +132,31 @@ def _unpermute_backward(
     return _gather(dout, slots, probs, places.shape[1]), dprobs
 
 
-@_unpermute_backward.register_fake
-def _(
-    dout: torch.Tensor, y: torch.Tensor, slots: torch.Tensor, places: torch.Tensor, probs: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return checks.like(y), checks.like(probs)
-
-
-def _keep_permute(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.save_for_backward(inputs[2])
-
-
-def _permute_grads(ctx: Any, dout: torch.Tensor) -> Any:
-    return torch.ops.minimegatron.permute_backward(dout, *ctx.saved_tensors), None, None
-
-
 def _keep_unpermute(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _unpermute_grads(ctx: Any, dout: torch.Tensor) -> Any:
-    dy, dprobs = torch.ops.minimegatron.unpermute_backward(dout, *ctx.saved_tensors)
+def _unpermute_grads(ctx: Any, dout: Tensor) -> Any:
+    dy, dprobs = _unpermute_backward(dout, *ctx.saved_tensors)
     return dy, None, None, dprobs
 
 
-_permute.register_autograd(_permute_grads, setup_context=_keep_permute)
-_unpermute.register_autograd(_unpermute_grads, setup_context=_keep_unpermute)
+def _unpermute_output(y: Tensor, slots: Tensor, places: Tensor, probs: Tensor) -> Tensor:
+    _check("unpermute", y, slots.shape[0], slots, places)
+    check_shape("unpermute", probs=(probs, tuple(places.shape)))
+    wide = accumulator(y.dtype)
+    require(probs.dtype == wide, f"unpermute: probs are {probs.dtype}", f"give {wide}")
+    return y.new_empty((places.shape[0], y.shape[1]))
+
+
+@operator("unpermute", _unpermute_output, keep=_keep_unpermute, grads=_unpermute_grads)
+def _unpermute(y: Tensor, slots: Tensor, places: Tensor, probs: Tensor) -> Tensor:
+    _unpermute_output(y, slots, places, probs)
+    return _combine(y, places, probs.contiguous())
+
+
+def unpermute(y: Tensor, slots: Tensor, places: Tensor, probs: Tensor | None = None) -> Tensor:
+    """y [n, h] -> [t, h]: sum over j of probs[t, j] y[places[t, j]]; probs in fp32 (fp64), default 1."""
+    if probs is None:
+        probs = y.new_ones(places.shape, dtype=accumulator(y.dtype))
+    return _unpermute(y, slots, places, probs)  # type: ignore[no-any-return]

@@ -1,12 +1,16 @@
-"""Starting processes, watching them and ending them; `comm` is the communication between them.
+"""Starting a rank, watching it and ending it; `comm` is the communication between ranks.
 
-| to read                              | its one idea                                                             |
-|--------------------------------------|--------------------------------------------------------------------------|
-| `rank`                               | a script's first and last line: join the group, leave it together        |
-| `procs`                              | processes with parents that end them                                     |
-| `watch`, `blame`, `ledger`           | which rank is late or gone, which one failed first, where ranks meet     |
-| `patience`                           | a rank that visibly starts is not missing                                |
-| `agreement`                          | ranks compare what they were given before they have a group              |
-| `hardware`, `drivers`, `launchers`   | which device and backend; which driver; torchrun's or srun's environment |
-| `output`                             | what a command prints, such as `nvidia-smi`                              |
+| to read               | its one idea                                                             |
+|-----------------------|--------------------------------------------------------------------------|
+| `rank`                | a script's first and last line: join the group, leave it together        |
+| `rendezvous`          | torchrun's or srun's environment, and the store where ranks meet         |
+| `agreement`           | ranks compare what they were given before they have a group              |
+| `hardware`, `drivers` | which device and backend; which NVIDIA driver runs which build of torch  |
+| `startup_deadline`    | a rank that makes progress while it starts is not missing                |
+| `ledger`              | the store as a second way to communicate, for when collectives fail      |
+| `watch`               | the thread beside a blocked rank: deaths, Ctrl-C, overdue communications |
+| `error_report`        | one traceback for a job, from the rank that failed first                 |
+| `procs`               | processes whose parents end them                                         |
+
+Warm ranks and torchrun under supervision, for labs and tests, are in `labkit/ranks`.
 """

@@ -1,4 +1,4 @@
-"""NVIDIA drivers, and which builds of torch they run; needs no torch, so it can say why torch sees no GPU.
+"""NVIDIA drivers, and which builds of torch they run. Imports no torch, so it can say why torch sees no GPU.
 
 The problem in a sentence: a build of torch brings CUDA with it and needs a driver that is new enough; with an older one
 it sees no GPU, computes on the CPU, and says nothing.
@@ -14,12 +14,19 @@ NVIDIA, "CUDA Toolkit Release Notes", table of minimum driver versions for minor
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Mapping, Sequence
-
-from minimegatron.launch.output import output_of
 
 NEEDS = {11: "450.80.02", 12: "525.60.13", 13: "580"}  # CUDA's major version -> the first driver that runs it
 HIDDEN = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that mean none
+
+
+def output_of(command: Sequence[str], seconds: float = 20.0) -> str:
+    """What a command prints on its standard output, or "" when it is absent, fails, or takes longer than `seconds`."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 def nvidia_smi() -> list[str]:

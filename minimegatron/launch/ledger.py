@@ -1,18 +1,17 @@
-"""A second way for ranks to communicate, for when collectives no longer work: the store of the job.
+"""The ranks' second way to communicate, for when collectives no longer work: the store of the job.
 
 The problem in a sentence: when one rank fails, the others learn it as "Connection closed by peer" or not at all, and
-three of four tracebacks are consequences. So ranks also use the store that every torch job has (a small key-value
-server in the launcher): slow, and independent of the process group.
+three of four tracebacks are consequences. So ranks also use the key-value store that every torch job has (the
+launcher, or rank 0, serves it): slow, and independent of the process group. No training step uses it.
 
-| entry       | written by                                    | read by                                        |
-|-------------|-----------------------------------------------|------------------------------------------------|
-| `cause`     | the first rank that fails, or sees a death    | every rank: its own error is a consequence     |
-| `asked`     | a rank whose collective ran out of time       | the watch of every rank (`launch.watch`)         |
-| `at/r`      | rank r, or its watch: the call it is in       | the rank that asked: which are missing?        |
-| `met/x/r`   | rank r has come to meeting x                  | the others, which can name those that have not |
-| `met/x/progress` | a rank that sees another on its machine still starting | the others, which then wait on |
-
-None of it runs in a training step.
+| entry            | written by                                  | read by                                             |
+|------------------|---------------------------------------------|-----------------------------------------------------|
+| `cause`          | the first rank that fails, or sees a death  | every rank: its own error is then a consequence     |
+| `asked`          | a rank whose collective ran out of time     | the watch of every rank (`launch/watch`)            |
+| `at/r`           | rank r, or its watch: the call it is in     | the rank that asked, to find out which are missing  |
+| `met/x/r`        | rank r has come to meeting x                | the others, which can name those that have not come |
+| `met/x/progress` | a rank that sees another one on its machine | the others, which then wait on                      |
+|                  | still starting                              |                                                     |
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from minimegatron.errors import DeadlineError, named
-from minimegatron.launch.patience import Patience
+from minimegatron.launch.startup_deadline import StartupDeadline
 
 INTERRUPTED = "was interrupted"
 
@@ -60,9 +59,9 @@ class Ledger:
         self.world = world
 
     def claim(self, rank: int, text: str) -> Cause:
-        """Write down the cause, unless there is one; the one that stands."""
-        mine = json.dumps(Cause(rank, text, self.rank))
-        return Cause(*json.loads(self.store.compare_set("cause", "", mine)))
+        """Write the cause, unless there is one; returns the one that stands."""
+        cause = json.dumps(Cause(rank, text, self.rank))
+        return Cause(*json.loads(self.store.compare_set("cause", "", cause)))
 
     def cause(self) -> Cause | None:
         return Cause(*json.loads(self.store.get("cause"))) if self.store.check(["cause"]) else None
@@ -75,7 +74,7 @@ class Ledger:
         return self.store.check(["asked"])
 
     def answer(self, position: Position, *, certain: bool = True) -> None:
-        """Say where this rank is; an uncertain answer (of the watch) does not replace one that is there."""
+        """Write where this rank is; an uncertain answer (the watch's) does not replace one that is there."""
         text = json.dumps(position)
         if certain:
             self.store.set(f"at/{self.rank}", text)
@@ -84,17 +83,17 @@ class Ledger:
 
     def answers(self, ranks: Iterable[int], seconds: float) -> dict[int, Position]:
         """The positions of those of `ranks` that answer in time."""
-        missing, found = set(ranks), dict[int, Position]()
+        missing, positions = set(ranks), dict[int, Position]()
         deadline = time.monotonic() + seconds
         while missing:
             for r in [r for r in missing if self.store.check([f"at/{r}"])]:
                 op, axis, members, line = json.loads(self.store.get(f"at/{r}"))
-                found[r] = Position(op, axis, tuple(members), line)
+                positions[r] = Position(op, axis, tuple(members), line)
                 missing.discard(r)
             if time.monotonic() > deadline:
                 break
             time.sleep(0.05)
-        return found
+        return positions
 
     def come(self, what: str) -> None:
         """Be counted at a meeting without waiting for the others."""
@@ -106,23 +105,23 @@ class Ledger:
 
         Args:
             what: name of the meeting.
-            seconds: longest time without a sign of progress: of the ranks on this machine, or told by those on others.
-            progress: whether ranks that this one can see, and that have not come, got on since it was asked last.
+            seconds: longest time without progress of a starting rank, on this machine or another.
+            progress: whether ranks of this machine that have not come made progress since its last call.
 
         Raises:
             DeadlineError: names the ranks that have not.
         """
         self.come(what)
-        told = 0
+        last = 0
 
         def some_rank_progresses() -> bool:
-            nonlocal told
-            before, told = told, self.store.add(f"met/{what}/progress", int(progress()))
-            return told > before
+            nonlocal last
+            before, last = last, self.store.add(f"met/{what}/progress", int(progress()))
+            return last > before
 
-        patience, pause = Patience(seconds, some_rank_progresses), 0.002
+        deadline, pause = StartupDeadline(seconds, some_rank_progresses), 0.002
         while self.store.add(f"met/{what}", 0) < self.world:
-            if patience.is_over():
+            if deadline.is_over():
                 missing = [r for r in range(self.world) if not self.store.check([f"met/{what}/{r}"])]
                 raise DeadlineError(
                     f"{what}: {named(missing)} did not come within {seconds:g} s",

@@ -1,21 +1,22 @@
-"""Processes as Linux sees them: which ends with which, how one ended, where one waits.
+"""Processes as Linux shows them: how one ended, its descendants, and which end with which.
 
-The problem in a sentence: a rank that outlives its job holds a port and a GPU. Four mechanisms, each
-covering what others cannot:
+The problem in a sentence: a rank that outlives its job holds a port and a GPU. Four mechanisms, each covering what the
+others cannot:
 
 | mechanism                        | covers                                | does not cover                          |
 |----------------------------------|---------------------------------------|-----------------------------------------|
 | end of file on an inherited pipe | any death of the other side           | a process that does not read            |
 | `PR_SET_PDEATHSIG`               | one that computes or blocks in C      | grandchildren                           |
 | a token in the environment       | all descendants, in whatever session  | one with an emptied environment         |
+| (`labkit/ranks/agent`)           |                                       |                                         |
 | `PR_SET_CHILD_SUBREAPER`         | all descendants, whatever they did    | the subreaper itself killed by SIGKILL  |
 
-The second has a trap: it fires when the *thread* that forked ends, so fork from a thread that lives as long as the job.
-The last makes an orphan the child of its nearest living ancestor that asked for it, so a daemon that forked twice, took
-a session of its own and emptied its environment is still found by walking down from there.
+The second fires when the *thread* that forked ends, so fork from a thread that lives as long as the job. The last makes
+an orphan the child of its nearest living ancestor that asked for it, so a daemon that forked twice, took a session of
+its own and emptied its environment is still found by walking down from there.
 
-On other systems than Linux the last three do nothing; what remains is the first, the deadlines, and a walk down the
-tree with the help of `ps`. `limits` says so, and `minimegatron doctor` repeats it.
+On other systems than Linux only the first works, beside deadlines and a walk down the tree by `ps`. `limits` says so,
+and `minimegatron doctor` repeats it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ import contextlib
 import ctypes
 import linecache
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -34,6 +34,8 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+# Variables that `labkit/ranks` sets: where ranks check in and report; the pid of an agent that reports on its ranks.
+RUN_DIR, AGENT = "MINIMEGATRON_RUN_DIR", "MINIMEGATRON_AGENT"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
@@ -50,7 +52,7 @@ def usable_cores(root: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def limits() -> list[str]:
-    """What this system cannot do about the ends of processes, in words; nothing on Linux."""
+    """What this system cannot do about processes that end, in words; nothing on Linux."""
     if sys.platform.startswith("linux") and os.path.isdir("/proc/self"):
         return []
     found = ["a rank whose launcher is killed by SIGKILL goes on until its next message"]
@@ -169,15 +171,6 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def reap() -> dict[int, int]:
-    """Forget the children that have ended, and adopted ones; {pid: return code}."""
-    found = {}
-    with contextlib.suppress(ChildProcessError):  # there are no children
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            found[ended[0]] = os.waitstatus_to_exitcode(ended[1])
-    return found
-
-
 def end_descendants(seconds: float = 5.0, spare: Collection[int] = ()) -> None:
     """SIGKILL whatever descends from this process, and return when nothing is left of it or the time is over.
 
@@ -201,30 +194,6 @@ def _condemned(spare: Collection[int]) -> list[int]:
     return [pid for pid in descendants(os.getpid()) if pid not in kept]
 
 
-def marked(token: str) -> dict[int, dict[str, str]]:
-    """{pid: environment} of all processes, but this one, that were started with `token` in their environment."""
-    needle, found = token.encode(), {}
-    for entry in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            raw = entry.read_bytes()
-        except OSError:  # gone, or another user's
-            continue
-        pid = int(entry.parent.name)
-        if needle in raw and pid != os.getpid():
-            pairs = (item.partition("=") for item in raw.decode(errors="replace").split("\0") if "=" in item)
-            found[pid] = {key: value for key, _, value in pairs}
-    return found
-
-
-def end_marked(token: str, seconds: float = 5.0) -> None:
-    """SIGKILL every process that carries the token, and return when none is left or the time is over."""
-    deadline = time.monotonic() + seconds
-    while (pids := marked(token)) and time.monotonic() < deadline:
-        for pid in pids:
-            send(pid, signal.SIGKILL)
-        time.sleep(0.02)
-
-
 def send(pid: int, signum: int, *, group: bool = False) -> None:
     """Send a signal to a process or to its whole process group; a target that is gone already is no error."""
     try:
@@ -244,19 +213,6 @@ class Frame(NamedTuple):
         linecache.checkcache(self.file)  # a notebook writes its cells to the same file again
         source = linecache.getline(self.file, self.line).strip()
         return f"{Path(self.file).name}:{self.line} in {self.function}" + (f": {source}" if source else "")
-
-
-def dumped_frames(dump: str) -> list[Frame]:
-    """The stack that Python's `faulthandler` wrote last for the thread that got the signal, innermost call first."""
-    blocks = re.findall(r"^(?:Current thread|Stack) .*\n((?:  File .*\n?)+)", dump, re.MULTILINE)
-    lines = re.findall(r'File "(.*)", line (\d+) in (.*)', blocks[-1]) if blocks else []
-    return [Frame(file, int(line), function.strip()) for file, line, function in lines]
-
-
-def in_torch_distributed(frames: list[Frame]) -> bool:
-    """Whether a stack (innermost call first) ends inside torch's communications, called by something that does not say
-    so itself, as `comm/async_ops` does."""
-    return bool(frames) and os.path.join("torch", "distributed") in frames[0].file
 
 
 def is_users(file: str) -> bool:

@@ -1,4 +1,4 @@
-"""The life of one rank: check in, work, leave together, or fail so that the others learn the cause.
+"""The life of one rank: join the group, work, leave together, or fail so that all ranks learn the cause.
 
 The problem in a sentence: `init_process_group` and a script that ends are not enough; the fast rank leaves before the
 slow one has connected, an exception on rank 1 becomes three others elsewhere, a killed launcher leaves ranks behind.
@@ -7,17 +7,17 @@ slow one has connected, an exception on rank 1 becomes three others elsewhere, a
     ...
     finish()
 
-| step         | what happens                                                                                     |
-|--------------|--------------------------------------------------------------------------------------------------|
-| `init`       | meet through the store (the missing are named), compare what each was given (`launch.agreement`),|
-|              | choose backend and GPU from what all ranks see (`launch.hardware`; loopback only on one machine),  |
-|              | leave a note for the launcher, start the watch                                                   |
-| `report(x)`  | a number or a list for the notebook that launched us                                             |
-| `finish`     | meet again, so that none leaves early; destroy the group                                         |
-| an exception | `launch.blame`: one traceback for the whole job, the exit status of its class                      |
-| Ctrl-C       | 130, without a word                                                                              |
+| step         | what happens                                                                                       |
+|--------------|----------------------------------------------------------------------------------------------------|
+| `init`       | ranks meet through the store (the missing are named), compare what each was given                  |
+|              | (`launch/agreement`), choose backend and GPU from what all of them see (`launch/hardware`), join   |
+|              | the process group (on loopback where they share a machine), and start the watch (`launch/watch`)   |
+| `report(x)`  | hands a number or a list to the notebook that launched the rank                                    |
+| `finish`     | ranks meet again, so that none leaves early; then they destroy the group                           |
+| an exception | `launch/error_report`: one traceback for the whole job, the exit status of its class               |
+| Ctrl-C       | exit status 130, no output                                                                         |
 
-Environment: torchrun's (`RANK`, `WORLD_SIZE`, `MASTER_ADDR` ...) or srun's (`launch.launchers`), and the names below.
+Environment: torchrun's (`RANK`, `WORLD_SIZE`, `MASTER_ADDR` ...) or srun's, see `launch/rendezvous`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ import os
 import signal
 import socket
 import sys
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -44,21 +45,21 @@ import torch.distributed as dist
 from minimegatron.comm import watchdog
 from minimegatron.comm.async_ops import set_transport
 from minimegatron.comm.shared_memory import SharedMemory
-from minimegatron.errors import ConfigError
-from minimegatron.launch import agreement, blame, hardware, launchers, procs
-from minimegatron.launch.launchers import AGENT, RUN_DIR
+from minimegatron.errors import ConfigError, named
+from minimegatron.launch import agreement, error_report, hardware, procs, rendezvous
 from minimegatron.launch.ledger import Ledger
-from minimegatron.launch.patience import Starting
-from minimegatron.launch.stores import ledger_of, stores, who_is_waited_for
+from minimegatron.launch.procs import AGENT, RUN_DIR
+from minimegatron.launch.rendezvous import Place, ledger_of, stores
+from minimegatron.launch.startup_deadline import StartupProgress
 from minimegatron.launch.watch import Overdue, Watch
 
 
 @dataclasses.dataclass
-class _Here:
-    """What `init` made. There is one per process: a process is one rank.
+class _Rank:
+    """What `init` made; one a process.
 
     The store is kept until the end: on rank 0 it may be the one that serves the others, and the process group, which
-    holds it too, goes before the last meeting.
+    holds it too, is destroyed before the last meeting.
     """
 
     ledger: Ledger | None = None
@@ -68,7 +69,8 @@ class _Here:
     choice: hardware.Choice | None = None
 
 
-_here = _Here()
+_rank = _Rank()
+SOON_SECONDS = 3.0  # until a rank that no launcher has started says whom it waits for
 
 
 def init(
@@ -81,39 +83,39 @@ def init(
 
     Args:
         timeout_seconds: longest wait for another rank, here (one that visibly starts is waited for, see
-            `launch.patience`) and in every collective of the default group.
+            `launch/startup_deadline`) and in every collective of the default group.
         backend: "gloo" or "nccl"; default NCCL where there are GPUs, one for each rank, and gloo where there are none.
-        facts: what this rank was given and every rank must have (see `launch.agreement`).
+        facts: what this rank was given and every rank must have (see `launch/agreement`).
 
     Returns:
         (rank, world size).
 
     Raises:
         DeadlineError: some ranks did not come; names them.
-        ConfigError: the environment is incomplete or of an unknown launcher (`launch/launchers`); the facts of the
+        ConfigError: the environment is incomplete or of an unknown launcher (`launch/rendezvous`); the facts of the
             ranks differ; GPUs are there and cannot be used, or are too few (`launch/hardware`).
     """
     if dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
-    place = launchers.adopt()
+    place = rendezvous.adopt()
     _end_with_the_launcher()
-    _here.seconds = timeout_seconds
+    _rank.seconds = timeout_seconds
     sys.excepthook = _excepthook
-    with who_is_waited_for(place, lambda: _here.ledger):
-        _here.store, ledger = stores(place, timeout_seconds)
-        _here.ledger = ledger
+    with _tell_who_is_missing(place):
+        _rank.store, ledger = stores(place, timeout_seconds)
+        _rank.ledger = ledger
         looks = _meet(ledger, hardware.look(backend), timeout_seconds)
     if facts is not None:
         agreement.agree(ledger, facts, timeout_seconds)
-    _here.choice = hardware.choose(backend, place.rank, looks)
-    _set_up_device(_here.choice, place.world)
-    _join_group(_here.choice.backend, _here.store, place, timeout_seconds)
+    _rank.choice = hardware.choose(backend, place.rank, looks)
+    _set_up_device(_rank.choice, place.world)
+    _join_group(_rank.choice.backend, _rank.store, place, timeout_seconds)
     if place.world > 1:
         _warn_once(ledger)
-        _here.watch = Watch(ledger, _siblings(ledger), blame.say, _overdue)
-        _here.watch.start()
+        _rank.watch = Watch(ledger, _siblings(ledger), error_report.say, _overdue)
+        _rank.watch.start()
     if folder := os.environ.get(RUN_DIR):
-        Path(folder, f"started.{place.rank}").write_text(_here.choice.backend)
+        Path(folder, f"started.{place.rank}").write_text(_rank.choice.backend)
     return place.rank, place.world
 
 
@@ -123,25 +125,25 @@ def finish() -> None:
     Raises:
         DeadlineError: some ranks did not come; names them.
     """
-    ledger = _here.ledger
+    ledger = _rank.ledger
     if ledger is None:
         return
-    ledger.meet("finish", _here.seconds)
-    if _here.watch is not None:
-        _here.watch.stop()
+    ledger.meet("finish", _rank.seconds)
+    if _rank.watch is not None:
+        _rank.watch.stop()
     if dist.is_initialized():
         dist.destroy_process_group()
     # Where rank 0 itself serves the store (no agent), it has to leave last.
     if ledger.rank == 0:
-        ledger.meet("left", _here.seconds)
+        ledger.meet("left", _rank.seconds)
     else:
         ledger.come("left")
-    _here.ledger = _here.watch = _here.store = None
+    _rank.ledger = _rank.watch = _rank.store = None
 
 
 def described() -> str:
     """Backend, machines, ranks and this rank's GPU, as `init` has chosen them, in one line; "" before."""
-    return _here.choice.said if _here.choice is not None else ""
+    return _rank.choice.said if _rank.choice is not None else ""
 
 
 def report(value: Any) -> None:
@@ -195,11 +197,38 @@ def _end_with_the_launcher() -> None:
         procs.adopt_orphans()  # plain torchrun ends nothing but its ranks: what a rank has started ends with the rank
 
 
+@contextlib.contextmanager
+def _tell_who_is_missing(place: Place) -> Iterator[None]:
+    """In the block ranks meet: where no launcher has started them, say after `SOON_SECONDS` who is missing."""
+    if place.launcher != "torchrun" or place.world == 1 or "TORCHELASTIC_RUN_ID" in os.environ:
+        yield
+        return
+
+    def say() -> None:
+        others, ledger = [r for r in range(place.world) if r != place.rank], _rank.ledger
+        with contextlib.suppress(dist.DistError):
+            if ledger is not None:
+                others = [r for r in others if not ledger.store.check([f"met/start/{r}"])]
+        host, port = rendezvous.address()
+        error_report.say(
+            f"rank {place.rank} of {place.world} waits for {named(others)} at {host}:{port}, because RANK and "
+            "WORLD_SIZE are set; `unset RANK WORLD_SIZE` runs alone"
+        )
+
+    timer = threading.Timer(SOON_SECONDS, say)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def _meet(ledger: Ledger, look: hardware.Look, seconds: float) -> list[hardware.Look]:
     """Wait until every rank has come; what each of them sees."""
     ledger.store.set(f"pid/{ledger.rank}", json.dumps([*hardware.machine(), os.getpid()]))
     ledger.store.set(f"sees/{ledger.rank}", look.to_json())
-    ledger.meet("start", seconds, Starting(lambda: _not_here_yet(ledger)).gained)
+    ledger.meet("start", seconds, StartupProgress(lambda: _still_starting(ledger)).made)
     seen = ledger.store.multi_get([f"sees/{r}" for r in range(ledger.world)])
     return [hardware.Look.from_json(text) for text in seen]
 
@@ -218,7 +247,7 @@ def _set_up_device(choice: hardware.Choice, world: int) -> None:
         warnings.filterwarnings("ignore", r"barrier\(\): using the device under current context")  # it is this one
 
 
-def _join_group(backend: str, store: dist.Store, place: launchers.Place, seconds: float) -> None:
+def _join_group(backend: str, store: dist.Store, place: Place, seconds: float) -> None:
     """Make the default process group.
 
     It gets no `device_id`, which would put all messages of a pipeline's group on one communicator (`comm/p2p`).
@@ -231,15 +260,15 @@ def _join_group(backend: str, store: dist.Store, place: launchers.Place, seconds
 
 
 def _warn_once(ledger: Ledger) -> None:
-    """A warning that several ranks have is printed by the first of them (a notebook puts those of all together)."""
+    """Of a warning that several ranks have, print one (a notebook joins equal output itself)."""
     show = warnings.showwarning
     if RUN_DIR in os.environ:
         return
 
     def show_once(message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any) -> None:
-        mine, key = str(ledger.rank), hashlib.blake2b(f"{category} {message}".encode(), digest_size=8).hexdigest()
+        own, key = str(ledger.rank), hashlib.blake2b(f"{category} {message}".encode(), digest_size=8).hexdigest()
         with contextlib.suppress(dist.DistError):
-            if _here.ledger is ledger and ledger.store.compare_set(f"warned/{key}", "", mine).decode() != mine:
+            if _rank.ledger is ledger and ledger.store.compare_set(f"warned/{key}", "", own).decode() != own:
                 return
         show(message, category, *args, **kwargs)
 
@@ -256,17 +285,20 @@ def _listen_on_loopback() -> None:
 
 def _siblings(ledger: Ledger) -> dict[int, int]:
     """{rank: pid} of the other ranks on this machine."""
-    homes = {r: json.loads(ledger.store.get(f"pid/{r}")) for r in range(ledger.world)}
-    here = list(hardware.machine())
-    return {r: pid for r, (*machine, pid) in homes.items() if machine == here and r != ledger.rank}
+    pids = _pids(ledger, range(ledger.world))
+    return {r: pid for r, pid in pids.items() if r != ledger.rank}
 
 
-def _not_here_yet(ledger: Ledger) -> set[int]:
+def _still_starting(ledger: Ledger) -> set[int]:
     """Processes of our launcher that have not come to the first meeting: ranks that are still importing."""
     come = [r for r in range(ledger.world) if ledger.store.check([f"met/start/{r}"])]
-    homes = [json.loads(ledger.store.get(f"pid/{r}")) for r in come]
-    here = list(hardware.machine())
-    return set(procs.children(os.getppid())) - {pid for *machine, pid in homes if machine == here}
+    return set(procs.children(os.getppid())) - {*_pids(ledger, come).values()}
+
+
+def _pids(ledger: Ledger, ranks: Iterable[int]) -> dict[int, int]:
+    """{rank: pid} of those on this machine."""
+    written, machine = {r: json.loads(ledger.store.get(f"pid/{r}")) for r in ranks}, list(hardware.machine())
+    return {r: pid for r, (*of, pid) in written.items() if of == machine}
 
 
 # -------------------------------------------------------------------------------------------------------- ending
@@ -282,7 +314,7 @@ def _overdue(error: Overdue) -> NoReturn:
 
 
 def _fail(error: BaseException) -> int:
-    return blame.fail(error, _here.ledger or _ledger_of_a_launcher(), _here.watch, _here.seconds)
+    return error_report.fail(error, _rank.ledger or _ledger_of_a_launcher(), _rank.watch, _rank.seconds)
 
 
 def _ledger_of_a_launcher() -> Ledger | None:
@@ -290,7 +322,7 @@ def _ledger_of_a_launcher() -> Ledger | None:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     try:
-        return ledger_of(launchers.place(), blame.CAUSE_SECONDS)
+        return ledger_of(rendezvous.place(), error_report.CAUSE_SECONDS)
     except (dist.DistError, ConfigError):
         return None
 

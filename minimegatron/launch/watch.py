@@ -1,23 +1,24 @@
 """A thread beside each rank that goes on when the rank is blocked.
 
-The problem in a sentence: a rank blocked in a collective runs no Python, so it sees neither Ctrl-C, nor that its
-neighbour has died, nor the question where it is. The watch is a thread that sleeps in `poll` on
+The problem in a sentence: a rank blocked in a collective runs no Python, so it notices neither Ctrl-C, nor the death of
+its neighbour, nor that another rank asks where it is. This thread sleeps in `poll` on
 
-* a descriptor for each sibling process on this machine (`pidfd`): readable means that it has ended;
+* a descriptor for each other rank's process on this machine (`pidfd`): readable means that it has ended;
 * a pipe into which Python's C-level signal handler writes the number of every signal, blocked or not;
 
-and every half second looks into the ledger: has the job failed, does a rank ask where this one is.
+and reads the ledger every half second.
 
-| what it sees                      | what it does                                                                |
-|-----------------------------------|-----------------------------------------------------------------------------|
-| a sibling ended, not with 0       | writes the cause ("was killed by SIGKILL"), so that every rank knows it     |
-| the job has failed                | the rank has 10 s to leave by itself, then it is ended with status 5        |
-| no store any more: rank 0, or the | the same                                                                    |
-| launcher, served it               |                                                                             |
-| Ctrl-C                            | the rank has 5 s (it may be blocked in C), then 130; at once at the second  |
-| a rank asks                       | answers with the line, and the collective, that the main thread is in       |
-| a communication that takes longer | asks the others, and leaves with an error that names the missing ranks      |
-| than it may (`comm.watchdog`)  |                                                                             |
+| what it sees                          | what it does                                                                |
+|---------------------------------------|-----------------------------------------------------------------------------|
+| a rank of this machine ended, not     | writes the cause ("was killed by SIGKILL"), so that every rank knows it     |
+| with 0                                |                                                                             |
+| the job has failed                    | the rank has 10 s to leave by itself, then it is ended with status 5        |
+| the store is gone: rank 0, or the     | the same                                                                    |
+| launcher, served it                   |                                                                             |
+| Ctrl-C                                | the rank has 5 s (it may be blocked in C), then 130; at once at the second  |
+| another rank asks where this one is   | answers with the line, and the collective, that the main thread is in       |
+| a communication overdue               | asks the others, and leaves with an error that names the missing ranks      |
+| (`comm/watchdog`)                     |                                                                             |
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ class Watch(threading.Thread):
     def _on_signals(self, numbers: bytes) -> None:
         for _ in range(numbers.count(signal.SIGINT)):
             if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-                return  # the program has its own idea of Ctrl-C
+                return  # the program handles Ctrl-C itself
             if self._leave is not None and self._leave[1] == 128 + signal.SIGINT:
                 os._exit(128 + signal.SIGINT)
             self._leave = (time.monotonic() + INTERRUPTED_SECONDS, 128 + signal.SIGINT)
@@ -166,12 +167,12 @@ class Watch(threading.Thread):
             self._overdue(Overdue(self._position(blocked), seconds))
 
     def _position(self, blocked: Blocked | None) -> Position:
-        """Where the main thread is, and in which communication: the oldest under way, where a list of them is kept."""
+        """Where the main thread is, and in which communication: the oldest one that the watchdog knows."""
         return position(sys._current_frames().get(self._main or 0), blocked)
 
 
 def _pidfds(pids: dict[int, int]) -> dict[int, int]:
-    """A descriptor for each process; none where the system has no such thing."""
+    """A descriptor for each process; none where the system has no pidfd."""
     try:
         return {rank: os.pidfd_open(pid) for rank, pid in pids.items()}
     except (AttributeError, OSError):
@@ -193,7 +194,7 @@ def position(frame: FrameType | None, blocked: Blocked | None) -> Position:
 
 
 def _in_torch(frame: FrameType) -> Blocked | None:
-    """The function of `torch.distributed` that a frame belongs to; the axis is that of our last call over its ranks."""
+    """The function of `torch.distributed` that a frame belongs to; the axis is that of the last call over its ranks."""
     if not frame.f_code.co_filename.endswith("distributed_c10d.py") or "group" not in frame.f_locals:
         return None
     ranks = tuple(dist.get_process_group_ranks(frame.f_locals["group"] or dist.group.WORLD))

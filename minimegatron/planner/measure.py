@@ -48,7 +48,7 @@ from minimegatron.config.run import RunConfig
 from minimegatron.errors import RankError
 from minimegatron.footprint.dry_run import Sizes
 from minimegatron.footprint.prediction import Work, sizes_of
-from minimegatron.launch.launchers import RUN_DIR
+from minimegatron.launch.procs import RUN_DIR
 from minimegatron.launch.rank import init, report, run_rank
 from minimegatron.layers.attention.self_attention import AttentionContext, SelfAttention
 from minimegatron.layers.embedding import VocabParallelEmbedding

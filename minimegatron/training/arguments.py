@@ -39,7 +39,7 @@ from minimegatron.config.run import SECTIONS, RunConfig
 from minimegatron.errors import ConfigError, did_you_mean
 from minimegatron.flags import Parser
 from minimegatron.models.families import PRESETS, preset
-from minimegatron.training.megatron_flags import ALREADY, RENAMED, SWITCHED_OFF_BY, SWITCHES, VALUES, refused_subject
+from minimegatron.training.megatron_flags import ALREADY, RENAMED, SWITCHED_OFF_BY, SWITCHES, VALUES, is_unsupported
 
 # Megatron's command-line defaults where those of `config/` differ. Those of the model do not apply to a preset or a
 # configuration file, which say what the model is.
@@ -201,24 +201,16 @@ def _refuse_unknown(rest: Sequence[str], parser: argparse.ArgumentParser) -> Non
     if not flags:
         raise ConfigError(f"the word {rest[0]!r} belongs to no flag", fix="flags begin with --; see --help")
     known = [name for action in parser._actions for name in action.option_strings]
-    unknown = [flag for flag in flags if refused_subject(flag) is None]
+    unsupported = [flag for flag in flags if is_unsupported(flag)]
+    unknown = [flag for flag in flags if flag not in unsupported]
     fixes = [f"{flag}: {hint}" for flag in unknown if (hint := did_you_mean(flag, known))]
-    if len(flags) == 1:
-        flag = flags[0]
-        if unknown:
-            raise ConfigError(f"there is no flag {flag}", fix=did_you_mean(flag, known) or "see --help")
-        raise ConfigError(
-            f"{flag} is a flag of Megatron-LM that minimegatron does not support yet ({refused_subject(flag)})",
-            fix="drop it; it would have changed the run",
-        )
-    subjects: dict[str, list[str]] = {}
-    for flag in flags:
-        subjects.setdefault(refused_subject(flag) or "unknown to Megatron-LM as well", []).append(flag)
-    lines = "".join(f"\n  {subject}: {' '.join(of_subject)}" for subject, of_subject in subjects.items())
-    raise ConfigError(
-        f"{len(flags)} flags that minimegatron does not support yet or does not know:{lines}",
-        fix="; ".join([*fixes, "drop them; those of Megatron-LM would have changed the run"]),
-    )
+    problems = []
+    if unsupported:
+        problems.append(f"flags of Megatron-LM that minimegatron does not support yet: {' '.join(unsupported)}")
+        fixes.append("drop those of Megatron-LM; they would have changed the run")
+    if unknown:
+        problems.append(f"there is no flag {', no flag '.join(unknown)}")
+    raise ConfigError("; ".join(problems), fix="; ".join(fixes) or "see --help")
 
 
 # ------------------------------------------------------------------------------------------------ the parser

@@ -3,12 +3,12 @@
 A command line written for Megatron-LM must do here what it says, or stop. Four kinds of flags make that possible; the
 fields of `config/` are the fifth, and the table of `arguments.py` says how they become flags.
 
-| table     | the flag...                                            | on the command line               |
-|-----------|--------------------------------------------------------|-----------------------------------|
-| `SWITCHES`| is another spelling of one value of a field            | sets it                           |
-| `RENAMED` | is another spelling of a field                         | sets it, converted                |
-| `ALREADY` | asks for what is always so here                        | accepted; one line says so        |
-| `REFUSED` | asks for something that minimegatron does not have yet | exit status 2, naming the subject |
+| table         | the flag...                                            | on the command line        |
+|---------------|--------------------------------------------------------|----------------------------|
+| `SWITCHES`    | is another spelling of one value of a field            | sets it                    |
+| `RENAMED`     | is another spelling of a field                         | sets it, converted         |
+| `ALREADY`     | asks for what is always so here                        | accepted; one line says so |
+| `UNSUPPORTED` | asks for something that minimegatron does not have yet | exit status 2              |
 
 Flag names are those of `megatron/training/arguments.py` and `megatron/training/config/`, 2019 to 2026.
 """
@@ -106,91 +106,41 @@ ALREADY: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "--local-rank": (None, "torchrun says it in the environment"),
 }
 
-# subject -> patterns of flags, without the dashes
-REFUSED: dict[str, str] = {
-    "other options of checkpoints": (
-        "load-main-params-from-ckpt load-model-opt-format *-persistent-* async-strategy "
-        "async-ckpt-* dist-ckpt-* ckpt-* pretrained-checkpoint use-mp-args-* "
-        "*-tokenizer-model-from-checkpoint-args override-ckpt-iteration most-recent-k replication* strict-fsdp-*"
-    ),
-    "other options of experts": "moe-* enable-gpt-oss",
-    "multi-latent attention": ("cache-mla-latents mla-*"),
-    "other options of YaRN, and interpolated RoPE": "yarn-* no-yarn-* rotary-seq-len-interpolation-factor no-rope-freq",
-    "other options of multi-token prediction": "mtp-*",
-    "state-space and hybrid models": "mamba-* hybrid-* is-hybrid-model linear-attention-* linear-conv-*",
-    "encoders and encoder-decoders": (
-        "encoder-* decoder-seq-length bert-* mask-prob short-seq-prob vocab-extra-ids relative-*"
-    ),
-    "vision": (
-        "img-* patch-dim num-channels num-classes vision-* dino-* swin-* freeze-LM freeze-ViT disable-vision-* "
-        "classes-*"
-    ),
-    "retrieval": (
-        "retro-* ict-* biencoder-* indexer-* embedding-path evidence-data-path titles-data-path retriever-* "
-        "*-in-block-prob"
-    ),
-    "other options of the distributed optimizer": "overlap-param-gather-* no-align-param-gather no-use-layer-wise-*",
-    "Megatron's own FSDP": "*-megatron-fsdp *-custom-fsdp fsdp-* torch-fsdp2-* suggested-* outer-dp-* *hsdp*",
-    "other optimizers": "lion-* head-lr-mult no-weight-decay-cond*",
-    "pipelines whose ranks wait for their messages": "no-overlap-p2p-communication",
-    "gradient reduction in bf16, and other buckets": "grad-reduce-in-bf16 ddp-*",
-    "tensor-parallel overlap by userbuffers": "tp-comm-*",
-    "other options of FP8, and FP4": ("fp8-* fp4-* keep-fp8-* reuse-grad-buf-* te-* kitchen-*"),
-    "Transformer Engine": "use-te use-transformer-engine-op-fuser",
-    "other CUDA graphs": "cuda-graph-* external-cuda-graph optimizer-cuda-graph",
-    "activation offload": (
-        "cpu-offloading* fine-grained-* offload-modules activation-offload-fraction delay-offload-*"
-    ),
-    "residuals after the norm (Megatron-Core accepts the flag, and no module of it reads it: drop it for its model)": (
-        "apply-residual-connection-post-layernorm"
-    ),
-    "other attention variants": (
-        "softmax-type quick-geglu glu-linear-offset activation-func-clamp-value "
-        "apply-query-key-layer-scaling heterogeneous-layers-*"
-    ),
-    "other initialisations": "init-method-xavier-uniform data-parallel-random-init embedding-init-method-std",
-    "other data options": (
-        "per-split-data-args-path per-dataset-sequences-path fim-* sft sft-* tiktoken-* special-tokens "
-        "tokenizer-metadata tokenizer-hf-* tokenizer-sentencepiece-* trust-remote-code null-tokenizer-* "
-        "chat-template metadata-path no-mmap-bin-files num-dataset-builder-threads dataloader-* full-validation "
-        "multiple-validation-sets mid-level-dataset-surplus object-storage-cache-path padded-vocab-size"
-    ),
-    "other batch schedules": (
-        "step-batch-size-schedule eval-global-batch-size eval-micro-batch-size start-eval-at-iter skip-train "
-        "iterations-to-skip lr-wsd-decay-samples batch-size"
-    ),
-    "other options of profilers": ("pytorch-profiler-* use-nsys-profiler nvtx-ranges record-shapes"),
-    "more logging": (
-        "log-params-norm log-timers-* log-straggler straggler-* disable-straggler-* timing-log-* log-progress "
-        "log-world-size-* log-energy log-l2-* log-max-* log-runtime-* log-device-* "
-        "tensorboard-log-interval tensorboard-queue-size one-logger-* no-one-logger enable-one-logger logging-level "
-        "app-tag-* otel-* throughput-window-size"
-    ),
-    "fault injection and in-process restart": (
-        "inprocess-* ft-* enable-ft-package calc-ft-timeouts rerun-mode error-injection-* adlr-autoresume* "
-        "check-for-spiky-loss check-for-large-grads gpu-sniff-*"
-    ),
-    "garbage collection": "no-manual-gc-*",
-    "deterministic kernels": "deterministic-mode",
-    "NCCL knobs": (
-        "nccl-* use-nccl-ub use-sharp sharp-* high-priority-stream-groups use-gloo-process-groups "
-        "disable-gloo-process-groups disable-symmetric-registration flight-recorder-* use-tp-pp-dp-mapping "
-        "lazy-mpu-init"
-    ),
-    "other options of inference": (
-        "inference-* max-tokens-to-oom num-speculative-tokens enable-chunked-prefill return-log-probs *-cuda-graphs"
-    ),
-    "reinforcement learning": "rl-* grpo-* perform-rl-step langrl-* refit-method",
-    "distillation and ModelOpt": "logits-* export-* modelopt-*",
-    "YAML configurations": "yaml-cfg",
-    "legacy models": "use-legacy-models model-parallel-size warmup checkpoint-activations",
-}
+# Flags that minimegatron does not have yet, as patterns without the dashes.
+UNSUPPORTED = """
+    load-main-params-from-ckpt load-model-opt-format *-persistent-* async-strategy async-ckpt-* dist-ckpt-* ckpt-*
+    pretrained-checkpoint use-mp-args-* *-tokenizer-model-from-checkpoint-args override-ckpt-iteration most-recent-k
+    replication* strict-fsdp-* moe-* enable-gpt-oss cache-mla-latents mla-* yarn-* no-yarn-*
+    rotary-seq-len-interpolation-factor no-rope-freq mtp-* mamba-* hybrid-* is-hybrid-model linear-attention-*
+    linear-conv-* encoder-* decoder-seq-length bert-* mask-prob short-seq-prob vocab-extra-ids relative-* img-*
+    patch-dim num-channels num-classes vision-* dino-* swin-* freeze-LM freeze-ViT disable-vision-* classes-*
+    retro-* ict-* biencoder-* indexer-* embedding-path evidence-data-path titles-data-path retriever-*
+    *-in-block-prob overlap-param-gather-* no-align-param-gather no-use-layer-wise-* *-megatron-fsdp *-custom-fsdp
+    fsdp-* torch-fsdp2-* suggested-* outer-dp-* *hsdp* lion-* head-lr-mult no-weight-decay-cond*
+    no-overlap-p2p-communication grad-reduce-in-bf16 ddp-* tp-comm-* fp8-* fp4-* keep-fp8-* reuse-grad-buf-* te-*
+    kitchen-* use-te use-transformer-engine-op-fuser cuda-graph-* external-cuda-graph optimizer-cuda-graph
+    cpu-offloading* fine-grained-* offload-modules activation-offload-fraction delay-offload-*
+    apply-residual-connection-post-layernorm softmax-type quick-geglu glu-linear-offset activation-func-clamp-value
+    apply-query-key-layer-scaling heterogeneous-layers-* init-method-xavier-uniform data-parallel-random-init
+    embedding-init-method-std per-split-data-args-path per-dataset-sequences-path fim-* sft sft-* tiktoken-*
+    special-tokens tokenizer-metadata tokenizer-hf-* tokenizer-sentencepiece-* trust-remote-code null-tokenizer-*
+    chat-template metadata-path no-mmap-bin-files num-dataset-builder-threads dataloader-* full-validation
+    multiple-validation-sets mid-level-dataset-surplus object-storage-cache-path padded-vocab-size
+    step-batch-size-schedule eval-global-batch-size eval-micro-batch-size start-eval-at-iter skip-train
+    iterations-to-skip lr-wsd-decay-samples batch-size pytorch-profiler-* use-nsys-profiler nvtx-ranges
+    record-shapes log-params-norm log-timers-* log-straggler straggler-* disable-straggler-* timing-log-*
+    log-progress log-world-size-* log-energy log-l2-* log-max-* log-runtime-* log-device-* tensorboard-log-interval
+    tensorboard-queue-size one-logger-* no-one-logger enable-one-logger logging-level app-tag-* otel-*
+    throughput-window-size inprocess-* ft-* enable-ft-package calc-ft-timeouts rerun-mode error-injection-*
+    adlr-autoresume* check-for-spiky-loss check-for-large-grads gpu-sniff-* no-manual-gc-* deterministic-mode nccl-*
+    use-nccl-ub use-sharp sharp-* high-priority-stream-groups use-gloo-process-groups disable-gloo-process-groups
+    disable-symmetric-registration flight-recorder-* use-tp-pp-dp-mapping lazy-mpu-init inference-*
+    max-tokens-to-oom num-speculative-tokens enable-chunked-prefill return-log-probs *-cuda-graphs rl-* grpo-*
+    perform-rl-step langrl-* refit-method logits-* export-* modelopt-* yaml-cfg use-legacy-models
+    model-parallel-size warmup checkpoint-activations
+"""
 
 
-def refused_subject(flag: str) -> str | None:
-    """The subject of a flag that Megatron has and minimegatron does not, or None when the flag is unknown."""
-    name = flag.removeprefix("--")
-    for subject, patterns in REFUSED.items():
-        if any(fnmatchcase(name, pattern) for pattern in patterns.split()):
-            return subject
-    return None
+def is_unsupported(flag: str) -> bool:
+    """Whether Megatron has a flag that minimegatron does not have; False for one that is unknown to both."""
+    return any(fnmatchcase(flag.removeprefix("--"), pattern) for pattern in UNSUPPORTED.split())

@@ -1,4 +1,4 @@
-"""Pictures of a parallel program: who holds what, what travels, when. Functions of plain data that return a figure.
+"""Pictures of a parallel program: functions of plain data that return a figure.
 
 | module     | draws                                                                                        |
 |------------|----------------------------------------------------------------------------------------------|

@@ -30,11 +30,6 @@ from minimegatron.viz.picture import (
 from minimegatron.viz.timeline import LOOKS, SAID
 
 # --------------------------------------------------------------------------------------------------- bars made of parts
-# Bars made of parts: what a rank holds, by what it is; with the sum that a formula says beside it.
-#
-# The parts tell why a bar is as long as it is, which two bars of equal length do not.
-
-# Parts have no colour of their own in the labs: greys. Hatched is what is whole on every rank, as in `regions`.
 GREYS = (PAPER, REFERENCE[0], FAINT, MEASURED[0])
 FAR = 6  # a limit so many times as far away as the longest bar reaches would leave little to see of the bars
 
@@ -110,10 +105,8 @@ def _amount(total: float) -> str:
 
 
 # ----------------------------------------------------------------------------------------- bytes predicted and measured
-# How much travels: bytes predicted beside bytes measured, one pair of bars for each kind of message.
-#
-# The comparison that matters is equality, and the eye cannot see a percent on a bar, so each pair also carries its
-# numbers and their ratio.
+# The comparison that matters is equality, and the eye cannot see a percent on a bar, so each pair of bars also carries
+# its numbers and their ratio.
 
 
 def byte_bars(
@@ -127,7 +120,7 @@ def byte_bars(
 
     Args:
         predicted: bytes by what they belong to, drawn from the top in this order; empty where nothing was predicted.
-        measured: the same keys, or some of them, or more; absent ones count as 0 and are said to be.
+        measured: the same keys, or some of them, or more; absent ones count as 0 and say "not measured".
         title: above the picture.
         what: happens to the bytes, for the axis: "sent by one rank", "kept by one rank".
 
@@ -149,9 +142,9 @@ def byte_bars(
         for i, (name, table, colour, pattern) in enumerate(series):
             places = [k + (i - (len(series) - 1) / 2) * height for k in range(len(keys))]
             values = [table.get(key, 0.0) / divisor for key in keys]
-            said = f"{name} (x: times what was predicted)" if name == "measured" and predicted else name
+            label = f"{name} (x: times what was predicted)" if name == "measured" and predicted else name
             look = {"color": colour, "hatch": pattern, "edgecolor": INK, "linewidth": 0.7}
-            axes.barh(places, values, height * 0.92, label=said, **look)  # type: ignore[arg-type]
+            axes.barh(places, values, height * 0.92, label=label, **look)  # type: ignore[arg-type]
             for place, key, value in zip(places, keys, values, strict=True):
                 axes.text(
                     value, place, "  " + _label(key, name, predicted, table, divisor, unit), va="center", fontsize=8
@@ -178,11 +171,8 @@ def _label(
 
 
 # -------------------------------------------------------------------------- how one amount of time becomes a longer one
-# A waterfall: how one amount of time becomes a longer one, each cause with its name and its own bar.
-#
-# A bar begins where the one above it ends, so what all of them take can be read at the last one, and what a cause costs
-# is the length of its bar. Their looks are those of a timeline: computation, communication, memory, waiting. Where the
-# useful work is known, the numbers at the right say how fast it is done when everything down to that bar is counted.
+# A bar begins where the one above it ends, in the look of its kind on a timeline. Where the useful work is known, the
+# numbers at the right are the rate when everything down to that bar is counted.
 
 
 def waterfall(

@@ -1,7 +1,7 @@
 """Curves of a training run, and of what changes with the number of ranks.
 
-The reference is thick and pale, what was measured is thin and lies on it: two curves that agree can both be seen. How
-far they are apart is a curve of its own, on its own axis, because on the first it is narrower than a line.
+The reference is thick and pale and the measurement thin on top of it, so both are seen where they agree. Their distance
+has its own axis, because on the first it is narrower than a line.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The memory of a step: bytes alive over time, stacked by owner, with the moment at which most are.
+"""The memory of a step: bytes alive over time, stacked by owner, with the peak.
 
-Owners keep their colour and their order, what lasts below and what comes and goes above, so that curves of several
-ways to train can be put side by side on one scale. A triangle marks the fullest moment; what ran then, if the tracker
-was told (`Tracker.phase`, `Tracker.tell`), stands below.
+Owners have the same colour and order in every picture, permanent state below and temporary tensors above, so that
+several runs can be compared on one scale. A triangle marks the peak; what ran then, if the tracker was told
+(`Tracker.phase`, `Tracker.tell`), stands below.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def over_time(ranks: Mapping[str, Sequence[Sample]], *, limit: float, title: str
 
 @dataclasses.dataclass(frozen=True)
 class _Stack:
-    """What all panels of a picture have in common: the unit, the owners from the bottom to the top, the height."""
+    """Shared by all panels of a picture: the unit, the owners from the bottom to the top, the height."""
 
     divisor: float
     unit: str
@@ -115,8 +115,8 @@ class _Stack:
             raise ConfigError("memory of nothing", fix="with memory.Tracker(...) as t: one step; then pass t.samples")
         most = max(limit or 0.0, *(max(s.total for s in samples) for samples in runs.values()))
         divisor, unit = scaled(most, BYTES, 1024)
-        held = {owner for samples in runs.values() for sample in samples for owner in sample.owners}
-        owners = [owner for owner in OWNERS if owner in held] + sorted(held - OWNERS.keys())
+        present = {owner for samples in runs.values() for sample in samples for owner in sample.owners}
+        owners = [owner for owner in OWNERS if owner in present] + sorted(present - OWNERS.keys())
         return cls(divisor, unit, owners, most / divisor * 1.1, limit)
 
     def draw(self, axes: Axes, at: Sequence[float], samples: Sequence[Sample]) -> Sample:
@@ -133,7 +133,7 @@ class _Stack:
         return samples[top]
 
     def legend(self, figure: Figure, panels: Iterable[Axes]) -> None:
-        """Whose colour is which, and the unit of these panels."""
+        """The colours of the owners, and the unit of these panels."""
         for axes in panels:
             axes.set_ylabel(self.unit)
             axes.set_ylim(0, self.height)

@@ -1,10 +1,10 @@
-"""Who is where: the grid of ranks with the groups along any axis, and which rank holds which block of a weight.
+"""The grid of ranks, and the groups along any axis.
 
 A grid with up to four axes longer than 1 is drawn flat: the fastest axis runs to the right, the second downwards, the
-third repeats that block to the right, the fourth repeats the lot downwards. So ranks that talk most stand closest.
+third repeats that block to the right, the fourth repeats all of it downwards. So ranks that communicate most stand
+closest.
 
-Data comes in as plain numbers: sizes and groups as `minimegatron.comm.mesh.grid_sizes` and `rank_groups` return them,
-shapes and ranges as `minimegatron.layers.param.ParamLayout` holds them.
+Data comes in as plain numbers: sizes and groups as `minimegatron.comm.mesh.grid_sizes` and `rank_groups` return them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Time against memory of many ways to do the same: the nearer to the lower left, the better.
+"""Time against memory of many layouts: the nearer to the lower left, the better.
 
-A way is on the *front* if none other is both smaller and faster; all others are dots. Both axes are logarithmic, since
-the worst of a thousand layouts is a hundred times slower than the best.
+A layout is on the *front* if no other is both smaller and faster. Both axes are logarithmic, since the worst of a
+thousand layouts is a hundred times slower than the best.
 """
 
 from __future__ import annotations

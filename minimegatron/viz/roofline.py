@@ -1,9 +1,9 @@
 """The roofline: how fast a program can be, from how much it computes for each byte that it moves.
 
-Along the slope memory is the bound, on the flat arithmetic is; where they meet is the machine's *ridge*. Both axes are
-logarithmic, so every machine has the same shape. A point with a measured rate stands below its roof; one without stands
-on it: that is what it could reach. Of two points in one place the second is a larger, empty mark around the first.
-A dotted line at the first machine's ridge parts the programs that memory bounds from those that arithmetic bounds.
+On the slope memory bandwidth is the bound, on the flat part arithmetic is; they meet at the machine's *ridge*. Both
+axes are logarithmic. A point with a measured rate stands below its roof; one without stands on it: the best it could
+reach. Of two points in one place the second is a larger, empty mark around the first. A dotted line marks the ridge of
+the first machine.
 """
 
 from __future__ import annotations

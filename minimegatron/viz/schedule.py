@@ -1,8 +1,7 @@
-"""A pipeline schedule as a small drawing: a row of bars a rank, below each the activations it keeps alive.
+"""A pipeline schedule: a row of bars for each rank, and below it the activations that the rank keeps.
 
-A notebook stores the drawing as SVG and, for readers without pictures, as text. Both are the same on every machine,
-to the last byte: what is drawn is a plan, not a measurement. A legend above the
-bars explains what they say:
+A notebook stores the drawing as SVG and, for readers without pictures, as text. Both are a plan, so they are the same
+on every machine, to the last byte. A legend above the bars explains them:
 
     colour          F, B or W
     digit           the microbatch; `F3` where there is room for both, else the digit alone: the legend has the letters
@@ -11,10 +10,11 @@ bars explains what they say:
     grey steps      activations kept; the legend names their scale, the number behind the row is the most at a time
                     (where a rank has several chunks: of chunks, and in brackets what they are in whole activations)
 
-    text form, one cell per unit of time; `-` goes on with the bar before, `.` is idle
+The text form has one cell per unit of time; `-` continues the action before, `.` is idle, `live` is the most
+activations at a time:
 
     rank 0   F0 F1 .  .  .  B0 -  B1 -
-    rank 1   .  F0 B0 -  F1 B1 -  .  .       a rank's most live activations stand at the end of its row: live 2
+    rank 1   .  F0 B0 -  F1 B1 -  .  .
 """
 
 from __future__ import annotations
@@ -246,10 +246,10 @@ def _entries_of_work(events: list[Event], kinds: list[str], with_letters: bool) 
     backward = "its backward"
     if of["W"]:
         backward = "its backward (short: for the input only)" if of["B"] - of["W"] else "its backward for the input"
-    said = {"F": f"forward of microbatch {last}", "B": backward, "W": "its backward for the weights"}
+    meaning = {"F": f"forward of microbatch {last}", "B": backward, "W": "its backward for the weights"}
     if with_letters:
-        return [([(WORK[kind], kind + last)], said[kind]) for kind in kinds]
-    return [([(WORK[kind], last)], f"{kind}: {said[kind]}") for kind in kinds]
+        return [([(WORK[kind], kind + last)], meaning[kind]) for kind in kinds]
+    return [([(WORK[kind], last)], f"{kind}: {meaning[kind]}") for kind in kinds]
 
 
 def _length(entry: Entry) -> float:

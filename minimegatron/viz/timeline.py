@@ -1,8 +1,7 @@
-"""Who did what when: one row of bars a rank, computation above communication, predicted above measured.
+"""Timelines: rows of bars for each rank, computation above communication, predicted above measured.
 
-A bar is a `trace.Event`. Events of one kind that overlap (two buckets under way at once) get rows of their own, so
-nothing hides behind anything. What matters on such a picture is how much communication is covered by computation,
-so that share is measured (`hidden_share`) and written beside each rank.
+A bar is a `trace.Event`. Events of one kind that overlap (two buckets in flight) get rows of their own. The share of
+communication that computation hides (`hidden_share`) is written beside each rank.
 
 A run of an hour has a million events and a picture a thousand columns of pixels, so bars that cover each other are
 never drawn: `lay_out` gives every event a row (those of one kind that overlap get rows of their own, the first free row
@@ -248,10 +247,10 @@ def _draw_panel(axes: Axes, panel: _Panel, horizon: float, look: Callable[[Event
                 text = _fitting(event, horizon) if labels else ""
                 box(axes, (x, y), (width, BAR), colour, text, pattern=pattern, edge=INK, fontsize=7)
         _draw_instants(axes, instants.get(rank, []), (top - 0.1, top + height + 0.05), per_second, pixel)
-        mine = np.concatenate(rows) if rows else np.array([], np.int64)
-        events = [panel.events[i] for i in mine.tolist()]
+        shown = np.concatenate(rows) if rows else np.array([], np.int64)
+        events = [panel.events[i] for i in shown.tolist()]
         if {"comm", "compute"} <= {event.kind for event in events}:
-            share = f"{_hidden(panel.start[mine], panel.end[mine], events):.0%} of communication\nhidden"
+            share = f"{_hidden(panel.start[shown], panel.end[shown], events):.0%} of communication\nhidden"
             axes.text(horizon * per_second * 1.03, top + height / 2, share, ha="left", va="center", fontsize=8)
         middles.append(top + height / 2)
         top += height + 0.4
@@ -285,7 +284,7 @@ def _fitting(event: Event, horizon: float) -> str:
     return next((text for text in candidates if len(text) <= letters), "")
 
 
-# --- rows of bars
+# -------------------------------------------------------------------------------------------------- rows and pixels
 
 
 TOUCH = 1e-9  # seconds by which an event may begin before the one before it in its row has ended

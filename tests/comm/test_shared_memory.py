@@ -21,7 +21,7 @@ from minimegatron.comm import shared_memory
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.ring import Shift
 from minimegatron.errors import RankError
-from minimegatron.launch.consequence import is_consequence
+from minimegatron.launch.error_report import is_consequence
 from tests.thorough import mostly_thorough
 from tests.twin import Case, compare_with_serial, problems
 

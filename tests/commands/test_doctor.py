@@ -5,7 +5,7 @@ import pytest
 
 from minimegatron.commands import doctor
 from minimegatron.launch import drivers
-from minimegatron.launch.output import output_of
+from minimegatron.launch.drivers import output_of
 from minimegatron.layers.attention.choice import Machine, in_words
 
 

@@ -7,25 +7,22 @@ import pytest
 from labkit.answers import GivenAnswer, folder_of
 from labkit.judge import judge
 from tests.course.marked import LABS
-from tests.thorough import mostly_thorough
 
 LAB = LABS["04_context_parallel"]
 PARTS = [answer for answer in LAB.answers if answer.right and answer.exercise in ("attend", "merge")]
 
 
-@pytest.mark.parametrize("attend", [{}, {"attend": LAB.stubs["attend"]}], ids=["none", "stub"])
-def test_a_ring_with_attention_of_its_own_needs_no_attend(nursery, attend):
+def test_a_ring_with_attention_of_its_own_needs_no_attend(nursery):
     """The check counts what `attend` costs; who has not written it yet loses nothing."""
     source = (folder_of(LAB.course) / "right" / "ring_forward_1.py").read_text()
     assert "exercises.attend" not in source
-    sources = {"merge": LAB.solutions["merge"], "ring_forward": source, **attend}
+    sources = {"merge": LAB.solutions["merge"], "ring_forward": source, "attend": LAB.stubs["attend"]}
     verdict = judge(nursery, LAB.course, "ring_forward", sources, "seed")
     assert verdict.state == "passed", verdict
 
 
-@pytest.mark.parametrize(
-    "part", mostly_thorough(PARTS, lambda part: part.name in ("attend_2", "merge_5")), ids=lambda part: part.name
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
 def test_a_ring_of_other_right_parts_is_right(nursery, part: GivenAnswer):
     """attend_2 goes twice over the scores, merge_5 merges by a product: neither is work on what is hidden."""
     sources = {**LAB.solutions, part.exercise: part.source}
@@ -42,9 +39,3 @@ def test_attention_that_does_not_rescale_fails_where_its_learner_sees_the_number
         source = source.replace(old, new)
     verdict = judge(nursery, LAB.course, "attend", {**LAB.solutions, "attend": source}, "seed")
     assert verdict.rows[0].points == 0 and "got" in verdict.rows[0].note, verdict
-
-
-@pytest.mark.parametrize("exercise", LAB.lab.exercises)
-def test_every_exercise_shows_a_case_and_points_the_way(exercise):
-    asked = LAB.lab[exercise]
-    assert not asked.cases[0].hidden and asked.idea and asked.hint

@@ -11,10 +11,9 @@ import torch
 
 from course.figures.data_parallel import bytes_per_parameter, gather_timelines
 from labkit.exercises import Draw
-from labkit.fresh import Nursery
 from minimegatron.parallel.data.buckets import BucketSpan, BufferLayout, Span
 from tests.course.cells_on_ranks import run, saved
-from tests.course.marked import LABS, said
+from tests.course.marked import LABS
 
 MARKED = LABS["06_data_parallel_zero"]
 LAB = MARKED.lab
@@ -132,27 +131,3 @@ def test_the_timeline_shows_buckets_in_whatever_form_a_right_answer_has_them(cel
     assert "both ways give the same shards: True" in printed
     for events in reported[0].values():
         assert [name for name, kind, *_ in events if kind == "comm"] == [f"b{n}" for n in range(8)]
-
-
-PRETENDERS = [
-    ("sharded_adamw edit 1", "as much as the moments of all weights"),
-    ("sharded_adamw_state_of_all_weights", "as much as the moments of all weights"),
-    ("sharded_adamw_state_in_numpy", "as much as the moments of all weights"),
-    ("sharded_adamw_state_in_bytearrays", "as much as the moments of all weights"),
-    ("gather_on_use edit 3", "weights that were let go of"),
-    ("gather_on_use edit 4", "still alive"),
-    ("gather_on_use_keeps_the_unit_before", "weights of 3 units are still alive"),
-    ("gather_on_use edit 5", "one is enough"),
-    ("reduce_early edit 1", "calls all_reduce"),
-    ("reduce_early edit 2", "inside backward()"),
-    ("reduce_early_waits_at_the_next_hook", "before the next bucket is full"),
-    ("gather_on_use_three_gradients_at_once", "two units are still on their way"),
-    ("clip edit 1", "norm of its own shards"),
-]
-
-
-@pytest.mark.parametrize(("name", "words"), PRETENDERS)
-def test_what_is_zero_by_name_only_is_told_so(nursery: Nursery, name: str, words: str) -> None:
-    answer = next(one for one in MARKED.answers if one.name == name and not one.right)
-    verdict = MARKED.check(nursery, answer.exercise, answer.source)
-    assert verdict.state == "wrong" and words in said(verdict), verdict

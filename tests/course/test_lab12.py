@@ -9,7 +9,6 @@ from importlib import import_module
 import pytest
 
 from labkit.exercises import Draw
-from labkit.fresh import Nursery
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import DataConfig, OptimizerConfig, ParallelConfig, TrainingConfig
 from minimegatron.config.run import RunConfig
@@ -26,7 +25,7 @@ from minimegatron.planner.traffic import run_messages
 from minimegatron.trace import Event
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.flops import forward_flops, step_flops
-from tests.course.marked import LABS, said
+from tests.course.marked import LABS
 
 MARKED = LABS["12_planning"]
 LAB = MARKED.lab
@@ -215,20 +214,3 @@ def test_no_layout_of_a_search_with_the_margin_is_faster_than_the_judges():
     best = capstone.planned(**capstone.FASTEST)
     assert kept and capstone._left(best) >= capstone.MARGIN
     assert best.time.seconds <= 1.01 * min(one.plan.time.seconds for one in kept)
-
-
-PRETENDERS = [
-    ("stage_parameters_asks_the_planner", "closed in this exercise"),
-    ("legal_asks_the_planner", "closed in this exercise"),
-    ("replicas_asks_the_configuration", "closed in this exercise"),
-    ("run_1024_searches", "closed in this exercise"),
-    ("run_1024 edit 2", "10 must stay free"),
-    ("activation_bytes_by_heart", ""),
-]
-
-
-@pytest.mark.parametrize(("name", "words"), PRETENDERS)
-def test_who_has_not_computed_it_is_told_so(nursery: Nursery, name: str, words: str) -> None:
-    answer = next(one for one in MARKED.answers if one.name == name and not one.right)
-    verdict = MARKED.check(nursery, answer.exercise, answer.source)
-    assert verdict.state == "wrong" and words in said(verdict), verdict

@@ -1,7 +1,7 @@
 """No variant of a solution that differs by one wrong step gets full marks, in any lab.
 
-Those that survive are right in another way, and listed with the reason in the lab's `mistakes.py`. An ordinary run
-judges two a lab; `--thorough` judges all, which takes half an hour.
+Those that survive are right in another way, and listed with the reason in the lab's `mistakes.py`. All take half an
+hour.
 """
 
 from __future__ import annotations
@@ -9,30 +9,14 @@ from __future__ import annotations
 import pytest
 
 from labkit.fresh import Nursery
-from labkit.mutants import Course, Mutant
+from labkit.mutants import Course
 from tests.course.marked import LABS
 
+pytestmark = pytest.mark.thorough
 COURSES = {name: Course(name) for name in LABS}
 EXERCISES = [(name, exercise) for name, course in COURSES.items() for exercise in course.lab.exercises]
 
 
-def some(course: Course) -> list[Mutant]:
-    """The first mutant of the first and of the last exercise that runs no ranks and compiles nothing."""
-    plain = [
-        name
-        for name, exercise in course.lab.exercises.items()
-        if not exercise.kernels and isinstance(exercise.cases[0].draw("1"), dict)
-    ]
-    return [course.mutants(name)[0] for name in (plain[0], plain[-1])]
-
-
-@pytest.mark.parametrize("name", COURSES)
-def test_some_mutants_are_killed(nursery: Nursery, name: str) -> None:
-    course = COURSES[name]
-    assert [one for one in some(course) if course.survives(nursery, one)] == []
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "exercise"), EXERCISES)
 def test_all_mutants_are_killed(nursery: Nursery, name: str, exercise: str) -> None:
     course = COURSES[name]

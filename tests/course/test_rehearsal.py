@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from course.rehearsal import Mine, fastest, most_live, rehearse
+from course.rehearsal import RankReport, fastest, most_live, rehearse
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.config import ParallelConfig
@@ -12,7 +12,7 @@ from minimegatron.parallel.pipeline.schedules import build_schedule
 NAMES = ("1f1b", "interleaved", "dualpipe_v")
 
 
-def rehearsed(rank: int, world: int) -> dict[str, list[Mine]]:
+def rehearsed(rank: int, world: int) -> dict[str, list[RankReport]]:
     mail = PointToPoint(Mesh.build(ParallelConfig(pipeline_model_parallel_size=world)))
     return {name: [rehearse(build_schedule(name, world, 4), mail, 1e-3) for _ in range(2)] for name in NAMES}
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from minimegatron.data.blend import (
     BlendedDataset,
     build_blending_indices,
-    build_exhaustive_blending_indices,
     normalize,
     period,
 )
@@ -44,26 +43,9 @@ def naive(weights, size):
     return draws
 
 
-@given(st.lists(st.integers(0, 50), min_size=1, max_size=6).filter(any), st.integers(0, 300))
-def test_every_prefix_is_within_one_sample_of_the_share(weights, size):
-    shares = normalize(weights)
-    datasets, samples = build_blending_indices(shares, size)
-    assert list(zip(datasets.tolist(), samples.tolist(), strict=True)) == naive(shares, size)
-    drawn = np.cumsum(datasets[:, None] == np.arange(len(weights)), axis=0)
-    target = np.arange(1, size + 1)[:, None] * np.array(shares)
-    assert size == 0 or np.abs(drawn - target).max() <= max(1, len(weights) - 1)
-    assert size == 0 or (drawn - target).max() <= 1 + 1e-9, "no dataset is ahead by more than a sample"
-
-
-def test_ten_thousand_samples_of_seventy_to_thirty():
-    datasets, _ = build_blending_indices([0.7, 0.3], 10_000)
-    share = np.cumsum(datasets == 0) - 0.7 * np.arange(1, 10_001)
-    assert np.abs(share).max() <= 1 and (datasets == 0).sum() == 7000
-
-
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=5).filter(any))
 def test_exhaustive_draws_every_sample_once(sizes):
-    datasets, samples = build_exhaustive_blending_indices(sizes)
+    datasets, samples = build_blending_indices(normalize(sizes), sum(sizes))
     drawn = sorted(zip(datasets.tolist(), samples.tolist(), strict=True))
     assert drawn == [(i, k) for i, size in enumerate(sizes) for k in range(size)]
 
@@ -179,24 +161,6 @@ def test_errors_say_which_set_of_which_dataset(tmp_path):
         build_datasets(CONFIG, (None, 0, 0), ["1", path], "1,0,0")
     with pytest.raises(DataError, match="outside the vocabulary"):
         build_datasets(GPTDatasetConfig(4, NullTokenizer(1)), (10, 0, 0), [path], "1,0,0")
-
-
-@pytest.mark.parametrize(("documents", "left"), [(386, [374, 12, None]), (950, [921, 28, 1])])
-def test_a_test_set_that_the_default_split_rounds_to_nothing_is_left_out(tmp_path, documents, left):
-    sets = build_datasets(CONFIG, (10, 5, 5), [corpus(tmp_path, "a", documents, length=5)])
-    assert [None if one is None else len(one.documents) for one in sets] == left
-
-
-def test_draws_are_made_in_blocks_wherever_they_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("minimegatron.data.blend.BLOCK", 7)
-    parts = [GPTDataset(IndexedDataset(corpus(tmp_path, name, 30)), np.arange(30), 9, CONFIG) for name in "abc"]
-    weights = normalize([0.2, 0.5, 0.3])
-    datasets, samples = build_blending_indices(weights, 100)
-    for first, end in [(0, 100), (93, 100), (40, 55), (3, 4), (6, 8)]:
-        for blend in (BlendedDataset(parts, weights, 100), BlendedDataset(parts, weights, 1000)):
-            found = blend.draws(first, end)
-            assert (found[0] == datasets[first:end]).all() and (found[1] == samples[first:end]).all()
-            assert found[0].dtype == np.int16 and found[1].dtype == np.int64
 
 
 def test_a_file_of_prefixes_that_is_not_there_is_named(tmp_path):

@@ -2,24 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
 from minimegatron.data.corpus import docstrings, documents, prepare_corpus, write_corpus_jsonl
 from minimegatron.data.indexed import IndexedDataset
-from minimegatron.data.tokenizer import HuggingFaceTokenizer
 from minimegatron.errors import ConfigError
-
-PREPARE = """
-import sys
-from minimegatron.data import corpus
-real = corpus.documents
-corpus.documents = lambda kind: [item for i, item in enumerate(real("code")) if i % 40 == 0]
-found = corpus.prepare_corpus(sys.argv[1], 400, "code")
-print(found.data_path, end="")
-"""
 
 
 def test_docstrings_in_the_order_of_the_file():
@@ -48,25 +36,16 @@ def test_jsonl_repeats(tmp_path):
     assert len(lines) == count and set(json.loads(lines[0])) == {"text", "path"}
 
 
-def test_three_ranks_prepare_once(tmp_path):
-    """A fortieth of the corpus, so that it takes a moment only."""
-    command = [sys.executable, "-c", PREPARE, str(tmp_path)]
-    ranks = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    paths = {rank.communicate(timeout=120)[0] for rank in ranks}
-    assert [rank.returncode for rank in ranks] == [0] * 3 and len(paths) == 1
-    (path,) = paths
-    home = os.path.dirname(path)
-    assert sorted(os.listdir(tmp_path)) == sorted([os.path.basename(home), os.path.basename(home) + ".lock"])
-    tokenizer = HuggingFaceTokenizer(os.path.join(home, "tokenizer"))
-    dataset = IndexedDataset(path, vocab_size=tokenizer.vocab_size)
-    assert dataset.sidecar["tokenizer"] == tokenizer.identity
-    with open(os.path.join(home, "corpus.jsonl"), encoding="utf-8") as file:
-        texts = [json.loads(line)["text"] for line in file]
-    assert len(texts) == len(dataset) > 10
-    for i in (0, len(texts) - 1):
+def test_a_corpus_is_prepared_once(tmp_path, monkeypatch):
+    """A fortieth of the library."""
+    few = list(documents("code"))[::40]
+    monkeypatch.setattr("minimegatron.data.corpus.documents", lambda kind: few)
+    corpus = prepare_corpus(tmp_path, 400, "code")
+    tokenizer, dataset = corpus.tokenizer(), IndexedDataset(corpus.data_path)
+    assert dataset.sidecar["tokenizer"] == tokenizer.identity and len(dataset) == len(few) > 10
+    for i in (0, len(few) - 1):
         ids = dataset[i].tolist()
-        assert ids[-1] == tokenizer.eod and tokenizer.detokenize(ids) == texts[i]
-    before = os.stat(path + ".bin").st_mtime_ns
-    again = prepare_corpus(tmp_path, 400, "code")
-    assert again.data_path == path and os.stat(path + ".bin").st_mtime_ns == before
-    assert again.tokenizer().identity == tokenizer.identity
+        assert ids[-1] == tokenizer.eod and tokenizer.detokenize(ids) == few[i][1]
+    before = os.stat(corpus.data_path + ".bin").st_mtime_ns
+    assert prepare_corpus(tmp_path, 400, "code") == corpus
+    assert os.stat(corpus.data_path + ".bin").st_mtime_ns == before

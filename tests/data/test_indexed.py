@@ -6,11 +6,10 @@ import shutil
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minimegatron.data.indexed import HEADER, IndexedDataset, IndexedDatasetBuilder
+from minimegatron.data.indexed import IndexedDataset, IndexedDatasetBuilder
 from minimegatron.data.tokenizer import NullTokenizer
 from minimegatron.errors import DataError
 
@@ -54,23 +53,6 @@ def test_get_stays_inside_the_sequence(tmp_path):
         dataset[0][0] = 9
 
 
-def test_items_and_merging(tmp_path):
-    first = write(tmp_path / "a", [[[1, 2], [3]], []])
-    second = write(tmp_path / "b", [[[7]], [[8, 9]]])
-    with IndexedDatasetBuilder(tmp_path / "c.bin", np.uint16) as builder:
-        builder.add_item(torch.tensor([5, 6]))
-        builder.end_document()
-        builder.add_index(first)
-        builder.add_index(second)
-        builder.finalize(tmp_path / "c.idx")
-    merged = IndexedDataset(tmp_path / "c")
-    assert [ids.tolist() for ids in merged] == [[5, 6], [1, 2], [3], [7], [8, 9]]
-    assert merged.document_indices.tolist() == [0, 1, 3, 3, 4, 5]
-    assert merged.sidecar["max_id"] == 9
-    with IndexedDatasetBuilder(tmp_path / "d.bin", np.int32) as builder, pytest.raises(DataError, match="uint16"):
-        builder.add_index(first)
-
-
 @pytest.mark.parametrize(
     "ids, says",
     [
@@ -78,14 +60,13 @@ def test_items_and_merging(tmp_path):
         ([-1], "-1 is outside"),
         ([3, 1000], "1000 is outside .* the vocabulary"),
         ([1.5], "float64"),
-        ([], "0 ids for sequences of"),
         ([[1, 2]], "shape"),
     ],
 )
 def test_ids_that_do_not_fit_are_refused_before_the_cast(tmp_path, ids, says):
     with IndexedDatasetBuilder(tmp_path / "x.bin", np.uint16, NullTokenizer(999)) as builder:
         with pytest.raises(DataError, match=says):
-            builder.add_item(np.array(ids))
+            builder.add_document(np.array(ids), [np.size(ids)])
     assert os.listdir(tmp_path) == []
 
 
@@ -94,15 +75,10 @@ def test_nothing_is_visible_before_finalize_and_nothing_stays_without(tmp_path):
         builder.add_document([1], [1])
         assert not (tmp_path / "x.bin").exists()
     assert os.listdir(tmp_path) == []
-    for wrong in (
-        lambda b: b.finalize(tmp_path / "x.idx"),
-        lambda b: (b.add_item([1]), b.finalize(tmp_path / "x.idx")),
-    ):
-        with (
-            IndexedDatasetBuilder(tmp_path / "x.bin") as builder,
-            pytest.raises(DataError, match="no token|no document"),
-        ):
-            wrong(builder)
+    with IndexedDatasetBuilder(tmp_path / "x.bin") as builder, pytest.raises(DataError, match="no token"):
+        builder.finalize(tmp_path / "x.idx")
+    with IndexedDatasetBuilder(tmp_path / "x.bin") as builder, pytest.raises(DataError, match="3 ids for sequences of"):
+        builder.add_document([1, 2, 3], [2])
     with IndexedDatasetBuilder(tmp_path / "x.bin") as builder, pytest.raises(DataError, match="not the index of"):
         builder.add_document([1], [1])
         builder.finalize(tmp_path / "y.idx")
@@ -176,23 +152,6 @@ def test_any_damage_is_refused_with_its_place(corpus, tmp_path, seed):
     with pytest.raises(DataError) as caught:
         IndexedDataset(prefix, vocab_size=1000)
     assert "byte" in caught.value.where and "/x." in caught.value.where
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_structure_is_checked_without_a_sidecar(corpus, tmp_path, seed):
-    """Files of Megatron's own have no hash; their header, lengths, offsets and sizes must still agree."""
-    rng = np.random.RandomState(seed)
-    prefix = copy(corpus, tmp_path, sidecar=False)
-    sequences = len(IndexedDataset(prefix))
-    data = bytearray((tmp_path / "x.idx").read_bytes())
-    place = rng.randint(HEADER.size + 12 * sequences)  # header, lengths, offsets
-    bit = 1 << rng.randint(8)
-    if place == 17:
-        bit = 0x80  # u16 -> i16 has the same size, and only the ids can tell
-    data[place] ^= bit
-    (tmp_path / "x.idx").write_bytes(data)
-    with pytest.raises(DataError, match="byte"):
-        IndexedDataset(prefix, vocab_size=1000)
 
 
 def patched(corpus, folder, offset, data):

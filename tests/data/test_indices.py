@@ -208,7 +208,7 @@ def test_what_was_read_is_let_go(tmp_path):
         one[k]
     for k in range(0, 100_000, 8000):
         blend[k]
-    assert len(one.epochs._held) == 2 == len(blend._held)
+    assert len(one.epochs._blocks) == 2 == len(blend._blocks)
 
 
 def test_when_an_epoch_begins(tmp_path):

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from minimegatron.data.blend import build_blending_indices, build_exhaustive_blending_indices, normalize
+from minimegatron.data.blend import build_blending_indices, normalize
 from minimegatron.data.builder import build_datasets, parse_data_path, parse_split, split_documents
 from minimegatron.data.gpt_dataset import GPTDataset, GPTDatasetConfig, make_batch
-from minimegatron.data.indexed import IndexedDataset, IndexedDatasetBuilder, optimal_dtype
+from minimegatron.data.indexed import IndexedDataset, optimal_dtype
 from minimegatron.data.preprocess import preprocess
 from minimegatron.data.tokenizer import NullTokenizer
 from tests.data.test_indexed import write
@@ -65,22 +65,6 @@ def test_the_same_bytes_and_readable_both_ways(tmp_path, seed, dtype):
     for name in ("sequence_lengths", "document_indices"):
         theirs_array, ours_array = getattr(theirs, name), getattr(ours, name)
         assert theirs_array.tolist() == ours_array.tolist() and theirs_array.dtype == ours_array.dtype
-
-
-def test_merging_gives_the_same_bytes(tmp_path):
-    for name, seed in (("a", 1), ("b", 2)):
-        write(tmp_path / name, random_documents(seed), np.int32)
-    theirs = indexed.IndexedDatasetBuilder(str(tmp_path / "m.bin"), dtype=np.int32)
-    with IndexedDatasetBuilder(tmp_path / "o.bin", np.int32) as ours:
-        for builder in (theirs, ours):
-            builder.add_index(str(tmp_path / "a"))
-            builder.add_item(torch.tensor([1, 2, 3]))
-            builder.end_document()
-            builder.add_index(str(tmp_path / "b"))
-        theirs.finalize(str(tmp_path / "m.idx"))
-        ours.finalize(tmp_path / "o.idx")
-    for suffix in (".bin", ".idx"):
-        assert (tmp_path / f"m{suffix}").read_bytes() == (tmp_path / f"o{suffix}").read_bytes()
 
 
 def test_preprocess_gives_the_bytes_of_megatrons_tool(tmp_path):
@@ -182,7 +166,7 @@ def test_blending_draws(seed):
     sizes = rng.randint(1, 400, count)
     datasets, samples = np.zeros(sizes.sum(), np.int16), np.zeros(sizes.sum(), np.int64)
     helpers.build_exhaustive_blending_indices(datasets, samples, sizes.astype(np.int64), count)
-    ours = build_exhaustive_blending_indices(sizes.tolist())
+    ours = build_blending_indices(normalize(sizes), int(sizes.sum()))
     assert (datasets == ours[0]).all() and (samples == ours[1]).all()
 
 

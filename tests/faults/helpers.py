@@ -10,8 +10,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from labkit.ranks.agent import end_marked, marked
 from minimegatron.launch import procs
 
+DEAF = """
+import os, time
+open(os.environ["MINIMEGATRON_RUN_DIR"] + "/started." + os.environ["RANK"], "w").close()
+time.sleep(1000)
+"""  # a script that does not use this package
 VICTIM = Path(__file__).with_name("victim.py")
 PACKAGE = Path(procs.__file__).resolve().parents[2]
 FOREVER = "1000000"
@@ -30,7 +36,7 @@ def all_checked_in(folder: Path, nproc: int) -> None:
 
 def everything_gone(token: str, seconds: float = 5.0) -> None:
     """Fail unless no process carries the token after `seconds`."""
-    wait_for(lambda: not procs.marked(token), seconds, f"no process is left of {sorted(procs.marked(token))}")
+    wait_for(lambda: not marked(token), seconds, f"no process is left of {sorted(marked(token))}")
 
 
 def alive(pid: int) -> bool:
@@ -40,7 +46,7 @@ def alive(pid: int) -> bool:
 
 def pids_by_rank(token: str) -> dict[int, int]:
     """{rank: pid} of the ranks among the processes that carry the token."""
-    found = procs.marked(token).items()
+    found = marked(token).items()
     return {int(env["RANK"]): pid for pid, env in found if "RANK" in env}
 
 
@@ -55,7 +61,10 @@ def background(
     """
     token = f"MINIMEGATRON_RUN_DIR={folder}"
     env = {k: v for k, v in os.environ.items() if not k.startswith("MINIMEGATRON_")}
+    temporary = folder / "temporary"
+    temporary.mkdir(exist_ok=True)
     env.update(MINIMEGATRON_RUN_DIR=str(folder), PYTHONPATH=str(PACKAGE), OMP_NUM_THREADS="1", TIMEOUT=str(timeout))
+    env.update(TMPDIR=str(temporary))
     with open(folder / "output", "w") as out:
         process = subprocess.Popen(
             [*prefix, sys.executable, *command],
@@ -70,7 +79,7 @@ def background(
     finally:
         process.kill()
         process.wait(5)
-        procs.end_marked(token)
+        end_marked(token)
 
 
 def agent(nproc: int, *args: str) -> list[str]:

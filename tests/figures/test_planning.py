@@ -1,6 +1,6 @@
 import pytest
 
-from course.figures.planning import agreement, factors, said
+from course.figures.planning import agreement, factor_text, factors
 from minimegatron.errors import ConfigError
 from tests.viz.reading import overlaps, words
 
@@ -8,7 +8,13 @@ COMPUTED = {"parameters": {"tp": 2.0, "pp": 1.87}, "state": {"tp": 1.0, "pp": 1.
 
 
 def test_every_square_says_its_factor_and_what_was_predicted():
-    assert [said(n) for n in (2.0, 1.87, 1.02, 1.0, 0.99, 0.5, 4.0)] == ["÷ 2", "÷ 1.9", *["same"] * 3, "× 2", "÷ 4"]
+    assert [factor_text(n) for n in (2.0, 1.87, 1.02, 1.0, 0.99, 0.5, 4.0)] == [
+        "÷ 2",
+        "÷ 1.9",
+        *["same"] * 3,
+        "× 2",
+        "÷ 4",
+    ]
     figure = factors(COMPUTED, {"parameters": {"tp": 2, "pp": 2}, "state": {"tp": 2}}, what="the axis")
     seen = words(figure)
     assert [seen.count(text) for text in ("same", "÷ 2", "× 2")] == [3, 1, 1]

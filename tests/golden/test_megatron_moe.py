@@ -108,8 +108,7 @@ def test_layer(ranks, world, layout, dispatcher):
         ),
     ],
 )
-@pytest.mark.parametrize("dispatcher", ["allgather", "alltoall"])
-@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("dispatcher, grouped", [("allgather", False), ("alltoall", True)])
 def test_other_routers(options, name, dispatcher, grouped):
     options = {**options, "moe_token_dispatcher_type": dispatcher, "moe_grouped_gemm": grouped}
     assert layer_numbers(0, 1, {}, options) == pytest.approx(FROZEN["layer"][name], abs=5e-6, rel=2e-7)

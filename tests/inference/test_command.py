@@ -9,7 +9,7 @@ import tokenizers
 import torch
 
 from minimegatron.checkpoint.companions import stop_ids
-from minimegatron.commands.generate import how_to_draw, parse, read_prompt
+from minimegatron.commands.generate import parse, read_prompt, sampling_params
 from minimegatron.data.tokenizer import HuggingFaceTokenizer
 from minimegatron.errors import CheckpointError, ConfigError
 from minimegatron.inference.generate import generate
@@ -94,8 +94,8 @@ def test_a_value_that_is_the_default_counts_as_given(ranks, llama2):
     assert "--seed 0 changes nothing" in said
     assert [text for text, _ in drawn] == [drawn[0][0], drawn[1][0]] * 4, "all words, with a seed's own numbers"
     assert len({greedy, drawn[0][0], drawn[1][0]}) == 3
-    assert how_to_draw(parse(["f", "p"])) == how_to_draw(parse(["f", "p", "--top-k", "1"])) == GREEDY
-    assert how_to_draw(parse(["f", "p", "--temperature", "1.0"])) == SamplingParams()
+    assert sampling_params(parse(["f", "p"])) == sampling_params(parse(["f", "p", "--top-k", "1"])) == GREEDY
+    assert sampling_params(parse(["f", "p", "--temperature", "1.0"])) == SamplingParams()
 
 
 def test_special_tokens_of_a_prompt(llama2):

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from minimegatron.kernels import build, flash, fp8, launch, softmax
+from minimegatron.kernels import build, flash, fp8, operators, pointwise
 from tests.kernels.compare import random
 from tests.thorough import mostly_thorough
 
@@ -25,7 +25,7 @@ UNSEEN = {
 
 
 def run_softmax() -> list[torch.Tensor]:
-    return [softmax.scaled_softmax(random(1, 1, 2, 1024), 1.0)]
+    return [pointwise.scaled_softmax(random(1, 1, 2, 1024), 1.0)]
 
 
 def run_fp8() -> list[torch.Tensor]:
@@ -66,8 +66,8 @@ def test_a_barrier_left_out_is_seen(name, monkeypatch):
     barriers = list(BARRIER.finditer(whole))
     for i, barrier in enumerate(barriers):
         broken = whole[: barrier.start()] + whole[barrier.end() :]
-        library = launch.load(name, "emulated", broken)
-        monkeypatch.setattr(launch, "library", lambda *_, library=library: library)
+        library = operators.load(name, "emulated", broken)
+        monkeypatch.setattr(operators, "library", lambda *_, library=library: library)
         found = []
         for order in (0, 1, 2):
             library.order(order)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import time
 
 import pytest
 import torch
 
-from minimegatron.kernels import build, launch
+from minimegatron.kernels import build, operators
 from minimegatron.launch import procs
+from tests.thorough import mostly_thorough
 
 TINY = """
 #include <stdint.h>
@@ -67,21 +69,23 @@ def test_four_builders_at_once_build_once(tmp_path):
     assert (tmp_path / folders[0] / "lib.so").exists()
 
 
-def test_a_builder_killed_at_any_moment_leaves_nothing_in_the_way(tmp_path):
+def test_a_builder_killed_at_any_moment_leaves_nothing_in_the_way(tmp_path_factory, tmp_path, monkeypatch):
     """Killed with its compiler (odd) or alone (even), so that an orphaned compiler goes on writing."""
+    temporary = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setenv("TMPDIR", str(temporary))
     start = time.monotonic()
     build.library("tiny", "emulated", source=tiny(0), cache=tmp_path)
     whole = time.monotonic() - start
-    for i in range(20):
+    for i in range(12):
         child = builder(4, tmp_path)
-        time.sleep(whole * (i + 1) / 22)
+        time.sleep(whole * (i + 1) / 13)
         (os.killpg if i % 2 else os.kill)(child, signal.SIGKILL)
         os.waitpid(child, 0)
         for path in tmp_path.glob("*/lib.so"):
             ctypes.CDLL(str(path))  # what can be seen can be used
     path = build.library("tiny", "emulated", source=tiny(4), cache=tmp_path, deadline_s=60)
     assert ctypes.CDLL(str(path)).mm_answer(None) == 4
-    assert not list(tmp_path.glob("*.tmp"))
+    assert not list(tmp_path.glob("*.tmp")) and not list(temporary.iterdir())
 
 
 def test_no_compiler_is_said(monkeypatch, tmp_path):
@@ -105,7 +109,7 @@ def test_the_compilers_own_message_is_shown(tmp_path):
 
 def test_launchers_are_read_from_the_source():
     for name in build.sources():
-        found = launch.signatures((build.CSRC / f"{name}.cu").read_text())
+        found = operators.signatures((build.CSRC / f"{name}.cu").read_text())
         assert found, f"{name}.cu exports nothing"
         assert all(launcher.startswith("mm_") for launcher in found)
 
@@ -120,3 +124,31 @@ def test_a_compiler_that_does_not_end_is_ended_with_its_children(tmp_path, monke
         build.library("tiny", "emulated", source=tiny(5), cache=tmp_path / "cache", deadline_s=1)
     child = int((tmp_path / "child").read_text())
     assert procs.zombie_status(child) is not None or not os.path.exists(f"/proc/{child}")
+
+
+# ------------------------------------------------------------------------------------------------------------ nvcc
+
+# A multiprocessor has 65536 registers: blocks of 1024 threads can have 64 a thread, of 512 threads 128. A launch that
+# asks for more fails on a GPU and nowhere else.
+LIMITS = {"norm": 128, "softmax": 128, "flash_attention": 255, "rope": 128}
+ARCHITECTURES = [(8, 0), (9, 0), (10, 0), (12, 0)]
+
+
+@pytest.mark.skipif(build.compiler("cuda") is None, reason="no nvcc: CUDA compilation is not checked here")
+@pytest.mark.parametrize("name", mostly_thorough(build.sources(), lambda name: name == "norm"))
+def test_compiles_for_sm_80_to_sm_120a_without_spills(name):
+    """In bf16, the dtype that is trained in; a stack frame means that an array meant for registers is in memory."""
+    others = (flag for capability in ARCHITECTURES[1:] for flag in build.gencode(capability))
+    path = build.library(name, "cuda", capability=ARCHITECTURES[0], extra=(*others, "-DMM_ONLY_DTYPE=1"))
+    log = (path.parent / "log").read_text()
+    assert set(re.findall(r"for '(sm_\w+)'", log)) == {"sm_80", "sm_90a", "sm_100a", "sm_120a"}
+    frames = [tuple(map(int, t)) for t in re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+)", log)]
+    assert frames and set(frames) == {(0, 0, 0)}
+    registers = [int(n) for n in re.findall(r"Used (\d+) registers", log)]
+    assert max(registers) <= LIMITS.get(name, 64), f"{name}: {sorted(registers)}"
+    assert "warning" not in log
+
+
+def test_an_h100_gets_its_own_instructions():
+    assert build.gencode((9, 0)) == ("-gencode", "arch=compute_90a,code=sm_90a")
+    assert build.gencode((8, 0)) == ("-gencode", "arch=compute_80,code=sm_80")

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from minimegatron.kernels import build, launch
+from minimegatron.kernels import build, operators
 
 SOURCE = """
 #include "device.h"
@@ -71,7 +71,7 @@ MM_EXPORT mm_uncast(const void* in, void* out, int64_t n, void* stream) {
 
 @pytest.fixture(scope="module")
 def emulated():
-    return launch.load("selftest", "emulated", SOURCE)
+    return operators.load("selftest", "emulated", SOURCE)
 
 
 @pytest.fixture(params=[0, 1, 7], ids=["forward", "backward", "shuffled"])
@@ -95,14 +95,14 @@ def test_a_missing_barrier_shows(library):
 
 def test_a_deadlock_is_an_error_and_the_next_launch_works(library):
     x, y = torch.arange(64.0), torch.empty(64)
-    with pytest.raises(launch.KernelError, match="40 threads wait at __syncthreads, 24 for lanes"):
+    with pytest.raises(operators.KernelError, match="40 threads wait at __syncthreads, 24 for lanes"):
         library.call("mm_reverse", x, y, 2)
     library.call("mm_reverse", x, y, 0)
     assert torch.equal(y, x.flip(0))
 
 
 def test_too_much_stack_is_an_error(library):
-    with pytest.raises(launch.KernelError, match="65536 bytes of stack"):
+    with pytest.raises(operators.KernelError, match="65536 bytes of stack"):
         library.call("mm_reverse", torch.arange(64.0), torch.empty(64), 3)
 
 
@@ -150,7 +150,7 @@ def test_a_barrier_left_out_of_the_block_sum_is_caught(emulated, removed):
         start, barrier = head.index("void block_sum(A (&v)[N])"), "  __syncthreads();\n"
         at = start + [m.start() for m in re.finditer(re.escape(barrier), head[start:])][removed]
         broken = head[:at] + head[at + len(barrier) :]
-        library = launch.load("selftest", "emulated", SOURCE.replace('#include "device.h"', broken))
+        library = operators.load("selftest", "emulated", SOURCE.replace('#include "device.h"', broken))
     x = torch.arange(128.0)
     wrong = []
     for order in (0, 1, 2, 3):
@@ -164,5 +164,5 @@ def test_a_barrier_left_out_of_the_block_sum_is_caught(emulated, removed):
 
 def test_a_launch_no_gpu_would_take_is_refused():
     source = SOURCE.replace("MM_LAUNCH(warp, 1, 32,", "MM_LAUNCH(warp, 1, 1025,").replace("mm_warp", "mm_wide")
-    with pytest.raises(launch.KernelError, match="1025 threads"):
-        launch.load("selftest", "emulated", source).call("mm_wide", torch.empty(32, 6))
+    with pytest.raises(operators.KernelError, match="1025 threads"):
+        operators.load("selftest", "emulated", source).call("mm_wide", torch.empty(32, 6))

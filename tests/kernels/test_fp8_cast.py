@@ -166,18 +166,3 @@ def test_strides_misaligned_memory_empty_and_refusals():
     ]:
         with pytest.raises(ConfigError, match=message):
             call()
-
-
-def test_opcheck():
-    kinds = ("test_schema", "test_faketensor")
-    for source, aim, seen in (
-        (torch.ones(()), 0.0, torch.zeros(())),
-        (torch.ones(()), 0.0, None),
-        (torch.ones(3), 448.0, None),
-    ):
-        arguments = (random(3, 5), source, aim, seen, False, True)
-        torch.library.opcheck(torch.ops.minimegatron.fp8_cast, arguments, test_utils=kinds)
-    q = torch.zeros(3, 5, dtype=torch.uint8)
-    torch.library.opcheck(torch.ops.minimegatron.fp8_dequantise, (q, torch.ones(3, 2), 1, 4, True), test_utils=kinds)
-    torch.library.opcheck(torch.ops.minimegatron.fp8_amax, (random(3, 5),), test_utils=kinds)
-    torch.library.opcheck(torch.ops.minimegatron.fp8_cast_tiles, (random(3, 5), 1, 4, 0, True), test_utils=kinds)

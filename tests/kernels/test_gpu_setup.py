@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from minimegatron.errors import ConfigError
-from minimegatron.kernels import gpu_plan, gpu_setup, toolkit
-from minimegatron.kernels.gpu_plan import Facts
+from minimegatron.kernels import gpu_setup, toolkit
+from minimegatron.kernels.gpu_setup import Facts
 
 H100 = Facts(
     gpus=("NVIDIA H100 80GB HBM3",) * 8,
@@ -38,7 +38,7 @@ def changed(**facts) -> Facts:
 
 
 def test_the_variables_of_an_h100():
-    assert gpu_plan.environment(H100, "/mine") == {
+    assert gpu_setup.builds_environment(H100, "/mine") == {
         "MAX_JOBS": "44",
         "NVTE_FRAMEWORK": "pytorch",
         "NVTE_BUILD_USE_NVIDIA_WHEELS": "1",
@@ -52,38 +52,38 @@ def test_the_variables_of_an_h100():
 
 @pytest.mark.parametrize("cores,free,jobs", [(64, 400, 44), (8, 400, 8), (64, 20, 2), (64, 5, 1), (1, 1, 1)])
 def test_a_job_has_nine_gigabytes(cores, free, jobs):
-    assert gpu_plan.jobs(changed(cores=cores, free_gb=free)) == jobs
+    assert gpu_setup.jobs(changed(cores=cores, free_gb=free)) == jobs
 
 
 @pytest.mark.parametrize("gpu,wanted", [((8, 0), 80), ((8, 9), 80), ((9, 0), 90), ((10, 3), 100), ((12, 0), 120)])
 def test_flash_attn_is_compiled_for_this_generation_alone(gpu, wanted):
-    assert gpu_plan.generation(gpu) == wanted
+    assert gpu_setup.generation(gpu) == wanted
 
 
 def test_wheels_come_first_and_each_package_stands_alone():
-    steps = gpu_plan.plan(H100, "python", "pins.txt")
+    steps = gpu_setup.plan(H100, "python", "pins.txt")
     assert [step.package for step in steps] == ["build tools", "transformer-engine", "flash-attn"]
     for step in steps[1:]:
         wheel, build = step.commands
         assert "--only-binary=:all:" in wheel and "--no-build-isolation" in build
         assert all(("--constraint", "pins.txt") == c[c.index("--constraint") :][:2] for c in step.commands)
     assert steps[1].commands[0][-1] == "transformer-engine[core_cu13,pytorch]"
-    older = gpu_plan.plan(changed(cuda="12.8"), "python", "pins.txt")
+    older = gpu_setup.plan(changed(cuda="12.8"), "python", "pins.txt")
     assert older[1].commands[0][-1] == "transformer-engine[core_cu12,pytorch]"
 
 
 def test_what_an_image_brings_stays():
     ngc = changed(installed={"transformer-engine": "2.9.0+abc", "flash-attn": "2.7.4"})
-    assert gpu_plan.plan(ngc, "python", "pins.txt") == []
-    assert gpu_plan.announce(ngc, [], {}).count("is here already and stays") == 2
-    one = gpu_plan.plan(changed(installed={"transformer-engine": "2.9.0"}), "python", "pins.txt")
+    assert gpu_setup.plan(ngc, "python", "pins.txt") == []
+    assert gpu_setup.announce(ngc, [], {}).count("is here already and stays") == 2
+    one = gpu_setup.plan(changed(installed={"transformer-engine": "2.9.0"}), "python", "pins.txt")
     assert [step.package for step in one] == ["build tools", "flash-attn"]
 
 
 def test_without_nvcc_there_are_only_wheels():
-    steps = gpu_plan.plan(changed(nvcc=None), "python", "pins.txt")
+    steps = gpu_setup.plan(changed(nvcc=None), "python", "pins.txt")
     assert [(step.package, len(step.commands)) for step in steps] == [("transformer-engine", 1), ("flash-attn", 1)]
-    assert "there is no nvcc" in gpu_plan.announce(changed(nvcc=None), steps, {})
+    assert "there is no nvcc" in gpu_setup.announce(changed(nvcc=None), steps, {})
 
 
 @pytest.mark.parametrize("facts,words", [
@@ -92,8 +92,8 @@ def test_without_nvcc_there_are_only_wheels():
     (changed(cuda=None, torch="2.13.0+cpu"), "without CUDA"),
 ])  # fmt: skip
 def test_what_stands_in_the_way_is_said(facts, words):
-    assert words in gpu_plan.obstacle(facts)
-    assert gpu_plan.obstacle(H100) is None
+    assert words in gpu_setup.obstacle(facts)
+    assert gpu_setup.obstacle(H100) is None
 
 
 # --------------------------------------------------------------------------------------------- a pretended machine

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.autograd import gradcheck
 
-from minimegatron.errors import ConfigError
 from minimegatron.kernels import permute, reference
 from tests.kernels.compare import DTYPES, both, close, misaligned, random
 
@@ -68,25 +66,3 @@ def test_rows_beyond_two_gigabytes_and_two_billion_elements():
     assert torch.equal(out, torch.stack([x[far], x[0]]))
     both_ways = permute.unpermute(x, torch.zeros(far + 1, dtype=torch.int64), torch.tensor([[far, 0]]))
     assert torch.equal(both_ways[0], (x[far].float() + x[0].float()).bfloat16())
-
-
-def test_refused_before_the_launch():
-    slots, places = maps()
-    for call, message in [
-        (lambda: permute.permute(random(T + 1, 4), slots, places), "x has 8 rows"),
-        (lambda: permute.permute(random(T, 4), slots.int(), places), "int64 slots"),
-        (lambda: permute.unpermute(random(len(slots), 4), slots, places, random(T, K + 1)), "probs is"),
-        (lambda: permute.unpermute(random(len(slots), 4), slots, places, random(T, K).bfloat16()), "probs are"),
-    ]:
-        with pytest.raises(ConfigError, match=message):
-            call()
-
-
-def test_gradcheck_and_opcheck():
-    slots, places = maps()
-    wide = {"dtype": torch.float64}
-    y, probs = random(len(slots), 3, **wide).requires_grad_(), random(T, K, **wide).requires_grad_()
-    assert gradcheck(lambda y, p: permute.unpermute(y, slots, places, p), [y, probs])
-    assert gradcheck(lambda x: permute.permute(x, slots, places), [random(T, 3, **wide).requires_grad_()])
-    kinds = ("test_schema", "test_faketensor", "test_autograd_registration")
-    torch.library.opcheck(torch.ops.minimegatron.unpermute, (y, slots, places, probs), test_utils=kinds)

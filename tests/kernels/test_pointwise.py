@@ -1,13 +1,11 @@
-"""Softmax, SwiGLU, bias-GeLU, RoPE: kernels against the reference in fp64."""
+"""Norms, softmax, SwiGLU, bias-GeLU, RoPE: kernels against the reference in fp64."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch.autograd import gradcheck
 
-from minimegatron.errors import ConfigError
-from minimegatron.kernels import activation, launch, reference, rope, softmax
+from minimegatron.kernels import operators, pointwise, reference
 from tests.kernels.compare import DTYPES, SIZES, both, close, misaligned, random
 
 FEW = (torch.float64, torch.bfloat16)
@@ -22,7 +20,7 @@ def softmax_case(kind, b, a, q, k, dtype, scale=0.5):
         mask[0, :, min(1, q - 1)] = True
     causal = kind in (CAUSAL, BOTH)
     return (
-        lambda x: softmax.scaled_softmax(x, scale, mask, causal),
+        lambda x: pointwise.scaled_softmax(x, scale, mask, causal),
         lambda x: reference.scaled_softmax(x, scale, mask, causal),
         random(b, a, q, k, dtype=dtype),
     )
@@ -48,12 +46,13 @@ def test_softmax_sees_the_mask_of_its_sample_and_head():
     x = random(2, 3, 4, 8)
     for shape in ((2, 1, 4, 8), (1, 1, 4, 8), (2, 3, 4, 8)):
         mask = torch.rand(shape) < 0.4
-        close([softmax.scaled_softmax(x, 1.0, mask)], [reference.scaled_softmax(x.double(), 1.0, mask)], torch.float32)
+        got = pointwise.scaled_softmax(x, 1.0, mask)
+        close([got], [reference.scaled_softmax(x.double(), 1.0, mask)], torch.float32)
 
 
 def test_softmax_hidden_keys_take_nothing_and_large_scores_do_not_overflow():
     x = random(1, 1, 4, 8, scale=1e4).requires_grad_()
-    y = softmax.scaled_softmax(x, 3.0, None, True)
+    y = pointwise.scaled_softmax(x, 3.0, None, True)
     (dx,) = torch.autograd.grad(y, x, random(1, 1, 4, 8))
     hidden = torch.ones(4, 8, dtype=torch.bool).triu(5)
     assert y.isfinite().all() and torch.allclose(y.sum(-1), torch.ones(1, 1, 4))
@@ -63,17 +62,17 @@ def test_softmax_hidden_keys_take_nothing_and_large_scores_do_not_overflow():
 def test_softmax_numbers_that_are_not_finite():
     x = random(1, 1, 3, 33)
     x[0, 0, 1, 4] = torch.nan
-    y = softmax.scaled_softmax(x, 1.0)
+    y = pointwise.scaled_softmax(x, 1.0)
     assert y[0, 0, 1].isnan().all() and y[0, 0, [0, 2]].isfinite().all()
     x[0, 0, 1, 4] = -torch.inf
-    close([softmax.scaled_softmax(x, 1.0)], [x.double().softmax(-1)], torch.float32)
+    close([pointwise.scaled_softmax(x, 1.0)], [x.double().softmax(-1)], torch.float32)
 
 
 @pytest.mark.parametrize("f", SIZES)
 def test_swiglu(f):
     for dtype in DTYPES if f == 33 else FEW:
         x = random(3, 2 * f, dtype=dtype, scale=2.0)
-        close(*both(activation.swiglu, reference.swiglu, [x]), dtype)
+        close(*both(pointwise.swiglu, reference.swiglu, [x]), dtype)
 
 
 @pytest.mark.parametrize("f", SIZES)
@@ -81,16 +80,16 @@ def test_swiglu(f):
 def test_bias_gelu(f, approximate):
     for dtype in DTYPES if f == 33 else FEW:
         tensors = [random(9 if f < 100 else 2, f, dtype=dtype, scale=2.0), random(f, dtype=dtype, seed=1)]
-        kernel, wanted = (lambda x, b, m=m: m.bias_gelu(x, b, approximate) for m in (activation, reference))
+        kernel, wanted = (lambda x, b, m=m: m.bias_gelu(x, b, approximate) for m in (pointwise, reference))
         close(*both(kernel, wanted, tensors), dtype)
 
 
 def test_activations_of_extreme_numbers():
     x = torch.tensor([[-1e4, 1e4, -80.0, 0.0, 2.0, 2.0, 2.0, 2.0]], requires_grad=True)
-    y = activation.swiglu(x)
+    y = pointwise.swiglu(x)
     assert y.tolist()[0][1:] == [2e4, pytest.approx(-160 * 1.8e-35, abs=1e-30), 0.0] and y[0, 0] == 0
     assert torch.autograd.grad(y.sum(), x)[0].isfinite().all()
-    g = activation.bias_gelu(x, torch.zeros(8))
+    g = pointwise.bias_gelu(x, torch.zeros(8))
     assert g[0, 0] == 0 and g[0, 1] == 1e4
 
 
@@ -102,7 +101,7 @@ def test_rope(d, r, interleaved):
             wide = torch.promote_types(dtype, torch.float32)
             angle = random(5, batch, 1, r, seed=3, scale=2.0)
             cos, sin = angle.cos().to(wide), angle.sin().to(wide)
-            kernel = lambda x, c=cos, s=sin: rope.rope(x, c, s, interleaved)  # noqa: E731
+            kernel = lambda x, c=cos, s=sin: pointwise.rope(x, c, s, interleaved)  # noqa: E731
             wanted = lambda x, c=cos, s=sin: reference.rope(x, c.double(), s.double(), interleaved)  # noqa: E731
             close(*both(kernel, wanted, [random(5, 2, 3, d, dtype=dtype)]), dtype)
 
@@ -111,7 +110,7 @@ def test_rope_reads_a_view_into_packed_heads():
     packed, angle = random(4, 2, 6, 16, dtype=torch.float64), random(4, 1, 1, 8, dtype=torch.float64)
     for view in (packed[:, :, 2:4], packed.transpose(0, 1)[:, :, ::2].transpose(0, 1), packed.flip(-1)):
         want = reference.rope(view, angle.cos(), angle.sin())
-        close([rope.rope(view, angle.cos(), angle.sin())], [want], torch.float64)
+        close([pointwise.rope(view, angle.cos(), angle.sin())], [want], torch.float64)
 
 
 def test_rope_of_tokens_two_billion_elements_apart():
@@ -120,82 +119,111 @@ def test_rope_of_tokens_two_billion_elements_apart():
     room = torch.empty(far + 8, dtype=torch.bfloat16)
     room[:8], room[far:] = random(8), random(8, seed=1)
     x = room.as_strided((2, 1, 1, 8), (far, 8, 8, 1))
-    close([rope.rope(x, angle.cos(), angle.sin())], [reference.rope(x, angle.cos(), angle.sin())], torch.bfloat16)
+    close([pointwise.rope(x, angle.cos(), angle.sin())], [reference.rope(x, angle.cos(), angle.sin())], torch.bfloat16)
 
 
 def test_strides_and_misaligned_memory():
     x = random(4, 64)
     for view in (x[:, ::2], misaligned(x), x.t()):
-        close([activation.swiglu(view)], [reference.swiglu(view.double())], torch.float32)
+        close([pointwise.swiglu(view)], [reference.swiglu(view.double())], torch.float32)
     scores = random(2, 2, 4, 32)
-    close([softmax.scaled_softmax(scores.mT, 1.0)], [scores.mT.double().softmax(-1)], torch.float32)
-    close([softmax.scaled_softmax(misaligned(scores), 1.0)], [scores.double().softmax(-1)], torch.float32)
+    close([pointwise.scaled_softmax(scores.mT, 1.0)], [scores.mT.double().softmax(-1)], torch.float32)
+    close([pointwise.scaled_softmax(misaligned(scores), 1.0)], [scores.double().softmax(-1)], torch.float32)
 
 
 def test_empty():
-    assert activation.swiglu(torch.empty(0, 8)).shape == (0, 4)
-    assert softmax.scaled_softmax(torch.empty(0, 2, 3, 4), 1.0).shape == (0, 2, 3, 4)
-    assert rope.rope(torch.empty(0, 2, 3, 4), torch.empty(0, 1, 1, 2), torch.empty(0, 1, 1, 2)).shape == (0, 2, 3, 4)
+    assert pointwise.swiglu(torch.empty(0, 8)).shape == (0, 4)
+    assert pointwise.scaled_softmax(torch.empty(0, 2, 3, 4), 1.0).shape == (0, 2, 3, 4)
+    angles = torch.empty(0, 1, 1, 2)
+    assert pointwise.rope(torch.empty(0, 2, 3, 4), angles, angles).shape == (0, 2, 3, 4)
     x, b = torch.empty(0, 4, requires_grad=True), random(4).requires_grad_()
-    dx, db = torch.autograd.grad(activation.bias_gelu(x, b).sum(), [x, b])
+    dx, db = torch.autograd.grad(pointwise.bias_gelu(x, b).sum(), [x, b])
     assert dx.shape == (0, 4) and torch.equal(db, torch.zeros(4))
 
 
-@pytest.mark.parametrize(
-    "call, message",
-    [
-        (lambda: activation.swiglu(random(3, 5)), "side by side"),
-        (lambda: activation.bias_gelu(random(3, 5), random(4)), r"bias is \(4,\), expected \(5,\)"),
-        (lambda: softmax.scaled_softmax(random(3, 5), 1.0), r"\[b, a, q, k\]"),
-        (lambda: softmax.scaled_softmax(random(2, 2, 3, 5), 1.0, random(2, 1, 3, 5)), "mask is torch.float32"),
-        (lambda: softmax.scaled_softmax(random(2, 2, 3, 5), 1.0, torch.zeros(3, 1, 3, 5).bool()), "for scores"),
-        (lambda: rope.rope(random(2, 2, 3, 4), random(2, 1, 1, 3), random(2, 1, 1, 3)), "3 angles for 4 channels"),
-        (lambda: rope.rope(random(2, 2, 3, 4), random(3, 1, 1, 2), random(3, 1, 1, 2)), r"cos is \(3, 1, 1, 2\)"),
-        (
-            lambda: rope.rope(random(2, 2, 3, 4).bfloat16(), random(2, 1, 1, 2).bfloat16(), random(2, 1, 1, 2)),
-            "give angles",
-        ),
-    ],
-)
-def test_wrong_shapes_are_refused_before_the_launch(call, message):
-    with pytest.raises(ConfigError, match=message):
-        call()
+# ----------------------------------------------------------------------------------------------------------- norms
+
+EPS = 1e-5
 
 
-def test_gradcheck():
-    cos, sin = random(3, 1, 1, 2, dtype=torch.float64), random(3, 1, 1, 2, dtype=torch.float64, seed=1)
-    wide = {"dtype": torch.float64}
-    for function, tensors in [
-        (activation.swiglu, [random(2, 6, **wide)]),
-        (activation.bias_gelu, [random(2, 3, **wide), random(3, **wide)]),
-        (lambda x: softmax.scaled_softmax(x, 0.7, None, True), [random(1, 1, 3, 4, **wide)]),
-        (lambda x: rope.rope(x, cos, sin, True), [random(3, 2, 1, 5, **wide)]),
-    ]:
-        assert gradcheck(function, [t.requires_grad_() for t in tensors])
+def norm_case(rows, n, dtype, centred, residual):
+    """(kernel, reference, tensors) of one kind of norm."""
+    shapes = [(rows, n), *([(rows, n)] if residual else []), (n,), *([(n,)] if centred else [])]
+    tensors = [random(*shape, dtype=dtype, seed=i) for i, shape in enumerate(shapes)]
+
+    def apply(module):
+        def run(x, *rest):
+            rest = list(rest)
+            r = rest.pop(0) if residual else None
+            gamma, beta = rest[0], rest[1] if centred else None
+            return module.norm(x, gamma, beta, EPS) if r is None else module.add_norm(x, r, gamma, beta, EPS)
+
+        return run
+
+    return apply(pointwise), apply(reference), tensors
 
 
-def test_opcheck():
-    ops, x = torch.ops.minimegatron, random(2, 2, 3, 8).requires_grad_()
-    angles = random(2, 1, 1, 2)
-    for op, args in [
-        (ops.swiglu, (x,)),
-        (ops.bias_gelu, (x, random(8).requires_grad_(), True)),
-        (ops.scaled_softmax, (x, torch.zeros(1, 1, 3, 8).bool(), 0.5, True)),
-        (ops.rope, (x, angles.cos(), angles.sin(), False, False)),
-    ]:
-        torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor", "test_autograd_registration"))
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("centred", [False, True], ids=["rms", "layer"])
+def test_norm(n, centred):
+    for dtype in DTYPES if n <= 33 else (torch.float64, torch.bfloat16):
+        for residual in (False, True):
+            kernel, wanted, tensors = norm_case(7 if n < 1000 else 2, n, dtype, centred, residual)
+            if n == 1 and centred:  # y = beta, and dx is the difference of equal numbers
+                tensors = [t.double() for t in tensors]
+            got, want = both(kernel, wanted, tensors)
+            close(got, want, tensors[0].dtype, factor=2 if residual else 1)
 
 
-@pytest.mark.parametrize("name", ["softmax", "activation"])
-def test_the_order_of_threads_changes_nothing(name):
-    kernel, tensors = {
-        "softmax": (softmax_case(BOTH, 2, 1, 5, 96, torch.float32)[0], [random(2, 1, 5, 96)]),
-        "activation": (activation.bias_gelu, [random(6, 70), random(70)]),
-    }[name]
-    results = []
-    for order in (0, 1, 6):
-        launch.library(name, "emulated").order(order)
-        results.append(both(kernel, kernel, tensors)[0])
-    launch.library(name, "emulated").order(0)
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+@pytest.mark.parametrize("n", [64, 8192, 40000])
+def test_norm_rows_in_registers_in_several_packs_and_beyond(n):
+    kernel, wanted, tensors = norm_case(2, n, torch.bfloat16, True, True)
+    close(*both(kernel, wanted, tensors), torch.bfloat16, factor=2)
+
+
+def test_norm_of_strides_and_misaligned_memory():
+    x, gamma = random(6, 128), random(64, seed=1)
+    want = reference.norm(x[:, ::2].double(), gamma.double(), None, EPS)
+    for view in (x[:, ::2], misaligned(x[:, ::2].contiguous()), x[:, ::2].t().contiguous().t()):
+        close([pointwise.norm(view, misaligned(gamma), None, EPS)], [want], torch.float32)
+
+
+@pytest.mark.parametrize("parts", [1, 64, 65, 75])
+def test_norm_any_number_of_blocks_gives_the_same_sums(monkeypatch, parts):
+    """On a GPU there are hundreds, and more threads share a column then."""
+    monkeypatch.setattr(pointwise, "parts_for", lambda rows, device, resident: parts)
+    kernel, wanted, tensors = norm_case(75, 33, torch.float64, True, True)
+    close(*both(kernel, wanted, tensors), torch.float64)
+
+
+@pytest.mark.parametrize("n", [1, 33, 64, 2048, 40000])
+def test_how_many_blocks_a_multiprocessor_holds_is_asked(n):
+    for dtype in DTYPES:
+        assert pointwise.resident(n, dtype, True, torch.device("cpu")) == 2, "what the emulator answers"
+
+
+def test_norm_nothing_is_written_outside():
+    room = torch.full((3 * 33 + 64,), 7.0)
+    library = operators.library("norm", "emulated")
+    y = room[32 : 32 + 99]
+    x, gamma, rstd = random(3, 33), random(33), torch.empty(3)
+    library.call("mm_norm_forward", x, None, gamma, None, x, y, None, rstd, 3, 33, EPS, 0)
+    assert (room[:32] == 7).all() and (room[32 + 99 :] == 7).all() and not (y == 7).any()
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_norm_a_number_that_is_not_finite_stays_in_its_row(bad):
+    kernel, wanted, tensors = norm_case(4, 33, torch.float32, True, False)
+    tensors[0][1, 5] = bad
+    got, want = both(kernel, wanted, tensors)
+    assert got[0][1].isnan().all() and want[0][1].isnan().all()
+    assert not got[0][[0, 2, 3]].isnan().any() and not got[1][[0, 2, 3]].isnan().any()
+
+
+def test_norm_of_nothing():
+    gamma = random(8).requires_grad_()
+    for shape in ((0, 8), (3, 0, 8)):
+        x = torch.empty(shape, requires_grad=True)
+        y = pointwise.norm(x, gamma, None, EPS)
+        dx, dgamma = torch.autograd.grad(y.sum(), [x, gamma])
+        assert y.shape == dx.shape == x.shape and torch.equal(dgamma, torch.zeros(8))

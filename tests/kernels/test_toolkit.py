@@ -5,9 +5,8 @@ from __future__ import annotations
 import types
 
 import pytest
-import torch
 
-from minimegatron.kernels import build, checks, launch, toolkit
+from minimegatron.kernels import build, toolkit
 
 SAID = "nvcc: NVIDIA (R) Cuda compiler driver\nCuda compilation tools, release {}, V{}.140\n"
 
@@ -79,21 +78,3 @@ def test_a_compiler_older_than_the_gpu_is_said(said, capability, wanted):
 def test_the_runtime_is_linked_in():
     """So that nvcc 12 serves a torch of CUDA 13, whose libraries do not include libcudart.so.12."""
     assert "--cudart=static" in build.CUDA_FLAGS
-
-
-def test_a_reduction_over_rows_takes_one_wave_of_blocks(monkeypatch):
-    h100 = types.SimpleNamespace(multi_processor_count=132)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: h100)
-    gpu = torch.device("cuda", 0)
-    assert checks.parts_for(1 << 20, gpu, 5) == 660 and checks.parts_for(100, gpu, 5) == 100
-    assert checks.parts_for(1 << 20, gpu) == 264 and checks.parts_for(1 << 20, torch.device("cpu"), 5) == 4
-
-
-def test_a_driver_older_than_the_compiler_is_said():
-    library = launch.library("norm", "emulated")
-    real, library.emulated = library.emulated, False
-    try:
-        error = str(library._error("mm_norm_forward", 35, ()))
-    finally:
-        library.emulated = real
-    assert "the driver is older than the compiler" in error and "CUDA_HOME" in error

@@ -150,6 +150,7 @@ def check(nursery: Nursery, source: str) -> Any:
     return judge(nursery, f"course.{LAB}", "norm_rows", {"norm_rows": source})
 
 
+@pytest.mark.thorough
 def test_a_kernel_that_was_not_there_as_a_text_is_not_run(nursery):
     solved = exercise_cells(LAB, solved=True)["norm_rows"]
     hidden = solved.replace('kernel = Kernel(r"""', 'text = (r"""')
@@ -158,6 +159,7 @@ def test_a_kernel_that_was_not_there_as_a_text_is_not_run(nursery):
     assert verdict.points == 0 and "was not compiled before the check" in repr(verdict)
 
 
+@pytest.mark.thorough
 def test_without_a_compiler_a_check_says_so_and_an_untouched_lab_needs_none(nursery, monkeypatch):
     monkeypatch.setattr(build, "compiler", lambda target: None)
     assert check(nursery, exercise_cells(LAB, solved=False)["norm_rows"]).state == "todo"

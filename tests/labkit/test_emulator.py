@@ -8,7 +8,7 @@ import torch
 from labkit.cuda import build_library
 from labkit.cuda_text import CompileError, parsed
 from labkit.emulator import Emulator, Launch, LaunchError, fitting
-from minimegatron.kernels.launch import KernelError
+from minimegatron.kernels.operators import KernelError
 
 
 def emulator(text: str) -> Emulator:

@@ -237,6 +237,7 @@ def test_nothing_outlives_a_job(nursery: Nursery, tmp_path: Path) -> None:
         pytest.fail("a grandchild lives on")
 
 
+@pytest.mark.thorough
 def test_a_nursery_that_is_killed_or_given_up_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is given up when an error of the caller's interrupts it; and none of the three leaves a folder."""
 

@@ -108,6 +108,7 @@ CELLS = ['check("bubble")', "progress()", 'guess("x", 1)', "%%ranks 2\nprint(1)"
          "%%torchrun -n 2\nprint(1)", "%%needs bubble\nprint(1)"]  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_before_a_lab_is_open_all_words_say_so_and_it_is_found_by_its_number(tmp_path: Path) -> None:
     with Kernel(tmp_path) as kernel:
         kernel.run("%load_ext course")
@@ -125,6 +126,7 @@ def test_before_a_lab_is_open_all_words_say_so_and_it_is_found_by_its_number(tmp
         assert "did you mean `01_process_groups`?" in kernel.run("%lab 01_process_group").error
 
 
+@pytest.mark.thorough
 def test_a_second_lab_in_one_kernel_has_its_own_modules(kernel: Kernel) -> None:
     kernel.run(BUBBLE)
     kernel.run("%%ranks 2 --name parts\nlab = 'the first'")
@@ -168,6 +170,7 @@ def test_a_name_of_another_cell_is_one_line(folder: Path, kernel: Kernel, cell: 
     assert kernel.run(cell) == ("", said)
 
 
+@pytest.mark.thorough
 def test_a_name_of_torchruns_ranks_is_one_line(folder: Path, kernel: Kernel) -> None:
     (folder / ".work" / "late" / "parts.py").unlink(missing_ok=True)
     said = kernel.run("%%torchrun -n 2\nimport parts").error

@@ -24,7 +24,7 @@ from labkit.submissions import Submission, collect
 from labkit.verdict import Row, Verdict
 from minimegatron import cli
 from minimegatron.kernels.build import KernelsUnavailable
-from tests.labkit.cheats import CHEATS, SLOW
+from tests.labkit.cheats import CHEATS
 from tests.labkit.grading_run import COURSE, Run, run
 from tests.labkit.handed_in import BUBBLE, DOUBLE, OPEN, RING, SOLVED, UNTOUCHED, hand_in, notebook, stub
 from tests.labkit.mini_course import LAB
@@ -43,7 +43,7 @@ HONEST = {
     "other_lab.ipynb": notebook(["%lab 01_process_groups", BUBBLE]),
     "pdf/lab.pdf": "%PDF",
 }
-HOSTILE = ["patches torch", "fills the disk", *SLOW]
+HOSTILE = ["patches torch", "fills the disk"]
 
 
 @pytest.fixture(scope="module")
@@ -103,14 +103,8 @@ def test_what_cannot_be_graded_is_0_with_the_reason(graded: Run) -> None:
 # ------------------------------------------------------------------------------------------------------- hostile
 
 SAYS = {
-    "exit when called": "no answer: the process left with exit status 0",
-    "exit at import": "no answer: the process left with exit status 0",
-    "imports the checks": "No module named 'tests.labkit.mini_course'", "fork bomb": "no answer within 2 s",
-    "fork bomb below Python": "no answer within 2 s", "eats memory": "MemoryError", "fills the disk": "File too large",
-    "a socket": "a check may not use the network", "a flood of output": "no answer within 2 s",
-    "loops": "no answer within 2 s", "stops itself": "no answer within 2 s",
-    "equals everything": "got 7.0, expected 0.272727",
-}  # fmt: skip
+    "fills the disk": "File too large",
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -198,6 +192,7 @@ def test_the_same_seed_asks_the_same_questions(tmp_path: Path, warm: None) -> No
     assert third.rows["seed"] not in ("", "s")
 
 
+@pytest.mark.thorough
 def test_an_interrupt_writes_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Bar(contextlib.nullcontext[Any]):
         def __init__(self, **_: Any) -> None:
@@ -380,6 +375,7 @@ def test_a_server_killed_from_outside_is_asked_again(
 # ----------------------------------------------------------------------------------------------------------- lab 01
 
 
+@pytest.mark.thorough
 def test_lab_01_as_shipped_and_as_solved(tmp_path: Path, warm: None) -> None:
     for folder in ("labs", "solutions"):
         hand_in(tmp_path / "in", {f"{folder}.ipynb": (ROOT / folder / "01_process_groups.ipynb").read_text()})

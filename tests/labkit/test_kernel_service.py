@@ -21,7 +21,7 @@ from labkit.hbm import JudgedMemory, MemoryService
 from labkit.judge import judge
 from labkit.kernel_service import ORDERS, KernelService
 from minimegatron.errors import ConfigError
-from minimegatron.kernels.launch import KernelError
+from minimegatron.kernels.operators import KernelError
 from tests.labkit.cells import exercise_cells
 
 LAB = "07_kernels_flash_fp8"

@@ -100,7 +100,7 @@ def test_what_the_kernel_did_to_torch_does_not_reach_the_check(kernel: Kernel) -
     kernel.run("torch.isclose = before; torch.set_grad_enabled(True)")
 
 
-def test_mistakes_in_calling_are_one_message(kernel: Kernel, tmp_path: Path) -> None:
+def test_mistakes_in_calling_are_one_message(kernel: Kernel) -> None:
     assert "did you mean `bubble`?" in kernel.run('check("buble")').error
     assert "lab 00_mini has no exercise `nothing`" in kernel.run("%%exercise nothing\nx = 1").error
     assert "there is no lab" in kernel.run("%lab 77_nowhere").error
@@ -111,14 +111,12 @@ def test_mistakes_in_calling_are_one_message(kernel: Kernel, tmp_path: Path) -> 
     assert "'0' is no number of 1 or more" in kernel.run("%%torchrun -n 0\nx = 1").text
     for source in ('check("buble")', "%lab 77_nowhere"):
         assert "Traceback" not in kernel.run(source).error
-    with Kernel(tmp_path) as bare:
-        bare.run("%load_ext course")
-        assert "no lab is open" in bare.run("%%exercise bubble\nx = 1").error
 
 
 # ------------------------------------------------------------------------------------------------------ torchrun
 
 
+@pytest.mark.thorough
 def test_torchrun_shows_its_line_and_one_block_a_rank(kernel: Kernel) -> None:
     kernel.run(BUBBLE)
     cell = (
@@ -137,7 +135,7 @@ def test_torchrun_shows_its_line_and_one_block_a_rank(kernel: Kernel) -> None:
     assert kernel.run("run.reports").text == "[[0, 2], [1, 2]]"
 
 
-@pytest.mark.thorough  # `tests/launch/test_torchrun` has the words, `test_going_on` an error of ranks under the magic
+@pytest.mark.thorough  # `ranks/test_torchrun` has the words, `test_going_on` an error of ranks under the magic
 def test_torchrun_says_who_failed_and_where(kernel: Kernel) -> None:
     cell = f"{RANK}if rank == 1:\n    raise ValueError('planted')\ndist.barrier()\nfinish()"
     said = kernel.run(f"%%torchrun -n 2 --name fails\n{cell}")

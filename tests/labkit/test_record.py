@@ -167,6 +167,7 @@ def write_for_ever(folder: str, name: str) -> None:
         mine.put(Verdict(name, "wrong", 1, (Row(str(count) * 500, 0, 1),)), SOURCES)
 
 
+@pytest.mark.thorough
 def test_writers_killed_in_the_middle_leave_a_whole_file(tmp_path: Path) -> None:
     """N=50 kills of two writers at once: what was there before them is never lost, the file is always whole."""
     Record(tmp_path).put(verdict("one"), SOURCES)

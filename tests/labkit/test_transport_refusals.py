@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from labkit.transport import Transport
 from labkit.transport_log import Entry
 from minimegatron.errors import DataError
-from minimegatron.launch.consequence import is_consequence, timed_out
+from minimegatron.launch.error_report import is_consequence, timed_out
 from tests.labkit.lines import Ranks
 
 pytestmark = pytest.mark.thorough

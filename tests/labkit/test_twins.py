@@ -47,6 +47,7 @@ def beside_the_twin(rank: int, world: int, sequence_parallel: bool) -> dict[str,
     }  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_a_model_over_tp_has_the_gradients_of_its_twin(ranks: Callable[..., WarmPool]) -> None:
     for said in ranks(2).run(beside_the_twin, False):
         assert (said["off"], said["agree"]) == ([], True)

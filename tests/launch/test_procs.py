@@ -1,4 +1,4 @@
-"""Processes on systems that have less than Linux: what is asked of them another way, and what is left out."""
+"""Trees of processes, what replaces /proc on other systems than Linux, and memory that is kept."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_nothing_of_linux_is_called_elsewhere(elsewhere: None, monkeypatch: pyte
     procs.adopt_orphans()
     procs.as_batch_job()
     procs.keep_memory()
-    assert procs.marked("anything") == {} and procs.zombie_status(2**30) is None
+    assert procs.zombie_status(2**30) is None
     assert _pidfds({0: os.getpid()}) == {}
     assert procs.usable_cores() >= 1 and len(procs.limits()) == 3
     assert "--workers" in preprocess._parser().format_help()
@@ -81,3 +81,38 @@ def test_memory_that_was_freed_is_used_again_and_not_given_back() -> None:
 
     assert faults("keep") < 500, "36 MB are 8,800 pages"
     assert faults("keep", MALLOC_TRIM_THRESHOLD_="131072") > 50_000, "the user's own setting counts"
+
+
+def test_a_tree_is_walked_and_ended_but_for_who_is_spared() -> None:
+    code = "import subprocess, sys; subprocess.Popen(['sleep', '1000']); print(1, flush=True); sys.stdin.read()"
+    trees = [
+        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)
+    ]
+    try:
+        for tree in trees:
+            assert tree.stdout is not None and tree.stdout.readline() == b"1\n"
+        inside = [procs.descendants(tree.pid) for tree in trees]
+        assert [len(pids) for pids in inside] == [1, 1]
+        assert set(procs.descendants(os.getpid())) >= {*inside[0], *inside[1], trees[0].pid, trees[1].pid}
+        others = [pid for pid in procs.children(os.getpid()) if pid != trees[0].pid]
+        procs.end_descendants(spare=others)
+        assert procs.descendants(trees[1].pid) == inside[1] and trees[1].poll() is None
+        assert trees[0].poll() is not None
+    finally:
+        for pid in {pid for pids in inside for pid in pids}:
+            procs.send(pid, 9)
+        for tree in trees:
+            tree.kill()
+            tree.communicate(timeout=5)
+
+
+def test_without_the_kernels_list_of_children_the_tree_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = subprocess.Popen(["sleep", "1000"])
+    try:
+        with_list = procs.children(os.getpid())
+        real = os.path.exists
+        monkeypatch.setattr(os.path, "exists", lambda path: not str(path).endswith("/children") and real(path))
+        assert child.pid in with_list and procs.children(os.getpid()) == with_list
+    finally:
+        child.kill()
+        child.wait(5)

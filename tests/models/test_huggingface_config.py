@@ -198,6 +198,9 @@ def test_a_key_of_other_families_is_refused(family):
         if value is True and key not in ("qkv_bias", "rope_interleave"):  # off, as the family has it anyway
             config_from_huggingface({**file_of(family), key: False})
     assert len(seen) >= 5
+    if "attention_bias" in FAMILIES[family].defaults and "mlp_bias" in seen:  # with both, Llama's model would fit
+        with pytest.raises(ConfigError, match="mlp_bias"):
+            config_from_huggingface({**file_of(family), "attention_bias": True, "mlp_bias": True})
     if family != "gpt2":
         for kind in ({"rope_type": "default"}, {"rope_type": "linear", "factor": 2.0}):
             table = {**kind, "rope_theta": 1e4, "partial_rotary_factor": 0.5}

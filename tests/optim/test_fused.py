@@ -11,7 +11,7 @@ from torch import nn
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig
 from minimegatron.errors import NumericsError
-from minimegatron.kernels import build, launch, ops
+from minimegatron.kernels import build, operators, ops
 from minimegatron.kernels import optimizer as kernel
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.clip import grad_stats
@@ -51,7 +51,7 @@ def step(model: Model, optimizer: MixedPrecisionOptimizer, number: int):
 
 def test_steps_state_and_a_change_of_who_computes(monkeypatch):
     used = set()
-    real = launch.run
+    real = operators.run
     monkeypatch.setattr(kernel, "run", lambda file, name, *a: (used.add(name), real(file, name, *a))[1])
     plain, fused = optimizer_of("torch"), optimizer_of("emulated")
     for number in range(1, 5):

@@ -105,7 +105,7 @@ CASES = list(
 )
 
 
-@pytest.mark.parametrize(("sharding", "layout"), mostly_thorough(CASES, [1, 6, 11, 12, 15, 16]), ids=str)
+@pytest.mark.parametrize(("sharding", "layout"), mostly_thorough(CASES, [1, 11, 16]), ids=str)
 def test_gradients_of_the_rest_are_those_of_one_process(
     assert_same_as_serial: Any, layout: dict[str, Any], sharding: str
 ) -> None:
@@ -116,9 +116,10 @@ def test_gradients_of_the_rest_are_those_of_one_process(
     assert_same_as_serial(case, dp=2)
 
 
-@pytest.mark.parametrize("frozen", [("embedding.*",), ("decoder.layers.3.*", "*fc1*")])
-@pytest.mark.parametrize("sharding", ["no_shard", "optim_grads_params"])
-def test_tied_embeddings_and_products_put_off(
+@pytest.mark.parametrize(
+    "frozen, sharding", [(("embedding.*",), "optim_grads_params"), (("decoder.layers.3.*", "*fc1*"), "no_shard")]
+)
+def test_tied_embeddings_and_a_wgrad_put_off(
     assert_same_as_serial: Any, frozen: tuple[str, ...], sharding: str
 ) -> None:
     layout = {PP: 2, "pipeline_schedule": "zb_h1"}

@@ -80,10 +80,8 @@ LAYOUTS = [
     )
 ]
 ORDINARY = {
-    ("optim", "dense", "fp32", 2, 2, 1, 1),
     ("optim", "experts", "bf16", 2, 1, 1, 2),
     ("optim_grads_params", "dense", "bf16", 2, 1, 1, 1),
-    ("fsdp2", "dense", "fp32", 2, 1, 1, 1),
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from minimegatron.kernels import build, launch
+from minimegatron.kernels import build, operators
 from tests.rehearsal.capture import capturing
 from tests.rehearsal.record import RECORD, place
 from tests.rehearsal.rules import MixedDevices
@@ -20,7 +20,7 @@ from tests.rehearsal.tensor import CudaTensor, unwrap
 class EmulatedLibrary:
     """A kernel file: `call` launches on tensors of the simulated GPU."""
 
-    def __init__(self, library: launch.Library) -> None:
+    def __init__(self, library: operators.Library) -> None:
         self._library = library
 
     def call(self, launcher: str, *args: Any) -> None:
@@ -45,7 +45,7 @@ class EmulatedLibrary:
 
 def install(build_them: bool = True) -> None:
     """Let kernels for `cuda` be emulated; without `build_them` there is no compiler, and torch computes."""
-    real_compiler, real_library = build.compiler, launch.library
+    real_compiler, real_library = build.compiler, operators.library
 
     @functools.cache
     def library(name: str, target: str) -> Any:
@@ -53,4 +53,4 @@ def install(build_them: bool = True) -> None:
         return EmulatedLibrary(found) if target == "cuda" else found
 
     build.compiler = lambda target: real_compiler("emulated") if build_them or target != "cuda" else None
-    launch.library = library
+    operators.library = library

@@ -157,9 +157,6 @@ def test_a_damaged_newest_one_is_named_with_an_older_one(root):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--hidden-size 64", "hidden_size: checkpoint 32, now 64"),
-        ("--swiglu", "activation: checkpoint 'gelu_tanh', now 'swiglu'"),
-        ("--bf16", "params_dtype: checkpoint"),
         ("--optimizer sgd", "optimizer: checkpoint 'adam', now 'sgd'"),
         (
             "--optimizer sgd --override-checkpoint-args",

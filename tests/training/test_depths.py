@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from minimegatron.comm import collectives as c
-from minimegatron.errors import RankError
 from minimegatron.layers.param import layout_of
 from minimegatron.training.arguments import parse_args
 from tests.mock_data import small_trainer
@@ -47,16 +46,3 @@ def test_a_pipeline_has_the_curve_of_one_process_and_equal_copies(ranks):
         assert found["norms"] == pytest.approx(want["norms"], rel=1e-4)
         for got, expected in zip(found["losses"], want["losses"], strict=True):
             assert got == pytest.approx(expected, rel=1e-4)
-
-
-def parted(rank: int, world: int) -> None:
-    trainer = small_trainer(parse_args(f"{LINE} {PP2}".split(), world), quiet=True)
-    if rank == 1:
-        with torch.no_grad():
-            next(p for p in trainer.model.params.values() if layout_of(p).copies)[3] += 1e-3
-    trainer.train()
-
-
-def test_copies_that_have_parted_are_found(ranks):
-    with pytest.raises(RankError, match=r"(?s)1 of 2 tensors differ.*embedding.word_embeddings.*axis embd"):
-        ranks(2).run(parted)

@@ -142,19 +142,6 @@ def test_a_spec_from_the_command_line():
 # ------------------------------------------------------------------------------------------------ schedules and batches
 
 
-@pytest.mark.parametrize(
-    "flags, expected",
-    [
-        ("--lr-warmup-iters 2 --lr-decay-iters 4", [0.5e-2, 1e-2, 0.5e-2, 0.0]),
-        ("--lr-warmup-iters 2 --lr-decay-iters 3 --min-lr 1e-3", [0.5e-2, 1e-2, 1e-3, 1e-3]),
-        ("--lr-warmup-iters 4 --lr-decay-iters 8 --lr-warmup-init 2e-3", [4e-3, 6e-3, 8e-3, 1e-2]),
-    ],
-)
-def test_learning_rates(flags, expected):
-    history = train(f"--train-iters 4 --micro-batch-size 2 {flags}").history
-    assert [r.learning_rate for r in history] == pytest.approx(expected, abs=1e-12)
-
-
 def test_the_batch_grows_and_the_schedule_counts_samples():
     line = "--micro-batch-size 1 --global-batch-size 4 --rampup-batch-size 1 1 6 --train-iters 6 --lr-warmup-samples 16"
     trainer = train(f"{line} --lr-decay-samples 32")
@@ -164,26 +151,6 @@ def test_the_batch_grows_and_the_schedule_counts_samples():
     assert [r.learning_rate for r in trainer.history] == pytest.approx(
         [1e-2 * min(1.0, sum(sizes[: i + 1]) / 16, (32 - sum(sizes[: i + 1])) / 16) for i in range(6)]
     )
-
-
-@pytest.mark.parametrize(
-    "line, steps",
-    [
-        ("--train-samples 27", 6),
-        ("--train-samples 40 --rampup-batch-size 2 2 8", None),
-        ("--train-samples 3 --rampup-batch-size 2 2 8", None),
-    ],
-)
-def test_training_by_samples(line, steps):
-    trainer = trainer_of(f"--micro-batch-size 2 --global-batch-size 4 {line}")
-    consumed = counted = 0
-    while counted < trainer.train_iters:
-        consumed += trainer.batch_sizes.global_batch_size_at(consumed)
-        counted += 1
-    samples = trainer.run.training.train_samples
-    ramp = trainer.batch_sizes.rampup.samples if trainer.batch_sizes.rampup else 0
-    assert steps in (None, trainer.train_iters)
-    assert consumed <= max(samples, ramp) and consumed + 4 > samples - 4
 
 
 # ------------------------------------------------------------------------------------------------ ends

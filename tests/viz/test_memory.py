@@ -2,7 +2,7 @@ import pytest
 
 from minimegatron.errors import ConfigError
 from minimegatron.memory import Sample
-from minimegatron.viz.memory import OWNERS, curves, over_time, ranks
+from minimegatron.viz.memory import curves, over_time, ranks
 from tests.viz.reading import overlaps, words
 
 MIB = 2**20
@@ -23,12 +23,6 @@ def test_a_panel_names_its_run_and_the_fullest_moment():
     markers = [line.get_xydata().tolist() for axes in figure.axes for line in axes.lines if line.get_marker() == "v"]
     assert markers == [[[2.0, 6.0]], [[0.0, 1.0]]]
     assert not overlaps(figure)
-
-
-def test_owners_are_stacked_from_what_lasts_to_what_comes_and_goes():
-    figure = curves({"whole": STEP})
-    legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert legend == [owner for owner in OWNERS if owner in {o for s in STEP for o in s.owners}]
 
 
 def test_five_runs_stand_in_two_rows_on_one_scale():

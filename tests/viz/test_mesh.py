@@ -4,13 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from course.figures.tensor_parallel import Shards, weight_shards
-from minimegatron.comm.mesh import Axis, grid_sizes, rank_groups
+from minimegatron.comm.mesh import grid_sizes, rank_groups
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import ConfigError
-from minimegatron.layers.param import cut_evenly
 from minimegatron.viz.mesh import _places, rank_grid
-from tests.viz.reading import boxes, overlaps, words
+from tests.viz.reading import overlaps, words
 
 PARALLEL = ParallelConfig(tensor_model_parallel_size=2, context_parallel_size=2, pipeline_model_parallel_size=2)
 SIZES = grid_sizes(PARALLEL, 16)
@@ -53,32 +51,3 @@ def test_a_grid_that_cannot_be_drawn_is_refused():
         rank_grid(dict.fromkeys("abcde", 2))
     with pytest.raises(ConfigError, match="rank 4; the grid has 4"):
         rank_grid({"tp": 4}, {"tp": [[0, 1], [2, 4]]})
-
-
-def test_shards_tile_the_weight_in_proportion_and_name_their_ranges():
-    tp = Axis("tp", (0, 1), 0)
-    parts = cut_evenly(32, tp, "fc1", blocks=2)
-    figure = weight_shards(
-        [
-            Shards("fc1 [gate; up]", (32, 8), 0, parts, ("gate", "up")),
-            Shards("norm", (8,)),
-            Shards("fc2", (8, 16), 1, cut_evenly(16, tp, "fc2")),
-        ]
-    )
-    assert not overlaps(figure)
-    first = figure.axes[0]
-    assert [t.get_text() for t in first.texts if "rank" in t.get_text()] == [
-        "rank 0\n[0:8]", "rank 0\n[16:24]", "rank 1\n[8:16]", "rank 1\n[24:32]",
-    ]  # fmt: skip
-    tops = sorted((p.get_y(), p.get_height()) for p in first.patches)
-    assert all(abs(y - i / 4) < 1e-9 and abs(h - 0.25) < 1e-9 for i, (y, h) in enumerate(tops))
-    assert "every rank holds all" in words(figure)
-    assert [t.get_position()[1] for t in first.texts if t.get_text() in ("gate", "up")] == [0.25, 0.75]
-    [norm] = figure.axes[1].patches
-    assert norm.get_width() < 0.2 * norm.get_height()  # a vector
-    assert sum(p.get_width() for p in figure.axes[2].patches) == pytest.approx(1.0)
-    assert len(boxes(figure)) == 4 + 1 + 2
-    with pytest.raises(ConfigError, match="3 dims"):
-        weight_shards([Shards("x", (2, 2, 2))])
-    with pytest.raises(ConfigError, match="no weights"):
-        weight_shards([])

@@ -36,11 +36,6 @@ def test_without_a_limit_that_is_near_there_is_no_line():
         assert "memory for tensors" not in curves(pareto(POINTS, PLANNED, "", limit=limit))
 
 
-def test_short_steps_have_a_unit_of_their_own():
-    figure = pareto([(n, s / 1000) for n, s in POINTS], [(n, s / 1000) for n, s in PLANNED], "")
-    assert "ms of a step" in words(figure) and curves(figure)["planned: 2"] == [(4.2, 5.2), (8.5, 3.1)]
-
-
 def test_nothing_to_draw_is_refused():
     with pytest.raises(ConfigError, match="0 estimates and 2 plans"):
         pareto([], PLANNED, "")

@@ -1,7 +1,6 @@
 import subprocess
 import sys
 
-import matplotlib
 from matplotlib.colors import to_rgb
 
 from minimegatron.viz.picture import (
@@ -34,15 +33,6 @@ assert plt.get_fignums() == []
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-
-
-def test_the_style_ends_with_its_block():
-    size = matplotlib.rcParams["font.size"]
-    with matplotlib.rc_context({"font.size": 31}):
-        with styled():
-            assert matplotlib.rcParams["font.size"] < 31
-        assert matplotlib.rcParams["font.size"] == 31
-    assert matplotlib.rcParams["font.size"] == size
 
 
 def test_two_words_on_each_other_are_found():

@@ -27,19 +27,6 @@ def test_each_machine_has_its_ridge_and_each_point_its_place():
     assert {"norm", "measured", "At best"} <= set(words(figure)) and not overlaps(figure)
 
 
-def test_of_two_points_in_one_place_the_second_stands_around_the_first():
-    figure = roofline({"H100": H100}, {"first": (2.0, 1e12), "second": (2.0, 1.05e12), "apart": (2.0, 3e12)})
-    drawn = lines(figure)
-    sizes = [drawn[name].get_markersize() for name in ("first", "second", "apart")]
-    assert sizes[1] >= sizes[0] + 6 and sizes[0] == sizes[2]
-    assert drawn["second"].get_markerfacecolor() == "none" != drawn["first"].get_markerfacecolor()
-
-
-def test_the_marks_of_the_legend_are_of_one_size():
-    figure = roofline({"H100": H100}, {"first": (2.0, 1e12), "second": (2.0, 1.05e12), "third": (2.0, 1.0e12)})
-    assert {handle.get_markersize() for handle in figure.legends[0].get_lines()} == {8}
-
-
 def test_the_first_ridge_parts_memory_from_arithmetic():
     figure = roofline({"H100": H100, "H200": H200}, {"norm": (1.25, None)}, "At best")
     boxes = {text.get_text(): text for text in figure.axes[0].texts}

@@ -8,7 +8,7 @@ import pytest
 
 from minimegatron.errors import ConfigError
 from minimegatron.trace import Event
-from minimegatron.viz.schedule import BAR, CURVE, IDLE, LEFT, RIGHT, WIDTH, draw_schedule
+from minimegatron.viz.schedule import BAR, CURVE, LEFT, RIGHT, WIDTH, draw_schedule
 
 SVG = "{http://www.w3.org/2000/svg}"
 PLAN = (("F", 0, 0, 1), ("F", 0, 1, 2), ("B", 0, 5, 7), ("B", 0, 7, 9), ("F", 1, 1, 2), ("B", 1, 2, 4))
@@ -43,13 +43,6 @@ def test_bars_stand_where_the_events_are() -> None:
     assert len({y for label, _, y, _, _ in found}) == 2, "two ranks, two rows"
     assert len({colour for *_, colour in found}) == 2, "F and B"
     assert found[-1][1] + found[-1][3] <= WIDTH - RIGHT + 0.01
-
-
-def test_a_band_behind_the_bars_shows_where_a_rank_is_idle() -> None:
-    svg = draw_schedule(plan()).svg
-    bands = [r for r in ElementTree.fromstring(svg).iter(f"{SVG}rect") if r.get("fill") == IDLE]
-    assert [float(b.get("y")) for b in bands] == sorted({y for _, _, y, _, _ in bars(svg)})
-    assert {float(b.get("width")) for b in bands} == {WIDTH - LEFT - RIGHT}
 
 
 def test_the_legend_explains_the_digits_the_colours_and_the_shades() -> None:
@@ -103,12 +96,6 @@ def test_the_text_form_has_one_cell_per_unit() -> None:
     ]
     thirds = repr(draw_schedule(plan(1 / 3)))
     assert thirds == repr(draw_schedule(plan())) == repr(draw_schedule(plan(shift=17.5))), "the unit is found"
-
-
-def test_long_ones_list_their_order_only() -> None:
-    events = [Event("F", "compute", 0, i, i + 1, note=str(i)) for i in range(200)]
-    assert repr(draw_schedule(events)).startswith("rank 0   F0 F1 F2 F3 ")
-    assert len(bars(draw_schedule(events).svg)) == 200
 
 
 def levels(svg: str) -> list[list[float]]:

@@ -11,7 +11,6 @@ from minimegatron.trace import Event
 from minimegatron.viz.timeline import (
     KINDS,
     PIXELS,
-    THIN,
     at_pixels,
     beside,
     chrome_trace,
@@ -50,14 +49,6 @@ def test_predicted_stands_above_measured_on_one_scale():
     assert "50% of communication\nhidden" in words(figure)
     assert "backward layer 1" in words(figure)
     assert not overlaps(figure)
-
-
-def test_names_can_have_the_colours():
-    events = [Event(n, "compute", 0, i, i + 1, note=str(i)) for i, n in enumerate("FFBB")]
-    figure = gantt(events, by="name")
-    colours = [b.get_facecolor() for b in boxes(figure)]
-    assert colours[0] == colours[1] != colours[2] == colours[3]
-    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["F", "B"]
 
 
 def test_an_instant_is_a_line_not_a_bar():
@@ -188,12 +179,3 @@ def test_a_picture_has_no_more_bars_than_pixels():
     assert len(line.get_xdata()) <= 3 * (PIXELS + 2)
     share = [(e.start, e.end) for e in events if e.start < e.end]
     assert share[0][0] == 0 and figure.axes[0].get_xlim()[0] == 0
-
-
-def test_thin_bars_lie_where_they_were():
-    events = [Event("F", "compute", 0, 0.0, 1000.0), Event("B", "compute", 0, 1000.0, 1000.0 + THIN * 0.5)]
-    figure = gantt(events)
-    (thin,) = [c for c in figure.axes[0].collections if isinstance(c, PolyCollection)]
-    corners = thin.get_paths()[0].vertices
-    scale = boxes(figure)[0].get_width() / 1000.0
-    assert corners[:, 0].min() == pytest.approx(1000.0 * scale) and corners[:, 0].max() == pytest.approx(1001.5 * scale)

@@ -63,12 +63,12 @@ class Span:
 
 def gaps(spans: Iterable[Span], whole: Span) -> list[Span]:
     """What is left of `whole` without these spans, which do not overlap."""
-    found, start = [], whole.start
+    free, start = [], whole.start
     for span in [*sorted(spans, key=lambda span: span.start), Span(whole.stop, whole.stop)]:
         if start < span.start:
-            found.append(Span(start, span.start))
+            free.append(Span(start, span.start))
         start = span.stop
-    return found
+    return free
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,14 +132,14 @@ class BufferLayout:
     def pieces(self, rank: int) -> list[Piece]:
         """What a rank owns of each parameter, bucket by bucket in the buffer's order."""
         assert self.shards is not None, "this buffer is not cut into shards"
-        found = []
+        pieces = []
         for number, bucket in enumerate(self.buckets):
             shard = bucket.shard(rank, self.shards)
             for index in bucket.members:
                 place = self.params[index]
                 if both := place.overlap(shard):
-                    found.append(Piece(index, number, both.shifted(-place.start), both, both.shifted(-shard.start)))
-        return found
+                    pieces.append(Piece(index, number, both.shifted(-place.start), both, both.shifted(-shard.start)))
+        return pieces
 
 
 def bucket_layout(

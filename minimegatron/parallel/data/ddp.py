@@ -10,11 +10,11 @@ replicas as soon as its last gradient arrives, while the layers before it are st
     backward   |  layer 3  |  layer 2  |  layer 1  |  layer 0  |
     network                | bucket 0  |    bucket 1   |  bucket 2 |      only the last one is waited for
 
-Which part of gradients, optimizer state and weights a rank keeps is the strategy's business (`parallel/data/zero`).
+The strategy (`parallel/data/zero`) decides which part of gradients, optimizer state and weights a rank keeps.
 
 **How a gradient enters its buffer.** Each parameter has a `grad_accumulator` (`GradAccumulator`), which adds to the
 buffer and tells this wrapper when a gradient is complete. There are three sources: a linear layer's wgrad product,
-which is added to the buffer as it is computed, so that the gradient itself never exists (`layers/linear`, Megatron's
+which is added to the buffer as it is computed, so that the gradient itself never exists (`layers/wgrad`, Megatron's
 `gradient_accumulation_fusion`; where the weight has the buffer's dtype); autograd, which puts a gradient into
 `param.grad`; and a pipeline that has deferred a wgrad.
 
@@ -181,7 +181,7 @@ class DistributedDataParallel(DataParallel):
 
 
 class GradAccumulator:
-    """Adds the gradients of one parameter to its buffer (what a linear layer gives its wgrad to).
+    """Adds the gradients of one parameter to its buffer (the protocol of `layers/wgrad`).
 
     Args:
         ddp: the wrapper, which is told when a gradient is complete.
@@ -200,8 +200,8 @@ class GradAccumulator:
 
     def add_wgrad(self, dy: torch.Tensor, x: torch.Tensor) -> None:
         """In a backward pass: add the wgrad dy^T x; `collect` follows."""
-        place, there = self._bucket.place(self._name)
-        place.addmm_(dy.reshape(-1, dy.shape[-1]).t(), x.reshape(-1, x.shape[-1]), beta=int(there))
+        place, again = self._bucket.place(self._name)
+        place.addmm_(dy.reshape(-1, dy.shape[-1]).t(), x.reshape(-1, x.shape[-1]), beta=int(again))
         self._added = True
 
     def add(self, grad: torch.Tensor) -> None:
@@ -224,8 +224,8 @@ class GradAccumulator:
             self._ddp.complete(self._name)
 
     def _add(self, grad: torch.Tensor) -> None:
-        place, there = self._bucket.place(self._name)
-        if there:
+        place, again = self._bucket.place(self._name)
+        if again:
             place.add_(grad)
         else:
             place.copy_(grad)

@@ -105,8 +105,8 @@ class PlainDataParallel(DataParallel):
 
     def finish_grad_sync(self) -> None:
         """After the last backward pass of a step: start the buckets that have not started, and wait for all."""
-        works = [bucket.work or all_reduce_start(bucket.data, bucket.axis) for bucket in self.buckets]
-        for bucket, work in zip(self.buckets, works, strict=True):
+        messages = [bucket.work or all_reduce_start(bucket.data, bucket.axis) for bucket in self.buckets]
+        for bucket, work in zip(self.buckets, messages, strict=True):
             work.wait()
             bucket.work, bucket.missing = None, set(bucket.params)
 

@@ -121,9 +121,9 @@ class TorchFSDP2(DataParallel):
         yield
         self._sum_over_instances(True)
 
-    def _sum_over_instances(self, wanted: bool) -> None:
+    def _sum_over_instances(self, on: bool) -> None:
         for part in self._parts:
-            part.set_requires_all_reduce(wanted, recurse=False)
+            part.set_requires_all_reduce(on, recurse=False)
 
     def finish_grad_sync(self) -> None:
         for param, name in self.names.items():
@@ -145,23 +145,23 @@ class TorchFSDP2(DataParallel):
             part.reshard()
 
     def shards(self) -> dict[str, Shard]:
-        found = {}
+        shards = {}
         for param, name in self.names.items():
             local, grad = _local(param.detach()), self._grads[name]
             if local.numel():
                 start = _first_row(param) * (local.numel() // local.shape[0])
-                found[name] = Shard(slice(start, start + local.numel()), grad.view(-1), local.view(-1))
-        return found
+                shards[name] = Shard(slice(start, start + local.numel()), grad.view(-1), local.view(-1))
+        return shards
 
     def whole_gradients(self) -> dict[str, torch.Tensor]:
-        found = {}
+        gradients = {}
         for param, name in self.names.items():
             assert isinstance(param, DTensor), "fully_shard has made it one"
             grad = DTensor.from_local(
                 self._grads[name], param.device_mesh, param.placements, shape=param.shape, stride=param.stride()
             )
-            found[name] = grad.full_tensor()
-        return found
+            gradients[name] = grad.full_tensor()
+        return gradients
 
     def held(self) -> dict[str, list[torch.Tensor]]:
         return {

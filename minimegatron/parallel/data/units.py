@@ -84,12 +84,12 @@ def leaves_of(unit: Unit) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
     if not _elements_exist(unit.module):
         yield unit.module, [*unit.params, *unit.borrowed]
         return
-    held = {id(p) for p in (*unit.params, *unit.borrowed)}
-    if own := [p for p in unit.module.parameters(recurse=False) if id(p) in held]:
+    members = {id(p) for p in (*unit.params, *unit.borrowed)}
+    if own := [p for p in unit.module.parameters(recurse=False) if id(p) in members]:
         yield unit.module, own
     for child in unit.module.children():
         if not isinstance(child, LISTS):
-            yield from leaves_of(Unit(child, tuple(p for p in child.parameters() if id(p) in held)))
+            yield from leaves_of(Unit(child, tuple(p for p in child.parameters() if id(p) in members)))
 
 
 def _stages(model: nn.Module) -> list[nn.Module]:

@@ -55,10 +55,10 @@ class Action:
         Raises:
             ConfigError: the text is no action.
         """
-        found = re.fullmatch(r"([FBW])(\d+)(?:\.(\d+))?", text)
-        if not found:
+        match = re.fullmatch(r"([FBW])(\d+)(?:\.(\d+))?", text)
+        if not match:
             raise ConfigError(f"`{text}` is no action", fix="write F, B or W, the microbatch, and .chunk: F0, B3.1")
-        return cls(found[1], int(found[2]), int(found[3] or 0))
+        return cls(match[1], int(match[2]), int(match[3] or 0))
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -165,8 +165,8 @@ class Schedule:
         neighbour = stage + (1 if action.kind == "B" else -1)
         if not 0 <= neighbour < self.stages:
             return own
-        there, chunk = self.rank_of(neighbour)
-        return [*own, (there, Action(action.kind, i, chunk))]
+        owner, chunk = self.rank_of(neighbour)
+        return [*own, (owner, Action(action.kind, i, chunk))]
 
     def input_of(self, rank: int, action: Action) -> Message | None:
         """What this action of this rank needs from another stage; None at the ends of the pipeline, and for W."""

@@ -194,10 +194,10 @@ class _Executor:
             return
         assert self.p2p is not None, "a message to another rank"
         specs = output_specs(self.stages, action)
-        made: Specs = {name: TensorSpec(tensor.shape, tensor.dtype) for name, tensor in output.items()}
+        sizes: Specs = {name: TensorSpec(tensor.shape, tensor.dtype) for name, tensor in output.items()}
         if action.kind == "F" and any(spec.shape is None for spec in specs.values()):
-            self.sent[message] = {name: spec for name, spec in made.items() if spec.has_gradient}
-        send(self.p2p, output, destination, str(message), specs if action.kind == "F" else made)
+            self.sent[message] = {name: spec for name, spec in sizes.items() if spec.has_gradient}
+        send(self.p2p, output, destination, str(message), specs if action.kind == "F" else sizes)
         self.pending[destination].append(len(specs))
 
 

@@ -100,15 +100,15 @@ def run(
                 ready[message] = PendingTensors(p2p, source, str(message), specs).wait()
             x = ready.pop(needed)
         output = compute(stages[action.chunk], action, x)
-        made = schedule.output_of(rank, action)
-        if made is not None:
+        outgoing = schedule.output_of(rank, action)
+        if outgoing is not None:
             output = require_output(schedule, rank, action, output, stages)
-            destination = schedule.destination_of(made)
+            destination = schedule.destination_of(outgoing)
             if destination == rank:
-                ready[made] = {name: tensor.detach() for name, tensor in output.items()}
+                ready[outgoing] = {name: tensor.detach() for name, tensor in output.items()}
             else:
                 assert p2p is not None, "a message to another rank"
-                send(p2p, output, destination, str(made), output_specs(stages, action))
+                send(p2p, output, destination, str(outgoing), output_specs(stages, action))
         live.record(action)
     if p2p is not None:
         p2p.wait_sends()

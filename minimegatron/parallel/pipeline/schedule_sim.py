@@ -79,11 +79,11 @@ def live_activations(schedule: Schedule) -> list[list[int]]:
     """
     curves = []
     for rank, row in enumerate(schedule.actions):
-        held, curve = 0, []
+        live, curve = 0, []
         for action in row:
-            held += action.kind == "F"
-            curve.append(held)
-            held -= schedule.forward_only or _frees(schedule, rank, action)
+            live += action.kind == "F"
+            curve.append(live)
+            live -= schedule.forward_only or _frees(schedule, rank, action)
         curves.append(curve)
     return curves
 
@@ -147,7 +147,7 @@ class Costs:
 
 
 @dataclasses.dataclass(frozen=True)
-class Span:
+class TimedAction:
     """One action of one rank in time; `live` is how many activations the rank holds meanwhile."""
 
     rank: int
@@ -162,7 +162,7 @@ class Simulation:
     """The spans of every rank, `[rank]` in order, and what follows from them."""
 
     schedule: Schedule
-    spans: tuple[tuple[Span, ...], ...]
+    spans: tuple[tuple[TimedAction, ...], ...]
 
     @property
     def makespan(self) -> Number:
@@ -223,7 +223,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None, *, checked: bool = 
     costs = costs or Costs()
     live = live_activations(schedule)
     ends: dict[tuple[int, Action], Number] = {}
-    rows: list[list[Span]] = [[] for _ in range(schedule.p)]
+    rows: list[list[TimedAction]] = [[] for _ in range(schedule.p)]
     left = sum(map(len, schedule.actions))
     while left:
         for rank, row in enumerate(rows):
@@ -233,9 +233,9 @@ def simulate(schedule: Schedule, costs: Costs | None = None, *, checked: bool = 
                 needs = schedule.needs(rank, action)
                 if any(need not in ends for need in needs):
                     break
-                arrived = [ends[there, a] + (costs.latency if there != rank else 0) for there, a in needs]
+                arrived = [ends[other, a] + (costs.latency if other != rank else 0) for other, a in needs]
                 start = max([row[-1].end if row else 0, *arrived])
-                span = Span(rank, action, start, start + costs.of(schedule, rank, action), live[rank][len(row)])
+                span = TimedAction(rank, action, start, start + costs.of(schedule, rank, action), live[rank][len(row)])
                 ends[rank, action] = span.end
                 row.append(span)
                 left -= 1
@@ -291,8 +291,8 @@ def _disordered(schedule: Schedule) -> Iterator[str]:
     for rank, row in enumerate(schedule.actions):
         place = {action: i for i, action in enumerate(row)}
         for action, i in place.items():
-            for there, needed in schedule.needs(rank, action):
-                if there == rank and place.get(needed, -1) > i:
+            for other, needed in schedule.needs(rank, action):
+                if other == rank and place.get(needed, -1) > i:
                     yield (
                         f"rank {rank} does {schedule.label(action)} before its own {schedule.label(needed)}, "
                         "which it needs"
@@ -328,18 +328,15 @@ def _waits_for(schedule: Schedule, at: list[int], rank: int) -> tuple[int, Actio
 
 
 def _wait_sentence(schedule: Schedule, at: list[int], rank: int) -> str:
-    mine = schedule.actions[rank][at[rank]]
+    waiting = f"rank {rank}, before {schedule.label(schedule.actions[rank][at[rank]])},"
     other, needed = _waits_for(schedule, at, rank)
-    stands = schedule.actions[other][at[other]]
-    what = f"{MADE[needed.kind]} of microbatch {needed.microbatch}"
     if other == rank:  # in a V, where a rank hands over to itself
-        return f"rank {rank}, before {schedule.label(mine)}, needs its own {schedule.label(needed)}, later in its list"
+        return f"{waiting} needs its own {schedule.label(needed)}, later in its list"
+    first = schedule.actions[other][at[other]]
     return (
-        f"rank {rank}, before {schedule.label(mine)}, waits for the {what} that rank {other} makes in "
-        f"{schedule.label(needed)}, which rank {other} does after {schedule.label(stands)}"
-        if stands != needed
-        else f"rank {rank}, before {schedule.label(mine)}, waits for the {what} that rank {other} makes in "
+        f"{waiting} waits for the {MADE[needed.kind]} of microbatch {needed.microbatch} that rank {other} makes in "
         f"{schedule.label(needed)}"
+        + (f", which rank {other} does after {schedule.label(first)}" if first != needed else "")
     )
 
 

@@ -185,8 +185,8 @@ class _Hand:
 
 def zb_v(p: int, m: int) -> Schedule:
     """ZB-V for F = B = W: no idle time between a rank's first and last action, and the memory of 1F1B."""
-    wanted = max(m, 2 * p - 1)  # what the warm-up of rank 0 asks for
-    return _first_microbatches(Schedule("zb_v", tuple(_zb_v_row(p, wanted, r) for r in range(p)), v_shaped(p)), m)
+    fewest = max(m, 2 * p - 1)  # what the warm-up of rank 0 asks for
+    return _first_microbatches(Schedule("zb_v", tuple(_zb_v_row(p, fewest, r) for r in range(p)), v_shaped(p)), m)
 
 
 def _zb_v_row(p: int, m: int, rank: int) -> tuple[Action, ...]:
@@ -207,8 +207,8 @@ def _zb_v_row(p: int, m: int, rank: int) -> tuple[Action, ...]:
 
 def dualpipe_v(p: int, m: int) -> Schedule:
     """DualPipeV: in the steady state every forward is paired with a backward of the other chunk."""
-    wanted = max(m, 2 * p)
-    rows = tuple(_dualpipe_v_row(p, wanted, r) for r in range(p))
+    fewest = max(m, 2 * p)
+    rows = tuple(_dualpipe_v_row(p, fewest, r) for r in range(p))
     return _first_microbatches(Schedule("dualpipe_v", rows, v_shaped(p)), m)
 
 
@@ -244,21 +244,21 @@ def _first_microbatches(schedule: Schedule, m: int) -> Schedule:
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
-    """A schedule of the registry: its generator, how many chunks a rank has (None: any), and its placement."""
+class ScheduleKind:
+    """How a schedule is generated, how many chunks a rank has (None: any), and where its stages lie."""
 
     generate: Callable[..., Schedule]
     chunks: int | None
     place: Callable[[int, int], Placement]
 
 
-SCHEDULES: dict[str, Entry] = {
-    "gpipe": Entry(gpipe, 1, round_robin),
-    "1f1b": Entry(one_f_one_b, 1, round_robin),
-    "interleaved": Entry(interleaved, None, round_robin),
-    "zb_h1": Entry(zb_h1, 1, round_robin),
-    "zb_v": Entry(zb_v, 2, lambda p, v: v_shaped(p)),
-    "dualpipe_v": Entry(dualpipe_v, 2, lambda p, v: v_shaped(p)),
+SCHEDULES: dict[str, ScheduleKind] = {
+    "gpipe": ScheduleKind(gpipe, 1, round_robin),
+    "1f1b": ScheduleKind(one_f_one_b, 1, round_robin),
+    "interleaved": ScheduleKind(interleaved, None, round_robin),
+    "zb_h1": ScheduleKind(zb_h1, 1, round_robin),
+    "zb_v": ScheduleKind(zb_v, 2, lambda p, v: v_shaped(p)),
+    "dualpipe_v": ScheduleKind(dualpipe_v, 2, lambda p, v: v_shaped(p)),
 }
 
 
@@ -274,24 +274,24 @@ def build_schedule(name: str, p: int, m: int, v: int | None = None, **options: A
     """
     if name not in SCHEDULES:
         raise ConfigError(f"no schedule `{name}`", fix=_nearest(name, SCHEDULES))
-    entry = SCHEDULES[name]
+    kind = SCHEDULES[name]
     if p < 1 or m < 1 or (v is not None and v < 1):
         raise ConfigError(
             f"`{name}` with {p} ranks, {m} microbatches, {v or 1} chunks", fix="give at least one of each"
         )
-    known = {"microbatch_group_size_per_vp_stage"} if entry.chunks is None else set()
+    known = {"microbatch_group_size_per_vp_stage"} if kind.chunks is None else set()
     for option in options:
         if option not in known:
             raise ConfigError(f"`{name}` has no option `{option}`", fix=_nearest(option, known))
-    if entry.chunks is None:
-        return entry.generate(p, m, v or 2, **options)
-    if v not in (None, entry.chunks):
+    if kind.chunks is None:
+        return kind.generate(p, m, v or 2, **options)
+    if v not in (None, kind.chunks):
         fits = [n for n, e in SCHEDULES.items() if e.chunks in (None, v)]
         raise ConfigError(
-            f"`{name}` has {entry.chunks} chunk{'s' * (entry.chunks > 1)} on every rank, not {v}",
-            fix=f"take one of {', '.join(fits)}, or set the number of virtual stages to {entry.chunks}",
+            f"`{name}` has {kind.chunks} chunk{'s' * (kind.chunks > 1)} on every rank, not {v}",
+            fix=f"take one of {', '.join(fits)}, or set the number of virtual stages to {kind.chunks}",
         )
-    return entry.generate(p, m)
+    return kind.generate(p, m)
 
 
 def _nearest(word: str, candidates: Iterable[str]) -> str:

@@ -169,11 +169,11 @@ def last_gradients(
     """For each chunk of a rank: (kind, microbatch) of an action -> parameters whose last gradient it produces."""
     names = [{ddp.name_of(param) for param in chunk.parameters() if param.requires_grad} for chunk in chunks]
     left = set[str]().union(*names)
-    found: list[dict[tuple[str, int], frozenset[str]]] = [{} for _ in chunks]
+    last: list[dict[tuple[str, int], frozenset[str]]] = [{} for _ in chunks]
     row: tuple[Action, ...] = schedule.actions[rank]
     for action in reversed(row):
         ended = left & names[action.chunk]
         if action.kind != "F" and ended:
-            found[action.chunk][action.kind, action.microbatch] = frozenset(ended)
+            last[action.chunk][action.kind, action.microbatch] = frozenset(ended)
             left -= ended
-    return found
+    return last

@@ -1,26 +1,19 @@
-"""Launching ranks: what a run returns, how a failure reads, which exit status says what."""
+"""Launching ranks: what a run returns, and how a failure reads."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import textwrap
-import threading
 import time
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.ranks import agent
+from labkit.ranks.fork_server import dumped_frames
 from labkit.ranks.torchrun import Run, launch, render
-from minimegatron.errors import ConfigError, DeadlineError
-from minimegatron.launch import procs, rank
-from minimegatron.launch.ledger import Cause, Ledger, Position
+from minimegatron.errors import ConfigError
 from tests.thorough import mostly_thorough
 
 # Scripts without torch start in a moment; `TALK` is what a learner's cell looks like.
@@ -202,145 +195,5 @@ def test_a_stack_dump_is_read_from_the_thread_that_was_asked(tmp_path: Path) -> 
         "Current thread 0x02 (most recent call first):\n"
         '  File "/lib/x.py", line 7 in f\n  File "/a/cell.py", line 9 in <module>\n'
     )
-    assert procs.dumped_frames(dump) == [("/lib/x.py", 7, "f"), ("/a/cell.py", 9, "<module>")]
-    assert procs.dumped_frames("nothing") == []
-
-
-# -------------------------------------------------------------------------------------------------------- the ledger
-
-
-def test_the_first_cause_stands() -> None:
-    store = dist.HashStore()
-    first, second = Ledger(store, 0, 2), Ledger(store, 1, 2)
-    assert first.cause() is None
-    assert second.claim(0, "was killed by SIGKILL") == Cause(0, "was killed by SIGKILL", 1)
-    assert first.claim(0, "failed: ValueError") == second.cause() == Cause(0, "was killed by SIGKILL", 1)
-
-
-def test_a_meeting_names_who_did_not_come() -> None:
-    store = dist.HashStore()
-    Ledger(store, 0, 4).come("start")
-    Ledger(store, 3, 4).come("start")
-    with pytest.raises(DeadlineError, match=r"start: ranks 1-2 did not come within 0\.05 s"):
-        Ledger(store, 3, 4).meet("start", 0.05)
-
-
-def test_a_meeting_ends_when_the_last_has_come() -> None:
-    store, here = dist.HashStore(), []
-
-    def come(rank: int) -> None:
-        Ledger(store, rank, 3).meet("start", 10)
-        here.append(rank)
-
-    threads = [threading.Thread(target=come, args=(r,)) for r in range(2)]
-    for thread in threads:
-        thread.start()
-    time.sleep(0.1)
-    assert here == []
-    come(2)
-    for thread in threads:
-        thread.join(10)
-    assert sorted(here) == [0, 1, 2]
-
-
-def test_positions_are_asked_for_and_a_certain_answer_stands() -> None:
-    store = dist.HashStore()
-    ledgers = [Ledger(store, r, 3) for r in range(3)]
-    assert not ledgers[1].asked()
-    ledgers[0].ask()
-    assert ledgers[1].asked()
-    mine = Position("all_reduce", "dp", (0, 1, 2), "cell.py:3 in f")
-    ledgers[0].answer(mine)
-    ledgers[0].answer(Position("", "", (), "elsewhere"), certain=False)
-    ledgers[1].answer(Position("", "", (), "cell.py:9 in g"), certain=False)
-    assert ledgers[0].answers([0, 1, 2], 0.05) == {0: mine, 1: Position("", "", (), "cell.py:9 in g")}
-
-
-# ------------------------------------------------------------------------------------------------- one rank's status
-
-STATUSES = """
-    import json, os, sys
-    import torch.distributed as dist
-    from minimegatron import errors
-    from minimegatron.launch.rank import finish, init, report, run_rank
-
-    def world_of_one():
-        assert init() == init() == (0, 1) and dist.is_initialized()
-        report([1.0])
-
-    def leave_group_open():
-        init()
-        raise errors.NumericsError("nan")
-
-    def unreportable():
-        report(object())
-
-    def stop(error):
-        def main():
-            raise error
-        return main
-
-    cases = {"fine": world_of_one, "open": leave_group_open, "unreportable": unreportable}
-    for error in (errors.ConfigError("c"), errors.CheckpointError("c"), errors.DataError("d"), errors.RankError("r"),
-                  errors.DeadlineError("d"), ValueError("v"), KeyboardInterrupt(), SystemExit(3), SystemExit(0)):
-        cases[repr(error)] = stop(error)
-    statuses = {}
-    for name, main in cases.items():
-        sys.stderr.write(f"== {name}\\n")
-        sys.stderr.flush()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                run_rank(main)
-            except SystemExit as status:
-                os._exit(status.code or 0)
-        statuses[name] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    print(json.dumps(statuses))
-"""
-
-
-def test_the_exit_status_says_what_happened(script: Path) -> None:
-    write(script, STATUSES)
-    package = str(Path(procs.__file__).parents[2])
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, env={"PYTHONPATH": package}
-    )
-    assert done.returncode == 0, done.stderr
-    statuses = {name.partition("(")[0]: status for name, status in json.loads(done.stdout.splitlines()[-1]).items()}
-    assert json.loads(done.stdout.splitlines()[-1])["SystemExit(0)"] == 0
-    assert json.loads(done.stdout.splitlines()[-1])["SystemExit(3)"] == 3
-    del statuses["SystemExit"]
-    assert statuses == {
-        "fine": 0,
-        "open": 6,
-        "unreportable": 2,
-        "ConfigError": 2,
-        "CheckpointError": 3,
-        "DataError": 4,
-        "RankError": 5,
-        "DeadlineError": 7,
-        "ValueError": 5,
-        "KeyboardInterrupt": 130,
-    }
-    said = dict(part.split("\n", 1) for part in done.stderr.split("== ")[1:])
-    assert said["KeyboardInterrupt()"] == said["fine"] == ""
-    assert said["open"] == "NumericsError: nan\n"
-    assert "Traceback" in said["ValueError('v')"]
-
-
-def test_ranks_of_one_machine_listen_on_its_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth7")
-    rank._listen_on_loopback()
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7", "a choice of the user's stands"
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
-    rank._listen_on_loopback()
-    assert os.environ["GLOO_SOCKET_IFNAME"] in ("lo", "lo0")
-
-
-def test_half_an_environment_is_refused() -> None:
-    code = "from minimegatron.launch.rank import init, run_rank; run_rank(init)"
-    package = str(Path(procs.__file__).parents[2])
-    env = {"PYTHONPATH": package, "RANK": "0"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env)
-    assert done.returncode == 2 and "fix: start with `torchrun" in done.stderr
+    assert dumped_frames(dump) == [("/lib/x.py", 7, "f"), ("/a/cell.py", 9, "<module>")]
+    assert dumped_frames("nothing") == []

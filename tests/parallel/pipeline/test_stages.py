@@ -1,4 +1,4 @@
-"""Both executors: plain functions as stages, several tensors, headers, a failing stage, and torch's own pipeline."""
+"""Both executors: plain functions as stages, several tensors, headers, orders of messages, a failing stage."""
 
 from __future__ import annotations
 
@@ -157,49 +157,6 @@ def reversed_order(rank: int, world: int, run: Run, hidden: TensorSpec) -> list[
 @pytest.mark.parametrize("hidden", [TensorSpec(torch.Size([1]), torch.float32), TensorSpec()], ids=["known", "headers"])
 def test_messages_that_are_needed_in_another_order_than_they_are_sent(ranks, run, hidden):
     assert ranks(2).run(reversed_order, run, hidden) == [[0, 10, 1, 11, 2, 12], [2, 2, 1, 1, 0, 0]]
-
-
-# ------------------------------------------------------------------------------------ torch's pipeline
-
-
-def beside_torch(rank: int, world: int, run: Run, name: str, m: int) -> float:
-    """The largest difference of any gradient between torch.distributed.pipelining and the executor; 0 expected."""
-    from torch.distributed import pipelining
-
-    torch.manual_seed(0)
-    layers = [nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.Linear(6, 6)) for _ in range(world)]
-    x, target = torch.randn(3 * m, 6), torch.randn(3 * m, 6)
-
-    def loss_of(y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        return (y - t).square().sum()
-
-    def grads() -> list[torch.Tensor]:
-        found = [p.grad.clone() for p in layers[rank].parameters()]
-        layers[rank].zero_grad()
-        return found
-
-    stage = pipelining.PipelineStage(layers[rank], rank, world, torch.device("cpu"))
-    kind = {"gpipe": pipelining.ScheduleGPipe, "1f1b": pipelining.Schedule1F1B}[name]
-    theirs = kind(stage, m, loss_fn=loss_of, scale_grads=False)
-    arguments, options = ((x,) if rank == 0 else ()), ({"target": target} if rank == world - 1 else {})
-    theirs.step(*arguments, **options)
-    want = grads()
-
-    schedule = build_schedule(name, world, m)
-    inputs, targets = x.chunk(m), target.chunk(m)
-
-    def forward(i: int, h: Tensors | None) -> Tensors | torch.Tensor:
-        y = layers[rank](inputs[i] if h is None else h["hidden"])
-        return loss_of(y, targets[i]) if rank == world - 1 else {"hidden": y}
-
-    run(schedule, [ModuleStage(forward, layers[rank], schedule, rank)], p2p_of(world))
-    return max((a - b).abs().max().item() for a, b in zip(grads(), want, strict=True))
-
-
-@both_executors
-@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
-def test_gradients_are_those_of_torch_pipelining(ranks, name, run):
-    assert ranks(2).run(beside_torch, run, name, 4) == [0.0, 0.0]
 
 
 H, M = 4, 6

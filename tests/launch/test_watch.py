@@ -1,28 +1,23 @@
-"""A hang where no wait raises (NCCL): the same error and status as on gloo, from a thread, before torch's watchdog."""
+"""The thread beside a rank, and the watchdog of communications where no wait raises (NCCL)."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from labkit.ranks.torchrun import launch
 from minimegatron.comm import watchdog
 from minimegatron.comm.async_ops import Started, Work, blocking, issue
 from minimegatron.comm.mesh import Axis
 from minimegatron.comm.watchdog import WATCHDOG_SECONDS, Watchdog, group_timeout
-from minimegatron.errors import DeadlineError
-from minimegatron.launch import blame
 from minimegatron.launch import watch as watching
-from minimegatron.launch.ledger import Ledger, Position
+from minimegatron.launch.ledger import Ledger
 from minimegatron.launch.watch import Overdue, Watch
 from tests.faults import helpers
 
-LAZY = helpers.VICTIM.with_name("lazy.py")
 DP = Axis("dp", (0, 1, 2), 0)
 
 
@@ -127,70 +122,3 @@ def test_without_a_store_the_watch_ends_its_rank_all_the_same(monkeypatch: pytes
     assert left == [5] and said[0].startswith(
         "rank 1 ends because the store of the job is gone: rank 0 or the launcher"
     )
-
-
-def test_the_error_names_who_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blame, "CAUSE_SECONDS", 0.1)
-    store = dist.HashStore()
-    Ledger(store, 2, 3).answer(Position("all_reduce", "dp", (0, 1, 2), "step.py:7"))
-    late = Overdue(Position("all_reduce", "dp", (0, 1, 2), "step.py:7"), 2.0)
-    error, silent = blame._missing(late, Ledger(store, 0, 3), 2.0)
-    assert isinstance(error, DeadlineError) and silent == [1]
-    assert error.what == "all_reduce over dp (ranks 0-2): rank 1 did not come within 2 s"
-
-
-def test_the_end_of_a_chain_of_waiting_ranks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 3 waits for 2, which waits for 1, which waits for 0, which sleeps: `is at`, or does not answer."""
-    monkeypatch.setattr(blame, "CAUSE_SECONDS", 0.1)
-    for sleeps in (True, False):
-        store = dist.HashStore()
-        places = {r: Position(f"receive F7 from rank {r - 1}", "pp", (r - 1, r), "step.py:7") for r in (1, 2, 3)}
-        places |= {0: Position("", "", (), "data.py:3")} if sleeps else {}
-        for r, place in places.items():
-            Ledger(store, r, 4).answer(place)
-        error, silent = blame._missing(Overdue(places[3], 2.0), Ledger(store, 3, 4), 2.0)
-        assert isinstance(error, DeadlineError) and silent == ([] if sleeps else [0])
-        assert error.what.endswith("rank 2 did not come, which waits for rank 0, within 2 s")
-        assert ("rank 0 is at data.py:3" if sleeps else "rank 0 does not answer") in error.where
-
-
-# ------------------------------------------------------------------------------------------------- whole runs
-
-
-def run_victim(folder: Path, *args: str, timeout: str = "2") -> Any:
-    return launch(LAZY, 3, folder, timeout=90, args=args, env={"TIMEOUT": timeout})
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("what", ["SIGSTOP", "sleep"])
-def test_a_rank_that_does_not_come_is_named_with_status_7(tmp_path: Path, what: str) -> None:
-    begun = time.monotonic()
-    run = run_victim(tmp_path, helpers.FOREVER, "1", "7", what)
-    assert run.returncode == 7, run.explain() + "".join(run.stderr)
-    assert "DeadlineError: all_reduce over dp (ranks 0-2): rank 1 did not come within 2 s" in run.explain()
-    assert sum(text.count("DeadlineError") for text in run.stderr) == 1
-    assert time.monotonic() - begun < 60
-    helpers.everything_gone(str(tmp_path), 1)
-
-
-@pytest.mark.thorough
-def test_a_message_that_does_not_come_is_named(tmp_path: Path) -> None:
-    run = run_victim(tmp_path, helpers.FOREVER, "0", "7", "pp-SIGSTOP")
-    assert run.returncode == 7, run.explain() + "".join(run.stderr)
-    missing = ("rank 0 did not come within 2 s", "rank 1 did not come, which waits for rank 0, within 2 s")
-    assert any(words in run.explain() for words in missing) and "rank 0 does not answer (stopped?)" in run.explain()
-    helpers.everything_gone(str(tmp_path), 1)
-
-
-@pytest.mark.thorough
-def test_a_rank_that_is_killed_is_named_with_status_5(tmp_path: Path) -> None:
-    run = run_victim(tmp_path, helpers.FOREVER, "2", "7", "SIGKILL", timeout="20")
-    assert run.returncode == 5 and run.explain().startswith("FAILED: rank 2 was killed by SIGKILL")
-    helpers.everything_gone(str(tmp_path), 1)
-
-
-@pytest.mark.thorough
-def test_a_run_that_is_idle_for_longer_than_the_deadline_is_no_hang(tmp_path: Path) -> None:
-    run = run_victim(tmp_path, "20", "-1", "7", "idle")
-    assert run.returncode == 0, run.explain() + "".join(run.stderr)
-    assert run.stdout == ["done 57\n"] * 3

@@ -1,4 +1,4 @@
-"""Which rank this process is, from the environment that its launcher has set.
+"""Where the ranks of a job meet: a rank's number from its launcher's environment, and the store that all of them use.
 
 The problem in a sentence: a process that was started sixteen times over must know its number, how many there are, and
 where to meet, and every launcher writes that into other variables.
@@ -8,32 +8,41 @@ where to meet, and every launcher writes that into other variables.
 | torchrun, or by hand         | `RANK`, `WORLD_SIZE`                    | `MASTER_ADDR`, `MASTER_PORT`                |
 | srun (a step of a SLURM job) | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`  | the step's first node, a port by job number |
 | no launcher                  |                                         | itself: a world of one                      |
-| mpirun, mpiexec, jsrun       | refused: it says nowhere where to meet  |                                             |
-
-How many ranks a machine has, and which of them this one is, is counted once all have met (`launch/hardware`), so no
-launcher has to say it. What srun says of it ("4(x2),3" ranks on three nodes) is put into torchrun's variables for
-programs that read those.
+| mpirun, mpiexec, jsrun       | refused: they do not say where to meet  |                                             |
 
 `RANK` comes first, so torchrun inside of a SLURM job is torchrun. The batch script of a SLURM job has most of srun's
-variables as well, but is no step (`SLURM_STEP_ID`) and hence one process.
+variables as well, but is no step (`SLURM_STEP_ID`) and hence one process. How many ranks a machine has, and which of
+them this one is, `launch/hardware` counts once all have met.
+
+The store is a key-value server. torchrun's agent serves it, before any rank starts; without an agent (srun, variables
+set by hand) rank 0 does, and the others look for it until the deadline. The usual reason for finding nobody are two
+variables that were left in a shell, so the error says that.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import re
+import socket
+import threading
 from collections.abc import Mapping, MutableMapping
 from typing import NamedTuple
 
-from minimegatron.errors import ConfigError
+import torch.distributed as dist
+
+from minimegatron.errors import ConfigError, DeadlineError
+from minimegatron.launch import procs
+from minimegatron.launch.ledger import Ledger
+from minimegatron.launch.startup_deadline import StartupDeadline, StartupProgress
 
 MPI = {"OMPI_COMM_WORLD_SIZE": "mpirun (Open MPI)", "JSM_NAMESPACE_SIZE": "jsrun"}
 PMI = {"PMI_SIZE": "mpiexec", "MV2_COMM_WORLD_SIZE": "mpirun (MVAPICH)"}
 TORCHRUN = "start with `torchrun --nproc-per-node=N ...`, with srun, or set RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT"
 FIRST_PORT, PORTS = 20000, 10000
-# Set by `labkit/ranks`: where ranks check in and report; the pid of an agent that reports how its ranks ended.
-RUN_DIR, AGENT = "MINIMEGATRON_RUN_DIR", "MINIMEGATRON_AGENT"
+LOOK_SECONDS = 0.2
+UNSET = "where no launcher has set RANK and WORLD_SIZE: `unset RANK WORLD_SIZE`"
 
 
 class Place(NamedTuple):
@@ -125,3 +134,79 @@ def _refuse(environ: Mapping[str, str], launchers: Mapping[str, str]) -> None:
             raise ConfigError(
                 f"started by {launcher} ({name}={environ[name]}), which says nowhere where the ranks meet", fix=TORCHRUN
             )
+
+
+# ------------------------------------------------------------------------------------------------------ the store
+
+
+def stores(place: Place, seconds: float) -> tuple[dist.Store, Ledger]:
+    """The store for the process group, and a ledger on a connection of its own.
+
+    Raises:
+        ConfigError: rank 0 cannot serve at MASTER_ADDR and MASTER_PORT.
+        DeadlineError: nobody serves there.
+    """
+    if not place.launcher:
+        return dist.HashStore(), Ledger(dist.HashStore(), place.rank, place.world)
+    timeout = datetime.timedelta(seconds=seconds)
+    if _agent_serves():
+        store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
+    else:
+        if place.rank != 0:
+            _wait_for_server(place, seconds)
+        store = _own_store(place, timeout)
+    return dist.PrefixStore(f"default/{_attempt()}", store), ledger_of(place, seconds)
+
+
+def ledger_of(place: Place, seconds: float) -> Ledger:
+    """The ledger of a job that has a server."""
+    host, port = address()
+    timeout = datetime.timedelta(seconds=seconds)
+    client = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+    return Ledger(dist.PrefixStore(f"minimegatron/{_attempt()}", client), place.rank, place.world)
+
+
+def _agent_serves() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _attempt() -> str:
+    """Whose keys these are. An agent's store outlives its ranks, and addresses of dead ranks are still in it.
+
+    A store of rank 0's own does not, and there the launcher of a host that has come later counts fewer attempts.
+    """
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if _agent_serves() else "0"
+
+
+def address() -> tuple[str, int]:
+    return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+
+
+def _own_store(place: Place, timeout: datetime.timedelta) -> dist.Store:
+    """A connection to the server, which is rank 0's."""
+    host, port = address()
+    try:
+        return dist.TCPStore(host, port, is_master=place.rank == 0, wait_for_workers=False, timeout=timeout)
+    except dist.DistNetworkError as error:
+        raise ConfigError(
+            f"rank {place.rank} cannot meet others at {host}:{port}: {str(error).splitlines()[0][:200]}",
+            fix=f"another MASTER_ADDR or MASTER_PORT; {UNSET}",
+        ) from None
+
+
+def _wait_for_server(place: Place, seconds: float) -> None:
+    """Return when somebody listens at the address of rank 0."""
+    host, port = address()
+    deadline = StartupDeadline(seconds, StartupProgress(lambda: {*procs.children(os.getppid())} - {os.getpid()}).made)
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=max(LOOK_SECONDS, min(seconds, 5.0))).close()
+            return
+        except OSError as error:
+            if deadline.is_over():
+                raise DeadlineError(
+                    f"start: rank 0 did not come within {seconds:g} s: nobody listens at {host}:{port} ({error})",
+                    where=f"rank {place.rank} of {place.world}",
+                    fix=f"look at the log of rank 0, at MASTER_ADDR and MASTER_PORT; {UNSET}",
+                ) from None
+        threading.Event().wait(LOOK_SECONDS)

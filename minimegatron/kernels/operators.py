@@ -1,12 +1,14 @@
-"""Calling a launcher: tensors become pointers, and the C declaration is read, not written down twice.
+"""A library of kernels, loaded: calls of its launchers, and torch operators made of them.
 
     MM_EXPORT mm_norm_forward(const void* x, ..., int64_t rows, ..., int dtype, void* stream)
 
-A pointer argument takes a tensor or None, the last argument is the stream (None on a CPU). Whether the shapes fit is
-checked by the operators *before* the launch; a kernel believes what it is told.
+`Library` reads the C declaration, so that it is not written down twice: a pointer argument takes a tensor or None, the
+last argument is the stream (None on a CPU). A kernel trusts its arguments; the operator checks shapes before the launch
+(`check_*`).
 
-A call costs some ten microseconds on the host, a torch operator around it some tens more: kernels are for tensors whose
-time is longer than that.
+An operator is a function that launches, beside one that checks its arguments and returns empty outputs, which also
+answers for fake tensors (`operator`). A call costs some ten microseconds on the host, a torch operator around it some
+tens more: kernels are for tensors whose time is longer than that.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from minimegatron.errors import MinimegatronError
+from minimegatron.errors import MinimegatronError, require
 from minimegatron.kernels import build
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
@@ -145,3 +147,74 @@ def run(name: str, launcher: str, like: torch.Tensor, *args: Any) -> None:
             library(name, target).call(launcher, *args)
     else:
         library(name, target).call(launcher, *args)
+
+
+# ------------------------------------------------------------------------------------------------------- operators
+
+
+def operator(
+    name: str,
+    outputs: Callable[..., Any],
+    *,
+    keep: Callable[..., None] | None = None,
+    grads: Callable[..., Any] | None = None,
+    mutates: Sequence[str] = (),
+) -> Callable[[Callable[..., Any]], Any]:
+    """Decorator: a function that launches becomes `torch.ops.minimegatron.NAME`.
+
+    Args:
+        outputs: of the operator's arguments, empty; raises `ConfigError` where they do not fit.
+        keep: `(ctx, inputs, output)`, saves what the backward pass needs.
+        grads: `(ctx, *output gradients)`, the gradients of the inputs.
+        mutates: names of arguments that are written to.
+    """
+
+    def define(function: Callable[..., Any]) -> Any:
+        kinds = ("cpu", "cuda")
+        op = torch.library.custom_op(f"minimegatron::{name}", function, mutates_args=mutates, device_types=kinds)
+        op.register_fake(outputs)
+        if grads is not None:
+            op.register_autograd(grads, setup_context=keep)
+        return getattr(torch.ops.minimegatron, name).default
+
+    return define
+
+
+def check_float(op: str, name: str, x: torch.Tensor) -> None:
+    """`x` has a dtype that kernels are compiled for."""
+    known = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
+    require(x.dtype in DTYPES, f"{op}: {name} is {x.dtype}", f"cast it to one of {known}, or use the reference")
+
+
+def check_same(op: str, x: torch.Tensor, **others: torch.Tensor | None) -> None:
+    """The others have the dtype and device of `x`."""
+    for name, y in others.items():
+        if y is not None:
+            require(
+                y.dtype == x.dtype and y.device == x.device,
+                f"{op}: {name} is {y.dtype} on {y.device}, the input {x.dtype} on {x.device}",
+                "cast and move it yourself: kernels convert nothing in silence",
+            )
+
+
+def check_shape(op: str, **wanted: tuple[torch.Tensor | None, tuple[int, ...]]) -> None:
+    """Each tensor has the shape beside it."""
+    for name, (x, expected) in wanted.items():
+        if x is not None:
+            require(
+                tuple(x.shape) == tuple(expected),
+                f"{op}: {name} is {tuple(x.shape)}, expected {tuple(expected)}",
+                "see the operator's docstring for the shapes",
+            )
+
+
+def parts_for(rows: int, device: torch.device, resident: int = 2) -> int:
+    """How many blocks share the rows of a reduction over rows: `resident` a multiprocessor, four where emulated."""
+    if device.type != "cuda":
+        return max(1, min(rows, 4))
+    return max(1, min(rows, resident * torch.cuda.get_device_properties(device).multi_processor_count))
+
+
+def like(x: torch.Tensor) -> torch.Tensor:
+    """An empty, contiguous tensor of the shape and dtype of `x`."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -3,22 +3,23 @@
 The problem in a sentence: when rank 1 raises, ranks 0, 2 and 3 raise as well, half a millisecond later and with longer
 tracebacks, because their connections broke.
 
-An error is a *consequence* if it only says that talking to another rank failed (`launch/consequence`), or that another
-rank has failed and told this one (`comm/agree`). A rank that fails writes the cause into the ledger, and the first to
-write stands. Then:
+An error is a *consequence* if it only says that talking to another rank failed (`is_consequence`), or that another rank
+has failed and told this one (`comm/agree`). A rank that fails writes the cause into the ledger, and the first to write
+stands. Then:
 
-| my error                                     | what I print                                | exit status       |
+| error of this rank                           | what it prints                              | exit status       |
 |----------------------------------------------|---------------------------------------------|-------------------|
-| is the cause                                 | the traceback; of our own errors their text | its class's, or 5 |
-| is a consequence                             | rank 0 ends because rank 1 failed: ...,     | 5                 |
-|                                              | by one rank of a machine                    |                   |
-| is a wait that ran out, with no known cause  | an error naming the missing ranks and lines | 7                 |
-| is what the cause says too (a config error)  | nothing                                     | its class's, or 5 |
-| is another one                               | one line                                    | 5                 |
-| is Ctrl-C                                    | nothing                                     | 130               |
+| the cause                                    | the traceback; of our own errors their text | its class's, or 5 |
+| a consequence                                | "rank 0 ends because rank 1 failed: ...",   | 5                 |
+|                                              | once a machine                              |                   |
+| a wait that ran out, with no known cause     | an error naming the missing ranks and lines | 7                 |
+| the same as the cause (a config error)       | nothing                                     | its class's, or 5 |
+| another one                                  | one line                                    | 5                 |
+| Ctrl-C                                       | nothing                                     | 130               |
 
-The rank that prints the cause waits a moment for others that make the same mistake; one that fails because of another
-stays for up to 5 s, so that the launcher sees the first one end first, and names it.
+The rank that prints the cause waits a moment for others with the same error; one that fails because of another stays
+for up to 5 s, so that the launcher sees the first one end first, and names it. Each leaves its error in the file in
+which torch's launcher looks for it (`torch.distributed.elastic...record` writes the same).
 """
 
 from __future__ import annotations
@@ -38,15 +39,35 @@ import torch.distributed as dist
 
 from minimegatron.comm.async_ops import waited_for
 from minimegatron.errors import DeadlineError, MinimegatronError, RankError, named, ranges
-from minimegatron.launch.consequence import is_consequence, timed_out
-from minimegatron.launch.launchers import AGENT
 from minimegatron.launch.ledger import INTERRUPTED, Ledger, Position
+from minimegatron.launch.procs import AGENT
 from minimegatron.launch.watch import Overdue, Watch, position
 
 CAUSE_SECONDS = 3.0  # from a broken connection to the note of the rank that broke it
 LINGER_SECONDS = 5.0
 SAME_SECONDS = 0.5  # from one rank's mistake to the same mistake on another; before `init`, START_SECONDS
 START_SECONDS = 3.0
+# gloo, NCCL and torch's stores raise plain RuntimeErrors; their words are all there is to go by.
+_LOST = re.compile(
+    r"Connection (closed by peer|reset by peer|refused)|Broken pipe|caused pair closure|remote process (exited|has)"
+    r"|NCCL communicator was aborted|failed to recv, got 0 bytes|Could not connect to|TCPStore|recvValue failed"
+    r"|ranks? [\d, -]+ (has|have) ended"
+)
+_TIMED_OUT = re.compile(
+    r"Timed out waiting|[Ww]ait timeout|Socket Timeout|timed out after \d+ *ms|collective operation timeout"
+)
+
+
+def is_consequence(error: BaseException | str) -> bool:
+    """Whether an error (or its text) only says that talking to another rank failed: that rank knows the cause."""
+    if isinstance(error, BaseException) and not isinstance(error, RuntimeError | ConnectionError):
+        return False
+    return bool(_LOST.search(str(error))) or timed_out(error)
+
+
+def timed_out(error: BaseException | str) -> bool:
+    """Whether the error says that another rank did not answer in time (rather than that its connection broke)."""
+    return bool(_TIMED_OUT.search(str(error)))
 
 
 def fail(error: BaseException, ledger: Ledger | None, watch: Watch | None, seconds: float) -> int:
@@ -134,53 +155,59 @@ def _status(error: BaseException) -> int:
 
 
 def _missing(error: BaseException, ledger: Ledger, seconds: float) -> tuple[BaseException, list[int]]:
-    """A collective ran out of time: ask every rank where it is; the error that names the missing, and the silent."""
+    """A collective ran out of time: asks every rank where it is.
+
+    Returns:
+        (The error that names the missing ranks, the ranks that do not answer.)
+    """
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     frame = trace.tb_frame if trace else None
-    mine = error.position if isinstance(error, Overdue) else position(frame, waited_for(error))
-    ledger.answer(mine)
+    own = error.position if isinstance(error, Overdue) else position(frame, waited_for(error))
+    ledger.answer(own)
     ledger.ask()
-    ranks = mine.ranks or tuple(range(ledger.world))
-    found = ledger.answers(range(ledger.world), CAUSE_SECONDS)
-    late = [r for r in ranks if _elsewhere(found.get(r), mine)]
-    behind = _behind(late, found)
-    silent = [r for r in [*late, *behind] if r not in found]
+    ranks = own.ranks or tuple(range(ledger.world))
+    positions = ledger.answers(range(ledger.world), CAUSE_SECONDS)
+    late = [r for r in ranks if _elsewhere(positions.get(r), own)]
+    behind = _behind(late, positions)
+    silent = [r for r in [*late, *behind] if r not in positions]
     limit = re.search(r"(\d+) ?ms", str(error))
     seconds = int(limit[1]) / 1000 if limit else seconds
-    call = f"{mine.op or 'a communication'} over {mine.axis or 'a group'} (ranks {ranges(ranks)})"
+    call = f"{own.op or 'a communication'} over {own.axis or 'a group'} (ranks {ranges(ranks)})"
     who = f"{named(late)} did not come" if late else "all ranks came, but it did not end"
     who += f", which wait{'s'[: len(late) == 1]} for {named(behind)}" if behind else ""
     places = [
-        f"rank {r} is at {found[r].line}" if r in found else f"rank {r} does not answer (stopped?)"
+        f"rank {r} is at {positions[r].line}" if r in positions else f"rank {r} does not answer (stopped?)"
         for r in [*late, *behind]
     ]
     missing = DeadlineError(
         f"{call}: {who}, within {seconds:g} s" if behind else f"{call}: {who} within {seconds:g} s",
-        where="; ".join([*places, f"rank {ledger.rank} waits at {mine.line}"]),
+        where="; ".join([*places, f"rank {ledger.rank} waits at {own.line}"]),
         fix="every rank of a group must make the same calls; a longer wait is timeout_seconds",
     )
     return missing.with_traceback(error.__traceback__), silent
 
 
-def _elsewhere(other: Position | None, mine: Position) -> bool:
-    """Whether a rank does not answer, or is not in the call that this one is in."""
-    return other is None or (other.op, other.ranks) != (mine.op, mine.ranks)
+def _elsewhere(other: Position | None, own: Position) -> bool:
+    """Whether a rank does not answer, or is not in the call `own`."""
+    return other is None or (other.op, other.ranks) != (own.op, own.ranks)
 
 
-def _behind(late: list[int], found: dict[int, Position]) -> list[int]:
-    """Where ranks that are late wait for others themselves, as along a pipeline: those at the end of it."""
+def _behind(late: list[int], positions: dict[int, Position]) -> list[int]:
+    """Ranks at the end of a chain, where the late ranks wait for others themselves, as along a pipeline."""
     seen, front = set(late), set(late)
     while True:
-        waited_for = {q for r in front if r in found for q in found[r].ranks if _elsewhere(found.get(q), found[r])}
+        waited_for = {
+            q for r in front if r in positions for q in positions[r].ranks if _elsewhere(positions.get(q), positions[r])
+        }
         if not (further := waited_for - seen):
             return sorted(front.difference(late))
         seen, front = seen | further, further
 
 
 def _departed(ledger: Ledger, watch: Watch | None) -> RankError | None:
-    """A connection broke: give the rank that broke it time to say so; an error when it only left early."""
+    """A connection broke: waits for the rank that broke it to write the cause; an error when it only left early."""
     deadline = time.monotonic() + CAUSE_SECONDS
     while time.monotonic() < deadline and not ledger.cause():
         time.sleep(0.05)
@@ -194,8 +221,8 @@ def _departed(ledger: Ledger, watch: Watch | None) -> RankError | None:
 
 
 def say(line: str) -> None:
-    """A line for the user about another rank."""
-    if AGENT not in os.environ:  # it will say so itself, and it knows for certain
+    """Print a line about another rank; under `minimegatron torchrun` the agent does, which knows for certain."""
+    if AGENT not in os.environ:
         _write(line + "\n")
 
 

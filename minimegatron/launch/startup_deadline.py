@@ -1,10 +1,10 @@
-"""Deadlines for processes that start: one that visibly makes progress is not missing.
+"""Deadlines for processes that start: one that makes progress is not missing.
 
 The problem in a sentence: a rank that imports torch needs five seconds of a processor, and on a laptop with twenty busy
 processes on two cores it gets those in two minutes, so a deadline in seconds of the clock calls it missing.
 
-Nor can the deadline go: a rank that hangs in an import has to be found. What tells the two apart is the time that a
-process has had on a processor, which the kernel counts (`/proc/PID/stat`):
+A rank that hangs in an import has to be found all the same. Processor time, which the kernel counts
+(`/proc/PID/stat`), tells the two apart:
 
 | the process                                     | its processor time                    | it is             |
 |-------------------------------------------------|---------------------------------------|-------------------|
@@ -12,8 +12,8 @@ process has had on a processor, which the kernel counts (`/proc/PID/stat`):
 | waits for a lock, a file, another process       | stands still                          | missing           |
 | loops for ever                                  | grows, and is soon above `ENOUGH` s   | missing           |
 
-So a wait of `seconds` ends `seconds` after the last sign of progress, and in any case after `LONGEST * seconds`. Where
-there is no `/proc` (macOS), nothing is seen to grow, and the deadline is the clock's.
+So a wait of `seconds` ends `seconds` after the last progress, and in any case after `LONGEST * seconds`. Where there is
+no `/proc` (macOS), no progress is seen, and the deadline is the clock's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LONGEST = 10.0
 
 
 def cpu_seconds(pid: int) -> tuple[float, bool]:
-    """How long a process has been on a processor, and whether it wants one now; (0, False) where that is not told."""
+    """Processor time of a process, and whether it wants a processor now; (0, False) where there is no `/proc`."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -38,44 +38,44 @@ def cpu_seconds(pid: int) -> tuple[float, bool]:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), fields[0] == "R"
 
 
-class Starting:
-    """Processes that start, looked at from time to time.
+class StartupProgress:
+    """Whether processes that start make progress.
 
     Args:
-        pids: whose trees to look at, asked anew each time.
+        pids: the processes; their descendants count as well. Called anew each time.
     """
 
     def __init__(self, pids: Callable[[], Iterable[int]]) -> None:
         self._pids, self._seen = pids, dict[int, float]()
 
-    def gained(self) -> bool:
-        """Whether one of them has got on since the last look, or waits for a processor, and is not done starting."""
-        before, self._seen, gains = self._seen, dict[int, float](), False
+    def made(self) -> bool:
+        """Whether one of them has used a processor since the last call, or waits for one, and has not had `ENOUGH`."""
+        before, self._seen, progress = self._seen, dict[int, float](), False
         for pid in self._pids():
             seconds, wants = zip(*map(cpu_seconds, (pid, *procs.descendants(pid))), strict=True)
             self._seen[pid] = total = sum(seconds)
-            gains |= total < ENOUGH and (any(wants) or before.get(pid, total) < total)
-        return gains
+            progress |= total < ENOUGH and (any(wants) or before.get(pid, total) < total)
+        return progress
 
 
-class Patience:
-    """A wait that ends `seconds` after the last sign of progress.
+class StartupDeadline:
+    """A wait that ends `seconds` after the last progress.
 
     Args:
-        seconds: longest time without a sign.
-        gained: looks for one; called about eight times in `seconds`.
+        seconds: longest time without progress.
+        progress: whether there was any since its last call; called about eight times in `seconds`.
     """
 
-    def __init__(self, seconds: float, gained: Callable[[], bool] = lambda: False) -> None:
-        self.seconds, self._gained = seconds, gained
+    def __init__(self, seconds: float, progress: Callable[[], bool] = lambda: False) -> None:
+        self.seconds, self._progress = seconds, progress
         self._begun = self._last = self._looked = time.monotonic()
-        gained()
+        progress()
 
     def is_over(self) -> bool:
         """Whether to give up; cheap enough to be asked in a loop."""
         now = time.monotonic()
         if now - self._looked >= self.seconds / 8:
             self._looked = now
-            if self._gained():
+            if self._progress():
                 self._last = now
         return now - self._last > self.seconds or now - self._begun > LONGEST * self.seconds

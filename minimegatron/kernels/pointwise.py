@@ -1,0 +1,342 @@
+"""Operators that read each element once: norms, activations, rotary embedding, softmax of attention scores.
+
+| operator         | kernel              | kept for the backward pass                                                |
+|------------------|---------------------|---------------------------------------------------------------------------|
+| `norm`           | `csrc/norm.cu`      | x and one or two numbers a row                                            |
+| `add_norm`       | `csrc/norm.cu`      | the same of h = x + r: one pass over memory instead of two                |
+| `swiglu`         | `csrc/activation.cu`| the input                                                                 |
+| `bias_gelu`      | `csrc/activation.cu`| the input and the bias                                                    |
+| `rope`           | `csrc/rope.cu`      | cos and sin; x may be a view into packed q, k, v: it is read by strides   |
+| `scaled_softmax` | `csrc/softmax.cu`   | the output                                                                |
+
+All raise `ConfigError` on wrong shapes or mixed dtypes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from minimegatron.errors import require
+from minimegatron.kernels import operators
+from minimegatron.kernels.operators import (
+    DTYPES,
+    accumulator,
+    check_float,
+    check_same,
+    check_shape,
+    like,
+    operator,
+    parts_for,
+    run,
+)
+
+Tensor = torch.Tensor
+Triple = tuple[Tensor, Tensor, Tensor]
+Four = tuple[Tensor, Tensor, Tensor, Tensor]
+
+# ----------------------------------------------------------------------------------------------------------- norms
+
+
+def norm(x: Tensor, gamma: Tensor, beta: Tensor | None, eps: float) -> Tensor:
+    """[..., n] -> [..., n]; beta None is RMSNorm."""
+    return _norm(x, gamma, beta, eps)[0]  # type: ignore[no-any-return]
+
+
+def add_norm(x: Tensor, r: Tensor, gamma: Tensor, beta: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    """(y, h): the norm of h = x + r, and h rounded to the dtype, from which the norm is computed."""
+    y, h, _, _ = _add_norm(x, r, gamma, beta, eps)
+    return y, h
+
+
+def _rows(x: Tensor) -> int:
+    return x.numel() // x.shape[-1] if x.numel() else 0
+
+
+def _norm_outputs(op: str, x: Tensor, r: Tensor | None, gamma: Tensor, beta: Tensor | None) -> Four:
+    """Empty (y, h, mean, rstd); h is x without a residual, mean is empty for RMSNorm."""
+    check_float(op, "x", x)
+    check_same(op, x, residual=r, gamma=gamma, beta=beta)
+    n = x.shape[-1] if x.dim() else 0
+    check_shape(op, gamma=(gamma, (n,)), beta=(beta, (n,)), residual=(r, tuple(x.shape)))
+    rstd = x.new_empty(_rows(x), dtype=accumulator(x.dtype))
+    return like(x), like(x) if r is not None else x, torch.empty_like(rstd if beta is not None else rstd[:0]), rstd
+
+
+def _norm_forward(op: str, x: Tensor, r: Tensor | None, gamma: Tensor, beta: Tensor | None, eps: float) -> Four:
+    x = x.contiguous()
+    y, h, mean, rstd = _norm_outputs(op, x, r, gamma, beta)
+    gamma, r, beta = gamma.contiguous(), *(t if t is None else t.contiguous() for t in (r, beta))
+    if rstd.numel():
+        args = (x, r, gamma, beta, h, y, mean, rstd, rstd.numel(), x.shape[-1], eps, DTYPES[x.dtype])
+        run("norm", "mm_norm_forward", x, *args)
+    return y, h, mean, rstd
+
+
+@functools.cache
+def resident(n: int, dtype: torch.dtype, centred: bool, device: torch.device) -> int:
+    """How many blocks of the backward pass a multiprocessor holds at once, for rows of n numbers: one wave of them."""
+    kernels = operators.library("norm", "cuda" if device.type == "cuda" else "emulated")
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        return max(1, kernels.ask("mm_norm_backward_resident", n, int(centred), DTYPES[dtype]))
+
+
+def _norm_backward_outputs(
+    dy: Tensor, ds: Tensor | None, h: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor
+) -> Triple:
+    return like(h), torch.empty_like(gamma), gamma.new_empty(gamma.shape[0] if mean.numel() else 0)
+
+
+@operator("norm_backward", _norm_backward_outputs)
+def _norm_backward(dy: Tensor, ds: Tensor | None, h: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor) -> Triple:
+    """(dh, dgamma, dbeta); `ds` reaches h by another way; mean and dbeta are empty for RMSNorm."""
+    check_same("norm_backward", h, dy=dy, ds=ds, gamma=gamma)
+    check_shape("norm_backward", dy=(dy, tuple(h.shape)), ds=(ds, tuple(h.shape)))
+    dy, h, gamma, ds = dy.contiguous(), h.contiguous(), gamma.contiguous(), ds if ds is None else ds.contiguous()
+    rows, n, centred = _rows(h), h.shape[-1], mean.numel() > 0
+    if not rows:
+        return torch.empty_like(h), torch.zeros_like(gamma), torch.zeros_like(gamma)
+    dh, dgamma, dbeta = _norm_backward_outputs(dy, ds, h, gamma, mean, rstd)
+    parts = parts_for(rows, h.device, resident(n, h.dtype, centred, h.device))
+    partial = h.new_empty((2, parts, n), dtype=rstd.dtype)
+    args = (dy, ds, h, gamma, mean if centred else None, rstd, dh, partial, dgamma, dbeta, rows, n, parts)
+    run("norm", "mm_norm_backward", h, *args, DTYPES[h.dtype])
+    return dh, dgamma, dbeta
+
+
+def _keep_norm(ctx: Any, inputs: Any, output: Any) -> None:
+    x, gamma, beta, _ = inputs
+    ctx.centred = beta is not None
+    ctx.save_for_backward(x, gamma, *output[1:])
+
+
+def _norm_grads(ctx: Any, *grads: Any) -> Any:
+    dh, dgamma, dbeta = _norm_backward(grads[0], None, *ctx.saved_tensors)
+    return dh, dgamma, dbeta if ctx.centred else None, None
+
+
+def _fake_norm(x: Tensor, gamma: Tensor, beta: Tensor | None, eps: float) -> Triple:
+    y, _, mean, rstd = _norm_outputs("norm", x, None, gamma, beta)
+    return y, mean, rstd
+
+
+@operator("norm", _fake_norm, keep=_keep_norm, grads=_norm_grads)
+def _norm(x: Tensor, gamma: Tensor, beta: Tensor | None, eps: float) -> Triple:
+    y, _, mean, rstd = _norm_forward("norm", x, None, gamma, beta, eps)
+    return y, mean, rstd
+
+
+def _keep_add_norm(ctx: Any, inputs: Any, output: Any) -> None:
+    _, _, gamma, beta, _ = inputs
+    ctx.centred = beta is not None
+    ctx.save_for_backward(output[1], gamma, *output[2:])
+
+
+def _add_norm_grads(ctx: Any, *grads: Any) -> Any:
+    dh, dgamma, dbeta = _norm_backward(grads[0], grads[1], *ctx.saved_tensors)
+    return dh, dh, dgamma, dbeta if ctx.centred else None, None
+
+
+def _fake_add_norm(x: Tensor, r: Tensor, gamma: Tensor, beta: Tensor | None, eps: float) -> Four:
+    return _norm_outputs("add_norm", x, r, gamma, beta)
+
+
+@operator("add_norm", _fake_add_norm, keep=_keep_add_norm, grads=_add_norm_grads)
+def _add_norm(x: Tensor, r: Tensor, gamma: Tensor, beta: Tensor | None, eps: float) -> Four:
+    return _norm_forward("add_norm", x, r, gamma, beta, eps)
+
+
+# ----------------------------------------------------------------------------------------------------- activations
+
+
+def _swiglu_output(x: Tensor) -> Tensor:
+    check_float("swiglu", "x", x)
+    even = x.dim() > 0 and x.shape[-1] % 2 == 0
+    require(even, f"swiglu: x is {tuple(x.shape)}", "give gate and up side by side: [..., 2 f]")
+    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+
+
+@operator("swiglu_backward", lambda dy, x: like(x))
+def _swiglu_backward(dy: Tensor, x: Tensor) -> Tensor:
+    check_same("swiglu_backward", x, dy=dy)
+    dx, f = like(x), x.shape[-1] // 2
+    if dy.numel():
+        args = (dy.contiguous(), x.contiguous(), dx, dy.numel() // f, f, DTYPES[x.dtype])
+        run("activation", "mm_swiglu_backward", x, *args)
+    return dx
+
+
+def _keep_swiglu(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(inputs[0])
+
+
+def _swiglu_grads(ctx: Any, dy: Tensor) -> Any:
+    return _swiglu_backward(dy, *ctx.saved_tensors)
+
+
+@operator("swiglu", _swiglu_output, keep=_keep_swiglu, grads=_swiglu_grads)
+def swiglu(x: Tensor) -> Tensor:
+    """[..., 2 f] = [gate, up] -> [..., f]: silu(gate) * up."""
+    y, f = _swiglu_output(x), x.shape[-1] // 2
+    if y.numel():
+        run("activation", "mm_swiglu_forward", x, x.contiguous(), y, y.numel() // f, f, DTYPES[x.dtype])
+    return y
+
+
+def gelu_of(product: Callable[..., Tensor], bias: Tensor, approximate: bool) -> Tensor:
+    """`bias_gelu` of a product that leaves its bias to the kernel, see `ops.bias_gelu`."""
+    return bias_gelu(product(add_bias=False), bias, approximate)  # type: ignore[no-any-return]
+
+
+def _bias_gelu_output(x: Tensor, bias: Tensor, approximate: bool = False) -> Tensor:
+    check_float("bias_gelu", "x", x)
+    check_same("bias_gelu", x, bias=bias)
+    check_shape("bias_gelu", bias=(bias, tuple(x.shape[-1:])))
+    return like(x)
+
+
+@operator("bias_gelu_backward", lambda dy, x, bias, approximate: (like(x), like(bias)))
+def _bias_gelu_backward(dy: Tensor, x: Tensor, bias: Tensor, approximate: bool) -> tuple[Tensor, Tensor]:
+    """(dx, dbias)"""
+    check_same("bias_gelu_backward", x, dy=dy)
+    dy, x, bias, f = dy.contiguous(), x.contiguous(), bias.contiguous(), x.shape[-1]
+    dx, db = torch.empty_like(x), torch.empty_like(bias)
+    if not x.numel():
+        return dx, db.zero_()
+    rows = x.numel() // f
+    parts = parts_for(rows, x.device)
+    partial = x.new_empty((parts, f), dtype=accumulator(x.dtype))
+    args = (dy, x, bias, dx, partial, db, rows, f, parts, int(approximate), DTYPES[x.dtype])
+    run("activation", "mm_bias_gelu_backward", x, *args)
+    return dx, db
+
+
+def _keep_gelu(ctx: Any, inputs: Any, output: Any) -> None:
+    x, bias, ctx.approximate = inputs
+    ctx.save_for_backward(x, bias)
+
+
+def _gelu_grads(ctx: Any, dy: Tensor) -> Any:
+    return *_bias_gelu_backward(dy, *ctx.saved_tensors, ctx.approximate), None
+
+
+@operator("bias_gelu", _bias_gelu_output, keep=_keep_gelu, grads=_gelu_grads)
+def bias_gelu(x: Tensor, bias: Tensor, approximate: bool = False) -> Tensor:
+    """gelu(x + bias), x [..., f], bias [f]; the tanh form where `approximate`."""
+    y, f = _bias_gelu_output(x, bias, approximate), x.shape[-1]
+    if x.numel():
+        args = (x.contiguous(), bias.contiguous(), y, x.numel() // f, f, int(approximate), DTYPES[x.dtype])
+        run("activation", "mm_bias_gelu_forward", x, *args)
+    return y
+
+
+# ------------------------------------------------------------------------------------------------ rotary embedding
+
+
+def turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """`rope` with angles of any float dtype."""
+    wide = accumulator(x.dtype)
+    return rope(x, cos.to(wide), sin.to(wide), interleaved)  # type: ignore[no-any-return]
+
+
+def _rope_output(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, backward: bool = False) -> Tensor:
+    check_float("rope", "x", x)
+    fits = x.dim() == 4 and cos.dim() == 4
+    require(fits, f"rope: x {tuple(x.shape)}, cos {tuple(cos.shape)}", "give [s, b, heads, d]")
+    s, b, r, wide = x.shape[0], x.shape[1], cos.shape[-1], accumulator(x.dtype)
+    require(
+        cos.dtype == sin.dtype == wide and cos.device == sin.device == x.device,
+        f"rope: cos is {cos.dtype} on {cos.device}, x {x.dtype} on {x.device}",
+        f"give angles in {wide} on the device of x",
+    )
+    require(2 * r <= x.shape[-1], f"rope: {r} angles for {x.shape[-1]} channels", "give at most d / 2")
+    angles = (s, b if cos.shape[1] == b else 1, 1, r)
+    check_shape("rope", cos=(cos, angles), sin=(sin, angles))
+    return like(x)
+
+
+def _keep_rope(ctx: Any, inputs: Any, output: Any) -> None:
+    _, cos, sin, ctx.interleaved, ctx.backward = inputs
+    ctx.save_for_backward(cos, sin)
+
+
+def _rope_grads(ctx: Any, dy: Tensor) -> Any:
+    return rope(dy, *ctx.saved_tensors, ctx.interleaved, not ctx.backward), None, None, None, None
+
+
+@operator("rope", _rope_output, keep=_keep_rope, grads=_rope_grads)
+def rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, backward: bool = False) -> Tensor:
+    """Turn the first 2 r channels of every head; the angles have no gradient.
+
+    Args:
+        x: [s, b, heads, d].
+        cos, sin: [s, b or 1, 1, r] in fp32 (fp64 for fp64).
+        interleaved: pairs (2 i, 2 i + 1) instead of (i, i + r).
+        backward: turn back.
+    """
+    y = _rope_output(x, cos, sin)
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    cos, sin = cos.contiguous(), sin.contiguous()
+    if x.numel():
+        args = (x, cos, sin, y, *x.shape, cos.shape[-1], *x.stride()[:3], cos.shape[1], int(interleaved), int(backward))
+        run("rope", "mm_rope", x, *args, DTYPES[x.dtype])
+    return y
+
+
+# --------------------------------------------------------------------------------------------------------- softmax
+
+
+def _softmax_output(x: Tensor, scale: float, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    op = "scaled_softmax"
+    check_float(op, "x", x)
+    require(x.dim() == 4, f"{op}: x is {tuple(x.shape)}", "give scores [b, a, q, k]")
+    if mask is not None:
+        b, a, q, k = x.shape
+        require(mask.dtype == torch.bool, f"{op}: mask is {mask.dtype}", "give a bool, True where a key is hidden")
+        require(
+            tuple(mask.shape) in ((b, 1, q, k), (1, 1, q, k), (b, a, q, k)),
+            f"{op}: mask is {tuple(mask.shape)} for scores {tuple(x.shape)}",
+            "give [b, 1, q, k], [1, 1, q, k] or [b, a, q, k]",
+        )
+    return like(x)
+
+
+@operator("scaled_softmax_backward", lambda dy, y, scale, causal: like(y))
+def _softmax_backward(dy: Tensor, y: Tensor, scale: float, causal: bool) -> Tensor:
+    check_same("scaled_softmax_backward", y, dy=dy)
+    dx, (q, k) = torch.empty_like(y), y.shape[-2:]
+    if y.numel():
+        args = (dy.contiguous(), y, dx, y.numel() // k, q, k, scale, int(causal), DTYPES[y.dtype])
+        run("softmax", "mm_softmax_backward", y, *args)
+    return dx
+
+
+def _keep_softmax(ctx: Any, inputs: Any, output: Any) -> None:
+    _, ctx.scale, _, ctx.causal = inputs
+    ctx.save_for_backward(output)
+
+
+def _softmax_grads(ctx: Any, dy: Tensor) -> Any:
+    return _softmax_backward(dy, *ctx.saved_tensors, ctx.scale, ctx.causal), None, None, None
+
+
+@operator("scaled_softmax", _softmax_output, keep=_keep_softmax, grads=_softmax_grads)
+def scaled_softmax(x: Tensor, scale: float, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    """softmax(scale x) over the last dim of scores [b, a, q, k].
+
+    Args:
+        mask: bool [b, 1, q, k], [1, 1, q, k] or [b, a, q, k], True where a query does not see a key. A query that sees
+            nothing gets zeros.
+        causal: query i sees keys j <= i + k - q.
+    """
+    y, (b, a, q, k) = _softmax_output(x, scale, mask, causal), x.shape
+    x, mask = x.contiguous(), None if mask is None else mask.contiguous()
+    masks = b * a if mask is None else mask.shape[0] * mask.shape[1]
+    if x.numel():
+        args = (x, mask, y, b * a * q, q, k, b * a // masks, scale, int(causal), DTYPES[x.dtype])
+        run("softmax", "mm_softmax_forward", x, *args)
+    return y
