@@ -1,12 +1,11 @@
-"""Who sees whom, as a rule: no table of s x s entries, and work only where something is visible.
+"""Attention masks as rules: no table of s x s entries, and work only where something is visible.
 
-The problem in a sentence: at 128 k tokens a table of who sees whom has 17 G entries, nearly all of which follow from
-three numbers.
+At 128 k tokens a table of which query sees which key has 17 G entries, nearly all of which follow from three rules:
 
     query i sees key j   if   0 <= i - j  (causal),   |i - j| < window,   document(i) = document(j)
 
 For two consecutive pieces of the sequence, queries [a, b) and keys [c, d), the smallest and the largest distance
-i - j decide at once whether a table is needed at all:
+i - j decide whether a table is needed:
 
 | relation   | which pairs are visible              | how it is computed                    |
 |------------|--------------------------------------|---------------------------------------|
@@ -16,8 +15,8 @@ i - j decide at once whether a table is needed at all:
 | `PARTIAL`  | a window's edge, a document's border | blockwise, a small table for each block |
 
 `tiles` cuts the queries and the keys of a step, each one or two pieces of the sequence, into as few rectangles as
-possible. For zigzag pieces A (early) and B (late) that reproduces the three cases of ring attention: the own block is
-one causal square, an earlier rank's block counts with its A alone, a later rank's block is seen by B alone.
+possible. For zigzag pieces A (early) and B (late) these are the three cases of ring attention: the own block is one
+causal square, of an earlier rank's block only its A is visible, a later rank's block is visible to B only.
 """
 
 from __future__ import annotations

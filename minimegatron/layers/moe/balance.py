@@ -150,7 +150,7 @@ def _mark(load: ExpertLoad) -> None:
 
 @step_hook
 class Balance(StepHook):
-    """A step of the routers: told the loss scale before it; at its end loads are counted and reported, and biases move.
+    """A step of the routers: they get the loss scale before it; after it loads are summed and reported, biases move.
 
     Attributes:
         load: of the last step whose gradients are finished; None without experts.

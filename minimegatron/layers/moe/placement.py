@@ -44,7 +44,7 @@ class LayerSummary:
         tokens: how many tokens asked for each expert.
         dropped: how many of these requests were refused.
         ranks: the experts of each rank of ep, as they are.
-        placed: the experts of each rank as they had better be; `ranks` where nothing is better.
+        placed: a better placement of the experts; `ranks` where there is none.
     """
 
     layer: int

@@ -194,7 +194,7 @@ def tally_size(config: TransformerConfig) -> int:
 
 
 def set_loss_scale(model: nn.Module, scale: float) -> None:
-    """Tell every router by what the loss is multiplied before `backward`."""
+    """Give every router the factor of the loss before `backward`."""
     for module in model.modules():
         if isinstance(module, TopKRouter):
             module.loss_scale = scale
