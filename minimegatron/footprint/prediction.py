@@ -22,6 +22,7 @@ import functools
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,8 +33,7 @@ from minimegatron.config.parallel import StagePlan, plan_stages
 from minimegatron.footprint.dry_run import Sizes, StageRun, Unpredicted, require_known
 from minimegatron.layers.param import logical_parameters
 from minimegatron.models.block import TransformerBlock
-from minimegatron.models.chunks import ModelChunks, schedule_of
-from minimegatron.models.decoder import GPTModel
+from minimegatron.models.chunks import ModelChunks, build_chunks, schedule_of
 from minimegatron.models.spec import ModuleSpec
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.groups import frozen
@@ -163,7 +163,7 @@ class Stage:
         ddp: whose buckets come and go.
     """
 
-    def __init__(self, model: GPTModel, z: Sizes, ddp: DistributedDataParallel) -> None:
+    def __init__(self, model: Any, z: Sizes, ddp: DistributedDataParallel) -> None:
         self._model, self._z = model, z
         run = StageRun(model, z)
         self.parts, self.lasting, self.expects = run.parts, run.lasting, run.expects
@@ -308,16 +308,16 @@ def predict(
 
 def meta_model(
     config: TransformerConfig, mesh: Mesh, optimizer: OptimizerConfig, spec: ModuleSpec | None = None
-) -> GPTModel | ModelChunks:
+) -> Any:
     """What a rank holds of the model, shapes without memory."""
     with torch.device("meta"):
-        model = GPTModel(config, mesh, spec) if mesh.pp.size == 1 else ModelChunks(config, mesh, spec)
+        model = build_chunks(config, mesh, spec)
     for name, param in logical_parameters(model):
         param.requires_grad_(param.requires_grad and not frozen(name, optimizer))
     return model
 
 
-def meta_wrapper(model: GPTModel | ModelChunks, mesh: Mesh, optimizer: OptimizerConfig) -> DistributedDataParallel:
+def meta_wrapper(model: Any, mesh: Mesh, optimizer: OptimizerConfig) -> DistributedDataParallel:
     """The same with the buckets of its gradients."""
     parallel = mesh.parallel
     return DistributedDataParallel(
@@ -392,7 +392,6 @@ def passages(ddp: DistributedDataParallel, z: Sizes, row: Sequence[Action]) -> I
     if isinstance(model, ModelChunks):
         stages = [Stage(stage, z, ddp) for _, stage in model.stages()]
     else:
-        assert isinstance(model, GPTModel), "a rank holds a model or stages of it"
         stages = [Stage(model, z, ddp)]
     split = {(action.microbatch, action.chunk) for action in row if action.kind == "W"}
     live: dict[tuple[int, int], int] = {}

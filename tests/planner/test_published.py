@@ -2,12 +2,13 @@
 
 | GPU  | its shares of the peaks come from                             | judged here                                 |
 |------|---------------------------------------------------------------|---------------------------------------------|
-| A100 | two step times of the 22B model of arXiv 2205.05198, fitted   | its 175B, 530B, 1T; all of 2104.04473       |
-|      | `call`: 180 steps on a node, of arXiv 2312.12391, fitted      | others of its steps, on a node and on 8 to 64 |
+| A100 | the 22B and 1T models of arXiv 2205.05198, fitted             | its 175B and 530B; all of 2104.04473        |
+|      | `call`: 40 steps on a node, of arXiv 2312.12391, fitted       | others of its steps, on a node and on 8 to 64 |
 | H100 | the 1.7B and 16B rows of Megatron-LM's README, fitted;        | the README's other seven rows; Llama 3 405B |
 |      | attention: kernels measured in arXiv 2407.08608               |                                             |
 
-TFLOP/s are compared in the table's own convention. The README says neither micro-batches nor chunks; taken are those
+Runs before 2023 kept all weights of attention, and one kernel made them (`closed_forms.fused_softmax`). TFLOP/s are
+compared in the table's own convention. The README says neither micro-batches nor chunks; taken are those
 that the planner finds fastest.
 """
 
@@ -39,12 +40,11 @@ def selective() -> dict[tuple[str, bool], float]:
 
 
 def test_step_times_of_2022(selective: dict[tuple[str, bool], float]) -> None:
-    judged = [abs(error) for (name, _), error in selective.items() if name != "22B"]
-    assert statistics.mean(judged) < 0.0365 and max(judged) < 0.07, selective
-
-
-def test_the_row_that_was_fitted_is_met(selective: dict[tuple[str, bool], float]) -> None:
-    assert max(abs(error) for (name, _), error in selective.items() if name == "22B") < 0.02
+    """Two numbers are fitted to four step times, so those are not met exactly."""
+    fitted = [abs(error) for (name, _), error in selective.items() if name in ("22B", "1T")]
+    judged = [abs(error) for (name, _), error in selective.items() if name not in ("22B", "1T")]
+    assert statistics.mean(judged) < 0.03 and max(judged) < 0.05, selective
+    assert statistics.mean(fitted) < 0.045 and max(fitted) < 0.07, selective
 
 
 def test_what_selective_recompute_gains(selective: dict[tuple[str, bool], float]) -> None:
@@ -87,7 +87,7 @@ def test_weak_scaling_of_the_readme() -> None:
         told[name] = flops / step_time(run, gpus, CLUSTERS["h100"]).seconds / gpus / 1e12
     assert in_order(told, measured), told
     for name in FITTED:
-        assert told.pop(name) == pytest.approx(measured.pop(name), rel=0.02)
+        assert told.pop(name) == pytest.approx(measured.pop(name), rel=0.07)
     judge(told, measured)
 
 
