@@ -186,7 +186,7 @@ def _given(gpu: str, mebibytes: int, copy: float, inside: float, between: float,
     )  # fmt: skip
 
 
-_HOPPER = {"matmul_share": 0.89, "copy_share": 0.33, "bus": 64e9, "host": 77e9}
+_HOPPER = {"matmul_share": 1.0, "copy_share": 0.265, "bus": 64e9, "host": 77e9}
 CLUSTERS = {
     "a100": _given("A100", 81_920, 2.039e12, 300e9, 25e9, flash_share=0.55, bus=32e9, host=51e9),
     "h100": _given("H100", 81_559, 3.35e12, 450e9, 50e9, fp8=1979e12, **_HOPPER),

@@ -81,7 +81,7 @@ def step_messages(plan: StagePlan, ddp: DistributedDataParallel, z: Sizes, micro
             for message, count in runs[action.chunk].messages(action.kind == "B").items():
                 found[message, passes] += count
         if action.kind == "W" or action.kind == "B" and (action.microbatch, action.chunk) not in split:
-            found.update((m, "shards") for m in _fleeting(ddp, stages[action.chunk]))
+            found.update((m, "shards") for m in _temporary(ddp, stages[action.chunk]))
     found.update((m, "pipeline") for m in pipeline_messages(plan, z, microbatches))
     found.update((m, "gradients") for m in gradient_messages(ddp))
     when = "weights on use" if ddp.sharding == "optim_grads_params" else "weights"
@@ -111,7 +111,7 @@ def pipeline_messages(plan: StagePlan, z: Sizes, microbatches: int) -> Iterator[
             yield Message("send", "pp", z.stream)
 
 
-def _fleeting(ddp: DistributedDataParallel, stage: Any) -> Iterator[Message]:
+def _temporary(ddp: DistributedDataParallel, stage: Any) -> Iterator[Message]:
     """Buckets that travel after every backward pass (ZeRO-2 and -3)."""
     names = {ddp.name_of(p) for p in stage.parameters() if p.requires_grad}
     for buffer in ddp.grad_buffers:
