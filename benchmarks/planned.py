@@ -6,8 +6,8 @@
     chrt -f 10 python -m benchmarks.planned --wall       (as root) before all other processes, wall time
 
 The same flags go to the planner and to the real trainer. What the planner knows of this machine are the rates of single
-operations, copies and messages (`planner/measure`, `planner/operations`), measured by as many ranks at once as the
-layout has; nothing is fitted to a step.
+operations, copies and messages (`planner/measure`), measured by as many ranks at once as the layout has; nothing is
+fitted to a step.
 
 **CPU-seconds** of all ranks together are predicted and measured: a rank that waits uses none, so four ranks on two
 cores cost what they cost on four. A rate drifts with the neighbours of this machine, so every round measures the rates

@@ -1,29 +1,38 @@
-"""A stage run once without memory: the bytes that it keeps, its products and its messages, whatever its layers are.
+"""A stage run once without memory: the bytes that it keeps, its operations and its messages, whatever its layers are.
 
 The problem in a sentence: a formula knows the layers that its author knew, and a plan is wanted for a layer that
 somebody wrote yesterday.
 
-So the layers themselves are asked. Parameters and inputs are torch's fake tensors (`FakeTensorMode`): shapes, dtypes
-and storages without memory. Axes have the sizes of the planned layout and no group: a transport that answers every
-message at once takes the place of the backend, so that one process stands for any rank of thousands. Forward, loss and
-backward run as in training, and a dispatch mode looks on:
+So the layers themselves are run. Parameters and inputs are torch's fake tensors (`FakeTensorMode`): shapes, dtypes and
+storages without memory. Axes have the sizes of the planned layout and no group: a transport that answers every message
+at once replaces the backend, so one process stands for any rank of thousands. Forward, loss and backward run as in
+training, and a dispatch mode (`Recorder`) writes down what happens:
 
 | what              | how it is known                                                                       |
 |-------------------|---------------------------------------------------------------------------------------|
 | bytes alive       | storages of results, through weak references; without weights and gradient buffers    |
 | kept for backward | what is alive when the forward pass has ended                                         |
-| products          | operators for which torch counts FLOPs (`torch.utils.flop_counter`)                   |
-| messages          | what the transport is given                                                           |
+| operations        | operators: FLOPs of products (`gpu.flops_of`), bytes of inputs and results            |
+| messages          | what the transport is given, and when it is waited for                                |
+
+Bytes of an operation are those of its inputs and results; of a table only the rows that are looked up. Neighbouring
+elementwise operators count as fused, and so does a sum right behind a product (of a bias, or into the buffer of
+gradients): what is between the two is neither written nor read.
 
 There are four phases: forward; backward; again, which is a module's forward pass during the backward pass (recompute);
 and weights, the products that a split schedule puts off.
 
 Every operation belongs to a *window*, the time in which one module is the innermost that runs. In the backward pass it
-is the window in which the autograd node was made, known by its sequence number. A window becomes a `Step` of a `Tape`,
-and tapes are put together to stages (`StageRun`).
+is the window in which the autograd node was made, known by its sequence number. The windows of a layer make a `Tape` of
+`Step`s, what each keeps and needs besides:
+
+    forward     kept so far + what this step keeps + its workspace
+    backward    kept up to and with this step      + its workspace
+
+A stage is put together from runs of one layer of each kind (`StageRun`), which are kept by kind, layout and microbatch.
 
 Numbers that a layer wants to read do not exist. Loads of experts are those that the dispatcher expects
-(`layers.recompute.to_host`); any other question raises `Unpredicted`.
+(`layers.recompute.to_host`); any other question raises `Unpredicted`, whose text the tables of a plan show.
 """
 
 from __future__ import annotations
@@ -33,10 +42,11 @@ import contextlib
 import dataclasses
 import functools
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -48,17 +58,16 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.nn.modules import module as hooks
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from minimegatron import trace
 from minimegatron.comm import async_ops
 from minimegatron.comm.mesh import AXES, Mesh
 from minimegatron.config import TransformerConfig
-from minimegatron.footprint.gpu import computing_on_gpu
+from minimegatron.footprint.gpu import computing_on_gpu, counting_attention, flops_of
 from minimegatron.layers.moe.dispatch import LOADS, Loads
 from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.layers.wgrad import WeightGradStore, compute_wgrads, deferring_wgrad
-from minimegatron.models.decoder import GPTModel
+from minimegatron.models.chunks import build_stage
 from minimegatron.models.spec import ModuleSpec
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.parallel.pipeline.execution import TensorSpec
@@ -192,7 +201,9 @@ def require_known(known: bool, what: str) -> None:
         raise Unpredicted(what)
 
 
-_COUNTS = {str(packet): count for packet, count in flop_registry.items()}
+ALLOCATES = {f"aten.{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")}
+ELEMENTWISE = {f"aten.{name}" for name in ("_to_copy", "add", "add_", "mul", "native_dropout", "sub")}
+LOOKS_UP = {f"aten.{name}" for name in ("embedding", "gather", "index", "index_select")}
 Part = tuple[tuple[int, ...], Tape]  # numbers of layers that run as a whole, and their steps
 FORWARD, AGAIN, BACKWARD, WEIGHTS = "forward", "again", "backward", "weights"
 
@@ -203,30 +214,50 @@ class Operation:
 
     Attributes:
         name: torch's.
-        flops: of a matrix product; 0 of all else.
-        nbytes: of all inputs and results.
-        element: bytes of an element of the result.
+        flops: of a matrix product, or of attention; 0 of all else.
+        nbytes: of memory that is read or written: all inputs and results, of a table the rows that are looked up.
     """
 
     name: str
     flops: float
     nbytes: int
-    element: int
+
+    @property
+    def unit(self) -> str:
+        """What computes it: `fp8`, `attention` (and products of many narrow matrices, as in one), or `matmul`."""
+        if "_scaled_mm" in self.name:
+            return "fp8"
+        return "attention" if "attention" in self.name or self.name in ("aten.bmm", "aten.baddbmm") else "matmul"
 
 
-@dataclasses.dataclass
-class Sent:
-    """A message.
-
-    Attributes:
-        name, axis, nbytes: as `trace` counts them.
-        beside: a product is computed between its start and the wait for it.
-    """
+class Message(NamedTuple):
+    """One communication of a rank, as `trace` names and counts it: `all_gather`, `tp`, its payload."""
 
     name: str
     axis: str
     nbytes: int
-    beside: bool = False
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sent:
+    """A message begins to travel. It is under way until its `Waited`."""
+
+    message: Message
+
+
+@dataclasses.dataclass(frozen=True)
+class Waited:
+    """The end of the wait for a message."""
+
+    sent: Sent
+
+
+class Event(NamedTuple):
+    """What happens in the `phase` of a run, in the window of that number."""
+
+    window: int
+    phase: str
+    what: Operation | Sent | Waited
 
 
 @dataclasses.dataclass
@@ -234,19 +265,19 @@ class Window:
     """The time in which `name` is the innermost module that runs.
 
     Attributes:
+        kind: class of the module.
         part: number of the part of the stage that it is in.
         first: sequence number of its first autograd node.
         keeps: bytes of what is alive when the forward pass has ended, and was first saved here.
         most: {phase: most bytes alive in it}.
-        done: (phase, operation or message) in order.
     """
 
     name: str
+    kind: str
     part: int
     first: int
     keeps: int = 0
     most: dict[str, int] = dataclasses.field(default_factory=dict)
-    done: list[tuple[str, Operation | Sent]] = dataclasses.field(default_factory=list)
 
 
 class Recorder(TorchDispatchMode):
@@ -270,24 +301,25 @@ class Recorder(TorchDispatchMode):
         self._parts = len(parts)
         self._tops = {id(one) for some in parts for one in some}
         self._names = {id(module): name for module, name in names.items()}
-        self._stack: list[tuple[str, int | None]] = []
+        self._stack: list[tuple[str, str, int | None]] = []  # of a module: name, class, part
         self._begun: set[int] = set()
         self._last = 0
         self.ignored: set[int] = set()
         self._live: dict[int, tuple[Any, int]] = {}
         self._owner: dict[int, tuple[bool, Window]] = {}  # whether autograd has saved it; where it was made or saved
         self._alive = 0
-        self.products = 0
-        self._backward: Window | None = None
-        self._open("")
+        self.events: list[Event] = []
+        self._fresh = set[int]()  # keys of what the last operation has written
+        self.put_off_in: int | None = None  # number of the window whose weights' half runs
+        self._backward = 0
+        self._open("", "")
 
     # ------------------------------------------------------------------------------------------------- the windows
 
-    def _open(self, name: str) -> None:
+    def _open(self, name: str, kind: str) -> None:
         """A window begins in the forward pass."""
-        if self.phase != FORWARD:
-            return
-        self.windows.append(Window(name, self._part, torch.autograd._get_sequence_nr()))
+        if self.phase == FORWARD:
+            self.windows.append(Window(name, kind, self._part, torch.autograd._get_sequence_nr()))
 
     def entered(self, module: nn.Module, args: Any) -> None:
         """Forward pre-hook."""
@@ -297,8 +329,9 @@ class Recorder(TorchDispatchMode):
             self._begun.add(id(module))
             self._last = self._part_of[id(module)]
         again = self.phase == FORWARD or torch.is_grad_enabled()  # else an autograd function has called a module
-        self._stack.append((self._names[id(module)] if again else "", self._part_of.get(id(module))))
-        self._open(self._stack[-1][0])
+        name, kind = (self._names[id(module)], type(module).__name__) if again else ("", "")
+        self._stack.append((name, kind, self._part_of.get(id(module))))
+        self._open(name, kind)
         if id(module) in self._tops and args and isinstance(args[0], torch.Tensor):
             self._own(args[0], False)
 
@@ -307,7 +340,7 @@ class Recorder(TorchDispatchMode):
         if id(module) not in self._names:
             return
         self._stack.pop()
-        self._open(self._stack[-1][0] if self._stack else "")
+        self._open(*(self._stack[-1][:2] if self._stack else ("", "")))
 
     @property
     def _part(self) -> int:
@@ -316,23 +349,28 @@ class Recorder(TorchDispatchMode):
 
     @property
     def _within(self) -> int | None:
-        return self._stack[-1][1] if self._stack else None
+        return self._stack[-1][2] if self._stack else None
 
     @property
-    def window(self) -> Window:
-        """The one that an operation belongs to which is dispatched now."""
+    def at(self) -> int:
+        """The number of the window that an operation belongs to which is dispatched now."""
         if self.phase == FORWARD:
-            return self.windows[-1]
+            return len(self.windows) - 1
+        if self.put_off_in is not None:
+            return self.put_off_in
         if self.now == AGAIN:
-            name, part = self._stack[-1]
-            return next(w for w in self.windows if w.name == name and part in (w.part, None))
+            name, _, part = self._stack[-1]
+            return next(i for i, w in enumerate(self.windows) if w.name == name and part in (w.part, None))
         node = torch._C._current_autograd_node()
         if node is not None:
             number = node._sequence_nr()
             if number < 2**63:
-                at = bisect.bisect_right(self.windows, number, key=lambda w: w.first)
-                self._backward = self.windows[max(0, at - 1)]
-        return self._backward or self.windows[-1]
+                self._backward = max(0, bisect.bisect_right(self.windows, number, key=lambda w: w.first) - 1)
+        return self._backward
+
+    @property
+    def window(self) -> Window:
+        return self.windows[self.at]
 
     @property
     def now(self) -> str:
@@ -387,7 +425,8 @@ class Recorder(TorchDispatchMode):
 
     def forward_ended(self) -> None:
         """What is alive now is kept for the backward pass."""
-        self._open("")
+        self._open("", "")
+        self._backward = len(self.windows) - 1
         for key, (_, window) in self._owner.items():
             window.keeps += self._live[key][1]
         self.phase = BACKWARD
@@ -406,6 +445,11 @@ class Recorder(TorchDispatchMode):
 
     # ---------------------------------------------------------------------------------------------- the operations
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Of torch: else the first operation imports `torch._dynamo`, which takes a second."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
         results, given = list(_tensors(result)), [*_tensors(args), *_tensors(list((kwargs or {}).values()))]
@@ -413,14 +457,35 @@ class Recorder(TorchDispatchMode):
             self.see(leaf)
         own = {leaf.untyped_storage()._cdata for leaf in given}
         new = [leaf for leaf in results if leaf.untyped_storage()._cdata not in own]
-        name, count, mutates = _about(func)
+        name, mutates = _about(func)
+        count = flops_of(func)
+        if name in ALLOCATES or not (new and given or count or mutates):
+            return result
         flops = float(count(*args, **(kwargs or {}), out_val=result)) if count is not None else 0.0
-        if (new and given) or flops or mutates:
-            self.products += bool(flops)
-            nbytes = sum(leaf.numel() * leaf.element_size() for leaf in (*given, *(new or results)))
-            operation = Operation(name, flops, nbytes, results[0].element_size() if results else 0)
-            self.window.done.append((self.now, operation))
+        if name in LOOKS_UP:  # of the first one, the rows that are in the result
+            given = [*given[1:], *new]
+        touched = [*given, *(new or results)]
+        nbytes = sum(leaf.numel() * leaf.element_size() for leaf in touched)
+        if name in ELEMENTWISE:
+            nbytes -= self._fused(given)
+        self._fresh = {leaf.untyped_storage()._cdata for leaf in new} if flops or name in ELEMENTWISE else set()
+        self.note(Operation(name, flops, nbytes))
         return result
+
+    def _fused(self, given: list[torch.Tensor]) -> int:
+        """Bytes that are not read because they are what the last operation has made, which then does not write them."""
+        nbytes = sum(t.numel() * t.element_size() for t in given if t.untyped_storage()._cdata in self._fresh)
+        if nbytes:
+            window, phase, last = self.events[-1]
+            assert isinstance(last, Operation), "messages make nothing fresh"
+            self.events[-1] = Event(window, phase, dataclasses.replace(last, nbytes=last.nbytes - nbytes))
+        return nbytes
+
+    def note(self, what: Operation | Sent | Waited) -> None:
+        """Something happens now."""
+        if not isinstance(what, Operation):
+            self._fresh = set()
+        self.events.append(Event(self.at, self.now, what))
 
 
 def _tensors(x: Any) -> Iterator[torch.Tensor]:
@@ -433,29 +498,27 @@ def _tensors(x: Any) -> Iterator[torch.Tensor]:
 
 
 @functools.cache
-def _about(operator: Any) -> tuple[str, Callable[..., int] | None, bool]:
-    """Its name, what counts its FLOPs, and whether it changes an argument."""
-    name = str(operator._overloadpacket)
-    return name, _COUNTS.get(name.removesuffix("_")), operator._schema.is_mutable
+def _about(operator: Any) -> tuple[str, bool]:
+    """Its name, and whether it changes an argument."""
+    return str(operator._overloadpacket), operator._schema.is_mutable
 
 
 class Messages(async_ops.Observer):
-    """Writes down what is sent, for a recorder."""
+    """Calls `note` with a `Sent` for every message, and with its `Waited`."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._under_way: dict[int, tuple[Sent, int]] = {}  # by work: the message, products before it
+    def __init__(self, note: Callable[[Sent | Waited], None]) -> None:
+        self._note = note
+        self._under_way: dict[int, Sent] = {}  # by the id of a work
 
     def issue(self, work: async_ops.Work) -> None:
         if work.event is not None:
-            sent = Sent(work.event["name"], work.event["axis"], work.event["nbytes"])
-            self._recorder.window.done.append((self._recorder.now, sent))
-            self._under_way[id(work)] = sent, self._recorder.products
+            sent = Sent(Message(work.event["name"], work.event["axis"], work.event["nbytes"]))
+            self._under_way[id(work)] = sent
+            self._note(sent)
 
     def waited(self, work: async_ops.Work) -> None:
         if id(work) in self._under_way:
-            sent, before = self._under_way.pop(id(work))
-            sent.beside = self._recorder.products > before
+            self._note(Waited(self._under_way.pop(id(work))))
 
 
 @contextlib.contextmanager
@@ -465,7 +528,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
         hooks.register_module_forward_pre_hook(recorder.entered),
         hooks.register_module_forward_hook(recorder.left, always_call=True),
     ]
-    alone = async_ops.alone(async_ops.FakeTransport(), Messages(recorder))
+    alone = async_ops.alone(async_ops.FakeTransport(), Messages(recorder.note))
     try:
         with alone, torch.autograd.graph.saved_tensors_hooks(recorder.saved, lambda x: x), recorder:
             yield
@@ -483,12 +546,16 @@ class Run:
 
     Attributes:
         windows: of the forward pass, in order.
+        events: operations and messages of all phases, in order.
+        once: part and messages that only the first microbatch of a step sends, and how often.
         lasting: bytes of each part that stay until the step ends; before the first part, in each, behind the last.
         put_off: {number of a window: bytes that stay for the weights' half of a split backward pass}.
         expects: loads of experts are taken to be what they might not be.
     """
 
     windows: list[Window]
+    events: list[Event]
+    once: Counter[tuple[int, Message]]
     lasting: list[int]
     put_off: dict[int, int]
     expects: bool = False
@@ -506,6 +573,17 @@ class Run:
                 name = window.name or ("batch" if window.part == 0 else "loss")
                 found[window.part].append(Step(name, window.keeps, forward, backward - later, off))
         return [Tape(steps) for steps in found]
+
+    def of_part(self, part: int) -> list[Event]:
+        """What happens in a part, numbered as before the first, each, and behind the last one."""
+        return self._by_part[part]
+
+    @functools.cached_property
+    def _by_part(self) -> list[list[Event]]:
+        found: list[list[Event]] = [[] for _ in self.lasting]
+        for event in self.events:
+            found[self.windows[event.window].part].append(event)
+        return found
 
     @property
     def weights(self) -> int:
@@ -534,7 +612,7 @@ def run_stage(z: Sizes, layers: Sequence[Sequence[int]], first: bool, last: bool
     token = LOADS.set(loads)
     try:
         with FakeTensorMode(), async_ops.alone(async_ops.FakeTransport()), trace.silence(), gpu:
-            model = GPTModel(config, z.mesh, z.spec, pre_process=first, post_process=last, layer_numbers=numbers)
+            model = build_stage(config, z.mesh, z.spec, pre_process=first, post_process=last, layer_numbers=numbers)
             grad_dtype = z.config.dtype if z.adds_products else torch.float32
             ddp = DistributedDataParallel(model, z.mesh, grad_dtype=grad_dtype)
             with StepHooks(ddp, z.mesh).passes(1.0):
@@ -546,23 +624,35 @@ def run_stage(z: Sizes, layers: Sequence[Sequence[int]], first: bool, last: bool
         LOADS.reset(token)
 
 
-def _run(model: GPTModel, ddp: DistributedDataParallel, z: Sizes, layers: Sequence[Sequence[int]], splits: bool) -> Run:
-    names = {module: name for name, module in model.named_modules()}
-    for number, layer in model.decoder.layers.items():
-        names |= {module: name or f"layer {number}" for name, module in layer.named_modules()}
-    parts = [[model.decoder.layers[str(number)] for number in some] for some in layers]
-    lasting, before = [0] * (len(parts) + 2), set[int]()
+def _run(model: Any, ddp: DistributedDataParallel, z: Sizes, layers: Sequence[Sequence[int]], splits: bool) -> Run:
+    parts = [[model.layers[number] for number in some] for some in layers]
+    lasting, before, first = [0] * (len(parts) + 2), set[int](), None
     while True:
-        recorder = Recorder(parts, names)
+        recorder = Recorder(parts, _names(model))
         recorder.ignored |= before
         recorder.ignore(*model.parameters(), *model.buffers(), *(buffer.data for buffer in ddp.grad_buffers))
         put_off = _microbatch(model, recorder, z, splits)
-        left = recorder.left_over()
+        first, left = first or _sent(recorder), recorder.left_over()
         if not left:
-            return Run(recorder.windows, lasting, put_off)
+            return Run(recorder.windows, recorder.events, first - _sent(recorder), lasting, put_off)
         for key, (part, nbytes) in left.items():  # what the first microbatch has made, the next one finds
             lasting[part] += nbytes
             before.add(key)
+
+
+def _names(model: Any) -> dict[nn.Module, str]:
+    """Of modules; in a layer they begin with the layer."""
+    names = {module: name for name, module in model.named_modules()}
+    for number, layer in model.layers.items():
+        names |= {module: name or f"layer {number}" for name, module in layer.named_modules()}
+    return names
+
+
+def _sent(recorder: Recorder) -> Counter[tuple[int, Message]]:
+    """How often each message is sent by each part."""
+    return Counter(
+        (recorder.windows[window].part, what.message) for window, _, what in recorder.events if isinstance(what, Sent)
+    )
 
 
 def _shape(spec: TensorSpec) -> torch.Size:
@@ -570,9 +660,9 @@ def _shape(spec: TensorSpec) -> torch.Size:
     return spec.shape
 
 
-def _microbatch(model: GPTModel, recorder: Recorder, z: Sizes, splits: bool) -> dict[int, int]:
+def _microbatch(model: Any, recorder: Recorder, z: Sizes, splits: bool) -> dict[int, int]:
     """Forward, loss and backward; what the weights' half needs."""
-    queue = WeightGradStore() if splits else None
+    queue = _Queue(recorder) if splits else None
     inputs, outputs = model.stage_specs(z.b, z.s)
     with recording(recorder):
         batch = {
@@ -595,8 +685,27 @@ def _microbatch(model: GPTModel, recorder: Recorder, z: Sizes, splits: bool) -> 
         del edges, dys, x, batch
         put_off = recorder.backward_ended()
         if queue is not None:
-            compute_wgrads(queue.take())
+            queue.compute()
     return put_off
+
+
+class _Queue(WeightGradStore):
+    """Products that are put off, and the windows that they belong to."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder, self._windows = recorder, list[int]()
+
+    def put(self, weight: torch.Tensor, compute: Callable[[], torch.Tensor]) -> None:
+        super().put(weight, compute)
+        self._windows.append(self._recorder.at)
+
+    def compute(self) -> None:
+        """All of them, each in its window."""
+        products = self.take()[::-1]
+        for window in self._windows:
+            self._recorder.put_off_in = window
+            compute_wgrads([products.pop()])
 
 
 def kind_of(layer: nn.Module) -> tuple[Any, ...]:
@@ -626,14 +735,57 @@ def _name_of(spec: ModuleSpec | None) -> int:
 
 
 def kinds_of(config: TransformerConfig, spec: ModuleSpec | None = None) -> tuple[int, ...]:
-    """For each layer of a model the number of the first one of its kind."""
+    """For each layer of a model the number of the first one of its kind, whatever is recomputed."""
+    config = config.replace(recompute_granularity=None)
     key = config, _name_of(spec)
     if key not in _KINDS:
         found = dict[tuple[Any, ...], int]()
         with torch.device("meta"):
-            model = GPTModel(config, Mesh.serial(), spec, pre_process=False, post_process=False)
-        _KINDS[key] = tuple(found.setdefault(kind_of(layer), int(n)) for n, layer in model.decoder.layers.items())
+            model = build_stage(config, Mesh.serial(), spec, pre_process=False, post_process=False)
+        _KINDS[key] = tuple(found.setdefault(kind_of(layer), n) for n, layer in model.layers.items())
     return _KINDS[key]
+
+
+def one_of_each(config: TransformerConfig, mesh: Mesh, spec: ModuleSpec | None = None) -> Any:
+    """The model with one layer of each kind as a single stage, shapes without memory."""
+    with torch.device("meta"):
+        return build_stage(config, mesh, spec, layer_numbers=sorted(set(kinds_of(config, spec))))
+
+
+Products = list[tuple[int, str, float]]
+_PRODUCTS: dict[tuple[TransformerConfig, int, bool, int], Products] = {}
+
+
+def forward_products(
+    config: TransformerConfig, s: int, causal: bool = True, spec: ModuleSpec | None = None
+) -> Products:
+    """What one sequence of s tokens multiplies in a forward pass of the whole model in one process.
+
+    Only shapes are wanted, and no memory: the layers run on torch's `meta` device.
+
+    Args:
+        causal: attention counts the pairs that its mask shows; else the whole square of queries and keys.
+
+    Returns:
+        How often, the name of the module, and FLOPs.
+    """
+    key = config, s, causal, _name_of(spec)
+    if key not in _PRODUCTS:
+        _PRODUCTS[key] = _products(config, s, causal, spec)
+    return _PRODUCTS[key]
+
+
+def _products(config: TransformerConfig, s: int, causal: bool, spec: ModuleSpec | None) -> Products:
+    kinds, mesh = kinds_of(config, spec), Mesh.serial(device="meta")
+    with counting_attention(causal), async_ops.alone(async_ops.FakeTransport()), torch.device("meta"):
+        model = one_of_each(config, mesh, spec).to("meta")
+        recorder = Recorder([[layer] for layer in model.layers.values()], _names(model))
+        ids = torch.zeros(1, s, dtype=torch.int64)
+        with recording(recorder), StepHooks(model, mesh).passes(1.0):
+            model(ids, None, ids)
+    times = {part: kinds.count(number) for part, number in enumerate(model.layers, 1)}
+    found = ((recorder.windows[event.window], event.what) for event in recorder.events)
+    return [(times.get(w.part, 1), w.name, o.flops) for w, o in found if isinstance(o, Operation) and o.flops]
 
 
 class StageRun:
@@ -655,9 +807,9 @@ class StageRun:
         Unpredicted: a layer wants to read numbers.
     """
 
-    def __init__(self, model: GPTModel, z: Sizes, splits: bool = False) -> None:
-        numbers = {module: int(number) for number, module in model.decoder.layers.items()}
-        groups = [(group, again) for group, again in _groups(model, list(numbers)) if group]
+    def __init__(self, model: Any, z: Sizes, splits: bool = False) -> None:
+        numbers = {module: number for number, module in model.layers.items()}
+        groups = [(group, again) for group, again in _groups(model) if group]
         kinds = [(again, tuple(map(kind_of, group))) for group, again in groups]
         some = sorted((kinds.index(kind) for kind in dict.fromkeys(kinds)), key=lambda i: -len(groups[i][0]))
         config = z.config
@@ -671,11 +823,24 @@ class StageRun:
         parts = [(), *(tuple(numbers[layer] for layer in group) for group, _ in groups), ()]
         self.parts: list[Part] = [(part, run.tapes[i]) for part, i in zip(parts, at, strict=True)]
         self.lasting, self.weights, self.expects = sum(run.lasting[i] for i in at), run.weights, run.expects
+        self._run, self._at = run, [i % len(run.lasting) for i in at]
+
+    def messages(self, backward: bool) -> Counter[Message]:
+        """What a pass of a microbatch sends, and how often."""
+        events = (event for part in self._at for event in self._run.of_part(part))
+        return Counter(e.what.message for e in events if isinstance(e.what, Sent) and (e.phase != FORWARD) == backward)
+
+    def messages_once(self) -> Counter[Message]:
+        """What only the first microbatch of a step sends besides, and how often."""
+        found = Counter[Message]()
+        for (part, message), count in self._run.once.items():
+            found[message] += count * self._at.count(part)
+        return found
 
 
-def _groups(model: GPTModel, layers: list[nn.Module]) -> Iterator[tuple[list[nn.Module], bool]]:
+def _groups(model: Any) -> Iterator[tuple[list[nn.Module], bool]]:
     """Layers that are recomputed together, and every other layer by itself."""
-    for group, again in model.decoder.groups(layers):
+    for group, again in model.layer_groups():
         yield from [(group, True)] if again else [([layer], False) for layer in group]
 
 

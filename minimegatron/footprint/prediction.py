@@ -5,12 +5,29 @@ that is not to blame; a plan says it beforehand, on a laptop, for a layout of a 
 
     bytes at the fullest moment = lasting + max over the rank's actions, and their steps, of what is alive there
 
-Activations are those of a run on fake tensors (`dry_run`). Tests count live tensors on a CPU, where torch's operations
-or the project's emulated kernels compute. For a GPU the same kernels are taken, and an attention that keeps q, k, v,
-its output and log-sum-exp (`gpu`); no GPU's tensors have been counted against it yet. Experts are taken to get equal
-loads, beside the worst case. Not predicted, and not in the numbers: what `Prediction.unknown` names; messages of a
-pipeline beyond one in each direction; and what is no tensor: the allocator's fragmentation, cuBLAS's and NCCL's own
-memory, the interpreter.
+| owner           | from                                                                                             |
+|-----------------|--------------------------------------------------------------------------------------------------|
+| parameters      | the model, built on torch's `meta` device for this rank's place                                    |
+| gradients       | its buffers with their padding, built likewise by `parallel/data/ddp` (`parallel/data/buckets`)   |
+| main parameters | the optimizer, built likewise over what this rank updates                                          |
+| moments         | likewise; `... (host)` is the memory of the host (`--optimizer-cpu-offload`)                       |
+| communication   | weights gathered for use, gradients on their way (ZeRO-2 and -3)                                   |
+| activations     | a run on fake tensors (`dry_run`): what a microbatch keeps, times those that are under way         |
+| workspace       | the same: what is alive besides at the fullest moment                                              |
+
+**Communication.** A gradient that is kept in shards exists whole from its first parameter's backward pass until its
+bucket has travelled; with overlap one part longer. Weights kept in shards are whole while their part runs, with those
+of the next part, which are fetched meanwhile. Torch's FSDP2 gathers weights likewise. Its gradients of a layer are
+whole in the dtype of the weights, a third of them at the layer's fullest moment, which is in its MLP; those outside of
+layers until the end. In fp32 are the input of the sum over ranks, which stays until the next layer's, and the shards of
+all microbatches so far, beside the buffer.
+
+**What is compared.** Tests count live tensors on a CPU, where torch's operations or the package's emulated kernels
+compute. For a GPU the same kernels are taken, and an attention that keeps q, k, v, its output and log-sum-exp (`gpu`);
+no GPU's tensors have been counted against it yet. Experts are taken to get equal loads, beside the worst case.
+
+Not predicted, and not in the numbers: what `Prediction.unknown` names; messages of a pipeline beyond one in each
+direction; and what is no tensor: the allocator's fragmentation, cuBLAS's and NCCL's own memory, the interpreter.
 
 Rajbhandari et al. 2020 (arXiv 1910.02054), section 3. Megatron-LM: `megatron/training/theoretical_memory_usage.py`.
 """
@@ -22,6 +39,7 @@ import functools
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,8 +50,7 @@ from minimegatron.config.parallel import StagePlan, plan_stages
 from minimegatron.footprint.dry_run import Sizes, StageRun, Unpredicted, require_known
 from minimegatron.layers.param import logical_parameters
 from minimegatron.models.block import TransformerBlock
-from minimegatron.models.chunks import ModelChunks, schedule_of
-from minimegatron.models.decoder import GPTModel
+from minimegatron.models.chunks import ModelChunks, build_chunks, schedule_of
 from minimegatron.models.spec import ModuleSpec
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.groups import frozen
@@ -163,7 +180,7 @@ class Stage:
         ddp: whose buckets come and go.
     """
 
-    def __init__(self, model: GPTModel, z: Sizes, ddp: DistributedDataParallel) -> None:
+    def __init__(self, model: Any, z: Sizes, ddp: DistributedDataParallel) -> None:
         self._model, self._z = model, z
         run = StageRun(model, z)
         self.parts, self.lasting, self.expects = run.parts, run.lasting, run.expects
@@ -308,16 +325,16 @@ def predict(
 
 def meta_model(
     config: TransformerConfig, mesh: Mesh, optimizer: OptimizerConfig, spec: ModuleSpec | None = None
-) -> GPTModel | ModelChunks:
+) -> Any:
     """What a rank holds of the model, shapes without memory."""
     with torch.device("meta"):
-        model = GPTModel(config, mesh, spec) if mesh.pp.size == 1 else ModelChunks(config, mesh, spec)
+        model = build_chunks(config, mesh, spec)
     for name, param in logical_parameters(model):
         param.requires_grad_(param.requires_grad and not frozen(name, optimizer))
     return model
 
 
-def meta_wrapper(model: GPTModel | ModelChunks, mesh: Mesh, optimizer: OptimizerConfig) -> DistributedDataParallel:
+def meta_wrapper(model: Any, mesh: Mesh, optimizer: OptimizerConfig) -> DistributedDataParallel:
     """The same with the buckets of its gradients."""
     parallel = mesh.parallel
     return DistributedDataParallel(
@@ -392,7 +409,6 @@ def passages(ddp: DistributedDataParallel, z: Sizes, row: Sequence[Action]) -> I
     if isinstance(model, ModelChunks):
         stages = [Stage(stage, z, ddp) for _, stage in model.stages()]
     else:
-        assert isinstance(model, GPTModel), "a rank holds a model or stages of it"
         stages = [Stage(model, z, ddp)]
     split = {(action.microbatch, action.chunk) for action in row if action.kind == "W"}
     live: dict[tuple[int, int], int] = {}

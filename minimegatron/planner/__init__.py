@@ -4,9 +4,7 @@
 |----------------|----------------------------------------------------------------------------------------|
 | `cluster`      | what GPUs and links are: A100, H100, H200, B200, a file, this machine                  |
 | `measure`      | this machine and each operation of a step on it, timed                                 |
-| `closed_forms` | the formulas that papers print                                                         |
-| `work`         | the products of a module, the memory it touches, the messages it sends: rules, or a run |
-| `stages`       | the same of a stage, and what of it is recomputed                                      |
+| `closed_forms` | the formulas that papers print, and the attention that papers before 2023 had          |
 | `traffic`      | every communication of a step on one rank                                              |
 | `update`       | what the optimizer touches, multiplies and sends                                       |
 | `timing`       | rooflines, links and the schedule played: the time of a step                           |
@@ -16,5 +14,5 @@
 | `report`       | tables                                                                                 |
 | `pictures`     | the same as pictures, and the memory of every stage over a step                        |
 
-Bytes of memory are `footprint`'s. `minimegatron plan` prints a plan.
+Bytes of memory, operations and messages of layers are `footprint`'s. `minimegatron plan` prints a plan.
 """

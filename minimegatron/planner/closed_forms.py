@@ -23,10 +23,17 @@ square of attention, Megatron's log line and this package's (`training/flops`) h
 
 from __future__ import annotations
 
-import math
 from fractions import Fraction
 
+import torch
+
+from minimegatron.config import TransformerConfig
 from minimegatron.errors import ConfigError, did_you_mean
+from minimegatron.kernels import ops
+from minimegatron.layers.attention.core_attention import CoreAttention
+from minimegatron.layers.attention.mask import AttentionMask
+from minimegatron.models.gpt_layer_specs import decoder_layer_spec
+from minimegatron.models.spec import ModuleSpec
 
 # Bytes of a layer over s b h, where x = 5 a s / h is what a core attention that keeps its weights keeps.
 ACTIVATIONS = {
@@ -135,27 +142,29 @@ def in_flight(schedule: str, p: int, m: int, rank: int) -> int:
     return m if schedule == "gpipe" else min(m, p - rank)
 
 
-def capacity(tokens: int, k: int, experts: int, factor: float) -> int:
-    """Tokens that an expert takes at most."""
-    return math.ceil(tokens * k / experts * factor)
-
-
-def cache_bytes(layers: int, groups: int, d: int, element: int = 2) -> int:
-    """Of keys and values of one token."""
-    return 2 * layers * groups * d * element
-
-
-def latent_cache_bytes(layers: int, latent: int, turned: int, element: int = 2) -> int:
-    """Of one token's latents with multi-latent attention."""
-    return layers * (latent + turned) * element
-
-
-def checkpoint_bytes(params: float) -> float:
-    """Weights in 16 bits, main parameters and two moments in fp32."""
-    return 14 * params
-
-
 def _known(word: str, words: object) -> None:
     names = list(words)  # type: ignore[call-overload]
     if word not in names:
         raise ConfigError(f"no {word!r}", fix=did_you_mean(word, names) or f"choose among {', '.join(names)}")
+
+
+class FusedSoftmax(CoreAttention):
+    """Megatron-LM's attention before FlashAttention: all weights are in memory, scaled, masked and normed by a kernel.
+
+    For `attention_backend reference`, on one rank of cp. Megatron-LM: `megatron/core/fusions/fused_softmax.py`.
+    """
+
+    def _reference(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
+        repeat = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+        scores = q @ k.transpose(-1, -2)
+        weights = ops.scaled_softmax(scores, self.scale, causal=mask.causal, kernels=self.config.kernels)
+        return self.dropout(weights) @ v  # type: ignore[no-any-return]
+
+
+def fused_softmax(config: TransformerConfig) -> ModuleSpec:
+    """The layer of published runs before 2023, as a `--spec`."""
+    layer = decoder_layer_spec(config)
+    attention = layer.submodules["self_attention"]
+    params = {**attention.params, "core_attention": FusedSoftmax}
+    return layer.with_submodule("self_attention", ModuleSpec(attention.module, params, attention.submodules))

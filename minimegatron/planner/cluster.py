@@ -8,7 +8,7 @@ products, attention, copies and messages reach: measured (`minimegatron plan --m
 assumed. `CALIBRATED` says which; `tests/planner/test_published.py` holds them against runs that nothing was fitted to.
 
 On a CPU no operation is fused, and each has rates of its own: `operations` holds what was measured of it
-(`planner/operations`), and `of` gives the cluster as that operation finds it.
+(`planner/measure`), and `operation` takes it.
 
 | GPU  | sold as | MiB that it has | dense bf16   | memory, bytes/s | NVLink, each way | between nodes, a GPU |
 |------|---------|-----------------|--------------|-----------------|------------------|----------------------|
@@ -27,8 +27,8 @@ FP8 products have twice the dense peak of bf16, the A100 has none. The host's me
 
 **Launches.** The host asks for one operation after the other, and a GPU that is faster than that waits. So a pass takes
 at least `call` seconds for each operation and message (`timing`). Small models on one node are bound by it: without it
-the 180 steps of arXiv 2312.12391 are predicted 31 % off on the average (90 % at worst), with it 9 % (28 %), and 210
-others 9 %. The number is that of Megatron-DeepSpeed's program on their hosts; no other was measured.
+40 steps of arXiv 2312.12391 are predicted 32 % off on the average (89 % at worst), with it 9 % (30 %). The number is
+that of Megatron-DeepSpeed's program on their hosts; no other was measured.
 
 **A collective** runs as a ring: its bytes (`trace.Event.wire_bytes`) over the slowest link, and a latency for each of
 its N - 1 steps; an all-reduce has those of a tree, 2 log N. A group with g ranks on each node has g network cards
@@ -48,17 +48,18 @@ from typing import Any
 from minimegatron.config.fields import Config
 from minimegatron.config.fields import described as opt
 from minimegatron.errors import ConfigError, did_you_mean
+from minimegatron.footprint.dry_run import Operation, require_known
 from minimegatron.trace import Event
 from minimegatron.training.flops import peak_tflops
 
 NOTHING = 1e-30  # seconds
-MIB, GIB, CALL = 2**20, 2**30, 9.5e-5
+MIB, GIB, CALL = 2**20, 2**30, 4e-5
 _FLASH = "flash_share: cuDNN on an H100 in arXiv 2407.08608, 518 TFLOP/s forward and 499 backward"
-_CALL = "call: 180 of the 1,440 steps on up to 8 A100 that arXiv 2312.12391 measured"
+_CALL = "call: 40 of the 1,440 steps on up to 8 A100 that arXiv 2312.12391 measured"
 _LIKE = f"assumed: shares as the H100's, links as the A100's; {_FLASH}; {_CALL}, no other GPU's host"
 CALIBRATED = {
-    "A100": "the 22B row of table 5 of arXiv 2205.05198: its two step times, on 8 GPUs; flash_share: arXiv 2307.08691; "
-    f"{_CALL}",
+    "A100": "matmul_share and copy_share: the 22B and 1T rows of table 5 of arXiv 2205.05198; flash_share: arXiv "
+    f"2307.08691; {_CALL}",
     "H100": "copy_share and matmul_share: the 1.7B and 16B rows of Megatron-LM's README of July 2024, which count the "
     f"full square of attention; links are assumed; {_FLASH}; {_CALL}, no H100's host",
     "H200": _LIKE,
@@ -80,11 +81,11 @@ class Cluster(Config):
     between: float = opt(25e9, "of the network between nodes, bytes/s a GPU sends", above=0.0)
     latency_inside: float = opt(4e-6, "seconds of a step of a collective inside a node", least=0.0)
     latency_between: float = opt(1e-5, "seconds of a step between nodes", least=0.0)
-    matmul_share: float = opt(0.85, "of the peak that large products reach", above=0.0)
-    flash_share: float = opt(0.5, "of the peak that attention reaches that keeps no weights in memory", above=0.0)
-    copy_share: float = opt(0.86, "of the peak that large copies reach", above=0.0)
+    matmul_share: float = opt(0.97, "of the peak that large products reach, reading and writing apart", above=0.0)
+    flash_share: float = opt(0.5, "of the peak that attention reaches, and products of many narrow matrices", above=0.0)
+    copy_share: float = opt(0.64, "of the peak that large copies reach", above=0.0)
     link_share: float = opt(0.80, "of the peak that large messages reach", above=0.0)
-    call: float = opt(0.0, "seconds in which the host asks for one operation (planner/work); 0: none waits", least=0.0)
+    call: float = opt(0.0, "seconds in which the host asks for one operation or message; 0: none waits", least=0.0)
     fp8: float = opt(0.0, "peak of dense FP8 products, FLOP/s; 0: there are none", least=0.0)
     bus: float = opt(0.0, "to the memory of the host, bytes/s a GPU sends; 0: not known", least=0.0)
     host: float = opt(0.0, "memory of the host, bytes/s read and written for a GPU; 0: not known", least=0.0)
@@ -98,10 +99,22 @@ class Cluster(Config):
         """Bytes for tensors."""
         return self.memory - self.reserve
 
-    def product(self, flops: float, nbytes: float, unit: str = "matmul") -> float:
-        """Seconds of a product on a `work.Product.unit`: a roofline with a round corner: reading hides in part."""
-        share = self.flash_share if unit == "flash" else self.matmul_share
-        return flops / ((self.fp8 if unit == "fp8" else self.matmul) * share) + self.moved(nbytes)
+    def operation(self, operation: Operation, kind: str = "") -> float:
+        """Seconds of an operation of a pass; `kind` is what it was measured as, if it was.
+
+        Of a product a roofline with a round corner: reading hides in part.
+
+        Raises:
+            Unpredicted: a product in FP8 on a GPU without them.
+        """
+        if (seconds := self.measured(kind)) is not None:
+            return seconds[0] + operation.flops * seconds[1] + operation.nbytes * seconds[2]
+        if not operation.flops:
+            return self.moved(operation.nbytes)
+        require_known(operation.unit != "fp8" or self.fp8 > 0, f"FP8 products of {self.gpu}")
+        share = self.flash_share if operation.unit == "attention" else self.matmul_share
+        peak = self.fp8 if operation.unit == "fp8" else self.matmul
+        return operation.flops / (peak * share) + self.moved(operation.nbytes)
 
     def moved(self, nbytes: float) -> float:
         """Seconds to read and write so many bytes of memory."""
@@ -173,7 +186,7 @@ def _given(gpu: str, mebibytes: int, copy: float, inside: float, between: float,
     )  # fmt: skip
 
 
-_HOPPER = {"matmul_share": 0.80, "copy_share": 0.40, "bus": 64e9, "host": 77e9}
+_HOPPER = {"matmul_share": 1.0, "copy_share": 0.265, "bus": 64e9, "host": 77e9}
 CLUSTERS = {
     "a100": _given("A100", 81_920, 2.039e12, 300e9, 25e9, flash_share=0.55, bus=32e9, host=51e9),
     "h100": _given("H100", 81_559, 3.35e12, 450e9, 50e9, fp8=1979e12, **_HOPPER),

@@ -11,10 +11,16 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from minimegatron.comm.mesh import Mesh
+from minimegatron.config import TransformerConfig
 from minimegatron.config.run import RunConfig
 from minimegatron.errors import require
+from minimegatron.footprint.dry_run import one_of_each
+from minimegatron.layers.param import layout_of
+from minimegatron.models.spec import ModuleSpec
 from minimegatron.planner.cluster import Cluster
 from minimegatron.planner.planning import RECOMPUTE, ZERO, changed
+from minimegatron.training.memory_report import spec_of
 
 FIELDS = {  # of a layout -> the field that a flag would set
     "tp": "tensor_model_parallel_size", "cp": "context_parallel_size", "pp": "pipeline_model_parallel_size",
@@ -107,6 +113,12 @@ def divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
 
 
+def experts_of(config: TransformerConfig, spec: ModuleSpec | None) -> int:
+    """The most experts that a layer has; 1 where none has any."""
+    places = (layout_of(param) for param in one_of_each(config, Mesh.serial(), spec).parameters())
+    return max((place.shape[0] for place in places if place.experts is not None), default=1)
+
+
 def layouts(base: RunConfig, world: int, cluster: Cluster) -> Iterator[Layout]:
     """All that divide what they must."""
     model, batch = base.model, base.training.global_batch_size
@@ -115,7 +127,8 @@ def layouts(base: RunConfig, world: int, cluster: Cluster) -> Iterator[Layout]:
     tps = [n for n in powers(cluster.gpus_per_node) if not model.num_attention_heads % n]
     cps = [n for n in powers(max(1, min(64, base.data.seq_length // 4096)))]
     pps = [n for n in range(1, 65) if not model.num_layers % n or not (model.num_layers + 2) % n]
-    eps = [n for n in divisors(model.num_experts or 1) if n <= 64]
+    experts = experts_of(model, spec_of(base))
+    eps = [n for n in divisors(experts) if n <= 64]
     wide = {
         name: getattr(base.model if name == "recompute" else base.parallel, field, None)
         for name, field in FIELDS.items()
@@ -133,7 +146,7 @@ def layouts(base: RunConfig, world: int, cluster: Cluster) -> Iterator[Layout]:
         dp, rest = divmod(world, tp * cp * pp)
         if rest or batch % dp:
             continue
-        for etp in choose("etp", {1, tp} if model.num_experts else {tp}):
+        for etp in choose("etp", {1, tp} if experts > 1 else {tp}):
             if world % (etp * ep * pp):
                 continue
             for b in choose("micro_batch", (n for n in powers(8) if not batch // dp % n)):

@@ -1,22 +1,41 @@
-"""This machine as a `Cluster`: products, copies, operations and messages timed, and what they say of its rates.
+"""This machine as a `Cluster`: products, copies, operations and messages timed, and the rates that follow.
 
 | rate       | what is timed                                     | fitted                                             |
 |------------|---------------------------------------------------|----------------------------------------------------|
 | copy       | a tensor onto another, larger than any cache      | read and written bytes a second                    |
 | matmul     | a square product in the dtype of training         | its time, less that of the bytes that it touches   |
 | link       | on a CPU: all-reduces, gathers, shifts of ranks   | sent bytes a second, and seconds of a step         |
-| operations | on a CPU: those of `planner/operations`           | seconds of a call, a FLOP and bytes                |
+| operations | on a CPU: the modules of a layer, see below       | seconds of a call, of a FLOP and of a byte         |
+
+**Operations.** Without fused kernels most operations reach neither the rate of products nor that of copies: SwiGLU is
+five passes over memory and an exponential. So each module is run alone, forward and backward, in a few shapes; a
+recorder counts its calls, FLOPs and bytes (`footprint/dry_run`), and three numbers are fitted to its times:
+
+    seconds = c calls + f FLOPs + b bytes         c, f, b not below 0
+
+| operation      | what runs                                                               |
+|----------------|-------------------------------------------------------------------------|
+| linear         | `ColumnParallelLinear`, its gradient added to the buffer                |
+| attention      | `SelfAttention` without its matrices: heads, RoPE, core attention       |
+| norm           | the sum with the residual stream and the norm of it                     |
+| activation     | `MLP` without its matrices                                              |
+| table          | the embedding of words, its gradient added to the buffer                |
+| loss           | cross entropy, of logits in memory that the system has to find first    |
+| optimizer      | gradients zeroed, divided, their norm, AdamW                            |
+
+Logits are large, and large tensors are new memory in every microbatch: those that are timed have more than 32 MB, which
+glibc always gives back. Heads have 32 channels, as those of small models; of 64 channels a FLOP takes a sixth less. No
+model is run, and no step. The shapes are those of no model of `benchmarks/planned.py`.
 
 On a CPU several ranks measure at once, as many as the run will have here: they take caches and cores from each other.
-One that sends is one that does not compute: nothing overlaps.
+A rank that sends does not compute: nothing overlaps.
 
-Two clocks. `WALL` is a plan's: the fastest of several repetitions counts, since what else runs on the machine can only
-slow one down. `CPU` counts seconds of the processor that a rank and its threads use, the median of the repetitions:
-waiting for the other rank is not in it, so the sum over ranks is what a run costs, however many share a core.
+**Two clocks.** `WALL` is a plan's: the fastest of several repetitions counts, since other processes can only slow one
+down. `CPU` counts seconds of the processor that a rank and its threads use, the median of the repetitions: waiting for
+another rank is not in it, so the sum over ranks is what a run costs, however many share a core.
 
 A GPU whose name `cluster.CLUSTERS` knows keeps its peaks and gets measured shares; any other device has what was
-measured as its peak. The links of GPUs are not measured, they stay those of the data sheet; nor is what the host takes
-to ask for an operation (`Cluster.call`), it stays that of the hosts it was fitted to.
+measured as its peak. Neither the links of GPUs are measured nor the host's time for an operation (`Cluster.call`).
 """
 
 from __future__ import annotations
@@ -32,6 +51,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +64,8 @@ from minimegatron.comm.collectives import all_gather, all_reduce, reduce_scatter
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.ring import SHIFT, Shift
 from minimegatron.config import OptimizerConfig, TransformerConfig
-from minimegatron.config.run import RunConfig
 from minimegatron.errors import RankError
-from minimegatron.footprint.dry_run import Sizes
-from minimegatron.footprint.prediction import Work, sizes_of
+from minimegatron.footprint.dry_run import Operation, Recorder, recording
 from minimegatron.launch.procs import RUN_DIR
 from minimegatron.launch.rank import init, report, run_rank
 from minimegatron.layers.attention.self_attention import AttentionContext, SelfAttention
@@ -62,20 +80,13 @@ from minimegatron.models.decoder import build_model
 from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.planner.cluster import CALL, CLUSTERS, Cluster
-from minimegatron.planner.stages import ends_work
-from minimegatron.planner.timing import PassTime, around, one_of_each, pass_time
-from minimegatron.planner.work import Op, work_of
+from minimegatron.planner.update import update_time
 from minimegatron.trace import Event
 
 Run = Callable[[], object]
 Counts = tuple[float, float, float]
 SIDES = [(256, 192, 384), (512, 384, 1024), (512, 1024, 384), (768, 512, 1536)]  # tokens, inputs, outputs
-SHAPES = [
-    (192, 32, 256, 1),
-    (384, 32, 256, 4),
-    (320, 32, 1024, 1),
-    (384, 32, 768, 1),
-]  # width, of a head, s, b  # width, of a head, s, b
+SHAPES = [(192, 32, 256, 1), (384, 32, 256, 4), (320, 32, 1024, 1), (384, 32, 768, 1)]  # width, of a head, s, b
 WORDS = [(256, 2048), (512, 6144)]  # tokens, vocabulary
 LOGITS = (1024, 9216)
 UPDATED = (96, 320)  # width of a model
@@ -110,6 +121,7 @@ class Through(nn.Identity):
 
     def __init__(self, inputs: int, outputs: int, *_: Any, **__: Any) -> None:
         super().__init__()
+        self.outputs = outputs
         self.weight = torch.empty(outputs, inputs, device="meta")
 
 
@@ -119,13 +131,10 @@ def trials() -> Iterator[Trial]:
         yield linear(n, i, o)
     for h, d, s, b in SHAPES:
         config = model(h, h // d)
-        z = sizes_of(config, Mesh.serial(), OptimizerConfig(), Work(s, b))
-        yield from (attention(config, z), norm(config, z), activation(config, z))
+        yield from (attention(config, s, b), norm(config, s, b), activation(config, s, b))
     for n, vocabulary in WORDS:
-        z = sizes_of(model(256, 8, vocabulary), Mesh.serial(), OptimizerConfig(), Work(n))
-        yield table(z.config, z)
-    z = sizes_of(model(256, 8, LOGITS[1]), Mesh.serial(), OptimizerConfig(), Work(LOGITS[0]))
-    yield loss(z.config, z)
+        yield table(n, vocabulary)
+    yield loss(*LOGITS)
     for h in UPDATED:
         yield optimizer(model(h, 8, 4096))
 
@@ -139,26 +148,8 @@ def model(h: int, heads: int, vocabulary: int = 256) -> TransformerConfig:
     )  # fmt: skip
 
 
-def asked(kind: str, predicted: Callable[[Cluster], float]) -> Counts:
-    """What is in a prediction: one on a machine where a call takes a second, a FLOP does, a byte does."""
-    units = ([0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0])
-    none, *each = (predicted(Cluster(device="cpu", operations={kind: unit})) for unit in units)
-    calls, flops, nbytes = (one - none for one in each)
-    return calls, flops, nbytes
-
-
-def trial(kind: str, op: Op, z: Sizes, run: Run) -> Trial:
-    """Of an operation that sends nothing."""
-
-    def both(cluster: Cluster) -> float:
-        told = pass_time([op], (), z, cluster)
-        return told.forward + told.backward
-
-    return Trial(kind, asked(kind, both), run)
-
-
-def both_passes(call: Callable[..., Any], *inputs: torch.Tensor) -> Run:
-    """Forward, and backward with the gradients of every output."""
+def trial(kind: str, call: Callable[..., Any], *inputs: torch.Tensor) -> Trial:
+    """Forward, and backward with the gradients of every output; run once, while a `dry_run.Recorder` counts."""
     leaves = [x.requires_grad_() if x.is_floating_point() else x for x in inputs]
     outputs = call(*leaves)
     grads = [torch.ones_like(y) for y in (outputs if isinstance(outputs, tuple) else (outputs,))]
@@ -169,7 +160,16 @@ def both_passes(call: Callable[..., Any], *inputs: torch.Tensor) -> Run:
         outputs = call(*leaves)
         torch.autograd.backward(outputs if isinstance(outputs, tuple) else (outputs,), grads)
 
-    return run
+    return Trial(kind, counted(run), run)
+
+
+def counted(run: Run) -> Counts:
+    """Calls, FLOPs and bytes of what runs, as a plan counts them."""
+    recorder = Recorder([], {})
+    with recording(recorder):
+        run()
+    done = [event.what for event in recorder.events if isinstance(event.what, Operation)]
+    return float(len(done)), sum(o.flops for o in done), float(sum(o.nbytes for o in done))
 
 
 def wrapped(module: nn.Module) -> DistributedDataParallel:
@@ -181,60 +181,50 @@ def wrapped(module: nn.Module) -> DistributedDataParallel:
 
 def linear(n: int, i: int, o: int) -> Trial:
     layer = ColumnParallelLinear(i, o, ALONE, init=Init(), bias=False)
-    z = sizes_of(model(256, 8), Mesh.serial(), OptimizerConfig(), Work(n))
-    (op,) = work_of(layer, z)
-    return trial("linear", op, z, both_passes(wrapped(layer), torch.rand(n, 1, i)))
+    return trial("linear", wrapped(layer), torch.rand(n, 1, i))
 
 
-def attention(config: TransformerConfig, z: Sizes) -> Trial:
-    module = SelfAttention(config, z.mesh, column=Through, row=Through)
-    (op,) = work_of(module, z)
-    rotary = RotaryEmbedding(config)(torch.arange(z.s).expand(z.b, -1))
-    rows = torch.rand(z.s, z.b, module.linear_qkv.weight.shape[0])
-    return trial("attention", op, z, both_passes(lambda x: module(x, AttentionContext(rotary)), rows))
+def attention(config: TransformerConfig, s: int, b: int) -> Trial:
+    module = SelfAttention(config, Mesh.serial(), column=Through, row=Through)
+    rotary = RotaryEmbedding(config)(torch.arange(s).expand(b, -1))
+    rows = torch.rand(s, b, module.linear_qkv.outputs)
+    return trial("attention", lambda x: module(x, AttentionContext(rotary)), rows)
 
 
-def norm(config: TransformerConfig, z: Sizes) -> Trial:
-    module = Norm(config)
-    (op,) = work_of(module, z)
-    streams = [torch.rand(z.s, z.b, config.hidden_size) for _ in range(2)]
-    return trial("norm", op, z, both_passes(wrapped(module), *streams))
+def norm(config: TransformerConfig, s: int, b: int) -> Trial:
+    streams = [torch.rand(s, b, config.hidden_size) for _ in range(2)]
+    return trial("norm", wrapped(Norm(config)), *streams)
 
 
-def activation(config: TransformerConfig, z: Sizes) -> Trial:
-    module = MLP(config, z.mesh, column=Through, row=Through)
-    (op,) = work_of(module, z)
-    return trial("activation", op, z, both_passes(module, torch.rand(z.s, z.b, module.linear_fc1.weight.shape[0])))
+def activation(config: TransformerConfig, s: int, b: int) -> Trial:
+    module = MLP(config, Mesh.serial(), column=Through, row=Through)
+    return trial("activation", module, torch.rand(s, b, module.linear_fc1.outputs))
 
 
-def table(config: TransformerConfig, z: Sizes) -> Trial:
-    module = VocabParallelEmbedding(config.vocab_size, config.hidden_size, z.mesh.tp, init=Init())
-    (op,) = work_of(module, z)
-    return trial("table", op, z, both_passes(wrapped(module), torch.arange(z.n).view(1, -1)))
+def table(n: int, vocabulary: int) -> Trial:
+    module = VocabParallelEmbedding(vocabulary, 256, ALONE, init=Init())
+    return trial("table", wrapped(module), torch.arange(n).view(1, -1) % vocabulary)
 
 
-def loss(config: TransformerConfig, z: Sizes) -> Trial:
-    op = ends_work(one_of_each(config, z.mesh), z)[1][-1]
-    labels, words = torch.arange(z.n).view(-1, 1), torch.rand(config.vocab_size, 1)
-
-    def call(x: torch.Tensor) -> torch.Tensor:
-        return vocab_parallel_cross_entropy(F.linear(x, words), labels, z.mesh.tp)
-
-    return trial("loss", op, z, both_passes(call, torch.rand(z.n, 1, 1)))
+def loss(n: int, vocabulary: int) -> Trial:
+    """Of logits in memory that the system has to find first."""
+    labels, words = torch.arange(n).view(-1, 1) % vocabulary, torch.rand(vocabulary, 1)
+    call = partial(vocab_parallel_cross_entropy, target=labels, tp=ALONE)
+    return trial("loss", lambda x: call(F.linear(x, words)), torch.rand(n, 1, 1))
 
 
 def optimizer(config: TransformerConfig) -> Trial:
-    mesh, none = Mesh.serial(), PassTime(0.0, 0.0, 0.0, {})
+    mesh = Mesh.serial()
     ddp = wrapped(build_model(config, mesh, 0))
-    made = build_optimizer(OptimizerConfig(), ddp, mesh, ddp.shards(), publish=ddp.start_param_gather)
+    built = build_optimizer(OptimizerConfig(), ddp, mesh, ddp.shards(), publish=ddp.start_param_gather)
 
     def run() -> None:
         ddp.zero_grad_buffer()
         ddp.scale_gradients(0.5)
-        made.step()
+        built.step()
 
-    counts = asked("optimizer", lambda cluster: around(RunConfig(config), 0, 1, cluster, none).parts["optimizer"])
-    return Trial("optimizer", counts, run)
+    nbytes = update_time(ddp, OptimizerConfig(), Cluster(copy=1.0, copy_share=1.0))
+    return Trial("optimizer", (1.0, 0.0, nbytes), run)
 
 
 def fitted(asked: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:

@@ -1,6 +1,12 @@
 """The pictures of a plan: memory, the waterfall of a step's time, messages, products, the pipeline played, all layouts.
 
 They need matplotlib, which a plan does not. The timeline has few microbatches, and leaves out what ZeRO-2 and -3 send.
+
+**Memory over a step** (`memory_over_step`). A plan says how many bytes the fullest moment has; this says when each rank
+is how full. The spans of the simulated schedule (`timing.played`) say when an action runs, `footprint.prediction`
+what is alive meanwhile: the parts of the stage one after the other, each at its fullest moment and all equally long. So
+the fullest sample is `Prediction.peak`, owner by owner. A long batch repeats itself: four microbatches for each rank of
+the pipeline are as full as all, but where a schedule keeps all (GPipe).
 """
 
 from __future__ import annotations
@@ -12,21 +18,21 @@ from typing import Any, NamedTuple
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import ConfigError
+from minimegatron.footprint.dry_run import FORWARD, Operation, Sizes
 from minimegatron.footprint.prediction import Passage, actions_of, meta_model, meta_wrapper, passages, sizes_of
 from minimegatron.memory import ACTIVATIONS, WORKSPACE, Sample
 from minimegatron.planner.planning import Plan, without_host
 from minimegatron.planner.report import sent
 from minimegatron.planner.search import Found
-from minimegatron.planner.stages import layer_work
 from minimegatron.planner.timing import (
-    AGAIN,
     BELOW,
     LAUNCHES,
     MEMORY,
     PEAK,
     PLAYED,
+    RECOMPUTE,
     StepTime,
-    one_of_each,
+    pieces_run,
     played,
     stages_of_run,
 )
@@ -35,7 +41,7 @@ from minimegatron.training.memory_report import spec_of, work_of_run
 AFTER = ("gradients", "weights", "optimizer", "end of step")  # parts of a step's time behind its passes
 
 
-class Course(NamedTuple):
+class MemoryOverStep(NamedTuple):
     """{Rank: samples in order} of the first rank of each stage, and `microbatches` of the `total` of a step."""
 
     ranks: dict[int, list[Sample]]
@@ -43,9 +49,9 @@ class Course(NamedTuple):
     total: int
 
 
-def course(told: Plan) -> Course:
+def memory_over_step(told: Plan) -> MemoryOverStep:
     """The memory of a planned step."""
-    run, work = told.run, work_of_run(told.run, told.world, "cuda")
+    run, work = told.run, work_of_run(told.run, told.world, told.cluster.device)
     plan, z, stages = stages_of_run(run, told.world, told.cluster)
     m, p = work.microbatches, plan.ranks
     whole = plan.schedule == "gpipe" or run.parallel.microbatch_group_size_per_virtual_pipeline_stage is not None
@@ -69,7 +75,7 @@ def course(told: Plan) -> Course:
         for passage, (start, stop) in passed:
             samples += _of(passage, start, stop, lasting)
         found[rank] = [*samples[:-1], Sample(samples[-1].seconds, lasting), Sample(end, lasting)]
-    return Course(found, few, m)
+    return MemoryOverStep(found, few, m)
 
 
 def _of(passage: Passage, start: float, stop: float, lasting: dict[str, int]) -> list[Sample]:
@@ -83,7 +89,7 @@ def _of(passage: Passage, start: float, stop: float, lasting: dict[str, int]) ->
 
 
 KINDS = (
-    dict.fromkeys((PEAK, BELOW, AGAIN), "compute")
+    dict.fromkeys((PEAK, BELOW, RECOMPUTE), "compute")
     | {MEMORY: "memory", "optimizer": "memory"}
     | dict.fromkeys(("bubble", LAUNCHES), "wait")
 )
@@ -113,6 +119,18 @@ def losses(time: StepTime) -> dict[str, tuple[float, str]]:
     return found
 
 
+def products(z: Sizes) -> dict[str, Operation]:
+    """{Module, and a number where it has several: product} of the forward pass of a layer of each kind."""
+    run, found = pieces_run(z, again=False), dict[str, Operation]()
+    for event in run.events:
+        window, what = run.windows[event.window], event.what
+        inside = 0 < window.part < len(run.lasting) - 1 and event.phase == FORWARD
+        if inside and isinstance(what, Operation) and what.flops and what not in found.values():
+            number = sum(name.split(" ")[0] == window.name for name in found)
+            found[f"{window.name} {number + 1}" if number else window.name] = what
+    return found
+
+
 def draw(told: Plan, found: Sequence[Found] = (), seen: Sequence[tuple[float, float]] = ()) -> dict[str, Any]:
     """{Name: picture} of a plan, the first of those that were `found`; without a time there is memory alone."""
     from minimegatron.viz import bars, memory, pareto, roofline, timeline
@@ -123,7 +141,7 @@ def draw(told: Plan, found: Sequence[Found] = (), seen: Sequence[tuple[float, fl
     figures: dict[str, Any] = {"memory": memory.ranks(held, limit=cluster.usable, title=title)}
     if time is None:
         return figures
-    passed, last = course(told), len(held) - 1
+    passed, last = memory_over_step(told), len(held) - 1
     some = sorted({i * last // (PANELS - 1) for i in range(PANELS)} if last >= PANELS else range(last + 1))
     over = {list(held)[i]: passed.ranks[list(told.memory)[i]] for i in some}
     title = f"Memory over a step with {passed.microbatches} of {passed.total} microbatches"
@@ -137,14 +155,10 @@ def draw(told: Plan, found: Sequence[Found] = (), seen: Sequence[tuple[float, fl
     if by_axis := dict(sorted((name, n) for name, n in nbytes.items() if n)):
         figures["communication"] = bars.byte_bars(by_axis, title=f"What rank {told.fullest} sends in a step, by axis")
     plan, z, stages = stages_of_run(told.run, told.world, cluster)
-    layers = one_of_each(told.run.model, z.mesh, z.spec).decoder.layers.items()
-    ops = ((op.what, op.product) for n, layer in layers for op in layer_work(layer, int(n), z)[0])
-    products = {f"{what}, {p.k} to {p.n}": p for what, p in ops if p is not None}
-    rates = {name: p.flops / cluster.product(p.flops, p.nbytes, p.unit) for name, p in products.items()}
-    points = {name: (p.flops / p.nbytes, rates[name]) for name, p in products.items()}
+    points = {n: (o.flops / o.nbytes, o.flops / cluster.operation(o)) for n, o in products(z).items()}
     figures["roofline"] = roofline.roofline({cluster.gpu: (cluster.matmul, cluster.copy)}, points, "A layer's products")
     if (p := plan.ranks) > 1:
-        m = work_of_run(told.run, told.world, "cuda").microbatches
+        m = work_of_run(told.run, told.world, told.cluster.device).microbatches
         grouped = told.run.parallel.microbatch_group_size_per_virtual_pipeline_stage is not None
         few = m if grouped else min(m, p * (1 + (plan.chunks < 3)) + m % p)
         events = played(plan, z, cluster, stages, few).events()

@@ -21,7 +21,7 @@ from minimegatron.footprint.dry_run import Unpredicted
 from minimegatron.footprint.prediction import Prediction
 from minimegatron.planner.cluster import Cluster
 from minimegatron.planner.timing import StepTime, step_time
-from minimegatron.planner.traffic import Messages, run_messages
+from minimegatron.planner.traffic import Traffic, run_messages
 from minimegatron.training.memory_report import predict_run
 from minimegatron.training.rules import check_run
 
@@ -97,7 +97,7 @@ class Plan:
         """At the cluster's price."""
         return self.days(tokens) * 24 * self.world * self.cluster.price
 
-    def messages(self) -> Messages:
+    def messages(self) -> Traffic:
         """What the fullest rank sends in a step."""
         return run_messages(self.run, self.fullest, self.world)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from minimegatron.comm.mesh import Mesh
 from minimegatron.planner.planning import TERMS, Change, Plan
 from minimegatron.planner.search import Found
-from minimegatron.planner.timing import AGAIN, BELOW, LAUNCHES, MEMORY, PEAK
+from minimegatron.planner.timing import BELOW, LAUNCHES, MEMORY, PEAK, RECOMPUTE
 from minimegatron.trace import Event
 from minimegatron.training.memory_report import explain as explain_memory
 from minimegatron.training.memory_report import predicted_row, spans, table
@@ -17,7 +17,7 @@ FORMULAS = {
     PEAK: "2 m n k of each matrix forward, twice that backward, over the peak",
     BELOW: "the same over matmul_share of the peak, and factors and result read and written",
     MEMORY: "bytes of norms, activations, the loss over copy_share of the memory's rate",
-    AGAIN: "what is recomputed, forward once more",
+    RECOMPUTE: "what is recomputed, forward once more",
     LAUNCHES: "operations and messages of a pass times the host's call, less what the GPU computes meanwhile",
     "tp": "activations summed or gathered, what a ring sends over the link; less what travels beside a product",
     "cp": "keys and values, less what travels beside attention",

@@ -3,10 +3,14 @@
 The problem in a sentence: ranks wait for links, for memory and for each other, and the sum of what each does is not the
 time that all take.
 
-    product       FLOPs / (peak * share) + bytes / (copy * share)            `Cluster.product`
+One layer of each kind is run on fake tensors (`footprint/dry_run`), with the operators that compute on a GPU. Its
+operations and messages are then played in the order in which they were issued:
+
+    product       FLOPs / (peak * share) + bytes / (copy * share)            `Cluster.operation`
     memory        bytes / (copy * share)                                     norms, activations, the loss, AdamW
-    message       what a ring sends / link + steps * latency                 `Cluster.collective`
-    F, B, W       sums of a stage's operations; what travels beside a product counts where it takes longer
+    message       what a ring sends / link + steps * latency                 `Cluster.collective`; a link carries one
+                                                                             after the other, and the rank computes on
+                                                                             until it waits for the message
     launches      no pass of a layer is faster than the host asks for its operations: calls * `Cluster.call`
     the passes    `parallel/pipeline/schedule_sim` plays the list of actions that the executor runs
     the step      passes + gradients and weights that nothing hides + the optimizer
@@ -15,41 +19,51 @@ Gradients with `overlap_grad_reduce` travel during one backward pass, weights wi
 forward pass; the last bucket has nothing to hide behind. What ZeRO-2 and -3 send in every microbatch hides behind that
 microbatch, gradients only with `overlap_grad_reduce`.
 
-`StepTime.parts` is a waterfall: from what the model's FLOPs take at the peak to the step, each loss with its name.
+`StepTime.parts` is a waterfall: from what the products take at the peak to the step, each loss with its name.
 """
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
-
-import torch
-from torch import nn
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from minimegatron.comm.mesh import Mesh, rank_groups
-from minimegatron.config import TransformerConfig
 from minimegatron.config.parallel import SPLIT, StagePlan, plan_stages
 from minimegatron.config.run import RunConfig
-from minimegatron.footprint.dry_run import Sizes, kinds_of, require_known
-from minimegatron.footprint.prediction import Work, meta_model, meta_wrapper, sizes_of
+from minimegatron.footprint.dry_run import (
+    AGAIN,
+    BACKWARD,
+    FORWARD,
+    WEIGHTS,
+    Event,
+    Message,
+    Operation,
+    Run,
+    Sent,
+    Sizes,
+    Window,
+    kinds_of,
+    require_known,
+    run_of,
+)
+from minimegatron.footprint.prediction import meta_model, meta_wrapper, sizes_of
 from minimegatron.models.chunks import placement_of, schedule_of
-from minimegatron.models.decoder import GPTModel
-from minimegatron.models.spec import ModuleSpec
 from minimegatron.parallel.pipeline.schedule_sim import Costs, Simulation, simulate
 from minimegatron.planner.cluster import Cluster
-from minimegatron.planner.stages import again, ends_work, layer_work
 from minimegatron.planner.traffic import step_messages
 from minimegatron.planner.update import update_messages, update_time
-from minimegatron.planner.work import BACK, Message, Op, Product
 from minimegatron.training.flops import step_flops
 from minimegatron.training.memory_report import spec_of, work_of_run
 
-FLASH_AGAIN = 0.5  # of a forward pass: attention that keeps no weights computes the scores once more on the way back
 OF_AXIS = {"tp": "tp", "cp": "cp", "cp_inner": "cp", "cp_outer": "cp"}  # the others move rows of experts
-PEAK, BELOW, MEMORY, AGAIN = "products at the peak", "products below the peak", "memory", "recompute"
+PEAK, BELOW, MEMORY, RECOMPUTE = "products at the peak", "products below the peak", "memory", "recompute"
 LAUNCHES = "launches"  # what a pass waits for the host, which asks for one operation after the other
+KINDS = {  # class of a module -> what its operations are measured as on a CPU (`planner/measure`)
+    "ColumnParallelLinear": "linear", "RowParallelLinear": "linear", "SelfAttention": "attention",
+    "CoreAttention": "attention", "Norm": "norm", "MLP": "activation", "VocabParallelEmbedding": "table",
+}  # fmt: skip
 PLAYED = 4  # microbatches a rank of a pipeline that are played; a further one takes what the busiest rank needs
 
 
@@ -67,6 +81,17 @@ class PassTime:
     backward: float
     weights: float
     parts: dict[str, float]
+
+    def extended(self, two: PassTime, b: int) -> PassTime:
+        """This being of one sample, that of b."""
+        names = self.parts.keys() | two.parts.keys()
+        parts = {name: extended(self.parts.get(name, 0.0), two.parts.get(name, 0.0), b) for name in names}
+        return PassTime(
+            extended(self.forward, two.forward, b),
+            extended(self.backward, two.backward, b),
+            extended(self.weights, two.weights, b),
+            parts,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,94 +122,59 @@ class StepTime:
         return self.tflops * 1e12 / self.peak
 
 
-class _Watch:
-    """Adds up seconds by part."""
+class _Clock:
+    """Plays the events of a pass: a rank that computes, and a link that carries one message after the other.
 
-    def __init__(self, z: Sizes, cluster: Cluster) -> None:
-        self.z, self.cluster, self.parts, self.calls = z, cluster, dict[str, float](), 0
+    Args:
+        mesh, cluster: whose axes, rates and links.
 
-    def _add(self, part: str, seconds: float) -> float:
+    Attributes:
+        now: seconds since the pass began.
+        parts: {part of the waterfall: seconds} so far.
+    """
+
+    def __init__(self, mesh: Mesh, cluster: Cluster) -> None:
+        self.mesh, self.cluster, self.now, self.parts = mesh, cluster, 0.0, dict[str, float]()
+        self._calls, self._link = 0, 0.0
+        self._arrives = dict[Sent, float]()
+
+    def _take(self, part: str, seconds: float) -> None:
+        """So many seconds pass."""
         if seconds:
+            self.now += seconds
             self.parts[part] = self.parts.get(part, 0.0) + seconds
-        return seconds
 
-    def product(self, op: Op, backward: bool = False) -> float:
-        """Seconds of the products of a pass; of one that is computed backward twice, once."""
-        products = op.products(False) if op.passes is None else op.products(backward)
-        return sum(self._seconds(p) for p in products)
+    def play(self, events: Iterable[tuple[str, Event]]) -> float:
+        """Pairs of the kind of a module (`KINDS`) and what it does; seconds of it, as the host asks for it at least."""
+        for kind, (_, phase, what) in events:
+            if isinstance(what, Operation):
+                self._calls += 1
+                self._compute(what, kind, phase == AGAIN)
+            elif isinstance(what, Sent):
+                self._calls += 1
+                self._link = max(self._link, self.now) + message_time(what.message, self.mesh, self.cluster)
+                self._arrives[what] = self._link
+                if not self.cluster.overlaps:
+                    self._wait(what)
+            elif what.sent in self._arrives:
+                self._wait(what.sent)
+        self._take(LAUNCHES, max(0.0, self._calls * self.cluster.call - self.now))
+        return self.now
 
-    def _seconds(self, p: Product) -> float:
-        require_known(p.unit != "fp8" or self.cluster.fp8 > 0, f"FP8 products of {self.cluster.gpu}")
-        return self.cluster.product(p.flops, p.nbytes, p.unit)
+    def _wait(self, sent: Sent) -> None:
+        late = self._arrives.pop(sent) - self.now
+        self._take(OF_AXIS.get(sent.message.axis, "experts"), max(0.0, late))
 
-    def run(self, op: Op, backward: bool, again: bool = False) -> float:
-        """An operation of a pass, with what it sends."""
-        messages = [m for m in op.messages if m.backward == backward]
-        self.calls += calls_of(op, backward) + len(messages)
-        flash = op.product is not None and op.product.unit == "flash"
-        times = 2 + FLASH_AGAIN * flash if backward and op.passes is None else 1
-        product, back = times * self.product(op, backward), BACK * op.moved if op.moved_back is None else op.moved_back
-        moved = self.cluster.moved(back if backward else op.moved)
+    def _compute(self, operation: Operation, kind: str, again: bool) -> None:
+        seconds = self.cluster.operation(operation, kind)
         if again:
-            self._add(AGAIN, product + moved)
-        elif product:
-            products = op.products(backward) if op.passes is not None else op.products(False)
-            ideal = times * sum(
-                p.flops / (self.cluster.fp8 if p.unit == "fp8" else self.cluster.matmul) for p in products
-            )
-            self._add(PEAK, ideal)
-            self._add(BELOW, product - ideal)
-        self._add(MEMORY, 0.0 if again else moved)
-        return product + moved + self._send(messages, product)
-
-    def asked(self, seconds: float) -> float:
-        """A pass that takes the device so many seconds: as long as the host needs to ask for it, at least."""
-        calls, self.calls = self.calls, 0
-        return seconds + self._add(LAUNCHES, max(0.0, calls * self.cluster.call - seconds))
-
-    def _send(self, messages: Sequence[Message], product: float) -> float:
-        """What travels beside the product counts where it takes longer."""
-        total = 0.0
-        for beside in (False, True):
-            some = [m for m in messages if m.beside == beside]
-            seconds = sum(message_time(m, self.z.mesh, self.cluster) for m in some)
-            if some:
-                left = max(0.0, seconds - product) if beside and self.cluster.overlaps else seconds
-                total += self._add(OF_AXIS.get(some[0].axis, "experts"), left)
-        return total
-
-
-class _Measured(_Watch):
-    """The same where operations were measured by themselves: each has its own rates, and a price of each call."""
-
-    def product(self, op: Op, backward: bool = False) -> float:
-        with self._rates_of(op):
-            return super().product(op, backward)
-
-    def run(self, op: Op, backward: bool, again: bool = False) -> float:
-        if (seconds := self.cluster.measured(_kind(op))) is None:
-            return super().run(op, backward, again)
-        calls = seconds[0] * calls_of(op, backward)
-        with self._rates_of(op):
-            return self._add(AGAIN if again else MEMORY, calls) + super().run(op, backward, again)
-
-    @contextlib.contextmanager
-    def _rates_of(self, op: Op) -> Iterator[None]:
-        whole, self.cluster = self.cluster, self.cluster.of(_kind(op))
-        yield
-        self.cluster = whole
-
-
-def calls_of(op: Op, backward: bool) -> int:
-    """How often the host asks for something: backward once for the input of a product and once for its weight."""
-    if op.calls is not None:
-        return op.calls[backward]
-    return 2 if backward and op.product is not None else 1
-
-
-def _kind(op: Op) -> str:
-    """What its times are kept under; a product with a weight is the same in all modules."""
-    return "linear" if op.product is not None and op.weights else op.kind or op.what
+            self._take(RECOMPUTE, seconds)
+        elif operation.flops:
+            ideal = operation.flops / (self.cluster.fp8 if operation.unit == "fp8" else self.cluster.matmul)
+            self._take(PEAK, ideal)
+            self._take(BELOW, seconds - ideal)
+        else:
+            self._take(MEMORY, seconds)
 
 
 def message_time(message: Message, mesh: Mesh, cluster: Cluster) -> float:
@@ -192,13 +182,26 @@ def message_time(message: Message, mesh: Mesh, cluster: Cluster) -> float:
     return cluster.collective(message.name, message.nbytes, mesh.axis(message.axis).ranks)
 
 
-def pass_time(ops: Iterable[Op], repeated: Iterable[Op], z: Sizes, cluster: Cluster) -> PassTime:
-    """One microbatch through these operations, some of which the backward pass repeats."""
-    watch, ops = (_Measured if cluster.operations else _Watch)(z, cluster), list(ops)
-    forward = watch.asked(sum(watch.run(op, False) for op in ops))
-    backward = sum(watch.run(op, True) for op in ops) + sum(watch.run(op, False, True) for op in repeated)
-    backward = watch.asked(backward)
-    return PassTime(forward, backward, sum(watch.product(op) for op in ops if op.weights), watch.parts)
+def pass_time(run: Run, part: int, mesh: Mesh, cluster: Cluster) -> PassTime:
+    """One microbatch through a part of a stage that has been run."""
+
+    def seconds(*phases: str) -> tuple[float, dict[str, float]]:
+        clock = _Clock(mesh, cluster)
+        events = ((_kind(run.windows[e.window]), e) for e in run.of_part(part) if e.phase in phases)
+        return clock.play(events), clock.parts
+
+    (forward, one), (backward, two), (weights, three) = seconds(FORWARD), seconds(BACKWARD, AGAIN), seconds(WEIGHTS)
+    return PassTime(forward, backward + weights, weights, _sums([one, two, three]))
+
+
+def _kind(window: Window) -> str:
+    """What its operations are measured as; those of the stage itself are the loss's."""
+    return KINDS.get(window.kind, "") if window.name else "loss"
+
+
+def _sums(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for table in tables for name in table)
+    return {name: sum(table.get(name, 0.0) for table in tables) for name in names}
 
 
 class Pieces:
@@ -207,55 +210,62 @@ class Pieces:
     Args:
         z: a microbatch of this layout.
         cluster: whose rates and links.
-        model: with one layer of each kind (`one_of_each`).
+        splits: the weights' half of the backward pass is put off.
     """
 
-    def __init__(self, z: Sizes, cluster: Cluster, model: GPTModel) -> None:
-        self.z, self._cluster = z, cluster
-        first, last, repeated = ends_work(model, z)
-        self.first, self.last = pass_time(first, (), z, cluster), pass_time(last, repeated, z, cluster)
-        self._kinds = layer_kinds(z.config, z.spec)
+    def __init__(self, z: Sizes, cluster: Cluster, splits: bool = False) -> None:
+        self.config, self.kinds = z.config, kinds_of(z.config, z.spec)
+        numbers = sorted(set(self.kinds))
+        again = self.config.recompute_granularity == "full"
+        runs = {again: pieces_run(z, again, splits)}
+        if again and self.config.recompute_method == "block":
+            runs[False] = pieces_run(z, False, splits)
+        self.first, self.last = (pass_time(runs[again], part, z.mesh, cluster) for part in (0, len(numbers) + 1))
         self._layers = {
-            int(number): [self._layer(layer, int(number), whole) for whole in (False, True)]
-            for number, layer in model.decoder.layers.items()
+            (number, whole): pass_time(run, part, z.mesh, cluster)
+            for whole, run in runs.items()
+            for part, number in enumerate(numbers, 1)
         }
 
-    def _layer(self, layer: nn.Module, number: int, whole: bool) -> PassTime:
-        ops, repeated = layer_work(layer, number, self.z)
-        return pass_time(ops, again(ops, False) if whole else repeated, self.z, self._cluster)
+    def extended(self, two: Pieces, b: int) -> Pieces:
+        """These being of micro-batches of one sample, those of b."""
+        found = copy.copy(self)
+        found.first, found.last = self.first.extended(two.first, b), self.last.extended(two.last, b)
+        found._layers = {key: time.extended(two._layers[key], b) for key, time in self._layers.items()}
+        return found
 
     def stage(self, plan: StagePlan, number: int) -> PassTime:
         """One stage of a cut model."""
-        config, layers = self.z.config, plan.layers[number]
-        full, block = config.recompute_granularity == "full", config.recompute_method == "block"
-        parts = [
-            self._layers[self._kinds[n]][full and (not block or i < config.recompute_num_layers)]
-            for i, n in enumerate(layers)
-        ]
+        layers, full = plan.layers[number], self.config.recompute_granularity == "full"
+        some = self.config.recompute_num_layers if self.config.recompute_method == "block" else len(layers)
+        parts = [self._layers[self.kinds[n], full and i < some] for i, n in enumerate(layers)]
         parts += [self.first] * (number == 0) + [self.last] * (number == len(plan.layers) - 1)
         return added(parts)
 
 
+def extended(one: Any, two: Any, b: int) -> Any:
+    """A number that grows with the micro-batch in proportion, from those of one sample and of two."""
+    return one + (two - one) * (b - 1)
+
+
+def pieces_run(z: Sizes, again: bool, splits: bool = False) -> Run:
+    """One layer of each kind between both ends of the model, each by itself recomputed or not."""
+    numbers, config = sorted(set(kinds_of(z.config, z.spec))), z.config
+    if config.recompute_granularity == "full":
+        several = 1 if config.recompute_method == "uniform" else len(numbers)
+        config = config.replace(recompute_num_layers=several) if again else config.replace(recompute_granularity=None)
+    z = dataclasses.replace(z, config=config)
+    return run_of(z, [(n,) for n in numbers], tuple(numbers), True, True, splits)
+
+
 def added(parts: Sequence[PassTime]) -> PassTime:
     """One after the other."""
-    names = dict.fromkeys(name for part in parts for name in part.parts)
     return PassTime(
         sum(part.forward for part in parts),
         sum(part.backward for part in parts),
         sum(part.weights for part in parts),
-        {name: sum(part.parts.get(name, 0.0) for part in parts) for name in names},
+        _sums([part.parts for part in parts]),
     )
-
-
-def layer_kinds(config: TransformerConfig, spec: ModuleSpec | None = None) -> tuple[int, ...]:
-    """For each layer the number of the first one that is like it, whatever is recomputed."""
-    return kinds_of(config.replace(recompute_granularity=None), spec)
-
-
-def one_of_each(config: TransformerConfig, mesh: Mesh, spec: ModuleSpec | None = None) -> GPTModel:
-    """The model with one layer of each kind, shapes without memory."""
-    with torch.device("meta"):
-        return GPTModel(config, mesh, spec, layer_numbers=sorted(set(layer_kinds(config, spec))))
 
 
 class Around(NamedTuple):
@@ -267,7 +277,7 @@ class Around(NamedTuple):
 
 def around(run: RunConfig, rank: int, world: int, cluster: Cluster, mine: PassTime) -> Around:
     """Of one rank, whose stages take `mine` for a microbatch."""
-    work, parallel = work_of_run(run, world, "cuda"), run.parallel
+    work, parallel = work_of_run(run, world, cluster.device), run.parallel
     mesh, plan = Mesh.planned(parallel, rank, world), plan_stages(parallel, run.model.num_layers)
     ddp = meta_wrapper(meta_model(run.model, mesh, run.optimizer, spec_of(run)), mesh, run.optimizer)
     z = sizes_of(run.model, mesh, run.optimizer, work, spec_of(run))
@@ -332,20 +342,9 @@ def as_asked(run: RunConfig, cluster: Cluster) -> Cluster:
 def stages_of_run(run: RunConfig, world: int, cluster: Cluster) -> tuple[StagePlan, Sizes, list[PassTime]]:
     """Where the model is cut, a microbatch of the first rank, and the seconds of each stage."""
     plan, mesh = plan_stages(run.parallel, run.model.num_layers), Mesh.planned(run.parallel, 0, world)
-    z = sizes_of(run.model, mesh, run.optimizer, work_of_run(run, world, "cuda"), spec_of(run))
-    pieces = Pieces(z, as_asked(run, cluster), one_of_each(run.model, mesh, z.spec))
+    z = sizes_of(run.model, mesh, run.optimizer, work_of_run(run, world, cluster.device), spec_of(run))
+    pieces = Pieces(z, as_asked(run, cluster), plan.schedule in SPLIT)
     return plan, z, [pieces.stage(plan, number) for number in range(len(plan.layers))]
-
-
-def sample_flops(run: RunConfig) -> float:
-    """Model FLOPs of a sample, forward and backward: what modules multiply, or have multiplied in a run."""
-    mesh, spec, config = Mesh.serial(), spec_of(run), run.model.replace(recompute_granularity=None)
-    z = sizes_of(config, mesh, run.optimizer, Work(run.data.seq_length, device="cuda"), spec)
-    model, kinds = one_of_each(config, mesh, spec), layer_kinds(config, spec)
-    first, last, _ = ends_work(model, z)
-    of_kind = {int(n): layer_work(layer, int(n), z)[0] for n, layer in model.decoder.layers.items()}
-    ops = [*first, *last, *(op for kind in kinds for op in of_kind[kind])]
-    return 3.0 * sum(product.flops for op in ops for product in op.products(False))
 
 
 def step_time(run: RunConfig, world: int, cluster: Cluster) -> StepTime:
@@ -355,11 +354,8 @@ def step_time(run: RunConfig, world: int, cluster: Cluster) -> StepTime:
         ConfigError: the layout cannot be.
         Unpredicted: an operation's time is not known.
     """
-    require_known(not run.model.first_last_layers_bf16, "the time of layers in two precisions")
-    require_known(run.model.attn_logit_softcapping is None, "the time of capped attention scores")
-    require_known(run.model.window_attn_skip_freq is None, "the time of layers with different windows")
     require_known(not run.optimizer.freeze, "the time of a model with frozen parameters")
-    work, ranks = work_of_run(run, world, "cuda"), rank_groups(run.parallel, world, "pp")[0]
+    work, ranks = work_of_run(run, world, cluster.device), rank_groups(run.parallel, world, "pp")[0]
     plan, z, stages = stages_of_run(run, world, cluster)
     placement, m = placement_of(plan), work.microbatches
     two = {0, plan.ranks - 1}
@@ -373,5 +369,5 @@ def step_time(run: RunConfig, world: int, cluster: Cluster) -> StepTime:
     parts["bubble"] = max(0.0, passes - sum(parts.values())) if plan.ranks > 1 else 0.0
     parts |= slowest.parts
     samples = m * work.micro_batch_size * run.parallel.data_parallel_size(world)
-    flops = step_flops(run.model, samples, work.seq_length) if run.spec is None else samples * sample_flops(run)
+    flops = step_flops(run.model, samples, work.seq_length, spec=spec_of(run))
     return StepTime(sum(parts.values()), {n: s for n, s in parts.items() if s}, flops, world, cluster.matmul)

@@ -2,11 +2,12 @@
 
 | from                           | what                                                                            |
 |--------------------------------|---------------------------------------------------------------------------------|
-| modules (`work`)               | sums and gathers of tp, rings of cp, rows to experts; for each microbatch       |
+| a run of the stage's layers    | sums and gathers of tp, rings of cp, rows to experts; for each microbatch       |
 | the schedule's list of actions | activations and gradients to neighbours of pp                                   |
 | buckets of the wrapper         | gradients; weights after the step (ZeRO-1, -2) or when they are used (ZeRO-3)   |
 | layouts of parameters          | gradients of norms over tp, of a tied table over embd                           |
-| the step itself                | counts, losses, the norm of the gradient                                        |
+| hooks of the step, run         | loads of experts, scales of FP8                                                 |
+| the step itself                | counts, losses, the norm of the gradient; what the optimizer sends (`update`)   |
 
 The model and its wrapper are built on torch's `meta` device, so buckets, shards and padding are those of the run.
 A step that is traced (`trace.record`) counts the same calls and bytes; tests compare the two.
@@ -16,33 +17,42 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Any
 
+import torch
+from torch import nn
+
+from minimegatron.comm import async_ops
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config.parallel import StagePlan, plan_stages
 from minimegatron.config.run import RunConfig
-from minimegatron.footprint.dry_run import Sizes, require_known
+from minimegatron.footprint.dry_run import (
+    Message,
+    Messages,
+    Sent,
+    Sizes,
+    StageRun,
+    Waited,
+    one_of_each,
+    require_known,
+)
 from minimegatron.footprint.prediction import actions_of, meta_model, meta_wrapper, sizes_of
-from minimegatron.layers.fp8.linear import ParallelFp8
-from minimegatron.layers.fp8.scaling import CurrentScale, DelayedScale
-from minimegatron.layers.moe.router import tally_size
 from minimegatron.layers.param import layout_of
+from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.models.chunks import ModelChunks, schedule_of
-from minimegatron.models.decoder import GPTModel
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.parallel.data.finalize import partial_axes
 from minimegatron.parallel.data.grad_buffer import Bucket, GradBuffer
 from minimegatron.parallel.data.units import units_of
 from minimegatron.parallel.pipeline.actions import Action
-from minimegatron.planner.stages import StageWork
 from minimegatron.planner.update import update_messages
-from minimegatron.planner.work import Message
 from minimegatron.training.memory_report import spec_of, work_of_run
 
-Messages = Counter[tuple[Message, str]]
+Traffic = Counter[tuple[Message, str]]  # a message and its part of the step -> how often
 
 
-def run_messages(run: RunConfig, rank: int, world: int, device: str = "cuda") -> Messages:
+def run_messages(run: RunConfig, rank: int, world: int, device: str = "cuda") -> Traffic:
     """What one rank of a run sends in a step.
 
     Raises:
@@ -59,44 +69,33 @@ def run_messages(run: RunConfig, rank: int, world: int, device: str = "cuda") ->
     return found
 
 
-def step_messages(plan: StagePlan, ddp: DistributedDataParallel, z: Sizes, microbatches: int) -> Messages:
+def step_messages(plan: StagePlan, ddp: DistributedDataParallel, z: Sizes, microbatches: int) -> Traffic:
     """{(message, part of the step): how often} in one step of this rank, the optimizer's left out."""
-    found: Messages = Counter()
+    found: Traffic = Counter()
     stages, row = stages_of(ddp), actions_of(plan, z, microbatches)
-    work = [StageWork.of(stage, z) for stage in stages]
+    runs = [StageRun(stage, z) for stage in stages]
     split = {(a.microbatch, a.chunk) for a in row if a.kind == "W"}
     for action in row:
         if action.kind != "W":
             passes = "forward" if action.kind == "F" else "backward"
-            found.update((m, passes) for m in work[action.chunk].messages(action.kind == "B"))
+            for message, count in runs[action.chunk].messages(action.kind == "B").items():
+                found[message, passes] += count
         if action.kind == "W" or action.kind == "B" and (action.microbatch, action.chunk) not in split:
-            found.update((m, "shards") for m in _fleeting(ddp, stages[action.chunk]))
+            found.update((m, "shards") for m in _temporary(ddp, stages[action.chunk]))
     found.update((m, "pipeline") for m in pipeline_messages(plan, z, microbatches))
     found.update((m, "gradients") for m in gradient_messages(ddp))
     when = "weights on use" if ddp.sharding == "optim_grads_params" else "weights"
     found.update((m, when) for m in weight_messages(ddp, row))
-    found.update((m, "end of step") for m in ends_of_step(ddp, z))
-    found.update((m, "end of step") for m in scale_messages(ddp))
+    found.update((m, "end of step") for m in end_messages(ddp, z))
+    for run in runs:
+        for message, count in run.messages_once().items():
+            found[message, "end of step"] += count
     return found
 
 
-def summary(found: Messages) -> dict[str, dict[str, int]]:
-    """The same as `trace.Log.summary`."""
-    table: dict[str, dict[str, int]] = {}
-    for (message, _), count in found.items():
-        cell = table.setdefault(f"{message.name}/{message.axis}", {"count": 0, "nbytes": 0})
-        cell["count"] += count
-        cell["nbytes"] += count * message.nbytes
-    return dict(sorted(table.items()))
-
-
-def stages_of(ddp: DistributedDataParallel) -> list[GPTModel]:
+def stages_of(ddp: DistributedDataParallel) -> list[Any]:
     """The stages of this rank."""
-    model = ddp.module
-    if isinstance(model, ModelChunks):
-        return [stage for _, stage in model.stages()]
-    assert isinstance(model, GPTModel), "a rank holds a model or stages of it"
-    return [model]
+    return [stage for _, stage in ddp.module.stages()] if isinstance(ddp.module, ModelChunks) else [ddp.module]
 
 
 def pipeline_messages(plan: StagePlan, z: Sizes, microbatches: int) -> Iterator[Message]:
@@ -107,12 +106,12 @@ def pipeline_messages(plan: StagePlan, z: Sizes, microbatches: int) -> Iterator[
     for action in schedule.actions[rank]:
         arriving = schedule.input_of(rank, action)
         if arriving is not None and schedule.source_of(arriving) != rank:
-            yield Message("recv", "pp", z.stream, action.kind == "B")
+            yield Message("recv", "pp", z.stream)
         if schedule.message_of(rank, action) is not None:
-            yield Message("send", "pp", z.stream, action.kind == "B")
+            yield Message("send", "pp", z.stream)
 
 
-def _fleeting(ddp: DistributedDataParallel, stage: GPTModel) -> Iterator[Message]:
+def _temporary(ddp: DistributedDataParallel, stage: Any) -> Iterator[Message]:
     """Buckets that travel after every backward pass (ZeRO-2 and -3)."""
     names = {ddp.name_of(p) for p in stage.parameters() if p.requires_grad}
     for buffer in ddp.grad_buffers:
@@ -157,8 +156,9 @@ def _gathers(buckets: Iterable[tuple[GradBuffer, Bucket]]) -> Iterator[Message]:
         yield from _over(buffer.axis, "all_gather", bucket.span.size * element)
 
 
-def ends_of_step(ddp: DistributedDataParallel, z: Sizes) -> Iterator[Message]:
-    """Sums over gradients that copies still miss; counts, losses and the norm."""
+def end_messages(ddp: DistributedDataParallel, z: Sizes) -> Iterator[Message]:
+    """Sums over gradients that copies still miss; counts, losses, the norm, and what hooks of the model's features send
+    (`layers/step_hooks`), which are run."""
     mesh, params, axes = ddp.mesh, ddp.params, partial_axes(ddp.mesh)
     flat: Counter[str] = Counter()
     for name, shard in ddp.shards().items():
@@ -171,22 +171,23 @@ def ends_of_step(ddp: DistributedDataParallel, z: Sizes) -> Iterator[Message]:
     for axis_name, nbytes in flat.items():
         yield from _over(mesh.axis(axis_name), "all_reduce", nbytes)
     yield from (m for axis in (mesh.dp_cp, mesh.pp) for m in _over(axis, "all_reduce", 8))  # tokens
-    config, world, depths = z.config, mesh.world, z.config.mtp_num_layers or 0
-    if config.num_experts is not None:
-        routers = sum(config.expert_layers) + depths * config.has_experts(config.num_layers)
-        yield from _over(world, "all_reduce", 8 * routers * tally_size(config))
-    yield from _over(world, "all_reduce", 8 * (3 + 2 * depths + (mesh.pp.size > 1)))  # losses, their counts, flags
-    yield from _over(world, "all_reduce", 24)  # norm, zeros, tensors that are not finite
+    yield from (sent.message for sent in _of_hooks(ddp, mesh)[1])
+    losses = 1 + len(_of_hooks(one_of_each(z.config, mesh, z.spec), mesh)[0])  # as the last stage reports them
+    yield from _over(mesh.world, "all_reduce", 8 * (2 * losses + 1 + (mesh.pp.size > 1)))  # sums and counts, flags
+    yield from _over(mesh.world, "all_reduce", 24)  # norm, zeros, tensors that are not finite
 
 
-def scale_messages(ddp: DistributedDataParallel) -> Iterator[Message]:
-    """Of FP8, once a step: all delayed scales together, or with current scaling the magnitudes of weights."""
-    layers = [m for m in ddp.module.modules() if isinstance(m, ParallelFp8)]
-    for scale in (layer.weight for layer in layers if isinstance(layer.weight, CurrentScale)):
-        yield from _over(scale.axis, "all_reduce", 4)  # type: ignore[union-attr,arg-type]
-    places = {id(m.siblings): m.siblings.number for m in ddp.module.modules() if isinstance(m, DelayedScale)}
-    if places:
-        yield from _over(ddp.mesh.axis(layers[0].agree_over), "all_reduce", 4 * sum(places.values()))
+def _of_hooks(model: nn.Module, mesh: Mesh) -> tuple[dict[str, torch.Tensor], list[Sent]]:
+    """What the hooks of a step report of a model, and what they send."""
+    sent: list[Sent | Waited] = []
+    hooks = StepHooks(model, mesh)
+    with async_ops.alone(async_ops.FakeTransport(), Messages(sent.append)), hooks.passes(1.0):
+        pass
+    with async_ops.alone(async_ops.FakeTransport(), Messages(sent.append)):
+        reports = hooks.reports()
+        hooks.tables()
+        hooks.end_step()
+    return reports, [one for one in sent if isinstance(one, Sent)]
 
 
 def _over(axis: Axis, name: str, nbytes: int) -> Iterator[Message]:

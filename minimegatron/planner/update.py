@@ -17,14 +17,13 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from minimegatron.config import OptimizerConfig
-from minimegatron.footprint.dry_run import require_known
+from minimegatron.footprint.dry_run import Message, Operation, require_known
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.muon import LayerWise, Orthogonalizer
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.planner.cluster import Cluster
-from minimegatron.planner.work import Message, Product
 
 FP32 = 4  # bytes of a gradient, and of a number while it is moved
 
@@ -41,7 +40,7 @@ def update_time(ddp: DistributedDataParallel, config: OptimizerConfig, cluster: 
     count, element = sum(p.main.numel() for p in params), max((p.model.element_size() for p in params), default=0)
     above = sum(t.numel() for t in held.get("main parameters (host)", ()))
     seconds = cluster.moved(_touched(held, "", count - above, element))
-    seconds += sum(cluster.product(product.flops, product.nbytes) for product in muon_products(ddp, config))
+    seconds += sum(cluster.operation(product) for product in muon_products(ddp, config))
     if not above:
         return seconds
     require_known(cluster.bus > 0 and cluster.host > 0, f"the memory of the host of {cluster.gpu}")
@@ -64,11 +63,12 @@ def _muons(ddp: DistributedDataParallel, config: OptimizerConfig) -> list[Orthog
     return [Orthogonalizer(p.name, layout_of(p.model), ddp.mesh, config) for p in params if p.rates.matrix]
 
 
-def muon_products(ddp: DistributedDataParallel, config: OptimizerConfig) -> list[Product]:
-    """Of all its iterations."""
+def muon_products(ddp: DistributedDataParallel, config: OptimizerConfig) -> list[Operation]:
+    """Of all its iterations: both factors read, the result written, in bf16."""
     updates = _muons(ddp, config)
     require_known(not updates or config.muon_fp32_matmul_prec == "medium", "Muon's products in fp32")
-    return [Product(*sizes) for update in updates for sizes in update.products()]
+    sizes = [size for update in updates for size in update.products()]
+    return [Operation("mm", 2.0 * m * n * k * count, 2 * count * (m * k + k * n + m * n)) for m, n, k, count in sizes]
 
 
 def update_messages(ddp: DistributedDataParallel, config: OptimizerConfig) -> Iterator[Message]:

@@ -6,12 +6,16 @@ authors count alike.
 **Model FLOPs**: the multiplications and additions of the matrix products that the *maths* needs, twice one for each
 multiply-add, three times the forward pass (the backward pass multiplies once for dx and once for dW). Not counted:
 norms, softmax, activations, the optimizer, and whatever is computed a second time (recompute) or for nothing (the
-masked half of causal attention). For one token in a sequence of s:
+masked half of causal attention, padding of experts).
+
+They are counted, not written down: one layer of each kind runs forward without memory (`dry_run.forward_products`), as
+the model defines it, in one process. It takes about a second in the first call of a process, most of it imports of
+torch, and is kept. For one token in a sequence of s that gives
 
     attention  QKV            2 h (a + 2 g) d          gated MLP   3 * 2 h f
                scores, values 2 * 2 a d * s/2          plain MLP   2 * 2 h f
                output         2 a d h                  logits      2 h V'
-    experts        k * (gated or plain MLP of the expert's f) + shared MLP + router 2 h E, in the layers that have them
+    experts    k * (gated or plain MLP of the expert's f) + shared MLP + router 2 h E, in the layers that have them
 
 `s/2`: query i sees i keys, half of s on average (Megatron's convention; papers before 2023 count the full square, see
 `causal=False`, which for a plain GPT is the closed form 72 B L s h^2 (1 + s/(6h) + V/(12hL)) of arXiv 2104.04473).
@@ -27,6 +31,9 @@ from __future__ import annotations
 import re
 
 from minimegatron.config import TransformerConfig
+from minimegatron.config.fields import MODEL
+from minimegatron.footprint.dry_run import forward_products
+from minimegatron.models.spec import ModuleSpec
 
 # Dense bf16 peaks in TFLOP/s from the vendors' data sheets (the sheets' "with sparsity" figures are twice these). The
 # first name that torch's device name has as whole words decides, so the longer names stand first.
@@ -62,44 +69,31 @@ def peak_tflops(device_name: str) -> float | None:
     return None
 
 
-def attention_pairs(seq_length: int, sliding_window: int | None = None, causal: bool = True) -> float:
-    """(query, key) pairs of one sequence that are multiplied: s^2, half of it when causal, fewer with a window."""
-    if not causal:
-        return float(seq_length**2)
-    w = min(sliding_window or seq_length, seq_length)
-    return w * seq_length - w * w / 2
+def forward_flops(
+    config: TransformerConfig, seq_length: int, causal: bool = True, spec: ModuleSpec | None = None
+) -> dict[str, float]:
+    """FLOPs of one sequence's forward pass by part of the model: `attention`, `mlp` (all else in a layer), `logits`.
+
+    Args:
+        config: the model; what is no part of it, such as a recompute or a precision, is left out.
+        causal: count the half of attention's square that is seen; else all of it.
+        spec: of a layer; default the model's.
+    """
+    names = TransformerConfig.names_of(MODEL) | {"make_vocab_size_divisible_by"}
+    model = TransformerConfig(**{name: getattr(config, name) for name in names})
+    found = {"attention": 0.0, "mlp": 0.0, "logits": 0.0}
+    for count, window, flops in forward_products(model, seq_length, causal, spec):
+        outside = window in ("", "output_layer")
+        found["attention" if "attention" in window else "logits" if outside else "mlp"] += count * flops
+    return found
 
 
-def forward_flops(config: TransformerConfig, seq_length: int, causal: bool = True) -> dict[str, float]:
-    """FLOPs of one sequence's forward pass by part of the model: `attention`, `mlp`, `logits`."""
-    h, d = config.hidden_size, config.kv_channels
-    a, g = config.num_attention_heads, config.num_query_groups
-    depths = config.mtp_num_layers or 0  # each a layer like the last, a projection of 2 h and logits
-    layers = config.num_layers + depths
-    windows = [config.window_of(number) for number in range(layers)]
-    pairs = sum(attention_pairs(seq_length, window, causal) for window in windows)  # of all layers
-    if config.multi_latent_attention:
-        r, turned, v = config.kv_lora_rank, config.qk_pos_emb_head_dim, config.v_head_dim
-        queries = h * a * d if config.q_lora_rank is None else config.q_lora_rank * (h + a * d)
-        weights = queries + h * (r + turned) + r * a * (config.qk_head_dim + v) + a * v * h
-        core = 2 * a * (d + v) * pairs
-    else:
-        weights = h * d * ((a + 2 * g) + a)
-        core = 2 * 2 * a * d * pairs
-    matrices = 3 if config.gated_linear_unit else 2
-    with_experts = sum(config.expert_layers) + depths * config.has_experts(config.num_layers)
-    width = (layers - with_experts) * config.ffn_hidden_size  # of all MLPs that a token passes
-    width += with_experts * (
-        config.moe_router_topk * config.moe_ffn_hidden_size + (config.moe_shared_expert_intermediate_size or 0)
-    )
-    routers = with_experts * 2 * seq_length * h * (config.num_experts or 0)
-    return {
-        "attention": float(layers * 2 * seq_length * weights + core),
-        "mlp": float(2 * seq_length * h * width * matrices + routers + depths * 2 * seq_length * 2 * h * h),
-        "logits": float((1 + depths) * 2 * seq_length * h * config.padded_vocab_size(1)),
-    }
-
-
-def step_flops(config: TransformerConfig, batch_size: int, seq_length: int, causal: bool = True) -> float:
+def step_flops(
+    config: TransformerConfig,
+    batch_size: int,
+    seq_length: int,
+    causal: bool = True,
+    spec: ModuleSpec | None = None,
+) -> float:
     """Model FLOPs of one training step (forward and backward) over `batch_size` sequences, all GPUs together."""
-    return 3.0 * batch_size * sum(forward_flops(config, seq_length, causal).values())
+    return 3.0 * batch_size * sum(forward_flops(config, seq_length, causal, spec).values())

@@ -112,12 +112,6 @@ def test_volumes() -> None:
     assert forms.crossover_tokens(4096) == 18_432
 
 
-def test_inference_and_files() -> None:
-    assert forms.latent_cache_bytes(61, 512, 64) == 70_272  # DeepSeek-V3
-    assert forms.cache_bytes(80, 8, 128) == 327_680  # Llama 3 70B
-    assert forms.checkpoint_bytes(70e9) == 980e9 and forms.capacity(4096, 8, 256, 1.25) == 160
-
-
 def test_a_word_that_is_no_method_is_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean `tp sp`"):
         forms.layer_activations("tp-sp", 1, 1, 1, 1)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from minimegatron.errors import ConfigError
+from minimegatron.footprint.dry_run import Operation
 from minimegatron.planner.cluster import CALIBRATED, CLUSTERS, Cluster, read_cluster, write_cluster
 
 ROUND = Cluster(
@@ -52,7 +53,7 @@ def test_what_is_no_cluster_is_refused(tmp_path: Path, name: str, text: str | No
 
 
 def test_a_product_takes_its_arithmetic_and_its_bytes() -> None:
-    assert ROUND.product(100.0, 10.0) == 2.0 + 2.0 and ROUND.moved(10.0) == 2.0
+    assert ROUND.operation(Operation("aten.mm", 100.0, 10)) == 2.0 + 2.0 and ROUND.moved(10.0) == 2.0
 
 
 def test_a_ring_inside_a_node() -> None:

@@ -25,14 +25,14 @@ def base_of(flags: str) -> RunConfig:
 
 
 def test_the_best_of_all_layouts_is_found() -> None:
-    base = base_of(f"{SMALL} --recompute-granularity full")
+    base = base_of(f"{SMALL} --recompute-granularity full --data-parallel-sharding-strategy optim_grads")
     every = {}
     for layout in layouts(base, 4, CLUSTER):
         try:
             every[layout] = plan(layout.run(base), 4, CLUSTER)
         except ConfigError:
             continue
-    assert len(every) > 30
+    assert len(every) > 8
     best = min(every, key=lambda layout: every[layout].time.seconds)  # type: ignore[union-attr]
     found = search(base, 4, CLUSTER)
     assert found[0].plan.time == every[best].time
@@ -45,7 +45,7 @@ def test_estimates_are_near_plans(preset: str) -> None:
     base = base_of(f"--preset {preset} --bf16 --seq-length 2048 --global-batch-size 64 --num-layers 8")
     estimator, some = Estimator(base, 8, CLUSTERS["h100"]), list(layouts(base, 8, CLUSTERS["h100"]))
     checked = 0
-    for layout in some[:: max(1, len(some) // 25)]:
+    for layout in some[:: max(1, len(some) // 12)]:
         try:
             told = plan(layout.run(base), 8, CLUSTERS["h100"])
         except ConfigError:
@@ -55,7 +55,7 @@ def test_estimates_are_near_plans(preset: str) -> None:
         assert nbytes == pytest.approx(told.bytes, rel=0.18), layout
         assert seconds == pytest.approx(told.time.seconds, rel=0.25), layout
         checked += 1
-    assert checked >= 10
+    assert checked >= 6
 
 
 @pytest.mark.thorough

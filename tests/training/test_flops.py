@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from minimegatron.config import TransformerConfig
+from minimegatron.footprint.gpu import attention_pairs
 from minimegatron.models.chunks import count_parameters
 from minimegatron.models.families import family_config
-from minimegatron.training.flops import attention_pairs, forward_flops, peak_tflops, step_flops
+from minimegatron.training.flops import forward_flops, peak_tflops, step_flops
 
 
 def gpt(h: int, layers: int, heads: int) -> TransformerConfig:
