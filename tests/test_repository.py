@@ -90,7 +90,7 @@ def test_a_workflow_runs_what_a_person_runs(name: str, target: str) -> None:
     workflow = yaml.safe_load((ROOT / f".github/workflows/{name}.yml").read_text())
     (job,) = workflow["jobs"].values()
     commands = [step["run"] for step in job["steps"] if "run" in step]
-    assert commands == [".ci/run" if name == "test" else target]
+    assert commands[-1] == (".ci/run" if name == "test" else target)
     assert (ROOT / ".ci/run").read_text().endswith("\nmake test\n")
 
 

@@ -19,23 +19,19 @@ from minimegatron.viz.picture import INK, MEASURED, PREDICTED_LINE, blank, new_f
 ROW = 1.5  # height of a row, in boxes
 
 
-def boxes_filled(
-    need: Mapping[str, float], box: float, *, unit: str = "GB", what: str = "GPU", title: str = ""
-) -> Figure:
-    """A row of boxes for each entry, filled from the left, with its number.
+def boxes_filled(need: Mapping[str, float], box: float, *, title: str = "") -> Figure:
+    """A row of GPUs for each entry, filled from the left, with their number.
 
     Args:
-        need: {name: how much}, drawn from the top in this order.
-        box: how much one box holds.
-        unit: of both.
-        what: a box is.
+        need: {name: GB}, drawn from the top in this order.
+        box: GB of one GPU.
         title: above the picture.
 
     Raises:
         ConfigError: nothing to draw, or a box that holds nothing.
     """
     if not need or box <= 0:
-        raise ConfigError(f"{len(need)} rows of boxes of {box} {unit}", fix="give at least one row and a positive size")
+        raise ConfigError(f"{len(need)} rows of boxes of {box} GB", fix="give at least one row and a positive size")
     most = max(math.ceil(amount / box) for amount in need.values())
     colour, _ = MEASURED
     with styled():
@@ -47,9 +43,9 @@ def boxes_filled(
             for i in range(math.ceil(full)):
                 axes.add_patch(Rectangle((i, y), 0.9 * min(1.0, full - i), 0.9, facecolor=colour))
                 axes.add_patch(Rectangle((i, y), 0.9, 0.9, fill=False, edgecolor=INK, linewidth=0.8))
-            boxes = f"{full:.{2 if full < 1 else 3}g} {what}" + ("s" if full > 1 else "")
-            axes.text(math.ceil(full) + 0.4, y + 0.5, f"{amount:g} {unit}: {boxes}", va="center", fontsize=9)
-        axes.text(0, ROW * len(need) + 0.1, f"one box: one {what} of {box:g} {unit}", va="center", fontsize=8)
+            boxes = f"{full:.{2 if full < 1 else 3}g} GPU" + ("s" if full > 1 else "")
+            axes.text(math.ceil(full) + 0.4, y + 0.5, f"{amount:g} GB: {boxes}", va="center", fontsize=9)
+        axes.text(0, ROW * len(need) + 0.1, f"one box: one GPU of {box:g} GB", va="center", fontsize=8)
         axes.set_xlim(-5, most + 7)
         axes.set_ylim(ROW * len(need) + 0.6, -0.2)
         blank(axes)

@@ -24,6 +24,7 @@ from minimegatron.viz.picture import (
     PALETTE,
     PAPER,
     PREDICTED,
+    SECONDS,
     WORK,
     Picture,
     box,
@@ -368,7 +369,6 @@ def _buckets(axes: Axes, layout: BufferLayout) -> None:
 #
 #     with trace.record(rank) as log, units_in_trace(ddp):
 #         one step
-#     gather_timeline(log.events)
 #     gather_timelines({"with prefetch": log.events, "without": other.events})   # on one axis
 #
 # The exposed part is exact for gathers only: a wait for a reduce-scatter may lie inside a unit's backward pass, where
@@ -411,11 +411,6 @@ def gathers_of(events: Sequence[Event], axes: Sequence[str] = AXES) -> list[Gath
     return found
 
 
-def gather_timeline(events: Sequence[Event], *, rank: int = 0, axes: Sequence[str] = AXES, title: str = "") -> Figure:
-    """The lanes of one rank: of `events`, see `gather_timelines`."""
-    return gather_timelines({"": events}, rank=rank, axes=axes, title=title)
-
-
 def gather_timelines(
     runs: Mapping[str, Sequence[Event]], *, rank: int = 0, axes: Sequence[str] = AXES, title: str = ""
 ) -> Figure:
@@ -432,7 +427,7 @@ def gather_timelines(
     """
     drawn = {name: _lanes(events, rank, axes) for name, events in runs.items()}
     horizon = max(_seconds(lanes) for lanes in drawn.values())
-    divisor, unit = scaled(horizon * 1e6, ("µs", "ms", "s"), 1000)
+    divisor, unit = scaled(horizon * 1e6, SECONDS, 1000)
     rows = {name: {lane: _rows(of) for lane, of in lanes.items() if of} for name, lanes in drawn.items()}
     heights = [sum(len(of) + BETWEEN for of in lanes.values()) for lanes in rows.values()]
     with styled():
@@ -444,12 +439,10 @@ def gather_timelines(
             gathers = gathers_of([*lanes["compute"], *lanes["gathers"]], axes)
             waited, spent = (1e6 / divisor * s for s in (sum(g.exposed for g in gathers), _length(gathers)))
             waits = f"{waited:.3g} {unit} in waits for gathers, which are {spent:.3g} {unit} under way"
-            if name:
-                panel.set_title(
-                    f"{name}: {_seconds(lanes) * 1e6 / divisor:.3g} {unit}, of it {waits}", fontsize=9, loc="left"
-                )
+            seconds = f"{_seconds(lanes) * 1e6 / divisor:.3g} {unit}"
+            panel.set_title(f"{name}: {seconds}, of it {waits}", fontsize=9, loc="left")
             panel.set_xlim(-0.005 * horizon * clock.scale, 1.005 * horizon * clock.scale)
-        panels[-1].set_xlabel(f"time in {unit}" + (f"; {waits}" if not name else ""))
+        panels[-1].set_xlabel(f"time in {unit}")
         looks = [("forward", WORK["F"]), ("backward", WORK["B"]), ("hidden gather", PALE), ("exposed gather", COMM)]
         sums = any(lanes["reduce-scatters"] for lanes in drawn.values())
         looks += [("hidden sum", PALE_SUMS), ("exposed sum", SUMS)] * sums

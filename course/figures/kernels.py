@@ -39,8 +39,6 @@ def hierarchy(
     blocks: int = 4,
     threads: int = 64,
     sms: int = 2,
-    sizes: Sequence[str] = ("256 KiB", "up to 228 KiB", "80 GB"),
-    title: str = "One launch, and the GPU that runs it",
 ) -> Figure:
     """A launch of `blocks` x `threads`, one block of it opened, and the GPU below which its memories stand.
 
@@ -48,8 +46,6 @@ def hierarchy(
         blocks: of the grid.
         threads: of a block, a multiple of 32.
         sms: drawn of the GPU.
-        sizes: of an SM's registers, of its shared memory, of the global memory.
-        title: above the picture.
 
     Raises:
         ConfigError: a number below 1, or threads that are no whole warps.
@@ -58,10 +54,10 @@ def hierarchy(
         raise ConfigError(f"a block of {threads} threads is not made of warps", fix="a multiple of 32")
     runs = dealt(blocks, sms)
     with styled():
-        figure = new_figure(10.4, 4.4, title)
+        figure = new_figure(10.4, 4.4, "One launch, and the GPU that runs it")
         left, right = figure.subplots(1, 2, width_ratios=(1.25, 1.0))
         _launch(left, blocks, threads)
-        _gpu(right, runs, sizes)
+        _gpu(right, runs)
     return figure
 
 
@@ -100,11 +96,11 @@ def _launch(axes: Axes, blocks: int, threads: int) -> None:
     axes.set_aspect("auto")
 
 
-def _gpu(axes: Axes, runs: Sequence[Sequence[int]], sizes: Sequence[str]) -> None:
+def _gpu(axes: Axes, runs: Sequence[Sequence[int]]) -> None:
     axes.set_title("What runs it")
     width, gap = 40.0, 1.2
     each = (width - gap * (len(runs) + 1)) / len(runs)
-    registers, shared, whole = sizes
+    registers, shared, whole = "256 KiB", "up to 228 KiB", "80 GB"  # of an H100
     box(axes, (0, 8.6), (width, 19.9), PAPER, edge=INK)
     _text(axes, 0.6, 27.6, "GPU: many SMs (an H100 has 132)", bold=True)
     for sm, assigned in enumerate(runs):
@@ -139,10 +135,11 @@ def _text(
 # is a number of a matrix stored row by row. A thread (its number stands in the square) reads a dark one; a light one
 # is fetched because it lies in the same sector; a white one is not fetched.
 
+SECTOR = 8  # numbers that are fetched together
 ASKED, CAME, REST = ACTIVE, PASSIVE, "white"
 
 
-def sectors(shape: tuple[int, int], asked: Sequence[int], sector: int = 8) -> set[int]:
+def sectors(shape: tuple[int, int], asked: Sequence[int]) -> set[int]:
     """Sectors that hold these places of a matrix stored row by row.
 
     Raises:
@@ -152,32 +149,31 @@ def sectors(shape: tuple[int, int], asked: Sequence[int], sector: int = 8) -> se
         raise ConfigError(
             f"a matrix of {shape[0]} x {shape[1]} has no place {bad[0]}", fix=f"places 0 to {shape[0] * shape[1] - 1}"
         )
-    return {i // sector for i in asked}
+    return {i // SECTOR for i in asked}
 
 
-def access_map(shape: tuple[int, int], ways: Mapping[str, Sequence[int]], sector: int = 8) -> Figure:
+def access_map(shape: tuple[int, int], ways: Mapping[str, Sequence[int]]) -> Figure:
     """One panel for each way of reading.
 
     Args:
         shape: rows and columns of the matrix; a row is made of whole sectors.
         ways: {title: for each thread the place it reads, counted row by row}.
-        sector: numbers that are fetched together.
 
     Raises:
         ConfigError: nothing to draw, a place outside of the matrix, or rows that are no whole sectors.
     """
     if not ways:
         raise ConfigError("no access to draw", fix="give at least one")
-    if shape[1] % sector:
-        raise ConfigError(f"rows of {shape[1]} numbers are not made of sectors of {sector}", fix="a multiple of it")
+    if shape[1] % SECTOR:
+        raise ConfigError(f"rows of {shape[1]} numbers are not made of sectors of {SECTOR}", fix="a multiple of it")
     for asked in ways.values():
-        sectors(shape, asked, sector)
+        sectors(shape, asked)
     with styled():
         figure = new_figure(1.2 + 0.27 * shape[1], 0.5 + len(ways) * (0.9 + 0.27 * shape[0]))
         for axes, (title, asked) in panels(figure, {title: (title, asked) for title, asked in ways.items()}, down=True):
-            fetched = sectors(shape, asked, sector)
-            _matrix(axes, shape, {place: thread for thread, place in enumerate(asked)}, fetched, sector)
-            what = f"{len(fetched)} sector{'s' * (len(fetched) != 1)} (of {sector} numbers)"
+            fetched = sectors(shape, asked)
+            _matrix(axes, shape, {place: thread for thread, place in enumerate(asked)}, fetched)
+            what = f"{len(fetched)} sector{'s' * (len(fetched) != 1)} (of {SECTOR} numbers)"
             verb = "is" if len(fetched) == 1 else "are"
             axes.set_title(f"{title}: {len(asked)} threads ask, {what} {verb} fetched", fontsize=10)
         looks = (("asked for, by this thread", ASKED), ("comes along", CAME), ("not fetched", REST))
@@ -186,26 +182,26 @@ def access_map(shape: tuple[int, int], ways: Mapping[str, Sequence[int]], sector
     return figure
 
 
-def _matrix(axes: Axes, shape: tuple[int, int], thread: Mapping[int, int], fetched: set[int], sector: int) -> None:
+def _matrix(axes: Axes, shape: tuple[int, int], thread: Mapping[int, int], fetched: set[int]) -> None:
     rows, cols = shape
     for place in range(rows * cols):
         row, col = divmod(place, cols)
-        colour = ASKED if place in thread else CAME if place // sector in fetched else REST
+        colour = ASKED if place in thread else CAME if place // SECTOR in fetched else REST
         axes.add_patch(Rectangle((col, row), 1, 1, facecolor=colour, edgecolor=INK, linewidth=0.3))
         if place in thread:
             axes.text(
                 col + 0.5, row + 0.5, f"{thread[place]}", ha="center", va="center", fontsize=7, color=text_on(colour)
             )
-    for place in range(0, rows * cols, sector):
+    for place in range(0, rows * cols, SECTOR):
         row, col = divmod(place, cols)
-        border = Rectangle((col, row), sector, 1, fill=False, edgecolor=INK, linewidth=1.6)
+        border = Rectangle((col, row), SECTOR, 1, fill=False, edgecolor=INK, linewidth=1.6)
         axes.add_patch(border)
     axes.set_xlim(-0.1, cols + 0.1)
     axes.set_ylim(rows + 0.1, -0.1)
     axes.set_aspect("equal")
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
-    axes.set_xticks([c + 0.5 for c in range(0, cols, sector)], [f"{c}" for c in range(0, cols, sector)])
+    axes.set_xticks([c + 0.5 for c in range(0, cols, SECTOR)], [f"{c}" for c in range(0, cols, SECTOR)])
     axes.set_yticks([r + 0.5 for r in range(rows)], [f"{r}" for r in range(rows)])
     axes.tick_params(length=0, labelsize=7)
     axes.set_xlabel("column", fontsize=8)
@@ -252,7 +248,7 @@ def butterfly_steps(values: Sequence[float]) -> list[list[float]]:
     return rows
 
 
-def reduction_tree(values: Sequence[float], title: str = "A tree in shared memory") -> Figure:
+def reduction_tree(values: Sequence[float]) -> Figure:
     """The tree, with a barrier before each step and one before the sum is read.
 
     Raises:
@@ -261,7 +257,7 @@ def reduction_tree(values: Sequence[float], title: str = "A tree in shared memor
     rows = tree_steps(values)
     n = len(values)
     with styled():
-        figure = new_figure(7.6, 1.1 + 0.78 * len(rows), title)
+        figure = new_figure(7.6, 1.1 + 0.78 * len(rows), "A tree in shared memory")
         axes = figure.subplots()
         _columns(axes, "thread", n)
         for step, row in enumerate(rows):
@@ -283,7 +279,7 @@ def reduction_tree(values: Sequence[float], title: str = "A tree in shared memor
     return figure
 
 
-def butterfly(values: Sequence[float], title: str = "A butterfly of shuffles") -> Figure:
+def butterfly(values: Sequence[float]) -> Figure:
     """The butterfly: all lanes add in every step, and all have the sum.
 
     Raises:
@@ -292,7 +288,7 @@ def butterfly(values: Sequence[float], title: str = "A butterfly of shuffles") -
     rows = butterfly_steps(values)
     n = len(values)
     with styled():
-        figure = new_figure(7.6, 0.9 + 0.78 * len(rows), title)
+        figure = new_figure(7.6, 0.9 + 0.78 * len(rows), "A butterfly of shuffles")
         axes = figure.subplots()
         _columns(axes, "lane", n)
         for step, row in enumerate(rows):
@@ -368,7 +364,7 @@ def kinds(s: int, rows: int, cols: int) -> list[list[str]]:
     ]
 
 
-def score_tiles(s: int, rows: int, cols: int, title: str = "") -> Figure:
+def score_tiles(s: int, rows: int, cols: int) -> Figure:
     """The tiles of s x s causal scores, and beside each block of queries the keys that are loaded for it.
 
     Raises:
@@ -376,9 +372,7 @@ def score_tiles(s: int, rows: int, cols: int, title: str = "") -> Figure:
     """
     table = kinds(s, rows, cols)
     with styled():
-        figure = new_figure(
-            7.2, 4.2, title or f"Causal scores of {s} tokens, in blocks of {rows} queries x {cols} keys"
-        )
+        figure = new_figure(7.2, 4.2, f"Causal scores of {s} tokens, in blocks of {rows} queries x {cols} keys")
         axes = figure.subplots()
         for query in range(s):
             for key in range(s):

@@ -90,25 +90,6 @@ def moved(name: str, before: State, src: int = 0) -> State:
     return [[sums[j] if j == r else None for j in range(size)] for r in range(size)]
 
 
-def before_after(name: str, size: int = 4, *, before: State | None = None, src: int = 0) -> Figure:
-    """One collective: the ranks' blocks before and after.
-
-    Args:
-        name: one of `COLLECTIVES`.
-        size: number of ranks.
-        before: what they hold; default `start_of(name, size, src)`.
-        src: the source (of a gather or reduce: the destination).
-
-    Raises:
-        ConfigError: unknown collective, source out of range, or a state that is not N x N.
-    """
-    before = blocks_of(name, size, src) if before is None else before
-    with styled():
-        figure = new_figure(0.42 * (2 * len(before) + 5), 0.42 * (len(before) + 1.6))
-        _draw(figure.subplots(), name, before, moved(name, before, src))
-    return figure
-
-
 def sheet(names: Sequence[str] = COLLECTIVES, size: int = 4) -> Figure:
     """Several collectives on one page, two a row, and what colours mean."""
     rows = -(-len(names) // 2)
@@ -241,21 +222,18 @@ def replay(start: Sequence[Sequence[int]], sends: Sends) -> list[Held]:
     return states
 
 
-def ring_steps(
-    start: Sequence[Sequence[int]] | None = None, sends: Sends | None = None, *, size: int = 3, title: str = ""
-) -> Figure:
+def ring_steps(start: Sequence[Sequence[int]] | None = None, sends: Sends | None = None, *, title: str = "") -> Figure:
     """All steps of an all-reduce on a ring, from left to right.
 
     Args:
-        start: what the ranks hold, a number for each part; default `start_of(size)`.
-        sends: for each step the part that each rank sends; default `sends_of(size)`.
-        size: ranks, where `start` does not say it.
+        start: what the ranks hold, a number for each part; default `start_of(3)`.
+        sends: for each step the part that each rank sends; default `sends_of` of as many ranks.
         title: above the picture.
 
     Raises:
         ConfigError: `start` and `sends` do not fit each other.
     """
-    start = start_of(size) if start is None else start
+    start = start_of(3) if start is None else start
     n = len(start)
     sends = sends_of(n) if sends is None else sends
     states = replay(start, sends)

@@ -154,7 +154,7 @@ def _listen_on_loopback() -> None:
 
 def marked(token: str) -> dict[int, dict[str, str]]:
     """{pid: environment} of all processes, but this one, that were started with `token` in their environment."""
-    needle, found = token.encode(), {}
+    needle, processes = token.encode(), {}
     for entry in Path("/proc").glob("[0-9]*/environ"):
         try:
             raw = entry.read_bytes()
@@ -163,8 +163,8 @@ def marked(token: str) -> dict[int, dict[str, str]]:
         pid = int(entry.parent.name)
         if needle in raw and pid != os.getpid():
             pairs = (item.partition("=") for item in raw.decode(errors="replace").split("\0") if "=" in item)
-            found[pid] = {key: value for key, _, value in pairs}
-    return found
+            processes[pid] = {key: value for key, _, value in pairs}
+    return processes
 
 
 def end_marked(token: str, seconds: float = 5.0) -> None:

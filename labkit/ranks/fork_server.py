@@ -180,11 +180,11 @@ def _deaths() -> tuple[int, int]:
 
 def reap() -> dict[int, int]:
     """Forget the children that have ended, and adopted ones; {pid: return code}."""
-    found = {}
+    statuses = {}
     with contextlib.suppress(ChildProcessError):  # there are no children
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            found[ended[0]] = os.waitstatus_to_exitcode(ended[1])
-    return found
+            statuses[ended[0]] = os.waitstatus_to_exitcode(ended[1])
+    return statuses
 
 
 def _reap(ranks: set[int], statuses: dict[int, int]) -> None:
@@ -233,9 +233,9 @@ def stacks(
     deadline, before = time.monotonic() + seconds, dict[int, str]()
     while True:
         written = {rank: dump(rank) for rank in pids}
-        found = {rank: dumped_frames(text) for rank, text in written.items()}
-        if (all(found.values()) and written == before) or time.monotonic() > deadline:
-            return found
+        frames = {rank: dumped_frames(text) for rank, text in written.items()}
+        if (all(frames.values()) and written == before) or time.monotonic() > deadline:
+            return frames
         before = written
         time.sleep(0.02)
 

@@ -388,11 +388,11 @@ def _failure(causes: dict[int, Failure], lost: list[int]) -> RankError:
 
 def _deadline(silent: dict[int, Rank], name: str, timeout: float) -> DeadlineError:
     pids = {r: rank.pid for r, rank in silent.items()}
-    found = stacks(pids, signal.SIGUSR1, lambda r: silent[r].read(silent[r].err), seconds=1.0)
-    blocked = {r: silent[r].waits_in() if frames else "" for r, frames in found.items()}  # a stopped one does not wait
-    waiting = [r for r, frames in found.items() if blocked[r] or _in_torch_distributed(frames)]
+    frames = stacks(pids, signal.SIGUSR1, lambda r: silent[r].read(silent[r].err), seconds=1.0)
+    blocked = {r: silent[r].waits_in() if stack else "" for r, stack in frames.items()}  # a stopped one does not wait
+    waiting = [r for r, stack in frames.items() if blocked[r] or _in_torch_distributed(stack)]
     late = [r for r in silent if r not in waiting]
-    where = {r: f"rank {r} {_place(found[r], blocked[r])}" for r in [*late, *waiting]}
+    where = {r: f"rank {r} {_place(frames[r], blocked[r])}" for r in [*late, *waiting]}
     kept = f"{named(late)} kept {named(waiting)} waiting: " if late and waiting else ""
     return DeadlineError(
         f"{kept}{name} did not finish within {timeout:g} s",

@@ -147,8 +147,8 @@ class Run:
 
     def _last_line(self, trace: str) -> int | None:
         """The innermost line of the script in a traceback."""
-        found = re.findall(rf'File "[^"]*{re.escape(self.script.name)}", line (\d+)', trace)
-        return int(found[-1]) if found else None
+        lines = re.findall(rf'File "[^"]*{re.escape(self.script.name)}", line (\d+)', trace)
+        return int(lines[-1]) if lines else None
 
 
 def launch(
@@ -330,8 +330,8 @@ def _read(run: Run, folder: Path) -> None:
             end.traceback = err
             end.message = re.sub(r"^\[rank\d+\]: ?", "", err.strip().rpartition("\n")[2])
         run.errors.append(end)
-        said = folder / f"report.{r}.json"
-        run.reports.append(json.loads(said.read_text()) if said.exists() else None)
+        written = folder / f"report.{r}.json"
+        run.reports.append(json.loads(written.read_text()) if written.exists() else None)
 
 
 def _text(path: Path | None) -> str:

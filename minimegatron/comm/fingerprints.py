@@ -67,8 +67,8 @@ class Fingerprints(Observer):
         key = (axis.name, axis.ranks)
         number = self.counts[key] = self.counts.get(key, 0) + 1
         shape = str(tuple(x.shape)) if work.comparable else "uneven"
-        mine = " ".join(filter(None, (work.op, str(x.dtype).removeprefix("torch."), shape, work.extra)))
-        compare(f"{mine} on {axis.name}", axis, x.device, f"collective {number} of {axis.name}")
+        call = " ".join(filter(None, (work.op, str(x.dtype).removeprefix("torch."), shape, work.extra)))
+        compare(f"{call} on {axis.name}", axis, x.device, f"collective {number} of {axis.name}")
 
 
 class _Running:
@@ -116,18 +116,18 @@ def disagreement(hashes: torch.Tensor, axis: Axis) -> list[int]:
         return torch.nonzero(largest != smallest).flatten().tolist()
 
 
-def compare(mine: str, axis: Axis, device: torch.device, what: str) -> None:
+def compare(text: str, axis: Axis, device: torch.device, what: str) -> None:
     """Raise on all ranks of the axis unless all pass the same text."""
-    if not disagreement(torch.tensor([signed(hash_of(mine))], device=device), axis):
+    if not disagreement(torch.tensor([signed(hash_of(text))], device=device), axis):
         return
-    everyone: list[str] = [""] * axis.size
+    texts: list[str] = [""] * axis.size
     with blocking("all_gather_object", axis):
-        dist.all_gather_object(everyone, mine, group=axis.group)
-    said: dict[str, list[int]] = {}
-    for rank, text in zip(axis.ranks, everyone, strict=True):
-        said.setdefault(text, []).append(rank)
+        dist.all_gather_object(texts, text, group=axis.group)
+    ranks_of: dict[str, list[int]] = {}
+    for rank, other in zip(axis.ranks, texts, strict=True):
+        ranks_of.setdefault(other, []).append(rank)
     raise RankError(
-        f"ranks disagree at {what}: " + "; ".join(f"{named(r)}: {text}" for text, r in said.items()),
+        f"ranks disagree at {what}: " + "; ".join(f"{named(r)}: {other}" for other, r in ranks_of.items()),
         where=f"axis {axis.name}, ranks {ranges(axis.ranks)}",
         fix="every rank of a group must make the same calls, in the same order, with the same shapes and dtypes",
     )
@@ -167,13 +167,13 @@ def check_copies(copies: Mapping[str, tuple[torch.Tensor, Sequence[Axis]]], worl
     """
     over: dict[str, Axis] = {axis.name: axis for _, axes in copies.values() for axis in axes if axis.size > 1}
     names = {name: [n for n, (_, axes) in copies.items() if over[name] in axes] for name in sorted(over)}
-    sums = {name: bit_sum(copies[name][0]) for name in {n for held in names.values() for n in held}}
-    errors = [_difference({n: copies[n][0] for n in held}, sums, over[name]) for name, held in names.items()]
-    mine = next((error for error in errors if error is not None), None)
-    flag = torch.tensor([mine is not None], dtype=torch.int64, device=_device(copies))
-    if world.size == 1 or (not disagreement(flag, world) and mine is None):
+    sums = {name: bit_sum(copies[name][0]) for name in {n for tensors in names.values() for n in tensors}}
+    errors = [_difference({n: copies[n][0] for n in tensors}, sums, over[name]) for name, tensors in names.items()]
+    own_error = next((error for error in errors if error is not None), None)
+    flag = torch.tensor([own_error is not None], dtype=torch.int64, device=_device(copies))
+    if world.size == 1 or (not disagreement(flag, world) and own_error is None):
         return
-    first = next(error for error in gather_objects(mine, world) if error is not None)
+    first = next(error for error in gather_objects(own_error, world) if error is not None)
     raise first
 
 
@@ -190,13 +190,13 @@ def _difference(tensors: Mapping[str, torch.Tensor], sums: Mapping[str, int], ax
         compare(f"{len(tensors)} tensors, digest {digest:x}", axis, device, "replica_check")
     except RankError as error:
         return error
-    mine = torch.tensor([signed(sums[name]) for name in tensors], device=device)
-    if not (different := disagreement(mine, axis)):
+    hashes = torch.tensor([signed(sums[name]) for name in tensors], device=device)
+    if not (different := disagreement(hashes, axis)):
         return None
-    held: dict[int, list[int]] = {}
-    for rank, total in zip(axis.ranks, gather_objects(int(mine[different[0]]), axis), strict=True):
-        held.setdefault(total & _MASK, []).append(rank)
-    shown = "; ".join(f"{named(r)}: {h:016x}" for h, r in held.items())
+    ranks_of: dict[int, list[int]] = {}
+    for rank, total in zip(axis.ranks, gather_objects(int(hashes[different[0]]), axis), strict=True):
+        ranks_of.setdefault(total & _MASK, []).append(rank)
+    shown = "; ".join(f"{named(r)}: {h:016x}" for h, r in ranks_of.items())
     return RankError(
         f"{len(different)} of {len(tensors)} tensors differ between copies over {axis.name}, "
         f"first {list(tensors)[different[0]]!r} ({shown})",

@@ -314,7 +314,7 @@ def _axis(
 
     With `own` a group is made even where the ranks are the whole world.
     """
-    mine = Axis(name, (rank,), 0)
+    axis = Axis(name, (rank,), 0)
     for ranks in map(tuple, groups):
         if ranks not in made:
             whole = ranks == tuple(range(dist.get_world_size()))
@@ -323,5 +323,5 @@ def _axis(
             else:
                 made[ranks] = dist.group.WORLD if whole and not own else dist.new_group(list(ranks), timeout=timeout)
         if rank in ranks:
-            mine = Axis(name, ranks, ranks.index(rank), made[ranks])
-    return mine
+            axis = Axis(name, ranks, ranks.index(rank), made[ranks])
+    return axis

@@ -141,10 +141,10 @@ class RngStreams:
                 f"random streams {twin!r} and {name!r} would have the same seed {seed} and draw the same numbers",
                 fix="choose another seed for one of them",
             )
-        here = self._live()
+        live = self._live()
         self._seed(seed)
         self._streams[name], self._seeds[name] = self._live(), seed
-        self._set(here)
+        self._set(live)
 
     @contextlib.contextmanager
     def fork(self, name: str = MODEL_PARALLEL) -> Iterator[None]:
@@ -176,12 +176,12 @@ class RngStreams:
     @contextlib.contextmanager
     def replay(self, snapshot: Snapshot) -> Iterator[None]:
         """Inside the block everything draws as it did after `snapshot`; after it, as if nothing had been drawn."""
-        here = self.snapshot()
+        before = self.snapshot()
         self._restore(snapshot)
         try:
             yield
         finally:
-            self._restore(here)
+            self._restore(before)
 
     def state_dict(self) -> dict[str, State]:
         """{stream: {"cpu": uint8 tensor, "cuda": uint8 tensor}}, the default stream included, for a checkpoint."""
@@ -195,10 +195,10 @@ class RngStreams:
             CheckpointError: other streams, or other devices, than this object has.
         """
         assert not self._suspended, "random streams are loaded between steps, outside of every fork"
-        mine = self.state_dict()
+        own = self.state_dict()
         for what, theirs, ours in [
-            ("random streams", set(state), set(mine)),
-            *((f"generators of {n!r}", set(s), set(mine.get(n, s))) for n, s in state.items()),
+            ("random streams", set(state), set(own)),
+            *((f"generators of {n!r}", set(s), set(own.get(n, s))) for n, s in state.items()),
         ]:
             if theirs != ours:
                 raise CheckpointError(

@@ -59,10 +59,10 @@ def spans_of(s: int, outer: tuple[int, int], inner: tuple[int, int] = (0, 1)) ->
             fix=f"choose a multiple of 2*cp = {2 * size * pieces}",
         )
     n = s // chunks
-    held = [(r * n, (r + 1) * n), ((chunks - 1 - r) * n, (chunks - r) * n)] if size > 1 else [(0, s)]
+    pair = [(r * n, (r + 1) * n), ((chunks - 1 - r) * n, (chunks - r) * n)] if size > 1 else [(0, s)]
     start, stop = i * (s // size // pieces), (i + 1) * (s // size // pieces)
     spans, before = [], 0
-    for a, b in held:
+    for a, b in pair:
         first, last = max(start - before, 0), min(stop - before, b - a)
         if first < last:
             spans.append((a + first, a + last))

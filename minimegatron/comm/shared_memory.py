@@ -203,10 +203,10 @@ def agreed(axis: Axis) -> bool:
     """Whether all ranks of the axis can read each other's slots: they try it, together, when it is first asked."""
     if axis.group not in _agreed:
         with _disable_current_modes():  # as connecting is: nothing that somebody who counts messages has asked for
-            mine = torch.tensor(_offer(axis))
-            everyone = [torch.empty_like(mine) for _ in axis.ranks]
-            dist.all_gather(everyone, mine, group=axis.group)
-            works = torch.tensor([int(all(_readable(*other.tolist()) for other in everyone))])
+            offer = torch.tensor(_offer(axis))
+            offers = [torch.empty_like(offer) for _ in axis.ranks]
+            dist.all_gather(offers, offer, group=axis.group)
+            works = torch.tensor([int(all(_readable(*other.tolist()) for other in offers))])
             dist.all_reduce(works, dist.ReduceOp.MIN, group=axis.group)
             _agreed[axis.group] = bool(works)
     return _agreed[axis.group]
@@ -307,18 +307,18 @@ class SharedMemory(Transport):
         if not is_gloo(axis):
             return super().reduce_scatter(x, output, axis)
         parts = x.detach().chunk(axis.size)
-        mine = parts[axis.rank]
+        own = parts[axis.rank]
         before, after = _others(axis)
-        if not _carries(axis, mine):
-            terms = [torch.empty_like(mine) for _ in before]
+        if not _carries(axis, own):
+            terms = [torch.empty_like(own) for _ in before]
             works = [_receive(term, axis, source) for term, source in zip(terms, before, strict=True)]
             works += [_send(parts[to], axis, to) for to in after]
-            return Started(works, lambda: _add_up([mine, *terms], output))
+            return Started(works, lambda: _add_up([own, *terms], output))
         messages = [Message(axis, source) for source in before]
         works = [work for to in after for work in send_message(parts[to], axis, [to])]
 
         def add() -> None:
-            _add_up([mine, *(message.view(mine) for message in messages)], output)
+            _add_up([own, *(message.view(own) for message in messages)], output)
             _close(messages)
 
         return Started([*messages, *works], add)
@@ -340,8 +340,8 @@ class SharedMemory(Transport):
         works = send_message(x, axis, after)
 
         def add() -> None:
-            mine = x.clone() if axis.rank > 1 else x  # the sum of the first two is written to `x`
-            _add_up([messages[rank].view(x) if rank in messages else mine for rank in range(axis.size)], x)
+            own = x.clone() if axis.rank > 1 else x  # the sum of the first two is written to `x`
+            _add_up([messages[rank].view(x) if rank in messages else own for rank in range(axis.size)], x)
             _close(messages.values())
 
         return Started([*messages.values(), *works], add)

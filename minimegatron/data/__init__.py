@@ -12,7 +12,7 @@
 | `packing`         | samples made of whole documents, each of which sees only itself                                  |
 | `blend`           | several datasets in given shares                                                                 |
 | `builder`         | the train, valid and test sets from `--data-path` and `--split`                                  |
-| `loader`          | the micro-batches of one data-parallel rank; its whole state is (seed, consumed samples)         |
+| `loader`          | the micro-batches of one data-parallel rank; its whole state is the consumed samples            |
 | `corpus`          | a corpus on every machine without a download: Python's own standard library                      |
 | `publish`         | files that appear whole or not at all                                                            |
 

@@ -94,7 +94,7 @@ class GPTDatasetConfig:
 
     Attributes:
         sequence_length: s, tokens of a sample.
-        tokenizer: gives `eod`, `pad` and `vocab_size`.
+        tokenizer: gives `eod`, `pad` (never the same id: see `Tokenizer`) and `vocab_size`.
         random_seed: of the shuffles.
         reset_position_ids, reset_attention_mask, eod_mask_loss: see `masking`.
         sequence_packing: samples of whole documents instead of a stream that is cut every s tokens (see `packing`).
@@ -115,12 +115,6 @@ class GPTDatasetConfig:
     def __post_init__(self) -> None:
         if self.sequence_length < 1:
             raise ConfigError(f"sequence_length is {self.sequence_length}", fix="at least 1")
-        if self.tokenizer.pad == self.tokenizer.eod:
-            raise ConfigError(
-                f"the tokenizer's pad and eod are both {self.tokenizer.eod}: the loss on every end of document "
-                "would be masked as padding, and the model would never learn to stop",
-                fix="give the tokenizer a pad token of its own",
-            )
 
 
 class LowLevelDataset(Protocol):

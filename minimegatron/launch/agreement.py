@@ -65,27 +65,27 @@ def require_agreement(by_rank: Sequence[Facts]) -> None:
     Raises:
         ConfigError: what differs, each value and its ranks.
     """
-    found = differences(by_rank)
-    if not found:
+    differing = differences(by_rank)
+    if not differing:
         return
-    more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    more = f"; and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
     raise ConfigError(
-        "the ranks were not given the same: " + "; ".join(found[:SHOWN]) + more,
+        "the ranks were not given the same: " + "; ".join(differing[:SHOWN]) + more,
         fix="start every rank with the same command line, the same installation and the same data",
     )
 
 
 def differences(by_rank: Sequence[Facts]) -> list[str]:
     """ "lr is 0.001 on ranks 0-2 and 0.002 on rank 3", for every fact that differs, in the order of their names."""
-    found = []
+    differing = []
     for name in sorted({name for facts in by_rank for name in facts}):
-        held: dict[str, list[int]] = {}
+        ranks_of: dict[str, list[int]] = {}
         for rank, facts in enumerate(by_rank):
-            held.setdefault(_shown(facts[name]) if name in facts else "absent", []).append(rank)
-        if len(held) > 1:
-            *first, last = [f"{value} on {named(ranks)}" for value, ranks in held.items()]
-            found.append(f"{name} is {', '.join(first)} and {last}")
-    return found
+            ranks_of.setdefault(_shown(facts[name]) if name in facts else "absent", []).append(rank)
+        if len(ranks_of) > 1:
+            *first, last = [f"{value} on {named(ranks)}" for value, ranks in ranks_of.items()]
+            differing.append(f"{name} is {', '.join(first)} and {last}")
+    return differing
 
 
 def _shown(value: Any) -> str:

@@ -47,21 +47,21 @@ def obstacle(gpus: Sequence[str], version: str, cuda: str | None, environ: Mappi
     if not gpus or hidden(environ):
         return None
     driver = gpus[0].rpartition(",")[2].strip()
-    there = f"nvidia-smi lists {len(gpus)} GPU{'s'[: len(gpus) > 1]} with driver {driver}"
+    listed = f"nvidia-smi lists {len(gpus)} GPU{'s'[: len(gpus) > 1]} with driver {driver}"
     if cuda is None:
-        return f"{there}, and torch {version} is no build for CUDA", f"install {build_for(driver, version)}"
+        return f"{listed}, and torch {version} is no build for CUDA", f"install {build_for(driver, version)}"
     needs = NEEDS.get(int(cuda.split(".")[0]))
     if needs is not None and _numbers(driver) and _numbers(driver) < _numbers(needs):
         others = f"a driver of {needs} or newer, or NVIDIA's cuda-compat of CUDA {cuda} (data-centre GPUs)"
         built = f"{build_for(driver, version)}, or " if _numbers(driver) >= _numbers(NEEDS[12]) else ""
         return (
-            f"{there}; torch {version} is built for CUDA {cuda}, which needs driver {needs} or newer",
+            f"{listed}; torch {version} is built for CUDA {cuda}, which needs driver {needs} or newer",
             f"install {built}{others}",
         )
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return f"{there}, and CUDA_VISIBLE_DEVICES={visible} names none of them", "unset it, or name one of them"
-    return f"{there}, new enough for torch {version}, which sees none", "python -c 'import torch; torch.cuda.init()'"
+        return f"{listed}, and CUDA_VISIBLE_DEVICES={visible} names none of them", "unset it, or name one of them"
+    return f"{listed}, new enough for torch {version}, which sees none", "python -c 'import torch; torch.cuda.init()'"
 
 
 def build_for(driver: str, version: str) -> str:

@@ -77,7 +77,7 @@ class Choice:
     gpu: int | None
     local_rank: int
     local_world: int
-    said: str
+    description: str
 
 
 def machine() -> tuple[str, str]:
@@ -91,17 +91,17 @@ def machine() -> tuple[str, str]:
 def look(backend: str | None) -> Look:
     """What this process sees. With gloo it does not look, and torch does not begin to use a GPU."""
     host, boot = machine()
-    here = Look(host, boot=boot, hidden=drivers.hidden(os.environ))
+    seen = Look(host, boot=boot, hidden=drivers.hidden(os.environ))
     if backend == "gloo":
-        return here
+        return seen
     with warnings.catch_warnings():  # torch's own words about a driver; `drivers` has the better ones
         warnings.simplefilter("ignore")
         usable = torch.cuda.is_available()
     if usable:
         gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-        return dataclasses.replace(here, gpus=tuple(str(gpu.uuid) for gpu in gpus), name=gpus[0].name)
+        return dataclasses.replace(seen, gpus=tuple(str(gpu.uuid) for gpu in gpus), name=gpus[0].name)
     what, fix = drivers.obstacle(drivers.nvidia_smi(), torch.__version__, torch.version.cuda, os.environ) or ("", "")
-    return dataclasses.replace(here, obstacle=what, fix=fix)
+    return dataclasses.replace(seen, obstacle=what, fix=fix)
 
 
 def choose(backend: str | None, rank: int, looks: Sequence[Look]) -> Choice:
@@ -114,18 +114,18 @@ def choose(backend: str | None, rank: int, looks: Sequence[Look]) -> Choice:
     Raises:
         ConfigError: see the table of the module.
     """
-    mine = looks[rank]
-    here = [r for r, other in enumerate(looks) if other.machine == mine.machine]
-    local, machines = here.index(rank), list(dict.fromkeys(other.machine for other in looks))
+    own = looks[rank]
+    peers = [r for r, other in enumerate(looks) if other.machine == own.machine]
+    local, machines = peers.index(rank), list(dict.fromkeys(other.machine for other in looks))
     nodes = f"{len(looks)} rank{'s'[: len(looks) > 1]} on {len(machines)} machine{'s'[: len(machines) > 1]}"
 
     def on_cpu(why: str) -> Choice:
-        return Choice(backend or "gloo", None, local, len(here), f"{backend or 'gloo'} on the CPU ({why}): {nodes}")
+        return Choice(backend or "gloo", None, local, len(peers), f"{backend or 'gloo'} on the CPU ({why}): {nodes}")
 
     if backend not in (None, "nccl"):
         return on_cpu("as asked")
     if backend is None and not any(other.gpus or other.obstacle for other in looks):
-        return on_cpu("CUDA_VISIBLE_DEVICES hides all GPUs" if mine.hidden else "no GPU here")
+        return on_cpu("CUDA_VISIBLE_DEVICES hides all GPUs" if own.hidden else "no GPU here")
     for r, other in enumerate(looks):
         if not other.gpus:
             what = other.obstacle or f"NCCL needs a GPU for each rank, and rank {r} on {other.host} sees none"
@@ -134,16 +134,16 @@ def choose(backend: str | None, rank: int, looks: Sequence[Look]) -> Choice:
     if not dist.is_nccl_available():
         raise ConfigError(f"torch {torch.__version__} sees GPUs and has no NCCL", fix=f"another build of it; {ON_CPU}")
     for machine in machines:
-        there = [other for other in looks if other.machine == machine]
-        if len(set(_seats(there))) < len(there):
-            gpus = len({gpu for other in there for gpu in other.gpus})
+        seated = [other for other in looks if other.machine == machine]
+        if len(set(_seats(seated))) < len(seated):
+            gpus = len({gpu for other in seated for gpu in other.gpus})
             raise ConfigError(
-                f"{len(there)} ranks on {machine[0]} share {gpus} GPU{'s'[: gpus > 1]}: NCCL wants one for each",
+                f"{len(seated)} ranks on {machine[0]} share {gpus} GPU{'s'[: gpus > 1]}: NCCL wants one for each",
                 fix=f"start {gpus} there; {ON_CPU}",
             )
-    gpu = mine.gpus.index(_seats([looks[r] for r in here])[local])
-    said = f"NCCL: {nodes}, {len(here)} on this one; rank {rank} on cuda:{gpu} of {len(mine.gpus)} ({mine.name})"
-    return Choice("nccl", gpu, local, len(here), said)
+    gpu = own.gpus.index(_seats([looks[r] for r in peers])[local])
+    description = f"NCCL: {nodes}, {len(peers)} on this one; rank {rank} on cuda:{gpu} of {len(own.gpus)} ({own.name})"
+    return Choice("nccl", gpu, local, len(peers), description)
 
 
 def _seats(looks: Sequence[Look]) -> list[str]:

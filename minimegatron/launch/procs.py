@@ -55,9 +55,12 @@ def limits() -> list[str]:
     """What this system cannot do about processes that end, in words; nothing on Linux."""
     if sys.platform.startswith("linux") and os.path.isdir("/proc/self"):
         return []
-    found = ["a rank whose launcher is killed by SIGKILL goes on until its next message"]
-    found += ["a daemon that a rank has started outlives the job", "a hang is reported without the lines of the ranks"]
-    return found
+    missing = ["a rank whose launcher is killed by SIGKILL goes on until its next message"]
+    missing += [
+        "a daemon that a rank has started outlives the job",
+        "a hang is reported without the lines of the ranks",
+    ]
+    return missing
 
 
 def die_with_parent(signum: int, parent: int | None = None) -> None:
@@ -130,28 +133,28 @@ def children(pid: int) -> list[int]:
     """Living or unreaped children of a process, whichever of its threads started them."""
     if not os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children"):  # a kernel without that list
         return sorted(child for child, parent in _parents().items() if parent == pid)
-    found: set[int] = set()
+    pids: set[int] = set()
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
-            found.update(map(int, task.read_text().split()))
+            pids.update(map(int, task.read_text().split()))
         except OSError:
             continue
-    return sorted(found)
+    return sorted(pids)
 
 
 def _parents() -> dict[int, int]:
     """{pid: pid of its parent} of every process; asked of `ps` where there is no `/proc`."""
-    found = {}
+    parent_of = {}
     if not os.path.isdir("/proc/self"):
-        with subprocess.Popen(["ps", "-A", "-o", "pid=,ppid="], stdout=subprocess.PIPE, text=True) as asked:
-            pairs = [line.split() for line in asked.communicate(timeout=10)[0].splitlines()]
-        return {int(pid): int(parent) for pid, parent in pairs if int(pid) != asked.pid}
+        with subprocess.Popen(["ps", "-A", "-o", "pid=,ppid="], stdout=subprocess.PIPE, text=True) as ps:
+            pairs = [line.split() for line in ps.communicate(timeout=10)[0].splitlines()]
+        return {int(pid): int(parent) for pid, parent in pairs if int(pid) != ps.pid}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
-            found[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
+            parent_of[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
         except OSError:  # gone
             continue
-    return found
+    return parent_of
 
 
 def descendants(pid: int) -> list[int]:
@@ -159,10 +162,10 @@ def descendants(pid: int) -> list[int]:
     of: dict[int, list[int]] = {}
     for child, parent in _parents().items():
         of.setdefault(parent, []).append(child)
-    found = list(of.get(pid, ()))
-    for child in found:
-        found += of.get(child, ())
-    return found
+    pids = list(of.get(pid, ()))
+    for child in pids:
+        pids += of.get(child, ())
+    return pids
 
 
 def adopt_orphans() -> None:
@@ -187,8 +190,7 @@ def end_descendants(seconds: float = 5.0, spare: Collection[int] = ()) -> None:
 
 
 def _condemned(spare: Collection[int]) -> list[int]:
-    mine = [pid for pid in children(os.getpid()) if pid not in spare]
-    if not mine:
+    if not [pid for pid in children(os.getpid()) if pid not in spare]:
         return []  # without looking at every process of the machine
     kept = {pid for child in spare for pid in (child, *descendants(child))}
     return [pid for pid in descendants(os.getpid()) if pid not in kept]

@@ -143,7 +143,7 @@ def finish() -> None:
 
 def described() -> str:
     """Backend, machines, ranks and this rank's GPU, as `init` has chosen them, in one line; "" before."""
-    return _rank.choice.said if _rank.choice is not None else ""
+    return _rank.choice.description if _rank.choice is not None else ""
 
 
 def report(value: Any) -> None:
@@ -229,8 +229,8 @@ def _meet(ledger: Ledger, look: hardware.Look, seconds: float) -> list[hardware.
     ledger.store.set(f"pid/{ledger.rank}", json.dumps([*hardware.machine(), os.getpid()]))
     ledger.store.set(f"sees/{ledger.rank}", look.to_json())
     ledger.meet("start", seconds, StartupProgress(lambda: _still_starting(ledger)).made)
-    seen = ledger.store.multi_get([f"sees/{r}" for r in range(ledger.world)])
-    return [hardware.Look.from_json(text) for text in seen]
+    looks = ledger.store.multi_get([f"sees/{r}" for r in range(ledger.world)])
+    return [hardware.Look.from_json(text) for text in looks]
 
 
 def _set_up_device(choice: hardware.Choice, world: int) -> None:

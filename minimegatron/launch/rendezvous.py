@@ -70,17 +70,17 @@ def place(environ: Mapping[str, str] = os.environ) -> Place:
 
 def adopt(environ: MutableMapping[str, str] = os.environ) -> Place:
     """`place`; where srun has set its own variables, torchrun's are added for programs that read those."""
-    found = place(environ)
-    if found.launcher == "srun":
+    own = place(environ)
+    if own.launcher == "srun":
         nodes = environ.get("SLURM_STEP_NODELIST") or environ["SLURM_JOB_NODELIST"]
         job = int(environ.get("SLURM_JOB_ID", "0")) + 97 * int(environ["SLURM_STEP_ID"])
         environ.setdefault("MASTER_ADDR", first_host(nodes))
         environ.setdefault("MASTER_PORT", str(FIRST_PORT + job % PORTS))
-        environ.update(RANK=str(found.rank), WORLD_SIZE=str(found.world))
+        environ.update(RANK=str(own.rank), WORLD_SIZE=str(own.world))
         with contextlib.suppress(KeyError):  # for others that read them; `launch/hardware` counts for itself
             node, per_node = int(environ["SLURM_NODEID"]), tasks_per_node(environ["SLURM_STEP_TASKS_PER_NODE"])
             environ.update(LOCAL_RANK=environ["SLURM_LOCALID"], LOCAL_WORLD_SIZE=str(per_node[node]))
-    return found
+    return own
 
 
 def first_host(nodes: str) -> str:
@@ -93,10 +93,10 @@ def first_host(nodes: str) -> str:
 
 def tasks_per_node(text: str) -> list[int]:
     """Ranks on each node, as SLURM counts them: `4(x2),3` is [4, 4, 3]."""
-    found = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip()) for part in text.split(",")]
-    if not all(found):
+    parts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip()) for part in text.split(",")]
+    if not all(parts):
         raise ConfigError(f"SLURM_STEP_TASKS_PER_NODE is {text!r}", fix="set LOCAL_WORLD_SIZE, RANK and WORLD_SIZE")
-    return [count for part in found if part for count in [int(part[1])] * int(part[2] or 1)]
+    return [count for part in parts if part for count in [int(part[1])] * int(part[2] or 1)]
 
 
 def _by_variables(environ: Mapping[str, str]) -> Place:

@@ -1,7 +1,7 @@
-"""Dropout that knows which ranks must agree.
+"""Dropout from the right random stream of a rank.
 
-The problem in a sentence: tp ranks that hold the *same* activation must drop the *same* elements, and ranks that hold
-different heads or different tokens must not.
+tp ranks that hold the *same* activation must drop the *same* elements, and ranks that hold different heads or different
+tokens must not:
 
 | dropout on                             | with sequence parallelism | stream             | over tp   |
 |----------------------------------------|---------------------------|--------------------|-----------|

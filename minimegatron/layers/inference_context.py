@@ -2,7 +2,7 @@
 
 One layer keeps two vectors for every token, another one latent, a third one matrix for the whole sequence. A layer says
 what it keeps (`inference_state`), and writes and reads it itself, through its `LayerState`; the owner of the memory
-knows no layer:
+need not know the layers:
 
 | kept for each | e.g.                                    | says                               | writes and reads |
 |---------------|-----------------------------------------|------------------------------------|------------------|

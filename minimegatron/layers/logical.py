@@ -59,12 +59,12 @@ def draw_part(name: str, layout: ParamLayout, seed: int) -> torch.Tensor:
         return layout.take(_padded(torch.full(shape, layout.init.value, device="cpu"), layout))
     if not is_tiled(shape):
         return layout.take(_padded(one_stream(name, seed, shape) * layout.init.std, layout))
-    here: list[Ranges] = [((0, length),) for length in layout.shape]
+    cuts: list[Ranges] = [((0, length),) for length in layout.shape]
     if layout.dim is not None:
-        here[layout.dim] = layout.parts[layout.rank]
-    rows = tuple((min(a, shape[0]), min(b, shape[0])) for a, b in here[0])
-    assert all(b - a == d - c for (a, b), (c, d) in zip(here[0][:-1], rows[:-1], strict=True)), "padding is at the end"
-    values = tiles(name, seed, (shape[0], shape[1]), rows, here[1]).mul_(layout.init.std)
+        cuts[layout.dim] = layout.parts[layout.rank]
+    rows = tuple((min(a, shape[0]), min(b, shape[0])) for a, b in cuts[0])
+    assert all(b - a == d - c for (a, b), (c, d) in zip(cuts[0][:-1], rows[:-1], strict=True)), "padding is at the end"
+    values = tiles(name, seed, (shape[0], shape[1]), rows, cuts[1]).mul_(layout.init.std)
     return _padded(values, layout, layout.local_shape[0])
 
 
@@ -215,10 +215,10 @@ def _length(ranges: Ranges) -> int:
 
 def _cuts(ranges: Ranges) -> list[tuple[int, slice, slice]]:
     """Where ranges meet tiles of one dim: (number of the tile, which of its places, where they go)."""
-    found, at = [], 0
+    cuts, at = [], 0
     for start, stop in ranges:
         for i in range(start // TILE, -(-stop // TILE)):
             a, b = max(start, i * TILE), min(stop, (i + 1) * TILE)
-            found.append((i, slice(a - i * TILE, b - i * TILE), slice(at, at + b - a)))
+            cuts.append((i, slice(a - i * TILE, b - i * TILE), slice(at, at + b - a)))
             at += b - a
-    return found
+    return cuts

@@ -99,9 +99,9 @@ class StepHooks:
 
     def tables(self) -> list[torch.Tensor]:
         """The tables of the hooks that have one."""
-        found = [(hook, table) for hook in self.hooks if (table := hook.table()) is not None]
-        self._with_table = [hook for hook, _ in found]
-        return [table for _, table in found]
+        pairs = [(hook, table) for hook in self.hooks if (table := hook.table()) is not None]
+        self._with_table = [hook for hook, _ in pairs]
+        return [table for _, table in pairs]
 
     def report_fields(self, tables: list[list[float]]) -> dict[str, Any]:
         """The fields of all hooks, from the numbers of `tables()`, in that order."""

@@ -1,7 +1,4 @@
-"""Transformer Engine's linear layers and FP8, behind the same names.
-
-The problem in a sentence: NVIDIA's library has the fastest FP8 products there are, and a model should be able to use
-them without being another model.
+"""Transformer Engine's linear layers and FP8, behind the same names: NVIDIA's products, the same model.
 
 `--transformer-impl transformer_engine` builds attention and MLP with `TEColumnParallelLinear` and `TERowParallelLinear`
 (`models/gpt_layer_specs.py`). They are the library's own `Linear`, which does products and collectives over tp, and
@@ -19,8 +16,8 @@ the core of attention stay what `kernels` and `attention_backend` say.
 
 The library keeps scales in the module's extra state, which `state_dict` has.
 
-It needs a GPU and the package; both are asked for before anything is built. Recompute of what holds its layers, and
-schedules that put dW off, are refused: it has its own ways for both.
+It needs a GPU and the package, which is checked before anything is built. Recompute of a module that holds its layers,
+and schedules that defer wgrad, are refused: the library has its own ways for both.
 
 Written for Transformer Engine 2.x. Megatron-LM: `extensions/transformer_engine.py`, `get_fp8_context` in
 `fp8_utils.py`.

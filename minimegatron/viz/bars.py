@@ -175,15 +175,12 @@ def _label(
 # numbers at the right are the rate when everything down to that bar is counted.
 
 
-def waterfall(
-    parts: Mapping[str, tuple[float, str]], *, work: float = 0.0, total: str = "the step", title: str = ""
-) -> Picture:
+def waterfall(parts: Mapping[str, tuple[float, str]], *, work: float = 0.0, title: str = "") -> Picture:
     """Seconds that add up, from the top.
 
     Args:
         parts: {name: (seconds, a kind of `timeline.LOOKS`)}; what has less than no seconds goes back.
         work: useful FLOPs in that time; 0 writes no rates.
-        total: name of the last bar, the sum.
         title: above the picture.
 
     Raises:
@@ -210,7 +207,7 @@ def waterfall(
             rate = f"{work / end / 1e12:,.0f}" if work and end > 0 else ""
             _numbers(axes, row, (f"{seconds * per_second:,.{digits}f}", f"{seconds / whole:.1%}", rate))
         _numbers(axes, -0.8, (unit, "share", "TFLOP/s" if work else ""))
-        rows_of_bars(axes, [*parts, total], range(len(parts) + 1))
+        rows_of_bars(axes, [*parts, "the step"], range(len(parts) + 1))
         axes.set_ylim(len(parts) + 0.5, -0.5)
         axes.set_xlim(0, 1.02 * per_second * whole)
         axes.set_xlabel(f"time in {unit}")

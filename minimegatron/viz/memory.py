@@ -44,18 +44,17 @@ OWNERS = {
 }
 
 
-def curves(runs: Mapping[str, Sequence[Sample]], *, limit: float | None = None, title: str = "") -> Figure:
+def curves(runs: Mapping[str, Sequence[Sample]], *, title: str = "") -> Figure:
     """One panel a run, all on one scale, at most three side by side: what is written must be read in a notebook.
 
     Args:
         runs: {name: samples of a `memory.Tracker`, in order}.
-        limit: bytes that there are, drawn as a line.
         title: above the picture.
 
     Raises:
         ConfigError: a run without samples.
     """
-    stack = _Stack.of(runs, limit)
+    stack = _Stack.of(runs, None)
     with styled():
         across, down = min(ACROSS, len(runs)), -(-len(runs) // ACROSS)
         figure = new_figure(1.4 + 2.9 * across, 0.6 + 2.7 * down, title)

@@ -61,28 +61,9 @@ LOOKS: dict[str, Look] = {
 }
 
 
-def gantt(
-    measured: Sequence[Event],
-    predicted: Sequence[Event] = (),
-    *,
-    by: str = "kind",
-    labels: bool = True,
-    title: str = "",
-) -> Figure:
-    """The events of one or several ranks on one time axis.
-
-    Args:
-        measured: events of any ranks; the clock starts at the first.
-        predicted: what was expected, drawn above on the same scale, its clock starting at its own first event.
-        by: "kind" colours computation, communication and waiting; "name" every name (F, B, W of a pipeline).
-        labels: write an event's name (and its note) into its bar where there is room.
-        title: above the picture.
-
-    Raises:
-        ConfigError: there is no event at all, or `by` is neither of the two.
-    """
-    panels = [(name, _Panel(events)) for name, events in (("predicted", predicted), ("measured", measured)) if events]
-    return _figure(panels, by, labels, title)
+def gantt(events: Sequence[Event], *, by: str = "kind", title: str = "") -> Figure:
+    """The events of one or several ranks on one time axis; see `beside`."""
+    return beside({"": events}, by=by, title=title)
 
 
 def beside(
@@ -93,20 +74,46 @@ def beside(
     labels: bool = True,
     title: str = "",
 ) -> Figure:
-    """Several ways of doing the same, one above the other on one time axis.
+    """Several runs of the same, or a plan and its run, one panel above the other on the time axis of the longest.
 
     Args:
-        runs: {name: its events}; the clock of each starts at its first event.
+        runs: {name: events of any ranks}; the clock of each starts at its first event.
         expected: {name: seconds}; a dashed line shows where this run was expected to end.
-        by, labels, title: as for `gantt`.
+        by: "kind" colours computation, communication and waiting; "name" every name (F, B, W of a pipeline).
+        labels: write an event's name (and its note) into its bar where there is room.
+        title: above the picture.
 
     Raises:
         ConfigError: no event at all, an expected end of a run that is not there, or `by` is neither of the two.
     """
     panels = [(name, _Panel(events)) for name, events in runs.items() if events]
-    if strangers := sorted(set(expected or {}) - {name for name, _ in panels}):
+    if not panels:
+        fix = "record some: with trace.record(rank) as log: ...; then pass log.events"
+        raise ConfigError("a timeline without events", fix=fix)
+    if by not in ("kind", "name"):
+        raise ConfigError(f"by={by!r}", fix="colour by kind or by name")
+    expected = expected or {}
+    if strangers := sorted(set(expected) - {name for name, _ in panels}):
         raise ConfigError(f"an end is expected of {strangers[0]!r}, which has no events", fix="use the names of `runs`")
-    return _figure(panels, by, labels, title, expected or {})
+    horizon = max(*(float(panel.end.max()) for _, panel in panels), *expected.values(), 1e-6)
+    styles = _styles([(e, t) for _, p in panels for e, t in zip(p.events, p.start.tolist(), strict=True)], by)
+    heights = [sum(map(len, panel.rows.values())) + 0.4 * len(panel.rows) for _, panel in panels]
+    with styled():
+        figure = new_figure(9.0, 0.9 + 0.3 * sum(heights) + 0.45 * len(panels), title)
+        grid = figure.subplots(len(panels), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
+        for axes, (name, panel) in zip(grid, panels, strict=True):
+            _draw_panel(axes, panel, horizon, lambda e: styles[e.kind if by == "kind" else e.name], labels)
+            if len(panels) > 1:
+                axes.set_title(name, loc="left")
+            if name in expected:
+                at = expected[name] * 1e6 / scaled(horizon * 1e6, SECONDS, 1000)[0]
+                axes.axvline(at, label="predicted end", zorder=3, **PREDICTED_LINE)
+        grid[-1].set_xlabel(f"time in {scaled(horizon * 1e6, SECONDS, 1000)[1]}")
+        handles: list[Artist] = [sample(SAID.get(k, k), *look, linewidth=0.5) for k, look in styles.items()]
+        if expected:
+            handles.append(Line2D([], [], label="predicted end", **PREDICTED_LINE))
+        legend(figure, handles, 8, fontsize=None)
+    return figure
 
 
 def hidden_share(events: Sequence[Event]) -> float:
@@ -134,37 +141,6 @@ def chrome_trace(events: Sequence[Event], path: str | Path, predicted: Sequence[
 
 
 # ------------------------------------------------------------------------------------------------------------
-
-
-def _figure(
-    panels: list[tuple[str, _Panel]], by: str, labels: bool, title: str, expected: Mapping[str, float] | None = None
-) -> Figure:
-    """One panel above the other, all on the time axis of the longest."""
-    if not panels:
-        fix = "record some: with trace.record(rank) as log: ...; then pass log.events"
-        raise ConfigError("a timeline without events", fix=fix)
-    if by not in ("kind", "name"):
-        raise ConfigError(f"by={by!r}", fix="colour by kind or by name")
-    expected = expected or {}
-    horizon = max(*(float(panel.end.max()) for _, panel in panels), *expected.values(), 1e-6)
-    styles = _styles([(e, t) for _, p in panels for e, t in zip(p.events, p.start.tolist(), strict=True)], by)
-    heights = [sum(map(len, panel.rows.values())) + 0.4 * len(panel.rows) for _, panel in panels]
-    with styled():
-        figure = new_figure(9.0, 0.9 + 0.3 * sum(heights) + 0.45 * len(panels), title)
-        grid = figure.subplots(len(panels), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
-        for axes, (name, panel) in zip(grid, panels, strict=True):
-            _draw_panel(axes, panel, horizon, lambda e: styles[e.kind if by == "kind" else e.name], labels)
-            if len(panels) > 1:
-                axes.set_title(name, loc="left")
-            if name in expected:
-                at = expected[name] * 1e6 / scaled(horizon * 1e6, SECONDS, 1000)[0]
-                axes.axvline(at, label="predicted end", zorder=3, **PREDICTED_LINE)
-        grid[-1].set_xlabel(f"time in {scaled(horizon * 1e6, SECONDS, 1000)[1]}")
-        handles: list[Artist] = [sample(SAID.get(k, k), *look, linewidth=0.5) for k, look in styles.items()]
-        if expected:
-            handles.append(Line2D([], [], label="predicted end", **PREDICTED_LINE))
-        legend(figure, handles, 8, fontsize=None)
-    return figure
 
 
 def _processes(events: Sequence[Event], process: int, name: str) -> list[dict[str, object]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,13 +14,6 @@ from minimegatron.errors import DataError, RankError
 
 def world_axis(rank: int, world: int) -> Axis:
     return Axis("dp", tuple(range(world)), rank, dist.group.WORLD)
-
-
-def raised(call: Callable[[], Any]) -> str:
-    """The text of the RankError that `call` must raise."""
-    with pytest.raises(RankError) as caught:
-        call()
-    return str(caught.value)
 
 
 # ------------------------------------------------------------------------------------------ errors, together

@@ -114,21 +114,6 @@ def test_all_to_all_with_uneven_splits_takes_the_same_way_back(ranks):
         assert grad.flatten().tolist() == expected
 
 
-def gradcheck_of_the_pair(rank: int, world: int) -> bool:
-    """gradcheck in fp64 through a pair: column then row, as in a layer."""
-    axis = Mesh.build(ParallelConfig(tensor_model_parallel_size=world)).tp
-    a = rows(50 + rank, (3, 4))
-
-    def f(x):
-        return c.reduce_from_region(torch.tanh(c.copy_to_region(x, axis) @ a.t()) @ a, axis)
-
-    return torch.autograd.gradcheck(f, (rows(9, (2, 4)).requires_grad_(),))
-
-
-def test_gradcheck_through_the_pair(ranks):
-    assert all(ranks(2).run(gradcheck_of_the_pair))
-
-
 def counted(rank: int, world: int) -> dict:
     axis = Mesh.build(ParallelConfig(tensor_model_parallel_size=world)).tp
     x = torch.ones(4, 6, requires_grad=True)

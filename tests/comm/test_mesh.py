@@ -20,25 +20,6 @@ SIXTEEN = ParallelConfig(
 )
 
 
-@pytest.mark.parametrize(
-    "axes,grid,start",
-    [
-        ("tp", "dense", [[0, 1], [2, 3]]),
-        ("cp", "dense", [[0, 2], [1, 3], [4, 6]]),
-        ("dp", "dense", [[0, 4], [1, 5]]),
-        ("pp", "dense", [[0, 8], [1, 9]]),
-        ("dp-cp", "dense", [[0, 2, 4, 6], [1, 3, 5, 7]]),
-        ("cp-dp", "dense", [[0, 2, 4, 6], [1, 3, 5, 7]]),
-        ("tp-pp", "dense", [[0, 1, 8, 9]]),
-        ("ep", "expert", [[0, 1, 2, 3]]),
-        ("dp", "expert", [[0, 4], [1, 5]]),
-        ("tp-ep-pp", "expert", [[0, 1, 2, 3, 8, 9, 10, 11]]),
-    ],
-)
-def test_the_example_of_sixteen_ranks(axes, grid, start):
-    assert rank_groups(SIXTEEN, 16, axes, grid)[: len(start)] == start
-
-
 sizes = st.sampled_from([1, 2, 3, 4])
 
 

@@ -22,10 +22,7 @@ from minimegatron.comm.axis import Axis
 from minimegatron.comm.ring import Shift
 from minimegatron.errors import RankError
 from minimegatron.launch.error_report import is_consequence
-from tests.thorough import mostly_thorough
-from tests.twin import Case, compare_with_serial, problems
 
-Rows = list[list[float]]
 NEVER, ALWAYS = 1 << 60, 1
 
 
@@ -367,29 +364,5 @@ def test_a_rank_that_dies_is_named() -> None:
         pool.run(dies, timeout=20)
 
 
-def compared(rank: int, world: int, case: Case) -> dict[str, Any]:
-    with through(ALWAYS):
-        return compare_with_serial(rank, world, case)
-
-
 SP, PP = {"tensor_model_parallel_size": 2, "sequence_parallel": True}, {"pipeline_model_parallel_size": 2}
-ZERO3: dict[str, Any] = {"accumulation": 2, "sharding": "optim_grads_params"}
 MOE = {"num_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 32}
-CASES: list[tuple[Case, int]] = [
-    (Case({}, accumulation=2), 2),
-    (Case(SP, accumulation=2), 2),
-    (Case({"tensor_model_parallel_size": 2}), 2),
-    (Case({"context_parallel_size": 2}, accumulation=2), 2),
-    (Case({"context_parallel_size": 2, "cp_comm_type": "a2a"}), 1),
-    (Case(**ZERO3), 4),
-    (Case(PP, **ZERO3), 2),
-    (Case({"expert_model_parallel_size": 2}, MOE, accumulation=2), 2),
-]
-
-
-@pytest.mark.parametrize(("case", "dp"), mostly_thorough(CASES, [1, 3, 6, 7]))
-def test_a_model_trains_through_it_as_in_one_process(ranks, case: Case, dp: int) -> None:
-    sizes = [n for name, n in case.layout.items() if name.endswith("_parallel_size") and not name.startswith("expert")]
-    world = dp * (sizes[0] if sizes else 1)
-    for report in ranks(world).run(compared, case):
-        assert problems(report, 1e-5) == []

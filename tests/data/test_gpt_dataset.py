@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import types
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from minimegatron.data.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset, make_batch
 from minimegatron.data.indexed import IndexedDataset
 from minimegatron.data.tokenizer import NullTokenizer
-from minimegatron.errors import ConfigError, DataError
+from minimegatron.errors import DataError
 from minimegatron.layers.attention.mask import cu_seqlens
 from tests.data.test_indexed import write
 
@@ -74,14 +73,6 @@ def test_an_id_outside_the_vocabulary_is_refused_when_read(tmp_path, seed):
             bad += 1
             assert "token id 60000 is outside" in error.what and error.where == f"{low.bin_path}, byte {2 * place}"
     assert bad >= 1
-
-
-def test_pad_equal_to_eod_is_refused():
-    tokenizer = types.SimpleNamespace(vocab_size=10, eod=9, pad=9, bos=None, identity="x")
-    with pytest.raises(ConfigError, match="never learn to stop"):
-        GPTDatasetConfig(4, tokenizer)
-    with pytest.raises(ConfigError, match="sequence_length"):
-        GPTDatasetConfig(0, NullTokenizer(9))
 
 
 def test_mock_data_counts_and_is_the_same_every_time():

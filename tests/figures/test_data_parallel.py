@@ -5,7 +5,6 @@ import pytest
 from course.figures.data_parallel import (
     buffer_strip,
     bytes_per_parameter,
-    gather_timeline,
     gather_timelines,
     gathers_of,
     stage_bars,
@@ -92,11 +91,11 @@ STEP = [
 def test_a_gather_is_exposed_for_as_long_as_nothing_is_computed_at_its_end():
     found = [(g.unit, g.end, g.exposed) for g in gathers_of(STEP)]
     assert found == [("unit 0", 2.0, 2.0), ("unit 1", 7.0, 1.0), ("unit 1", 11.0, 0.0)]
-    figure = gather_timeline(STEP)
+    figure = gather_timelines({"run": STEP})
     bars = [(b.get_x(), b.get_width()) for b in boxes(figure)]
     assert len(bars) == 3 + (3 + 2) + (2 + 1), "computation, gathers with two dark ends, sums with one"
-    assert (6.0, 1.0) in bars and "time in s; 3 s in waits for gathers, which are 11 s under way" in words(figure)
-    rows = {b.get_y() for b in boxes(gather_timeline([*STEP, comm("all_gather", 3.0, 12.0)]))}
+    assert (6.0, 1.0) in bars and "run: 21 s, of it 3 s in waits for gathers, which are 11 s under way" in words(figure)
+    rows = {b.get_y() for b in boxes(gather_timelines({"run": [*STEP, comm("all_gather", 3.0, 12.0)]}))}
     assert len(rows) == len({b.get_y() for b in boxes(figure)}) + 1, "gathers that overlap have rows of their own"
     assert not overlaps(figure)
 
@@ -117,8 +116,8 @@ def test_two_runs_share_one_axis_and_each_begins_at_0():
     (lambda: stage_bars({"0": {"parameters": 1.0}}, {"1": {"parameters": 1.0}}), "predicted"),
     (lambda: buffer_strip(LAYOUT, ["a", "b", "c"]), "3 names for 4 parameters"),
     (lambda: buffer_strip(bucket_layout([], None)), "in 0 elements"),
-    (lambda: gather_timeline([*STEP, comm("all_gather", 0.0, 1.0, rank=2)], rank=2), "1 gathers on rank 2"),
-    (lambda: gather_timeline(STEP, axes=("pp",)), "0 gathers on rank 0"),
+    (lambda: gather_timelines({"run": [*STEP, comm("all_gather", 0.0, 1.0, rank=2)]}, rank=2), "1 gathers on rank 2"),
+    (lambda: gather_timelines({"run": STEP}, axes=("pp",)), "0 gathers on rank 0"),
 ])  # fmt: skip
 def test_mistakes_are_named(draw, message):
     with pytest.raises(ConfigError, match=message):

@@ -6,7 +6,6 @@ from matplotlib.colors import to_rgba
 from course.figures.process_groups import (
     COLLECTIVES,
     LEGEND,
-    before_after,
     blocks_of,
     moved,
     replay,
@@ -38,7 +37,7 @@ def test_the_numbers_of_two_ranks():
 
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_a_collective_is_drawn_with_the_numbers_of_both_sides(name):
-    figure = before_after(name, 3)
+    figure = sheet([name], 3)
     start = blocks_of(name, 3)
     shown = [v for state in (start, moved(name, start)) for row in values(state) for v in row if v is not None]
     assert sorted(int(w) for w in words(figure) if w.isdigit()) == sorted(shown) and not overlaps(figure)
@@ -86,8 +85,8 @@ def test_samples_stand_in_the_colour_of_their_rank_and_an_epoch_ends_in_the_seco
 
 
 @pytest.mark.parametrize(("draw", "message"), [
-    (lambda: before_after("allgather"), "did you mean `all_gather`"),
-    (lambda: before_after("broadcast", src=4), "source 4 in a group of 4"),
+    (lambda: sheet(["allgather"]), "did you mean `all_gather`"),
+    (lambda: blocks_of("broadcast", src=4), "source 4 in a group of 4"),
     (lambda: moved("all_reduce", [[None]] * 3), "3 blocks"),
     (lambda: replay(start_of(3), sends_of(3)[:3]), "3 steps"),
     (lambda: ring_steps(sends=[[0, 1, 3], *sends_of(3)[1:]]), "part 3 of 3"),

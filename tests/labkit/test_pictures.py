@@ -9,7 +9,7 @@ import nbformat
 import numpy as np
 from PIL import Image
 
-from course.figures.process_groups import before_after
+from course.figures.process_groups import sheet
 from labkit.pictures import smaller, with_palette
 
 
@@ -18,7 +18,7 @@ def pixels(png: bytes) -> np.ndarray:
 
 
 def test_a_drawing_keeps_its_look_in_half_the_bytes() -> None:
-    png = before_after("all_reduce", 4)._repr_png_()
+    png = sheet(["all_reduce"], 4)._repr_png_()
     small = with_palette(png)
     assert len(small) < 0.5 * len(png)
     difference = np.abs(pixels(small) - pixels(png)).max(-1)
@@ -28,7 +28,7 @@ def test_a_drawing_keeps_its_look_in_half_the_bytes() -> None:
 def test_only_pictures_that_shrink_are_exchanged() -> None:
     tiny = io.BytesIO()
     Image.new("1", (1, 1)).save(tiny, "PNG")
-    png = before_after("broadcast", 2)._repr_png_()
+    png = sheet(["broadcast"], 2)._repr_png_()
     outputs = [
         nbformat.v4.new_output("display_data", {"image/png": base64.b64encode(data).decode(), "text/plain": "x"})
         for data in (tiny.getvalue(), png)

@@ -36,7 +36,7 @@ def test_ranks_take_the_gpus_of_their_machine_in_order():
     assert gpus_of([*node("a", 4, 8), *node("b", 2, 8)]) == [0, 1, 2, 3, 0, 1]
     choice = choose(None, 5, [*node("a", 4, 8), *node("b", 2, 8)])
     assert (choice.local_rank, choice.local_world) == (1, 2)
-    assert choice.said == f"NCCL: 6 ranks on 2 machines, 2 on this one; rank 5 on cuda:1 of 8 ({H100})"
+    assert choice.description == f"NCCL: 6 ranks on 2 machines, 2 on this one; rank 5 on cuda:1 of 8 ({H100})"
 
 
 def test_one_visible_gpu_a_task_is_the_first_of_each():
@@ -73,10 +73,10 @@ def test_gpus_that_would_not_be_used_are_no_reason_for_the_cpu(looks, backend, s
 
 
 def test_the_cpu_where_there_is_no_gpu_or_where_it_is_asked_for(monkeypatch):
-    assert choose(None, 1, node("a", 2, 0)).said == "gloo on the CPU (no GPU here): 2 ranks on 1 machine"
-    assert choose("gloo", 0, node("a", 4, 1)).said == "gloo on the CPU (as asked): 4 ranks on 1 machine"
+    assert choose(None, 1, node("a", 2, 0)).description == "gloo on the CPU (no GPU here): 2 ranks on 1 machine"
+    assert choose("gloo", 0, node("a", 4, 1)).description == "gloo on the CPU (as asked): 4 ranks on 1 machine"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert "CUDA_VISIBLE_DEVICES hides all GPUs" in choose(None, 0, [hardware.look(None)]).said
+    assert "CUDA_VISIBLE_DEVICES hides all GPUs" in choose(None, 0, [hardware.look(None)]).description
 
 
 def test_without_nccl_gpus_are_refused(monkeypatch):

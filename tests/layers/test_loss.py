@@ -59,13 +59,6 @@ def test_equals_dense(ranks, tp, smoothing, seed, fused):
     torch.testing.assert_close(grad.sum(-1), torch.zeros(S, B, dtype=torch.float64), rtol=0, atol=1e-11)
 
 
-def test_without_smoothing_it_is_torchs_cross_entropy():
-    logits, target = problem(3)
-    want = F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none").view(S, B)
-    got = vocab_parallel_cross_entropy(logits, target, Mesh.serial().tp)
-    torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("fused", ["torch", "emulated"])
 def test_only_small_messages_travel_and_none_backward(ranks, fused):
     for _, _, forward, backward in ranks(2).run(parallel, 0, 0.0, torch.float32, fused):
@@ -93,14 +86,6 @@ def of_no_words(rank: int, world: int, fused: str) -> torch.Tensor:
 def test_a_label_that_is_no_word_has_no_probability(ranks, fused):
     for loss in ranks(2).run(of_no_words, fused):
         assert (loss[0] == torch.inf).all() and loss[1:].isfinite().all()
-
-
-def test_adding_a_constant_changes_nothing_and_large_logits_stay_finite():
-    logits, target = problem(0)
-    tp = Mesh.serial().tp
-    a, b = (vocab_parallel_cross_entropy(logits + k, target, tp) for k in (0.0, 1e4))
-    torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
-    assert vocab_parallel_cross_entropy(torch.full((1, 4), 3e38), torch.tensor([1]), tp).isfinite().all()
 
 
 def test_going_back_twice_gives_the_same_gradient_twice():

@@ -450,17 +450,17 @@ MUTANTS = (
     # -------------------------------------------------------------------------------------- messages in memory
     Mutant(
         "terms of a reduce-scatter are let go of before they are added", "minimegatron/comm/shared_memory.py",
-        "            _add_up([mine, *(message.view(mine) for message in messages)], output)\n"
+        "            _add_up([own, *(message.view(own) for message in messages)], output)\n"
         "            _close(messages)\n",
-        "            views = [message.view(mine) for message in messages]\n            _close(messages)\n"
-        "            _add_up([mine, *views], output)\n",
+        "            views = [message.view(own) for message in messages]\n            _close(messages)\n"
+        "            _add_up([own, *views], output)\n",
         _LET_GO,
     ),
     Mutant(
         "terms of an all-reduce are let go of before they are added", "minimegatron/comm/shared_memory.py",
-        "            _add_up([messages[rank].view(x) if rank in messages else mine for rank in range(axis.size)], x)\n"
+        "            _add_up([messages[rank].view(x) if rank in messages else own for rank in range(axis.size)], x)\n"
         "            _close(messages.values())\n",
-        "            views = [messages[rank].view(x) if rank in messages else mine for rank in range(axis.size)]\n"
+        "            views = [messages[rank].view(x) if rank in messages else own for rank in range(axis.size)]\n"
         "            _close(messages.values())\n            _add_up(views, x)\n",
         _LET_GO,
     ),
@@ -687,8 +687,8 @@ MUTANTS = (
     ),
     Mutant(
         "keys from elsewhere are taken for this rank's", "minimegatron/layers/attention/context_parallel.py",
-        "attend(joined, q, mine, kv[0], kv[1], spans[owner], mask, scale, backend, softcap)",
-        "attend(joined, q, mine, kv[0], kv[1], mine, mask, scale, backend, softcap)", _CONTEXT,
+        "attend(joined, q, own, kv[0], kv[1], spans[owner], mask, scale, backend, softcap)",
+        "attend(joined, q, own, kv[0], kv[1], own, mask, scale, backend, softcap)", _CONTEXT,
     ),
     Mutant(
         "gathered blocks stay in the order of ranks", "minimegatron/layers/attention/context_parallel.py",
@@ -696,7 +696,7 @@ MUTANTS = (
     ),
     Mutant(
         "gathered gradients go to other owners", "minimegatron/layers/attention/context_parallel.py",
-        "for held in spans])\n        dk", "for held in reversed(spans)])\n        dk", _CONTEXT,
+        "for block_spans in spans])\n        dk", "for block_spans in reversed(spans)])\n        dk", _CONTEXT,
     ),
     Mutant(
         "heads come back in another order", "minimegatron/layers/attention/context_parallel.py",
@@ -717,8 +717,8 @@ MUTANTS = (
     ),
     Mutant(
         "the zigzag is cut into consecutive parts", "minimegatron/comm/sequence.py",
-        "held = [(r * n, (r + 1) * n), ((chunks - 1 - r) * n, (chunks - r) * n)]",
-        "held = [(2 * r * n, (2 * r + 1) * n), ((2 * r + 1) * n, (2 * r + 2) * n)]", _CONTEXT,
+        "pair = [(r * n, (r + 1) * n), ((chunks - 1 - r) * n, (chunks - r) * n)]",
+        "pair = [(2 * r * n, (2 * r + 1) * n), ((2 * r + 1) * n, (2 * r + 2) * n)]", _CONTEXT,
     ),
     Mutant(
         "rows travel back with the splits of the way there", "minimegatron/layers/moe/dispatch.py",
@@ -732,7 +732,7 @@ MUTANTS = (
     ),
     Mutant(
         "parts of an expert's output are not summed", "minimegatron/layers/moe/dispatch.py",
-        "unflatten(0, (axis.size, mine)).sum(0)", "unflatten(0, (axis.size, mine))[0]", _DISPATCH,
+        "unflatten(0, (axis.size, length)).sum(0)", "unflatten(0, (axis.size, length))[0]", _DISPATCH,
     ),
     Mutant(
         "the experts of rank 0 on every rank", "minimegatron/layers/moe/dispatch.py",

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from minimegatron.parallel.pipeline.schedule_check import peak_live
 
 from minimegatron import cli
 from minimegatron.errors import ConfigError
 from minimegatron.memory import Sample
 from minimegatron.models.chunks import schedule_of
+from minimegatron.parallel.pipeline.schedule_sim import peak_live
 from minimegatron.planner.cluster import CLUSTERS
 from minimegatron.planner.layouts import Layout
 from minimegatron.planner.pictures import draw, losses, memory_over_step

@@ -48,7 +48,7 @@ def test_bytes_predicted_and_measured_carry_numbers_and_ratio():
 
 
 def test_each_bar_of_a_waterfall_begins_where_the_one_above_ends_and_the_last_is_the_sum():
-    figure = waterfall(PARTS, total="all of it", work=40e12)
+    figure = waterfall(PARTS, work=40e12)
     assert [(round(p.get_x(), 9), round(p.get_width(), 9)) for p in boxes(figure)] == [
         (0, 40),
         (40, 10),

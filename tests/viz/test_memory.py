@@ -16,7 +16,7 @@ OTHER = [Sample(0.0, {"parameters": MIB}, "")]
 
 
 def test_a_panel_names_its_run_and_the_fullest_moment():
-    figure = curves({"whole": STEP, "shards": OTHER}, limit=5 * MIB)
+    figure = curves({"whole": STEP, "shards": OTHER})
     seen = words(figure)
     assert {"whole: 6 MiB", "shards: 1 MiB", "moments of a step\nfullest: backward, backward unit 0"} <= set(seen)
     assert "moments of a step" in seen, "where nothing has been said, nothing is written"

@@ -40,7 +40,7 @@ def test_hidden_share_counts_covered_time_once():
 def test_predicted_stands_above_measured_on_one_scale():
     measured = [compute(100.0, 100.004, r, "layer 1") for r in (0, 1)] + [comm(100.002, 100.006, r) for r in (0, 1)]
     predicted = [compute(0, 0.003), comm(0.001, 0.004)]
-    figure = gantt(measured, predicted, title="step")
+    figure = beside({"predicted": predicted, "measured": measured}, title="step")
     assert [a.get_title(loc="left") for a in figure.axes] == ["predicted", "measured"]
     assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim() == pytest.approx((0, 6 * 1.02))
     assert figure.axes[1].get_xlabel() == "time in ms"

@@ -153,10 +153,10 @@ class _RingAttention(torch.autograd.Function):
         backend: str,
         softcap: float | None,
     ) -> torch.Tensor:
-        mine, joined = spans[axis.rank], Joined(q)
+        own, joined = spans[axis.rank], Joined(q)
 
         def visit(owner: int, kv: torch.Tensor) -> None:
-            attend(joined, q, mine, kv[0], kv[1], spans[owner], mask, scale, backend, softcap)
+            attend(joined, q, own, kv[0], kv[1], spans[owner], mask, scale, backend, softcap)
 
         kv = torch.stack((k, v))
         circulate(kv, axis, visit)
@@ -227,7 +227,7 @@ class _AllGatherAttention(torch.autograd.Function):
         dkv = torch.stack(
             attend_backward(dout, q, spans[axis.rank], k, v, everywhere, out, lse, dq, mask, scale, backend, softcap)
         )
-        for_owners = torch.stack([torch.cat([dkv[..., a:b, :] for a, b in held], -2) for held in spans])
+        for_owners = torch.stack([torch.cat([dkv[..., a:b, :] for a, b in block_spans], -2) for block_spans in spans])
         dk, dv = c.reduce_scatter(for_owners, axis)[0]
         return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype), None, None, None, None, None, None
 
@@ -235,8 +235,8 @@ class _AllGatherAttention(torch.autograd.Function):
 def _in_order(blocks: torch.Tensor, spans: list[Spans]) -> tuple[torch.Tensor, Spans]:
     """[C, 2, b, g, n, d] in rank order -> [2, b, g, s, d] in the order of the sequence, and its span."""
     pieces = {}
-    for block, held in zip(blocks, spans, strict=True):
-        for (start, _), piece in zip(held, block.split([b - a for a, b in held], -2), strict=True):
+    for block, block_spans in zip(blocks, spans, strict=True):
+        for (start, _), piece in zip(block_spans, block.split([b - a for a, b in block_spans], -2), strict=True):
             pieces[start] = piece
     whole = torch.cat([pieces[start] for start in sorted(pieces)], -2)
     return whole, ((0, whole.shape[-2]),)

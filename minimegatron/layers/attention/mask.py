@@ -1,12 +1,11 @@
-"""Who sees whom, as a rule: no table of s x s entries, and work only where something is visible.
+"""Attention masks as rules: no table of s x s entries, and work only where something is visible.
 
-The problem in a sentence: at 128 k tokens a table of who sees whom has 17 G entries, nearly all of which follow from
-three numbers.
+At 128 k tokens a table of which query sees which key has 17 G entries, nearly all of which follow from three rules:
 
     query i sees key j   if   0 <= i - j  (causal),   |i - j| < window,   document(i) = document(j)
 
 For two consecutive pieces of the sequence, queries [a, b) and keys [c, d), the smallest and the largest distance
-i - j decide at once whether a table is needed at all:
+i - j decide whether a table is needed:
 
 | relation   | which pairs are visible              | how it is computed                    |
 |------------|--------------------------------------|---------------------------------------|
@@ -16,8 +15,8 @@ i - j decide at once whether a table is needed at all:
 | `PARTIAL`  | a window's edge, a document's border | blockwise, a small table for each block |
 
 `tiles` cuts the queries and the keys of a step, each one or two pieces of the sequence, into as few rectangles as
-possible. For zigzag pieces A (early) and B (late) that reproduces the three cases of ring attention: the own block is
-one causal square, an earlier rank's block counts with its A alone, a later rank's block is seen by B alone.
+possible. For zigzag pieces A (early) and B (late) these are the three cases of ring attention: the own block is one
+causal square, of an earlier rank's block only its A is visible, a later rank's block is visible to B only.
 """
 
 from __future__ import annotations
@@ -128,7 +127,7 @@ class AttentionMask:
         length = sum(b - a for a, b in q_spans)
         if plain and q_spans == k_spans and (self.window is None or q_spans[-1][1] - q_spans[0][0] <= self.window):
             return [Tile((0, length), (0, length), DIAGONAL)]  # local order is the order of the sequence
-        found: list[Tile] = []
+        tiles: list[Tile] = []
         at_k = 0
         for k in k_spans:
             for piece in _cut_at(k, q_spans) if self.causal else [k]:
@@ -137,10 +136,10 @@ class AttentionMask:
                 for q in q_spans:
                     relation = self.relation(q, piece)
                     if relation != NONE:
-                        found.append(Tile((at_q, at_q + q[1] - q[0]), columns, relation, q[0], piece[0]))
+                        tiles.append(Tile((at_q, at_q + q[1] - q[0]), columns, relation, q[0], piece[0]))
                     at_q += q[1] - q[0]
             at_k += k[1] - k[0]
-        return _merge(_merge(found, "rows"), "cols")
+        return _merge(_merge(tiles, "rows"), "cols")
 
     def pairs(self, tiles: list[Tile]) -> int:
         """How many pairs of a query and a key are computed and visible, of one sample."""

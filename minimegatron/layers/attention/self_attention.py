@@ -160,8 +160,8 @@ class SelfAttention(nn.Module):
             packed = packed[:, :, self.tp.rank // ranks_per_group].unsqueeze(2)
         q, k, v = packed.split([self.per_group, 1, 1], 3)
         if self.split_group:
-            mine = self.per_group // ranks_per_group
-            q = q.narrow(3, self.tp.rank % ranks_per_group * mine, mine)
+            heads = self.per_group // ranks_per_group
+            q = q.narrow(3, self.tp.rank % ranks_per_group * heads, heads)
         return q.flatten(2, 3), k.squeeze(3), v.squeeze(3)
 
     def forward(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:

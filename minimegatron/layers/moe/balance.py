@@ -93,14 +93,14 @@ class ExpertLoad:
 
     def rows(self, numbers: Sequence[float]) -> list[LayerLoad]:
         """The same from the numbers of the table, in order, that have been read already."""
-        found, width = [], self.table.shape[1]
+        loads, width = [], self.table.shape[1]
         for i, layer in enumerate(self._layers):
             row = numbers[i * width : (i + 1) * width]
             counts, (dropped, tokens, *sums) = row[: self._experts], row[self._experts :]
             *balance, z = means = [total / max(tokens, 1.0) for total in sums]
             named = {name: mean / w for (name, w), mean in zip(self._named, means, strict=True) if w}
-            found.append(LayerLoad(layer, [int(n) for n in counts], int(dropped), sum(balance), z, named))
-        return found
+            loads.append(LayerLoad(layer, [int(n) for n in counts], int(dropped), sum(balance), z, named))
+        return loads
 
 
 @torch.no_grad()
@@ -114,14 +114,14 @@ def count_loads(model: nn.Module, mesh: Mesh) -> ExpertLoad | None:
     Returns:
         The table, None for a model without experts.
     """
-    found = [m for m in model.modules() if isinstance(m, TopKRouter)]
-    config = found[0].config if found else getattr(getattr(model, "module", model), "config", None)
+    routers = [m for m in model.modules() if isinstance(m, TopKRouter)]
+    config = routers[0].config if routers else getattr(getattr(model, "module", model), "config", None)
     layers = [] if config is None else config.layers_with_experts
     if config is None or not layers:
         return None
     row = {layer: i for i, layer in enumerate(layers)}
     table = torch.zeros(len(layers), tally_size(config), dtype=torch.float64, device=mesh.device)
-    for router in found:
+    for router in routers:
         table[row[router.layer_number]] += router.tally
         router.reset()
     all_reduce(table, mesh.world)
@@ -150,7 +150,7 @@ def _mark(load: ExpertLoad) -> None:
 
 @step_hook
 class Balance(StepHook):
-    """A step of the routers: told the loss scale before it; at its end loads are counted and reported, and biases move.
+    """A step of the routers: they get the loss scale before it; after it loads are summed and reported, biases move.
 
     Attributes:
         load: of the last step whose gradients are finished; None without experts.

@@ -156,7 +156,7 @@ class AllToAllDispatcher:
         travelling = [c.all_to_all_region_start(x, self.ep, splits.out, splits.inp) for x in rows]
 
         def arrive() -> Dispatched:
-            mine, weights = (_gather_uneven(end(), self.etp, splits.etp) for end in travelling)
+            arrived, weights = (_gather_uneven(end(), self.etp, splits.etp) for end in travelling)
             reorder = Reorder(splits.blocks, splits.by_expert, tokens.device)
 
             def back(y: torch.Tensor) -> torch.Tensor:
@@ -164,16 +164,16 @@ class AllToAllDispatcher:
                 y = c.all_to_all_region(y, self.ep, splits.inp, splits.out)
                 return order.back(y)
 
-            return Dispatched(reorder.there(mine), reorder.there(weights), splits.counts, back, splits.sizes)
+            return Dispatched(reorder.there(arrived), reorder.there(weights), splits.counts, back, splits.sizes)
 
         return arrive
 
     def _splits(self, wanted: torch.Tensor) -> _Splits:
         """What goes where, from the counts of all ranks; waits for the device, once."""
         p, q, local = self.ep.size, self.etp.size, self.local
-        here = wanted.sum(0)  # [E]
-        everyones = c.all_gather(here[None], self.etp_ep).view(p, q, p * local)  # etp varies fastest
-        table, sizes = self._table(here, everyones)
+        counts = wanted.sum(0)  # [E]
+        all_counts = c.all_gather(counts[None], self.etp_ep).view(p, q, p * local)  # etp varies fastest
+        table, sizes = self._table(counts, all_counts)
         lists = to_host(table, partial(self._expected, len(wanted)))
         ends = [p, 2 * p, 2 * p + q, 2 * p + q + local]
         order = [(j * p + i) * local + e for e in range(local) for i in range(p) for j in range(q)]
@@ -189,19 +189,19 @@ class AllToAllDispatcher:
 
     def _expected(self, tokens: int) -> list[int]:
         first = self.ep.rank * self.local
-        here = torch.tensor(planned_loads(tokens, self.config, slice(first, first + self.local)))
-        return self._table(here, here.expand(self.ep.size, self.etp.size, -1))[0].tolist()  # type: ignore[no-any-return]
+        counts = torch.tensor(planned_loads(tokens, self.config, slice(first, first + self.local)))
+        return self._table(counts, counts.expand(self.ep.size, self.etp.size, -1))[0].tolist()  # type: ignore[no-any-return]
 
-    def _table(self, here: torch.Tensor, everyones: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _table(self, counts: torch.Tensor, all_counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """All numbers of `_Splits` that the host wants, and the rows of each expert here.
 
         Args:
-            here: [E], rows of this rank for each expert.
-            everyones: [p, q, E], those of each rank.
+            counts: [E], rows of this rank for each expert.
+            all_counts: [p, q, E], those of each rank.
         """
         p, local, first = self.ep.size, self.local, self.ep.rank * self.local
-        inp = here.view(p, local).sum(1)
-        own = everyones[:, :, first : first + local]  # [p, q, local], what each rank sends to the experts here
+        inp = counts.view(p, local).sum(1)
+        own = all_counts[:, :, first : first + local]  # [p, q, local], what each rank sends to the experts here
         blocks, sizes = own.transpose(0, 1), own.sum((0, 1))  # rows arrive as [q, p, expert]
         return torch.cat([inp, own[:, self.etp.rank].sum(-1), own.sum((0, 2)), sizes, blocks.flatten()]), sizes
 
@@ -277,8 +277,8 @@ def _reduce_scatter_uneven(y: torch.Tensor, axis: Axis, lengths: list[int]) -> t
     """[sum(lengths), ...] on each rank -> this rank's [lengths[r], ...] of the sum."""
     if axis.size == 1:
         return y
-    mine = lengths[axis.rank]
-    return c.all_to_all_region(y, axis, [mine] * axis.size, lengths).unflatten(0, (axis.size, mine)).sum(0)
+    length = lengths[axis.rank]
+    return c.all_to_all_region(y, axis, [length] * axis.size, lengths).unflatten(0, (axis.size, length)).sum(0)
 
 
 def experts_here(num_experts: int, ep: Axis) -> tuple[int, int]:
@@ -307,22 +307,22 @@ def dispatch_bytes(config: TransformerConfig, tokens: int, ep: int, etp: int, el
     """
     assert config.num_experts is not None
     weight = 8 if config.moe_router_dtype == "fp64" else 4
-    found: dict[str, int] = {}
+    nbytes: dict[str, int] = {}
     if config.moe_token_dispatcher_type == "allgather":
         if ep * etp > 1:
             all_tokens, row = tokens * ep * etp, config.hidden_size * element_size
-            found["all_gather/etp_ep"] = all_tokens * (row + config.num_experts * (weight + 1))
-            found["reduce_scatter/etp_ep"] = all_tokens * row
-        return found
+            nbytes["all_gather/etp_ep"] = all_tokens * (row + config.num_experts * (weight + 1))
+            nbytes["reduce_scatter/etp_ep"] = all_tokens * row
+        return nbytes
     there_and_back = 2 * config.hidden_size * element_size + weight
     rows = tokens * config.moe_router_topk
     if ep * etp > 1:
-        found["all_gather/etp_ep"] = config.num_experts * 8 * ep * etp
+        nbytes["all_gather/etp_ep"] = config.num_experts * 8 * ep * etp
     if ep > 1:
-        found["all_to_all/ep"] = rows * there_and_back
+        nbytes["all_to_all/ep"] = rows * there_and_back
     if etp > 1:
-        found["all_to_all/etp"] = etp * rows * there_and_back
-    return found
+        nbytes["all_to_all/etp"] = etp * rows * there_and_back
+    return nbytes
 
 
 # ----------------------------------------------------------------------------------------------------------------- rows

@@ -44,7 +44,7 @@ class LayerSummary:
         tokens: how many tokens asked for each expert.
         dropped: how many of these requests were refused.
         ranks: the experts of each rank of ep, as they are.
-        placed: the experts of each rank as they had better be; `ranks` where nothing is better.
+        placed: a better placement of the experts; `ranks` where there is none.
     """
 
     layer: int
@@ -75,12 +75,12 @@ def summarise(steps: Iterable[Sequence[LayerLoad]], ranks: int = 1, groups: int 
     Raises:
         ConfigError: experts that cannot be dealt out over so many ranks.
     """
-    found: dict[int, list[LayerLoad]] = {}
+    loads_of: dict[int, list[LayerLoad]] = {}
     for step in steps:
         for load in step:
-            found.setdefault(load.layer, []).append(load)
+            loads_of.setdefault(load.layer, []).append(load)
     summaries = []
-    for layer, loads in sorted(found.items()):
+    for layer, loads in sorted(loads_of.items()):
         tokens = [sum(column) for column in zip(*(load.tokens for load in loads), strict=True)]
         divides(ranks, len(tokens), "expert_model_parallel_size", "num_experts")
         dropped = sum(load.dropped for load in loads)
@@ -117,8 +117,8 @@ def placement(tokens: Sequence[int], ranks: int, groups: int | None = None) -> l
         min(open_ranks, key=lambda units: sum(loads[i] for i in units)).append(unit)
     while _swap(dealt, loads):
         pass
-    found = [sorted(unit * width + i for unit in units for i in range(width)) for units in dealt]
-    return found if _busiest(found, tokens) < _busiest(now, tokens) else now
+    placed = [sorted(unit * width + i for unit in units for i in range(width)) for units in dealt]
+    return placed if _busiest(placed, tokens) < _busiest(now, tokens) else now
 
 
 def _busiest(ranks: list[list[int]], tokens: Sequence[int]) -> int:

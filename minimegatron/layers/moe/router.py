@@ -125,10 +125,10 @@ class TopKRouter(nn.Module):
         if not (self.training and torch.is_grad_enabled()):
             return routing
         penalties = self._penalties(logits, x.shape[1])
-        asked = wanted.sum(0)
+        requests = wanted.sum(0)
         limited = self.config.moe_expert_capacity_factor is not None
-        dropped = (wanted & ~routing.map).sum().reshape(1) if limited else asked.new_zeros(1)
-        counts = torch.cat([asked, dropped, asked.new_full((1,), len(tokens))])
+        dropped = (wanted & ~routing.map).sum().reshape(1) if limited else requests.new_zeros(1)
+        counts = torch.cat([requests, dropped, requests.new_full((1,), len(tokens))])
         return routing._replace(probs=_Attach.apply(routing.probs, penalties, counts, self))
 
     def reset(self) -> None:
@@ -194,7 +194,7 @@ def tally_size(config: TransformerConfig) -> int:
 
 
 def set_loss_scale(model: nn.Module, scale: float) -> None:
-    """Tell every router by what the loss is multiplied before `backward`."""
+    """Give every router the factor of the loss before `backward`."""
     for module in model.modules():
         if isinstance(module, TopKRouter):
             module.loss_scale = scale

@@ -232,7 +232,7 @@ def test_loads_and_biases_are_those_of_all_ranks(ranks, layout):
 def test_experts_have_a_buffer_of_their_own():
     ddp = DistributedDataParallel(new_layer(), Mesh.serial())
     dense, experts = ddp.grad_buffers
-    assert (dense.axis.name, experts.axis.name) == ("dp_shard", "edp_shard")
+    assert (dense.axis.name, experts.axis.name) == ("dp_cp", "edp")
     assert set(experts.params) == {"experts.weight1", "experts.weight2"} and set(dense.params) == {"router.weight"}
 
 
