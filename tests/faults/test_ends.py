@@ -95,7 +95,9 @@ def test_ctrl_c_is_quiet_and_leaves_nothing(tmp_path: Path, when: str, trial: in
         assert status == 130 or (when == "starting" and status == -signal.SIGINT)
         helpers.everything_gone(token)
     assert when == "starting" or not list((tmp_path / "temporary").iterdir()), "torchrun's folder of logs"
-    assert len((tmp_path / "output").read_text().splitlines()) <= 5, (tmp_path / "output").read_text()
+    output = (tmp_path / "output").read_text()
+    importing = when == "starting" and ", in main\n" not in output  # Python's own traceback, before there is a handler
+    assert importing or len(output.splitlines()) <= 5, output
 
 
 @pytest.mark.thorough
