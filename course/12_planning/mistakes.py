@@ -228,7 +228,7 @@ WRONG: dict[str, list[Edit]] = {
         Edit(_LAYOUT, '"tp": 8, "cp": 1, "pp": 4, "v": 1, "micro": 1', told="longer"),
         Edit('"tp": 4', '"tp": 2', told="10 must stay free"),
         Edit(_LAYOUT, '"tp": 4, "cp": 1, "pp": 2, "v": 20, "micro": 1', ("12.5", "9.6"), told="too little left"),
-        Edit(_LAYOUT, '"tp": 4, "cp": 1, "pp": 4, "v": 20, "micro": 1', ("12.5", "17.1"), told="% longer"),
+        Edit(_LAYOUT, '"tp": 8, "cp": 1, "pp": 4, "v": 20, "micro": 1', told="% longer"),
         Edit('"pp": 2, "v": 20', '"pp": 1, "v": 1'),
         Edit('"none"', '"full"', told="longer"),
         Edit('"none"', '"selective"', ("12.5", "9.6"), told="frees nothing"),
@@ -316,7 +316,7 @@ RIGHT: dict[str, list[Edit]] = {
     "run_1024": [
         Edit("12.5", "12"),
         Edit('"v": 20', '"v": 10', ("12.5", "11.8")),
-        Edit('"cp": 2, "pp": 2, "v": 20, "micro": 2', '"cp": 4, "pp": 2, "v": 20, "micro": 4'),
+        Edit(_LAYOUT, '"tp": 4, "cp": 1, "pp": 2, "v": 40, "micro": 1', ("12.5", "10.0")),
     ],
     "asked": [
         Edit("9 * h // 2", "4.5 * h"),

@@ -202,7 +202,10 @@ def require_known(known: bool, what: str) -> None:
 
 
 ALLOCATES = {f"aten.{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")}
-ELEMENTWISE = {f"aten.{name}" for name in ("_to_copy", "add", "add_", "mul", "native_dropout", "sub")}
+ELEMENTWISE = {
+    f"aten.{name}"
+    for name in "_to_copy add add_ copy_ div exp eq logaddexp masked_fill mul mul_ native_dropout sub where".split()
+}
 LOOKS_UP = {f"aten.{name}" for name in ("embedding", "gather", "index", "index_select")}
 Part = tuple[tuple[int, ...], Tape]  # numbers of layers that run as a whole, and their steps
 FORWARD, AGAIN, BACKWARD, WEIGHTS = "forward", "again", "backward", "weights"
@@ -309,7 +312,7 @@ class Recorder(TorchDispatchMode):
         self._owner: dict[int, tuple[bool, Window]] = {}  # whether autograd has saved it; where it was made or saved
         self._alive = 0
         self.events: list[Event] = []
-        self._fresh = set[int]()  # keys of what the last operation has written
+        self._fresh = dict[int, int]()  # key of what elementwise operations in a row have made -> number of their event
         self.put_off_in: int | None = None  # number of the window whose weights' half runs
         self._backward = 0
         self._open("", "")
@@ -464,27 +467,34 @@ class Recorder(TorchDispatchMode):
         flops = float(count(*args, **(kwargs or {}), out_val=result)) if count is not None else 0.0
         if name in LOOKS_UP:  # of the first one, the rows that are in the result
             given = [*given[1:], *new]
+        elif name == "aten.copy_":  # the first one is written alone
+            given = given[1:]
         touched = [*given, *(new or results)]
         nbytes = sum(leaf.numel() * leaf.element_size() for leaf in touched)
-        if name in ELEMENTWISE:
-            nbytes -= self._fused(given)
-        self._fresh = {leaf.untyped_storage()._cdata for leaf in new} if flops or name in ELEMENTWISE else set()
+        chain = self._fresh if name in ELEMENTWISE else {}
+        nbytes -= self._fused(given, chain)
+        made = new if flops or name in ELEMENTWISE else []
+        self._fresh = chain | {leaf.untyped_storage()._cdata: len(self.events) for leaf in made}
         self.note(Operation(name, flops, nbytes))
         return result
 
-    def _fused(self, given: list[torch.Tensor]) -> int:
-        """Bytes that are not read because they are what the last operation has made, which then does not write them."""
-        nbytes = sum(t.numel() * t.element_size() for t in given if t.untyped_storage()._cdata in self._fresh)
-        if nbytes:
-            window, phase, last = self.events[-1]
-            assert isinstance(last, Operation), "messages make nothing fresh"
-            self.events[-1] = Event(window, phase, dataclasses.replace(last, nbytes=last.nbytes - nbytes))
-        return nbytes
+    def _fused(self, given: list[torch.Tensor], chain: dict[int, int]) -> int:
+        """Bytes that are not read because the operations right before have made them, which then do not write them."""
+        total = 0
+        for leaf in given:
+            number = chain.pop(leaf.untyped_storage()._cdata, None)
+            if number is not None:
+                window, phase, maker = self.events[number]
+                assert isinstance(maker, Operation), "messages make nothing fresh"
+                nbytes = min(leaf.numel() * leaf.element_size(), maker.nbytes)
+                self.events[number] = Event(window, phase, dataclasses.replace(maker, nbytes=maker.nbytes - nbytes))
+                total += leaf.numel() * leaf.element_size()
+        return total
 
     def note(self, what: Operation | Sent | Waited) -> None:
         """Something happens now."""
         if not isinstance(what, Operation):
-            self._fresh = set()
+            self._fresh = {}
         self.events.append(Event(self.at, self.now, what))
 
 

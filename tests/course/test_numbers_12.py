@@ -123,7 +123,7 @@ def test_long_sequences_are_for_cp():
     flags += " --sequence-parallel --pipeline-model-parallel-size 4 --tensor-model-parallel-size"
     tp, cp = planned(128, f"{flags} 16"), planned(128, f"{flags} 8 --context-parallel-size 2")
     assert cp.time.seconds < tp.time.seconds and abs(cp.bytes / tp.bytes - 1) < 0.1 and cp.fits and tp.fits
-    assert tp.time.parts["tp"] > 2 * cp.time.parts["tp"] and "cp" not in cp.time.parts
+    assert tp.time.parts["tp"] > 2 * cp.time.parts["tp"] and 0 < cp.time.parts["cp"] < 0.01 * cp.time.seconds
 
 
 def test_experts_stay_in_their_node():

@@ -128,7 +128,8 @@ class Skipping(GPTModel):
         hidden = self._first_hidden(tokens, places, inputs)
         memory = hidden if self.pre_process else inputs["memory"]
         mask = AttentionMask(document_ids=options.get("document_ids"))
-        hidden = self.decoder(hidden, AttentionContext(self.rotary(places), mask, None))
+        rotary = None if self.rotary is None else self.rotary(places)
+        hidden = self.decoder(hidden, AttentionContext(rotary, mask, None))
         return self._losses(hidden + memory, labels) if self.post_process else {"hidden": hidden, "memory": memory}
 
 

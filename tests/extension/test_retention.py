@@ -1,4 +1,4 @@
-"""A mixer in one file outside of the package: trained, saved, resharded, planned, and asked to generate.
+"""A mixer and a model in one file outside of the package: trained, saved, resharded, planned, and asked to generate.
 
 Its memory is predicted and counted in `tests/training/test_memory_plan.py`.
 """
@@ -100,7 +100,11 @@ def test_a_state_that_is_inherited_is_not_trusted():
         generate(model, [[1]], 1)
 
 
-def test_it_is_planned():
-    run = parse_args([*TINY.split(), "--mock-data", "--tensor-model-parallel-size", "2", "--spec", *SPEC], 2)
-    told = plan(run, 2, CLUSTERS["h100"])
-    assert not any(memory.unknown for memory in told.memory.values()) and told.bytes > 0
+def test_both_are_planned():
+    line = [*TINY.split(), "--mock-data", "--num-layers", "2", "--pipeline-model-parallel-size", "2"]
+    planned = []
+    for name in ("layers", "skipping"):
+        told = plan(parse_args([*line, "--spec", "tests.extension.retention", name], 2), 2, CLUSTERS["h100"])
+        assert not any(memory.unknown for memory in told.memory.values())
+        planned.append(told.bytes)
+    assert planned[1] > planned[0] > 0, "the second tensor between the stages is memory, too"

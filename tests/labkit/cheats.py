@@ -194,10 +194,3 @@ def bubble(p, m):
 from tests.labkit.mini_course import bubble
 """,
 }
-
-# Those that end by a limit of time, 3 s each.
-SLOW = (
-    "fork bomb", "a flood of output", "loops", "many files",
-    "fork bomb below Python", "sleeps", "loops, deaf to signals", "stops itself", "a mountain of an answer",
-    "a chain of folders",
-)  # fmt: skip

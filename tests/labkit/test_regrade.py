@@ -13,6 +13,7 @@ from labkit import grade, regrade
 from labkit.verdict import Verdict
 from tests.labkit.grading_run import Run, run
 from tests.labkit.handed_in import BUBBLE, DOUBLE, OPEN, hand_in, notebook
+from tests.thorough import mostly_thorough
 
 BY_SEED = "%%exercise bubble\ndef bubble(p, m):\n    return float(p * m) if p % 2 else object()\n"
 
@@ -65,7 +66,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", CHANGES)
+@pytest.mark.parametrize("what", mostly_thorough(CHANGES, [0]))
 def test_what_was_handed_in_has_changed(tmp_path: Path, first: Run, what: str) -> None:
     make, says = CHANGES[what]
     make(tmp_path)
@@ -97,7 +98,9 @@ def test_marks_that_differ_all_the_same_are_named(tmp_path: Path, first: Run, mo
     assert "not the same as before, with the same seed and checks: ada 00_mini, eva 00_mini" in second.complaints
 
 
-@pytest.mark.parametrize("words", [["--seed", "x"], ["--only", "double"], ["--lab", "01"], ["--course", "tests"]])
+@pytest.mark.parametrize(
+    "words", mostly_thorough([["--seed", "x"], ["--only", "double"], ["--lab", "01"], ["--course", "tests"]], [1])
+)
 def test_an_option_that_asks_for_something_else(tmp_path: Path, first: Run, words: list[str]) -> None:
     second = again(tmp_path, first, *words)
     assert second.status == 2 and f"--regrade and {words[0]} {words[1]}: the earlier run had" in second.complaints

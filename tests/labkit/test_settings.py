@@ -14,6 +14,7 @@ from labkit.placing import strided
 from labkit.settings import PLAIN, trials
 from labkit.verdict import Verdict
 from minimegatron.errors import ConfigError
+from tests.thorough import mostly_thorough
 
 COURSE = "tests.labkit.settings_course"
 LAB = load_lab(COURSE)
@@ -62,9 +63,10 @@ def notes(verdict: Verdict) -> list[str]:
     return [row.note for row in verdict.rows]
 
 
-@pytest.mark.parametrize(
-    ("exercise", "source"), [("total", TOTAL), ("over", OVER), ("own_group", OWN), ("plus", PLUS), ("pass_on", PASS_ON)]
-)
+RIGHT = [("total", TOTAL), ("over", OVER), ("own_group", OWN), ("plus", PLUS), ("pass_on", PASS_ON)]
+
+
+@pytest.mark.parametrize(("exercise", "source"), mostly_thorough(RIGHT, [0, 4]))
 def test_what_is_right_in_every_setting_passes(nursery: Nursery, exercise: str, source: str) -> None:
     verdict = check(nursery, exercise, source)
     assert verdict.state == "passed", verdict
@@ -184,7 +186,7 @@ def test_only_the_setting_is_wrong(nursery: Nursery) -> None:
     assert re.match(r"with a group smaller than the world: rank \d: wrong;", notes(global_rank)[3])
 
 
-@pytest.mark.parametrize("group", ["", ", group=cp.group"])
+@pytest.mark.parametrize("group", mostly_thorough(["", ", group=cp.group"], [1]))
 def test_neighbours_are_those_of_the_case_whatever_the_group(nursery: Nursery, group: str) -> None:
     """In the smaller group the next rank of the ring is not the next of the world."""
     source = PASS_ON.replace("% cp.size])", f"% cp.size]{group})").replace("rank - 1])", f"rank - 1]{group})")
