@@ -63,11 +63,11 @@ class LinearFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         (x, weight), dy = ctx.saved_tensors, grads[0]
-        gather = gather_input(x, ctx.tp, ctx.sequence_parallel)
+        gather = gather_input(x, ctx.tp, ctx.sequence_parallel)  # nothing without sequence parallelism
         dgrad = dy @ weight
         x = gather.wait()
         reduce = reduce_dgrad(dgrad, ctx.tp, ctx.sequence_parallel)
-        dw = accumulate_wgrad(ctx.weight, dy, x)
+        dw = accumulate_wgrad(ctx.weight, dy, x)  # dy^T x, while dgrad is summed over tp
         db = dy.reshape(-1, dy.shape[-1]).sum(0) if ctx.needs_input_grad[2] else None
         return reduce.wait(), dw, db, None, None
 
