@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +90,15 @@ class Samples:
     def __len__(self) -> int:
         return trained.SAMPLES
 
-    def __getitem__(self, k: int) -> dict[str, torch.Tensor]:
-        tokens = trained.samples()[k]
-        length = len(tokens) - 1
+    def batch(self, samples: Sequence[int]) -> dict[str, torch.Tensor]:
+        tokens = torch.stack([torch.as_tensor(trained.samples()[k]) for k in samples])
+        positions = torch.arange(tokens.shape[1] - 1).expand(len(tokens), -1)
+        labels = tokens[:, 1:].contiguous()
         return {
-            "tokens": tokens[:-1],
-            "labels": tokens[1:],
-            "loss_mask": torch.ones(length),
-            "position_ids": torch.arange(length),
+            "tokens": tokens[:, :-1].contiguous(),
+            "labels": labels,
+            "loss_mask": torch.ones(labels.shape),
+            "position_ids": positions,
         }
 
 
