@@ -3,7 +3,7 @@
     python examples/simple_loop.py                              one process
     torchrun --nproc-per-node 2 examples/simple_loop.py         2 ranks share every matrix (tp2)
     torchrun --nproc-per-node 4 examples/simple_loop.py         2 such pairs, each with half of the batch (tp2 x dp2)
-    ... --text                                                  real text instead of counting: Python's docstrings
+    ... --text                                                  Python's docstrings instead of a synthetic sequence
 
 Compare the printed numbers: they do not depend on how many ranks there are. Everything below is what the trainer does
 (`minimegatron/training`), without its options.
@@ -42,15 +42,15 @@ def main() -> None:
     tp = 2 if world % 2 == 0 else 1
     mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=tp, sequence_parallel=tp > 1))
 
-    # 2. Tokens. The order of samples is fixed; dp rank d of D takes every D-th microbatch, its tp ranks the same one.
-    corpus = prepare_corpus(".corpus", vocab_size=1024, kind="docs") if args.text else None
+    # 2. Tokens. The order of samples is fixed: dp rank d of D takes microbatches d, d + D, ...; its tp ranks take the
+    same.corpus = prepare_corpus(".corpus", vocab_size=1024, kind="docs") if args.text else None
     tokenizer = corpus.tokenizer() if corpus else NullTokenizer(255)
     dataset, _, _ = build_datasets(
         GPTDatasetConfig(SEQ_LENGTH, tokenizer), (args.steps * GLOBAL_BATCH, 0, 0), [corpus.data_path] if corpus else []
     )
     batches = iter(DataLoader(dataset, MICRO_BATCH, mesh.dp.rank, mesh.dp.size))
 
-    # 3. The model: this rank's part of every matrix, cut from the same initial weights whatever the layout.
+    # 3. The model: this rank's part of every matrix. The whole initial weights depend on the seed alone.
     config = TransformerConfig(
         num_layers=2,
         hidden_size=128,

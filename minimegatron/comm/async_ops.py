@@ -141,7 +141,7 @@ class FakeTransport(Transport):
 class Work:
     """A communication under way. `wait()` returns its output; until then neither input nor output may be touched.
 
-    Made with an output alone it is one that need not travel: over an axis of one rank.
+    `Work(output)` is complete from the beginning: what a collective over an axis of one rank gives.
 
     Args:
         output: what `wait()` returns.
@@ -151,8 +151,8 @@ class Work:
         extra: whatever else must agree (the reduction).
         comparable: False where shapes may differ between ranks by design (uneven all-to-all).
         event: fields of its event in `minimegatron.trace`; None for none.
-        note: the time that this rank stands in `wait()` is an event of its own with this note, unless "".
-        timeout: of each wait, where the backend's waits block the host; () leaves it to the group.
+        note: unless "", the time spent in `wait()` is a trace event of its own, with this note.
+        timeout: arguments of each `handle.wait()`, where those block the host; (): the group's timeout.
 
     Attributes:
         start: when it was called, seconds on the monotonic clock.
@@ -186,8 +186,8 @@ class Work:
         """Block until the result is there (on a GPU: until the current stream may use it).
 
         Raises:
-            RuntimeError: another rank has gone, or did not come within the deadline. A note says what was waited for,
-                and `waited_for(error)`.
+            RuntimeError: another rank has gone, or did not come within the deadline. `waited_for(error)` gives the
+                communication, and a note of the exception prints it.
         """
         if self._under_way:
             self.wait_start = time.monotonic()
@@ -229,10 +229,11 @@ class Blocked(NamedTuple):
 
 
 class Waiting(Observer):
-    """In which communication each thread is, from its call to the end of the wait for it; of nested ones the outermost.
+    """The communication in which each thread is blocked, while it issues or waits; of nested ones the outermost.
 
     Attributes:
-        page: memory that another process reads: the text of what the thread `publishes` is in, ended by a zero byte.
+        page: memory that another process reads: the communication of the thread `publishes` as text, ended by a zero
+            byte.
     """
 
     def __init__(self) -> None:
@@ -258,7 +259,7 @@ class Waiting(Observer):
     wait, waited = issue, issued
 
     def now(self) -> Blocked | None:
-        """What the main thread is in, or autograd's for it; threads that a program has started itself do not count."""
+        """The communication that blocks the main thread or a thread of autograd; other Python threads do not count."""
         works = dict(self._of_thread)
         main = threading.main_thread().ident
         for thread in threading.enumerate():
@@ -290,7 +291,7 @@ class _State:
     """State of this process.
 
     Attributes:
-        hooks: {method of observers: those of observers that have their own}; a new table for each change.
+        hooks: name of a hook -> the methods of observers that override it; a new table for each change.
     """
 
     def __init__(self) -> None:

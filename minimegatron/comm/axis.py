@@ -1,4 +1,4 @@
-"""The ranks that this one talks to about one thing: what every collective, and every layer that is cut, is given."""
+"""An `Axis` is a group of ranks for one kind of parallelism; every collective and every layer that is cut takes one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Axis:
         name: `tp`, `dp_cp`, ...
         ranks: global ranks in order of their coordinate; this rank is `ranks[rank]`.
         rank: this rank's position in `ranks`.
-        group: torch's process group, or None when the axis has one rank and nothing can travel.
+        group: torch's process group, or None where nothing can travel: on one rank, or on a planned mesh.
     """
 
     name: str
@@ -41,4 +41,4 @@ class Axis:
         return self.rank == self.size - 1
 
 
-ALONE = Axis("", (0,), 0)  # an axis of one rank: what is given it never communicates
+ALONE = Axis("", (0,), 0)  # an axis of one rank, over which collectives do nothing

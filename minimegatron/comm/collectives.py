@@ -9,8 +9,8 @@ Megatron's first paper calls the first pair f and g, its third paper adds the se
 |-------------------------------------|---------------------|-------------------------|-----------------------------|
 | `copy_to_region` (f)                | nothing             | all-reduce              | before a column-split matrix|
 | `reduce_from_region` (g)            | all-reduce          | nothing                 | after a row-split matrix    |
-| `scatter_to_region`                 | cut the last dim    | all-gather              | before a row-split matrix   |
-| `gather_from_region`                | gather the last dim | cut                     | after a column-split matrix |
+| `scatter_to_region`                 | cut a dim (last)    | all-gather              | before a row-split matrix   |
+| `gather_from_region`                | gather a dim (last) | cut                     | after a column-split matrix |
 | `scatter_to_sequence_region`        | cut dim 0           | all-gather              | after the embedding         |
 | `gather_from_sequence_region`       | gather dim 0        | reduce-scatter (or cut) | before a column-split matrix|
 | `reduce_scatter_to_sequence_region` | reduce-scatter      | all-gather              | after a row-split matrix    |
@@ -20,8 +20,9 @@ Megatron's first paper calls the first pair f and g, its third paper adds the se
 has the whole gradient. Where the ranks go on to do *different* work with the gathered tensor, their gradients are
 partial and must be summed: say `reduce_gradient=True`. Getting this wrong trains, silently, on a wrong gradient.
 
-A ring sends, per rank, `2 n (N-1)/N` bytes for an all-reduce and `n (N-1)/N` for the others (n: bytes of the whole
-tensor): an all-reduce *is* a reduce-scatter followed by an all-gather, which is why sequence parallelism is free.
+A ring sends, per rank, `2 n (N-1)/N` bytes for an all-reduce and `n (N-1)/N` for a gather or a reduce-scatter (n: bytes
+of the whole tensor; of an all-to-all, of this rank's): an all-reduce *is* a reduce-scatter followed by an all-gather,
+which is why sequence parallelism sends no more in the forward pass.
 
 On a group of one every function returns its argument. How a collective travels and is waited for: `comm/async_ops`.
 `..._start` begins one and gives its `Work`.
@@ -198,7 +199,7 @@ def _require_equal_parts(x: torch.Tensor, axis: Axis, dim: int) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- with autograd
-# Each class is one row of the table above. `ctx` keeps only the axis: no tensor is saved by any of them.
+# The functions of the table above. `ctx` keeps axes, dims and splits; no tensor is saved by any of them.
 
 
 class _CopyToRegion(torch.autograd.Function):
@@ -257,7 +258,7 @@ class _ReduceScatter(torch.autograd.Function):
 
 
 class _AllToAllStart(torch.autograd.Function):
-    """Forward begins the message that `_AllToAllWait` ends; backward ends the one that it has begun."""
+    """Forward starts the all-to-all and `_AllToAllWait` waits for it; in the backward pass the two change roles."""
 
     @staticmethod
     def forward(
@@ -309,12 +310,12 @@ def reduce_from_region(x: torch.Tensor, axis: Axis) -> torch.Tensor:
 
 
 def scatter_to_region(x: torch.Tensor, axis: Axis, dim: int = -1) -> torch.Tensor:
-    """Keep this rank's part of the last dim; `[..., n] -> [..., n / size]`."""
+    """Keep this rank's part of `dim`; `[..., n] -> [..., n / size]`."""
     return x if axis.size == 1 else _Scatter.apply(x, axis, dim)  # type: ignore[no-any-return]
 
 
 def gather_from_region(x: torch.Tensor, axis: Axis, dim: int = -1, *, reduce_gradient: bool = False) -> torch.Tensor:
-    """Concatenate the parts of the last dim; `[..., n / size] -> [..., n]`; for the gradient see the module."""
+    """Concatenate the parts along `dim`; `[..., n / size] -> [..., n]`; for the gradient see the module."""
     return x if axis.size == 1 else _Gather.apply(x, axis, dim, reduce_gradient)  # type: ignore[no-any-return]
 
 

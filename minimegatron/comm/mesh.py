@@ -14,7 +14,7 @@ A group along an axis is what remains when every other coordinate is fixed:
 
 | axis | groups            | its ranks                    | what travels                                   |
 |------|-------------------|------------------------------|------------------------------------------------|
-| `tp` | [0,1] [2,3] ...   | share every matrix           | activations, twice a layer and direction       |
+| `tp` | [0,1] [2,3] ...   | share every matrix           | activations: two sums a layer, two in backward |
 | `cp` | [0,2] [1,3] ...   | share every sequence         | keys and values                                |
 | `dp` | [0,4] [1,5] ...   | same weights, other samples  | gradients (with cp: `dp_cp`)                   |
 | `pp` | [0,8] [1,9] ...   | share the layers             | activations at stage boundaries                |
@@ -37,13 +37,13 @@ All other axes of a `Mesh` follow from these:
 | `etp`, `ep`, `edp`      | of the second grid      | share an expert; the experts of a   | activations; tokens;       |
 |                         |                         | layer; hold the same experts        | gradients of experts       |
 | `etp_ep`, `etp_ep_pp`   | of the second grid      | hold all experts of a layer; of all | tokens; the gradient norm  |
-| `cp_inner`, `cp_outer`  | cp in two factors       | neighbours; one of each             | heads; keys and values     |
+| `cp_inner`, `cp_outer`  | cp in two factors       | consecutive ranks; one of each such | heads; keys and values     |
 | `dp_shard`,             | dp_cp (edp) in two      | share out what replicas hold        | shards of gradients and    |
 | `edp_shard`             | factors                 |                                     | of weights                 |
 | `dp_instances`,         | the same                | hold the same shards                | gradients of a shard       |
 | `edp_instances`         |                         |                                     |                            |
 | `embd`                  | first and last of pp    | hold the tied embedding             | its gradient               |
-| `pp_up`, `pp_down`      | pp, groups of their own | the same                            | messages to higher, to     |
+| `pp_up`, `pp_down`      | pp, groups of their own | the ranks of `pp`                   | messages to higher, to     |
 |                         |                         |                                     | lower ranks (`comm/p2p`)   |
 
 Megatron-LM: `megatron/core/parallel_state.py`, `RankGenerator` and `initialize_model_parallel`. Here the groups are an
@@ -85,7 +85,7 @@ AXES: dict[str, tuple[str, str]] = {
     "etp_ep_pp": ("expert", "tp-ep-pp"),
     "world": ("dense", "tp-cp-dp-pp"),
 }
-PIPELINE_EDGES = ("pp_up", "pp_down")  # one sender and one receiver on each edge, so that no two messages cross
+PIPELINE_EDGES = ("pp_up", "pp_down")  # a group for each direction, so that sends up and down never match
 
 
 def grid_sizes(parallel: ParallelConfig, world_size: int, grid: str = "dense") -> dict[str, int]:
@@ -117,10 +117,10 @@ def rank_groups(parallel: ParallelConfig, world_size: int, axes: str, grid: str 
         parallel: sizes and order of the axes.
         world_size: number of ranks; dp follows from it.
         axes: names joined by "-"; their order does not matter.
-        grid: "dense" (tp, cp, dp, pp) or "expert" (tp means etp; ep, dp means edp, pp).
+        grid: "dense" (tp, cp, dp, pp) or "expert" (etp, ep, edp, pp, written tp, ep, dp, pp).
 
     Returns:
-        Groups in the order of their first member's fixed coordinates; ranks inside a group with the fastest axis first.
+        Groups sorted by the coordinates of the other axes; inside a group the fastest axis comes first.
 
     Raises:
         ConfigError: the world cannot be divided so, or an axis is unknown.
@@ -152,7 +152,7 @@ def axis_groups(parallel: ParallelConfig, world_size: int) -> dict[str, list[lis
 
 
 def _two_factors(groups: list[list[int]], size: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Groups of `size` consecutive ranks of a group, and of one rank of each of these."""
+    """Cut each group into blocks of `size` consecutive ranks, and into the ranks at equal places of these blocks."""
     consecutive = [group[i : i + size] for group in groups for i in range(0, len(group), size)]
     return consecutive, [group[i::size] for group in groups for i in range(size)]
 
@@ -214,7 +214,7 @@ class Mesh:
 
     @classmethod
     def planned(cls, parallel: ParallelConfig, rank: int, world: int, device: torch.device | None = None) -> Mesh:
-        """The mesh of one rank of a world that need not exist: a model can be built on it, and nothing can travel."""
+        """A mesh without process groups, for planning: models can be built on it, collectives cannot run."""
         check_grids_agree(parallel, world)
         axes = {}
         for name, groups in axis_groups(parallel, world).items():
@@ -224,7 +224,7 @@ class Mesh:
 
     @classmethod
     def build(cls, parallel: ParallelConfig, device: torch.device | None = None) -> Mesh:
-        """Create every group; all ranks must call it together.
+        """Create every group; all ranks must call it together. Without a process group it is `Mesh.serial`.
 
         Args:
             parallel: the layout; dp follows from the number of ranks.
@@ -266,7 +266,7 @@ class Mesh:
         return {name: self._axes[name].rank for name in ("tp", "cp", "dp", "pp")}
 
     def shard_mesh(self, what: str) -> DeviceMesh:
-        """Ranks that share parameters out as torch's `DeviceMesh` (shards), or (instances, shards) where there are.
+        """torch's `DeviceMesh` over the ranks that share parameters out; with several instances (instances, shards).
 
         Args:
             what: "dp" or, of experts, "edp". All ranks call it together.

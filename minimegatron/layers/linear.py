@@ -16,13 +16,12 @@ between them, whatever elementwise function stands there. One all-reduce per pai
 | column | -               | all-reduce of dx | all-gather of x / reduce-scatter of dx, all-gather of x again |
 | row    | all-reduce of y | -                | reduce-scatter of y / all-gather of dy                        |
 
-Payload each time: `s*b*h` elements. With sequence parallelism x is stored cut over the sequence and gathered once more
-in the backward pass, where wgrad needs it: that is the price of storing 1/t of it.
+Payload each time: `s*b*h` elements, h features on the side that travels. With sequence parallelism x is stored cut over
+the sequence and gathered once more in the backward pass, where wgrad needs it: that is the price of storing 1/t of it.
 
-The backward pass of a linear layer has two products, dgrad = dy A and wgrad = dy^T x. Of a column layer dgrad must be
-summed over ranks but wgrad need not: the sum is started first and travels while wgrad is computed (`overlap` in the
-timeline of lab 02). `LinearFunction` is this; `layers/wgrad` says where wgrad goes, `layers/fp8/linear` does the same
-in FP8.
+The backward pass of a linear layer has two products, dgrad = dy A and wgrad = dy^T x. A column layer
+sums dgrad over ranks, not wgrad: it starts the sum and computes wgrad meanwhile (`overlap` in the timeline of lab 02).
+`LinearFunction` implements this, `layers/fp8/linear` is its FP8 version; `layers/wgrad` says where wgrad goes.
 
 The row layer's bias is added *after* the sum; added before, it would be added t times. With sequence parallelism each
 rank adds it to its own tokens only, so its gradient is partial (`partial="sequence"`).
@@ -56,7 +55,7 @@ class LinearFunction(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tp: Axis, sequence_parallel: bool
     ) -> torch.Tensor:
         ctx.tp, ctx.sequence_parallel = tp, sequence_parallel
-        ctx.weight = weight  # a saved leaf comes back as another object under recompute
+        ctx.weight = weight  # recompute gives another object back, without a `grad_accumulator`
         ctx.save_for_backward(x, weight)
         return F.linear(gather_input(x, tp, sequence_parallel).wait(), weight, bias)
 
@@ -73,7 +72,7 @@ class LinearFunction(torch.autograd.Function):
 
 
 class _SplitLinearFunction(LinearFunction):
-    """`LinearFunction` where x or A is frozen, or a `WeightGradStore` has wgrad computed later."""
+    """`LinearFunction` where only one of dgrad and wgrad is needed, or a `WeightGradStore` has wgrad computed later."""
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> torch.Tensor:

@@ -19,11 +19,11 @@ From the layout follow
 * which ranks hold copies that must stay equal (`copy_axes`, see `comm/fingerprints.py`);
 * who counts it in the global gradient norm (`sharded`, see `optim/clip.py`).
 
-| `partial`    | a parameter that is replicated over tp, but whose gradient on each rank is only...            |
+| `partial`    | the gradient of a parameter that is replicated over tp is, on each rank,                       |
 |--------------|------------------------------------------------------------------------------------------------|
 | ""           | complete: every tp rank computed the same number                                               |
-| "sequence"   | ...the sum over its own tokens when sequence parallelism is on: norms, row biases, positions    |
-| "heads"      | ...the sum over its own heads, whenever tp > 1: the norms of queries and keys                   |
+| "sequence"   | the sum over its own tokens with sequence parallelism: norms, row biases, positions             |
+| "heads"      | the sum over its own heads: the norms of queries and keys                                       |
 
 Megatron-LM keeps this in attributes of the parameter (`tensor_model_parallel`, `partition_dim`, `sequence_parallel`,
 `shared`) and finds the norms of queries and keys by a substring of their name.
@@ -63,17 +63,17 @@ class ParamLayout:
 
     Attributes:
         shape: of the logical tensor, padding included.
-        dim: dim that is cut over tp (experts: over etp); None when every rank of it holds the whole tensor.
+        dim: dim that is cut over tp (experts: over etp); None for a tensor that is replicated over it.
         parts: for each tp rank the ranges of `dim` it holds, in the order in which it stores them.
         rank: this rank's position in `parts`.
         init: initial values.
         partial: which sum its gradient still needs (see the module docstring).
         rows: rows of dim 0 that mean something; the rest is padding (a vocabulary), kept at 0.
         shared: a second copy of a tied weight; not counted in norms, not saved.
-        copies: axis over which ranks hold copies of a tied weight whose gradients add up; "" where there are none.
+        copies: axis over which the gradients of the copies of a tied weight are summed; "" for an untied one.
         tied_to: logical name of the weight that this is a copy of; "" for an original.
-        experts: the experts [first, stop) that are here, of those that dim 0 stacks; None where dim 0 is no stack.
-        fused: matrices that share dim 0: it is made of groups of so many rows of each (q, k and v); () where it is one.
+        experts: range [first, stop) of this rank's experts along dim 0; None for a parameter of no expert.
+        fused: rows of q, of k and of v in each group of a packed QKV matrix; () for other parameters.
     """
 
     shape: tuple[int, ...]
@@ -118,7 +118,7 @@ class ParamLayout:
         return torch.cat([full.narrow(self.dim, a, b - a) for a, b in self.parts[self.rank]], self.dim)
 
     def join(self, parts: list[torch.Tensor]) -> torch.Tensor:
-        """The logical tensor from every tp rank's part; of experts, those that the parts hold."""
+        """The logical tensor from every tp rank's part; of a parameter of experts, only the experts in `parts`."""
         if self.dim is None:
             return parts[0].clone()
         shape = list(parts[0].shape)
@@ -178,7 +178,7 @@ def logical_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def copy_axes(layout: ParamLayout, mesh: Mesh) -> tuple[Axis, ...]:
-    """The axes along which other ranks hold copies of the part that is here, and which must stay equal to it.
+    """The axes along which this rank's part is replicated; the replicas must stay equal.
 
     Dense parameters have copies over cp and dp, experts over edp; what is not cut over tp (experts: etp) has copies
     there too, and a tied weight on the other end of the pipeline (`copies`).

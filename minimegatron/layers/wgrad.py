@@ -42,11 +42,11 @@ class GradAccumulator(Protocol):
     fuses: bool
 
     def add_wgrad(self, dy: torch.Tensor, x: torch.Tensor) -> None:
-        """In a backward pass: add dy^T x. Autograd is then given no gradient."""
+        """In a backward pass: add dy^T x. The autograd function then returns None for the weight."""
         ...
 
     def add(self, grad: torch.Tensor) -> None:
-        """In a backward pass: add a gradient. Autograd is then given none."""
+        """In a backward pass: add a gradient. The autograd function then returns None for the weight."""
         ...
 
     def accumulate(self, grad: torch.Tensor) -> None:
@@ -60,9 +60,10 @@ def grad_accumulator(weight: torch.Tensor) -> GradAccumulator | None:
 
 
 def fused_accumulator(weight: torch.Tensor) -> GradAccumulator | None:
-    """The accumulator to which a backward pass adds wgrad itself; None where autograd is to have it.
+    """The accumulator to which a backward pass adds wgrad itself; None where the gradient must go through autograd.
 
-    Autograd has it where the weight has hooks: a hook is to see a gradient, and may change it.
+    That is so without an accumulator that fuses, and where the weight has hooks, which see gradients and may change
+    them.
     """
     accumulator = grad_accumulator(weight)
     fuses = accumulator is not None and accumulator.fuses and not weight._backward_hooks

@@ -3,8 +3,8 @@
     x = x + dropout(attention(norm(x)))
     x = x + dropout(mlp(norm(x)))
 
-With norms of their outputs (`layernorm_placement`) the branches are norm(attention(norm(x))) and norm(mlp(norm(x)))
-(Gemma 2), or norm(attention(x)) and norm(mlp(x)) (OLMo 2).
+`layernorm_placement` may put norms behind attention and MLP: norm(attention(norm(x))) and norm(mlp(norm(x))) (Gemma 2),
+or norm(attention(x)) and norm(mlp(x)) (OLMo 2).
 
 Layers are named by their *global* number: stage 1 of 2 in a 4-layer model holds `layers.2` and `layers.3`. So a
 parameter has the same name in every layout, and seeds, checkpoints and converters need no translation.
@@ -43,12 +43,13 @@ class TransformerLayer(nn.Module):
         layer_number: global number, from 0.
         rng: dropout streams.
         submodules: specs of `input_layernorm`, `self_attention`, `post_self_attn_layernorm`, `pre_mlp_layernorm`,
-            `mlp`, and `moe` for the layers that have experts in its place, `post_mlp_layernorm`; a norm without a spec
-            is left out.
+            `mlp`, `moe` (in place of `mlp` in layers with experts), `post_mlp_layernorm`; a norm without a spec is
+            left out.
         mlp_of: the layer's number -> `mlp` or `moe`.
 
     Raises:
-        ConfigError: a mixer does not fit the layout, or a sequence is cut that it does not say it can share.
+        ConfigError: the attention module does not fit the layout, or cp > 1 and it does not declare
+            `supports_context_parallel`.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class TransformerLayer(nn.Module):
 
     def forward(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """[s, b, h] -> [s, b, h] (both cut over the sequence with sequence parallelism)."""
-        # x = x + dropout(attention(norm(x))), and the next norm of this sum, which a kernel computes along with it
+        # x = x + dropout(attention(norm(x))), fused with the norm behind it
         normed, x = add_norm(self.pre_mlp_layernorm, x, self._attended(x, context))
         return x + self.dropout(self.post_mlp_layernorm(self.mlp(normed)))
 

@@ -8,11 +8,12 @@ average in their own way.
 
 A pipeline stage holds some of the layers; `pre_process` says whether the embedding is here, `post_process` whether the
 output layer is. A tied output layer uses the embedding's matrix itself, or on another stage a copy of it
-(`models/chunks`). Multi-token prediction follows the last layer and embeds tokens too: the last stage then has a copy
-of the whole embedding, which a tied output layer uses as well.
+(`models/chunks`). Multi-token prediction follows the last layer and embeds tokens too: with it the last stage has a
+copy of the whole embedding, and a tied output layer uses that copy.
 
 Communication of a forward pass over tp, in payloads of `s b h` elements: 1 all-reduce (embedding), 2 a layer, and three
-all-reduces of `[s, b]` for the loss. The backward pass mirrors it.
+all-reduces of `[s, b]` for the loss. The backward pass has
+as many for the layers and one for the output layer, and none for the embedding and the loss.
 
 Megatron-LM: `megatron/core/models/gpt/gpt_model.py`.
 """
@@ -49,7 +50,6 @@ from minimegatron.parallel.pipeline.execution import Specs, Tensors, TensorSpec
 
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
-    from minimegatron.comm.random import RngStreams
     from minimegatron.config import TransformerConfig
 
 
@@ -149,7 +149,7 @@ class GPTModel(nn.Module):
 
         Args:
             b, s: with context parallelism s is this rank's part.
-            compute_dtype: of the layers, where it is not that of the weights.
+            compute_dtype: of activations, where it differs from that of the weights.
         """
         config, mesh = self.config, self.mesh
         dtype = compute_dtype or config.dtype
@@ -184,15 +184,15 @@ class GPTModel(nn.Module):
             labels: [b, s] ids of the next tokens.
             document_ids: [b, s] of the *whole* sequence; tokens attend only inside their document.
             inference_context: in generation, where the tokens stand and what layers keep of earlier ones.
-            logits_at: [b], the place of one token of each sequence: logits of these alone, [1, b, V'/t].
+            logits_at: [b], index of one token of each sequence; only its logits are computed, [1, b, V'/t].
             inputs: what the stage before has made (without `pre_process`); default what `set_input_tensor` was given.
 
         Returns:
             Loss of every token [b, s] in fp32 when there are labels, else logits [s, b, V'/t]; before the last stage
             what the next one takes: {"hidden": [s, b, h]}.
 
-        Data sets check their ids. Otherwise a token outside the padded vocabulary raises torch's error, and a label
-        outside the vocabulary gives the loss inf.
+        Ids are not checked here, data sets do that. A token outside the padded vocabulary raises torch's IndexError; a
+        label outside the vocabulary gives the loss inf.
         """
         b, n = tokens.shape
         if inference_context is not None:
@@ -254,7 +254,7 @@ class GPTModel(nn.Module):
     def full_logits(
         self, tokens: torch.Tensor, position_ids: torch.Tensor | None = None, **options: Any
     ) -> torch.Tensor:
-        """Logits of every word and token on every tp and cp rank, [b, s, V], from all s tokens; no gradient over cp.
+        """Logits [b, s, V] of the whole vocabulary and sequence on every tp and cp rank; without a gradient over cp.
 
         Args:
             tokens, position_ids: of the whole sequence.

@@ -13,7 +13,8 @@ mask:
 
 The mean of per-rank means is a different number as soon as the counts differ, and a rank whose tokens are all masked
 would divide 0 by 0; here it contributes 0 to both sums. Where no rank has a token that counts, there is no mean, and
-the step is a bad one (`training/trainer`): weights would move by momentum alone, and the log would show a loss of 0.
+the step is a bad one (`train_step` raises `BadStep`): weights would move by momentum alone, and the log would show a
+loss of 0.
 
 | what travels, besides DDP's buckets | axis    | bytes                             |
 |-------------------------------------|---------|-----------------------------------|
@@ -22,13 +23,13 @@ the step is a bad one (`training/trainer`): weights would move by momentum alone
 | loss sums and requests to stop      | `world` | 8 * (2 per loss + 1), one message |
 | norm, zeros, non-finite (optimizer) | `world` | 24                                |
 
-**Features of the model** that have work of their own at the beginning or the end of a step do it in a hook
-(`layers/step_hooks`); none is named here. `get_forward_backward_func` chooses who runs the passes: `forward_backward`
-below, microbatch after microbatch, or the pipeline's schedule (`training/pipelined`).
+**Features of the model**, such as experts and FP8, register hooks for the beginning and the end of a step
+(`layers/step_hooks`); this file calls the hooks and names no feature. `get_forward_backward_func` chooses who runs the
+passes: `forward_backward` below, microbatch after microbatch, or the pipeline's schedule (`training/pipelined`).
 
-**Deciding together.** Skip, stop and raise follow from numbers that every rank received in the same message. tp ranks
-hold copies of the loss and all of them are added: the sum and the count are both t times too large, the mean is the
-same, and a NaN that one rank alone has reaches all of them.
+**Deciding together.** Skip, stop and raise follow from numbers that every rank received in the same message. The
+sum over `world` counts each loss t times, in numerator and denominator alike; the mean is unaffected, and a NaN that
+one rank alone has reaches all of them.
 
 Megatron-LM: `train_step` in `megatron/training/training.py`, `forward_backward_no_pipelining` in
 `megatron/core/pipeline_parallel/schedules.py`, `loss_func` in `pretrain_gpt.py`: the same contract, so that a loss
@@ -134,7 +135,8 @@ class StepOptions:
 
     Attributes:
         batch_size: what the scheduler counts: the global batch size.
-        loss_divisor: the loss is divided by it during the passes, and the gradients multiplied (`optim/scaler`).
+        loss_divisor: the loss is divided by it before the backward pass and gradients are multiplied by it afterwards,
+            against overflow (`optim/scaler`).
         asks_to_stop: this rank wants the run to end after this step.
         forward_backward_func: runs the passes, e.g. a recorded graph; default `get_forward_backward_func(model)`.
         before_update: called with the losses before the optimizer moves; may raise `BadStep` to keep it from moving.
@@ -191,7 +193,7 @@ def train_step(
     mark_losses(totals.losses)
     if totals.num_tokens == 0:
         raise BadStep(
-            "none of the step's labels counts: there is no loss to lower, and nothing has moved",
+            "all labels of this batch are masked: there is no loss to lower, and nothing has moved",
             fix="look at what masks them (--eod-mask-loss, padding, a mask of your own); --bad-step skip goes on "
             "without such a batch",
         )

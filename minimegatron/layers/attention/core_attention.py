@@ -14,8 +14,8 @@ Who sees whom is an `AttentionMask`; `reference` and `sdpa` make a table of it w
 enough. Under context parallelism the sequence is on several ranks, and `layers/attention/context_parallel` calls the
 backend on *some* of the keys at a time.
 
-In generation (`generate`) the core writes the keys and values of new tokens and reads those of all tokens: rows of a
-buffer, most of which a query may not see yet. torch's function computes that, whatever the backend.
+In generation (`generate`) the core appends the keys and values of new tokens to a buffer and attends to the buffer
+under a mask, by torch's function whatever the backend, or by the formula where scores are capped.
 
 Megatron-LM: `transformer/dot_product_attention.py`, `TEDotProductAttention` in `extensions/transformer_engine.py`.
 """
@@ -180,7 +180,7 @@ class CoreAttention(nn.Module):
     def _te(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
         if mask.document_ids is not None:
             raise ConfigError(
-                "attention_backend te with reset_attention_mask: its masks know no document ids",
+                "attention_backend te cannot keep documents apart (reset_attention_mask)",
                 fix="attention_backend auto",
             )
         if self._engine is None:

@@ -11,7 +11,7 @@ One all-reduce forward and one backward, as for any column-row pair.
 Grouped-query attention shares one key/value head among a/g query heads. The rows of A_qkv are therefore stored *per
 group*, `[q ... q, k, v]` for group 0, then for group 1, ...: cutting that matrix into t equal blocks gives every rank
 whole groups, which is why Megatron packs it so. When there are fewer groups than ranks (g < t) a block is only a part
-of a group: the ranks gather the packed output (its gradient is summed, since each uses it for other heads) and pick
+of a group: the ranks gather the packed output, whose gradient is summed because ranks use different heads, and pick
 their query heads and their one key/value head. No row of A_qkv ever lives on two ranks, so nothing needs a second
 reduction.
 
@@ -61,7 +61,7 @@ class AttentionContext:
 
     Attributes:
         rotary: cos and sin, [n, b, 1, d/2] each, or None without RoPE; n tokens are on this cp rank.
-        mask: who sees whom, in places of the whole sequence.
+        mask: the attention mask, in positions of the whole sequence.
         inference: in generation, what layers keep of earlier tokens; None in training.
     """
 

@@ -3,10 +3,10 @@
 The problem in a sentence: after the backward pass and the sum over data-parallel ranks, some replicated parameters
 still hold only a part of their gradient, and nothing has been divided by the number of tokens yet.
 
-| parameter                                        | each tp rank's gradient covers | sum over tp when     |
+| parameter                                        | gradient on each tp rank is of | sum over tp when     |
 |--------------------------------------------------|--------------------------------|----------------------|
 | cut over tp (matrices, vocabulary)               | its own part, complete         | never                |
-| norms, row biases, positions (`"sequence"`)      | its own tokens, or all of them | sequence parallelism |
+| norms, row biases, positions (`"sequence"`)      | its own tokens (sp), else all  | sequence parallelism |
 | norms of queries and keys (`"heads"`)            | its own heads                  | always               |
 | other replicated parameters (`""`)               | everything                     | never                |
 
@@ -66,12 +66,12 @@ def sum_tied_gradients(model: DataParallel, mesh: Mesh) -> None:
 
 
 def finalize_model_grads(model: DataParallel, mesh: Mesh, num_tokens: torch.Tensor) -> torch.Tensor:
-    """Make every gradient, or this rank's shard of it, that of the mean loss per token of the whole batch.
+    """Turn summed gradients, or shards of them, into those of the mean loss per token of the whole batch, in place.
 
     Args:
         model: after the last backward pass of the step, its loss having been a *sum* over tokens.
         mesh: the layout.
-        num_tokens: how many tokens counted in this rank's sum (a scalar); 0 on all pipeline stages but the last.
+        num_tokens: tokens of this rank's microbatches that are not masked (a scalar); 0 on all stages but the last.
 
     Returns:
         The global token count, a scalar in fp64. Where it is 0 gradients are 0 and not NaN, and the step is a bad one

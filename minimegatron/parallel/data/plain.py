@@ -1,7 +1,7 @@
 """Data parallelism in its plainest form: the same weights everywhere, other samples, one sum.
 
-The problem in a sentence: D replicas see different samples and must take the same step, without waiting for the network
-any longer than they must.
+The problem in a sentence: D replicas see different samples and must take the same step, and communication should
+overlap with the backward pass.
 
 Each replica adds up the gradients of its microbatches. In the backward pass of the *last* one, autograd calls a hook as
 soon as the gradient of a parameter is complete. Parameters are grouped in buckets of about `bucket_size` elements, one
@@ -12,9 +12,9 @@ before it are still being computed:
     backward         | output  |  layer 3  |  layer 2  |  layer 1  |  layer 0  |
     network                        | bucket 0  |    bucket 1   |   bucket 2    |   only the last is waited for
 
-| message a step | bytes a rank sends, n parameters in fp32 |
-|----------------|------------------------------------------|
-| all-reduce     | 2 (D-1)/D 4n                             |
+| communication of a step | bytes a rank sends, n parameters in fp32 |
+|-------------------------|------------------------------------------|
+| all-reduce of buckets   | 2 (D-1)/D 4n                             |
 
 Three rules make it right:
 
@@ -22,11 +22,11 @@ Three rules make it right:
   means is a different number as soon as the counts differ. `parallel/data/finalize` divides once, by the count of all.
 - Buckets start in one order on all ranks. If a parameter got no gradient on one rank only, the ranks would otherwise
   start different messages, which gives wrong numbers or hangs.
-- Gradients are added up in fp32, whatever the weights are: 1000 ones added in bf16 stop at 256.
+- Gradients of microbatches are added up in fp32 by default: 1000 ones added in bf16 stop at 256.
 
 Replicas of a weight are the ranks of dp and of cp; those of an expert are the ranks of `edp`.
 
-This wrapper is for reading, and a test holds the one that trains to it: `parallel/data/ddp`, which also adds products
+This is the simplified version. Training uses `parallel/data/ddp`, and a test compares the two; `ddp` also adds products
 to the buffer as they are computed, and shares out state, gradients and weights among the replicas (ZeRO).
 
 Li et al. 2020 (arXiv 2006.15704). Megatron-LM: `megatron/core/distributed/distributed_data_parallel.py`.
@@ -56,7 +56,7 @@ class Bucket:
         self.data = torch.zeros(sum(p.numel() for p in params), dtype=dtype, device=params[0].device)
         for param, place in zip(params, self.data.split([p.numel() for p in params]), strict=True):
             param.main_grad = place.view(param.shape)  # type: ignore[attr-defined]
-        self.missing = set(params)  # whose last gradient of the step has not come
+        self.missing = set(params)  # parameters whose final gradient of this step is still to come
         self.work: Work | None = None  # the message under way
 
 
@@ -92,7 +92,9 @@ class PlainDataParallel(DataParallel):
             param.register_post_accumulate_grad_hook(lambda p: wrapper.collect(p))
 
     def collect(self, param: nn.Parameter) -> None:
-        """Add `param.grad` to its bucket; on the last microbatch start every bucket that is complete and next."""
+        """Add `param.grad` to its bucket; on the last microbatch start the complete buckets, in order."""
+        if param.grad is None:  # a schedule computes this wgrad later (`layers/wgrad`): `finish_grad_sync` finds it
+            return
         param.main_grad.add_(param.grad)  # type: ignore[attr-defined]
         param.grad = None
         if self.last_microbatch:
@@ -105,6 +107,9 @@ class PlainDataParallel(DataParallel):
 
     def finish_grad_sync(self) -> None:
         """After the last backward pass of a step: start the buckets that have not started, and wait for all."""
+        for param in self.params.values():
+            if param.grad is not None:
+                self.collect(param)
         messages = [bucket.work or all_reduce_start(bucket.data, bucket.axis) for bucket in self.buckets]
         for bucket, work in zip(self.buckets, messages, strict=True):
             work.wait()

@@ -6,13 +6,13 @@ The layers of a model are cut into `stages`, numbered from the embedding to the 
 | action | is                                                 | needs                           | sends to         |
 |--------|----------------------------------------------------|---------------------------------|------------------|
 | `F3.1` | forward of microbatch 3 through the rank's chunk 1 | F of the stage before           | the stage after  |
-| `B3.1` | backward: gradients of its input *and* its weights | its F, and B of the stage after | the stage before |
+| `B3.1` | its backward: dgrad, and wgrad unless a W follows   | its F, and B of the stage after | the stage before |
 | `W3.1` | the wgrads of that backward, computed later        | its B                           | nowhere          |
 
-`B` leaves the wgrads to `W` exactly where the list also has a `W` for the same microbatch and chunk. Sends and receives
-are no actions: they follow from the lists (`Schedule.messages`), so they cannot be in a wrong order. A message travels
-as soon as it is made, and a rank receives the messages of one neighbour in the order in which that neighbour makes
-them.
+`B` leaves the wgrads to `W` where the list has a `W` for the same microbatch and chunk. Sends and receives
+are no actions: they follow from the lists (`Schedule.messages`), so they cannot be in a wrong order. A rank
+sends an output right after computing it, and receives the messages of one neighbour in the order in which that
+neighbour makes them.
 
 Three placements, with `p` ranks:
 

@@ -11,9 +11,9 @@ orders, and three hand-written loops would have three sets of bugs.
     wait for the sends
 
 Sends and receives are not in the list. They follow from it: a rank receives from a neighbour what the neighbour's list
-makes, in that order (`Schedule.messages`). A receive blocks, a send does not, so only lists that wait for each other
-can deadlock, and `schedule_sim.check` finds those before anything runs. Neighbouring stages on one rank (V-shaped
-placements) pass their tensors directly.
+makes, in that order (`Schedule.messages`). A receive blocks, a send does not, so a deadlock needs a
+cycle between lists, and `schedule_sim.check` finds those before anything runs. Neighbouring stages on one rank
+(V-shaped placements) pass their tensors directly.
 
 | what travels               | bytes   | to                     |
 |----------------------------|---------|------------------------|
@@ -22,11 +22,11 @@ placements) pass their tensors directly.
 
 (k bytes an element; s/cp, and s/(cp t) with sequence parallelism. A stage may declare more tensors, by name.)
 
-`parallel/pipeline/overlapped` takes the same call, gives the same bits, and does three things better:
+What an action does to a stage is `execution.compute`: autograd runs from the detached input of the stage to its output.
 
-- Here a receive is posted when its action has come, so no message travels while its receiver computes.
-- Here a sent tensor is kept until the end of the list, and not only until it has arrived.
-- Here every tensor of unknown shape is sent behind a header, even a gradient, whose shape its receiver knows.
+`parallel/pipeline/overlapped` takes the same call, gives the same bits, and does three things better: it posts receives
+one action ahead, so that messages travel while their receiver computes; it releases a sent tensor when it has arrived,
+not at the end of the list; and it sends no header before a gradient, whose shape its receiver knows.
 
 On NCCL every directed edge has a communicator of its own (`comm/p2p`), and a receive holds up the stream, not the host.
 
@@ -80,8 +80,8 @@ def run(
         checked: the schedule has passed `schedule_sim.check` already.
 
     Raises:
-        ConfigError: before anything runs: the checker's sentences, or a schedule for another number of ranks or chunks.
-            Or a stage's output is not as it says.
+        ConfigError: the schedule cannot run (`schedule_sim.check`) or is for another number of ranks or chunks; or a
+            stage's output is not what its specs say.
         RuntimeError: another rank has gone, or did not send within the deadline.
     """
     rank = begin(schedule, stages, p2p, checked)

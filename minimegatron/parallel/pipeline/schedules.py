@@ -1,7 +1,7 @@
 """The schedules by name: GPipe, 1F1B, interleaved 1F1B, and ZB-H1, ZB-V and DualPipeV, which split the backward.
 
-`p` ranks, `m` microbatches, `v` chunks a rank. At the start of a batch the last rank waits for work, at the end the
-first one does: the *bubble*. With equal stages and F = B = W = 1 (a full backward takes 2), in units of the ideal time
+`p` ranks, `m` microbatches, `v` chunks a rank. Ranks idle while the pipeline fills and while it drains: the *bubble*.
+With equal stages and F = B = W = 1 (a full backward takes 2), in units of the ideal time
 3m:
 
 | schedule       | bubble               | live activations of a chunk, rank r            | paper                |
@@ -13,20 +13,19 @@ first one does: the *bubble*. With equal stages and F = B = W = 1 (a full backwa
 | `zb_v`         | (p-1)/(6m)           | at most 2p of 1/2 size                         | 2401.10241, 2405.15362 |
 | `dualpipe_v`   | (p-1)/(6m)           | at most 2p + 1 of 1/2 size                     | 2412.19437           |
 
-**1F1B** has the bubble of GPipe; what it bounds is memory. (Messages are free here. Where they take time, 1F1B waits
-for two of them in every microbatch, GPipe only while it fills and drains.)
+**1F1B** has the bubble of GPipe; what it bounds is memory. (Messages are free here. With a latency L, 1F1B
+stalls for 2 L in every microbatch, GPipe only while it fills and drains.)
 
-**Interleaving** shrinks the bubble and pays with v times the messages and, on the last ranks, more memory. It runs
+**Interleaving** shrinks the bubble and pays with v times the messages and more memory. It runs
 through one table of T = v*m slots, the same on every rank: microbatches go in groups of N (default p), and a group
 passes chunk 0, then chunk 1, and so on. Forward slot k is `table[k]`; backward slot k is the same microbatch with the
-chunks counted from behind. Rank r warms up with 2(p-r-1) + (v-1)N forwards, then alternates. With a latency the factor
-2 hides one hop each way. A group smaller than p would leave the last rank without work between groups, so Megatron's
-rule is: p <= N <= m, and m % N is 0 or at least p.
+chunks counted from behind. Rank r warms up with 2(p-r-1) + (v-1)N forwards, then alternates. The factor
+2, where 1 would do, leaves time for one hop of latency in each direction. A group smaller than p would leave the last
+rank without work between groups, so Megatron's rule is: p <= N <= m, and m % N is 0 or at least p.
 
 **Splitting the backward.** A backward computes the gradient of the stage's input (B), which the stage before is waiting
 for, and those of its weights (W), for which only the optimizer waits. Send B's result at once, and do W where the rank
-would otherwise be idle. If a rank (not a chunk) needs F, B and W for a microbatch, a batch takes longer than the work
-of one rank by
+would otherwise be idle. Let F, B and W be the times of a rank, all its chunks, for a microbatch. Each rank idles for
 
     1f1b          (p-1)(F + B + W)
     zb_h1         (p-1) max(F, B, F + B - W)
@@ -37,16 +36,17 @@ of one rank by
 wgrads for the time when the first ranks are still busy going back.
 
 In a V (`zb_v`, `dualpipe_v`) rank r holds stages r and 2p-1-r, so the first rank also has the last stage: the loss of a
-microbatch is computed where it entered, its backward can begin there at once, and rank 0 is the first with work again.
+microbatch is computed where it entered, and its backward begins on rank 0 at once.
 
 `dualpipe_v` is the half of DeepSeek-V3's DualPipe that needs no second copy of the weights. Its steady state is pairs
 (F of one chunk, B of the other) in which the communication of the one hides behind the computation of the other. The
-executors run a pair one after the other, so here it shows its order and its memory. Where a pair runs as one unit, as
-DeepSeek counts it, F's output leaves when both are done, and the excess is p-1: it pays where that unit is shorter than
-F + B, because messages are hidden.
+executors run a pair one after the other, so here it shows its order and its memory. Where a pair runs as one kernel, as
+DeepSeek counts it, F's output is sent when the pair ends and the bubble is p-1 pairs: worth it where a pair takes less
+than F + B, because messages are hidden.
 
 Dropping a whole microbatch from a valid schedule leaves it valid (every dependency is between actions of one
-microbatch), which is how the V-shaped ones serve fewer microbatches than their warm-up wants.
+microbatch), so the V-shaped ones serve fewer microbatches than their warm-up needs by dropping some of
+a larger schedule.
 
 In Megatron-LM: `core/pipeline_parallel/schedules.py` (`get_schedule_table`, `get_pp_rank_microbatches`, and the two
 `forward_backward_pipelining_*`). It has no ZB-H1, ZB-V or DualPipeV.

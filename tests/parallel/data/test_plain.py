@@ -25,6 +25,7 @@ CASES = {
         plain({}, TIED, 3, unused=True, empty_rank=1),
         plain({EP: 2}, EXPERTS, 2),
         plain({PP: 2}, TIED, 2),
+        plain({PP: 2, "pipeline_schedule": "zb_h1"}, {}, 3),
     ],
     4: [plain({TP: 2, "sequence_parallel": True}, {}, 2)],
 }
