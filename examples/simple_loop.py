@@ -42,8 +42,8 @@ def main() -> None:
     tp = 2 if world % 2 == 0 else 1
     mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=tp, sequence_parallel=tp > 1))
 
-    # 2. Tokens. The order of samples is fixed: dp rank d of D takes microbatches d, d + D, ...; its tp ranks take the
-    same.corpus = prepare_corpus(".corpus", vocab_size=1024, kind="docs") if args.text else None
+    # 2. Tokens. The order of samples is fixed: dp rank d of D takes microbatches d, d + D, ...
+    corpus = prepare_corpus(".corpus", vocab_size=1024, kind="docs") if args.text else None
     tokenizer = corpus.tokenizer() if corpus else NullTokenizer(255)
     dataset, _, _ = build_datasets(
         GPTDatasetConfig(SEQ_LENGTH, tokenizer), (args.steps * GLOBAL_BATCH, 0, 0), [corpus.data_path] if corpus else []
