@@ -32,11 +32,10 @@ All other axes of a `Mesh` follow from these:
 | `dp_cp`                 | dp-cp                   | same weights, other tokens          | gradients, token counts    |
 | `tp_cp`                 | tp-cp                   | same samples, same layers           | router statistics          |
 | `tp_dp_cp`              | tp-dp-cp                | same layers                         | fp8 amax, router statistics|
-| `mp`                    | tp-pp                   | together hold one copy of the model | the gradient norm          |
-| `world`                 | all                     | all                                 | decisions                  |
+| `world`                 | all                     | all                                 | losses, the gradient norm  |
 | `etp`, `ep`, `edp`      | of the second grid      | share an expert; the experts of a   | activations; tokens;       |
 |                         |                         | layer; hold the same experts        | gradients of experts       |
-| `etp_ep`, `etp_ep_pp`   | of the second grid      | hold all experts of a layer; of all | tokens; the gradient norm  |
+| `etp_ep`                | of the second grid      | hold all experts of a layer         | tokens                     |
 | `cp_inner`, `cp_outer`  | cp in two factors       | consecutive ranks; one of each such | heads; keys and values     |
 | `dp_shard`,             | dp_cp (edp) in two      | share out what replicas hold        | shards of gradients and    |
 | `edp_shard`             | factors                 |                                     | of weights                 |
@@ -77,12 +76,10 @@ AXES: dict[str, tuple[str, str]] = {
     "dp_cp": ("dense", "dp-cp"),
     "tp_cp": ("dense", "tp-cp"),
     "tp_dp_cp": ("dense", "tp-dp-cp"),
-    "mp": ("dense", "tp-pp"),
     "etp": ("expert", "tp"),
     "ep": ("expert", "ep"),
     "edp": ("expert", "dp"),
     "etp_ep": ("expert", "tp-ep"),
-    "etp_ep_pp": ("expert", "tp-ep-pp"),
     "world": ("dense", "tp-cp-dp-pp"),
 }
 PIPELINE_EDGES = ("pp_up", "pp_down")  # a group for each direction, so that sends up and down never match
@@ -181,13 +178,11 @@ class Mesh:
     dp_cp: Axis
     tp_cp: Axis
     tp_dp_cp: Axis
-    mp: Axis
     world: Axis
     etp: Axis
     ep: Axis
     edp: Axis
     etp_ep: Axis
-    etp_ep_pp: Axis
     cp_inner: Axis
     cp_outer: Axis
     dp_shard: Axis
