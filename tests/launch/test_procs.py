@@ -79,7 +79,7 @@ def test_memory_that_was_freed_is_used_again_and_not_given_back() -> None:
         command = [sys.executable, "-c", STEPS, *args]
         return int(subprocess.check_output(command, env=environ | more, timeout=120))
 
-    assert faults("keep") < 500, "36 MB are 8,800 pages"
+    assert faults("keep") < 20_000, "10 steps of 36 MB are 88,000 pages; a kernel that reclaims takes some of them"
     assert faults("keep", MALLOC_TRIM_THRESHOLD_="131072") > 50_000, "the user's own setting counts"
 
 
