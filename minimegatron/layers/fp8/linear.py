@@ -162,7 +162,7 @@ class _OneScale(torch.autograd.Function):
         store: WeightGradStore | None,
     ) -> torch.Tensor:
         ctx.layer, ctx.tp, ctx.sequence_parallel, ctx.store = layer, tp, sequence_parallel, store
-        ctx.weight = weight  # a saved leaf comes back as another object under recompute
+        ctx.weight = weight  # recompute gives another object back, without a `grad_accumulator`
         qw = layer.weight_copy(weight)
         qx = layer.quantise(_rows(x), "input")
         kept = (qx if sequence_parallel else qx.t()).q if layer.wgrad else None
@@ -212,7 +212,7 @@ class _Tiles(torch.autograd.Function):
         store: WeightGradStore | None,
     ) -> torch.Tensor:
         ctx.layer, ctx.tp, ctx.sequence_parallel, ctx.store = layer, tp, sequence_parallel, store
-        ctx.weight = weight  # a saved leaf comes back as another object under recompute
+        ctx.weight = weight  # recompute gives another object back, without a `grad_accumulator`
         ctx.save_for_backward(x, weight)
         qw = layer.weight_copy(weight)
         qx = layer.quantise(gather_input(_rows(x), tp, sequence_parallel).wait(), "input")
