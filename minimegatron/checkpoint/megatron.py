@@ -128,9 +128,8 @@ def config_from_args(args: Mapping[str, Any], vocab_size: int | None) -> Transfo
     fields["rotary_base"] = float(args.get("rotary_base", 10000.0))
     gelu = "gelu_tanh" if args.get("bias_gelu_fusion", True) and args.get("add_bias_linear", True) else "gelu"
     fields["activation"] = "swiglu" if args.get("swiglu") else gelu
-    if args.get("num_experts") is not None:
-        freq = args.get("moe_layer_freq", 1)
-        fields["moe_layer_freq"] = str(list(freq) if isinstance(freq, list | tuple) else freq)
+    freq = args.get("moe_layer_freq", 1)
+    fields["moe_layer_freq"] = str(list(freq) if isinstance(freq, list | tuple) else freq)
     fields["params_dtype"] = "bf16" if args.get("bf16") else "fp16" if args.get("fp16") else "fp32"
     vocabulary = vocab_size or args.get("vocab_size")
     if vocabulary is None:
@@ -158,7 +157,7 @@ def args_of(config: TransformerConfig) -> dict[str, Any]:
         "rotary_base": config.rotary_base,
         "swiglu": config.activation == "swiglu",
         "bias_gelu_fusion": config.activation == "gelu_tanh",
-        "moe_layer_freq": [int(has) for has in config.expert_layers] if config.num_experts else 1,
+        "moe_layer_freq": [int(has) for has in config.expert_layers] if any(config.expert_layers) else 1,
         "bf16": config.params_dtype == "bf16",
         "fp16": config.params_dtype == "fp16",
         "params_dtype": config.dtype,
