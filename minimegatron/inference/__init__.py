@@ -1,11 +1,17 @@
-"""Prompts continued, one token at a time.
+"""Prompts continued: many requests at once, a step at a time, in memory made of pages.
 
-| file           | one idea                                                                                |
-|----------------|-----------------------------------------------------------------------------------------|
-| `static_cache` | what layers keep of all tokens so far, in memory of a fixed size                        |
-| `sampling`     | from logits to a token, and its log-probability                                         |
-| `generate`     | which models can generate; the decode step, which a CUDA graph can hold; the loop       |
+| file            | one idea                                                                              |
+|-----------------|---------------------------------------------------------------------------------------|
+| `sequence`      | a request, and the sequences that answer it                                           |
+| `block_manager` | who has which page; pages found again by their tokens                                 |
+| `scheduler`     | which tokens of which sequences a step computes                                       |
+| `paged_cache`   | the pages and slots of a rank's layers                                                |
+| `sampling`      | from logits to a token, and its log-probability                                       |
+| `runner`        | a step on one rank, over tp, pp and ep; a step that a CUDA graph can hold             |
+| `engine`        | requests in, tokens out                                                               |
+| `generate`      | prompts in, continuations out                                                         |
 
-The forward pass is the model's own, with an `InferenceContext`: layers say what they keep of earlier tokens, write it
-and read it (`layers/inference_context.py`).
+The first three are plain data: they import no tensor and are tested without a model. The forward pass is the model's
+own, with an `InferenceContext`: layers say what they keep of earlier tokens, write it and read it
+(`layers/inference_context.py`).
 """

@@ -42,6 +42,7 @@ from minimegatron.kernels import (
     fp8,
     operators,
     optimizer,
+    paged,
     permute,
     plain,
     pointwise,
@@ -82,6 +83,7 @@ TABLE = {
     "rope":               Row("rope",             pointwise.turn,                plain.rope),
     "scaled_softmax":     Row("softmax",          pointwise.scaled_softmax,   reference.scaled_softmax),
     "flash_attention":    Row("flash_attention",  flash.causal,               blockwise.flash_attention),
+    "paged_attention":    Row(None,               None,                       paged.paged_attention),
     "cross_entropy":      Row("cross_entropy",    cross_entropy_kernel.CrossEntropyPart,     plain.CrossEntropyPart),
     "permutation":        Row("permute",          permute.Permutation,        plain.Permutation),
     "fp8_cast":           Row("fp8",              fp8.cast_both_ways,         plain.fp8_cast),
@@ -283,6 +285,35 @@ def flash_attention(
     known = mask.causal and mask.dense(q.shape[2], q.device) is None and q.shape[-1] <= flash.MAX_HEAD
     attend = choose("flash_attention", kernels if known else "torch", q, k, v)
     return attend(q, k, v, mask, scale)  # type: ignore[no-any-return]
+
+
+def paged_attention(
+    q: torch.Tensor,
+    key_pages: torch.Tensor,
+    value_pages: torch.Tensor,
+    context: paged.Paged,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    *,
+    kernels: str = "auto",
+) -> torch.Tensor:
+    """Attention of the new tokens of many sequences, in one row, to all tokens of their own sequence, in pages.
+
+    Args:
+        q: [n, a, d].
+        key_pages: [pages, page size, g, d], the new tokens' keys among them; query head i uses head i // (a / g).
+        value_pages: [pages, page size, g, d_v].
+        context: which tokens are whose, and where (`layers/inference_context`). A token sees itself and those before.
+        scale: of the scores.
+        window: tokens at a distance of this or more are not seen.
+        softcap: c, where a score x becomes c tanh(x / c).
+
+    Returns:
+        [n, a, d_v].
+    """
+    attend = choose("paged_attention", kernels, q, key_pages, value_pages)
+    return attend(q, key_pages, value_pages, context, scale, window, softcap)  # type: ignore[no-any-return]
 
 
 class CrossEntropyPart(Protocol):

@@ -1,22 +1,31 @@
 """The state of generation: what a layer keeps of earlier tokens, and where it finds it.
 
+The problem in a sentence: requests come and go, each as long as it likes, so the memory of one must be made of pieces
+that any other can use next.
+
+The new tokens of all sequences of a step stand one behind the other in one row [1, n], without padding:
+
+    tokens     | a a a a a | b | c | d d d |        a's prompt, one token each of b and c, a chunk of d's prompt
+    starts       0           5   6   7       10
+
 One layer keeps two vectors for every token, another one latent, a third one matrix for the whole sequence. A layer says
 what it keeps (`inference_state`), and writes and reads it itself, through its `LayerState`; the owner of the memory
-need not know the layers:
+(`inference/paged_cache.py`) need not know the layers:
 
-| kept for each | e.g.                                    | says                               | writes and reads |
-|---------------|-----------------------------------------|------------------------------------|------------------|
-| token         | key and value of attention, a latent    | `StateSpec((g, d))`                | `..._tokens`     |
-| sequence      | a recurrent state, a convolution's tail | `StateSpec((a, d, d), "sequence")` | `..._sequences`  |
+| kept for each | e.g.                                    | says                               | lies in                          |
+|---------------|-----------------------------------------|------------------------------------|----------------------------------|
+| token         | key and value of attention, a latent    | `StateSpec((g, d))`                | pages [pages, page size, g, d]   |
+| sequence      | a recurrent state, a convolution's tail | `StateSpec((a, d, d), "sequence")` | slots [slots, a, d, d]           |
 
-A token's row is a number (`slots`), whatever the memory looks like: a static cache has a row for each place of each
-sequence; with pages the rows belong to whichever sequence has the page. A forward pass has one `InferenceContext`, made
-by the memory's owner (`inference/static_cache.py`); everything in it is on the device.
+A page holds the same tokens in every layer, so a table of pages for each sequence serves all layers. Token j of a
+sequence lies in row j % (page size) of page `page_table[j // (page size)]`. A forward pass has one `InferenceContext`;
+its tensors are on the device, its numbers on the host.
 
-**Padding.** Prompts of different lengths are aligned at the left. Attention needs no more than that, because no token
-sees later ones. What is kept for a sequence must stop at its own last token: `lengths` says which tokens are its own.
+**One sequence at a time.** A layer with a state for each sequence cannot take the row as it is, because tokens of one
+must not meet another's. `LayerState.padded` lays the sequences side by side, [longest, r, ...], and `unpadded` puts
+them back; `lengths` says which of the rows are tokens.
 
-Megatron-LM: `megatron/core/inference/contexts/`.
+Kwon et al. 2023 (arXiv 2309.06180). Megatron-LM: `megatron/core/inference/contexts/dynamic_context.py`.
 """
 
 from __future__ import annotations
@@ -63,40 +72,41 @@ def inference_state_of(module: Any, what: str) -> dict[str, StateSpec]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class InferenceContext:
-    """A forward pass over n new tokens of each of b sequences.
+    """A forward pass over the new tokens of r sequences, n in all, in one row.
 
     Attributes:
-        state: layer number -> name -> what is kept: [rows, b, *shape] of tokens, [b, *shape] of sequences.
-        position_ids: [b, n], where the new tokens stand.
-        lengths: [b], how many of the n are a sequence's own, padding following; None where all are.
-        slots: [n b], the row of each new token in a buffer of tokens seen as [rows b, *shape].
-        keys: [m], the places of the m rows that are read.
-        first: there are no earlier tokens: what is read is what has just been made.
+        state: layer number -> name -> pages [pages, page size, *shape] of tokens, or slots [slots, *shape].
+        position_ids: [1, n], the place of each new token in its sequence.
+        rows: [n] int64, where each new token is kept, in pages seen as [pages * page size, *shape].
+        starts: [r + 1] int32, where each sequence's new tokens begin in the row; the last is n.
+        lengths: [r] int32, how many tokens each sequence has after the pass, the new ones among them.
+        page_table: [r, most] int32, the pages of each sequence in order; behind its last page anything.
+        slots: [r] int64, the slot of each sequence.
+        new: how many new tokens each sequence has, on the host.
+        totals: `lengths` on the host; None in a recording, where the host must not decide by them.
     """
 
     state: Mapping[int, Mapping[str, torch.Tensor]]
     position_ids: torch.Tensor
-    lengths: torch.Tensor | None
+    rows: torch.Tensor
+    starts: torch.Tensor
+    lengths: torch.Tensor
+    page_table: torch.Tensor
     slots: torch.Tensor
-    keys: torch.Tensor
-    first: bool
-    _biases: dict[Any, torch.Tensor] = dataclasses.field(default_factory=dict, repr=False)
+    new: tuple[int, ...]
+    totals: tuple[int, ...] | None
+    _cache: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)  # of all layers of a pass
 
-    def bias(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """[b, 1, n, m], 0 where a new token sees a row and minus infinity where not; one for all layers alike.
+    @property
+    def kept(self) -> torch.Tensor:
+        """[r], how many tokens each sequence had before the pass."""
+        return self.lengths - self.starts.diff()
 
-        Args:
-            window: rows at a distance of this or more are not seen.
-            dtype: of the queries.
-        """
-        if (window, dtype) not in self._biases:
-            places = self.position_ids[..., None]
-            hidden = self.keys > places
-            if window is not None:
-                hidden = hidden | (self.keys <= places - window)
-            bias = torch.zeros_like(hidden, dtype=dtype).masked_fill(hidden, -torch.inf)
-            self._biases[window, dtype] = bias[:, None]
-        return self._biases[window, dtype]
+    def once(self, key: Any, make: Any) -> Any:
+        """What `make` gives, made once a pass for all layers alike."""
+        if key not in self._cache:
+            self._cache[key] = make()
+        return self._cache[key]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -107,21 +117,46 @@ class LayerState:
     layer_number: int
 
     def write_tokens(self, **new: torch.Tensor) -> None:
-        """Keep what was made of the new tokens, [n, b, *shape] each."""
+        """Keep what was made of the new tokens, [n, 1, *shape] each."""
         for name, rows in new.items():
-            buffer = self.context.state[self.layer_number][name]
-            buffer.flatten(0, 1).index_copy_(0, self.context.slots, rows.flatten(0, 1))
+            self.pages(name).flatten(0, 1).index_copy_(0, self.context.rows, rows.flatten(0, 1))
 
-    def read_tokens(self, *names: str) -> tuple[torch.Tensor, ...]:
-        """What is kept of all tokens, the new ones among them, [m, b, *shape] each; `bias` says who sees which."""
-        m = len(self.context.keys)
-        return tuple(self.context.state[self.layer_number][name][:m] for name in names)
+    def pages(self, name: str) -> torch.Tensor:
+        """All pages of this layer, [pages, page size, *shape]: attention reads those of a sequence where they lie."""
+        return self.context.state[self.layer_number][name]
 
-    def write_sequences(self, **new: torch.Tensor) -> None:
-        """Keep what each sequence is now, [b, *shape] each."""
-        for name, value in new.items():
-            self.context.state[self.layer_number][name].copy_(value)
+    def padded(self, x: torch.Tensor) -> torch.Tensor:
+        """The new tokens x [n, 1, ...], each sequence's own [longest, r, ...], with zeros behind its last."""
+        padded = x.new_zeros((max(self.context.new), len(self.context.new), *x.shape[2:]))
+        padded[self._places()] = x[:, 0]
+        return padded
+
+    def unpadded(self, padded: torch.Tensor) -> torch.Tensor:
+        """`padded`, back in one row: [n, 1, ...]."""
+        return padded[self._places()].unsqueeze(1)
+
+    def _places(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(place among its sequence's new tokens, number of its sequence) of each token of the row."""
+
+        def make() -> tuple[torch.Tensor, torch.Tensor]:
+            context = self.context
+            n = context.position_ids.shape[1]
+            of = torch.arange(n, device=context.starts.device)
+            sequence = torch.searchsorted(context.starts[1:], of, right=True).clamp(max=len(context.new) - 1)
+            return of - context.starts[sequence], sequence
+
+        return self.context.once("places", make)  # type: ignore[no-any-return]
 
     def read_sequences(self, *names: str) -> tuple[torch.Tensor, ...]:
-        """What each sequence was before the new tokens, [b, *shape] each; zeros before the first."""
-        return tuple(self.context.state[self.layer_number][name] for name in names)
+        """What each sequence was before the new tokens, [r, *shape] each; zeros before the first."""
+        begins = self.context.kept == 0
+        found = []
+        for name in names:
+            value = self.context.state[self.layer_number][name][self.context.slots]
+            found.append(value.masked_fill(begins.view(-1, *[1] * (value.dim() - 1)), 0.0))
+        return tuple(found)
+
+    def write_sequences(self, **new: torch.Tensor) -> None:
+        """Keep what each sequence is now, [r, *shape] each."""
+        for name, value in new.items():
+            self.context.state[self.layer_number][name].index_copy_(0, self.context.slots, value)

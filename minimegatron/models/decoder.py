@@ -25,6 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from minimegatron.comm import collectives as c
@@ -184,7 +185,7 @@ class GPTModel(nn.Module):
             labels: [b, s] ids of the next tokens.
             document_ids: [b, s] of the *whole* sequence; tokens attend only inside their document.
             inference_context: in generation, where the tokens stand and what layers keep of earlier ones.
-            logits_at: [b], index of one token of each sequence; only its logits are computed, [1, b, V'/t].
+            logits_at: [k], places in a batch of one row; only the logits of these are computed, [k, 1, V'/t].
             inputs: what the stage before has made (without `pre_process`); default what `set_input_tensor` was given.
 
         Returns:
@@ -206,13 +207,21 @@ class GPTModel(nn.Module):
         if not self.post_process:
             return {"hidden": hidden}
         if logits_at is not None:
-            hidden = hidden.gather(0, logits_at.view(1, -1, 1).expand(1, -1, hidden.shape[-1]))
+            hidden = self._rows(hidden, logits_at)
         if labels is None:
             return self.logits(hidden)
         losses = self._losses(hidden, labels)
         if self.mtp is not None and self.training and torch.is_grad_enabled():
             losses = self.mtp(losses, hidden, labels, context, partial(self._embed_ahead, position_ids), self._losses)
         return losses
+
+    def _rows(self, hidden: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """[s', 1, h] -> [k', 1, h]; with sequence parallelism k' is k / t, rounded up."""
+        if not self.mesh.sequence_parallel:
+            return hidden.index_select(0, places)
+        tp, k = self.mesh.tp, len(places)
+        places = F.pad(places, (0, -k % tp.size)).chunk(tp.size)[tp.rank]
+        return c.gather_from_sequence_region(hidden, tp).index_select(0, places)
 
     def _first_hidden(self, tokens: torch.Tensor, position_ids: torch.Tensor, inputs: Tensors | None) -> torch.Tensor:
         """[s', b, h] for the first layer that is here: the tokens' embedding, or the output of the stage before."""

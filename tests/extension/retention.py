@@ -52,7 +52,10 @@ class Retention(nn.Module):
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
         """[s, b, h] -> [s, b, h]."""
-        q, k, v = self.qkv(x).unflatten(-1, (self.heads, 3, self.d)).permute(3, 1, 2, 0, 4)  # [b, a', s, d] each
+        packed, state = self.qkv(x), context.state_of(self.layer_number)
+        if state is not None:
+            packed = state.padded(packed)  # sequences side by side
+        q, k, v = packed.unflatten(-1, (self.heads, 3, self.d)).permute(3, 1, 2, 0, 4)  # [b, a', s, d] each
         q, fade = q / math.sqrt(self.d), F.logsigmoid(self.decay + 2.0)  # log g of each head
         place = torch.arange(q.shape[2], device=x.device)
         distance = place[:, None] - place
@@ -60,10 +63,10 @@ class Retention(nn.Module):
         if (ids := context.mask.document_ids) is not None:
             weights = weights * (ids[:, None, :, None] == ids[:, None, None])
         y = (q @ k.transpose(2, 3) * weights) @ v
-        state = context.state_of(self.layer_number)
         if state is not None:
             y = y + self.go_on(q, k, v, fade, place, state)
-        return self.proj(y.permute(2, 0, 1, 3).flatten(2))
+        y = y.permute(2, 0, 1, 3).flatten(2)
+        return self.proj(y if state is None else state.unpadded(y))
 
     def inference_state(self) -> dict[str, StateSpec]:
         """S."""
@@ -72,9 +75,8 @@ class Retention(nn.Module):
     def go_on(self, q: Tensor, k: Tensor, v: Tensor, fade: Tensor, place: Tensor, state: LayerState) -> Tensor:
         """What the new tokens see of those before; the state becomes that after each sequence's own last token."""
         (before,) = state.read_sequences("sum")
-        n, lengths = len(place), state.context.lengths
         seen = q @ before * (fade[:, None] * (place + 1)).exp()[..., None]
-        own = torch.full_like(state.context.position_ids[:, 0], n) if lengths is None else lengths
+        own = state.context.starts.diff()
         behind = (own[:, None] - 1 - place)[:, None]  # [b, 1, s]: own tokens that follow; below 0 it is padding
         kept = (fade[:, None] * behind.clamp(min=0)).exp() * (behind >= 0)
         faded = before * (fade * own[:, None]).exp()[..., None, None]

@@ -11,16 +11,16 @@ import torch
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import ConfigError, RankError
-from minimegatron.inference.generate import StaticEngine, generate
-from minimegatron.inference.static_cache import StaticCache
+from minimegatron.inference.engine import Engine
+from minimegatron.inference.generate import generate
 from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.decoder import GPTModel, build_model
 from minimegatron.planner.cluster import CLUSTERS
 from minimegatron.planner.planning import plan
 from minimegatron.training.arguments import parse_args
 from tests.extension.retention import asking, layers
-from tests.inference.ranked import LENGTH, PROMPTS, VOCABULARY, ids, in_pieces
-from tests.inference.test_cache import after_prompts
+from tests.inference.ranked import LENGTH, PROMPTS, VOCABULARY, ids, in_pieces, pages_of
+from tests.inference.test_pages import after_prompts
 from tests.recorder import OnACpu
 from tests.training.test_trainer import TINY, history_on_rank, numbers
 from tests.twin import Case, compare_all, problems
@@ -78,10 +78,10 @@ def test_it_generates_from_its_own_state():
     model, tokens = model_of(), ids(2, LENGTH)
     with torch.no_grad():
         assert (in_pieces(model, tokens) - model.full_logits(tokens)).abs().max() <= 1e-12
-    assert StaticCache(model, 3, 16).nbytes == 3 * StaticCache(model, 1, 400).nbytes, "room for a sequence, not a token"
-    together = after_prompts(model, PROMPTS, pad=0)
+    assert pages_of(model, 3, 16)[0].nbytes == 2 * pages_of(model, 1, 400)[0].nbytes, "room for a sequence, not a token"
+    together = after_prompts(model, PROMPTS)
     for i, prompt in enumerate(PROMPTS):
-        assert (together[i] - after_prompts(model, [prompt], pad=98)[0]).abs().max() <= 1e-12, "padding is remembered"
+        assert (together[i] - after_prompts(model, [prompt], torch.nan)[0]).abs().max() <= 1e-12, "a neighbour is seen"
     for prompt, made in zip(PROMPTS, generate(model, PROMPTS, 9), strict=True):
         with torch.no_grad():
             logits = model.full_logits(torch.tensor([prompt + made.tokens]))[0, len(prompt) - 1 : -1]
@@ -89,7 +89,7 @@ def test_it_generates_from_its_own_state():
 
 
 def test_its_step_is_recorded():
-    played = StaticEngine(model_of(), 40, OnACpu()).generate(PROMPTS, 9)
+    played = Engine(model_of(), recorder=OnACpu()).generate(PROMPTS, 9)
     assert [c.tokens for c in played] == [c.tokens for c in generate(model_of(), PROMPTS, 9)]
 
 

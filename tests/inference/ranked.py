@@ -13,10 +13,12 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.commands.generate import continue_prompt, parse
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.errors import MinimegatronError
-from minimegatron.inference.generate import Continuation, StaticEngine, generate
+from minimegatron.inference.engine import Continuation, Engine
+from minimegatron.inference.generate import generate
+from minimegatron.inference.paged_cache import PagedCache
 from minimegatron.inference.sampling import SamplingParams
-from minimegatron.inference.static_cache import StaticCache
 from minimegatron.layers.logical import load_logical
+from minimegatron.models.chunks import build_chunks
 from minimegatron.models.decoder import GPTModel
 from tests.recorder import OnACpu
 
@@ -27,10 +29,11 @@ LENGTH = sum(PIECES)
 Weights = tuple[TransformerConfig, dict[str, torch.Tensor]]
 
 
-def build(config: TransformerConfig, tensors: dict[str, torch.Tensor], **layout: Any) -> GPTModel:
+def build(config: TransformerConfig, tensors: dict[str, torch.Tensor], **layout: Any) -> Any:
     """Our model in eval mode, on this rank's part of a layout."""
-    model = GPTModel(config, Mesh.build(ParallelConfig(**layout))).eval()
-    load_logical(model, tensors)
+    mesh = Mesh.build(ParallelConfig(**layout))
+    model = build_chunks(config, mesh).eval()
+    load_logical(model, tensors, stage=mesh.pp.size > 1)
     return model
 
 
@@ -39,14 +42,25 @@ def ids(b: int, s: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(0, VOCABULARY, (b, s), generator=torch.Generator().manual_seed(seed))
 
 
+def pages_of(model: GPTModel, sequences: int, tokens: int, page_size: int = 4) -> tuple[PagedCache, list[list[int]]]:
+    """Memory for so many sequences, and the pages of each: in no order, with those of the others in between."""
+    pages = -(-tokens // page_size)
+    weight = next(model.parameters())
+    cache = PagedCache(
+        model.inference_state(), 1 + sequences * pages, page_size, sequences + 1, weight.dtype, weight.device
+    )
+    return cache, [[1 + (pages - 1 - i) * sequences + sequence for i in range(pages)] for sequence in range(sequences)]
+
+
 @torch.no_grad()
-def in_pieces(model: GPTModel, tokens: torch.Tensor, key_length: bool = False) -> torch.Tensor:
+def in_pieces(model: GPTModel, tokens: torch.Tensor) -> torch.Tensor:
     """Logits of every position [b, s, V], computed piece by piece."""
-    cache, at, found = StaticCache(model, len(tokens), tokens.shape[1]), 0, []
+    b, at, found = len(tokens), 0, []
+    cache, tables = pages_of(model, b, tokens.shape[1])
     for n in PIECES:
-        view = cache.decode(n, at + n if key_length else None) if at else cache.prefill(n)
-        found.append(model.full_logits(tokens[:, at : at + n], inference_context=view))
-        cache.advance(n)
+        context = cache.context([n] * b, [at] * b, tables, range(1, b + 1))
+        row = tokens[:, at : at + n].reshape(1, -1)
+        found.append(model.full_logits(row, inference_context=context).view(b, n, -1))
         at += n
     return torch.cat(found, 1)
 
@@ -58,14 +72,16 @@ def pieces_on_ranks(rank: int, world: int, models: list[Weights]) -> list[torch.
 
 
 def bytes_on_rank(rank: int, world: int, config: TransformerConfig, tensors: dict[str, torch.Tensor]) -> int:
-    """Bytes of a cache for 3 sequences of 16 tokens."""
-    return StaticCache(build(config, tensors, tensor_model_parallel_size=world), 3, 16).nbytes
+    """Bytes of the memory for 3 sequences of 16 tokens, and a page for padding."""
+    return pages_of(build(config, tensors, tensor_model_parallel_size=world), 3, 16)[0].nbytes
 
 
-def continuations(rank: int, world: int, model: Weights, params: list[SamplingParams]) -> list[list[Continuation]]:
-    """What the prompts become over tp."""
-    built = build(*model, tensor_model_parallel_size=world)
-    return [generate(built, PROMPTS, 12, each, seed=5) for each in params]
+def continuations(
+    rank: int, world: int, cases: list[tuple[Weights, dict[str, Any]]], params: list[SamplingParams]
+) -> list[list[list[Continuation]]]:
+    """What the prompts become, for each model and layout and each way to draw."""
+    built = [build(*model, **layout) for model, layout in cases]
+    return [[generate(model, PROMPTS, 12, each, seed=5) for each in params] for model in built]
 
 
 def error_of(run: Callable[[], object]) -> str:
@@ -85,14 +101,14 @@ def different_questions(rank: int, world: int, model: Weights) -> str:
 
 def refusals(rank: int, world: int, cases: list[tuple[TransformerConfig, dict[str, Any]]]) -> list[str]:
     """The errors of layouts that cannot generate."""
-    models = [GPTModel(config, Mesh.build(ParallelConfig(**layout))).eval() for config, layout in cases]
+    models = [build_chunks(config, Mesh.build(ParallelConfig(**layout))).eval() for config, layout in cases]
     return [error_of(lambda model=model: generate(model, PROMPTS, 2)) for model in models]  # type: ignore[misc]
 
 
 def unrecordable(rank: int, world: int, model: Weights) -> str:
     """The error of a recorder over tp."""
     built = build(*model, tensor_model_parallel_size=world)
-    return error_of(lambda: StaticEngine(built, 16, OnACpu()))
+    return error_of(lambda: Engine(built, recorder=OnACpu()))
 
 
 def asked(rank: int, world: int, lines: list[list[str]]) -> list[tuple[str, str]]:

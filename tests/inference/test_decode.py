@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -9,14 +10,16 @@ import torch
 
 from minimegatron.cuda_graphs import CudaRecorder
 from minimegatron.errors import ConfigError
-from minimegatron.inference import generate as decode
-from minimegatron.inference.generate import WARMUP_STEPS, DecodeStep, StaticEngine
+from minimegatron.inference import runner
+from minimegatron.inference.engine import Engine, EngineConfig
+from minimegatron.inference.runner import WARMUP_STEPS, RecordedStep
 from minimegatron.inference.sampling import GREEDY, SamplingParams
 from tests.inference.models import ours, weights
 from tests.inference.ranked import PROMPTS, unrecordable
 from tests.recorder import OnACpu
 from tests.thorough import mostly_thorough
 
+SHORT = EngineConfig(max_model_len=40)
 SAMPLED = SamplingParams(0.8, 20, 0.95)
 
 
@@ -29,9 +32,10 @@ def words(continuations):
     mostly_thorough(itertools.product(["gpt2", "mistral", "qwen3", "llama3.1"], [GREEDY, SAMPLED]), [0, 3]),
 )
 def test_played_is_computed(name, params):
+    """Three sequences in a recording of four; prompts are computed as they come."""
     recorder = OnACpu()
-    engine = StaticEngine(ours(name), 40, recorder)
-    plain = StaticEngine(ours(name), 40)
+    engine = Engine(ours(name), SHORT, recorder=recorder)
+    plain = Engine(ours(name), SHORT)
     for seed, prompts in ((1, PROMPTS), (2, PROMPTS[::-1])):
         played, computed = (e.generate(prompts, 12, params, seed=seed) for e in (engine, plain))
         assert words(played) == words(computed)
@@ -40,44 +44,29 @@ def test_played_is_computed(name, params):
     assert recorder.events == ["warm"] * WARMUP_STEPS + ["record"] + ["play"] * (2 * 11 - WARMUP_STEPS)
 
 
-def test_with_the_same_shapes_not_a_bit_differs(monkeypatch):
-    """What differs above by rounding is that the plain step reads fewer rows."""
-    run = DecodeStep._run
-    played = StaticEngine(ours("mistral"), 40, OnACpu()).generate(PROMPTS, 12, SAMPLED)
-    monkeypatch.setattr(DecodeStep, "_run", lambda self, key_length=None: run(self))
-    assert played == StaticEngine(ours("mistral"), 40).generate(PROMPTS, 12, SAMPLED)
-
-
-def test_another_batch_or_another_way_to_draw_has_a_recording_of_its_own():
+def test_another_power_of_two_or_another_way_to_draw_has_a_recording_of_its_own():
     recorder = OnACpu()
-    engine = StaticEngine(ours("mistral"), 40, recorder)
-    for prompts, params in ((PROMPTS, GREEDY), (PROMPTS[:2], GREEDY), (PROMPTS, SAMPLED), (PROMPTS, GREEDY)):
+    engine = Engine(ours("mistral"), SHORT, recorder=recorder)
+    for prompts, params in ((PROMPTS, GREEDY), (PROMPTS[:2], GREEDY), (PROMPTS, SAMPLED), (PROMPTS + PROMPTS[:1], GREEDY)):
         engine.generate(prompts, 7, params)
     assert recorder.events.count("record") == 3
-
-
-def test_stops_are_looked_for_rarely_and_change_nothing():
-    plain = StaticEngine(ours("mistral"), 64)
-    stop = plain.generate(PROMPTS[:1], 40, SAMPLED)[0].tokens[20:21]
-    recorder = OnACpu()
-    engine = StaticEngine(ours("mistral"), 64, recorder)
-    played, computed = (e.generate(PROMPTS[:1], 40, SAMPLED, stop_ids=stop) for e in (engine, plain))
-    assert played[0].tokens == computed[0].tokens and played[0].stopped and len(played[0].tokens) <= 21
-    assert len(recorder.events) - 1 in (15, 31), "looked after 16 and 32 tokens, and at no other time"
+    warmer = SamplingParams(1.5, 5, 0.5)
+    assert words(engine.generate(PROMPTS, 9, warmer)) == words(Engine(ours("mistral"), SHORT).generate(PROMPTS, 9, warmer))
+    assert recorder.events.count("record") == 3, "other parameters are other numbers in the same recording"
 
 
 def waiting(run):
     """A step that asks the device whether it is done."""
-    return lambda self, key_length=None: (self.tokens.sum().item(), run(self))[1]
+    return lambda self: (self.tokens.sum().item(), run(self))[1]
 
 
 def elsewhere(run):
     """A step that keeps its newest tokens in a new tensor each time."""
 
-    def step(self, key_length=None):
-        words, log_probs = run(self)
-        self.tokens = words.clone()
-        return self.tokens, log_probs
+    def step(self):
+        found = run(self)
+        self.tokens = found[0].clone()[None]
+        return found
 
     return step
 
@@ -85,9 +74,13 @@ def elsewhere(run):
 def counting(run):
     """A step whose shapes grow with a number that the host counts."""
 
-    def step(self, key_length=None):
-        self.count = getattr(self, "count", 8) + 1
-        return run(self, self.count)
+    def step(self):
+        self.count = getattr(self, "count", 3) + 1
+        whole = self.context
+        self.context = dataclasses.replace(whole, page_table=whole.page_table[:, : 1 + self.count // 4])
+        found = run(self)
+        self.context = whole
+        return found
 
     return step
 
@@ -101,21 +94,21 @@ def counting(run):
     ],
 )
 def test_what_a_graph_would_get_wrong_is_seen(monkeypatch, mistake, words):
-    monkeypatch.setattr(DecodeStep, "_run", mistake(DecodeStep._run))
+    monkeypatch.setattr(RecordedStep, "_step", mistake(RecordedStep._step))
     with pytest.raises(AssertionError, match=words):
-        StaticEngine(ours("mistral"), 40, OnACpu()).generate(PROMPTS, 8)
+        Engine(ours("mistral"), EngineConfig(max_model_len=96), recorder=OnACpu()).generate(PROMPTS, 24)
 
 
 def test_the_step_is_one_graph_for_torch_compile(monkeypatch):
     """Traced as a whole, without a break, and the same words; what fuses kernels after that is torch's own."""
-    monkeypatch.setattr(decode, "compile_whole", lambda run: torch.compile(run, fullgraph=True, backend="aot_eager"))
-    compiled, plain = StaticEngine(ours("mistral"), 24, compiled=True), StaticEngine(ours("mistral"), 24)
+    monkeypatch.setattr(runner, "compile_whole", lambda run: torch.compile(run, fullgraph=True, backend="aot_eager"))
+    compiled, plain = Engine(ours("mistral"), SHORT, compiled=True), Engine(ours("mistral"), SHORT)
     assert words(compiled.generate(PROMPTS, 8, SAMPLED)) == words(plain.generate(PROMPTS, 8, SAMPLED))
 
 
 @pytest.mark.thorough
 def test_compiled_is_computed():
-    compiled, plain = StaticEngine(ours("mistral"), 24, compiled=True), StaticEngine(ours("mistral"), 24)
+    compiled, plain = Engine(ours("mistral"), SHORT, compiled=True), Engine(ours("mistral"), SHORT)
     with torch._inductor.config.patch(compile_threads=1):  # more would stay behind, waiting for work
         found = compiled.generate(PROMPTS, 8, SAMPLED)
     assert words(found) == words(plain.generate(PROMPTS, 8, SAMPLED))
@@ -123,9 +116,9 @@ def test_compiled_is_computed():
 
 def test_refusals(ranks):
     with pytest.raises(ConfigError, match="how many tokens each of its 8 experts has got"):
-        StaticEngine(ours("mixtral"), 16, OnACpu())
+        Engine(ours("mixtral"), recorder=OnACpu())
     with pytest.raises(ConfigError, match="compiled decode step with a MoELayer"):
-        StaticEngine(ours("mixtral"), 16, compiled=True)
+        Engine(ours("mixtral"), compiled=True)
     with pytest.raises(ConfigError, match="a CUDA graph on a cpu"):
         CudaRecorder(torch.device("cpu"))
     for said in ranks(2).run(unrecordable, weights("llama2")):

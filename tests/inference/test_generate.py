@@ -12,7 +12,8 @@ import torch
 from minimegatron.comm.mesh import Mesh
 from minimegatron.commands.convert import main as convert
 from minimegatron.errors import ConfigError, DataError, NumericsError
-from minimegatron.inference.generate import StaticEngine, generate
+from minimegatron.inference.engine import Engine
+from minimegatron.inference.generate import generate
 from minimegatron.inference.sampling import GREEDY, SamplingParams
 from minimegatron.layers.attention.core_attention import CoreAttention
 from minimegatron.models.decoder import build_model
@@ -40,14 +41,39 @@ def test_greedy_words_are_hugging_faces(name):
     assert [c.tokens for c in generate(ours(name), PROMPTS, 12)] == hugging_face(name)
 
 
-@pytest.mark.parametrize(
-    "tp, name", mostly_thorough([(2, "mistral"), (2, "gpt2"), (4, "llama3.1"), (2, "gemma2"), (2, "olmo2")], [0])
-)
-def test_over_tensor_parallel_ranks(ranks, tp, name):
-    (greedy, sampled), *others = ranks(tp).run(continuations, weights(name), [GREEDY, SAMPLED])
-    assert [c.tokens for c in greedy] == hugging_face(name)
-    assert others == [[greedy, sampled]] * (tp - 1), "the ranks have drawn different words"
-    assert [c.tokens for c in sampled] == [c.tokens for c in generate(ours(name), PROMPTS, 12, SAMPLED, seed=5)]
+TP2, PP2 = {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}
+SP, EP2 = {"sequence_parallel": True}, {"expert_model_parallel_size": 2}
+UNEVEN = PP2 | {"num_layers_in_first_pipeline_stage": 2}  # of three layers
+ALLTOALL = {"moe_token_dispatcher_type": "alltoall"}
+LAYOUTS = {
+    2: [
+        ("mistral", TP2, {}),
+        ("gpt2", TP2 | SP, {}),
+        ("gemma2", PP2, {}),
+        ("deepseek_v3", TP2 | SP, {}),
+        ("deepseek_v3", UNEVEN, {}),
+        ("mixtral", TP2 | SP, {}),
+        ("mixtral", EP2, ALLTOALL),
+        ("olmo2", TP2, {}),
+    ],
+    4: [("llama3.1", {"tensor_model_parallel_size": 4}, {}), ("qwen3_moe", PP2 | EP2, {}), ("qwen2.5", TP2 | PP2, {})],
+}
+
+
+@pytest.mark.parametrize("world", mostly_thorough([2, 4], [0]))
+def test_words_are_the_same_in_every_layout(ranks, world):
+    cases = []
+    for name, layout, fields in LAYOUTS[world]:
+        config, tensors = weights(name)
+        cases.append(((config.replace(**fields), tensors), layout))
+    first, *others = ranks(world).run(continuations, cases, [GREEDY, SAMPLED])
+    assert all(other == first for other in others), "the ranks have drawn different words"
+    for (name, layout, _), (greedy, sampled) in zip(LAYOUTS[world], first, strict=True):
+        alone = generate(ours(name), PROMPTS, 12, SAMPLED, seed=5)
+        assert [c.tokens for c in greedy] == hugging_face(name), (name, layout)
+        assert [c.tokens for c in sampled] == [c.tokens for c in alone], (name, layout)
+        for made, want in zip(sampled, alone, strict=True):
+            assert made.log_probs == pytest.approx(want.log_probs, abs=1e-5), (name, layout)
 
 
 def test_ranks_that_were_asked_for_different_things_say_so(ranks):
@@ -66,7 +92,7 @@ def test_log_probabilities_are_teacher_forced(params):
 
 
 def test_neighbours_change_nothing():
-    engine = StaticEngine(ours("mistral"), 32)
+    engine = Engine(ours("mistral"))
     first = engine.generate(PROMPTS, 12, SAMPLED, seed=3)
     again = engine.generate(PROMPTS, 12, SAMPLED, seed=3)
     alone = engine.generate(PROMPTS[:1], 12, SAMPLED, seed=3)
@@ -86,32 +112,28 @@ def test_a_stop_id_ends_a_sequence_and_not_its_neighbours():
     assert made[0].stopped and len(made[0].tokens) < 12
 
 
-def test_no_step_is_taken_when_all_have_stopped(monkeypatch):
-    engine, steps = StaticEngine(ours("gpt2"), 32), []
+def test_no_step_is_taken_when_all_have_stopped():
+    engine = Engine(ours("gpt2"))
     first = engine.generate(PROMPTS[:1], 9)[0].tokens
-    step = engine._step(1, GREEDY)
-    monkeypatch.setattr(engine, "_step", lambda *of: step)
-    run = step._run
-    monkeypatch.setattr(step, "_run", lambda key_length: steps.append(key_length) or run(key_length))
+    steps = engine.steps
     assert engine.generate(PROMPTS[:1], 9, stop_ids=first[:1])[0].tokens == first[:1]
-    assert steps == []
-    assert engine.generate([], 9) == []
+    assert engine.steps == steps + 1 and engine.generate([], 9) == []
 
 
 def test_the_context_is_never_left():
     full = PROMPTS[:1] * 2
     assert len(generate(ours("gpt2"), full, 59)[0].tokens) == 59  # 5 + 59 are its 64 positions
-    with pytest.raises(DataError, match="5 tokens and 60 new ones are 65, and max_sequence_length is 64") as error:
+    with pytest.raises(DataError, match="5 tokens and 60 new ones are 65, and max_model_len is 64") as error:
         generate(ours("gpt2"), full, 60)
-    assert error.value.where == "prompt 0" and "max_sequence_length" not in error.value.fix
-    with pytest.raises(ConfigError, match="max_sequence_length is 65, and the model has 64 learned positions"):
-        generate(ours("gpt2"), full, 60, max_sequence_length=65)
+    assert error.value.where == "prompt 0"
+    with pytest.raises(ConfigError, match="max_model_len is 65, and the model has 64 learned positions"):
+        generate(ours("gpt2"), full, 60, max_model_len=65)
     config, tensors = weights("llama2")
     rope = build(config.replace(max_position_embeddings=8), tensors)
     with pytest.raises(DataError) as error:
         generate(rope, full, 4)
-    assert "or a larger max_sequence_length" in error.value.fix
-    longer = generate(rope, full, 9, max_sequence_length=14)
+    assert "a larger max_model_len" in error.value.fix
+    longer = generate(rope, full, 9, max_model_len=14)
     assert longer == generate(ours("llama2"), full, 9), "turned positions have no end"
 
 
@@ -162,15 +184,9 @@ def test_models_that_cannot_generate(layout, fields, words):
 
 
 def test_layouts_that_cannot_generate(ranks):
-    dense, mixture = weights("llama2")[0], weights("mixtral")[0]
-    sp = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
-    cases = {
-        "cp = 2": (dense, {"context_parallel_size": 2}),
-        "pp = 2": (dense, {"pipeline_model_parallel_size": 2}),
-        "ep = 2": (mixture, {"expert_model_parallel_size": 2}),
-        "sequence_parallel=False; weights": (dense, sp),
-        "experts with tp need it: tp = 1": (mixture, sp),
-    }
+    dense = weights("llama2")[0]
+    virtual = {**PP2, "num_virtual_stages_per_pipeline_rank": 2}
+    cases = {"cp = 2": (dense, {"context_parallel_size": 2}), "2 virtual stages": (dense.replace(num_layers=4), virtual)}
     for found in ranks(2).run(refusals, list(cases.values())):
         for words, said in zip(cases, found, strict=True):
             assert said.startswith("ConfigError: generation with") and words in said

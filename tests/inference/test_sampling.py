@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minimegatron.errors import ConfigError
-from minimegatron.inference.sampling import GREEDY, SamplingParams, filtered, sample, uniforms
+from minimegatron.inference.sampling import GREEDY, Rows, SamplingParams, filtered, log_probabilities, sample, uniform
 
 LOGITS = torch.tensor([2.0, -1.0, 0.5, 1.0, -4.0, 0.0])
 RARE = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47, 5: 20.52}  # chi-squared that 1 of 1000 exceeds, by degrees of freedom
@@ -20,12 +20,21 @@ PARAMS = [
     SamplingParams(top_k=3),
     SamplingParams(top_p=0.8),
     SamplingParams(1.7, 4, 0.7),
+    SamplingParams(0.9, 5, 0.95, min_p=0.2),
 ]
 
 
 def draws(logits, params, u):
     u = torch.as_tensor(u, dtype=torch.float64)
-    return sample(logits.expand(len(u), -1), params, u)
+    return sample(logits.expand(len(u), -1), Rows.of([params] * len(u)), u)
+
+
+def uniforms(seed, answer, count):
+    return torch.tensor([uniform(seed, answer, place) for place in range(count)], dtype=torch.float64)
+
+
+def allowed(logits, params):
+    return filtered(logits, Rows.of([params] * len(logits)))
 
 
 @pytest.mark.parametrize("params", PARAMS, ids=str)
@@ -37,14 +46,16 @@ def test_words_that_may_be_drawn_are_hugging_faces(params):
         want = warpers.TopKLogitsWarper(params.top_k)(None, want)
     if params.top_p:
         want = warpers.TopPLogitsWarper(params.top_p)(None, want)
-    assert torch.equal(filtered(logits, params), want)
+    if params.min_p:
+        want = warpers.MinPLogitsWarper(params.min_p)(None, want)
+    assert torch.equal(allowed(logits, params), want)
 
 
 @pytest.mark.parametrize("params", PARAMS, ids=str)
 def test_frequencies(params):
     """Chi-squared with a fixed seed, against probabilities from the definition."""
-    n, want = 20_000, filtered(LOGITS[None], params)[0].double().softmax(-1)
-    words, _ = draws(LOGITS, params, uniforms(7, 0, n))
+    n, want = 20_000, allowed(LOGITS[None], params)[0].double().softmax(-1)
+    words = draws(LOGITS, params, uniforms(7, 0, n))
     counts = torch.bincount(words, minlength=len(LOGITS)).double()
     assert counts[want == 0].sum() == 0
     kept = want > 0
@@ -60,27 +71,28 @@ def test_frequencies(params):
 )
 def test_a_word_is_where_u_falls_into_the_distribution(logits, params, u):
     logits = torch.tensor([logits])
-    (word,), _ = sample(logits, params, torch.tensor([u], dtype=torch.float64))
-    mass = filtered(logits, params)[0].softmax(-1).double()
+    (word,) = sample(logits, Rows.of([params]), torch.tensor([u], dtype=torch.float64))
+    mass = allowed(logits, params)[0].softmax(-1).double()
     below, whole = mass[:word].sum().item(), mass.sum().item()
     assert mass[word] > 0 and below - 1e-12 <= u * whole <= below + mass[word].item() + 1e-12
 
 
 def test_log_probabilities_are_those_before_anything_is_left_out():
-    words, log_probs = draws(LOGITS, SamplingParams(0.5, 3, 0.9), uniforms(0, 0, 50))
+    words = draws(LOGITS, SamplingParams(0.5, 3, 0.9), uniforms(0, 0, 50))
+    log_probs = log_probabilities(LOGITS.expand(50, -1), words, torch.full((50,), 0.5))
     assert torch.allclose(log_probs, (LOGITS / 0.5).log_softmax(-1)[words], atol=1e-6) and len(set(words.tolist())) > 1
 
 
 def test_limits():
     u = uniforms(3, 0, 200)
-    greedy, _ = draws(LOGITS, GREEDY, u)
+    greedy = draws(LOGITS, GREEDY, u)
     assert set(greedy.tolist()) == {0}
     for nearly_greedy in (SamplingParams(1e-3), SamplingParams(top_p=1e-6)):
-        assert torch.equal(draws(LOGITS, nearly_greedy, u)[0], greedy)
-    everything = draws(LOGITS, SamplingParams(), u)[0]
+        assert torch.equal(draws(LOGITS, nearly_greedy, u), greedy)
+    everything = draws(LOGITS, SamplingParams(), u)
     for no_limit in (SamplingParams(top_p=1.0), SamplingParams(top_k=len(LOGITS)), SamplingParams(top_k=10**6)):
-        assert torch.equal(draws(LOGITS, no_limit, u)[0], everything)
-    assert len(set(draws(LOGITS, SamplingParams(1e6), u)[0].tolist())) == len(LOGITS)
+        assert torch.equal(draws(LOGITS, no_limit, u), everything)
+    assert len(set(draws(LOGITS, SamplingParams(1e6), u).tolist())) == len(LOGITS)
 
 
 def test_a_sequence_has_numbers_of_its_own():

@@ -14,8 +14,8 @@ Who sees whom is an `AttentionMask`; `reference` and `sdpa` make a table of it w
 enough. Under context parallelism the sequence is on several ranks, and `layers/attention/context_parallel` calls the
 backend on *some* of the keys at a time.
 
-In generation (`generate`) the core appends the keys and values of new tokens to a buffer and attends to the buffer
-under a mask, by torch's function whatever the backend, or by the formula where scores are capped.
+In generation (`generate`) the core puts the keys and values of new tokens into pages and attends to the pages
+(`ops.paged_attention`), whatever the backend.
 
 Megatron-LM: `transformer/dot_product_attention.py`, `TEDotProductAttention` in `extensions/transformer_engine.py`.
 """
@@ -85,12 +85,19 @@ class CoreAttention(nn.Module):
     def generate(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask, state: LayerState
     ) -> torch.Tensor:
-        """`forward` for n new tokens, whose keys and values are kept, and which see those that were kept before."""
+        """`forward` for new tokens, whose keys and values are kept, and which see those that were kept before."""
         state.write_tokens(key=k, value=v)
-        if state.context.first:
-            return self(q, k, v, mask)  # type: ignore[no-any-return]
-        k, v = state.read_tokens("key", "value")
-        return cached_attention(q, k, v, state.context.bias(mask.window, q.dtype), self.scale, self.softcap).flatten(2)
+        out = ops.paged_attention(
+            q[:, 0],
+            state.pages("key"),
+            state.pages("value"),
+            state.context,
+            self.scale,
+            mask.window,
+            self.softcap,
+            kernels=self.config.kernels,
+        )
+        return out.flatten(1).unsqueeze(1)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
         """Where the whole sequence is here: q [s, b, a', d], k and v [s, b, g', d] -> [s, b, a', d]."""
@@ -199,40 +206,6 @@ class CoreAttention(nn.Module):
         self._engine.train(self.training)
         with self.dropout.stream():
             return self._engine(q.contiguous(), k.contiguous(), v.contiguous()).view(q.shape)
-
-
-def cached_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    bias: torch.Tensor,
-    scale: float,
-    softcap: float | None = None,
-) -> torch.Tensor:
-    """Attention of n new tokens to m cached ones.
-
-    Args:
-        q: [n, b, a', d].
-        k, v: [m, b, g', d].
-        bias: [b, 1, n, m], 0 where a query sees a key, minus infinity elsewhere.
-        scale: of the scores, without the bias.
-        softcap: c, where a score x becomes c tanh(x / c), before the bias.
-
-    Returns:
-        [n, b, a', d].
-    """
-    n, groups = q.shape[0], k.shape[2]
-    if softcap is not None:  # which torch's function does not know: the formula, for few queries
-        scores = torch.einsum("nbgrd,mbgd->bgrnm", q.unflatten(2, (groups, -1)), k)
-        scores = scores.to(torch.promote_types(q.dtype, torch.float32)) * scale
-        scores = softcap * torch.tanh(scores / softcap) + bias.unsqueeze(2)
-        return torch.einsum("bgrnm,mbgd->nbgrd", scores.softmax(-1).to(q.dtype), v).flatten(2, 3)
-    q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))
-    if n == 1:  # the query heads of a group as rows of one head: no key is copied
-        q = q.unflatten(1, (groups, -1)).squeeze(3)  # [b, g', a'/g', d]
-        return F.scaled_dot_product_attention(q, k, v, bias, scale=scale).flatten(1, 2)[None]
-    shared = q.shape[1] != groups
-    return F.scaled_dot_product_attention(q, k, v, bias, scale=scale, enable_gqa=shared).permute(2, 0, 1, 3)
 
 
 def window_size(mask: AttentionMask) -> tuple[int, int]:

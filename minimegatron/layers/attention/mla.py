@@ -49,7 +49,7 @@ from minimegatron.kernels import ops
 from minimegatron.layers.attention.core_attention import CoreAttention
 from minimegatron.layers.attention.mask import AttentionMask
 from minimegatron.layers.attention.self_attention import AttentionContext
-from minimegatron.layers.inference_context import StateSpec, inference_state_of
+from minimegatron.layers.inference_context import LayerState, StateSpec, inference_state_of
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.norm import Norm
 from minimegatron.layers.param import Init, ParamLayout, new_parameter
@@ -149,7 +149,7 @@ class MultiLatentAttention(nn.Module):
     def inference_state(self) -> dict[str, StateSpec]:
         """The latent, and the key that RoPE has turned, for each token."""
         inference_state_of(self.core_attention, "the core of a MultiLatentAttention")  # `absorbed` is its formula
-        return {"latent": StateSpec((self.r,)), "key": StateSpec((1, self.d_r))}
+        return {"latent": StateSpec((1, self.r + self.d_r))}
 
     def queries(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """x [s', b, h] -> q [s, b, a/t, d_n + d_r], its last d_r channels turned."""
@@ -175,11 +175,9 @@ class MultiLatentAttention(nn.Module):
         latent, k_r = self.latents(x, context)
         state = context.state_of(self.layer_number)
         if state is not None:
-            state.write_tokens(latent=latent, key=k_r)
-            if not state.context.first:
-                latent, k_r = state.read_tokens("latent", "key")
-                bias = state.context.bias(self.window, q.dtype)
-                return self.linear_proj(self.absorbed(q, latent, k_r, bias))  # type: ignore[no-any-return]
+            latent = c.gather_from_sequence_region(latent, self.mesh.tp) if self.mesh.sequence_parallel else latent
+            state.write_tokens(latent=torch.cat([latent.unsqueeze(2), k_r], -1))
+            return self.linear_proj(self.absorbed(q, state))  # type: ignore[no-any-return]
         up = self.linear_kv_up_proj(latent).unflatten(-1, (-1, self.d_n + self.d_v))
         k_n, v = up.split([self.d_n, self.d_v], -1)
         k = torch.cat([k_n, k_r.expand(-1, -1, k_n.shape[2], -1)], -1)
@@ -204,25 +202,23 @@ class MultiLatentAttention(nn.Module):
         assert context.rotary is not None, "the config has checked that there is RoPE"
         return ops.rope(x, *context.rotary, self.config.rotary_interleaved, kernels=self.config.kernels)
 
-    def absorbed(self, q: torch.Tensor, latent: torch.Tensor, k_r: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        """Attention that never makes a key or a value: what generation computes from its cache.
+    def absorbed(self, q: torch.Tensor, state: LayerState) -> torch.Tensor:
+        """Attention that never makes a key or a value: what generation computes from its latents.
 
         Args:
-            q: [n, b, a/t, d_n + d_r] of n new tokens, from `queries`.
-            latent, k_r: [m, b, r] and [m, b, 1, d_r] of all m tokens, from `latents`: the cache.
-            bias: [n, m] or [b, 1, n, m], 0 where token i sees token j, minus infinity elsewhere.
+            q: [n, 1, a/t, d_n + d_r] of the new tokens, from `queries`.
+            state: has [latent, turned key] of these tokens and of all before.
 
         Returns:
-            [n, b, a/t * d_v], what `linear_proj` wants.
+            [n, 1, a/t * d_v], what `linear_proj` wants.
         """
         w_k, w_v = self.linear_kv_up_proj.weight.unflatten(0, (-1, self.d_n + self.d_v)).split([self.d_n, self.d_v], 1)
-        without, turned = q.split([self.d_n, self.d_r], -1)
-        scores = torch.einsum("nbar,mbr->banm", torch.einsum("nbad,adr->nbar", without, w_k), latent)
-        scores = scores + torch.einsum("nbad,mbd->banm", turned, k_r.squeeze(2))
-        wide = torch.promote_types(q.dtype, torch.float32)  # what a softmax over thousands of keys needs
-        weights = (scores.to(wide) * self.core_attention.scale + bias).softmax(-1).to(q.dtype)
-        seen = torch.einsum("banm,mbr->nbar", weights, latent)
-        return torch.einsum("nbar,adr->nbad", seen, w_v).flatten(2)
+        without, turned = q[:, 0].split([self.d_n, self.d_r], -1)
+        q = torch.cat([torch.einsum("nad,adr->nar", without, w_k), turned], -1)
+        keys = state.pages("latent")
+        scale, kernels = self.core_attention.scale, self.config.kernels
+        seen = ops.paged_attention(q, keys, keys[..., : self.r], state.context, scale, self.window, kernels=kernels)
+        return torch.einsum("nar,adr->nad", seen, w_v).flatten(1).unsqueeze(1)
 
 
 def score_factor(config: TransformerConfig) -> float:

@@ -198,20 +198,15 @@ class MoELayer(nn.Module):
 
     @property
     def reads_device(self) -> str:
-        """Why a pass can be neither recorded nor compiled as a whole (`inference/generate`)."""
+        """Why a pass can be neither recorded nor compiled as a whole (`inference/runner`)."""
         return f"the host must know how many tokens each of its {self.config.num_experts} experts has got"
 
     def check_generation(self) -> None:
-        """Refuse to generate where a sequence would depend on its neighbours, or cannot be cut (`inference/generate`).
+        """Refuse to generate where a sequence would depend on its neighbours (`inference/engine`).
 
         Raises:
-            ConfigError: a capacity, or tp.
+            ConfigError: a capacity.
         """
-        if self.mesh.sequence_parallel:
-            raise ConfigError(
-                "generation with sequence_parallel: one token cannot be cut over the ranks of tp",
-                fix="experts with tp need it: tp = 1; weights are loaded into any layout",
-            )
         if self.config.moe_expert_capacity_factor is not None:
             raise ConfigError(
                 f"generation with moe_expert_capacity_factor {self.config.moe_expert_capacity_factor}: padding and "

@@ -1,0 +1,461 @@
+"""The engine: requests come in at any time, tokens come out, a step at a time.
+
+    add_request ---> scheduler ---> Batch ---> runner, on every rank ---> Result ---> Output of each sequence
+                        ^                                                   |
+                        +----------- tokens, pages of who is over ----------+
+
+Rank 0 has the scheduler; the other ranks `follow`. Everything that must not be wrong about sharing memory between
+requests (`sequence`, `block_manager`, `scheduler`) is plain data that is tested without a model.
+
+| refused                        | why                                                                                |
+|--------------------------------|------------------------------------------------------------------------------------|
+| cp                             | its ranks hold parts of every sequence: pages would be parts of tokens             |
+| virtual stages                 | a step would cross each rank several times; build the model with one chunk a rank  |
+| shards of weights              | no rank holds the model                                                            |
+| `check_generation` of a module | e.g. experts with a capacity: a sequence would depend on its neighbours            |
+| a layer without `inference_state` | it would be asked about tokens that it has forgotten                            |
+| recorded or compiled: messages, `reads_device` | a recording holds none                                             |
+
+Yu et al. 2022 (Orca, OSDI); Kwon et al. 2023 (arXiv 2309.06180). Megatron-LM:
+`megatron/core/inference/engines/dynamic_engine.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence as Items
+from typing import Any
+
+from minimegatron.comm.agree import gather_objects
+from minimegatron.cuda_graphs import Recorder
+from minimegatron.errors import ConfigError, DataError, NumericsError
+from minimegatron.inference.block_manager import BlockManager
+from minimegatron.inference.paged_cache import PagedCache, bytes_per
+from minimegatron.inference.runner import Batch, Draw, Result, Runner, Score, check_can_record
+from minimegatron.inference.sampling import GREEDY, SamplingParams, uniform
+from minimegatron.inference.scheduler import Chunk, Scheduler, Step
+from minimegatron.inference.sequence import FinishReason, Output, Request, Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineConfig:
+    """How an engine shares its memory and time.
+
+    Args:
+        max_model_len: longest prompt and answer together; default the model's `max_position_embeddings`.
+        page_size: tokens of a page.
+        num_pages: pages for tokens, beside the one for padding; default as many as `cache_bytes` hold, or without
+            that as many as `max_num_seqs` sequences of `max_model_len` need.
+        cache_bytes: of all pages of this rank.
+        max_num_seqs: sequences that run at once.
+        max_num_batched_tokens: tokens of a step.
+        enable_prefix_caching: pages are found again by their tokens.
+    """
+
+    max_model_len: int | None = None
+    page_size: int = 16
+    num_pages: int | None = None
+    cache_bytes: int | None = None
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int = 512
+    enable_prefix_caching: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Continuation:
+    """What a prompt has become.
+
+    Attributes:
+        tokens: the new ids; the last of them is a stop id where there was one.
+        log_probs: of each of them, at the temperature it was drawn with (`inference/sampling.py`).
+        stopped: whether a stop id ended it; otherwise it has as many tokens as were asked for.
+    """
+
+    tokens: list[int]
+    log_probs: list[float]
+    stopped: bool
+
+
+def check_can_generate(model: Any) -> None:
+    """Refuse a model that cannot generate here.
+
+    Raises:
+        ConfigError: its layout, one of its modules, a layer that does not say what it keeps, or its training mode.
+    """
+    mesh = model.mesh
+    if mesh.cp.size > 1:
+        raise ConfigError(
+            f"generation with cp = {mesh.cp.size}: its ranks hold parts of every sequence",
+            fix="build the model with cp = 1; weights are loaded into any layout",
+        )
+    if len(getattr(model, "chunks", (model,))) > 1:
+        raise ConfigError(
+            f"generation with {len(model.chunks)} virtual stages on a rank",
+            fix="build the model with one stage on each rank; weights are loaded into any layout",
+        )
+    for module in model.modules():
+        if (check := getattr(module, "check_generation", None)) is not None:
+            check()
+    stage_of(model).inference_state()
+    if any(hasattr(p, "placements") or p.numel() > p.untyped_storage().nbytes() for p in model.parameters()):
+        raise ConfigError(
+            "generation from shards of weights (ZeRO-3, FSDP2): no rank holds the model",
+            fix="with ddp.whole_weights(): around the engine and its calls",
+        )
+    if model.training:
+        raise ConfigError("generation in training mode: dropout would be part of the answer", fix="model.eval()")
+
+
+def stage_of(model: Any) -> Any:
+    """The stage of this rank: the model itself, or the one chunk of its `ModelChunks`."""
+    return model.chunks[0] if hasattr(model, "chunks") else model
+
+
+class Engine:
+    """Generates for requests that come at any time.
+
+    Args:
+        model: in eval mode: a `LanguageModel`, or the `ModelChunks` of a pipeline rank.
+        config: how it shares memory and time.
+        recorder: records steps in which every sequence has one new token, for each number of sequences rounded up to
+            a power of two (`cuda_graphs.CudaRecorder`).
+        compiled: torch.compile each of these steps, the first time it is needed.
+
+    Attributes:
+        sequences: id -> the sequences of each request that is not over.
+        steps, computed_tokens, drawn_tokens: counted since the beginning.
+
+    Raises:
+        ConfigError: the model cannot generate here, its steps can be neither recorded nor compiled, or it has fewer
+            positions than `max_model_len`.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        config: EngineConfig = EngineConfig(),
+        *,
+        recorder: Recorder | None = None,
+        compiled: bool = False,
+    ) -> None:
+        check_can_generate(model)
+        if recorder is not None or compiled:
+            check_can_record(model)
+        most = model.config.max_position_embeddings
+        self.max_model_len = most if config.max_model_len is None else config.max_model_len
+        if self.max_model_len > most and model.config.position_embedding_type == "learned_absolute":
+            raise ConfigError(
+                f"max_model_len is {self.max_model_len}, and the model has {most} learned positions",
+                fix=f"at most {most}",
+            )
+        self.model, self.config = model, config
+        stage = stage_of(model)
+        state, weight = stage.inference_state(), next(iter(model.parameters()))
+        num_pages = 1 + _num_pages(config, self.max_model_len, bytes_per(state, "token", weight.dtype))
+        cache = PagedCache(state, num_pages, config.page_size, config.max_num_seqs + 1, weight.dtype, weight.device)
+        max_pages = -(-self.max_model_len // config.page_size)
+        self.runner = Runner(stage, cache, max_pages, recorder, compiled)
+        has_slots = any(gather_objects(cache.has_slots, stage.mesh.pp))
+        # A state of a sequence holds all its tokens: what a page would skip is not in it.
+        blocks = BlockManager(num_pages, config.page_size, config.enable_prefix_caching and not has_slots)
+        self.scheduler = Scheduler(
+            blocks, config.max_num_seqs, config.max_num_batched_tokens, self.max_model_len, has_slots
+        )
+        self.sequences: dict[str, list[Sequence]] = {}
+        self.steps = self.computed_tokens = self.drawn_tokens = 0
+        self.seconds = {"schedule": 0.0, "run": 0.0, "update": 0.0}
+
+    def add_request(self, request: Request, request_id: str) -> None:
+        """A request arrives; its first tokens come out of a later `step`. Rank 0 alone is asked.
+
+        Raises:
+            DataError: a prompt without a token, an id outside the vocabulary, or more tokens than there is room for.
+        """
+        if request_id in self.sequences:
+            raise DataError(f"there is a request {request_id!r} already", where=request_id, fix="another id")
+        check_request(request, request_id, self.model.config.vocab_size)
+        self.sequences[request_id] = self.scheduler.add(request, request_id)
+
+    def abort(self, request_id: str) -> list[Output]:
+        """End a request before its time; its pages are others' at once. Nothing happens where it is over already."""
+        self.sequences.pop(request_id, None)
+        return [_output(sequence, 0) for sequence in self.scheduler.abort(request_id)]
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would compute anything."""
+        return self.scheduler.has_work
+
+    def step(self) -> list[Output]:
+        """Compute one step; rank 0 alone calls it, while the others `follow`.
+
+        Returns:
+            What was added to each sequence that has a new token or is over.
+        """
+        begun = time.perf_counter()
+        step = self.scheduler.schedule()
+        if not step.chunks:
+            return []
+        batch = plan(step)
+        planned = time.perf_counter()
+        if not self.runner.alone:
+            self.runner.tell(batch)
+        result = self.runner.run(batch)
+        assert result is not None, "rank 0 has the result"
+        ran = time.perf_counter()
+        outputs = self._update(step, result)
+        self.steps += 1
+        self.computed_tokens += step.tokens
+        done = time.perf_counter()
+        for name, seconds in (("schedule", planned - begun), ("run", ran - planned), ("update", done - ran)):
+            self.seconds[name] += seconds
+        return outputs
+
+    def follow(self) -> None:
+        """Compute what rank 0 plans, until it says that it is over (`stop`)."""
+        while (batch := self.runner.tell(None)) is not None:
+            self.runner.run(batch)
+
+    def stop(self) -> None:
+        """The other ranks return from `follow`."""
+        if not self.runner.alone:
+            self.runner.tell(None)
+
+    def new_weights(self) -> int:
+        """The model's weights have changed: whoever runs computes anew, and no page of before is found again.
+
+        Returns:
+            The version of the weights, one more than before.
+        """
+        self.scheduler.new_weights(self.scheduler.version + 1)
+        return self.scheduler.version
+
+    def generate(
+        self,
+        prompts: Items[Items[int]],
+        max_new_tokens: int,
+        sampling: SamplingParams = GREEDY,
+        *,
+        stop_ids: Items[int] = (),
+        seed: int = 0,
+    ) -> list[Continuation]:
+        """Continue every prompt; nothing else may be under way.
+
+        All ranks of tp, pp and ep call it with the same arguments; replicas of dp may have prompts of their own.
+
+        Args:
+            prompts: ids, at least one each; lengths may differ.
+            max_new_tokens: for each prompt, at most.
+            sampling: how tokens are drawn; default greedy.
+            stop_ids: ids after which a sequence is over.
+            seed: of the draws; prompt i has numbers of its own.
+
+        Returns:
+            A continuation for each prompt, in their order.
+
+        Raises:
+            ConfigError: nothing to generate, a stop id outside of the vocabulary, or a model in training mode.
+            DataError: an empty prompt, an id outside the vocabulary, or a prompt that leaves too little room.
+            RankError: ranks were called with different arguments.
+            NumericsError: logits that are no numbers.
+        """
+        check_can_generate(self.model)
+        requests = [
+            Request(
+                tuple(map(int, prompt)),
+                max_new_tokens,
+                sampling,
+                frozenset(map(int, stop_ids)),
+                seed=seed + (i << 32),
+                log_probs=0,
+            )
+            for i, prompt in enumerate(prompts)
+        ]
+        self.runner.check_agreement(max_new_tokens, requests)  # first: what is refused, all refuse
+        for i, request in enumerate(requests):
+            check_request(request, f"prompt {i}", self.model.config.vocab_size)
+            self.scheduler.check(request, f"prompt {i}")
+        if not self.runner.leads:
+            self.follow()
+            return _or_raise(self.runner.tell(None))
+        answers: list[Sequence] = []
+        for i, request in enumerate(requests):
+            self.add_request(request, f"prompt {i}")
+            answers += self.sequences[f"prompt {i}"]
+        while self.has_work:
+            self.step()
+        self.stop()
+        made: list[Continuation] | NumericsError = [
+            Continuation(answer.answer, answer.log_probs, answer.reason is FinishReason.STOP) for answer in answers
+        ]
+        bad = next((i for i, answer in enumerate(answers) if answer.reason is FinishReason.ERROR), None)
+        if bad is not None:
+            made = NumericsError(
+                f"the log-probability of a token is {answers[bad].log_probs[-1]}",
+                where=f"prompt {bad}, new token {len(answers[bad].answer) - 1}",
+                fix="weights or activations are not finite: check the checkpoint, or a wider params_dtype",
+            )
+        return _or_raise(self.runner.tell(made))
+
+    def _update(self, step: Step, result: Result) -> list[Output]:
+        """Every sequence gets its token; those that are over give their pages back."""
+        outputs, draw, score = [], 0, 0
+        for chunk in step.chunks:
+            sequence = chunk.sequence
+            for _ in range(_scored(chunk)):
+                value, top = result.scores[score]
+                sequence.prompt_log_probs.append(value)
+                sequence.prompt_top.append(top)
+                score += 1
+            forks = self.scheduler.computed(chunk)
+            if not chunk.draws:
+                continue
+            for each in (sequence, *forks):
+                self._drawn(each, result, draw)
+                draw += 1
+                outputs.append(_output(each, 1))
+                if each.reason is not None:
+                    self._over(each)
+        return outputs
+
+    def _drawn(self, sequence: Sequence, result: Result, i: int) -> None:
+        self.drawn_tokens += 1
+        sequence.append(result.tokens[i])
+        sequence.log_probs.append(result.log_probs[i])
+        sequence.top.append(result.top[i])
+        if not result.finite[i]:
+            sequence.reason = FinishReason.ERROR
+
+    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """End a sequence whose caller has found its end, such as a stop string."""
+        if sequence.reason is None:
+            sequence.reason = reason
+            self._over(sequence)
+
+    def _over(self, sequence: Sequence) -> None:
+        self.scheduler.finish(sequence)
+        others = self.sequences.get(sequence.request_id, [])
+        if all(each.reason is not None for each in others):
+            self.sequences.pop(sequence.request_id, None)
+
+
+def _or_raise(made: list[Continuation] | NumericsError) -> list[Continuation]:
+    if isinstance(made, NumericsError):
+        raise made
+    return made
+
+
+def _scored(chunk: Chunk) -> int:
+    """How many of a chunk's tokens predict a token of the prompt whose log-probability is asked for."""
+    sequence = chunk.sequence
+    if sequence.request.prompt_log_probs is None or sequence.index:
+        return 0
+    first = max(chunk.start, len(sequence.prompt_log_probs))
+    return max(0, min(chunk.start + chunk.count, sequence.prompt_length - 1) - first)
+
+
+def plan(step: Step) -> Batch:
+    """A step in plain numbers, for every rank."""
+    tokens: list[int] = []
+    wanted: list[int] = []
+    draws: list[Draw] = []
+    scores: list[Score] = []
+    for chunk in step.chunks:
+        sequence, request = chunk.sequence, chunk.sequence.request
+        at = len(tokens)
+        tokens += sequence.tokens[chunk.start : chunk.start + chunk.count]
+        if count := _scored(chunk):
+            first = len(sequence.prompt_log_probs)
+            heat = 1.0 if request.raw_log_probs else request.sampling.temperature
+            for j in range(first, first + count):
+                scores.append(Score(len(wanted), request.prompt[j + 1], request.prompt_log_probs or 0, heat))
+                wanted.append(at + j - chunk.start)
+        if chunk.draws:
+            first_draw = len(sequence.tokens) == sequence.prompt_length and sequence.index == 0
+            for index in range(sequence.index, request.n if first_draw else sequence.index + 1):
+                draws.append(_draw(sequence, index, len(wanted)))
+            wanted.append(at + chunk.count - 1)
+    return Batch(
+        tokens=tuple(tokens),
+        new=tuple(chunk.count for chunk in step.chunks),
+        kept=tuple(chunk.start for chunk in step.chunks),
+        tables=tuple(tuple(chunk.sequence.pages) for chunk in step.chunks),
+        slots=tuple(chunk.sequence.slot for chunk in step.chunks),
+        wanted=tuple(wanted),
+        draws=tuple(draws),
+        scores=tuple(scores),
+        copies=step.copies,
+        slot_copies=step.slot_copies,
+    )
+
+
+def _draw(sequence: Sequence, index: int, at: int) -> Draw:
+    request, params = sequence.request, sequence.request.sampling
+    place = len(sequence.tokens) - sequence.prompt_length
+    return Draw(
+        at,
+        params,
+        0.0 if params.greedy else uniform(request.seed, index, place),
+        tuple(request.stop_ids) if place < request.min_new_tokens else (),
+        (request.prompt, tuple(sequence.answer)) if params.penalises else ((), ()),
+        request.log_probs,
+        request.raw_log_probs,
+    )
+
+
+def _output(sequence: Sequence, count: int) -> Output:
+    """What the last `count` tokens have added."""
+    new = slice(len(sequence.log_probs) - count, None)
+    return Output(
+        sequence.request_id,
+        sequence.index,
+        tuple(sequence.answer[new]),
+        tuple(sequence.log_probs[new]),
+        tuple(sequence.top[new]),
+        sequence.reason,
+    )
+
+
+def _num_pages(config: EngineConfig, max_model_len: int, bytes_per_token: int) -> int:
+    """Pages for tokens.
+
+    Raises:
+        ConfigError: fewer than one sequence needs.
+    """
+    one = -(-max_model_len // config.page_size)
+    if config.num_pages is not None:
+        return config.num_pages
+    if config.cache_bytes is None or not bytes_per_token:
+        return config.max_num_seqs * one
+    pages = config.cache_bytes // (bytes_per_token * config.page_size)
+    if pages < 1:
+        raise ConfigError(
+            f"cache_bytes {config.cache_bytes} hold no page: {config.page_size} tokens of {bytes_per_token} bytes",
+            fix=f"at least {bytes_per_token * config.page_size * one} for a sequence of max_model_len {max_model_len}",
+        )
+    return pages
+
+
+def check_request(request: Request, request_id: str, vocab_size: int) -> None:
+    """Refuse what could not be computed.
+
+    Raises:
+        ConfigError: nothing to generate, or a stop id outside of the vocabulary.
+        DataError: an id outside the vocabulary.
+    """
+    if request.max_new_tokens < 1 or request.n < 1:
+        raise ConfigError(f"max_new_tokens is {request.max_new_tokens} and n is {request.n}", fix="at least 1 of each")
+    for stop_id in request.stop_ids:
+        if not 0 <= stop_id < vocab_size:
+            raise ConfigError(f"stop id {stop_id} is not in a vocabulary of {vocab_size}", fix="leave it out")
+    for token, _ in request.sampling.logit_bias:
+        if not 0 <= token < vocab_size:
+            raise ConfigError(f"logit_bias of id {token}, in a vocabulary of {vocab_size}", fix="leave it out")
+    place = next((i for i, token in enumerate(request.prompt) if not 0 <= token < vocab_size), None)
+    if place is not None:
+        raise DataError(
+            f"token id {request.prompt[place]} is not in a vocabulary of {vocab_size}",
+            where=f"{request_id}, token {place}",
+            fix="the tokenizer that the model was trained with",
+        )

@@ -1,0 +1,137 @@
+"""The memory of generation on one rank: pages of what layers keep for a token, slots of what they keep for a sequence.
+
+The problem in a sentence: to make token s + 1 a decoder compares one query with s keys, and without a cache it would
+make all s keys again, for every token.
+
+    pages  [pages, page size, ...]   of each layer, for what it keeps of a token
+    slots  [slots, ...]              of each layer, for what it keeps of a sequence
+
+Layers say what they keep, and write and read it (`layers/inference_context.py`): keys and values of a rank's heads,
+[g/t, d] each; with latent attention the latent and the turned key, [r + d_r]; a recurrent state. Who has which page is
+decided elsewhere (`inference/block_manager.py`); a page has the same number in every layer and on every rank.
+
+| numbers for a token and layer | bytes in bf16, Llama-3 8B (g = 8, d = 128)  |
+|-------------------------------|---------------------------------------------|
+| 2 g/t d                       | 4,096 on one rank, in 32 layers 131,072     |
+
+Nothing travels: a rank of tp keeps its own heads, a rank of pp its own layers.
+
+Megatron-LM: `megatron/core/inference/contexts/dynamic_context.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from minimegatron.layers.inference_context import InferenceContext, StateSpec
+
+
+def bytes_per(state: Mapping[int, Mapping[str, StateSpec]], per: str, dtype: torch.dtype) -> int:
+    """Bytes that the layers of this rank keep for one "token", or for one "sequence"."""
+    return sum(
+        torch.Size(spec.shape).numel() * (spec.dtype or dtype).itemsize
+        for layer in state.values()
+        for spec in layer.values()
+        if spec.per == per
+    )
+
+
+class PagedCache:
+    """The pages and slots of a rank's layers.
+
+    Args:
+        state: layer number -> name -> what is kept, see `LanguageModel.inference_state`.
+        num_pages: page 0 among them, which is for padding.
+        page_size: tokens of a page.
+        num_slots: slot 0 among them, which is for padding.
+        dtype: of what does not say its own.
+        device: where the layers are.
+
+    Attributes:
+        layers: layer number -> name -> buffer.
+        has_slots: a layer keeps something for a sequence.
+    """
+
+    def __init__(
+        self,
+        state: Mapping[int, Mapping[str, StateSpec]],
+        num_pages: int,
+        page_size: int,
+        num_slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.page_size, self.device = page_size, device
+
+        def zeros(spec: StateSpec) -> torch.Tensor:
+            rows = (num_pages, page_size) if spec.per == "token" else (num_slots,)
+            return torch.zeros((*rows, *spec.shape), dtype=spec.dtype or dtype, device=device)
+
+        self._specs = [spec for layer in state.values() for spec in layer.values()]
+        self.layers: Mapping[int, Mapping[str, torch.Tensor]] = {
+            number: {name: zeros(spec) for name, spec in layer.items()} for number, layer in state.items()
+        }
+        self.has_slots = any(spec.per == "sequence" for spec in self._specs)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers on this rank."""
+        return sum(buffer.nbytes for buffer in self._buffers())
+
+    def copy(self, pages: Sequence[tuple[int, int]], slots: Sequence[tuple[int, int]]) -> None:
+        """Copy pages and slots, (from, to) each; none of those written is read."""
+        for pairs, per in ((pages, "token"), (slots, "sequence")):
+            if pairs:
+                source, to = torch.tensor(pairs, device=self.device).t()
+                for spec, buffer in zip(self._specs, self._buffers(), strict=True):
+                    if spec.per == per:
+                        buffer[to] = buffer[source]
+
+    def context(
+        self,
+        new: Sequence[int],
+        kept: Sequence[int],
+        tables: Sequence[Sequence[int]],
+        slots: Sequence[int],
+    ) -> InferenceContext:
+        """What a forward pass needs, which writes the new tokens behind those that are kept.
+
+        Args:
+            new: how many tokens of each sequence are new.
+            kept: how many it has already.
+            tables: its pages, enough for all of them.
+            slots: its slot, 0 where layers keep nothing for a sequence.
+        """
+        size = self.page_size
+        places, rows, starts = [], [], [0]
+        for count, before, table in zip(new, kept, tables, strict=True):
+            if count == 1:
+                places.append(before)
+                rows.append(table[before // size] * size + before % size)
+            else:
+                places += range(before, before + count)
+                rows += [table[j // size] * size + j % size for j in range(before, before + count)]
+            starts.append(starts[-1] + count)
+        most = max(map(len, tables))
+        padded = [[*table, *[0] * (most - len(table))] for table in tables]
+        totals = tuple(before + count for before, count in zip(kept, new, strict=True))
+
+        def tensor(values: object, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+            return torch.tensor(values, dtype=dtype, device=self.device)
+
+        return InferenceContext(
+            state=self.layers,
+            position_ids=tensor(places)[None],
+            rows=tensor(rows),
+            starts=tensor(starts, torch.int32),
+            lengths=tensor(totals, torch.int32),
+            page_table=tensor(padded, torch.int32),
+            slots=tensor(slots),
+            new=tuple(new),
+            totals=totals,
+        )
+
+    def _buffers(self) -> Iterable[torch.Tensor]:
+        return (buffer for layer in self.layers.values() for buffer in layer.values())

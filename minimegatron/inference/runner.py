@@ -1,0 +1,394 @@
+"""A step on one rank: from a plan in plain numbers to tokens.
+
+The problem in a sentence: one rank decides, and every rank that holds a part of the model must compute the same rows.
+
+    rank 0     Batch, plain numbers     -> all ranks of tp, pp and ep, in one message
+    every rank      context -> forward pass of its stage, stage after stage
+    last stage      logits of the places that are wanted -> draws, log-probabilities -> rank 0
+
+Over tp each rank holds its own heads' pages, so a page table serves all of them, and all have the same logits. With
+sequence parallelism the row is padded to a multiple of tp by a sequence that nobody asked for, whose pages are page 0.
+Over pp a stage keeps the pages of its own layers. Over ep every rank computes the same tokens.
+
+**A recorded step** (`cuda_graphs.py`): where every sequence has one new token, batches are padded to the next power of
+two, and the step from the embedding to the draw reads and writes tensors that stay where they are. At batch 1 a step of
+a 1 B-parameter model reads 2 GB, for which a GPU of 4.8 TB/s needs 0.42 milliseconds; in that time Python cannot launch
+the hundreds of kernels that do so, and a CUDA graph can. `compiled` has torch.compile fuse the small kernels between two
+matrices, which also helps on a CPU.
+
+Megatron-LM: `megatron/core/inference/model_inference_wrappers/`, `text_generation_controllers/`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from minimegatron.comm import collectives as c
+from minimegatron.comm.agree import gather_objects, gather_to_first, scatter_from_first
+from minimegatron.comm.p2p import PointToPoint
+from minimegatron.cuda_graphs import Recorded, Recorder
+from minimegatron.errors import ConfigError, RankError
+from minimegatron.inference.paged_cache import PagedCache
+from minimegatron.inference.sampling import Rows, SamplingParams, log_probabilities, penalise, sample
+from minimegatron.inference.sequence import Ranked
+from minimegatron.layers.inference_context import InferenceContext
+from minimegatron.parallel.pipeline.execution import PendingTensors, Tensors
+
+
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """A token to draw.
+
+    Attributes:
+        at: which of the wanted logits.
+        params: how.
+        u: the draw, in [0, 1).
+        banned: ids that may not be drawn.
+        history: (prompt, answer so far), where `params` penalises.
+        log_probs: None, or how many of the most likely tokens to name beside the drawn one's log-probability.
+        raw: log-probabilities of softmax(l) in place of softmax(l / T).
+    """
+
+    at: int
+    params: SamplingParams
+    u: float = 0.0
+    banned: tuple[int, ...] = ()
+    history: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    log_probs: int | None = None
+    raw: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """A token whose log-probability is asked for.
+
+    Attributes:
+        at: which of the wanted logits.
+        token: the id.
+        top: how many of the most likely ones to name.
+        temperature: T of softmax(l / T).
+    """
+
+    at: int
+    token: int
+    top: int
+    temperature: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """A step in plain numbers; see `PagedCache.context` for the first five.
+
+    Attributes:
+        wanted: places in the row whose logits are wanted.
+        copies, slot_copies: (from, to), before anything is computed.
+    """
+
+    tokens: tuple[int, ...]
+    new: tuple[int, ...]
+    kept: tuple[int, ...]
+    tables: tuple[tuple[int, ...], ...]
+    slots: tuple[int, ...]
+    wanted: tuple[int, ...]
+    draws: tuple[Draw, ...] = ()
+    scores: tuple[Score, ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
+    slot_copies: tuple[tuple[int, int], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a step has made.
+
+    Attributes:
+        tokens: of each draw.
+        log_probs, top: of each draw; NaN and nothing where not asked for.
+        finite: whether its logits were numbers.
+        scores: (log-probability, the most likely ones) of each score.
+    """
+
+    tokens: list[int]
+    log_probs: list[float]
+    top: list[Ranked]
+    finite: list[bool]
+    scores: list[tuple[float, Ranked]]
+
+
+WARMUP_STEPS = 3
+Drawn = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # tokens, log-probabilities at T, the best logit
+
+
+def compile_whole(run: Callable[[], Drawn]) -> Callable[[], Drawn]:
+    """torch.compile, for the shapes that there are, in one piece or not at all."""
+    return torch.compile(run, dynamic=False, fullgraph=True)
+
+
+class Runner:
+    """A rank's part of the model, its pages, and what a step does with them.
+
+    Args:
+        stage: the model, or this rank's stage of it; in eval mode.
+        cache: the pages of its layers.
+        max_pages: of one sequence.
+        recorder: records steps in which every sequence has one new token; None does without.
+        compiled: torch.compile these steps.
+    """
+
+    def __init__(
+        self,
+        stage: Any,
+        cache: PagedCache,
+        max_pages: int,
+        recorder: Recorder | None = None,
+        compiled: bool = False,
+    ) -> None:
+        self.stage, self.cache, self.mesh = stage, cache, stage.mesh
+        self.max_pages, self.recorder, self.compiled = max_pages, recorder, compiled
+        self.mail = PointToPoint(self.mesh) if self.mesh.pp.size > 1 else None
+        self._recorded: dict[tuple[int, bool, bool], RecordedStep] = {}
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank plans."""
+        return all(axis.rank == 0 for axis in self._axes())
+
+    @property
+    def alone(self) -> bool:
+        """Whether there are no other ranks."""
+        return all(axis.size == 1 for axis in self._axes())
+
+    def _axes(self) -> tuple[Any, ...]:
+        return self.mesh.pp, self.mesh.ep, self.mesh.tp
+
+    def tell(self, item: Any) -> Any:
+        """What rank 0 passes, on every rank; what the others pass is not read."""
+        for axis in self._axes():
+            item = scatter_from_first([item] * axis.size, axis)
+        return item
+
+    def check_agreement(self, *arguments: object) -> None:
+        """Ranks compute parts of the same tokens; different arguments would mix two texts, or hang.
+
+        Raises:
+            RankError: they differ.
+        """
+        mine = hashlib.blake2b(repr(arguments).encode(), digest_size=8).hexdigest()
+        for axis in self._axes():
+            digests = gather_objects(mine, axis)
+            if len(set(digests)) > 1:
+                raise RankError(
+                    f"the ranks of {axis.name} were asked for different things: digests of their arguments are "
+                    f"{', '.join(digests)}",
+                    fix=f"the same prompts, sampling parameters, stop ids and seed on every rank of {axis.name}",
+                )
+
+    @torch.no_grad()
+    def run(self, batch: Batch) -> Result | None:
+        """Compute a step; all ranks call it with the same batch.
+
+        Returns:
+            What it has made, on rank 0 and on the last stage; None elsewhere.
+        """
+        self.cache.copy(batch.copies, batch.slot_copies)
+        result: Result | None = None
+        if self._records(batch):
+            result = self._play(batch)
+        else:
+            logits = self._logits(batch)
+            result = None if logits is None else made(logits, batch)
+        if self.mesh.pp.size > 1:
+            found = gather_to_first(result, self.mesh.pp)
+            result = found[-1] if found is not None else result
+        return result
+
+    def _logits(self, batch: Batch) -> torch.Tensor | None:
+        """Logits of the wanted places, [k, V], on the last stage."""
+        tp = self.mesh.tp
+        tokens, new, kept, tables, slots = (list(x) for x in (batch.tokens, batch.new, batch.kept, batch.tables, batch.slots))
+        if self.mesh.sequence_parallel and (short := -len(tokens) % tp.size):
+            tokens += [0] * short
+            new, kept, slots = [*new, short], [*kept, 0], [*slots, 0]
+            tables = [*tables, (0,) * -(-short // self.cache.page_size)]
+        context = self.cache.context(new, kept, tables, slots)
+        row = torch.tensor([tokens], device=self.cache.device)
+        wanted = torch.tensor(batch.wanted or (0,), device=self.cache.device)
+        return self._forward(row, context, wanted, len(batch.wanted))
+
+    def _forward(
+        self, row: torch.Tensor, context: InferenceContext, wanted: torch.Tensor, count: int
+    ) -> torch.Tensor | None:
+        stage, inputs = self.stage, None
+        if not stage.pre_process:
+            takes, _ = stage.stage_specs(1, row.shape[1])
+            assert self.mail is not None, "a stage without an embedding is one of several"
+            inputs = PendingTensors(self.mail, self.mesh.pp.rank - 1, "hidden", takes).wait()
+        options: dict[str, Any] = {"logits_at": wanted} if stage.post_process else {}
+        out = stage(row, inference_context=context, inputs=inputs, **options)
+        if not stage.post_process:
+            self._send(out)
+            return None
+        logits = c.gather_from_region(out, self.mesh.tp)
+        return logits[:count, 0, : stage.config.vocab_size]
+
+    def _send(self, out: Tensors) -> None:
+        assert self.mail is not None, "a stage without an output layer is one of several"
+        for name in sorted(out):
+            self.mail.isend(out[name], self.mesh.pp.rank + 1, name, header=self.mesh.parallel.variable_seq_lengths)
+        self.mail.wait_sends()
+
+    def _records(self, batch: Batch) -> bool:
+        plain = all(count == 1 for count in batch.new) and len(batch.draws) == len(batch.new) and not batch.scores
+        simple = all(not (d.params.penalises or d.banned or d.log_probs) for d in batch.draws)
+        return (self.recorder is not None or self.compiled) and plain and simple
+
+    def _play(self, batch: Batch) -> Result:
+        params = [draw.params for draw in batch.draws]
+        r = 1 << (len(params) - 1).bit_length()
+        rows = Rows.of([*params, *params[-1:] * (r - len(params))], self.cache.device)
+        key = r, rows.all_greedy, rows.filters
+        if key not in self._recorded:
+            self._recorded[key] = RecordedStep(self, rows)
+        return self._recorded[key](batch, rows)
+
+
+class RecordedStep:
+    """A step of r sequences with one new token each, from tensors that stay where they are.
+
+    Args:
+        runner: whose.
+        rows: sampling parameters of the first call; later ones draw, and leave out, by the same operations.
+    """
+
+    def __init__(self, runner: Runner, rows: Rows) -> None:
+        r, device = len(rows.temperature), runner.cache.device
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.runner, self.rows = runner, rows
+        self.tokens, self.u = zeros(1, r), zeros(r, dtype=torch.float64)
+        self.context = InferenceContext(
+            state=runner.cache.layers,
+            position_ids=zeros(1, r),
+            rows=zeros(r),
+            starts=torch.arange(r + 1, dtype=torch.int32, device=device),
+            lengths=zeros(r, dtype=torch.int32),
+            page_table=zeros(r, runner.max_pages, dtype=torch.int32),
+            slots=zeros(r),
+            new=(1,) * r,
+            totals=None,
+        )
+        self.wanted = torch.arange(r, device=device)
+        self._run = compile_whole(self._step) if runner.compiled else self._step
+        self._recorded = None if runner.recorder is None else Recorded[Drawn](WARMUP_STEPS, runner.recorder)
+
+    def _step(self) -> Drawn:
+        context = dataclasses.replace(self.context, _cache={})  # what a pass keeps is made in the pass
+        logits = self.runner._forward(self.tokens, context, self.wanted, len(self.wanted))
+        assert logits is not None, "a recorded step has all stages"
+        tokens = sample(logits, self.rows, self.u)
+        return tokens, log_probabilities(logits, tokens, self.rows.temperature), logits.amax(-1)
+
+    def __call__(self, batch: Batch, rows: Rows) -> Result:
+        """Compute a batch of at most r sequences."""
+        k, r = len(batch.new), self.tokens.shape[1]
+        fresh = self.runner.cache.context(batch.new, batch.kept, batch.tables, batch.slots)
+        mine = self.context
+        mine.page_table.zero_()
+        mine.page_table[:k, : fresh.page_table.shape[1]] = fresh.page_table
+        for place, value in (
+            (mine.position_ids[0], fresh.position_ids[0]),
+            (mine.rows, fresh.rows),
+            (mine.lengths, fresh.lengths),
+            (mine.slots, fresh.slots),
+            (self.tokens[0], torch.tensor(batch.tokens)),
+            (self.u, torch.tensor([draw.u for draw in batch.draws], dtype=torch.float64)),
+        ):
+            place[:k] = value
+            place[k:] = 1 if place is mine.lengths else 0
+        for name in ("temperature", "top_k", "top_p", "min_p", "greedy"):
+            getattr(self.rows, name).copy_(getattr(rows, name))
+        run: Callable[[], Drawn] = self._run
+        tokens, log_probs, best = run() if self._recorded is None else self._recorded(run)
+        host = torch.stack([tokens.double(), log_probs.double(), best.double()]).tolist()
+        names = [[int(x) for x in host[0][:k]], host[1][:k], [()] * k, [math.isfinite(x) for x in host[2][:k]]]
+        return Result(*names, scores=[])  # type: ignore[arg-type]
+
+
+def made(logits: torch.Tensor, batch: Batch) -> Result:
+    """Draw and score from the wanted logits [k, V]."""
+    draws, device = batch.draws, logits.device
+    result = Result([], [math.nan] * len(draws), [()] * len(draws), [], [])
+    if draws:
+        at = [draw.at for draw in draws]
+        plain = logits if at == list(range(len(logits))) else logits[torch.tensor(at, device=device)]
+        rows = Rows.of([draw.params for draw in draws], device)
+        changed = plain
+        special = [i for i, draw in enumerate(draws) if draw.params.penalises or draw.banned]
+        if special:
+            changed = plain.to(torch.promote_types(plain.dtype, torch.float32)).clone()
+            for i in special:
+                penalise(changed[i], draws[i].params, *draws[i].history)
+                changed[i, torch.tensor(draws[i].banned, dtype=torch.int64, device=device)] = -math.inf
+        u = torch.tensor([draw.u for draw in draws], dtype=torch.float64, device=device)
+        tokens = sample(changed, rows, u)
+        finite = plain.amax(-1).isfinite()
+        result.tokens.extend(tokens.tolist())
+        result.finite.extend(finite.tolist())
+        asked = [i for i, draw in enumerate(draws) if draw.log_probs is not None]
+        if asked:
+            some = torch.tensor(asked, device=device)
+            heat = [1.0 if draws[i].raw else draws[i].params.temperature for i in asked]
+            most = max(draws[i].log_probs or 0 for i in asked)
+            found = scored(plain[some], tokens[some], heat, most)
+            for i, (value, top) in zip(asked, found, strict=True):
+                result.log_probs[i], result.top[i] = value, top[: draws[i].log_probs or 0]
+    if batch.scores:
+        some = torch.tensor([score.at for score in batch.scores], device=device)
+        tokens = torch.tensor([score.token for score in batch.scores], device=device)
+        heat, most = [score.temperature for score in batch.scores], max(score.top for score in batch.scores)
+        found = scored(logits[some], tokens, heat, most)
+        result.scores.extend((value, top[: s.top]) for (value, top), s in zip(found, batch.scores, strict=True))
+    return result
+
+
+def scored(
+    logits: torch.Tensor, tokens: torch.Tensor, temperatures: Sequence[float], most: int
+) -> list[tuple[float, Ranked]]:
+    """(log-probability of each row's token, its `most` most likely ones), logits [r, V] and tokens [r]."""
+    heat = torch.tensor(temperatures, dtype=torch.float64, device=logits.device)
+    values = log_probabilities(logits, tokens, heat).tolist()
+    if not most:
+        return [(value, ()) for value in values]
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / heat[:, None].to(logits.dtype)
+    best, ids = logits.log_softmax(-1).topk(min(most, logits.shape[-1]), -1)
+    return [
+        (value, tuple(zip(names, likely, strict=True)))
+        for value, names, likely in zip(values, ids.tolist(), best.tolist(), strict=True)
+    ]
+
+
+def check_can_record(model: Any) -> None:
+    """Refuse a model whose step cannot be recorded or compiled as a whole.
+
+    Raises:
+        ConfigError: it sends messages, or a module reads the device on the host (`reads_device`, in words).
+    """
+    for axis in (model.mesh.tp, model.mesh.pp, model.mesh.ep):
+        if axis.size > 1:
+            raise ConfigError(
+                f"a recorded or compiled decode step with {axis.name} = {axis.size}: it can hold no messages",
+                fix=f"neither recorder nor compiled, or {axis.name} = 1",
+            )
+    for module in model.modules():
+        if (reads := getattr(module, "reads_device", None)) is not None:
+            raise ConfigError(
+                f"a recorded or compiled decode step with a {type(module).__name__}: {reads}",
+                fix="neither recorder nor compiled",
+            )

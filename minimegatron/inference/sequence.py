@@ -1,0 +1,147 @@
+"""A request, and the sequences that answer it: plain data, no tensor.
+
+    Request    what somebody asked for; it never changes
+    Sequence   one answer to it under way: `n` of them where n answers were asked for
+    Output     what a step has added to a sequence
+
+`Sequence.computed` counts the tokens whose keys and values lie in pages. A token that was drawn is not computed until
+the next step takes it in, so a sequence that generates has `computed == len(tokens) - 1` between steps. That one number
+says what a step must do: the same rule serves a prompt, a chunk of a prompt, one token, a few guessed ones, and a
+sequence that was preempted and begins anew.
+
+Megatron-LM: `megatron/core/inference/inference_request.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+from minimegatron.inference.sampling import GREEDY, SamplingParams
+
+
+class FinishReason(enum.Enum):
+    """Why a sequence is over; the values are OpenAI's words, and two of ours."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What is asked for.
+
+    Args:
+        prompt: ids, at least one.
+        max_new_tokens: at most so many.
+        sampling: how tokens are drawn.
+        stop_ids: ids that end a sequence; the id itself belongs to the answer.
+        min_new_tokens: before so many tokens are there, no stop id is drawn.
+        seed: of the draws; token i of answer j depends on (seed, j, i) alone.
+        n: how many answers.
+        log_probs: None for none; k for that of each token and of the k most likely ones in its place.
+        prompt_log_probs: the same for the prompt's tokens, from the second on.
+        raw_log_probs: of softmax(l), in place of softmax(l / T).
+        salt: requests with different salts share no pages: an adapter's name, a tenant.
+    """
+
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    sampling: SamplingParams = GREEDY
+    stop_ids: frozenset[int] = frozenset()
+    min_new_tokens: int = 0
+    seed: int = 0
+    n: int = 1
+    log_probs: int | None = None
+    prompt_log_probs: int | None = None
+    raw_log_probs: bool = False
+    salt: str = ""
+
+
+Ranked = tuple[tuple[int, float], ...]  # (id, log-probability), the most likely first
+
+
+@dataclasses.dataclass
+class Sequence:
+    """One answer under way.
+
+    Attributes:
+        request, request_id: what it answers.
+        index: which of the request's n answers.
+        arrival: number of the request in order of arrival, which decides who goes first and who is preempted.
+        tokens: prompt and answer.
+        computed: how many of them lie in pages.
+        pages: the pages of tokens 0, 1, ...: token j is in page j // page_size.
+        slot: of what layers keep for a sequence; 0 while it has none.
+        log_probs: of each token of the answer; top: the most likely ones in its place.
+        prompt_log_probs: of each token of the prompt from the second on; prompt_top: as above.
+        reason: why it is over; None while it is not.
+        preemptions: how often it has lost its pages.
+    """
+
+    request: Request
+    request_id: str
+    index: int
+    arrival: int
+    tokens: list[int]
+    computed: int = 0
+    pages: list[int] = dataclasses.field(default_factory=list)
+    slot: int = 0
+    log_probs: list[float] = dataclasses.field(default_factory=list)
+    top: list[Ranked] = dataclasses.field(default_factory=list)
+    prompt_log_probs: list[float] = dataclasses.field(default_factory=list)
+    prompt_top: list[Ranked] = dataclasses.field(default_factory=list)
+    reason: FinishReason | None = None
+    preemptions: int = 0
+    cached: int = 0  # tokens that were found in pages
+    looked_at: int = 0  # full pages that others can find
+    serial: int = 0  # of the last of these
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt)
+
+    @property
+    def answer(self) -> list[int]:
+        """The tokens after the prompt."""
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens that are not computed yet: at least one as long as it is not over."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def most_tokens(self) -> int:
+        """As many as it can become."""
+        return self.prompt_length + self.request.max_new_tokens
+
+    def append(self, token: int) -> None:
+        """A token was drawn; says whether that is the end."""
+        self.tokens.append(token)
+        if token in self.request.stop_ids:
+            self.reason = FinishReason.STOP
+        elif len(self.tokens) >= self.most_tokens:
+            self.reason = FinishReason.LENGTH
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """What a step has added to a sequence.
+
+    Attributes:
+        request_id, index: which sequence.
+        tokens: the new ids.
+        log_probs, top: of each, where asked for.
+        reason: why it is over, None while it is not.
+    """
+
+    request_id: str
+    index: int
+    tokens: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    top: tuple[Ranked, ...]
+    reason: FinishReason | None
