@@ -6,7 +6,7 @@
 
 | contender | what it does                                                                       |
 |-----------|------------------------------------------------------------------------------------|
-| ours      | `StaticEngine.generate`: a static cache, one thread, greedy                        |
+| ours      | `Engine.generate`: pages, one thread, greedy                                       |
 | theirs    | transformers' Llama, `generate(do_sample=False)` with its default (growing) cache  |
 
 Both continue the same prompts in fp32 by the same number of words, and first it is checked that the words are the same.
@@ -26,7 +26,7 @@ from benchmarks.paired import paired
 from minimegatron.checkpoint.hf_config import config_from_huggingface
 from minimegatron.checkpoint.huggingface import state_from_huggingface
 from minimegatron.comm.mesh import Mesh
-from minimegatron.inference.generate import StaticEngine
+from minimegatron.inference.engine import Engine, EngineConfig
 from minimegatron.layers.logical import load_logical
 from minimegatron.models.chunks import count_parameters
 from minimegatron.models.decoder import GPTModel
@@ -57,7 +57,8 @@ def compare(work: Workload, question: Question, pairs: int, warmups: int, compil
     family, config = config_from_huggingface(theirs.config.to_dict())
     ours = GPTModel(config, Mesh.serial()).eval()
     load_logical(ours, state_from_huggingface(theirs.state_dict(), config, family))
-    engine = StaticEngine(ours, question.prompt + question.new, compiled=compiled)
+    sizes = EngineConfig(question.prompt + question.new, enable_prefix_caching=False)  # it is asked again and again
+    engine = Engine(ours, sizes, compiled=compiled)
     prompts = torch.randint(0, work.config.vocab_size, (question.batch, question.prompt))
     answers: dict[str, list[list[int]]] = {}
 

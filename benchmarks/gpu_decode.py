@@ -1,6 +1,6 @@
 """Decoding at batch 1 on one GPU: a Llama with 1.2 B parameters in bf16, as it is, compiled, and as one CUDA graph.
 
-What a step costs at least is reading: every weight once (of an untied embedding one row), and all rows of the cache.
+What a step costs at least is reading: every weight once (of an untied embedding one row), and all pages of the cache.
 The rate is these bytes a second, its share that of the copy bandwidth, which counts bytes read and written. A step is
 embedding to drawn word, 16 of them timed together. Before a way is timed, the log-probabilities of its words are
 compared with the first way's.
@@ -17,14 +17,14 @@ from benchmarks.gpu_parts import Found, Row, Yielded
 from benchmarks.gpu_training import LLAMA_1B, TINY, Timer
 from minimegatron.comm.mesh import Mesh
 from minimegatron.cuda_graphs import Recorder
-from minimegatron.inference.generate import DecodeStep
-from minimegatron.inference.sampling import GREEDY
-from minimegatron.inference.static_cache import StaticCache
+from minimegatron.inference.paged_cache import PagedCache
+from minimegatron.inference.runner import Batch, Draw, RecordedStep, Runner
+from minimegatron.inference.sampling import GREEDY, Rows
 from minimegatron.models.chunks import count_parameters
 from minimegatron.models.decoder import GPTModel, build_model
 from minimegatron.models.families import family_config
 
-STEPS, CONTEXT, TOLERANCE = 16, 512, 0.05
+STEPS, CONTEXT, PAGE, TOLERANCE = 16, 512, 16, 0.05
 # name -> whether the step is recorded, and whether it is compiled; the first is what the others are compared with
 WAYS: dict[str, tuple[bool, bool]] = {
     "": (False, False),
@@ -38,23 +38,29 @@ class Decoding:
 
     Args:
         model: in eval mode.
-        context: rows of the cache.
-        recorder, compiled: how it steps, see `DecodeStep`.
+        context: tokens of prompt and answer.
+        recorder, compiled: how it steps, see `Runner`.
     """
 
     def __init__(self, model: GPTModel, context: int, recorder: Recorder | None, compiled: bool) -> None:
-        self.cache = StaticCache(model, 1, context)
-        self.step = DecodeStep(model, self.cache, GREEDY, recorder, compiled)
+        weight, pages = next(model.parameters()), -(-context // PAGE)
+        self.context, self.pages = context, tuple(range(1, pages + 1))
+        self.cache = PagedCache(model.inference_state(), pages + 1, PAGE, 2, weight.dtype, weight.device)
+        self.rows = Rows.of([GREEDY], weight.device)
+        self.step = RecordedStep(Runner(model, self.cache, pages, recorder, compiled), self.rows)
         generator = torch.Generator(model.mesh.device).manual_seed(0)
         for buffers in self.cache.layers.values():  # a prompt of random numbers is as long as any other
             for buffer in buffers.values():
                 buffer.normal_(generator=generator)
 
-    def __call__(self) -> list[torch.Tensor]:
-        """Log-probabilities of the same `STEPS` words each time, which come to stand in the last rows of the cache."""
-        self.cache.positions.fill_(self.cache.max_sequence_length - STEPS)
-        self.step.tokens.fill_(1)
-        return [self.step()[1].clone() for _ in range(STEPS)]
+    def __call__(self) -> torch.Tensor:
+        """Log-probabilities of the same `STEPS` words each time, which come to stand in the last rows of the pages."""
+        token, said = 1, []
+        for place in range(self.context - STEPS, self.context):
+            made = self.step(Batch((token,), (1,), (place,), (self.pages,), (1,), (0,), (Draw(0, GREEDY),)), self.rows)
+            token = made.tokens[0]
+            said.append(made.log_probs[0])
+        return torch.tensor(said)
 
 
 def by_torch_alone(model: GPTModel) -> GPTModel:
@@ -65,7 +71,7 @@ def by_torch_alone(model: GPTModel) -> GPTModel:
     return twin.eval().to(model.mesh.device)
 
 
-def bytes_of_a_step(model: GPTModel, cache: StaticCache) -> int:
+def bytes_of_a_step(model: GPTModel, cache: PagedCache) -> int:
     """What one step cannot avoid to read."""
     config = model.config
     weights = count_parameters(config) * config.dtype.itemsize
@@ -101,7 +107,7 @@ def measure(
         stepping = by_torch_alone(model) if fused else model
         run = Decoding(stepping, context, recorders() if recorded and recorders is not None else None, fused)
         run()
-        said = torch.cat(run())
+        said = run()
         wanted = said if wanted is None else wanted
         off = (said - wanted).abs().max().item()
         if not off <= (TOLERANCE if fused else 0.0):  # a graph plays the same kernels; compiled ones round elsewhere

@@ -17,7 +17,7 @@ makes a host wait, and compares every address with those of the recording (`test
 | recorded                  | by                     |
 |---------------------------|------------------------|
 | the passes of a step      | `training/graphs.py`   |
-| the decoding of one token | `inference/generate.py`  |
+| the decoding of one token | `inference/runner.py`    |
 
 Megatron-LM: `megatron/core/full_cuda_graph.py`, `transformer/cuda_graphs.py`.
 """

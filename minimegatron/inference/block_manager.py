@@ -201,5 +201,7 @@ class BlockManager:
         assert not free & reusable and 0 not in counted and 0 not in free, "a page is two things at once"
         for page in range(1, self.num_pages):
             assert self._users[page] == counted[page], f"page {page} has {counted[page]} users, not {self._users[page]}"
-            assert (page in free or page in reusable) == (counted[page] == 0), f"page {page} is lost, or free and in use"
+            assert (page in free or page in reusable) == (counted[page] == 0), (
+                f"page {page} is lost, or free and in use"
+            )
         assert set(self._known.values()) == set(self._content) and len(self._known) == len(self._content)

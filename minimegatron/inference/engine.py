@@ -36,6 +36,7 @@ from minimegatron.inference.runner import Batch, Draw, Result, Runner, Score, ch
 from minimegatron.inference.sampling import GREEDY, SamplingParams, uniform
 from minimegatron.inference.scheduler import Chunk, Scheduler, Step
 from minimegatron.inference.sequence import FinishReason, Output, Request, Sequence
+from minimegatron.kernels.laid_out import lay_out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +52,8 @@ class EngineConfig:
         max_num_seqs: sequences that run at once.
         max_num_batched_tokens: tokens of a step.
         enable_prefix_caching: pages are found again by their tokens.
+        lay_out_weights: keep a second copy of each matrix, in the order in which a CPU reads it (`kernels/laid_out`);
+            default where that is possible. It costs the memory of the weights once more.
     """
 
     max_model_len: int | None = None
@@ -60,6 +63,7 @@ class EngineConfig:
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 512
     enable_prefix_caching: bool = True
+    lay_out_weights: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,6 +166,7 @@ class Engine:
         self.scheduler = Scheduler(
             blocks, config.max_num_seqs, config.max_num_batched_tokens, self.max_model_len, has_slots
         )
+        self.laid_out_bytes = lay_out(model.parameters()) if config.lay_out_weights else 0
         self.sequences: dict[str, list[Sequence]] = {}
         self.steps = self.computed_tokens = self.drawn_tokens = 0
         self.seconds = {"schedule": 0.0, "run": 0.0, "update": 0.0}

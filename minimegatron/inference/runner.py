@@ -13,8 +13,8 @@ Over pp a stage keeps the pages of its own layers. Over ep every rank computes t
 **A recorded step** (`cuda_graphs.py`): where every sequence has one new token, batches are padded to the next power of
 two, and the step from the embedding to the draw reads and writes tensors that stay where they are. At batch 1 a step of
 a 1 B-parameter model reads 2 GB, for which a GPU of 4.8 TB/s needs 0.42 milliseconds; in that time Python cannot launch
-the hundreds of kernels that do so, and a CUDA graph can. `compiled` has torch.compile fuse the small kernels between two
-matrices, which also helps on a CPU.
+the hundreds of kernels that do so, and a CUDA graph can. `compiled` has torch.compile fuse the small kernels between
+two matrices, which also helps on a CPU.
 
 Megatron-LM: `megatron/core/inference/model_inference_wrappers/`, `text_generation_controllers/`.
 """
@@ -209,12 +209,14 @@ class Runner:
 
     def _logits(self, batch: Batch) -> torch.Tensor | None:
         """Logits of the wanted places, [k, V], on the last stage."""
-        tp = self.mesh.tp
-        tokens, new, kept, tables, slots = (list(x) for x in (batch.tokens, batch.new, batch.kept, batch.tables, batch.slots))
+        tp, tokens = self.mesh.tp, list(batch.tokens)
+        new, kept, tables, slots = list(batch.new), list(batch.kept), list(batch.tables), list(batch.slots)
         if self.mesh.sequence_parallel and (short := -len(tokens) % tp.size):
             tokens += [0] * short
-            new, kept, slots = [*new, short], [*kept, 0], [*slots, 0]
-            tables = [*tables, (0,) * -(-short // self.cache.page_size)]
+            new.append(short)
+            kept.append(0)
+            tables.append((0,) * -(-short // self.cache.page_size))
+            slots.append(0)
         context = self.cache.context(new, kept, tables, slots)
         row = torch.tensor([tokens], device=self.cache.device)
         wanted = torch.tensor(batch.wanted or (0,), device=self.cache.device)
@@ -297,7 +299,7 @@ class RecordedStep:
 
     def __call__(self, batch: Batch, rows: Rows) -> Result:
         """Compute a batch of at most r sequences."""
-        k, r = len(batch.new), self.tokens.shape[1]
+        k = len(batch.new)
         fresh = self.runner.cache.context(batch.new, batch.kept, batch.tables, batch.slots)
         mine = self.context
         mine.page_table.zero_()
@@ -317,8 +319,13 @@ class RecordedStep:
         run: Callable[[], Drawn] = self._run
         tokens, log_probs, best = run() if self._recorded is None else self._recorded(run)
         host = torch.stack([tokens.double(), log_probs.double(), best.double()]).tolist()
-        names = [[int(x) for x in host[0][:k]], host[1][:k], [()] * k, [math.isfinite(x) for x in host[2][:k]]]
-        return Result(*names, scores=[])  # type: ignore[arg-type]
+        return Result(
+            [int(token) for token in host[0][:k]],
+            host[1][:k],
+            [()] * k,
+            [math.isfinite(value) for value in host[2][:k]],
+            [],
+        )
 
 
 def made(logits: torch.Tensor, batch: Batch) -> Result:

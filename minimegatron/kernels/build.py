@@ -15,6 +15,7 @@ killed build leaves a staging folder that the next one removes.
 |------------|---------------------|-------------------------------------------------------|
 | `cuda`     | nvcc, see `toolkit` | the GPU's architecture; 9.0 means sm_90a              |
 | `emulated` | g++ (or clang++)    | any CPU, through `csrc/emulator.h`                    |
+| `cpu`      | g++ (or clang++)    | this CPU, with all instructions that it has (`.cpp`)  |
 
 The cache is `$MINIMEGATRON_KERNEL_CACHE`, else `minimegatron/kernels` in `$XDG_CACHE_HOME` or `~/.cache`.
 """
@@ -24,6 +25,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -42,6 +44,10 @@ COMPILE_DEADLINE_S = 600.0
 EMULATED_FLAGS = (
     "-x", "c++", "-std=c++17", "-O1", "-g1", "-fPIC", "-shared", "-fno-gnu-unique", "-ffp-contract=off", "-DMM_EMULATE",
     "-U_FORTIFY_SOURCE", "-Wall", "-Wno-unknown-pragmas",
+)  # fmt: skip
+CPU_FLAGS = (
+    "-x", "c++", "-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-fopenmp-simd", "-fno-math-errno",
+    "-fno-trapping-math", "-fvisibility=hidden", "-Wall", "-Wno-unknown-pragmas",
 )  # fmt: skip
 CUDA_FLAGS = ("-std=c++17", "-O3", "-shared", "-Xcompiler", "-fPIC", "--cudart=static", "-Xptxas", "-v")
 
@@ -65,6 +71,21 @@ def compiler(target: str) -> str | None:
         found = toolkit.nvcc()
         return None if found is None else found.path
     return shutil.which("g++") or shutil.which("clang++")
+
+
+def source_of(name: str, target: str) -> str:
+    """The text of a kernel file."""
+    return (CSRC / f"{name}.{'cpp' if target == 'cpu' else 'cu'}").read_text()
+
+
+@functools.cache
+def cpu_instructions() -> str:
+    """What the CPU can do: a library for this CPU is of no use to another, which may share the cache."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
 
 
 @functools.cache
@@ -109,8 +130,8 @@ def library(
     """The compiled library of a kernel file, built when it is not there. Beside it, `log` is what the compiler said.
 
     Args:
-        name: of the file in `csrc`, without `.cu`.
-        target: `cuda` or `emulated`.
+        name: of the file in `csrc`, without `.cu` or `.cpp`.
+        target: `cuda`, `emulated` or `cpu`.
         capability: of the GPU; default that of the current one.
         source: text to compile in place of the file's: a learner's version of it.
         extra: further flags.
@@ -125,13 +146,13 @@ def library(
     if program is None:
         wanted, fix = ("nvcc", toolkit.FIX) if target == "cuda" else ("g++ or clang++", "install g++ or clang++")
         raise KernelsUnavailable(f"no {wanted} on this machine", where=f"kernel {name}", fix=fix)
-    flags: tuple[str, ...] = EMULATED_FLAGS
+    flags: tuple[str, ...] = CPU_FLAGS if target == "cpu" else EMULATED_FLAGS
     if target == "cuda":
         capability = capability or torch.cuda.get_device_capability()
         toolkit.check_knows(program, compiler_version(program), capability)
         flags = (*CUDA_FLAGS, *toolkit.beside(program), *gencode(capability))
-    text = (CSRC / f"{name}.cu").read_text() if source is None else source
-    key = _key(text, program, (*flags, *extra))
+    text = source_of(name, target) if source is None else source
+    key = _key(text, program, (*flags, *extra, cpu_instructions() if target == "cpu" else ""))
     folder = (cache or cache_folder()) / f"{name}-{target}-{key}"
     try:
         build_once(

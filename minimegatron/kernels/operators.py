@@ -26,6 +26,7 @@ from minimegatron.errors import MinimegatronError, require
 from minimegatron.kernels import build
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
+CPU_DTYPES = {torch.float32, torch.bfloat16, torch.float64}  # of kernels for CPUs
 _KINDS = {"int64_t": ctypes.c_int64, "int": ctypes.c_int, "double": ctypes.c_double}
 BAD_ARGUMENT = -1
 CUDA_ERRORS = {  # cudaError_t -> what it means for a kernel that was built here, and the fix
@@ -49,18 +50,18 @@ class Library:
     Args:
         path: of the shared object.
         source: text of the kernel file, from which the launchers' signatures are read.
-        emulated: whether it runs on the CPU.
+        target: `cuda`, `emulated` or `cpu`.
     """
 
-    def __init__(self, path: Path, source: str, emulated: bool) -> None:
-        self.path = path
-        self.emulated = emulated
+    def __init__(self, path: Path, source: str, target: str) -> None:
+        self.path, self.target = path, target
+        self.emulated = target == "emulated"
         self._c = ctypes.CDLL(str(path))
         self._kinds = signatures(source)
         for name, kinds in self._kinds.items():
             function = getattr(self._c, name)
             function.argtypes, function.restype = kinds, ctypes.c_int
-        if emulated:
+        if self.emulated:
             self._c.mm_emulator_message.restype = ctypes.c_char_p
 
     def call(self, name: str, *args: Any) -> None:
@@ -76,7 +77,7 @@ class Library:
             for a, kind in zip(args, kinds, strict=False)
         ]
         device = next((a.device for a in args if isinstance(a, torch.Tensor)), torch.device("cpu"))
-        stream = None if self.emulated else torch.cuda.current_stream(device).cuda_stream
+        stream = None if self.target != "cuda" else torch.cuda.current_stream(device).cuda_stream
         error = getattr(self._c, name)(*raw, stream)
         if error:
             raise self._error(name, error, args)
@@ -129,8 +130,7 @@ def load(name: str, target: str, source: str | None = None) -> Library:
         KernelsUnavailable: see `build.library`.
     """
     path = build.library(name, target, source=source)
-    text = (build.CSRC / f"{name}.cu").read_text() if source is None else source
-    return Library(path, text, target == "emulated")
+    return Library(path, build.source_of(name, target) if source is None else source, target)
 
 
 @functools.cache

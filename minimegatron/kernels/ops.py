@@ -7,7 +7,7 @@ The problem in a sentence: a layer should say what it computes, and not know wha
 
 | `kernels=` | on a GPU                                  | on a CPU                                          |
 |------------|-------------------------------------------|---------------------------------------------------|
-| `auto`     | CUDA kernels, torch where they cannot be  | torch                                             |
+| `auto`     | CUDA kernels, torch where they cannot be  | torch; a kernel for CPUs where there is one       |
 | `torch`    | torch                                     | torch                                             |
 | `cuda`     | CUDA kernels, torch where they cannot be  | torch, and a line says so                         |
 | `emulated` | torch, and a line says so                 | the same kernels, thread by thread: slow, to learn |
@@ -40,6 +40,7 @@ from minimegatron.kernels import (
     build,
     flash,
     fp8,
+    laid_out,
     operators,
     optimizer,
     paged,
@@ -60,11 +61,13 @@ class Row(NamedTuple):
         file: in `csrc`, without `.cu`; None where there is no kernel.
         kernel: by that file, on a GPU or emulated.
         torch: by torch's operations, anywhere.
+        cpu: by `FILE.cpp`, a kernel for CPUs that `auto` takes there.
     """
 
     file: str | None
     kernel: Callable[..., Any] | None
     torch: Callable[..., Any]
+    cpu: Callable[..., Any] | None = None
 
 
 TABLE = {
@@ -83,7 +86,7 @@ TABLE = {
     "rope":               Row("rope",             pointwise.turn,                plain.rope),
     "scaled_softmax":     Row("softmax",          pointwise.scaled_softmax,   reference.scaled_softmax),
     "flash_attention":    Row("flash_attention",  flash.causal,               blockwise.flash_attention),
-    "paged_attention":    Row(None,               None,                       paged.paged_attention),
+    "paged_attention":    Row("paged_attention",  None,                       paged.paged_attention, paged.on_a_cpu),
     "cross_entropy":      Row("cross_entropy",    cross_entropy_kernel.CrossEntropyPart,     plain.CrossEntropyPart),
     "permutation":        Row("permute",          permute.Permutation,        plain.Permutation),
     "fp8_cast":           Row("fp8",              fp8.cast_both_ways,         plain.fp8_cast),
@@ -105,6 +108,8 @@ def choose(op: str, kernels: str, *tensors: torch.Tensor | None) -> Callable[...
         tensors: that decide; kernels are for those of one dtype that they know.
     """
     row = TABLE[op]
+    if row.cpu is not None and row.file is not None and usable_on_a_cpu(kernels, row.file, *tensors):
+        return row.cpu
     if row.kernel is not None and row.file is not None and usable(kernels, row.file, *tensors):
         return row.kernel
     return row.torch
@@ -127,6 +132,14 @@ def usable(backend: str, file: str, *tensors: torch.Tensor | None) -> bool:
     return target != "torch" and _possible(target) and _available(file, target)
 
 
+def usable_on_a_cpu(backend: str, file: str, *tensors: torch.Tensor | None) -> bool:
+    """Whether the kernel for CPUs is to compute; see `usable`."""
+    given = [t for t in tensors if t is not None]
+    if backend != "auto" or any(t.device.type != "cpu" or t.dtype != given[0].dtype for t in given):
+        return False
+    return given[0].dtype in operators.CPU_DTYPES and _possible("cpu") and _available(file, "cpu")
+
+
 def target_of(backend: str, device: str) -> str:
     """What is meant to compute on a device ("cpu" or "cuda"): `torch`, `cuda` or `emulated`."""
     assert backend in BACKENDS, f"kernels={backend!r} is none of {BACKENDS}"
@@ -141,7 +154,7 @@ def target_of(backend: str, device: str) -> str:
 
 
 def obstacle(target: str) -> str | None:
-    """Why no kernel at all can be built for `cuda` or `emulated` on this machine; None where nothing is in the way."""
+    """Why no kernel at all can be built for a target of `build` on this machine; None where nothing is in the way."""
     if build.compiler(target) is None:
         return f"this machine has no {'nvcc' if target == 'cuda' else 'g++ or clang++'}"
     folder = build.cache_folder()
@@ -173,6 +186,11 @@ def _available(file: str, target: str) -> bool:
 def _say(backend: str, reason: str) -> None:
     """One line, once a process."""
     warnings.warn(f"kernels={backend}: torch computes instead, because {reason}", stacklevel=2)
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [..., i], weight [o, i] -> [..., o] without a gradient, by a layout for few rows where the weight has one."""
+    return laid_out.linear(x, weight, bias)
 
 
 # ------------------------------------------------------------------------------------------- norms, activations, rope

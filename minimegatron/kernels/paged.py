@@ -3,8 +3,8 @@
 The problem in a sentence: torch's function wants the keys of a sequence in one piece, and they lie in pages.
 
 So the pages of a sequence are copied side by side, and the function does the rest: all sequences with one new token in
-one call, padded to the longest and under a mask; every other sequence, a prompt or a chunk of one, in a call of its own.
-A kernel reads pages where they lie; this is what it is compared with, and what computes where there is none.
+one call, padded to the longest and under a mask; every other sequence, a prompt or a chunk of one, in its own call. A
+kernel reads pages where they lie (`on_a_cpu`); this is what it is compared with, and what computes where there is none.
 
 | tensor               | shape                                                                    |
 |----------------------|--------------------------------------------------------------------------|
@@ -22,15 +22,26 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 
+from minimegatron.kernels import operators
+
 
 class Paged(Protocol):
     """Where the tokens of each sequence are; see `layers/inference_context.InferenceContext`."""
 
-    starts: torch.Tensor
-    lengths: torch.Tensor
-    page_table: torch.Tensor
-    new: tuple[int, ...]
-    totals: tuple[int, ...] | None
+    @property
+    def starts(self) -> torch.Tensor: ...
+
+    @property
+    def lengths(self) -> torch.Tensor: ...
+
+    @property
+    def page_table(self) -> torch.Tensor: ...
+
+    @property
+    def new(self) -> tuple[int, ...]: ...
+
+    @property
+    def totals(self) -> tuple[int, ...] | None: ...
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
         """What `make` gives, made once a pass."""
@@ -52,26 +63,88 @@ def paged_attention(
         return _one_token_each(q, key_pages, value_pages, context, None, scale, window, softcap)
     out = q.new_empty((*q.shape[:2], value_pages.shape[-1]))
     single = [i for i, count in enumerate(new) if count == 1]
-    begins = [0]
-    for count in new:
-        begins.append(begins[-1] + count)
     if single:
-        rows, sequences = context.once(
-            "single",
-            lambda: tuple(
-                torch.tensor(x, device=q.device) for x in ([begins[i] for i in single], single)
-            ),
-        )
+        sequences = context.once("single", lambda: torch.tensor(single, device=q.device))
+        rows = context.starts[sequences].long()
         out[rows] = _one_token_each(q[rows], key_pages, value_pages, context, sequences, scale, window, softcap)
     assert context.totals is not None, "a recording has one new token of each sequence"
-    size = key_pages.shape[1]
-    for i, count in enumerate(new):
-        if count != 1:
-            total = context.totals[i]
-            pages = context.page_table[i, : -(-total // size)]
-            k, v = (kept[pages].flatten(0, 1)[:total] for kept in (key_pages, value_pages))
-            out[begins[i] : begins[i + 1]] = _a_chunk(q[begins[i] : begins[i + 1]], k, v, scale, window, softcap)
+    _chunks(q, key_pages, value_pages, context, scale, window, softcap, out, 1)
     return out
+
+
+def _chunks(
+    q: torch.Tensor,
+    key_pages: torch.Tensor,
+    value_pages: torch.Tensor,
+    context: Paged,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    out: torch.Tensor,
+    longer_than: int,
+) -> None:
+    """Write into `out` the rows of sequences with more new tokens than that."""
+    size, begin = key_pages.shape[1], 0
+    for count, total, table in zip(context.new, context.totals or (), context.page_table, strict=True):
+        end = begin + count
+        if count > longer_than:
+            k, v = (kept[table[: -(-total // size)]].flatten(0, 1)[:total] for kept in (key_pages, value_pages))
+            out[begin:end] = _a_chunk(q[begin:end], k, v, scale, window, softcap)
+        begin = end
+
+
+FEW = 8  # new tokens up to which a pass over pages is cheaper than a copy of them
+
+
+def on_a_cpu(
+    q: torch.Tensor,
+    key_pages: torch.Tensor,
+    value_pages: torch.Tensor,
+    context: Paged,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """The same by `csrc/paged_attention.cpp`, for sequences with at most `FEW` new tokens; longer chunks by torch."""
+    if key_pages.stride(-1) != 1 or value_pages.stride(-1) != 1:
+        return paged_attention(q, key_pages, value_pages, context, scale, window, softcap)
+    arguments = (context.starts, context.lengths, context.page_table, scale, window or 0, softcap or 0.0)
+    launch = torch.ops.minimegatron.paged_attention_cpu if torch.compiler.is_compiling() else _launch
+    out: torch.Tensor = launch(q, key_pages, value_pages, *arguments)
+    if max(context.new) > FEW:
+        assert context.totals is not None, "a recording has one new token of each sequence"
+        _chunks(q, key_pages, value_pages, context, scale, window, softcap, out, FEW)
+    return out
+
+
+def _launch(
+    q: torch.Tensor,
+    key_pages: torch.Tensor,
+    value_pages: torch.Tensor,
+    starts: torch.Tensor,
+    lengths: torch.Tensor,
+    page_table: torch.Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+) -> torch.Tensor:
+    q, page_table = q.contiguous(), page_table.contiguous()
+    out = _outputs(q, key_pages, value_pages)
+    strides = [torch.tensor(kept.stride()[:3]) for kept in (key_pages, value_pages)]
+    sizes = (len(lengths), page_table.shape[1], FEW, key_pages.shape[1], q.shape[1], key_pages.shape[2], q.shape[2])
+    operators.library("paged_attention", "cpu").call(
+        "mm_paged_attention",
+        *(q, key_pages, value_pages, out, starts, lengths, page_table, *strides, *sizes, out.shape[-1]),
+        *(scale, window, softcap, operators.DTYPES[q.dtype]),
+    )
+    return out
+
+
+def _outputs(q: torch.Tensor, key_pages: torch.Tensor, value_pages: torch.Tensor, *_: Any) -> torch.Tensor:
+    return q.new_empty((*q.shape[:2], value_pages.shape[-1]))
+
+
+operators.operator("paged_attention_cpu", _outputs)(_launch)
 
 
 def _one_token_each(

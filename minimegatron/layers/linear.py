@@ -40,6 +40,7 @@ from torch import nn
 
 from minimegatron.comm import collectives as c
 from minimegatron.comm.axis import ALONE, Axis
+from minimegatron.kernels import ops
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter
 from minimegatron.layers.wgrad import WeightGradStore, accumulate_wgrad, fused_accumulator, wgrad
 
@@ -114,11 +115,15 @@ def linear(
 ) -> torch.Tensor:
     """`F.linear(x, A_r, b_r)`; torch's own where there is nothing to overlap, to accumulate or to defer.
 
+    Without gradients a weight may have been laid out for few rows (`kernels/laid_out`).
+
     Args:
         tp: ranks that share A by its output features.
         sequence_parallel: x is cut along dim 0 over tp.
         store: where wgrad is put instead of being computed; None to compute it.
     """
+    if not torch.is_grad_enabled():
+        return ops.linear(gather_input(x, tp, sequence_parallel).wait(), weight, bias)
     if tp.size == 1 and store is None and fused_accumulator(weight) is None:
         return F.linear(x, weight, bias)
     if store is None and x.requires_grad and weight.requires_grad:

@@ -19,7 +19,7 @@ from benchmarks import gpu, gpu_cases, gpu_collectives, gpu_decode, gpu_layers, 
 from benchmarks.gpu_parts import Found, Part, Row
 from labkit.ranks.torchrun import Run
 from minimegatron.comm.mesh import Mesh
-from minimegatron.inference import generate as decode
+from minimegatron.inference import runner as decode
 from minimegatron.models.decoder import build_model
 from minimegatron.models.families import family_config
 from tests.recorder import OnACpu
@@ -32,7 +32,7 @@ ON_A_GPU = """
 import sys
 import torch
 from benchmarks import gpu
-from minimegatron.inference import generate as decode
+from minimegatron.inference import runner as decode
 torch.compile = lambda function, **_: function
 torch.nn.Module.compile = lambda self, **_: None
 decode.compile_whole = lambda run: run

@@ -47,11 +47,18 @@ def test_played_is_computed(name, params):
 def test_another_power_of_two_or_another_way_to_draw_has_a_recording_of_its_own():
     recorder = OnACpu()
     engine = Engine(ours("mistral"), SHORT, recorder=recorder)
-    for prompts, params in ((PROMPTS, GREEDY), (PROMPTS[:2], GREEDY), (PROMPTS, SAMPLED), (PROMPTS + PROMPTS[:1], GREEDY)):
+    for prompts, params in (
+        (PROMPTS, GREEDY),
+        (PROMPTS[:2], GREEDY),
+        (PROMPTS, SAMPLED),
+        (PROMPTS + PROMPTS[:1], GREEDY),
+    ):
         engine.generate(prompts, 7, params)
     assert recorder.events.count("record") == 3
     warmer = SamplingParams(1.5, 5, 0.5)
-    assert words(engine.generate(PROMPTS, 9, warmer)) == words(Engine(ours("mistral"), SHORT).generate(PROMPTS, 9, warmer))
+    assert words(engine.generate(PROMPTS, 9, warmer)) == words(
+        Engine(ours("mistral"), SHORT).generate(PROMPTS, 9, warmer)
+    )
     assert recorder.events.count("record") == 3, "other parameters are other numbers in the same recording"
 
 

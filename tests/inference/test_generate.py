@@ -186,7 +186,10 @@ def test_models_that_cannot_generate(layout, fields, words):
 def test_layouts_that_cannot_generate(ranks):
     dense = weights("llama2")[0]
     virtual = {**PP2, "num_virtual_stages_per_pipeline_rank": 2}
-    cases = {"cp = 2": (dense, {"context_parallel_size": 2}), "2 virtual stages": (dense.replace(num_layers=4), virtual)}
+    cases = {
+        "cp = 2": (dense, {"context_parallel_size": 2}),
+        "2 virtual stages": (dense.replace(num_layers=4), virtual),
+    }
     for found in ranks(2).run(refusals, list(cases.values())):
         for words, said in zip(cases, found, strict=True):
             assert said.startswith("ConfigError: generation with") and words in said

@@ -8,7 +8,7 @@ import torch
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.cuda_graphs import CudaRecorder
-from minimegatron.inference.generate import StaticEngine
+from minimegatron.inference.engine import Engine
 from minimegatron.inference.sampling import GREEDY, SamplingParams
 from minimegatron.models.decoder import build_model
 from minimegatron.models.families import family_config
@@ -32,7 +32,7 @@ def outcome(options: dict[str, Any], device: str) -> dict[str, Any]:
     with RECORD.phase("build"):
         model = build_model(config, Mesh.serial(device=device), 1).eval()
     recorded = options.get("graph", False) and device == "cuda"
-    engine = StaticEngine(model, 32, CudaRecorder(torch.device("cuda", 0)) if recorded else None)
+    engine = Engine(model, recorder=CudaRecorder(torch.device("cuda", 0)) if recorded else None)
     sampling = SamplingParams(temperature=0.8, top_k=10, top_p=0.9) if options.get("sampled") else GREEDY
     with RECORD.phase("generate"):
         found = engine.generate(PROMPTS, NEW, sampling, stop_ids=[0])

@@ -130,7 +130,7 @@ class ParallelFp8(nn.Module):
 
     @staticmethod
     def check_generation() -> None:
-        """Refuse to generate (`inference/generate`).
+        """Refuse to generate (`inference/engine`).
 
         Raises:
             ConfigError: always.
