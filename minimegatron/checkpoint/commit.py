@@ -34,7 +34,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from minimegatron.checkpoint.disk import UNREADABLE, disk, sync_folder, write_durable
+from minimegatron.checkpoint.disk import UNREADABLE, disk, sync_folder, write_bytes
 from minimegatron.checkpoint.manifest import NAME, Manifest
 from minimegatron.checkpoint.shard_file import read_header, sha256_of
 from minimegatron.errors import CheckpointError
@@ -139,7 +139,7 @@ def stage(root: Path, step: int, run_id: str) -> Path:
 def publish(staged: Path, root: Path, manifest: Manifest) -> Path:
     """Write the manifest and make the checkpoint visible."""
     text = manifest.dumps()
-    write_durable(staged / NAME, len(text), lambda file: file.write(text))
+    write_bytes(staged / NAME, text)
     final = folder_of(root, manifest.step)
     with disk(final):
         sync_folder(staged)

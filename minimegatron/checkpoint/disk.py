@@ -60,18 +60,19 @@ def write_durable(path: Path, size: int, write: Callable[[BinaryIO], T]) -> T:
     return result
 
 
-def sync_folder(folder: Path) -> None:
-    """Have the disk confirm the names in a folder."""
-    _sync(folder)
+def write_bytes(path: Path, content: bytes) -> None:
+    """`write_durable` of a small file."""
+    write_durable(path, len(content), lambda file: file.write(content))
 
 
 def sync_all(folder: Path) -> None:
     """Have the disk confirm every file below a folder and every name."""
     for path in reversed([folder, *folder.rglob("*")]):
-        _sync(path)
+        sync_folder(path)
 
 
-def _sync(path: Path) -> None:
+def sync_folder(path: Path) -> None:
+    """Have the disk confirm the names in a folder, or the bytes of a file."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

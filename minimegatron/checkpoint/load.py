@@ -10,6 +10,7 @@ are to be verified are hashed while they are read, also where nothing in them is
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from minimegatron.checkpoint.disk import UNREADABLE, disk
 from minimegatron.checkpoint.manifest import Manifest, Stored
 from minimegatron.checkpoint.regions import Box, Logical
 from minimegatron.checkpoint.shard_file import DTYPES, Entry, HashedFile, bytes_of, is_plain, read_header, read_tensor
-from minimegatron.checkpoint.sources import Described, intersection, read_box, whole
+from minimegatron.checkpoint.sources import Described, assemble, inside, intersection, read_box, slices
 from minimegatron.comm.agree import on_all_ranks
 from minimegatron.comm.axis import Axis
 from minimegatron.errors import CheckpointError
@@ -49,20 +50,11 @@ class CheckpointFiles:
 
     def read(self, name: str, box: Box | None = None) -> torch.Tensor:
         """A box of a tensor, default all of it."""
-        dtype, shape = self.tensors[name]
-        box = whole(shape) if box is None else box
-        result: torch.Tensor | None = None
-        for stored in self.manifest.tensors[name].regions:
-            common = intersection(stored.box, box)
-            if common is None:
-                continue
-            part = read_box(self.folder / stored.file, self.entry(name, stored), _inside(common, stored.box))
-            if common == list(box):
-                return part
-            if result is None:
-                result = torch.empty([b - a for a, b in box], dtype=dtype)
-            result[_slices(_inside(common, box))] = part
-        return torch.empty([b - a for a, b in box], dtype=dtype) if result is None else result
+        regions = self.manifest.tensors[name].regions
+        return assemble(self.tensors[name], box, [(r.box, partial(self._read_region, name, r)) for r in regions])
+
+    def _read_region(self, name: str, stored: Stored, box: Sequence[tuple[int, int]]) -> torch.Tensor:
+        return read_box(self.folder / stored.file, self.entry(name, stored), inside(box, stored.box))
 
     def entry(self, name: str, stored: Stored) -> Entry:
         """Where a region of a tensor lies in its file.
@@ -107,7 +99,7 @@ def _read(tensors: Mapping[str, Logical], files: CheckpointFiles, hashed: Collec
         for stored in files.manifest.tensors[name].regions:
             common = [(part, intersection(stored.box, part.box)) for part in tensor.parts]
             parts = [
-                Part(_inside(box, stored.box), part.data.detach()[_slices(_inside(box, part.box))])
+                Part(inside(box, stored.box), part.data.detach()[slices(inside(box, part.box))])
                 for part, box in common
                 if box is not None
             ]
@@ -138,13 +130,4 @@ def _fill(file: BufferedReader | HashedFile, entry: Entry, parts: Sequence[Part]
         return
     tensor = read_tensor(file, entry, memory)
     for part in parts:
-        part.target.copy_(tensor[_slices(part.box)])
-
-
-def _inside(box: Sequence[tuple[int, int]], outer: Sequence[tuple[int, int]]) -> Box:
-    """A box in the coordinates of another one that contains it."""
-    return tuple((a - o, b - o) for (a, b), (o, _) in zip(box, outer, strict=True))
-
-
-def _slices(box: Box) -> tuple[slice, ...]:
-    return tuple(slice(a, b) for a, b in box)
+        part.target.copy_(tensor[slices(part.box)])

@@ -19,15 +19,16 @@ and both are made from the same list of `Copy`, read from left to right or from 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
 
-from minimegatron.checkpoint.disk import UNREADABLE, disk
+from minimegatron.checkpoint.disk import UNREADABLE, disk, write_durable
 from minimegatron.checkpoint.regions import Box
-from minimegatron.checkpoint.shard_file import Entry, read_header, read_tensor
+from minimegatron.checkpoint.shard_file import Entry, read_header, read_tensor, write_shard
 from minimegatron.errors import CheckpointError
 
 BLOCK = 1 << 26  # bytes that are copied at once
@@ -86,18 +87,76 @@ def intersection(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]
     return common if all(a < b for a, b in common) else None
 
 
-def in_files(tensors: Iterable[tuple[str, Described]], most: int) -> Iterator[list[tuple[str, Described]]]:
+def inside(box: Sequence[tuple[int, int]], outer: Sequence[tuple[int, int]]) -> Box:
+    """A box in the coordinates of another one that contains it."""
+    return tuple((a - o, b - o) for (a, b), (o, _) in zip(box, outer, strict=True))
+
+
+def elements(box: Sequence[tuple[int, int]]) -> int:
+    """How many numbers a box has."""
+    return math.prod(b - a for a, b in box)
+
+
+def slices(box: Sequence[tuple[int, int]]) -> tuple[slice, ...]:
+    """A box as an index of a tensor."""
+    return tuple(slice(a, b) for a, b in box)
+
+
+Piece = tuple[Sequence[tuple[int, int]], Callable[[list[tuple[int, int]]], torch.Tensor]]
+
+
+def assemble(described: Described, box: Box | None, pieces: Iterable[Piece]) -> torch.Tensor:
+    """A box of a tensor that lies in pieces; 0 where no piece is.
+
+    Args:
+        described: the tensor.
+        box: default all of it.
+        pieces: box of each, and what reads a box within it; both in coordinates of the tensor.
+    """
+    dtype, box = described.dtype, whole(described.shape) if box is None else box
+    result: torch.Tensor | None = None
+    for piece, read in pieces:
+        common = intersection(piece, box)
+        if common is None:
+            continue
+        if common == list(box):
+            return read(common)  # nothing else lies in this box
+        if result is None:
+            result = torch.zeros([b - a for a, b in box], dtype=dtype)
+        for block in blocks(common, dtype.itemsize):
+            result[slices(inside(block, box))] = read(block)
+    return torch.zeros([b - a for a, b in box], dtype=dtype) if result is None else result
+
+
+def matrices(shape: Sequence[int]) -> Iterator[Box]:
+    """The boxes of a stack's matrices; of any other tensor the box that is all of it."""
+    if len(shape) < 3:
+        yield whole(shape)
+        return
+    for i in range(shape[0]):
+        for rest in matrices(shape[1:]):
+            yield ((i, i + 1), *rest)
+
+
+def in_files(tensors: Mapping[str, Described], most: int) -> list[dict[str, Described]]:
     """Tensors in their order, as many to a file as `most` bytes allow; one that is larger has a file of its own."""
-    file: list[tuple[str, Described]] = []
+    files: list[dict[str, Described]] = []
     filled = 0
-    for name, described in tensors:
-        if file and filled + described.nbytes > most:
-            yield file
-            file, filled = [], 0
-        file.append((name, described))
+    for name, described in tensors.items():
+        if not files or filled + described.nbytes > most:
+            files.append({})
+            filled = 0
+        files[-1][name] = described
         filled += described.nbytes
-    if file:
-        yield file
+    return files
+
+
+def write_file(
+    path: Path, tensors: Mapping[str, Described], metadata: Mapping[str, str], read: Callable[[str], torch.Tensor]
+) -> tuple[int, str]:
+    """A new safetensors file, confirmed by the disk; `read` gives each tensor as it is written. Its length and hash."""
+    size = sum(described.nbytes for described in tensors.values())
+    return write_durable(path, size, lambda file: write_shard(file, tensors, metadata, read))
 
 
 class InMemory:
@@ -109,7 +168,7 @@ class InMemory:
 
     def read(self, name: str, box: Box | None = None) -> torch.Tensor:
         tensor = self._state[name].detach()
-        return tensor if box is None else tensor[tuple(slice(a, b) for a, b in box)]
+        return tensor if box is None else tensor[slices(box)]
 
 
 class SafetensorsFiles:
@@ -190,7 +249,7 @@ def read_box(path: Path, entry: Entry, box: Box | None) -> torch.Tensor:
         if last - first == 1 and len(rest) > 1:  # one expert of a stack: go on inside of it
             inner = Entry(entry.dtype, entry.shape[1:], rows.start, rows.stop)
             return read_box(path, inner, tuple(rest))[None]
-        return read_tensor(file, rows)[(slice(None), *(slice(a, b) for a, b in rest))]
+        return read_tensor(file, rows)[slice(None), *slices(rest)]
 
 
 # ------------------------------------------------------------------------------------------------ other names
@@ -265,22 +324,9 @@ class View:
         self._read_last: tuple[str, torch.Tensor] | None = None
 
     def read(self, name: str, box: Box | None = None) -> torch.Tensor:
-        dtype, shape = self.tensors[name]
-        box = whole(shape) if box is None else box
-        sizes = [b - a for a, b in box]
-        result: torch.Tensor | None = None
-        for copy in self.copies[name]:
-            common = intersection(copy.ours.box(shape), box)
-            if common is None:
-                continue
-            if common == list(box):
-                return self._fetch(copy, common)  # nothing else lies in this box
-            if result is None:
-                result = torch.zeros(sizes, dtype=dtype)
-            for block in blocks(common, dtype.itemsize):
-                where = tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(block, box, strict=True))
-                result[where] = self._fetch(copy, block)
-        return torch.zeros(sizes, dtype=dtype) if result is None else result
+        described = self.tensors[name]
+        pieces = [(copy.ours.box(described.shape), partial(self._fetch, copy)) for copy in self.copies[name]]
+        return assemble(described, box, pieces)
 
     def _fetch(self, copy: Copy, box: list[tuple[int, int]]) -> torch.Tensor:
         """The part of a copy that lies in this box of ours, from the source, in our shape."""
@@ -296,7 +342,7 @@ class View:
             if self._read_last is None or self._read_last[0] != theirs.name:
                 self._read_last = None
                 self._read_last = theirs.name, self.source.read(theirs.name)
-            tensor = self._read_last[1][tuple(slice(a, b) for a, b in inner)]
+            tensor = self._read_last[1][slices(inner)]
         else:
             tensor = self.source.read(theirs.name, (*stack, *inner))[(0,) * len(stack)]
         tensor = tensor.t() if turned else tensor

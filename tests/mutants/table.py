@@ -546,12 +546,12 @@ MUTANTS = (
     ),
     Mutant(
         "the manifest is written after the rename", "minimegatron/checkpoint/commit.py",
-        "    write_durable(staged / NAME, len(text), lambda file: file.write(text))\n"
+        "    write_bytes(staged / NAME, text)\n"
         "    final = folder_of(root, manifest.step)\n    with disk(final):\n"
         "        sync_folder(staged)\n        os.rename(staged, final)",
         "    final = folder_of(root, manifest.step)\n    with disk(final):\n"
         "        sync_folder(staged)\n        os.rename(staged, final)\n"
-        "        write_durable(final / NAME, len(text), lambda file: file.write(text))",
+        "        write_bytes(final / NAME, text)",
         _POWER,
     ),
     Mutant(
