@@ -31,7 +31,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from minimegatron.checkpoint.disk import UNREADABLE, disk, sync_folder, write_bytes
@@ -208,6 +208,27 @@ def complete(root: Path) -> dict[int, Manifest]:
             with contextlib.suppress(CheckpointError):
                 manifests[step] = read_manifest(root, step)
     return manifests
+
+
+def choose(root: Path, steps: Sequence[int], step: int | None, what: str = "checkpoint") -> int:
+    """Which of a folder's checkpoints is meant.
+
+    Args:
+        root: the folder.
+        steps: of those that may be chosen, ascending.
+        step: that was asked for; default the newest.
+        what: for the error.
+
+    Raises:
+        CheckpointError: there is no such one.
+    """
+    if steps and (step is None or step in steps):
+        return steps[-1] if step is None else step
+    raise CheckpointError(
+        f"no {what}" + (f" of step {step}" if step is not None else ""),
+        where=str(root),
+        fix=f"choose among {', '.join(map(str, steps))}" if steps else "give the folder that --save named",
+    )
 
 
 def read_manifest(root: Path, step: int) -> Manifest:

@@ -32,7 +32,7 @@ from minimegatron.checkpoint.hf_config import (
 )
 from minimegatron.checkpoint.huggingface import as_theirs, open_published, write_published
 from minimegatron.checkpoint.ours import Checkpoint, Continued, write_checkpoint
-from minimegatron.checkpoint.regions import Logical, logical_shape
+from minimegatron.checkpoint.regions import Logical
 from minimegatron.checkpoint.sources import Cast, Described, Source, Together, View, shown
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
@@ -340,7 +340,7 @@ def logical_tensors(config: TransformerConfig) -> dict[str, Described]:
     """Names, shapes and dtypes of a model's weights, without padding."""
     with torch.device("meta"):
         model = build_stage(config, Mesh.serial())
-    return {name: Described(param.dtype, logical_shape(layout_of(param))) for name, param in logical_parameters(model)}
+    return {name: Described(param.dtype, layout_of(param).unpadded_shape) for name, param in logical_parameters(model)}
 
 
 def fill(tensors: Mapping[str, Logical], model: Model, params_dtype: str) -> None:

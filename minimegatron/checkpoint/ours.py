@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from minimegatron.checkpoint.commit import complete, folder_of, verify
+from minimegatron.checkpoint.commit import choose, complete, folder_of, verify
 from minimegatron.checkpoint.companions import FOLDER, keep
 from minimegatron.checkpoint.companions import files_in as companion_files
 from minimegatron.checkpoint.disk import files_in, staged, write_bytes
@@ -29,7 +29,6 @@ from minimegatron.checkpoint.save import file_name
 from minimegatron.checkpoint.shard_file import NAMES
 from minimegatron.checkpoint.sources import Described, Source, Together, in_files, matrices, write_file
 from minimegatron.config import TransformerConfig
-from minimegatron.errors import CheckpointError
 
 _PREFIX = "model."
 SCALES = (".amax_history", ".scale")  # of FP8: how a run computes, no weights
@@ -50,12 +49,7 @@ class Continued(NamedTuple):
 
 
 def _chosen(root: Path, step: int | None) -> Path:
-    steps = list(complete(root))
-    if not steps or (step is not None and step not in steps):
-        fix = f"choose among {', '.join(map(str, steps))}" if steps else "give the folder that --save named"
-        what = "no complete checkpoint" + (f" of step {step}" if steps else "")
-        raise CheckpointError(what, where=str(root), fix=fix)
-    return folder_of(root, steps[-1] if step is None else step)
+    return folder_of(root, choose(root, [*complete(root)], step, "complete checkpoint"))
 
 
 def config_of(root: Path, step: int | None = None) -> TransformerConfig:

@@ -400,9 +400,7 @@ def made_files(tokenizer: Tokenizer) -> dict[str, bytes]:
     if isinstance(tokenizer, GPT2BPETokenizer):
         return _files(tokenizer._fast, {"eos_token": END_OF_TEXT})
     if isinstance(tokenizer, ByteTokenizer):
-        fast = FastTokenizer(models.BPE({letter: byte for byte, letter in _LETTERS.items()}, []))
-        fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        fast.decoder = decoders.ByteLevel()
+        fast = _byte_level(models.BPE({letter: byte for byte, letter in _LETTERS.items()}, []))
         fast.add_special_tokens([AddedToken(END_OF_TEXT, normalized=False), AddedToken(PAD, normalized=False)])
         return _files(fast, {"eos_token": END_OF_TEXT, "pad_token": PAD})
     return {}

@@ -70,7 +70,7 @@ def build_trainer(
     """
     started = time.monotonic()
     mesh = mesh if mesh is not None else Mesh.build(run.parallel)
-    check_run(run, mesh.world.size)
+    check_run(run, mesh.world.size, reads=True)
     sizes = batch_sizes(run.training, mesh.dp.size)
     train_iters = iterations_of(run.training, sizes)
     if mesh.rank == 0 and not quiet:

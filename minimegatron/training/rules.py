@@ -26,8 +26,8 @@ from minimegatron.training.microbatches import BatchSizeRampup, NumMicrobatches,
 TWIN_FLOPS = 2e12  # of a batch on one rank: minutes on a core
 
 
-@functools.lru_cache(maxsize=8)  # the command line and `build_trainer` ask for the same run
-def check_run(run: RunConfig, world_size: int, *, reads: bool = True) -> None:
+@functools.lru_cache(maxsize=8)  # the command line and `build_trainer` ask for the same run, in the same words
+def check_run(run: RunConfig, world_size: int, *, reads: bool) -> None:
     """Every rule between the configurations and the number of ranks.
 
     Args:

@@ -820,12 +820,12 @@ MUTANTS = (
         "2 * (p - rank - 1) + (v - 1) * group", "(p - rank - 1) + (v - 1) * group", _PIPELINE,
     ),
     Mutant(
-        "tokens of a pipeline are those of its last microbatch", "minimegatron/training/pipelined.py",
+        "tokens of a pipeline are those of its last microbatch", "minimegatron/training/reports.py",
         "        self.tokens += num_tokens.detach()",
         "        self.tokens = num_tokens.detach().double()", _PIPELINE,
     ),
     Mutant(
-        "reports of a pipeline are those of its last microbatch", "minimegatron/training/pipelined.py",
+        "reports of a pipeline are those of its last microbatch", "minimegatron/training/reports.py",
         "self.reports.get(name, 0.0) + pair", "0.0 + pair", _PIPELINE,
     ),
     Mutant(

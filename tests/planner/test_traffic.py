@@ -85,7 +85,7 @@ def run_of(parallel: dict[str, Any], model: dict[str, Any], world: int) -> RunCo
         DataConfig(mock_data=True, seq_length=LENGTH),
         TrainingConfig(micro_batch_size=2, global_batch_size=8 * layout.data_parallel_size(world)),
     )
-    check_run(run, world)
+    check_run(run, world, reads=True)
     return run
 
 

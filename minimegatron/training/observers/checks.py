@@ -116,7 +116,7 @@ def check_first_step(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: i
         twins.append(gradients(run, Mesh.serial(device=mesh.device), dataset, batch_size, forward_step))
         model = twins[0].model
         largest = max(grad.abs().max().item() for grad in model.whole_gradients().values())
-        shapes = [(n, tuple(_logical_shape(p))) for n, p in model.params.items()]
+        shapes = [(n, layout_of(p).unpadded_shape) for n, p in model.params.items()]
         return twins[0].losses, shapes, largest, twins[0].norm
 
     want_losses, logical, largest, want_norm = on_rank_zero(serial, mesh.world)
@@ -200,11 +200,6 @@ def shake(model: torch.nn.Module, seed: int) -> None:
         if layout.init.std == 0.0:
             noise = dataclasses.replace(layout, init=Init(std=SHAKE))
             param.add_(draw_part(f"{name} shaken", noise, seed).to(param))
-
-
-def _logical_shape(param: torch.Tensor) -> tuple[int, ...]:
-    layout = layout_of(param)
-    return layout.shape if layout.rows is None else (layout.rows, *layout.shape[1:])
 
 
 def _of_norm(norms: list[float], twin: float, clip_grad: float) -> RankError:
