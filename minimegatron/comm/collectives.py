@@ -39,8 +39,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from minimegatron.comm.async_ops import Started, Transport, Work, issue
+from minimegatron.comm.async_ops import Work, issue
 from minimegatron.comm.axis import Axis
+from minimegatron.comm.transport import Started, Transport
 from minimegatron.errors import ConfigError
 
 __all__ = [

@@ -25,6 +25,7 @@ from torch import nn
 from minimegatron.comm import async_ops
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.transport import FakeTransport
 from minimegatron.config.parallel import StagePlan, plan_stages
 from minimegatron.config.run import RunConfig
 from minimegatron.footprint.dry_run import (
@@ -181,9 +182,9 @@ def _of_hooks(model: nn.Module, mesh: Mesh) -> tuple[dict[str, torch.Tensor], li
     """What the hooks of a step report of a model, and what they send."""
     sent: list[Sent | Waited] = []
     hooks = StepHooks(model, mesh)
-    with async_ops.alone(async_ops.FakeTransport(), Messages(sent.append)), hooks.passes(1.0):
+    with async_ops.alone(FakeTransport(), Messages(sent.append)), hooks.passes(1.0):
         pass
-    with async_ops.alone(async_ops.FakeTransport(), Messages(sent.append)):
+    with async_ops.alone(FakeTransport(), Messages(sent.append)):
         reports = hooks.reports()
         hooks.tables()
         hooks.end_step()

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from minimegatron.comm import async_ops
 from minimegatron.comm import fingerprints as replicas
-from minimegatron.comm.async_ops import Started, Work, issue
+from minimegatron.comm.async_ops import Work, issue
 from minimegatron.comm.collectives import all_gather, all_reduce, all_to_all
 from minimegatron.comm.fingerprints import fingerprints
 from minimegatron.comm.mesh import Axis, Mesh
+from minimegatron.comm.transport import Started
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import RankError
 

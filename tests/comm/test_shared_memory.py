@@ -259,7 +259,7 @@ def without_memory(rank: int, world: int, which: str) -> tuple[bool, int, float]
         del shared_memory.os.memfd_create  # type: ignore[attr-defined]
     with cannot, through(ALWAYS):
         total = c.all_reduce_start(torch.full((50_000,), rank + 1.0), axis).wait()
-    return shared_memory._shares_memory(axis, total), len(shared_memory._slots), float(total[-1])
+    return shared_memory.shares_memory(axis, total), len(shared_memory._slots), float(total[-1])
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_a_forked_process_has_no_slots_of_its_parent() -> None:
 def sender_is_gone(rank: int, world: int) -> str:
     """Rank 1 sends an envelope for a slot of a process that has ended, which is how a death looks between two calls."""
     axis = Axis.world("world")
-    assert shared_memory._shares_memory(axis, torch.zeros(1))
+    assert shared_memory.shares_memory(axis, torch.zeros(1))
     if rank == 1:
         slot = shared_memory._Slot(100)
         slot._head[0] = 2**22 + 1

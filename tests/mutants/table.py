@@ -127,7 +127,7 @@ MUTANTS = (
     # ------------------------------------------------------------------------------------------- collectives, groups
     Mutant(
         "every reduction is a sum",
-        "minimegatron/comm/async_ops.py",
+        "minimegatron/comm/transport.py",
         "dist.all_reduce(x, op=_OPS[op], group=axis.group, async_op=True)",
         'dist.all_reduce(x, op=_OPS["sum"], group=axis.group, async_op=True)',
         "tests/comm/test_collectives.py",
@@ -138,7 +138,7 @@ MUTANTS = (
     ),
     Mutant(
         "broadcast from rank 0 of the axis, whatever was asked",
-        "minimegatron/comm/async_ops.py",
+        "minimegatron/comm/transport.py",
         "src=axis.ranks[src]",
         "src=axis.ranks[0]",
         "tests/comm/test_collectives.py",
@@ -449,7 +449,7 @@ MUTANTS = (
     ),
     # -------------------------------------------------------------------------------------- messages in memory
     Mutant(
-        "terms of a reduce-scatter are let go of before they are added", "minimegatron/comm/shared_memory.py",
+        "terms of a reduce-scatter are let go of before they are added", "minimegatron/comm/gloo.py",
         "            _add_up([own, *(message.view(own) for message in messages)], output)\n"
         "            _close(messages)\n",
         "            views = [message.view(own) for message in messages]\n            _close(messages)\n"
@@ -457,7 +457,7 @@ MUTANTS = (
         _LET_GO,
     ),
     Mutant(
-        "terms of an all-reduce are let go of before they are added", "minimegatron/comm/shared_memory.py",
+        "terms of an all-reduce are let go of before they are added", "minimegatron/comm/gloo.py",
         "            _add_up([messages[rank].view(x) if rank in messages else own for rank in range(axis.size)], x)\n"
         "            _close(messages.values())\n",
         "            views = [messages[rank].view(x) if rank in messages else own for rank in range(axis.size)]\n"
@@ -649,7 +649,7 @@ MUTANTS = (
         "            self._started[-2].cross()\n", "            pass\n", f"{_STALE} -k varies_fastest",
     ),
     Mutant(
-        "the largest through memory is a sum", "minimegatron/comm/shared_memory.py",
+        "the largest through memory is a sum", "minimegatron/comm/gloo.py",
         'if op != "sum" or not is_gloo(axis)', "if not is_gloo(axis)",
         "tests/comm/test_shared_memory.py -k no_sum",
     ),
