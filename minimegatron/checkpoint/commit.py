@@ -227,7 +227,7 @@ def choose(root: Path, steps: Sequence[int], step: int | None, what: str = "chec
     raise CheckpointError(
         f"no {what}" + (f" of step {step}" if step is not None else ""),
         where=str(root),
-        fix=f"choose among {', '.join(map(str, steps))}" if steps else "give the folder that --save named",
+        fix=f"there are {', '.join(map(str, steps))}" if steps else "give the folder that --save named",
     )
 
 
