@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from minimegatron.config.fields import divides
 from minimegatron.config.model import TransformerConfig
-from minimegatron.config.parallel import ParallelConfig, expand_layout, plan_stages
+from minimegatron.config.parallel import ParallelConfig
+from minimegatron.config.stages import expand_layout, plan_stages
 from minimegatron.config.variants import check_fp8_dims
 from minimegatron.errors import ConfigError, require
 

@@ -25,7 +25,8 @@ from pathlib import Path
 
 from minimegatron.data.preprocess import preprocess
 from minimegatron.data.publish import Draft, build_once
-from minimegatron.data.tokenizer import HuggingFaceTokenizer, train_bpe
+from minimegatron.data.tokenizer import HuggingFaceTokenizer
+from minimegatron.data.tokenizer_training import train_bpe
 from minimegatron.errors import ConfigError, DataError
 
 KINDS = ("docs", "code", "both")

@@ -20,8 +20,9 @@ from typing import Any
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
-from minimegatron.config.parallel import SPLIT, V_SHAPED, StagePlan, plan_stages
+from minimegatron.config.parallel import SPLIT, V_SHAPED
 from minimegatron.config.run import RunConfig
+from minimegatron.config.stages import StagePlan, plan_stages
 from minimegatron.errors import ConfigError, require
 from minimegatron.footprint.dry_run import Sizes, Step, Tape, kinds_of, one_of_each
 from minimegatron.footprint.prediction import Work, meta_wrapper, sizes_of, states

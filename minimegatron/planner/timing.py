@@ -30,8 +30,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from minimegatron.comm.mesh import Mesh, rank_groups
-from minimegatron.config.parallel import SPLIT, StagePlan, plan_stages
+from minimegatron.config.parallel import SPLIT
 from minimegatron.config.run import RunConfig
+from minimegatron.config.stages import StagePlan, plan_stages
 from minimegatron.footprint.dry_run import (
     AGAIN,
     BACKWARD,

@@ -26,8 +26,8 @@ from minimegatron.comm import async_ops
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.transport import FakeTransport
-from minimegatron.config.parallel import StagePlan, plan_stages
 from minimegatron.config.run import RunConfig
+from minimegatron.config.stages import StagePlan, plan_stages
 from minimegatron.footprint.dry_run import (
     Message,
     Messages,

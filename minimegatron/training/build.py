@@ -24,8 +24,8 @@ import minimegatron
 from minimegatron.comm.agree import on_all_ranks
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
-from minimegatron.config.parallel import plan_stages
 from minimegatron.config.run import RunConfig
+from minimegatron.config.stages import plan_stages
 from minimegatron.data.builder import Dataset, parse_split
 from minimegatron.errors import DataError
 from minimegatron.models.chunks import build_model_chunks, count_parameters

@@ -49,7 +49,7 @@ from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config.run import CheckpointConfig
 from minimegatron.config.same_model import differing
-from minimegatron.data.tokenizer import made_files
+from minimegatron.data.tokenizer_training import made_files
 from minimegatron.errors import BadStep, CheckpointError, ConfigError, DeadlineError, RankError
 from minimegatron.training import run_state
 from minimegatron.training.datasets import RunData

@@ -12,8 +12,8 @@ import importlib.util
 from minimegatron.comm.mesh import check_grids_agree
 from minimegatron.config import DataConfig, TrainingConfig
 from minimegatron.config.fits import check_model_fits
-from minimegatron.config.parallel import plan_stages
 from minimegatron.config.run import RunConfig
+from minimegatron.config.stages import plan_stages
 from minimegatron.config.variants import check_fp8_dims
 from minimegatron.data.builder import parse_data_path, parse_split
 from minimegatron.errors import require
