@@ -31,6 +31,7 @@ from minimegatron.checkpoint.hf_config import (
     read_json,
 )
 from minimegatron.checkpoint.huggingface import as_theirs, open_published, write_published
+from minimegatron.checkpoint.megatron_optimizer import WEIGHTS_ONLY, continued, optimizer_state
 from minimegatron.checkpoint.ours import Checkpoint, Continued, write_checkpoint
 from minimegatron.checkpoint.regions import Logical
 from minimegatron.checkpoint.sources import Cast, Described, Source, Together, View, shown
@@ -169,9 +170,9 @@ def _open_megatrons(folder: Path, step: int | None, vocab_size: int | None, comp
     embedding = weights.tensors.get("embedding.word_embeddings.weight")
     dtype = _DTYPES.get(embedding.dtype) if embedding is not None else None
     config = config.replace(params_dtype=dtype or config.params_dtype)
-    optimizer_state = megatron.optimizer_state(theirs, common)
-    reads = functools.partial(megatron.continued, theirs, common)
-    return Model("torch_dist", config, weights, companions, optimizer_state, reads)
+    described = optimizer_state(theirs, common)
+    reads = functools.partial(continued, theirs, common)
+    return Model("torch_dist", config, weights, companions, described, reads)
 
 
 def checked(model: Model, dtype: str | None) -> tuple[TransformerConfig, Source]:
@@ -218,7 +219,8 @@ def goes_on(model: Model, config: TransformerConfig, weights: Source) -> Continu
     if model.continued is None or config.params_dtype != model.config.params_dtype:
         cannot = "does not read" if model.continued is None else f"to {config.params_dtype} does not take over"
         raise CheckpointError(
-            f"the folder holds {model.optimizer_state}, which a conversion {cannot}", fix=megatron.WEIGHTS_ONLY
+            f"the folder holds {model.optimizer_state}, which a conversion {cannot}",
+            fix=WEIGHTS_ONLY,
         )
     return model.continued(config, weights)
 
