@@ -34,9 +34,10 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from minimegatron.checkpoint.disk import UNREADABLE, disk, sync_folder, write_bytes
+from minimegatron.checkpoint.disk import UNREADABLE, disk, write_bytes
 from minimegatron.checkpoint.manifest import NAME, Manifest
 from minimegatron.checkpoint.shard_file import read_header, sha256_of
+from minimegatron.data.publish import sync
 from minimegatron.errors import CheckpointError
 
 _LOCK = ".lock"
@@ -142,9 +143,9 @@ def publish(staged: Path, root: Path, manifest: Manifest) -> Path:
     write_bytes(staged / NAME, text)
     final = folder_of(root, manifest.step)
     with disk(final):
-        sync_folder(staged)
+        sync(staged)
         os.rename(staged, final)  # onto a folder that is not empty it fails
-        sync_folder(root)
+        sync(root)
     return final
 
 
@@ -167,7 +168,7 @@ def retire(root: Path, keep: Keep) -> list[int]:
         for step, hidden in hidden_of.items():
             os.rename(folder_of(root, step), hidden)  # from here on it is no checkpoint
         if removed:
-            sync_folder(root)  # nor after a power cut, which might bring a name back and not the files
+            sync(root)  # nor after a power cut, which might bring a name back and not the files
         for hidden in hidden_of.values():
             shutil.rmtree(hidden)
     return removed

@@ -28,8 +28,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from minimegatron.checkpoint.disk import disk, staged, sync_folder, write_bytes
+from minimegatron.checkpoint.disk import disk, staged, write_bytes
 from minimegatron.checkpoint.hf_config import TOKENS, read_json
+from minimegatron.data.publish import sync
 from minimegatron.errors import CheckpointError
 
 FOLDER = "huggingface"
@@ -144,7 +145,7 @@ def _write(files: Files, folder: Path) -> None:
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         write_bytes(folder / name, content)
-    sync_folder(folder)
+    sync(folder)
 
 
 def to_json(value: Mapping[str, Any]) -> bytes:

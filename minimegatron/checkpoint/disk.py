@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
+from minimegatron.data.publish import sync
 from minimegatron.errors import CheckpointError
 
 T = TypeVar("T")
@@ -68,16 +69,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 def sync_all(folder: Path) -> None:
     """Have the disk confirm every file below a folder and every name."""
     for path in reversed([folder, *folder.rglob("*")]):
-        sync_folder(path)
-
-
-def sync_folder(path: Path) -> None:
-    """Have the disk confirm the names in a folder, or the bytes of a file."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(path)
 
 
 @contextlib.contextmanager
@@ -97,7 +89,7 @@ def staged(folder: Path) -> Iterator[Path]:
         with disk(folder):
             sync_all(hidden)
             os.rename(hidden, folder)
-            sync_folder(folder.parent)
+            sync(folder.parent)
     except BaseException:
         shutil.rmtree(hidden, ignore_errors=True)
         raise

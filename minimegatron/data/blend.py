@@ -156,7 +156,7 @@ class BlendedDataset(SampleDataset):
         dataset.fill(sample, row)
 
     def batch(self, samples: Sequence[int]) -> Batch:
-        """The samples as one batch: see `masking.make_batch` for names and shapes."""
+        """The samples as one batch: see `gpt_dataset.make_batch` for names and shapes."""
         if not self.config.sequence_packing:
             return read_batch(self, samples)
         parts = [dataset.batch([sample]) for dataset, sample in map(self._find, samples)]

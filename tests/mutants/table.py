@@ -525,16 +525,16 @@ MUTANTS = (
     ),
     Mutant(
         "the names in a new checkpoint are not confirmed", "minimegatron/checkpoint/commit.py",
-        "        sync_folder(staged)\n", "        pass\n", _POWER,
+        "        sync(staged)\n", "        pass\n", _POWER,
     ),
     Mutant(
         "the name of a new checkpoint is not confirmed", "minimegatron/checkpoint/commit.py",
-        "  # onto a folder that is not empty it fails\n        sync_folder(root)\n",
+        "  # onto a folder that is not empty it fails\n        sync(root)\n",
         "  # onto a folder that is not empty it fails\n", _POWER,
     ),
     Mutant(
         "a name that was taken away is not confirmed", "minimegatron/checkpoint/commit.py",
-        "            sync_folder(root)  # nor", "            pass  # nor", _POWER,
+        "            sync(root)  # nor", "            pass  # nor", _POWER,
     ),
     Mutant(
         "the bytes of a file are not confirmed", "minimegatron/checkpoint/disk.py",
@@ -548,9 +548,9 @@ MUTANTS = (
         "the manifest is written after the rename", "minimegatron/checkpoint/commit.py",
         "    write_bytes(staged / NAME, text)\n"
         "    final = folder_of(root, manifest.step)\n    with disk(final):\n"
-        "        sync_folder(staged)\n        os.rename(staged, final)",
+        "        sync(staged)\n        os.rename(staged, final)",
         "    final = folder_of(root, manifest.step)\n    with disk(final):\n"
-        "        sync_folder(staged)\n        os.rename(staged, final)\n"
+        "        sync(staged)\n        os.rename(staged, final)\n"
         "        write_bytes(final / NAME, text)",
         _POWER,
     ),
