@@ -13,26 +13,18 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 from minimegatron.checkpoint.commit import OLDER, verify_hash, verify_header
 from minimegatron.checkpoint.disk import UNREADABLE, disk
 from minimegatron.checkpoint.manifest import Manifest, Stored
-from minimegatron.checkpoint.regions import Box, Logical
+from minimegatron.checkpoint.regions import Box, Logical, Region
 from minimegatron.checkpoint.shard_file import DTYPES, Entry, HashedFile, bytes_of, is_plain, read_header, read_tensor
 from minimegatron.checkpoint.sources import Described, assemble, inside, intersection, read_box, slices
 from minimegatron.comm.agree import on_all_ranks
 from minimegatron.comm.axis import Axis
 from minimegatron.errors import CheckpointError
-
-
-class Part(NamedTuple):
-    """A box of a stored region, and the memory where it is wanted."""
-
-    box: Box
-    target: torch.Tensor
 
 
 class CheckpointFiles:
@@ -94,12 +86,12 @@ def read_tensors(
 
 
 def _read(tensors: Mapping[str, Logical], files: CheckpointFiles, hashed: Collection[str]) -> None:
-    wanted: dict[str, list[tuple[str, Stored, list[Part]]]] = {}  # by file
+    wanted: dict[str, list[tuple[str, Stored, list[Region]]]] = {}  # by file; boxes of what is stored
     for name, tensor in tensors.items():
         for stored in files.manifest.tensors[name].regions:
             common = [(part, intersection(stored.box, part.box)) for part in tensor.parts]
             parts = [
-                Part(inside(box, stored.box), part.data.detach()[slices(inside(box, part.box))])
+                Region(inside(box, stored.box), part.data.detach()[slices(inside(box, part.box))])
                 for part, box in common
                 if box is not None
             ]
@@ -122,12 +114,12 @@ def _read(tensors: Mapping[str, Logical], files: CheckpointFiles, hashed: Collec
                 verify_hash(folder, manifest, name, (file.at, file.sha256()))
 
 
-def _fill(file: BufferedReader | HashedFile, entry: Entry, parts: Sequence[Part], memory: bytearray) -> None:
+def _fill(file: BufferedReader | HashedFile, entry: Entry, parts: Sequence[Region], memory: bytearray) -> None:
     """Read one stored region, and put its boxes where they are wanted."""
-    target = parts[0].target
+    target = parts[0].data
     if len(parts) == 1 and target.shape == entry.shape and target.dtype == entry.dtype and is_plain(target):
         read_tensor(file, entry, bytes_of(target))
         return
     tensor = read_tensor(file, entry, memory)
     for part in parts:
-        part.target.copy_(tensor[slices(part.box)])
+        part.data.copy_(tensor[slices(part.box)])

@@ -38,7 +38,7 @@ from minimegatron.comm.fingerprints import check_copies
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config.run import RunConfig
 from minimegatron.data.builder import Dataset
-from minimegatron.errors import RankError, named, ranges
+from minimegatron.errors import RankError, named, ranges, ranks_by_value
 from minimegatron.layers.logical import draw_part, gather_logical
 from minimegatron.layers.param import Init, copy_axes, layout_of, logical_parameters
 from minimegatron.layers.step_hooks import StepHooks
@@ -204,9 +204,7 @@ def shake(model: torch.nn.Module, seed: int) -> None:
 
 def _of_norm(norms: list[float], twin: float, clip_grad: float) -> RankError:
     """Every gradient is right, and a rank takes another norm for theirs."""
-    held: dict[str, list[int]] = {}
-    for rank, norm in enumerate(norms):
-        held.setdefault(f"{norm:.9g}", []).append(rank)
+    held = ranks_by_value([f"{norm:.9g}" for norm in norms], range(len(norms)))
     factor = f": {clip_coefficient(twin, clip_grad):.6g} clips it" if clip_grad > 0 else ""
     return RankError(
         "the first step: the norm of the gradient is "
