@@ -41,7 +41,7 @@ import torch.distributed as dist
 
 from minimegatron.comm.async_ops import Work, issue
 from minimegatron.comm.axis import Axis
-from minimegatron.comm.transport import Started, Transport
+from minimegatron.comm.transport import Splits, Started, Transport
 from minimegatron.errors import ConfigError
 
 __all__ = [
@@ -112,9 +112,7 @@ def reduce_scatter_start(x: torch.Tensor, axis: Axis, output: torch.Tensor | Non
     return _begin("reduce_scatter", x, result, axis, lambda t: t.reduce_scatter(x, result, axis))
 
 
-def all_to_all_start(
-    x: torch.Tensor, axis: Axis, output_splits: list[int] | None = None, input_splits: list[int] | None = None
-) -> Work:
+def all_to_all_start(x: torch.Tensor, axis: Axis, output_splits: Splits = None, input_splits: Splits = None) -> Work:
     """Begin `all_to_all`."""
     if axis.size == 1:
         return Work(x)
@@ -160,9 +158,7 @@ def reduce_scatter(x: torch.Tensor, axis: Axis, dim: int = 0) -> torch.Tensor:
     return reduce_scatter_start(x, axis).wait()
 
 
-def all_to_all(
-    x: torch.Tensor, axis: Axis, output_splits: list[int] | None = None, input_splits: list[int] | None = None
-) -> torch.Tensor:
+def all_to_all(x: torch.Tensor, axis: Axis, output_splits: Splits = None, input_splits: Splits = None) -> torch.Tensor:
     """Send rows `input_splits[j]` of `x` to rank j, receive `output_splits[i]` rows from rank i, along dim 0.
 
     Without splits the rows are cut evenly.
@@ -262,7 +258,7 @@ def reduce_scatter_to_sequence_region(x: torch.Tensor, axis: Axis) -> torch.Tens
 
 
 def all_to_all_region(
-    x: torch.Tensor, axis: Axis, output_splits: list[int] | None = None, input_splits: list[int] | None = None
+    x: torch.Tensor, axis: Axis, output_splits: Splits = None, input_splits: Splits = None
 ) -> torch.Tensor:
     """Rows change ranks; the gradient takes the same way back."""
     return _pair(
@@ -273,39 +269,8 @@ def all_to_all_region(
     )
 
 
-class _AllToAllStart(torch.autograd.Function):
-    """Forward starts the all-to-all and `_AllToAllWait` waits for it; in the backward pass the two change roles."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, axis: Axis, out: list[int] | None, inp: list[int] | None, works: list[Work]
-    ) -> torch.Tensor:
-        ctx.works = works
-        works.append(all_to_all_start(x, axis, out, inp))
-        return works[0].output
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return ctx.works.pop().wait(), None, None, None, None
-
-
-class _AllToAllWait(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, y: torch.Tensor, axis: Axis, out: list[int] | None, inp: list[int] | None, works: list[Work]
-    ) -> torch.Tensor:
-        ctx.axis, ctx.out, ctx.inp, ctx.works = axis, out, inp, works
-        works.pop().wait()
-        return y.view_as(y)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        ctx.works.append(all_to_all_start(grads[0], ctx.axis, ctx.inp, ctx.out))
-        return grads[0], None, None, None, None
-
-
 def all_to_all_region_start(
-    x: torch.Tensor, axis: Axis, output_splits: list[int] | None = None, input_splits: list[int] | None = None
+    x: torch.Tensor, axis: Axis, output_splits: Splits = None, input_splits: Splits = None
 ) -> Callable[[], torch.Tensor]:
     """`all_to_all_region` that travels while something else is computed; call the result to have the rows.
 
@@ -314,7 +279,19 @@ def all_to_all_region_start(
     """
     if axis.size == 1:
         return lambda: x
-    works: list[Work] = []
-    how = (axis, output_splits, input_splits, works)
-    rows = _AllToAllStart.apply(x, *how)
-    return lambda: _AllToAllWait.apply(rows, *how)  # type: ignore[no-any-return]
+    under_way: list[Work] = []
+
+    def start(y: torch.Tensor, out: Splits, inp: Splits) -> torch.Tensor:
+        under_way.append(all_to_all_start(y, axis, out, inp))
+        return under_way[0].output  # type: ignore[no-any-return]
+
+    def arrived(y: torch.Tensor) -> torch.Tensor:
+        under_way.pop().wait()
+        return y.view_as(y)
+
+    def start_back(grad: torch.Tensor) -> torch.Tensor:
+        start(grad, input_splits, output_splits)
+        return grad  # which the node before does not read: it waits
+
+    rows = _Conjugates.apply(x, lambda y: start(y, output_splits, input_splits), lambda _: under_way.pop().wait())
+    return lambda: _Conjugates.apply(rows, arrived, start_back)  # type: ignore[no-any-return]

@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.shared_memory import Message, carries, send_message, shares_memory
-from minimegatron.comm.transport import Started, Transport
+from minimegatron.comm.transport import Splits, Started, Transport
 
 
 def is_gloo(axis: Axis) -> bool:
@@ -96,12 +96,7 @@ class GlooTransport(Transport):
         return Started([*messages.values(), *works], add)
 
     def all_to_all(
-        self,
-        x: torch.Tensor,
-        output: torch.Tensor,
-        axis: Axis,
-        output_splits: list[int] | None,
-        input_splits: list[int] | None,
+        self, x: torch.Tensor, output: torch.Tensor, axis: Axis, output_splits: Splits, input_splits: Splits
     ) -> Started:
         uneven = input_splits is None and x.shape[0] % axis.size
         if not is_gloo(axis) or not shares_memory(axis, x) or uneven:

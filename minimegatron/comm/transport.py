@@ -23,6 +23,7 @@ from minimegatron.comm.axis import Axis
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
+Splits = list[int] | None  # rows for, or of, each rank; None: as many for each
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
@@ -58,12 +59,7 @@ class Transport:
         return Started([_reduce_scatter_single(output, x, group=axis.group, async_op=True)])
 
     def all_to_all(
-        self,
-        x: torch.Tensor,
-        output: torch.Tensor,
-        axis: Axis,
-        output_splits: list[int] | None,
-        input_splits: list[int] | None,
+        self, x: torch.Tensor, output: torch.Tensor, axis: Axis, output_splits: Splits, input_splits: Splits
     ) -> Started:
         """Rows change ranks; without splits they are cut evenly."""
         work = dist.all_to_all_single(output, x, output_splits, input_splits, group=axis.group, async_op=True)
@@ -79,12 +75,8 @@ class Transport:
         if dist.get_backend(axis.group) == "nccl":  # one kernel for both directions, or two ranks wait for each other
             ops = [dist.P2POp(dist.isend, x, to, axis.group), dist.P2POp(dist.irecv, output, source, axis.group)]
             return Started(dist.batch_isend_irecv(ops))
-        return Started(
-            [
-                dist.isend(x, to, group=axis.group, tag=tag),
-                dist.irecv(output, source, group=axis.group, tag=tag),
-            ]
-        )
+        sent = dist.isend(x, to, group=axis.group, tag=tag)
+        return Started([sent, dist.irecv(output, source, group=axis.group, tag=tag)])
 
     def send(self, x: torch.Tensor, axis: Axis, to: int) -> Started:
         """To one position of the axis."""
