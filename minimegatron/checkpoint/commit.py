@@ -201,7 +201,7 @@ def _match(path: Path) -> re.Match[str] | None:
 
 
 def complete(root: Path) -> dict[int, Manifest]:
-    """Those of them whose manifest is whole, ascending by step."""
+    """{step: manifest} of the checkpoints whose manifest is whole, ascending by step."""
     steps, manifests = None, dict[int, Manifest]()
     while steps != (steps := published(root)):
         manifests = {}
@@ -233,7 +233,7 @@ def choose(root: Path, steps: Sequence[int], step: int | None, what: str = "chec
 
 
 def read_manifest(root: Path, step: int) -> Manifest:
-    """Of a checkpoint by its step.
+    """The manifest of a checkpoint.
 
     Raises:
         CheckpointError: it is damaged, or that of another step.
@@ -247,10 +247,10 @@ def read_manifest(root: Path, step: int) -> Manifest:
 
 
 def verify_names(folder: Path, manifest: Manifest) -> None:
-    """There is no file that the manifest does not name.
+    """Refuse files that the manifest does not name.
 
     Raises:
-        CheckpointError: names those that there are.
+        CheckpointError: there are some; names them.
     """
     with disk(folder, UNREADABLE):
         extra = {path.name for path in folder.iterdir()} - manifest.files.keys() - {NAME}
@@ -263,7 +263,7 @@ def verify_names(folder: Path, manifest: Manifest) -> None:
 
 
 def verify(folder: Path, manifest: Manifest, files: Iterable[str] | None = None) -> None:
-    """Hold files against the manifest, all their bytes.
+    """Compare files with the manifest: length, header and hash.
 
     Args:
         files: which; default all.
@@ -278,10 +278,10 @@ def verify(folder: Path, manifest: Manifest, files: Iterable[str] | None = None)
 
 
 def verify_header(folder: Path, manifest: Manifest, name: str) -> None:
-    """A file is there, as long as it was, and of this step and run by its own words.
+    """Compare a file's length, and the step and run in its header, with the manifest.
 
     Raises:
-        CheckpointError: it is not.
+        CheckpointError: it is missing, or another one.
     """
     path = folder / name
     if path.is_symlink() or not path.is_file():
@@ -301,10 +301,10 @@ def verify_header(folder: Path, manifest: Manifest, name: str) -> None:
 
 
 def verify_hash(folder: Path, manifest: Manifest, name: str, length_and_hash: tuple[int, str]) -> None:
-    """What was read of a file, its length and hash, is what was written.
+    """Compare the length and hash of what was read of a file with the manifest.
 
     Raises:
-        CheckpointError: it is not.
+        CheckpointError: the file is not what was written.
     """
     if length_and_hash != manifest.files[name]:
         raise CheckpointError("is not what was written: its SHA-256 differs", where=str(folder / name), fix=OLDER)

@@ -101,7 +101,7 @@ def of_run(published: Files, tokenizer: Files, ids: Mapping[str, int]) -> Files:
 
 
 def keep(root: Path, files: Files) -> str:
-    """Write the files into the folder beside the checkpoints, where they are not there already; returns their hash.
+    """Write the files into the folder beside the checkpoints, unless it has them already; returns their hash.
 
     Raises:
         CheckpointError: the disk is full, gone, or not ours to write on.

@@ -210,7 +210,7 @@ def checked(model: Model, dtype: str | None) -> tuple[TransformerConfig, Source]
 
 
 def goes_on(model: Model, config: TransformerConfig, weights: Source) -> Continued:
-    """What a run goes on with that loads these weights, which `checked` has returned.
+    """The optimizer's state and the counters that belong to weights from `checked`, for a run that goes on.
 
     Raises:
         CheckpointError: it is not read, or not from this format; or the weights are rounded, and what was the main

@@ -1,6 +1,6 @@
-"""The tensors of a checkpoint read: the regions that each rank wants, or any box of one tensor.
+"""Reads the tensors of a checkpoint: the regions that each rank wants, or any box of one tensor.
 
-The problem in a sentence: a run in another layout wants boxes that nobody has written as they are.
+The problem in a sentence: a run in another layout wants other boxes than those that were written.
 
 A wanted box is the sum of its intersections with the boxes that were written. Each rank finds its own from the
 manifest, without a message; every stored region is read once, file by file, from its beginning to its end. Files that

@@ -176,7 +176,7 @@ def as_ours(theirs: Source, config: TransformerConfig, called: Mapping[str, str]
     Args:
         theirs: the checkpoint.
         config: of the model.
-        called: their weights, and the tensors that lie in the places of these; default the weights themselves.
+        called: {name of a weight: the tensor that is read in its place}, for moments; default the weights themselves.
 
     Raises:
         CheckpointError: the vocabulary is larger than what is there, or a tensor is of another number of layers.

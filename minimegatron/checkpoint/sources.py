@@ -62,7 +62,7 @@ class Source(Protocol):
 
 
 def shown(problems: Sequence[str], most: int = 3) -> str:
-    """The first of many lines for an error, indented."""
+    """The first few of many lines, indented, for the text of an error."""
     more = [f"and {len(problems) - most} more"] if len(problems) > most else []
     return "".join(f"\n  {line}" for line in [*problems[:most], *more])
 
@@ -73,7 +73,7 @@ def whole(shape: Sequence[int]) -> Box:
 
 
 def blocks(box: Sequence[tuple[int, int]], itemsize: int) -> Iterator[list[tuple[int, int]]]:
-    """A box by rows, so that no block is larger than `BLOCK`: what is copied into place is small beside the place."""
+    """Cut a box by rows into blocks of at most `BLOCK` bytes: a copy needs little memory besides its target."""
     dim = next((i for i, (a, b) in enumerate(box) if b - a > 1), 0)
     (first, last), inner = box[dim], math.prod(b - a for a, b in box[dim + 1 :])
     step = max(1, BLOCK // max(1, inner * itemsize))
@@ -160,7 +160,7 @@ def write_file(
 
 
 class InMemory:
-    """Tensors of a table."""
+    """Tensors of a state dict."""
 
     def __init__(self, state: Mapping[str, torch.Tensor]) -> None:
         self._state = state
@@ -215,7 +215,7 @@ class SafetensorsFiles:
 
 
 class Prefixed:
-    """The tensors of a source with a word before their names, but for those that have it, and a head."""
+    """A source with a prefix before its names, except before those that have it and before `lm_head`."""
 
     def __init__(self, source: Source, prefix: str) -> None:
         self.source = source
@@ -227,7 +227,7 @@ class Prefixed:
 
 
 class Together:
-    """The tensors of several sources, those of each behind a word of its own."""
+    """Several sources as one; the names of each begin with a prefix of its own."""
 
     def __init__(self, sources: Mapping[str, Source]) -> None:
         self.where = {word + name: (source, name) for word, source in sources.items() for name in source.tensors}
@@ -313,7 +313,7 @@ class View:
     Args:
         source: where the numbers are.
         tensors: what the view has; elements that no copy covers are 0 (padding of a vocabulary).
-        copies: from where each part of them comes, `ours` being the view's side.
+        copies: which rows of the source each part of them is; `ours` is the view's side.
     """
 
     def __init__(self, source: Source, tensors: Mapping[str, Described], copies: Iterable[Copy]) -> None:
