@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -134,21 +134,6 @@ _MASK = (1 << 64) - 1
 _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def replica_check(tensors: Mapping[str, torch.Tensor] | Iterable[torch.Tensor], axis: Axis) -> None:
-    """Raise unless every rank of `axis` holds the same tensors, bit for bit.
-
-    Args:
-        tensors: of any dtype and shape; a mapping names them in the message.
-        axis: the ranks that should be replicas of each other.
-
-    Raises:
-        RankError: the lists differ, or some tensors do; the first of these is named with each rank's sum.
-    """
-    named = dict(tensors) if isinstance(tensors, Mapping) else {f"tensor {i}": t for i, t in enumerate(tensors)}
-    if axis.size > 1 and named and (error := _difference(named, {n: bit_sum(t) for n, t in named.items()}, axis)):
-        raise error
-
-
 def check_copies(copies: Mapping[str, tuple[torch.Tensor, Sequence[Axis]]], world: Axis) -> None:
     """Raise on every rank of the world unless all copies of all tensors are equal, bit for bit; all ranks must call.
 
@@ -182,7 +167,7 @@ def _difference(tensors: Mapping[str, torch.Tensor], sums: Mapping[str, int], ax
     listing = [f"{name} {t.dtype} {tuple(t.shape)}" for name, t in tensors.items()]
     digest = hash_of(chr(10).join(listing))
     try:
-        compare(f"{len(tensors)} tensors, digest {digest:x}", axis, device, "replica_check")
+        compare(f"{len(tensors)} tensors, digest {digest:x}", axis, device, "a comparison of copies")
     except RankError as error:
         return error
     hashes = torch.tensor([signed(sums[name]) for name in tensors], device=device)
