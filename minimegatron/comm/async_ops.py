@@ -45,6 +45,17 @@ from minimegatron.errors import ranges
 # ------------------------------------------------------------------------------------------------ works, observers
 
 
+class Blocked(NamedTuple):
+    """A communication that a thread is in: its name, and the name and global ranks of its axis."""
+
+    op: str
+    axis: str
+    ranks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.op} over {self.axis} (ranks {ranges(self.ranks)})"
+
+
 class Work:
     """A communication under way. `wait()` returns its output; until then neither input nor output may be touched.
 
@@ -89,6 +100,11 @@ class Work:
         self._finish: Callable[[], object] | None = None
         self.entry: Any = None  # of the watchdog
 
+    @property
+    def blocked(self) -> Blocked:
+        """What a thread is in that waits for it."""
+        return Blocked(self.op, self.axis.name, self.axis.ranks)
+
     def wait(self) -> Any:
         """Block until the result is there (on a GPU: until the current stream may use it).
 
@@ -124,17 +140,6 @@ class Observer:
         """The wait is over, or has raised."""
 
 
-class Blocked(NamedTuple):
-    """A communication that a thread is in: its name, and the name and global ranks of its axis."""
-
-    op: str
-    axis: str
-    ranks: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return f"{self.op} over {self.axis} (ranks {ranges(self.ranks)})"
-
-
 class Waiting(Observer):
     """The communication in which each thread is blocked, while it issues or waits; of nested ones the outermost.
 
@@ -152,7 +157,7 @@ class Waiting(Observer):
         thread = threading.get_ident()
         if self._of_thread.setdefault(thread, work) is work and thread == self.publishes:
             assert self.page is not None
-            text = _text(Blocked(work.op, work.axis.name, work.axis.ranks))[: len(self.page) - 1] + b"\0"
+            text = _text(work.blocked)[: len(self.page) - 1] + b"\0"
             self.page[: len(text)] = text
 
     def issued(self, work: Work) -> None:
@@ -173,7 +178,7 @@ class Waiting(Observer):
             if thread.ident != main:
                 works.pop(thread.ident or 0, None)
         work = works.get(main or 0) or next(iter(works.values()), None)
-        return None if work is None else Blocked(work.op, work.axis.name, work.axis.ranks)
+        return None if work is None else work.blocked
 
 
 @functools.lru_cache(1024)
@@ -235,7 +240,7 @@ def issue(work: Work, start: Callable[[Transport], Started]) -> Work:
     Returns:
         `work`.
     """
-    _state.last = Blocked(work.op, work.axis.name, work.axis.ranks)
+    _state.last = work.blocked
     with _observed(work, "issue", "issued"):
         work.start = time.monotonic()
         work.handles, work._finish = start(_state.transport)
@@ -275,7 +280,7 @@ class _observed:
 
 def _say_what_was_waited_for(error: RuntimeError, work: Work) -> None:
     """A note for people, and what `waited_for` gives: plain values, so that the error can be pickled."""
-    blocked = Blocked(work.op, work.axis.name, work.axis.ranks)
+    blocked = work.blocked
     if waited_for(error) is None:
         error.add_note(f"while rank {work.axis.ranks[work.axis.rank]} waited: {blocked}")
     error.waited_for = tuple(blocked)  # type: ignore[attr-defined]
