@@ -173,7 +173,7 @@ class Estimator:
         replicas = self.world // (layout.tp * layout.pp), self.world // (layout.etp * layout.ep * layout.pp)
         states = sum(self._states(n, d, layout.zero) for n, d in zip((dense + outside, experts), replicas, strict=True))
         comes_and_goes = self._travelling(layout.zero, (dense + experts) / max(1, len(numbers)), outside)
-        seconds = sum(stage.forward + stage.backward for stage in (pieces.stage(cut, number) for number in mine))
+        seconds = sum(pieces.seconds(cut, number) for number in mine)
         return states + kept + space + comes_and_goes, seconds, (dense + outside, experts)
 
     def _travelling(self, zero: int, layer: float, outside: float) -> float:
