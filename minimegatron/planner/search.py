@@ -3,13 +3,13 @@
 The problem in a sentence: tp, cp, pp, its chunks and schedule, ep, etp, the micro-batch, recompute and ZeRO make
 thousands of layouts of 4,096 GPUs, and a plan of one takes a second.
 
-So every layout (`layouts`) is estimated in a fraction of a millisecond (`Estimator`), and those that are fastest by the
-estimate are planned (`planning`), which decides whether they fit and in which order they stand.
+So every layout (`layouts`) is estimated in a millisecond (`Estimator`). The fastest by the estimate are planned
+(`planning`), and the plans say which of them fit and in which order they stand.
 
-An estimate is made of pieces: one layer of each kind and both ends of the model are run once for each tp, cp, ep, etp,
-recompute and micro-batch (`timing.pieces_run`), and a stage is a sum of them, in bytes and in seconds. Left out are the
-padding of buckets, the edges of the schedule and stages that differ. The plans of the layouts in
-`tests/planner/test_search` are met within 18 % in bytes and 25 % in seconds.
+An estimate is a sum of pieces. One layer of each kind and both ends of the model are run once for each tp, cp, ep, etp,
+recompute and micro-batch (`timing.pieces_run`); their bytes and seconds add up to those of a stage. An estimate leaves
+out the padding of buckets, the edges of the schedule and differences between stages. It meets the plans in
+`tests/planner/test_search` within 18 % in bytes and 25 % in seconds.
 """
 
 from __future__ import annotations
