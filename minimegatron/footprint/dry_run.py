@@ -821,7 +821,8 @@ class StageRun:
     def __init__(self, model: Any, z: Sizes, splits: bool = False) -> None:
         numbers = {module: number for number, module in model.layers.items()}
         groups = [(group, again) for group, again in _groups(model) if group]
-        kinds = [(again, tuple(map(kind_of, group))) for group, again in groups]
+        kind = kinds_of(z.config, z.spec)
+        kinds = [(again, tuple(kind[numbers[layer]] for layer in group)) for group, again in groups]
         some = sorted((kinds.index(kind) for kind in dict.fromkeys(kinds)), key=lambda i: -len(groups[i][0]))
         config = z.config
         if config.recompute_granularity == "full" and config.recompute_method == "block":

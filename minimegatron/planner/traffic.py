@@ -72,25 +72,31 @@ def run_messages(run: RunConfig, rank: int, world: int, device: str = "cuda") ->
 
 def step_messages(plan: StagePlan, ddp: DistributedDataParallel, z: Sizes, microbatches: int) -> Traffic:
     """{(message, part of the step): how often} in one step of this rank, the optimizer's left out."""
+    found, row = messages_around(plan, ddp, z, microbatches), actions_of(plan, z, microbatches)
+    runs = [StageRun(stage, z) for stage in stages_of(ddp)]
+    for action in (one for one in row if one.kind != "W"):
+        passes = "forward" if action.kind == "F" else "backward"
+        for message, count in runs[action.chunk].messages(action.kind == "B").items():
+            found[message, passes] += count
+    found.update((m, "pipeline") for m in pipeline_messages(plan, z, microbatches))
+    for run in runs:
+        for message, count in run.messages_once().items():
+            found[message, "end of step"] += count
+    return found
+
+
+def messages_around(plan: StagePlan, ddp: DistributedDataParallel, z: Sizes, microbatches: int) -> Traffic:
+    """Those of them that are known without a run of the layers: what no pass sends."""
     found: Traffic = Counter()
     stages, row = stages_of(ddp), actions_of(plan, z, microbatches)
-    runs = [StageRun(stage, z) for stage in stages]
     split = {(a.microbatch, a.chunk) for a in row if a.kind == "W"}
     for action in row:
-        if action.kind != "W":
-            passes = "forward" if action.kind == "F" else "backward"
-            for message, count in runs[action.chunk].messages(action.kind == "B").items():
-                found[message, passes] += count
         if action.kind == "W" or action.kind == "B" and (action.microbatch, action.chunk) not in split:
             found.update((m, "shards") for m in _temporary(ddp, stages[action.chunk]))
-    found.update((m, "pipeline") for m in pipeline_messages(plan, z, microbatches))
     found.update((m, "gradients") for m in gradient_messages(ddp))
     when = "weights on use" if ddp.sharding == "optim_grads_params" else "weights"
     found.update((m, when) for m in weight_messages(ddp, row))
     found.update((m, "end of step") for m in end_messages(ddp, z))
-    for run in runs:
-        for message, count in run.messages_once().items():
-            found[message, "end of step"] += count
     return found
 
 
