@@ -132,7 +132,8 @@ def rank_groups(parallel: ParallelConfig, world_size: int, axes: str, grid: str 
     fixed = [i for i, a in enumerate(slow_to_fast) if a not in wanted]
     free = [i for i, a in enumerate(slow_to_fast) if a in wanted]
     members = math.prod(ranks.shape[i] for i in free)
-    return [[int(r) for r in group] for group in ranks.transpose(*fixed, *free).reshape(-1, members)]
+    groups: list[list[int]] = ranks.transpose(*fixed, *free).reshape(-1, members).tolist()
+    return groups
 
 
 def axis_groups(parallel: ParallelConfig, world_size: int) -> dict[str, list[list[int]]]:
