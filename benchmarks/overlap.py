@@ -32,11 +32,12 @@ from torch import nn
 
 from benchmarks.bubble import last_exactly
 from labkit.ranks.pool import WarmPool
-from minimegatron.comm.async_ops import Started, transport
+from minimegatron.comm.async_ops import transport
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.collectives import barrier
+from minimegatron.comm.gloo import GlooTransport
 from minimegatron.comm.mesh import Mesh
-from minimegatron.comm.shared_memory import SharedMemory
+from minimegatron.comm.transport import Started
 from minimegatron.config import OptimizerConfig, ParallelConfig
 from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.data.ddp import DistributedDataParallel
@@ -99,7 +100,7 @@ class Sleepers(nn.Module):
         return self.last(x)
 
 
-class Link(SharedMemory):
+class Link(GlooTransport):
     """A network that carries one message after the other.
 
     Args:

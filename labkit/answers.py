@@ -1,4 +1,4 @@
-"""Answers to a lab's exercises other than its solution: what the tests of its checks judge (`tests/course`).
+"""Answers to a lab's exercises beside its solution, right and wrong; `tests/course` judges them to test the checks.
 
 | in the lab's folder                       | holds                                                              |
 |-------------------------------------------|--------------------------------------------------------------------|
@@ -8,8 +8,8 @@
 | `mistakes.py`                             | RIGHT and WRONG, {exercise: [`Edit`, ...]}: the solution, changed  |
 |                                           | EQUIVALENT, {exercise: [`Same`, ...]}: mutants that are right      |
 
-A wrong answer loses points, and what the learner reads contains the words of `told`. Alternatives stand between ` | `;
-without words it is enough that points are lost.
+A wrong answer must lose points, and the learner must read the words of `told`. ` | ` separates alternatives. Without
+words a loss of points is enough.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A check's disk, which is in the judge's process: there is known what a program does to it, and there the killer sits.
+"""A check's disk in the judge's process, which sees every change that a program makes and kills the program at one.
 
-The problem in a sentence: a program could hide an operation from a killer that lives in its own process.
+The problem in a sentence: a program could hide a change from a killer that lives in its own process.
 
     drive, in the learner's process            judge's process
       disk = JudgedDisk()
@@ -9,8 +9,8 @@ The problem in a sentence: a program could hide an operation from a killer that 
       disk.restart()                   --->    what is left stays
       exercise.save(disk, ...)         --->    mkdir, write, ...
 
-The judge finds in `evidence.disk` a run for each `begin`: `kill_at`, and `log`, every change with its arguments, where
-`("restart",)` stands between programs. `labkit.disk.replay` makes of it what a power cut can leave after each change.
+`evidence.disk` holds a run for each `begin`: `kill_at`, and `log`, every change with its arguments; `("restart",)`
+stands between two programs. From the log `labkit.disk.replay` computes what a power cut can leave after each change.
 """
 
 from __future__ import annotations

@@ -7,10 +7,9 @@
     guessed("gpus", 7.3, "GPUs")
     it is 7.3 GPUs; you guessed 12
 
-Guesses are kept in `.work/<lab>/guesses.json`, so that they outlive a kernel. The cell has the last word: with None in
-it a guess that was kept is forgotten, so a lab that is run untouched always shows the same text; with what is no number
-an earlier guess stays. A file that cannot be
-read or written costs the guess and nothing else; no mark depends on one.
+Guesses are kept in `.work/<lab>/guesses.json`, so that they outlive a kernel. The cell has the last word: None forgets
+an earlier guess, so that an untouched lab always shows the same text; a value that is no number leaves it as it was. A
+file that cannot be read or written costs the guess and nothing else: no mark depends on it.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 The problem in a sentence: what makes flash attention fast is what it does *not* move, and torch does not count that.
 
-So the tensors of one attention live in a `Memory`. Code that stands for a kernel loads rows, computes on these tiles,
-and stores rows; what it loads and stores is counted, in numbers (times the size of one: bytes).
+The tensors of one attention live in a `Memory`. Code that stands for a kernel loads rows, computes on these tiles, and
+stores rows. The `Memory` counts the numbers that are loaded and stored.
 
-In a check these tensors live in the judge's process (`labkit/beside.py`), and `JudgedMemory` asks it for rows: the
-learner's process has no other way to them, so what is counted there is what moved.
+In a check these tensors live in the judge's process (`labkit/beside.py`), and `JudgedMemory` asks it for rows. The
+learner's process has no other way to them, so the count is what moved.
 """
 
 from __future__ import annotations

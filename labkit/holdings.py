@@ -1,9 +1,8 @@
 """Memory that a learner's objects hold, in whatever form: beside tensors that an operation made.
 
-`OpRecorder` sees each tensor that comes out of an operation. State in a numpy array, in bytes or in a list of numbers
-comes out of none, nor does a tensor that lies over an array (`torch.from_numpy`). So `alive` looks at both ends: what
-operations made and is still there, and what can be reached, from attribute to attribute, from the learner's modules
-and from the inputs:
+`OpRecorder` sees each tensor that an operation makes. It does not see a numpy array, bytes, a list of numbers, or a
+tensor over an array (`torch.from_numpy`). So `alive` counts the tensors that operations made and that still exist, and
+all that can be reached, attribute by attribute, from the learner's modules and from the inputs:
 
 | found                                          | counts                                                          |
 |------------------------------------------------|-----------------------------------------------------------------|

@@ -1,10 +1,10 @@
 """Launches of a learner's kernels in the judge's process: asked for over a line, counted and kept where they happen.
 
-The problem in a sentence: an object in place of `Kernel`, torch behind a kernel that copies, counts that Python wrote:
-all look the same to a check that asks the learner's process what its kernel did.
+The problem in a sentence: a check that asks the learner's process what its kernel did cannot tell a kernel from an
+object in place of `Kernel`, from torch behind a kernel that only copies, or from counts that Python wrote.
 
-The learner's process says which text, with which arguments, on how many threads. What it gets back is the contents of
-the arrays that are not const. The judge gets, of each launch, what it was given and what came of it:
+The learner's process names the kernel's text, its arguments and the number of threads, and gets back the contents of
+the arrays that are not const. The judge gets the inputs and the results of each launch:
 
 | entry       | what                                                                                              |
 |-------------|---------------------------------------------------------------------------------------------------|
@@ -18,15 +18,15 @@ the arrays that are not const. The judge gets, of each launch, what it was given
 | `counts`    | as `Kernel.counts`, of the launch on other numbers where there is one                             |
 | `note`      | what explains a wrong result; `error` and `line`: why the launch failed                           |
 
-Arrays that are not const hold NaN before a launch, whatever the learner put there: a kernel writes them, and what was
-in them before can be no answer. Each launch is run in several orders of its threads, from the same start.
+Arrays that are not const hold NaN before a launch, whatever the learner put there, so that old contents are no answer.
+Each launch runs in several orders of its threads, from the same start.
 
-What goes back to the learner's process is marked: the last bit of some floats is turned, no one knows of which. So a
-result that torch computed beside a kernel is not the one that the kernel wrote, though both are right (`marked`).
+What goes back to the learner's process is marked: the last bits of some floats, drawn at random, are flipped. A result
+that torch computed beside the kernel lacks the mark, though it is right too (`marked`).
 
-A number that a kernel is passed can hold what Python has computed from an array: enough integers hold anything. So it
-is launched once more with the same numbers and other arrays, which nobody knows before: there what Python computed is
-wrong, and what the kernel computes is right. `other` is None where that launch fails.
+Python could compute the answer and pass it to the kernel as numbers: enough integers hold anything. So each launch is
+repeated with the same numbers and with arrays that nobody knows before. There numbers that Python computed are wrong,
+and a kernel that computes is right. `other` is None where the repeated launch fails.
 """
 
 from __future__ import annotations

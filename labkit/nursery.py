@@ -73,7 +73,9 @@ def serve(sock: socket.socket, folder: str, refused: list[str]) -> None:
     Args:
         refused: calls to the kernel that fail, as on a machine that does not allow them; for tests.
     """
+    gc.disable()  # while it imports, of which it takes a quarter
     importlib.import_module(_PRELOAD).rehearse()
+    gc.enable()
     if refused:
         seccomp.refuse(*refused)
     scratch = tempfile.mkdtemp(dir=folder)

@@ -7,8 +7,8 @@
 | `best_of`     | of several ways to do one thing the events of each one's fastest run                    |
 | `travels`     | each gather and reduce-scatter, from its start to the end of the wait for it            |
 
-Times come from a machine that has other work: the fastest of several runs is what the machine can do, and runs of
-different ways alternate, so that a slow moment meets all of them.
+The machine has other work, so the fastest of several runs counts; runs of different ways alternate, so that a slow
+moment meets all of them.
 """
 
 from __future__ import annotations

@@ -24,6 +24,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class MinimegatronError(Exception):
@@ -126,6 +129,14 @@ def ranges(ranks: Iterable[int]) -> str:
         else:
             runs.append([r, r])
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def ranks_by_value(values: Iterable[T], ranks: Iterable[int]) -> dict[T, list[int]]:
+    """{value: the ranks that have it}, from the value of each rank."""
+    ranks_of: dict[T, list[int]] = {}
+    for rank, value in zip(ranks, values, strict=True):
+        ranks_of.setdefault(value, []).append(rank)
+    return ranks_of
 
 
 def named(ranks: Iterable[int]) -> str:

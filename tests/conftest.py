@@ -40,9 +40,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out what is marked `thorough`, unless it was asked for by option or by its own name."""
     named = any("::" in argument for argument in config.args)
     if not (config.getoption("--thorough") or named):
-        left = [item for item in items if item.get_closest_marker("thorough")]
-        config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if item not in set(left)]
+        left = {item for item in items if item.get_closest_marker("thorough")}
+        config.hook.pytest_deselected(items=[item for item in items if item in left])
+        items[:] = [item for item in items if item not in left]
 
 
 def pytest_collection_finish() -> None:

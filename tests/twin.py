@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from typing import Any
 
 import torch
@@ -78,7 +79,7 @@ class Case:
             {**self.layout, **how.get(self.sharding, {"data_parallel_sharding_strategy": self.sharding})}
         )
 
-    @property
+    @functools.cached_property
     def config(self) -> TransformerConfig:
         sizes: dict[str, Any] = {
             "num_layers": 2,
@@ -235,16 +236,17 @@ def twin_key(case: Case, dp: int) -> str:
 
 
 def compare_all(rank: int, world: int, cases: list[Case]) -> list[dict[str, Any]]:
-    """`compare_with_serial` for cases on equally many ranks; what differs in its layout alone has the same twin."""
-    twins: dict[str, tuple[float, dict[str, torch.Tensor]]] = {}
-    reports = []
-    for case in cases:
-        mesh = Mesh.build(case.parallel)
-        key = twin_key(case, mesh.dp.size)
-        if key not in twins:
-            twins[key] = serial_gradients(case, mesh.dp.size)
-        reports.append(_compare(case, mesh, *twins[key]))
-    return reports
+    """`compare_with_serial` for cases on equally many ranks.
+
+    Cases that differ in their layout alone have the same twin. Each rank computes its share of the twins for all.
+    """
+    keys = [twin_key(case, case.parallel.data_parallel_size(world)) for case in cases]
+    wanted = list(dict(zip(keys, cases, strict=True)).items())[rank::world]
+    mine = {key: serial_gradients(case, case.parallel.data_parallel_size(world)) for key, case in wanted}
+    twins = {
+        key: twin for part in gather_objects(mine, Mesh.build(ParallelConfig()).world) for key, twin in part.items()
+    }
+    return [_compare(case, Mesh.build(case.parallel), *twins[key]) for case, key in zip(cases, keys, strict=True)]
 
 
 def compare_with_serial(

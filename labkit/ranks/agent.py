@@ -20,6 +20,7 @@ What happened to which rank is also written to `agent.json` in the run directory
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import logging
 import os
@@ -72,10 +73,12 @@ def main(argv: list[str]) -> int:
     os.environ[AGENT] = str(os.getpid())
     os.environ.setdefault(TOKEN, uuid.uuid4().hex)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    gc.disable()  # while it imports, of which it takes a quarter
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    gc.enable()
     signals = _quiet_signals()
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     args = run.parse_args(argv)

@@ -52,7 +52,7 @@ from labkit.ranks.fork_server import ENVIRONMENT, obey, reap, send
 from minimegatron import trace
 from minimegatron.comm.async_ops import publish_waiting, set_transport
 from minimegatron.comm.fingerprints import fingerprints
-from minimegatron.comm.shared_memory import SharedMemory
+from minimegatron.comm.gloo import GlooTransport
 from minimegatron.launch import procs
 from minimegatron.launch.error_report import is_consequence
 
@@ -205,7 +205,7 @@ def _join_group(job: Job) -> None:
         world_size=job.world,
         timeout=datetime.timedelta(seconds=job.timeout),
     )
-    set_transport(SharedMemory())
+    set_transport(GlooTransport())
     dist.barrier()
 
 

@@ -31,12 +31,13 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from minimegatron.checkpoint.disk import UNREADABLE, disk, sync_folder, write_durable
+from minimegatron.checkpoint.disk import UNREADABLE, disk, write_bytes
 from minimegatron.checkpoint.manifest import NAME, Manifest
 from minimegatron.checkpoint.shard_file import read_header, sha256_of
+from minimegatron.data.publish import sync
 from minimegatron.errors import CheckpointError
 
 _LOCK = ".lock"
@@ -139,12 +140,12 @@ def stage(root: Path, step: int, run_id: str) -> Path:
 def publish(staged: Path, root: Path, manifest: Manifest) -> Path:
     """Write the manifest and make the checkpoint visible."""
     text = manifest.dumps()
-    write_durable(staged / NAME, len(text), lambda file: file.write(text))
+    write_bytes(staged / NAME, text)
     final = folder_of(root, manifest.step)
     with disk(final):
-        sync_folder(staged)
+        sync(staged)
         os.rename(staged, final)  # onto a folder that is not empty it fails
-        sync_folder(root)
+        sync(root)
     return final
 
 
@@ -167,7 +168,7 @@ def retire(root: Path, keep: Keep) -> list[int]:
         for step, hidden in hidden_of.items():
             os.rename(folder_of(root, step), hidden)  # from here on it is no checkpoint
         if removed:
-            sync_folder(root)  # nor after a power cut, which might bring a name back and not the files
+            sync(root)  # nor after a power cut, which might bring a name back and not the files
         for hidden in hidden_of.values():
             shutil.rmtree(hidden)
     return removed
@@ -200,7 +201,7 @@ def _match(path: Path) -> re.Match[str] | None:
 
 
 def complete(root: Path) -> dict[int, Manifest]:
-    """Those of them whose manifest is whole, ascending by step."""
+    """{step: manifest} of the checkpoints whose manifest is whole, ascending by step."""
     steps, manifests = None, dict[int, Manifest]()
     while steps != (steps := published(root)):
         manifests = {}
@@ -210,8 +211,29 @@ def complete(root: Path) -> dict[int, Manifest]:
     return manifests
 
 
+def choose(root: Path, steps: Sequence[int], step: int | None, what: str = "checkpoint") -> int:
+    """Which of a folder's checkpoints is meant.
+
+    Args:
+        root: the folder.
+        steps: of those that may be chosen, ascending.
+        step: that was asked for; default the newest.
+        what: for the error.
+
+    Raises:
+        CheckpointError: there is no such one.
+    """
+    if steps and (step is None or step in steps):
+        return steps[-1] if step is None else step
+    raise CheckpointError(
+        f"no {what}" + (f" of step {step}" if step is not None else ""),
+        where=str(root),
+        fix=f"there are {', '.join(map(str, steps))}" if steps else "give the folder that --save named",
+    )
+
+
 def read_manifest(root: Path, step: int) -> Manifest:
-    """Of a checkpoint by its step.
+    """The manifest of a checkpoint.
 
     Raises:
         CheckpointError: it is damaged, or that of another step.
@@ -225,10 +247,10 @@ def read_manifest(root: Path, step: int) -> Manifest:
 
 
 def verify_names(folder: Path, manifest: Manifest) -> None:
-    """There is no file that the manifest does not name.
+    """Refuse files that the manifest does not name.
 
     Raises:
-        CheckpointError: names those that there are.
+        CheckpointError: there are some; names them.
     """
     with disk(folder, UNREADABLE):
         extra = {path.name for path in folder.iterdir()} - manifest.files.keys() - {NAME}
@@ -241,7 +263,7 @@ def verify_names(folder: Path, manifest: Manifest) -> None:
 
 
 def verify(folder: Path, manifest: Manifest, files: Iterable[str] | None = None) -> None:
-    """Hold files against the manifest, all their bytes.
+    """Compare files with the manifest: length, header and hash.
 
     Args:
         files: which; default all.
@@ -256,10 +278,10 @@ def verify(folder: Path, manifest: Manifest, files: Iterable[str] | None = None)
 
 
 def verify_header(folder: Path, manifest: Manifest, name: str) -> None:
-    """A file is there, as long as it was, and of this step and run by its own words.
+    """Compare a file's length, and the step and run in its header, with the manifest.
 
     Raises:
-        CheckpointError: it is not.
+        CheckpointError: it is missing, or another one.
     """
     path = folder / name
     if path.is_symlink() or not path.is_file():
@@ -279,10 +301,10 @@ def verify_header(folder: Path, manifest: Manifest, name: str) -> None:
 
 
 def verify_hash(folder: Path, manifest: Manifest, name: str, length_and_hash: tuple[int, str]) -> None:
-    """What was read of a file, its length and hash, is what was written.
+    """Compare the length and hash of what was read of a file with the manifest.
 
     Raises:
-        CheckpointError: it is not.
+        CheckpointError: the file is not what was written.
     """
     if length_and_hash != manifest.files[name]:
         raise CheckpointError("is not what was written: its SHA-256 differs", where=str(folder / name), fix=OLDER)

@@ -28,8 +28,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from minimegatron.checkpoint.disk import disk, staged, sync_folder, write_durable
+from minimegatron.checkpoint.disk import disk, staged, write_bytes
 from minimegatron.checkpoint.hf_config import TOKENS, read_json
+from minimegatron.data.publish import sync
 from minimegatron.errors import CheckpointError
 
 FOLDER = "huggingface"
@@ -84,7 +85,7 @@ def of_run(published: Files, tokenizer: Files, ids: Mapping[str, int]) -> Files:
         ids: of `TOKENS`, as the run's tokenizer has them.
     """
     if not published:
-        return {**tokenizer, GENERATION: _json(dict(ids))}
+        return {**tokenizer, GENERATION: to_json(dict(ids))}
     published_tokenizer = {name: content for name, content in published.items() if name not in (CONFIG, GENERATION)}
     if not tokenizer or tokenizer == published_tokenizer:
         return published
@@ -95,12 +96,12 @@ def of_run(published: Files, tokenizer: Files, ids: Mapping[str, int]) -> Files:
     eos = ids_of_folder.get("eos_token_id")
     known = eos if isinstance(eos, list) else [] if eos is None else [eos]
     if (eod := ids["eos_token_id"]) not in known:  # of another tokenizer: texts end with it, so answers may, too
-        kept[GENERATION] = _json({**ids_of_folder, "eos_token_id": [*known, eod] if known else eod})
+        kept[GENERATION] = to_json({**ids_of_folder, "eos_token_id": [*known, eod] if known else eod})
     return {**tokenizer, **kept}
 
 
 def keep(root: Path, files: Files) -> str:
-    """Write the files into the folder beside the checkpoints, where they are not there already; returns their hash.
+    """Write the files into the folder beside the checkpoints, unless it has them already; returns their hash.
 
     Raises:
         CheckpointError: the disk is full, gone, or not ours to write on.
@@ -117,7 +118,7 @@ def keep(root: Path, files: Files) -> str:
 
 def digest(files: Files) -> str:
     """A hash of names and contents."""
-    return hashlib.sha256(_json({name: hashlib.sha256(files[name]).hexdigest() for name in files})).hexdigest()
+    return hashlib.sha256(to_json({name: hashlib.sha256(files[name]).hexdigest() for name in files})).hexdigest()
 
 
 def verified(folder: Path, saved_hash: str | None) -> Path | None:
@@ -143,11 +144,11 @@ def verified(folder: Path, saved_hash: str | None) -> Path | None:
 def _write(files: Files, folder: Path) -> None:
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
-        write_durable(folder / name, len(content), lambda file, of=content: file.write(of))  # type: ignore[misc]
-    sync_folder(folder)
+        write_bytes(folder / name, content)
+    sync(folder)
 
 
-def _json(value: Mapping[str, Any]) -> bytes:
+def to_json(value: Mapping[str, Any]) -> bytes:
     return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
 
 

@@ -31,8 +31,9 @@ from minimegatron.checkpoint.hf_config import (
     read_json,
 )
 from minimegatron.checkpoint.huggingface import as_theirs, open_published, write_published
+from minimegatron.checkpoint.megatron_optimizer import WEIGHTS_ONLY, continued, optimizer_state
 from minimegatron.checkpoint.ours import Checkpoint, Continued, write_checkpoint
-from minimegatron.checkpoint.regions import Logical, logical_shape
+from minimegatron.checkpoint.regions import Logical
 from minimegatron.checkpoint.sources import Cast, Described, Source, Together, View, shown
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
@@ -169,9 +170,9 @@ def _open_megatrons(folder: Path, step: int | None, vocab_size: int | None, comp
     embedding = weights.tensors.get("embedding.word_embeddings.weight")
     dtype = _DTYPES.get(embedding.dtype) if embedding is not None else None
     config = config.replace(params_dtype=dtype or config.params_dtype)
-    optimizer_state = megatron.optimizer_state(theirs, common)
-    reads = functools.partial(megatron.continued, theirs, common)
-    return Model("torch_dist", config, weights, companions, optimizer_state, reads)
+    described = optimizer_state(theirs, common)
+    reads = functools.partial(continued, theirs, common)
+    return Model("torch_dist", config, weights, companions, described, reads)
 
 
 def checked(model: Model, dtype: str | None) -> tuple[TransformerConfig, Source]:
@@ -209,7 +210,7 @@ def checked(model: Model, dtype: str | None) -> tuple[TransformerConfig, Source]
 
 
 def goes_on(model: Model, config: TransformerConfig, weights: Source) -> Continued:
-    """What a run goes on with that loads these weights, which `checked` has returned.
+    """The optimizer's state and the counters that belong to weights from `checked`, for a run that goes on.
 
     Raises:
         CheckpointError: it is not read, or not from this format; or the weights are rounded, and what was the main
@@ -218,7 +219,8 @@ def goes_on(model: Model, config: TransformerConfig, weights: Source) -> Continu
     if model.continued is None or config.params_dtype != model.config.params_dtype:
         cannot = "does not read" if model.continued is None else f"to {config.params_dtype} does not take over"
         raise CheckpointError(
-            f"the folder holds {model.optimizer_state}, which a conversion {cannot}", fix=megatron.WEIGHTS_ONLY
+            f"the folder holds {model.optimizer_state}, which a conversion {cannot}",
+            fix=WEIGHTS_ONLY,
         )
     return model.continued(config, weights)
 
@@ -340,7 +342,7 @@ def logical_tensors(config: TransformerConfig) -> dict[str, Described]:
     """Names, shapes and dtypes of a model's weights, without padding."""
     with torch.device("meta"):
         model = build_stage(config, Mesh.serial())
-    return {name: Described(param.dtype, logical_shape(layout_of(param))) for name, param in logical_parameters(model)}
+    return {name: Described(param.dtype, layout_of(param).unpadded_shape) for name, param in logical_parameters(model)}
 
 
 def fill(tensors: Mapping[str, Logical], model: Model, params_dtype: str) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
+from minimegatron.data.publish import sync
 from minimegatron.errors import CheckpointError
 
 T = TypeVar("T")
@@ -60,23 +61,15 @@ def write_durable(path: Path, size: int, write: Callable[[BinaryIO], T]) -> T:
     return result
 
 
-def sync_folder(folder: Path) -> None:
-    """Have the disk confirm the names in a folder."""
-    _sync(folder)
+def write_bytes(path: Path, content: bytes) -> None:
+    """`write_durable` of a small file."""
+    write_durable(path, len(content), lambda file: file.write(content))
 
 
 def sync_all(folder: Path) -> None:
     """Have the disk confirm every file below a folder and every name."""
     for path in reversed([folder, *folder.rglob("*")]):
-        _sync(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(path)
 
 
 @contextlib.contextmanager
@@ -96,7 +89,7 @@ def staged(folder: Path) -> Iterator[Path]:
         with disk(folder):
             sync_all(hidden)
             os.rename(hidden, folder)
-            sync_folder(folder.parent)
+            sync(folder.parent)
     except BaseException:
         shutil.rmtree(hidden, ignore_errors=True)
         raise

@@ -33,7 +33,6 @@ and no more than one tensor is in memory. Megatron's counterpart is Megatron-Bri
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -41,10 +40,9 @@ from typing import Any
 
 import torch
 
-from minimegatron.checkpoint.companions import copy_companions
-from minimegatron.checkpoint.disk import files_in, staged, write_durable
+from minimegatron.checkpoint.companions import copy_companions, to_json
+from minimegatron.checkpoint.disk import files_in, staged, write_bytes
 from minimegatron.checkpoint.hf_config import read_config, read_json
-from minimegatron.checkpoint.shard_file import write_shard
 from minimegatron.checkpoint.sources import (
     Copy,
     Described,
@@ -58,6 +56,7 @@ from minimegatron.checkpoint.sources import (
     in_files,
     shown,
     whole,
+    write_file,
 )
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError
@@ -355,24 +354,13 @@ def write_published(
 
 
 def _write(source: Source, config: Mapping[str, Any], folder: Path, max_shard_size: int) -> None:
-    files = list(in_files(source.tensors.items(), max_shard_size))
+    files = in_files(source.tensors, max_shard_size)
     weight_map: dict[str, str] = {}
     for i, tensors in enumerate(files):
         name = SINGLE if len(files) == 1 else f"model-{i + 1:05d}-of-{len(files):05d}.safetensors"
-        described = dict(tensors)
-        write_durable(
-            folder / name,
-            sum(one.nbytes for one in described.values()),
-            lambda file, of=described: write_shard(file, of, {"format": "pt"}, source.read),  # type: ignore[misc]
-        )
-        weight_map |= dict.fromkeys(described, name)
+        write_file(folder / name, tensors, {"format": "pt"}, source.read)
+        weight_map |= dict.fromkeys(tensors, name)
     if len(files) > 1:
         total = sum(d.nbytes for d in source.tensors.values())
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        _write_json(folder / INDEX, index)
-    _write_json(folder / "config.json", config)
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    text = (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
-    write_durable(path, len(text), lambda file: file.write(text))
+        write_bytes(folder / INDEX, to_json({"metadata": {"total_size": total}, "weight_map": weight_map}))
+    write_bytes(folder / "config.json", to_json(config))

@@ -1,6 +1,6 @@
-"""The tensors of a checkpoint read: the regions that each rank wants, or any box of one tensor.
+"""Reads the tensors of a checkpoint: the regions that each rank wants, or any box of one tensor.
 
-The problem in a sentence: a run in another layout wants boxes that nobody has written as they are.
+The problem in a sentence: a run in another layout wants other boxes than those that were written.
 
 A wanted box is the sum of its intersections with the boxes that were written. Each rank finds its own from the
 manifest, without a message; every stored region is read once, file by file, from its beginning to its end. Files that
@@ -10,28 +10,21 @@ are to be verified are hashed while they are read, also where nothing in them is
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 from minimegatron.checkpoint.commit import OLDER, verify_hash, verify_header
 from minimegatron.checkpoint.disk import UNREADABLE, disk
 from minimegatron.checkpoint.manifest import Manifest, Stored
-from minimegatron.checkpoint.regions import Box, Logical
+from minimegatron.checkpoint.regions import Box, Logical, Region
 from minimegatron.checkpoint.shard_file import DTYPES, Entry, HashedFile, bytes_of, is_plain, read_header, read_tensor
-from minimegatron.checkpoint.sources import Described, intersection, read_box, whole
+from minimegatron.checkpoint.sources import Described, assemble, inside, intersection, read_box, slices
 from minimegatron.comm.agree import on_all_ranks
 from minimegatron.comm.axis import Axis
 from minimegatron.errors import CheckpointError
-
-
-class Part(NamedTuple):
-    """A box of a stored region, and the memory where it is wanted."""
-
-    box: Box
-    target: torch.Tensor
 
 
 class CheckpointFiles:
@@ -49,20 +42,11 @@ class CheckpointFiles:
 
     def read(self, name: str, box: Box | None = None) -> torch.Tensor:
         """A box of a tensor, default all of it."""
-        dtype, shape = self.tensors[name]
-        box = whole(shape) if box is None else box
-        result: torch.Tensor | None = None
-        for stored in self.manifest.tensors[name].regions:
-            common = intersection(stored.box, box)
-            if common is None:
-                continue
-            part = read_box(self.folder / stored.file, self.entry(name, stored), _inside(common, stored.box))
-            if common == list(box):
-                return part
-            if result is None:
-                result = torch.empty([b - a for a, b in box], dtype=dtype)
-            result[_slices(_inside(common, box))] = part
-        return torch.empty([b - a for a, b in box], dtype=dtype) if result is None else result
+        regions = self.manifest.tensors[name].regions
+        return assemble(self.tensors[name], box, [(r.box, partial(self._read_region, name, r)) for r in regions])
+
+    def _read_region(self, name: str, stored: Stored, box: Sequence[tuple[int, int]]) -> torch.Tensor:
+        return read_box(self.folder / stored.file, self.entry(name, stored), inside(box, stored.box))
 
     def entry(self, name: str, stored: Stored) -> Entry:
         """Where a region of a tensor lies in its file.
@@ -102,12 +86,12 @@ def read_tensors(
 
 
 def _read(tensors: Mapping[str, Logical], files: CheckpointFiles, hashed: Collection[str]) -> None:
-    wanted: dict[str, list[tuple[str, Stored, list[Part]]]] = {}  # by file
+    wanted: dict[str, list[tuple[str, Stored, list[Region]]]] = {}  # by file; boxes of what is stored
     for name, tensor in tensors.items():
         for stored in files.manifest.tensors[name].regions:
             common = [(part, intersection(stored.box, part.box)) for part in tensor.parts]
             parts = [
-                Part(_inside(box, stored.box), part.data.detach()[_slices(_inside(box, part.box))])
+                Region(inside(box, stored.box), part.data.detach()[slices(inside(box, part.box))])
                 for part, box in common
                 if box is not None
             ]
@@ -130,21 +114,12 @@ def _read(tensors: Mapping[str, Logical], files: CheckpointFiles, hashed: Collec
                 verify_hash(folder, manifest, name, (file.at, file.sha256()))
 
 
-def _fill(file: BufferedReader | HashedFile, entry: Entry, parts: Sequence[Part], memory: bytearray) -> None:
+def _fill(file: BufferedReader | HashedFile, entry: Entry, parts: Sequence[Region], memory: bytearray) -> None:
     """Read one stored region, and put its boxes where they are wanted."""
-    target = parts[0].target
+    target = parts[0].data
     if len(parts) == 1 and target.shape == entry.shape and target.dtype == entry.dtype and is_plain(target):
         read_tensor(file, entry, bytes_of(target))
         return
     tensor = read_tensor(file, entry, memory)
     for part in parts:
-        part.target.copy_(tensor[_slices(part.box)])
-
-
-def _inside(box: Sequence[tuple[int, int]], outer: Sequence[tuple[int, int]]) -> Box:
-    """A box in the coordinates of another one that contains it."""
-    return tuple((a - o, b - o) for (a, b), (o, _) in zip(box, outer, strict=True))
-
-
-def _slices(box: Box) -> tuple[slice, ...]:
-    return tuple(slice(a, b) for a, b in box)
+        part.data.copy_(tensor[slices(part.box)])

@@ -18,18 +18,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from minimegatron.checkpoint.commit import complete, folder_of, verify
+from minimegatron.checkpoint.commit import choose, complete, folder_of, verify
 from minimegatron.checkpoint.companions import FOLDER, keep
 from minimegatron.checkpoint.companions import files_in as companion_files
-from minimegatron.checkpoint.disk import files_in, staged, write_durable
+from minimegatron.checkpoint.disk import files_in, staged, write_bytes
 from minimegatron.checkpoint.load import CheckpointFiles
 from minimegatron.checkpoint.manifest import NAME, Manifest, Stored, StoredTensor, key_of
 from minimegatron.checkpoint.regions import Box
 from minimegatron.checkpoint.save import file_name
-from minimegatron.checkpoint.shard_file import NAMES, write_shard
-from minimegatron.checkpoint.sources import Described, Source, Together, in_files, whole
+from minimegatron.checkpoint.shard_file import NAMES
+from minimegatron.checkpoint.sources import Described, Source, Together, in_files, matrices, write_file
 from minimegatron.config import TransformerConfig
-from minimegatron.errors import CheckpointError
 
 _PREFIX = "model."
 SCALES = (".amax_history", ".scale")  # of FP8: how a run computes, no weights
@@ -50,12 +49,7 @@ class Continued(NamedTuple):
 
 
 def _chosen(root: Path, step: int | None) -> Path:
-    steps = list(complete(root))
-    if not steps or (step is not None and step not in steps):
-        fix = f"choose among {', '.join(map(str, steps))}" if steps else "give the folder that --save named"
-        what = "no complete checkpoint" + (f" of step {step}" if steps else "")
-        raise CheckpointError(what, where=str(root), fix=fix)
-    return folder_of(root, steps[-1] if step is None else step)
+    return folder_of(root, choose(root, [*complete(root)], step, "complete checkpoint"))
 
 
 def config_of(root: Path, step: int | None = None) -> TransformerConfig:
@@ -133,11 +127,11 @@ def write_checkpoint(
 
 def _write(source: Source, config: TransformerConfig, folder: Path, max_shard_size: int, run: Continued) -> None:
     folder.mkdir()
-    boxes = {key_of(name, box): (name, box) for name, box in _regions(source)}
+    boxes = {key_of(n, box): (n, box) for n, (_, shape) in source.tensors.items() for box in matrices(shape)}
     sizes = {
         key: Described(source.tensors[name].dtype, tuple(b - a for a, b in box)) for key, (name, box) in boxes.items()
     }
-    run_id, groups = secrets.token_hex(8), list(in_files(sizes.items(), max_shard_size))
+    run_id, groups = secrets.token_hex(8), in_files(sizes, max_shard_size)
     header = {"step": str(run.step), "run_id": run_id}
     files: dict[str, tuple[int, str]] = {}
     regions: dict[str, list[Stored]] = {name: [] for name in source.tensors}
@@ -147,27 +141,11 @@ def _write(source: Source, config: TransformerConfig, folder: Path, max_shard_si
 
     for i, group in enumerate(groups):
         file = file_name(i, len(groups))
-        described = dict(group)
-        files[file] = write_durable(
-            folder / file,
-            sum(one.nbytes for one in described.values()),
-            lambda out, of=described: write_shard(out, of, header, read),  # type: ignore[misc]
-        )
-        for name, box in (boxes[key] for key, _ in group):
+        files[file] = write_file(folder / file, group, header, read)
+        for name, box in map(boxes.__getitem__, group):
             regions[name].append(Stored.of(name, box, file))
     tensors = {
         name: StoredTensor(NAMES[dtype], shape, tuple(regions[name])) for name, (dtype, shape) in source.tensors.items()
     }
     text = Manifest(run.step, run_id, files, tensors, {**run.state, "model": config.to_dict(), "layout": {}}).dumps()
-    write_durable(folder / NAME, len(text), lambda out: out.write(text))
-
-
-def _regions(source: Source) -> list[tuple[str, Box]]:
-    """Every tensor whole, of a stack each matrix by itself."""
-    regions: list[tuple[str, Box]] = []
-    for name, (_, shape) in source.tensors.items():
-        if len(shape) == 3:
-            regions += [(name, ((e, e + 1), *whole(shape[1:]))) for e in range(shape[0])]
-        else:
-            regions.append((name, whole(shape)))
-    return regions
+    write_bytes(folder / NAME, text)

@@ -75,11 +75,6 @@ def boxes_of_slice(shape: Sequence[int], start: int, stop: int) -> Iterator[tupl
         yield from boxes_of_slice(shape, tail * row, stop)
 
 
-def logical_shape(layout: ParamLayout) -> tuple[int, ...]:
-    """Of the tensor without padding."""
-    return layout.shape if layout.rows is None else (layout.rows, *layout.shape[1:])
-
-
 def regions(layout: ParamLayout, data: torch.Tensor, piece: slice | None = None) -> list[Region]:
     """What a rank's tensor holds of the logical one.
 

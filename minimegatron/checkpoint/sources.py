@@ -19,15 +19,16 @@ and both are made from the same list of `Copy`, read from left to right or from 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
 
-from minimegatron.checkpoint.disk import UNREADABLE, disk
+from minimegatron.checkpoint.disk import UNREADABLE, disk, write_durable
 from minimegatron.checkpoint.regions import Box
-from minimegatron.checkpoint.shard_file import Entry, read_header, read_tensor
+from minimegatron.checkpoint.shard_file import Entry, read_header, read_tensor, write_shard
 from minimegatron.errors import CheckpointError
 
 BLOCK = 1 << 26  # bytes that are copied at once
@@ -61,7 +62,7 @@ class Source(Protocol):
 
 
 def shown(problems: Sequence[str], most: int = 3) -> str:
-    """The first of many lines for an error, indented."""
+    """The first few of many lines, indented, for the text of an error."""
     more = [f"and {len(problems) - most} more"] if len(problems) > most else []
     return "".join(f"\n  {line}" for line in [*problems[:most], *more])
 
@@ -72,7 +73,7 @@ def whole(shape: Sequence[int]) -> Box:
 
 
 def blocks(box: Sequence[tuple[int, int]], itemsize: int) -> Iterator[list[tuple[int, int]]]:
-    """A box by rows, so that no block is larger than `BLOCK`: what is copied into place is small beside the place."""
+    """Cut a box by rows into blocks of at most `BLOCK` bytes: a copy needs little memory besides its target."""
     dim = next((i for i, (a, b) in enumerate(box) if b - a > 1), 0)
     (first, last), inner = box[dim], math.prod(b - a for a, b in box[dim + 1 :])
     step = max(1, BLOCK // max(1, inner * itemsize))
@@ -86,22 +87,80 @@ def intersection(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]
     return common if all(a < b for a, b in common) else None
 
 
-def in_files(tensors: Iterable[tuple[str, Described]], most: int) -> Iterator[list[tuple[str, Described]]]:
+def inside(box: Sequence[tuple[int, int]], outer: Sequence[tuple[int, int]]) -> Box:
+    """A box in the coordinates of another one that contains it."""
+    return tuple((a - o, b - o) for (a, b), (o, _) in zip(box, outer, strict=True))
+
+
+def elements(box: Sequence[tuple[int, int]]) -> int:
+    """How many numbers a box has."""
+    return math.prod(b - a for a, b in box)
+
+
+def slices(box: Sequence[tuple[int, int]]) -> tuple[slice, ...]:
+    """A box as an index of a tensor."""
+    return tuple(slice(a, b) for a, b in box)
+
+
+Piece = tuple[Sequence[tuple[int, int]], Callable[[list[tuple[int, int]]], torch.Tensor]]
+
+
+def assemble(described: Described, box: Box | None, pieces: Iterable[Piece]) -> torch.Tensor:
+    """A box of a tensor that lies in pieces; 0 where no piece is.
+
+    Args:
+        described: the tensor.
+        box: default all of it.
+        pieces: box of each, and what reads a box within it; both in coordinates of the tensor.
+    """
+    dtype, box = described.dtype, whole(described.shape) if box is None else box
+    result: torch.Tensor | None = None
+    for piece, read in pieces:
+        common = intersection(piece, box)
+        if common is None:
+            continue
+        if common == list(box):
+            return read(common)  # nothing else lies in this box
+        if result is None:
+            result = torch.zeros([b - a for a, b in box], dtype=dtype)
+        for block in blocks(common, dtype.itemsize):
+            result[slices(inside(block, box))] = read(block)
+    return torch.zeros([b - a for a, b in box], dtype=dtype) if result is None else result
+
+
+def matrices(shape: Sequence[int]) -> Iterator[Box]:
+    """The boxes of a stack's matrices; of any other tensor the box that is all of it."""
+    if len(shape) < 3:
+        yield whole(shape)
+        return
+    for i in range(shape[0]):
+        for rest in matrices(shape[1:]):
+            yield ((i, i + 1), *rest)
+
+
+def in_files(tensors: Mapping[str, Described], most: int) -> list[dict[str, Described]]:
     """Tensors in their order, as many to a file as `most` bytes allow; one that is larger has a file of its own."""
-    file: list[tuple[str, Described]] = []
+    files: list[dict[str, Described]] = []
     filled = 0
-    for name, described in tensors:
-        if file and filled + described.nbytes > most:
-            yield file
-            file, filled = [], 0
-        file.append((name, described))
+    for name, described in tensors.items():
+        if not files or filled + described.nbytes > most:
+            files.append({})
+            filled = 0
+        files[-1][name] = described
         filled += described.nbytes
-    if file:
-        yield file
+    return files
+
+
+def write_file(
+    path: Path, tensors: Mapping[str, Described], metadata: Mapping[str, str], read: Callable[[str], torch.Tensor]
+) -> tuple[int, str]:
+    """A new safetensors file, confirmed by the disk; `read` gives each tensor as it is written. Its length and hash."""
+    size = sum(described.nbytes for described in tensors.values())
+    return write_durable(path, size, lambda file: write_shard(file, tensors, metadata, read))
 
 
 class InMemory:
-    """Tensors of a table."""
+    """Tensors of a state dict."""
 
     def __init__(self, state: Mapping[str, torch.Tensor]) -> None:
         self._state = state
@@ -109,7 +168,7 @@ class InMemory:
 
     def read(self, name: str, box: Box | None = None) -> torch.Tensor:
         tensor = self._state[name].detach()
-        return tensor if box is None else tensor[tuple(slice(a, b) for a, b in box)]
+        return tensor if box is None else tensor[slices(box)]
 
 
 class SafetensorsFiles:
@@ -156,7 +215,7 @@ class SafetensorsFiles:
 
 
 class Prefixed:
-    """The tensors of a source with a word before their names, but for those that have it, and a head."""
+    """A source with a prefix before its names, except before those that have it and before `lm_head`."""
 
     def __init__(self, source: Source, prefix: str) -> None:
         self.source = source
@@ -168,7 +227,7 @@ class Prefixed:
 
 
 class Together:
-    """The tensors of several sources, those of each behind a word of its own."""
+    """Several sources as one; the names of each begin with a prefix of its own."""
 
     def __init__(self, sources: Mapping[str, Source]) -> None:
         self.where = {word + name: (source, name) for word, source in sources.items() for name in source.tensors}
@@ -190,7 +249,7 @@ def read_box(path: Path, entry: Entry, box: Box | None) -> torch.Tensor:
         if last - first == 1 and len(rest) > 1:  # one expert of a stack: go on inside of it
             inner = Entry(entry.dtype, entry.shape[1:], rows.start, rows.stop)
             return read_box(path, inner, tuple(rest))[None]
-        return read_tensor(file, rows)[(slice(None), *(slice(a, b) for a, b in rest))]
+        return read_tensor(file, rows)[slice(None), *slices(rest)]
 
 
 # ------------------------------------------------------------------------------------------------ other names
@@ -254,7 +313,7 @@ class View:
     Args:
         source: where the numbers are.
         tensors: what the view has; elements that no copy covers are 0 (padding of a vocabulary).
-        copies: from where each part of them comes, `ours` being the view's side.
+        copies: which rows of the source each part of them is; `ours` is the view's side.
     """
 
     def __init__(self, source: Source, tensors: Mapping[str, Described], copies: Iterable[Copy]) -> None:
@@ -265,22 +324,9 @@ class View:
         self._read_last: tuple[str, torch.Tensor] | None = None
 
     def read(self, name: str, box: Box | None = None) -> torch.Tensor:
-        dtype, shape = self.tensors[name]
-        box = whole(shape) if box is None else box
-        sizes = [b - a for a, b in box]
-        result: torch.Tensor | None = None
-        for copy in self.copies[name]:
-            common = intersection(copy.ours.box(shape), box)
-            if common is None:
-                continue
-            if common == list(box):
-                return self._fetch(copy, common)  # nothing else lies in this box
-            if result is None:
-                result = torch.zeros(sizes, dtype=dtype)
-            for block in blocks(common, dtype.itemsize):
-                where = tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(block, box, strict=True))
-                result[where] = self._fetch(copy, block)
-        return torch.zeros(sizes, dtype=dtype) if result is None else result
+        described = self.tensors[name]
+        pieces = [(copy.ours.box(described.shape), partial(self._fetch, copy)) for copy in self.copies[name]]
+        return assemble(described, box, pieces)
 
     def _fetch(self, copy: Copy, box: list[tuple[int, int]]) -> torch.Tensor:
         """The part of a copy that lies in this box of ours, from the source, in our shape."""
@@ -296,7 +342,7 @@ class View:
             if self._read_last is None or self._read_last[0] != theirs.name:
                 self._read_last = None
                 self._read_last = theirs.name, self.source.read(theirs.name)
-            tensor = self._read_last[1][tuple(slice(a, b) for a, b in inner)]
+            tensor = self._read_last[1][slices(inner)]
         else:
             tensor = self.source.read(theirs.name, (*stack, *inner))[(0,) * len(stack)]
         tensor = tensor.t() if turned else tensor

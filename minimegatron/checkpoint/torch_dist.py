@@ -21,7 +21,8 @@ import math
 import pickle
 import re
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -40,7 +41,17 @@ from minimegatron.checkpoint.disk import files_in, staged
 from minimegatron.checkpoint.pickled import Built, read_pickle
 from minimegatron.checkpoint.regions import Box
 from minimegatron.checkpoint.shard_file import Entry
-from minimegatron.checkpoint.sources import Described, Source, intersection, read_box, whole
+from minimegatron.checkpoint.sources import (
+    Described,
+    Source,
+    assemble,
+    elements,
+    inside,
+    intersection,
+    matrices,
+    read_box,
+    whole,
+)
 from minimegatron.errors import CheckpointError
 
 LATEST = "latest_checkpointed_iteration.txt"
@@ -132,19 +143,19 @@ class TorchDist:
                 chunks[offsets] = sizes, self.folder / file, int(info["offset"]), int(info["length"])
 
     def read(self, name: str, box: Box | None = None) -> torch.Tensor:
-        dtype, shape = self.tensors[name]
-        box = whole(shape) if box is None else box
-        result, filled = torch.empty([b - a for a, b in box], dtype=dtype), 0
-        for offsets, (sizes, path, _, _) in self._chunks[name].items():
-            common = intersection([(o, o + n) for o, n in zip(offsets, sizes, strict=True)], box)
-            if common is not None:
-                inner = tuple((a - o, b - o) for (a, b), o in zip(common, offsets, strict=True))
-                part = read_box(path, self._entry(name, offsets), inner)
-                result[tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(common, box, strict=True))] = part
-                filled += part.numel()
-        if filled != result.numel():
+        boxes = {
+            offsets: tuple((o, o + n) for o, n in zip(offsets, sizes, strict=True))
+            for offsets, (sizes, _, _, _) in self._chunks[name].items()
+        }
+        wanted = whole(self.tensors[name].shape) if box is None else box
+        shares = [common for chunk in boxes.values() if (common := intersection(chunk, wanted)) is not None]
+        if sum(map(elements, shares)) != elements(wanted):
             raise CheckpointError(f"the chunks of {name} do not fill it", where=str(self.folder / ".metadata"))
-        return result
+
+        def read(offsets: tuple[int, ...], part: Sequence[tuple[int, int]]) -> torch.Tensor:
+            return read_box(self._chunks[name][offsets][1], self._entry(name, offsets), inside(part, boxes[offsets]))
+
+        return assemble(self.tensors[name], wanted, [(boxes[at], partial(read, at)) for at in boxes])
 
     def _entry(self, name: str, offsets: tuple[int, ...]) -> Entry:
         """Where the numbers of a chunk lie."""
@@ -303,7 +314,7 @@ def write_torch_dist(source: Source, args: Mapping[str, Any], objects: Iterable[
     with (folder / "__0_0.distcp").open("xb") as file:
         for name, (dtype, shape) in source.tensors.items():
             chunks = []
-            for box in _matrices(shape):
+            for box in matrices(shape):
                 offsets, sizes = torch.Size(a for a, _ in box), torch.Size(b - a for a, b in box)
                 start = file.tell()
                 torch.save(source.read(name, box).contiguous().clone(), file)
@@ -321,13 +332,3 @@ def write_torch_dist(source: Source, args: Mapping[str, Any], objects: Iterable[
     backend = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
     text = json.dumps({**backend, "common_backend": "torch", "common_backend_version": 1})
     (folder / "metadata.json").write_text(text)
-
-
-def _matrices(shape: tuple[int, ...]) -> Iterator[Box]:
-    """A tensor whole, a stack matrix by matrix."""
-    if len(shape) < 3:
-        yield whole(shape)
-        return
-    for i in range(shape[0]):
-        for rest in _matrices(shape[1:]):
-            yield ((i, i + 1), *rest)

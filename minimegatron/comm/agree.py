@@ -1,4 +1,4 @@
-"""What all ranks of a group know together: small objects from each, one rank's failure as that of all.
+"""Small objects of each rank for all of them, and a failure of one rank raised on all of them.
 
 The problem in a sentence: a rank that raises alone leaves the others waiting for it.
 

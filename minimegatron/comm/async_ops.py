@@ -17,8 +17,7 @@ this one computes (`parallel/data/param_buffer`), a bucket of gradients is summe
 | `comm/fingerprints`  | compares name, dtype and shape with what the other ranks issue      | tests, labs             |
 | `comm/watchdog`      | keeps a list of what is under way, with a deadline                  | where waits never raise |
 
-A `Transport` moves the bytes. This file has torch's backend and one that moves nothing; `comm/shared_memory` has that
-of ranks on one machine. `set_transport` chooses; layers and collectives know none.
+A `Transport` moves the bytes (`comm/transport`). `set_transport` chooses it; layers and collectives know none.
 
 Transport and observers are module state, because a backward pass may run on autograd's thread, where a context variable
 would be lost; there is one rank a process. Megatron-LM calls `torch.distributed` with `async_op=True`; torch's own
@@ -37,105 +36,24 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from minimegatron import trace
 from minimegatron.comm.axis import ALONE, Axis
+from minimegatron.comm.transport import Started, Transport
 from minimegatron.errors import ranges
 
-# torch 2.13 renamed the two and warns about the old names; torch 2.11 has only those.
-_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
-
-
-# ----------------------------------------------------------------------------------------------------- transports
-
-
-class Started(NamedTuple):
-    """A communication that a transport has begun.
-
-    Attributes:
-        handles: all are waited for: torch's works, or others with `wait()` (and `is_completed()`, for `comm/watchdog`).
-        finish: called after that, to put what has come into its place.
-    """
-
-    handles: Sequence[Any] = ()
-    finish: Callable[[], object] | None = None
-
-
-class Transport:
-    """Moves bytes through torch's backend, whichever that is. Every method begins and does not wait.
-
-    Tensors are contiguous; `output` is where the result goes, and the axis has more than one rank. The layouts of
-    results are those of the functions of the same name in `comm/collectives`.
-    """
-
-    def all_reduce(self, x: torch.Tensor, axis: Axis, op: str) -> Started:
-        """Sum, "max" or "min", written into `x`."""
-        return Started([dist.all_reduce(x, op=_OPS[op], group=axis.group, async_op=True)])
-
-    def all_gather(self, x: torch.Tensor, output: torch.Tensor, axis: Axis) -> Started:
-        """`[n, ...] -> [n * size, ...]`; `x` may be this rank's part of `output`."""
-        return Started([_all_gather_single(output, x, group=axis.group, async_op=True)])
-
-    def reduce_scatter(self, x: torch.Tensor, output: torch.Tensor, axis: Axis) -> Started:
-        """`[n * size, ...] -> [n, ...]`, a sum; `output` may be this rank's part of `x`."""
-        return Started([_reduce_scatter_single(output, x, group=axis.group, async_op=True)])
-
-    def all_to_all(
-        self,
-        x: torch.Tensor,
-        output: torch.Tensor,
-        axis: Axis,
-        output_splits: list[int] | None,
-        input_splits: list[int] | None,
-    ) -> Started:
-        """Rows change ranks; without splits they are cut evenly."""
-        work = dist.all_to_all_single(output, x, output_splits, input_splits, group=axis.group, async_op=True)
-        return Started([work])
-
-    def broadcast(self, x: torch.Tensor, axis: Axis, src: int) -> Started:
-        """The rank at position `src` of the axis overwrites the `x` of all."""
-        return Started([dist.broadcast(x, src=axis.ranks[src], group=axis.group, async_op=True)])
-
-    def ring_shift(self, x: torch.Tensor, output: torch.Tensor, axis: Axis, tag: int) -> Started:
-        """`x` to the next rank of the axis, that of the rank before into `output`."""
-        to, source = axis.ranks[(axis.rank + 1) % axis.size], axis.ranks[axis.rank - 1]
-        if dist.get_backend(axis.group) == "nccl":  # one kernel for both directions, or two ranks wait for each other
-            ops = [dist.P2POp(dist.isend, x, to, axis.group), dist.P2POp(dist.irecv, output, source, axis.group)]
-            return Started(dist.batch_isend_irecv(ops))
-        return Started(
-            [
-                dist.isend(x, to, group=axis.group, tag=tag),
-                dist.irecv(output, source, group=axis.group, tag=tag),
-            ]
-        )
-
-    def send(self, x: torch.Tensor, axis: Axis, to: int) -> Started:
-        """To one position of the axis."""
-        return Started([dist.isend(x, dst=axis.ranks[to], group=axis.group)])
-
-    def recv(self, output: torch.Tensor, axis: Axis, source: int) -> Started:
-        """From one position of the axis."""
-        return Started([dist.irecv(output, src=axis.ranks[source], group=axis.group)])
-
-
-class FakeTransport(Transport):
-    """Moves nothing: outputs keep their shapes, and whatever is in them. For layers that run on fake tensors alone.
-
-    Observers are called as always, so `trace.record` counts what would have been sent. An axis needs no process group.
-    """
-
-    def _nothing(self, *_: Any) -> Started:
-        return Started()
-
-    all_reduce = all_gather = reduce_scatter = all_to_all = _nothing  # type: ignore[assignment]
-    broadcast = ring_shift = send = recv = _nothing  # type: ignore[assignment]
-
-
 # ------------------------------------------------------------------------------------------------ works, observers
+
+
+class Blocked(NamedTuple):
+    """A communication that a thread is in: its name, and the name and global ranks of its axis."""
+
+    op: str
+    axis: str
+    ranks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.op} over {self.axis} (ranks {ranges(self.ranks)})"
 
 
 class Work:
@@ -182,6 +100,11 @@ class Work:
         self._finish: Callable[[], object] | None = None
         self.entry: Any = None  # of the watchdog
 
+    @property
+    def blocked(self) -> Blocked:
+        """What a thread is in that waits for it."""
+        return Blocked(self.op, self.axis.name, self.axis.ranks)
+
     def wait(self) -> Any:
         """Block until the result is there (on a GPU: until the current stream may use it).
 
@@ -217,17 +140,6 @@ class Observer:
         """The wait is over, or has raised."""
 
 
-class Blocked(NamedTuple):
-    """A communication that a thread is in: its name, and the name and global ranks of its axis."""
-
-    op: str
-    axis: str
-    ranks: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return f"{self.op} over {self.axis} (ranks {ranges(self.ranks)})"
-
-
 class Waiting(Observer):
     """The communication in which each thread is blocked, while it issues or waits; of nested ones the outermost.
 
@@ -245,7 +157,7 @@ class Waiting(Observer):
         thread = threading.get_ident()
         if self._of_thread.setdefault(thread, work) is work and thread == self.publishes:
             assert self.page is not None
-            text = _text(Blocked(work.op, work.axis.name, work.axis.ranks))[: len(self.page) - 1] + b"\0"
+            text = _text(work.blocked)[: len(self.page) - 1] + b"\0"
             self.page[: len(text)] = text
 
     def issued(self, work: Work) -> None:
@@ -266,7 +178,7 @@ class Waiting(Observer):
             if thread.ident != main:
                 works.pop(thread.ident or 0, None)
         work = works.get(main or 0) or next(iter(works.values()), None)
-        return None if work is None else Blocked(work.op, work.axis.name, work.axis.ranks)
+        return None if work is None else work.blocked
 
 
 @functools.lru_cache(1024)
@@ -328,7 +240,7 @@ def issue(work: Work, start: Callable[[Transport], Started]) -> Work:
     Returns:
         `work`.
     """
-    _state.last = Blocked(work.op, work.axis.name, work.axis.ranks)
+    _state.last = work.blocked
     with _observed(work, "issue", "issued"):
         work.start = time.monotonic()
         work.handles, work._finish = start(_state.transport)
@@ -368,7 +280,7 @@ class _observed:
 
 def _say_what_was_waited_for(error: RuntimeError, work: Work) -> None:
     """A note for people, and what `waited_for` gives: plain values, so that the error can be pickled."""
-    blocked = Blocked(work.op, work.axis.name, work.axis.ranks)
+    blocked = work.blocked
     if waited_for(error) is None:
         error.add_note(f"while rank {work.axis.ranks[work.axis.rank]} waited: {blocked}")
     error.waited_for = tuple(blocked)  # type: ignore[attr-defined]

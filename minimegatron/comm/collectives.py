@@ -39,8 +39,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from minimegatron.comm.async_ops import Started, Transport, Work, issue
+from minimegatron.comm.async_ops import Work, issue
 from minimegatron.comm.axis import Axis
+from minimegatron.comm.transport import Splits, Started, Transport
 from minimegatron.errors import ConfigError
 
 __all__ = [
@@ -49,6 +50,8 @@ __all__ = [
     "gather_from_region", "gather_from_sequence_region", "local_part", "reduce_from_region", "reduce_scatter",
     "reduce_scatter_start", "reduce_scatter_to_sequence_region", "scatter_to_region", "scatter_to_sequence_region",
 ]  # fmt: skip
+
+Way = Callable[[torch.Tensor], torch.Tensor]
 
 # -------------------------------------------------------------------------------------------------- under way
 
@@ -109,9 +112,7 @@ def reduce_scatter_start(x: torch.Tensor, axis: Axis, output: torch.Tensor | Non
     return _begin("reduce_scatter", x, result, axis, lambda t: t.reduce_scatter(x, result, axis))
 
 
-def all_to_all_start(
-    x: torch.Tensor, axis: Axis, output_splits: list[int] | None = None, input_splits: list[int] | None = None
-) -> Work:
+def all_to_all_start(x: torch.Tensor, axis: Axis, output_splits: Splits = None, input_splits: Splits = None) -> Work:
     """Begin `all_to_all`."""
     if axis.size == 1:
         return Work(x)
@@ -157,9 +158,7 @@ def reduce_scatter(x: torch.Tensor, axis: Axis, dim: int = 0) -> torch.Tensor:
     return reduce_scatter_start(x, axis).wait()
 
 
-def all_to_all(
-    x: torch.Tensor, axis: Axis, output_splits: list[int] | None = None, input_splits: list[int] | None = None
-) -> torch.Tensor:
+def all_to_all(x: torch.Tensor, axis: Axis, output_splits: Splits = None, input_splits: Splits = None) -> torch.Tensor:
     """Send rows `input_splits[j]` of `x` to rank j, receive `output_splits[i]` rows from rank i, along dim 0.
 
     Without splits the rows are cut evenly.
@@ -199,124 +198,48 @@ def _require_equal_parts(x: torch.Tensor, axis: Axis, dim: int) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- with autograd
-# The functions of the table above. `ctx` keeps axes, dims and splits; no tensor is saved by any of them.
+# The functions of the table above: what is done to `x`, and what to its gradient. No tensor is saved by any of them.
 
 
-class _CopyToRegion(torch.autograd.Function):
+class _Conjugates(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, axis: Axis) -> torch.Tensor:
-        ctx.axis = axis
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return all_reduce(grads[0].clone(memory_format=torch.contiguous_format), ctx.axis), None
-
-
-class _ReduceFromRegion(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, axis: Axis) -> torch.Tensor:
-        return all_reduce(x.clone(memory_format=torch.contiguous_format), axis)
+    def forward(ctx: Any, x: torch.Tensor, forward: Way, backward: Way) -> torch.Tensor:
+        ctx.way_back = backward
+        return forward(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return grads[0], None
+        return ctx.way_back(grads[0]), None, None
 
 
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
-        ctx.axis, ctx.dim = axis, dim
-        return local_part(x, axis, dim)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return all_gather(grads[0], ctx.axis, ctx.dim), None, None
+def _pair(x: torch.Tensor, axis: Axis, forward: Way, backward: Way) -> torch.Tensor:
+    return x if axis.size == 1 else _Conjugates.apply(x, forward, backward)  # type: ignore[no-any-return]
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, axis: Axis, dim: int, reduce_gradient: bool) -> torch.Tensor:
-        ctx.axis, ctx.dim, ctx.reduce_gradient = axis, dim, reduce_gradient
-        return all_gather(x, axis, dim)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        back = reduce_scatter if ctx.reduce_gradient else local_part
-        return back(grads[0], ctx.axis, ctx.dim), None, None, None
-
-
-class _ReduceScatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
-        ctx.axis, ctx.dim = axis, dim
-        return reduce_scatter(x, axis, dim)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return all_gather(grads[0], ctx.axis, ctx.dim), None, None
-
-
-class _AllToAllStart(torch.autograd.Function):
-    """Forward starts the all-to-all and `_AllToAllWait` waits for it; in the backward pass the two change roles."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, axis: Axis, out: list[int] | None, inp: list[int] | None, works: list[Work]
-    ) -> torch.Tensor:
-        ctx.works = works
-        works.append(all_to_all_start(x, axis, out, inp))
-        return works[0].output
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return ctx.works.pop().wait(), None, None, None, None
-
-
-class _AllToAllWait(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, y: torch.Tensor, axis: Axis, out: list[int] | None, inp: list[int] | None, works: list[Work]
-    ) -> torch.Tensor:
-        ctx.axis, ctx.out, ctx.inp, ctx.works = axis, out, inp, works
-        works.pop().wait()
-        return y.view_as(y)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        ctx.works.append(all_to_all_start(grads[0], ctx.axis, ctx.inp, ctx.out))
-        return grads[0], None, None, None, None
-
-
-class _AllToAll(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, axis: Axis, out: list[int] | None, inp: list[int] | None) -> torch.Tensor:
-        ctx.axis, ctx.out, ctx.inp = axis, out, inp
-        return all_to_all(x, axis, out, inp)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return all_to_all(grads[0], ctx.axis, ctx.inp, ctx.out), None, None, None
+def _sum_of_copies(x: torch.Tensor, axis: Axis) -> torch.Tensor:
+    """An all-reduce that leaves `x` as it is: autograd may still need it."""
+    return all_reduce(x.clone(memory_format=torch.contiguous_format), axis)
 
 
 def copy_to_region(x: torch.Tensor, axis: Axis) -> torch.Tensor:
     """f: the same `x` enters different work on each rank; its gradients are summed on the way back."""
-    return x if axis.size == 1 else _CopyToRegion.apply(x, axis)  # type: ignore[no-any-return]
+    return _pair(x, axis, lambda y: y.view_as(y), lambda grad: _sum_of_copies(grad, axis))
 
 
 def reduce_from_region(x: torch.Tensor, axis: Axis) -> torch.Tensor:
     """g: partial results are summed; the gradient is the same for every part."""
-    return x if axis.size == 1 else _ReduceFromRegion.apply(x, axis)  # type: ignore[no-any-return]
+    return _pair(x, axis, lambda y: _sum_of_copies(y, axis), lambda grad: grad)
 
 
 def scatter_to_region(x: torch.Tensor, axis: Axis, dim: int = -1) -> torch.Tensor:
     """Keep this rank's part of `dim`; `[..., n] -> [..., n / size]`."""
-    return x if axis.size == 1 else _Scatter.apply(x, axis, dim)  # type: ignore[no-any-return]
+    return _pair(x, axis, lambda y: local_part(y, axis, dim), lambda grad: all_gather(grad, axis, dim))
 
 
 def gather_from_region(x: torch.Tensor, axis: Axis, dim: int = -1, *, reduce_gradient: bool = False) -> torch.Tensor:
     """Concatenate the parts along `dim`; `[..., n / size] -> [..., n]`; for the gradient see the module."""
-    return x if axis.size == 1 else _Gather.apply(x, axis, dim, reduce_gradient)  # type: ignore[no-any-return]
+    back = reduce_scatter if reduce_gradient else local_part
+    return _pair(x, axis, lambda y: all_gather(y, axis, dim), lambda grad: back(grad, axis, dim))
 
 
 def scatter_to_sequence_region(x: torch.Tensor, axis: Axis) -> torch.Tensor:
@@ -331,18 +254,23 @@ def gather_from_sequence_region(x: torch.Tensor, axis: Axis, *, reduce_gradient:
 
 def reduce_scatter_to_sequence_region(x: torch.Tensor, axis: Axis) -> torch.Tensor:
     """g-bar: sum the partial results and keep this rank's tokens; `[s, ...] -> [s / size, ...]`."""
-    return x if axis.size == 1 else _ReduceScatter.apply(x, axis, 0)  # type: ignore[no-any-return]
+    return _pair(x, axis, lambda y: reduce_scatter(y, axis), lambda grad: all_gather(grad, axis))
 
 
 def all_to_all_region(
-    x: torch.Tensor, axis: Axis, output_splits: list[int] | None = None, input_splits: list[int] | None = None
+    x: torch.Tensor, axis: Axis, output_splits: Splits = None, input_splits: Splits = None
 ) -> torch.Tensor:
     """Rows change ranks; the gradient takes the same way back."""
-    return x if axis.size == 1 else _AllToAll.apply(x, axis, output_splits, input_splits)  # type: ignore[no-any-return]
+    return _pair(
+        x,
+        axis,
+        lambda y: all_to_all(y, axis, output_splits, input_splits),
+        lambda grad: all_to_all(grad, axis, input_splits, output_splits),
+    )
 
 
 def all_to_all_region_start(
-    x: torch.Tensor, axis: Axis, output_splits: list[int] | None = None, input_splits: list[int] | None = None
+    x: torch.Tensor, axis: Axis, output_splits: Splits = None, input_splits: Splits = None
 ) -> Callable[[], torch.Tensor]:
     """`all_to_all_region` that travels while something else is computed; call the result to have the rows.
 
@@ -351,7 +279,19 @@ def all_to_all_region_start(
     """
     if axis.size == 1:
         return lambda: x
-    works: list[Work] = []
-    how = (axis, output_splits, input_splits, works)
-    rows = _AllToAllStart.apply(x, *how)
-    return lambda: _AllToAllWait.apply(rows, *how)  # type: ignore[no-any-return]
+    under_way: list[Work] = []
+
+    def start(y: torch.Tensor, out: Splits, inp: Splits) -> torch.Tensor:
+        under_way.append(all_to_all_start(y, axis, out, inp))
+        return under_way[0].output  # type: ignore[no-any-return]
+
+    def arrived(y: torch.Tensor) -> torch.Tensor:
+        under_way.pop().wait()
+        return y.view_as(y)
+
+    def start_back(grad: torch.Tensor) -> torch.Tensor:
+        start(grad, input_splits, output_splits)
+        return grad  # which the node before does not read: it waits
+
+    rows = _Conjugates.apply(x, lambda y: start(y, output_splits, input_splits), lambda _: under_way.pop().wait())
+    return lambda: _Conjugates.apply(rows, arrived, start_back)  # type: ignore[no-any-return]

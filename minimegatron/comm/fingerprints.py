@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -42,7 +42,7 @@ import torch.distributed as dist
 from minimegatron.comm.agree import gather_objects
 from minimegatron.comm.async_ops import Observer, Work, add_observer, blocking, remove_observer
 from minimegatron.comm.axis import Axis
-from minimegatron.errors import RankError, named, ranges
+from minimegatron.errors import RankError, named, ranges, ranks_by_value
 
 
 class Fingerprints(Observer):
@@ -120,14 +120,9 @@ def compare(text: str, axis: Axis, device: torch.device, what: str) -> None:
     """Raise on all ranks of the axis unless all pass the same text."""
     if not disagreement(torch.tensor([signed(hash_of(text))], device=device), axis):
         return
-    texts: list[str] = [""] * axis.size
-    with blocking("all_gather_object", axis):
-        dist.all_gather_object(texts, text, group=axis.group)
-    ranks_of: dict[str, list[int]] = {}
-    for rank, other in zip(axis.ranks, texts, strict=True):
-        ranks_of.setdefault(other, []).append(rank)
+    meant = ranks_by_value(gather_objects(text, axis), axis.ranks)
     raise RankError(
-        f"ranks disagree at {what}: " + "; ".join(f"{named(r)}: {other}" for other, r in ranks_of.items()),
+        f"ranks disagree at {what}: " + "; ".join(f"{named(ranks)}: {other}" for other, ranks in meant.items()),
         where=f"axis {axis.name}, ranks {ranges(axis.ranks)}",
         fix="every rank of a group must make the same calls, in the same order, with the same shapes and dtypes",
     )
@@ -137,21 +132,6 @@ def compare(text: str, axis: Axis, device: torch.device, what: str) -> None:
 
 _MASK = (1 << 64) - 1
 _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def replica_check(tensors: Mapping[str, torch.Tensor] | Iterable[torch.Tensor], axis: Axis) -> None:
-    """Raise unless every rank of `axis` holds the same tensors, bit for bit.
-
-    Args:
-        tensors: of any dtype and shape; a mapping names them in the message.
-        axis: the ranks that should be replicas of each other.
-
-    Raises:
-        RankError: the lists differ, or some tensors do; the first of these is named with each rank's sum.
-    """
-    named = dict(tensors) if isinstance(tensors, Mapping) else {f"tensor {i}": t for i, t in enumerate(tensors)}
-    if axis.size > 1 and named and (error := _difference(named, {n: bit_sum(t) for n, t in named.items()}, axis)):
-        raise error
 
 
 def check_copies(copies: Mapping[str, tuple[torch.Tensor, Sequence[Axis]]], world: Axis) -> None:
@@ -187,16 +167,14 @@ def _difference(tensors: Mapping[str, torch.Tensor], sums: Mapping[str, int], ax
     listing = [f"{name} {t.dtype} {tuple(t.shape)}" for name, t in tensors.items()]
     digest = hash_of(chr(10).join(listing))
     try:
-        compare(f"{len(tensors)} tensors, digest {digest:x}", axis, device, "replica_check")
+        compare(f"{len(tensors)} tensors, digest {digest:x}", axis, device, "a comparison of copies")
     except RankError as error:
         return error
     hashes = torch.tensor([signed(sums[name]) for name in tensors], device=device)
     if not (different := disagreement(hashes, axis)):
         return None
-    ranks_of: dict[int, list[int]] = {}
-    for rank, total in zip(axis.ranks, gather_objects(int(hashes[different[0]]), axis), strict=True):
-        ranks_of.setdefault(total & _MASK, []).append(rank)
-    shown = "; ".join(f"{named(r)}: {h:016x}" for h, r in ranks_of.items())
+    totals = gather_objects(int(hashes[different[0]]) & _MASK, axis)
+    shown = "; ".join(f"{named(r)}: {h:016x}" for h, r in ranks_by_value(totals, axis.ranks).items())
     return RankError(
         f"{len(different)} of {len(tensors)} tensors differ between copies over {axis.name}, "
         f"first {list(tensors)[different[0]]!r} ({shown})",

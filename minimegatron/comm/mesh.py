@@ -52,6 +52,7 @@ object that is passed to what needs it, and nothing is global.
 from __future__ import annotations
 
 import datetime
+import functools
 import math
 from typing import TYPE_CHECKING
 
@@ -132,9 +133,11 @@ def rank_groups(parallel: ParallelConfig, world_size: int, axes: str, grid: str 
     fixed = [i for i, a in enumerate(slow_to_fast) if a not in wanted]
     free = [i for i, a in enumerate(slow_to_fast) if a in wanted]
     members = math.prod(ranks.shape[i] for i in free)
-    return [[int(r) for r in group] for group in ranks.transpose(*fixed, *free).reshape(-1, members)]
+    groups: list[list[int]] = ranks.transpose(*fixed, *free).reshape(-1, members).tolist()
+    return groups
 
 
+@functools.lru_cache(maxsize=8)  # a plan asks for each rank of a pipeline
 def axis_groups(parallel: ParallelConfig, world_size: int) -> dict[str, list[list[int]]]:
     """The groups of every axis of a mesh. A rank that is in no group of an axis is alone on it."""
     groups = {name: rank_groups(parallel, world_size, members, grid) for name, (grid, members) in AXES.items()}

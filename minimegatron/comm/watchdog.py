@@ -44,7 +44,7 @@ class Entry:
     """
 
     def __init__(self, work: Work) -> None:
-        self.blocked = Blocked(work.op, work.axis.name, work.axis.ranks)
+        self.blocked = work.blocked
         self.since = time.monotonic()
         self.done: Callable[[], bool] | None = None
 

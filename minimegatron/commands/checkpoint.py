@@ -28,7 +28,7 @@ from pathlib import Path
 
 import torch
 
-from minimegatron.checkpoint.commit import folder_of, published, read_manifest, verify, verify_names
+from minimegatron.checkpoint.commit import choose, folder_of, published, read_manifest, verify, verify_names
 from minimegatron.checkpoint.companions import FOLDER, verified
 from minimegatron.checkpoint.load import CheckpointFiles
 from minimegatron.checkpoint.manifest import VERSION, Manifest
@@ -90,13 +90,7 @@ def _folder(folder: Path, step: int | None) -> Path:
     """The checkpoint that is meant."""
     if _is_checkpoint(folder):
         return folder
-    steps = published(folder)
-    if not steps or (step is not None and step not in steps):
-        choices = f"there are {', '.join(map(str, steps))}" if steps else "name a folder that --save wrote"
-        raise CheckpointError(
-            "no checkpoint" if step is None else f"no checkpoint of step {step}", where=str(folder), fix=choices
-        )
-    return folder_of(folder, steps[-1] if step is None else step)
+    return folder_of(folder, choose(folder, published(folder), step))
 
 
 def _manifest(folder: Path) -> Manifest:

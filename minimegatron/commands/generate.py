@@ -45,7 +45,7 @@ def load(model_folder: Model, mesh: Mesh, params_dtype: str) -> LanguageModel:
         CheckpointError: the weights are not those of the configuration.
     """
     from minimegatron.checkpoint.conversion import fill
-    from minimegatron.checkpoint.regions import Logical, logical_shape, regions
+    from minimegatron.checkpoint.regions import Logical, regions
     from minimegatron.layers.param import layout_of, logical_parameters
     from minimegatron.models.chunks import build_stage
 
@@ -53,7 +53,7 @@ def load(model_folder: Model, mesh: Mesh, params_dtype: str) -> LanguageModel:
     tensors: dict[str, Logical] = {}
     for name, param in logical_parameters(model):
         values, layout = param.detach().zero_(), layout_of(param)  # padding of the vocabulary is in no file
-        tensors[name] = Logical(logical_shape(layout), regions(layout, values), param.dtype)
+        tensors[name] = Logical(layout.unpadded_shape, regions(layout, values), param.dtype)
     fill(tensors, model_folder, params_dtype)
     return model.eval().to(mesh.device)  # type: ignore[no-any-return]
 

@@ -43,11 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = parse_args(flags, world_size=world, reads=False)
 
     from minimegatron.comm.mesh import rank_groups  # torch, which the flags do not need
-    from minimegatron.training.memory_report import explain, predict_run, predicted_row, spans, table
+    from minimegatron.training.memory_report import explain, predict_run, predicted_rows, table
 
     ranks = rank_groups(run.parallel, world, "pp")[0]
     predictions = {rank: predict_run(run, rank, world, chosen.device) for rank in ranks}
-    print(table(predicted_row(f"rank {rank}, layers {spans(one.layers)}", one) for rank, one in predictions.items()))
+    print(table(predicted_rows(predictions)))
     fullest = max(predictions, key=lambda rank: predictions[rank].total)
     print(f"\n{explain(f'rank {fullest}', predictions[fullest])}")
     return 0

@@ -10,9 +10,9 @@
 | `CheckpointConfig`  | what is saved and loaded          | `run`       | `megatron/training/config`                   |
 | `RunConfig`         | all six together                  | `run`       | `args`                                       |
 
-A field's comment is its help text on the command line (`training/arguments` turns fields into flags). Every rule that
-can be checked is checked at construction: a combination that would fail, or silently mean something else, is refused
-with the values, the rule and the fix. What must hold between a model and a layout is in `fits.py`.
+A field's description is its help text on the command line (`training/arguments` turns fields into flags). Every rule
+that can be checked is checked at construction: a combination that would fail, or silently mean something else, is
+refused with the values, the rule and the fix. What must hold between a model and a layout is in `fits.py`.
 """
 
 from minimegatron.config.model import TransformerConfig

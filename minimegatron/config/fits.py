@@ -8,7 +8,7 @@
 | ep, etp                  | experts, their width                              | a rank has half an expert  |
 | 16, 32 or 128 (FP8)      | both dims of every matrix on a rank               | no tensor core takes it    |
 
-The rules of one configuration alone stand with its fields, in `config/`; those of pipeline stages in `parallel.py`.
+The rules of one configuration alone stand with its fields, in `config/`; those of pipeline stages in `stages.py`.
 
 Megatron-LM: `validate_args` in `megatron/training/arguments.py`, and assertions in the layers.
 """
@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from minimegatron.config.fields import divides
 from minimegatron.config.model import TransformerConfig
-from minimegatron.config.parallel import ParallelConfig, expand_layout, plan_stages
+from minimegatron.config.parallel import ParallelConfig
+from minimegatron.config.stages import expand_layout, plan_stages
 from minimegatron.config.variants import check_fp8_dims
 from minimegatron.errors import ConfigError, require
 

@@ -1,4 +1,4 @@
-"""Which fields a run reads, and which make another model.
+"""Which fields a run reads, and which of them make it another model.
 
 A field may count only beside others: the factor of a RoPE scaling only where there is one, the sizes of experts only in
 a model with experts. `NEEDS` lists these conditions. A field that is given and not read is no error, because published

@@ -1,20 +1,22 @@
 """Tokens: from a JSONL file to the micro-batches of one rank. In reading order:
 
-| module            | one idea                                                                                         |
-|-------------------|--------------------------------------------------------------------------------------------------|
-| `tokenizer`       | text <-> ids; Hugging Face, GPT-2 BPE, bytes, and numbers that are already ids                   |
-| `tokenizer_files` | a published tokenizer's folder: what its files say, which counts, its chat template              |
-| `jsonl`           | documents out of a file that may be broken, huge or hostile                                      |
-| `preprocess`      | JSONL -> `.bin/.idx` with many workers, in order (`python -m minimegatron.data.preprocess`)      |
-| `indexed`         | Megatron's `.bin/.idx`: its bytes, reading, writing                                              |
-| `indices`         | which tokens make sample k, epoch after epoch; arrays computed once for all ranks and runs       |
-| `gpt_dataset`     | samples as tensors with their masks, from files or (`--mock-data`) from a rule                   |
-| `packing`         | samples made of whole documents, each of which sees only itself                                  |
-| `blend`           | several datasets in given shares                                                                 |
-| `builder`         | the train, valid and test sets from `--data-path` and `--split`                                  |
-| `loader`          | the micro-batches of one data-parallel rank; its whole state is the consumed samples            |
-| `corpus`          | a corpus on every machine without a download: Python's own standard library                      |
-| `publish`         | files that appear whole or not at all                                                            |
+| module               | one idea                                                                                      |
+|----------------------|-----------------------------------------------------------------------------------------------|
+| `tokenizer`          | text <-> ids; Hugging Face, GPT-2 BPE, bytes, and numbers that are already ids                |
+| `tokenizer_files`    | a published tokenizer's folder: what its files say, which counts, its chat template           |
+| `tokenizer_training` | a byte-level BPE learned from texts; files for tokenizers that have no folder                 |
+| `jsonl`              | documents out of a file that may be broken, huge or hostile                                   |
+| `encoding`           | lines of text -> ids, by workers, in order                                                    |
+| `preprocess`         | JSONL -> `.bin/.idx` (`python -m minimegatron.data.preprocess`)                               |
+| `indexed`            | Megatron's `.bin/.idx`: its bytes, reading, writing                                           |
+| `indices`            | which tokens make sample k, epoch after epoch; arrays computed once for all ranks and runs    |
+| `gpt_dataset`        | samples as tensors with their masks, from files or (`--mock-data`) from a rule                |
+| `packing`            | samples made of whole documents, each of which sees only itself                               |
+| `blend`              | several datasets in given shares                                                              |
+| `builder`            | the train, valid and test sets from `--data-path` and `--split`                               |
+| `loader`             | the micro-batches of one data-parallel rank; its whole state is the consumed samples          |
+| `corpus`             | a corpus on every machine without a download: Python's own standard library                   |
+| `publish`            | files that appear whole or not at all                                                         |
 
 Importing this package imports nothing: the workers of `preprocess` start without torch.
 """

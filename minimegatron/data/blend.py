@@ -11,10 +11,11 @@ than its share is read for more epochs. Without weights each dataset is read onc
 Draw n follows from the weights alone, so a longer run begins with the draws of a shorter one. They are made as they are
 read, in blocks, and of a block that is left only its counts are kept: a run of any length needs the same memory.
 
-To go on at draw n needs the counts before it. Where the shares are multiples of 1/W they are known at every multiple of
-W: lags w_i n - count_i are integers there; they add up to 0, as n draws were made; and each is above -1, because only
-the largest, which is no less than 0, is ever drawn and made less by 1. So all are 0, and count_i = w_i n, whoever won
-the ties. From there it is less than W draws. Shares that are no such multiples cost 2 microseconds for each draw.
+To go on at draw n, the counts before it must be known. Where the shares are multiples of 1/W they are known at every
+multiple of W: lags w_i n - count_i are integers there; they add up to 0, as n draws were made; and each is above -1,
+because only the largest, which is no less than 0, is ever drawn and made less by 1. So all are 0, and
+count_i = w_i n, whoever won the ties. From there to n it is less than W draws. Shares that are no such multiples cost
+2 microseconds for each draw.
 
 In Megatron-LM: `blended_dataset.py` and `helpers.cpp` in `megatron/core/datasets`. The draws are equal to Megatron's.
 """
@@ -156,7 +157,7 @@ class BlendedDataset(SampleDataset):
         dataset.fill(sample, row)
 
     def batch(self, samples: Sequence[int]) -> Batch:
-        """The samples as one batch: see `masking.make_batch` for names and shapes."""
+        """The samples as one batch: see `gpt_dataset.make_batch` for names and shapes."""
         if not self.config.sequence_packing:
             return read_batch(self, samples)
         parts = [dataset.batch([sample]) for dataset, sample in map(self._find, samples)]

@@ -64,7 +64,7 @@ def build_datasets(
         split: shares of the documents.
         data_path_per_split: words of `--train-data-path`, `--valid-data-path` and `--test-data-path`.
         verify: hash the `.bin` files (see `IndexedDataset`).
-        joint: of each set so many samples in Megatron's order, which shuffles their epochs together (see `epochs`).
+        joint: of each set so many samples in Megatron's order, which shuffles their epochs together (see `indices`).
 
     Returns:
         One dataset each; None where the share or the number of samples is 0, and for a test set without a document.

@@ -25,7 +25,8 @@ from pathlib import Path
 
 from minimegatron.data.preprocess import preprocess
 from minimegatron.data.publish import Draft, build_once
-from minimegatron.data.tokenizer import HuggingFaceTokenizer, train_bpe
+from minimegatron.data.tokenizer import HuggingFaceTokenizer
+from minimegatron.data.tokenizer_training import train_bpe
 from minimegatron.errors import ConfigError, DataError
 
 KINDS = ("docs", "code", "both")
@@ -90,9 +91,16 @@ def _sources(root: Path) -> list[Path]:
 def docstrings(source: str) -> str:
     """All docstrings of a module, in the order of the file, separated by blank lines."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
-    nodes.sort(key=lambda node: getattr(node, "lineno", 0))
+    nodes = [node for node in _statements(ast.parse(source)) if isinstance(node, kinds)]
     return "\n\n".join(text.strip() for node in nodes if (text := ast.get_docstring(node)) and text.strip())
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """The node and all statements in it, in the order of the file. No expression holds a statement."""
+    yield node
+    for name in ("body", "handlers", "cases", "orelse", "finalbody"):
+        for child in getattr(node, name, ()):
+            yield from _statements(child)
 
 
 def write_corpus_jsonl(path: str | os.PathLike[str], kind: str = "docs") -> int:

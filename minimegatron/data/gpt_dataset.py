@@ -32,8 +32,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -96,7 +96,7 @@ class GPTDatasetConfig:
         sequence_length: s, tokens of a sample.
         tokenizer: gives `eod`, `pad` (never the same id: see `Tokenizer`) and `vocab_size`.
         random_seed: of the shuffles.
-        reset_position_ids, reset_attention_mask, eod_mask_loss: see `masking`.
+        reset_position_ids, reset_attention_mask, eod_mask_loss: see `make_batch`.
         sequence_packing: samples of whole documents instead of a stream that is cut every s tokens (see `packing`).
         path_to_cache: folder of the index arrays; None for `<prefix>.cache` beside the data.
         progress: a bar on stderr where arrays take long to build.
@@ -164,7 +164,7 @@ class GPTDataset(ReadInEpochs):
         documents: [P] sequences of this split.
         num_samples: at least so many, over as many epochs as it takes; None for one epoch.
         config: see `GPTDatasetConfig`.
-        joint: so many samples in Megatron's order, which shuffles their epochs together (see `epochs`).
+        joint: so many samples in Megatron's order, which shuffles their epochs together (see `indices`).
 
     Attributes:
         epochs: the index arrays, epoch by epoch.
@@ -208,16 +208,9 @@ class GPTDataset(ReadInEpochs):
         size = (len(self.documents) + epochs.tokens // config.sequence_length) * (1 if epoch else epochs.first)
         if not isinstance(dataset, IndexedDataset) or size < CACHED_FROM:
             return build()
-        description = {
-            "arrays": "GPTDataset",
-            "idx_sha256": dataset.idx_sha256,
-            "documents_sha256": hashlib.sha256(self.documents.tobytes()).hexdigest(),
-            "num_samples": epochs.joint,
-            "sequence_length": config.sequence_length,
-            "random_seed": config.random_seed,
-        } | ({"epoch": epoch} if epoch else {})
-        folder = config.path_to_cache or dataset.prefix + ".cache"
-        return SampleIndices(**cached_arrays(folder, description, lambda: build()._asdict()))
+        described = {"arrays": "GPTDataset", "num_samples": epochs.joint, "random_seed": config.random_seed}
+        described |= {"epoch": epoch} if epoch else {}
+        return SampleIndices(**kept_arrays(dataset, self.documents, config, described, lambda: build()._asdict()))
 
     def epoch_of(self, k: int) -> int:
         """Of sample k; of epochs that are shuffled together the first."""
@@ -263,8 +256,24 @@ class GPTDataset(ReadInEpochs):
         )
 
     def batch(self, samples: Sequence[int]) -> Batch:
-        """The samples as one batch: see `masking.make_batch` for names and shapes."""
+        """The samples as one batch: see `make_batch` for names and shapes."""
         return read_batch(self, samples)
+
+
+def kept_arrays(
+    dataset: IndexedDataset,
+    documents: np.ndarray,
+    config: GPTDatasetConfig,
+    description: Mapping[str, Any],
+    build: Callable[[], Mapping[str, np.ndarray]],
+) -> dict[str, np.ndarray]:
+    """`cached_arrays` of one split, beside the data or in the folder that was chosen; `description` says which."""
+    of_split = {
+        "idx_sha256": dataset.idx_sha256,
+        "documents_sha256": hashlib.sha256(documents.tobytes()).hexdigest(),
+        "sequence_length": config.sequence_length,
+    }
+    return cached_arrays(config.path_to_cache or dataset.prefix + ".cache", {**of_split, **description}, build)
 
 
 class FillsRows(Protocol):

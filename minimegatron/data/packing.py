@@ -28,15 +28,14 @@ Krell et al. 2021 (arXiv 2107.02027). Megatron-LM packs in its datasets for fine
 from __future__ import annotations
 
 import bisect
-import hashlib
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 
-from minimegatron.data.gpt_dataset import Batch, GPTDatasetConfig, LowLevelDataset, ReadInEpochs
+from minimegatron.data.gpt_dataset import Batch, GPTDatasetConfig, LowLevelDataset, ReadInEpochs, kept_arrays
 from minimegatron.data.indexed import IndexedDataset
-from minimegatron.data.indices import cached_arrays, progress_bar
+from minimegatron.data.indices import progress_bar
 from minimegatron.errors import DataError
 
 
@@ -134,10 +133,7 @@ class PackedDataset(ReadInEpochs):
             return dict(zip(("pieces", "starts"), packed, strict=True))
 
         if isinstance(dataset, IndexedDataset):
-            documents_hash = hashlib.sha256(documents.tobytes()).hexdigest()
-            described = {"arrays": "PackedDataset", "idx_sha256": dataset.idx_sha256, "sequence_length": s}
-            folder = config.path_to_cache or dataset.prefix + ".cache"
-            arrays = cached_arrays(folder, {**described, "documents_sha256": documents_hash}, build)
+            arrays = kept_arrays(dataset, documents, config, {"arrays": "PackedDataset"}, build)
         else:
             arrays = build()
         self.pieces, self.starts = arrays["pieces"], arrays["starts"]

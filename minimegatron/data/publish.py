@@ -80,7 +80,7 @@ class Draft:
         self.seal()
         os.replace(self._temporary, self.path)
         self._file.close()
-        sync_folder(os.path.dirname(self.path))
+        sync(os.path.dirname(self.path))
 
     def discard(self) -> None:
         """Remove the draft; does nothing after `publish`."""
@@ -105,9 +105,9 @@ def _remove_abandoned(pattern: str) -> None:
             os.unlink(path)
 
 
-def sync_folder(folder: str) -> None:
-    """Make renames inside `folder` durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: str | os.PathLike[str]) -> None:
+    """Have the disk confirm the bytes of a file, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -218,15 +218,10 @@ def build_once(
             build(stage)
             for path, _, names in os.walk(stage):
                 for name in names:
-                    _sync_file(os.path.join(path, name))
+                    sync(os.path.join(path, name))
             shutil.rmtree(folder, ignore_errors=True)
             os.rename(stage, folder)
         except BaseException:
             shutil.rmtree(stage, ignore_errors=True)
             raise
-        sync_folder(parent)
-
-
-def _sync_file(path: str) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
+        sync(parent)

@@ -25,10 +25,7 @@ documents, and not for prompts, whose writer may mean them: a chat template writ
 
 **One long word.** A megabyte without a blank is one word. Encoding it costs n log n, about a second, so words are not
 cut there: cutting would change the ids, and those of a published tokenizer are not ours to change. Learning is
-quadratic in the longest word, and cuts (`train_bpe`).
-
-A model is published with its tokenizer: the folder of a `HuggingFaceTokenizer` as it is, else the files that
-`made_files` makes.
+quadratic in the longest word, and cuts (`data/tokenizer_training`).
 
 The rules are executed by the `tokenizers` library. Nothing is ever downloaded.
 In Megatron-LM: `megatron/core/tokenizers/`. Paper: Sennrich et al. 2016, arXiv 1508.07909.
@@ -41,20 +38,17 @@ import hashlib
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import decoders, models, pre_tokenizers
 
-from minimegatron.data.publish import publish, to_json
 from minimegatron.data.tokenizer_files import read_tokenizer, render
 from minimegatron.errors import ConfigError, DataError, did_you_mean
 
 NO_PAD = -1
 END_OF_TEXT, PAD = "<|endoftext|>", "<|pad|>"
-LONGEST_TRAINED_WORD = 256
 
 
 class Tokenizer(Protocol):
@@ -268,48 +262,11 @@ class GPT2BPETokenizer(_FastTokenizer):
                 where=f"{vocab_file}, {merge_file}",
                 fix="give vocab.json and merges.txt of GPT-2",
             ) from error
-        fast = _byte_level(model)
+        fast = byte_level(model)
         if fast.token_to_id(END_OF_TEXT) is not None:
             fast.add_special_tokens([END_OF_TEXT])
         named = {"eos_token": END_OF_TEXT}
         super().__init__(fast, named, os.fspath(vocab_file), bool(split_special_tokens), fast.to_str())
-
-
-def train_bpe(texts: Iterable[str], vocab_size: int, folder: str | os.PathLike[str]) -> HuggingFaceTokenizer:
-    """Learn a byte-level BPE vocabulary and save it as a Hugging Face tokenizer folder.
-
-    The same texts give the same files. Words longer than 256 bytes are learned in pieces of 256: the cost of learning
-    is quadratic in the longest word, and a document of one letter a million times must not take an hour.
-
-    Args:
-        texts: documents to learn from.
-        vocab_size: number of tokens, `<|endoftext|>` (id 0), `<|pad|>` (id 1) and the 256 bytes among them. A small
-            corpus may give fewer; read `.vocab_size` of the result.
-        folder: receives `tokenizer.json` and `tokenizer_config.json`; created when missing.
-
-    Raises:
-        ConfigError: `vocab_size` is below 258.
-    """
-    smallest = 256 + len((END_OF_TEXT, PAD))
-    if vocab_size < smallest:
-        raise ConfigError(f"vocab_size is {vocab_size}", fix=f"at least {smallest}: 256 bytes and two special tokens")
-    fast = _byte_level(models.BPE())
-    whole_words = fast.pre_tokenizer
-    pieces = pre_tokenizers.Split(tokenizers.Regex(f".{{1,{LONGEST_TRAINED_WORD}}}"), behavior="isolated")
-    fast.pre_tokenizer = pre_tokenizers.Sequence([whole_words, pieces])
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT, PAD],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    fast.train_from_iterator(texts, trainer)
-    fast.pre_tokenizer = whole_words
-    os.makedirs(folder, exist_ok=True)
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TEXT, "pad_token": PAD}
-    publish(os.path.join(folder, "tokenizer_config.json"), to_json(config))
-    publish(os.path.join(folder, "tokenizer.json"), fast.to_str(pretty=True).encode())
-    return HuggingFaceTokenizer(folder)
 
 
 # type -> (class, the arguments it needs, those it may be given)
@@ -361,7 +318,7 @@ def build_tokenizer(
     return tokenizer
 
 
-def _byte_level(model: models.Model) -> FastTokenizer:
+def byte_level(model: models.Model) -> FastTokenizer:
     fast = FastTokenizer(model)
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     fast.decoder = decoders.ByteLevel()
@@ -386,28 +343,3 @@ def _check_ids(ids: Sequence[int], vocab_size: int) -> None:
                 where=f"position {position}",
                 fix="use the tokenizer that the ids are of",
             )
-
-
-# Bytes that are no printable letter of Latin-1 get letters behind it, in GPT-2's order.
-_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
-_LETTERS = {byte: chr(byte) for byte in _PRINTABLE} | {
-    byte: chr(256 + n) for n, byte in enumerate(sorted(set(range(256)) - set(_PRINTABLE)))
-}
-
-
-def made_files(tokenizer: Tokenizer) -> dict[str, bytes]:
-    """Files of a tokenizer that has no folder; nothing for one that no file describes."""
-    if isinstance(tokenizer, GPT2BPETokenizer):
-        return _files(tokenizer._fast, {"eos_token": END_OF_TEXT})
-    if isinstance(tokenizer, ByteTokenizer):
-        fast = FastTokenizer(models.BPE({letter: byte for byte, letter in _LETTERS.items()}, []))
-        fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        fast.decoder = decoders.ByteLevel()
-        fast.add_special_tokens([AddedToken(END_OF_TEXT, normalized=False), AddedToken(PAD, normalized=False)])
-        return _files(fast, {"eos_token": END_OF_TEXT, "pad_token": PAD})
-    return {}
-
-
-def _files(fast: FastTokenizer, special: dict[str, str]) -> dict[str, bytes]:
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", **special}
-    return {"tokenizer.json": fast.to_str(pretty=True).encode(), "tokenizer_config.json": to_json(config)}

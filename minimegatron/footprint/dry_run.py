@@ -62,6 +62,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from minimegatron import trace
 from minimegatron.comm import async_ops
 from minimegatron.comm.mesh import AXES, Mesh
+from minimegatron.comm.transport import FakeTransport
 from minimegatron.config import TransformerConfig
 from minimegatron.footprint.gpu import computing_on_gpu, counting_attention, flops_of
 from minimegatron.layers.moe.dispatch import LOADS, Loads
@@ -538,7 +539,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
         hooks.register_module_forward_pre_hook(recorder.entered),
         hooks.register_module_forward_hook(recorder.left, always_call=True),
     ]
-    alone = async_ops.alone(async_ops.FakeTransport(), Messages(recorder.note))
+    alone = async_ops.alone(FakeTransport(), Messages(recorder.note))
     try:
         with alone, torch.autograd.graph.saved_tensors_hooks(recorder.saved, lambda x: x), recorder:
             yield
@@ -621,7 +622,7 @@ def run_stage(z: Sizes, layers: Sequence[Sequence[int]], first: bool, last: bool
     loads = Loads(z.crowded)
     token = LOADS.set(loads)
     try:
-        with FakeTensorMode(), async_ops.alone(async_ops.FakeTransport()), trace.silence(), gpu:
+        with FakeTensorMode(), async_ops.alone(FakeTransport()), trace.silence(), gpu:
             model = build_stage(config, z.mesh, z.spec, pre_process=first, post_process=last, layer_numbers=numbers)
             grad_dtype = z.config.dtype if z.adds_products else torch.float32
             ddp = DistributedDataParallel(model, z.mesh, grad_dtype=grad_dtype)
@@ -787,7 +788,7 @@ def forward_products(
 
 def _products(config: TransformerConfig, s: int, causal: bool, spec: ModuleSpec | None) -> Products:
     kinds, mesh = kinds_of(config, spec), Mesh.serial(device="meta")
-    with counting_attention(causal), async_ops.alone(async_ops.FakeTransport()), torch.device("meta"):
+    with counting_attention(causal), async_ops.alone(FakeTransport()), torch.device("meta"):
         model = one_of_each(config, mesh, spec).to("meta")
         recorder = Recorder([[layer] for layer in model.layers.values()], _names(model))
         ids = torch.zeros(1, s, dtype=torch.int64)
@@ -820,7 +821,8 @@ class StageRun:
     def __init__(self, model: Any, z: Sizes, splits: bool = False) -> None:
         numbers = {module: number for number, module in model.layers.items()}
         groups = [(group, again) for group, again in _groups(model) if group]
-        kinds = [(again, tuple(map(kind_of, group))) for group, again in groups]
+        kind = kinds_of(z.config, z.spec)
+        kinds = [(again, tuple(kind[numbers[layer]] for layer in group)) for group, again in groups]
         some = sorted((kinds.index(kind) for kind in dict.fromkeys(kinds)), key=lambda i: -len(groups[i][0]))
         config = z.config
         if config.recompute_granularity == "full" and config.recompute_method == "block":

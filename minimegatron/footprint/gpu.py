@@ -1,4 +1,4 @@
-"""What computes on a GPU in place of what computes on a CPU, for runs on fake tensors; and the FLOPs of an operator.
+"""The operators of a GPU in place of a CPU's, for runs on fake tensors; and the FLOPs of an operator.
 
 The problem in a sentence: a plan is made on a laptop for GPUs, where torch's attention, norms and dropout are other
 operators that keep other tensors; and a build of torch without CUDA cannot run a backward pass over `cuda` tensors.

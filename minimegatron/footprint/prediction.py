@@ -46,7 +46,7 @@ from torch import nn
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
-from minimegatron.config.parallel import StagePlan, plan_stages
+from minimegatron.config.stages import StagePlan, plan_stages
 from minimegatron.footprint.dry_run import Sizes, StageRun, Unpredicted, require_known
 from minimegatron.layers.param import logical_parameters
 from minimegatron.models.block import TransformerBlock

@@ -25,7 +25,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from minimegatron.errors import ConfigError, named
+from minimegatron.errors import ConfigError, named, ranks_by_value
 from minimegatron.launch.ledger import Ledger
 
 Facts = Mapping[str, Any]  # values that JSON can hold
@@ -79,9 +79,8 @@ def differences(by_rank: Sequence[Facts]) -> list[str]:
     """ "lr is 0.001 on ranks 0-2 and 0.002 on rank 3", for every fact that differs, in the order of their names."""
     differing = []
     for name in sorted({name for facts in by_rank for name in facts}):
-        ranks_of: dict[str, list[int]] = {}
-        for rank, facts in enumerate(by_rank):
-            ranks_of.setdefault(_shown(facts[name]) if name in facts else "absent", []).append(rank)
+        values = [_shown(facts[name]) if name in facts else "absent" for facts in by_rank]
+        ranks_of = ranks_by_value(values, range(len(values)))
         if len(ranks_of) > 1:
             *first, last = [f"{value} on {named(ranks)}" for value, ranks in ranks_of.items()]
             differing.append(f"{name} is {', '.join(first)} and {last}")

@@ -87,18 +87,21 @@ def how_it_ended(returncode: int) -> str:
         return f"was killed by signal {-returncode}"
 
 
+def stat_of(pid: int) -> list[str]:
+    """The fields of `/proc/PID/stat` from the state on; [] for a process that is gone, or where there is no `/proc`."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
 def zombie_status(pid: int) -> int | None:
     """Return code of a process that has ended and that its parent has not waited for; None when it cannot be seen.
 
     This is how siblings learn of a death: only a parent may `wait`, but any process may read `/proc`.
     """
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    if fields[0] != "Z":
-        return None
-    return os.waitstatus_to_exitcode(int(fields[49]))
+    fields = stat_of(pid)
+    return os.waitstatus_to_exitcode(int(fields[49])) if fields[:1] == ["Z"] else None
 
 
 def as_batch_job() -> None:
@@ -144,17 +147,12 @@ def children(pid: int) -> list[int]:
 
 def _parents() -> dict[int, int]:
     """{pid: pid of its parent} of every process; asked of `ps` where there is no `/proc`."""
-    parent_of = {}
     if not os.path.isdir("/proc/self"):
         with subprocess.Popen(["ps", "-A", "-o", "pid=,ppid="], stdout=subprocess.PIPE, text=True) as ps:
             pairs = [line.split() for line in ps.communicate(timeout=10)[0].splitlines()]
         return {int(pid): int(parent) for pid, parent in pairs if int(pid) != ps.pid}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent_of[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
-        except OSError:  # gone
-            continue
-    return parent_of
+    stats = {pid: stat_of(pid) for pid in map(int, filter(str.isdigit, os.listdir("/proc")))}
+    return {pid: int(fields[1]) for pid, fields in stats.items() if fields}
 
 
 def descendants(pid: int) -> list[int]:

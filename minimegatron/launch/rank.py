@@ -44,7 +44,7 @@ import torch.distributed as dist
 
 from minimegatron.comm import watchdog
 from minimegatron.comm.async_ops import set_transport
-from minimegatron.comm.shared_memory import SharedMemory
+from minimegatron.comm.gloo import GlooTransport
 from minimegatron.errors import ConfigError, named
 from minimegatron.launch import agreement, error_report, hardware, procs, rendezvous
 from minimegatron.launch.ledger import Ledger
@@ -256,7 +256,7 @@ def _join_group(backend: str, store: dist.Store, place: Place, seconds: float) -
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=timeout)
     watchdog.watch(backend, seconds)
     if backend == "gloo":
-        set_transport(SharedMemory())
+        set_transport(GlooTransport())
 
 
 def _warn_once(ledger: Ledger) -> None:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from minimegatron.launch import procs
 
@@ -31,9 +30,8 @@ LONGEST = 10.0
 
 def cpu_seconds(pid: int) -> tuple[float, bool]:
     """Processor time of a process, and whether it wants a processor now; (0, False) where there is no `/proc`."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+    fields = procs.stat_of(pid)
+    if not fields:
         return 0.0, False
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), fields[0] == "R"
 

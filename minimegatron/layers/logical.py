@@ -54,7 +54,7 @@ def draw_part(name: str, layout: ParamLayout, seed: int) -> torch.Tensor:
     """This rank's part of `draw`: of a stack of experts no others are drawn, of a large matrix no other tiles."""
     if layout.experts is not None:
         return torch.stack([draw_part(f"{name}.{e}", layout.one_expert, seed) for e in range(*layout.experts)])
-    shape = layout.shape if layout.rows is None else (layout.rows, *layout.shape[1:])
+    shape = layout.unpadded_shape
     if layout.init.std == 0.0:
         return layout.take(_padded(torch.full(shape, layout.init.value, device="cpu"), layout))
     if not is_tiled(shape):
@@ -151,7 +151,7 @@ def load_logical(model: nn.Module, tensors: Mapping[str, torch.Tensor], *, stage
     problems += [f"unexpected {n} {tuple(tensors[n].shape)}" for n in tensors if n not in params and not stage]
     for name in params.keys() & tensors.keys():
         layout = layout_of(params[name])
-        want = layout.shape if layout.rows is None else (layout.rows, *layout.shape[1:])
+        want = layout.unpadded_shape
         if tuple(tensors[name].shape) != tuple(want):
             problems.append(f"{name} has shape {tuple(tensors[name].shape)}, the model wants {tuple(want)}")
     if problems:

@@ -104,6 +104,11 @@ class ParamLayout:
         return tuple(shape)
 
     @property
+    def unpadded_shape(self) -> tuple[int, ...]:
+        """Of the logical tensor without padding."""
+        return self.shape if self.rows is None else (self.rows, *self.shape[1:])
+
+    @property
     def one_expert(self) -> ParamLayout:
         """The layout of a slice of dim 0, of a parameter that stacks experts."""
         dim = None if self.dim is None else self.dim - 1

@@ -3,7 +3,7 @@
 Every model of the package is built here. `build_stage` makes one stage: a `GPTModel`, unless the spec names another
 class with `is_stage` (`models/contract`). Nothing outside of `models` knows which class it is.
 
-A rank of a pipeline with p ranks and v chunks holds v stages. `StagePlan` (`config/parallel`) says which layers a
+A rank of a pipeline with p ranks and v chunks holds v stages. `StagePlan` (`config/stages`) says which layers a
 stage has, the placement of the schedule which stages a rank has:
 
     L = 8, p = 2, v = 2, round robin            V-shaped
@@ -39,7 +39,8 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.comm.random import RngStreams
 from minimegatron.config.model import TransformerConfig
-from minimegatron.config.parallel import ParallelConfig, StagePlan, plan_stages
+from minimegatron.config.parallel import ParallelConfig
+from minimegatron.config.stages import StagePlan, plan_stages
 from minimegatron.errors import ConfigError
 from minimegatron.layers.logical import initialize
 from minimegatron.layers.param import layout_of, logical_parameters

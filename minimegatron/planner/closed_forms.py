@@ -1,8 +1,7 @@
-"""The formulas that papers print, for the model and the kernels that they have: a GPT with an MLP of 4 h, in 16 bits.
+"""The formulas that papers print, for their model and their kernels: a GPT with an MLP of 4 h, in 16 bits.
 
-They are what a reader checks by hand and what a plan's numbers are compared with. A plan itself reads the real layout
-(`footprint`, `messages`), whose kernels are others: a published closed form counts dropout masks of one byte and no
-log-sum-exp.
+A reader can check them by hand, and tests compare a plan's numbers with them. A plan itself runs the layers
+(`footprint`, `traffic`), and these have other kernels: the papers count dropout masks of one byte and no log-sum-exp.
 
 L layers, h hidden, a heads, s tokens, b samples of a microbatch, t ranks of tp, V words, p stages, m microbatches,
 v chunks of a rank.

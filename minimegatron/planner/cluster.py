@@ -40,6 +40,7 @@ The peaks are those of `training/flops.PEAK_TFLOPS`. Prices are no property of a
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -170,11 +171,15 @@ class Cluster(Config):
 
     def _together(self, ranks: Sequence[int]) -> int:
         """How many of the ranks are on the node of the first."""
-        node = ranks[0] // self.gpus_per_node
-        return sum(rank // self.gpus_per_node == node for rank in ranks)
+        return _on_first_node(tuple(ranks), self.gpus_per_node)
 
     def _slowest(self, ranks: Sequence[int], cards: int) -> float:
         return self.inside if self._together(ranks) == len(ranks) else min(self.inside, self.between * cards)
+
+
+@functools.cache
+def _on_first_node(ranks: tuple[int, ...], gpus_per_node: int) -> int:
+    return sum(rank // gpus_per_node == ranks[0] // gpus_per_node for rank in ranks)
 
 
 def _given(gpu: str, mebibytes: int, copy: float, inside: float, between: float, **more: Any) -> Cluster:

@@ -1,7 +1,7 @@
 """The points of a search: what a layout is, its flags, and all of them that divide what they must.
 
-Only what no flag has set is searched, so `--tensor-model-parallel-size 8` keeps tp at 8. What divides here may still
-break a rule of the package: `check_run` decides, when the layout is planned.
+A field that a flag has set is not searched: `--tensor-model-parallel-size 8` keeps tp at 8. A layout whose sizes divide
+may still break a rule of the package; `check_run` says so when it is planned.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The pictures of a plan: memory, the waterfall of a step's time, messages, products, the pipeline played, all layouts.
 
-They need matplotlib, which a plan does not. The timeline has few microbatches, and leaves out what ZeRO-2 and -3 send.
+They need matplotlib, which a plan does not. The timeline has few microbatches and no messages of ZeRO-2 and -3.
 
-**Memory over a step** (`memory_over_step`). A plan says how many bytes the fullest moment has; this says when each rank
-is how full. The spans of the simulated schedule (`timing.played`) say when an action runs, `footprint.prediction`
-what is alive meanwhile: the parts of the stage one after the other, each at its fullest moment and all equally long. So
-the fullest sample is `Prediction.peak`, owner by owner. A long batch repeats itself: four microbatches for each rank of
-the pipeline are as full as all, but where a schedule keeps all (GPipe).
+**Memory over a step** (`memory_over_step`). A plan has the bytes of the fullest moment; this picture has those of every
+moment. The simulated schedule (`timing.played`) says when an action runs, and `footprint.prediction` what is alive
+meanwhile: the parts of the stage run one after the other, all equally long, each drawn at its fullest moment. So the
+fullest sample is `Prediction.peak`, owner by owner. A long batch repeats itself, so four microbatches for each rank of
+the pipeline are drawn; of GPipe, which keeps all microbatches, all.
 """
 
 from __future__ import annotations

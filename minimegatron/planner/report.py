@@ -10,7 +10,7 @@ from minimegatron.planner.search import Found
 from minimegatron.planner.timing import BELOW, LAUNCHES, MEMORY, PEAK, RECOMPUTE
 from minimegatron.trace import Event
 from minimegatron.training.memory_report import explain as explain_memory
-from minimegatron.training.memory_report import predicted_row, spans, table
+from minimegatron.training.memory_report import predicted_rows, table
 
 GIB = 2**30
 FORMULAS = {
@@ -48,8 +48,8 @@ def in_words(told: Plan, tokens: float | None = None, explains: bool = False) ->
 
 
 def memory_text(told: Plan) -> str:
-    rows = (predicted_row(f"rank {rank}, layers {spans(one.layers)}", one) for rank, one in told.memory.items())
-    return f"{table(rows)}\n\n{explain_memory(f'rank {told.fullest}', told.memory[told.fullest])}"
+    fullest = explain_memory(f"rank {told.fullest}", told.memory[told.fullest])
+    return f"{table(predicted_rows(told.memory))}\n\n{fullest}"
 
 
 def verdict(told: Plan) -> str:

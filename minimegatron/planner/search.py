@@ -3,13 +3,13 @@
 The problem in a sentence: tp, cp, pp, its chunks and schedule, ep, etp, the micro-batch, recompute and ZeRO make
 thousands of layouts of 4,096 GPUs, and a plan of one takes a second.
 
-So every layout (`layouts`) is estimated in a fraction of a millisecond (`Estimator`), and those that are fastest by the
-estimate are planned (`planning`), which decides whether they fit and in which order they stand.
+So every layout (`layouts`) is estimated in a millisecond (`Estimator`). The fastest by the estimate are planned
+(`planning`), and the plans say which of them fit and in which order they stand.
 
-An estimate is made of pieces: one layer of each kind and both ends of the model are run once for each tp, cp, ep, etp,
-recompute and micro-batch (`timing.pieces_run`), and a stage is a sum of them, in bytes and in seconds. Left out are the
-padding of buckets, the edges of the schedule and stages that differ. The plans of the layouts in
-`tests/planner/test_search` are met within 18 % in bytes and 25 % in seconds.
+An estimate is a sum of pieces. One layer of each kind and both ends of the model are run once for each tp, cp, ep, etp,
+recompute and micro-batch (`timing.pieces_run`); their bytes and seconds add up to those of a stage. An estimate leaves
+out the padding of buckets, the edges of the schedule and differences between stages. It meets the plans in
+`tests/planner/test_search` within 18 % in bytes and 25 % in seconds.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from typing import Any
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
-from minimegatron.config.parallel import SPLIT, V_SHAPED, StagePlan, plan_stages
+from minimegatron.config.parallel import SPLIT, V_SHAPED
 from minimegatron.config.run import RunConfig
+from minimegatron.config.stages import StagePlan, plan_stages
 from minimegatron.errors import ConfigError, require
 from minimegatron.footprint.dry_run import Sizes, Step, Tape, kinds_of, one_of_each
 from minimegatron.footprint.prediction import Work, meta_wrapper, sizes_of, states
@@ -173,7 +174,7 @@ class Estimator:
         replicas = self.world // (layout.tp * layout.pp), self.world // (layout.etp * layout.ep * layout.pp)
         states = sum(self._states(n, d, layout.zero) for n, d in zip((dense + outside, experts), replicas, strict=True))
         comes_and_goes = self._travelling(layout.zero, (dense + experts) / max(1, len(numbers)), outside)
-        seconds = sum(stage.forward + stage.backward for stage in (pieces.stage(cut, number) for number in mine))
+        seconds = sum(pieces.seconds(cut, number) for number in mine)
         return states + kept + space + comes_and_goes, seconds, (dense + outside, experts)
 
     def _travelling(self, zero: int, layer: float, outside: float) -> float:

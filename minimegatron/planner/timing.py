@@ -26,12 +26,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from minimegatron.comm.mesh import Mesh, rank_groups
-from minimegatron.config.parallel import SPLIT, StagePlan, plan_stages
+from minimegatron.config.parallel import SPLIT
 from minimegatron.config.run import RunConfig
+from minimegatron.config.stages import StagePlan, plan_stages
 from minimegatron.footprint.dry_run import (
     AGAIN,
     BACKWARD,
@@ -52,7 +54,7 @@ from minimegatron.footprint.prediction import meta_model, meta_wrapper, sizes_of
 from minimegatron.models.chunks import placement_of, schedule_of
 from minimegatron.parallel.pipeline.schedule_sim import Costs, Simulation, simulate
 from minimegatron.planner.cluster import Cluster
-from minimegatron.planner.traffic import step_messages
+from minimegatron.planner.traffic import messages_around
 from minimegatron.planner.update import update_messages, update_time
 from minimegatron.training.flops import step_flops
 from minimegatron.training.memory_report import spec_of, work_of_run
@@ -75,12 +77,14 @@ class PassTime:
         forward, backward: of the passes.
         weights: of the backward pass, products that a split one puts off.
         parts: {part of the waterfall: seconds} of both.
+        once: messages that only the first microbatch of a step sends besides, and how often.
     """
 
     forward: float
     backward: float
     weights: float
     parts: dict[str, float]
+    once: Counter[Message] = dataclasses.field(default_factory=Counter)
 
     def extended(self, two: PassTime, b: int) -> PassTime:
         """This being of one sample, that of b."""
@@ -191,7 +195,8 @@ def pass_time(run: Run, part: int, mesh: Mesh, cluster: Cluster) -> PassTime:
         return clock.play(events), clock.parts
 
     (forward, one), (backward, two), (weights, three) = seconds(FORWARD), seconds(BACKWARD, AGAIN), seconds(WEIGHTS)
-    return PassTime(forward, backward + weights, weights, _sums([one, two, three]))
+    once = Counter({message: count for (where, message), count in run.once.items() if where == part})
+    return PassTime(forward, backward + weights, weights, _sums([one, two, three]), once)
 
 
 def _kind(window: Window) -> str:
@@ -236,11 +241,19 @@ class Pieces:
 
     def stage(self, plan: StagePlan, number: int) -> PassTime:
         """One stage of a cut model."""
+        return added(self._parts(plan, number))
+
+    def seconds(self, plan: StagePlan, number: int) -> float:
+        """Of a microbatch in one stage, forward and backward."""
+        parts = self._parts(plan, number)
+        return sum(part.forward for part in parts) + sum(part.backward for part in parts)
+
+    def _parts(self, plan: StagePlan, number: int) -> list[PassTime]:
+        """The stage piece by piece, its layers before both ends."""
         layers, full = plan.layers[number], self.config.recompute_granularity == "full"
         some = self.config.recompute_num_layers if self.config.recompute_method == "block" else len(layers)
         parts = [self._layers[self.kinds[n], full and i < some] for i, n in enumerate(layers)]
-        parts += [self.first] * (number == 0) + [self.last] * (number == len(plan.layers) - 1)
-        return added(parts)
+        return parts + [self.first] * (number == 0) + [self.last] * (number == len(plan.layers) - 1)
 
 
 def extended(one: Any, two: Any, b: int) -> Any:
@@ -255,7 +268,7 @@ def pieces_run(z: Sizes, again: bool, splits: bool = False) -> Run:
         several = 1 if config.recompute_method == "uniform" else len(numbers)
         config = config.replace(recompute_num_layers=several) if again else config.replace(recompute_granularity=None)
     z = dataclasses.replace(z, config=config)
-    return run_of(z, [(n,) for n in numbers], tuple(numbers), True, True, splits)
+    return run_of(z, [(n,) for n in numbers], tuple((again, (n,)) for n in numbers), True, True, splits)
 
 
 def added(parts: Sequence[PassTime]) -> PassTime:
@@ -265,6 +278,7 @@ def added(parts: Sequence[PassTime]) -> PassTime:
         sum(part.backward for part in parts),
         sum(part.weights for part in parts),
         _sums([part.parts for part in parts]),
+        sum((part.once for part in parts), Counter()),
     )
 
 
@@ -283,9 +297,10 @@ def around(run: RunConfig, rank: int, world: int, cluster: Cluster, mine: PassTi
     z = sizes_of(run.model, mesh, run.optimizer, work, spec_of(run))
     found: dict[str, list[float]] = {}
     few = min(work.microbatches, plan.ranks + work.microbatches % plan.ranks)  # each sends the same
-    for (message, part), count in step_messages(plan, ddp, z, few).items():
-        if part not in ("forward", "backward", "pipeline"):
-            found.setdefault(part, []).extend([message_time(message, mesh, cluster)] * count)
+    messages = messages_around(plan, ddp, z, few)
+    messages.update({(message, "end of step"): count for message, count in mine.once.items()})
+    for (message, part), count in messages.items():
+        found.setdefault(part, []).extend([message_time(message, mesh, cluster)] * count)
 
     def left(hidden: float, *kinds: str, times: int = 1) -> float:
         """Seconds that are not hidden; the last message has nothing to hide behind."""

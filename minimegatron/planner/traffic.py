@@ -25,8 +25,9 @@ from torch import nn
 from minimegatron.comm import async_ops
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.mesh import Mesh
-from minimegatron.config.parallel import StagePlan, plan_stages
+from minimegatron.comm.transport import FakeTransport
 from minimegatron.config.run import RunConfig
+from minimegatron.config.stages import StagePlan, plan_stages
 from minimegatron.footprint.dry_run import (
     Message,
     Messages,
@@ -71,25 +72,31 @@ def run_messages(run: RunConfig, rank: int, world: int, device: str = "cuda") ->
 
 def step_messages(plan: StagePlan, ddp: DistributedDataParallel, z: Sizes, microbatches: int) -> Traffic:
     """{(message, part of the step): how often} in one step of this rank, the optimizer's left out."""
+    found, row = messages_around(plan, ddp, z, microbatches), actions_of(plan, z, microbatches)
+    runs = [StageRun(stage, z) for stage in stages_of(ddp)]
+    for action in (one for one in row if one.kind != "W"):
+        passes = "forward" if action.kind == "F" else "backward"
+        for message, count in runs[action.chunk].messages(action.kind == "B").items():
+            found[message, passes] += count
+    found.update((m, "pipeline") for m in pipeline_messages(plan, z, microbatches))
+    for run in runs:
+        for message, count in run.messages_once().items():
+            found[message, "end of step"] += count
+    return found
+
+
+def messages_around(plan: StagePlan, ddp: DistributedDataParallel, z: Sizes, microbatches: int) -> Traffic:
+    """Those of them that are known without a run of the layers: what no pass sends."""
     found: Traffic = Counter()
     stages, row = stages_of(ddp), actions_of(plan, z, microbatches)
-    runs = [StageRun(stage, z) for stage in stages]
     split = {(a.microbatch, a.chunk) for a in row if a.kind == "W"}
     for action in row:
-        if action.kind != "W":
-            passes = "forward" if action.kind == "F" else "backward"
-            for message, count in runs[action.chunk].messages(action.kind == "B").items():
-                found[message, passes] += count
         if action.kind == "W" or action.kind == "B" and (action.microbatch, action.chunk) not in split:
             found.update((m, "shards") for m in _temporary(ddp, stages[action.chunk]))
-    found.update((m, "pipeline") for m in pipeline_messages(plan, z, microbatches))
     found.update((m, "gradients") for m in gradient_messages(ddp))
     when = "weights on use" if ddp.sharding == "optim_grads_params" else "weights"
     found.update((m, when) for m in weight_messages(ddp, row))
     found.update((m, "end of step") for m in end_messages(ddp, z))
-    for run in runs:
-        for message, count in run.messages_once().items():
-            found[message, "end of step"] += count
     return found
 
 
@@ -181,9 +188,9 @@ def _of_hooks(model: nn.Module, mesh: Mesh) -> tuple[dict[str, torch.Tensor], li
     """What the hooks of a step report of a model, and what they send."""
     sent: list[Sent | Waited] = []
     hooks = StepHooks(model, mesh)
-    with async_ops.alone(async_ops.FakeTransport(), Messages(sent.append)), hooks.passes(1.0):
+    with async_ops.alone(FakeTransport(), Messages(sent.append)), hooks.passes(1.0):
         pass
-    with async_ops.alone(async_ops.FakeTransport(), Messages(sent.append)):
+    with async_ops.alone(FakeTransport(), Messages(sent.append)):
         reports = hooks.reports()
         hooks.tables()
         hooks.end_step()

@@ -24,8 +24,8 @@ import minimegatron
 from minimegatron.comm.agree import on_all_ranks
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
-from minimegatron.config.parallel import plan_stages
 from minimegatron.config.run import RunConfig
+from minimegatron.config.stages import plan_stages
 from minimegatron.data.builder import Dataset, parse_split
 from minimegatron.errors import DataError
 from minimegatron.models.chunks import build_model_chunks, count_parameters
@@ -70,7 +70,7 @@ def build_trainer(
     """
     started = time.monotonic()
     mesh = mesh if mesh is not None else Mesh.build(run.parallel)
-    check_run(run, mesh.world.size)
+    check_run(run, mesh.world.size, reads=True)
     sizes = batch_sizes(run.training, mesh.dp.size)
     train_iters = iterations_of(run.training, sizes)
     if mesh.rank == 0 and not quiet:

@@ -49,7 +49,7 @@ from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config.run import CheckpointConfig
 from minimegatron.config.same_model import differing
-from minimegatron.data.tokenizer import made_files
+from minimegatron.data.tokenizer_training import made_files
 from minimegatron.errors import BadStep, CheckpointError, ConfigError, DeadlineError, RankError
 from minimegatron.training import run_state
 from minimegatron.training.datasets import RunData
@@ -359,16 +359,8 @@ def _is_fresh(config: CheckpointConfig, state: Mapping[str, Any]) -> bool:
 
 
 def _chosen(config: CheckpointConfig, root: Path, steps: list[int]) -> int | None:
-    step = config.ckpt_step
-    if step is None and steps:
-        return steps[-1]
-    if step in steps:
-        return step
-    if step is not None or config.exit_on_missing_checkpoint:
-        what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
-        fix = f"choose among {', '.join(map(str, steps))}" if steps else "look at what --load names"
-        raise CheckpointError(what, where=str(root), fix=fix)
-    return None
+    may_begin = config.ckpt_step is None and not config.exit_on_missing_checkpoint
+    return None if may_begin and not steps else commit.choose(root, steps, config.ckpt_step)
 
 
 def _manifest(root: Path, step: int) -> Manifest:

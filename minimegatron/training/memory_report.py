@@ -37,7 +37,7 @@ from minimegatron.comm.agree import gather_objects
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.config.run import RunConfig
-from minimegatron.errors import ConfigError
+from minimegatron.errors import ConfigError, ranges
 from minimegatron.memory import ACTIVATIONS, WORKSPACE, Tracker
 from minimegatron.models.spec import ModuleSpec, spec_from_name
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
@@ -254,12 +254,7 @@ def _in(nbytes: int, unit: str) -> str:
     return f"{nbytes / 2 ** (30 if unit == 'GiB' else 20):,.2f}" if nbytes else "-"
 
 
-def spans(numbers: Iterable[int]) -> str:
-    """`0-3, 8-11` of the numbers 0 to 3 and 8 to 11."""
-    found: list[list[int]] = []
-    for n in numbers:
-        if found and found[-1][-1] == n - 1:
-            found[-1].append(n)
-        else:
-            found.append([n])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in found) or "none"
+def predicted_rows(of_ranks: Mapping[int, Prediction]) -> Iterator[Row]:
+    """The predictions of several ranks as rows, each with the rank's layers."""
+    for rank, told in of_ranks.items():
+        yield predicted_row(f"rank {rank}, layers {ranges(told.layers) or 'none'}", told)

@@ -33,6 +33,7 @@ from minimegatron.parallel.pipeline import overlapped
 from minimegatron.parallel.pipeline.execution import Tensors
 from minimegatron.parallel.pipeline.schedules import Schedule
 from minimegatron.parallel.pipeline.stage import Forward, ModuleStage, last_gradients
+from minimegatron.training.reports import Sums
 
 
 class Microbatches:
@@ -64,19 +65,6 @@ class Microbatches:
         if self._left[index] == 0:
             del self._kept[index], self._left[index]
         return batch
-
-
-class _Sums:
-    """What the last stage adds up: counted tokens and reports."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.tokens = torch.zeros((), dtype=torch.float64, device=device)
-        self.reports: dict[str, torch.Tensor] = {}
-
-    def add(self, num_tokens: torch.Tensor, report: dict[str, torch.Tensor]) -> None:
-        self.tokens += num_tokens.detach()
-        for name, pair in report.items():
-            self.reports[name] = self.reports.get(name, 0.0) + pair.detach().double()
 
 
 def forward_backward(
@@ -124,10 +112,10 @@ def _run(
     model: DataParallel,
     scale: Callable[[torch.Tensor], torch.Tensor] = lambda loss: loss,
     checked: bool = True,
-) -> _Sums:
+) -> Sums:
     """Run the schedule over this rank's stages of the model."""
     chunks, rank = _chunks(model), model.mesh.pp.rank
-    batches, sums = Microbatches(data_iterator, len(chunks.chunks)), _Sums(model.mesh.device)
+    batches, sums = Microbatches(data_iterator, len(chunks.chunks)), Sums(model.mesh.device)
     ddp = None if schedule.forward_only else model
     last = last_gradients(schedule, rank, list(chunks.chunks), model)
     b, s = batches.peek(0)["tokens"].shape
@@ -144,7 +132,7 @@ def _forward_of(
     forward_step: Any,
     chunk: ModelStage,
     batches: Microbatches,
-    sums: _Sums,
+    sums: Sums,
     scale: Callable[[torch.Tensor], torch.Tensor],
 ) -> Forward:
     """A stage's forward: its output for the next stage, or on the last stage the scaled loss."""

@@ -92,6 +92,19 @@ class Totals:
     hook_tables: list[list[float]]
 
 
+class Sums:
+    """What a rank adds up over its microbatches, in fp64: tokens that count, and [sum, count] of each loss by name."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.tokens = torch.zeros((), dtype=torch.float64, device=device)
+        self.reports: dict[str, torch.Tensor] = {}
+
+    def add(self, num_tokens: torch.Tensor, report: dict[str, torch.Tensor]) -> None:
+        self.tokens += num_tokens.detach()
+        for name, pair in report.items():
+            self.reports[name] = self.reports.get(name, 0.0) + pair.detach().double()
+
+
 def reduce_reports(
     reports: dict[str, torch.Tensor],
     model: DataParallel,

@@ -12,8 +12,8 @@ import importlib.util
 from minimegatron.comm.mesh import check_grids_agree
 from minimegatron.config import DataConfig, TrainingConfig
 from minimegatron.config.fits import check_model_fits
-from minimegatron.config.parallel import plan_stages
 from minimegatron.config.run import RunConfig
+from minimegatron.config.stages import plan_stages
 from minimegatron.config.variants import check_fp8_dims
 from minimegatron.data.builder import parse_data_path, parse_split
 from minimegatron.errors import require
@@ -26,8 +26,8 @@ from minimegatron.training.microbatches import BatchSizeRampup, NumMicrobatches,
 TWIN_FLOPS = 2e12  # of a batch on one rank: minutes on a core
 
 
-@functools.lru_cache(maxsize=8)  # the command line and `build_trainer` ask for the same run
-def check_run(run: RunConfig, world_size: int, *, reads: bool = True) -> None:
+@functools.lru_cache(maxsize=8)  # the command line and `build_trainer` ask for the same run, in the same words
+def check_run(run: RunConfig, world_size: int, *, reads: bool) -> None:
     """Every rule between the configurations and the number of ranks.
 
     Args:

@@ -32,7 +32,7 @@ from typing import Any
 import torch
 
 from minimegatron.checkpoint.manifest import Manifest
-from minimegatron.checkpoint.regions import Logical, Region, logical_shape, regions
+from minimegatron.checkpoint.regions import Logical, Region, regions
 from minimegatron.checkpoint.shard_file import DTYPES
 from minimegatron.comm.agree import gather_objects
 from minimegatron.comm.axis import Axis
@@ -208,7 +208,7 @@ def model_tensors(model: DataParallel) -> dict[str, Logical]:
             parts = regions(layout, param.detach())
         if layout.shared and f"model.{name}" in tensors:
             continue  # the original is here too, and they share memory
-        tensors[f"model.{name}"] = Logical(logical_shape(layout), parts, dtype)
+        tensors[f"model.{name}"] = Logical(layout.unpadded_shape, parts, dtype)
     for name, buffer in logical_buffers(model):
         tensors[f"model.{name}"] = _whole(buffer)
     return tensors
@@ -241,7 +241,7 @@ def optimizer_tensors(
             if tensor.dim() == 0:
                 tensors[name] = _whole(tensor)
             else:
-                tensors[name] = Logical(logical_shape(layout), regions(layout, tensor, p.piece), tensor.dtype)
+                tensors[name] = Logical(layout.unpadded_shape, regions(layout, tensor, p.piece), tensor.dtype)
     return tensors
 
 

@@ -55,7 +55,7 @@ from minimegatron.optim.schedule import OptimizerParamScheduler
 from minimegatron.parallel.data.data_parallel import DataParallel
 from minimegatron.parallel.data.finalize import finalize_model_grads
 from minimegatron.training import pipelined
-from minimegatron.training.reports import StepReport, check_finite, mark_losses, reduce_reports
+from minimegatron.training.reports import StepReport, Sums, check_finite, mark_losses, reduce_reports
 
 if TYPE_CHECKING:
     from minimegatron.data.gpt_dataset import Batch
@@ -108,8 +108,7 @@ def forward_backward(
     Returns:
         This rank's token count and reports, name -> [sum, count], in fp64.
     """
-    tokens = torch.zeros((), dtype=torch.float64, device=model.mesh.device)
-    reports: dict[str, torch.Tensor] = {}
+    sums = Sums(model.mesh.device)
     for index in range(num_microbatches):
         last = index == num_microbatches - 1
         with contextlib.nullcontext() if last else model.no_sync():
@@ -118,10 +117,8 @@ def forward_backward(
                 loss, num_tokens, report = summed(output)
             with trace.span("backward", note=str(index)), model.backward_pass():
                 scale(loss).backward()
-        tokens += num_tokens.detach()
-        for name, pair in report.items():
-            reports[name] = reports.get(name, 0.0) + pair.detach().double()
-    return tokens, reports
+        sums.add(num_tokens, report)
+    return sums.tokens, sums.reports
 
 
 def get_forward_backward_func(model: DataParallel) -> ForwardBackward:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from minimegatron.checkpoint.commit import Keep, folder_of, read_manifest, verify
 from minimegatron.checkpoint.load import read_tensors
-from minimegatron.checkpoint.regions import Logical, Region, boxes_of_slice, logical_shape, regions
+from minimegatron.checkpoint.regions import Logical, Region, boxes_of_slice, regions
 from minimegatron.checkpoint.save import save
 from minimegatron.comm.axis import ALONE
 from minimegatron.errors import CheckpointError
@@ -89,7 +89,7 @@ def parts_of(stack, cut: Cut, fill: str | None) -> list[Region]:
     for layout, piece in held(stack, cut):
         flat = torch.full((piece.stop - piece.start,), math.nan)
         for part in regions(layout, flat, piece):
-            part.data.copy_(canary(fill, logical_shape(layout), part.box, torch.float32) if fill else -1)
+            part.data.copy_(canary(fill, layout.unpadded_shape, part.box, torch.float32) if fill else -1)
             found.append(part)
     return list({part.box: part for part in found}.values())
 
@@ -100,7 +100,7 @@ CUTS = st.builds(Cut, st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4]), st
 def round_trip(root: Path, tensors, cuts) -> None:
     before = cuts[0]
     for step, cut in enumerate(cuts, 1):
-        shapes = [logical_shape(held(stack, cut)[0][0]) for stack in tensors]
+        shapes = [held(stack, cut)[0][0].unpadded_shape for stack in tensors]
         if step == 1:
             parts = [parts_of(stack, cut, f"t{i}") for i, stack in enumerate(tensors)]
         else:

@@ -14,9 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from minimegatron import trace
 from minimegatron.comm import async_ops
 from minimegatron.comm import collectives as c
-from minimegatron.comm.async_ops import FakeTransport, Observer, Started, Work, blocking, issue, waited_for, waiting
+from minimegatron.comm.async_ops import Observer, Work, blocking, issue, waited_for, waiting
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.ring import Shift, circulate
+from minimegatron.comm.transport import FakeTransport, Started
 
 TP = Axis("tp", (2, 5), 1)  # without a group: nothing of this can reach torch
 BLOCKED = ("all_reduce", "tp", (2, 5))

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from minimegatron.comm import async_ops
 from minimegatron.comm import fingerprints as replicas
-from minimegatron.comm.async_ops import Started, Work, issue
+from minimegatron.comm.async_ops import Work, issue
 from minimegatron.comm.collectives import all_gather, all_reduce, all_to_all
 from minimegatron.comm.fingerprints import fingerprints
 from minimegatron.comm.mesh import Axis, Mesh
+from minimegatron.comm.transport import Started
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import RankError
 
@@ -146,7 +147,11 @@ def test_bit_sum_does_not_depend_on_strides_and_takes_empty_and_scalar() -> None
 def compare_replicas(rank: int, world: int, how: str) -> str:
     axis = world_axis(rank, world)
     tensors = {"weight": torch.arange(6.0).view(2, 3), "bias": torch.ones(3, dtype=torch.bfloat16)}
-    replicas.replica_check(tensors, axis)
+
+    def check() -> None:
+        replicas.check_copies({name: (x, [axis]) for name, x in tensors.items()}, axis)
+
+    check()
     if how == "bit" and rank == 2:
         tensors["bias"].view(torch.int16)[1] ^= 1
     if how == "minus zero" and rank == 2:
@@ -155,7 +160,7 @@ def compare_replicas(rank: int, world: int, how: str) -> str:
         tensors["weight"] = tensors["weight"].t()
     if how == "missing" and rank == 2:
         del tensors["bias"]
-    return raised(lambda: replicas.replica_check(tensors, axis))
+    return raised(check)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +178,6 @@ def test_replicas_are_compared_by_their_bits(ranks: Any, how: str, said: str) ->
 
 
 def test_on_a_group_of_one_nothing_is_sent() -> None:
-    replicas.replica_check([torch.ones(1)], Axis("dp", (0,), 0))
     replicas.check_copies({"weight": (torch.ones(1), [Axis("dp", (0,), 0)])}, Axis("world", (0,), 0))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -83,23 +84,16 @@ def both_ways(rank: int, world: int, dtype: torch.dtype) -> dict[str, tuple[torc
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_every_collective_gives_what_it_gives_through_tcp(ranks, world: int, dtype: torch.dtype) -> None:
-    found = ranks(world).run(both_ways, dtype)
-    for of_rank in found:
+    """A sum in float32 is added in the order of the ranks, with the same bits everywhere."""
+    in_order = functools.reduce(torch.add, [terms(rank, 12 * 4096, dtype) for rank in range(world)])
+    for of_rank in ranks(world).run(both_ways, dtype):
+        assert dtype == torch.bfloat16 or torch.equal(of_rank["all_reduce"][0], in_order)
         for name, (shared, tcp) in of_rank.items():
             if name == "all_reduce" and world > 2:  # gloo adds in another order
                 shared, tcp, close = shared.double(), tcp.double(), 8 * world * torch.finfo(torch.float32).eps
                 assert torch.allclose(shared, tcp, rtol=close if dtype != torch.bfloat16 else 0.05, atol=0.3), name
             else:
                 assert torch.equal(shared, tcp), name
-
-
-@pytest.mark.parametrize("world", [2, 3, 4])
-def test_a_sum_over_all_ranks_is_added_in_their_order_and_has_the_same_bits_everywhere(ranks, world: int) -> None:
-    want = terms(0, 12 * 4096, torch.float32)
-    for rank in range(1, world):
-        want = want + terms(rank, 12 * 4096, torch.float32)
-    for found in ranks(world).run(both_ways, torch.float32):
-        assert torch.equal(found["all_reduce"][0], want)
 
 
 def late_reader(rank: int, world: int) -> list[list[float]]:
@@ -222,7 +216,7 @@ def played(rank: int, world: int, program: Program, min_bytes: int) -> list[torc
     return found
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(
     program=st.lists(
         st.tuples(st.sampled_from(NAMES), st.integers(4, 3000), st.integers(0, 3)), min_size=1, max_size=12
@@ -259,7 +253,7 @@ def without_memory(rank: int, world: int, which: str) -> tuple[bool, int, float]
         del shared_memory.os.memfd_create  # type: ignore[attr-defined]
     with cannot, through(ALWAYS):
         total = c.all_reduce_start(torch.full((50_000,), rank + 1.0), axis).wait()
-    return shared_memory._shares_memory(axis, total), len(shared_memory._slots), float(total[-1])
+    return shared_memory.shares_memory(axis, total), len(shared_memory._slots), float(total[-1])
 
 
 @pytest.mark.parametrize(
@@ -300,7 +294,7 @@ def test_a_forked_process_has_no_slots_of_its_parent() -> None:
 def sender_is_gone(rank: int, world: int) -> str:
     """Rank 1 sends an envelope for a slot of a process that has ended, which is how a death looks between two calls."""
     axis = Axis.world("world")
-    assert shared_memory._shares_memory(axis, torch.zeros(1))
+    assert shared_memory.shares_memory(axis, torch.zeros(1))
     if rank == 1:
         slot = shared_memory._Slot(100)
         slot._head[0] = 2**22 + 1

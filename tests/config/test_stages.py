@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.config.fits import check_model_fits
-from minimegatron.config.parallel import SCHEDULES, STRAIGHT, V_SHAPED, parse_layout, plan_stages
+from minimegatron.config.parallel import SCHEDULES, STRAIGHT, V_SHAPED
+from minimegatron.config.stages import parse_layout, plan_stages
 from minimegatron.errors import ConfigError
 from minimegatron.parallel.pipeline.schedules import SCHEDULES as REGISTRY
 

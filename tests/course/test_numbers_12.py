@@ -20,6 +20,7 @@ from minimegatron.planner.search import Estimator
 from minimegatron.training.arguments import parse_args
 from tests.course.marked import LABS
 from tests.planner.published import LLAMA_405B, SELECTIVE_RUNS, WEAK_A100, WEAK_H100
+from tests.thorough import mostly_thorough
 
 LAB = LABS["12_planning"].lab
 SOURCE = Path(str(import_module("course.12_planning").__file__)).with_name("lab.py")
@@ -126,10 +127,10 @@ def test_long_sequences_are_for_cp():
     assert tp.time.parts["tp"] > 2 * cp.time.parts["tp"] and 0 < cp.time.parts["cp"] < 0.01 * cp.time.seconds
 
 
-def test_experts_stay_in_their_node():
-    flags = (
-        f"--preset qwen3-30b-a3b --seq-length 4096 --global-batch-size 512 --moe-token-dispatcher-type alltoall {BEST}"
-    )
+@pytest.mark.parametrize("layers", mostly_thorough([48, 2], [1]))
+def test_experts_stay_in_their_node(layers):
+    flags = f"--preset qwen3-30b-a3b --num-layers {layers} --seq-length 4096 --global-batch-size 512 {BEST}"
+    flags += " --moe-token-dispatcher-type alltoall"
     near, far = (planned(64, f"{flags} --expert-model-parallel-size {ep}") for ep in (8, 64))
     assert near.fits and near.time.seconds < far.time.seconds and near.bytes > far.bytes
     more = far.time.parts["experts"] - near.time.parts["experts"]

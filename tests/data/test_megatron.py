@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,13 +16,23 @@ from minimegatron.data.preprocess import preprocess
 from minimegatron.data.tokenizer import NullTokenizer
 from tests.data.test_indexed import write
 
-core = pytest.importorskip("megatron.core.datasets.gpt_dataset")
-indexed = pytest.importorskip("megatron.core.datasets.indexed_dataset")
-helpers = pytest.importorskip("megatron.core.datasets.helpers")
-blended = pytest.importorskip("megatron.core.datasets.blended_megatron_dataset_builder")
-blended_config = pytest.importorskip("megatron.core.datasets.blended_megatron_dataset_config")
-utils = pytest.importorskip("megatron.core.datasets.utils")
-null = pytest.importorskip("megatron.core.tokenizers.text.libraries.null_tokenizer")
+core = indexed = helpers = blended = blended_config = utils = null = cast(Any, None)  # until `megatron` has run
+MEGATRON = {
+    "core": "datasets.gpt_dataset",
+    "indexed": "datasets.indexed_dataset",
+    "helpers": "datasets.helpers",
+    "blended": "datasets.blended_megatron_dataset_builder",
+    "blended_config": "datasets.blended_megatron_dataset_config",
+    "utils": "datasets.utils",
+    "null": "tokenizers.text.libraries.null_tokenizer",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def megatron():
+    """Imported by the process that runs these tests, not by all that collect them: it takes 3 s."""
+    globals().update({name: pytest.importorskip(f"megatron.core.{path}") for name, path in MEGATRON.items()})
+
 
 EOD = 999
 

@@ -16,7 +16,7 @@ from tokenizers.processors import TemplateProcessing
 
 from minimegatron.data.indexed import IndexedDataset
 from minimegatron.data.preprocess import main, preprocess
-from minimegatron.data.tokenizer import train_bpe
+from minimegatron.data.tokenizer_training import train_bpe
 from minimegatron.errors import ConfigError, DataError
 
 BYTES = {"tokenizer_type": "ByteLevelTokenizer"}
@@ -122,7 +122,7 @@ def test_without_shared_memory_one_process_does_the_work_and_says_so(tmp_path, m
 
     path = write_jsonl(tmp_path / "a.jsonl", random_documents(2, 50))
     preprocess([path], tmp_path / "one", BYTES, workers=1)
-    monkeypatch.setattr("minimegatron.data.preprocess.ProcessPoolExecutor", no_semaphores)
+    monkeypatch.setattr("minimegatron.data.encoding.ProcessPoolExecutor", no_semaphores)
     with pytest.warns(UserWarning, match="2 workers cannot be started .*No space left.* writable /dev/shm"):
         preprocess([path], tmp_path / "two", BYTES, workers=2)
     assert (tmp_path / "one_text_document.bin").read_bytes() == (tmp_path / "two_text_document.bin").read_bytes()
@@ -250,7 +250,7 @@ def is_worker(pid):
 
 
 UNWANTED = """
-from minimegatron.data.preprocess import Encoder, Encoding
+from minimegatron.data.encoding import Encoder, Encoding
 from minimegatron.data.jsonl import Line
 
 lines = [[Line(i, b'{"text": "%s"}' % (b"a" * 300_000), 0)] for i in range(8)]

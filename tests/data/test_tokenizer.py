@@ -16,8 +16,8 @@ from minimegatron.data.tokenizer import (
     HuggingFaceTokenizer,
     NullTokenizer,
     build_tokenizer,
-    train_bpe,
 )
+from minimegatron.data.tokenizer_training import train_bpe
 from minimegatron.errors import ConfigError, DataError
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "data_bpe.json").read_text())
@@ -70,7 +70,7 @@ def test_bpe_equals_the_stored_vectors(bpe):
 
 def test_bpe_training_repeats_in_another_process(bpe, tmp_path):
     program = (
-        "import json, sys; from minimegatron.data.tokenizer import train_bpe; "
+        "import json, sys; from minimegatron.data.tokenizer_training import train_bpe; "
         "g = json.load(open(sys.argv[1])); train_bpe(iter(g['texts']), g['vocab_size'], sys.argv[2])"
     )
     golden = Path(__file__).parents[1] / "golden" / "data_bpe.json"

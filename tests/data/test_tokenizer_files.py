@@ -7,7 +7,8 @@ import warnings
 
 import pytest
 
-from minimegatron.data.tokenizer import NO_PAD, HuggingFaceTokenizer, train_bpe
+from minimegatron.data.tokenizer import NO_PAD, HuggingFaceTokenizer
+from minimegatron.data.tokenizer_training import train_bpe
 from minimegatron.errors import ConfigError, DataError
 
 N = 280  # tokens of the byte-level vocabulary

@@ -219,22 +219,6 @@ def test_tasks_of_srun_meet(tmp_path):
     assert [out for out, _ in said] == [f"{r} 2.0 {where}\n" for r in (0, 1)], said
 
 
-def test_sigterm_ends_a_run_with_status_0_after_a_whole_step(tmp_path):
-    process = start(f"{PRETRAIN} {TINY} --train-iters 1000000", tmp_path)
-    try:
-        assert process.stdout is not None
-        while not (line := process.stdout.readline()).startswith(" iteration"):
-            assert line, process.communicate()[1]
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=60)
-        assert process.returncode == 0, err
-        last = out.splitlines()[-1]
-        assert re.fullmatch(r"exiting program at iteration \d+: SIGTERM", last), last
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-
 def test_the_documented_run_is_a_valid_command_line():
     script = (ROOT / "examples" / "pretrain_stdlib.sh").read_text()
     flags = script[script.index("--preset") : script.index('"$@"')].replace("\\\n", " ")

@@ -57,9 +57,9 @@ def test_a_rank_killed_in_a_warm_pool_is_named(
 
 
 def test_a_rank_killed_under_torchrun_ends_the_job_and_is_named_first(tmp_path: Path, moment: random.Random) -> None:
-    victim = moment.randrange(3)
-    with helpers.background(tmp_path, *helpers.agent(3, helpers.FOREVER)) as (agent, token):
-        helpers.all_checked_in(tmp_path, 3)
+    victim = moment.randrange(2)
+    with helpers.background(tmp_path, *helpers.agent(2, helpers.FOREVER)) as (agent, token):
+        helpers.all_checked_in(tmp_path, 2)
         time.sleep(moment.random())
         os.kill(helpers.pids_by_rank(token)[victim], signal.SIGKILL)
         assert agent.wait(15) == 5
@@ -123,21 +123,24 @@ def test_another_thread_of_a_rank_sees_what_it_waits_in(ranks: Any, tmp_path: Pa
 @pytest.mark.parametrize(
     "ways",
     [
-        ["shared memory", "ring", "all_to_all"],
+        ["shared memory", "ring"],
         pytest.param(["p2p", "reduce_scatter", "objects"], marks=pytest.mark.thorough),
         pytest.param(["all_gather", "p2p", "all_reduce"], marks=pytest.mark.thorough),
     ],
     ids=" ".join,
 )
 def test_torchrun_names_the_collective_and_the_rank_at_the_end_of_the_chain(tmp_path: Path, ways: list[str]) -> None:
-    run = launch(CHAIN, 4, tmp_path, timeout=90, args=ways, env={"TIMEOUT": "3"})
+    last = len(ways)
+    run = launch(CHAIN, last + 1, tmp_path, timeout=90, args=ways, env={"TIMEOUT": "3"})
     assert run.returncode == 7, run.explain() + "".join(run.stderr)
     found = re.search(r"DeadlineError: (.* over .* \(ranks (\d)-\d\)): rank (\d) did not come", run.explain())
     assert found, run.explain()
     rank = int(found[2])
     assert found[1] == chain.said(ways[rank], rank) and int(found[3]) == rank + 1
-    assert ("did not come, which waits for rank 3, within 3 s" in run.explain()) == (rank < 2)
-    assert "rank 3 is at chain.py:" in run.explain() and "in wait_for_the_next: time.sleep(seconds)" in run.explain()
+    assert (f"did not come, which waits for rank {last}, within 3 s" in run.explain()) == (rank < last - 1)
+    assert (
+        f"rank {last} is at chain.py:" in run.explain() and "in wait_for_the_next: time.sleep(seconds)" in run.explain()
+    )
 
 
 # ------------------------------------------------------------------------------ where no wait raises, as with NCCL

@@ -106,14 +106,14 @@ def frozen_on_ranks(rank: int, world: int, name: str, layout: dict[str, Any], st
     return train(model, weights, tokens, FROZEN["optimizer"], Mesh.build(ParallelConfig(**layout)), steps)
 
 
-@pytest.mark.parametrize("name", mostly_thorough(FROZEN["models"], lambda name: name in ("gpt2", "llama")))
+@pytest.mark.parametrize("name", mostly_thorough(FROZEN["models"], lambda name: name == "llama"))
 def test_two_stages(ranks, name):
     first, second = ranks(2).run(frozen_on_ranks, name, {PP: 2}, 10, timeout=120)
     check(name, first)
     assert first == second, "both stages report the same numbers"
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "interleaved", "zb_h1", "zb_v", "dualpipe_v"])
+@pytest.mark.parametrize("schedule", mostly_thorough(["gpipe", "interleaved", "zb_h1", "zb_v", "dualpipe_v"], [1, 3]))
 def test_every_schedule_trains_alike(ranks, schedule):
     for result in ranks(2).run(frozen_on_ranks, "gpt2", {PP: 2, "pipeline_schedule": schedule}, 4, timeout=120):
         check("gpt2", result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -12,9 +13,13 @@ from labkit.fresh import Nursery
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """It starts beside a secret, and in a temporary folder of its own: `test_fresh` looks what ranks see and leave."""
     with Nursery() as server:
-        server.warm_up()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SECRET_KEY", "hunter2")
+            patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("nursery")))
+            server.warm_up()
         yield server
 
 

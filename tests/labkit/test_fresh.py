@@ -16,14 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from labkit import channel
+from labkit import channel, fresh
 from labkit.fresh import Nursery
 from labkit.nursery import Failed, Limits
 from minimegatron.errors import RankError
@@ -80,7 +79,7 @@ LATE = mostly_thorough(ENDS, lambda end: end[1] != "late" or end[0] in ("while T
 
 @pytest.mark.parametrize(("source", "ended"), LATE)
 def test_every_other_end_is_named(nursery: Nursery, source: str, ended: str) -> None:
-    [reply] = nursery.call(misbehave, [source], Limits(seconds=1.0) if ended == "late" else ENOUGH)
+    [reply] = nursery.call(misbehave, [source], Limits(seconds=0.3) if ended == "late" else ENOUGH)
     assert reply.value is None and reply.ended.startswith(ended)
     [reply] = nursery.call(echo, [7], ENOUGH)
     assert reply.value["job"] == 7, "the nursery must survive"
@@ -172,7 +171,10 @@ def test_the_broker_answers_although_a_rank_is_late(nursery: Nursery) -> None:
 
 
 @pytest.mark.parametrize(("function", "ended"), [("hangs", "late"), ("dies", "left with exit status 70")])
-def test_a_broker_without_an_answer_is_named_and_ended(nursery: Nursery, function: str, ended: str) -> None:
+def test_a_broker_without_an_answer_is_named_and_ended(
+    nursery: Nursery, monkeypatch: pytest.MonkeyPatch, function: str, ended: str
+) -> None:
+    monkeypatch.setattr(fresh, "REPLY_SECONDS", 0.3)
     rank, broker = nursery.call(echo, [1], ENOUGH, beside=(globals()[function], None))
     assert rank.value["job"] == 1
     assert broker.value is None
@@ -194,31 +196,21 @@ def test_an_answer_too_long_is_no_answer(nursery: Nursery) -> None:
     assert reply.value is None and reply.ended == "sent more than an answer may be"
 
 
-@pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Nursery, Path]]:
-    """A nursery that starts with a secret, other instructions and a folder of its own; that folder."""
-    with pytest.MonkeyPatch.context() as patch, Nursery() as server:
-        folder = tmp_path_factory.mktemp("elsewhere")
-        patch.setenv("SECRET_KEY", "hunter2")
-        patch.setenv("ATEN_CPU_CAPABILITY", "default")
-        patch.setattr(tempfile, "tempdir", str(folder))
-        server.warm_up()
-        patch.undo()
-        yield server, folder
-
-
-def test_the_outside_is_not_seen(elsewhere: tuple[Nursery, Path]) -> None:
+def test_the_outside_is_not_seen(nursery: Nursery) -> None:
     source = "raise Failed([dict(os.environ), os.getcwd(), os.listdir(), open('/proc/self/environ').read()])"
-    [reply] = elsewhere[0].call(misbehave, [source], ENOUGH)
+    [reply] = nursery.call(misbehave, [source], ENOUGH)
     environment, folder, files, start = reply.value
     assert "hunter2" not in str(environment) + start and environment["HOME"] == folder
     assert files == []
     assert not Path(folder).exists()
 
 
-def test_an_exercise_is_judged_with_the_instructions_of_the_notebook(elsewhere: tuple[Nursery, Path]) -> None:
+@pytest.mark.thorough
+def test_an_exercise_is_judged_with_the_instructions_of_the_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
     source = "import torch; raise Failed(torch.backends.cpu.get_cpu_capability())"
-    [reply] = elsewhere[0].call(misbehave, [source], ENOUGH)
+    with Nursery() as server:
+        [reply] = server.call(misbehave, [source], ENOUGH)
     assert reply.value in ("DEFAULT", "NO AVX")
 
 
@@ -226,7 +218,7 @@ def test_nothing_outlives_a_job(nursery: Nursery, tmp_path: Path) -> None:
     """Children of a rank die with it, and its folder goes."""
     note = str(tmp_path / "pid")
     source = f"pid = os.fork()\nif pid == 0: time.sleep(60)\nopen({note!r}, 'w').write(str(pid))\ntime.sleep(60)"
-    nursery.call(misbehave, [source], Limits(seconds=1.0))
+    nursery.call(misbehave, [source], Limits(seconds=0.5))
     pid = int((tmp_path / "pid").read_text())
     for _ in range(100):
         state = Path(f"/proc/{pid}/stat")
@@ -289,12 +281,12 @@ def test_all_end_when_the_caller_is_killed(tmp_path: Path) -> None:
         time.sleep(0.02)
 
 
-def test_no_folder_is_left(elsewhere: tuple[Nursery, Path]) -> None:
-    """Of a job; the nursery's own goes with it, see below."""
-    nursery, folder = elsewhere
+def test_no_folder_is_left(nursery: Nursery) -> None:
+    """Of a job; the nursery's own goes with it, see above."""
+    folder = Path(nursery.warm_up().folder)
     nursery.call(echo, [1, 2], ENOUGH)
     nursery.call(untidy, [1], ENOUGH)
-    assert len(list(folder.iterdir())) == 1 and not list(folder.glob("*/*"))
+    assert folder.is_dir() and not list(folder.glob("*/")) and len(list(folder.parent.iterdir())) == 1
 
 
 def untidy(rank: int, world: int, job: int) -> None:
@@ -302,7 +294,7 @@ def untidy(rank: int, world: int, job: int) -> None:
     os.mkdir("closed")
     Path("closed/file").write_text("x")
     os.chmod("closed", 0)
-    for _ in range(3000):
+    for _ in range(2100):
         os.mkdir("d")
         os.chdir("d")
 

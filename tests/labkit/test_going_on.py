@@ -6,10 +6,11 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from tests.labkit.kernel import Kernel
+from tests.labkit.kernel import Kernel, Said
 
 ROOT = Path(__file__).resolve().parents[2]
 BUBBLE = "%%exercise bubble\ndef bubble(p, m):\n    return (p - 1) / (m + p - 1)\n"
@@ -43,33 +44,61 @@ local = 3
 trained = bubble(2, 2)
 """
 OPEN = "%load_ext course\n%lab late late"
+SAVED = "%load_ext course\n%lab saved saved"
+LOOK = "import sys; 'torch' in sys.modules, [name for name in dir() if 'prepare' in name]"
+
+
+CELLS = ['check("bubble")', "progress()", 'guess("x", 1)', "%%ranks 2\nprint(1)", "%%exercise bubble\nx = 1",
+         "%%torchrun -n 2\nprint(1)", "%%needs bubble\nprint(1)"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the lab `late`: the miniature lab's exercises, and a source of its own."""
+    """A folder with the lab `late` (the miniature lab's exercises, and a source of its own) and others like it."""
     folder = tmp_path_factory.mktemp("late")
-    for name in ("late", "later"):
+    for name in ("late", "later", "moving", "saved"):
         (folder / name).mkdir()
         (folder / name / "__init__.py").write_text("from tests.labkit.mini_course import LAB as LAB\n")
         (folder / name / "lab.py").write_text(SOURCE)
     return folder
 
 
-def at(folder: Path) -> Kernel:
-    return Kernel(folder, PYTHONPATH=f"{ROOT}:{folder}")  # the judge's processes find the lab there
+class Evening(NamedTuple):
+    """A learner's kernel after its restart, and what cells said before: without a lab, and in the lab `saved`."""
+
+    kernel: Kernel
+    without: dict[str, Said]
+    saved: list[Said]
 
 
 @pytest.fixture(scope="module")
-def kernel(folder: Path) -> Iterator[Kernel]:
-    with at(folder) as running:
-        assert running.run(OPEN).error == ""
-        yield running
+def evening(folder: Path) -> Iterator[Evening]:
+    """One kernel for all tests.
+
+    `make lab` puts the startup file where every kernel of the environment finds it; a profile's folder works the same.
+    """
+    startup = folder / ".ipython" / "profile_default" / "startup"
+    startup.mkdir(parents=True)
+    [name] = re.findall(r"^STARTUP = \$\(VENV\)/etc/ipython/startup/(\S+)$", (ROOT / "Makefile").read_text(), re.M)
+    shutil.copy(ROOT / "labkit" / "ipython_startup.py", startup / name)
+    with Kernel(folder, PYTHONPATH=f"{ROOT}:{folder}") as running:  # the judge's processes find the labs there
+        without = {cell: running.run(cell) for cell in (*CELLS, LOOK)}
+        saved = [running.run(cell) for cell in (SAVED, STUB, SAVED, BUBBLE, DOUBLE)]
+        running.manager.restart_kernel(now=True)
+        running.client.wait_for_ready(timeout=60)
+        yield Evening(running, without, saved)
 
 
-def opened(kernel: Kernel) -> list[str]:
+@pytest.fixture
+def kernel(evening: Evening) -> Kernel:
+    """With the lab `late` open."""
+    assert evening.kernel.run(OPEN).error == ""
+    return evening.kernel
+
+
+def opened(first_cell: Said) -> list[str]:
     """What the first cell shows beside the standing."""
-    standing, *said = kernel.run(OPEN).text.splitlines()
+    standing, *said = first_cell.text.splitlines()
     assert standing.startswith("lab 00_mini: ")
     return said
 
@@ -77,35 +106,26 @@ def opened(kernel: Kernel) -> list[str]:
 # -------------------------------------------------------------------------------------------------- coming back
 
 
-def test_the_first_cell_loads_what_was_saved(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*"))
-    with at(tmp_path) as kernel:
-        assert kernel.run(OPEN).text == "lab 00_mini: 0 of 12 points; next: bubble", "nothing is saved, nothing is said"
-        kernel.run(STUB)
-        assert opened(kernel) == [], "a stub is nobody's work"
-        kernel.run(BUBBLE)
-        kernel.run(DOUBLE)
-        kernel.manager.restart_kernel(now=True)
-        kernel.client.wait_for_ready(timeout=60)
-        assert opened(kernel) == ["your exercises are loaded: bubble, double; go on where you were"]
-        assert kernel.run("bubble(4, 8) == 3 / 11, double(4)").text == "(True, 8)"
-        assert kernel.run("from exercises.bubble import bubble as same; same is bubble").text == "True"
-        assert "passed" in kernel.run('check("bubble")').text
+def test_the_first_cell_loads_what_was_saved(folder: Path, evening: Evening) -> None:
+    nothing, _, stub, *_ = evening.saved
+    assert nothing.text == "lab 00_mini: 0 of 12 points; next: bubble", "nothing is saved, nothing is said"
+    assert opened(stub) == [], "a stub is nobody's work"
+    kernel = evening.kernel
+    assert opened(kernel.run(SAVED)) == ["your exercises are loaded: bubble, double; go on where you were"]
+    assert kernel.run("bubble(4, 8) == 3 / 11, double(4)").text == "(True, 8)"
+    assert kernel.run("from exercises.bubble import bubble as same; same is bubble").text == "True"
+    assert "passed" in kernel.run('check("bubble")').text
 
-        saved = tmp_path / ".work" / "late" / "exercises" / "double.py"
-        saved.write_text("# %%exercise double\nprint('never shown')\n1 / 0\n")
-        assert opened(kernel) == [
-            "your exercises are loaded: bubble; go on where you were",
-            "✘ your exercise double cannot be loaded: ZeroDivisionError: division by zero (line 3); mend its cell",
-        ]
-        saved.write_text("# %%exercise double\ndef double(x):\n    return = 2\n")
-        said = opened(kernel)[1]
-        assert "✘ your exercise double cannot be loaded: SyntaxError: invalid syntax (double.py, line 3)" in said
-        assert kernel.run("bubble(1, 1)").text == "0.0"
-
-
-CELLS = ['check("bubble")', "progress()", 'guess("x", 1)', "%%ranks 2\nprint(1)", "%%exercise bubble\nx = 1",
-         "%%torchrun -n 2\nprint(1)", "%%needs bubble\nprint(1)"]  # fmt: skip
+    saved = folder / ".work" / "saved" / "exercises" / "double.py"
+    saved.write_text("# %%exercise double\nprint('never shown')\n1 / 0\n")
+    assert opened(kernel.run(SAVED)) == [
+        "your exercises are loaded: bubble; go on where you were",
+        "✘ your exercise double cannot be loaded: ZeroDivisionError: division by zero (line 3); mend its cell",
+    ]
+    saved.write_text("# %%exercise double\ndef double(x):\n    return = 2\n")
+    said = opened(kernel.run(SAVED))[1]
+    assert "✘ your exercise double cannot be loaded: SyntaxError: invalid syntax (double.py, line 3)" in said
+    assert kernel.run("bubble(1, 1)").text == "0.0"
 
 
 @pytest.mark.thorough
@@ -226,21 +246,11 @@ def test_an_exception_shows_the_cell_and_its_line(kernel: Kernel, magic: str) ->
 # ---------------------------------------------------------------------------------------- before a lab is open
 
 
-def test_in_a_fresh_kernel_the_words_say_which_cell_to_run(tmp_path: Path) -> None:
-    """`make lab` puts the file where every kernel of the environment finds it; a profile's folder works the same."""
-    startup = tmp_path / ".ipython" / "profile_default" / "startup"
-    startup.mkdir(parents=True)
-    [name] = re.findall(r"^STARTUP = \$\(VENV\)/etc/ipython/startup/(\S+)$", (ROOT / "Makefile").read_text(), re.M)
-    shutil.copy(ROOT / "labkit" / "ipython_startup.py", startup / name)
-    with Kernel(tmp_path) as kernel:
-        for cell in CELLS:
-            said = "no lab is open in this kernel: run the notebook's first cell, then go on where you were"
-            assert kernel.run(cell) == ("", said), cell
-        before = kernel.run("import sys; 'torch' in sys.modules, [name for name in dir() if 'prepare' in name]")
-        assert before.text == "(False, [])"
-        kernel.run("%load_ext course\n%lab 00_mini tests.labkit.mini_course")
-        assert kernel.run('check("bubble")').text.startswith("○ bubble")
-        assert kernel.run("%%ranks 2 --needs bubble\nprint(world)").text == "○ this cell waits for exercise bubble"
+def test_in_a_fresh_kernel_the_words_say_which_cell_to_run(evening: Evening) -> None:
+    said = dict(evening.without)
+    assert said.pop(LOOK).text == "(False, [])"
+    words = "no lab is open in this kernel: run the notebook's first cell, then go on where you were"
+    assert said == dict.fromkeys(CELLS, Said("", words))
 
 
 # ------------------------------------------------------------------------------------------- a panel that moves
@@ -260,24 +270,23 @@ def displayed(kernel: Kernel, cell: str) -> list[tuple[str, str, str]]:
             return found
 
 
-def test_the_first_cell_shows_each_new_standing(tmp_path: Path) -> None:
-    with Kernel(tmp_path) as kernel:
-        [(_, first, text)] = displayed(kernel, "%load_ext course\n%lab 00_mini tests.labkit.mini_course")
-        assert first and text == "lab 00_mini: 0 of 12 points; next: bubble"
-        assert displayed(kernel, 'check("bubble")') == [], "nothing has changed"
-        kernel.run(BUBBLE)
-        passed = "lab 00_mini: 5 of 12 points; next: ring_all_reduce"
-        assert displayed(kernel, 'check("bubble")') == [("update_display_data", first, passed)]
-        kernel.run(BUBBLE.replace("- 1)\n", "- 2)\n"))
-        kernel.run("%%exercise double\ndef double(x):\n    return 2 * x\n")
-        kind = "update_display_data"
-        assert displayed(kernel, "%%needs bubble double\nprint('never')") == [
-            (kind, first, "lab 00_mini: 0 of 12 points; next: bubble"),
-            (kind, first, "lab 00_mini: 1 of 12 points; next: bubble"),
-        ]
-        assert displayed(kernel, "progress()") == [], "all is known"
-        [(_, second, text)] = displayed(kernel, "%load_ext course\n%lab 00_mini tests.labkit.mini_course")
-        assert second != first and text.splitlines() == [
-            "lab 00_mini: 1 of 12 points; next: bubble",
-            "your exercises are loaded: bubble, double; go on where you were",
-        ]
+def test_the_first_cell_shows_each_new_standing(kernel: Kernel) -> None:
+    kind, cell = "update_display_data", "%load_ext course\n%lab moving moving"
+    [(_, first, text)] = displayed(kernel, cell)
+    assert first and text == "lab 00_mini: 0 of 12 points; next: bubble"
+    assert displayed(kernel, 'check("bubble")') == [], "nothing has changed"
+    kernel.run(BUBBLE)
+    passed = "lab 00_mini: 5 of 12 points; next: ring_all_reduce"
+    assert displayed(kernel, 'check("bubble")') == [(kind, first, passed)]
+    kernel.run(BUBBLE.replace("- 1)\n", "- 2)\n"))
+    kernel.run("%%exercise double\ndef double(x):\n    return 2 * x\n")
+    assert displayed(kernel, "%%needs bubble double\nprint('never')") == [
+        (kind, first, "lab 00_mini: 0 of 12 points; next: bubble"),
+        (kind, first, "lab 00_mini: 1 of 12 points; next: bubble"),
+    ]
+    assert displayed(kernel, "progress()") == [], "all is known"
+    [(_, second, text)] = displayed(kernel, cell)
+    assert second != first and text.splitlines() == [
+        "lab 00_mini: 1 of 12 points; next: bubble",
+        "your exercises are loaded: bubble, double; go on where you were",
+    ]

@@ -7,7 +7,6 @@ import csv
 import dataclasses
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +46,17 @@ HOSTILE = ["patches torch", "fills the disk"]
 
 
 @pytest.fixture(scope="module")
-def graded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """One folder of submissions, graded once, two at a time."""
+def graded(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Run:
+    """One folder of submissions, graded once, two at a time: one nursery is the command's own, which ends with it."""
+    two = iter([Nursery(), contextlib.nullcontext(nursery)])
     folder = tmp_path_factory.mktemp("class")
     hostile = {f"h {name}.ipynb": notebook([OPEN, "%%exercise bubble" + CHEATS[name], DOUBLE]) for name in HOSTILE}
     hand_in(folder / "in", {**HONEST, **hostile})
     with open(folder / "in" / "huge.ipynb", "wb") as stream:
         stream.truncate(100 << 20)
-    yield run(folder, "--jobs", "2", "--seed", "class of 26")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "Nursery", lambda: next(two))
+        return run(folder, "--jobs", "2", "--seed", "class of 26")
 
 
 def row(graded: Run, learner: str) -> dict[str, Any]:

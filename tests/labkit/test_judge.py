@@ -68,15 +68,14 @@ def test_right_answers_of_any_form_pass(nursery: Nursery, source: str) -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        RING,
+        RING.replace("x.contiguous()", "x.clone().contiguous()"),
         RING.replace("sent = dist.isend(travelling, (rank + 1) % world)", "pass").replace(
             "dist.recv(arriving, (rank - 1) % world)\n        sent.wait()",
             "[q.wait() for q in dist.batch_isend_irecv([dist.P2POp(dist.isend, travelling, (rank + 1) % world),"
             " dist.P2POp(dist.irecv, arriving, (rank - 1) % world)])]",
         ),
-        RING.replace("(rank + 1)", "(rank - 1 + 2 * 1)").replace("total += arriving", "total = total + arriving"),
     ],
-    ids=["isend", "batch", "out of place"],
+    ids=["isend", "batch"],
 )
 def test_right_rings_pass(nursery: Nursery, source: str) -> None:
     assert check(nursery, "ring_all_reduce", source).points == 6
@@ -95,9 +94,7 @@ def test_a_stub_is_not_done(nursery: Nursery) -> None:
     for name in load_lab(COURSE).exercises:
         verdict = check(nursery, name, stub(name))
         assert (verdict.state, verdict.points, verdict.rows) == ("todo", 0, ())
-        assert repr(verdict).startswith(f"○ {name}   not done yet") and repr(verdict) == repr(
-            check(nursery, name, stub(name))
-        )
+        assert repr(verdict).startswith(f"○ {name}   not done yet")
 
 
 def test_a_stubs_line_that_is_left_below_an_answer_is_shown(nursery: Nursery) -> None:
@@ -250,8 +247,6 @@ def test_hidden_inputs_are_new_each_time_unless_seeded(nursery: Nursery) -> None
     ("source", "says"),
     [
         ("def bubble(p, m):\n    return p +", "SyntaxError"),
-        ("def buble(p, m):\n    return 1", "the cell defines `buble`, not `bubble`"),
-        ("def bubble(p):\n    return 1", "TypeError"),
         (
             "def bubble(p, m):\n    return torch.ones(1)",
             "NameError: name 'torch' is not defined: the cell of an exercise sees only what it "
@@ -259,7 +254,6 @@ def test_hidden_inputs_are_new_each_time_unless_seeded(nursery: Nursery) -> None
         ),
         ("def bubble(p, m):\n    return {1, 2}", "DataError: answer is a set, which a check cannot read"),
         ("def bubble(p, m):\n    import sys; sys.exit(0)", "SystemExit: 0"),
-        ("def bubble(p, m):\n    while True:\n        p += 1", "no answer within 2 s; stuck at line"),
     ],
 )
 def test_what_stops_the_code_is_one_line(nursery: Nursery, source: str, says: str) -> None:
@@ -276,6 +270,7 @@ def test_what_stops_the_code_is_one_line(nursery: Nursery, source: str, says: st
 def test_nothing_is_tried_after_a_late_answer(nursery: Nursery) -> None:
     verdict = check(nursery, "bubble", "import time\ndef bubble(p, m):\n    time.sleep(60)")
     assert notes(verdict) == ["no answer within 2 s; stuck at line 3: time.sleep(60)", "not tried after that"]
+    assert (verdict.state, verdict.points, verdict.mistake, verdict.answered) == ("wrong", 0, "", False)
 
 
 def test_a_hang_says_where_each_rank_waits(nursery: Nursery) -> None:
@@ -315,9 +310,6 @@ def test_evidence_decides_where_values_cannot(nursery: Nursery) -> None:
 
 def test_the_inputs_of_the_judge_cannot_be_changed(nursery: Nursery) -> None:
     """An answer computed in place is judged against untouched inputs."""
-    assert (
-        check(nursery, "ring_all_reduce", RING.replace("x.contiguous()", "x.clone().contiguous()") + "\n").points == 6
-    )
     verdict = check(nursery, "ring_all_reduce", "def ring_all_reduce(x):\n    x.zero_()\n    return x")
     assert verdict.points == 0
 

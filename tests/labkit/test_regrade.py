@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 from labkit import grade, regrade
+from labkit.fresh import Nursery
 from labkit.verdict import Verdict
 from tests.labkit.grading_run import Run, run
 from tests.labkit.handed_in import BUBBLE, DOUBLE, OPEN, hand_in, notebook
@@ -18,10 +21,20 @@ from tests.thorough import mostly_thorough
 BY_SEED = "%%exercise bubble\ndef bubble(p, m):\n    return float(p * m) if p % 2 else object()\n"
 
 
-@pytest.fixture
-def first(tmp_path: Path, warm: None) -> Run:
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Run:
     files = {"ada.ipynb": notebook([OPEN, BY_SEED, DOUBLE]), "ben.zip": "x", "eva.ipynb": notebook([OPEN, BUBBLE])}
-    return run(hand_in(tmp_path, {f"in/{name}": text for name, text in files.items()}), "--only", "bubble")
+    folder = hand_in(tmp_path_factory.mktemp("first"), {f"in/{name}": text for name, text in files.items()})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grade, "Nursery", lambda: contextlib.nullcontext(nursery))
+        return run(folder, "--only", "bubble")
+
+
+@pytest.fixture
+def first(graded: Run, tmp_path: Path, warm: None) -> Run:
+    """The same submissions and files, to be changed."""
+    shutil.copytree(graded.out.parent, tmp_path, dirs_exist_ok=True)
+    return graded._replace(out=tmp_path / "out")
 
 
 def again(folder: Path, first: Run, *words: str) -> Run:

@@ -10,8 +10,9 @@ import pytest
 import torch.distributed as dist
 
 from minimegatron.comm import watchdog
-from minimegatron.comm.async_ops import Started, Work, blocking, issue
+from minimegatron.comm.async_ops import Work, blocking, issue
 from minimegatron.comm.mesh import Axis
+from minimegatron.comm.transport import Started
 from minimegatron.comm.watchdog import WATCHDOG_SECONDS, Watchdog, group_timeout
 from minimegatron.launch import watch as watching
 from minimegatron.launch.ledger import Ledger

@@ -127,7 +127,7 @@ MUTANTS = (
     # ------------------------------------------------------------------------------------------- collectives, groups
     Mutant(
         "every reduction is a sum",
-        "minimegatron/comm/async_ops.py",
+        "minimegatron/comm/transport.py",
         "dist.all_reduce(x, op=_OPS[op], group=axis.group, async_op=True)",
         'dist.all_reduce(x, op=_OPS["sum"], group=axis.group, async_op=True)',
         "tests/comm/test_collectives.py",
@@ -138,7 +138,7 @@ MUTANTS = (
     ),
     Mutant(
         "broadcast from rank 0 of the axis, whatever was asked",
-        "minimegatron/comm/async_ops.py",
+        "minimegatron/comm/transport.py",
         "src=axis.ranks[src]",
         "src=axis.ranks[0]",
         "tests/comm/test_collectives.py",
@@ -146,14 +146,14 @@ MUTANTS = (
     Mutant(
         "a gather whose gradient is not summed",
         "minimegatron/comm/collectives.py",
-        "back = reduce_scatter if ctx.reduce_gradient else local_part",
+        "back = reduce_scatter if reduce_gradient else local_part",
         "back = local_part",
         "tests/comm/test_collectives.py",
     ),
     Mutant(
         "a gather whose gradient is always summed",
         "minimegatron/comm/collectives.py",
-        "back = reduce_scatter if ctx.reduce_gradient else local_part",
+        "back = reduce_scatter if reduce_gradient else local_part",
         "back = reduce_scatter",
         "tests/comm/test_collectives.py",
     ),
@@ -167,8 +167,8 @@ MUTANTS = (
     Mutant(
         "f's backward sums nothing",
         "minimegatron/comm/collectives.py",
-        "return all_reduce(grads[0].clone(memory_format=torch.contiguous_format), ctx.axis), None",
-        "return grads[0].clone(), None",
+        "lambda grad: _sum_of_copies(grad, axis))",
+        "lambda grad: grad.clone())",
         "tests/comm/test_collectives.py",
     ),
     Mutant(
@@ -449,7 +449,7 @@ MUTANTS = (
     ),
     # -------------------------------------------------------------------------------------- messages in memory
     Mutant(
-        "terms of a reduce-scatter are let go of before they are added", "minimegatron/comm/shared_memory.py",
+        "terms of a reduce-scatter are let go of before they are added", "minimegatron/comm/gloo.py",
         "            _add_up([own, *(message.view(own) for message in messages)], output)\n"
         "            _close(messages)\n",
         "            views = [message.view(own) for message in messages]\n            _close(messages)\n"
@@ -457,7 +457,7 @@ MUTANTS = (
         _LET_GO,
     ),
     Mutant(
-        "terms of an all-reduce are let go of before they are added", "minimegatron/comm/shared_memory.py",
+        "terms of an all-reduce are let go of before they are added", "minimegatron/comm/gloo.py",
         "            _add_up([messages[rank].view(x) if rank in messages else own for rank in range(axis.size)], x)\n"
         "            _close(messages.values())\n",
         "            views = [messages[rank].view(x) if rank in messages else own for rank in range(axis.size)]\n"
@@ -525,16 +525,16 @@ MUTANTS = (
     ),
     Mutant(
         "the names in a new checkpoint are not confirmed", "minimegatron/checkpoint/commit.py",
-        "        sync_folder(staged)\n", "        pass\n", _POWER,
+        "        sync(staged)\n", "        pass\n", _POWER,
     ),
     Mutant(
         "the name of a new checkpoint is not confirmed", "minimegatron/checkpoint/commit.py",
-        "  # onto a folder that is not empty it fails\n        sync_folder(root)\n",
+        "  # onto a folder that is not empty it fails\n        sync(root)\n",
         "  # onto a folder that is not empty it fails\n", _POWER,
     ),
     Mutant(
         "a name that was taken away is not confirmed", "minimegatron/checkpoint/commit.py",
-        "            sync_folder(root)  # nor", "            pass  # nor", _POWER,
+        "            sync(root)  # nor", "            pass  # nor", _POWER,
     ),
     Mutant(
         "the bytes of a file are not confirmed", "minimegatron/checkpoint/disk.py",
@@ -546,12 +546,12 @@ MUTANTS = (
     ),
     Mutant(
         "the manifest is written after the rename", "minimegatron/checkpoint/commit.py",
-        "    write_durable(staged / NAME, len(text), lambda file: file.write(text))\n"
+        "    write_bytes(staged / NAME, text)\n"
         "    final = folder_of(root, manifest.step)\n    with disk(final):\n"
-        "        sync_folder(staged)\n        os.rename(staged, final)",
+        "        sync(staged)\n        os.rename(staged, final)",
         "    final = folder_of(root, manifest.step)\n    with disk(final):\n"
-        "        sync_folder(staged)\n        os.rename(staged, final)\n"
-        "        write_durable(final / NAME, len(text), lambda file: file.write(text))",
+        "        sync(staged)\n        os.rename(staged, final)\n"
+        "        write_bytes(final / NAME, text)",
         _POWER,
     ),
     Mutant(
@@ -649,7 +649,7 @@ MUTANTS = (
         "            self._started[-2].cross()\n", "            pass\n", f"{_STALE} -k varies_fastest",
     ),
     Mutant(
-        "the largest through memory is a sum", "minimegatron/comm/shared_memory.py",
+        "the largest through memory is a sum", "minimegatron/comm/gloo.py",
         'if op != "sum" or not is_gloo(axis)', "if not is_gloo(axis)",
         "tests/comm/test_shared_memory.py -k no_sum",
     ),
@@ -820,12 +820,12 @@ MUTANTS = (
         "2 * (p - rank - 1) + (v - 1) * group", "(p - rank - 1) + (v - 1) * group", _PIPELINE,
     ),
     Mutant(
-        "tokens of a pipeline are those of its last microbatch", "minimegatron/training/pipelined.py",
+        "tokens of a pipeline are those of its last microbatch", "minimegatron/training/reports.py",
         "        self.tokens += num_tokens.detach()",
         "        self.tokens = num_tokens.detach().double()", _PIPELINE,
     ),
     Mutant(
-        "reports of a pipeline are those of its last microbatch", "minimegatron/training/pipelined.py",
+        "reports of a pipeline are those of its last microbatch", "minimegatron/training/reports.py",
         "self.reports.get(name, 0.0) + pair", "0.0 + pair", _PIPELINE,
     ),
     Mutant(

@@ -27,7 +27,7 @@ from minimegatron.planner.update import muon_products, optimizer_of, update_time
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.flops import step_flops
 from tests.planner.test_timing import FREE
-from tests.planner.test_traffic import EQUAL, LATENT, SIZES, run_of, told_and_counted
+from tests.planner.test_traffic import ENDS, EQUAL, LATENT, SIZES, TWO, run_of, told_and_counted
 
 H100 = CLUSTERS["h100"]
 TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
@@ -66,10 +66,10 @@ def of_optimizer(run: RunConfig, **fields: Any) -> RunConfig:
 )
 def test_what_they_send_is_what_a_traced_step_counts(ranks: Any, names: list[str]) -> None:
     runs = [
-        of_optimizer(run_of(layout, {**SIZES, **model}, 4), **optimizer)
+        of_optimizer(run_of(layout, TWO | model, 4, 2), **optimizer)
         for layout, model, optimizer in map(SENT.__getitem__, names)
     ]
-    told_and_counted(ranks, runs, 4)
+    told_and_counted(ranks, runs, 4, ENDS)
 
 
 def wrapper_of(run: RunConfig, world: int = 1) -> DistributedDataParallel:
@@ -178,7 +178,7 @@ def test_each_is_planned_whole(flags: str) -> None:
 
 
 def test_a_search_with_muon_keeps_matrices_whole() -> None:
-    found = search(parse_args(f"{WORDS} --optimizer muon --num-layers 2".split(), reads=False), 4, H100)
+    found = search(parse_args(f"{WORDS} --optimizer muon --num-layers 2".split(), reads=False), 2, H100)
     assert {one.layout.zero for one in found} == {0}
 
 

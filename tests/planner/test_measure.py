@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -92,7 +94,16 @@ def test_nothing_hides_where_the_processor_itself_carries() -> None:
     assert waits["tp"] > hides["tp"] and waits["gradients"] > hides["gradients"]
 
 
-def test_this_machine_is_a_cluster() -> None:
+def timed_on(rank: int, world: int, repeats: int) -> Any:
+    return operations.on_rank(CPU, repeats)
+
+
+@pytest.mark.parametrize("torchrun", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_this_machine_is_a_cluster(torchrun: bool, ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On ranks that are there, and on those that torchrun starts as for the command."""
+    if not torchrun:
+        warm = lambda world, clock, repeats: ranks(world, fingerprints=False).run(timed_on, repeats, timeout=100)  # noqa: E731
+        monkeypatch.setattr(operations, "_on_ranks", warm)
     found = measure(torch.device("cpu"), CPU, repeats=1)
     assert found.operations is not None
     assert set(found.operations) == KINDS | {"all_reduce", "all_gather", "reduce_scatter", SHIFT}

@@ -67,15 +67,6 @@ def test_the_fastest_layout_has_a_name() -> None:
     assert layout.words() == "tp 8, pp 4, v 2, interleaved, micro-batch 1, recompute full, ZeRO-1"
 
 
-def test_the_command_writes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "new" / "pictures"
-    words = f"--search --world-size 4 --top 2 --pictures {folder} {SMALL} --recompute-granularity full"
-    assert cli.main(["plan", *words.split()]) == 0
-    written = {file.name for file in folder.iterdir()}
-    assert {"memory.png", "waterfall.png", "roofline.png", "search.png"} <= written
-    assert all(file.read_bytes().startswith(b"\x89PNG") for file in folder.iterdir())
-
-
 def test_a_folder_that_cannot_be_is_refused_before_anything_is_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

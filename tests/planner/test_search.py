@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,8 +105,14 @@ def test_the_flags_of_a_layout_make_the_run_that_was_planned() -> None:
         assert (again.model, again.parallel, again.training) == (run.model, run.parallel, run.training), layout
 
 
-def test_the_command_prints_a_table_and_command_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["plan", "--search", "--world-size", "16", "--top", "2", *SMALL.split()]) == 0
+def test_the_command_prints_a_table_and_command_lines_and_draws(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "new" / "pictures"
+    words = f"--search --world-size 16 --top 2 --pictures {folder} {SMALL} --recompute-granularity full"
+    assert cli.main(["plan", *words.split()]) == 0
+    assert {"memory.png", "waterfall.png", "roofline.png", "search.png"} <= {file.name for file in folder.iterdir()}
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in folder.iterdir())
     out = capsys.readouterr().out
     head = next(line for line in out.splitlines() if line.startswith("tp"))
     assert head.split()[-4:] == ["GiB", "s/step", "TFLOP/s", "MFU"]

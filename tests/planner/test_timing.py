@@ -9,8 +9,9 @@ import pytest
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import DataConfig, OptimizerConfig, ParallelConfig, TrainingConfig
-from minimegatron.config.parallel import SPLIT, plan_stages
+from minimegatron.config.parallel import SPLIT
 from minimegatron.config.run import RunConfig
+from minimegatron.config.stages import plan_stages
 from minimegatron.footprint.dry_run import Operation, Run, Sent
 from minimegatron.footprint.gpu import attention_pairs
 from minimegatron.footprint.prediction import Work, sizes_of

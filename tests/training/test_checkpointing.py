@@ -59,12 +59,8 @@ def root(saved, tmp_path) -> Path:
     ("options", "steps"),
     [
         ("", [6]),
-        ("--save-interval 2", [2, 4, 6]),
         ("--save-interval 4", [4, 6]),
-        ("--save-interval 1 --save-keep-last 2", [5, 6]),
         ("--save-interval 1 --save-keep-last 1 --async-save", [6]),
-        ("--save-interval 1 --save-retain-interval 3", [3, 6]),
-        ("--save-interval 1 --save-retain-interval 4", [4, 6]),
         ("--save-interval 1 --save-retain-interval 4 --save-keep-last 2", [4, 5, 6]),
         ("--save-interval 2 --exit-interval 3", [2, 3]),
     ],
@@ -210,19 +206,23 @@ def test_a_run_that_would_come_to_a_step_that_is_there(root):
 
 
 def test_two_runs_with_one_folder(tmp_path):
-    holder = subprocess.Popen(
-        [sys.executable, "-c", "import sys, pathlib; from minimegatron.checkpoint.commit import RootLock; "
-         f"lock = RootLock(pathlib.Path({str(tmp_path)!r}), 'first'); print('held', flush=True); sys.stdin.read()"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    holder = os.fork()
+    if not holder:
+        try:
+            lock = RootLock(tmp_path, "first")
+            (tmp_path / "held").touch()
+            time.sleep(1000)
+            lock.close()
+        finally:
+            os._exit(1)
     try:
-        assert holder.stdout.readline() == "held\n"
+        helpers.wait_for((tmp_path / "held").exists, 20, "the lock to be held")
         with pytest.raises(CheckpointError) as caught:
             run(f"--save {tmp_path}")
-        assert f"run first, process {holder.pid} on {os.uname().nodename} since" in str(caught.value)
+        assert f"run first, process {holder} on {os.uname().nodename} since" in str(caught.value)
     finally:
-        holder.kill()
-        holder.communicate(timeout=20)
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
     assert (tmp_path / ".lock").read_text().startswith("run first"), "what is left of the dead holder"
     RootLock(tmp_path, "second").close()
     run(f"--save {tmp_path} --train-iters 2 --lr-decay-iters 2")
@@ -421,17 +421,7 @@ def test_the_optimizer_waits_for_the_copy(tmp_path, monkeypatch):
 @pytest.mark.parametrize("background", mostly_thorough(["", "--async-save"], [1]))
 def test_sigterm_saves_and_leaves_with_status_0(tmp_path, background):
     line = f"{TINY} --mock-data {LINE} --train-iters 100000 --lr-decay-iters 100000 --save {tmp_path}/a {background}"
-    command = [
-        sys.executable,
-        "-m",
-        "minimegatron",
-        "train",
-        *line.split(),
-        "--save-interval",
-        "7",
-        "--log-interval",
-        "1",
-    ]
+    command = [sys.executable, *f"-m minimegatron train {line} --save-interval 7 --log-interval 1".split()]
     env = {k: v for k, v in os.environ.items() if not k.startswith("MINIMEGATRON_")}
     with (tmp_path / "out").open("w") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from tests.training.test_trainer import numbers, trainer_of
 from tests.twin import Case, parallel_model
 
 LINE = (
-    "--num-layers 4 --micro-batch-size 1 --global-batch-size 8 --train-iters 3 --eval-iters 2 --eval-interval 1 "
+    "--num-layers 2 --micro-batch-size 1 --global-batch-size 4 --train-iters 2 --eval-iters 1 --eval-interval 1 "
     "--hidden-dropout 0.1"
 )
 TP, PP = "--tensor-model-parallel-size 2 --sequence-parallel", "--pipeline-model-parallel-size 2"
@@ -39,8 +38,8 @@ CASES = {
     "tp, bias": (2, f"{TP} {BIAS}"),
     "ep, bias": (2, f"{BIAS} --expert-model-parallel-size 2"),
     "pp": (2, PP),
-    "pp, interleaved": (2, f"{PP} --num-virtual-stages-per-pipeline-rank 2"),
-    "pp, zb_v": (2, f"{PP} --pipeline-schedule zb_v"),
+    "pp, interleaved": (2, f"{PP} --num-layers 4 --num-virtual-stages-per-pipeline-rank 2"),
+    "pp, zb_v": (2, f"{PP} --num-layers 4 --pipeline-schedule zb_v"),
     "pp, fp8": (2, f"{PP} {FP8}"),
     "pp, bias": (2, f"{PP} {BIAS}"),
     "pp, global": (2, f"{PP} {GLOBAL}"),
@@ -57,33 +56,31 @@ CASES = {
 ORDINARY = ["dropout", "experts, fp8", "tp, bias", "pp, fp8", "zero-1", "zero-3"]
 
 
-class EvaluatesAt(Observer):
-    """Evaluates at one of an observer's moments."""
-
-    def __init__(self, moment: str, evaluates: Callable[[], None]) -> None:
-        setattr(self, moment, lambda *_: evaluates())
-
-
-def trained(rank: int, world: int, line: str, moment: str) -> tuple[Any, dict[str, list[torch.Tensor]]]:
-    """Train with an evaluation at each such moment, or with none; the curve, and all that a checkpoint would hold."""
+def trained(rank: int, world: int, line: str, moments: tuple[str, ...]) -> tuple[Any, dict[str, list[torch.Tensor]]]:
+    """Train with an evaluation at each of these moments of a step; the curve, and all that a checkpoint would hold."""
     trainer = trainer_of(f"{LINE} {line}", world)
     trainer.observers = [observer for observer in trainer.observers if observer is not trainer.evaluation]
-    losses: list[dict[str, float]] = []
+    done: list[str] = []
 
-    def evaluates() -> None:
-        losses.append({})  # before: an evaluation has forward passes of its own
-        losses[-1] = trainer.evaluate()
+    def evaluates(moment: str) -> None:
+        done.append(moment)  # before: an evaluation has forward passes of its own
+        assert trainer.evaluate()
 
-    if moment == "forward_step":
-        trainer.forward_step = lambda batches, model: (
-            evaluates() if model.training and len(losses) == len(trainer.history) else None,
-            forward_step(batches, model),
-        )[1]
-    elif moment:
-        trainer.observers.append(EvaluatesAt(moment, evaluates))
+    def evaluates_first(batches: Any, model: Any) -> Any:
+        if model.training and done.count("forward_step") == len(trainer.history):
+            evaluates("forward_step")
+        return forward_step(batches, model)
+
+    for moment in moments:
+        if moment == "forward_step":
+            trainer.forward_step = evaluates_first
+        else:
+            observer = Observer()
+            setattr(observer, moment, lambda *_, moment=moment: evaluates(moment))
+            trainer.observers.append(observer)
     trainer.train()
     trainer.close()
-    assert len(losses) == (3 if moment else 0) and all(losses)
+    assert sorted(done) == sorted(moments * 2)
     tensors = trainer.run_state.tensors()
     return numbers(trainer.history), {n: [part.data.detach().clone() for part in t.parts] for n, t in tensors.items()}
 
@@ -95,14 +92,12 @@ def test_evaluation_leaves_no_trace(ranks: Any, name: str) -> None:
     (A pipeline cannot evaluate there: the stages are at different microbatches.)
     """
     world, line = CASES[name]
-    plain = ranks(world).run(trained, line, "", timeout=120)
-    for moment in ("before_step", *["forward_step"] * (PP not in line), "before_update", "after_step"):
-        for (want, tensors), (curve, after) in zip(
-            plain, ranks(world).run(trained, line, moment, timeout=120), strict=True
-        ):
-            assert curve == want, moment
-            for key, parts in tensors.items():
-                assert all(map(torch.equal, parts, after[key])), f"{moment}: {key}"
+    moments = ("before_step", "before_update", "after_step") + ("forward_step",) * (PP not in line)
+    plain, evaluating = (ranks(world).run(trained, line, at, timeout=120) for at in ((), moments))
+    for (curve, tensors), (curve_after, after) in zip(plain, evaluating, strict=True):
+        assert curve == curve_after
+        for key, parts in tensors.items():
+            assert all(map(torch.equal, parts, after[key])), key
 
 
 def evaluated(rank: int, world: int, case: Case) -> tuple[dict[str, float], bool]:

@@ -25,9 +25,9 @@ from minimegatron.parallel.data.ddp import data_parallel
 from minimegatron.training.memory_report import predict_run
 from tests.twin import Case, accumulate
 
-MICROBATCHES, BATCH, LENGTH = 4, 2, 64
+BATCH, LENGTH = 2, 64
 SIZES: dict[str, Any] = {
-    "num_layers": 4, "hidden_size": 64, "ffn_hidden_size": 256, "num_attention_heads": 4, "num_query_groups": 2,
+    "num_layers": 2, "hidden_size": 64, "ffn_hidden_size": 256, "num_attention_heads": 4, "num_query_groups": 2,
     "vocab_size": 128, "max_position_embeddings": 64,
 }  # fmt: skip
 FULL = {"recompute_granularity": "full"}
@@ -36,17 +36,17 @@ STAGES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 CP2, PP2, EP2 = ({f"{axis}_parallel_size": 2} for axis in ("context", "pipeline_model", "expert_model"))
 # fmt: off
-LOADS = {"num_experts": 8, "moe_router_topk": 2, "moe_ffn_hidden_size": 128, "add_bias_linear": False, "num_layers": 2}
+LOADS = {"num_experts": 8, "moe_router_topk": 2, "moe_ffn_hidden_size": 128, "add_bias_linear": False}
 MOE = LOADS | {"moe_expert_capacity_factor": 1.0, "moe_pad_expert_input_to_capacity": True}  # equal on all ranks
 LATENT = {"multi_latent_attention": True, "q_lora_rank": 32, "kv_lora_rank": 16, "qk_head_dim": 16,
-          "qk_pos_emb_head_dim": 8, "v_head_dim": 16, "num_query_groups": 4, "num_layers": 2}
+          "qk_pos_emb_head_dim": 8, "v_head_dim": 16, "num_query_groups": 4}
 # fmt: on
 NARROW = {"ffn_hidden_size": 64, "num_layers": 8, "kv_channels": 64}  # most of what is kept is attention's
-OWN = {"kernels": "emulated", "num_layers": 2}
-FP8 = {"fp8_format": "hybrid", "params_dtype": "bf16", "num_layers": 2}
-STRANGE = {"spec": ("tests.extension.retention", "layers"), "num_layers": 2}
+OWN = {"kernels": "emulated"}
+FP8 = {"fp8_format": "hybrid", "params_dtype": "bf16"}
+STRANGE = {"spec": ("tests.extension.retention", "layers")}
 CAPPED = {
-    "num_layers": 4, "layernorm_placement": "both", "layernorm_zero_centered_gamma": True, "scale_embeddings": True,
+    "layernorm_placement": "both", "layernorm_zero_centered_gamma": True, "scale_embeddings": True,
     "activation": "geglu_tanh", "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 16,
     "window_attn_skip_freq": "2", "untie_embeddings_and_output_weights": False,
 }  # fmt: skip
@@ -113,7 +113,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "documents, latent, bf16": (1, {}, LATENT | BF16 | {"documents": True}),
     "dropout": (1, {}, {"hidden_dropout": 0.1, "attention_dropout": 0.1}),
     "an fp32 stream": (1, {}, BF16 | {"fp32_residual_connection": True}),
-    "a wide vocabulary, bf16": (2, TP2, BF16 | {"vocab_size": 2048, "num_layers": 2}),
+    "a wide vocabulary, bf16": (2, TP2, BF16 | {"vocab_size": 2048}),
     "experts in a pipeline": (4, PP2 | EP2 | {"data_parallel_sharding_strategy": "optim"}, MOE | FULL | BF16),
     "fsdp2": (2, {"use_torch_fsdp2": True}, {}),
     "fsdp2, bf16": (2, {"use_torch_fsdp2": True}, BF16),
@@ -128,7 +128,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "instances": (4, {"data_parallel_sharding_strategy": "optim", "num_distributed_optimizer_instances": 2}, {}),
     "strange": (1, {}, STRANGE | BF16),
     "strange, tp2 sp": (2, TP2, STRANGE),
-    "strange, pp2, recompute": (2, PP2, STRANGE | {"num_layers": 4} | FULL),
+    "strange, pp2, recompute": (2, PP2, STRANGE | FULL),
     "strange, zb-h1": (2, PP2 | {"pipeline_schedule": "zb_h1"}, STRANGE),
     "strange, stage 3, recompute": (2, {"data_parallel_sharding_strategy": "optim_grads_params"}, STRANGE | FULL),
     "norms of outputs, capped": (1, {}, CAPPED),
@@ -148,7 +148,8 @@ COVERED = {
     "cp2 ring, stage 3, recompute", "cp2 ring, blockwise", "cp2 ring, window", "cp4 ring, stage 3",
     "tp2 cp2 ring, stage 2", "latent, cp2 ring, stage 2, bf16", "latent, cp2 gathered", "latent, cp2 by heads",
     "latent, bf16, tp2 sp", "cp2 gathered", "etp1 of tp2", "own kernels", "own kernels, the formula", "stage 3, bf16",
-    "stage 3", "strange, stage 3, recompute", "strange",
+    "stage 3", "strange, stage 3, recompute", "strange", "zb-h1", "cp2 ring, bf16", "ep2, stage 3", "fsdp2, bf16",
+    "strange, tp2 sp", "strange, zb-h1", "latent, cp2 ring", "muon by owner", "pp2, stage 1",
 }
 # fmt: on
 
@@ -157,8 +158,9 @@ def case_of(name: str) -> Case:
     """The microbatches of a layout's model."""
     model = dict(LAYOUTS[name][2])
     documents, _, _ = model.pop("documents", False), model.pop("optimizer", None), model.pop("spec", None)
-    sizes = {**SIZES, **model}
-    return Case({}, sizes, MICROBATCHES, documents=documents, seq_length=LENGTH, micro_batch_size=BATCH)
+    staged = PP2.keys() <= LAYOUTS[name][1].keys()
+    sizes = {**SIZES, "num_layers": 4 if staged else 2, **model}
+    return Case({}, sizes, 4 if staged else 2, documents=documents, seq_length=LENGTH, micro_batch_size=BATCH)
 
 
 def run_of(name: str) -> tuple[int, RunConfig]:
@@ -166,7 +168,7 @@ def run_of(name: str) -> tuple[int, RunConfig]:
     (world, layout, model), case = LAYOUTS[name], case_of(name)
     sharded = layout.get("data_parallel_sharding_strategy", "no_shard") != "no_shard"
     parallel = ParallelConfig(**layout, use_distributed_optimizer=sharded)
-    batch = MICROBATCHES * BATCH * parallel.data_parallel_size(world)
+    batch = case.accumulation * BATCH * parallel.data_parallel_size(world)
     return world, RunConfig(
         family_config("llama", **case.model),
         parallel,

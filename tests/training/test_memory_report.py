@@ -15,7 +15,7 @@ from minimegatron.errors import ConfigError
 from minimegatron.memory import Tracker
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.build import build_trainer
-from minimegatron.training.memory_report import MemoryReport, spans, table
+from minimegatron.training.memory_report import MemoryReport, table
 from minimegatron.training.trainer import Trainer
 
 SMALL = "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 --mock-data --lr 0.01 --kernels torch"
@@ -150,7 +150,3 @@ def test_the_command_says_what_loads_of_experts_are_assumed(capsys: Any) -> None
     layout = "--expert-model-parallel-size 2 --world-size 2"
     assert memory.main([*SMALL.split(), *experts.split(), *layout.split()]) == 0
     assert "experts are taken to get equal loads" in capsys.readouterr().out
-
-
-def test_numbers_of_layers_are_said_as_spans() -> None:
-    assert (spans([0, 1, 2, 7, 9, 10]), spans([])) == ("0-2, 7, 9-10", "none")

@@ -1,4 +1,4 @@
-"""N steps, an end, N more: the same run as 2N steps, to the bit in one layout, within rounding in another."""
+"""A run that goes on from a checkpoint is the run that wrote it: to the bit, in one layout and from one to another."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.thorough import mostly_thorough
 from tests.training.test_trainer import trainer_of
 
 BASE = (
-    "--num-layers 2 --micro-batch-size 1 --global-batch-size 8 --train-iters 4 --lr-decay-iters 4 "
+    "--num-layers 2 --micro-batch-size 1 --global-batch-size 4 --train-iters 4 --lr-decay-iters 4 "
     "--hidden-dropout {dropout} --attention-dropout {dropout}"
 )
 
@@ -58,10 +58,10 @@ ORDINARY = [0, 3, 4, 7, 10, *(len(SAME) + i for i in (2, 6))]
 
 @pytest.mark.parametrize(("world", "layout", "background"), mostly_thorough(CASES, ORDINARY))
 def test_resumed_is_uninterrupted_bit_for_bit(ranks, tmp_path, world, layout, background):
+    """What saves goes on as what loads: a save that leaves a trace in its own run is noticed as well."""
     line = f"{BASE.format(dropout=0.1)} {layout}"
-    whole = ranks(world).run(on_rank, line)
-    ranks(world).run(on_rank, f"{line} --exit-interval 2 --save {tmp_path} {background}")
-    resumed = ranks(world).run(on_rank, f"{line} --load {tmp_path}")
+    whole = ranks(world).run(on_rank, f"{line} --save {tmp_path} --save-interval 2 {background}")
+    resumed = ranks(world).run(on_rank, f"{line} --load {tmp_path} --ckpt-step 2")
     for (curve, final), (curve_after, final_after) in zip(whole, resumed, strict=True):
         assert len(curve_after) == 2 and curve[2:] == curve_after
         assert final.keys() == final_after.keys()

@@ -35,8 +35,8 @@ from torch.distributed.tensor import DTensor
 
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.collectives import all_gather_start, reduce_scatter_start
+from minimegatron.comm.gloo import is_gloo
 from minimegatron.comm.mesh import Mesh
-from minimegatron.comm.shared_memory import is_gloo
 from minimegatron.layers.param import layout_of
 from minimegatron.parallel.data.data_parallel import DataParallel, Shard
 from minimegatron.parallel.data.units import units_of

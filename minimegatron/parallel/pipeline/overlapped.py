@@ -64,16 +64,7 @@ def run(
 ) -> None:
     """Run this rank's list, as `plain.run` does; every rank of the pipeline calls it with the same schedule.
 
-    Args:
-        schedule: which rank does what.
-        stages: this rank's stages by chunk, which say what travels.
-        p2p: messages to the other ranks; None where the schedule has one rank.
-        checked: the schedule has passed `schedule_sim.check` already.
-
-    Raises:
-        ConfigError: before anything runs: the checker's sentences, or a schedule for another number of ranks or chunks.
-            Or a stage's output is not as it says.
-        RuntimeError: another rank has gone, or did not send within the deadline.
+    Arguments and errors are those of `plain.run`.
     """
     rank = begin(schedule, stages, p2p, checked)
     executor = _Executor(schedule, rank, stages, p2p)

@@ -224,21 +224,30 @@ def simulate(schedule: Schedule, costs: Costs | None = None, *, checked: bool = 
     live = live_activations(schedule)
     ends: dict[tuple[int, Action], Number] = {}
     rows: list[list[TimedAction]] = [[] for _ in range(schedule.p)]
-    left = sum(map(len, schedule.actions))
-    while left:
-        for rank, row in enumerate(rows):
-            todo = schedule.actions[rank]
-            while len(row) < len(todo):
-                action = todo[len(row)]
-                needs = schedule.needs(rank, action)
-                if any(need not in ends for need in needs):
+    took: dict[tuple[str, int, bool], Number] = {}
+    ready, waiting = list(range(schedule.p))[::-1], dict[tuple[int, Action], list[int]]()  # ranks; what they wait for
+    while ready:
+        rank = ready.pop()
+        row, todo = rows[rank], schedule.actions[rank]
+        while len(row) < len(todo):
+            action = todo[len(row)]
+            start = row[-1].end if row else 0
+            for need in schedule.needs(rank, action):
+                if need not in ends:
+                    waiting.setdefault(need, []).append(rank)
                     break
-                arrived = [ends[other, a] + (costs.latency if other != rank else 0) for other, a in needs]
-                start = max([row[-1].end if row else 0, *arrived])
-                span = TimedAction(rank, action, start, start + costs.of(schedule, rank, action), live[rank][len(row)])
-                ends[rank, action] = span.end
-                row.append(span)
-                left -= 1
+                start = max(start, ends[need] + (costs.latency if need[0] != rank else 0))
+            else:
+                stage = schedule.stage_of(rank, action.chunk)
+                key = action.kind, stage, schedule.is_split(action.microbatch, stage)
+                if key not in took:
+                    took[key] = costs.of(schedule, rank, action)
+                end = start + took[key]
+                row.append(TimedAction(rank, action, start, end, live[rank][len(row)]))
+                ends[rank, action] = end
+                ready += waiting.pop((rank, action), ())
+                continue
+            break
     return Simulation(schedule, tuple(map(tuple, rows)))
 
 

@@ -38,7 +38,7 @@ from minimegatron.comm.fingerprints import check_copies
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config.run import RunConfig
 from minimegatron.data.builder import Dataset
-from minimegatron.errors import RankError, named, ranges
+from minimegatron.errors import RankError, named, ranges, ranks_by_value
 from minimegatron.layers.logical import draw_part, gather_logical
 from minimegatron.layers.param import Init, copy_axes, layout_of, logical_parameters
 from minimegatron.layers.step_hooks import StepHooks
@@ -116,7 +116,7 @@ def check_first_step(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: i
         twins.append(gradients(run, Mesh.serial(device=mesh.device), dataset, batch_size, forward_step))
         model = twins[0].model
         largest = max(grad.abs().max().item() for grad in model.whole_gradients().values())
-        shapes = [(n, tuple(_logical_shape(p))) for n, p in model.params.items()]
+        shapes = [(n, layout_of(p).unpadded_shape) for n, p in model.params.items()]
         return twins[0].losses, shapes, largest, twins[0].norm
 
     want_losses, logical, largest, want_norm = on_rank_zero(serial, mesh.world)
@@ -202,16 +202,9 @@ def shake(model: torch.nn.Module, seed: int) -> None:
             param.add_(draw_part(f"{name} shaken", noise, seed).to(param))
 
 
-def _logical_shape(param: torch.Tensor) -> tuple[int, ...]:
-    layout = layout_of(param)
-    return layout.shape if layout.rows is None else (layout.rows, *layout.shape[1:])
-
-
 def _of_norm(norms: list[float], twin: float, clip_grad: float) -> RankError:
     """Every gradient is right, and a rank takes another norm for theirs."""
-    held: dict[str, list[int]] = {}
-    for rank, norm in enumerate(norms):
-        held.setdefault(f"{norm:.9g}", []).append(rank)
+    held = ranks_by_value([f"{norm:.9g}" for norm in norms], range(len(norms)))
     factor = f": {clip_coefficient(twin, clip_grad):.6g} clips it" if clip_grad > 0 else ""
     return RankError(
         "the first step: the norm of the gradient is "

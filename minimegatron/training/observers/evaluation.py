@@ -28,7 +28,7 @@ from minimegatron.training.microbatches import NumMicrobatches
 from minimegatron.training.observers import Observer, Step
 from minimegatron.training.observers.metrics import Metrics
 from minimegatron.training.pipelined import forward_only
-from minimegatron.training.reports import reduce_reports
+from minimegatron.training.reports import Sums, reduce_reports
 from minimegatron.training.run_state import RunState
 from minimegatron.training.step import ForwardStep
 
@@ -51,17 +51,17 @@ def evaluate(
     Returns:
         name -> mean over all counted tokens, equal on all ranks; without those of no token.
     """
-    reports: dict[str, torch.Tensor] = {}
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         if isinstance(model.module, ModelChunks):
             reports = forward_only(forward_step, data_iterator, model, num_microbatches)
         else:
+            sums = Sums(model.mesh.device)
             for _ in range(num_microbatches):
                 output, summed = forward_step(data_iterator, model)
-                for name, pair in summed(output)[2].items():
-                    reports[name] = reports.get(name, 0.0) + pair.double()
+                sums.add(*summed(output)[1:])
+            reports = sums.reports
         totals = reduce_reports(reports, model)
     finally:
         for module, mode in modes.items():

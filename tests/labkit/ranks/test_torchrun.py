@@ -62,27 +62,16 @@ def test_a_run_brings_back_output_and_reports_and_nothing_of_an_earlier_run(scri
     assert "".join(run.stderr) + run.agent_output == ""
 
 
-def test_a_failure_names_the_rank_the_line_and_the_consequences(script: Path, tmp_path: Path) -> None:
-    source = write(script, TALK)
-    run = launch(script, 2, tmp_path, timeout=60, args=["fail"])
-    assert run.returncode == 5
-    assert run.explain(source) == (
-        "FAILED on rank 1: ValueError: shape mismatch\n"
-        '  at line 12 of this cell: raise ValueError("shape mismatch")\n'
-        "  (rank 0 was ended with it: a consequence, not the cause)"
-    )
-    assert run.stderr[0] == ""
-    assert run.stderr[1].count("Traceback") == 1
-
-
 EXPLAINED = [
-    ("if rank == 1: os.kill(os.getpid(), 9)", 5, "FAILED: rank 1 was killed by SIGKILL"),
-    ("if rank == 1: sys.exit(3)", 3, "FAILED: rank 1 left with exit status 3"),
-    ("if rank == 1: sys.exit(77)", 5, "FAILED: rank 1 left with exit status 77"),
+    ("os.kill(os.getpid(), 9)", 5, "FAILED: rank 1 was killed by SIGKILL"),
+    ("sys.exit(3)", 3, "FAILED: rank 1 left with exit status 3"),
+    ("sys.exit(77)", 5, "FAILED: rank 1 left with exit status 77"),
     (
-        "if rank == 1: rank / 0",
+        "raise ValueError('shapes')",
         5,
-        "FAILED on rank 1: ZeroDivisionError: division by zero\n  at line 6 of this cell",
+        "FAILED on rank 1: ValueError: shapes\n"
+        "  at line 6 of this cell: raise ValueError('shapes')\n"
+        "  (rank 0 was ended with it: a consequence, not the cause)",
     ),
     ("rank = = 1", 5, "FAILED on rank"),
 ]
@@ -92,15 +81,29 @@ EXPLAINED = [
 def test_a_script_that_knows_nothing_of_us_is_explained_too(
     script: Path, tmp_path: Path, body: str, returncode: int, said: str
 ) -> None:
-    source = write(
-        script,
-        f"import os, sys, time\n\nrank = int(os.environ['RANK'])\nif rank == 0:\n    pass\n{body}\ntime.sleep(60)\n",
-    )
+    before = "import os, sys, time\n\nrank = int(os.environ['RANK'])\nwhile rank == 0:\n    time.sleep(60)\n"
+    source = write(script, before + body)
     run = launch(script, 2, tmp_path, timeout=60)
     assert run.returncode == returncode
     assert run.explain(source).startswith(said), run.explain(source)
     if "= =" in body:
         assert "SyntaxError" in run.explain(source)
+    if "raise" in body:
+        assert run.explain(source) == said
+        assert run.stderr[0] == "" and run.stderr[1].count("Traceback") == 1
+
+
+@pytest.mark.thorough
+def test_a_rank_that_waits_in_a_collective_is_ended_with_the_one_that_failed(script: Path, tmp_path: Path) -> None:
+    source = write(script, TALK)
+    run = launch(script, 2, tmp_path, timeout=60, args=["fail"])
+    assert run.returncode == 5
+    assert run.explain(source) == (
+        "FAILED on rank 1: ValueError: shape mismatch\n"
+        '  at line 12 of this cell: raise ValueError("shape mismatch")\n'
+        "  (rank 0 was ended with it: a consequence, not the cause)"
+    )
+    assert run.stderr[0] == "" and run.stderr[1].count("Traceback") == 1
 
 
 def test_a_hang_shows_where_each_rank_waits(script: Path, tmp_path: Path) -> None:

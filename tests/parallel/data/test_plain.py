@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ def both(rank: int, world: int, case: Case) -> list[Any]:
     runs = []
     for sharding in ("plain", "no_shard"):
         mesh = Mesh.build(case.parallel)
-        ddp = parallel_model(Case(**{**vars(case), "sharding": sharding}), mesh)
+        ddp = parallel_model(dataclasses.replace(case, sharding=sharding), mesh)
         with trace.record(rank) as log:
             accumulate(ddp, case, mesh)
         sums = [e.nbytes for e in log.select("all_reduce", axis="dp_cp") if e.nbytes > 8]

@@ -104,7 +104,7 @@ def assert_bits(got: Tensors, want: Tensors) -> None:
 
 @pytest.mark.parametrize("dtype", mostly_thorough(["bf16", "fp32"], [0]))
 def test_two_replicas_have_the_same_bits_in_every_stage(ranks: Any, dtype: str) -> None:
-    """Weights, main parameters and moments after 10 steps; of ZeRO-1 with several microbatches as well, whose sums over
+    """Weights, main parameters and moments after the steps. Of ZeRO-1 with several microbatches as well: its sums over
     ranks are the last ones, as those of plain replicas are.
 
     One process has these bits too, in bf16: there gradients are added in fp32 when they have been rounded. In fp32 it
@@ -180,7 +180,7 @@ CASES = [(s, layout) for s in STAGES[:4] for layout in LAYOUTS if (s, layout) !=
 
 
 @pytest.mark.parametrize(
-    "sharding, layout", mostly_thorough(CASES, [i for i, case in enumerate(CASES) if case[1] == "dp2"] + [5, 10, -1])
+    "sharding, layout", mostly_thorough(CASES, [i for i, case in enumerate(CASES) if case[1] == "dp2"] + [5, -1])
 )
 def test_an_overflow_on_one_rank_skips_the_step_on_all(ranks: Any, sharding: str, layout: str) -> None:
     world, flags = LAYOUTS[layout]

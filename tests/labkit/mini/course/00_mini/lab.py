@@ -71,7 +71,7 @@ check("double")
 # ## Run
 
 # %%
-# %%torchrun -n 2 --needs ring_all_reduce --name sums --out run
+# %%torchrun -n 1 --needs ring_all_reduce --name sums --out run
 import torch
 from exercises.ring_all_reduce import ring_all_reduce
 
@@ -102,7 +102,7 @@ guessed("idle", round(bubble(STAGES, MICROBATCHES) * 11), "steps")
 [one["sum"] for one in run.reports]
 
 # %%
-# %%ranks 2 --name broken --expect-failure
+# %%ranks 2 --needs bubble --name broken --expect-failure
 import torch
 import torch.distributed as dist
 
