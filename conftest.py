@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,9 +32,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before anything has asked for a GPU; kernels, ranks and other processes of tests inherit it."""
+    """Before anything has asked for a GPU, or made a temporary file; all processes of tests inherit it.
+
+    What a process that was killed leaves in the folder for temporary files goes with the run. pytest's own folders, in
+    which the files of a failed test can be looked at, stay where they are.
+    """
     if not config.getoption("--gpus"):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if not hasattr(config, "workerinput"):
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+        os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="mm-")
+        config.add_cleanup(lambda: shutil.rmtree(tempfile.gettempdir(), ignore_errors=True))
 
 
 # Files are dealt out to processes whole (--dist=loadfile). One that takes a minute must not be the last to begin.
