@@ -206,8 +206,7 @@ class Scheduler:
             return False
         blocks = self.blocks
         root = blocks.root(self.version, sequence.request.salt)
-        wants_logits = sequence.request.prompt_log_probs is not None
-        found = [] if wants_logits else blocks.find(sequence.tokens, root)
+        found = blocks.find(sequence.findable, root)
         first = min(sequence.waiting_tokens - len(found) * blocks.page_size, self.max_num_batched_tokens)
         needed = blocks.pages_for(len(found) * blocks.page_size + first) - len(found)
         # Room for the whole of it, so that it is not preempted before it has drawn a token.
@@ -309,6 +308,10 @@ class Scheduler:
         self.version = version
         for sequence in list(self.running):
             self.preempt(sequence)
+        for sequence in self.waiting:
+            if not sequence.answer:  # its prompt is scored by one version
+                sequence.prompt_log_probs.clear()
+                sequence.prompt_top.clear()
         self.blocks.reset()
 
     def _give_back(self, sequence: Sequence) -> None:
