@@ -1,15 +1,20 @@
-"""`minimegatron generate`: continue a prompt with a published model, or with a checkpoint of a run.
+"""`minimegatron generate`: continue prompts with a published model, or with a checkpoint of a run.
 
     minimegatron generate FOLDER "Once upon a time" --max-new-tokens 50 --temperature 0.8 --top-p 0.95
     minimegatron generate FOLDER "Who are you?" --chat                                              a question
+    minimegatron generate FOLDER --prompts-file prompts.txt --n 4 --temperature 1 > answers.jsonl   many prompts
     torchrun --standalone --nproc-per-node 2 -m minimegatron generate FOLDER "Once upon a time"     2 ranks (tp2)
 
 FOLDER is a downloaded model (`config.json`, its weights in `*.safetensors`, and `tokenizer.json`), or what `--save` of
 a run named: then `--tokenizer-model` says where the tokenizer is, unless the folder came from a published model.
 Nothing is downloaded here. Each rank reads its part of every matrix.
 
-**Tokens** are drawn where one of `--temperature`, `--top-k` and `--top-p` is given, whatever its value; without them
-every token is the most likely one.
+**Layout.** All ranks share every matrix, unless `--tensor-model-parallel-size`, `--pipeline-model-parallel-size` or
+`--expert-model-parallel-size` say otherwise. Ranks that are left are replicas, which share out the prompts.
+
+**Tokens** are drawn where one of `--temperature`, `--top-k`, `--top-p` and `--min-p` is given, whatever its value;
+without them every token is the most likely one. Penalties change what is likely in both cases. A token depends on
+`--seed`, on the number of its prompt and answer and on its place, and on nothing else.
 
 **Special tokens** in a prompt (`<|im_start|>`) are read as tokens: its writer may have used a chat template. With
 `--split-special-tokens` they are letters. What the tokenizer puts before a text (Llama's `<s>`) is added unless the
@@ -17,45 +22,54 @@ prompt begins with it. With `--chat` the model's own template spells the prompt 
 printed alone.
 
 **The end** is a token that `eos_token_id` of `generation_config.json` names, else of `config.json`, else the
-tokenizer's end of document, or one of `--stop-token-ids`.
+tokenizer's end of document, or one of `--stop-token-ids`; or the answer has one of the texts of `--stop`, and is cut
+before it.
+
+**Output.** One answer to one prompt is printed as text. With `--prompts-file` (a prompt a line, or in a `.jsonl` file
+the "prompt" of each line), `--n` or `--log-probs` each answer is a line of JSON, in the order of the prompts:
+
+    {"prompt": ..., "index": 0, "text": ..., "tokens": [...], "finish_reason": "stop" or "length", "stop_reason": ...,
+     "log_probs": [...], "top_log_probs": [[[id, log-probability], ...], ...]}                the last two where asked
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minimegatron.flags import Parser
 
 if TYPE_CHECKING:
     from minimegatron.checkpoint.conversion import Model
     from minimegatron.comm.mesh import Mesh
+    from minimegatron.config import ParallelConfig, TransformerConfig
     from minimegatron.data.tokenizer import HuggingFaceTokenizer
+    from minimegatron.inference.engine import Engine
     from minimegatron.inference.sampling import SamplingParams
-    from minimegatron.models.contract import LanguageModel
+    from minimegatron.inference.sequence import Output, Request
+    from minimegatron.inference.sequence import Sequence as Answer
 
 
-def load(model_folder: Model, mesh: Mesh, params_dtype: str) -> LanguageModel:
+def load(model_folder: Model, mesh: Mesh, params_dtype: str) -> Any:
     """This rank's part of a model, ready to generate.
 
     Raises:
         CheckpointError: the weights are not those of the configuration.
     """
     from minimegatron.checkpoint.conversion import fill
-    from minimegatron.checkpoint.regions import Logical, regions
-    from minimegatron.layers.param import layout_of, logical_parameters
-    from minimegatron.models.chunks import build_stage
+    from minimegatron.inference.refit import weights_of
+    from minimegatron.models.chunks import build_chunks
 
-    model = build_stage(model_folder.config.replace(params_dtype=params_dtype), mesh)
-    tensors: dict[str, Logical] = {}
-    for name, param in logical_parameters(model):
-        values, layout = param.detach().zero_(), layout_of(param)  # padding of the vocabulary is in no file
-        tensors[name] = Logical(layout.unpadded_shape, regions(layout, values), param.dtype)
-    fill(tensors, model_folder, params_dtype)
-    return model.eval().to(mesh.device)  # type: ignore[no-any-return]
+    model = build_chunks(model_folder.config.replace(params_dtype=params_dtype), mesh)
+    for param in model.parameters():
+        param.detach().zero_()  # padding of the vocabulary is in no file
+    fill(weights_of(model), model_folder, params_dtype)
+    return model.eval().to(mesh.device)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -68,14 +82,23 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="minimegatron generate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("prompt")
+    parser.add_argument("prompt", nargs="?")
     add, yes_or_no = parser.add_argument, argparse.BooleanOptionalAction
+    add("--prompts-file", type=Path, metavar="FILE", help='a prompt a line; .jsonl: the "prompt" of each line')
+    add("--tensor-model-parallel-size", type=int, metavar="N", help="default: all ranks that pp and ep leave")
+    add("--pipeline-model-parallel-size", type=int, default=1, metavar="N", help="default: 1")
+    add("--expert-model-parallel-size", type=int, default=1, metavar="N", help="default: 1")
     add("--tokenizer-model", type=Path, metavar="FOLDER", help="default: the model's")
     add("--ckpt-step", type=int, metavar="N", help="of a checkpoint; default the newest")
     add("--max-new-tokens", type=int, default=50, metavar="N", help="at most so many (default: 50)")
     add("--temperature", type=float, metavar="T", help="draw from softmax(logits / T)")
     add("--top-k", type=int, metavar="K", help="draw from the K most likely tokens; 0 from all, 1 takes the first")
     add("--top-p", type=float, metavar="P", help="draw from the most likely tokens with a mass of P; 0 or 1 from all")
+    add("--min-p", type=float, metavar="P", help="draw from tokens with at least P times the likelihood of the first")
+    add("--repetition-penalty", type=float, metavar="P", help="divide logits of tokens that have occurred by P")
+    add("--presence-penalty", type=float, metavar="P", help="take P from logits of tokens of the answer")
+    add("--frequency-penalty", type=float, metavar="P", help="take P from them for each time that they occur")
+    add("--n", type=int, default=1, metavar="N", help="answers to each prompt (default: 1)")
     add("--seed", type=int, metavar="N", help="of the draws (default: 0)")
     add("--chat", action="store_true", help="the prompt is what a user says; print the answer")
     split = "special tokens in the prompt are letters (default: they are tokens, or as tokenizer_config.json says)"
@@ -84,25 +107,60 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--add-special-tokens", action=yes_or_no, help=begins)
     stop = "ids that end the text, none for none (default: those that the model's files say)"
     add("--stop-token-ids", type=int, nargs="*", metavar="N", help=stop)
+    add("--stop", action="append", default=[], metavar="TEXT", help="ends the answer before it; may be given again")
+    add("--log-probs", type=int, metavar="K", help="of each token, and of the K most likely ones in its place")
+    add("--max-num-seqs", type=int, default=64, metavar="N", help="answers that are computed at once (default: 64)")
+    graph = "record decode steps as CUDA graphs (default: on a GPU, where the layout has no messages)"
+    add("--cuda-graph", action=yes_or_no, help=graph)
+    add("--compiled", action="store_true", help="torch.compile decode steps, which takes a minute at the beginning")
     add("--params-dtype", choices=["fp32", "bf16", "fp16"], default="fp32", help="of the weights (default: fp32)")
     args = parser.parse_args(argv)
     if args.chat and (args.split_special_tokens or args.add_special_tokens is not None):
         flag = "--split-special-tokens" if args.split_special_tokens else "--add-special-tokens"
         parser.error(f"{flag} with --chat: the template spells all special tokens itself; drop one of the two")
+    if (args.prompt is None) == (args.prompts_file is None):
+        parser.error("a prompt or --prompts-file FILE, one of the two")
+    if "" in args.stop:
+        parser.error("--stop '' would end every answer before it begins; leave it out")
     return args
 
 
+DRAW = ("temperature", "top_k", "top_p", "min_p")
+PENALISE = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
-    """What was given of temperature, top_k and top_p; greedy where none was.
+    """What was given of temperature, top_k, top_p, min_p and penalties; greedy where none of the first four was.
 
     Raises:
         ConfigError: a value that is out of range.
     """
-    from minimegatron.inference.sampling import GREEDY, SamplingParams
+    from minimegatron.inference.sampling import SamplingParams
 
-    names = ("temperature", "top_k", "top_p")
-    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    return SamplingParams(**given) if given else GREEDY
+    given = {name: getattr(args, name) for name in DRAW + PENALISE if getattr(args, name) is not None}
+    return SamplingParams(**given) if given.keys() & set(DRAW) else SamplingParams(top_k=1, **given)
+
+
+def layout(args: argparse.Namespace, world: int, model: TransformerConfig) -> ParallelConfig:
+    """How the ranks share the model.
+
+    Raises:
+        ConfigError: the world cannot be divided so, or the model cannot.
+    """
+    from minimegatron.config import ParallelConfig
+    from minimegatron.config.fits import check_model_fits
+
+    pp, ep = args.pipeline_model_parallel_size, args.expert_model_parallel_size
+    tp = args.tensor_model_parallel_size or max(1, world // max(1, pp * ep))
+    parallel = ParallelConfig(
+        tensor_model_parallel_size=tp,
+        pipeline_model_parallel_size=pp,
+        expert_model_parallel_size=ep,
+        sequence_parallel=tp > 1 and model.num_experts is not None,
+    )
+    parallel.data_parallel_size(world)
+    check_model_fits(model, parallel)
+    return parallel
 
 
 def continue_prompt(args: argparse.Namespace) -> None:
@@ -111,21 +169,18 @@ def continue_prompt(args: argparse.Namespace) -> None:
     Raises:
         MinimegatronError: the folder holds no model that can generate here.
     """
-    import torch
-
     from minimegatron.checkpoint.companions import stop_ids
     from minimegatron.checkpoint.conversion import open_model
     from minimegatron.comm.mesh import Mesh
-    from minimegatron.config import ParallelConfig
     from minimegatron.data.tokenizer import HuggingFaceTokenizer
     from minimegatron.errors import CheckpointError
-    from minimegatron.inference.generate import generate
+    from minimegatron.inference.sequence import Request
     from minimegatron.launch.rank import init
 
     sampling = sampling_params(args)
     rank, world = init()
-    mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=world))
     model_folder = open_model(args.folder, step=args.ckpt_step)
+    mesh = Mesh.build(layout(args, world, model_folder.config))
     tokenizer_folder = args.tokenizer_model or model_folder.tokenizer
     if tokenizer_folder is None:
         raise CheckpointError(
@@ -134,47 +189,198 @@ def continue_prompt(args: argparse.Namespace) -> None:
     tokenizer = HuggingFaceTokenizer(
         tokenizer_folder, split_special_tokens=False if args.chat else args.split_special_tokens
     )
-    prompt, notes = read_prompt(args, tokenizer)
+    texts = [args.prompt] if args.prompts_file is None else read_prompts(args.prompts_file)
+    prompts, said = zip(*(read_prompt(args, text, tokenizer) for text in texts), strict=True)
+    notes = [*dict.fromkeys(note for each in said for note in each)]
     if args.seed is not None and sampling.greedy:
         notes.append(f"--seed {args.seed} changes nothing: every token is the most likely one (--temperature 1 draws)")
+    if args.n > 1 and sampling.greedy:
+        notes.append(f"--n {args.n} gives equal answers: every token is the most likely one (--temperature 1 draws)")
     if args.stop_token_ids is None:
         stops, stop_source = stop_ids(
             model_folder.companions or tokenizer_folder, tokenizer.eod, model_folder.config.vocab_size
         )
     else:
         stops, stop_source = args.stop_token_ids, "--stop-token-ids"
+    requests = [
+        Request(
+            tuple(prompt),
+            args.max_new_tokens,
+            sampling,
+            frozenset(stops),
+            seed=(args.seed or 0) + (i << 32),
+            n=args.n,
+            log_probs=args.log_probs or 0,
+        )
+        for i, prompt in enumerate(prompts)
+    ]
     model = load(model_folder, mesh, args.params_dtype)
-    (continuation,) = generate(model, [prompt], args.max_new_tokens, sampling, stop_ids=stops, seed=args.seed or 0)
-    if rank == 0:
-        answer = tokenizer.detokenize(prompt + continuation.tokens)[len(tokenizer.detokenize(prompt)) :]
-        print(answer if args.chat else args.prompt + answer)
-        mean = torch.tensor(continuation.log_probs).mean().item()
-        end = (
-            f"ended by {continuation.tokens[-1]}, a stop token of {stop_source}"
-            if continuation.stopped
-            else "no stop token among them"
-        )
-        print(
-            "\n".join([*notes, f"({len(continuation.tokens)} tokens, {end}; mean log-probability {mean:.3f})"]),
-            file=sys.stderr,
-        )
+    began = time.monotonic()
+    found = compute(engine_for(args, model, mesh, requests, notes), requests, tokenizer, args.stop)
+    if rank != 0:
+        return
+    answers = [answer for several in found for answer in several]
+    ends = [ending(answer, tokenizer, args.stop) for answer in answers]
+    if args.prompts_file is None and args.n == 1 and args.log_probs is None:
+        ((text, stop),) = ends
+        print(text if args.chat else texts[0] + text)
+        (answer,) = answers
+        if isinstance(stop, str):
+            end = f"ended before {stop!r} (--stop)"
+        else:
+            end = "no stop token among them" if stop is None else f"ended by {stop}, a stop token of {stop_source}"
+        mean = sum(answer.log_probs) / len(answer.log_probs)
+        notes.append(f"({len(answer.answer)} tokens, {end}; mean log-probability {mean:.3f})")
+    else:
+        for answer, (text, stop) in zip(answers, ends, strict=True):
+            line = {
+                "prompt": texts[int(answer.request_id)],
+                "index": answer.index,
+                "text": text,
+                "tokens": answer.answer,
+                "finish_reason": "length" if stop is None else "stop",
+                "stop_reason": stop,
+            }
+            if args.log_probs is not None:
+                line |= {"log_probs": answer.log_probs, "top_log_probs": answer.top}
+            print(json.dumps(line, ensure_ascii=False))
+        tokens, seconds = sum(len(answer.answer) for answer in answers), time.monotonic() - began
+        notes.append(f"({len(answers)} answers to {len(texts)} prompts, {tokens} tokens in {seconds:.1f} s)")
+    print("\n".join(notes), file=sys.stderr)
 
 
-def read_prompt(args: argparse.Namespace, tokenizer: HuggingFaceTokenizer) -> tuple[list[int], list[str]]:
+def engine_for(
+    args: argparse.Namespace, model: Any, mesh: Mesh, requests: Sequence[Request], notes: list[str]
+) -> Engine:
+    """An engine with pages for as many answers as run at once.
+
+    Raises:
+        ConfigError: the model cannot generate here, or not recorded, or not compiled.
+    """
+    from minimegatron.cuda_graphs import CudaRecorder
+    from minimegatron.errors import ConfigError
+    from minimegatron.inference.engine import Engine, EngineConfig
+    from minimegatron.inference.runner import check_can_record
+
+    graph = args.cuda_graph
+    if graph is None and mesh.device.type == "cuda":
+        try:
+            check_can_record(model)
+            graph = True
+        except ConfigError as error:
+            notes.append(f"no CUDA graphs: {error.what}")
+    size = EngineConfig.page_size
+    longest = max(len(request.prompt) for request in requests) + args.max_new_tokens
+    count = max(1, args.n, min(args.max_num_seqs, args.n * len(requests)))
+    config = EngineConfig(
+        num_pages=count * -(-longest // size), max_num_seqs=count, max_num_batched_tokens=max(512, count)
+    )
+    recorder = CudaRecorder(mesh.device) if graph else None
+    return Engine(model, config, recorder=recorder, compiled=args.compiled)
+
+
+def compute(
+    engine: Engine, requests: Sequence[Request], tokenizer: HuggingFaceTokenizer, stops: Sequence[str]
+) -> list[list[Answer]]:
+    """The answers to each request on rank 0, shared out over the replicas; a bar on stderr while it takes long."""
+    from tqdm import tqdm
+
+    from minimegatron.comm.agree import gather_objects, gather_to_first
+
+    world = engine.model.mesh.world
+    leader = engine.runner.tell(world.rank)
+    leaders = sorted(set(gather_objects(leader, world)))
+    mine = range(leaders.index(leader), len(requests), len(leaders))
+    shown = world.rank == 0
+    total = sum(requests[i].n for i in mine)
+    with tqdm(total=total, unit=" answers", delay=2, disable=None if shown else True) as bar:
+        watch = watcher(engine, tokenizer, stops, bar)
+        made = {
+            i: answers for i, answers in zip(mine, engine.complete([requests[i] for i in mine], watch), strict=True)
+        }
+    for i, answers in made.items():
+        for answer in answers:
+            answer.request_id = str(i)
+    gathered = gather_to_first(made, world) or [made]
+    whole = {i: answers for each in gathered for i, answers in each.items()}
+    return [whole[i] for i in sorted(whole)]
+
+
+def watcher(
+    engine: Engine, tokenizer: HuggingFaceTokenizer, stops: Sequence[str], bar: Any
+) -> Callable[[list[Output]], None]:
+    """What happens after each step: answers that have a stop string end, and the bar moves."""
+    from minimegatron.inference.sequence import FinishReason
+
+    def watch(outputs: list[Output]) -> None:
+        for output in outputs:
+            if output.reason is None and stops:
+                answer = engine.sequences[output.request_id][output.index]
+                if isinstance(ending(answer, tokenizer, stops)[1], str):
+                    engine.finish(answer, FinishReason.STOP)
+                    bar.update()
+            bar.update(output.reason is not None)
+        bar.set_postfix(tokens=engine.drawn_tokens, refresh=False)
+
+    return watch
+
+
+def ending(answer: Answer, tokenizer: HuggingFaceTokenizer, stops: Sequence[str]) -> tuple[str, str | int | None]:
+    """(text of an answer, what ended it: a stop string that it is cut before, a stop id, or None)."""
+    prompt = list(answer.request.prompt)
+    text = tokenizer.detokenize(prompt + answer.answer)[len(tokenizer.detokenize(prompt)) :]
+    found = [(text.find(stop), stop) for stop in stops if stop in text]
+    if found:
+        place, stop = min(found)
+        return text[:place], stop
+    last = answer.answer[-1] if answer.answer else None
+    return text, last if last in answer.request.stop_ids else None
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The prompts of a file.
+
+    Raises:
+        DataError: there is no such file, none in it, or a line that holds none.
+    """
+    from minimegatron.errors import DataError
+
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"no prompts can be read: {error}", where=str(path), fix="a file of UTF-8 text") from error
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        prompt: Any = line
+        if path.suffix == ".jsonl":
+            try:
+                prompt = json.loads(line)["prompt"]
+            except (ValueError, KeyError, TypeError):
+                prompt = None
+        if not isinstance(prompt, str) or not prompt:
+            fix = 'a line {"prompt": "text"} each' if path.suffix == ".jsonl" else "a prompt in every line"
+            raise DataError("a line without a prompt", where=f"{path}, line {number}", fix=fix)
+        prompts.append(prompt)
+    if not prompts:
+        raise DataError("no prompt in it", where=str(path), fix="a prompt a line")
+    return prompts
+
+
+def read_prompt(args: argparse.Namespace, prompt: str, tokenizer: HuggingFaceTokenizer) -> tuple[list[int], list[str]]:
     """(ids of the prompt, what to say about its special tokens)."""
     notes, split = [], tokenizer.split_special_tokens
-    if spelled := tokenizer.spelled(args.prompt):
+    if spelled := tokenizer.spelled(prompt):
         counts = ", ".join(f"{text} {count}" for text, count in spelled.items())
         other = "" if args.chat else f"; --{'no-' * split}split-special-tokens reads {'tokens' if split else 'letters'}"
         notes.append(f"the prompt spells special tokens ({counts}), read as {'letters' if split else 'tokens'}{other}")
     if args.chat:
-        text = tokenizer.apply_chat_template([{"role": "user", "content": args.prompt}])
+        text = tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
         return tokenizer.tokenize(text, add_special_tokens=False), notes
     begins, add = tokenizer.named.get("bos_token"), args.add_special_tokens
-    if add is None and begins and not split and args.prompt.startswith(begins):
+    if add is None and begins and not split and prompt.startswith(begins):
         add = False
         notes.append(f"the prompt begins with {begins}, so no other is put before it (--add-special-tokens does)")
-    return tokenizer.tokenize(args.prompt, add_special_tokens=add), notes
+    return tokenizer.tokenize(prompt, add_special_tokens=add), notes
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -23,7 +23,9 @@ Yu et al. 2022 (Orca, OSDI); Kwon et al. 2023 (arXiv 2309.06180). Megatron-LM:
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from typing import Any
 
@@ -83,11 +85,13 @@ class Continuation:
         tokens: the new ids; the last of them is a stop id where there was one.
         log_probs: of each of them, at the temperature it was drawn with (`inference/sampling.py`).
         stopped: whether a stop id ended it; otherwise it has as many tokens as were asked for.
+        weight_version: of the weights that have made it, counted by `Engine.new_weights`.
     """
 
     tokens: list[int]
     log_probs: list[float]
     stopped: bool
+    weight_version: int = 0
 
 
 def check_can_generate(model: Any) -> None:
@@ -279,11 +283,6 @@ class Engine:
             RankError: ranks were called with different arguments.
             NumericsError: logits that are no numbers.
         """
-        check_can_generate(self.model)
-        if self.has_work:
-            raise ConfigError(
-                f"generate while {len(self.sequences)} requests are under way", fix="`step` until `has_work` is false"
-            )
         requests = [
             Request(
                 tuple(map(int, prompt)),
@@ -295,35 +294,95 @@ class Engine:
             )
             for i, prompt in enumerate(prompts)
         ]
-        self.runner.check_agreement(max_new_tokens, requests)  # first: what is refused, all refuse
+        return [
+            Continuation(
+                answer.answer,
+                answer.log_probs,
+                answer.reason is FinishReason.STOP,
+                weight_version=answer.weight_version,
+            )
+            for (answer,) in self.complete(requests)
+        ]
+
+    def score(self, sequences: Items[tuple[Items[int], Items[int]]], *, temperature: float = 1.0) -> list[list[float]]:
+        """The log-probabilities of given continuations, in one pass over each; nothing else may be under way.
+
+        They are those of a teacher-forced pass of training. Pages of a prompt that are there already are read.
+
+        Args:
+            sequences: (prompt, continuation) of each, as ids; a prompt has at least one.
+            temperature: T of softmax(l / T).
+
+        Returns:
+            A number for each token of each continuation.
+
+        Raises:
+            ConfigError, DataError, RankError, NumericsError: as `generate`.
+        """
+        sampling = SamplingParams(temperature)
+        requests = [
+            Request(
+                (*map(int, prompt), *map(int, answer)),
+                max_new_tokens=0,
+                sampling=sampling,
+                prompt_log_probs=0,
+                prompt_log_probs_start=len(prompt),
+            )
+            for prompt, answer in sequences
+        ]
+        return [answer.prompt_log_probs for (answer,) in self.complete(requests)]
+
+    def complete(
+        self, requests: Items[Request], watch: Callable[[list[Output]], None] | None = None
+    ) -> list[list[Sequence]]:
+        """Compute requests to their end; nothing else may be under way.
+
+        All ranks of tp, pp and ep call it with the same requests; replicas of dp may have their own.
+
+        Args:
+            requests: "prompt 0", "prompt 1" and so on.
+            watch: called after each step, on rank 0 alone; it may `finish` sequences.
+
+        Returns:
+            The n sequences of each request, on every rank.
+
+        Raises:
+            ConfigError, DataError, RankError, NumericsError: as `generate`.
+        """
+        check_can_generate(self.model)
+        if self.has_work:
+            raise ConfigError(
+                f"generate while {len(self.sequences)} requests are under way", fix="`step` until `has_work` is false"
+            )
+        self.runner.check_agreement(requests)  # first: what is refused, all refuse
         for i, request in enumerate(requests):
             check_request(request, f"prompt {i}", self.model.config.vocab_size)
             self.scheduler.check(request, f"prompt {i}")
         if not self.runner.leads:
             self.follow()
             return _or_raise(self.runner.tell(None))
-        answers: list[Sequence] = []
+        answers: list[list[Sequence]] = []
         for i, request in enumerate(requests):
             self.add_request(request, f"prompt {i}")
-            answers += self.sequences[f"prompt {i}"]
+            answers.append(self.sequences[f"prompt {i}"])
         try:
             while self.has_work:
-                self.step()
+                outputs = self.step()
+                if watch is not None:
+                    watch(outputs)
         except BaseException:  # such as an interrupt in a notebook: the next call finds nothing under way
             for i in range(len(requests)):
                 self.abort(f"prompt {i}")
             raise
         self.stop()
-        made: list[Continuation] | NumericsError = [
-            Continuation(answer.answer, answer.log_probs, answer.reason is FinishReason.STOP) for answer in answers
-        ]
-        bad = next((i for i, answer in enumerate(answers) if answer.reason is FinishReason.ERROR), None)
-        if bad is not None:
-            made = NumericsError(
-                f"the log-probability of a token is {answers[bad].log_probs[-1]}",
-                where=f"prompt {bad}, new token {len(answers[bad].answer) - 1}",
-                fix="weights or activations are not finite: check the checkpoint, or a wider params_dtype",
-            )
+        made: list[list[Sequence]] | NumericsError = answers
+        for answer in (each for several in reversed(answers) for each in reversed(several)):
+            if where := _not_a_number(answer):
+                made = NumericsError(
+                    "the log-probability of a token is nan",
+                    where=f"{answer.request_id}, {where}",
+                    fix="weights or activations are not finite: check the checkpoint, or a wider params_dtype",
+                )
         return _or_raise(self.runner.tell(made))
 
     def _update(self, step: Step, result: Result) -> list[Output]:
@@ -339,6 +398,11 @@ class Engine:
             forks = self.scheduler.computed(chunk)
             if not chunk.draws:
                 continue
+            if not sequence.request.max_new_tokens:
+                sequence.reason, sequence.weight_version = FinishReason.LENGTH, self.scheduler.version
+                outputs.append(_output(sequence, 0))
+                self._over(sequence)
+                continue
             for each in (sequence, *forks):
                 self._drawn(each, result, draw)
                 draw += 1
@@ -349,6 +413,7 @@ class Engine:
 
     def _drawn(self, sequence: Sequence, result: Result, i: int) -> None:
         self.drawn_tokens += 1
+        sequence.weight_version = self.scheduler.version
         sequence.append(result.tokens[i])
         sequence.log_probs.append(result.log_probs[i])
         sequence.top.append(result.top[i])
@@ -368,7 +433,15 @@ class Engine:
             self.sequences.pop(sequence.request_id, None)
 
 
-def _or_raise(made: list[Continuation] | NumericsError) -> list[Continuation]:
+def _not_a_number(sequence: Sequence) -> str:
+    """Which token's logits were no numbers; "" for none."""
+    if sequence.reason is FinishReason.ERROR:
+        return f"new token {len(sequence.answer) - 1}"
+    place = next((i for i, value in enumerate(sequence.prompt_log_probs) if math.isnan(value)), None)
+    return "" if place is None else f"token {sequence.request.prompt_log_probs_start + place}"
+
+
+def _or_raise(made: list[list[Sequence]] | NumericsError) -> list[list[Sequence]]:
     if isinstance(made, NumericsError):
         raise made
     return made
@@ -379,8 +452,13 @@ def _scored(chunk: Chunk) -> int:
     sequence = chunk.sequence
     if sequence.request.prompt_log_probs is None or sequence.index:
         return 0
-    first = max(chunk.start, len(sequence.prompt_log_probs))
+    first = max(chunk.start, _next_scored(sequence))
     return max(0, min(chunk.start + chunk.count, sequence.prompt_length - 1) - first)
+
+
+def _next_scored(sequence: Sequence) -> int:
+    """The place whose logits say how likely the next token is that is to be scored."""
+    return sequence.request.prompt_log_probs_start - 1 + len(sequence.prompt_log_probs)
 
 
 def plan(step: Step) -> Batch:
@@ -394,12 +472,12 @@ def plan(step: Step) -> Batch:
         at = len(tokens)
         tokens += sequence.tokens[chunk.start : chunk.start + chunk.count]
         if count := _scored(chunk):
-            first = len(sequence.prompt_log_probs)
+            first = _next_scored(sequence)
             heat = 1.0 if request.raw_log_probs else request.sampling.temperature
             for j in range(first, first + count):
                 scores.append(Score(len(wanted), request.prompt[j + 1], request.prompt_log_probs or 0, heat))
                 wanted.append(at + j - chunk.start)
-        if chunk.draws:
+        if chunk.draws and request.max_new_tokens:
             first_draw = len(sequence.tokens) == sequence.prompt_length and sequence.index == 0
             for index in range(sequence.index, request.n if first_draw else sequence.index + 1):
                 draws.append(_draw(sequence, index, len(wanted)))
@@ -442,6 +520,7 @@ def _output(sequence: Sequence, count: int) -> Output:
         tuple(sequence.log_probs[new]),
         tuple(sequence.top[new]),
         sequence.reason,
+        sequence.weight_version,
     )
 
 
@@ -472,8 +551,17 @@ def check_request(request: Request, request_id: str, vocab_size: int) -> None:
         ConfigError: nothing to generate, a number out of its range, or a stop id outside of the vocabulary.
         DataError: an id outside the vocabulary.
     """
-    if request.max_new_tokens < 1 or request.n < 1:
-        raise ConfigError(f"max_new_tokens is {request.max_new_tokens} and n is {request.n}", fix="at least 1 of each")
+    scores = request.prompt_log_probs is not None
+    if request.max_new_tokens < (0 if scores and request.n == 1 else 1) or request.n < 1:
+        raise ConfigError(
+            f"max_new_tokens is {request.max_new_tokens} and n is {request.n}",
+            fix="at least 1 of each; no new token where one prompt's log-probabilities are asked for",
+        )
+    if scores and request.prompt and not 1 <= request.prompt_log_probs_start <= len(request.prompt):
+        raise ConfigError(
+            f"prompt_log_probs_start is {request.prompt_log_probs_start}, of a prompt of {len(request.prompt)} tokens",
+            fix="from 1 on: the first token has none before it",
+        )
     if not 0 <= request.min_new_tokens <= request.max_new_tokens:
         raise ConfigError(
             f"min_new_tokens is {request.min_new_tokens} and max_new_tokens is {request.max_new_tokens}",

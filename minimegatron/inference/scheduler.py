@@ -205,13 +205,9 @@ class Scheduler:
         if taken + seats > self.max_num_seqs:
             return False
         blocks, root = self.blocks, (self.version, sequence.request.salt)
-        if sequence.request.prompt_log_probs is None:
-            asked = len(sequence.tokens)
-            found, parent = blocks.find(sequence.tokens, root)
-        else:  # all its logits are needed
-            asked, found, parent = 0, [], root
+        found, parent = blocks.find(sequence.findable, root)
         # Room for all its tokens and the next one, though it takes them in chunks: else it would soon be preempted.
-        more = blocks.pages_for(len(sequence.tokens) + 1) - len(found)
+        more = blocks.pages_for(min(len(sequence.tokens) + 1, sequence.most_tokens)) - len(found)
         if blocks.available - sum(blocks.users(page) == 0 for page in found) < more:
             return False
         for page in found:
@@ -219,7 +215,7 @@ class Scheduler:
         sequence.pages, sequence.looked_at, sequence.parent = found, len(found), parent
         sequence.computed = sequence.cached = len(found) * blocks.page_size
         blocks.hits += sequence.cached
-        blocks.asked += asked
+        blocks.asked += len(sequence.findable)
         if self._free_slots is not None:
             sequence.slot = self._free_slots.pop()
         return True
@@ -310,6 +306,10 @@ class Scheduler:
         self.version = version
         for sequence in list(self.running):
             self.preempt(sequence)
+        for sequence in self.waiting:
+            if not sequence.answer:  # its prompt is scored by one version
+                sequence.prompt_log_probs.clear()
+                sequence.prompt_top.clear()
 
     def _give_back(self, sequence: Sequence) -> None:
         for page in reversed(sequence.pages):  # its last page is the first that is taken: its beginning may be found

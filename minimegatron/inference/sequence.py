@@ -35,14 +35,15 @@ class Request:
 
     Args:
         prompt: ids, at least one.
-        max_new_tokens: at most so many.
+        max_new_tokens: at most so many; 0 where only the prompt is scored.
         sampling: how tokens are drawn.
         stop_ids: ids that end a sequence; the id itself belongs to the answer.
         min_new_tokens: before so many tokens are there, no stop id is drawn.
         seed: of the draws; token i of answer j depends on (seed, j, i) alone.
         n: how many answers.
         log_probs: None for none; k for that of each token and of the k most likely ones in its place.
-        prompt_log_probs: the same for the prompt's tokens, from the second on.
+        prompt_log_probs: the same for the prompt's tokens, from `prompt_log_probs_start` on.
+        prompt_log_probs_start: the first of them; the second token is 1, and the first has none before it.
         raw_log_probs: of softmax(l), in place of softmax(l / T).
         salt: requests with different salts share no pages: an adapter's name, a tenant.
     """
@@ -56,6 +57,7 @@ class Request:
     n: int = 1
     log_probs: int | None = None
     prompt_log_probs: int | None = None
+    prompt_log_probs_start: int = 1
     raw_log_probs: bool = False
     salt: str = ""
 
@@ -76,9 +78,10 @@ class Sequence:
         pages: the pages of tokens 0, 1, ...: token j is in page j // page_size.
         slot: of what layers keep for a sequence; 0 while it has none.
         log_probs: of each token of the answer; top: the most likely ones in its place.
-        prompt_log_probs: of each token of the prompt from the second on, in answer 0 alone; prompt_top: as above.
+        prompt_log_probs: of each token of the prompt that is scored, in answer 0 alone; prompt_top: as above.
         reason: why it is over; None while it is not.
         preemptions: how often it has lost its pages.
+        weight_version: of the weights that have made its last token.
         cached: how many tokens its pages held already when it was last admitted.
         looked_at, parent: see `BlockManager.remember`.
     """
@@ -97,6 +100,7 @@ class Sequence:
     prompt_top: list[Ranked] = dataclasses.field(default_factory=list)
     reason: FinishReason | None = None
     preemptions: int = 0
+    weight_version: int = 0
     cached: int = 0
     looked_at: int = 0
     parent: int | tuple[int, str] = 0
@@ -115,6 +119,13 @@ class Sequence:
     def waiting_tokens(self) -> int:
         """Tokens that are not computed yet: at least one as long as it is not over."""
         return len(self.tokens) - self.computed
+
+    @property
+    def findable(self) -> list[int]:
+        """The tokens whose pages may be another's: all before the first that is still to be scored."""
+        if self.request.prompt_log_probs is None:
+            return self.tokens
+        return self.tokens[: self.request.prompt_log_probs_start + len(self.prompt_log_probs)]
 
     @property
     def most_tokens(self) -> int:
@@ -139,6 +150,7 @@ class Output:
         tokens: the new ids.
         log_probs, top: of each, where asked for.
         reason: why it is over, None while it is not.
+        weight_version: of the weights that have made them.
     """
 
     request_id: str
@@ -147,3 +159,4 @@ class Output:
     log_probs: tuple[float, ...]
     top: tuple[Ranked, ...]
     reason: FinishReason | None
+    weight_version: int = 0

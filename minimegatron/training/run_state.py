@@ -191,7 +191,13 @@ class RunState:
 
 
 def model_tensors(model: DataParallel) -> dict[str, Logical]:
-    """Weights and buffers; of sharded weights this rank's pieces.
+    """Weights and buffers by their names in a checkpoint."""
+    tensors = {f"model.{name}": weight for name, weight in model_weights(model).items()}
+    return tensors | {f"model.{name}": _whole(buffer) for name, buffer in logical_buffers(model)}
+
+
+def model_weights(model: DataParallel) -> dict[str, Logical]:
+    """Weights by their logical names; of sharded weights this rank's pieces.
 
     Where the model's own weights are the main parameters (`rounds_to`), these are copies, rounded to the model's dtype,
     and `optimizer_tensors` has the weights: so a checkpoint is the same whoever wrote it.
@@ -206,11 +212,9 @@ def model_tensors(model: DataParallel) -> dict[str, Logical]:
             parts = [] if shard is None else regions(layout, shard.data.to(dtype), shard.piece)
         else:
             parts = regions(layout, param.detach())
-        if layout.shared and f"model.{name}" in tensors:
+        if layout.shared and name in tensors:
             continue  # the original is here too, and they share memory
-        tensors[f"model.{name}"] = Logical(layout.unpadded_shape, parts, dtype)
-    for name, buffer in logical_buffers(model):
-        tensors[f"model.{name}"] = _whole(buffer)
+        tensors[name] = Logical(layout.unpadded_shape, parts, dtype)
     return tensors
 
 

@@ -13,7 +13,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.commands.generate import continue_prompt, parse
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.errors import MinimegatronError
-from minimegatron.inference.engine import Continuation, Engine
+from minimegatron.inference.engine import Continuation, Engine, EngineConfig
 from minimegatron.inference.generate import generate
 from minimegatron.inference.paged_cache import PagedCache
 from minimegatron.inference.sampling import SamplingParams
@@ -125,3 +125,16 @@ def example(rank: int, world: int, lines: list[list[str]]) -> list[str]:
     """What `minimegatron generate` prints for each command line, or the error it ends with."""
     errors = "ConfigError", "CheckpointError"
     return [said if said.startswith(errors) else text for text, said in asked(rank, world, lines)]
+
+
+def scores(
+    rank: int, world: int, cases: list[tuple[Weights, dict[str, Any]]], sequences: list[tuple[list[int], list[int]]]
+) -> list[list[list[float]]]:
+    """Log-probabilities of continuations, for each model and layout; in chunks, and again from pages."""
+    found = []
+    for model, layout in cases:
+        engine = Engine(
+            build(*model, **layout), EngineConfig(64, page_size=4, max_num_seqs=3, max_num_batched_tokens=5)
+        )
+        found += [engine.score(sequences), engine.score(sequences)]
+    return found

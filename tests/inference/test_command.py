@@ -16,6 +16,7 @@ from minimegatron.inference.generate import generate
 from minimegatron.inference.sampling import GREEDY, SamplingParams
 from tests.inference.models import ours, theirs
 from tests.inference.ranked import asked
+from tests.thorough import mostly_thorough
 
 LETTERS = [*map(chr, range(32, 127)), "<eos>", "<1>", "<2>", "<3>"]  # 99, as many as the model has
 
@@ -23,7 +24,12 @@ LETTERS = [*map(chr, range(32, 127)), "<eos>", "<1>", "<2>", "<3>"]  # 99, as ma
 @pytest.fixture
 def llama2(tmp_path):
     """A published folder whose tokenizer has a word a character, and three tokens for conversations."""
-    theirs("llama2").save_pretrained(tmp_path)
+    return published("llama2", tmp_path)
+
+
+def published(name, tmp_path):
+    """A folder with a model and that tokenizer."""
+    theirs(name).save_pretrained(tmp_path)
     fast = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(LETTERS)}, "?"))
     fast.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
     fast.decoder = tokenizers.decoders.Fuse()
@@ -103,7 +109,8 @@ def test_special_tokens_of_a_prompt(llama2):
 
     def ids(*words):
         args = parse(["folder", *words])
-        return read_prompt(args, HuggingFaceTokenizer(llama2, split_special_tokens=args.split_special_tokens))
+        tokenizer = HuggingFaceTokenizer(llama2, split_special_tokens=args.split_special_tokens)
+        return read_prompt(args, args.prompt, tokenizer)
 
     letters = [LETTERS.index(letter) for letter in "<2>a"]
     found, notes = ids("<2>a")
@@ -124,8 +131,9 @@ def test_a_question_in_the_models_own_form(ranks, llama2):
     oracle = transformers.AutoTokenizer.from_pretrained(llama2)
     want = oracle.apply_chat_template([{"role": "user", "content": "Who?"}], return_dict=False)
     args = parse(["folder", "Who?", "--chat"])
-    assert read_prompt(args, HuggingFaceTokenizer(llama2, split_special_tokens=False)) == (want, [])
-    notes = read_prompt(parse(["folder", "<2>", "--chat"]), HuggingFaceTokenizer(llama2, split_special_tokens=False))[1]
+    tokenizer = HuggingFaceTokenizer(llama2, split_special_tokens=False)
+    assert read_prompt(args, "Who?", tokenizer) == (want, [])
+    notes = read_prompt(args, "<2>", tokenizer)[1]
     assert notes == ["the prompt spells special tokens (<2> 1), read as tokens"]
     words = generate(ours("llama2"), [want], 6, stop_ids=[2])[0].tokens
     line = [str(llama2), "Who?", "--chat", "--max-new-tokens", "6"]
@@ -141,6 +149,8 @@ def test_a_question_in_the_models_own_form(ranks, llama2):
         (["--chat", "--no-add-special-tokens"], "the template spells all special tokens itself"),
         (["--max-new-tokens", "many"], "invalid int value: 'many'"),
         (["--topk", "3"], "unrecognized arguments: --topk 3"),
+        (["--prompts-file", "f"], "a prompt or --prompts-file FILE, one of the two"),
+        (["--stop", ""], "would end every answer before it begins"),
     ],
     ids=str,
 )
@@ -148,3 +158,121 @@ def test_a_wrong_line_is_answered_in_three(words, says):
     with pytest.raises(ConfigError) as error:
         parse(["folder", "prompt", *words])
     assert says in str(error.value) and len(str(error.value).splitlines()) <= 3 and error.value.fix
+
+
+PROMPTS = ["Once", "Who are you?", "a"]
+FILE = ["--max-new-tokens", "8", "--stop-token-ids"]
+
+
+def lines_of(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def of_file(folder, *more):
+    """A line that asks for answers to all prompts."""
+    (folder / "prompts.txt").write_text("\n".join(PROMPTS) + "\n")
+    return [str(folder), "--prompts-file", str(folder / "prompts.txt"), *FILE, *more]
+
+
+def test_many_prompts_are_lines_of_json(ranks, llama2):
+    """In the order of the file, whatever runs at once; one prompt alone has the same answer."""
+    (llama2 / "prompts.jsonl").write_text("".join(json.dumps({"prompt": p, "id": 3}) + "\n" for p in PROMPTS))
+    drawn = ["--temperature", "1", "--seed", "3"]
+    lines = [
+        of_file(llama2),
+        of_file(llama2, *drawn, "--n", "3"),
+        of_file(llama2, *drawn, "--n", "3", "--max-num-seqs", "1"),
+        [str(llama2), "--prompts-file", str(llama2 / "prompts.jsonl"), *FILE, *drawn],
+        [str(llama2), PROMPTS[0], *FILE, *drawn],
+        of_file(llama2, "--n", "2"),
+    ]
+    (plain, said), (several, _), (fewer, _), (one, _), (text, _), (_, equal) = ranks(1).run(asked, lines)[0]
+    assert "(3 answers to 3 prompts, 24 tokens in " in said and "--n 2 gives equal answers" in equal
+    found = lines_of(plain)
+    for prompt, line in zip(PROMPTS, found, strict=True):
+        ids = [96, *map(LETTERS.index, prompt)]
+        assert line["tokens"] == generate(ours("llama2"), [ids], 8)[0].tokens and line["prompt"] == prompt
+        assert line["finish_reason"] == "length" and line["stop_reason"] is None and line["index"] == 0
+    assert several == fewer and len({line["text"] for line in lines_of(several)}) == 9
+    assert [(line["prompt"], line["index"]) for line in lines_of(several)] == [
+        (p, i) for p in PROMPTS for i in range(3)
+    ]
+    first = [line for line in lines_of(several) if line["index"] == 0]
+    assert lines_of(one) == first and text == "Once" + first[0]["text"] + "\n"
+
+
+def test_a_stop_string_ends_an_answer_before_it(ranks, llama2):
+    whole = lines_of(ranks(1).run(asked, [of_file(llama2)])[0][0][0])
+    stop = whole[1]["text"][2:4]
+    lines = [of_file(llama2, "--stop", stop, "--stop", "never"), [str(llama2), PROMPTS[1], *FILE, "--stop", stop]]
+    (text, _), (alone, said) = ranks(1).run(asked, lines)[0]
+    for before, after in zip(whole, lines_of(text), strict=True):
+        place = before["text"].find(stop)
+        assert after["text"] == (before["text"] if place < 0 else before["text"][:place])
+        assert after["finish_reason"] == ("length" if place < 0 else "stop")
+        if place >= 0:
+            assert after["stop_reason"] == stop and len(after["tokens"]) == place + len(stop) < 8, "it went on"
+    assert alone == PROMPTS[1] + whole[1]["text"][: whole[1]["text"].find(stop)] + "\n"
+    assert f"ended before {stop!r} (--stop)" in said
+
+
+def test_penalties_and_log_probabilities(ranks, llama2):
+    """Greedy with a penalty is transformers'; log-probabilities are the model's own, with the most likely tokens."""
+    lines = [
+        of_file(llama2, "--repetition-penalty", "1.7", "--log-probs", "2"),
+        [str(llama2), PROMPTS[0], *FILE, "--min-p", "1.0"],
+        [str(llama2), PROMPTS[0], *FILE],
+        [str(llama2), PROMPTS[0], *FILE, "--frequency-penalty", "5", "--presence-penalty", "3"],
+    ]
+    (text, _), (first, _), (greedy, _), (penalised, _) = ranks(1).run(asked, lines)[0]
+    for prompt, line in zip(PROMPTS, lines_of(text), strict=True):
+        ids = torch.tensor([[96, *map(LETTERS.index, prompt)]])
+        options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 8, "do_sample": False}
+        want = theirs("llama2").generate(ids, repetition_penalty=1.7, **options)
+        assert line["tokens"] == want[0, ids.shape[1] :].tolist()
+        with torch.no_grad():
+            logits = theirs("llama2")(want).logits[0, ids.shape[1] - 1 : -1].log_softmax(-1)
+        chosen = logits.gather(1, want[0, ids.shape[1] :, None])[:, 0].tolist()
+        assert line["log_probs"] == pytest.approx(chosen, abs=1e-5)
+        best = logits.topk(2)
+        assert [[token for token, _ in each] for each in line["top_log_probs"]] == best.indices.tolist()
+        assert [value for each in line["top_log_probs"] for _, value in each] == pytest.approx(
+            best.values.flatten().tolist(), abs=1e-5
+        )
+    assert first == greedy != penalised
+    assert len({*penalised.removeprefix(PROMPTS[0])}) == 9, "a letter came twice"  # 8 and the end of the line
+
+
+@pytest.mark.parametrize("world", mostly_thorough([2, 4], [0]))
+def test_the_answers_are_the_same_in_every_layout(ranks, tmp_path, world):
+    """Replicas share the prompts out: three over two of them, and over four."""
+    tp, pp, ep = (f"--{what}-model-parallel-size" for what in ("tensor", "pipeline", "expert"))
+    layouts = {
+        2: [[], [pp, "2"], [ep, "2"], [tp, "1"]],
+        4: [[ep, "2"], [pp, "2", ep, "2"], [tp, "2"], [tp, "1"]],
+    }[world]
+    line = of_file(published("mixtral", tmp_path), "--n", "2", "--temperature", "0.9", "--seed", "4")
+    want = lines_of(ranks(1).run(asked, [line])[0][0][0])
+    assert len({each["text"] for each in want}) == 6
+    refused = [[pp, "3"], [tp, "1", ep, "3"]]
+    first, *others = ranks(world).run(asked, [[*line, *layout] for layout in layouts + refused])
+    for layout, (text, said) in zip(layouts, first, strict=False):
+        assert text and lines_of(text) == want, (layout, said)
+    assert all(said.startswith("ConfigError") for _, said in first[len(layouts) :])
+    assert all(answer == ("", "") for other in others for answer in other[: len(layouts)])
+
+
+def test_files_and_models_that_cannot_be_continued(ranks, llama2):
+    (llama2 / "empty.txt").write_text("")
+    (llama2 / "gap.txt").write_text("a\n\nb\n")
+    (llama2 / "other.jsonl").write_text('{"prompt": "a"}\n{"text": "b"}\n')
+    cases = {
+        "none.txt": "no prompts can be read",
+        "empty.txt": "no prompt in it",
+        "gap.txt": "gap.txt, line 2",
+        "other.jsonl": "other.jsonl, line 2",
+    }
+    lines = [[str(llama2), "--prompts-file", str(llama2 / name)] for name in cases]
+    answers = ranks(1).run(asked, [*lines, [str(llama2), "a", "--cuda-graph"]])[0]
+    for words, (_, said) in zip([*cases.values(), "a CUDA graph on a cpu"], answers, strict=True):
+        assert said.startswith(("DataError", "ConfigError")) and words in said and "fix:" in said
