@@ -28,6 +28,7 @@ COMMANDS = {
     "preprocess": ("minimegatron.data.preprocess", "turn JSONL text into the .bin and .idx files that training reads"),
     "experts": ("minimegatron.commands.expert_loads", "how evenly a training loaded its experts; a better placement"),
     "convert": ("minimegatron.commands.convert", "published models and checkpoints, one into the other"),
+    "quantize": ("minimegatron.commands.quantize", "a model in 4 or 8 bits a weight, as transformers and vLLM load it"),
     "generate": ("minimegatron.commands.generate", "continue a prompt; ranks: torchrun -m minimegatron generate"),
     "lab": ("minimegatron.commands.jupyter", "open JupyterLab on the labs"),
     "build-labs": ("labkit.build", "write the notebooks from their sources; --check says which are stale"),

@@ -21,6 +21,8 @@ from minimegatron.config.same_model import differing
 from minimegatron.errors import CheckpointError, ConfigError
 from minimegatron.models.families import FAMILIES, family_named
 
+QUANTIZED = "quantization_config"  # how weights are stored: `checkpoint/compressed_tensors`; no part of the model
+
 
 def read_json(file: Path, wanted: str) -> dict[str, Any]:
     """A JSON file that holds a table; `wanted` says in the error what the folder should be.
@@ -57,13 +59,14 @@ def is_published(folder: Path) -> bool:
 
 
 def read_config(folder: Path) -> tuple[str, TransformerConfig]:
-    """(family, config) of a published model's folder.
+    """(family, config) of a published model's folder, however its weights are stored.
 
     Raises:
         CheckpointError: `config.json` is missing or no table.
         ConfigError: see `config_from_huggingface`; or a pad token outside of the vocabulary.
     """
     hf = read_json(folder / "config.json", "a folder with config.json")
+    hf.pop(QUANTIZED, None)
     family, config = config_from_huggingface(hf)
     check_pad_token(hf, config.vocab_size, folder)
     return family, config
@@ -132,6 +135,7 @@ def config_to_huggingface(
         ConfigError: naming the fields that the family, or every family, cannot say.
     """
     if like is not None:
+        like = {key: value for key, value in like.items() if key != QUANTIZED}  # what is written here is not quantised
         name_in_file, published = config_from_huggingface(like)
         differences = differing(config, published)
         if differences or family not in (None, name_in_file):

@@ -27,6 +27,8 @@ weights are already in RoPE's half-split convention, so no permutation of rows i
 | `adapter_config.json`                    | refused: transformers would add the adapter                         |
 | `pytorch_model*.bin`, `consolidated*`, other `*.safetensors` | no, as in transformers                          |
 
+Quantised weights are read as the numbers that they stand for (`checkpoint/compressed_tensors`).
+
 Opening a folder reads headers only. Written files are as large as `max_shard_size` allows, in the order of the model,
 and no more than one tensor is in memory. Megatron's counterpart is Megatron-Bridge.
 """
@@ -41,8 +43,9 @@ from typing import Any
 import torch
 
 from minimegatron.checkpoint.companions import copy_companions, to_json
+from minimegatron.checkpoint.compressed_tensors import Dequantised, scheme_of
 from minimegatron.checkpoint.disk import files_in, staged, write_bytes
-from minimegatron.checkpoint.hf_config import read_config, read_json
+from minimegatron.checkpoint.hf_config import QUANTIZED, read_config, read_json
 from minimegatron.checkpoint.sources import (
     Copy,
     Described,
@@ -145,7 +148,7 @@ def as_ours(theirs: Source, config: TransformerConfig, family: str) -> View:
             if stored_shape != wanted:
                 problems.append(f"{name} has shape {stored_shape}, and {wanted} fits the others and the configuration")
             if dtype not in _FLOATS:
-                problems.append(f"{name} is {dtype}: quantised weights are not supported")
+                problems.append(f"{name} is {dtype}, and config.json has no {QUANTIZED} that says what it means")
         dtypes = {theirs.tensors[name].dtype for name in match.theirs}
         if len(dtypes) > 1:
             problems.append(f"{', '.join(match.theirs)} have different dtypes")
@@ -270,6 +273,9 @@ def open_published(folder: Path) -> tuple[str, TransformerConfig, View]:
     """
     family, config = read_config(folder)
     weights: Source = SafetensorsFiles(_weight_files(folder))
+    keys = read_json(folder / "config.json", "a folder with config.json")
+    if keys.get(QUANTIZED) is not None:
+        weights = Dequantised(weights, scheme_of(keys[QUANTIZED]))
     prefix, words = FAMILIES[family].prefix, FAMILIES[family].tensors[0].theirs[0]
     if prefix and words.removeprefix(prefix) in weights.tensors:  # as OpenAI's is published: saved without its head
         weights = Prefixed(weights, prefix)

@@ -205,7 +205,8 @@ class SafetensorsFiles:
         """
         file, entry = self._where[name]
         tensor = read_box(file, entry, box)
-        if tensor.is_floating_point() and tensor.numel() and not all(end.isfinite() for end in tensor.aminmax()):
+        values = tensor.float() if tensor.itemsize == 1 else tensor  # float8 has no aminmax
+        if tensor.is_floating_point() and tensor.numel() and not all(end.isfinite() for end in values.aminmax()):
             raise CheckpointError(
                 f"{name} holds numbers that are not finite",
                 where=str(file),
