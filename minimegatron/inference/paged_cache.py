@@ -21,6 +21,7 @@ Megatron-LM: `megatron/core/inference/contexts/dynamic_context.py`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -113,23 +114,26 @@ class PagedCache:
                 rows += [table[j // size] * size + j % size for j in range(before, before + count)]
             starts.append(starts[-1] + count)
         most = max(map(len, tables))
-        padded = [[*table, *[0] * (most - len(table))] for table in tables]
         totals = tuple(before + count for before, count in zip(kept, new, strict=True))
-
-        def tensor(values: object, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-            return torch.tensor(values, dtype=dtype, device=self.device)
-
+        position_ids, kept_in, in_slots = self._tensors(torch.int64, places, rows, slots)
+        padded = [page for table in tables for page in (*table, *[0] * (most - len(table)))]
+        begins, lengths, page_table = self._tensors(torch.int32, starts, totals, padded)
         return InferenceContext(
             state=self.layers,
-            position_ids=tensor(places)[None],
-            rows=tensor(rows),
-            starts=tensor(starts, torch.int32),
-            lengths=tensor(totals, torch.int32),
-            page_table=tensor(padded, torch.int32),
-            slots=tensor(slots),
+            position_ids=position_ids[None],
+            rows=kept_in,
+            starts=begins,
+            lengths=lengths,
+            page_table=page_table.view(len(new), most),
+            slots=in_slots,
             new=tuple(new),
             totals=totals,
         )
+
+    def _tensors(self, dtype: torch.dtype, *values: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        """A tensor of each, with one copy to the device."""
+        whole = torch.tensor(list(itertools.chain(*values)), dtype=dtype, device=self.device)
+        return whole.split([len(each) for each in values])
 
     def _buffers(self) -> Iterable[torch.Tensor]:
         return (buffer for layer in self.layers.values() for buffer in layer.values())

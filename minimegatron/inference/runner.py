@@ -275,7 +275,7 @@ class RecordedStep:
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self.runner, self.rows = runner, rows
+        self.runner, self.rows = runner, dataclasses.replace(rows, most=0)  # `candidates` ask the device
         self.tokens, self.u = zeros(1, r), zeros(r, dtype=torch.float64)
         self.context = InferenceContext(
             state=runner.cache.layers,

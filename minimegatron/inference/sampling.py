@@ -23,6 +23,10 @@ request may ask for those of softmax(l) (`raw_log_probs`).
 
 Each row of a batch has parameters of its own (`Rows`), as tensors: one recording of a step serves any of them.
 
+**Few candidates.** To sort a row of V logits costs more than a layer of a small model. Where every row has a top_k, the
+largest top_k and some more are found without sorting the rest, and everything else is done with these alone
+(`candidates`). Should more logits equal a k-th than were found, which is seen by the last of them, the row is sorted.
+
 Holtzman et al. 2020 (arXiv 1904.09751). Megatron-LM: `megatron/core/inference/sampling_params.py`, and `sample` in
 `text_generation_controllers/text_generation_controller.py` (there top_k and top_p exclude each other).
 """
@@ -117,6 +121,7 @@ class Rows:
         temperature, top_p, min_p: [r] fp64; top_k: [r] int64, each 0 for none.
         greedy: [r] bool.
         all_greedy, filters: on the host: nothing is drawn; something is left out.
+        most: on the host: the largest top_k, 0 where a row has none.
     """
 
     temperature: torch.Tensor
@@ -126,6 +131,7 @@ class Rows:
     greedy: torch.Tensor
     all_greedy: bool
     filters: bool
+    most: int = 0
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], device: torch.device | str = "cpu") -> Rows:
@@ -143,6 +149,7 @@ class Rows:
             column("greedy", torch.bool),
             all_greedy=not drawn,
             filters=any(each.top_k or 0.0 < each.top_p < 1.0 or each.min_p for each in drawn),
+            most=max(each.top_k for each in params) if all(each.top_k for each in params) else 0,
         )
 
 
@@ -188,6 +195,24 @@ def distribution(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
     return shares
 
 
+SPARE = 32  # candidates beyond the largest top_k: as many logits may equal a k-th
+
+
+def candidates(logits: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The logits [r, c] that `filtered` could keep, in the order of their tokens, and these: None where c = V is less
+    work, or would be needed. The host waits for the answer.
+    """
+    count = rows.most + SPARE
+    if not rows.most or 4 * count > logits.shape[-1]:
+        return None
+    found, tokens = logits.topk(count, dim=-1)
+    tempered = found / rows.temperature[:, None].to(logits.dtype)  # by which different logits can become equal
+    if bool((tempered.gather(-1, rows.top_k[:, None] - 1) <= tempered[:, -1:]).any()):
+        return None
+    tokens, order = tokens.sort(dim=-1)
+    return found.gather(-1, order), tokens
+
+
 def draw(shares: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     """The first token with a mass of more than u before and in it: shares [r, V], not normalised, and u [r] -> [r]."""
     mass = shares.double().cumsum(-1)
@@ -197,7 +222,7 @@ def draw(shares: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
 
 
 def sample(logits: torch.Tensor, rows: Rows, u: torch.Tensor) -> torch.Tensor:
-    """Draw one token for every row; nothing comes to the host.
+    """Draw one token for every row; nothing comes to the host but whether `candidates` are enough.
 
     Args:
         logits: [r, V], the same on every rank of tp; in less than fp32 they are computed with in fp32.
@@ -208,9 +233,12 @@ def sample(logits: torch.Tensor, rows: Rows, u: torch.Tensor) -> torch.Tensor:
         [r] int64.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    best = logits.argmax(-1)
     if rows.all_greedy:
-        return best
+        return logits.argmax(-1)
+    if (few := candidates(logits, rows)) is not None:
+        found, tokens = few
+        return tokens.gather(-1, sample(found, dataclasses.replace(rows, most=0), u)[:, None]).squeeze(-1)
+    best = logits.argmax(-1)
     return torch.where(rows.greedy, best, draw(filtered(logits, rows).softmax(-1), u))
 
 

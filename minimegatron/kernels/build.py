@@ -47,7 +47,7 @@ EMULATED_FLAGS = (
 )  # fmt: skip
 CPU_FLAGS = (
     "-x", "c++", "-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-fopenmp-simd", "-fno-math-errno",
-    "-fno-trapping-math", "-fvisibility=hidden", "-Wall", "-Wno-unknown-pragmas",
+    "-fno-trapping-math", "-fvisibility=hidden", "-pthread", "-Wall", "-Wno-unknown-pragmas",
 )  # fmt: skip
 CUDA_FLAGS = ("-std=c++17", "-O3", "-shared", "-Xcompiler", "-fPIC", "--cudart=static", "-Xptxas", "-v")
 

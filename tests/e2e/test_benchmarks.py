@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import bubble, checkpoint, contenders, generate, moe, overhead, overlap, ring, train
+from benchmarks import bubble, checkpoint, contenders, generate, moe, overhead, overlap, ring, serving, train
 from benchmarks.paired import paired
 from minimegatron.comm.mesh import Mesh
 from minimegatron.models.decoder import build_model
@@ -18,6 +18,20 @@ def test_generation_is_compared_where_the_words_are_the_same(capsys, monkeypatch
     monkeypatch.setattr(generate.Engine, "generate", lambda self, prompts, new: made(self, prompts, new - 1))
     with pytest.raises(SystemExit, match="other words"):
         generate.main()
+
+
+def test_serving_is_compared_where_greedy_words_are_the_same(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["serving", "--smoke", "--pairs", "2"])
+    serving.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5 and all("CPU-s for" in line for line in lines[1:])
+    assert [line.endswith("6 of 6 answers with the same words") for line in lines[1:]] == [True, True, False, False]
+    monkeypatch.setattr(serving, "ours", lambda load, sampled: lambda: [[0] * n for n in load.drawn()[1]])
+    with pytest.raises(SystemExit, match="0 of 6 greedy answers have the same words"):
+        serving.main()
+    monkeypatch.setattr(serving, "ours", lambda load, sampled: lambda: [[0]] * load.requests)
+    with pytest.raises(SystemExit, match="not as long"):
+        serving.main()
 
 
 def test_pairs_alternate_and_their_ratio_survives_a_slow_neighbour():

@@ -1,25 +1,48 @@
 // Attention of a few new tokens of each sequence to all tokens of it, on a CPU, from pages where they lie.
 //
-// For one sequence and one head of keys, the queries that share it (a / g heads of each new token) pass over the keys
-// page by page. Of each page first all scores, then one maximum, then weights, then their sum of values: the online
-// softmax, a page at a time.
+// A token passes three times over what it sees, page by page, all its heads in each page, so that memory is read once
+// and in order:
 //
-//     m' = max(m, max_j s_j)      l' = l e^(m - m') + sum_j e^(s_j - m')      o' = o e^(m - m') + sum_j e^(s_j - m') v_j
+//     s_j = q . k_j            the scores of all keys, several keys and two heads that share them at a time
+//     w_j = e^(s_j - max s)
+//     o   = sum_j w_j v_j / sum_j w_j
 //
-// Sums are in fp32, for fp64 in fp64. Keys behind a sequence's last are never read.
+// Sums are in fp32, for fp64 in fp64. Keys and values behind a sequence's last are never read, and a score that is not
+// a number makes its output none. Sequences, and groups of heads where sequences are few, are shared by threads.
 
+#include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <system_error>
+#include <thread>
 #include <vector>
 
 #define MM_EXPORT extern "C" __attribute__((visibility("default"))) int
 
 namespace {
 
+#if defined(__AVX512F__)
+constexpr int WIDTH = 64;  // bytes of a vector
+#elif defined(__AVX__)
+constexpr int WIDTH = 32;
+#else
+constexpr int WIDTH = 16;
+#endif
+constexpr int KEYS = 4;                      // with two heads 8 sums at once: an addition takes four cycles, two begin in each
+constexpr int TILE = 4;                      // vectors of a value that are summed at once
+constexpr double WORTH_A_THREAD = 1 << 21;   // products: about 0.1 ms, several times what it costs to start one
+
 struct bf16 {
     uint16_t bits;
+};
+
+template <typename A>
+struct Vector {
+    typedef A type __attribute__((vector_size(WIDTH)));
+    static constexpr int lanes = WIDTH / sizeof(A);
 };
 
 inline float wide(float x) { return x; }
@@ -31,12 +54,38 @@ inline float wide(bf16 x) {
     return value;
 }
 
+template <typename A>
+inline typename Vector<A>::type load(const A* from) {
+    typename Vector<A>::type x;
+    std::memcpy(&x, from, WIDTH);
+    return x;
+}
+inline Vector<float>::type load(const bf16* from) {
+    float x[Vector<float>::lanes];
+    for (int i = 0; i < Vector<float>::lanes; ++i) x[i] = wide(from[i]);
+    return load(x);
+}
+
+template <typename A>
+inline void store(typename Vector<A>::type x, A* to) {
+    std::memcpy(to, &x, WIDTH);
+}
+
 inline void put(float x, float* to) { *to = x; }
 inline void put(double x, double* to) { *to = x; }
 inline void put(float x, bf16* to) {  // to nearest even; not a number stays none
     uint32_t bits;
     std::memcpy(&bits, &x, 4);
     to->bits = std::isnan(x) ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+template <typename A>
+inline A total(typename Vector<A>::type x) {
+    A each[Vector<A>::lanes], sum = 0;
+    store(x, each);
+#pragma omp simd reduction(+ : sum)
+    for (int i = 0; i < Vector<A>::lanes; ++i) sum += each[i];
+    return sum;
 }
 
 // e^x for x <= 0, in a form that a compiler makes vectors of: 2^n times a polynomial of degree 6 on [-1/2, 1/2] ln 2.
@@ -52,78 +101,190 @@ inline float exponential(float x) {
 }
 inline double exponential(double x) { return std::exp(x); }
 
-template <typename T, typename A>
-void one_head(const T* q, int64_t q_token, int64_t q_head, int queries, int heads, const T* keys, const T* values,
-              const int64_t* key_strides, const int64_t* value_strides, const int32_t* table, int page_size, int total,
-              int d, int dv, A scale, int window, A softcap, T* out, int64_t out_token, int64_t out_head, A* room) {
-    const A lowest = -std::numeric_limits<A>::infinity();
-    A* wide_q = room;              // [d]
-    A* scores = wide_q + d;        // [page_size]
-    A* sum = scores + page_size;   // [dv]
-    for (int i = 0; i < queries; ++i) {
-        const int last = total - queries + i;  // the place of this token: it sees what is not behind it
-        const int first = window > 0 && last - window + 1 > 0 ? last - window + 1 : 0;
-        for (int h = 0; h < heads; ++h) {
-            const T* query = q + i * q_token + h * q_head;
-            for (int c = 0; c < d; ++c) wide_q[c] = wide(query[c]) * scale;
-            for (int c = 0; c < dv; ++c) sum[c] = 0;
-            A top = lowest, mass = 0;
-            for (int page = first / page_size; page <= last / page_size; ++page) {
-                const int begin = page * page_size < first ? first - page * page_size : 0;
-                const int end = (page + 1) * page_size > last + 1 ? last + 1 - page * page_size : page_size;
-                const T* key = keys + table[page] * key_strides[0];
-                const T* value = values + table[page] * value_strides[0];
-                A best = lowest;
-                for (int j = begin; j < end; ++j) {
-                    const T* k = key + j * key_strides[1];
-                    A dot = 0;
-#pragma omp simd reduction(+ : dot)
-                    for (int c = 0; c < d; ++c) dot += wide_q[c] * wide(k[c]);
-                    if (softcap > 0) dot = softcap * std::tanh(dot / softcap);
-                    scores[j] = dot;
-                    best = dot > best ? dot : best;
-                }
-                if (!(best <= top)) {  // larger, or not a number, which then spreads
-                    const A fade = top == lowest ? A(0) : exponential(top - best);
-                    mass *= fade;
-                    for (int c = 0; c < dv; ++c) sum[c] *= fade;
-                    top = best;
-                }
-                for (int j = begin; j < end; ++j) scores[j] = exponential(scores[j] - top);
-                for (int j = begin; j < end; ++j) {
-                    const T* v = value + j * value_strides[1];
-                    const A weight = scores[j];
-                    mass += weight;
-#pragma omp simd
-                    for (int c = 0; c < dv; ++c) sum[c] += weight * wide(v[c]);
-                }
-            }
-            T* to = out + i * out_token + h * out_head;
-            for (int c = 0; c < dv; ++c) put(sum[c] / mass, to + c);
+// scores[r][j] = q[r] . k[j] of `rows` heads and `keys` keys.
+template <int rows, int keys, typename T, typename A>
+inline void dots(const A* q, const T* k, int64_t key_row, int64_t d, A* scores, int64_t scores_row) {
+    using V = typename Vector<A>::type;
+    constexpr int lanes = Vector<A>::lanes;
+    V sums[rows][keys] = {};
+    int64_t c = 0;
+    for (; c + lanes <= d; c += lanes) {
+        V x[keys];
+#pragma GCC unroll 4
+        for (int j = 0; j < keys; ++j) x[j] = load(k + j * key_row + c);
+#pragma GCC unroll 2
+        for (int r = 0; r < rows; ++r) {
+            const V y = load(q + r * d + c);
+#pragma GCC unroll 4
+            for (int j = 0; j < keys; ++j) sums[r][j] += y * x[j];
+        }
+    }
+    for (int r = 0; r < rows; ++r) {
+        for (int j = 0; j < keys; ++j) {
+            A dot = total<A>(sums[r][j]);
+            for (int64_t e = c; e < d; ++e) dot += q[r * d + e] * wide(k[j * key_row + e]);
+            scores[r * scores_row + j] = dot;
         }
     }
 }
 
-template <typename T, typename A>
-void attend(const void* q, const void* keys, const void* values, void* out, const int32_t* starts,
-            const int32_t* lengths, const int32_t* table, int64_t sequences, int64_t most, int64_t longest,
-            int64_t page_size, int64_t heads, int64_t groups, int64_t d, int64_t dv, const int64_t* key_strides,
-            const int64_t* value_strides, double scale, int64_t window, double softcap) {
-    std::vector<A> room(d + page_size + dv);
-    const int64_t shared = heads / groups;
-    for (int64_t s = 0; s < sequences; ++s) {
-        const int queries = starts[s + 1] - starts[s];
-        if (queries == 0 || queries > longest) continue;
-        for (int64_t g = 0; g < groups; ++g) {
-            const T* mine = static_cast<const T*>(q) + (starts[s] * heads + g * shared) * d;
-            T* to = static_cast<T*>(out) + (starts[s] * heads + g * shared) * dv;
-            one_head<T, A>(mine, heads * d, d, queries, shared, static_cast<const T*>(keys) + g * key_strides[2],
-                           static_cast<const T*>(values) + g * value_strides[2], key_strides, value_strides,
-                           table + s * most, page_size, lengths[s], d, dv, static_cast<A>(scale), window,
-                           static_cast<A>(softcap), to, heads * dv, dv, room.data());
+// out[r][0 .. tile vectors) += sum over `count` keys of weights[r][j] v[j].
+template <int rows, int tile, typename T, typename A>
+inline void add_values(const A* weights, int64_t weights_row, const T* v, int64_t value_row, int64_t count, A* out,
+                       int64_t out_row) {
+    using V = typename Vector<A>::type;
+    constexpr int lanes = Vector<A>::lanes;
+    V sums[rows][tile];
+#pragma GCC unroll 2
+    for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 4
+        for (int t = 0; t < tile; ++t) sums[r][t] = load(out + r * out_row + t * lanes);
+    for (int64_t j = 0; j < count; ++j) {
+#pragma GCC unroll 4
+        for (int t = 0; t < tile; ++t) {
+            const V x = load(v + j * value_row + t * lanes);
+#pragma GCC unroll 2
+            for (int r = 0; r < rows; ++r) sums[r][t] += weights[r * weights_row + j] * x;
         }
     }
+#pragma GCC unroll 2
+    for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 4
+        for (int t = 0; t < tile; ++t) store(sums[r][t], out + r * out_row + t * lanes);
 }
+
+template <typename T, typename A>
+struct Attention {
+    const T *q, *keys, *values;
+    T* out;
+    const int32_t *starts, *lengths, *table;
+    int64_t sequences, most, longest, page_size, heads, groups, d, dv;
+    const int64_t *key_strides, *value_strides;
+    A scale;
+    int64_t window;
+    A softcap;
+
+    // Scores of `rows` heads with the keys of a page.
+    template <int rows>
+    void score(const A* q, const T* k, int64_t count, A* scores, int64_t scores_row) const {
+        const int64_t key_row = key_strides[1];
+        int64_t j = 0;
+        for (; j + KEYS <= count; j += KEYS)
+            dots<rows, KEYS>(q, k + j * key_row, key_row, d, scores + j, scores_row);
+        for (; j < count; ++j) dots<rows, 1>(q, k + j * key_row, key_row, d, scores + j, scores_row);
+    }
+
+    // Values of a page, weighted for `rows` heads.
+    template <int rows>
+    void gather(const A* weights, int64_t weights_row, const T* v, int64_t count, A* sums) const {
+        constexpr int lanes = Vector<A>::lanes;
+        const int64_t value_row = value_strides[1];
+        int64_t c = 0;
+        for (; c + TILE * lanes <= dv; c += TILE * lanes)
+            add_values<rows, TILE>(weights, weights_row, v + c, value_row, count, sums + c, dv);
+        for (; c + lanes <= dv; c += lanes)
+            add_values<rows, 1>(weights, weights_row, v + c, value_row, count, sums + c, dv);
+        for (; c < dv; ++c)
+            for (int r = 0; r < rows; ++r)
+                for (int64_t j = 0; j < count; ++j)
+                    sums[r * dv + c] += weights[r * weights_row + j] * wide(v[j * value_row + c]);
+    }
+
+    // Call `visit(page, first row, rows, number of keys before them)` for the pages that hold keys first .. last.
+    template <typename Visit>
+    void each_page(const int32_t* pages, int64_t first, int64_t last, Visit visit) const {
+        for (int64_t p = first / page_size; p <= last / page_size; ++p) {
+            const int64_t begin = std::max<int64_t>(first - p * page_size, 0);
+            const int64_t end = std::min(last + 1 - p * page_size, page_size);
+            visit(pages[p], begin, end - begin, p * page_size + begin - first);
+        }
+    }
+
+    // One new token, in row `row`, that sees keys first .. last: the heads of groups g0 .. g1.
+    void token(int64_t row, const int32_t* pages, int64_t first, int64_t last, int64_t g0, int64_t g1,
+               std::vector<A>& room) const {
+        const int64_t shared = heads / groups, mine = (g1 - g0) * shared, count = last + 1 - first;
+        room.resize(std::max<size_t>(room.size(), mine * (d + count + dv)));
+        A *queries = room.data(), *scores = queries + mine * d, *sums = scores + mine * count;
+        const T* from = q + (row * heads + g0 * shared) * d;
+        for (int64_t i = 0; i < mine * d; ++i) queries[i] = wide(from[i]) * scale;
+        std::fill(sums, sums + mine * dv, A(0));
+
+        each_page(pages, first, last, [&](int64_t page, int64_t begin, int64_t size, int64_t at) {
+            for (int64_t h = 0; h < mine;) {
+                const T* k = keys + page * key_strides[0] + begin * key_strides[1] + (g0 + h / shared) * key_strides[2];
+                const bool two = h % shared + 1 < shared;
+                if (two) score<2>(queries + h * d, k, size, scores + h * count + at, count);
+                else score<1>(queries + h * d, k, size, scores + h * count + at, count);
+                h += two ? 2 : 1;
+            }
+        });
+        for (int64_t h = 0; h < mine; ++h) soften(scores + h * count, count);
+        each_page(pages, first, last, [&](int64_t page, int64_t begin, int64_t size, int64_t at) {
+            for (int64_t h = 0; h < mine;) {
+                const T* v = values + page * value_strides[0] + begin * value_strides[1] +
+                             (g0 + h / shared) * value_strides[2];
+                const bool two = h % shared + 1 < shared;
+                if (two) gather<2>(scores + h * count + at, count, v, size, sums + h * dv);
+                else gather<1>(scores + h * count + at, count, v, size, sums + h * dv);
+                h += two ? 2 : 1;
+            }
+        });
+        T* to = out + (row * heads + g0 * shared) * dv;
+        for (int64_t i = 0; i < mine * dv; ++i) put(sums[i], to + i);
+    }
+
+    // Scores become weights whose sum is 1.
+    void soften(A* scores, int64_t count) const {
+        if (softcap > 0)
+            for (int64_t j = 0; j < count; ++j) scores[j] = softcap * std::tanh(scores[j] / softcap);
+        A top = -std::numeric_limits<A>::infinity(), mass = 0;
+#pragma omp simd reduction(max : top)
+        for (int64_t j = 0; j < count; ++j) top = scores[j] > top ? scores[j] : top;
+#pragma omp simd reduction(+ : mass)
+        for (int64_t j = 0; j < count; ++j) {
+            scores[j] = exponential(scores[j] - top);
+            mass += scores[j];
+        }
+        const A share = 1 / mass;
+        for (int64_t j = 0; j < count; ++j) scores[j] *= share;
+    }
+
+    // All new tokens of a sequence, the heads of groups g0 .. g1.
+    void sequence(int64_t s, int64_t g0, int64_t g1, std::vector<A>& room) const {
+        const int64_t queries = starts[s + 1] - starts[s];
+        if (queries > longest) return;
+        for (int64_t i = 0; i < queries; ++i) {
+            const int64_t last = lengths[s] - queries + i;  // its own place: it sees what is not behind it
+            const int64_t first = window > 0 ? std::max<int64_t>(last + 1 - window, 0) : 0;
+            token(starts[s] + i, table + s * most, first, last, g0, g1, room);
+        }
+    }
+
+    void run(int64_t threads) const {
+        double work = 0;
+        for (int64_t s = 0; s < sequences; ++s)
+            if (starts[s + 1] - starts[s] <= longest) work += double(starts[s + 1] - starts[s]) * lengths[s];
+        work *= double(heads) * (d + dv);
+        threads = std::max<int64_t>(std::min<int64_t>(threads, work / WORTH_A_THREAD), 1);
+        const int64_t parts = std::min(groups, (threads + sequences - 1) / std::max<int64_t>(sequences, 1));
+        std::atomic<int64_t> next{0};
+        auto take = [&] {
+            std::vector<A> room;
+            for (int64_t i; (i = next++) < sequences * parts;) {
+                const int64_t part = i % parts;
+                sequence(i / parts, part * groups / parts, (part + 1) * groups / parts, room);
+            }
+        };
+        std::vector<std::thread> others;
+        try {
+            while (static_cast<int64_t>(others.size()) + 1 < threads) others.emplace_back(take);
+        } catch (const std::system_error&) {  // no more threads: those that are there do it
+        }
+        take();
+        for (std::thread& other : others) other.join();
+    }
+};
 
 }  // namespace
 
@@ -133,13 +294,16 @@ MM_EXPORT mm_paged_attention(const void* q, const void* keys, const void* values
                              const void* lengths, const void* table, const void* key_strides,
                              const void* value_strides, int64_t sequences, int64_t most, int64_t longest,
                              int64_t page_size, int64_t heads, int64_t groups, int64_t d, int64_t dv, double scale,
-                             int64_t window, double softcap, int dtype, void* stream) {
+                             int64_t window, double softcap, int64_t threads, int dtype, void* stream) {
     (void)stream;
-#define MM_ATTEND(T, A)                                                                                              \
-    attend<T, A>(q, keys, values, out, static_cast<const int32_t*>(starts), static_cast<const int32_t*>(lengths),    \
-                 static_cast<const int32_t*>(table), sequences, most, longest, page_size, heads, groups, d, dv,      \
-                 static_cast<const int64_t*>(key_strides), static_cast<const int64_t*>(value_strides), scale,        \
-                 window, softcap)
+#define MM_ATTEND(T, A)                                                                                             \
+    Attention<T, A>{static_cast<const T*>(q), static_cast<const T*>(keys), static_cast<const T*>(values),           \
+                    static_cast<T*>(out), static_cast<const int32_t*>(starts),                                      \
+                    static_cast<const int32_t*>(lengths), static_cast<const int32_t*>(table), sequences, most,      \
+                    longest, page_size, heads, groups, d, dv, static_cast<const int64_t*>(key_strides),             \
+                    static_cast<const int64_t*>(value_strides), static_cast<A>(scale), window,                      \
+                    static_cast<A>(softcap)}                                                                        \
+        .run(threads)
     switch (dtype) {
         case 0: MM_ATTEND(float, float); return 0;
         case 1: MM_ATTEND(bf16, float); return 0;

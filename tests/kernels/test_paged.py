@@ -1,0 +1,148 @@
+"""Attention to pages where they lie against torch's in fp64: any shapes, any order of pages, anything behind the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minimegatron.kernels import build, ops, paged
+from tests.kernels.compare import close, random
+
+KERNELS = {"on_a_cpu": paged.on_a_cpu}
+
+
+@dataclasses.dataclass
+class Places:
+    """Sequences in pages of `size` tokens; `kept` tokens of each were there before."""
+
+    new: tuple[int, ...]
+    kept: tuple[int, ...]
+    size: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        generator = torch.Generator().manual_seed(self.seed)
+        self.totals: tuple[int, ...] | None = tuple(a + b for a, b in zip(self.new, self.kept, strict=True))
+        self.lengths = torch.tensor(self.totals, dtype=torch.int32)
+        self.starts = torch.tensor([0, *torch.tensor(self.new).cumsum(0).tolist()], dtype=torch.int32)
+        needed = [-(-total // self.size) for total in self.totals]
+        self.pages = sum(needed) + 2
+        order = iter(torch.randperm(self.pages, generator=generator).tolist())
+        table = [[next(order) for _ in range(count)] for count in needed]
+        self.page_table = torch.tensor([[*t, *[0] * (max(needed) - len(t))] for t in table], dtype=torch.int32)
+        self._made: dict[Any, Any] = {}
+
+    def once(self, key: Any, make: Any) -> Any:
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def used(self) -> torch.Tensor:
+        """[pages, size], which rows of pages are tokens."""
+        used = torch.zeros(self.pages, self.size, dtype=torch.bool)
+        assert self.totals is not None
+        for table, total in zip(self.page_table.tolist(), self.totals, strict=True):
+            for j in range(total):
+                used[table[j // self.size], j % self.size] = True
+        return used
+
+
+def case(places, groups, shared, d, dv, dtype, shape="apart", seed=0, rest=torch.nan):
+    """q and pages; what is no token is `rest`. `latent`: values are a part of the keys, `mixed`: both in one tensor."""
+    n, rows = sum(places.new), (places.pages, places.size)
+    q = random(n, groups * shared, d, dtype=dtype, seed=seed)
+    both = random(*rows, groups, d + dv, dtype=dtype, seed=seed + 1)
+    both[~places.used()] = rest
+    keys, values = both[..., :d], both[..., d:]
+    if shape == "latent":
+        values = keys[..., : min(d, dv)]
+    if shape == "apart":
+        keys, values = keys.contiguous(), values.transpose(1, 2).contiguous().transpose(1, 2)
+    return q, keys, values
+
+
+def fp64(places, q, keys, values, *rest):
+    """torch's, of the same numbers in fp64."""
+    return paged.paged_attention(
+        q.double(), keys.double(), values.double(), dataclasses.replace(places, seed=places.seed), *rest
+    )
+
+
+SEQUENCES = st.lists(st.tuples(st.integers(1, 11), st.integers(0, 40)), min_size=1, max_size=4)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@settings(max_examples=60)
+@given(
+    SEQUENCES,
+    st.sampled_from([1, 4, 16, 20]),
+    st.sampled_from([(1, 1), (2, 1), (1, 2), (2, 3), (1, 5)]),
+    st.sampled_from([(64, 64), (128, 128), (16, 16), (5, 3), (36, 24), (24, 36), (80, 64)]),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float64]),
+    st.sampled_from(["apart", "mixed", "latent"]),
+    st.sampled_from([None, 1, 5, 100]),
+    st.sampled_from([None, 2.0]),
+)
+def test_any_shape_is_torchs(kernel, sequences, size, heads, channels, dtype, shape, window, softcap):
+    places = Places(*zip(*sequences, strict=True), size)
+    tensors = case(places, *heads, *channels, dtype, shape)
+    options = channels[0] ** -0.5, window, softcap
+    found = KERNELS[kernel](*tensors, places, *options)
+    assert found.dtype == dtype
+    close([found], [fp64(places, *tensors, *options)], dtype)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_what_is_no_number_spreads_in_its_own_sequence(kernel):
+    places = Places((1, 1, 2), (7, 7, 6), 4)
+    q, keys, values = case(places, 2, 2, 16, 16, torch.float32)
+    clean = KERNELS[kernel](q, keys, values, places, 0.25)
+    assert clean.isfinite().all()
+    keys[places.page_table[1, 0], 2, 0, 3] = torch.nan
+    values[places.page_table[2, 1], 1, 1, 5] = torch.inf
+    found = KERNELS[kernel](q, keys, values, places, 0.25)
+    assert torch.equal(found[0], clean[0])
+    assert found[1, :2].isnan().all() and torch.equal(found[1, 2:], clean[1, 2:]), "heads of the key's group"
+    wrong = torch.zeros_like(found[2:], dtype=torch.bool)
+    wrong[:, 2:, 5] = True
+    assert torch.equal(~found[2:].isfinite(), wrong), "one channel of the heads of the value's group"
+
+
+@pytest.mark.parametrize("new, kept", [((1,) * 3, (1500, 40, 700)), ((2,), (1500,))], ids=["sequences", "groups"])
+def test_threads_share_sequences_or_groups_and_change_nothing(new, kept):
+    places = Places(new, kept, 16)
+    tensors = case(places, 4, 4, 64, 64, torch.float32)
+    threads, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            found.append(paged.on_a_cpu(*tensors, places, 0.125))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(*found)
+    close(found[:1], [fp64(places, *tensors, 0.125)], torch.float32)
+
+
+def test_no_compiler_leaves_torch_computing(monkeypatch):
+    places = Places((1, 3), (5, 9), 4)
+    tensors = case(places, 2, 2, 16, 16, torch.float32)
+    cached = ops._possible, ops._say
+    monkeypatch.setattr(build, "compiler", lambda target: None)
+    for function in cached:
+        function.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match=r"torch computes instead, because this machine has no g\+\+ or clang\+\+"):
+            found = ops.paged_attention(*tensors, places, 0.25)
+        with warnings.catch_warnings():  # once a process
+            warnings.simplefilter("error")
+            assert torch.equal(ops.paged_attention(*tensors, places, 0.25), found)
+    finally:
+        for function in cached:
+            function.cache_clear()
+    assert torch.equal(found, paged.paged_attention(*tensors, places, 0.25))
