@@ -13,7 +13,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.commands.generate import continue_prompt, parse
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.errors import MinimegatronError
-from minimegatron.inference.engine import Continuation, Engine
+from minimegatron.inference.engine import Continuation, Engine, EngineConfig
 from minimegatron.inference.generate import generate
 from minimegatron.inference.paged_cache import PagedCache
 from minimegatron.inference.sampling import SamplingParams
@@ -82,6 +82,14 @@ def continuations(
     """What the prompts become, for each model and layout and each way to draw."""
     built = [build(*model, **layout) for model, layout in cases]
     return [[generate(model, PROMPTS, 12, each, seed=5) for each in params] for model in built]
+
+
+def pages_of_stages(rank: int, world: int, model: Weights, config: EngineConfig) -> tuple[int, int, list[int]]:
+    """Pages and bytes of a stage, the first with one layer, and a continuation of 10 tokens that fills them."""
+    layout = {"pipeline_model_parallel_size": world, "num_layers_in_first_pipeline_stage": 1}
+    engine = Engine(build(*model, **layout), config)
+    made = engine.generate([[5, 9, 3, 7, 7, 50, 60, 5, 9, 3]], 12)
+    return engine.scheduler.blocks.num_pages, engine.runner.cache.nbytes, made[0].tokens
 
 
 def error_of(run: Callable[[], object]) -> str:
