@@ -84,6 +84,14 @@ def continuations(
     return [[generate(model, PROMPTS, 12, each, seed=5) for each in params] for model in built]
 
 
+def pages_of_stages(rank: int, world: int, model: Weights, config: EngineConfig) -> tuple[int, int, list[int]]:
+    """Pages and bytes of a stage, the first with one layer, and a continuation of 10 tokens that fills them."""
+    layout = {"pipeline_model_parallel_size": world, "num_layers_in_first_pipeline_stage": 1}
+    engine = Engine(build(*model, **layout), config)
+    made = engine.generate([[5, 9, 3, 7, 7, 50, 60, 5, 9, 3]], 12)
+    return engine.scheduler.blocks.num_pages, engine.runner.cache.nbytes, made[0].tokens
+
+
 def error_of(run: Callable[[], object]) -> str:
     """What it raises, in words."""
     try:
