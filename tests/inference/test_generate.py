@@ -56,7 +56,11 @@ LAYOUTS = {
         ("mixtral", EP2, ALLTOALL),
         ("olmo2", TP2, {}),
     ],
-    4: [("llama3.1", {"tensor_model_parallel_size": 4}, {}), ("qwen3_moe", UNEVEN | EP2, {}), ("qwen2.5", TP2 | PP2, {})],
+    4: [
+        ("llama3.1", {"tensor_model_parallel_size": 4}, {}),
+        ("qwen3_moe", UNEVEN | EP2, {}),
+        ("qwen2.5", TP2 | PP2, {}),
+    ],
 }
 
 
