@@ -29,6 +29,7 @@ COMMANDS = {
     "experts": ("minimegatron.commands.expert_loads", "how evenly a training loaded its experts; a better placement"),
     "convert": ("minimegatron.commands.convert", "published models and checkpoints, one into the other"),
     "generate": ("minimegatron.commands.generate", "continue a prompt; ranks: torchrun -m minimegatron generate"),
+    "bench-serve": ("minimegatron.commands.bench_serve", "load any OpenAI-compatible server: latencies, throughput"),
     "lab": ("minimegatron.commands.jupyter", "open JupyterLab on the labs"),
     "build-labs": ("labkit.build", "write the notebooks from their sources; --check says which are stale"),
     "grade": ("labkit.grade", "mark a folder of submissions: CSV, JSON, a report, feedback for each learner"),
