@@ -11,6 +11,7 @@
 | `curves`   | losses, one curve beside another, what changes with the number of ranks                      |
 | `roofline` | how fast a program can be, by what it computes for each byte                                 |
 | `pareto`   | time against memory of many layouts, and which of them none other beats                      |
+| `load`     | throughput against latency of a server                                                       |
 
 What only labs draw is in `course/figures`.
 

@@ -1,0 +1,584 @@
+"""One address before N engines: who answers which request, and what happens when one of them dies.
+
+    clients --> router --> minimegatron serve, replica 0        each with its own weights, pages and processes
+                      +--> ...
+                      +--> minimegatron serve, replica N-1
+
+The problem in a sentence: replicas share no pages, so a prompt whose beginning replica 2 has computed is cheap there
+and dear elsewhere; yet when all prompts begin alike, all replicas must work.
+
+**Where to**: consistent hashing with bounded loads. Every replica has `POINTS` places on a circle; a request goes to
+the first place behind the hash of its prompt's beginning whose replica has fewer requests under way than the bound:
+
+    bound = ceil(c (m + 1) / n)      m requests under way at n replicas that are ready, c = 1.25
+
+So equal beginnings meet, no replica has more than c times its share, and when one goes only its own prompts move. What
+has no prompt goes to whoever has least to do. Mirrokni, Thorup, Zadimoghaddam 2018 (arXiv 1608.01350).
+
+| what happens                                  | the request                                                      |
+|-----------------------------------------------|------------------------------------------------------------------|
+| a replica cannot be reached, or dies before a | is sent to another one; a second death is answered 502: it may   |
+| byte of its answer was passed on              | be this request that kills                                       |
+| ... after one                                 | its stream ends with an `error` event and without `[DONE]`       |
+| a replica refuses (429, 503)                  | is sent to the next; when all refuse, the last refusal is passed |
+| nothing comes for `timeout` seconds           | 504, or the `error` event: another replica would take as long    |
+| the client goes                               | the replica's connection is closed, and so it stops              |
+| no replica is ready                           | 503 with Retry-After                                             |
+
+A process that ended is started again, after 1, 2, 4, ... seconds; after `MOST_DEATHS` without `HEALTHY` seconds of
+service between them it is left out, which the log says. `/health` and `/metrics` speak for all: every sample has
+`engine="i"`, as with vLLM's data parallelism. Keys are the replicas' business: the router passes `authorization` on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import logging
+import math
+import os
+import re
+import signal
+import socket
+import subprocess
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from typing import Any
+
+from minimegatron.errors import RankError, require
+from minimegatron.launch.procs import die_with_parent, how_it_ended
+from minimegatron.serving.http_client import Client, Disconnected, Response
+
+log = logging.getLogger(__name__)
+
+POINTS = 64  # places of a replica on the circle: shares differ by about 1/8
+BEGINNING = 256  # characters, or 64 ids, of a prompt that decide: about four pages of 16 tokens
+SLACK = 1.25  # c
+MAX_BODY, BODY_TIMEOUT = 10 << 20, 60.0  # bytes of a request, and seconds until they are there
+MOST_DEATHS, HEALTHY = 5, 60.0
+HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "proxy-authorization"}
+REFUSALS = (429, 503)
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+@dataclasses.dataclass(eq=False)
+class Replica:
+    """An engine's server, as the router sees it.
+
+    Attributes:
+        number: `engine` of its metrics.
+        client: of its address.
+        ready: it answers `/health`, and gets requests.
+        under_way: requests that it has.
+        served, failed, deaths: counted since the beginning.
+    """
+
+    number: int
+    client: Client
+    ready: bool = False
+    under_way: int = 0
+    served: int = 0
+    failed: int = 0
+    deaths: int = 0
+    left_out: bool = False
+
+    def state(self) -> dict[str, Any]:
+        """As `/health` tells it."""
+        state = "ready" if self.ready else "left out" if self.left_out else "not ready"
+        return {"engine": self.number, "state": state, "under_way": self.under_way, "deaths": self.deaths}
+
+
+class Ring:
+    """Places on a circle: which replicas a key asks, in which order.
+
+    Args:
+        numbers: of the replicas.
+    """
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self._places = sorted((_hash(f"{n}/{i}".encode()), n) for n in numbers for i in range(POINTS))
+        self._count = len(numbers)
+
+    def order(self, key: bytes) -> list[int]:
+        """All replicas, in the order in which they follow the key's place."""
+        start = bisect.bisect(self._places, (_hash(key), -1))
+        found = dict.fromkeys(n for _, n in [*self._places[start:], *self._places[:start]])
+        return list(found)
+
+
+def _hash(data: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
+
+
+def beginning(body: bytes) -> bytes | None:
+    """What decides where a request goes: model and the first characters, or ids, of its prompt; None without one."""
+    try:
+        fields = json.loads(body)
+        prompt, model = fields.get("prompt", fields.get("messages")), fields.get("model")
+    except (ValueError, AttributeError, RecursionError):
+        return None  # a replica says what is wrong with it
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str):  # a batch goes where its first does
+        prompt = prompt[0]
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
+        prompt = "".join(f"{m.get('role')}\n{m.get('content')}\n" for m in prompt if isinstance(m, dict))
+    elif isinstance(prompt, list):
+        prompt = " ".join(map(str, prompt[: BEGINNING // 4]))
+        return f"{model}\n{prompt}".encode(errors="replace")
+    return f"{model}\n{prompt[:BEGINNING]}".encode(errors="replace") if isinstance(prompt, str) and prompt else None
+
+
+def choose(replicas: Sequence[Replica], ring: Ring, key: bytes | None, tried: set[int]) -> Replica | None:
+    """Who gets a request, of those that are ready and were not asked already; None where there is none."""
+    ready = [r for r in replicas if r.ready]
+    left = {r.number: r for r in ready if r.number not in tried}
+    if not left:
+        return None
+    if key is not None:
+        bound = math.ceil(SLACK * (sum(r.under_way for r in ready) + 1) / len(ready))
+        for number in ring.order(key):
+            if number in left and left[number].under_way < bound:
+                return left[number]
+    return min(left.values(), key=lambda r: (r.under_way, r.number))
+
+
+class Router:
+    """An ASGI application that passes requests on.
+
+    Args:
+        addresses: `http://host:port` of each replica.
+        timeout: seconds between two pieces of an answer, the first one included.
+        health_timeout: seconds in which a replica answers `/health` and `/metrics`.
+
+    Attributes:
+        replicas: what is known about each.
+        draining: nothing new is accepted.
+    """
+
+    def __init__(self, addresses: Sequence[str], timeout: float = 600.0, health_timeout: float = 5.0) -> None:
+        require(len(addresses) > 0, "a router without replicas", "one address or more")
+        self.replicas = [Replica(i, Client(address, reuse=False)) for i, address in enumerate(addresses)]
+        self.timeout, self.health_timeout = timeout, health_timeout
+        self.ring = Ring(range(len(addresses)))
+        self.draining, self.retries = False, 0
+
+    @property
+    def under_way(self) -> int:
+        """Requests that replicas have."""
+        return sum(r.under_way for r in self.replicas)
+
+    async def check(self, replica: Replica) -> None:
+        """Ask a replica for its health; what has changed is logged."""
+        try:
+            async with asyncio.timeout(self.health_timeout), replica.client.request("GET", "/health") as response:
+                await response.read()
+                healthy, why = response.status == 200, f"GET /health answers {response.status}"
+        except OSError as error:  # TimeoutError is one
+            healthy, why = False, f"GET /health: {error or type(error).__name__}"
+        if healthy and not replica.ready:
+            log.info("replica %d is ready", replica.number)
+            replica.ready = True
+        elif not healthy:
+            self.lost(replica, why)
+
+    def lost(self, replica: Replica, why: str) -> None:
+        """A replica gets no requests until it is healthy again."""
+        if replica.ready:
+            log.warning("replica %d is not ready: %s", replica.number, why)
+        replica.ready = False
+
+    async def watch(self, seconds: float = 2.0) -> None:
+        """Check all replicas again and again, until this is cancelled."""
+        while True:
+            await asyncio.gather(*map(self.check, self.replicas))
+            await asyncio.sleep(seconds)
+
+    # ------------------------------------------------------------------------------------------------ ASGI
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http", scope["type"]
+        path = scope["path"]
+        if path == "/health" and scope["method"] == "GET":
+            ok = any(r.ready for r in self.replicas) and not self.draining
+            body = {"status": "ok" if ok else "unavailable", "replicas": [r.state() for r in self.replicas]}
+            return await _answer(send, 200 if ok else 503, body)
+        if path == "/metrics" and scope["method"] == "GET":
+            return await self._metrics(scope, send)
+        if self.draining:
+            return await _error(send, 503, "the server is shutting down", retry_after=10)
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT):
+                body = await _body(receive)
+        except _Gone:
+            return None
+        except TimeoutError:
+            return await _error(send, 408, f"the body has not come within {BODY_TIMEOUT:g} s")
+        if body is None:
+            return await _error(send, 413, f"the body has more than {MAX_BODY} bytes")
+        await self._pass_on(scope, body, receive, send)
+
+    async def _pass_on(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+        """Ask one replica after the other, while the client is there."""
+        answer = asyncio.ensure_future(self._ask(scope, body, send))
+        gone = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)  # deadlines are `_ask`'s
+        finally:
+            gone.cancel()
+            if not answer.done():
+                answer.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await answer
+
+    async def _ask(self, scope: Scope, body: bytes, send: Send) -> None:
+        key = beginning(body) if body else None
+        tried, deaths = set[int](), 0
+        refusal: _Refused | None = None
+        while (replica := choose(self.replicas, self.ring, key, tried)) is not None:
+            self.retries += bool(tried)
+            tried.add(replica.number)
+            replica.under_way += 1
+            started = _Started(send)
+            try:
+                await self._exchange(replica, scope, body, started)
+                replica.served += 1
+                return
+            except _Refused as error:
+                refusal = error
+            except OSError as error:
+                replica.failed += 1
+                why = str(error) or f"nothing for {self.timeout:g} s"
+                log.warning("replica %d failed a request: %s", replica.number, why)
+                if not isinstance(error, TimeoutError):
+                    self.lost(replica, why)
+                if started.begun:
+                    return await started.end_with(f"replica {replica.number} failed: {why}")
+                deaths += 1
+                if deaths == 2 or isinstance(error, TimeoutError):
+                    status = 504 if isinstance(error, TimeoutError) else 502
+                    return await _error(send, status, f"replica {replica.number} failed: {why}")
+            finally:
+                replica.under_way -= 1
+        if refusal is not None:
+            return await _raw(send, refusal.status, refusal.headers, refusal.body)
+        await _error(send, 503, "no replica is ready", retry_after=5)
+
+    async def _exchange(self, replica: Replica, scope: Scope, body: bytes, send: _Started) -> None:
+        """Pass one request to one replica, and its answer back.
+
+        Raises:
+            OSError: the replica failed; `send.begun` says whether the client has seen something of its answer.
+            _Refused: it has no room, or is not ready.
+        """
+        path = scope["path"] + (f"?{query}" if (query := scope.get("query_string", b"").decode("latin-1")) else "")
+        headers = [
+            (name.decode("latin-1"), value.decode("latin-1"))
+            for name, value in scope["headers"]
+            if name.decode("latin-1") not in HOP_BY_HOP | {"host", "content-length", "expect"}
+        ]
+        async with contextlib.AsyncExitStack() as stack:
+            async with asyncio.timeout(self.timeout):
+                request = replica.client.request(scope["method"], path, body, headers)
+                response = await stack.enter_async_context(request)
+                if not _is_stream(response):
+                    whole = await response.read()
+                    if response.status in REFUSALS:
+                        raise _Refused(response.status, response.headers, whole)
+                    return await send.whole(response, whole)
+            pieces = response.pieces()
+            while True:
+                async with asyncio.timeout(self.timeout):
+                    piece = await anext(pieces, None)
+                if piece is None:
+                    return await send.end()
+                await send.piece(response, piece[1])
+
+    async def _metrics(self, scope: Scope, send: Send) -> None:
+        """The metrics of all replicas that answer, and the router's own."""
+        key = [("authorization", v.decode("latin-1")) for n, v in scope["headers"] if n == b"authorization"]
+
+        async def ask(replica: Replica) -> tuple[int, bytes]:
+            try:
+                async with asyncio.timeout(self.health_timeout):
+                    async with replica.client.request("GET", "/metrics", headers=key) as response:
+                        return response.status, await response.read()
+            except OSError:
+                return 0, b""
+
+        answers = await asyncio.gather(*(ask(replica) for replica in self.replicas if replica.ready))
+        if answers and all(status in (401, 403) for status, _ in answers):
+            return await _error(send, answers[0][0], "the replicas want another key")
+        numbers = [replica.number for replica in self.replicas if replica.ready]
+        texts = {n: text.decode() for n, (status, text) in zip(numbers, answers, strict=False) if status == 200}
+        body = merged([*texts.items()]) + self.own_metrics()
+        await _raw(send, 200, [("content-type", "text/plain; version=0.0.4; charset=utf-8")], body.encode())
+
+    def own_metrics(self) -> str:
+        """What the router itself counts, as Prometheus reads it."""
+        lines, every = [], self.replicas
+        for name, kind, what, values in (
+            ("replica_ready", "gauge", "Whether a replica gets requests.", [int(r.ready) for r in every]),
+            ("requests_under_way", "gauge", "Requests a replica has.", [r.under_way for r in every]),
+            ("requests_total", "counter", "Requests a replica answered.", [r.served for r in every]),
+            ("failures_total", "counter", "Requests a replica failed.", [r.failed for r in every]),
+            ("replica_deaths_total", "counter", "Ends of a replica's process.", [r.deaths for r in every]),
+        ):
+            lines += [f"# HELP router_{name} {what}", f"# TYPE router_{name} {kind}"]
+            lines += [f'router_{name}{{engine="{i}"}} {value}' for i, value in enumerate(values)]
+        lines += ["# HELP router_retries_total Requests sent to another replica."]
+        lines += ["# TYPE router_retries_total counter"]
+        return "\n".join([*lines, f"router_retries_total {self.retries}", ""])
+
+
+class _Refused(Exception):
+    """A replica has no room, or is not ready."""
+
+    def __init__(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+        super().__init__(status)
+        self.status, self.headers, self.body = status, headers, body
+
+
+class _Gone(Exception):
+    """The client has gone before it had sent everything."""
+
+
+class _Started:
+    """The answer to a client: begun with its first byte, and from then on this replica's."""
+
+    def __init__(self, send: Send) -> None:
+        self.send, self.begun, self.ended = send, False, False
+
+    async def whole(self, response: Response, body: bytes) -> None:
+        self.begun = self.ended = True
+        await _raw(self.send, response.status, response.headers, body)
+
+    async def piece(self, response: Response, body: bytes) -> None:
+        if not self.begun:
+            self.begun = True
+            await self.send({"type": "http.response.start", "status": 200, "headers": _headers(response.headers)})
+        await self.send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def end(self) -> None:
+        if not self.begun:
+            raise Disconnected("the replica closed an empty stream")
+        self.ended = True
+        await self.send({"type": "http.response.body", "body": b""})
+
+    async def end_with(self, message: str) -> None:
+        """Tell a stream's reader that no more comes; the blank line ends an event that was cut off."""
+        error = {"error": {"message": message, "type": "server_error", "param": None, "code": 502}}
+        event = f"\n\ndata: {json.dumps(error)}\n\n".encode()
+        await self.send({"type": "http.response.body", "body": event})
+
+
+def _is_stream(response: Response) -> bool:
+    return response.status == 200 and response.header("content-type").startswith("text/event-stream")
+
+
+def _headers(pairs: Sequence[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    kept = (pair for pair in pairs if pair[0] not in HOP_BY_HOP | {"content-length", "date", "server"})
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in kept]
+
+
+async def _raw(send: Send, status: int, headers: Sequence[tuple[str, str]], body: bytes) -> None:
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [*_headers(headers), length]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _answer(send: Send, status: int, content: Mapping[str, Any], headers: Sequence[tuple[str, str]] = ()) -> None:
+    await _raw(send, status, [("content-type", "application/json"), *headers], json.dumps(content).encode())
+
+
+async def _error(send: Send, status: int, message: str, retry_after: int | None = None) -> None:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    error = {"message": message, "type": kind, "param": None, "code": status}
+    await _answer(send, status, {"error": error}, [("retry-after", str(retry_after))] if retry_after else [])
+
+
+async def _body(receive: Receive) -> bytes | None:
+    """The whole body of a request; None where it is too long."""
+    parts, size, more = [], 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _Gone
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > MAX_BODY:
+            return None
+        more = message.get("more_body", False)
+    return b"".join(parts)
+
+
+async def _gone(receive: Receive) -> None:
+    """Return when the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?( .*)")
+
+
+def merged(texts: Sequence[tuple[int, str]]) -> str:
+    """One exposition of several: families together, every sample with `engine="number"`.
+
+    Args:
+        texts: (number of a replica, what its `/metrics` says).
+    """
+    families: dict[str, tuple[list[str], list[str]]] = {}  # name -> (HELP and TYPE, samples)
+    for number, text in texts:
+        head, samples = families.setdefault("", ([], []))
+        for line in text.splitlines():
+            if line.startswith("# ") and len(words := line.split(" ", 3)) > 2 and words[1] in ("HELP", "TYPE"):
+                head, samples = families.setdefault(words[2], ([], []))
+                if not any(known.startswith(f"# {words[1]} ") for known in head):
+                    head.append(line)
+            elif match := SAMPLE.fullmatch(line):
+                labels = re.sub(r'(?:^|,)engine="(?:[^"\\]|\\.)*"', "", match[2] or "").strip(",")
+                samples.append(f'{match[1]}{{engine="{number}"{"," * bool(labels)}{labels}}}{match[3]}')
+    return "".join("\n".join([*head, *samples]) + "\n" for head, samples in families.values() if samples)
+
+
+# ---------------------------------------------------------------------------------------------------- processes
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nobody has at the moment."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+class Processes:
+    """The replicas' processes: started, started again, ended.
+
+    Args:
+        router: of these replicas.
+        command: (number, port) -> the command line of a replica.
+        environment: number -> variables of its process; default those of this one.
+        backoff: seconds before the first restart; they double.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        command: Callable[[int, int], Sequence[str]],
+        environment: Callable[[int], Mapping[str, str] | None] = lambda number: None,
+        backoff: float = 1.0,
+    ) -> None:
+        self.router, self.command, self.environment, self.backoff = router, command, environment, backoff
+        self.running: dict[int, subprocess.Popen[bytes]] = {}
+
+    async def keep(self, replica: Replica) -> None:
+        """Start a replica whenever it is not there, until it has died too often or this is cancelled."""
+        loop, in_a_row = asyncio.get_running_loop(), 0
+        while True:
+            port = replica.client.port
+            line, began = list(self.command(replica.number, port)), loop.time()
+            process = subprocess.Popen(
+                line,
+                env=self.environment(replica.number),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is the router's, which lets requests end
+                preexec_fn=functools.partial(die_with_parent, signal.SIGTERM, os.getpid()),
+            )
+            self.running[replica.number] = process
+            while (status := process.poll()) is None:
+                await asyncio.sleep(0.2)
+            replica.deaths += 1
+            why = f"its process (pid {process.pid}) {how_it_ended(status)}"
+            in_a_row = 1 if loop.time() - began > HEALTHY else in_a_row + 1
+            if in_a_row >= MOST_DEATHS:
+                replica.left_out = True
+                self.router.lost(replica, why)
+                log.error("replica %d is left out: %s, %d times in a row", replica.number, why, in_a_row)
+                return
+            pause = self.backoff * 2 ** (in_a_row - 1)
+            self.router.lost(replica, why)
+            log.warning("replica %d is started again in %g s: %s", replica.number, pause, why)
+            await asyncio.sleep(pause)
+
+    def end(self, seconds: float = 15.0) -> None:
+        """Ask all processes to end, and kill those that do not."""
+        alive = [process for process in self.running.values() if process.poll() is None]
+        for process in alive:
+            process.send_signal(signal.SIGTERM)
+        for process in alive:
+            try:
+                process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(seconds)
+
+
+def serve(
+    command: Callable[[int, int], Sequence[str]],
+    size: int,
+    host: str,
+    port: int,
+    *,
+    environment: Callable[[int], Mapping[str, str] | None] = lambda number: None,
+    drain: float = 10.0,
+) -> None:
+    """Run `size` replicas and the router before them, until SIGTERM or SIGINT.
+
+    The first signal lets requests end for `drain` seconds, while new ones are answered 503; the second ends at once.
+
+    Args:
+        command: (number, port) -> the command line of a replica, which serves 127.0.0.1:port.
+        size: number of replicas.
+        host, port: the router's own.
+        environment: number -> variables of its process.
+        drain: seconds.
+
+    Raises:
+        RankError: all replicas were left out.
+    """
+    import uvicorn
+
+    router = Router([f"http://127.0.0.1:{free}" for free in free_ports(size)])
+    processes = Processes(router, command, environment)
+
+    class Server(uvicorn.Server):
+        """uvicorn's, which drains first."""
+
+        def handle_exit(self, sig: int, frame: Any) -> None:
+            if router.draining:
+                self.force_exit = True
+                self.should_exit = True
+            router.draining = True
+
+    async def main() -> None:
+        server = Server(uvicorn.Config(router, host, port, lifespan="off", log_config=None, access_log=False))
+        loop = asyncio.get_running_loop()
+        keeping = [asyncio.create_task(processes.keep(replica)) for replica in router.replicas]
+        watching = asyncio.create_task(router.watch())
+        serving = asyncio.create_task(server.serve())
+        try:
+            until = math.inf
+            while not serving.done() and not server.should_exit:
+                if all(task.done() for task in keeping):
+                    raise RankError(f"all {size} replicas were left out", fix="the log above says how each ended")
+                if router.draining:
+                    until = min(until, loop.time() + drain)
+                    server.should_exit = router.under_way == 0 or loop.time() > until
+                await asyncio.sleep(0.1)
+        finally:
+            server.should_exit = server.force_exit = True
+            for task in (*keeping, watching):
+                task.cancel()
+            await asyncio.wait([*keeping, watching, serving], timeout=10)
+
+    try:
+        asyncio.run(main())
+    finally:
+        processes.end()
