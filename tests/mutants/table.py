@@ -940,7 +940,7 @@ MUTANTS = (
     ),
     Mutant(
         "log-probabilities of a prompt are asked for again after preemption", "minimegatron/inference/engine.py",
-        "    first = max(chunk.start, len(sequence.prompt_log_probs))\n", "    first = chunk.start\n",
+        "    first = max(chunk.start, _next_scored(sequence))\n", "    first = chunk.start\n",
         "tests/inference/test_engine.py -k request_alone",
     ),
     Mutant(
