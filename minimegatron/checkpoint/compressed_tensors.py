@@ -2,12 +2,12 @@
 
 The problem in a sentence: a quantised matrix is several tensors, whose meaning stands in `config.json` alone.
 
-| of a linear layer `X` | dtype       | shape               |                                                           |
-|-----------------------|-------------|---------------------|-----------------------------------------------------------|
-| `X.weight_packed`     | int32       | [o, ceil(i b / 32)] | int of b bits (format `pack-quantized`)                   |
-| `X.weight_shape`      | int64       | [2]                 | o and i: how many of the last word are padding            |
-| `X.weight`            | float8      | [o, i]              | in place of the two, for float (format `float-quantized`) |
-| `X.weight_scale`      | the model's | [o, groups]         | see `kernels/quantized`                                   |
+| of a linear layer `X` | dtype       | shape               |                                                          |
+|-----------------------|-------------|---------------------|----------------------------------------------------------|
+| `X.weight_packed`     | int32       | [o, ceil(i b / 32)] | int of b bits (format `pack-quantized`)                  |
+| `X.weight_shape`      | int64       | [2]                 | o and i: how many of the last word are padding           |
+| `X.weight`            | float8      | [o, i]              | in place of the two, of floats (`float-quantized`)       |
+| `X.weight_scale`      | the model's | [o, groups]         | see `kernels/quantized`                                  |
 
 All linear layers of the blocks are quantised. Embedding, head, norms and routers stay as they are; `ignore` of
 `quantization_config` names those of them that are linear layers.
@@ -268,3 +268,24 @@ class Dequantised:
             q = self.source.read(name, (rows, (first, last)))
         groups = (0, 1) if size is None else (first // size, -(-last // size))
         return dequantize(q, self.source.read(stem + _SCALE, (rows, groups)), self.scheme, first)
+
+
+def dequantised(source: Source, keys: Any) -> Source:
+    """The tensors of a published folder, as numbers.
+
+    Args:
+        source: the tensors of its files.
+        keys: `quantization_config` of its `config.json`, or None.
+
+    Raises:
+        ConfigError: see `scheme_of`.
+        CheckpointError: see `Dequantised`; or packed weights, and no word about them.
+    """
+    if keys is not None:
+        return Dequantised(source, scheme_of(keys))
+    packed = next((name for name in source.tensors if name.endswith(_WORDS)), None)
+    if packed is not None:
+        raise CheckpointError(
+            f"{packed} is quantised, and config.json has no {KEY}", fix="take config.json from the same download"
+        )
+    return source
