@@ -39,8 +39,13 @@ _WEIGHT, _WORDS, _SCALE, _SHAPE = ".weight", ".weight_packed", ".weight_scale", 
 _KEPT = ("embedding.", "output_layer.")
 _KEPT_OF_LAYERS = ("router.", "gate_weight")
 # Of `quantization_config` and of its groups: what changes the weights' meaning and may have this value only.
-_ONLY = {"kv_cache_scheme": None, "sparsity_config": {}, "transform_config": {}, "quantization_status": "compressed"}
-_ONLY_OF_WEIGHTS = {"symmetric": True, "dynamic": False, "actorder": None, "block_structure": None}
+_ONLY: dict[str, Any] = {
+    "kv_cache_scheme": None,
+    "sparsity_config": {},
+    "transform_config": {},
+    "quantization_status": "compressed",
+}
+_ONLY_OF_WEIGHTS: dict[str, Any] = {"symmetric": True, "dynamic": False, "actorder": None, "block_structure": None}
 
 
 def linear_weights(config: TransformerConfig, family: str) -> tuple[set[str], list[str]]:
@@ -108,7 +113,9 @@ def scheme_of(keys: Any) -> Scheme:
     keys = keys if isinstance(keys, dict) else {}
     method = keys.get("quant_method")
     if method != METHOD:
-        raise ConfigError(f"weights quantised by {method!r} are not read", fix=f"a folder in the format {METHOD}")
+        raise ConfigError(
+            f"{KEY}: weights quantised by {method!r} are not read", fix=f"a folder in the format {METHOD}"
+        )
     groups = list((keys.get("config_groups") or {}).values())
     problems = [f"{key}={keys[key]!r}" for key, wanted in _ONLY.items() if keys.get(key) not in (None, wanted)]
     if len(groups) != 1 or not isinstance(groups[0], dict) or not isinstance(groups[0].get("weights"), dict):
