@@ -156,6 +156,7 @@ def test_transformers_computes_the_same_of_a_quantised_folder(name, scheme, tmp_
     assert (tmp_path / "small" / "tokenizer.json").is_file()
 
 
+@pytest.mark.filterwarnings("ignore:You passed `quantization_config`")
 @pytest.mark.parametrize("scheme", FLAGS)
 def test_in_bfloat16_every_weight_is_the_packages(scheme, tmp_path):
     pytest.importorskip("compressed_tensors")
