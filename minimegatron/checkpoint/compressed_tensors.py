@@ -39,12 +39,7 @@ _WEIGHT, _WORDS, _SCALE, _SHAPE = ".weight", ".weight_packed", ".weight_scale", 
 _KEPT = ("embedding.", "output_layer.")
 _KEPT_OF_LAYERS = ("router.", "gate_weight")
 # Of `quantization_config` and of its groups: what changes the weights' meaning and may have this value only.
-_ONLY: dict[str, Any] = {
-    "kv_cache_scheme": None,
-    "sparsity_config": {},
-    "transform_config": {},
-    "quantization_status": "compressed",
-}
+_ONLY: dict[str, Any] = {"kv_cache_scheme": None, "sparsity_config": {}, "transform_config": {}}
 _ONLY_OF_WEIGHTS: dict[str, Any] = {"symmetric": True, "dynamic": False, "actorder": None, "block_structure": None}
 
 
@@ -141,7 +136,9 @@ def scheme_of(keys: Any) -> Scheme:
             fix=f"symmetric weights by channel or group, in {PACKED} or {FLOAT}, without quantised activations",
         )
     return Scheme(
-        str(weights.get("type")), int(weights["num_bits"]), weights["group_size"] if strategy == "group" else None
+        str(weights.get("type")),
+        int(weights.get("num_bits") or 0),
+        weights.get("group_size") if strategy == "group" else None,
     )
 
 
