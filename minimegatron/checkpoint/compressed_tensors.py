@@ -2,12 +2,12 @@
 
 The problem in a sentence: a quantised matrix is several tensors, whose meaning stands in `config.json` alone.
 
-| of a linear layer `X` | dtype       | shape               |                                                           |
-|-----------------------|-------------|---------------------|-----------------------------------------------------------|
-| `X.weight_packed`     | int32       | [o, ceil(i b / 32)] | int of b bits (format `pack-quantized`)                   |
-| `X.weight_shape`      | int64       | [2]                 | o and i: how many of the last word are padding            |
-| `X.weight`            | float8      | [o, i]              | in place of the two, for float (format `float-quantized`) |
-| `X.weight_scale`      | the model's | [o, groups]         | see `kernels/quantized`                                   |
+| of a linear layer `X` | dtype       | shape               |                                                          |
+|-----------------------|-------------|---------------------|----------------------------------------------------------|
+| `X.weight_packed`     | int32       | [o, ceil(i b / 32)] | int of b bits (format `pack-quantized`)                  |
+| `X.weight_shape`      | int64       | [2]                 | o and i: how many of the last word are padding           |
+| `X.weight`            | float8      | [o, i]              | in place of the two, of floats (`float-quantized`)       |
+| `X.weight_scale`      | the model's | [o, groups]         | see `kernels/quantized`                                  |
 
 All linear layers of the blocks are quantised. Embedding, head, norms and routers stay as they are; `ignore` of
 `quantization_config` names those of them that are linear layers.
@@ -39,8 +39,8 @@ _WEIGHT, _WORDS, _SCALE, _SHAPE = ".weight", ".weight_packed", ".weight_scale", 
 _KEPT = ("embedding.", "output_layer.")
 _KEPT_OF_LAYERS = ("router.", "gate_weight")
 # Of `quantization_config` and of its groups: what changes the weights' meaning and may have this value only.
-_ONLY = {"kv_cache_scheme": None, "sparsity_config": {}, "transform_config": {}, "quantization_status": "compressed"}
-_ONLY_OF_WEIGHTS = {"symmetric": True, "dynamic": False, "actorder": None, "block_structure": None}
+_ONLY: dict[str, Any] = {"kv_cache_scheme": None, "sparsity_config": {}, "transform_config": {}}
+_ONLY_OF_WEIGHTS: dict[str, Any] = {"symmetric": True, "dynamic": False, "actorder": None, "block_structure": None}
 
 
 def linear_weights(config: TransformerConfig, family: str) -> tuple[set[str], list[str]]:
@@ -108,7 +108,9 @@ def scheme_of(keys: Any) -> Scheme:
     keys = keys if isinstance(keys, dict) else {}
     method = keys.get("quant_method")
     if method != METHOD:
-        raise ConfigError(f"weights quantised by {method!r} are not read", fix=f"a folder in the format {METHOD}")
+        raise ConfigError(
+            f"{KEY}: weights quantised by {method!r} are not read", fix=f"a folder in the format {METHOD}"
+        )
     groups = list((keys.get("config_groups") or {}).values())
     problems = [f"{key}={keys[key]!r}" for key, wanted in _ONLY.items() if keys.get(key) not in (None, wanted)]
     if len(groups) != 1 or not isinstance(groups[0], dict) or not isinstance(groups[0].get("weights"), dict):
@@ -134,7 +136,9 @@ def scheme_of(keys: Any) -> Scheme:
             fix=f"symmetric weights by channel or group, in {PACKED} or {FLOAT}, without quantised activations",
         )
     return Scheme(
-        str(weights.get("type")), int(weights["num_bits"]), weights["group_size"] if strategy == "group" else None
+        str(weights.get("type")),
+        int(weights.get("num_bits") or 0),
+        weights.get("group_size") if strategy == "group" else None,
     )
 
 
@@ -268,3 +272,24 @@ class Dequantised:
             q = self.source.read(name, (rows, (first, last)))
         groups = (0, 1) if size is None else (first // size, -(-last // size))
         return dequantize(q, self.source.read(stem + _SCALE, (rows, groups)), self.scheme, first)
+
+
+def dequantised(source: Source, keys: Any) -> Source:
+    """The tensors of a published folder, as numbers.
+
+    Args:
+        source: the tensors of its files.
+        keys: `quantization_config` of its `config.json`, or None.
+
+    Raises:
+        ConfigError: see `scheme_of`.
+        CheckpointError: see `Dequantised`; or packed weights, and no word about them.
+    """
+    if keys is not None:
+        return Dequantised(source, scheme_of(keys))
+    packed = next((name for name in source.tensors if name.endswith(_WORDS)), None)
+    if packed is not None:
+        raise CheckpointError(
+            f"{packed} is quantised, and config.json has no {KEY}", fix="take config.json from the same download"
+        )
+    return source

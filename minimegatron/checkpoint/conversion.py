@@ -5,6 +5,7 @@
 | `hf`         | `config.json`                | `huggingface.open_published` | `huggingface.write_published` |
 | `ours`       | `iter_0000020/manifest.json` | `ours.Checkpoint`            | `ours.write_checkpoint`       |
 | `torch_dist` | `.metadata`                  | `torch_dist.TorchDist`       | `torch_dist.write_release`    |
+| `tensorrt_llm` | -                          | -                            | `tensorrt_llm.write`          |
 
 Each is a `Source` (`checkpoint/sources.py`), so a conversion reads one tensor at a time while the other folder is
 written. All tensors of a folder are first compared with what its configuration describes, by name and shape
@@ -21,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from minimegatron.checkpoint import megatron, torch_dist
+from minimegatron.checkpoint import megatron, tensorrt_llm, torch_dist
 from minimegatron.checkpoint.companions import CONFIG, FOLDER, GENERATION, TOKENIZER, token_ids, verified
 from minimegatron.checkpoint.hf_config import (
     check_pad_token,
@@ -232,6 +233,7 @@ def target(
     companions: Path | None,
     family: str | None,
     own: bool = False,
+    tp: int = 1,
 ) -> tuple[Source, dict[str, object]]:
     """What will be written: tensors under the target's names, and what else it says: `config.json`, or `args`.
 
@@ -241,6 +243,7 @@ def target(
         companions: folder with the files beside its weights.
         family: of `config.json`; default the first that can say what the model is.
         own: do not take over the `config.json` of `companions`.
+        tp: ranks that TensorRT-LLM's files are cut for.
 
     Raises:
         ConfigError: the model cannot be said in the target's terms.
@@ -249,6 +252,9 @@ def target(
         return weights, {}
     if kind == "torch_dist":
         return megatron.as_theirs(weights, config), megatron.args_of(config)
+    if kind == "tensorrt_llm":
+        keys_of_engine = tensorrt_llm.keys_of(config, family, tp)
+        return tensorrt_llm.as_theirs(weights, config, tp), keys_of_engine
     has_config = companions is not None and (companions / CONFIG).is_file() and not own
     like = (
         read_json(companions / CONFIG, "a folder with config.json") if has_config and companions is not None else None
@@ -279,6 +285,8 @@ def write_model(
     if kind == "torch_dist":
         assert isinstance(tensors, View)
         return torch_dist.write_release(tensors, keys, megatron.extra_states(tensors), folder)
+    if kind == "tensorrt_llm":
+        return tensorrt_llm.write(tensors, keys, folder)
     return write_published(tensors, keys, folder, most, companions)
 
 

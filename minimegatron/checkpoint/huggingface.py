@@ -43,7 +43,7 @@ from typing import Any
 import torch
 
 from minimegatron.checkpoint.companions import copy_companions, to_json
-from minimegatron.checkpoint.compressed_tensors import Dequantised, scheme_of
+from minimegatron.checkpoint.compressed_tensors import dequantised
 from minimegatron.checkpoint.disk import files_in, staged, write_bytes
 from minimegatron.checkpoint.hf_config import QUANTIZED, read_config, read_json
 from minimegatron.checkpoint.sources import (
@@ -273,9 +273,7 @@ def open_published(folder: Path) -> tuple[str, TransformerConfig, View]:
     """
     family, config = read_config(folder)
     weights: Source = SafetensorsFiles(_weight_files(folder))
-    keys = read_json(folder / "config.json", "a folder with config.json")
-    if keys.get(QUANTIZED) is not None:
-        weights = Dequantised(weights, scheme_of(keys[QUANTIZED]))
+    weights = dequantised(weights, read_json(folder / "config.json", "a folder with config.json").get(QUANTIZED))
     prefix, words = FAMILIES[family].prefix, FAMILIES[family].tensors[0].theirs[0]
     if prefix and words.removeprefix(prefix) in weights.tensors:  # as OpenAI's is published: saved without its head
         weights = Prefixed(weights, prefix)

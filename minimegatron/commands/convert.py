@@ -4,6 +4,7 @@
     minimegatron convert --load ckpt --save out --to hf                     and back
     minimegatron convert --load ckpt --save out --to hf --dry-run           every tensor: what it is made of
     minimegatron convert --load megatron --save ckpt --to ours              from Megatron's torch_dist; --to it as well
+    minimegatron convert --load ckpt --save trt --to tensorrt_llm --target-tensor-parallel-size 2       a file a rank
 
 Nothing is downloaded, nothing that is read is executed, and no more than a tensor is in memory. A target folder is
 there whole or not at all. (`minimegatron train --load Qwen2.5-0.5B` continues a published model without this.)
@@ -17,7 +18,7 @@ The names of Megatron-LM's `tools/checkpoint/convert.py` are understood:
 | `--saver core`, `mcore`                        | `--to ours`                                                       |
 | `--bf16`, `--fp16`                             | dtype of the weights that are written                             |
 | `--true-vocab-size`                            | the vocabulary without padding                                    |
-| `--target-tensor-parallel-size` and the like   | nothing: any layout loads the checkpoint                          |
+| `--target-tensor-parallel-size` and the like   | nothing: any layout loads the checkpoint (but TensorRT-LLM's)     |
 | `--model-type GPT`, `--checkpoint-type hf`, `--model-size`, `--tokenizer-model` | nothing: the folder says it      |
 """
 
@@ -40,7 +41,6 @@ ALREADY: dict[str, tuple[tuple[str, ...], str]] = {
     "--checkpoint-type": (("hf",), "the folder says it"),
     "--model-size": ((), "sizes are those of config.json"),
     "--megatron-path": ((), "Megatron-LM is not used"),
-    "--target-tensor-parallel-size": ((), "any layout loads the checkpoint"),
     "--target-pipeline-parallel-size": ((), "any layout loads the checkpoint"),
     "--target-expert-parallel-size": ((), "any layout loads the checkpoint"),
     "--make-vocab-size-divisible-by": ((), "padding of the vocabulary is not stored"),
@@ -62,9 +62,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--from", dest="source", choices=["hf", "ours", "torch_dist"], help="what --load is; default: what lies in it")
-    add("--to", choices=["hf", "ours", "torch_dist"], help="what to write; default hf, and ours of what is hf")
+    add(
+        "--to",
+        choices=["hf", "ours", "torch_dist", "tensorrt_llm"],
+        help="what to write; default hf, and ours of what is hf",
+    )
     add("--load", "--load-dir", type=Path, required=True, metavar="FOLDER")
     add("--save", "--save-dir", type=Path, metavar="FOLDER", help="which is not there yet")
+    add("--target-tensor-parallel-size", type=int, metavar="N", help="to tensorrt_llm: ranks of tp (default: 1)")
     add("--ckpt-step", type=int, metavar="N", help="of a checkpoint; default the newest")
     add("--dry-run", action="store_true", help="say what each tensor would be made of, and write nothing")
     add("--max-shard-size", type=_size, metavar="5GB", help="of a file; default 5GB")
@@ -115,6 +120,8 @@ def _say_what_changes_nothing(options: argparse.Namespace) -> None:
         if allowed and value not in allowed:
             raise ConfigError(f"{flag} {value} is not supported", fix=f"{flag} {' or '.join(allowed)}")
         print(f"{flag} changes nothing: {why}")
+    if options.target_tensor_parallel_size is not None and options.to != "tensorrt_llm":
+        print("--target-tensor-parallel-size changes nothing: any layout loads the checkpoint")
     path = options.tokenizer_model
     if path is not None and options.load.resolve() not in (path.resolve(), *path.resolve().parents):
         raise ConfigError(
@@ -126,8 +133,10 @@ def _refuse_what_means_nothing(options: argparse.Namespace, source: str, target:
     given = {
         "--no-load-optim": options.no_load_optim and (source == "hf" or target != "ours"),
         "--true-vocab-size": options.true_vocab_size is not None and source != "torch_dist",
-        "--family": options.family is not None and target != "hf",
-        "--max-shard-size": options.max_shard_size is not None and target == "torch_dist",
+        "--family": options.family is not None and target not in ("hf", "tensorrt_llm"),
+        "--max-shard-size": options.max_shard_size is not None and target in ("torch_dist", "tensorrt_llm"),
+        "--target-pipeline-parallel-size": options.__dict__["--target-pipeline-parallel-size"] not in (None, "1")
+        and target == "tensorrt_llm",
     }
     for flag, useless in given.items():
         if useless:
@@ -160,7 +169,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             if run
             else f"left where it is: {model.optimizer_state}"
         )
-    tensors, keys = conversion.target(kind, config, weights, companions, options.family, own=options.hf_model == "none")
+    tensors, keys = conversion.target(
+        kind,
+        config,
+        weights,
+        companions,
+        options.family,
+        own=options.hf_model == "none",
+        tp=options.target_tensor_parallel_size or 1,
+    )
     if options.dry_run:
         print("\n".join(conversion.explain(conversion.all_of(tensors, run))))
         return 0
@@ -177,11 +194,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _companions(options: argparse.Namespace, model: Any, kind: str, like: Path | None) -> Path | None:
-    """Folder with the files beside the weights; a checkpoint of Megatron's needs none."""
+    """Folder with the files beside the weights; a checkpoint of Megatron's or TensorRT-LLM's needs none."""
     if options.hf_model is not None and kind != "hf" and model.kind != "torch_dist":
         raise ConfigError(f"--hf-model with --to {kind}", fix="drop it: it says what a published folder looks like")
-    folder = like or (model.companions if kind != "torch_dist" else None)
-    if folder is None and model.companions_hash and options.hf_model is None and kind != "torch_dist":
+    has_files = kind not in ("torch_dist", "tensorrt_llm")
+    folder = like or (model.companions if has_files else None)
+    if folder is None and model.companions_hash and options.hf_model is None and has_files:
         raise CheckpointError(
             "the tokenizer and the other files beside the weights are missing",
             where=str(model.companions_folder),

@@ -199,7 +199,7 @@ def _scaled(model: Any, tokens: torch.Tensor, scheme: Scheme) -> Source:
     from minimegatron.layers.param import layout_of, logical_parameters
 
     report = scale_by_activations(model, tokens, scheme)
-    error, plain = (sum(each[i] for each in report) for i in (1, 2))
+    error, plain = sum(each[1] for each in report), sum(each[2] for each in report)
     worst = max(report, key=lambda each: each[1])
     print(
         f"{tokens.numel():,} tokens chose the scales of {len(report)} places: the squared error of their products is "

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from minimegatron.checkpoint.conversion import open_model
 from minimegatron.comm.mesh import Mesh
-from minimegatron.commands.generate import continue_prompt, parse
+from minimegatron.commands.generate import continue_prompt, load, parse
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.errors import MinimegatronError
 from minimegatron.inference.engine import Continuation, Engine, EngineConfig
@@ -117,6 +119,13 @@ def unrecordable(rank: int, world: int, model: Weights) -> str:
     """The error of a recorder over tp."""
     built = build(*model, tensor_model_parallel_size=world)
     return error_of(lambda: Engine(built, recorder=OnACpu()))
+
+
+@torch.no_grad()
+def logits_of_folder(rank: int, world: int, folder: Path) -> torch.Tensor:
+    """What a model in a folder says over tp."""
+    mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=world))
+    return load(open_model(folder), mesh, "fp32").full_logits(ids(2, 12))
 
 
 def asked(rank: int, world: int, lines: list[list[str]]) -> list[tuple[str, str]]:
