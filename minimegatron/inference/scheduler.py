@@ -205,7 +205,8 @@ class Scheduler:
         if taken + seats > self.max_num_seqs:
             return False
         blocks, root = self.blocks, (self.version, sequence.request.salt)
-        found, parent = blocks.find(sequence.findable, root)
+        known = sequence.findable if blocks.reuse else []
+        found, parent = blocks.find(known, root)
         # Room for all its tokens and the next one, though it takes them in chunks: else it would soon be preempted.
         more = blocks.pages_for(min(len(sequence.tokens) + 1, sequence.most_tokens)) - len(found)
         if blocks.available - sum(blocks.users(page) == 0 for page in found) < more:
@@ -215,7 +216,7 @@ class Scheduler:
         sequence.pages, sequence.looked_at, sequence.parent = found, len(found), parent
         sequence.computed = sequence.cached = len(found) * blocks.page_size
         blocks.hits += sequence.cached
-        blocks.asked += len(sequence.findable)
+        blocks.asked += len(known)
         if self._free_slots is not None:
             sequence.slot = self._free_slots.pop()
         return True

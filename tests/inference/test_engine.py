@@ -12,13 +12,13 @@ import torch
 from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import ConfigError, DataError
 from minimegatron.inference.engine import Engine, EngineConfig
-from minimegatron.inference.sampling import SamplingParams
+from minimegatron.inference.sampling import GREEDY, SamplingParams
 from minimegatron.inference.sequence import FinishReason, Request
 from minimegatron.models.decoder import build_model
 from minimegatron.models.families import family_config
 from tests.extension.retention import layers
 from tests.inference.models import ours, theirs, weights
-from tests.inference.ranked import pages_of_stages
+from tests.inference.ranked import answers_on_ranks, pages_of_stages, run
 from tests.thorough import mostly_thorough
 
 WINDOW, B = 7, 4
@@ -37,7 +37,7 @@ REQUESTS = {
 REQUESTS = {name: dataclasses.replace(request, log_probs=0) for name, request in REQUESTS.items()}
 SMALL = EngineConfig(max_model_len=24, page_size=B)
 CONFIGS = {
-    "chunks of 1": dataclasses.replace(SMALL, max_num_seqs=3, max_num_batched_tokens=3, page_size=5),
+    "chunks of 1": dataclasses.replace(SMALL, max_num_seqs=1, max_num_batched_tokens=1, page_size=5),
     "window - 1, few pages": dataclasses.replace(SMALL, max_num_seqs=6, max_num_batched_tokens=WINDOW - 1, num_pages=8),
     "window": dataclasses.replace(SMALL, max_num_seqs=4, max_num_batched_tokens=WINDOW, page_size=1),
     "window + 1": dataclasses.replace(SMALL, max_num_seqs=5, max_num_batched_tokens=WINDOW + 1),
@@ -53,22 +53,6 @@ def model_of(name):
     sizes = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "ffn_hidden_size": 96, "vocab_size": 99}
     config = family_config("llama", **sizes)
     return build_model(config, Mesh.serial(), 1, layers(config)).eval()
-
-
-def run(engine, requests, every=0):
-    """Requests arrive `every` so many steps: name -> sequences; all pages are free at the end."""
-    found = {}
-    for name, request in requests.items():
-        engine.add_request(request, name)
-        found[name] = engine.sequences[name]
-        for _ in range(every):
-            engine.step()
-    while engine.has_work:
-        engine.step()
-    blocks = engine.scheduler.blocks
-    blocks.check([])
-    assert blocks.available == blocks.capacity and not engine.sequences
-    return found
 
 
 def scores(model, sequence):
@@ -113,12 +97,53 @@ def test_an_answer_depends_on_its_request_alone(name):
     want, preempted, hits = alone(name), set(), 0
     for what, config in CONFIGS.items():
         engine = Engine(model_of(name), config)
-        assert_same(run(engine, REQUESTS), want)
-        assert_same(run(engine, dict(reversed(REQUESTS.items())), every=1), want)
+        requests = {key: request for key, request in REQUESTS.items() if request.n <= config.max_num_seqs}
+        assert_same(run(engine, requests), want)
+        assert_same(run(engine, dict(reversed(requests.items())), every=1), want)
         hits += engine.scheduler.blocks.hits
         preempted |= {what} if engine.scheduler.preemptions else set()
     assert "window - 1, few pages" in preempted
     assert (hits > 0) == (name != "retention"), "a state holds all its tokens: no page of it can be left out"
+
+
+TP2, PP2 = {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}
+EP2 = {"expert_model_parallel_size": 2}
+
+
+@pytest.mark.parametrize(
+    "name, layout",
+    mostly_thorough(
+        [
+            ("mistral", TP2),
+            ("deepseek_v3", PP2 | {"num_layers_in_first_pipeline_stage": 2}),
+            ("deepseek_v3", TP2 | {"sequence_parallel": True}),
+            ("mixtral", EP2),
+        ],
+        [1],
+    ),
+)
+def test_nor_does_it_depend_on_the_layout(ranks, name, layout):
+    """In few pages and small chunks, with what was found."""
+    config, tensors = weights(name)
+    fields = {"moe_token_dispatcher_type": "alltoall"} if layout is EP2 else {}
+    case = (config.replace(**fields), tensors), layout, CONFIGS["window - 1, few pages"], REQUESTS
+    first, *_ = ranks(2).run(answers_on_ranks, *case)
+    assert first.preempted and first.hits
+    assert_same(first.answers, alone(name))
+
+
+def test_nor_on_31_neighbours():
+    """Of all lengths, half of them sampled, that preempt each other."""
+    generator = torch.Generator().manual_seed(0)
+    config = EngineConfig(max_model_len=40, page_size=B, num_pages=60, max_num_batched_tokens=40)
+    engine, requests = Engine(model_of("mistral"), config), {}
+    for i in range(31):
+        prompt = tuple(torch.randint(0, 99, (1 + i % 20,), generator=generator).tolist())
+        requests[str(i)] = Request(prompt, 9 + i % 7, SAMPLED if i % 2 else GREEDY)
+    requests["page - 1"] = REQUESTS["page - 1"]
+    found = run(engine, requests)
+    assert engine.scheduler.preemptions
+    assert_same({"page - 1": found["page - 1"]}, alone("mistral"))
 
 
 def test_answers_to_one_prompt_differ_and_the_first_is_that_of_n_1():

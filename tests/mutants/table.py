@@ -853,7 +853,7 @@ MUTANTS = (
     ),
     Mutant(
         "a prompt is found to its last token", _PAGES,
-        "range(0, len(tokens) - size if", "range(0, len(tokens) - size + 1 if", _CANARIES,
+        "range(0, len(tokens) - size, size)", "range(0, len(tokens) - size + 1, size)", _CANARIES,
     ),
     Mutant(
         "a page is known without what is before it", _PAGES,
