@@ -282,22 +282,16 @@ def engine_for(
 def compute(
     engine: Engine, requests: Sequence[Request], tokenizer: HuggingFaceTokenizer, stops: Sequence[str]
 ) -> list[list[Answer]]:
-    """The answers to each request on rank 0, shared out over the replicas; a bar on stderr while it takes long."""
-    from tqdm import tqdm
-
+    """The answers to each request on rank 0, shared out over the replicas; a line on stderr while it takes long."""
     from minimegatron.comm.agree import gather_objects, gather_to_first
 
     world = engine.model.mesh.world
     leader = engine.runner.tell(world.rank)
     leaders = sorted(set(gather_objects(leader, world)))
     mine = range(leaders.index(leader), len(requests), len(leaders))
-    shown = world.rank == 0
     total = sum(requests[i].n for i in mine)
-    with tqdm(total=total, unit=" answers", delay=2, disable=None if shown else True) as bar:
-        watch = watcher(engine, tokenizer, stops, bar)
-        made = {
-            i: answers for i, answers in zip(mine, engine.complete([requests[i] for i in mine], watch), strict=True)
-        }
+    watch = watcher(engine, tokenizer, stops, total if world.rank == 0 else None)
+    made = dict(zip(mine, engine.complete([requests[i] for i in mine], watch), strict=True))
     for i, answers in made.items():
         for answer in answers:
             answer.request_id = str(i)
@@ -306,21 +300,37 @@ def compute(
     return [whole[i] for i in sorted(whole)]
 
 
+EVERY = 5.0  # seconds between two lines
+
+
 def watcher(
-    engine: Engine, tokenizer: HuggingFaceTokenizer, stops: Sequence[str], bar: Any
+    engine: Engine, tokenizer: HuggingFaceTokenizer, stops: Sequence[str], total: int | None
 ) -> Callable[[list[Output]], None]:
-    """What happens after each step: answers that have a stop string end, and the bar moves."""
+    """What happens after each step: answers that have a stop string end, and now and then a line says how far it is.
+
+    Args:
+        total: answers of this replica; None says nothing.
+    """
     from minimegatron.inference.sequence import FinishReason
 
+    began = said = time.monotonic()
+    done = 0
+
     def watch(outputs: list[Output]) -> None:
+        nonlocal said, done
         for output in outputs:
-            if output.reason is None and stops:
+            over = output.reason is not None
+            if not over and stops:
                 answer = engine.sequences[output.request_id][output.index]
                 if isinstance(ending(answer, tokenizer, stops)[1], str):
                     engine.finish(answer, FinishReason.STOP)
-                    bar.update()
-            bar.update(output.reason is not None)
-        bar.set_postfix(tokens=engine.drawn_tokens, refresh=False)
+                    over = True
+            done += over
+        now, tokens = time.monotonic(), engine.drawn_tokens
+        if total is not None and now - said >= EVERY:
+            said = now
+            speed = tokens / (now - began)
+            print(f"{done} of {total} answers, {tokens} tokens, {speed:.0f} a second", file=sys.stderr, flush=True)
 
     return watch
 

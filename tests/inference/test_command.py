@@ -9,11 +9,14 @@ import tokenizers
 import torch
 
 from minimegatron.checkpoint.companions import stop_ids
+from minimegatron.commands import generate as command
 from minimegatron.commands.generate import parse, read_prompt, sampling_params
 from minimegatron.data.tokenizer import HuggingFaceTokenizer
 from minimegatron.errors import CheckpointError, ConfigError
+from minimegatron.inference.engine import Engine
 from minimegatron.inference.generate import generate
 from minimegatron.inference.sampling import GREEDY, SamplingParams
+from minimegatron.inference.sequence import Request
 from tests.inference.models import ours, theirs
 from tests.inference.ranked import asked
 from tests.thorough import mostly_thorough
@@ -241,6 +244,14 @@ def test_penalties_and_log_probabilities(ranks, llama2):
         )
     assert first == greedy != penalised
     assert len({*penalised.removeprefix(PROMPTS[0])}) == 9, "a letter came twice"  # 8 and the end of the line
+
+
+def test_long_work_says_how_far_it_is(llama2, monkeypatch, capsys):
+    monkeypatch.setattr(command, "EVERY", 0.0)
+    tokenizer, prompts = HuggingFaceTokenizer(llama2), [Request((5, 9, 3), 2), Request((1, 2), 4, n=2)]
+    assert len(command.compute(Engine(ours("llama2")), prompts, tokenizer, [])) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("0 of 3 answers, 3 tokens, ") and lines[-1].startswith("3 of 3 answers, 10 tokens, ")
 
 
 @pytest.mark.parametrize("world", mostly_thorough([2, 4], [0]))
