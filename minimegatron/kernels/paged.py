@@ -129,7 +129,7 @@ def _launch(
 ) -> torch.Tensor:
     q, page_table = q.contiguous(), page_table.contiguous()
     out = _outputs(q, key_pages, value_pages)
-    strides = [torch.tensor(kept.stride()[:3]) for kept in (key_pages, value_pages)]
+    strides = (*key_pages.stride()[:3], *value_pages.stride()[:3])
     sizes = (len(lengths), page_table.shape[1], FEW, key_pages.shape[1], q.shape[1], key_pages.shape[2], q.shape[2])
     operators.library("paged_attention", "cpu").call(
         "mm_paged_attention",

@@ -166,7 +166,7 @@ struct Attention {
     T* out;
     const int32_t *starts, *lengths, *table;
     int64_t sequences, most, longest, page_size, heads, groups, d, dv;
-    const int64_t *key_strides, *value_strides;
+    int64_t key_strides[3], value_strides[3];
     A scale;
     int64_t window;
     A softcap;
@@ -303,18 +303,18 @@ struct Attention {
 // q [n, heads, d] and out [n, heads, dv] are dense; keys and values have strides of (page, row, head) in elements, and
 // dense channels. Sequences with more than `longest` new tokens are left out. window 0 and softcap 0 for none.
 MM_EXPORT mm_paged_attention(const void* q, const void* keys, const void* values, void* out, const void* starts,
-                             const void* lengths, const void* table, const void* key_strides,
-                             const void* value_strides, int64_t sequences, int64_t most, int64_t longest,
-                             int64_t page_size, int64_t heads, int64_t groups, int64_t d, int64_t dv, double scale,
-                             int64_t window, double softcap, int64_t threads, int dtype, void* stream) {
+                             const void* lengths, const void* table, int64_t key_page, int64_t key_row,
+                             int64_t key_head, int64_t value_page, int64_t value_row, int64_t value_head,
+                             int64_t sequences, int64_t most, int64_t longest, int64_t page_size, int64_t heads,
+                             int64_t groups, int64_t d, int64_t dv, double scale, int64_t window, double softcap,
+                             int64_t threads, int dtype, void* stream) {
     (void)stream;
 #define MM_ATTEND(T, A)                                                                                             \
     Attention<T, A>{static_cast<const T*>(q), static_cast<const T*>(keys), static_cast<const T*>(values),           \
                     static_cast<T*>(out), static_cast<const int32_t*>(starts),                                      \
                     static_cast<const int32_t*>(lengths), static_cast<const int32_t*>(table), sequences, most,      \
-                    longest, page_size, heads, groups, d, dv, static_cast<const int64_t*>(key_strides),             \
-                    static_cast<const int64_t*>(value_strides), static_cast<A>(scale), window,                      \
-                    static_cast<A>(softcap)}                                                                        \
+                    longest, page_size, heads, groups, d, dv, {key_page, key_row, key_head},                        \
+                    {value_page, value_row, value_head}, static_cast<A>(scale), window, static_cast<A>(softcap)}    \
         .run(threads)
     switch (dtype) {
         case 0: MM_ATTEND(float, float); return 0;
