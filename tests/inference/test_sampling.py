@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -10,7 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minimegatron.errors import ConfigError
-from minimegatron.inference.sampling import GREEDY, Rows, SamplingParams, filtered, log_probabilities, sample, uniform
+from minimegatron.inference.sampling import (
+    GREEDY,
+    SPARE,
+    Rows,
+    SamplingParams,
+    candidates,
+    filtered,
+    log_probabilities,
+    sample,
+    uniform,
+)
 
 LOGITS = torch.tensor([2.0, -1.0, 0.5, 1.0, -4.0, 0.0])
 RARE = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47, 5: 20.52}  # chi-squared that 1 of 1000 exceeds, by degrees of freedom
@@ -75,6 +86,24 @@ def test_a_word_is_where_u_falls_into_the_distribution(logits, params, u):
     mass = allowed(logits, params)[0].softmax(-1).double()
     below, whole = mass[:word].sum().item(), mass.sum().item()
     assert mass[word] > 0 and below - 1e-12 <= u * whole <= below + mass[word].item() + 1e-12
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 10**6), st.sampled_from([None, 0.125, 4.0]), st.lists(st.sampled_from(PARAMS[2:]), max_size=3))
+def test_few_candidates_draw_the_words_that_all_would(seed, grid, others):
+    """Logits on a grid, as those in bf16 are, often equal a k-th, and now and then more of them than were found."""
+    params = [SamplingParams(0.8, 20, 0.95, 0.02), SamplingParams(1.3, 7), GREEDY, *(p for p in others if p.top_k)]
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(len(params), 700, generator=generator) * 2
+    logits = logits if grid is None else (logits / grid).round() * grid
+    u = torch.rand(len(params), dtype=torch.float64, generator=generator)
+    rows = Rows.of(params)
+    found, sorted_ = sample(logits, rows, u), sample(logits, dataclasses.replace(rows, most=0), u)
+    assert torch.equal(found, sorted_)
+    few = candidates(logits, rows)
+    assert (few is None) == (grid == 4.0)
+    if few is not None:
+        assert few[0].shape == (len(params), 20 + SPARE) and torch.equal(logits.gather(-1, few[1]), few[0])
 
 
 def test_log_probabilities_are_those_before_anything_is_left_out():

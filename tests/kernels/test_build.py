@@ -130,7 +130,7 @@ def test_a_compiler_that_does_not_end_is_ended_with_its_children(tmp_path, monke
 
 # A multiprocessor has 65536 registers: blocks of 1024 threads can have 64 a thread, of 512 threads 128. A launch that
 # asks for more fails on a GPU and nowhere else.
-LIMITS = {"norm": 128, "softmax": 128, "flash_attention": 255, "rope": 128}
+LIMITS = {"norm": 128, "softmax": 128, "flash_attention": 255, "paged_attention": 255, "rope": 128}
 ARCHITECTURES = {(8, 0): "sm_80", (9, 0): "sm_90a", (10, 0): "sm_100a", (12, 0): "sm_120a"}
 
 

@@ -1,4 +1,4 @@
-"""Attention to pages where they lie against torch's in fp64: any shapes, any order of pages, anything behind the end."""
+"""Attention to pages where they lie is torch's in fp64: any shapes, any order of pages, anything behind the end."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minimegatron.kernels import build, ops, paged
+from minimegatron.kernels import build, operators, ops, paged
 from tests.kernels.compare import close, random
 
-KERNELS = {"on_a_cpu": paged.on_a_cpu}
+KERNELS = {"on_a_cpu": paged.on_a_cpu, "emulated": paged.by_a_kernel}
 
 
 @dataclasses.dataclass
@@ -127,6 +127,21 @@ def test_threads_share_sequences_or_groups_and_change_nothing(new, kept):
         torch.set_num_threads(threads)
     assert torch.equal(*found)
     close(found[:1], [fp64(places, *tensors, 0.125)], torch.float32)
+
+
+def test_ranges_of_keys_are_joined_whatever_thread_is_first():
+    """Four blocks share the keys of the one token; those of the short sequence have none, and latents are wide."""
+    library = operators.library("paged_attention", "emulated")
+    for places, channels in ((Places((1,), (300,), 16), (64, 64)), (Places((1, 1), (3, 200), 8), (576, 512))):
+        tensors, found = case(places, 1, 5, *channels, torch.float32, "latent"), []
+        for order in (0, 1, 7):
+            library.order(order)
+            try:
+                found.append(paged.by_a_kernel(*tensors, places, 0.125))
+            finally:
+                library.order(0)
+        assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+        close(found[:1], [fp64(places, *tensors, 0.125)], torch.float32)
 
 
 def test_no_compiler_leaves_torch_computing(monkeypatch):

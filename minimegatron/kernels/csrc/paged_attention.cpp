@@ -1,9 +1,9 @@
 // Attention of a few new tokens of each sequence to all tokens of it, on a CPU, from pages where they lie.
 //
-// A token passes three times over what it sees, page by page, all its heads in each page, so that memory is read once
-// and in order:
+// A token passes over its keys and then over its values, a few at a time for all its heads, so that memory is read once
+// and in order; that is what it waits for:
 //
-//     s_j = q . k_j            the scores of all keys, several keys and two heads that share them at a time
+//     s_j = q . k_j            the scores of all keys, four keys and two heads that share them at once
 //     w_j = e^(s_j - max s)
 //     o   = sum_j w_j v_j / sum_j w_j
 //
@@ -31,18 +31,19 @@ constexpr int WIDTH = 32;
 #else
 constexpr int WIDTH = 16;
 #endif
-constexpr int KEYS = 4;                      // with two heads 8 sums at once: an addition takes four cycles, two begin in each
-constexpr int TILE = 4;                      // vectors of a value that are summed at once
-constexpr double WORTH_A_THREAD = 1 << 21;   // products: about 0.1 ms, several times what it costs to start one
+constexpr int BLOCK = 8;  // keys, or values, that are read for all heads before the next ones
+constexpr int KEYS = 4;   // of them at once: with two heads 8 sums, since two can begin in each of an addition's four cycles
+constexpr int TILE = 4;   // vectors of a value that are summed at once
+constexpr double WORTH_A_THREAD = 1 << 21;  // products: about 0.1 ms, several times what it costs to start one
 
 struct bf16 {
     uint16_t bits;
 };
 
-template <typename A>
+template <typename A, int bytes = WIDTH>
 struct Vector {
-    typedef A type __attribute__((vector_size(WIDTH)));
-    static constexpr int lanes = WIDTH / sizeof(A);
+    typedef A type __attribute__((vector_size(bytes)));
+    static constexpr int lanes = bytes / sizeof(A);
 };
 
 inline float wide(float x) { return x; }
@@ -79,13 +80,19 @@ inline void put(float x, bf16* to) {  // to nearest even; not a number stays non
     to->bits = std::isnan(x) ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-template <typename A>
-inline A total(typename Vector<A>::type x) {
-    A each[Vector<A>::lanes], sum = 0;
-    store(x, each);
-#pragma omp simd reduction(+ : sum)
-    for (int i = 0; i < Vector<A>::lanes; ++i) sum += each[i];
-    return sum;
+// The sum of a vector: of its halves, until they are 16 bytes.
+template <typename A, int bytes = WIDTH>
+inline A total(typename Vector<A, bytes>::type x) {
+    if constexpr (bytes > 16) {
+        typename Vector<A, bytes / 2>::type low, high;
+        std::memcpy(&low, &x, bytes / 2);
+        std::memcpy(&high, reinterpret_cast<const char*>(&x) + bytes / 2, bytes / 2);
+        return total<A, bytes / 2>(low + high);
+    } else if constexpr (sizeof(A) == 8) {
+        return x[0] + x[1];
+    } else {
+        return (x[0] + x[2]) + (x[1] + x[3]);
+    }
 }
 
 // e^x for x <= 0, in a form that a compiler makes vectors of: 2^n times a polynomial of degree 6 on [-1/2, 1/2] ln 2.
@@ -159,12 +166,12 @@ struct Attention {
     T* out;
     const int32_t *starts, *lengths, *table;
     int64_t sequences, most, longest, page_size, heads, groups, d, dv;
-    const int64_t *key_strides, *value_strides;
+    int64_t key_strides[3], value_strides[3];
     A scale;
     int64_t window;
     A softcap;
 
-    // Scores of `rows` heads with the keys of a page.
+    // Scores of `rows` heads with a block of keys.
     template <int rows>
     void score(const A* q, const T* k, int64_t count, A* scores, int64_t scores_row) const {
         const int64_t key_row = key_strides[1];
@@ -174,7 +181,7 @@ struct Attention {
         for (; j < count; ++j) dots<rows, 1>(q, k + j * key_row, key_row, d, scores + j, scores_row);
     }
 
-    // Values of a page, weighted for `rows` heads.
+    // A block of values, weighted for `rows` heads.
     template <int rows>
     void gather(const A* weights, int64_t weights_row, const T* v, int64_t count, A* sums) const {
         constexpr int lanes = Vector<A>::lanes;
@@ -190,13 +197,23 @@ struct Attention {
                     sums[r * dv + c] += weights[r * weights_row + j] * wide(v[j * value_row + c]);
     }
 
-    // Call `visit(page, first row, rows, number of keys before them)` for the pages that hold keys first .. last.
+    // Call `visit(page, first row, rows, number of keys before them)` for blocks of the keys first .. last.
     template <typename Visit>
-    void each_page(const int32_t* pages, int64_t first, int64_t last, Visit visit) const {
-        for (int64_t p = first / page_size; p <= last / page_size; ++p) {
-            const int64_t begin = std::max<int64_t>(first - p * page_size, 0);
-            const int64_t end = std::min(last + 1 - p * page_size, page_size);
-            visit(pages[p], begin, end - begin, p * page_size + begin - first);
+    void each_block(const int32_t* pages, int64_t first, int64_t last, Visit visit) const {
+        for (int64_t j = first; j <= last;) {
+            const int64_t row = j % page_size, size = std::min({page_size - row, last + 1 - j, int64_t(BLOCK)});
+            visit(pages[j / page_size], row, size, j - first);
+            j += size;
+        }
+    }
+
+    // Call `two(h)` for heads h and h + 1 that share their keys, `one(h)` for one that is left over.
+    template <typename Two, typename One>
+    void each_head(int64_t mine, Two two, One one) const {
+        const int64_t shared = heads / groups;
+        for (int64_t h = 0; h < mine;) {
+            if (h % shared + 1 < shared) two(h), h += 2;
+            else one(h), h += 1;
         }
     }
 
@@ -210,25 +227,20 @@ struct Attention {
         for (int64_t i = 0; i < mine * d; ++i) queries[i] = wide(from[i]) * scale;
         std::fill(sums, sums + mine * dv, A(0));
 
-        each_page(pages, first, last, [&](int64_t page, int64_t begin, int64_t size, int64_t at) {
-            for (int64_t h = 0; h < mine;) {
-                const T* k = keys + page * key_strides[0] + begin * key_strides[1] + (g0 + h / shared) * key_strides[2];
-                const bool two = h % shared + 1 < shared;
-                if (two) score<2>(queries + h * d, k, size, scores + h * count + at, count);
-                else score<1>(queries + h * d, k, size, scores + h * count + at, count);
-                h += two ? 2 : 1;
-            }
+        each_block(pages, first, last, [&](int64_t page, int64_t begin, int64_t size, int64_t at) {
+            const T* block = keys + page * key_strides[0] + begin * key_strides[1] + g0 * key_strides[2];
+            auto keys_of = [&](int64_t h) { return block + h / shared * key_strides[2]; };
+            each_head(
+                mine, [&](int64_t h) { score<2>(queries + h * d, keys_of(h), size, scores + h * count + at, count); },
+                [&](int64_t h) { score<1>(queries + h * d, keys_of(h), size, scores + h * count + at, count); });
         });
         for (int64_t h = 0; h < mine; ++h) soften(scores + h * count, count);
-        each_page(pages, first, last, [&](int64_t page, int64_t begin, int64_t size, int64_t at) {
-            for (int64_t h = 0; h < mine;) {
-                const T* v = values + page * value_strides[0] + begin * value_strides[1] +
-                             (g0 + h / shared) * value_strides[2];
-                const bool two = h % shared + 1 < shared;
-                if (two) gather<2>(scores + h * count + at, count, v, size, sums + h * dv);
-                else gather<1>(scores + h * count + at, count, v, size, sums + h * dv);
-                h += two ? 2 : 1;
-            }
+        each_block(pages, first, last, [&](int64_t page, int64_t begin, int64_t size, int64_t at) {
+            const T* block = values + page * value_strides[0] + begin * value_strides[1] + g0 * value_strides[2];
+            auto values_of = [&](int64_t h) { return block + h / shared * value_strides[2]; };
+            each_head(
+                mine, [&](int64_t h) { gather<2>(scores + h * count + at, count, values_of(h), size, sums + h * dv); },
+                [&](int64_t h) { gather<1>(scores + h * count + at, count, values_of(h), size, sums + h * dv); });
         });
         T* to = out + (row * heads + g0 * shared) * dv;
         for (int64_t i = 0; i < mine * dv; ++i) put(sums[i], to + i);
@@ -291,18 +303,18 @@ struct Attention {
 // q [n, heads, d] and out [n, heads, dv] are dense; keys and values have strides of (page, row, head) in elements, and
 // dense channels. Sequences with more than `longest` new tokens are left out. window 0 and softcap 0 for none.
 MM_EXPORT mm_paged_attention(const void* q, const void* keys, const void* values, void* out, const void* starts,
-                             const void* lengths, const void* table, const void* key_strides,
-                             const void* value_strides, int64_t sequences, int64_t most, int64_t longest,
-                             int64_t page_size, int64_t heads, int64_t groups, int64_t d, int64_t dv, double scale,
-                             int64_t window, double softcap, int64_t threads, int dtype, void* stream) {
+                             const void* lengths, const void* table, int64_t key_page, int64_t key_row,
+                             int64_t key_head, int64_t value_page, int64_t value_row, int64_t value_head,
+                             int64_t sequences, int64_t most, int64_t longest, int64_t page_size, int64_t heads,
+                             int64_t groups, int64_t d, int64_t dv, double scale, int64_t window, double softcap,
+                             int64_t threads, int dtype, void* stream) {
     (void)stream;
 #define MM_ATTEND(T, A)                                                                                             \
     Attention<T, A>{static_cast<const T*>(q), static_cast<const T*>(keys), static_cast<const T*>(values),           \
                     static_cast<T*>(out), static_cast<const int32_t*>(starts),                                      \
                     static_cast<const int32_t*>(lengths), static_cast<const int32_t*>(table), sequences, most,      \
-                    longest, page_size, heads, groups, d, dv, static_cast<const int64_t*>(key_strides),             \
-                    static_cast<const int64_t*>(value_strides), static_cast<A>(scale), window,                      \
-                    static_cast<A>(softcap)}                                                                        \
+                    longest, page_size, heads, groups, d, dv, {key_page, key_row, key_head},                        \
+                    {value_page, value_row, value_head}, static_cast<A>(scale), window, static_cast<A>(softcap)}    \
         .run(threads)
     switch (dtype) {
         case 0: MM_ATTEND(float, float); return 0;

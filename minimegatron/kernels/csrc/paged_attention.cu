@@ -16,6 +16,8 @@
 
 constexpr int THREADS = 128, TILE = 32, HEADS = 8, LANES = 8;  // keys of a tile; heads of a block; threads of a dot product
 
+__device__ __forceinline__ int least(int a, int b) { return a < b ? a : b; }
+
 struct Places {  // which tokens are whose, and where
   const int *starts, *lengths, *table;
   int sequences, most, longest, page_size, heads, groups, d, dv, window, splits, range;
@@ -54,7 +56,7 @@ __global__ void __launch_bounds__(THREADS) attend_range(const T* __restrict__ q,
   const int lane = threadIdx.x % LANES, warp = threadIdx.x / 32;
   const Places::Span seen = p.seen(row);
   if (seen.last == 0) return;
-  const int begin = max(seen.first, (int)blockIdx.z * p.range), end = min(seen.last, ((int)blockIdx.z + 1) * p.range);
+  const int begin = seen.first > (int)blockIdx.z * p.range ? seen.first : (int)blockIdx.z * p.range, end = least(seen.last, ((int)blockIdx.z + 1) * p.range);
   for (int i = threadIdx.x; i < HEADS * p.d; i += THREADS) Q[i] = i < count * p.d ? (A)load(q[head * p.d + i]) * scale : (A)0;
   if (threadIdx.x < HEADS) top[threadIdx.x] = -infinity<A>(), mass[threadIdx.x] = 0;
   A sum[HEADS][PER] = {};
@@ -109,7 +111,7 @@ __global__ void __launch_bounds__(THREADS) attend_range(const T* __restrict__ q,
     for (int h = 0; h < HEADS; ++h)
 #pragma unroll
       for (int i = 0; i < PER; ++i) sum[h][i] *= fade[h];
-    for (int k = 0; k < min(TILE, end - tile); ++k) {
+    for (int k = 0; k < least(TILE, end - tile); ++k) {
 #pragma unroll
       for (int i = 0; i < PER; ++i) {
         const int c = threadIdx.x + i * THREADS;
