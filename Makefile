@@ -94,7 +94,7 @@ $(VENV)/constraints.txt: constraints.txt | $(VENV)/pyvenv.cfg
 	    !pins { here[name] = 1; next } !(name in here)' - pins=1 constraints.txt > $@
 
 $(VENV)/.lab: pyproject.toml $(CONSTRAINTS) | $(VENV)/pyvenv.cfg
-	$(INSTALL) --editable '.[lab]'
+	$(INSTALL) --editable '.[lab,serve]'
 	@touch $@
 
 $(STARTUP): labkit/ipython_startup.py | $(VENV)/pyvenv.cfg
@@ -102,7 +102,7 @@ $(STARTUP): labkit/ipython_startup.py | $(VENV)/pyvenv.cfg
 
 # megatron-core is an oracle of some tests; its own dependencies want a GPU, and the tests do not need them.
 $(VENV)/.test: pyproject.toml $(CONSTRAINTS) | $(VENV)/pyvenv.cfg
-	$(INSTALL) --editable '.[lab,test]'
+	$(INSTALL) --editable '.[lab,serve,test]'
 	$(INSTALL) --no-deps megatron-core
 	@touch $@ $(VENV)/.lab
 

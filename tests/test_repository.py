@@ -76,7 +76,7 @@ def test_every_direct_dependency_is_pinned_inside_its_range_and_only_in_constrai
 def test_environment_yml_installs_this_package_with_the_pins() -> None:
     *conda, pip = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
     assert conda == [f"python{PROJECT['project']['requires-python']}", "pip", "make"]
-    assert pip == {"pip": ["-c constraints.txt", "-e .[lab,test]"]}
+    assert pip == {"pip": ["-c constraints.txt", "-e .[lab,serve,test]"]}
 
 
 def test_pre_commit_has_the_ruff_that_is_pinned() -> None:
