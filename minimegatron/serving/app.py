@@ -128,9 +128,7 @@ class Service:
             request_seconds=config.request_seconds,
             observe=self.metrics.observe,
         )
-        self._reader = ThreadPoolExecutor(
-            1, "tokenizer"
-        )  # a long prompt takes a second, and the loop has others to serve
+        self._reader = ThreadPoolExecutor(1, "tokenizer")  # a long prompt takes a second; the loop has others to serve
         self.draining = False
         self.started = int(time.time())
         blocks = engine.scheduler.blocks
@@ -240,6 +238,9 @@ class Service:
         max_tokens = 16 if body.max_tokens is None else body.max_tokens
         if max_tokens == 0 and not echo:
             raise refuse("`max_tokens`: 0 without `echo` asks for nothing", "max_tokens", "invalid_value")
+        if (asked := len(body.prompts) * best_of) > self.thread.capacity:
+            what = f"`prompt`: {asked} answers, and this server keeps {self.thread.capacity}"
+            raise refuse(what, "prompt", "invalid_value")
         prompts = [
             prompt if isinstance(prompt, list) else await self._read(self.ids_of, prompt, "prompt")
             for prompt in body.prompts

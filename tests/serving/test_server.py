@@ -164,7 +164,7 @@ WRONG = {
     "unknown": [1, None],
 }
 OF_COMPLETIONS = {
-    "prompt": [None, 5, [], [[]], [5, "a"], [99], [-1], [True], {"a": 1}, "A" * 63, "\ud800"],
+    "prompt": [None, 5, [], [[]], [5, "a"], [99], [-1], [True], {"a": 1}, "A" * 63, ["A"] * 9, "\ud800"],
     "best_of": [0, 129],
     "echo": [1],
     "logprobs": [-1, 21, True],
