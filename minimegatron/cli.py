@@ -30,6 +30,10 @@ COMMANDS = {
     "convert": ("minimegatron.commands.convert", "published models and checkpoints, one into the other"),
     "quantize": ("minimegatron.commands.quantize", "a model in 4 or 8 bits a weight, as transformers and vLLM load it"),
     "generate": ("minimegatron.commands.generate", "continue a prompt; ranks: torchrun -m minimegatron generate"),
+    "serve": (
+        "minimegatron.commands.serve",
+        "answer OpenAI's requests with a model; ranks: torchrun -m minimegatron serve",
+    ),
     "bench-serve": ("minimegatron.commands.bench_serve", "load any OpenAI-compatible server: latencies, throughput"),
     "lab": ("minimegatron.commands.jupyter", "open JupyterLab on the labs"),
     "build-labs": ("labkit.build", "write the notebooks from their sources; --check says which are stale"),

@@ -171,7 +171,8 @@ class _FastTokenizer:
             )
             self.pad = NO_PAD
         self.identity = "tokenizers:" + hashlib.sha256(vocabulary.encode()).hexdigest()
-        special = {token.content for token in fast.get_added_tokens_decoder().values() if token.special}
+        added = {token_id: token for token_id, token in fast.get_added_tokens_decoder().items() if token.special}
+        self.special_ids, special = frozenset(added), {token.content for token in added.values()}
         longest_first = sorted(special, key=lambda text: (-len(text), text))
         self._special = re.compile("|".join(map(re.escape, longest_first))) if special else None
 
@@ -183,6 +184,11 @@ class _FastTokenizer:
     def detokenize(self, ids: Sequence[int]) -> str:
         _check_ids(ids, self.vocab_size)
         return self._fast.decode(list(ids), skip_special_tokens=True)
+
+    def word(self, token: int) -> tuple[str, str]:
+        """How the vocabulary spells one id, and its text alone; nothing where only the model has it."""
+        spelling = self._fast.id_to_token(token)
+        return ("", "") if spelling is None else (spelling, self._fast.decode([token], skip_special_tokens=False))
 
     def spelled(self, text: str) -> Mapping[str, int]:
         return collections.Counter(self._special.findall(text)) if self._special else {}

@@ -11,6 +11,7 @@
 | `engine`        | requests in, tokens out                                                               |
 | `generate`      | prompts in, continuations out                                                         |
 | `refit`         | weights from a trainer's layout to an engine's                                        |
+| `detokenizer`   | ids to text while they come; stop strings                                             |
 
 The first three are plain data: they import no tensor and are tested without a model. The forward pass is the model's
 own, with an `InferenceContext`: layers say what they keep of earlier tokens, write it and read it

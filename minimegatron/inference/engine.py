@@ -237,7 +237,13 @@ class Engine:
     def follow(self) -> None:
         """Compute what rank 0 plans, until it says that it is over (`stop`)."""
         while (batch := self.runner.tell(None)) is not None:
-            self.runner.run(batch)
+            if batch.new:
+                self.runner.run(batch)
+
+    def heartbeat(self) -> None:
+        """The other ranks wait anew: rank 0 has nothing to compute, and every wait has a deadline."""
+        if not self.runner.alone:
+            self.runner.tell(Batch((), (), (), (), (), ()))
 
     def stop(self) -> None:
         """The other ranks return from `follow`."""
