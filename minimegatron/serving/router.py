@@ -206,8 +206,8 @@ class Router:
         path = scope["path"]
         if path == "/health" and scope["method"] == "GET":
             ok = any(r.ready for r in self.replicas) and not self.draining
-            body = {"status": "ok" if ok else "unavailable", "replicas": [r.state() for r in self.replicas]}
-            return await _answer(send, 200 if ok else 503, body)
+            told = {"status": "ok" if ok else "unavailable", "replicas": [r.state() for r in self.replicas]}
+            return await _answer(send, 200 if ok else 503, told)
         if path == "/metrics" and scope["method"] == "GET":
             return await self._metrics(scope, send)
         if self.draining:
