@@ -29,6 +29,10 @@ COMMANDS = {
     "experts": ("minimegatron.commands.expert_loads", "how evenly a training loaded its experts; a better placement"),
     "convert": ("minimegatron.commands.convert", "published models and checkpoints, one into the other"),
     "generate": ("minimegatron.commands.generate", "continue a prompt; ranks: torchrun -m minimegatron generate"),
+    "serve": (
+        "minimegatron.commands.serve",
+        "answer OpenAI's requests with a model; ranks: torchrun -m minimegatron serve",
+    ),
     "bench-serve": ("minimegatron.commands.bench_serve", "load any OpenAI-compatible server: latencies, throughput"),
     "lab": ("minimegatron.commands.jupyter", "open JupyterLab on the labs"),
     "build-labs": ("labkit.build", "write the notebooks from their sources; --check says which are stale"),

@@ -184,6 +184,11 @@ class _FastTokenizer:
         _check_ids(ids, self.vocab_size)
         return self._fast.decode(list(ids), skip_special_tokens=True)
 
+    def word(self, token: int) -> tuple[str, str]:
+        """How the vocabulary spells one id, and its text alone; nothing where only the model has it."""
+        spelling = self._fast.id_to_token(token)
+        return ("", "") if spelling is None else (spelling, self._fast.decode([token], skip_special_tokens=False))
+
     def spelled(self, text: str) -> Mapping[str, int]:
         return collections.Counter(self._special.findall(text)) if self._special else {}
 

@@ -10,6 +10,7 @@
 | `runner`        | a step on one rank, over tp, pp and ep; a step that a CUDA graph can hold             |
 | `engine`        | requests in, tokens out                                                               |
 | `generate`      | prompts in, continuations out                                                         |
+| `detokenizer`   | ids to text while they come; stop strings                                             |
 
 The first three are plain data: they import no tensor and are tested without a model. The forward pass is the model's
 own, with an `InferenceContext`: layers say what they keep of earlier tokens, write it and read it

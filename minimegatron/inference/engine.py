@@ -156,7 +156,8 @@ class Engine:
         self.model, self.config = model, config
         stage = stage_of(model)
         state, weight = stage.inference_state(), next(iter(model.parameters()))
-        num_pages = 1 + _num_pages(config, self.max_model_len, bytes_per(state, "token", weight.dtype))
+        pages = _num_pages(config, self.max_model_len, bytes_per(state, "token", weight.dtype))
+        num_pages = 1 + min(gather_objects(pages, stage.mesh.pp))  # stages of fewer layers have room for more
         cache = PagedCache(state, num_pages, config.page_size, config.max_num_seqs + 1, weight.dtype, weight.device)
         max_pages = -(-self.max_model_len // config.page_size)
         self.runner = Runner(stage, cache, max_pages, recorder, compiled)
@@ -220,7 +221,13 @@ class Engine:
     def follow(self) -> None:
         """Compute what rank 0 plans, until it says that it is over (`stop`)."""
         while (batch := self.runner.tell(None)) is not None:
-            self.runner.run(batch)
+            if batch.new:
+                self.runner.run(batch)
+
+    def heartbeat(self) -> None:
+        """The other ranks wait anew: rank 0 has nothing to compute, and every wait has a deadline."""
+        if not self.runner.alone:
+            self.runner.tell(Batch((), (), (), (), (), ()))
 
     def stop(self) -> None:
         """The other ranks return from `follow`."""

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from minimegatron.cli import main
 from minimegatron.commands import serve_replicas
+from minimegatron.commands.serve import parse
 from minimegatron.commands.serve_replicas import gpus_of, replica_argv
-from minimegatron.errors import ConfigError
 from minimegatron.launch.procs import children
 from minimegatron.serving import router as module
 from minimegatron.serving.http_client import Client, ServerSentEvents
@@ -457,18 +458,21 @@ def pid_of(parent, number):
 
 
 def test_the_command_line_of_a_replica():
-    argv = ["model", "--host", "0.0.0.0", "--port=80", "--data-parallel-size", "2", "--max-num-seqs", "4"]
-    alone = ["serve", "model", "--max-num-seqs", "4", "--host", "127.0.0.1", "--port", "81"]
-    assert replica_argv(argv, 81, 1) == [sys.executable, "-m", "minimegatron", *alone]
+    argv = ["model", "--host", "0.0.0.0", "--api-key", "k", "--data-par", "2", "--port=80", "--max-num-seqs", "4"]
+    line = replica_argv(argv, 81, 1)
+    assert line[:4] == [sys.executable, "-m", "minimegatron", "serve"]
+    args = parse(line[4:])
+    assert (args.data_parallel_size, args.host, args.port, args.max_num_seqs) == (1, "127.0.0.1", 81, 4)
     two = replica_argv(argv, 81, 2)
-    assert two[3:9] == ["torchrun", "--standalone", "--nproc-per-node", "2", "-m", "minimegatron"] and two[9:] == alone
+    assert two[3:9] == ["torchrun", "--standalone", "--nproc-per-node", "2", "-m", "minimegatron"]
+    assert two[9:] == line[3:]
     assert gpus_of(1, 2, ["0", "1", "GPU-x", "5"]) == {"CUDA_VISIBLE_DEVICES": "GPU-x,5"} and gpus_of(1, 2, []) == {}
 
 
-def test_replicas_that_cannot_be(monkeypatch):
+def test_replicas_that_cannot_be(monkeypatch, capsys):
+    line = ["serve", "model", "--data-parallel-size", "2", "--tensor-model-parallel-size", "2"]
     monkeypatch.setattr(serve_replicas, "visible_gpus", lambda: ["0", "1", "2"])
-    with pytest.raises(ConfigError, match="3 GPUs for 2 replicas of 2"):
-        serve_replicas.serve_replicas([], 2, "127.0.0.1", 0, ranks=2)
+    assert main(line) == 2 and "3 GPUs for 2 replicas of 2" in capsys.readouterr().err
     monkeypatch.setenv("RANK", "0")
-    with pytest.raises(ConfigError, match="under torchrun"):
-        serve_replicas.serve_replicas([], 2, "127.0.0.1", 0)
+    assert main(line) == 2 and "under torchrun" in capsys.readouterr().err
+    assert main([*line, "--data-parallel-size", "0"]) == 2

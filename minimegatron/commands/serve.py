@@ -1,0 +1,218 @@
+"""`minimegatron serve`: answer OpenAI's requests with a published model, or with a checkpoint of a run.
+
+    minimegatron serve FOLDER                                                       http://127.0.0.1:8000
+    minimegatron serve FOLDER --host 0.0.0.0 --api-key-file key.txt                 for other machines
+    torchrun --standalone --nproc-per-node 2 -m minimegatron serve FOLDER           2 ranks (tp2)
+
+FOLDER is what `minimegatron generate` reads. Any client of OpenAI's works (`base_url="http://127.0.0.1:8000/v1"`), and
+`/` is a page to talk to the model. What a request leaves open is what `generation_config.json` says (temperature,
+top_k, top_p, min_p, repetition_penalty), else OpenAI's default; `--generation-config none` leaves the file out.
+
+Without `--host` only programs of this machine reach it; for others it wants a key. A key on a command line is seen by
+everybody on the machine: `--api-key-file` names a file that holds it.
+
+The first SIGTERM or Ctrl-C lets requests end (`--drain-timeout`), the second ends at once.
+
+Under torchrun rank 0 serves and the other ranks compute with it, by default as one group of tensor parallelism.
+`--data-parallel-size N` starts N such servers, without torchrun, and a router before them (docs/serving.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minimegatron.errors import CheckpointError, ConfigError
+from minimegatron.flags import Parser
+
+if TYPE_CHECKING:
+    from minimegatron.serving.app import Server
+
+EXTRA = "pip install 'minimegatron[serve]', or fastapi, uvicorn and prometheus-client by themselves"
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line.
+
+    Raises:
+        ConfigError: an unknown flag or value, or other machines without a key.
+    """
+    parser = Parser(
+        prog="minimegatron serve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("folder", type=Path)
+    add("--tokenizer-model", type=Path, metavar="FOLDER", help="default: the model's")
+    add("--ckpt-step", type=int, metavar="N", help="of a checkpoint; default the newest")
+    add("--served-model-name", metavar="NAME", help="what `model` of a request has to be (default: the folder's name)")
+    add("--host", default="127.0.0.1", help="(default: %(default)s)")
+    add("--port", type=int, default=8000, metavar="N", help="0 for any that is free (default: %(default)s)")
+    add("--api-key", metavar="KEY", help="what `Authorization: Bearer` of a request has to be")
+    add("--api-key-file", type=Path, metavar="PATH", help="a file that holds it")
+    add("--max-model-len", type=int, metavar="N", help="longest prompt and answer (default: the model's positions)")
+    add("--max-num-seqs", type=int, default=32, metavar="N", help="answers that run at once (default: %(default)s)")
+    batch = "tokens of a step (default: %(default)s)"
+    add("--max-num-batched-tokens", type=int, default=512, metavar="N", help=batch)
+    add("--block-size", type=int, default=16, metavar="N", help="tokens of a page (default: %(default)s)")
+    pages = "default: as many as max-num-seqs of the longest need"
+    add("--num-gpu-blocks-override", type=int, metavar="N", help=f"pages, on a CPU too ({pages})")
+    add("--kv-cache-memory-bytes", type=int, metavar="N", help=f"of all pages of a rank ({pages})")
+    add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True, help="pages are found again")
+    add("--max-queue", type=int, default=256, metavar="N", help="answers open beyond those (default: %(default)s)")
+    add("--request-timeout", type=float, default=600.0, metavar="S", help="longest request (default: %(default)s)")
+    add("--max-body-bytes", type=int, default=4 << 20, metavar="N", help="of a request (default: %(default)s)")
+    add("--drain-timeout", type=float, default=10.0, metavar="S", help="for requests at the end (default: %(default)s)")
+    add("--generation-config", choices=["auto", "none"], default="auto", help="the file's defaults, or OpenAI's")
+    stop = "ids that end an answer, none for none (default: those that the model's files say)"
+    add("--stop-token-ids", type=int, nargs="*", metavar="N", help=stop)
+    add("--params-dtype", choices=["fp32", "bf16", "fp16"], default="fp32", help="of the weights (default: fp32)")
+    add("--tensor-model-parallel-size", type=int, metavar="N", help="default: all ranks that the pipeline leaves")
+    add("--pipeline-model-parallel-size", type=int, default=1, metavar="N", help="stages (default: %(default)s)")
+    add("--expert-model-parallel-size", type=int, default=1, metavar="N", help="(default: %(default)s)")
+    add("--data-parallel-size", type=int, default=1, metavar="N", help="servers behind one address (default: 1)")
+    args = parser.parse_args(argv)
+    for name in (
+        "data_parallel_size",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "block_size",
+        "request_timeout",
+        "max_body_bytes",
+    ):
+        if getattr(args, name) <= 0:
+            parser.error(f"--{name.replace('_', '-')} {getattr(args, name)}: at least 1")
+    for name in ("max_queue", "drain_timeout", "port"):
+        if getattr(args, name) < 0:
+            parser.error(f"--{name.replace('_', '-')} {getattr(args, name)}: at least 0")
+    if args.api_key_file is not None:
+        args.api_key = read_key(args)
+    if args.api_key is not None and not (args.api_key.isascii() and args.api_key.isprintable() and args.api_key):
+        raise ConfigError("the API key is empty, or has letters that no header can hold", fix="ASCII without blanks")
+    if args.api_key is None and not is_loopback(args.host):
+        raise ConfigError(
+            f"--host {args.host} without a key: whoever reaches this machine could use the model",
+            fix="--api-key-file PATH, or --host 127.0.0.1",
+        )
+    return args
+
+
+def read_key(args: argparse.Namespace) -> str:
+    """The key of `--api-key-file`.
+
+    Raises:
+        ConfigError: there are two, or none.
+    """
+    if args.api_key is not None:
+        raise ConfigError("--api-key and --api-key-file", fix="drop one of the two")
+    try:
+        return str(args.api_key_file.read_text(encoding="utf-8")).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-key-file cannot be read: {error}", fix="a file that holds the key alone") from None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: None) -> None:
+    """Load, and serve until a signal; on other ranks than the first compute what it plans.
+
+    Args:
+        args: of `parse`.
+        began: told, on rank 0, the server that is about to begin.
+
+    Raises:
+        MinimegatronError: no model that can generate here, a package that is missing, or a port that is taken.
+    """
+    try:
+        from minimegatron.serving.app import Server, ServerConfig, Service
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"serving needs the package {error.name}", fix=EXTRA) from None
+    from minimegatron.checkpoint.companions import GENERATION, stop_ids
+    from minimegatron.checkpoint.conversion import open_model
+    from minimegatron.checkpoint.hf_config import read_json
+    from minimegatron.comm.mesh import Mesh
+    from minimegatron.commands.generate import load
+    from minimegatron.config import ParallelConfig
+    from minimegatron.data.tokenizer import HuggingFaceTokenizer
+    from minimegatron.inference.engine import Engine, EngineConfig
+    from minimegatron.launch.rank import init
+    from minimegatron.serving.protocol import Defaults
+
+    rank, world = init()
+    model_folder = open_model(args.folder, step=args.ckpt_step)
+    stages, experts = args.pipeline_model_parallel_size, args.expert_model_parallel_size
+    tensor = args.tensor_model_parallel_size or max(1, world // (stages * experts))
+    if world != tensor * stages * experts:
+        raise ConfigError(
+            f"{world} ranks for tp = {tensor}, pp = {stages}, ep = {experts}",
+            fix=f"--nproc-per-node {tensor * stages * experts}, and a server for each replica",
+        )
+    mesh = Mesh.build(
+        ParallelConfig(
+            tensor_model_parallel_size=tensor,
+            pipeline_model_parallel_size=stages,
+            expert_model_parallel_size=experts,
+            sequence_parallel=tensor > 1 and bool(model_folder.config.num_experts),
+        )
+    )
+    tokenizer_folder = args.tokenizer_model or model_folder.tokenizer
+    if tokenizer_folder is None:
+        raise CheckpointError(
+            "there is no tokenizer in it", where=str(args.folder), fix="--tokenizer-model FOLDER names one"
+        )
+    tokenizer = HuggingFaceTokenizer(tokenizer_folder, split_special_tokens=False)
+    companions = model_folder.companions or tokenizer_folder
+    stops = args.stop_token_ids
+    if stops is None:
+        stops, _ = stop_ids(companions, tokenizer.eod, model_folder.config.vocab_size)
+    said: dict[str, Any] = {}
+    if args.generation_config == "auto" and (companions / GENERATION).is_file():
+        said = read_json(companions / GENERATION, "a folder with config.json")
+    engine = Engine(
+        load(model_folder, mesh, args.params_dtype),
+        EngineConfig(
+            max_model_len=args.max_model_len,
+            page_size=args.block_size,
+            num_pages=args.num_gpu_blocks_override,
+            cache_bytes=args.kv_cache_memory_bytes,
+            max_num_seqs=args.max_num_seqs,
+            max_num_batched_tokens=args.max_num_batched_tokens,
+            enable_prefix_caching=args.enable_prefix_caching,
+        ),
+    )
+    if rank != 0:
+        engine.follow()
+        return
+    config = ServerConfig(
+        served_model_name=args.served_model_name or args.folder.resolve().name,
+        api_key=args.api_key,
+        max_queue=args.max_queue,
+        request_seconds=args.request_timeout,
+        max_body_bytes=args.max_body_bytes,
+        drain_seconds=args.drain_timeout,
+    )
+    server = Server(Service(engine, tokenizer, stops, Defaults.of(said), config), args.host, args.port)
+    began(server)
+    server.run_until_signal()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The whole life of this process."""
+    args = parse(argv)
+    if args.data_parallel_size > 1:
+        from minimegatron.commands.serve_replicas import serve_replicas
+
+        serve_replicas(sys.argv[1:] if argv is None else argv, args)
+        return
+    from minimegatron.launch.rank import run_rank
+
+    run_rank(lambda: serve(args))

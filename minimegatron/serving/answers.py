@@ -1,0 +1,256 @@
+"""Pieces of text into OpenAI's answers: whole, or as server-sent events.
+
+    piece of an answer --> Choice --> {"choices": [...], "usage": ...}          once, at the end
+                                  --> data: {"choices": [one]}                  for each piece that has something
+                                      data: {"choices": [], "usage": ...}       where `include_usage` is set
+                                      data: [DONE]
+
+**Log-probabilities** are those of every token that was drawn, an id that ends the answer among them, of the model's own
+logits: neither temperature nor penalties are in them. A token is named by its text, and by `bytes:\\xe2\\x82` where it
+is a part of a character. A probability of 0 has `LEAST`, because JSON has no infinity.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from minimegatron.data.tokenizer import HuggingFaceTokenizer
+from minimegatron.inference.detokenizer import token_bytes
+from minimegatron.inference.sequence import Ranked
+from minimegatron.serving.engine_thread import Piece, Stream
+from minimegatron.serving.protocol import ChatRequest, CompletionRequest
+
+LEAST = -9999.0
+DONE = b"data: [DONE]\n\n"
+
+
+def event(value: Any) -> bytes:
+    """A server-sent event."""
+    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+
+
+class Tokens:
+    """Ids as text and bytes, each alone.
+
+    Args:
+        tokenizer: whose.
+    """
+
+    def __init__(self, tokenizer: HuggingFaceTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.named: Callable[[int], tuple[str, bytes]] = functools.lru_cache(1 << 16)(self._named)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids; those that only the model has, whose vocabulary is padded, have none."""
+        size = self.tokenizer.vocab_size
+        return self.tokenizer.detokenize([token for token in ids if token < size])
+
+    def _named(self, token: int) -> tuple[str, bytes]:
+        spelling, text = self.tokenizer.word(token)
+        found = token_bytes(spelling, text)
+        try:
+            return found.decode(), found
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in found), found
+
+
+@dataclasses.dataclass
+class Choice:
+    """An answer so far.
+
+    Attributes:
+        index: its place in the response.
+        text: of it, the echoed prompt before it where that was asked for.
+        log_probs: OpenAI's entries, of each token.
+        mean: of the log-probabilities of drawn tokens, for `best_of`.
+        reason: why it is over.
+        offset: characters before the next token.
+    """
+
+    index: int
+    text: str = ""
+    log_probs: list[Any] = dataclasses.field(default_factory=list)
+    drawn: list[float] = dataclasses.field(default_factory=list)
+    tokens: int = 0
+    reason: str | None = None
+    offset: int = 0
+
+    @property
+    def mean(self) -> float:
+        return sum(self.drawn) / max(1, len(self.drawn))
+
+
+class Format:
+    """How one endpoint answers.
+
+    Args:
+        body: the request.
+        model: the name that answers.
+        tokens: ids as text.
+    """
+
+    kind, chunk_kind, prefix = "", "", ""
+
+    def __init__(self, body: CompletionRequest | ChatRequest, model: str, tokens: Tokens) -> None:
+        self.body, self.tokens = body, tokens
+        self.head = {
+            "id": f"{self.prefix}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    @property
+    def wants_log_probs(self) -> bool:
+        """Whether tokens are named."""
+        raise NotImplementedError
+
+    def entry(self, choice: Choice, token: int, log_prob: float | None, top: Ranked) -> Any:
+        """One token's log-probability."""
+        raise NotImplementedError
+
+    def log_probs(self, entries: Sequence[Any]) -> Any:
+        """Those of some tokens."""
+        raise NotImplementedError
+
+    def whole_choice(self, choice: Choice, log_probs: Any) -> dict[str, Any]:
+        """A whole answer."""
+        raise NotImplementedError
+
+    def delta(self, text: str) -> dict[str, Any]:
+        """A part of one."""
+        raise NotImplementedError
+
+    def take(self, choice: Choice, piece: Piece) -> list[Any]:
+        """Add a piece to an answer; its entries of log-probabilities."""
+        entries = []
+        if self.wants_log_probs:
+            for token, value, top in zip(piece.tokens, piece.log_probs, piece.top, strict=True):
+                entries.append(self.entry(choice, token, value, top))
+        choice.text += piece.text
+        choice.log_probs += entries
+        choice.drawn += piece.log_probs
+        choice.tokens += len(piece.tokens)
+        choice.reason = piece.reason
+        return entries
+
+    def whole(self, choices: Sequence[Choice], usage: dict[str, Any]) -> dict[str, Any]:
+        """The response that is not streamed."""
+        shown = [
+            {
+                "index": choice.index,
+                **self.whole_choice(choice, self.log_probs(choice.log_probs) if self.wants_log_probs else None),
+                "finish_reason": choice.reason,
+            }
+            for choice in choices
+        ]
+        return {**self.head, "object": self.kind, "choices": shown, "usage": usage}
+
+    def chunk(self, index: int, delta: dict[str, Any], entries: Sequence[Any], reason: str | None) -> bytes:
+        """An event with a part of one answer."""
+        log_probs = self.log_probs(entries) if self.wants_log_probs and entries else None
+        choice = {"index": index, **delta, "logprobs": log_probs, "finish_reason": reason}
+        return self._event([choice], None)
+
+    def usage_chunk(self, usage: dict[str, Any]) -> bytes:
+        """The event after the last, with the counts."""
+        return self._event([], usage)
+
+    def _event(self, choices: list[Any], usage: dict[str, Any] | None) -> bytes:
+        counted = {"usage": usage} if self.body.include_usage else {}
+        return event({**self.head, "object": self.chunk_kind, "choices": choices, **counted})
+
+
+class CompletionFormat(Format):
+    """`/v1/completions`."""
+
+    kind = chunk_kind = "text_completion"
+    prefix = "cmpl"
+    body: CompletionRequest
+
+    @property
+    def wants_log_probs(self) -> bool:
+        return self.body.logprobs is not None
+
+    def entry(self, choice: Choice, token: int, log_prob: float | None, top: Ranked) -> Any:
+        name, found = self.tokens.named(token)
+        at, choice.offset = choice.offset, choice.offset + len(found.decode(errors="ignore"))
+        likely = {self.tokens.named(each)[0]: _finite(value) for each, value in top}
+        if log_prob is not None:
+            likely.setdefault(name, _finite(log_prob))
+        return name, None if log_prob is None else _finite(log_prob), likely if log_prob is not None else None, at
+
+    def log_probs(self, entries: Sequence[Any]) -> Any:
+        names = "tokens", "token_logprobs", "top_logprobs", "text_offset"
+        return {name: [entry[i] for entry in entries] for i, name in enumerate(names)}
+
+    def whole_choice(self, choice: Choice, log_probs: Any) -> dict[str, Any]:
+        return {"text": choice.text, "logprobs": log_probs}
+
+    def delta(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def echo(self, choice: Choice, text: str, stream: Stream) -> list[Any]:
+        """Put the prompt before an answer; its entries of log-probabilities."""
+        entries: list[Any] = []
+        if self.wants_log_probs:
+            assert stream.answer is not None, "it has a piece"
+            values = [None, *stream.answer.prompt_log_probs]
+            tops: list[Ranked] = [(), *stream.answer.prompt_top]
+            for token, value, top in zip(stream.request.prompt, values, tops, strict=True):
+                entries.append(self.entry(choice, token, value, top))
+        choice.text, choice.log_probs = text, list(entries)
+        return entries
+
+
+class ChatFormat(Format):
+    """`/v1/chat/completions`."""
+
+    kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
+    body: ChatRequest
+
+    @property
+    def wants_log_probs(self) -> bool:
+        return bool(self.body.logprobs)
+
+    def entry(self, choice: Choice, token: int, log_prob: float | None, top: Ranked) -> Any:
+        assert log_prob is not None, "a drawn token has one"
+        return {**self._one(token, log_prob), "top_logprobs": [self._one(each, value) for each, value in top]}
+
+    def _one(self, token: int, log_prob: float) -> dict[str, Any]:
+        name, found = self.tokens.named(token)
+        return {"token": name, "logprob": _finite(log_prob), "bytes": list(found)}
+
+    def log_probs(self, entries: Sequence[Any]) -> Any:
+        return {"content": list(entries), "refusal": None}
+
+    def whole_choice(self, choice: Choice, log_probs: Any) -> dict[str, Any]:
+        message = {"role": "assistant", "content": choice.text, "refusal": None}
+        return {"message": message, "logprobs": log_probs}
+
+    def delta(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text} if text else {}}
+
+    def first(self, index: int) -> bytes:
+        """The event that begins an answer."""
+        return self.chunk(index, {"delta": {"role": "assistant", "content": ""}}, (), None)
+
+
+def usage_of(streams: Sequence[Stream], choices: Sequence[Choice]) -> dict[str, Any]:
+    """The counts of tokens, of answers that were left out (`best_of`) too."""
+    prompt, answer = sum(len(stream.request.prompt) for stream in streams), sum(choice.tokens for choice in choices)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": answer,
+        "total_tokens": prompt + answer,
+        "prompt_tokens_details": {"cached_tokens": sum(stream.cached_tokens for stream in streams)},
+    }
+
+
+def _finite(value: float) -> float:
+    return max(value, LEAST)

@@ -1,0 +1,590 @@
+"""The routes of a server: who may ask, how much, and how it ends.
+
+| route                       | answers                                                             | without a key |
+|-----------------------------|---------------------------------------------------------------------|---------------|
+| `POST /v1/completions`      | a text continued                                                    | 401           |
+| `POST /v1/chat/completions` | a conversation continued                                            | 401           |
+| `GET /v1/models`            | the model's name and length                                         | 401           |
+| `GET /metrics`              | Prometheus' text                                                    | 401           |
+| `GET /health`               | 200 where a request would be served, else 503                       | yes           |
+| `GET /`                     | a page to talk to it, which asks for the key                        | yes           |
+
+| status | when                                                                                              |
+|--------|---------------------------------------------------------------------------------------------------|
+| 400    | a field that is unknown, wrong, or asks for what is not here; a prompt that is too long           |
+| 401    | no key, or another one                                                                            |
+| 404    | another model                                                                                     |
+| 408    | a body that does not come                                                                         |
+| 413    | a body of more than `max_body_bytes`                                                              |
+| 415    | a body that is not JSON, or compressed: what a page of somebody else's may send without asking    |
+| 429    | as many answers are open as are kept; `Retry-After` is the mean life of a request                 |
+| 500    | the engine's error                                                                                |
+| 503    | the server ends                                                                                   |
+| 504    | the request took longer than `request_seconds`                                                    |
+
+Errors have OpenAI's form; in a stream that has begun they are an event, and no `[DONE]` follows.
+
+**The end.** After the first SIGTERM or SIGINT new requests get 503 and those under way their answers, for at most
+`drain_seconds`; after a second the server ends at once. **A client that leaves** is noticed by its connection, not by
+what is written to it, so a request that waits or is being read is aborted, too.
+
+Nothing of a prompt, an answer or a key is logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hmac
+import json
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from minimegatron.data.tokenizer import HuggingFaceTokenizer
+from minimegatron.errors import ConfigError, DataError, DeadlineError, MinimegatronError, RankError
+from minimegatron.inference.engine import Engine
+from minimegatron.inference.sequence import Request as EngineRequest
+from minimegatron.serving.answers import DONE, ChatFormat, Choice, CompletionFormat, Format, Tokens, event, usage_of
+from minimegatron.serving.engine_thread import EngineThread, Full, ShuttingDown, Stream
+from minimegatron.serving.metrics import Metrics
+from minimegatron.serving.protocol import (
+    ApiError,
+    ChatRequest,
+    CompletionRequest,
+    Defaults,
+    read,
+    refuse,
+    sampling_of,
+    seed_of,
+)
+
+T = TypeVar("T")
+BODY_SECONDS = 30.0
+GRACE_SECONDS = 60.0  # beyond a request's deadline, which the engine's thread keeps
+WITHOUT_KEY = ("/", "/health")
+PAGE = Path(__file__).with_name("chat.html")
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerConfig:
+    """Who may ask a server, and how much.
+
+    Args:
+        served_model_name: what `model` has to be.
+        api_key: what `Authorization: Bearer` has to be; None for whoever reaches it.
+        max_queue: answers that may be open beyond those that run.
+        request_seconds: longest life of a request.
+        max_body_bytes: of a request.
+        drain_seconds: for requests under way when the server ends.
+    """
+
+    served_model_name: str
+    api_key: str | None = None
+    max_queue: int = 256
+    request_seconds: float = 600.0
+    max_body_bytes: int = 4 << 20
+    drain_seconds: float = 10.0
+
+
+class Service:
+    """A model that answers requests.
+
+    Args:
+        engine: rank 0's.
+        tokenizer: reads special tokens in prompts.
+        stop_ids: that end an answer.
+        defaults: of what a request leaves open.
+        config: who may ask, and how much.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: HuggingFaceTokenizer,
+        stop_ids: Sequence[int],
+        defaults: Defaults,
+        config: ServerConfig,
+    ) -> None:
+        self.engine, self.tokenizer, self.config, self.defaults = engine, tokenizer, config, defaults
+        self.stop_ids, self.tokens = frozenset(stop_ids), Tokens(tokenizer)
+        self.metrics = Metrics(engine, config.served_model_name)
+        self.thread = EngineThread(
+            engine,
+            self.tokens.decode,
+            max_queue=config.max_queue,
+            request_seconds=config.request_seconds,
+            observe=self.metrics.observe,
+        )
+        self._reader = ThreadPoolExecutor(
+            1, "tokenizer"
+        )  # a long prompt takes a second, and the loop has others to serve
+        self.draining = False
+        self.started = int(time.time())
+        blocks = engine.scheduler.blocks
+        self.room = min(engine.max_model_len, blocks.capacity * blocks.page_size)
+
+    # ------------------------------------------------------------------------------------------------ requests
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ApiError for another model than the one served."""
+        if name not in (None, self.config.served_model_name):
+            what = f"the model {str(name)[:128]!r} is not served here; {self.config.served_model_name!r} is"
+            raise ApiError(404, what, "not_found_error", "model", "model_not_found")
+
+    def ids_of(self, text: str) -> list[int]:
+        """Ids of a prompt, which begins as the tokenizer begins a text, once."""
+        begins = self.tokenizer.named.get("bos_token")
+        return self.tokenizer.tokenize(text, add_special_tokens=False if begins and text.startswith(begins) else None)
+
+    def chat_ids(self, body: ChatRequest) -> list[int]:
+        """Ids of a conversation in the model's own form."""
+        text = self.tokenizer.apply_chat_template([message.plain() for message in body.messages])
+        return self.tokenizer.tokenize(text, add_special_tokens=False)
+
+    async def _read(self, reads: Callable[[T], list[int]], what: T) -> list[int]:
+        return await asyncio.get_running_loop().run_in_executor(self._reader, reads, what)
+
+    def close(self) -> None:
+        """End the threads.
+
+        Raises:
+            DeadlineError: a step does not end.
+        """
+        self._reader.shutdown()
+        self.thread.close()
+
+    def request(
+        self, body: CompletionRequest | ChatRequest, prompt: Sequence[int], max_tokens: int | None, **more: Any
+    ) -> EngineRequest:
+        """What the engine is asked for.
+
+        Raises:
+            ApiError: 400.
+        """
+        source = "messages" if isinstance(body, ChatRequest) else "prompt"
+        vocab_size, n = self.engine.model.config.vocab_size, more.get("n", 1)
+        if not prompt:
+            raise refuse(f"`{source}`: no token", source, "invalid_value")
+        for name, ids in ((source, prompt), ("stop_token_ids", body.stop_token_ids or ())):
+            for token in ids:
+                if not 0 <= token < vocab_size:
+                    raise refuse(f"`{name}`: {token} is not in a vocabulary of {vocab_size}", name, "invalid_value")
+        if n > (seats := self.engine.scheduler.max_num_seqs):
+            name = "n" if n == body.n else "best_of"
+            raise refuse(f"`{name}`: {n} answers, of which this server has {seats} at once", name, "invalid_value")
+        left = self.room - len(prompt)
+        if max_tokens is None:
+            max_tokens = left
+        if left < 1 or max_tokens > left:
+            what = f"this model's context is {self.room} tokens; the prompt has {len(prompt)}"
+            if left > 0:
+                source, what = "max_tokens", f"{what} and at most {max_tokens} new ones were asked for"
+            raise refuse(what, source, "context_length_exceeded")
+        if (least := body.min_tokens or 0) > max_tokens:
+            raise refuse(f"`min_tokens` is {least}, and at most {max_tokens} are made", "min_tokens", "invalid_value")
+        stops = frozenset(body.stop_token_ids or ()) | (frozenset() if body.ignore_eos else self.stop_ids)
+        return EngineRequest(
+            tuple(prompt),
+            max(max_tokens, 1),
+            sampling_of(body, self.defaults, vocab_size),
+            stops,
+            min_new_tokens=least,
+            raw_log_probs=True,
+            salt=body.cache_salt or "",
+            **more,
+        )
+
+    def submit(self, requests: Sequence[EngineRequest], body: CompletionRequest | ChatRequest) -> list[Stream]:
+        """All of them begin, or none."""
+        streams: list[Stream] = []
+        try:
+            for request in requests:
+                streams.append(self.thread.submit(request, body.stops, bool(body.include_stop_str_in_output)))
+        except Exception:
+            self.leave(streams)
+            raise
+        return streams
+
+    def leave(self, streams: Sequence[Stream]) -> None:
+        """Nobody waits for them any more."""
+        for stream in streams:
+            self.thread.leave(stream)
+
+    # ------------------------------------------------------------------------------------------------- answers
+
+    async def completions(self, request: Request) -> Response:
+        """`POST /v1/completions`."""
+        body = read(CompletionRequest, await read_body(request, self.config.max_body_bytes))
+        self.check_model(body.model)
+        n, echo = body.n or 1, bool(body.echo)
+        best_of = n if body.best_of is None else body.best_of
+        if best_of < n or (body.stream and best_of > n):
+            what = "it is smaller than `n`" if best_of < n else "the best is known when all are over: not with `stream`"
+            raise refuse(f"`best_of`: {what}", "best_of", "invalid_value")
+        max_tokens = 16 if body.max_tokens is None else body.max_tokens
+        if max_tokens == 0 and not echo:
+            raise refuse("`max_tokens`: 0 without `echo` asks for nothing", "max_tokens", "invalid_value")
+        prompts = [
+            prompt if isinstance(prompt, list) else await self._read(self.ids_of, prompt) for prompt in body.prompts
+        ]
+        log_probs = body.logprobs if best_of == n else body.logprobs or 0
+        more = {"n": best_of, "seed": seed_of(body), "log_probs": log_probs}
+        more["prompt_log_probs"] = body.logprobs if echo else None
+        requests = [self.request(body, prompt, max_tokens, **more) for prompt in prompts]
+        form = CompletionFormat(body, self.config.served_model_name, self.tokens)
+        echoes = [p if isinstance(p, str) else self.tokens.decode(p) for p in body.prompts] if echo else None
+        return await self._answer(request, form, requests, n, echoes, drop=max_tokens == 0)
+
+    async def chat(self, request: Request) -> Response:
+        """`POST /v1/chat/completions`."""
+        body = read(ChatRequest, await read_body(request, self.config.max_body_bytes))
+        self.check_model(body.model)
+        if body.top_logprobs is not None and not body.logprobs:
+            raise refuse("`top_logprobs` without `logprobs`", "top_logprobs", "invalid_value")
+        if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
+            raise refuse("`max_tokens` and `max_completion_tokens` differ", "max_tokens", "invalid_value")
+        prompt = await self._read(self.chat_ids, body)
+        asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        log_probs = (body.top_logprobs or 0) if body.logprobs else None
+        made = self.request(body, prompt, asked, n=body.n or 1, seed=seed_of(body), log_probs=log_probs)
+        form = ChatFormat(body, self.config.served_model_name, self.tokens)
+        return await self._answer(request, form, [made], made.n, None)
+
+    async def _answer(
+        self,
+        request: Request,
+        form: Format,
+        requests: Sequence[EngineRequest],
+        n: int,
+        echoes: Sequence[str] | None,
+        drop: bool = False,
+    ) -> Response:
+        """Whole or as events, whatever becomes of the client."""
+        streams = self.submit(requests, form.body)
+        if form.body.stream:
+            return Events(self._events(form, streams, echoes, drop), leave=lambda: self.leave(streams))
+        try:
+            choices = await unless_gone(request, self._collect(form, streams, echoes, drop))
+        finally:
+            self.leave(streams)
+        if choices is None:
+            return Response(status_code=499)  # nobody reads it
+        shown = []
+        for each in choices:
+            shown += each if len(each) == n else sorted(each, key=lambda choice: -choice.mean)[:n]
+        for index, choice in enumerate(shown):
+            choice.index = index
+        every = [choice for each in choices for choice in each]
+        return json_response(form.whole(shown, usage_of(streams, every)))
+
+    async def _pieces(
+        self, form: Format, stream: Stream, choices: Sequence[Choice], echo: str | None, drop: bool
+    ) -> AsyncIterator[tuple[Choice, str, list[Any]]]:
+        """What each piece adds to an answer: (which, text, entries of log-probabilities)."""
+        left, begun = len(choices), set[int]()
+        while left:
+            piece = await stream.next(self.config.request_seconds + GRACE_SECONDS)
+            choice = choices[piece.index]
+            before, entries = "", list[Any]()
+            if piece.index not in begun and echo is not None:
+                assert isinstance(form, CompletionFormat), "only a completion repeats its prompt"
+                before, entries = echo, form.echo(choice, echo, stream)
+            begun.add(piece.index)
+            if drop:
+                piece = dataclasses.replace(piece, text="", tokens=(), log_probs=(), top=(), reason="length")
+            left -= piece.reason is not None
+            entries = entries + form.take(choice, piece)
+            yield choice, before + piece.text, entries
+
+    async def _collect(
+        self, form: Format, streams: Sequence[Stream], echoes: Sequence[str] | None, drop: bool
+    ) -> list[list[Choice]]:
+        """The whole answers to each prompt."""
+        found = []
+        for i, stream in enumerate(streams):
+            choices = [Choice(index) for index in range(stream.request.n)]
+            async for _ in self._pieces(form, stream, choices, echoes[i] if echoes else None, drop):
+                pass
+            found.append(choices)
+        return found
+
+    async def _events(
+        self, form: Format, streams: Sequence[Stream], echoes: Sequence[str] | None, drop: bool
+    ) -> AsyncIterator[bytes]:
+        """The answers as they come; those to several prompts one prompt after the other."""
+        every: list[Choice] = []
+        try:
+            for i, stream in enumerate(streams):
+                choices = [Choice(len(every) + index) for index in range(stream.request.n)]
+                every += choices
+                if isinstance(form, ChatFormat):
+                    for choice in choices:
+                        yield form.first(choice.index)
+                pieces = self._pieces(form, stream, choices, echoes[i] if echoes else None, drop)
+                async for choice, text, entries in pieces:
+                    if text or entries or choice.reason is not None:
+                        yield form.chunk(choice.index, form.delta(text), entries, choice.reason)
+            if form.body.include_usage:
+                yield form.usage_chunk(usage_of(streams, every))
+            yield DONE
+        except MinimegatronError as error:
+            yield event(api_error(error).body)
+
+    # --------------------------------------------------------------------------------------------- other routes
+
+    def model(self) -> dict[str, Any]:
+        """The model as `/v1/models` shows it."""
+        return {
+            "id": self.config.served_model_name,
+            "object": "model",
+            "created": self.started,
+            "owned_by": "minimegatron",
+            "max_model_len": self.room,
+        }
+
+    def health(self) -> Response:
+        """200 where a request would be served."""
+        well = self.thread.healthy and not self.draining
+        status = "ok" if well else "draining" if self.draining else f"failing: {self.thread.failure or 'steps raise'}"
+        return json_response({"status": status}, 200 if well else 503)
+
+
+class Events(StreamingResponse):
+    """Server-sent events; `leave` is called when the last was sent, or the client has left."""
+
+    def __init__(self, content: AsyncIterator[bytes], leave: Callable[[], None]) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(content, media_type="text/event-stream", headers=headers)
+        self._leave = leave
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._leave()
+
+
+async def unless_gone(request: Request, work: Awaitable[T]) -> T | None:
+    """What `work` returns; None where the client has left before."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return tasks[0].result() if tasks[0].done() else None  # no deadline: it is done
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """The body of a request.
+
+    Raises:
+        ApiError: it is too large, of another kind, or does not come.
+    """
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise ApiError(415, "the body has to be of Content-Type application/json")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise ApiError(415, "a compressed body is not read: send it as it is")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > most:
+                    raise ApiError(413, f"the body has more than {most} bytes", headers={"Connection": "close"})
+    except TimeoutError:
+        raise ApiError(408, f"the body did not come in {BODY_SECONDS:.0f} s", headers={"Connection": "close"}) from None
+    return bytes(body)
+
+
+def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A response; letters beyond ASCII are escaped, so that half a surrogate pair is sent as it came."""
+    return Response(json.dumps(value), status, headers, media_type="application/json")
+
+
+def api_error(error: Exception) -> ApiError:
+    """An error of ours as OpenAI says it."""
+    if isinstance(error, ApiError):
+        return error
+    text = error.what + (f"; {error.fix}" if error.fix else "") if isinstance(error, MinimegatronError) else str(error)
+    if isinstance(error, Full):
+        retry = {"Retry-After": str(error.retry_after)}
+        return ApiError(429, text, "rate_limit_error", code="rate_limit_exceeded", headers=retry)
+    if isinstance(error, ShuttingDown):
+        return ApiError(503, text, "service_unavailable_error", headers={"Retry-After": "1"})
+    if isinstance(error, DeadlineError):
+        return ApiError(504, text, "timeout_error", code="timeout")
+    if isinstance(error, ConfigError | DataError):
+        return refuse(text)
+    return ApiError(500, text or type(error).__name__, "server_error")
+
+
+class Guard:
+    """Asks for the key, before any route is looked for, and turns new requests away once the server ends.
+
+    Args:
+        app: what is guarded.
+        service: whose key.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app, self.service = app, service
+        key = service.config.api_key
+        self._wanted = None if key is None else f"Bearer {key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (error := self._refusal(scope)) is not None:
+            await json_response(error.body, error.status, error.headers)(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        if self._wanted is not None and scope["path"] not in WITHOUT_KEY:
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(given, self._wanted):
+                what = "no API key, or a wrong one: `Authorization: Bearer KEY`"
+                headers = {"WWW-Authenticate": "Bearer"}
+                return ApiError(401, what, "authentication_error", code="invalid_api_key", headers=headers)
+        if self.service.draining and scope["method"] == "POST":
+            return api_error(ShuttingDown("the server is shutting down", fix="ask another server, or this one later"))
+        return None
+
+
+def create_app(service: Service) -> FastAPI:
+    """The application of a service, whose thread lives as long as it."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.thread.start()
+        yield
+        await asyncio.to_thread(service.close)
+
+    app = FastAPI(lifespan=lifespan, openapi_url=None)
+    app.add_middleware(Guard, service=service)
+
+    async def answer_error(_: Request, error: Exception) -> Response:
+        said = api_error(error)
+        return json_response(said.body, said.status, said.headers)
+
+    async def http_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException), "registered for it"
+        said = ApiError(error.status_code, str(error.detail))
+        return json_response(said.body, said.status, dict(error.headers or {}))
+
+    for kind in (ApiError, MinimegatronError, Exception):
+        app.add_exception_handler(kind, answer_error)
+    app.add_exception_handler(HTTPException, http_error)
+
+    app.add_api_route("/v1/completions", service.completions, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/chat/completions", service.chat, methods=["POST"], response_model=None)
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return json_response({"object": "list", "data": [service.model()]})
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        service.check_model(name)
+        return json_response(service.model())
+
+    @app.get("/health")
+    async def health() -> Response:
+        return service.health()
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/")
+    async def page() -> Response:
+        policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+        headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff"}
+        return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers=headers)
+
+    return app
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, which drains before it ends, and whose exit status after a signal is 0.
+
+    Args:
+        service: what is served.
+        host, port: where; port 0 for any.
+    """
+
+    def __init__(self, service: Service, host: str = "127.0.0.1", port: int = 8000) -> None:
+        config = uvicorn.Config(
+            create_app(service),
+            host=host,
+            port=port,
+            access_log=False,
+            log_level="warning",
+            server_header=False,
+            timeout_graceful_shutdown=2,
+            h11_max_incomplete_event_size=64 << 10,
+        )
+        super().__init__(config)
+        self.service, self.name = service, service.config.served_model_name
+        self._until: float | None = None
+
+    def run_until_signal(self) -> None:
+        """Serve, in the main thread.
+
+        Raises:
+            ConfigError: the port is taken, or not ours.
+            RankError: the engine has ended.
+        """
+        config = self.config
+        try:
+            family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+            listener = socket.create_server((config.host, config.port), family=family, backlog=config.backlog)
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {config.host}:{config.port}: {error}", fix="another --port") from None
+        host, port = listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        print(f"{self.name} is served on http://{shown}:{port}/v1", file=sys.stderr, flush=True)
+        try:
+            self.run(sockets=[listener])
+        finally:
+            listener.close()
+            if self.started:
+                self.service.close()
+        if (failure := self.service.thread.failure) is not None:
+            raise RankError(f"the engine has ended: {type(failure).__name__}: {failure}") from failure
+
+    def handle_exit(self, sig: int, frame: FrameType | None = None) -> None:
+        """A signal: drain; a second one: end."""
+        if self.service.draining:
+            self.should_exit = self.force_exit = True
+        self.service.draining = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: whether it is over."""
+        service = self.service
+        if service.thread.failure is not None:
+            self.should_exit = True
+        elif service.draining:
+            now = time.monotonic()
+            self._until = self._until or now + service.config.drain_seconds
+            if now > self._until:
+                service.thread.end()
+            self.should_exit = self.should_exit or service.thread.idle or now > self._until
+        return await super().on_tick(counter)

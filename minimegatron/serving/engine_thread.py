@@ -1,0 +1,359 @@
+"""One engine, many connections: requests go in from an event loop, pieces of text come out of a thread.
+
+The problem in a sentence: a step of the engine blocks for milliseconds to seconds, and in that time a hundred
+connections must be read, written, and noticed when they close.
+
+    event loop:  submit -> inbox ............ Stream.queue -> response
+    thread:                  inbox -> step -> detokenize, stop strings -> Stream.queue, a message a step
+
+Everything about a request happens in the thread, between two steps, in the order of the inbox: its beginning, its end
+by a stop string, its deadline, and its abort. So a client that leaves, wherever its request is, costs at most the step
+that is under way, and its pages are others' in the next one.
+
+| what goes wrong           | what happens                                                                        |
+|---------------------------|-------------------------------------------------------------------------------------|
+| too many requests         | `Full`, before anything is kept: the loop counts what is open                       |
+| a request takes too long  | `DeadlineError` in its stream, pages given back                                     |
+| logits are no numbers     | `NumericsError` in that stream alone                                                |
+| a step raises, one rank   | the error in every stream of the engine; the next request is served                 |
+| a step raises, more ranks | the same, and the thread is over (`failure`): the others wait in the middle of it   |
+
+**Idle ranks.** Those that follow wait for a message of rank 0, and a wait has a deadline; so a rank 0 without work
+sends one that says nothing, every `HEARTBEAT_SECONDS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from minimegatron.errors import DeadlineError, MinimegatronError, NumericsError, RankError
+from minimegatron.inference.detokenizer import Detokenizer, StopStrings
+from minimegatron.inference.engine import Engine, check_request
+from minimegatron.inference.sequence import FinishReason, Output, Ranked, Request
+from minimegatron.inference.sequence import Sequence as Answer
+
+HEARTBEAT_SECONDS = 5.0
+
+
+class Full(MinimegatronError):
+    """As many requests are open as the server keeps; `retry_after` in seconds."""
+
+    retry_after = 1
+
+
+class ShuttingDown(MinimegatronError):
+    """The server ends before the request."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """What a step has added to one answer.
+
+    Attributes:
+        index: which of the request's n answers.
+        text: settled by it; with the last piece all that was held back.
+        tokens, log_probs, top: the new ids, and of each what was asked for.
+        reason: "stop", "length", or None while it goes on.
+    """
+
+    index: int
+    text: str
+    tokens: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    top: tuple[Ranked, ...]
+    reason: str | None
+
+
+class Stream:
+    """A request's way back to the event loop.
+
+    Attributes:
+        queue: pieces, and at the end perhaps an error.
+        request: what was asked for.
+        answer: the first answer's sequence, which has the prompt's log-probabilities once there is a piece.
+        cached_tokens: of the prompt, found in pages.
+        made: tokens of all answers so far.
+    """
+
+    def __init__(self, request: Request, request_id: str, stops: Sequence[str], keep_stop: bool) -> None:
+        self.request, self.request_id, self.stops, self.keep_stop = request, request_id, tuple(stops), keep_stop
+        self.loop = asyncio.get_running_loop()
+        self.queue: asyncio.Queue[Piece | Exception] = asyncio.Queue()
+        self.answer: Answer | None = None
+        self.cached_tokens = self.made = 0
+        self.submitted = time.monotonic()
+        self.open = True
+
+    async def next(self, seconds: float) -> Piece:
+        """The next piece.
+
+        Raises:
+            MinimegatronError: what has ended the request.
+            DeadlineError: nothing came, not even an end: the engine is stuck in a step.
+        """
+        try:
+            item = await asyncio.wait_for(self.queue.get(), seconds)  # no deadline: wait_for has it
+        except TimeoutError:
+            raise DeadlineError(f"no token for {seconds:.0f} s: a step of the engine does not end") from None
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+
+@dataclasses.dataclass
+class _Active:
+    stream: Stream
+    texts: list[tuple[Detokenizer, StopStrings]]
+    last: list[float | None]
+    left: int
+    first: float | None = None
+
+
+class EngineThread:
+    """An engine in a thread of its own.
+
+    Args:
+        engine: nobody else steps it. Rank 0's, where there are several.
+        decode: ids -> text.
+        max_queue: sequences that may be open beyond those that run (`max_num_seqs`).
+        request_seconds: longest life of a request.
+        observe: told about each event, in the thread: see `serving/metrics`.
+
+    Attributes:
+        failures: steps in a row that have raised.
+        failure: what has ended the thread, if not `close`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        decode: Callable[[Sequence[int]], str],
+        *,
+        max_queue: int = 256,
+        request_seconds: float = 600.0,
+        observe: Callable[..., None] = lambda *_: None,
+    ) -> None:
+        self.engine, self.decode, self.observe = engine, decode, observe
+        self.request_seconds = request_seconds
+        self.capacity = engine.scheduler.max_num_seqs + max_queue
+        self.failures = 0
+        self.failure: BaseException | None = None
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._active: dict[str, _Active] = {}  # in order of arrival: the first has the first deadline
+        self._open = 0  # sequences, counted in the event loop
+        self._requests = 0
+        self._seconds = 1.0  # a request's life, averaged
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._thread.start()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether a request would be served."""
+        return self._thread.is_alive() and self.failure is None and self.failures < 3
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is open."""
+        return self._open == 0
+
+    def submit(self, request: Request, stops: Sequence[str] = (), keep_stop: bool = False) -> Stream:
+        """A request begins; called in the event loop, as is `leave`, which has to follow whatever happens.
+
+        Raises:
+            DataError, ConfigError: it could never be computed.
+            Full: too many are open.
+            RankError: the engine is over.
+        """
+        if self.failure is not None:
+            raise RankError(
+                f"the engine has ended: {self.failure}", fix="start the server again; its log has the cause"
+            )
+        request_id = f"request {self._requests}"
+        check_request(request, "the request", self.engine.model.config.vocab_size)
+        self.engine.scheduler.check(request, "the request")
+        if self._open + request.n > self.capacity:
+            error = Full(f"{self._open} answers are open, of at most {self.capacity}", fix="ask again later")
+            error.retry_after = min(60, max(1, math.ceil(self._seconds)))
+            raise error
+        self._requests += 1
+        self._open += request.n
+        stream = Stream(request, request_id, stops, keep_stop)
+        self._inbox.put(lambda: self._begin(stream))
+        return stream
+
+    def leave(self, stream: Stream) -> None:
+        """Nobody waits for a stream any more: it is aborted where it is not over. Twice is once."""
+        if stream.open:
+            stream.open = False
+            self._open -= stream.request.n
+            self._seconds += 0.1 * (time.monotonic() - stream.submitted - self._seconds)
+            self._inbox.put(lambda: self._abort(stream.request_id))
+
+    def end(self) -> None:
+        """The thread ends after its step; streams that are open get an error."""
+        self._inbox.put(None)
+
+    def close(self, seconds: float = 10.0) -> None:
+        """`end`, and wait for it.
+
+        Raises:
+            DeadlineError: a step does not end.
+        """
+        self.end()
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            raise DeadlineError(f"the engine has not ended a step in {seconds:.0f} s")
+
+    # ------------------------------------------------------------------------------------------- in the thread
+
+    def _run(self) -> None:
+        engine = self.engine
+        try:
+            if (device := engine.runner.cache.device).type == "cuda":
+                import torch
+
+                torch.cuda.set_device(device)  # belongs to a thread
+            while self._read_inbox():
+                self._end_overdue()
+                if not engine.has_work:
+                    continue
+                try:
+                    self._hand_out(engine.step())
+                    self.failures = 0
+                except Exception as error:  # of a request's numbers or of the machine: its requests end, others come
+                    self.failures += 1
+                    self._fail_all(error)
+                    if not engine.runner.alone:
+                        raise
+        except BaseException as error:
+            self.failure = error
+            self._fail_all(error)
+        else:
+            self._fail_all(ShuttingDown("the server is shutting down", fix="ask another server, or this one later"))
+            engine.stop()
+
+    def _read_inbox(self) -> bool:
+        """Do what has come; without work wait for it. False when it is over."""
+        while True:
+            try:
+                item = self._inbox.get(timeout=0 if self.engine.has_work else HEARTBEAT_SECONDS)
+            except queue.Empty:
+                if self.engine.has_work:
+                    return True
+                self.engine.heartbeat()
+                continue
+            if item is None:
+                return False
+            item()
+
+    def _begin(self, stream: Stream) -> None:
+        request, decode = stream.request, self.decode
+        try:
+            self.engine.add_request(request, stream.request_id)
+        except MinimegatronError as error:
+            _send([(stream, error)])
+            return
+        stream.answer = self.engine.sequences[stream.request_id][0]
+        texts = [(Detokenizer(decode, request.prompt), StopStrings(stream.stops)) for _ in range(request.n)]
+        self._active[stream.request_id] = _Active(stream, texts, [None] * request.n, request.n)
+
+    def _abort(self, request_id: str, reason: str = "abort") -> None:
+        if (active := self._active.pop(request_id, None)) is not None:
+            self.engine.abort(request_id)
+            self.observe("finished", active.stream, reason, active.first)
+
+    def _end_overdue(self) -> None:
+        now = time.monotonic()
+        while self._active:
+            stream = next(iter(self._active.values())).stream
+            if now - stream.submitted < self.request_seconds:
+                return
+            self._abort(stream.request_id)
+            what = f"the request took longer than {self.request_seconds:g} s"
+            _send([(stream, DeadlineError(what, fix="fewer tokens, or a server with a longer --request-timeout"))])
+
+    def _fail_all(self, error: BaseException) -> None:
+        streams = [active.stream for active in self._active.values()]
+        for stream in streams:
+            self._abort(stream.request_id, "error")
+        told = error if isinstance(error, ShuttingDown) else RankError(f"{type(error).__name__}: {error}")
+        _send([(stream, told) for stream in streams])
+
+    def _hand_out(self, outputs: Sequence[Output]) -> None:
+        now, sent = time.monotonic(), list[tuple[Stream, Piece | Exception]]()
+        for output in outputs:
+            active = self._active.get(output.request_id)
+            if active is None:
+                continue
+            stream = active.stream
+            if active.first is None:
+                active.first = now
+                assert stream.answer is not None, "it has begun"
+                stream.cached_tokens = stream.answer.cached
+                self.observe("first_token", stream, now - stream.submitted)
+            elif (last := active.last[output.index]) is not None:
+                self.observe("next_token", stream, now - last)
+            active.last[output.index] = now
+            stream.made += len(output.tokens)
+            if output.reason is FinishReason.ERROR:
+                self._abort(output.request_id, "error")
+                what = "the model's logits are not finite"
+                sent.append((stream, NumericsError(what, fix="check the checkpoint, or a wider params_dtype")))
+                continue
+            piece = self._piece(active, output)
+            sent.append((stream, piece))
+            if piece.reason is not None:
+                active.left -= 1
+                if not active.left:
+                    del self._active[output.request_id]
+                    self.observe("finished", stream, piece.reason, active.first)
+        _send(sent)
+
+    def _piece(self, active: _Active, output: Output) -> Piece:
+        detokenizer, stops = active.texts[output.index]
+        request, text, count, reason = active.stream.request, "", 0, output.reason
+        for token in output.tokens:
+            count += 1
+            ends = token in request.stop_ids and reason is FinishReason.STOP and count == len(output.tokens)
+            text += stops.push("" if ends else detokenizer.push(token))
+            if stops.found is not None:
+                break
+        if reason is not None and stops.found is None:
+            text += stops.push(detokenizer.flush())
+            text += "" if stops.found is not None else stops.flush()
+        if stops.found is not None:
+            text += stops.found if active.stream.keep_stop else ""
+            if reason is None:
+                sequence = self.engine.sequences[output.request_id][output.index]
+                self.engine.finish(sequence, FinishReason.STOP)
+            reason = FinishReason.STOP
+        return Piece(
+            output.index,
+            text,
+            output.tokens[:count],
+            output.log_probs[:count],
+            output.top[:count],
+            None if reason is None else reason.value,
+        )
+
+
+def _send(items: Sequence[tuple[Stream, Piece | Exception]]) -> None:
+    """Into the queues of the event loop, all at once."""
+    if items:
+
+        def put() -> None:
+            for stream, item in items:
+                stream.queue.put_nowait(item)
+
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            items[0][0].loop.call_soon_threadsafe(put)

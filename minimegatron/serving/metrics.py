@@ -1,0 +1,109 @@
+"""What happens in a server, as Prometheus reads it, under vLLM's names: a dashboard made for one shows the other.
+
+| what                              | kind      | from                                                                |
+|-----------------------------------|-----------|---------------------------------------------------------------------|
+| requests that run and wait, pages | gauge     | the scheduler, at the moment of the question                        |
+| tokens, hits, preemptions         | counter   | counters of the engine, read then                                   |
+| waits and lengths of requests     | histogram | the engine's thread, as requests go by                              |
+
+A metric has the label `model_name`. vLLM: `docs/usage/metrics.md`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from minimegatron.inference.engine import Engine
+from minimegatron.serving.engine_thread import Stream
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+LENGTHS = tuple(1 << i for i in range(18))
+
+
+class Metrics:
+    """The metrics of one engine.
+
+    Args:
+        engine: whose counters are read.
+        model_name: the label.
+    """
+
+    def __init__(self, engine: Engine, model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        self._engine, self._name = engine, model_name
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            made = Histogram(f"vllm:{name}", text, ["model_name"], registry=self.registry, buckets=buckets)
+            return made.labels(model_name)
+
+        self._first = histogram("time_to_first_token_seconds", "From arrival to the first token.", SECONDS)
+        self._next = histogram("inter_token_latency_seconds", "From a token to the next.", SECONDS)
+        self._whole = histogram("e2e_request_latency_seconds", "From arrival to the last token.", SECONDS)
+        self._prompt = histogram("request_prompt_tokens", "Tokens of a prompt.", LENGTHS)
+        self._answer = histogram("request_generation_tokens", "Tokens of all answers of a request.", LENGTHS)
+        self._each = histogram("request_time_per_output_token_seconds", "Mean of a request's tokens.", SECONDS)
+        self._over = Counter(
+            "vllm:request_success",
+            "Requests that are over, by reason.",
+            ["model_name", "finished_reason"],
+            registry=self.registry,
+        )
+        self._read: dict[str, int] = {"prompt": 0}
+        self.registry.register(_Reader(self))  # type: ignore[arg-type]
+
+    def observe(self, event: str, stream: Stream, *values: Any) -> None:
+        """What `EngineThread` says."""
+        if event == "first_token":
+            self._first.observe(values[0])
+            self._read["prompt"] += len(stream.request.prompt)
+        elif event == "next_token":
+            self._next.observe(values[0])
+        else:
+            reason, first = values
+            now, made = time.monotonic(), stream.made
+            self._over.labels(self._name, reason).inc()
+            self._whole.observe(now - stream.submitted)
+            self._prompt.observe(len(stream.request.prompt))
+            self._answer.observe(made)
+            if first is not None and made > 1:
+                self._each.observe((now - first) / (made / stream.request.n))
+
+    def text(self) -> bytes:
+        """What `/metrics` answers."""
+        return generate_latest(self.registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """The numbers that the engine has anyway."""
+        engine, label = self._engine, ["model_name"]
+        scheduler, blocks = engine.scheduler, engine.scheduler.blocks
+        used = 1.0 - blocks.available / blocks.capacity
+        for name, text, value in (
+            ("num_requests_running", "Sequences that run.", len(scheduler.running)),
+            ("num_requests_waiting", "Sequences that wait.", len(scheduler.waiting)),
+            ("kv_cache_usage_perc", "Share of pages in use; 1 is all.", used),
+        ):
+            gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=label)
+            gauge.add_metric([self._name], value)
+            yield gauge
+        for name, text, value in (
+            ("prompt_tokens", "Tokens of prompts that were read.", self._read["prompt"]),
+            ("generation_tokens", "Tokens that were drawn.", engine.drawn_tokens),
+            ("num_preemptions", "Sequences that lost their pages.", scheduler.preemptions),
+            ("prefix_cache_queries", "Tokens of prompts that were looked for in pages.", blocks.asked),
+            ("prefix_cache_hits", "Those that were found.", blocks.hits),
+        ):
+            counter = CounterMetricFamily(f"vllm:{name}", text, labels=label)
+            counter.add_metric([self._name], value)
+            yield counter
+
+
+class _Reader:
+    """prometheus_client's form of a collector."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.collect = metrics.collect

@@ -1,0 +1,309 @@
+"""OpenAI's requests: every field is honoured, or refused by its name.
+
+The problem in a sentence: a server that drops `stop` or `seed` in silence answers, and wrongly.
+
+| field                                                                  | here                                        |
+|------------------------------------------------------------------------|---------------------------------------------|
+| `temperature`, `top_p`, `seed`, `n`, `stop`, `logit_bias`, penalties   | honoured; temperature 0 is greedy           |
+| `max_tokens`, `max_completion_tokens`                                  | default 16; in a chat: all that fit         |
+| `logprobs`, `top_logprobs`, `echo`, `best_of`                          | honoured; of the model's own logits, raw    |
+| `stream`, `stream_options`                                             | honoured                                    |
+| `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `stop_token_ids` | vLLM's, honoured                            |
+| `ignore_eos`, `include_stop_str_in_output`, `cache_salt`               | vLLM's, honoured                            |
+| `user`, `safety_identifier`, `prompt_cache_key`                        | taken: names, which change no answer        |
+| `REFUSED`                                                              | 400, unless the value asks for nothing      |
+| anything else, a wrong type, a number out of range                     | 400                                         |
+
+A body is JSON in UTF-8, without a key twice and without NaN. What a request leaves open is what
+`generation_config.json` says, else OpenAI's default.
+
+OpenAI's API reference, "Completions" and "Chat"; vLLM: `vllm/entrypoints/openai/`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import secrets
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from minimegatron.errors import did_you_mean
+from minimegatron.inference.sampling import SamplingParams
+
+MOST_LOGPROBS = 20
+MOST_STOPS = 16
+GREEDY_BELOW = 1e-5  # a temperature that no logits survive
+
+
+class ApiError(Exception):
+    """A request that is not answered, in OpenAI's form.
+
+    Args:
+        status: of HTTP.
+        message: for a person.
+        kind: OpenAI's `type`.
+        param: the field.
+        code: for a program.
+        headers: of the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.headers = status, dict(headers or {})
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def refuse(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A request that asks for something that cannot be."""
+    return ApiError(400, message, param=param, code=code)
+
+
+# field -> (values that ask for nothing, why it is refused)
+NOTHING: tuple[Any, ...] = (None,)
+REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "tools": ((None, []), "no tools are called here"),
+    "tool_choice": ((None, "none", "auto"), "no tools are called here"),
+    "parallel_tool_calls": ((None, True, False), "no tools are called here"),
+    "functions": ((None, []), "no functions are called here"),
+    "function_call": ((None, "none", "auto"), "no functions are called here"),
+    "response_format": ((None, {"type": "text"}), "answers are text that no grammar bounds"),
+    "modalities": ((None, ["text"]), "answers are text"),
+    "audio": (NOTHING, "answers are text"),
+    "prediction": (NOTHING, "there is no predicted output here"),
+    "reasoning_effort": (NOTHING, "how long a model reasons is in its chat template"),
+    "verbosity": (NOTHING, "say it in the prompt"),
+    "web_search_options": (NOTHING, "nothing is looked up"),
+    "service_tier": ((None, "auto", "default"), "there is one tier"),
+    "store": ((None, False), "nothing is stored"),
+    "metadata": ((None, {}), "nothing is stored"),
+    "prompt_cache_retention": (NOTHING, "pages are kept until room is needed"),
+    "suffix": ((None, ""), "models here continue a text, and fill in none"),
+    "use_beam_search": ((None, False), "answers are drawn"),
+    "length_penalty": ((None, 1, 1.0), "it belongs to beam search"),
+}
+
+Count = Annotated[int, Field(ge=1, le=1 << 31)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Stop = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class StreamOptions(_Strict):
+    """What a stream says beside the answer."""
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class _Common(_Strict):
+    model: str | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=1 << 31)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    top_k: Annotated[int, Field(ge=-1, le=1 << 31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=1 << 31)] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=256)] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the counts of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+Ids = Annotated[list[int], Field(min_length=1)]
+
+
+class CompletionRequest(_Common):
+    """The body of `POST /v1/completions`."""
+
+    prompt: str | Ids | Annotated[list[str], Field(min_length=1)] | Annotated[list[Ids], Field(min_length=1)]
+    best_of: Annotated[int, Field(ge=1, le=128)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """One or more."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        return [self.prompt] if isinstance(self.prompt[0], int) else self.prompt  # type: ignore[list-item, return-value]
+
+
+class TextPart(_Strict):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Strict):
+    """One message of a conversation; a developer's is the system's."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+    def plain(self) -> dict[str, str]:
+        """As a template reads it."""
+        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": content, **({} if self.name is None else {"name": self.name})}
+
+
+class ChatRequest(_Common):
+    """The body of `POST /v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+
+
+Body = TypeVar("Body", bound=_Common)
+
+
+def read(kind: type[Body], raw: bytes) -> Body:
+    """A request from its body.
+
+    Raises:
+        ApiError: 400; names the field.
+    """
+    try:
+        found = json.loads(raw.decode("utf-8"), parse_constant=_no_number, object_pairs_hook=_once)
+    except (UnicodeDecodeError, ValueError, RecursionError) as error:
+        reason = "too deep" if isinstance(error, RecursionError) else error
+        raise refuse(f"the body is not JSON in UTF-8: {reason}") from None
+    if not isinstance(found, dict):
+        raise refuse(f"the body is a JSON {type(found).__name__}, and not an object")
+    for name in [name for name in found if name in REFUSED]:
+        nothing, why = REFUSED[name]
+        value = found.pop(name)
+        if not any(type(value) is type(each) and value == each for each in nothing):
+            raise refuse(f"`{name}` is not supported: {why}", name, "unsupported_parameter")
+    for name in found:
+        if name not in kind.model_fields:
+            near = did_you_mean(name, kind.model_fields)
+            raise refuse(
+                f"unknown parameter `{name[:64]}`{f'; {near}' if near else ''}", name[:64], "unknown_parameter"
+            )
+    try:
+        body = kind.model_validate(found)
+    except ValidationError as error:
+        raise _told(error, found) from None
+    if body.stream_options is not None and not body.stream:
+        raise refuse("`stream_options` without `stream`", "stream_options")
+    return body
+
+
+def _told(error: ValidationError, found: Mapping[str, Any]) -> ApiError:
+    first, *_ = error.errors(include_url=False, include_input=False, include_context=False)
+    name = str(first["loc"][0]) if first["loc"] else ""
+    inside = [
+        str(part) for part in first["loc"][1:] if isinstance(part, int) or part in ("role", "content", "type", "text")
+    ]
+    param = ".".join([name, *inside])
+    code = "missing_required_parameter" if first["type"] == "missing" and name not in found else "invalid_value"
+    return refuse(f"`{param}`: {first['msg']}", name, code)
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is no number")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        name = next(name for i, (name, _) in enumerate(pairs) if name in dict(pairs[:i]))
+        raise ValueError(f"{name[:64]!r} stands twice in an object")
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Defaults:
+    """What a request has that does not say it, of `generation_config.json`."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    @classmethod
+    def of(cls, generation_config: Mapping[str, Any]) -> Defaults:
+        """Those that the file has."""
+        values = {
+            field.name: type(field.default)(value)
+            for field in dataclasses.fields(cls)
+            if isinstance(value := generation_config.get(field.name), int | float) and not isinstance(value, bool)
+        }
+        return cls(**values)
+
+
+def sampling_of(body: _Common, defaults: Defaults, vocab_size: int) -> SamplingParams:
+    """How tokens are drawn.
+
+    Raises:
+        ApiError: 400.
+    """
+
+    def get(name: str) -> Any:
+        value = getattr(body, name)
+        return getattr(defaults, name) if value is None else value
+
+    bias = []
+    for word, value in (body.logit_bias or {}).items():
+        if not (word.isascii() and word.isdigit() and len(word) < 10 and int(word) < vocab_size):
+            what = f"`logit_bias`: {word[:32]!r} is no id of a vocabulary of {vocab_size}"
+            raise refuse(what, "logit_bias", "invalid_value")
+        bias.append((int(word), float(value)))
+    changed: dict[str, Any] = {
+        "repetition_penalty": float(get("repetition_penalty")),
+        "presence_penalty": float(body.presence_penalty or 0.0),
+        "frequency_penalty": float(body.frequency_penalty or 0.0),
+        "logit_bias": tuple(bias),
+    }
+    temperature, top_k, top_p = float(get("temperature")), max(0, get("top_k")), float(get("top_p"))
+    if temperature < GREEDY_BELOW or top_k == 1 or top_p == 0.0:
+        return SamplingParams(top_k=1, **changed)
+    return SamplingParams(temperature, top_k, top_p, float(get("min_p")), **changed)
+
+
+def seed_of(body: _Common) -> int:
+    """The request's, or one that nobody has had."""
+    return body.seed if body.seed is not None else secrets.randbits(62)
