@@ -75,7 +75,7 @@ def serve_replicas(argv: Sequence[str], args: argparse.Namespace) -> None:
             f"{len(visible)} GPUs for {size} replicas of {ranks}", fix=f"at most {len(visible) // ranks} replicas"
         )
     try:
-        from minimegatron.serving import router
+        from minimegatron.serving import replicas
     except ModuleNotFoundError as error:
         raise ConfigError(f"serving needs the package {error.name}", fix="pip install 'minimegatron[serve]'") from None
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -83,7 +83,7 @@ def serve_replicas(argv: Sequence[str], args: argparse.Namespace) -> None:
     def environment(number: int) -> Mapping[str, str]:
         return {**os.environ, **gpus_of(number, ranks, visible)}
 
-    router.serve(
+    replicas.serve(
         lambda number, replica_port: replica_argv(argv, replica_port, ranks),
         size,
         args.host,

@@ -20,7 +20,8 @@ from minimegatron.commands.serve_replicas import gpus_of, replica_argv
 from minimegatron.launch.procs import children
 from minimegatron.serving import router as module
 from minimegatron.serving.http_client import Client, ServerSentEvents
-from minimegatron.serving.router import Processes, Replica, Ring, Router, beginning, choose, merged
+from minimegatron.serving.replicas import Processes, free_ports
+from minimegatron.serving.router import Replica, Ring, Router, beginning, choose, merged
 from tests.serving.fake import CLOSE, HANG, FakeServer, completion, event, plain, stream
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -326,7 +327,7 @@ def test_metrics_pass_the_key_on_and_count_what_the_router_did():
 
 
 def test_a_process_that_dies_is_started_again_and_in_the_end_left_out(caplog, tmp_path):
-    caplog.set_level(logging.INFO, module.__name__)
+    caplog.set_level(logging.INFO, "minimegatron.serving")
     router = Router(["http://127.0.0.1:1", "http://127.0.0.1:2"])
     program = f"echo $0 >> {tmp_path}/starts; exit 3"
     processes = Processes(router, lambda number, port: ["/bin/sh", "-c", program, f"{number}:{port}"], backoff=0.001)
@@ -371,7 +372,7 @@ async def only_first_of_one(router, servers):
 
 SERVE = """
 import logging, sys
-from minimegatron.serving.router import serve
+from minimegatron.serving.replicas import serve
 logging.basicConfig(level=logging.INFO, stream=sys.stdout)
 serve(lambda number, port: [sys.executable, "-m", "tests.serving.replica", str(port), str(number)], 2, "127.0.0.1",
       int(sys.argv[1]))
@@ -400,7 +401,7 @@ async def until(condition):
 
 def test_two_processes_one_of_which_dies_and_comes_back(tmp_path):
     pytest.importorskip("uvicorn")
-    (port,) = module.free_ports(1)
+    (port,) = free_ports(1)
     with (tmp_path / "log").open("w") as log:
         server = subprocess.Popen([sys.executable, "-c", SERVE, str(port)], stdout=log, stderr=log, cwd=ROOT)
 
