@@ -20,7 +20,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from minimegatron.errors import RankError
+from minimegatron.errors import ConfigError, RankError
 from minimegatron.launch.procs import die_with_parent, how_it_ended
 from minimegatron.serving.router import Replica, Router
 
@@ -121,10 +121,17 @@ def serve(
         drain: seconds.
 
     Raises:
+        ConfigError: the address is taken, or not this machine's.
         RankError: all replicas were left out.
     """
     import uvicorn
 
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        address = socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(f"{host}:{port} cannot be served: {error}", fix="another --port, or --host") from error
+    log.info("%d replicas are started behind http://%s:%d/v1", size, host, address.getsockname()[1])
     router = Router([f"http://127.0.0.1:{free}" for free in free_ports(size)])
     processes = Processes(router, command, environment)
 
@@ -138,11 +145,11 @@ def serve(
             router.draining = True
 
     async def main() -> None:
-        server = Server(config)
+        server = Server(uvicorn.Config(router, lifespan="off", ws="none", log_config=None, access_log=False))
         loop = asyncio.get_running_loop()
         keeping = [asyncio.create_task(processes.keep(replica)) for replica in router.replicas]
         watching = asyncio.create_task(router.watch())
-        serving = asyncio.create_task(server.serve())
+        serving = asyncio.create_task(server.serve(sockets=[address]))
         try:
             until = math.inf
             while not serving.done() and not server.should_exit:
@@ -157,6 +164,8 @@ def serve(
             for task in (*keeping, watching):
                 task.cancel()
             await asyncio.wait([*keeping, watching, serving], timeout=10)
+        if serving.done() and (error := serving.exception()) is not None:
+            raise error
 
     try:
         asyncio.run(main())

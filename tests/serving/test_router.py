@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,10 +18,11 @@ from minimegatron.cli import main
 from minimegatron.commands import serve_replicas
 from minimegatron.commands.serve import parse
 from minimegatron.commands.serve_replicas import gpus_of, replica_argv
+from minimegatron.errors import ConfigError
 from minimegatron.launch.procs import children
 from minimegatron.serving import router as module
 from minimegatron.serving.http_client import Client, ServerSentEvents
-from minimegatron.serving.replicas import Processes, free_ports
+from minimegatron.serving.replicas import Processes, free_ports, serve
 from minimegatron.serving.router import Replica, Ring, Router, beginning, choose, merged
 from tests.serving.fake import CLOSE, HANG, FakeServer, completion, event, plain, stream
 
@@ -477,3 +479,9 @@ def test_replicas_that_cannot_be(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "0")
     assert main(line) == 2 and "under torchrun" in capsys.readouterr().err
     assert main([*line, "--data-parallel-size", "0"]) == 2
+
+
+def test_an_address_that_is_taken():
+    pytest.importorskip("uvicorn")
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="cannot be served"):
+        serve(lambda number, port: ["/bin/false"], 2, "127.0.0.1", taken.getsockname()[1])
