@@ -103,6 +103,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--request-rate and --max-concurrency both have several values: sweep one of them")
     if args.max_tokens is not None and args.dataset_path is None:
         parser.error("--max-tokens is for --dataset-path; of random prompts it is --random-output-len")
+    if args.base_url.rstrip("/").endswith("/v1"):
+        parser.error("--base-url ends with /v1, which --endpoint begins with: leave it out")
     if args.save_detailed and not args.save_result:
         parser.error("--save-detailed without --save-result FILE")
     for path in filter(None, (args.save_result, args.picture)):

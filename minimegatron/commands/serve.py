@@ -14,12 +14,14 @@ everybody on the machine: `--api-key-file` names a file that holds it.
 The first SIGTERM or Ctrl-C lets requests end (`--drain-timeout`), the second ends at once.
 
 Under torchrun rank 0 serves and the other ranks compute with it, by default as one group of tensor parallelism.
+`--data-parallel-size N` starts N such servers, without torchrun, and a router before them (docs/serving.md).
 """
 
 from __future__ import annotations
 
 import argparse
 import ipaddress
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,8 +73,16 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--tensor-model-parallel-size", type=int, metavar="N", help="default: all ranks that the pipeline leaves")
     add("--pipeline-model-parallel-size", type=int, default=1, metavar="N", help="stages (default: %(default)s)")
     add("--expert-model-parallel-size", type=int, default=1, metavar="N", help="(default: %(default)s)")
+    add("--data-parallel-size", type=int, default=1, metavar="N", help="servers behind one address (default: 1)")
     args = parser.parse_args(argv)
-    for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "request_timeout", "max_body_bytes"):
+    for name in (
+        "data_parallel_size",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "block_size",
+        "request_timeout",
+        "max_body_bytes",
+    ):
         if getattr(args, name) <= 0:
             parser.error(f"--{name.replace('_', '-')} {getattr(args, name)}: at least 1")
     for name in ("max_queue", "drain_timeout", "port"):
@@ -198,6 +208,11 @@ def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: 
 def main(argv: Sequence[str] | None = None) -> None:
     """The whole life of this process."""
     args = parse(argv)
+    if args.data_parallel_size > 1:
+        from minimegatron.commands.serve_replicas import serve_replicas
+
+        serve_replicas(sys.argv[1:] if argv is None else argv, args)
+        return
     from minimegatron.launch.rank import run_rank
 
     run_rank(lambda: serve(args))

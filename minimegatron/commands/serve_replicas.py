@@ -7,32 +7,26 @@ serve FOLDER, 2 replicas, tp2 --> router, HOST:PORT
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from minimegatron.errors import ConfigError, require
-
-OWN = ("--host", "--port", "--data-parallel-size")  # flags of the router, each with a value
+from minimegatron.errors import ConfigError
 
 
 def replica_argv(argv: Sequence[str], port: int, ranks: int) -> list[str]:
-    """The command line of one replica.
+    """The command line of one replica: that of the router, and behind it what is different, which counts.
 
     Args:
         argv: of `minimegatron serve`.
         port: of the replica, on this machine alone.
         ranks: processes that it has.
     """
-    kept, words = [], iter(argv)
-    for word in words:
-        if word in OWN:
-            next(words, None)
-        elif not word.startswith(tuple(f"{flag}=" for flag in OWN)):
-            kept.append(word)
     launch = ["torchrun", "--standalone", "--nproc-per-node", str(ranks), "-m", "minimegatron"] if ranks > 1 else []
-    return [sys.executable, "-m", "minimegatron", *launch, "serve", *kept, "--host", "127.0.0.1", "--port", str(port)]
+    own = ["--host", "127.0.0.1", "--port", str(port), "--data-parallel-size", "1"]
+    return [sys.executable, "-m", "minimegatron", *launch, "serve", *argv, *own]
 
 
 def gpus_of(number: int, ranks: int, visible: Sequence[str]) -> dict[str, str]:
@@ -55,23 +49,21 @@ def visible_gpus() -> list[str]:
     return given.split(",")[:count] if given else [str(i) for i in range(count)]
 
 
-def serve_replicas(
-    argv: Sequence[str], size: int, host: str, port: int, *, ranks: int = 1, drain: float = 10.0
-) -> None:
-    """Run `size` replicas of `minimegatron serve` and the router before them, until a signal.
+def serve_replicas(argv: Sequence[str], args: argparse.Namespace) -> None:
+    """Run the replicas of `minimegatron serve`, and the router before them, until a signal.
 
     Args:
-        argv: of `minimegatron serve`; the flags of the router among them are left out.
-        size: number of replicas.
-        host, port: of the router.
-        ranks: processes of each replica, tp x pp x ep.
-        drain: seconds in which requests may end.
+        argv: of `minimegatron serve`.
+        args: the same, parsed: data_parallel_size replicas of tp x pp x ep ranks, host and port of the router, and
+            drain_timeout seconds in which requests may end.
 
     Raises:
-        ConfigError: under torchrun, an argument that cannot be, or too few GPUs.
+        ConfigError: under torchrun, too few GPUs, or a package that is missing.
         RankError: no replica stays alive.
     """
-    require(size >= 1 and ranks >= 1, f"{size} replicas of {ranks} ranks", "one of each or more")
+    size = args.data_parallel_size
+    ranks = (args.tensor_model_parallel_size or 1) * args.pipeline_model_parallel_size
+    ranks *= args.expert_model_parallel_size
     if "RANK" in os.environ:
         raise ConfigError(
             f"{size} replicas under torchrun: each would be started on every rank",
@@ -83,7 +75,7 @@ def serve_replicas(
             f"{len(visible)} GPUs for {size} replicas of {ranks}", fix=f"at most {len(visible) // ranks} replicas"
         )
     try:
-        from minimegatron.serving import router
+        from minimegatron.serving import replicas
     except ModuleNotFoundError as error:
         raise ConfigError(f"serving needs the package {error.name}", fix="pip install 'minimegatron[serve]'") from None
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -91,11 +83,11 @@ def serve_replicas(
     def environment(number: int) -> Mapping[str, str]:
         return {**os.environ, **gpus_of(number, ranks, visible)}
 
-    router.serve(
+    replicas.serve(
         lambda number, replica_port: replica_argv(argv, replica_port, ranks),
         size,
-        host,
-        port,
+        args.host,
+        args.port,
         environment=environment,
-        drain=drain,
+        drain=args.drain_timeout,
     )

@@ -9,6 +9,7 @@
 | `app`           | routes, keys, sizes, and the end                                                       |
 | `chat.html`     | a page to talk to it                                                                   |
 | `router`        | one address before N servers: who answers what, and what happens when one dies         |
+| `replicas`      | the processes of these servers: started, started again, ended                          |
 | `load`          | a load on a server, and what its users would have felt                                 |
 | `workload`      | prompts, and when they arrive                                                          |
 | `http_client`   | requests whose streams come with the moment of every piece                             |

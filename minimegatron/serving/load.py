@@ -1,8 +1,8 @@
 """A load on an OpenAI-compatible server, and what its users would have felt.
 
-    planned --wait for a place--> sent --server--> first token, token, token, ... --> done
-       |<----------- TTFT ----------------------------->|<- ITL ->|<- ITL ->|     |
-       |<----------- E2E -------------------------------------------------------->|
+    planned  ...waits for a place...  sent  ...server...  first token  token  token  ...  done
+    |<----------------------- TTFT ---------------------->|<-- ITL --->|
+    |<--------------------------------------- E2E --------------------------------------->|
 
 | loop   | a request is sent                  | its latency begins with    | answers                              |
 |--------|------------------------------------|----------------------------|--------------------------------------|

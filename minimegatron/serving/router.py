@@ -25,9 +25,8 @@ has no prompt goes to whoever has least to do. Mirrokni, Thorup, Zadimoghaddam 2
 | the client goes                               | the replica's connection is closed, and so it stops              |
 | no replica is ready                           | 503 with Retry-After                                             |
 
-A process that ended is started again, after 1, 2, 4, ... seconds; after `MOST_DEATHS` without `HEALTHY` seconds of
-service between them it is left out, which the log says. `/health` and `/metrics` speak for all: every sample has
-`engine="i"`, as with vLLM's data parallelism. Keys are the replicas' business: the router passes `authorization` on.
+`/health` and `/metrics` speak for all: every sample has `engine="i"`, as with vLLM's data parallelism. Keys are the
+replicas' business: the router passes `authorization` on. Their processes are `serving/replicas`'.
 """
 
 from __future__ import annotations
@@ -36,21 +35,15 @@ import asyncio
 import bisect
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 import logging
 import math
-import os
 import re
-import signal
-import socket
-import subprocess
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
-from minimegatron.errors import RankError, require
-from minimegatron.launch.procs import die_with_parent, how_it_ended
+from minimegatron.errors import require
 from minimegatron.serving.http_client import Client, Disconnected, Response
 
 log = logging.getLogger(__name__)
@@ -59,7 +52,6 @@ POINTS = 64  # places of a replica on the circle: shares differ by about 1/8
 BEGINNING = 256  # characters, or 64 ids, of a prompt that decide: about four pages of 16 tokens
 SLACK = 1.25  # c
 MAX_BODY, BODY_TIMEOUT = 10 << 20, 60.0  # bytes of a request, and seconds until they are there
-MOST_DEATHS, HEALTHY = 5, 60.0
 HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "proxy-authorization"}
 REFUSALS = (429, 503)
 
@@ -206,8 +198,8 @@ class Router:
         path = scope["path"]
         if path == "/health" and scope["method"] == "GET":
             ok = any(r.ready for r in self.replicas) and not self.draining
-            body = {"status": "ok" if ok else "unavailable", "replicas": [r.state() for r in self.replicas]}
-            return await _answer(send, 200 if ok else 503, body)
+            told = {"status": "ok" if ok else "unavailable", "replicas": [r.state() for r in self.replicas]}
+            return await _answer(send, 200 if ok else 503, told)
         if path == "/metrics" and scope["method"] == "GET":
             return await self._metrics(scope, send)
         if self.draining:
@@ -444,141 +436,3 @@ def merged(texts: Sequence[tuple[int, str]]) -> str:
                 labels = re.sub(r'(?:^|,)engine="(?:[^"\\]|\\.)*"', "", match[2] or "").strip(",")
                 samples.append(f'{match[1]}{{engine="{number}"{"," * bool(labels)}{labels}}}{match[3]}')
     return "".join("\n".join([*head, *samples]) + "\n" for head, samples in families.values() if samples)
-
-
-# ---------------------------------------------------------------------------------------------------- processes
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody has at the moment."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-
-
-class Processes:
-    """The replicas' processes: started, started again, ended.
-
-    Args:
-        router: of these replicas.
-        command: (number, port) -> the command line of a replica.
-        environment: number -> variables of its process; default those of this one.
-        backoff: seconds before the first restart; they double.
-    """
-
-    def __init__(
-        self,
-        router: Router,
-        command: Callable[[int, int], Sequence[str]],
-        environment: Callable[[int], Mapping[str, str] | None] = lambda number: None,
-        backoff: float = 1.0,
-    ) -> None:
-        self.router, self.command, self.environment, self.backoff = router, command, environment, backoff
-        self.running: dict[int, subprocess.Popen[bytes]] = {}
-
-    async def keep(self, replica: Replica) -> None:
-        """Start a replica whenever it is not there, until it has died too often or this is cancelled."""
-        loop, in_a_row = asyncio.get_running_loop(), 0
-        while True:
-            port = replica.client.port
-            line, began = list(self.command(replica.number, port)), loop.time()
-            process = subprocess.Popen(
-                line,
-                env=self.environment(replica.number),
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is the router's, which lets requests end
-                preexec_fn=functools.partial(die_with_parent, signal.SIGTERM, os.getpid()),
-            )
-            self.running[replica.number] = process
-            while (status := process.poll()) is None:
-                await asyncio.sleep(0.2)
-            replica.deaths += 1
-            why = f"its process (pid {process.pid}) {how_it_ended(status)}"
-            in_a_row = 1 if loop.time() - began > HEALTHY else in_a_row + 1
-            if in_a_row >= MOST_DEATHS:
-                replica.left_out = True
-                self.router.lost(replica, why)
-                log.error("replica %d is left out: %s, %d times in a row", replica.number, why, in_a_row)
-                return
-            pause = self.backoff * 2 ** (in_a_row - 1)
-            self.router.lost(replica, why)
-            log.warning("replica %d is started again in %g s: %s", replica.number, pause, why)
-            await asyncio.sleep(pause)
-
-    def end(self, seconds: float = 15.0) -> None:
-        """Ask all processes to end, and kill those that do not."""
-        alive = [process for process in self.running.values() if process.poll() is None]
-        for process in alive:
-            process.send_signal(signal.SIGTERM)
-        for process in alive:
-            try:
-                process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(seconds)
-
-
-def serve(
-    command: Callable[[int, int], Sequence[str]],
-    size: int,
-    host: str,
-    port: int,
-    *,
-    environment: Callable[[int], Mapping[str, str] | None] = lambda number: None,
-    drain: float = 10.0,
-) -> None:
-    """Run `size` replicas and the router before them, until SIGTERM or SIGINT.
-
-    The first signal lets requests end for `drain` seconds, while new ones are answered 503; the second ends at once.
-
-    Args:
-        command: (number, port) -> the command line of a replica, which serves 127.0.0.1:port.
-        size: number of replicas.
-        host, port: the router's own.
-        environment: number -> variables of its process.
-        drain: seconds.
-
-    Raises:
-        RankError: all replicas were left out.
-    """
-    import uvicorn
-
-    router = Router([f"http://127.0.0.1:{free}" for free in free_ports(size)])
-    processes = Processes(router, command, environment)
-
-    class Server(uvicorn.Server):
-        """uvicorn's, which drains first."""
-
-        def handle_exit(self, sig: int, frame: Any) -> None:
-            if router.draining:
-                self.force_exit = True
-                self.should_exit = True
-            router.draining = True
-
-    async def main() -> None:
-        server = Server(uvicorn.Config(router, host, port, lifespan="off", log_config=None, access_log=False))
-        loop = asyncio.get_running_loop()
-        keeping = [asyncio.create_task(processes.keep(replica)) for replica in router.replicas]
-        watching = asyncio.create_task(router.watch())
-        serving = asyncio.create_task(server.serve())
-        try:
-            until = math.inf
-            while not serving.done() and not server.should_exit:
-                if all(task.done() for task in keeping):
-                    raise RankError(f"all {size} replicas were left out", fix="the log above says how each ended")
-                if router.draining:
-                    until = min(until, loop.time() + drain)
-                    server.should_exit = router.under_way == 0 or loop.time() > until
-                await asyncio.sleep(0.1)
-        finally:
-            server.should_exit = server.force_exit = True
-            for task in (*keeping, watching):
-                task.cancel()
-            await asyncio.wait([*keeping, watching, serving], timeout=10)
-
-    try:
-        asyncio.run(main())
-    finally:
-        processes.end()

@@ -1,6 +1,6 @@
 """What a load generator sends, and when: prompts, and the moments of their arrival.
 
-    file or lengths --read, random_prompts--> Prompt ...      rate, burstiness --arrivals--> seconds from the beginning
+    `read`(file), `random_prompts`(lengths) -> Prompt, ...       `arrivals`(rate, burstiness) -> seconds, ...
 
 | prompts                  | line                                                                                    |
 |--------------------------|-----------------------------------------------------------------------------------------|

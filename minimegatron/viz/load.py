@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from matplotlib.ticker import LogFormatter
+from matplotlib.ticker import LogLocator, NullLocator
 
 from minimegatron.errors import ConfigError
-from minimegatron.viz.picture import INK, PALETTE, PREDICTED_LINE, Picture, new_figure, panels, styled
+from minimegatron.viz.picture import INK, PALETTE, PREDICTED_LINE, Picture, legend, new_figure, panels, styled
 
 NAMES = {"ttft": "time to first token", "tpot": "time per token after it", "e2el": "whole answer"}
+
+SHORTEST = 1e-3  # ms: pieces that arrived together are 0 apart, which a logarithmic axis cannot show
 
 
 def throughput_latency(
@@ -36,18 +38,31 @@ def throughput_latency(
         for axes, metric in panels(figure, {NAMES[name]: name for name in NAMES}):
             runs = [(label, s) for label, s in drawn if s[f"p50_{metric}_ms"] is not None]
             x = [s["output_throughput"] for _, s in runs]
-            middle, upper = ([s[f"{p}_{metric}_ms"] for _, s in runs] for p in ("p50", "p99"))
+            middle, upper = ([max(s[f"{p}_{metric}_ms"], SHORTEST) for _, s in runs] for p in ("p50", "p99"))
             axes.plot(x, upper, "^--", color=PALETTE[3], markeredgecolor=INK, markeredgewidth=0.5, label="p99")
             axes.plot(x, middle, "o-", color=INK, label="p50")
             for (label, _), across, up in zip(runs, x, middle, strict=True):
                 axes.annotate(label, (across, up), (5, -2), textcoords="offset points", va="top", fontsize=8)
             if metric in deadlines:
                 axes.axhline(deadlines[metric] * 1000, label="deadline", **PREDICTED_LINE)
-            axes.set_yscale("log")
-            axes.set_xlim(0, 1.3 * max(x, default=1))
-            axes.margins(y=0.15)
+            axes.set_xlim(0, 1.4 * max(x, default=1))
             axes.set(xlabel="output tokens a second", ylabel="ms")
-            axes.yaxis.set_major_formatter(LogFormatter())
-            axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
-            axes.legend(loc="upper left")
+            if runs:  # no answer may have a second token
+                axes.set_yscale("log")
+                axes.margins(y=0.15)
+                axes.set_yticks(ticks(*axes.get_ylim()))
+                axes.yaxis.set_major_formatter("{x:g}")
+                axes.yaxis.set_minor_locator(NullLocator())
+        handles = {line.get_label(): line for axes in figure.axes for line in axes.get_lines()}
+        legend(figure, list(handles.values()))
     return figure
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Three or more round numbers of a logarithmic axis where there are so many."""
+    found: list[float] = []
+    for digits in ((1.0,), (1.0, 2.0, 5.0), tuple(map(float, range(1, 10)))):
+        found = [float(t) for t in LogLocator(subs=digits).tick_values(low, high) if low <= t <= high]
+        if len(found) >= 3:
+            break
+    return found

@@ -90,6 +90,7 @@ def test_the_points_of_a_sweep_and_their_prompts():
         ("--extra-body [1]", "no JSON object"),
         ("--extra-body {oops", "--extra-body"),
         ("--max-tokens 5", "--random-output-len"),
+        ("--base-url http://x:1/v1/", "leave it out"),
         ("--save-detailed", "without --save-result"),
         ("--picture none/there.png", "no folder"),
     ],

@@ -7,19 +7,23 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from minimegatron.cli import main
 from minimegatron.commands import serve_replicas
+from minimegatron.commands.serve import parse
 from minimegatron.commands.serve_replicas import gpus_of, replica_argv
 from minimegatron.errors import ConfigError
 from minimegatron.launch.procs import children
 from minimegatron.serving import router as module
 from minimegatron.serving.http_client import Client, ServerSentEvents
-from minimegatron.serving.router import Processes, Replica, Ring, Router, beginning, choose, merged
+from minimegatron.serving.replicas import Processes, free_ports, serve
+from minimegatron.serving.router import Replica, Ring, Router, beginning, choose, merged
 from tests.serving.fake import CLOSE, HANG, FakeServer, completion, event, plain, stream
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -325,7 +329,7 @@ def test_metrics_pass_the_key_on_and_count_what_the_router_did():
 
 
 def test_a_process_that_dies_is_started_again_and_in_the_end_left_out(caplog, tmp_path):
-    caplog.set_level(logging.INFO, module.__name__)
+    caplog.set_level(logging.INFO, "minimegatron.serving")
     router = Router(["http://127.0.0.1:1", "http://127.0.0.1:2"])
     program = f"echo $0 >> {tmp_path}/starts; exit 3"
     processes = Processes(router, lambda number, port: ["/bin/sh", "-c", program, f"{number}:{port}"], backoff=0.001)
@@ -370,7 +374,7 @@ async def only_first_of_one(router, servers):
 
 SERVE = """
 import logging, sys
-from minimegatron.serving.router import serve
+from minimegatron.serving.replicas import serve
 logging.basicConfig(level=logging.INFO, stream=sys.stdout)
 serve(lambda number, port: [sys.executable, "-m", "tests.serving.replica", str(port), str(number)], 2, "127.0.0.1",
       int(sys.argv[1]))
@@ -399,7 +403,7 @@ async def until(condition):
 
 def test_two_processes_one_of_which_dies_and_comes_back(tmp_path):
     pytest.importorskip("uvicorn")
-    (port,) = module.free_ports(1)
+    (port,) = free_ports(1)
     with (tmp_path / "log").open("w") as log:
         server = subprocess.Popen([sys.executable, "-c", SERVE, str(port)], stdout=log, stderr=log, cwd=ROOT)
 
@@ -457,18 +461,27 @@ def pid_of(parent, number):
 
 
 def test_the_command_line_of_a_replica():
-    argv = ["model", "--host", "0.0.0.0", "--port=80", "--data-parallel-size", "2", "--max-num-seqs", "4"]
-    alone = ["serve", "model", "--max-num-seqs", "4", "--host", "127.0.0.1", "--port", "81"]
-    assert replica_argv(argv, 81, 1) == [sys.executable, "-m", "minimegatron", *alone]
+    argv = ["model", "--host", "0.0.0.0", "--api-key", "k", "--data-par", "2", "--port=80", "--max-num-seqs", "4"]
+    line = replica_argv(argv, 81, 1)
+    assert line[:4] == [sys.executable, "-m", "minimegatron", "serve"]
+    args = parse(line[4:])
+    assert (args.data_parallel_size, args.host, args.port, args.max_num_seqs) == (1, "127.0.0.1", 81, 4)
     two = replica_argv(argv, 81, 2)
-    assert two[3:9] == ["torchrun", "--standalone", "--nproc-per-node", "2", "-m", "minimegatron"] and two[9:] == alone
+    assert two[3:9] == ["torchrun", "--standalone", "--nproc-per-node", "2", "-m", "minimegatron"]
+    assert two[9:] == line[3:]
     assert gpus_of(1, 2, ["0", "1", "GPU-x", "5"]) == {"CUDA_VISIBLE_DEVICES": "GPU-x,5"} and gpus_of(1, 2, []) == {}
 
 
-def test_replicas_that_cannot_be(monkeypatch):
+def test_replicas_that_cannot_be(monkeypatch, capsys):
+    line = ["serve", "model", "--data-parallel-size", "2", "--tensor-model-parallel-size", "2"]
     monkeypatch.setattr(serve_replicas, "visible_gpus", lambda: ["0", "1", "2"])
-    with pytest.raises(ConfigError, match="3 GPUs for 2 replicas of 2"):
-        serve_replicas.serve_replicas([], 2, "127.0.0.1", 0, ranks=2)
+    assert main(line) == 2 and "3 GPUs for 2 replicas of 2" in capsys.readouterr().err
     monkeypatch.setenv("RANK", "0")
-    with pytest.raises(ConfigError, match="under torchrun"):
-        serve_replicas.serve_replicas([], 2, "127.0.0.1", 0)
+    assert main(line) == 2 and "under torchrun" in capsys.readouterr().err
+    assert main([*line, "--data-parallel-size", "0"]) == 2
+
+
+def test_an_address_that_is_taken():
+    pytest.importorskip("uvicorn")
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="cannot be served"):
+        serve(lambda number, port: ["/bin/false"], 2, "127.0.0.1", taken.getsockname()[1])

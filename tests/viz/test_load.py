@@ -2,7 +2,7 @@ import pytest
 
 from minimegatron.errors import ConfigError
 from minimegatron.serving.load import Record, summarise
-from minimegatron.viz.load import throughput_latency
+from minimegatron.viz.load import throughput_latency, ticks
 from tests.viz.reading import overlaps, words
 
 
@@ -38,3 +38,15 @@ def test_runs_without_an_answer_are_left_out_and_none_at_all_is_refused():
     assert not {"inf"} & set(words(figure))
     with pytest.raises(ConfigError, match="none of 1 runs"):
         throughput_latency([failed])
+
+
+def test_a_run_of_single_tokens_has_no_time_per_token():
+    one = ("1/s", summarise([Record(0.0, 0.0, [0.5], 0.5, 3, 1)]))
+    figure = throughput_latency([one])
+    assert [len(axes.texts) for axes in figure.axes] == [1, 0, 1]
+
+
+def test_ticks_are_round_and_within():
+    assert ticks(2, 3000) == [10, 100, 1000]
+    assert ticks(15, 120) == pytest.approx([20, 50, 100])
+    assert {20, 30} <= {round(t, 6) for t in ticks(17, 31)} and all(17 <= t <= 31 for t in ticks(17, 31))

@@ -1,0 +1,173 @@
+"""The processes behind a router: started, watched, started again, ended.
+
+A process that ended is started again, after 1, 2, 4, ... seconds; after `MOST_DEATHS` without `HEALTHY` seconds of
+service between them it is left out, which the log says. It ends with the router, whatever ends that: by SIGTERM, which
+lets its requests end, and after a while by SIGKILL; and where the router itself was killed, by the kernel
+(`launch/procs.die_with_parent`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import math
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from minimegatron.errors import ConfigError, RankError
+from minimegatron.launch.procs import die_with_parent, how_it_ended
+from minimegatron.serving.router import Replica, Router
+
+log = logging.getLogger(__name__)
+
+MOST_DEATHS, HEALTHY = 5, 60.0
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nobody has at the moment."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+class Processes:
+    """The replicas' processes: started, started again, ended.
+
+    Args:
+        router: of these replicas.
+        command: (number, port) -> the command line of a replica.
+        environment: number -> variables of its process; default those of this one.
+        backoff: seconds before the first restart; they double.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        command: Callable[[int, int], Sequence[str]],
+        environment: Callable[[int], Mapping[str, str] | None] = lambda number: None,
+        backoff: float = 1.0,
+    ) -> None:
+        self.router, self.command, self.environment, self.backoff = router, command, environment, backoff
+        self.running: dict[int, subprocess.Popen[bytes]] = {}
+
+    async def keep(self, replica: Replica) -> None:
+        """Start a replica whenever it is not there, until it has died too often or this is cancelled."""
+        loop, in_a_row = asyncio.get_running_loop(), 0
+        while True:
+            port = replica.client.port
+            line, began = list(self.command(replica.number, port)), loop.time()
+            process = subprocess.Popen(
+                line,
+                env=self.environment(replica.number),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is the router's, which lets requests end
+                preexec_fn=functools.partial(die_with_parent, signal.SIGTERM, os.getpid()),
+            )
+            self.running[replica.number] = process
+            while (status := process.poll()) is None:
+                await asyncio.sleep(0.2)
+            replica.deaths += 1
+            why = f"its process (pid {process.pid}) {how_it_ended(status)}"
+            in_a_row = 1 if loop.time() - began > HEALTHY else in_a_row + 1
+            if in_a_row >= MOST_DEATHS:
+                replica.left_out = True
+                self.router.lost(replica, why)
+                log.error("replica %d is left out: %s, %d times in a row", replica.number, why, in_a_row)
+                return
+            pause = self.backoff * 2 ** (in_a_row - 1)
+            self.router.lost(replica, why)
+            log.warning("replica %d is started again in %g s: %s", replica.number, pause, why)
+            await asyncio.sleep(pause)
+
+    def end(self, seconds: float = 15.0) -> None:
+        """Ask all processes to end, and kill those that do not."""
+        alive = [process for process in self.running.values() if process.poll() is None]
+        for process in alive:
+            process.send_signal(signal.SIGTERM)
+        for process in alive:
+            try:
+                process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(seconds)
+
+
+def serve(
+    command: Callable[[int, int], Sequence[str]],
+    size: int,
+    host: str,
+    port: int,
+    *,
+    environment: Callable[[int], Mapping[str, str] | None] = lambda number: None,
+    drain: float = 10.0,
+) -> None:
+    """Run `size` replicas and the router before them, until SIGTERM or SIGINT.
+
+    The first signal lets requests end for `drain` seconds, while new ones are answered 503; the second ends at once.
+
+    Args:
+        command: (number, port) -> the command line of a replica, which serves 127.0.0.1:port.
+        size: number of replicas.
+        host, port: the router's own.
+        environment: number -> variables of its process.
+        drain: seconds.
+
+    Raises:
+        ConfigError: the address is taken, or not this machine's.
+        RankError: all replicas were left out.
+    """
+    import uvicorn
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        address = socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(f"{host}:{port} cannot be served: {error}", fix="another --port, or --host") from error
+    log.info("%d replicas are started behind http://%s:%d/v1", size, host, address.getsockname()[1])
+    router = Router([f"http://127.0.0.1:{free}" for free in free_ports(size)])
+    processes = Processes(router, command, environment)
+
+    class Server(uvicorn.Server):
+        """uvicorn's, which drains first."""
+
+        def handle_exit(self, sig: int, frame: Any) -> None:
+            if router.draining:
+                self.force_exit = True
+                self.should_exit = True
+            router.draining = True
+
+    async def main() -> None:
+        server = Server(uvicorn.Config(router, lifespan="off", ws="none", log_config=None, access_log=False))
+        loop = asyncio.get_running_loop()
+        keeping = [asyncio.create_task(processes.keep(replica)) for replica in router.replicas]
+        watching = asyncio.create_task(router.watch())
+        serving = asyncio.create_task(server.serve(sockets=[address]))
+        try:
+            until = math.inf
+            while not serving.done() and not server.should_exit:
+                if all(task.done() for task in keeping):
+                    raise RankError(f"all {size} replicas were left out", fix="the log above says how each ended")
+                if router.draining:
+                    until = min(until, loop.time() + drain)
+                    server.should_exit = router.under_way == 0 or loop.time() > until
+                await asyncio.sleep(0.1)
+        finally:
+            server.should_exit = server.force_exit = True
+            for task in (*keeping, watching):
+                task.cancel()
+            await asyncio.wait([*keeping, watching, serving], timeout=10)
+        if serving.done() and (error := serving.exception()) is not None:
+            raise error
+
+    try:
+        asyncio.run(main())
+    finally:
+        processes.end()
