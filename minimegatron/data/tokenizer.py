@@ -171,7 +171,8 @@ class _FastTokenizer:
             )
             self.pad = NO_PAD
         self.identity = "tokenizers:" + hashlib.sha256(vocabulary.encode()).hexdigest()
-        special = {token.content for token in fast.get_added_tokens_decoder().values() if token.special}
+        added = {token_id: token for token_id, token in fast.get_added_tokens_decoder().items() if token.special}
+        self.special_ids, special = frozenset(added), {token.content for token in added.values()}
         longest_first = sorted(special, key=lambda text: (-len(text), text))
         self._special = re.compile("|".join(map(re.escape, longest_first))) if special else None
 

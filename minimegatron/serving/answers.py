@@ -179,7 +179,8 @@ class CompletionFormat(Format):
 
     def entry(self, choice: Choice, token: int, log_prob: float | None, top: Ranked) -> Any:
         name, found = self.tokens.named(token)
-        at, choice.offset = choice.offset, choice.offset + len(found.decode(errors="ignore"))
+        shown = b"" if token in self.tokens.tokenizer.special_ids else found  # special ones are no text
+        at, choice.offset = choice.offset, choice.offset + len(shown.decode(errors="ignore"))
         likely = {self.tokens.named(each)[0]: _finite(value) for each, value in top}
         if log_prob is not None:
             likely.setdefault(name, _finite(log_prob))

@@ -128,9 +128,7 @@ class Service:
             request_seconds=config.request_seconds,
             observe=self.metrics.observe,
         )
-        self._reader = ThreadPoolExecutor(
-            1, "tokenizer"
-        )  # a long prompt takes a second, and the loop has others to serve
+        self._reader = ThreadPoolExecutor(1, "tokenizer")  # a long prompt takes a second; the loop has others to serve
         self.draining = False
         self.started = int(time.time())
         blocks = engine.scheduler.blocks
@@ -154,8 +152,11 @@ class Service:
         text = self.tokenizer.apply_chat_template([message.plain() for message in body.messages])
         return self.tokenizer.tokenize(text, add_special_tokens=False)
 
-    async def _read(self, reads: Callable[[T], list[int]], what: T) -> list[int]:
-        return await asyncio.get_running_loop().run_in_executor(self._reader, reads, what)
+    async def _read(self, reads: Callable[[T], list[int]], what: T, param: str) -> list[int]:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._reader, reads, what)
+        except MinimegatronError as error:
+            raise refuse(f"`{param}`: {error.what}", param, "invalid_value") from None
 
     def close(self) -> None:
         """End the threads.
@@ -237,8 +238,12 @@ class Service:
         max_tokens = 16 if body.max_tokens is None else body.max_tokens
         if max_tokens == 0 and not echo:
             raise refuse("`max_tokens`: 0 without `echo` asks for nothing", "max_tokens", "invalid_value")
+        if (asked := len(body.prompts) * best_of) > self.thread.capacity:
+            what = f"`prompt`: {asked} answers, and this server keeps {self.thread.capacity}"
+            raise refuse(what, "prompt", "invalid_value")
         prompts = [
-            prompt if isinstance(prompt, list) else await self._read(self.ids_of, prompt) for prompt in body.prompts
+            prompt if isinstance(prompt, list) else await self._read(self.ids_of, prompt, "prompt")
+            for prompt in body.prompts
         ]
         log_probs = body.logprobs if best_of == n else body.logprobs or 0
         more = {"n": best_of, "seed": seed_of(body), "log_probs": log_probs}
@@ -256,7 +261,7 @@ class Service:
             raise refuse("`top_logprobs` without `logprobs`", "top_logprobs", "invalid_value")
         if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
             raise refuse("`max_tokens` and `max_completion_tokens` differ", "max_tokens", "invalid_value")
-        prompt = await self._read(self.chat_ids, body)
+        prompt = await self._read(self.chat_ids, body, "messages")
         asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         log_probs = (body.top_logprobs or 0) if body.logprobs else None
         made = self.request(body, prompt, asked, n=body.n or 1, seed=seed_of(body), log_probs=log_probs)

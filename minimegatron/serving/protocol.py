@@ -267,8 +267,8 @@ class Defaults:
     @classmethod
     def of(cls, generation_config: Mapping[str, Any]) -> Defaults:
         """Those that the file has."""
-        values = {
-            field.name: type(field.default)(value)
+        values: dict[str, Any] = {
+            field.name: int(value) if field.name == "top_k" else float(value)
             for field in dataclasses.fields(cls)
             if isinstance(value := generation_config.get(field.name), int | float) and not isinstance(value, bool)
         }

@@ -142,6 +142,9 @@ def test_log_probabilities_are_the_models_own(tiny, tokenizer):
     alone = create(logprobs=0, max_tokens=0, echo=True, **common)
     assert alone.choices[0].text == "LOGS" and alone.choices[0].logprobs.token_logprobs == said.token_logprobs[:4]
     assert alone.usage.completion_tokens == 0
+    begun = create(logprobs=0, max_tokens=0, echo=True, **{**common, "prompt": "LOGS"}).choices[0]
+    assert begun.text == "LOGS" and begun.logprobs.tokens == ["<bos>", *"LOGS"]
+    assert begun.logprobs.text_offset == [0, 0, 1, 2, 3]
 
     chat = tiny.openai.chat.completions.create
     asked = {"model": "tiny", "messages": ASK, "max_tokens": 6, "temperature": 0, "logprobs": True, "top_logprobs": 2}

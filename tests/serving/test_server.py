@@ -7,6 +7,8 @@ import http.client
 import json
 import re
 import threading
+import time
+from random import Random
 
 import httpx
 import openai
@@ -107,6 +109,7 @@ def test_too_many_are_told_when_to_come_again(tiny, monkeypatch):
 
 def test_every_route_wants_the_key(tiny):
     routes = ["/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/tiny", "/metrics", "/nothing", "//"]
+    client = httpx.Client()
     for path in routes:
         for method in ("GET", "POST", "DELETE", "OPTIONS"):
             for header in (
@@ -116,8 +119,9 @@ def test_every_route_wants_the_key(tiny):
                 {"Authorization": "Bearer é"},
             ):
                 raw = [(name.encode(), value.encode("latin-1")) for name, value in header.items()]
-                answer = httpx.request(method, tiny.url + path, headers=raw)
+                answer = client.request(method, tiny.url + path, headers=raw)
                 assert answer.status_code == 401 and error_of(answer)["code"] == "invalid_api_key"
+    client.close()
     assert httpx.get(tiny.url + "/health").json() == {"status": "ok"}
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=f"{tiny.url}/v1", api_key="other", max_retries=0).models.list()
@@ -160,7 +164,7 @@ WRONG = {
     "unknown": [1, None],
 }
 OF_COMPLETIONS = {
-    "prompt": [None, 5, [], [[]], [5, "a"], [99], [-1], [True], {"a": 1}, "A" * 63, "\ud800"],
+    "prompt": [None, 5, [], [[]], [5, "a"], [99], [-1], [True], {"a": 1}, "A" * 63, ["A"] * 9, "\ud800"],
     "best_of": [0, 129],
     "echo": [1],
     "logprobs": [-1, 21, True],
@@ -327,3 +331,19 @@ def test_the_end_does_not_wait_for_ever(tokenizer, monkeypatch, signals):
                 assert answer.exception(30) or "[DONE]" not in answer.result().text
         server.thread.join(20)
         assert not server.thread.is_alive()
+
+
+@pytest.mark.thorough
+def test_two_hundred_clients_vanish_at_any_moment(tokenizer):
+    engine = Engine(ours("llama2"), EngineConfig(max_model_len=64, page_size=4, max_num_seqs=8, num_pages=40))
+    random = Random(0)
+    with running(tokenizer, engine=engine, max_queue=300) as server:
+        for _ in range(20):
+            body = {**PROMPT, "max_tokens": 50, "n": 2, "ignore_eos": True}
+            clients = [send(server, {**body, "stream": random.random() < 0.7}) for _ in range(10)]
+            for client in random.sample(clients, 10):
+                time.sleep(random.random() * 0.02)
+                client.close()
+        wait_until(lambda: server.service.thread.idle and engine.scheduler.blocks.available == 40)
+        engine.scheduler.blocks.check([])
+        assert engine.sequences == {} and post(server, PROMPT).status_code == 200
