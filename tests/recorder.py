@@ -47,7 +47,8 @@ class NoWaiting(TorchDispatchMode):
 
 
 def _tensors(leaves):
-    return [x for x in leaves if isinstance(x, torch.Tensor)]
+    """But for weights that are laid out for a CPU, which have no address, and which no GPU has."""
+    return [x for x in leaves if isinstance(x, torch.Tensor) and not x.is_mkldnn]
 
 
 def _storage(tensor):
