@@ -13,10 +13,11 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.commands.generate import continue_prompt, parse
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.errors import MinimegatronError
-from minimegatron.inference.engine import Continuation, Engine
+from minimegatron.inference.engine import Continuation, Engine, EngineConfig
 from minimegatron.inference.generate import generate
 from minimegatron.inference.paged_cache import PagedCache
 from minimegatron.inference.sampling import SamplingParams
+from minimegatron.inference.sequence import Request
 from minimegatron.layers.logical import load_logical
 from minimegatron.models.chunks import build_chunks
 from minimegatron.models.decoder import GPTModel
@@ -125,3 +126,22 @@ def example(rank: int, world: int, lines: list[list[str]]) -> list[str]:
     """What `minimegatron generate` prints for each command line, or the error it ends with."""
     errors = "ConfigError", "CheckpointError"
     return [said if said.startswith(errors) else text for text, said in asked(rank, world, lines)]
+
+
+def speculated(
+    rank: int, world: int, models: list[Weights], layout: dict[str, Any], config: EngineConfig, requests: list[Request]
+) -> dict[tuple[int, int], list[int]] | None:
+    """(request, answer) -> its words, on rank 0; the second model, if any, is the draft model."""
+    model, *draft = [build(*each, **layout) for each in models]
+    engine = Engine(model, config, draft=draft[0] if draft else None)
+    if not engine.runner.leads:
+        engine.follow()
+        return None
+    found = {}
+    for i, request in enumerate(requests):
+        engine.add_request(request, str(i))
+        found |= {(i, sequence.index): sequence for sequence in engine.sequences[str(i)]}
+    while engine.has_work:
+        engine.step()
+    engine.stop()
+    return {key: sequence.answer for key, sequence in found.items()}
