@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import random
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from hypothesis import strategies as st
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import ConfigError
+from minimegatron.inference.block_manager import BlockManager
 from minimegatron.inference.engine import Engine, EngineConfig
 from minimegatron.inference.sampling import GREEDY, Rows, SamplingParams, distribution, draw, uniform
+from minimegatron.inference.scheduler import Scheduler
 from minimegatron.inference.sequence import FinishReason, Request
 from minimegatron.inference.speculative import NGrams, SpeculativeConfig, verified
 from minimegatron.models.decoder import build_model
@@ -163,7 +166,7 @@ def plain_answers():
 
 def test_an_n_gram_changes_no_drawn_word():
     """With penalties, which a proposal is part of, and stop ids that may not be drawn yet."""
-    params = [SAMPLED, SamplingParams(0.2, repetition_penalty=1.1, frequency_penalty=0.2), SamplingParams(0.1), GREEDY]
+    params = [SAMPLED, SamplingParams(0.3, frequency_penalty=-0.3, presence_penalty=-0.5), SamplingParams(0.1), GREEDY]
     requests = [
         Request(tuple(p), 24, params[i % 4], frozenset(range(40, 50)), seed=i, n=1 + i % 2, min_new_tokens=i % 9)
         for i, p in enumerate(prompts(24))
@@ -214,6 +217,39 @@ def test_a_stop_id_among_accepted_tokens_is_the_end():
         assert len(made.log_probs) == len(made.top) == cut == engine.drawn_tokens
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_places_for_proposals(seed):
+    """A plan of plain data: all places that a sequence may have or no step for its newest token, and pages for them."""
+    dice = random.Random(seed)
+    k, seats, size = dice.randint(1, 4), dice.randint(1, 3), dice.randint(1, 4)
+    blocks = BlockManager(1 + dice.randint(-(-18 // size), 40 // size), size)
+    scheduler = Scheduler(blocks, seats, seats * (1 + k) + dice.randint(0, 3), 18, lookahead=k)
+    for i in range(8):
+        prompt = [dice.randint(0, 1) for _ in range(dice.randint(1, 9))]
+        scheduler.add(Request(tuple(prompt), dice.randint(1, 18 - len(prompt))), str(i))
+    for steps in itertools.count():
+        step = scheduler.schedule()
+        if not scheduler.has_work:
+            break
+        assert 0 < step.tokens <= scheduler.max_num_batched_tokens and steps < 500
+        for chunk in step.chunks:
+            sequence, end = chunk.sequence, chunk.start + chunk.count
+            left = sequence.most_tokens - len(sequence.tokens)
+            assert chunk.draws == (end == len(sequence.tokens)) and chunk.start == sequence.computed
+            answers = len(sequence.tokens) > sequence.prompt_length and chunk.draws
+            assert chunk.proposals == (min(k, left - 1) if answers else 0)
+            assert len(sequence.pages) * size >= end + chunk.proposals
+            accepted = dice.randint(0, chunk.proposals)
+            sequence.tokens += [dice.randint(0, 1) for _ in range(accepted)]
+            scheduler.computed(chunk, accepted)
+            if chunk.draws:
+                sequence.append(dice.randint(0, 1))
+                assert sequence.computed == len(sequence.tokens) - 1
+            if sequence.reason is not None:
+                scheduler.finish(sequence)
+        blocks.check([sequence.pages for sequence in scheduler.running])
+
+
 def brute_force(tokens, count, least, most):
     for n in range(most, least - 1, -1):
         for end in range(n, len(tokens)):
@@ -232,8 +268,9 @@ def test_an_n_gram_proposes_what_followed_it_first(tokens, count, least, more):
 
 
 def test_a_step_with_proposals_is_not_recorded():
-    recorder, requests = OnACpu(), [Request((5, 9, 3, 7), 16), Request((1, 2), 16)]
-    engine = Engine(ours("mistral"), EngineConfig(40, speculative=NGRAM), recorder=recorder)
+    recorder, requests = OnACpu(places=False), [Request((5, 9, 3, 7), 16), Request((1, 2), 16)]
+    config = EngineConfig(40, lay_out_weights=False, speculative=NGRAM)
+    engine = Engine(build(*weights("mistral")), config, recorder=recorder)
     assert words(answers(engine, requests)) == words(answers(Engine(ours("mistral"), EngineConfig(40)), requests))
     assert "record" in recorder.events and engine.proposed_tokens > 0 and len(recorder.events) < engine.steps
 
