@@ -272,7 +272,7 @@ class Scheduler:
     def _grow(self, sequence: Sequence, count: int, copies: dict[int, int]) -> bool:
         """Pages for the next `count` tokens, a copy of a shared one among them; False where there are too few."""
         blocks, size = self.blocks, self.blocks.page_size
-        more = max(0, blocks.pages_for(sequence.computed + count) - len(sequence.pages))  # rejected ones have left some
+        more = blocks.pages_for(sequence.computed + count) - len(sequence.pages)  # below 0: rejected tokens have left some
         at = sequence.computed // size
         shared = at < len(sequence.pages) and blocks.users(sequence.pages[at]) > 1
         if blocks.available < more + shared:
