@@ -4,24 +4,24 @@ The problem in a sentence: a thousand requests begin with the same system prompt
 computed and kept once.
 
 A page holds the keys and values of `page_size` consecutive tokens. What they are depends on these tokens *and on all
-before them*, so a full page is known by (what is before it, its tokens):
+before them*, so a full page is known by (its parent, its tokens):
 
-    root        = (model weights' version, salt)          serial 0
-    page 7      = (0, tokens 0 .. 15)                     serial 41
-    page 2      = (41, tokens 16 .. 31)                   serial 42
+    root        (version of the weights, salt)
+    page 7      (root, tokens 0 .. 15)                    serial 41
+    page 2      (41,   tokens 16 .. 31)                   serial 42
 
 Each content that is known has a serial number of its own, never used again, and the next page names it as its parent:
 the chain is exact. The table is a dictionary that compares tokens, so two contents whose hashes collide are still two.
+From another root nothing old is found: what other weights or another adapter have made is out of reach, and goes when
+room is needed.
 
     users of a page      0          1         2 ...
     in no table          free       owned     shared (a fork), copied before anybody writes
     in the table         reusable   owned     shared
 
 A page without users that is in the table stays there until room is needed: the one unused for longest goes first
-(its children are unreachable from then on, and go the same way). At least one token of a prompt is always computed
-anew, because its logits are needed.
-
-**A new version of the weights** begins a new root; pages of the old one are never found again.
+(its children are unreachable from then on, and go the same way). The last token of a sequence is always computed anew,
+because its logits are needed.
 
 Page 0 belongs to nobody: rows that pad a batch are written there.
 
@@ -36,7 +36,8 @@ from collections.abc import Sequence as Items
 
 from minimegatron.errors import ConfigError
 
-Content = tuple[int, tuple[int, ...]]  # serial of what is before it, its tokens
+Parent = int | tuple[int, str]  # serial of the page before, or the root
+Content = tuple[Parent, tuple[int, ...]]
 
 
 class BlockManager:
@@ -48,7 +49,7 @@ class BlockManager:
         reuse: whether pages are found again by their tokens.
 
     Attributes:
-        hits, asked: tokens of prompts that were found in pages, and all that were looked for.
+        hits, asked: tokens of admitted sequences that were found in pages, and all that were looked for.
         evicted: pages whose tokens were forgotten because room was needed.
 
     Raises:
@@ -66,7 +67,6 @@ class BlockManager:
         self._known: dict[Content, int] = {}
         self._content: dict[int, Content] = {}  # of pages that are in the table
         self._serial: dict[int, int] = {}
-        self._roots: dict[tuple[int, str], int] = {}
         self._serials = 0
 
     @property
@@ -87,33 +87,21 @@ class BlockManager:
         """Pages that so many tokens need."""
         return -(-tokens // self.page_size)
 
-    def root(self, version: int, salt: str) -> int:
-        """The serial of "nothing before it" under a version of the weights and a salt."""
-        if (version, salt) not in self._roots:
-            self._serials += 1
-            self._roots[version, salt] = self._serials
-        return self._roots[version, salt]
+    def find(self, tokens: Items[int], root: Parent) -> tuple[list[int], Parent]:
+        """The pages that hold the beginning of a sequence, whole pages only and never its last token.
 
-    def find(self, tokens: Items[int], root: int) -> list[int]:
-        """The pages that hold the beginning of a prompt, whole pages only and never all of its tokens.
-
-        They have one user more from now on.
+        Returns:
+            The pages, whose users are as before (`share`), and the parent of the page behind them.
         """
         found: list[int] = []
-        if not self.reuse:
-            return found
-        size, serial = self.page_size, root
-        self.asked += len(tokens)
-        for start in range(0, len(tokens) - size, size):  # the last token is computed anew
-            page = self._known.get((serial, tuple(tokens[start : start + size])))
+        size, parent = self.page_size, root
+        for start in range(0, len(tokens) - size if self.reuse else 0, size):
+            page = self._known.get((parent, tuple(tokens[start : start + size])))
             if page is None:
                 break
             found.append(page)
-            serial = self._serial[page]
-        for page in found:
-            self.share(page)
-        self.hits += len(found) * size
-        return found
+            parent = self._serial[page]
+        return found, parent
 
     def share(self, page: int) -> None:
         """One user more."""
@@ -148,42 +136,30 @@ class BlockManager:
             else:
                 self._free.append(page)
 
-    def serial_of(self, page: int) -> int:
-        """The serial of what a page in the table holds."""
-        return self._serial[page]
-
     def remember(
-        self, tokens: Items[int], pages: Items[int], upto: int, looked_at: int, serial: int
-    ) -> tuple[int, int]:
+        self, tokens: Items[int], pages: Items[int], upto: int, looked_at: int, parent: Parent
+    ) -> tuple[int, Parent]:
         """Full pages of a sequence can be found from now on.
 
         Args:
             tokens, pages: of the sequence.
             upto: how many tokens are computed.
-            looked_at: how many pages were remembered before.
-            serial: of the last of these, else the root's.
+            looked_at: how many pages were remembered or found before.
+            parent: of the page behind these.
 
         Returns:
-            `looked_at` and `serial` for the next call.
+            `looked_at` and `parent` for the next call.
         """
         size = self.page_size
         for i in range(looked_at, upto // size if self.reuse else 0):
-            content = (serial, tuple(tokens[i * size : (i + 1) * size]))
+            content = (parent, tuple(tokens[i * size : (i + 1) * size]))
             if content not in self._known:  # otherwise another sequence has computed the same: its page is found
                 self._serials += 1
                 self._known[content], self._content[pages[i]] = pages[i], content
                 self._serial[pages[i]] = self._serials
-            serial = self._serial[self._known[content]]
+            parent = self._serial[self._known[content]]
             looked_at = i + 1
-        return looked_at, serial
-
-    def reset(self) -> None:
-        """Forget what pages hold: none is found again."""
-        for page in list(self._content):
-            self._forget(page)
-        self._free.extend(self._reusable)
-        self._reusable.clear()
-        self._roots.clear()
+        return looked_at, parent
 
     def _forget(self, page: int) -> None:
         del self._known[self._content.pop(page)]

@@ -51,13 +51,16 @@ class EngineConfig:
         page_size: tokens of a page.
         num_pages: pages for tokens, beside the one for padding; default as many as `cache_bytes` hold, or without
             that as many as `max_num_seqs` sequences of `max_model_len` need.
-        cache_bytes: of all pages of this rank.
+        cache_bytes: of all pages of a rank; of pipeline stages, the one that keeps most decides for all.
         max_num_seqs: sequences that run at once.
         max_num_batched_tokens: tokens of a step.
         enable_prefix_caching: pages are found again by their tokens.
         lay_out_weights: keep a second copy of each matrix, in the order in which a CPU reads it (`kernels/laid_out`);
             default where that is possible. It costs the memory of the weights once more.
         speculative: tokens are proposed and verified several a step; None for one a step.
+
+    Raises:
+        ConfigError: a number that is not above 0.
     """
 
     max_model_len: int | None = None
@@ -69,6 +72,12 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     lay_out_weights: bool = True
     speculative: SpeculativeConfig | None = None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+                raise ConfigError(f"{field.name} is {value}", fix="a number above 0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,12 +176,16 @@ class Engine:
         models = [model] if draft is None else [model, draft]
         if draft is not None:
             check_can_generate(draft)
-        num_pages = 1 + _num_pages(config, self.max_model_len, sum(map(_bytes_per_token, models)))
-        max_pages = -(-self.max_model_len // config.page_size)
-        stage, (cache, *others) = stage_of(model), [_cache(each, num_pages, config) for each in models]
-        proposer = Runner(stage_of(draft), others[0], max_pages) if draft is not None else None
-        self.runner = Runner(stage, cache, max_pages, recorder, compiled, proposer)
-        has_slots = any(gather_objects(any(each.has_slots for each in (cache, *others)), stage.mesh.pp))
+        stage, states = stage_of(model), [stage_of(each).inference_state() for each in models]
+        weights = [next(iter(each.parameters())) for each in models]
+
+        def bytes_of_all(per: str) -> int:
+            return sum(bytes_per(state, per, weight.dtype) for state, weight in zip(states, weights, strict=True))
+
+        # Rank 0 gives out pages and slots for all stages, which keep different things of a token.
+        wanted = _num_pages(config, self.max_model_len, bytes_of_all("token"))
+        num_pages = 1 + min(gather_objects(wanted, stage.mesh.pp))
+        has_slots = any(gather_objects(bytes_of_all("sequence"), stage.mesh.pp))
         speculative = config.speculative
         if has_slots and speculative is not None:
             raise ConfigError(
@@ -180,6 +193,13 @@ class Engine:
                 "rejected token",
                 fix="speculative=None for this model",
             )
+        cache, *others = (
+            PagedCache(state, num_pages, config.page_size, config.max_num_seqs + 1, weight.dtype, weight.device)
+            for state, weight in zip(states, weights, strict=True)
+        )
+        max_pages = -(-self.max_model_len // config.page_size)
+        proposer = None if draft is None else Runner(stage_of(draft), others[0], max_pages)
+        self.runner = Runner(stage, cache, max_pages, recorder, compiled, proposer)
         # A state of a sequence holds all its tokens: what a page would skip is not in it.
         blocks = BlockManager(num_pages, config.page_size, config.enable_prefix_caching and not has_slots)
         self.scheduler = Scheduler(
@@ -201,7 +221,9 @@ class Engine:
         """A request arrives; its first tokens come out of a later `step`. Rank 0 alone is asked.
 
         Raises:
-            DataError: a prompt without a token, an id outside the vocabulary, or more tokens than there is room for.
+            ConfigError: nothing to generate, a number out of its range, or a stop id outside of the vocabulary.
+            DataError: a prompt without a token, an id outside the vocabulary, more tokens than there is room for, or
+                an id of a request that is under way.
         """
         if request_id in self.sequences:
             raise DataError(f"there is a request {request_id!r} already", where=request_id, fix="another id")
@@ -303,7 +325,7 @@ class Engine:
         stop_ids: Items[int] = (),
         seed: int = 0,
     ) -> list[Continuation]:
-        """Continue every prompt; nothing else may be under way.
+        """Continue every prompt.
 
         All ranks of tp, pp and ep call it with the same arguments; replicas of dp may have prompts of their own.
 
@@ -318,7 +340,8 @@ class Engine:
             A continuation for each prompt, in their order.
 
         Raises:
-            ConfigError: nothing to generate, a stop id outside of the vocabulary, or a model in training mode.
+            ConfigError: nothing to generate, a stop id outside of the vocabulary, a model in training mode, or other
+                requests under way, whose tokens nobody would get.
             DataError: an empty prompt, an id outside the vocabulary, or a prompt that leaves too little room.
             RankError: ranks were called with different arguments.
             NumericsError: logits that are no numbers.
@@ -326,6 +349,10 @@ class Engine:
         for model in (self.model, self.draft):
             if model is not None:
                 check_can_generate(model)
+        if self.has_work:
+            raise ConfigError(
+                f"generate while {len(self.sequences)} requests are under way", fix="`step` until `has_work` is false"
+            )
         requests = [
             Request(
                 tuple(map(int, prompt)),
@@ -348,8 +375,13 @@ class Engine:
         for i, request in enumerate(requests):
             self.add_request(request, f"prompt {i}")
             answers += self.sequences[f"prompt {i}"]
-        while self.has_work:
-            self.step()
+        try:
+            while self.has_work:
+                self.step()
+        except BaseException:  # such as an interrupt in a notebook: the next call finds nothing under way
+            for i in range(len(requests)):
+                self.abort(f"prompt {i}")
+            raise
         self.stop()
         made: list[Continuation] | NumericsError = [
             Continuation(answer.answer, answer.log_probs, answer.reason is FinishReason.STOP) for answer in answers
@@ -554,20 +586,11 @@ def _output(sequence: Sequence, count: int) -> Output:
     )
 
 
-def _bytes_per_token(model: Any) -> int:
-    return bytes_per(stage_of(model).inference_state(), "token", next(iter(model.parameters())).dtype)
-
-
-def _cache(model: Any, num_pages: int, config: EngineConfig) -> PagedCache:
-    weight, state = next(iter(model.parameters())), stage_of(model).inference_state()
-    return PagedCache(state, num_pages, config.page_size, config.max_num_seqs + 1, weight.dtype, weight.device)
-
-
 def _num_pages(config: EngineConfig, max_model_len: int, bytes_per_token: int) -> int:
     """Pages for tokens.
 
     Raises:
-        ConfigError: fewer than one sequence needs.
+        ConfigError: none.
     """
     one = -(-max_model_len // config.page_size)
     if config.num_pages is not None:
@@ -587,11 +610,20 @@ def check_request(request: Request, request_id: str, vocab_size: int) -> None:
     """Refuse what could not be computed.
 
     Raises:
-        ConfigError: nothing to generate, or a stop id outside of the vocabulary.
+        ConfigError: nothing to generate, a number out of its range, or a stop id outside of the vocabulary.
         DataError: an id outside the vocabulary.
     """
     if request.max_new_tokens < 1 or request.n < 1:
         raise ConfigError(f"max_new_tokens is {request.max_new_tokens} and n is {request.n}", fix="at least 1 of each")
+    if not 0 <= request.min_new_tokens <= request.max_new_tokens:
+        raise ConfigError(
+            f"min_new_tokens is {request.min_new_tokens} and max_new_tokens is {request.max_new_tokens}",
+            fix="from 0 to max_new_tokens",
+        )
+    for name in ("log_probs", "prompt_log_probs"):
+        count = getattr(request, name)
+        if count is not None and not 0 <= count <= vocab_size:
+            raise ConfigError(f"{name} is {count} in a vocabulary of {vocab_size}", fix="None, or how many to name")
     for stop_id in request.stop_ids:
         if not 0 <= stop_id < vocab_size:
             raise ConfigError(f"stop id {stop_id} is not in a vocabulary of {vocab_size}", fix="leave it out")

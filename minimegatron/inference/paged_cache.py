@@ -51,7 +51,6 @@ class PagedCache:
 
     Attributes:
         layers: layer number -> name -> buffer.
-        has_slots: a layer keeps something for a sequence.
     """
 
     def __init__(
@@ -73,7 +72,6 @@ class PagedCache:
         self.layers: Mapping[int, Mapping[str, torch.Tensor]] = {
             number: {name: zeros(spec) for name, spec in layer.items()} for number, layer in state.items()
         }
-        self.has_slots = any(spec.per == "sequence" for spec in self._specs)
 
     @property
     def nbytes(self) -> int:
@@ -81,7 +79,7 @@ class PagedCache:
         return sum(buffer.nbytes for buffer in self._buffers())
 
     def copy(self, pages: Sequence[tuple[int, int]], slots: Sequence[tuple[int, int]]) -> None:
-        """Copy pages and slots, (from, to) each; none of those written is read."""
+        """Copy pages and slots, (from, to) each, as if all at once; each `to` occurs once."""
         for pairs, per in ((pages, "token"), (slots, "sequence")):
             if pairs:
                 source, to = torch.tensor(pairs, device=self.device).t()

@@ -10,12 +10,13 @@ as many tokens as the machine likes, whoever they belong to.
 A prompt that is longer than the room left is computed in chunks, a chunk a step, together with the tokens of those that
 generate: nobody's answer stalls while a prompt is read (chunked prefill; Agrawal et al. 2024, arXiv 2403.02310).
 
-**Pages run out**, because answers grow. Then the sequence that arrived last gives its pages back, waits at the head of
-the queue, and later computes prompt and answer so far anew (recomputation). A sequence is never preempted for one that
-arrived later, so the oldest always advances and none waits for ever; no request is admitted that alone would not fit.
+**Pages run out**, because answers grow. Then the sequence that arrived last gives its pages back, waits at its place in
+the queue, and later computes prompt and answer so far anew (recomputation). It has no chunk in the step yet, since
+older ones come first.
 
-**Order of arrival** also decides who is admitted: one that does not fit makes those behind it wait. So the wait of any
-request is bounded by the work in front of it.
+**Nobody waits for ever.** A sequence is never preempted for one that arrived later, one that cannot be admitted makes
+those behind it wait, and a request that alone would not fit is refused. So the oldest advances in every step, and the
+wait of any is bounded by the work in front of it.
 
 **Proposed tokens** (`lookahead`, `inference/speculative.py`) stand behind the newest token of a sequence that
 generates, and take pages and budget as other tokens do. A sequence gets places for all of them, or waits for a step
@@ -23,14 +24,16 @@ that has these: how many it gets must not depend on its neighbours, because a to
 is a proposal. `computed` counts final tokens only: what a rejected one has left in a page is written over, and others
 find a page once all its tokens are final.
 
-**n answers** to one prompt are one sequence until its prompt is computed but for the last token; then the others are
-forks that share its pages. A page that is shared is copied before it is written (`Step.copies`).
+**n answers** to one prompt are one sequence until its prompt is computed; then the others are forks that share its
+pages, and draw from the same logits. A page that is shared is copied before it is written (`Step.copies`), a slot when
+the fork begins.
 
 Megatron-LM: `megatron/core/inference/engines/dynamic_engine.py`, `contexts/dynamic_context.py`.
 """
 
 from __future__ import annotations
 
+import bisect
 import collections
 import dataclasses
 from collections.abc import Callable
@@ -69,7 +72,7 @@ class Step:
 
     Attributes:
         chunks: in the order of the row.
-        copies: (from, to) pages that are copied before anything is computed.
+        copies: (from, to) pages that are copied before anything is computed, as if all at once; each `to` occurs once.
         slot_copies: the same of slots.
     """
 
@@ -134,7 +137,7 @@ class Scheduler:
         self._arrivals = 0
         self._free_slots = list(range(max_num_seqs, 0, -1)) if has_slots else None
         self._forks: dict[str, list[Sequence]] = {}  # answers that wait for the prompt of the first
-        self._slot_copies: list[tuple[int, int]] = []
+        self._slot_copies: dict[int, int] = {}  # to -> from: a slot that was given up and taken again has the last one
 
     def add(self, request: Request, request_id: str) -> list[Sequence]:
         """A request arrives.
@@ -192,10 +195,8 @@ class Scheduler:
         """The next step; no chunk where nothing waits or runs."""
         budget, preemptions = self.max_num_batched_tokens, self.preemptions
         chunks: list[Chunk] = []
-        copies: dict[int, int] = {}  # to -> from: a page that is taken twice has what came last
-        for sequence in list(self.running):
-            if sequence not in self.running:  # preempted for an older one
-                continue
+        copies: list[tuple[int, int]] = []
+        for sequence in self.running:  # it loses sequences at its end
             count, proposals = self._share(sequence, budget)
             if count > 0 and self._make_room(sequence, count + proposals, copies):
                 chunks.append(self._chunk(sequence, count, proposals))
@@ -204,7 +205,7 @@ class Scheduler:
             sequence = self.waiting[0]
             if not self._admit(sequence):
                 break
-            self.running.append(self.waiting.popleft())
+            bisect.insort(self.running, self.waiting.popleft(), key=_arrival)
             count, proposals = self._share(sequence, budget)
             if count == 0:  # its newest token, and no room for what is proposed behind it
                 break
@@ -212,9 +213,8 @@ class Scheduler:
             assert grown, "admission has counted the pages"
             chunks.append(self._chunk(sequence, count, proposals))
             budget -= count + proposals
-        self.running.sort(key=_arrival)
-        slot_copies, self._slot_copies = tuple(self._slot_copies), []
-        return Step(tuple(chunks), tuple((source, to) for to, source in copies.items()), slot_copies)
+        slot_copies, self._slot_copies = self._slot_copies, {}
+        return Step(tuple(chunks), tuple(copies), tuple((source, to) for to, source in slot_copies.items()))
 
     def _chunk(self, sequence: Sequence, count: int, proposals: int) -> Chunk:
         return Chunk(sequence, sequence.computed, count, sequence.computed + count == len(sequence.tokens), proposals)
@@ -240,46 +240,47 @@ class Scheduler:
         taken = len(self.running) + sum(len(self._forks.get(s.request_id, ())) for s in self.running if s.index == 0)
         if taken + seats > self.max_num_seqs:
             return False
-        blocks = self.blocks
-        root = blocks.root(self.version, sequence.request.salt)
-        wants_logits = sequence.request.prompt_log_probs is not None
-        found = [] if wants_logits else blocks.find(sequence.tokens, root)
-        first = min(sequence.waiting_tokens - len(found) * blocks.page_size, self.max_num_batched_tokens)
-        proposals = self._most_proposals(sequence)
-        needed = blocks.pages_for(len(found) * blocks.page_size + first + proposals) - len(found)
-        # Room for the whole of it, so that it is not preempted before it has drawn a token.
-        whole = blocks.pages_for(len(sequence.tokens) + 1) - len(found)
-        if blocks.available < min(max(needed, whole), blocks.capacity - len(found)):
-            for page in found:
-                blocks.release(page)
+        blocks, root = self.blocks, (self.version, sequence.request.salt)
+        if sequence.request.prompt_log_probs is None:
+            asked = len(sequence.tokens)
+            found, parent = blocks.find(sequence.tokens, root)
+        else:  # all its logits are needed
+            asked, found, parent = 0, [], root
+        # Room for all its tokens and the next ones, though it takes them in chunks: else it would soon be preempted.
+        whole = len(sequence.tokens) + max(1, self._most_proposals(sequence))
+        more = blocks.pages_for(whole) - len(found)
+        if blocks.available - sum(blocks.users(page) == 0 for page in found) < more:
             return False
-        sequence.pages = found
+        for page in found:
+            blocks.share(page)
+        sequence.pages, sequence.looked_at, sequence.parent = found, len(found), parent
         sequence.computed = sequence.cached = len(found) * blocks.page_size
-        sequence.looked_at, sequence.serial = len(found), blocks.serial_of(found[-1]) if found else root
+        blocks.hits += sequence.cached
+        blocks.asked += asked
         if self._free_slots is not None:
             sequence.slot = self._free_slots.pop()
         return True
 
-    def _make_room(self, sequence: Sequence, count: int, copies: dict[int, int]) -> bool:
+    def _make_room(self, sequence: Sequence, count: int, copies: list[tuple[int, int]]) -> bool:
         """Pages for `count` more tokens, of those that arrived later if need be; False where it had to go itself."""
         while not self._grow(sequence, count, copies):
-            victim = max(self.running, key=_arrival)
+            victim = self.running[-1]
             self.preempt(victim)
             if victim is sequence:
                 return False
         return True
 
-    def _grow(self, sequence: Sequence, count: int, copies: dict[int, int]) -> bool:
+    def _grow(self, sequence: Sequence, count: int, copies: list[tuple[int, int]]) -> bool:
         """Pages for the next `count` tokens, a copy of a shared one among them; False where there are too few."""
         blocks, size = self.blocks, self.blocks.page_size
-        more = blocks.pages_for(sequence.computed + count) - len(sequence.pages)  # below 0: rejected tokens have left some
+        more = blocks.pages_for(sequence.computed + count) - len(sequence.pages)  # below 0: left by rejected tokens
         at = sequence.computed // size
         shared = at < len(sequence.pages) and blocks.users(sequence.pages[at]) > 1
         if blocks.available < more + shared:
             return False
         if shared:
             page = blocks.take()
-            copies[page] = sequence.pages[at]
+            copies.append((sequence.pages[at], page))
             blocks.release(sequence.pages[at])
             sequence.pages[at] = page
         sequence.pages += [blocks.take() for _ in range(more)]
@@ -306,21 +307,21 @@ class Scheduler:
         """
         sequence = chunk.sequence
         sequence.computed += chunk.count + accepted
-        sequence.looked_at, sequence.serial = self.blocks.remember(
-            sequence.tokens, sequence.pages, sequence.computed - sequence.lag, sequence.looked_at, sequence.serial
+        sequence.looked_at, sequence.parent = self.blocks.remember(
+            sequence.tokens, sequence.pages, sequence.computed - sequence.lag, sequence.looked_at, sequence.parent
         )
         if not (chunk.draws and sequence.index == 0):
             return []
         forks = self._forks.pop(sequence.request_id, [])
         for fork in forks:
             fork.pages, fork.computed, fork.cached = list(sequence.pages), sequence.computed, sequence.computed
-            fork.looked_at, fork.serial = sequence.looked_at, sequence.serial
+            fork.looked_at, fork.parent = sequence.looked_at, sequence.parent
             for page in fork.pages:
                 self.blocks.share(page)
             if self._free_slots is not None:
                 fork.slot = self._free_slots.pop()
-                self._slot_copies.append((sequence.slot, fork.slot))
-            self.running.append(fork)
+                self._slot_copies[fork.slot] = sequence.slot
+            bisect.insort(self.running, fork, key=_arrival)
         return forks
 
     def finish(self, sequence: Sequence) -> None:
@@ -346,16 +347,15 @@ class Scheduler:
         return found
 
     def new_weights(self, version: int) -> None:
-        """What pages hold belongs to other weights now: whoever runs computes anew, and nothing old is found."""
+        """What pages hold belongs to other weights now: whoever runs computes anew, from another root."""
         self.version = version
         for sequence in list(self.running):
             self.preempt(sequence)
-        self.blocks.reset()
 
     def _give_back(self, sequence: Sequence) -> None:
         for page in reversed(sequence.pages):  # its last page is the first that is taken: its beginning may be found
             self.blocks.release(page)
-        sequence.pages, sequence.computed, sequence.looked_at, sequence.serial, sequence.lag = [], 0, 0, 0, 0
+        sequence.pages, sequence.computed, sequence.lag = [], 0, 0
         if self._free_slots is not None and sequence.slot:
             self._free_slots.append(sequence.slot)
         sequence.slot = 0

@@ -64,23 +64,25 @@ class Request:
 Ranked = tuple[tuple[int, float], ...]  # (id, log-probability), the most likely first
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Sequence:
     """One answer under way.
 
     Attributes:
         request, request_id: what it answers.
         index: which of the request's n answers.
-        arrival: number of the request in order of arrival, which decides who goes first and who is preempted.
+        arrival: number of the request; (arrival, index) is the order of arrival, which decides who goes first.
         tokens: prompt and answer.
         computed: how many of them lie in pages.
         pages: the pages of tokens 0, 1, ...: token j is in page j // page_size.
         slot: of what layers keep for a sequence; 0 while it has none.
         log_probs: of each token of the answer; top: the most likely ones in its place.
-        prompt_log_probs: of each token of the prompt from the second on; prompt_top: as above.
+        prompt_log_probs: of each token of the prompt from the second on, in answer 0 alone; prompt_top: as above.
         reason: why it is over; None while it is not.
         preemptions: how often it has lost its pages.
         proposed: tokens that the step under way verifies behind its newest (`inference/speculative.py`).
+        cached: how many tokens its pages held already when it was last admitted.
+        looked_at, parent: see `BlockManager.remember`.
     """
 
     request: Request
@@ -97,12 +99,12 @@ class Sequence:
     prompt_top: list[Ranked] = dataclasses.field(default_factory=list)
     reason: FinishReason | None = None
     preemptions: int = 0
-    cached: int = 0  # tokens that were found in pages
-    looked_at: int = 0  # full pages that others can find
-    serial: int = 0  # of the last of these
+    cached: int = 0
+    looked_at: int = 0
+    parent: int | tuple[int, str] = 0
     proposed: list[int] = dataclasses.field(default_factory=list)
     lag: int = 0  # computed tokens that the draft model has not computed
-    lookup: Any = dataclasses.field(default=None, repr=False, compare=False)  # n-grams of its tokens
+    lookup: Any = dataclasses.field(default=None, repr=False)  # n-grams of its tokens
 
     @property
     def prompt_length(self) -> int:
@@ -125,7 +127,7 @@ class Sequence:
         return self.prompt_length + self.request.max_new_tokens
 
     def append(self, token: int) -> None:
-        """A token was drawn; says whether that is the end."""
+        """A token was drawn; `reason` says whether that is the end."""
         self.tokens.append(token)
         if token in self.request.stop_ids:
             self.reason = FinishReason.STOP
