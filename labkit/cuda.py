@@ -195,7 +195,7 @@ def build_library(
 
 @functools.cache
 def _on_gpu(source: str, line: int) -> Library:
-    return Library(build_library(source, line, "cuda"), translated(source, line, on_gpu=True), emulated=False)
+    return Library(build_library(source, line, "cuda"), translated(source, line, on_gpu=True), "cuda")
 
 
 @functools.cache

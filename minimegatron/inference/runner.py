@@ -259,7 +259,9 @@ class Runner:
         if not stage.pre_process:
             takes, _ = stage.stage_specs(1, row.shape[1])
             assert self.mail is not None, "a stage without an embedding is one of several"
-            inputs = PendingTensors(self.mail, self.mesh.pp.rank - 1, "hidden", takes).wait()
+            inputs = PendingTensors(
+                self.mail, self.mesh.pp.rank - 1, "hidden", takes
+            ).wait()  # no deadline: the mail has one
         options: dict[str, Any] = {"logits_at": wanted} if stage.post_process else {}
         out = stage(row, inference_context=context, inputs=inputs, **options)
         if not stage.post_process:

@@ -52,9 +52,9 @@ CPU_FLAGS = (
 CUDA_FLAGS = ("-std=c++17", "-O3", "-shared", "-Xcompiler", "-fPIC", "--cudart=static", "-Xptxas", "-v")
 
 
-def sources() -> list[str]:
-    """Names of the kernel files."""
-    return sorted(path.stem for path in CSRC.glob("*.cu"))
+def sources(suffix: str = "cu") -> list[str]:
+    """Names of the kernel files: `cu` for GPUs, `cpp` for CPUs."""
+    return sorted(path.stem for path in CSRC.glob(f"*.{suffix}"))
 
 
 def cache_folder() -> Path:

@@ -63,10 +63,16 @@ def lay_out(weights: Iterable[torch.Tensor]) -> int:
     return copied
 
 
+def observed() -> bool:
+    """Whether somebody compiles, records or counts operators: then torch's own are called, which everybody knows."""
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+
+
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """`F.linear(x, weight, bias)` without a gradient, by the second copy where the weight has one."""
     laid_out: LaidOut | None = getattr(weight, "laid_out", None)
-    if laid_out is None or x.numel() == x.shape[-1] or x.dtype != weight.dtype:
+    one_row = x.numel() == x.shape[-1]
+    if laid_out is None or one_row or observed() or x.dtype != weight.dtype:
         return F.linear(x, weight, bias)
     return torch.ops.mkldnn._linear_pointwise(  # type: ignore[no-any-return]
         x, laid_out.of(weight), bias, "none", [], ""

@@ -137,6 +137,8 @@ def usable_on_a_cpu(backend: str, file: str, *tensors: torch.Tensor | None) -> b
     given = [t for t in tensors if t is not None]
     if backend != "auto" or any(t.device.type != "cpu" or t.dtype != given[0].dtype for t in given):
         return False
+    if laid_out.observed():
+        return False
     return given[0].dtype in operators.CPU_DTYPES and _possible("cpu") and _available(file, "cpu")
 
 

@@ -109,8 +109,7 @@ def on_a_cpu(
     if key_pages.stride(-1) != 1 or value_pages.stride(-1) != 1:
         return paged_attention(q, key_pages, value_pages, context, scale, window, softcap)
     arguments = (context.starts, context.lengths, context.page_table, scale, window or 0, softcap or 0.0)
-    launch = torch.ops.minimegatron.paged_attention_cpu if torch.compiler.is_compiling() else _launch
-    out: torch.Tensor = launch(q, key_pages, value_pages, *arguments)
+    out = _launch(q, key_pages, value_pages, *arguments)
     if max(context.new) > FEW:
         assert context.totals is not None, "a recording has one new token of each sequence"
         _chunks(q, key_pages, value_pages, context, scale, window, softcap, out, FEW)
@@ -129,7 +128,7 @@ def _launch(
     softcap: float,
 ) -> torch.Tensor:
     q, page_table = q.contiguous(), page_table.contiguous()
-    out = _outputs(q, key_pages, value_pages)
+    out = q.new_empty((*q.shape[:2], value_pages.shape[-1]))
     strides = [torch.tensor(kept.stride()[:3]) for kept in (key_pages, value_pages)]
     sizes = (len(lengths), page_table.shape[1], FEW, key_pages.shape[1], q.shape[1], key_pages.shape[2], q.shape[2])
     operators.library("paged_attention", "cpu").call(
@@ -138,13 +137,6 @@ def _launch(
         *(scale, window, softcap, operators.DTYPES[q.dtype]),
     )
     return out
-
-
-def _outputs(q: torch.Tensor, key_pages: torch.Tensor, value_pages: torch.Tensor, *_: Any) -> torch.Tensor:
-    return q.new_empty((*q.shape[:2], value_pages.shape[-1]))
-
-
-operators.operator("paged_attention_cpu", _outputs)(_launch)
 
 
 def _one_token_each(

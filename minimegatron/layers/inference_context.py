@@ -12,10 +12,10 @@ One layer keeps two vectors for every token, another one latent, a third one mat
 what it keeps (`inference_state`), and writes and reads it itself, through its `LayerState`; the owner of the memory
 (`inference/paged_cache.py`) need not know the layers:
 
-| kept for each | e.g.                                    | says                               | lies in                   |
-|---------------|-----------------------------------------|------------------------------------|---------------------------|
-| token         | key and value of attention, a latent    | `StateSpec((g, d))`                | pages [pages, size, g, d] |
-| sequence      | a recurrent state, a convolution's tail | `StateSpec((a, d, d), "sequence")` | slots [slots, a, d, d]    |
+| kept for each | for example                          | says                               | lies in                  |
+|---------------|--------------------------------------|------------------------------------|--------------------------|
+| token         | key and value of attention, a latent | `StateSpec((g, d))`                | pages [pages, size, ...] |
+| sequence      | a recurrent state                    | `StateSpec((a, d, d), "sequence")` | slots [slots, ...]       |
 
 A page holds the same tokens in every layer, so a table of pages for each sequence serves all layers. Token j of a
 sequence lies in row j % (page size) of page `page_table[j // (page size)]`. A forward pass has one `InferenceContext`;

@@ -123,7 +123,8 @@ def linear(
         store: where wgrad is put instead of being computed; None to compute it.
     """
     if not torch.is_grad_enabled():
-        return ops.linear(gather_input(x, tp, sequence_parallel).wait(), weight, bias)
+        x = gather_input(x, tp, sequence_parallel).wait() if sequence_parallel else x
+        return ops.linear(x, weight, bias)
     if tp.size == 1 and store is None and fused_accumulator(weight) is None:
         return F.linear(x, weight, bias)
     if store is None and x.requires_grad and weight.requires_grad:

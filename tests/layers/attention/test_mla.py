@@ -10,6 +10,7 @@ import torch
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import ConfigError
+from minimegatron.inference.paged_cache import PagedCache
 from minimegatron.layers.attention.mla import MultiLatentAttention
 from minimegatron.layers.attention.self_attention import AttentionContext
 from minimegatron.layers.logical import initialize
@@ -46,16 +47,17 @@ def test_absorbed_equals_naive(fields):
     x = torch.randn(s, b, 32, dtype=torch.float64)
     cos, sin = RotaryEmbedding(model)(torch.arange(s).expand(b, s))
     context = AttentionContext((cos.double(), sin.double()))
-    q = attention.queries(x, context)
-    latent, k_r = attention.latents(x, context)
-    mask = torch.full((s, s), -torch.inf, dtype=torch.float64).triu(1)
-    absorbed = attention.linear_proj(attention.absorbed(q, latent, k_r, mask))
     naive = attention(x, context)
-    assert (absorbed - naive).abs().max() < 1e-12 < naive.abs().max()
-    last = attention.absorbed(q[-1:], latent, k_r, mask[-1:])  # generation: one new token, all others from the cache
-    assert (attention.linear_proj(last) - naive[-1:]).abs().max() < 1e-12
-    per_token = (latent.numel() + k_r.numel()) / (s * b)
-    assert per_token == model.kv_lora_rank + model.qk_pos_emb_head_dim == 18
+    cache = PagedCache({0: attention.inference_state()}, 9, 3, 1, torch.float64, x.device)
+    tables, found = [[7, 1, 4], [2, 8, 3]], []
+    for begin, end in ((0, 5), (5, 8), (8, s)):  # a prompt, a chunk, one new token and all others from pages
+        pages = cache.context([end - begin] * b, [begin] * b, tables, [0] * b)
+        rotary = RotaryEmbedding(model)(pages.position_ids)
+        row = x[begin:end].transpose(0, 1).reshape(-1, 1, 32)
+        made = attention(row, AttentionContext(tuple(t.double() for t in rotary), inference=pages))
+        found.append(made.view(b, end - begin, 32).transpose(0, 1))
+    assert (torch.cat(found) - naive).abs().max() < 1e-12 < naive.abs().max()
+    assert cache.nbytes == 9 * 3 * 8 * (model.kv_lora_rank + model.qk_pos_emb_head_dim) == 9 * 3 * 8 * 18
 
 
 @pytest.mark.parametrize("double", [True, False])
