@@ -22,10 +22,11 @@ from minimegatron.inference.sequence import FinishReason, Request
 from minimegatron.inference.speculative import NGrams, SpeculativeConfig, verified
 from minimegatron.models.decoder import build_model
 from minimegatron.models.families import family_config
-from tests.inference.models import ours, weights
+from tests.inference.models import NAMES, ours, weights
 from tests.inference.ranked import PROMPTS, build, speculated
 from tests.inference.test_sampling import RARE
 from tests.recorder import OnACpu
+from tests.thorough import mostly_thorough
 
 SAMPLED = SamplingParams(0.8, 20, 0.95)
 NGRAM = SpeculativeConfig("ngram", 3, 3, 1)
@@ -164,6 +165,15 @@ def plain_answers():
     return answers(Engine(ours("mistral"), EngineConfig(max_model_len=40)), requests)
 
 
+@pytest.mark.parametrize("name", mostly_thorough(NAMES, lambda name: name == "deepseek_v3"))
+def test_greedy_words_of_every_family(name):
+    requests = [Request(tuple(prompt), 12) for prompt in prompts(24)]
+    want = words(answers(Engine(ours(name), EngineConfig(40)), requests))
+    for config, draft in ((NGRAM, None), (DRAFT, like(name))):
+        engine = Engine(ours(name), EngineConfig(40, speculative=config), draft=draft)
+        assert words(answers(engine, requests)) == want and engine.proposed_tokens > 0
+
+
 def test_an_n_gram_changes_no_drawn_word():
     """With penalties, which a proposal is part of, and stop ids that may not be drawn yet."""
     params = [SAMPLED, SamplingParams(0.3, frequency_penalty=-0.3, presence_penalty=-0.5), SamplingParams(0.1), GREEDY]
@@ -268,25 +278,38 @@ def test_an_n_gram_proposes_what_followed_it_first(tokens, count, least, more):
 
 
 def test_a_step_with_proposals_is_not_recorded():
-    recorder, requests = OnACpu(places=False), [Request((5, 9, 3, 7), 16), Request((1, 2), 16)]
-    config = EngineConfig(40, lay_out_weights=False, speculative=NGRAM)
-    engine = Engine(build(*weights("mistral")), config, recorder=recorder)
+    recorder, requests = OnACpu(), [Request((5, 9, 3, 7), 16), Request((1, 2), 16)]
+    engine = Engine(ours("mistral"), EngineConfig(40, speculative=NGRAM), recorder=recorder)
     assert words(answers(engine, requests)) == words(answers(Engine(ours("mistral"), EngineConfig(40)), requests))
     assert "record" in recorder.events and engine.proposed_tokens > 0 and len(recorder.events) < engine.steps
 
 
+TP2, PP2 = {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}
+EP2 = {"expert_model_parallel_size": 2}
+
+
 @pytest.mark.parametrize(
-    "layout",
-    [{"tensor_model_parallel_size": 2, "sequence_parallel": True}, {"pipeline_model_parallel_size": 2}],
-    ids=["tp", "pp"],
+    "model, draft, layout",
+    mostly_thorough(
+        [
+            ("llama2", "llama3.1", TP2 | {"sequence_parallel": True}),
+            ("llama2", "llama3.1", PP2),
+            ("llama2", None, PP2),
+            ("llama2", "llama3.1", TP2 | PP2),
+            ("mixtral", "mixtral", EP2),
+        ],
+        range(2),
+    ),
+    ids=str,
 )
-def test_over_ranks(ranks, layout):
-    requests = [dataclasses.replace(r, n=2) for r in MIXED[::3]]
-    for config, draft in ((TIGHT, "llama3.1"), (dataclasses.replace(TIGHT, speculative=NGRAM), None)):
-        want = words(answers(Engine(ours("llama2"), config, draft=ours(draft) if draft else None), requests))
-        models = [weights(name) for name in ("llama2", draft) if name]
-        first, _ = ranks(2).run(speculated, models, layout, config, requests)
-        assert first == {key: answer for key, (answer, _) in want.items()}
+def test_over_ranks(ranks, model, draft, layout):
+    config = TIGHT if draft else dataclasses.replace(TIGHT, speculative=NGRAM)
+    requests = [dataclasses.replace(request, n=2) for request in MIXED[::3]]
+    want = words(answers(Engine(ours(model), config, draft=ours(draft) if draft else None), requests))
+    world = 4 if len(layout) == 2 and "sequence_parallel" not in layout else 2
+    models = [weights(name) for name in (model, draft) if name]
+    first, *_ = ranks(world).run(speculated, models, layout, config, requests)
+    assert first == {key: answer for key, (answer, _) in want.items()}
 
 
 @pytest.mark.parametrize(
