@@ -95,7 +95,7 @@ class BlockManager:
         """
         found: list[int] = []
         size, parent = self.page_size, root
-        for start in range(0, len(tokens) - size if self.reuse else 0, size):
+        for start in range(0, len(tokens) - size, size):
             page = self._known.get((parent, tuple(tokens[start : start + size])))
             if page is None:
                 break

@@ -241,11 +241,8 @@ class Scheduler:
         if taken + seats > self.max_num_seqs:
             return False
         blocks, root = self.blocks, (self.version, sequence.request.salt)
-        if sequence.request.prompt_log_probs is None:
-            asked = len(sequence.tokens)
-            found, parent = blocks.find(sequence.tokens, root)
-        else:  # all its logits are needed
-            asked, found, parent = 0, [], root
+        looks = blocks.reuse and sequence.request.prompt_log_probs is None  # which needs the logits of all tokens
+        found, parent = blocks.find(sequence.tokens, root) if looks else ([], root)
         # Room for all its tokens and the next ones, though it takes them in chunks: else it would soon be preempted.
         whole = len(sequence.tokens) + max(1, self._most_proposals(sequence))
         more = blocks.pages_for(whole) - len(found)
@@ -256,7 +253,7 @@ class Scheduler:
         sequence.pages, sequence.looked_at, sequence.parent = found, len(found), parent
         sequence.computed = sequence.cached = len(found) * blocks.page_size
         blocks.hits += sequence.cached
-        blocks.asked += asked
+        blocks.asked += looks * len(sequence.tokens)
         if self._free_slots is not None:
             sequence.slot = self._free_slots.pop()
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,7 +17,7 @@ from minimegatron.inference.engine import Continuation, Engine, EngineConfig
 from minimegatron.inference.generate import generate
 from minimegatron.inference.paged_cache import PagedCache
 from minimegatron.inference.sampling import SamplingParams
-from minimegatron.inference.sequence import Request
+from minimegatron.inference.sequence import Request, Sequence
 from minimegatron.layers.logical import load_logical
 from minimegatron.models.chunks import build_chunks
 from minimegatron.models.decoder import GPTModel
@@ -83,6 +83,52 @@ def continuations(
     """What the prompts become, for each model and layout and each way to draw."""
     built = [build(*model, **layout) for model, layout in cases]
     return [[generate(model, PROMPTS, 12, each, seed=5) for each in params] for model in built]
+
+
+def run(engine: Engine, requests: dict[str, Request], every: int = 0) -> dict[str, list[Sequence]]:
+    """Requests arrive `every` so many steps: name -> sequences; all pages are free at the end."""
+    found: dict[str, list[Sequence]] = {}
+    for name, request in requests.items():
+        engine.add_request(request, name)
+        found[name] = engine.sequences[name]
+        for _ in range(every):
+            engine.step()
+    while engine.has_work:
+        engine.step()
+    blocks = engine.scheduler.blocks
+    blocks.check([])
+    assert blocks.available == blocks.capacity and not engine.sequences
+    return found
+
+
+class Answers(NamedTuple):
+    """What an engine on several ranks has made, on rank 0; and whether it had to preempt, and found pages."""
+
+    answers: dict[str, list[Sequence]]
+    preempted: int
+    hits: int
+
+
+def answers_on_ranks(
+    rank: int, world: int, model: Weights, layout: dict[str, Any], config: EngineConfig, requests: dict[str, Request]
+) -> Answers | None:
+    """Requests, and then the same once more."""
+    engine = Engine(build(*model, **layout), config)
+    if not engine.runner.leads:
+        engine.follow()
+        return None
+    run(engine, requests)
+    found = run(engine, requests)
+    engine.stop()
+    return Answers(found, engine.scheduler.preemptions, engine.scheduler.blocks.hits)
+
+
+def pages_of_stages(rank: int, world: int, model: Weights, config: EngineConfig) -> tuple[int, int, list[int]]:
+    """Pages and bytes of a stage, the first with one layer, and a continuation of 10 tokens that fills them."""
+    layout = {"pipeline_model_parallel_size": world, "num_layers_in_first_pipeline_stage": 1}
+    engine = Engine(build(*model, **layout), config)
+    made = engine.generate([[5, 9, 3, 7, 7, 50, 60, 5, 9, 3]], 12)
+    return engine.scheduler.blocks.num_pages, engine.runner.cache.nbytes, made[0].tokens
 
 
 def error_of(run: Callable[[], object]) -> str:

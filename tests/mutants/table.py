@@ -52,6 +52,8 @@ _DISPATCH = "tests/layers/moe/test_dispatch.py"
 _ROUTER = "tests/layers/moe/test_router.py"
 _MOE = "tests/layers/moe/test_layer.py"
 _PIPELINE = "tests/parallel/pipeline/test_pipeline.py"
+_PAGES, _SCHEDULER = "minimegatron/inference/block_manager.py", "minimegatron/inference/scheduler.py"
+_CANARIES = "tests/inference/test_scheduler.py -k shared"
 
 MUTANTS = (
     # ------------------------------------------------------------------------------------------- random streams
@@ -836,5 +838,114 @@ MUTANTS = (
         "a microbatch is let go of at its first use", "minimegatron/training/pipelined.py",
         "self._kept[self._read], self._left[self._read] = next(self._iterator), self._uses",
         "self._kept[self._read], self._left[self._read] = next(self._iterator), 1", _PIPELINE,
+    ),
+    # ------------------------------------------------------------------------------------- memory of generation
+    Mutant(
+        "a page is free as soon as one of its users goes", _PAGES,
+        "        if self._users[page] == 0:\n            if page in", "        if True:\n            if page in",
+        _CANARIES,
+    ),
+    Mutant(
+        "a page that somebody else has computed, too, is freed", _PAGES,
+        "            parent = self._serial[self._known[content]]\n",
+        "            parent = self._serial[self._known[content]]\n"
+        "            if self._known[content] != pages[i]:\n                self.release(pages[i])\n", _CANARIES,
+    ),
+    Mutant(
+        "a prompt is found to its last token", _PAGES,
+        "range(0, len(tokens) - size, size)", "range(0, len(tokens) - size + 1, size)", _CANARIES,
+    ),
+    Mutant(
+        "a page is known without what is before it", _PAGES,
+        "            parent = self._serial[page]\n", "", _CANARIES,
+    ),
+    Mutant(
+        "a page is known by the hash of its tokens", _PAGES,
+        "            if page is None:\n",
+        "            key = hash((parent, tuple(tokens[start : start + size])))\n"
+        "            page = next((p for content, p in self._known.items() if hash(content) == key), None)\n"
+        "            if page is None:\n", _CANARIES,
+    ),
+    Mutant(
+        "a page that was evicted can still be found", _PAGES,
+        "            self._forget(page)\n            self.evicted", "            self.evicted", _CANARIES,
+    ),
+    Mutant(
+        "the last page of a prompt is written by all its answers", _SCHEDULER,
+        "shared = at < len(sequence.pages) and blocks.users(sequence.pages[at]) > 1", "shared = False", _CANARIES,
+    ),
+    Mutant(
+        "pages that are found are counted as pages that can be had", _SCHEDULER,
+        "blocks.available - sum(blocks.users(page) == 0 for page in found) < more", "blocks.available < more",
+        _CANARIES,
+    ),
+    Mutant(
+        "a preempted sequence keeps a stale count", _SCHEDULER,
+        "        sequence.computed = sequence.cached = len(found) * blocks.page_size\n",
+        "        sequence.cached = len(found) * blocks.page_size\n"
+        "        sequence.computed = max(sequence.cached, sequence.preemptions and len(sequence.tokens) - 1)\n",
+        _CANARIES,
+    ),
+    Mutant(
+        "the version of the weights left out of the root", _SCHEDULER,
+        "self.blocks, (self.version, sequence.request.salt)", "self.blocks, (0, sequence.request.salt)", _CANARIES,
+    ),
+    Mutant(
+        "the salt left out of the root", _SCHEDULER,
+        "self.blocks, (self.version, sequence.request.salt)", 'self.blocks, (self.version, "")', _CANARIES,
+    ),
+    Mutant(
+        "who runs goes on over pages of old weights", _SCHEDULER,
+        "        for sequence in list(self.running):\n            self.preempt(sequence)\n", "", _CANARIES,
+    ),
+    Mutant(
+        "who came first is preempted", _SCHEDULER, "victim = self.running[-1]", "victim = self.running[0]", _CANARIES,
+    ),
+    Mutant(
+        "who came first is admitted last", _SCHEDULER, "self.waiting.insert(place, sequence)",
+        "self.waiting.append(sequence)", _CANARIES,
+    ),
+    Mutant(
+        "a fork stands behind those that came later", _SCHEDULER,
+        "bisect.insort(self.running, fork, key=_arrival)", "self.running.append(fork)", _CANARIES,
+    ),
+    Mutant(
+        "a fork begins with an empty slot", _SCHEDULER,
+        "self._slot_copies[fork.slot] = sequence.slot", "pass", _CANARIES,
+    ),
+    Mutant(
+        "a slot is never given back", _SCHEDULER, "            self._free_slots.append(sequence.slot)\n",
+        "            pass\n", _CANARIES,
+    ),
+    Mutant(
+        "answers that wait for their prompt have no seat", _SCHEDULER,
+        "taken + seats > self.max_num_seqs", "len(self.running) >= self.max_num_seqs", _CANARIES,
+    ),
+    Mutant(
+        "answers that wait for their prompt are not aborted", _SCHEDULER,
+        "        found += self._forks.pop(request_id, [])\n", "", _CANARIES,
+    ),
+    Mutant(
+        "a shared page is not copied on the device", "minimegatron/inference/engine.py",
+        "        copies=step.copies,\n", "", "tests/inference/test_engine.py -k request_alone",
+    ),
+    Mutant(
+        "a fork's slot is not copied on the device", "minimegatron/inference/engine.py",
+        "        slot_copies=step.slot_copies,\n", "", "tests/inference/test_engine.py -k request_alone",
+    ),
+    Mutant(
+        "a draw depends on the place in the row", "minimegatron/inference/engine.py",
+        "uniform(request.seed, index, place)", "uniform(request.seed, at, place)",
+        "tests/inference/test_engine.py -k request_alone",
+    ),
+    Mutant(
+        "log-probabilities of a prompt are asked for again after preemption", "minimegatron/inference/engine.py",
+        "    first = max(chunk.start, len(sequence.prompt_log_probs))\n", "    first = chunk.start\n",
+        "tests/inference/test_engine.py -k request_alone",
+    ),
+    Mutant(
+        "each stage makes as many pages as it has room for", "minimegatron/inference/engine.py",
+        "1 + min(gather_objects(wanted, stage.mesh.pp))", "1 + wanted",
+        "tests/inference/test_engine.py -k stages_that_keep",
     ),
 )  # fmt: skip
