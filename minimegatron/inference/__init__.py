@@ -7,6 +7,7 @@
 | `scheduler`     | which tokens of which sequences a step computes                                       |
 | `paged_cache`   | the pages and slots of a rank's layers                                                |
 | `sampling`      | from logits to a token, and its log-probability                                       |
+| `speculative`   | tokens proposed cheaply, verified in one pass                                         |
 | `runner`        | a step on one rank, over tp, pp and ep; a step that a CUDA graph can hold             |
 | `engine`        | requests in, tokens out                                                               |
 | `generate`      | prompts in, continuations out                                                         |

@@ -15,6 +15,7 @@ requests (`sequence`, `block_manager`, `scheduler`) is plain data that is tested
 | `check_generation` of a module | e.g. experts with a capacity: a sequence would depend on its neighbours            |
 | a layer without `inference_state` | it would be asked about tokens that it has forgotten                            |
 | recorded or compiled: messages, `reads_device` | a recording holds none                                             |
+| speculative decoding: a layer that keeps something for a sequence | it cannot go back to before a rejected token    |
 
 Yu et al. 2022 (Orca, OSDI); Kwon et al. 2023 (arXiv 2309.06180). Megatron-LM:
 `megatron/core/inference/engines/dynamic_engine.py`.
@@ -22,6 +23,7 @@ Yu et al. 2022 (Orca, OSDI); Kwon et al. 2023 (arXiv 2309.06180). Megatron-LM:
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import time
@@ -34,10 +36,11 @@ from minimegatron.cuda_graphs import Recorder
 from minimegatron.errors import ConfigError, DataError, NumericsError
 from minimegatron.inference.block_manager import BlockManager
 from minimegatron.inference.paged_cache import PagedCache, bytes_per
-from minimegatron.inference.runner import Batch, Draw, Result, Runner, Score, check_can_record
+from minimegatron.inference.runner import Batch, Draw, Proposal, Result, Runner, Score, check_can_record
 from minimegatron.inference.sampling import GREEDY, SamplingParams, uniform
 from minimegatron.inference.scheduler import Chunk, Scheduler, Step
 from minimegatron.inference.sequence import FinishReason, Output, Request, Sequence
+from minimegatron.inference.speculative import NGrams, SpeculativeConfig, check_can_propose
 from minimegatron.kernels.laid_out import lay_out
 
 
@@ -56,9 +59,10 @@ class EngineConfig:
         enable_prefix_caching: pages are found again by their tokens.
         lay_out_weights: keep a second copy of each matrix, in the order in which a CPU reads it (`kernels/laid_out`);
             default where that is possible. It costs the memory of the weights once more.
+        speculative: tokens are proposed and verified several a step; None for one a step.
 
     Raises:
-        ConfigError: one of them is not a number above 0.
+        ConfigError: a number that is not above 0.
     """
 
     max_model_len: int | None = None
@@ -69,11 +73,12 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     enable_prefix_caching: bool = True
     lay_out_weights: bool = True
+    speculative: SpeculativeConfig | None = None
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if value is not None and not isinstance(value, bool) and value < 1:
+            if isinstance(value, int) and not isinstance(value, bool) and value < 1:
                 raise ConfigError(f"{field.name} is {value}", fix="a number above 0")
 
 
@@ -138,14 +143,16 @@ class Engine:
         recorder: records steps in which every sequence has one new token, for each number of sequences rounded up to
             a power of two (`cuda_graphs.CudaRecorder`).
         compiled: torch.compile each of these steps, the first time it is needed.
+        draft: the model that proposes with the speculative method "draft": in eval mode, in the layout of `model`.
 
     Attributes:
         sequences: id -> the sequences of each request that is not over.
         steps, computed_tokens, drawn_tokens: counted since the beginning.
+        proposed_tokens, accepted_tokens: of speculative decoding, among these.
 
     Raises:
-        ConfigError: the model cannot generate here, its steps can be neither recorded nor compiled, or it has fewer
-            positions than `max_model_len`.
+        ConfigError: the model or the draft model cannot generate here, its steps can be neither recorded nor compiled,
+            it has fewer positions than `max_model_len`, or they do not go together.
     """
 
     def __init__(
@@ -155,6 +162,7 @@ class Engine:
         *,
         recorder: Recorder | None = None,
         compiled: bool = False,
+        draft: Any = None,
     ) -> None:
         check_can_generate(model)
         if recorder is not None or compiled:
@@ -167,24 +175,51 @@ class Engine:
                 fix=f"at most {most}",
             )
         self.model, self.config = model, config
-        stage = stage_of(model)
-        state, weight = stage.inference_state(), next(iter(model.parameters()))
+        check_can_propose(config.speculative, model, draft, self.max_model_len)
+        self.draft = draft
+        models = [model] if draft is None else [model, draft]
+        if draft is not None:
+            check_can_generate(draft)
+        stage, states = stage_of(model), [stage_of(each).inference_state() for each in models]
+        weights = [next(iter(each.parameters())) for each in models]
+
+        def bytes_of_all(per: str) -> int:
+            return sum(bytes_per(state, per, weight.dtype) for state, weight in zip(states, weights, strict=True))
+
         # Rank 0 gives out pages and slots for all stages, which keep different things of a token.
-        wanted = _num_pages(config, self.max_model_len, bytes_per(state, "token", weight.dtype))
+        wanted = _num_pages(config, self.max_model_len, bytes_of_all("token"))
         num_pages = 1 + min(gather_objects(wanted, stage.mesh.pp))
-        has_slots = any(gather_objects(bytes_per(state, "sequence", weight.dtype), stage.mesh.pp))
-        cache = PagedCache(state, num_pages, config.page_size, config.max_num_seqs + 1, weight.dtype, weight.device)
+        has_slots = any(gather_objects(bytes_of_all("sequence"), stage.mesh.pp))
+        speculative = config.speculative
+        if has_slots and speculative is not None:
+            raise ConfigError(
+                "speculative decoding with a layer that keeps something for a sequence: it cannot go back to before a "
+                "rejected token",
+                fix="speculative=None for this model",
+            )
+        cache, *others = (
+            PagedCache(state, num_pages, config.page_size, config.max_num_seqs + 1, weight.dtype, weight.device)
+            for state, weight in zip(states, weights, strict=True)
+        )
         max_pages = -(-self.max_model_len // config.page_size)
-        self.runner = Runner(stage, cache, max_pages, recorder, compiled)
+        proposer = None if draft is None else Runner(stage_of(draft), others[0], max_pages)
+        self.runner = Runner(stage, cache, max_pages, recorder, compiled, proposer)
         # A state of a sequence holds all its tokens: what a page would skip is not in it.
         blocks = BlockManager(num_pages, config.page_size, config.enable_prefix_caching and not has_slots)
         self.scheduler = Scheduler(
-            blocks, config.max_num_seqs, config.max_num_batched_tokens, self.max_model_len, has_slots
+            blocks,
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            self.max_model_len,
+            has_slots,
+            speculative.num_speculative_tokens if speculative is not None else 0,
+            self._look_up if draft is None else lambda _, most: most,
         )
-        self.laid_out_bytes = lay_out(model.parameters()) if config.lay_out_weights else 0
+        parameters = [parameter for each in models for parameter in each.parameters()]
+        self.laid_out_bytes = lay_out(parameters) if config.lay_out_weights else 0
         self.sequences: dict[str, list[Sequence]] = {}
-        self.steps = self.computed_tokens = self.drawn_tokens = 0
-        self.seconds = {"schedule": 0.0, "run": 0.0, "update": 0.0}
+        self.steps = self.computed_tokens = self.drawn_tokens = self.proposed_tokens = self.accepted_tokens = 0
+        self.seconds = {"schedule": 0.0, "propose": 0.0, "run": 0.0, "update": 0.0}
 
     def add_request(self, request: Request, request_id: str) -> None:
         """A request arrives; its first tokens come out of a later `step`. Rank 0 alone is asked.
@@ -219,20 +254,52 @@ class Engine:
         step = self.scheduler.schedule()
         if not step.chunks:
             return []
-        batch = plan(step)
+        scheduled = time.perf_counter()
+        if self.draft is not None:
+            self._propose(step)
+        proposed = time.perf_counter()
+        batch = plan(step, self.draft is not None)
         planned = time.perf_counter()
-        if not self.runner.alone:
-            self.runner.tell(batch)
-        result = self.runner.run(batch)
-        assert result is not None, "rank 0 has the result"
+        result = self._run(batch)
         ran = time.perf_counter()
         outputs = self._update(step, result)
         self.steps += 1
         self.computed_tokens += step.tokens
         done = time.perf_counter()
-        for name, seconds in (("schedule", planned - begun), ("run", ran - planned), ("update", done - ran)):
+        for name, seconds in (
+            ("schedule", scheduled - begun + planned - proposed),
+            ("propose", proposed - scheduled),
+            ("run", ran - planned),
+            ("update", done - ran),
+        ):
             self.seconds[name] += seconds
         return outputs
+
+    def _run(self, batch: Batch) -> Result:
+        if not self.runner.alone:
+            self.runner.tell(batch)
+        result = self.runner.run(batch)
+        assert result is not None, "rank 0 has the result"
+        return result
+
+    def _look_up(self, sequence: Sequence, most: int) -> int:
+        """What an n-gram proposes behind a sequence's newest token; how many."""
+        config = self.config.speculative
+        assert config is not None, "nobody asked for proposals"
+        if sequence.lookup is None:
+            sequence.lookup = NGrams(config.prompt_lookup_min, config.prompt_lookup_max)
+        sequence.proposed = sequence.lookup.propose(sequence.tokens, most)
+        return len(sequence.proposed)
+
+    def _propose(self, step: Step) -> None:
+        """The draft model computes what the step computes, and draws what each chunk has places for."""
+        for chunk in step.chunks:
+            chunk.sequence.proposed = []
+        for number in range(max(1, *(chunk.proposals for chunk in step.chunks))):
+            drawn = self._run(plan_draft(step, number)).tokens
+            asked = [chunk.sequence for chunk in step.chunks if chunk.proposals > number]
+            for sequence, token in zip(asked, drawn, strict=True):
+                sequence.proposed.append(token)
 
     def follow(self) -> None:
         """Compute what rank 0 plans, until it says that it is over (`stop`)."""
@@ -355,7 +422,9 @@ class Engine:
         Raises:
             ConfigError, DataError, RankError, NumericsError: as `generate`.
         """
-        check_can_generate(self.model)
+        for model in (self.model, self.draft):
+            if model is not None:
+                check_can_generate(model)
         if self.has_work:
             raise ConfigError(
                 f"generate while {len(self.sequences)} requests are under way", fix="`step` until `has_work` is false"
@@ -401,6 +470,11 @@ class Engine:
                 sequence.prompt_log_probs.append(value)
                 sequence.prompt_top.append(top)
                 score += 1
+            sequence.lag = 0
+            if chunk.proposals:
+                outputs.append(self._verified(chunk, result, draw))
+                draw += chunk.proposals + 1
+                continue
             forks = self.scheduler.computed(chunk)
             if not chunk.draws:
                 continue
@@ -416,6 +490,25 @@ class Engine:
                 if each.reason is not None:
                     self._over(each)
         return outputs
+
+    def _verified(self, chunk: Chunk, result: Result, first: int) -> Output:
+        """A sequence gets its proposed tokens up to the first that was rejected, or the end, and one more."""
+        sequence, proposed, taken = chunk.sequence, chunk.sequence.proposed, 0
+        while True:
+            self._drawn(sequence, result, first + taken)
+            taken += 1
+            accepted = taken <= len(proposed) and sequence.tokens[-1] == proposed[taken - 1]
+            self.accepted_tokens += accepted
+            if sequence.reason is not None or not accepted:
+                break
+        self.proposed_tokens += len(proposed)
+        sequence.proposed = []
+        if self.draft is not None and taken > len(proposed):
+            sequence.lag = 1
+        self.scheduler.computed(chunk, taken - 1)
+        if sequence.reason is not None:
+            self._over(sequence)
+        return _output(sequence, taken)
 
     def _drawn(self, sequence: Sequence, result: Result, i: int) -> None:
         self.drawn_tokens += 1
@@ -467,12 +560,18 @@ def _next_scored(sequence: Sequence) -> int:
     return sequence.request.prompt_log_probs_start - 1 + len(sequence.prompt_log_probs)
 
 
-def plan(step: Step) -> Batch:
-    """A step in plain numbers, for every rank."""
+def plan(step: Step, drafted: bool = False) -> Batch:
+    """A step in plain numbers, for every rank.
+
+    Args:
+        step: the step; its sequences have what is proposed.
+        drafted: it was drawn by the draft model, where it is not greedy.
+    """
     tokens: list[int] = []
     wanted: list[int] = []
     draws: list[Draw] = []
     scores: list[Score] = []
+    rows: collections.Counter[int] = collections.Counter()  # draws so far in each pass of the draft model
     for chunk in step.chunks:
         sequence, request = chunk.sequence, chunk.sequence.request
         at = len(tokens)
@@ -488,9 +587,18 @@ def plan(step: Step) -> Batch:
             for index in range(sequence.index, request.n if first_draw else sequence.index + 1):
                 draws.append(_draw(sequence, index, len(wanted)))
             wanted.append(at + chunk.count - 1)
+        for j, token in enumerate(sequence.proposed[: chunk.proposals]):
+            tokens.append(token)
+            if drafted and not request.sampling.greedy:
+                place = len(sequence.tokens) - sequence.prompt_length + j
+                verdict = uniform(request.seed, sequence.index, place, ":verdict")
+                draws[-1] = dataclasses.replace(draws[-1], proposal=Proposal(token, (j, rows[j]), verdict))
+            rows[j] += 1
+            draws.append(_draw(sequence, sequence.index, len(wanted), sequence.proposed[: j + 1]))
+            wanted.append(at + chunk.count + j)
     return Batch(
         tokens=tuple(tokens),
-        new=tuple(chunk.count for chunk in step.chunks),
+        new=tuple(chunk.count + chunk.proposals for chunk in step.chunks),
         kept=tuple(chunk.start for chunk in step.chunks),
         tables=tuple(tuple(chunk.sequence.pages) for chunk in step.chunks),
         slots=tuple(chunk.sequence.slot for chunk in step.chunks),
@@ -502,15 +610,48 @@ def plan(step: Step) -> Batch:
     )
 
 
-def _draw(sequence: Sequence, index: int, at: int) -> Draw:
+def plan_draft(step: Step, number: int) -> Batch:
+    """Pass `number` of the draft model: first all that the step computes, later the token that it has just drawn."""
+    tokens: list[int] = []
+    wanted: list[int] = []
+    draws: list[Draw] = []
+    rows: list[tuple[Chunk, int, int]] = []  # chunk, tokens before it, new tokens
+    for chunk in step.chunks:
+        sequence, end = chunk.sequence, chunk.start + chunk.count
+        if number == 0:
+            start = chunk.start - sequence.lag
+            rows.append((chunk, start, end - start))
+            tokens += sequence.tokens[start:end]
+        elif chunk.proposals > number:
+            rows.append((chunk, end + number - 1, 1))
+            tokens.append(sequence.proposed[-1])
+        if chunk.proposals > number:
+            drawn = _draw(sequence, sequence.index, len(wanted), sequence.proposed, ":proposal")
+            draws.append(dataclasses.replace(drawn, log_probs=None))
+            wanted.append(len(tokens) - 1)
+    return Batch(
+        tokens=tuple(tokens),
+        new=tuple(count for _, _, count in rows),
+        kept=tuple(start for _, start, _ in rows),
+        tables=tuple(tuple(chunk.sequence.pages) for chunk, _, _ in rows),
+        slots=(0,) * len(rows),
+        wanted=tuple(wanted),
+        draws=tuple(draws),
+        copies=step.copies if number == 0 else (),
+        draft=number,
+    )
+
+
+def _draw(sequence: Sequence, index: int, at: int, proposed: Items[int] = (), of: str = "") -> Draw:
+    """The draw of a token behind a sequence and what is proposed behind it."""
     request, params = sequence.request, sequence.request.sampling
-    place = len(sequence.tokens) - sequence.prompt_length
+    place = len(sequence.tokens) - sequence.prompt_length + len(proposed)
     return Draw(
         at,
         params,
-        0.0 if params.greedy else uniform(request.seed, index, place),
+        0.0 if params.greedy else uniform(request.seed, index, place, of),
         tuple(request.stop_ids) if place < request.min_new_tokens else (),
-        (request.prompt, tuple(sequence.answer)) if params.penalises else ((), ()),
+        (request.prompt, (*sequence.answer, *proposed)) if params.penalises else ((), ()),
         request.log_probs,
         request.raw_log_probs,
     )

@@ -35,10 +35,26 @@ from minimegatron.comm.p2p import PointToPoint
 from minimegatron.cuda_graphs import Recorded, Recorder
 from minimegatron.errors import ConfigError, RankError
 from minimegatron.inference.paged_cache import PagedCache
-from minimegatron.inference.sampling import Rows, SamplingParams, log_probabilities, penalise, sample
+from minimegatron.inference.sampling import Rows, SamplingParams, distribution, log_probabilities, penalise, sample
 from minimegatron.inference.sequence import Ranked
+from minimegatron.inference.speculative import verified
 from minimegatron.layers.inference_context import InferenceContext
 from minimegatron.parallel.pipeline.execution import PendingTensors, Tensors
+
+
+@dataclasses.dataclass(frozen=True)
+class Proposal:
+    """A token that the draft model has drawn, to be verified.
+
+    Attributes:
+        token: the id.
+        at: (pass of the draft model in this step, row of its draws) where its distribution is.
+        u: of the verdict, in [0, 1).
+    """
+
+    token: int
+    at: tuple[int, int]
+    u: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +69,7 @@ class Draw:
         history: (prompt, answer so far), where `params` penalises.
         log_probs: None, or how many of the most likely tokens to name beside the drawn one's log-probability.
         raw: log-probabilities of softmax(l) in place of softmax(l / T).
+        proposal: what was drawn for this place from another distribution; None draws without.
     """
 
     at: int
@@ -62,6 +79,7 @@ class Draw:
     history: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     log_probs: int | None = None
     raw: bool = False
+    proposal: Proposal | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +106,7 @@ class Batch:
     Attributes:
         wanted: places in the row whose logits are wanted.
         copies, slot_copies: (from, to), before anything is computed.
+        draft: number of the draft model's pass in this step; None is the model's own.
     """
 
     tokens: tuple[int, ...]
@@ -100,6 +119,7 @@ class Batch:
     scores: tuple[Score, ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
     slot_copies: tuple[tuple[int, int], ...] = ()
+    draft: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +158,7 @@ class Runner:
         max_pages: of one sequence.
         recorder: records steps in which every sequence has one new token; None does without.
         compiled: torch.compile these steps.
+        draft: the same of a draft model, whose passes this one runs too.
     """
 
     def __init__(
@@ -147,9 +168,12 @@ class Runner:
         max_pages: int,
         recorder: Recorder | None = None,
         compiled: bool = False,
+        draft: Runner | None = None,
     ) -> None:
         self.stage, self.cache, self.mesh = stage, cache, stage.mesh
         self.max_pages, self.recorder, self.compiled = max_pages, recorder, compiled
+        self.draft = draft
+        self.shares: list[torch.Tensor | None] = []  # of a draft model: what each pass has drawn from; None is greedy
         self.mail = PointToPoint(self.mesh) if self.mesh.pp.size > 1 else None
         self._recorded: dict[tuple[int, bool, bool], RecordedStep] = {}
 
@@ -195,13 +219,19 @@ class Runner:
         Returns:
             What it has made, on rank 0 and on the last stage; None elsewhere.
         """
+        if batch.draft is not None and self.draft is not None:
+            return self.draft.run(batch)
         self.cache.copy(batch.copies, batch.slot_copies)
         result: Result | None = None
         if self._records(batch):
             result = self._play(batch)
-        else:
-            logits = self._logits(batch)
-            result = None if logits is None else made(logits, batch)
+        elif (logits := self._logits(batch)) is not None:
+            if batch.draft is not None:
+                del self.shares[batch.draft :]
+                params = [draw.params for draw in batch.draws]
+                sampled = any(not each.greedy for each in params)
+                self.shares.append(shares_of(plain_and_changed(logits, batch.draws)[1], params) if sampled else None)
+            result = made(logits, batch, self.draft.shares if self.draft is not None else ())
         if self.mesh.pp.size > 1:
             found = gather_to_first(result, self.mesh.pp)
             result = found[-1] if found is not None else result
@@ -330,23 +360,58 @@ class RecordedStep:
         )
 
 
-def made(logits: torch.Tensor, batch: Batch) -> Result:
-    """Draw and score from the wanted logits [k, V]."""
+def plain_and_changed(logits: torch.Tensor, draws: Sequence[Draw]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the wanted logits [k, V] those of each draw, as they are and with penalties: [r, V] both."""
+    at, device = [draw.at for draw in draws], logits.device
+    plain = logits if at == list(range(len(logits))) else logits[torch.tensor(at, device=device)]
+    special = [i for i, draw in enumerate(draws) if draw.params.penalises or draw.banned]
+    if not special:
+        return plain, plain
+    changed = plain.to(torch.promote_types(plain.dtype, torch.float32)).clone()
+    for i in special:
+        penalise(changed[i], draws[i].params, *draws[i].history)
+        changed[i, torch.tensor(draws[i].banned, dtype=torch.int64, device=device)] = -math.inf
+    return plain, changed
+
+
+def shares_of(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """What each row of logits [r, V] is drawn from, [r, V] fp64."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return distribution(wide, Rows.of(params, logits.device))
+
+
+def judged(
+    tokens: torch.Tensor,
+    changed: torch.Tensor,
+    u: torch.Tensor,
+    draws: Sequence[Draw],
+    shares: Sequence[torch.Tensor | None],
+) -> torch.Tensor:
+    """Tokens [r] as drawn with `u` from `changed` [r, V]; where there is a proposal, what its verdict makes of it."""
+    proposals = {i: draw.proposal for i, draw in enumerate(draws) if draw.proposal is not None}
+    if not proposals:
+        return tokens
+    some = torch.tensor(list(proposals), device=tokens.device)
+    p = shares_of(changed[some], [draws[i].params for i in proposals])
+    q = []
+    for proposal in proposals.values():
+        number, row = proposal.at
+        kept = shares[number]
+        assert kept is not None, "a token was proposed from no distribution"
+        q.append(kept[row])
+    proposed = torch.tensor([proposal.token for proposal in proposals.values()], device=tokens.device)
+    verdicts = torch.tensor([each.u for each in proposals.values()], dtype=torch.float64, device=tokens.device)
+    return tokens.index_copy(0, some, verified(p, torch.stack(q), proposed, verdicts, u[some]))
+
+
+def made(logits: torch.Tensor, batch: Batch, shares: Sequence[torch.Tensor | None] = ()) -> Result:
+    """Draw and score from the wanted logits [k, V]; `shares` are what proposals were drawn from."""
     draws, device = batch.draws, logits.device
     result = Result([], [math.nan] * len(draws), [()] * len(draws), [], [])
     if draws:
-        at = [draw.at for draw in draws]
-        plain = logits if at == list(range(len(logits))) else logits[torch.tensor(at, device=device)]
-        rows = Rows.of([draw.params for draw in draws], device)
-        changed = plain
-        special = [i for i, draw in enumerate(draws) if draw.params.penalises or draw.banned]
-        if special:
-            changed = plain.to(torch.promote_types(plain.dtype, torch.float32)).clone()
-            for i in special:
-                penalise(changed[i], draws[i].params, *draws[i].history)
-                changed[i, torch.tensor(draws[i].banned, dtype=torch.int64, device=device)] = -math.inf
+        plain, changed = plain_and_changed(logits, draws)
         u = torch.tensor([draw.u for draw in draws], dtype=torch.float64, device=device)
-        tokens = sample(changed, rows, u)
+        tokens = judged(sample(changed, Rows.of([draw.params for draw in draws], device), u), changed, u, draws, shares)
         finite = plain.amax(-1).isfinite()
         result.tokens.extend(tokens.tolist())
         result.finite.extend(finite.tolist())

@@ -107,9 +107,9 @@ class SamplingParams:
 GREEDY = SamplingParams(top_k=1)
 
 
-def uniform(seed: int, answer: int, place: int) -> float:
-    """u of token `place` of an answer, in [0, 1): a function of these three numbers alone."""
-    digest = hashlib.blake2b(f"{seed}:{answer}:{place}".encode(), digest_size=8).digest()
+def uniform(seed: int, answer: int, place: int, of: str = "") -> float:
+    """u of token `place` of an answer, in [0, 1): a function of these three numbers, and of what is drawn, alone."""
+    digest = hashlib.blake2b(f"{seed}:{answer}:{place}{of}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) / 2.0**53
 
 

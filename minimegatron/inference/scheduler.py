@@ -18,6 +18,12 @@ older ones come first.
 those behind it wait, and a request that alone would not fit is refused. So the oldest advances in every step, and the
 wait of any is bounded by the work in front of it.
 
+**Proposed tokens** (`lookahead`, `inference/speculative.py`) stand behind the newest token of a sequence that
+generates, and take pages and budget as other tokens do. A sequence gets places for all of them, or waits for a step
+that has these: how many it gets must not depend on its neighbours, because a token is drawn in another way where there
+is a proposal. `computed` counts final tokens only: what a rejected one has left in a page is written over, and others
+find a page once all its tokens are final.
+
 **n answers** to one prompt are one sequence until its prompt is computed; then the others are forks that share its
 pages, and draw from the same logits. A page that is shared is copied before it is written (`Step.copies`), a slot when
 the fork begins.
@@ -30,6 +36,7 @@ from __future__ import annotations
 import bisect
 import collections
 import dataclasses
+from collections.abc import Callable
 
 from minimegatron.errors import ConfigError, DataError
 from minimegatron.inference.block_manager import BlockManager
@@ -49,12 +56,14 @@ class Chunk:
         start: the first of them.
         count: how many.
         draws: whether the last of them has the logits of a new token.
+        proposals: how many proposed tokens are verified behind them.
     """
 
     sequence: Sequence
     start: int
     count: int
     draws: bool
+    proposals: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +83,7 @@ class Step:
     @property
     def tokens(self) -> int:
         """How many are computed."""
-        return sum(chunk.count for chunk in self.chunks)
+        return sum(chunk.count + chunk.proposals for chunk in self.chunks)
 
 
 class Scheduler:
@@ -86,13 +95,15 @@ class Scheduler:
         max_num_batched_tokens: tokens of a step; at least one for each sequence that runs.
         max_model_len: longest prompt and answer together.
         has_slots: layers keep something for a sequence, in slots 1 to `max_num_seqs`; slot 0 is for padding.
+        lookahead: proposed tokens of a sequence in a step, at most.
+        propose: (sequence, most of them) -> how many there are; default as many as may be.
 
     Attributes:
         waiting, running: sequences, in order of arrival.
         preemptions: how often one lost its pages.
 
     Raises:
-        ConfigError: fewer tokens a step than sequences.
+        ConfigError: fewer tokens a step than sequences, with their proposed ones.
     """
 
     def __init__(
@@ -102,13 +113,21 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         has_slots: bool = False,
+        lookahead: int = 0,
+        propose: Callable[[Sequence, int], int] = lambda _, most: most,
     ) -> None:
         if max_num_seqs < 1 or max_num_batched_tokens < max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens {max_num_batched_tokens} for max_num_seqs {max_num_seqs} sequences",
                 fix="at least one token for each sequence that runs, and at least one sequence",
             )
-        self.blocks = blocks
+        if max_num_batched_tokens < max_num_seqs * (1 + lookahead):
+            raise ConfigError(
+                f"max_num_batched_tokens {max_num_batched_tokens} for max_num_seqs {max_num_seqs} sequences with "
+                f"{lookahead} proposed tokens each",
+                fix=f"at least {max_num_seqs * (1 + lookahead)}, fewer sequences, or a smaller num_speculative_tokens",
+            )
+        self.blocks, self.lookahead, self.propose = blocks, lookahead, propose
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.max_model_len = max_model_len
         self.version = 0
@@ -178,25 +197,42 @@ class Scheduler:
         chunks: list[Chunk] = []
         copies: list[tuple[int, int]] = []
         for sequence in self.running:  # it loses sequences at its end
-            count = min(sequence.waiting_tokens, budget)
-            if count > 0 and self._make_room(sequence, count, copies):
-                chunks.append(self._chunk(sequence, count))
-                budget -= count
+            count, proposals = self._share(sequence, budget)
+            if count > 0 and self._make_room(sequence, count + proposals, copies):
+                chunks.append(self._chunk(sequence, count, proposals))
+                budget -= count + proposals
         while self.waiting and budget > 0 and self.preemptions == preemptions:
             sequence = self.waiting[0]
             if not self._admit(sequence):
                 break
             bisect.insort(self.running, self.waiting.popleft(), key=_arrival)
-            count = min(sequence.waiting_tokens, budget)
-            grown = self._grow(sequence, count, copies)
+            count, proposals = self._share(sequence, budget)
+            if count == 0:  # its newest token, and no room for what is proposed behind it
+                break
+            grown = self._grow(sequence, count + proposals, copies)
             assert grown, "admission has counted the pages"
-            chunks.append(self._chunk(sequence, count))
-            budget -= count
+            chunks.append(self._chunk(sequence, count, proposals))
+            budget -= count + proposals
         slot_copies, self._slot_copies = self._slot_copies, {}
         return Step(tuple(chunks), tuple(copies), tuple((source, to) for to, source in slot_copies.items()))
 
-    def _chunk(self, sequence: Sequence, count: int) -> Chunk:
-        return Chunk(sequence, sequence.computed, count, sequence.computed + count == len(sequence.tokens))
+    def _chunk(self, sequence: Sequence, count: int, proposals: int) -> Chunk:
+        return Chunk(sequence, sequence.computed, count, sequence.computed + count == len(sequence.tokens), proposals)
+
+    def _share(self, sequence: Sequence, budget: int) -> tuple[int, int]:
+        """How many tokens of a sequence a step computes, and how many proposed ones behind them."""
+        count, most = min(sequence.waiting_tokens, budget), self._most_proposals(sequence)
+        if not most or count < sequence.waiting_tokens:
+            return count, 0
+        if count + most > budget:
+            return count - 1, 0  # the newest waits for a step that has all places
+        return count, self.propose(sequence, most)
+
+    def _most_proposals(self, sequence: Sequence) -> int:
+        """None before the first token of the answer, and so few that a token after all of them may still be drawn."""
+        if len(sequence.tokens) == sequence.prompt_length:
+            return 0
+        return min(self.lookahead, sequence.most_tokens - len(sequence.tokens) - 1)
 
     def _admit(self, sequence: Sequence) -> bool:
         """Give a sequence that waits its seat: pages that hold its beginning already, and a slot."""
@@ -207,8 +243,9 @@ class Scheduler:
         blocks, root = self.blocks, (self.version, sequence.request.salt)
         known = sequence.findable if blocks.reuse else []
         found, parent = blocks.find(known, root)
-        # Room for all its tokens and the next one, though it takes them in chunks: else it would soon be preempted.
-        more = blocks.pages_for(min(len(sequence.tokens) + 1, sequence.most_tokens)) - len(found)
+        # Room for all its tokens and the next ones, though it takes them in chunks: else it would soon be preempted.
+        whole = len(sequence.tokens) + max(1, self._most_proposals(sequence))
+        more = blocks.pages_for(min(whole, sequence.most_tokens)) - len(found)
         if blocks.available - sum(blocks.users(page) == 0 for page in found) < more:
             return False
         for page in found:
@@ -233,7 +270,7 @@ class Scheduler:
     def _grow(self, sequence: Sequence, count: int, copies: list[tuple[int, int]]) -> bool:
         """Pages for the next `count` tokens, a copy of a shared one among them; False where there are too few."""
         blocks, size = self.blocks, self.blocks.page_size
-        more = blocks.pages_for(sequence.computed + count) - len(sequence.pages)
+        more = blocks.pages_for(sequence.computed + count) - len(sequence.pages)  # below 0: left by rejected tokens
         at = sequence.computed // size
         shared = at < len(sequence.pages) and blocks.users(sequence.pages[at]) > 1
         if blocks.available < more + shared:
@@ -255,16 +292,20 @@ class Scheduler:
         place = sum(_arrival(other) < _arrival(sequence) for other in self.waiting)
         self.waiting.insert(place, sequence)
 
-    def computed(self, chunk: Chunk) -> list[Sequence]:
+    def computed(self, chunk: Chunk, accepted: int = 0) -> list[Sequence]:
         """A chunk is in pages now.
+
+        Args:
+            chunk: the chunk.
+            accepted: how many of its proposed tokens the sequence has taken, already among its `tokens`.
 
         Returns:
             Forks that begin here: other answers to the same prompt, whose first token has the same logits.
         """
         sequence = chunk.sequence
-        sequence.computed += chunk.count
+        sequence.computed += chunk.count + accepted
         sequence.looked_at, sequence.parent = self.blocks.remember(
-            sequence.tokens, sequence.pages, sequence.computed, sequence.looked_at, sequence.parent
+            sequence.tokens, sequence.pages, sequence.computed - sequence.lag, sequence.looked_at, sequence.parent
         )
         if not (chunk.draws and sequence.index == 0):
             return []
@@ -315,7 +356,7 @@ class Scheduler:
     def _give_back(self, sequence: Sequence) -> None:
         for page in reversed(sequence.pages):  # its last page is the first that is taken: its beginning may be found
             self.blocks.release(page)
-        sequence.pages, sequence.computed = [], 0
+        sequence.pages, sequence.computed, sequence.lag = [], 0, 0
         if self._free_slots is not None and sequence.slot:
             self._free_slots.append(sequence.slot)
         sequence.slot = 0

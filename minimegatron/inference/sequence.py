@@ -6,8 +6,8 @@
 
 `Sequence.computed` counts the tokens whose keys and values lie in pages. A token that was drawn is not computed until
 the next step takes it in, so a sequence that generates has `computed == len(tokens) - 1` between steps. That one number
-says what a step must do: the same rule serves a prompt, a chunk of a prompt, one token, a few guessed ones, and a
-sequence that was preempted and begins anew.
+says what a step must do: the same rule serves a prompt, a chunk of a prompt, one token, a few proposed ones behind it,
+and a sequence that was preempted and begins anew.
 
 Megatron-LM: `megatron/core/inference/inference_request.py`.
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from typing import Any
 
 from minimegatron.inference.sampling import GREEDY, SamplingParams
 
@@ -82,6 +83,7 @@ class Sequence:
         reason: why it is over; None while it is not.
         preemptions: how often it has lost its pages.
         weight_version: of the weights that have made its last token.
+        proposed: tokens that the step under way verifies behind its newest (`inference/speculative.py`).
         cached: how many tokens its pages held already when it was last admitted.
         looked_at, parent: see `BlockManager.remember`.
     """
@@ -104,6 +106,9 @@ class Sequence:
     cached: int = 0
     looked_at: int = 0
     parent: int | tuple[int, str] = 0
+    proposed: list[int] = dataclasses.field(default_factory=list)
+    lag: int = 0  # computed tokens that the draft model has not computed
+    lookup: Any = dataclasses.field(default=None, repr=False)  # n-grams of its tokens
 
     @property
     def prompt_length(self) -> int:

@@ -22,7 +22,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from minimegatron.comm import collectives as c
-from minimegatron.errors import DataError
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter
 
 if TYPE_CHECKING:
@@ -126,12 +125,6 @@ class LanguageModelEmbedding(nn.Module):
         if self.config.scale_embeddings:
             x = x * self.factor
         if self.position_embeddings is not None:
-            if position_ids.shape[1] > self.config.max_position_embeddings:
-                raise DataError(
-                    f"a sequence of {position_ids.shape[1]} tokens is longer than the "
-                    f"{self.config.max_position_embeddings} learned positions",
-                    fix="shorten seq_length, or raise max_position_embeddings",
-                )
             positions = position_ids.t()
             if self.sequence_parallel:
                 positions = c.local_part(positions, self.tp, 0)

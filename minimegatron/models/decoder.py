@@ -32,6 +32,7 @@ from minimegatron.comm import collectives as c
 from minimegatron.comm.random import RngStreams
 from minimegatron.comm.sequence import gather_tokens, local_tokens, positions
 from minimegatron.config.fits import check_model_fits
+from minimegatron.errors import DataError
 from minimegatron.layers.attention.mask import AttentionMask
 from minimegatron.layers.attention.self_attention import AttentionContext
 from minimegatron.layers.dropout import Dropout
@@ -192,12 +193,20 @@ class GPTModel(nn.Module):
             Loss of every token [b, s] in fp32 when there are labels, else logits [s, b, V'/t]; before the last stage
             what the next one takes: {"hidden": [s, b, h]}.
 
+        Raises:
+            DataError: a sequence longer than the learned positions; in generation the engine has checked each sequence.
+
         Ids are not checked here, data sets do that. A token outside the padded vocabulary raises torch's IndexError; a
         label outside the vocabulary gives the loss inf.
         """
         b, n = tokens.shape
         if inference_context is not None:
             position_ids = inference_context.position_ids
+        elif self.config.position_embedding_type == "learned_absolute" and n > self.config.max_position_embeddings:
+            raise DataError(
+                f"a sequence of {n} tokens is longer than the {self.config.max_position_embeddings} learned positions",
+                fix="shorten seq_length, or raise max_position_embeddings",
+            )
         if position_ids is None:
             position_ids = positions(n * self.mesh.cp.size, self.mesh, tokens.device).expand(b, n)
         hidden = self._first_hidden(tokens, position_ids, inputs)

@@ -194,3 +194,22 @@ def scores(
         )
         found += [engine.score(sequences), engine.score(sequences)]
     return found
+
+
+def speculated(
+    rank: int, world: int, models: list[Weights], layout: dict[str, Any], config: EngineConfig, requests: list[Request]
+) -> dict[tuple[int, int], list[int]] | None:
+    """(request, answer) -> its words, on rank 0; the second model, if any, is the draft model."""
+    model, *draft = [build(*each, **layout) for each in models]
+    engine = Engine(model, config, draft=draft[0] if draft else None)
+    if not engine.runner.leads:
+        engine.follow()
+        return None
+    found = {}
+    for i, request in enumerate(requests):
+        engine.add_request(request, str(i))
+        found |= {(i, sequence.index): sequence for sequence in engine.sequences[str(i)]}
+    while engine.has_work:
+        engine.step()
+    engine.stop()
+    return {key: sequence.answer for key, sequence in found.items()}

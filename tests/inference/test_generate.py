@@ -141,6 +141,14 @@ def test_the_context_is_never_left():
     assert longer == generate(ours("llama2"), full, 9), "turned positions have no end"
 
 
+def test_a_step_has_more_tokens_than_there_are_learned_positions():
+    model = ours("gpt2")
+    many, few = (generate(model, prompts, 3) for prompts in (PROMPTS * 6, PROMPTS))  # 84 tokens, 64 positions
+    assert [c.tokens for c in many] == [c.tokens for c in few] * 6
+    with pytest.raises(DataError, match="a sequence of 65 tokens is longer than the 64 learned positions"):
+        model.full_logits(torch.zeros(1, 65, dtype=torch.int64))
+
+
 @pytest.mark.parametrize(
     "arguments, error, words",
     [

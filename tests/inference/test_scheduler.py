@@ -51,6 +51,17 @@ def alone(request, index):
     return tokens[len(request.prompt) :]
 
 
+def guessed(sequence, count):
+    """What follows, with a mistake in one place or in none."""
+    tokens, found = list(sequence.tokens), []
+    wrong = (len(tokens) + sequence.request.seed) % (count + 2)
+    for i in range(count):
+        token = drawn(sequence.request, sequence.index, tokens)
+        tokens.append(type(token)((token + (i == wrong)) % ALPHABET))
+        found.append(tokens[-1])
+    return found
+
+
 def arrived(sequence):
     return sequence.arrival, sequence.index
 
@@ -58,9 +69,9 @@ def arrived(sequence):
 class Simulated:
     """An engine whose model is a memory of canaries."""
 
-    def __init__(self, num_pages, page_size, max_num_seqs, max_num_batched_tokens, has_slots=False):
+    def __init__(self, num_pages, page_size, max_num_seqs, max_num_batched_tokens, has_slots=False, lookahead=0):
         self.blocks = BlockManager(num_pages, page_size, reuse=not has_slots)
-        self.scheduler = Scheduler(self.blocks, max_num_seqs, max_num_batched_tokens, 1000, has_slots)
+        self.scheduler = Scheduler(self.blocks, max_num_seqs, max_num_batched_tokens, 1000, has_slots, lookahead)
         self.size, self.has_slots = page_size, has_slots
         self.pages = collections.defaultdict(lambda: [None] * page_size)
         self.slots = {}
@@ -75,7 +86,7 @@ class Simulated:
         return self.live[self.added]
 
     def canary(self, sequence, upto):
-        return self.scheduler.version, sequence.request.salt, tuple(sequence.tokens[:upto])
+        return self.scheduler.version, sequence.request.salt, tuple([*sequence.tokens, *sequence.proposed][:upto])
 
     def step(self):
         """Plan, compute and draw."""
@@ -89,9 +100,14 @@ class Simulated:
         assert all(chunk.count > 0 and chunk.sequence in scheduler.running for chunk in chunks)
         assert len({id(chunk.sequence) for chunk in chunks}) == len(chunks)
         assert oldest is None or any(chunk.sequence is oldest for chunk in chunks), "the oldest advances"
+        for chunk in chunks:
+            chunk.sequence.proposed = guessed(chunk.sequence, chunk.proposals)
         self.compute(plan)
         for chunk in chunks:
             sequence = chunk.sequence
+            if chunk.proposals:
+                self.verify(chunk)
+                continue
             forks = scheduler.computed(chunk)
             assert chunk.draws == (sequence.computed == len(sequence.tokens)) and (chunk.draws or not forks)
             for each in (sequence, *forks) if chunk.draws else ():
@@ -101,6 +117,21 @@ class Simulated:
                     self.over(each)
         self.in_step = False
 
+    def verify(self, chunk):
+        """Proposed tokens are taken up to the first that is not what is drawn, which is taken in its place."""
+        sequence, proposed, taken = chunk.sequence, chunk.sequence.proposed, 0
+        assert chunk.draws, "nothing is proposed behind a part of a prompt"
+        while sequence.reason is None:
+            sequence.append(drawn(sequence.request, sequence.index, sequence.tokens))
+            taken += 1
+            if taken > len(proposed) or sequence.tokens[-1] != proposed[taken - 1]:
+                break
+        sequence.proposed = []
+        assert not self.scheduler.computed(chunk, taken - 1)
+        if sequence.reason is not None:
+            assert sequence.answer == alone(sequence.request, sequence.index)
+            self.over(sequence)
+
     def compute(self, plan):
         """What a model would do with its memory."""
         for memory, pairs in ((self.pages, plan.copies), (self.slots, plan.slot_copies)):
@@ -109,7 +140,7 @@ class Simulated:
             for value, (_, to) in zip(before, pairs, strict=True):
                 memory[to] = list(value) if memory is self.pages else value
         for chunk in plan.chunks:
-            sequence, end = chunk.sequence, chunk.start + chunk.count
+            sequence, end = chunk.sequence, chunk.start + chunk.count + chunk.proposals
             for j in range(chunk.start, end):
                 page = sequence.pages[j // self.size]
                 assert page != 0 and self.blocks.users(page) == 1, "a page is written while it is shared"
@@ -118,7 +149,7 @@ class Simulated:
                 assert chunk.start == 0 or self.slots[sequence.slot] == self.canary(sequence, chunk.start)
                 self.slots[sequence.slot] = self.canary(sequence, end)
         for chunk in plan.chunks:
-            for j in range(chunk.start + chunk.count):
+            for j in range(chunk.start + chunk.count + chunk.proposals):
                 row = self.pages[chunk.sequence.pages[j // self.size]][j % self.size]
                 assert row == self.canary(chunk.sequence, j + 1), "somebody else's row is read"
 
@@ -163,11 +194,13 @@ class Machine(RuleBasedStateMachine):
         size=st.integers(1, 4),
         seqs=st.integers(1, 4),
         more=st.integers(0, 6),
+        lookahead=st.integers(0, 3),
         has_slots=st.booleans(),
         token=st.sampled_from([int, Token]),
     )
-    def begin(self, pages, size, seqs, more, has_slots, token):
-        self.engine = Simulated(1 + pages, size, seqs, seqs + more, has_slots)
+    def begin(self, pages, size, seqs, more, lookahead, has_slots, token):
+        lookahead *= not has_slots  # a state cannot be put back
+        self.engine = Simulated(1 + pages, size, seqs, seqs * (1 + lookahead) + more, has_slots, lookahead)
         self.token = token
 
     @rule(
