@@ -111,7 +111,8 @@ def measure(
         said = torch.tensor(run())
         wanted = said if wanted is None else wanted
         off = (said - wanted).abs().max().item()
-        if not off <= (TOLERANCE if fused else 0.0):  # a graph plays the same kernels; compiled ones round elsewhere
+        # On a GPU a graph plays the same kernels; what is compiled, and a recording on a CPU, is torch's, and rounds elsewhere.
+        if not off <= (TOLERANCE if fused or device.type == "cpu" else 0.0):
             raise RuntimeError(f"decode{way}: log-probabilities are off by {off}: {said.tolist()}, {wanted.tolist()}")
         took = timer(run, device, repeats) / STEPS
         base = base or took

@@ -935,7 +935,7 @@ MUTANTS = (
     ),
     Mutant(
         "a draw depends on the place in the row", "minimegatron/inference/engine.py",
-        "uniform(request.seed, index, place)", "uniform(request.seed, at, place)",
+        "uniform(request.seed, index, place, of)", "uniform(request.seed, at, place, of)",
         "tests/inference/test_engine.py -k request_alone",
     ),
     Mutant(

@@ -22,7 +22,7 @@ from tests.serving.conftest import KEY, running
 from tests.serving.waiting import wait_until
 
 JSON = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
-PROMPT = {"model": "tiny", "prompt": "HELLO", "max_tokens": 2}
+PROMPT = {"model": "tiny", "prompt": "HELLO", "max_tokens": 2, "temperature": 0}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "WHO"}], "max_tokens": 2}
 
 
@@ -318,7 +318,7 @@ def test_the_end_does_not_wait_for_ever(tokenizer, monkeypatch, signals):
     with running(tokenizer, engine=engine, drain_seconds=0.1 if signals == 1 else 60) as server:
         gate = Gate(engine, monkeypatch)
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(post, server, {**PROMPT, "stream": True, "max_tokens": 50})
+            answer = pool.submit(post, server, {**PROMPT, "stream": True, "max_tokens": 50, "ignore_eos": True})
             wait_until(lambda: server.service.thread._open == 1 and gate.steps)
             for _ in range(signals):
                 server.server.handle_exit(15)
