@@ -72,13 +72,13 @@ def by_torch_alone(model: GPTModel) -> GPTModel:
     return twin.eval().to(model.mesh.device)
 
 
-def bytes_of_a_step(model: GPTModel, cache: PagedCache) -> int:
+def bytes_of_a_step(model: GPTModel, run: Decoding) -> int:
     """What one step cannot avoid to read."""
     config = model.config
     weights = count_parameters(config) * config.dtype.itemsize
     if config.untie_embeddings_and_output_weights:
         weights -= (config.vocab_size - 1) * config.hidden_size * config.dtype.itemsize
-    return weights + cache.nbytes
+    return weights + run.cache.nbytes * len(run.pages) // (len(run.pages) + 1)  # without the page for padding
 
 
 def measure(
@@ -111,14 +111,15 @@ def measure(
         said = torch.tensor(run())
         wanted = said if wanted is None else wanted
         off = (said - wanted).abs().max().item()
-        # On a GPU a graph plays the same kernels; what is compiled, and a recording on a CPU, is torch's, and rounds elsewhere.
+        # On a GPU a graph plays the same kernels. Compiled, and recorded on a CPU, it is torch alone, which rounds elsewhere.
+        # elsewhere.
         if not off <= (TOLERANCE if fused or device.type == "cpu" else 0.0):
             raise RuntimeError(f"decode{way}: log-probabilities are off by {off}: {said.tolist()}, {wanted.tolist()}")
         took = timer(run, device, repeats) / STEPS
         base = base or took
         if compiled and not way:
             continue  # another part's row
-        rate = bytes_of_a_step(model, run.cache) / took / 1e6
+        rate = bytes_of_a_step(model, run) / took / 1e6
         yield f"{1e3 / took:.0f} tokens/s{way}"
         against = {"no graph": base / took} if way else {}
         yield Row(f"decode, batch 1{way}", took, rate, "GB/s", found.share(rate, "copy"), against)
