@@ -111,7 +111,7 @@ def measure(
         said = torch.tensor(run())
         wanted = said if wanted is None else wanted
         off = (said - wanted).abs().max().item()
-        # On a GPU a graph plays the same kernels. What is compiled, or recorded on a CPU, is torch's, and rounds elsewhere.
+        # On a GPU a graph plays the same kernels; otherwise torch alone computes, which rounds elsewhere.
         if not off <= (TOLERANCE if fused or device.type == "cpu" else 0.0):
             raise RuntimeError(f"decode{way}: log-probabilities are off by {off}: {said.tolist()}, {wanted.tolist()}")
         took = timer(run, device, repeats) / STEPS
