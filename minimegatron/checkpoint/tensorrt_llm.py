@@ -40,15 +40,8 @@ from minimegatron.checkpoint.hf_config import DTYPES, config_to_huggingface
 from minimegatron.checkpoint.sources import Copy, Described, Rows, Source, Together, View, write_file
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import ConfigError
+from minimegatron.models.families import FAMILIES
 
-# Families of ours -> what belongs to their configuration beside the sizes.
-_FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "mistral": {},
-    "qwen2": {"qwen_type": "qwen2", "use_logn_attn": False},
-    "qwen3": {"qwen_type": "qwen3", "use_logn_attn": False},
-    "gpt2": {"gpt_variant": "gpt2"},
-}
 _ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu", "gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
 _LAYER_NORMS = {
     "input_layernorm": "input_layernorm",
@@ -75,10 +68,12 @@ def keys_of(config: TransformerConfig, family: str | None, tp: int) -> dict[str,
         ConfigError: TensorRT-LLM's classes do not compute this model, or it cannot be cut so.
     """
     family, hf = config_to_huggingface(config, family)
-    if family not in _FAMILIES:
+    beside = FAMILIES[family].tensorrt_llm
+    if beside is None:
+        known = [name for name, other in FAMILIES.items() if other.tensorrt_llm is not None]
         raise ConfigError(
             f"a {family} model is not written for TensorRT-LLM",
-            fix=f"supported: {', '.join(_FAMILIES)}; TensorRT-LLM also loads a folder of --to hf",
+            fix=f"supported: {', '.join(known)}; TensorRT-LLM also loads a folder of --to hf",
         )
     if config.sliding_window is not None:
         raise ConfigError(
@@ -108,7 +103,7 @@ def keys_of(config: TransformerConfig, family: str | None, tp: int) -> dict[str,
         "share_embedding_table": False,
         "quantization": {"quant_algo": None, "kv_cache_quant_algo": None},
         "mapping": {"world_size": tp, "tp_size": tp, "pp_size": 1},
-        **_FAMILIES[family],
+        **beside,
     }
     if not config.rotates:
         return {**keys, "position_embedding_type": "learned_absolute", "bias": config.add_bias_linear}

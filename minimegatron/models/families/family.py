@@ -91,6 +91,8 @@ class Family:
         prefix: of their names, which files may leave out.
         renamed: in a name of theirs, of a model in memory -> as it is published.
         tokenizer: the class that transformers reads every folder's tokenizer as, whatever the folder says.
+        tensorrt_llm: what a TensorRT-LLM checkpoint says of the family beside the sizes; None where its classes do not
+            compute it.
     """
 
     name: str
@@ -104,6 +106,7 @@ class Family:
     prefix: str = ""
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     tokenizer: str = ""
+    tensorrt_llm: Mapping[str, Any] | None = None
 
     @property
     def has_experts(self) -> bool:

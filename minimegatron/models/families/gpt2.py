@@ -14,6 +14,7 @@ register(
     Family(
         name="gpt2",
         architecture="GPT2LMHeadModel",
+        tensorrt_llm={"gpt_variant": "gpt2"},
         fields={
             "normalization": "LayerNorm",
             "activation": "gelu_tanh",

@@ -22,6 +22,7 @@ register(
     Family(
         name="llama",
         architecture="LlamaForCausalLM",
+        tensorrt_llm={},
         fields=like.FIELDS,
         presets={
             "llama2-7b": sizes(32, 4096, 32, 32000, ffn_hidden_size=11008, **_OF_2),

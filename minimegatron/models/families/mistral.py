@@ -46,6 +46,7 @@ register(
     Family(
         name="mistral",
         architecture="MistralForCausalLM",
+        tensorrt_llm={},
         fields={**like.FIELDS, "sliding_window": 4096},
         presets={
             "mistral-7b": sizes(32, 4096, 32, 32000, ffn_hidden_size=14336, max_position_embeddings=32768, **_GROUPS),

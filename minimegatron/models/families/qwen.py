@@ -121,6 +121,7 @@ register(
     Family(
         name="qwen2",
         architecture="Qwen2ForCausalLM",
+        tensorrt_llm={"qwen_type": "qwen2", "use_logn_attn": False},
         fields={**like.FIELDS, **_ROTARY_BASE, "add_qkv_bias": True},
         presets={
             "qwen2.5-0.5b": sizes(
@@ -143,6 +144,7 @@ register(
     Family(
         name="qwen3",
         architecture="Qwen3ForCausalLM",
+        tensorrt_llm={"qwen_type": "qwen3", "use_logn_attn": False},
         fields=_NORMED_HEADS,
         presets={
             "qwen3-0.6b": sizes(
