@@ -75,9 +75,11 @@ def keys_of(config: TransformerConfig, family: str | None, tp: int) -> dict[str,
             f"a {family} model is not written for TensorRT-LLM",
             fix=f"supported: {', '.join(known)}; TensorRT-LLM also loads a folder of --to hf",
         )
-    if config.sliding_window is not None:
+    windows = {config.window_of(number) for number in range(config.num_layers)} - {None}
+    if windows:
         raise ConfigError(
-            f"sliding_window {config.sliding_window}: an engine is told of it when it runs, not by its checkpoint",
+            f"attention with a window of {', '.join(map(str, windows))}: an engine is told of it when it runs, not by "
+            "its checkpoint",
             fix="--to hf, which TensorRT-LLM loads too",
         )
     _check_cut(config, tp)

@@ -156,7 +156,7 @@ def layout(args: argparse.Namespace, world: int, model: TransformerConfig) -> Pa
         tensor_model_parallel_size=tp,
         pipeline_model_parallel_size=pp,
         expert_model_parallel_size=ep,
-        sequence_parallel=tp > 1 and model.num_experts is not None,
+        sequence_parallel=tp > 1 and any(model.expert_layers),
     )
     parallel.data_parallel_size(world)
     check_model_fits(model, parallel)

@@ -161,7 +161,7 @@ def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: 
             tensor_model_parallel_size=tensor,
             pipeline_model_parallel_size=stages,
             expert_model_parallel_size=experts,
-            sequence_parallel=tensor > 1 and bool(model_folder.config.num_experts),
+            sequence_parallel=tensor > 1 and any(model_folder.config.expert_layers),
         )
     )
     tokenizer_folder = args.tokenizer_model or model_folder.tokenizer
