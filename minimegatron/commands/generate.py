@@ -55,20 +55,36 @@ if TYPE_CHECKING:
     from minimegatron.inference.sequence import Sequence as Answer
 
 
-def load(model_folder: Model, mesh: Mesh, params_dtype: str) -> Any:
+def load(model_folder: Model, mesh: Mesh, params_dtype: str, packed: bool = True) -> Any:
     """This rank's part of a model, ready to generate.
+
+    Args:
+        model_folder: where it is.
+        mesh: its layout.
+        params_dtype: of weights that are numbers.
+        packed: weights of 4 and 8 bits stay as they are (`inference/packed`).
 
     Raises:
         CheckpointError: the weights are not those of the configuration.
     """
+    import torch
+
     from minimegatron.checkpoint.conversion import fill
+    from minimegatron.inference.packed import keep_packed, packed_of
     from minimegatron.inference.refit import weights_of
+    from minimegatron.layers.logical import materialize
     from minimegatron.models.chunks import build_chunks
 
-    model = build_chunks(model_folder.config.replace(params_dtype=params_dtype), mesh)
+    with torch.device("meta"):
+        model = build_chunks(model_folder.config.replace(params_dtype=params_dtype), mesh)
+    if packed and model_folder.words is not None:
+        keep_packed(model, model_folder.words)
+    materialize(model, "cpu")
     for param in model.parameters():
         param.detach().zero_()  # padding of the vocabulary is in no file
     fill(weights_of(model), model_folder, params_dtype)
+    for weight in packed_of(model):
+        weight.to(mesh.device)
     return model.eval().to(mesh.device)
 
 
@@ -174,6 +190,7 @@ def continue_prompt(args: argparse.Namespace) -> None:
     from minimegatron.comm.mesh import Mesh
     from minimegatron.data.tokenizer import HuggingFaceTokenizer
     from minimegatron.errors import CheckpointError
+    from minimegatron.inference.packed import memory
     from minimegatron.inference.sequence import Request
     from minimegatron.launch.rank import init
 
@@ -215,6 +232,8 @@ def continue_prompt(args: argparse.Namespace) -> None:
         for i, prompt in enumerate(prompts)
     ]
     model = load(model_folder, mesh, args.params_dtype)
+    if model_folder.words is not None:
+        notes.append(f"({memory(model)})")
     began = time.monotonic()
     found = compute(engine_for(args, model, mesh, requests, notes), requests, tokenizer, args.stop)
     if rank != 0:

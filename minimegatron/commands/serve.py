@@ -144,6 +144,7 @@ def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: 
     from minimegatron.config import ParallelConfig
     from minimegatron.data.tokenizer import HuggingFaceTokenizer
     from minimegatron.inference.engine import Engine, EngineConfig
+    from minimegatron.inference.packed import memory
     from minimegatron.launch.rank import init
     from minimegatron.serving.protocol import Defaults
 
@@ -177,8 +178,11 @@ def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: 
     said: dict[str, Any] = {}
     if args.generation_config == "auto" and (companions / GENERATION).is_file():
         said = read_json(companions / GENERATION, "a folder with config.json")
+    model = load(model_folder, mesh, args.params_dtype)
+    if rank == 0:
+        print(memory(model), file=sys.stderr)
     engine = Engine(
-        load(model_folder, mesh, args.params_dtype),
+        model,
         EngineConfig(
             max_model_len=args.max_model_len,
             page_size=args.block_size,

@@ -26,6 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
+from minimegatron.kernels import huge_pages
 from minimegatron.layers.inference_context import InferenceContext, StateSpec
 
 
@@ -66,8 +67,12 @@ class PagedCache:
         self.page_size, self.device = page_size, device
 
         def zeros(spec: StateSpec) -> torch.Tensor:
-            rows = (num_pages, page_size) if spec.per == "token" else (num_slots,)
-            return torch.zeros((*rows, *spec.shape), dtype=spec.dtype or dtype, device=device)
+            kind, heads = spec.dtype or dtype, spec.shape[:1]
+            if spec.per == "sequence":
+                return huge_pages.empty((num_slots, *spec.shape), kind, device).zero_()
+            # [pages, heads, page size, ...] in memory: what attention reads of a page for one head lies in one piece.
+            shape = (num_pages, *heads, page_size, *spec.shape[1:])
+            return huge_pages.empty(shape, kind, device).zero_().movedim(len(heads) + 1, 1)
 
         self._specs = [spec for layer in state.values() for spec in layer.values()]
         self.layers: Mapping[int, Mapping[str, torch.Tensor]] = {

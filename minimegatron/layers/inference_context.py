@@ -37,6 +37,7 @@ from typing import Any, Literal
 import torch
 
 from minimegatron.errors import ConfigError
+from minimegatron.kernels import ops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,11 +119,11 @@ class LayerState:
 
     def write_tokens(self, **new: torch.Tensor) -> None:
         """Keep what was made of the new tokens, [n, 1, *shape] each."""
-        for name, rows in new.items():
-            self.pages(name).flatten(0, 1).index_copy_(0, self.context.rows, rows.flatten(0, 1))
+        for name, tokens in new.items():
+            ops.keep_tokens(tokens.flatten(0, 1), self.pages(name), self.context.rows)
 
     def pages(self, name: str) -> torch.Tensor:
-        """All pages of this layer, [pages, page size, *shape]: attention reads those of a sequence where they lie."""
+        """All pages of this layer, [pages, page size, *shape] by strides: attention reads them where they lie."""
         return self.context.state[self.layer_number][name]
 
     def padded(self, x: torch.Tensor) -> torch.Tensor:
