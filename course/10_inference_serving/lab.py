@@ -25,8 +25,8 @@
 # | C | 4 Run · 5 See | 15 min |
 # | D | 6 Break it · 7 Explain | 25 min |
 #
-# Together about 2 hours. Each part ends at a place to stop.
-# After a kernel restart: run the first cell, then go on where you were. A picture needs the run above it.
+# Together about 2 hours. Each part ends at a place to stop. After a kernel restart: run the first cell, then go on
+# where you were. A picture needs the run above it.
 
 # %%
 # %load_ext course
@@ -50,9 +50,9 @@ guess("used", None, "Batches of 12, 3, 5, 2 and of 9, 2, 4, 3 tokens in 4 places
 # %% [markdown]
 # ## 1 · The problem
 #
-# Llama 3 8B has 8.03·10⁹ parameters, in bf16 16 GB. For one token each parameter is read, multiplied and added: 2 FLOPs
-# for 2 bytes. An H100 reads 3.35·10¹² bytes a second and computes 989·10¹² FLOPs a second, so in the time of one byte
-# it could do 295 FLOPs. One token at a time asks for 1.
+# Llama 3 8B has 8.03·10⁹ parameters, in bf16 16 GB. For one token each parameter is read, multiplied and added: 2
+# FLOPs for 2 bytes. An H100 reads 3.35·10¹² bytes a second and computes 989·10¹² FLOPs a second, so in the time of
+# one byte it could do 295 FLOPs. One token at a time asks for 1.
 
 # %%
 from minimegatron.viz.roofline import roofline
@@ -77,16 +77,17 @@ roofline({"H100": (H100["flops"], H100["bandwidth"])}, points, title="FLOPs for 
 #
 # The cache lies in *pages* of, say, 16 tokens. A sequence takes whole pages, one after the other, as it grows.
 #
-# An example: 1000 parameters of 2 bytes, 2 layers, 1 group, d = 5. A token leaves 2 · 2 · 1 · 5 = 20 numbers, 40 bytes.
-# 4 sequences of 25 tokens have 4000 bytes, so a step reads 6000. A GPU that reads 1000 bytes and computes 4000 FLOPs a
-# second needs 6 seconds for the bytes, 2 for the FLOPs: 6 seconds, 4/6 tokens a second. It has 10,000 bytes of memory:
-# beside the weights there is room for 8000, which is 20 pages of 10 tokens. A sequence of 25 tokens takes 3 of them, so
-# 6 sequences fit.
+# An example: 1000 parameters of 2 bytes, 2 layers, 1 group, d = 5. A token leaves 2 · 2 · 1 · 5 = 20 numbers, 40
+# bytes. 4 sequences of 25 tokens have 4000 bytes, so a step reads 6000. A GPU that reads 1000 bytes and computes 4000
+# FLOPs a second needs 6 seconds for the bytes, 2 for the FLOPs: 6 seconds, 4/6 tokens a second. It has 10,000 bytes
+# of memory: beside the weights there is room for 8000, which is 20 pages of 10 tokens. A sequence of 25 tokens takes
+# 3 of them, so 6 sequences fit.
 #
-# **Exercise.** Return a dict: `token`, the bytes that a token leaves in the cache; `read`, the bytes that a decode step
-# reads for `sequences` of `length` tokens each; `seconds`, its time; `rate`, the tokens a second of all sequences
-# together; and `most`, how many sequences of this length fit into the memory, beside the weights, in pages of `page`
-# tokens. `model` has parameters, layers, groups, d, and bytes (of one number); `gpu` has memory, bandwidth and flops.
+# **Exercise.** Return a dict: `token`, the bytes that a token leaves in the cache; `read`, the bytes that a decode
+# step reads for `sequences` of `length` tokens each; `seconds`, its time; `rate`, the tokens a second of all
+# sequences together; and `most`, how many sequences of this length fit into the memory, beside the weights, in pages
+# of `page` tokens. `model` has parameters, layers, groups, d, and bytes (of one number); `gpu` has memory, bandwidth
+# and flops.
 
 # %%
 # %%exercise decode_step
@@ -125,9 +126,9 @@ for n in (1, 16, 64, 243):
     print(f"{n:3} sequences: {step['rate']:6.0f} tokens a second, {1 / step['seconds']:4.0f} for each of them")
 
 # %% [markdown]
-# A hundred people are served at hardly more cost than ten, until their caches take longer to read than the weights.
-# How many fit is decided by memory. Before pages, engines kept free for each sequence what the longest answer would
-# need, and most of it was never used.
+# Sixteen people together get 13 times as many tokens as one person. From about 60 sequences on, their caches take
+# longer to read than the weights, and more sequences gain less. How many fit at all is decided by memory. Engines
+# without pages keep free for each sequence what the longest answer would need, and most of it is never used.
 #
 # *This is a good place to stop: the end of part A.*
 #
@@ -135,8 +136,8 @@ for n in (1, 16, 64, 243):
 #
 # ### A cache, and pages for it
 #
-# Attention compares the query of the newest token with the keys of all tokens. Keys of earlier tokens do not change, so
-# they are computed once and kept. The cell makes six tokens of one head in both ways.
+# Attention compares the query of the newest token with the keys of all tokens. Keys of earlier tokens do not change,
+# so they are computed once and kept. The cell makes six tokens of one head in both ways.
 
 # %%
 import torch
@@ -163,8 +164,8 @@ print(f"{sum(same)} of 6 outputs are the same; keys computed: {computed} without
 # For 1,000 tokens it would be 500,500 keys in place of 1,000.
 #
 # A list that grows is no good on a GPU: memory is taken once, at the start, and nobody knows how long an answer
-# becomes. So it is cut into pages of a few tokens. A sequence has a *block table*, the list of its pages. Token j lies
-# in page `table[j // size]`, row `j % size`. In the picture pages have 4 rows; a7 is token 7 of sequence a.
+# becomes. So it is cut into pages of a few tokens. A sequence has a *block table*, the list of its pages. Token j
+# lies in page `table[j // size]`, row `j % size`. In the picture pages have 4 rows; a7 is token 7 of sequence a.
 
 # %%
 from course.figures.inference import block_tables
@@ -172,14 +173,14 @@ from course.figures.inference import block_tables
 block_tables({"a": [4, 1, 2], "b": [0]}, {"a": 9, "b": 3}, pages=6, size=4)
 
 # %% [markdown]
-# If a gets three more tokens they fill page 2. The next one needs a page: 3 or 5, either will do. A sequence wastes less
-# than one page, whatever its length.
+# If a gets three more tokens they fill page 2. The next one needs a page: 3 or 5, either will do. A sequence wastes
+# less than one page, whatever its length.
 #
 # **Exercise.** Attention of one head for the `n` new tokens of one sequence: one token of an answer, or a piece of a
-# prompt. First write their keys and values into `keys` and `values`, in place, behind the `kept` tokens that are there.
-# Then return the output of each new token, [n, d]. It sees all tokens of its sequence up to itself, with weights
-# softmax(q kᵀ / √d). The table has enough pages. Other rows, also those behind the last token, hold somebody else's
-# numbers, or NaN.
+# prompt. First write their keys and values into `keys` and `values`, in place, behind the `kept` tokens that are
+# there. Then return the output of each new token, [n, d]. It sees all tokens of its sequence up to itself, with
+# weights softmax(q kᵀ / √d). The table has enough pages. Other rows, also those behind the last token, hold somebody
+# else's numbers, or NaN.
 
 # %%
 # %%exercise attend
@@ -213,8 +214,8 @@ check("attend")
 # %% [markdown]
 # ### Who is computed in a step
 #
-# The second guess was about *static batching*: a batch is computed until its longest answer is complete. In the picture
-# a grey place is a place that nobody uses.
+# The second guess was about *static batching*: a batch is computed until its longest answer is complete. In the
+# picture a grey place is a place that nobody uses.
 
 # %%
 from course.figures.inference import seats
@@ -244,31 +245,32 @@ seats({"static batches": by_batches}, 4)
 
 # %% [markdown]
 # Sequences share nothing but the step. So when one is complete, the next can take its place in the very next step:
-# *continuous batching*. And a step need not be all prompts or all answers. A sequence has `tokens`, of which `computed`
-# have their keys and values in pages. A sequence that generates lacks one, its newest token; a prompt that has just
-# come lacks all of its tokens. Both are the same thing: tokens that are not computed yet. A step computes up to `budget`
-# of them, and a long prompt takes several steps, in *chunks*, while others get their tokens.
+# *continuous batching*. And a step need not be all prompts or all answers. A sequence has `tokens`, of which
+# `computed` have their keys and values in pages. A sequence that generates lacks one, its newest token; a prompt that
+# has just come lacks all of its tokens. Both are the same thing: tokens that are not computed yet. A step computes up
+# to `budget` of them, and a long prompt takes several steps, in *chunks*, while others get their tokens.
 #
 # The rules, those of minimegatron's engine:
 #
-# 1. **Those that run**, oldest first. Each gets as many of the tokens it lacks as the budget allows, and takes the pages
-#    that are needed beyond those it has.
-# 2. If too few pages are free, the *newest* of those that run is *preempted*: it gives back all its pages, which are free
-#    at once, and will be computed again later. This is repeated until there are enough pages. The newest may be the
-#    sequence itself; then it gets nothing.
-# 3. **Those that wait**, in the order of arrival, unless somebody was preempted in this step. Each needs a seat (at most
-#    `seats` run at once), some budget, and as many free pages as *all* its tokens and the next one would fill. It gets
-#    the tokens that the budget allows, and takes the pages for these only. If it lacks anything, all those behind it wait
-#    too.
+# 1. **Those that run**, oldest first. Each gets as many of the tokens it lacks as the budget allows, and takes the
+#    pages that are needed beyond those it has.
+# 2. If too few pages are free, the *newest* of those that run is *preempted*: it gives back all its pages, which are
+#    free at once, and will be computed again later. This is repeated until there are enough pages. The newest may be
+#    the sequence itself; then it gets nothing.
+# 3. **Those that wait**, in the order of arrival, unless somebody was preempted in this step. Each needs a seat (at
+#    most `seats` run at once), some budget, and as many free pages as *all* its tokens and the next one would fill.
+#    It gets the tokens that the budget allows, and takes the pages for these only. If it lacks anything, all those
+#    behind it wait too.
 #
 # An example: pages of 4 tokens, 5 of them free, budget 6. a has 9 tokens, 8 of them computed, 2 pages; b 6 tokens, 5
-# computed, 2 pages; c and d wait, with 7 and 3 tokens. a's token takes one page, b's has room. 4 tokens are left of the
-# budget. c's 7 tokens and the next would fill 2 pages, and 4 are free; so c gets 4 tokens and takes 1 page. Now the
-# budget is used up, and d waits.
+# computed, 2 pages; c and d wait, with 7 and 3 tokens. a's token takes one page, b's has room. 4 tokens are left of
+# the budget. c's 7 tokens and the next would fill 2 pages, and 4 are free; so c gets 4 tokens and takes 1 page. Now
+# the budget is used up, and d waits.
 #
-# **Exercise.** Return the plan of a step: `preempted`, the names in the order in which they lose their pages; `chunks`,
-# (name, how many tokens) in the order above, without those that get none. `running` is sorted, the oldest first,
-# `waiting` by arrival. A row has `name`, `tokens`, `computed` and `pages`, how many it has; those that wait have none.
+# **Exercise.** Return the plan of a step: `preempted`, the names in the order in which they lose their pages;
+# `chunks`, (name, how many tokens) in the order above, without those that get none. `running` is sorted, the oldest
+# first, `waiting` by arrival. A row has `name`, `tokens`, `computed` and `pages`, how many it has; those that wait
+# have none.
 
 # %%
 # %%exercise schedule
@@ -278,7 +280,7 @@ def schedule(running: list[dict], waiting: list[dict], budget: int, seats: int, 
     chunks, preempted, left = [], [], list(running)
     for one in running:
         count = min(one["tokens"] - one["computed"], budget)
-        if one not in left or count == 0:
+        if count == 0:
             continue
         more = -(-(one["computed"] + count) // size) - one["pages"]
         while free < more and one in left:
@@ -304,8 +306,8 @@ def schedule(running: list[dict], waiting: list[dict], budget: int, seats: int, 
 check("schedule")
 
 # %% [markdown]
-# Nobody waits for ever under these rules: the oldest is never preempted and gets its token in every step, and after it
-# is complete there is another oldest.
+# Nobody waits for ever under these rules, if each request alone fits into the memory: the oldest never loses its
+# pages to another one and advances in every step, and when it is complete there is another oldest.
 #
 # ### Proposed tokens
 #
@@ -314,15 +316,18 @@ check("schedule")
 # came before) guesses the next k tokens. The model computes all of them in one pass, which gives its own distribution
 # at each of their places, and at one more. Then it accepts those that it might have said itself.
 #
-# The answers must stay as they were, word for word as likely. The proposer draws its token x from q, the model has p at
-# this place:
+# The answers must stay as they were, word for word as likely. The proposer draws its token x from q, the model has p
+# at this place:
 #
 # - Accept x with the chance min(1, p(x) / q(x)).
-# - Else draw from what p has more than q: from max(0, p - q), divided by its sum.
+# - Else draw another token from what p has more than q: the weights max(0, p - q), divided by their sum.
 #
-# What comes out is x with the chance min(p, q) + max(0, p - q) = p(x), whatever q is. Behind a rejected token the other
-# proposals continue another text, so the answer ends there for this step. If all k are accepted, one more token is
-# drawn from p at the place behind them.
+# How likely is x now? As an accepted proposal it comes with the chance q(x) · min(1, p(x) / q(x)) = min(p(x), q(x)).
+# As a draw after a rejection it comes with max(0, p(x) - q(x)): the chance of a rejection is exactly the sum by which
+# the weights were divided. Together this is p(x), whatever q is. A bad proposer costs time, and no quality.
+#
+# Behind a rejected token the other proposals continue another text, so for this step the answer ends there. If all k
+# are accepted, one more token is drawn from p at the place behind them.
 #
 # An example with three words and k = 2. The proposer says 0, then 0 again:
 #
@@ -366,8 +371,8 @@ def verify(
 check("verify")
 
 # %% [markdown]
-# 8,000 draws with a proposer that is quite wrong. Which share of its tokens do you expect to be accepted? At each token
-# min(p, q), so in all the sum of min(p, q).
+# 8,000 draws with a proposer that is quite wrong. Which share of its tokens do you expect to be accepted? At each
+# token min(p, q), so in all the sum of min(p, q).
 
 # %%
 # %%needs verify
@@ -382,14 +387,15 @@ found = [verify(torch.stack([p, p]), q[None], [x], [u], [v, 0.5]) for x, (u, v, 
 first = torch.bincount(torch.tensor([tokens[0] for tokens in found]), minlength=6) / 8000
 accepted = sum(len(tokens) == 2 for tokens in found) / 8000
 print(f"accepted, predicted: {torch.minimum(p, q).sum():.2f}; counted: the same within 0.03:",
-      abs(accepted - torch.minimum(p, q).sum()) < 0.03)  # fmt: skip
+      bool(abs(accepted - torch.minimum(p, q).sum()) < 0.03))  # fmt: skip
 print("what comes out is p, within 0.03:", bool((first - p).abs().max() < 0.03))
 shares({"the model, p": p.tolist(), "the proposer, q": q.tolist(), "what comes out": first.tolist()})
 
 # %% [markdown]
-# If each proposal is accepted with the chance a, a step gives 1 + a + a² + ... + aᵏ tokens on average: with a = 0.8 and k
-# = 4 that is 3.4. A step with k more tokens a sequence costs hardly more as long as reading the weights takes longer
-# than computing. With 200 sequences a step that is no longer so: then speculation costs more than it gives.
+# If each proposal is accepted with the chance a, a step gives 1 + a + a² + ... + aᵏ tokens on average: with a = 0.8
+# and k = 4 that is 3.4. Such a step computes 5 tokens of each sequence. It costs hardly more as long as reading takes
+# longer than computing. 200 sequences have 1,000 tokens in a step, more than the 295 of this GPU: if their caches are
+# short, each rejected token costs its time.
 #
 # *This is a good place to stop: the end of part B.*
 #
@@ -397,10 +403,10 @@ shares({"the model, p": p.tolist(), "the proposer, q": q.tolist(), "what comes o
 #
 # ### Your attention in the model
 #
-# A small Llama, whose weights are drawn and not trained: its answers are nonsense, but they are computed as any others
-# are. `CoreAttention.generate` is the place where minimegatron writes keys and values of new tokens into pages and reads
-# all of a sequence. In the cell your `attend` does it, for each sequence of a step and each head. `state.context` says how many
-# tokens of each sequence are new, how many there are then, and what its table is.
+# A small Llama, whose weights are drawn and not trained: its answers are nonsense, but they are computed as any
+# others are. `CoreAttention.generate` is the place where minimegatron writes keys and values of new tokens into pages
+# and reads all of a sequence. In the cell your `attend` does it, for each sequence of a step and each head.
+# `state.context` says how many tokens of each sequence are new, how many there are then, and what its table is.
 
 # %%
 # %%needs attend
@@ -451,9 +457,10 @@ print("the same tokens:", [a.tokens for a in mine] == [b.tokens for b in theirs]
 # %% [markdown]
 # ### Your scheduler in the engine
 #
-# `Engine(..., scheduler_cls=...)` takes another scheduler. `planned_by` makes one of your function: before each step it
-# hands you the rows, and does what your plan says. Pages, tables and draws stay the engine's. The folded cell also keeps
-# each step, for the pictures. First as many requests as before, then five with pages for 44 tokens and a budget of 8.
+# `Engine(..., scheduler_cls=...)` takes another scheduler. `planned_by` makes one of your function: before each step
+# it hands you the rows, and does what your plan says. Pages, tables and draws stay the engine's. The folded cell also
+# keeps each step, for the pictures. First as many requests as before, then five with pages for 44 tokens and a budget
+# of 8.
 
 # %% jupyter={"source_hidden": true}
 # %%needs schedule
@@ -499,20 +506,22 @@ MANY = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "num_pages": 40}
 TIGHT = {"max_num_seqs": 4, "max_num_batched_tokens": 8, "num_pages": 11}
 FIVE = {"a": (10, 9), "b": (5, 12), "c": (13, 6), "d": (4, 5), "e": (7, 4)}
 runs = {}
-for name, (asked, sizes) in {"many": ({n: (2, new) for n, new in ANSWERS.items()}, MANY), "tight": (FIVE, TIGHT)}.items():
+EIGHT = {name: (2, new) for name, new in ANSWERS.items()}
+for name, asked, sizes in (("many", EIGHT, MANY), ("tight", FIVE, TIGHT)):
     mine, steps = served(asked, planned_by(schedule), **sizes)
     theirs, _ = served(asked, Scheduler, **sizes)
     equal = sum(mine[one].answer == theirs[one].answer for one in asked)
     lost = sum(one.preemptions for one in mine.values())
-    print(f"{name}: {equal} of {len(asked)} answers are those of the engine's own scheduler; {len(steps)} steps, {lost} preempted")
+    print(f"{name}: {equal} of {len(asked)} answers are those of the engine's own scheduler;",
+          f"{len(steps)} steps, {lost} preempted")  # fmt: skip
     runs[name] = steps
 
 # %% [markdown]
 # ### Served
 #
-# Now the same scheduler behind minimegatron's HTTP server, which speaks OpenAI's protocol. Eight clients ask at the same
-# time, each for a text of its own; four seats and few pages. In which order their requests arrive differs from run to
-# run. The words of an answer must not.
+# Now the same scheduler behind minimegatron's HTTP server, which speaks OpenAI's protocol. Eight clients ask at the
+# same time, each for a text of its own; four seats and few pages. In which order their requests arrive differs from
+# run to run. The words of an answer must not.
 
 # %% jupyter={"source_hidden": true}
 # %%needs schedule
@@ -584,13 +593,14 @@ print("the texts of 8 clients at once are those of one after the other:", togeth
 # %%
 # %%needs schedule
 continuous = [[name for name, _ in chunks] for chunks, _ in runs["many"]]
-print(f"in use: {used(by_batches, 4):.0f} % in {len(by_batches)} steps, {used(continuous, 4):.0f} % in {len(continuous)}")
+for name, steps in (("static", by_batches), ("continuous", continuous)):
+    print(f"{name}: {len(steps)} steps, {used(steps, 4):.0f} % of the places in use")
 seats({"static batches": by_batches, "continuous batching": continuous}, 4)
 
 # %% [markdown]
 # No order of these answers needs less than 12 steps: a has 12 tokens. Now the tight run. Each bar is a step, with its
-# tokens in the order of the row. Look for a prompt that is read in chunks beside somebody's answer; for the step in which a
-# sequence is preempted; and for what its return costs.
+# tokens in the order of the row. Look for a prompt that is read in chunks beside somebody's answer; for the step in
+# which a sequence is preempted; and for what its return costs.
 
 # %%
 # %%needs schedule
@@ -603,9 +613,9 @@ rows_of_steps([chunks for chunks, _ in runs["tight"]], 8)
 pages_over_time([tables for _, tables in runs["tight"]], 12)
 
 # %% [markdown]
-# c loses its pages in step 7, because a and b grow. It comes back in step 10, and in steps 10 to 12 its prompt and the
-# tokens that it had said already are computed again, as if they were a prompt: 17 tokens. Page 0 belongs to nobody: the
-# engine uses it for padding. A page has one owner after the other, and nobody's pages stand side by side.
+# c loses its pages in step 7, because a and b grow. It comes back in step 10, and in steps 10 to 12 its prompt and
+# the tokens that it had said already are computed again, as if they were a prompt: 17 tokens. Page 0 belongs to
+# nobody: the engine uses it for padding. A page has one owner after the other, and nobody's pages stand side by side.
 #
 # ### Tokens a second, predicted and measured
 #
@@ -622,11 +632,11 @@ bounds = {"if the weights alone were read": [n * H100["bandwidth"] / 16.06e9 for
 tokens_per_second(COUNTS, [step["rate"] for step in steps], limits=bounds, title="Llama 3 8B on one H100, predicted")
 
 # %% [markdown]
-# Now measured, on this computer, with one core. The folded cell measures how fast it reads and how fast it multiplies,
-# puts both into your formula, and lets a model of 22 million parameters in fp32 (90 MB, too much for most caches)
-# generate 1 to 32 answers at once.
+# Now measured, on this computer, with one core. The folded cell measures how fast it reads and how fast it
+# multiplies, puts both into your formula, and lets a model of 23 million parameters in fp32 (93 MB, too much for most
+# caches) generate 1 to 32 answers at once.
 
-# %% tags=["hide-output"] jupyter={"source_hidden": true}
+# %% jupyter={"source_hidden": true}
 # %%needs decode_step
 import time
 
@@ -642,7 +652,8 @@ def least(function, times=3):
 
 
 numbers, square = torch.ones(32 << 20), torch.randn(768, 768)
-cpu = {"memory": 4e9, "bandwidth": numbers.nbytes / least(numbers.sum), "flops": 2 * 768**3 / least(lambda: square @ square)}
+flops = 2 * 768**3 / least(lambda: square @ square)
+cpu = {"memory": 4e9, "bandwidth": numbers.nbytes / least(numbers.sum), "flops": flops}
 wide = family_config("llama", num_layers=6, hidden_size=512, num_attention_heads=8, num_query_groups=2,
                      ffn_hidden_size=2048, vocab_size=258)  # fmt: skip
 model = build_model(wide, Mesh.serial(), 1).eval()
@@ -658,15 +669,16 @@ for n in here:
     predicted.append(decode_step(counts, n, 8, 16, cpu)["rate"])
     while engine.has_work:
         engine.step()
-tokens_per_second(here, predicted, measured, title="22 million parameters on one core of this computer")
+tokens_per_second(here, predicted, measured, title="23 million parameters on one core of this computer")
 
 # %% [markdown]
-# Where the lines part, the formula has left something out. At the left it is what each operation costs beside its bytes:
-# Python, and the start of each kernel. At the right a product of 32 rows does not yet reach the rate of a large one.
+# Where the lines part, the formula has left something out. At the left it is what each operation costs beside its
+# bytes: Python, and the start of each kernel. At the right a product of 32 rows does not yet reach the rate of a
+# large one.
 #
-# On a GPU the left end is the interesting one: a step of this size launches hundreds of kernels, each of which waits for
-# Python. A CUDA graph launches all of them at once. With a GPU the next cell measures a model of about a billion parameters in bf16
-# both ways. Without one it says so, and the lab goes on.
+# On a GPU the left end is the interesting one: a step of this size launches hundreds of kernels, each of which waits
+# for Python. A CUDA graph launches all of them at once. With a GPU the next cell measures a model of about a billion
+# parameters in bf16 both ways. Without one it says so, and the lab goes on.
 
 # %% jupyter={"source_hidden": true}
 # %%torchrun -n 1 --gpus --name decode --timeout 200
@@ -701,7 +713,8 @@ for graph in (False, True):
         rate = n / sorted(times)[len(times) // 2]
         found.append((graph, n, rate))
         print(f"{'as a graph' if graph else 'launch by launch':16} {n:2} sequences: {rate:7.0f} tokens a second")
-print(f"{2 * parameters / 1e9:.1f} GB of weights: at 3.35 TB/s one sequence gets at most {3.35e12 / (2 * parameters):.0f}")
+most = 3.35e12 / (2 * parameters)
+print(f"{2 * parameters / 1e9:.1f} GB of weights: an H100 reads them {most:.0f} times a second, so one sequence gets no more")
 report(found)
 finish()
 
@@ -710,13 +723,13 @@ finish()
 #
 # ## 6 · Break it
 #
-# A colleague has made two changes to the engine. "A page goes back when a sequence gives it back. Counting who else uses
-# it is over-cautious. And one random generator for the engine is enough: each draw takes its next number." All tests of
-# single requests pass. With some load, users report odd answers.
+# A colleague has made two changes to the engine. "A page goes back when a sequence gives it back. Counting who else
+# uses it is over-cautious. And one random generator for the engine is enough: each draw takes its next number." All
+# tests of single requests pass. With some load, users report odd answers.
 #
-# The folded cell has the colleague's engine, and six requests with three seats and few pages. a and b begin with the same
-# system prompt of 8 tokens, so they share its two pages: keys and values of equal beginnings are equal, and the engine
-# finds them by their tokens. c and e are sampled, the others greedy. One request arrives in each step.
+# The folded cell has the colleague's engine, and six requests with three seats and few pages. a and b begin with the
+# same system prompt of 8 tokens, so they share its two pages: keys and values of equal beginnings are equal, and the
+# engine finds them by their tokens. c and e are sampled, the others greedy. One request arrives in each step.
 
 # %% jupyter={"source_hidden": true}
 import dataclasses
@@ -788,16 +801,17 @@ def evidence(**classes):
 
 
 for name, company, alone, _ in evidence():
-    apart = sum(one != other for one, other in zip(company["tokens"], alone["tokens"]))
-    print(f"{name}: {apart:2} of {len(company['tokens']):2} tokens are others than if it is served alone")
+    same = company["tokens"] == alone["tokens"]
+    print(f"{name}: {'the same answer as' if same else 'another answer than'} if it is served alone")
 
 # %% [markdown]
 # Three of six answers depend on their neighbours. Which of the two changes has spoiled which?
 #
-# The engine also reports the log-probability of each token that it drew. There is a second way to that number: give the
-# tokens of the answer to a sound engine, and let it compute in one pass how likely each of them was (`Engine.score`). If
-# the numbers agree, the engine saw the right keys and values, and the model's distribution was right: then another
-# token means another *draw*. If they do not agree, the engine has read wrong numbers: its *memory* is damaged.
+# The engine also reports the log-probability of each token that it drew. There is a second way to that number: give
+# the tokens of the answer to a sound engine, and let it compute in one pass how likely each of them was
+# (`Engine.score`). If the numbers agree, the engine saw the right keys and values, and the model's distribution was
+# right: then another token means another *draw*. If they do not agree, the engine has read wrong numbers: its
+# *memory* is damaged.
 #
 # **Exercise.** Return `("memory", i)` if at place i of the answer the log-probability as served differs by more than
 # 1e-3 from `scored[i]`, `("draw", i)` if at place i the token is not the one that the request gets alone. The first
@@ -832,10 +846,11 @@ print("with both:                    ", {name: diagnose(*given) for name, *given
 # %% [markdown]
 # e suffers from both: only the first place shows, and the second bug appears when the first is gone.
 #
-# - **The draw.** One generator gives its next number to whoever draws next. So a request's numbers depend on who else is
-#   in the step. In minimegatron the number is a function of (seed of the request, answer, place) and nothing else.
-# - **The memory.** Which page, and when? The next cell puts a *canary* into each row of the memory: who has written it, and
-#   with which tokens up to there. Before each step it compares what a sequence is about to read with its own tokens.
+# - **The draw.** One generator gives its next number to whoever draws next. So a request's numbers depend on who else
+#   is in the step. In minimegatron the number is a function of (seed of the request, answer, place) and nothing else.
+# - **The memory.** Which page, and when? The next cell puts a *canary* into each row of the memory: who has written
+#   it, and with which tokens up to there. Before each step it compares what a sequence is about to read with its own
+#   tokens.
 
 # %%
 def canaries(engine):
@@ -864,43 +879,45 @@ def canaries(engine):
 _ = answered(REQUESTS, watch=canaries)
 
 # %% [markdown]
-# b is still at work when a ends and gives back the pages of the system prompt. They count as free, a later request takes
-# one, and b reads the keys of a stranger: a wrong answer, and a leak from one user to another. And when b gives back
-# the page that is no longer its own, the stranger loses it, too. That is why pages have a count of users: a page is free when
-# the count is 0.
+# b is still at work when a ends and gives back the pages of the system prompt. They count as free, a later request
+# takes one, and b reads the keys of a stranger: a wrong answer, and a leak from one user to another. When b ends, it
+# gives back these pages once more, though they are e's now. So e gets a page that it has already, and writes over its
+# own keys. That is why a page has a count of its users, and is free when the count is 0.
 #
 # ## 7 · Explain
 #
 # Questions that an interviewer asks. Say your answer aloud before you open the one here.
 #
 # 1. *Why is prefill bound by arithmetic and decode by memory?*
-#    <details><summary>answer</summary>Prefill uses each weight that is read for all tokens of the prompt, decode for one
-#    token a sequence. On an H100 some 295 tokens have to share a weight before the arithmetic takes longer.</details>
-# 2. *Two servers have the same throughput. One makes users wait for the first token, the other stutters. What differs?*
-#    <details><summary>answer</summary>The budget of a step, perhaps. A large one reads prompts at once, and meanwhile no
-#    answer gets its token: a long time between tokens. A small one reads prompts in chunks, so a first token comes later.
-#    A prompt that waits for a seat or for pages looks the same from outside: look at the queue.</details>
+#    <details><summary>answer</summary>Prefill uses each weight that is read for all tokens of the prompt, decode for
+#    one token a sequence. On an H100 some 295 tokens have to share a weight before the arithmetic takes
+#    longer.</details>
+# 2. *Two servers have the same throughput. One makes users wait for the first token, the other stutters. What
+#    differs?*
+#    <details><summary>answer</summary>The budget of a step, perhaps. A large one reads prompts at once, and meanwhile
+#    no answer gets its token: a long time between tokens. A small one reads prompts in chunks, so a first token comes
+#    later. A prompt that waits for a seat or for pages looks the same from outside: look at the queue.</details>
 # 3. *Why preempt the newest and not the one with the most pages?*
-#    <details><summary>answer</summary>So that nobody starves: the oldest always goes on, so each becomes the oldest and
-#    ends. The one with the most pages may be nearly complete, and to compute it again costs most.</details>
+#    <details><summary>answer</summary>So that nobody starves: the oldest always goes on, so each becomes the oldest
+#    and ends. The one with the most pages may be nearly complete, and to compute it again costs most.</details>
 # 4. *A group of 8 keys and values in place of 64: what does it change in decode?*
-#    <details><summary>answer</summary>The cache of a token is 8 times smaller. So 8 times as many tokens fit, and at many
-#    or long sequences, where the caches are most of what is read, a step is up to 8 times faster. With one short
+#    <details><summary>answer</summary>The cache of a token is 8 times smaller. So 8 times as many tokens fit, and at
+#    many or long sequences, where the caches are most of what is read, a step is up to 8 times faster. With one short
 #    sequence next to nothing: the weights are read all the same.</details>
 # 5. *Weights in 4 bits in place of 16: what gets faster?*
 #    <details><summary>answer</summary>Decode with few sequences, up to 4 times: fewer bytes are read. Prefill hardly,
 #    since the products are computed in 16 bits all the same. And there is more room for pages.</details>
 # 6. *When does speculative decoding make a server slower?*
-#    <details><summary>answer</summary>When steps are bound by arithmetic already, with many sequences: each proposal costs
-#    its FLOPs, and the rejected ones were for nothing. Or when the proposer is slow, or seldom right.</details>
+#    <details><summary>answer</summary>When steps are bound by arithmetic already, with many sequences: each proposal
+#    costs its FLOPs, and the rejected ones were for nothing. Or when the proposer is slow, or seldom right.</details>
 # 7. *A system prompt of 2,000 tokens begins every request. What does the engine do, and what must it not do?*
-#    <details><summary>answer</summary>It computes the prompt once and shares its full pages, counted. It must not share a
-#    page that somebody still writes: the last page, not full, is each one's own, or copied before it is written. And nothing of
-#    before a change of weights may be found.</details>
+#    <details><summary>answer</summary>It computes the prompt once and shares its full pages, counted. It must not
+#    share a page that somebody still writes: the last page, not full, is each one's own, or copied before it is
+#    written. And nothing of before a change of weights may be found.</details>
 # 8. *The same request with the same seed gave another answer today. Name three causes.*
-#    <details><summary>answer</summary>Draws that depend on neighbours. Damaged memory. Other weights or another version of
-#    the tokenizer. Or sums in another order, with another number of rows in a step: the last digits differ, and once in a
-#    while a token that was nearly as likely wins. Log-probabilities tell these apart.</details>
+#    <details><summary>answer</summary>Draws that depend on neighbours. Damaged memory. Other weights or another
+#    version of the tokenizer. Or sums in another order, with another number of rows in a step: the last digits
+#    differ, and once in a while a token that was nearly as likely wins. Log-probabilities tell these apart.</details>
 
 # %%
 progress()
@@ -912,15 +929,15 @@ progress()
 # |---|---|---|---|
 # | bytes and seconds of a step | `docs/serving.md`, `inference/paged_cache.py` | | |
 # | attention over pages | `kernels/paged.py`, `layers/attention/core_attention.py` | `contexts/dynamic_context.py` | `v1/attention/backends/` |
-# | who has which page | `inference/block_manager.py` | `contexts/dynamic_block_allocator.py` | `v1/core/block_pool.py` |
+# | who has which page | `inference/block_manager.py` | `contexts/kv_block_allocator.py` | `v1/core/block_pool.py` |
 # | the plan of a step | `inference/scheduler.py` | `engines/dynamic_engine.py` | `v1/core/sched/scheduler.py` |
 # | proposed tokens | `inference/speculative.py` | `text_generation_controllers/` | `v1/sample/rejection_sampler.py` |
 # | draws | `inference/sampling.py` | `sampling_params.py` | `v1/sample/sampler.py` |
 # | the server | `serving/app.py`; `minimegatron serve` | `text_generation_server/` | `entrypoints/openai/` |
 #
-# Kwon et al. 2023, Efficient memory management for large language model serving with PagedAttention (arXiv 2309.06180);
-# Yu et al. 2022, Orca: a distributed serving system for transformer-based generative models (OSDI); Agrawal et al. 2024,
-# Taming throughput-latency tradeoff in LLM inference with Sarathi-Serve (arXiv 2403.02310); Leviathan et al. 2023, Fast
-# inference from transformers via speculative decoding (arXiv 2211.17192).
+# Kwon et al. 2023, Efficient memory management for large language model serving with PagedAttention (arXiv
+# 2309.06180); Yu et al. 2022, Orca: a distributed serving system for transformer-based generative models (OSDI);
+# Agrawal et al. 2024, Taming throughput-latency tradeoff in LLM inference with Sarathi-Serve (arXiv 2403.02310);
+# Leviathan et al. 2023, Fast inference from transformers via speculative decoding (arXiv 2211.17192).
 #
 # Next: lab 11, post-training (planned). Lab 12 plans a run.

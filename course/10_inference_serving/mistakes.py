@@ -99,4 +99,8 @@ WRONG: dict[str, list[Edit]] = {
     ],
 }  # fmt: skip
 
-EQUIVALENT: dict[str, list[Same]] = {}
+EQUIVALENT: dict[str, list[Same]] = {
+    "decode_step": [Same("pages = ((gpu['memory'] - weights) / (page * token))", "the next line rounds it down")],
+    "schedule": [Same("pages = -(((-(one['tokens'] + 1)) / size))", "free pages, a whole number, are compared with it")],
+    "diagnose": [Same("if (abs(value - scored[i]) >= 0.001):", "no two values are apart by just that")],
+}

@@ -62,7 +62,7 @@ def block_tables(tables: Owners, lengths: Mapping[str, int], pages: int, size: i
             left.text(-0.3, y + 0.5, name, ha="right", va="center", weight="bold")
             for x, page in enumerate(table):
                 box(left, (x, y + 0.1), (1, 0.8), colours[name], f"{page}", edge=INK)
-        left.set(xlim=(-1.2, max(map(len, tables.values())) + 0.1), ylim=(max(len(tables), 2), 0))
+        left.set(xlim=(-1.2, max(map(len, tables.values())) + 0.1), ylim=(max(len(tables), pages), 0))
         left.set_axis_off()
         right.set_title("memory: pages of keys and values")
         for page in range(pages):
@@ -105,9 +105,9 @@ def pages_over_time(steps: Sequence[Owners], pages: int, *, title: str = "") -> 
     return figure
 
 
-def _numbered(axes: Axes, columns: int, rows: int) -> None:
+def _numbered(axes: Axes, columns: int, rows: int, every: int = 4) -> None:
     axes.set_xticks([x + 0.5 for x in range(0, columns, 5)], [f"{x}" for x in range(0, columns, 5)])
-    axes.set_yticks([y + 0.5 for y in range(0, rows, 4)], [f"{y}" for y in range(0, rows, 4)])
+    axes.set_yticks([y + 0.5 for y in range(0, rows, every)], [f"{y}" for y in range(0, rows, every)])
     axes.tick_params(length=0)
     axes.grid(visible=False)
 
@@ -174,7 +174,7 @@ def seats(runs: Mapping[str, Sequence[Sequence[str]]], count: int) -> Picture:
                 for y, name in enumerate(seated):
                     box(axes, (x, y), (1, 1), colours[name] if name else REFERENCE[0], name, fontsize=8)
             axes.set(xlim=(0, longest), ylim=(count, 0), ylabel="seat")
-            _numbered(axes, longest, count)
+            _numbered(axes, longest, count, 1)
         figure.axes[-1].set_xlabel("step")
     return figure
 

@@ -67,6 +67,7 @@ DECODE = Exercise(
             {**_EXAMPLE, "length": 21}, {**_EXAMPLE, "length": 30, "sequences": 1},
             {**_BUSY, "length": 1, "sequences": 3},
             {**_EXAMPLE, "gpu": {**_EXAMPLE["gpu"], "memory": 2399.0}},
+            {**_EXAMPLE, "gpu": {**_EXAMPLE["gpu"], "memory": 4399}},
             {**_EXAMPLE, "gpu": {**_EXAMPLE["gpu"], "memory": 3600}}]),
     ],
     mistakes=[

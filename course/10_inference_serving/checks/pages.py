@@ -99,8 +99,8 @@ ATTEND = Exercise(
         Mistake(_with(no_table=True), "Page i of the sequence is not page i of the memory: the table says which one."),
         Mistake(_with(all_rows=True), "Rows behind the last token are read: they hold nothing of this sequence."),
         Mistake(_with(not_written=True), "The new keys and values are not written into their rows."),
-        Mistake(lambda **i: {**attend(**i), "keys": i["keys"], "values": i["values"]}, "The new keys and values are not "
-                "written into their rows."),
+        Mistake(lambda **i: {**attend(**i), "keys": i["keys"], "values": i["values"]}, "The new keys and values are "
+                "not written into their rows."),
         Mistake(_with(first=0), "The new tokens come behind the kept ones; here they are written over the first."),
         Mistake(_with(only_new=True), "The tokens that were kept before are not looked at."),
         Mistake(_only_old, "A new token sees itself, too, and the new ones before it."),

@@ -127,6 +127,9 @@ _FIXED = [
     _state([], [6, 2], 3, 4, 3, 4),
     _state([], [4, 3], 16, 4, 2, 4),  # a full page is taken, and the next one only asked for
     _state([(4, 3), (6, 5)], [], 4, 4, 0, 4),  # both have a row left
+    _state([], [1, 1, 1], 8, 2, 9, 4),  # those that are admitted take the seats
+    _state([], [9], 4, 4, 2, 4),  # pages for a chunk, and not for all
+    _state([(5, 4)], [11], 5, 4, 3, 4),
 ]
 _FIXED_SCARCE = [
     _state([(5, 4)], [1], 4, 4, 0, 4),  # it loses its own
@@ -138,6 +141,8 @@ _FIXED_SCARCE = [
     _state([(21, 4), (8, 7)], [1], 8, 4, 1, 4),  # a chunk whose pages are another's
     _state([(20, 4), (5, 4)], [1], 4, 4, 1, 4),  # no budget, so no page is wanted
     _state([(6, 4), (3, 2), (8, 7)], [1], 8, 4, 0, 4),
+    _state([(4, 3), (21, 4)], [], 20, 4, 1, 4),  # it goes itself, and nobody older
+    _state([(12, 4), (4, 3), (3, 2)], [], 12, 4, 1, 4),  # what was free counts, too
 ]  # fmt: skip
 
 SCHEDULE = Exercise(
