@@ -101,6 +101,6 @@ WRONG: dict[str, list[Edit]] = {
 
 EQUIVALENT: dict[str, list[Same]] = {
     "decode_step": [Same("pages = ((gpu['memory'] - weights) / (page * token))", "the next line rounds it down")],
-    "schedule": [Same("pages = -(((-(one['tokens'] + 1)) / size))", "free pages, a whole number, are compared with it")],
+    "schedule": [Same("pages = -(((-(one['tokens'] + 1)) / size))", "free pages, whole ones, are compared with it")],
     "diagnose": [Same("if (abs(value - scored[i]) >= 0.001):", "no two values are apart by just that")],
 }
