@@ -215,8 +215,7 @@ class Engine:
             speculative.num_speculative_tokens if speculative is not None else 0,
             self._look_up if draft is None else lambda _, most: most,
         )
-        parameters = [parameter for each in models for parameter in each.parameters()]
-        self.laid_out_bytes = lay_out(parameters) if config.lay_out_weights else 0
+        self.laid_out_bytes = self._lay_out()
         self.sequences: dict[str, list[Sequence]] = {}
         self.steps = self.computed_tokens = self.drawn_tokens = self.proposed_tokens = self.accepted_tokens = 0
         self.seconds = {"schedule": 0.0, "propose": 0.0, "run": 0.0, "update": 0.0}
@@ -320,11 +319,20 @@ class Engine:
     def new_weights(self) -> int:
         """The model's weights have changed: whoever runs computes anew, and no page of before is found again.
 
+        Every rank calls it. Who writes into the memory of weights, such as the flat buffers of data parallelism, leaves
+        no mark on a parameter: copies of weights are made anew.
+
         Returns:
             The version of the weights, one more than before.
         """
+        self._lay_out()
         self.scheduler.new_weights(self.scheduler.version + 1)
         return self.scheduler.version
+
+    def _lay_out(self) -> int:
+        models = [self.model] if self.draft is None else [self.model, self.draft]
+        parameters = (parameter for model in models for parameter in model.parameters())
+        return lay_out(parameters) if self.config.lay_out_weights else 0
 
     def generate(
         self,
