@@ -27,22 +27,22 @@ costs no ranks of its own. So `dp = world / (tp*cp*pp)` and `edp = world / (etp*
 
 All other axes of a `Mesh` follow from these:
 
-| axis                            | its groups are along       | its ranks                   | messages                    |
-|---------------------------------|----------------------------|-----------------------------|-----------------------------|
-| `dp_cp`                         | dp-cp                      | same weights, other tokens  | gradients, token counts     |
-| `tp_cp`                         | tp-cp                      | same samples, same layers   | router statistics           |
-| `tp_dp_cp`                      | tp-dp-cp                   | same layers                 | FP8 amax, router statistics |
-| `world`                         | all axes                   | all                         | losses, the gradient norm   |
-| `etp`                           | etp of the second grid     | share every expert          | activations                 |
-| `ep`                            | ep of the second grid      | share the experts           | tokens                      |
-| `edp`                           | edp of the second grid     | hold the same experts       | gradients of experts        |
-| `etp_ep`                        | etp-ep of the second grid  | hold all experts of a layer | tokens                      |
-| `cp_inner`                      | cp, consecutive ranks      | exchange heads              | heads, by all-to-all        |
-| `cp_outer`                      | cp, one of each `cp_inner` | exchange keys and values    | keys and values             |
-| `dp_shard`, `edp_shard`         | a part of `dp_cp`, `edp`   | shard what replicas hold    | gradients, weights          |
-| `dp_instances`, `edp_instances` | one rank of each such part | hold the same shards        | gradients of a shard        |
-| `embd`                          | first and last of pp       | hold the tied embedding     | its gradient                |
-| `pp_up`, `pp_down`              | pp                         | those of `pp`               | to higher, to lower ranks   |
+| axis                            | its groups are along       | its ranks                  | messages                |
+|---------------------------------|----------------------------|----------------------------|-------------------------|
+| `dp_cp`                         | dp-cp                      | same weights, other tokens | gradients, token counts |
+| `tp_cp`                         | tp-cp                      | same samples, same layers  | router statistics       |
+| `tp_dp_cp`                      | tp-dp-cp                   | same layers                | router statistics, amax |
+| `world`                         | all axes                   | all                        | losses, gradient norm   |
+| `etp`                           | etp of the second grid     | share every expert         | activations             |
+| `ep`                            | ep of the second grid      | share the experts          | tokens                  |
+| `edp`                           | edp of the second grid     | hold the same experts      | gradients of experts    |
+| `etp_ep`                        | etp-ep of the second grid  | hold all experts           | tokens                  |
+| `cp_inner`                      | cp, consecutive ranks      | exchange heads             | heads, by all-to-all    |
+| `cp_outer`                      | cp, one of each `cp_inner` | exchange keys and values   | keys and values         |
+| `dp_shard`, `edp_shard`         | a part of `dp_cp`, `edp`   | shard what replicas hold   | gradients, weights      |
+| `dp_instances`, `edp_instances` | one rank of each such part | hold the same shards       | gradients of a shard    |
+| `embd`                          | first and last of pp       | hold the tied embedding    | its gradient            |
+| `pp_up`, `pp_down`              | pp                         | those of `pp`              | to higher, lower ranks  |
 
 Megatron-LM: `megatron/core/parallel_state.py`, `RankGenerator` and `initialize_model_parallel`. Here the groups are an
 object that is passed as an argument, and nothing is global.
