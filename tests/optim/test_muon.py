@@ -28,7 +28,7 @@ from tests.twin import Case, accumulate, distance, parallel_model
 TP, PP, EP, ETP = (
     f"{axis}_parallel_size" for axis in ("tensor_model", "pipeline_model", "expert_model", "expert_tensor")
 )
-STEPS = 5
+STEPS = 3
 MUON = OptimizerConfig(
     optimizer="muon",
     lr=1e-2,

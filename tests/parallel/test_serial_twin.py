@@ -30,7 +30,7 @@ def test_layouts(assert_same_as_serial, layout, dp, accumulation):
     assert_same_as_serial(Case(layout, accumulation=accumulation, double=True, seed=accumulation), dp)
 
 
-@pytest.mark.parametrize("layout", mostly_thorough(LAYOUTS, [0, 2, 3]), ids=str)
+@pytest.mark.parametrize("layout", mostly_thorough(LAYOUTS, [2]), ids=str)
 def test_layouts_in_fp32(assert_same_as_serial, layout):
     assert_same_as_serial(Case(layout, accumulation=2), dp=4 // layout.get(TP, 1))
 
@@ -79,15 +79,14 @@ def test_fewer_groups_than_ranks_and_other_shapes(assert_same_as_serial, model):
     assert_same_as_serial(Case({TP: 4, SP: True}, model, double=True))
 
 
-@pytest.mark.parametrize("bucket_size", [1, 1000, 10**9])
+@pytest.mark.parametrize("bucket_size", [1, 1000])
 def test_overlap_and_bucket_sizes(assert_same_as_serial, bucket_size):
     case = Case({TP: 2, SP: True}, accumulation=3, overlap=True, bucket_size=bucket_size, double=True)
     assert_same_as_serial(case, dp=2)
 
 
-@pytest.mark.parametrize("empty_rank", [0, 1])
-def test_a_rank_whose_tokens_all_count_for_nothing(assert_same_as_serial, empty_rank):
-    assert_same_as_serial(Case({}, double=True, empty_rank=empty_rank, accumulation=2), dp=2)
+def test_a_rank_whose_tokens_all_count_for_nothing(assert_same_as_serial):
+    assert_same_as_serial(Case({}, double=True, empty_rank=1, accumulation=2), dp=2)
 
 
 @pytest.mark.parametrize("seed", mostly_thorough(range(3), [0]))

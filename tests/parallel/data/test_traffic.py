@@ -136,8 +136,7 @@ def kept(rank: int, world: int, sharding: str, instances: int) -> tuple[int, dic
 
 
 LAWS = [(s, world, 1) for world in (2, 4) for s in STAGES] + [(s, 4, n) for n in (2, 4) for s in STAGES[1:]]
-ORDINARY = (("no_shard", 2, 1), ("optim", 4, 4), ("optim_grads", 4, 1),
-            ("optim_grads_params", 4, 1), ("optim_grads_params", 4, 2))  # fmt: skip
+ORDINARY = (("no_shard", 2, 1), ("optim", 4, 4), ("optim_grads", 2, 1), ("optim_grads_params", 4, 2))
 
 
 @pytest.mark.parametrize(

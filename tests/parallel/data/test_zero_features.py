@@ -63,8 +63,7 @@ FEATURES: dict[str, tuple[int, dict[str, Any], dict[str, Any], dict[str, Any]]] 
 }  # fmt: skip
 # Feature and whether messages travel behind computation; FSDP2 decides that by itself.
 ORDINARY = (
-    ("frozen, unused, experts", False), ("documents, cp", False), ("dualpipe_v", True),
-    ("a stage without weights that train", True),
+    ("frozen, unused, experts", False), ("dualpipe_v", True), ("a stage without weights that train", True),
 )  # fmt: skip
 
 
