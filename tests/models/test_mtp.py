@@ -96,9 +96,12 @@ def test_the_loss_that_is_returned_is_that_of_the_next_token():
     assert torch.equal(trained, model.eval()(batch["tokens"], None, batch["labels"]))
 
 
-@pytest.mark.parametrize(
-    "layout", [{TP: 2}, {TP: 2, SP: True}, {CP: 2}, {CP: 2, TP: 2, SP: True}, {CP: 2, "cp_comm_type": "a2a"}], ids=str
-)
+LAYOUTS: list[dict[str, Any]] = [
+    {TP: 2}, {TP: 2, SP: True}, {CP: 2}, {CP: 2, TP: 2, SP: True}, {CP: 2, "cp_comm_type": "a2a"}
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", mostly_thorough(LAYOUTS, [0, 3, 4]), ids=str)
 def test_layouts(assert_same_as_serial, layout):
     assert_same_as_serial(Case(layout, DEPTHS, double=True, documents=CP in layout))
 

@@ -101,7 +101,7 @@ def timed_on(rank: int, world: int, repeats: int) -> Any:
 def test_this_machine_is_a_cluster(torchrun: bool, ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """On ranks that are there, and on those that torchrun starts as for the command."""
     if not torchrun:
-        warm = lambda world, clock, repeats: ranks(world, fingerprints=False).run(timed_on, repeats, timeout=100)  # noqa: E731
+        warm = lambda world, clock, repeats: ranks(world).run(timed_on, repeats, timeout=100)  # noqa: E731
         monkeypatch.setattr(operations, "_on_ranks", warm)
     found = measure(torch.device("cpu"), CPU, repeats=1)
     assert found.operations is not None

@@ -1,13 +1,10 @@
 """Every stage of ZeRO, and FSDP2, takes the steps of one process with the same optimizer, in every layout.
 
 The batch of every step is another one; ranks and microbatches count different numbers of tokens, norms are not 1 and
-biases not 0 (`tests/twin`). Weights are compared after 10 steps of AdamW, which clips and decays.
+biases not 0 (`tests/twin`). Weights are compared after five steps of AdamW, which clips and decays.
 
 An ordinary run has two layouts of every stage, on models of two layers: four replicas that share experts, and two
 replicas with tp, sp and pp. The matrix (`--thorough`) has all layouts, on models of four layers.
-
-Collectives are not compared between ranks here: that is a message more for each, and `test_zero_features` takes the
-same paths with it.
 """
 
 from __future__ import annotations
@@ -128,7 +125,7 @@ ORDINARY = ((4, 1, 1, 2), (2, 2, 2, 1))
 
 def check(ranks: Any, world: int, dp: int, model: str, layers: int, layout: dict[str, Any], sharding: str) -> None:
     case = case_of(model, layers, layout, sharding=sharding)
-    results = ranks(world, fingerprints=False).run(trained, case, timeout=300)
+    results = ranks(world).run(trained, case, timeout=300)
     assert_same(results, *serial(model, dp, layers), limit=1e-5)
 
 
@@ -182,7 +179,7 @@ def test_a_frozen_parameter_stays_and_one_without_gradient_decays(ranks: Any, sh
     """
     case = case_of("dense", 2, {}, sharding=sharding, freeze=("*layers.0.mlp*",), unused=True)
     want, norms = in_one_process(case, 2)
-    results = ranks(2, fingerprints=False).run(trained, case, timeout=300)
+    results = ranks(2).run(trained, case, timeout=300)
     assert_same(results, want, norms, limit=1e-5)
     begins, ended = weights(case.config, case.seed), results[0][0]
     frozen = [name for name in begins if "layers.0.mlp" in name]

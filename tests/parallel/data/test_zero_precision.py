@@ -111,14 +111,14 @@ def test_two_replicas_have_the_same_bits_in_every_stage(ranks: Any, dtype: str) 
     adds the second microbatch's in the product itself, where a CPU may round otherwise.
     """
     model = {"params_dtype": dtype}
-    results = {s: ranks(2, fingerprints=False).run(steps_of, Case({}, model, sharding=s)) for s in STAGES}
+    results = {s: ranks(2).run(steps_of, Case({}, model, sharding=s)) for s in STAGES}
     plain = together(results["no_shard"])
     for stage, found in results.items():
         assert_bits(together(found), plain)
         assert all(w.keys() == found[0][1].keys() for _, w in found), stage
         for _, weights in found:
             assert_bits(weights, results["no_shard"][0][1])
-    several = [ranks(2, fingerprints=False).run(steps_of, Case({}, model, 3, sharding=s)) for s in STAGES[:2]]
+    several = [ranks(2).run(steps_of, Case({}, model, 3, sharding=s)) for s in STAGES[:2]]
     assert_bits(together(several[1]), together(several[0]))
     if dtype == "bf16":
         one = steps_of_one_process(Case({}, model), 2)
@@ -224,7 +224,7 @@ def test_fp8_has_the_same_bits_in_every_stage(ranks: Any, recipe: str, layout: s
     world, flags = LAYOUTS[layout]
     tiles = f"--hidden-size {256 if world > 2 else 128}"  # of 128 x 128 numbers, on a rank
     line = f"{LINE} {LARGER} {tiles} --global-batch-size 4 {RECIPES[recipe]} {flags}"
-    results = ranks(world, fingerprints=False).run(fp8_on_rank, [f"{line} {flag}" for flag in FLAGS.values()])
+    results = ranks(world).run(fp8_on_rank, [f"{line} {flag}" for flag in FLAGS.values()])
     first = results[0][0]
     assert bool(first[2]) == (recipe == "delayed")
     for rank in results:

@@ -256,7 +256,7 @@ def test_messages_and_live_activations_are_those_of_the_schedule(ranks, schedule
     case = case_of(schedule, 2, 4, model={"num_layers": 4}, double=False)
     want = build_schedule(schedule, 2, 4)
     nbytes = case.seq_length * case.micro_batch_size * case.config.hidden_size * 4
-    logs = [log for log, _ in ranks(2, fingerprints=False).run(measured, case, run)]
+    logs = [log for log, _ in ranks(2).run(measured, case, run)]
     for rank, log in enumerate(logs):
         messages = want.messages(rank, 1 - rank)
         assert [e.note.split(" ")[0] for e in log.select("send")] == [f"{m.kind}{m.microbatch}" for m in messages]
@@ -275,7 +275,7 @@ def test_gradients_travel_inside_the_last_backward(ranks):
     """With overlap every bucket but the last one is under way before the last action ends, and each travels once."""
     for schedule in ("1f1b", "zb_h1", "zb_v"):
         case = case_of(schedule, 2, 4, overlap=True, bucket_size=2000, model={"num_layers": 4})
-        for log, _ in ranks(4, fingerprints=False).run(measured, case):
+        for log, _ in ranks(4).run(measured, case):
             buckets = log.select("all_reduce", axis="dp_cp")[:-1]  # the last is the token count
             ended = max(e.end for e in log.events if e.name in ("F", "B", "W"))
             last = max(e.start for e in log.events if e.name in ("F", "B", "W"))
