@@ -38,7 +38,7 @@ struct Places {  // which tokens are whose, and where
 };
 
 template <typename T, int VEC, int PER>
-__global__ void __launch_bounds__(THREADS) attend_range(const T* __restrict__ q, const T* __restrict__ keys, const T* __restrict__ values,
+__global__ void __launch_bounds__(THREADS, 4) attend_range(const T* __restrict__ q, const T* __restrict__ keys, const T* __restrict__ values,
                                                         T* __restrict__ out, Acc<T>* __restrict__ partial, Acc<T>* __restrict__ stats,
                                                         Places p, Acc<T> scale, Acc<T> softcap) {
   using A = Acc<T>;
