@@ -831,21 +831,21 @@ MUTANTS = (
         "        found += self._forks.pop(request_id, [])\n", "", _CANARIES,
     ),
     Mutant(
-        "a shared page is not copied on the device", "minimegatron/inference/engine.py",
-        "        copies=step.copies,\n", "", "tests/inference/test_engine.py -k request_alone",
+        "a shared page is not copied on the device", "minimegatron/inference/plan.py", "        copies=step.copies,\n",
+        "", "tests/inference/test_engine.py -k request_alone",
     ),
     Mutant(
-        "a fork's slot is not copied on the device", "minimegatron/inference/engine.py",
+        "a fork's slot is not copied on the device", "minimegatron/inference/plan.py",
         "        slot_copies=step.slot_copies,\n", "", "tests/inference/test_engine.py -k request_alone",
     ),
     Mutant(
-        "a draw depends on the place in the row", "minimegatron/inference/engine.py",
+        "a draw depends on the place in the row", "minimegatron/inference/plan.py",
         "uniform(request.seed, index, place, of)", "uniform(request.seed, at, place, of)",
         "tests/inference/test_engine.py -k request_alone",
     ),
     Mutant(
-        "log-probabilities of a prompt are asked for again after preemption", "minimegatron/inference/engine.py",
-        "    first = max(chunk.start, _next_scored(sequence))\n", "    first = chunk.start\n",
+        "log-probabilities of a prompt are asked for again after preemption", "minimegatron/inference/plan.py",
+        "    first = max(chunk.start, next_scored(sequence))\n", "    first = chunk.start\n",
         "tests/inference/test_engine.py -k request_alone",
     ),
     Mutant(

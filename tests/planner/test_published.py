@@ -40,15 +40,20 @@ def selective(request: pytest.FixtureRequest) -> dict[tuple[str, bool], float]:
 
 
 def test_step_times_of_2022(selective: dict[tuple[str, bool], float]) -> None:
-    """Two numbers are fitted to four step times, so those are not met exactly."""
+    """Two numbers are fitted to four step times, so those are not met exactly.
+
+    Nor would two step times be: either share moves both rows of a model alike, and the predictions of 22B with full and
+    with selective recompute stay 6 to 8 % apart for `matmul_share` in 0.9 ... 1 and `copy_share` in 0.5 ... 0.64. For
+    the same reason its gain below is 7 % off, that of the others at most 3 %.
+    """
     fitted = [abs(error) for (name, _), error in selective.items() if name in ("22B", "1T")]
     judged = [abs(error) for (name, _), error in selective.items() if name not in ("22B", "1T")]
     assert statistics.mean(judged) < 0.03 and max(judged) < 0.05, selective
-    assert statistics.mean(fitted) < 0.045 and max(fitted) < 0.07, selective
+    assert statistics.mean(fitted) < 0.045 and max(fitted) < 0.06, selective
 
 
 def test_what_selective_recompute_gains(selective: dict[tuple[str, bool], float]) -> None:
-    """Published: 29.0, 31.8, 29.7 and 32.1 percent."""
+    """Published: 29.0, 31.8, 29.7 and 32.1 percent; `test_step_times_of_2022` says why 22B is off by more."""
     for name in {name for name, _ in selective}:
         row = published.SELECTIVE_RUNS[name]
         gain = row[-2] * (1 + selective[name, True]) / (row[-1] * (1 + selective[name, False]))
@@ -91,7 +96,7 @@ def test_weak_scaling_of_the_readme(names: list[str]) -> None:
         flops = step_flops(run.model, run.training.global_batch_size or 0, 4096, causal=False)  # the table's convention
         told[name] = flops / step_time(run, gpus, CLUSTERS["h100"]).seconds / gpus / 1e12
     assert in_order(told, measured), told
-    for name in FITTED:
+    for name in FITTED:  # within 2 % with a copy_share of 0.278, but then the runs are out of order
         assert told.pop(name) == pytest.approx(measured.pop(name), rel=0.04)
     judge(told, measured)
 

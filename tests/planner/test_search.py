@@ -59,6 +59,14 @@ def test_estimates_are_near_plans(preset: str) -> None:
     assert checked >= 4
 
 
+def test_wgrad_inputs_count_between_the_two_halves_of_a_backward_pass_alone() -> None:
+    """A microbatch that is recomputed keeps little before its backward pass, and much until its wgrad is computed."""
+    base = base_of("--preset laptop-10m --bf16 --seq-length 2048 --global-batch-size 64 --num-layers 8")
+    layout = Layout(2, 1, 2, 1, 2, 2, "zb_v", 2, "full", 0)
+    told = plan(layout.run(base), 8, CLUSTERS["h100"])
+    assert Estimator(base, 8, CLUSTERS["h100"]).estimate(layout)[0] == pytest.approx(told.bytes, rel=0.18)
+
+
 @pytest.mark.thorough
 def test_memory_prunes() -> None:
     base = base_of("--preset llama3-8b --bf16 --seq-length 4096 --global-batch-size 64")
