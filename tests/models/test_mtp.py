@@ -21,16 +21,10 @@ from minimegatron.models.decoder import GPTModel
 from minimegatron.models.mtp import depth_losses
 from minimegatron.parallel.data import finalize
 from minimegatron.training.flops import forward_flops
+from tests.axes import CP, EP, PP, SP, TP
 from tests.thorough import mostly_thorough
 from tests.twin import Case, compare_all, compare_with_serial, microbatch, problems, weights
 
-TP, SP, PP, CP, EP = (
-    "tensor_model_parallel_size",
-    "sequence_parallel",
-    "pipeline_model_parallel_size",
-    "context_parallel_size",
-    "expert_model_parallel_size",
-)
 DEPTHS: dict[str, Any] = {"mtp_num_layers": 2, "mtp_loss_scaling_factor": 0.6}
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.axes import CP, SP, TP
 from tests.thorough import mostly_thorough
 from tests.twin import Case
 
-CP, TP, SP = "context_parallel_size", "tensor_model_parallel_size", "sequence_parallel"
 KIND, SIZES = "cp_comm_type", "hierarchical_context_parallel_sizes"
 
 

@@ -15,17 +15,11 @@ from minimegatron.config import ParallelConfig
 from minimegatron.layers.logical import gather_logical
 from minimegatron.layers.param import layout_of
 from tests import twin
+from tests.axes import CP, EP, ETP, PP, SP, TP
 from tests.layers.moe.test_layer import H, new_layer
 from tests.thorough import mostly_thorough
 from tests.twin import Case
 
-TP, SP, CP, PP = (
-    "tensor_model_parallel_size",
-    "sequence_parallel",
-    "context_parallel_size",
-    "pipeline_model_parallel_size",
-)
-EP, ETP = "expert_model_parallel_size", "expert_tensor_parallel_size"
 EXPERTS: dict[str, Any] = {"num_experts": 4, "moe_ffn_hidden_size": 24, "moe_layer_freq": "[0,1]"}
 DISPATCHERS = ("allgather", "alltoall")
 PENALTIES = {"moe_aux_loss_coeff": 0.5, "moe_z_loss_coeff": 0.1}

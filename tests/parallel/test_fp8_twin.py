@@ -13,12 +13,11 @@ import pytest
 import torch
 
 from minimegatron.training.reports import StepReport
+from tests.axes import PP, SP, TP
 from tests.thorough import mostly_thorough
 from tests.training.test_trainer import train, trainer_of
 from tests.twin import Case
 
-TP, PP = (f"{x}_model_parallel_size" for x in ("tensor", "pipeline"))
-SP = "sequence_parallel"
 MODEL: dict[str, Any] = {"ffn_hidden_size": 64, "fp8_format": "hybrid", "fp8_recipe": "tensorwise"}
 
 

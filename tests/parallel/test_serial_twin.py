@@ -12,10 +12,10 @@ import torch
 from minimegatron.comm import collectives
 from minimegatron.layers import linear
 from minimegatron.parallel.data import ddp, finalize
+from tests.axes import CP, PP, SP, TP
 from tests.thorough import mostly_thorough
 from tests.twin import Case, compare_with_serial, problems
 
-TP, SP = "tensor_model_parallel_size", "sequence_parallel"
 LAYOUTS: list[dict[str, Any]] = [{}, {TP: 2}, {TP: 2, SP: True}, {TP: 4}, {TP: 4, SP: True}]
 MATRIX = [(layout, accumulation, dp) for layout in LAYOUTS for accumulation in (1, 4) for dp in (1, 2)]
 
@@ -46,7 +46,6 @@ def test_families(assert_same_as_serial, family, sp):
     assert_same_as_serial(Case({TP: 2, SP: sp}, model, double=True), dp=2)
 
 
-CP, PP = "context_parallel_size", "pipeline_model_parallel_size"
 CAPPED = {"family": "gemma2", "sliding_window": 5, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 1.0}
 OVER_HEADS = {"family": "olmo2"}
 

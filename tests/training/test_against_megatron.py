@@ -25,10 +25,10 @@ from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.training.step import forward_step, train_step
 from tests import golden
+from tests.axes import SP, TP
 from tests.golden import megatron_names
 from tests.thorough import mostly_thorough
 
-TP, SP = "tensor_model_parallel_size", "sequence_parallel"
 LAYOUTS = {
     "serial": (1, {}),
     "tp2": (2, {TP: 2}),

@@ -35,10 +35,10 @@ from minimegatron.training.step import (
     loss_func,
     train_step,
 )
+from tests.axes import SP, TP
 from tests.twin import Case, accumulate, distance, microbatch, parallel_model
 from tests.waits import waits
 
-TP, SP = "tensor_model_parallel_size", "sequence_parallel"
 SGD = {"optimizer": "sgd", "sgd_momentum": 0.0, "lr": 0.3, "clip_grad": 0.0, "lr_decay_style": "constant"}
 ADAM = {"optimizer": "adam", "lr": 3e-3, "clip_grad": 0.5, "lr_decay_style": "constant", "weight_decay": 0.1}
 

@@ -18,10 +18,10 @@ from minimegatron.layers.moe.layer import MoELayer
 from minimegatron.layers.moe.router import LOOK, TINY, TOLERANCE, Routing, sinkhorn
 from minimegatron.layers.recompute import recompute, to_host
 from minimegatron.models.decoder import build_model
+from tests.axes import EP, ETP
 from tests.waits import waits
 
 E, H = 8, 6
-EP, ETP = "expert_model_parallel_size", "expert_tensor_parallel_size"
 LAYOUTS: list[tuple[int, dict[str, Any]]] = [
     (1, {}),
     (2, {EP: 2}),

@@ -22,8 +22,9 @@ from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.data import param_buffer
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.parallel.data.finalize import finalize_model_grads
+from tests.axes import EP
 from tests.parallel.data.test_gathers import ADAM, LastMoment
-from tests.parallel.data.test_traffic import EP, INSTANCES
+from tests.parallel.data.test_traffic import INSTANCES
 from tests.thorough import mostly_thorough
 from tests.twin import Case, accumulate, compare_all, compare_with_serial, microbatch, parallel_model, problems
 

@@ -18,10 +18,11 @@ from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.data.data_parallel import DataParallel
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.parallel.data.torch_fsdp import TorchFSDP2
+from tests.axes import EP, TP
 from tests.thorough import mostly_thorough
 from tests.twin import Case, accumulate, parallel_model
 
-INSTANCES, TP, EP = "num_distributed_optimizer_instances", "tensor_model_parallel_size", "expert_model_parallel_size"
+INSTANCES = "num_distributed_optimizer_instances"
 ZERO1 = {"use_distributed_optimizer": True}
 
 

@@ -23,6 +23,7 @@ from minimegatron.config import OptimizerConfig
 from minimegatron.layers.logical import gather_logical
 from minimegatron.layers.param import copy_axes, layout_of, logical_parameters
 from minimegatron.optim.build import build_optimizer
+from tests.axes import EP, PP, SP, TP
 from tests.thorough import mostly_thorough
 from tests.twin import (
     Case,
@@ -35,8 +36,6 @@ from tests.twin import (
     weights,
 )
 
-TP, SP, PP = "tensor_model_parallel_size", "sequence_parallel", "pipeline_model_parallel_size"
-EP = "expert_model_parallel_size"
 STAGES = ("no_shard", "optim", "optim_grads", "optim_grads_params", "fsdp2")
 STEPS = 5
 ADAM = OptimizerConfig(lr=1e-3, clip_grad=0.5, weight_decay=0.1, adam_eps=1e-6)

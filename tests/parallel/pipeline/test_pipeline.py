@@ -20,11 +20,11 @@ from minimegatron.parallel.pipeline import plain as pipeline
 from minimegatron.parallel.pipeline.schedules import Schedule, build_schedule, gpipe, one_f_one_b, schedule_from_text
 from minimegatron.training.pipelined import forward_backward
 from minimegatron.training.step import forward_step
+from tests.axes import PP, SP, TP, VP
 from tests.thorough import mostly_thorough
 from tests.twin import Case, accumulate, compare_all, microbatch, parallel_model, problems
 
-PP, V, SCHEDULE = "pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank", "pipeline_schedule"
-TP, SP, GROUP = "tensor_model_parallel_size", "sequence_parallel", "microbatch_group_size_per_virtual_pipeline_stage"
+SCHEDULE, GROUP = "pipeline_schedule", "microbatch_group_size_per_virtual_pipeline_stage"
 FAMILIES: list[tuple[str, int]] = [
     ("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb_h1", 1), ("zb_v", 2), ("dualpipe_v", 2),
 ]  # fmt: skip
@@ -122,7 +122,7 @@ def test_tied_embeddings_and_interleaving_of_four_ranks(ranks, run):
 
 UNEVEN: list[tuple[int, int, dict[str, Any]]] = [
     (5, 2, {"num_layers_in_first_pipeline_stage": 2}),
-    (6, 2, {"num_layers_in_first_pipeline_stage": 2, V: 2}),
+    (6, 2, {"num_layers_in_first_pipeline_stage": 2, VP: 2}),
     (7, 4, {"num_layers_in_first_pipeline_stage": 2, "num_layers_in_last_pipeline_stage": 1}),
     (6, 4, {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}),
     (6, 2, {"pipeline_model_parallel_layout": "Et|ttt||tt,L"}),
