@@ -56,10 +56,10 @@ class TrainState:
     Attributes:
         iteration: steps taken, skipped ones among them.
         consumed_train_samples: over all ranks; decides the next sample, batch size and learning rate.
-        consumed_valid_samples: of the validation set.
-        skipped_iterations: steps in which the weights did not move.
-        recent_losses: of the last good steps (`training/trainer.py`).
-        validation_loss: of exactly these weights; None where they were not evaluated.
+        consumed_valid_samples: samples read of the validation set.
+        skipped_iterations: steps in which the weights were not updated.
+        recent_losses: losses of the last good steps (`training/trainer.py`).
+        validation_loss: the loss of exactly these weights; None if they were not evaluated.
     """
 
     iteration: int = 0
@@ -75,12 +75,12 @@ class RunState:
     """A run as a value.
 
     Attributes:
-        run: what is trained, and how.
+        run: the configuration.
         mesh: the layout.
-        model: of this rank; may be frozen.
-        optimizer, scheduler, rng: None where nothing is trained, and nothing is drawn.
-        counters: where the run is; one object for all its life.
-        facts: what a checkpoint's run is compared by (`same_run.facts_of`); default the fields of its configuration.
+        model: this rank's model in its data-parallel wrapper; may be frozen.
+        optimizer, scheduler, rng: None for a model that is not trained and draws nothing.
+        counters: the counters; one object for the life of the run.
+        facts: facts for its checkpoints (`same_run.facts_of`); default the fields of its configuration.
         joint: samples of each set whose epochs are shuffled together.
     """
 
@@ -103,7 +103,7 @@ class RunState:
         """All tensors of the run by their names in a checkpoint: this rank's parts of logical tensors.
 
         Args:
-            optim, rng: those of the optimizer, of the random streams among them, where the run has such.
+            optim, rng: include those of the optimizer, and of the random streams, if the run has any.
             state: `optimizer.state_dict()["state"]`, if a reader is to fill it.
         """
         tensors = model_tensors(self.model)
@@ -115,7 +115,7 @@ class RunState:
         return tensors
 
     def values(self) -> dict[str, Any]:
-        """All that is no tensor, for the manifest of a checkpoint."""
+        """Everything that is no tensor, for the manifest of a checkpoint."""
         own: dict[str, Any] = {}
         if self.optimizer is not None and self.scheduler is not None:
             own = {
