@@ -114,7 +114,7 @@ def _of_checkpoint(flags: dict[str, Any]) -> dict[str, Any]:
     """The fields of the model that `--load` determines.
 
     A published folder determines all fields of kind `MODEL`, and is read without torch; with `--use-checkpoint-args` a
-    checkpoint determines all of them, and those of kind `TRAINED`.
+    checkpoint determines all fields of its `TransformerConfig`.
 
     Raises:
         CheckpointError: `--load` has no description of a model.
