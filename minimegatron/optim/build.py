@@ -43,11 +43,11 @@ def build_optimizer(
     """The optimizer of this rank's trainable parameters, with the grad scaler that their precision needs.
 
     Args:
-        config: names the optimizer and its numbers.
+        config: the optimizer and its numbers.
         model: a model or the chunks of an interleaved pipeline, wrapped in DDP or not.
         mesh: this rank's place.
         shards: for a sharded optimizer: the part of each parameter that this rank alone updates, and its gradient
-            (`DistributedDataParallel.shards`); parameters that are not named are left to others. Default: all of each.
+            (`DataParallel.shards`); other ranks update parameters that it does not name. Default: all of each.
         kernels: `config.kernels` of the model.
         publish: see `MixedPrecisionOptimizer`.
     """
@@ -128,7 +128,7 @@ def _groups(params: list[MainParam], config: OptimizerConfig) -> list[dict[str, 
 
 
 def _fused(params: list[MainParam]) -> bool:
-    """torch's fused optimizers refuse meta tensors, which the planner uses."""
+    """Whether torch's fused optimizers can be used: they refuse meta tensors, which the planner uses."""
     return not any(p.main.is_meta for p in params)
 
 

@@ -116,20 +116,29 @@ class Estimator:
         return Pieces(z, self.cluster, splits), dict(zip(kinds, tapes, strict=True)), (first, last)
 
     def _live(self, schedule: str, p: int, m: int, v: int, rank: int) -> list[tuple[int, ...]]:
-        """How many microbatches wait on a rank, at the moments of its actions when most do.
+        """How many microbatches wait on a rank, before and after each of its backward passes; the largest counts alone.
 
         Returns:
             Those that wait for their backward pass: in all chunks of the rank, in the first stage of the model, in the
-            last besides one; and those that wait for wgrad alone: in all chunks, in the first stage, in the last.
+            last besides one; those that wait for wgrad alone: in all chunks, in the first stage, in the last; and
+            whether the loss is next.
         """
         built = build_schedule(schedule, p, m, v)
         backward, wgrad, moments = [0, 0, 0], [0, 0, 0], set[tuple[int, ...]]()
+
+        def note(loss: bool) -> None:
+            moments.add((*backward[:2], max(0, backward[2] - 1), *wgrad, loss))
+
         for action in built.actions[rank]:
             stage = built.stage_of(rank, action.chunk)
-            for i, here in enumerate((True, stage == 0, stage == p * v - 1)):
+            last = stage == p * v - 1
+            if action.kind == "B":
+                note(last)
+            for i, here in enumerate((True, stage == 0, last)):
                 backward[i] += here * {"F": 1, "B": -1, "W": 0}[action.kind]
                 wgrad[i] += here * {"F": 0, "B": built.is_split(action.microbatch, stage), "W": -1}[action.kind]
-            moments.add((*backward[:2], max(0, backward[2] - 1), *wgrad))
+            if action.kind == "B":
+                note(False)
         found: list[tuple[int, ...]] = []
         for counts in sorted(moments, key=sum, reverse=True):
             if not any(all(n <= most for n, most in zip(counts, other, strict=True)) for other in found):
@@ -175,7 +184,7 @@ class Estimator:
         outside = counts["first"][0] * (0 in mine) + counts["last"][0] * (last in mine)
         if model.ties_ends and last in mine and 0 not in mine:
             outside += counts["first"][0]
-        live: list[tuple[int, ...]] = [(1, 1, 0, 0, 0, 0)]
+        live: list[tuple[int, ...]] = [(1, 1, 0, 0, 0, 0, 1)]
         if layout.pp > 1:
             m = min(self._microbatches(layout), 2 * layout.pp)
             live = self.live(layout.schedule, layout.pp, m, layout.v, rank)
@@ -183,13 +192,14 @@ class Estimator:
         for part in ("kept", "put_off"):
             layers = sum(k * getattr(tapes[kind], part) for kind, k in kinds.items()) / layout.v
             nbytes += [layers, *(getattr(end, part) for end in ends)]
-        kept = max(sum(map(operator.mul, counts, nbytes)) for counts in live)  # `space` has the loss of one microbatch
-        space = max(tape.highest(True).total for tape in (*tapes.values(), *([ends[1]] * (last in mine))))
+        layer, loss = max(tape.highest(True).total for tape in tapes.values()), ends[1].highest(True).total
+        nbytes.append(max(0, loss - layer))
+        kept = layer + max(sum(map(operator.mul, counts, nbytes)) for counts in live)
         replicas = self.world // (layout.tp * layout.pp), self.world // (layout.etp * layout.ep * layout.pp)
         states = sum(self._states(n, d, layout.zero) for n, d in zip((dense + outside, experts), replicas, strict=True))
         comes_and_goes = self._travelling(layout.zero, (dense + experts) / max(1, len(numbers)), outside)
         seconds = sum(pieces.seconds(cut, number) for number in mine)
-        return states + kept + space + comes_and_goes, seconds, (dense + outside, experts)
+        return states + kept + comes_and_goes, seconds, (dense + outside, experts)
 
     def _travelling(self, zero: int, layer: float, outside: float) -> float:
         """Bytes of gathered weights (of two layers, and of those outside of layers) and of gradients under way: ZeRO-2
