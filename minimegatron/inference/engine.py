@@ -144,6 +144,7 @@ class Engine:
             a power of two (`cuda_graphs.CudaRecorder`).
         compiled: torch.compile each of these steps, the first time it is needed.
         draft: the model that proposes with the speculative method "draft": in eval mode, in the layout of `model`.
+        scheduler_cls: plans the steps; a subclass that overrides `schedule` (vLLM's name).
 
     Attributes:
         sequences: id -> the sequences of each request that is not over.
@@ -163,6 +164,7 @@ class Engine:
         recorder: Recorder | None = None,
         compiled: bool = False,
         draft: Any = None,
+        scheduler_cls: type[Scheduler] = Scheduler,
     ) -> None:
         check_can_generate(model)
         if recorder is not None or compiled:
@@ -206,7 +208,7 @@ class Engine:
         self.runner = Runner(stage, cache, max_pages, recorder, compiled, proposer)
         # A state of a sequence holds all its tokens: what a page would skip is not in it.
         blocks = BlockManager(num_pages, config.page_size, config.enable_prefix_caching and not has_slots)
-        self.scheduler = Scheduler(
+        self.scheduler = scheduler_cls(
             blocks,
             config.max_num_seqs,
             config.max_num_batched_tokens,

@@ -13,6 +13,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import ConfigError, DataError
 from minimegatron.inference.engine import Engine, EngineConfig
 from minimegatron.inference.sampling import GREEDY, SamplingParams
+from minimegatron.inference.scheduler import Scheduler
 from minimegatron.inference.sequence import FinishReason, Request
 from minimegatron.models.decoder import build_model
 from minimegatron.models.families import family_config
@@ -230,6 +231,22 @@ def test_what_is_aborted_gives_everything_back():
         while engine.has_work:
             engine.step()
         assert_same({"page - 1": kept}, want)
+
+
+class SmallSteps(Scheduler):
+    """Of three tokens at most."""
+
+    def __init__(self, blocks, seats, tokens, longest, *rest):
+        super().__init__(blocks, min(seats, 3), 3, longest, *rest)
+
+
+def test_a_scheduler_of_ones_own_plans_the_steps_and_changes_no_answer():
+    counted = {}
+    for scheduler_cls in (Scheduler, SmallSteps):
+        engine = Engine(model_of("mistral"), CONFIGS["window + 1"], scheduler_cls=scheduler_cls)
+        assert_same(run(engine, {"longer": REQUESTS["longer"]}), alone("mistral"))
+        counted[scheduler_cls] = engine.steps
+    assert counted[SmallSteps] == counted[Scheduler] + 2, "ten tokens of a prompt: three a step in place of eight"
 
 
 def change(model):
