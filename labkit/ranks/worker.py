@@ -15,7 +15,8 @@ after another test is worse than one that fails::
 | put back         | random generators, default dtype and device, grad mode, thread count, matmul precision,          |
 |                  | determinism, anomaly mode, signal handlers, streams, warning filters, umask; by the next job:    |
 |                  | environment, working directory, `sys.path`, process group                                        |
-| forgotten        | the user's modules (not Python's, installed or this package's): the next job imports them anew   |
+| removed          | the user's modules (not Python's, installed or this package's), which the next job imports anew; |
+|                  | names that were added to `builtins`                                                              |
 | the rank is      | a thread or a process left running, process groups that something still holds (each has a thread |
 | replaced after   | that wakes a hundred times a second), a library function replaced, a library module removed, a   |
 |                  | global module hook left behind, a trace still recording                                          |
@@ -25,6 +26,7 @@ Pickles travel here over a socket pair between a process and its own descendants
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import datetime
 import faulthandler
@@ -260,6 +262,7 @@ class CleanState:
         self.signals = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP)}
         self.streams = {name: getattr(sys, name) for name in ("stdin", "stdout", "stderr", "excepthook")}
         self.lists: list[tuple[Any, list[Any]]] = [(x, list(x)) for x in (sys.argv, warnings.filters)]
+        self.builtins = set(vars(builtins))
         self.threads, self.tasks = set(threading.enumerate()), _tasks()
         watched = ("builtins", "torch", "torch.distributed", "torch.nn.functional")
         self.functions: dict[str, dict[str, Callable[..., Any]]] = {
@@ -291,6 +294,8 @@ class CleanState:
         for mutable, original in self.lists:
             mutable[:] = original
         os.umask(0o022)
+        for name in set(vars(builtins)) - self.builtins:
+            delattr(builtins, name)
         dirty = self._left_over()
         for name in [n for n, m in sys.modules.items() if n not in self.modules and _is_users(m)]:
             del sys.modules[name]
