@@ -1,4 +1,4 @@
-"""A warm rank: runs jobs for a pool (`ranks/pool`), and puts its process in order between two of them.
+"""A warm rank: runs jobs for a pool (`ranks/pool`), and restores its process between two of them.
 
 Each job gets a default process group of its own over a file (no port to collide with, and no message of an earlier job
 can arrive in a later one) and a process that looks as if it had just been started, because a test that passes only
@@ -12,7 +12,7 @@ after another test is worse than one that fails::
 
 | after a job      |                                                                                                  |
 |------------------|--------------------------------------------------------------------------------------------------|
-| put back         | random generators, default dtype and device, grad mode, thread count, matmul precision,          |
+| restored         | random generators, default dtype and device, grad mode, thread count, matmul precision,          |
 |                  | determinism, anomaly mode, signal handlers, streams, warning filters, umask; by the next job:    |
 |                  | environment, working directory, `sys.path`, process group                                        |
 | removed          | the user's modules (not Python's, installed or this package's), which the next job imports anew; |
@@ -78,7 +78,7 @@ RANK_ENVIRONMENT = {
 
 
 class Job(NamedTuple):
-    """What a rank is told; `call` is the pickled (function, arguments), opened after `sys_path` is in place."""
+    """An order for a rank; `call` is the pickled (function, arguments), opened after `sys_path` is in place."""
 
     rank: int
     world: int
@@ -92,14 +92,14 @@ class Job(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """An exception on its way to the parent.
+    """An exception for the parent.
 
     Attributes:
         name, message: type and text.
         trace: the traceback as Python prints it.
         frame: the innermost line of user code.
         consequence: whether it only says that the connection to another rank was lost.
-        error: the pickled exception, or b"" when it cannot be pickled.
+        error: the pickled exception, or b"" if it cannot be pickled.
     """
 
     name: str
@@ -114,7 +114,7 @@ class Failure(NamedTuple):
 
 
 def serve(sock: socket.socket, folder: str, preload: list[str]) -> None:
-    """Import, say so, then fork ranks until the parent hangs up."""
+    """Import, report it, then fork ranks until the parent hangs up."""
     gc.disable()  # while it imports, of which it takes a quarter
     for name in (*PRELOAD, *preload):
         importlib.import_module(name)
@@ -249,7 +249,7 @@ THREADS = 24  # of the kernel's, more than at the start: a few groups may linger
 
 
 class CleanState:
-    """What a rank was like before its first job, and the way back to it.
+    """The state of a rank before its first job, to which it is restored.
 
     Attributes:
         spoiled: why this rank cannot be used again, or "".
@@ -272,7 +272,7 @@ class CleanState:
         }
 
     def restore(self) -> str:
-        """Undo what the job did to the process.
+        """Undo the job's changes to the process.
 
         Returns:
             What could not be undone, or "".
