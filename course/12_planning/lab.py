@@ -1108,4 +1108,4 @@ progress()
 # al. 2022, Reducing activation recomputation in large transformer models (arXiv 2205.05198); Rajbhandari et al. 2020,
 # ZeRO (arXiv 1910.02054).
 #
-# Labs 09 to 11 are still to come: training end to end, inference, post-training.
+# Labs 09 and 11 are still to come: training end to end, post-training.

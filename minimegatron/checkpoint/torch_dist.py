@@ -27,15 +27,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 
 from minimegatron.checkpoint.disk import files_in, staged
 from minimegatron.checkpoint.pickled import Built, read_pickle
@@ -308,9 +299,13 @@ def write_torch_dist(source: Source, args: Mapping[str, Any], objects: Iterable[
         objects: names under which Megatron expects an object, which is None.
         folder: `iter_0000010` or `release`; its parent exists.
     """
+    # With all that it imports, half a second of a CPU: whoever trains would wait for it.
+    from torch.distributed.checkpoint import metadata as dcp
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+
     folder.mkdir()
     state: dict[str, Any] = {}
-    where: dict[MetadataIndex, _StorageInfo] = {}
+    where: dict[dcp.MetadataIndex, _StorageInfo] = {}
     with (folder / "__0_0.distcp").open("xb") as file:
         for name, (dtype, shape) in source.tensors.items():
             chunks = []
@@ -318,16 +313,16 @@ def write_torch_dist(source: Source, args: Mapping[str, Any], objects: Iterable[
                 offsets, sizes = torch.Size(a for a, _ in box), torch.Size(b - a for a, b in box)
                 start = file.tell()
                 torch.save(source.read(name, box).contiguous().clone(), file)
-                where[MetadataIndex(name, offsets)] = _StorageInfo("__0_0.distcp", start, file.tell() - start)
-                chunks.append(ChunkStorageMetadata(offsets, sizes))
-            state[name] = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(shape), chunks)
+                where[dcp.MetadataIndex(name, offsets)] = _StorageInfo("__0_0.distcp", start, file.tell() - start)
+                chunks.append(dcp.ChunkStorageMetadata(offsets, sizes))
+            state[name] = dcp.TensorStorageMetadata(dcp.TensorProperties(dtype=dtype), torch.Size(shape), chunks)
         for name in objects:
             start = file.tell()
             torch.save([None], file)  # a list of the objects with this name
-            where[MetadataIndex(name)] = _StorageInfo("__0_0.distcp", start, file.tell() - start)
-            state[name] = BytesStorageMetadata()
+            where[dcp.MetadataIndex(name)] = _StorageInfo("__0_0.distcp", start, file.tell() - start)
+            state[name] = dcp.BytesStorageMetadata()
     with (folder / ".metadata").open("xb") as file:
-        pickle.dump(Metadata(state, planner_data=None, storage_data=where), file)
+        pickle.dump(dcp.Metadata(state, planner_data=None, storage_data=where), file)
     torch.save({"args": argparse.Namespace(**args), "checkpoint_version": 3.0, "iteration": 0}, folder / "common.pt")
     backend = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
     text = json.dumps({**backend, "common_backend": "torch", "common_backend_version": 1})

@@ -13,7 +13,8 @@ and max = min means that all agree.
 | copies of n tensors | of their names; then the bit sum of each          | 16, then 16 n on each axis that has copies;|
 |                     |                                                   | 16 on `world`                              |
 
-Comparing collectives costs about 1.3 ms a call on two gloo ranks: on in tests and labs, off in benchmarks. Without the
+Comparing collectives costs about 1.3 ms a call on two gloo ranks: on in labs, off in benchmarks; tests
+compare notes when a job is over. Without the
 name two swapped all-reduces of one shape would pass.
 
 The bit sum reads a tensor's bits as integers `b_i` and adds them with odd weights modulo 2^64::

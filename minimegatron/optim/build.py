@@ -29,6 +29,7 @@ from minimegatron.optim.offload import Offloaded, first_of, on_host
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
 from minimegatron.optim.precision_aware import PrecisionAware
 from minimegatron.optim.scaler import build_grad_scaler
+from minimegatron.optim.torch_optimizers import SGD, AdamW
 
 
 def build_optimizer(
@@ -133,14 +134,14 @@ def _fused(params: list[MainParam]) -> bool:
 
 def _adam(params: list[MainParam], config: OptimizerConfig) -> torch.optim.Optimizer:
     betas = (config.adam_beta1, config.adam_beta2)
-    adam = torch.optim.AdamW(_groups(params, config), config.lr, betas, config.adam_eps, fused=_fused(params))
+    adam = AdamW(_groups(params, config), config.lr, betas, config.adam_eps, fused=_fused(params))
     for p in params:
         adam.state[p.main]["step"] = torch.zeros((), dtype=torch.float32, device=p.main.device)
     return _with_state(adam, params, "exp_avg", "exp_avg_sq")
 
 
 def _sgd(params: list[MainParam], config: OptimizerConfig) -> torch.optim.Optimizer:
-    sgd = torch.optim.SGD(_groups(params, config), config.lr, config.sgd_momentum, fused=_fused(params))
+    sgd = SGD(_groups(params, config), config.lr, config.sgd_momentum, fused=_fused(params))
     return _with_state(sgd, params, *["momentum_buffer"] * bool(config.sgd_momentum))
 
 

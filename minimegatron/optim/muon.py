@@ -67,6 +67,7 @@ from minimegatron.config import OptimizerConfig
 from minimegatron.config.optimizer import coefficients_of
 from minimegatron.errors import require
 from minimegatron.layers.param import ParamLayout, layout_of
+from minimegatron.optim.torch_optimizers import Optimizer
 
 EPS = 1e-7
 Coefficients = Sequence[tuple[float, float, float]]
@@ -190,7 +191,7 @@ class Orthogonalizer:
         )
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(Optimizer):
     """Muon, as in the module docstring.
 
     Args:

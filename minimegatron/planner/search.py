@@ -184,7 +184,7 @@ class Estimator:
         outside = counts["first"][0] * (0 in mine) + counts["last"][0] * (last in mine)
         if model.ties_ends and last in mine and 0 not in mine:
             outside += counts["first"][0]
-        live = [(1, 1, 0, 0, 0, 0, 1)]
+        live: list[tuple[int, ...]] = [(1, 1, 0, 0, 0, 0, 1)]
         if layout.pp > 1:
             m = min(self._microbatches(layout), 2 * layout.pp)
             live = self.live(layout.schedule, layout.pp, m, layout.v, rank)
