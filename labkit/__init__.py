@@ -42,6 +42,7 @@
 |                         | `landlock`, `seccomp`: by which means; `promises`: whether they hold here |
 | `record`, `progress`    | what has been passed, kept from one kernel to the next                    |
 | `grade`                 | a folder of submissions: `submissions`, `grading`, `marks`, `report`      |
+| `acceptance`            | a capstone: what is run, held against published criteria                  |
 | `build`, `pictures`     | one source for the lab and its solution; stored pictures in few bytes     |
 | `answers`               | other answers to a lab's exercises, right and wrong: they try its checks  |
 """
