@@ -5,7 +5,7 @@
 `minimegatron serve` runs in this process, so that its event loop and its engine can be looked at; the clients are
 another process. Each of 64 asks, one after the other: streams and whole answers, some with `stop`, every eighth stream
 left in the middle. A line every twentieth of the time, after a first one to warm up: requests so far, memory, tasks of
-the event loop, threads, open files, answers that are open. At the end, with nobody left, pages and sequences.
+the event loop, threads, open files, Python's objects, pages. At the end, with nobody left, pages and sequences.
 
 Exit status 1: a request failed, or something is left, or memory has grown by 5 % and 16 MiB since the first quarter.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import subprocess
@@ -79,11 +80,16 @@ def watch(server: Server, seconds: float, told: dict[str, object]) -> None:
     def look() -> str:
         tasks = len(asyncio.all_tasks(server.loop_of_requests))  # type: ignore[attr-defined]
         memory.append(process.memory_info().rss)
-        used = blocks.capacity - blocks.available
-        return (
-            f"{time.monotonic() - began:6.0f} s {service.thread._requests:7d} requests {memory[-1] / 2**20:7.1f} MiB "
-            f"{tasks:4d} tasks {process.num_threads():3d} threads {process.num_fds():4d} files {used:5d} pages in use"
-        )
+        seen = {
+            "requests": service.thread._requests,
+            "MiB": memory[-1] >> 20,
+            "tasks": tasks,
+            "threads": process.num_threads(),
+            "files": process.num_fds(),
+            "objects": len(gc.get_objects()),
+            "pages in use": blocks.capacity - blocks.available,
+        }
+        return f"{time.monotonic() - began:5.0f} s  " + "  ".join(f"{count:6d} {name}" for name, count in seen.items())
 
     try:
         for i in range(1, LINES + 1):

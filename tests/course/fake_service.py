@@ -13,8 +13,7 @@ import json
 import signal
 import sys
 
-from minimegatron.serving.workload import WORDS
-
+WORDS = "one two three four five six seven eight nine ten".split()
 STEP, MOST, ROOM = 0.002, 448, 24
 FAULTS = (
     "drops stop", "no queue", "no retry-after", "cuts", "leaks pages", "loses requests", "silent death", "no deadline",
