@@ -28,7 +28,7 @@ STARTUP = $(VENV)/etc/ipython/startup/50-minimegatron.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help lab test lint stale unit thorough notebooks gpu browser format doctor clean
+.PHONY: help lab test pytest lint stale unit thorough notebooks gpu browser format doctor clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -37,7 +37,11 @@ help: ## this list
 lab: $(VENV)/.lab $(STARTUP) ## environment, then JupyterLab on my-labs/, your copies (PORT=8888; ALLOW_ROOT=1: as root)
 	$(BIN)/minimegatron lab --port $(PORT) $(if $(ALLOW_ROOT),--allow-root)
 
-test: lint ## everything that must hold: style, types, imports, tests, notebooks
+# Types are checked on one core while the tests begin on the other.
+test: $(VENV)/.test ## everything that must hold: style, types, imports, tests, notebooks
+	@$(MAKE) --no-print-directory --jobs=2 lint pytest
+
+pytest: $(VENV)/.test
 	$(PYTEST) $(PARALLEL) $(NBVAL) tests $(NOTEBOOKS)
 
 lint: $(VENV)/.test ## ruff, mypy, and which package may import which (docs/architecture.md)

@@ -117,7 +117,7 @@ def read_key(args: argparse.Namespace) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Whether an address is reachable from this machine only."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -136,11 +136,11 @@ def deaf() -> Iterator[None]:
 
 
 def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: None) -> None:
-    """Load, and serve until a signal; on other ranks than the first compute what it plans.
+    """Load the model, and serve until a signal; ranks other than the first compute with it.
 
     Args:
         args: of `parse`.
-        began: told, on rank 0, the server that is about to begin.
+        began: called, on rank 0, with the server that is about to begin.
 
     Raises:
         MinimegatronError: no model that can generate here, a package that is missing, or a port that is taken.
@@ -220,7 +220,7 @@ def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The whole life of this process."""
+    """The main function of this process."""
     args = parse(argv)
     if args.data_parallel_size > 1:
         from minimegatron.commands.serve_replicas import serve_replicas

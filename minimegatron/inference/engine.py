@@ -23,7 +23,6 @@ Yu et al. 2022 (Orca, OSDI); Kwon et al. 2023 (arXiv 2309.06180). Megatron-LM:
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import math
 import time
@@ -36,10 +35,11 @@ from minimegatron.cuda_graphs import Recorder
 from minimegatron.errors import ConfigError, DataError, NumericsError
 from minimegatron.inference.block_manager import BlockManager
 from minimegatron.inference.paged_cache import PagedCache, bytes_per
-from minimegatron.inference.runner import Batch, Draw, Proposal, Result, Runner, Score, check_can_record
-from minimegatron.inference.sampling import GREEDY, SamplingParams, uniform
+from minimegatron.inference.plan import Batch, Result, plan, plan_draft, scored_tokens
+from minimegatron.inference.runner import Runner, check_can_record
+from minimegatron.inference.sampling import GREEDY, SamplingParams
 from minimegatron.inference.scheduler import Chunk, Scheduler, Step
-from minimegatron.inference.sequence import FinishReason, Output, Request, Sequence
+from minimegatron.inference.sequence import FinishReason, Output, Request, Sequence, check_request
 from minimegatron.inference.speculative import NGrams, SpeculativeConfig, check_can_propose
 from minimegatron.kernels.laid_out import lay_out
 
@@ -144,6 +144,7 @@ class Engine:
             a power of two (`cuda_graphs.CudaRecorder`).
         compiled: torch.compile each of these steps, the first time it is needed.
         draft: the model that proposes with the speculative method "draft": in eval mode, in the layout of `model`.
+        scheduler_cls: plans the steps; a subclass that overrides `schedule` (vLLM's name).
 
     Attributes:
         sequences: id -> the sequences of each request that is not over.
@@ -163,6 +164,7 @@ class Engine:
         recorder: Recorder | None = None,
         compiled: bool = False,
         draft: Any = None,
+        scheduler_cls: type[Scheduler] = Scheduler,
     ) -> None:
         check_can_generate(model)
         if recorder is not None or compiled:
@@ -206,7 +208,7 @@ class Engine:
         self.runner = Runner(stage, cache, max_pages, recorder, compiled, proposer)
         # A state of a sequence holds all its tokens: what a page would skip is not in it.
         blocks = BlockManager(num_pages, config.page_size, config.enable_prefix_caching and not has_slots)
-        self.scheduler = Scheduler(
+        self.scheduler = scheduler_cls(
             blocks,
             config.max_num_seqs,
             config.max_num_batched_tokens,
@@ -215,8 +217,7 @@ class Engine:
             speculative.num_speculative_tokens if speculative is not None else 0,
             self._look_up if draft is None else lambda _, most: most,
         )
-        parameters = [parameter for each in models for parameter in each.parameters()]
-        self.laid_out_bytes = lay_out(parameters) if config.lay_out_weights else 0
+        self.laid_out_bytes = self._lay_out()
         self.sequences: dict[str, list[Sequence]] = {}
         self.steps = self.computed_tokens = self.drawn_tokens = self.proposed_tokens = self.accepted_tokens = 0
         self.seconds = {"schedule": 0.0, "propose": 0.0, "run": 0.0, "update": 0.0}
@@ -320,11 +321,20 @@ class Engine:
     def new_weights(self) -> int:
         """The model's weights have changed: whoever runs computes anew, and no page of before is found again.
 
+        Every rank calls it. Who writes into the memory of weights, such as the flat buffers of data parallelism, leaves
+        no mark on a parameter: copies of weights are made anew.
+
         Returns:
             The version of the weights, one more than before.
         """
+        self._lay_out()
         self.scheduler.new_weights(self.scheduler.version + 1)
         return self.scheduler.version
+
+    def _lay_out(self) -> int:
+        models = [self.model] if self.draft is None else [self.model, self.draft]
+        parameters = (parameter for model in models for parameter in model.parameters())
+        return lay_out(parameters) if self.config.lay_out_weights else 0
 
     def generate(
         self,
@@ -465,7 +475,7 @@ class Engine:
         outputs, draw, score = [], 0, 0
         for chunk in step.chunks:
             sequence = chunk.sequence
-            for _ in range(_scored(chunk)):
+            for _ in range(scored_tokens(chunk)):
                 value, top = result.scores[score]
                 sequence.prompt_log_probs.append(value)
                 sequence.prompt_top.append(top)
@@ -546,117 +556,6 @@ def _or_raise(made: list[list[Sequence]] | NumericsError) -> list[list[Sequence]
     return made
 
 
-def _scored(chunk: Chunk) -> int:
-    """How many of a chunk's tokens predict a token of the prompt whose log-probability is asked for."""
-    sequence = chunk.sequence
-    if sequence.request.prompt_log_probs is None or sequence.index:
-        return 0
-    first = max(chunk.start, _next_scored(sequence))
-    return max(0, min(chunk.start + chunk.count, sequence.prompt_length - 1) - first)
-
-
-def _next_scored(sequence: Sequence) -> int:
-    """The place whose logits say how likely the next token is that is to be scored."""
-    return sequence.request.prompt_log_probs_start - 1 + len(sequence.prompt_log_probs)
-
-
-def plan(step: Step, drafted: bool = False) -> Batch:
-    """A step in plain numbers, for every rank.
-
-    Args:
-        step: the step; its sequences have what is proposed.
-        drafted: it was drawn by the draft model, where it is not greedy.
-    """
-    tokens: list[int] = []
-    wanted: list[int] = []
-    draws: list[Draw] = []
-    scores: list[Score] = []
-    rows: collections.Counter[int] = collections.Counter()  # draws so far in each pass of the draft model
-    for chunk in step.chunks:
-        sequence, request = chunk.sequence, chunk.sequence.request
-        at = len(tokens)
-        tokens += sequence.tokens[chunk.start : chunk.start + chunk.count]
-        if count := _scored(chunk):
-            first = _next_scored(sequence)
-            heat = 1.0 if request.raw_log_probs else request.sampling.temperature
-            for j in range(first, first + count):
-                scores.append(Score(len(wanted), request.prompt[j + 1], request.prompt_log_probs or 0, heat))
-                wanted.append(at + j - chunk.start)
-        if chunk.draws and request.max_new_tokens:
-            first_draw = len(sequence.tokens) == sequence.prompt_length and sequence.index == 0
-            for index in range(sequence.index, request.n if first_draw else sequence.index + 1):
-                draws.append(_draw(sequence, index, len(wanted)))
-            wanted.append(at + chunk.count - 1)
-        for j, token in enumerate(sequence.proposed[: chunk.proposals]):
-            tokens.append(token)
-            if drafted and not request.sampling.greedy:
-                place = len(sequence.tokens) - sequence.prompt_length + j
-                verdict = uniform(request.seed, sequence.index, place, ":verdict")
-                draws[-1] = dataclasses.replace(draws[-1], proposal=Proposal(token, (j, rows[j]), verdict))
-            rows[j] += 1
-            draws.append(_draw(sequence, sequence.index, len(wanted), sequence.proposed[: j + 1]))
-            wanted.append(at + chunk.count + j)
-    return Batch(
-        tokens=tuple(tokens),
-        new=tuple(chunk.count + chunk.proposals for chunk in step.chunks),
-        kept=tuple(chunk.start for chunk in step.chunks),
-        tables=tuple(tuple(chunk.sequence.pages) for chunk in step.chunks),
-        slots=tuple(chunk.sequence.slot for chunk in step.chunks),
-        wanted=tuple(wanted),
-        draws=tuple(draws),
-        scores=tuple(scores),
-        copies=step.copies,
-        slot_copies=step.slot_copies,
-    )
-
-
-def plan_draft(step: Step, number: int) -> Batch:
-    """Pass `number` of the draft model: first all that the step computes, later the token that it has just drawn."""
-    tokens: list[int] = []
-    wanted: list[int] = []
-    draws: list[Draw] = []
-    rows: list[tuple[Chunk, int, int]] = []  # chunk, tokens before it, new tokens
-    for chunk in step.chunks:
-        sequence, end = chunk.sequence, chunk.start + chunk.count
-        if number == 0:
-            start = chunk.start - sequence.lag
-            rows.append((chunk, start, end - start))
-            tokens += sequence.tokens[start:end]
-        elif chunk.proposals > number:
-            rows.append((chunk, end + number - 1, 1))
-            tokens.append(sequence.proposed[-1])
-        if chunk.proposals > number:
-            drawn = _draw(sequence, sequence.index, len(wanted), sequence.proposed, ":proposal")
-            draws.append(dataclasses.replace(drawn, log_probs=None))
-            wanted.append(len(tokens) - 1)
-    return Batch(
-        tokens=tuple(tokens),
-        new=tuple(count for _, _, count in rows),
-        kept=tuple(start for _, start, _ in rows),
-        tables=tuple(tuple(chunk.sequence.pages) for chunk, _, _ in rows),
-        slots=(0,) * len(rows),
-        wanted=tuple(wanted),
-        draws=tuple(draws),
-        copies=step.copies if number == 0 else (),
-        draft=number,
-    )
-
-
-def _draw(sequence: Sequence, index: int, at: int, proposed: Items[int] = (), of: str = "") -> Draw:
-    """The draw of a token behind a sequence and what is proposed behind it."""
-    request, params = sequence.request, sequence.request.sampling
-    place = len(sequence.tokens) - sequence.prompt_length + len(proposed)
-    return Draw(
-        at,
-        params,
-        0.0 if params.greedy else uniform(request.seed, index, place, of),
-        tuple(request.stop_ids) if place < request.min_new_tokens else (),
-        (request.prompt, (*sequence.answer, *proposed)) if params.penalises else ((), ()),
-        request.log_probs,
-        request.raw_log_probs,
-    )
-
-
 def _output(sequence: Sequence, count: int) -> Output:
     """What the last `count` tokens have added."""
     new = slice(len(sequence.log_probs) - count, None)
@@ -689,45 +588,3 @@ def _num_pages(config: EngineConfig, max_model_len: int, bytes_per_token: int) -
             fix=f"at least {bytes_per_token * config.page_size * one} for a sequence of max_model_len {max_model_len}",
         )
     return pages
-
-
-def check_request(request: Request, request_id: str, vocab_size: int) -> None:
-    """Refuse what could not be computed.
-
-    Raises:
-        ConfigError: nothing to generate, a number out of its range, or a stop id outside of the vocabulary.
-        DataError: an id outside the vocabulary.
-    """
-    scores = request.prompt_log_probs is not None
-    if request.max_new_tokens < (0 if scores and request.n == 1 else 1) or request.n < 1:
-        raise ConfigError(
-            f"max_new_tokens is {request.max_new_tokens} and n is {request.n}",
-            fix="at least 1 of each; no new token where one prompt's log-probabilities are asked for",
-        )
-    if scores and request.prompt and not 1 <= request.prompt_log_probs_start <= len(request.prompt):
-        raise ConfigError(
-            f"prompt_log_probs_start is {request.prompt_log_probs_start}, of a prompt of {len(request.prompt)} tokens",
-            fix="from 1 on: the first token has none before it",
-        )
-    if not 0 <= request.min_new_tokens <= request.max_new_tokens:
-        raise ConfigError(
-            f"min_new_tokens is {request.min_new_tokens} and max_new_tokens is {request.max_new_tokens}",
-            fix="from 0 to max_new_tokens",
-        )
-    for name in ("log_probs", "prompt_log_probs"):
-        count = getattr(request, name)
-        if count is not None and not 0 <= count <= vocab_size:
-            raise ConfigError(f"{name} is {count} in a vocabulary of {vocab_size}", fix="None, or how many to name")
-    for stop_id in request.stop_ids:
-        if not 0 <= stop_id < vocab_size:
-            raise ConfigError(f"stop id {stop_id} is not in a vocabulary of {vocab_size}", fix="leave it out")
-    for token, _ in request.sampling.logit_bias:
-        if not 0 <= token < vocab_size:
-            raise ConfigError(f"logit_bias of id {token}, in a vocabulary of {vocab_size}", fix="leave it out")
-    place = next((i for i, token in enumerate(request.prompt) if not 0 <= token < vocab_size), None)
-    if place is not None:
-        raise DataError(
-            f"token id {request.prompt[place]} is not in a vocabulary of {vocab_size}",
-            where=f"{request_id}, token {place}",
-            fix="the tokenizer that the model was trained with",
-        )

@@ -18,6 +18,7 @@ import dataclasses
 import enum
 from typing import Any
 
+from minimegatron.errors import ConfigError, DataError
 from minimegatron.inference.sampling import GREEDY, SamplingParams
 
 
@@ -165,3 +166,45 @@ class Output:
     top: tuple[Ranked, ...]
     reason: FinishReason | None
     weight_version: int = 0
+
+
+def check_request(request: Request, request_id: str, vocab_size: int) -> None:
+    """Refuse what could not be computed.
+
+    Raises:
+        ConfigError: nothing to generate, a number out of its range, or a stop id outside of the vocabulary.
+        DataError: an id outside the vocabulary.
+    """
+    scores = request.prompt_log_probs is not None
+    if request.max_new_tokens < (0 if scores and request.n == 1 else 1) or request.n < 1:
+        raise ConfigError(
+            f"max_new_tokens is {request.max_new_tokens} and n is {request.n}",
+            fix="at least 1 of each; no new token where one prompt's log-probabilities are asked for",
+        )
+    if scores and request.prompt and not 1 <= request.prompt_log_probs_start <= len(request.prompt):
+        raise ConfigError(
+            f"prompt_log_probs_start is {request.prompt_log_probs_start}, of a prompt of {len(request.prompt)} tokens",
+            fix="from 1 on: the first token has none before it",
+        )
+    if not 0 <= request.min_new_tokens <= request.max_new_tokens:
+        raise ConfigError(
+            f"min_new_tokens is {request.min_new_tokens} and max_new_tokens is {request.max_new_tokens}",
+            fix="from 0 to max_new_tokens",
+        )
+    for name in ("log_probs", "prompt_log_probs"):
+        count = getattr(request, name)
+        if count is not None and not 0 <= count <= vocab_size:
+            raise ConfigError(f"{name} is {count} in a vocabulary of {vocab_size}", fix="None, or how many to name")
+    for stop_id in request.stop_ids:
+        if not 0 <= stop_id < vocab_size:
+            raise ConfigError(f"stop id {stop_id} is not in a vocabulary of {vocab_size}", fix="leave it out")
+    for token, _ in request.sampling.logit_bias:
+        if not 0 <= token < vocab_size:
+            raise ConfigError(f"logit_bias of id {token}, in a vocabulary of {vocab_size}", fix="leave it out")
+    place = next((i for i, token in enumerate(request.prompt) if not 0 <= token < vocab_size), None)
+    if place is not None:
+        raise DataError(
+            f"token id {request.prompt[place]} is not in a vocabulary of {vocab_size}",
+            where=f"{request_id}, token {place}",
+            fix="the tokenizer that the model was trained with",
+        )

@@ -503,7 +503,9 @@ def optimizer_step(
         tables: for these tensors, in this step and in later ones.
     """
     tensors = [*mains, *grads, *(c for c in copies if c is not None)]
-    known = type(inner) is torch.optim.AdamW and all(t.is_contiguous() and t.device == mains[0].device for t in tensors)
+    known = isinstance(inner, torch.optim.AdamW) and all(
+        t.is_contiguous() and t.device == mains[0].device for t in tensors
+    )
     known = known and len(mains) > 0
     step = choose("optimizer_step", kernels if known else "torch", *mains)
     step(inner, mains, grads, copies, factor, tables)

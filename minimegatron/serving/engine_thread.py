@@ -35,8 +35,8 @@ from collections.abc import Callable, Sequence
 
 from minimegatron.errors import DeadlineError, MinimegatronError, NumericsError, RankError
 from minimegatron.inference.detokenizer import Detokenizer, StopStrings
-from minimegatron.inference.engine import Engine, check_request
-from minimegatron.inference.sequence import FinishReason, Output, Ranked, Request
+from minimegatron.inference.engine import Engine
+from minimegatron.inference.sequence import FinishReason, Output, Ranked, Request, check_request
 from minimegatron.inference.sequence import Sequence as Answer
 
 HEARTBEAT_SECONDS = 5.0

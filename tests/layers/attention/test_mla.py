@@ -16,6 +16,7 @@ from minimegatron.layers.attention.self_attention import AttentionContext
 from minimegatron.layers.logical import initialize
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.layers.rope import RotaryEmbedding
+from tests.axes import CP, SP, TP
 from tests.twin import Case
 
 LATENT: dict[str, Any] = {
@@ -29,7 +30,6 @@ LATENT: dict[str, Any] = {
     "rotary_interleaved": True,
 }
 YARN = {"rope_scaling_type": "yarn", "rope_scaling_factor": 4.0, "yarn_mscale": 1.0, "yarn_mscale_all_dim": 0.8}
-TP, SP, CP = "tensor_model_parallel_size", "sequence_parallel", "context_parallel_size"
 
 
 def config(**fields: Any) -> TransformerConfig:

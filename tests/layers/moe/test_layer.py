@@ -18,14 +18,9 @@ from minimegatron.layers.moe.balance import count_loads, move_biases
 from minimegatron.layers.moe.layer import MoELayer
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.parallel.data.ddp import DistributedDataParallel
+from tests.axes import EP, ETP, SP, TP
 
 H, FFN, E = 16, 24, 8
-TP, SP, EP, ETP = (
-    "tensor_model_parallel_size",
-    "sequence_parallel",
-    "expert_model_parallel_size",
-    "expert_tensor_parallel_size",
-)
 
 
 def config(**fields: Any) -> TransformerConfig:
