@@ -20,9 +20,11 @@ Under torchrun rank 0 serves and the other ranks compute with it, by default as 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ipaddress
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,6 +124,17 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+@contextlib.contextmanager
+def deaf() -> Iterator[None]:
+    """In the block SIGTERM and Ctrl-C do nothing: a launcher sends them to all ranks, and rank 0 says when it ends."""
+    before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
 def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: None) -> None:
     """Load the model, and serve until a signal; ranks other than the first compute with it.
 
@@ -190,7 +203,8 @@ def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: 
         ),
     )
     if rank != 0:
-        engine.follow()
+        with deaf():
+            engine.follow()
         return
     config = ServerConfig(
         served_model_name=args.served_model_name or args.folder.resolve().name,

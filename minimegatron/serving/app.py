@@ -59,6 +59,7 @@ from minimegatron.inference.engine import Engine
 from minimegatron.inference.sequence import Request as EngineRequest
 from minimegatron.serving.answers import DONE, ChatFormat, Choice, CompletionFormat, Format, Tokens, event, usage_of
 from minimegatron.serving.engine_thread import EngineThread, Full, ShuttingDown, Stream
+from minimegatron.serving.http_server import Http
 from minimegatron.serving.metrics import Metrics
 from minimegatron.serving.protocol import (
     ApiError,
@@ -540,6 +541,7 @@ class Server(uvicorn.Server):
             create_app(service),
             host=host,
             port=port,
+            http=Http,
             access_log=False,
             log_level="warning",
             server_header=False,
