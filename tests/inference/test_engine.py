@@ -234,8 +234,8 @@ def test_what_is_aborted_gives_everything_back():
 class SmallSteps(Scheduler):
     """Of three tokens at most."""
 
-    def __init__(self, blocks, seats, tokens, longest, *rest):
-        super().__init__(blocks, min(seats, 3), 3, longest, *rest)
+    def __init__(self, blocks, seats, tokens, longest, *rest, **options):
+        super().__init__(blocks, min(seats, 3), 3, longest, *rest, **options)
 
 
 def test_a_scheduler_of_ones_own_plans_the_steps_and_changes_no_answer():
