@@ -18,7 +18,8 @@ from benchmarks.gpu_training import LLAMA_1B, TINY, Timer
 from minimegatron.comm.mesh import Mesh
 from minimegatron.cuda_graphs import Recorder
 from minimegatron.inference.paged_cache import PagedCache
-from minimegatron.inference.runner import Batch, Draw, RecordedStep, Runner
+from minimegatron.inference.plan import Batch, Draw
+from minimegatron.inference.runner import RecordedStep, Runner
 from minimegatron.inference.sampling import GREEDY, Rows
 from minimegatron.models.chunks import count_parameters
 from minimegatron.models.decoder import GPTModel, build_model

@@ -66,7 +66,7 @@ def _begin(
     comparable: bool = True,
     extra: str = "",
 ) -> Work:
-    """Issue a collective of the package; `x` is what the other ranks must agree about."""
+    """Issue a collective; the dtype and shape of `x` must agree over the axis."""
     nbytes = max(x.numel() * x.element_size(), output.numel() * output.element_size())
     event = {"name": name, "axis": axis.name, "nbytes": nbytes, "size": axis.size}
     return issue(Work(output, name, axis, x=x, extra=extra, comparable=comparable, event=event), start)
@@ -86,7 +86,7 @@ def all_gather_start(x: torch.Tensor, axis: Axis, output: torch.Tensor | None = 
 
     Args:
         x: this rank's part.
-        axis: over which.
+        axis: the ranks that take part.
         output: where the result is written; `x` may be this rank's part of it. Default a new tensor.
     """
     if axis.size == 1:
@@ -100,8 +100,8 @@ def reduce_scatter_start(x: torch.Tensor, axis: Axis, output: torch.Tensor | Non
     """Begin a summing reduce-scatter along dim 0: `[n * size, ...] -> [n, ...]`, this rank's part of the sum.
 
     Args:
-        x: the terms of this rank.
-        axis: over which.
+        x: this rank's terms of the sum.
+        axis: the ranks that take part.
         output: where the result is written; may be this rank's part of `x`. Default a new tensor.
     """
     if axis.size == 1:
@@ -260,7 +260,7 @@ def reduce_scatter_to_sequence_region(x: torch.Tensor, axis: Axis) -> torch.Tens
 def all_to_all_region(
     x: torch.Tensor, axis: Axis, output_splits: Splits = None, input_splits: Splits = None
 ) -> torch.Tensor:
-    """Rows change ranks; the gradient takes the same way back."""
+    """An all-to-all; the gradient is sent back by an all-to-all with swapped splits."""
     return _pair(
         x,
         axis,
@@ -272,10 +272,11 @@ def all_to_all_region(
 def all_to_all_region_start(
     x: torch.Tensor, axis: Axis, output_splits: Splits = None, input_splits: Splits = None
 ) -> Callable[[], torch.Tensor]:
-    """`all_to_all_region` that travels while something else is computed; call the result to have the rows.
+    """Start `all_to_all_region`; call the returned function to wait for the rows.
 
-    What is computed between the two calls overlaps with the message, and in the backward pass with the gradient's:
-    autograd goes through the three in the opposite order.
+    What is computed between the two calls overlaps with the message, and in the backward pass with the gradient's
+    message:
+    autograd runs the three in the opposite order.
     """
     if axis.size == 1:
         return lambda: x

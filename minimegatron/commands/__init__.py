@@ -1,1 +1,1 @@
-"""What `minimegatron COMMAND` calls: a module a command, with a `main(argv)`; the table is in `minimegatron.cli`."""
+"""The commands of `minimegatron COMMAND`: each a module with a `main(argv)`; the table is in `minimegatron.cli`."""

@@ -42,6 +42,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minimegatron.commands.speculation import add_speculative_config, load_draft, speculative_of
 from minimegatron.flags import Parser
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from minimegatron.inference.sampling import SamplingParams
     from minimegatron.inference.sequence import Output, Request
     from minimegatron.inference.sequence import Sequence as Answer
+    from minimegatron.inference.speculative import SpeculativeConfig
 
 
 def load(model_folder: Model, mesh: Mesh, params_dtype: str) -> Any:
@@ -114,6 +116,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--cuda-graph", action=yes_or_no, help=graph)
     add("--compiled", action="store_true", help="torch.compile decode steps, which takes a minute at the beginning")
     add("--params-dtype", choices=["fp32", "bf16", "fp16"], default="fp32", help="of the weights (default: fp32)")
+    add_speculative_config(parser)
     args = parser.parse_args(argv)
     if args.chat and (args.split_special_tokens or args.add_special_tokens is not None):
         flag = "--split-special-tokens" if args.split_special_tokens else "--add-special-tokens"
@@ -130,7 +133,7 @@ PENALISE = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
-    """What was given of temperature, top_k, top_p, min_p and penalties; greedy where none of the first four was.
+    """The sampling parameters that were given; greedy without temperature, top_k, top_p and min_p.
 
     Raises:
         ConfigError: a value that is out of range.
@@ -142,10 +145,10 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
 
 
 def layout(args: argparse.Namespace, world: int, model: TransformerConfig) -> ParallelConfig:
-    """How the ranks share the model.
+    """The layout of the ranks.
 
     Raises:
-        ConfigError: the world cannot be divided so, or the model cannot.
+        ConfigError: the world or the model cannot be divided so.
     """
     from minimegatron.config import ParallelConfig
     from minimegatron.config.fits import check_model_fits
@@ -167,7 +170,7 @@ def continue_prompt(args: argparse.Namespace) -> None:
     """Load, generate, and print on rank 0.
 
     Raises:
-        MinimegatronError: the folder holds no model that can generate here.
+        MinimegatronError: the folder has no model that can generate here.
     """
     from minimegatron.checkpoint.companions import stop_ids
     from minimegatron.checkpoint.conversion import open_model
@@ -214,11 +217,15 @@ def continue_prompt(args: argparse.Namespace) -> None:
         )
         for i, prompt in enumerate(prompts)
     ]
+    speculative, draft = speculative_of(args.speculative_config, model_folder.config)
     model = load(model_folder, mesh, args.params_dtype)
+    engine = engine_for(args, model, mesh, requests, notes, speculative, load_draft(draft, mesh, args.params_dtype))
     began = time.monotonic()
-    found = compute(engine_for(args, model, mesh, requests, notes), requests, tokenizer, args.stop)
+    found = compute(engine, requests, tokenizer, args.stop)
     if rank != 0:
         return
+    if speculative is not None:
+        notes.append(f"{engine.accepted_tokens} of {engine.proposed_tokens} proposed tokens were accepted")
     answers = [answer for several in found for answer in several]
     ends = [ending(answer, tokenizer, args.stop) for answer in answers]
     if args.prompts_file is None and args.n == 1 and args.log_probs is None:
@@ -250,12 +257,18 @@ def continue_prompt(args: argparse.Namespace) -> None:
 
 
 def engine_for(
-    args: argparse.Namespace, model: Any, mesh: Mesh, requests: Sequence[Request], notes: list[str]
+    args: argparse.Namespace,
+    model: Any,
+    mesh: Mesh,
+    requests: Sequence[Request],
+    notes: list[str],
+    speculative: SpeculativeConfig | None = None,
+    draft: Any = None,
 ) -> Engine:
-    """An engine with pages for as many answers as run at once.
+    """An engine with pages for the answers that run at once.
 
     Raises:
-        ConfigError: the model cannot generate here, or not recorded, or not compiled.
+        ConfigError: the model cannot generate here, or cannot be recorded or compiled.
     """
     from minimegatron.cuda_graphs import CudaRecorder
     from minimegatron.errors import ConfigError
@@ -266,23 +279,26 @@ def engine_for(
     if graph is None and mesh.device.type == "cuda":
         try:
             check_can_record(model)
-            graph = True
+            graph = speculative is None or speculative.method != "mtp"
         except ConfigError as error:
             notes.append(f"no CUDA graphs: {error.what}")
     size = EngineConfig.page_size
     longest = max(len(request.prompt) for request in requests) + args.max_new_tokens
     count = max(1, args.n, min(args.max_num_seqs, args.n * len(requests)))
     config = EngineConfig(
-        num_pages=count * -(-longest // size), max_num_seqs=count, max_num_batched_tokens=max(512, count)
+        num_pages=count * -(-longest // size),
+        max_num_seqs=count,
+        max_num_batched_tokens=max(512, count * (1 + (speculative.num_speculative_tokens if speculative else 0))),
+        speculative=speculative,
     )
     recorder = CudaRecorder(mesh.device) if graph else None
-    return Engine(model, config, recorder=recorder, compiled=args.compiled)
+    return Engine(model, config, recorder=recorder, compiled=args.compiled, draft=draft)
 
 
 def compute(
     engine: Engine, requests: Sequence[Request], tokenizer: HuggingFaceTokenizer, stops: Sequence[str]
 ) -> list[list[Answer]]:
-    """The answers to each request on rank 0, shared out over the replicas; a line on stderr while it takes long."""
+    """The answers to each request on rank 0, computed by all replicas; prints lines on stderr while it takes long."""
     from minimegatron.comm.agree import gather_objects, gather_to_first
 
     world = engine.model.mesh.world
@@ -306,10 +322,11 @@ EVERY = 5.0  # seconds between two lines
 def watcher(
     engine: Engine, tokenizer: HuggingFaceTokenizer, stops: Sequence[str], total: int | None
 ) -> Callable[[list[Output]], None]:
-    """What happens after each step: answers that have a stop string end, and now and then a line says how far it is.
+    """A function to be called after each step: it ends answers that have a stop string, and prints progress now and
+    then.
 
     Args:
-        total: answers of this replica; None says nothing.
+        total: answers of this replica; None prints nothing.
     """
     from minimegatron.inference.sequence import FinishReason
 
@@ -336,7 +353,7 @@ def watcher(
 
 
 def ending(answer: Answer, tokenizer: HuggingFaceTokenizer, stops: Sequence[str]) -> tuple[str, str | int | None]:
-    """(text of an answer, what ended it: a stop string that it is cut before, a stop id, or None)."""
+    """(Text of an answer, what ended it: a stop string, before which the text is cut, a stop id, or None)."""
     prompt = list(answer.request.prompt)
     text = tokenizer.detokenize(prompt + answer.answer)[len(tokenizer.detokenize(prompt)) :]
     found = [(text.find(stop), stop) for stop in stops if stop in text]
@@ -351,7 +368,7 @@ def read_prompts(path: Path) -> list[str]:
     """The prompts of a file.
 
     Raises:
-        DataError: there is no such file, none in it, or a line that holds none.
+        DataError: the file does not exist, has no prompt, or has a line without one.
     """
     from minimegatron.errors import DataError
 
@@ -377,7 +394,7 @@ def read_prompts(path: Path) -> list[str]:
 
 
 def read_prompt(args: argparse.Namespace, prompt: str, tokenizer: HuggingFaceTokenizer) -> tuple[list[int], list[str]]:
-    """(ids of the prompt, what to say about its special tokens)."""
+    """(Ids of the prompt, lines about its special tokens)."""
     notes, split = [], tokenizer.split_special_tokens
     if spelled := tokenizer.spelled(prompt):
         counts = ", ".join(f"{text} {count}" for text, count in spelled.items())
@@ -394,7 +411,7 @@ def read_prompt(args: argparse.Namespace, prompt: str, tokenizer: HuggingFaceTok
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The whole life of this process."""
+    """The main function of this process."""
     args = parse(argv)
     from minimegatron.launch.rank import run_rank
 

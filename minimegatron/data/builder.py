@@ -64,10 +64,10 @@ def build_datasets(
         split: shares of the documents.
         data_path_per_split: words of `--train-data-path`, `--valid-data-path` and `--test-data-path`.
         verify: hash the `.bin` files (see `IndexedDataset`).
-        joint: of each set so many samples in Megatron's order, which shuffles their epochs together (see `indices`).
+        joint: for each set the number of samples in Megatron's order, which shuffles their epochs together (`indices`).
 
     Returns:
-        One dataset each; None where the share or the number of samples is 0, and for a test set without a document.
+        One dataset each; None if the share or the number of samples is 0, and for a test set without a document.
 
     Raises:
         ConfigError: a flag that cannot be read.
@@ -221,7 +221,7 @@ def parse_data_path(words: Sequence[str]) -> Blend:
 
 
 def read_data_args(path: str | os.PathLike[str]) -> list[str]:
-    """`--data-args-path`: a file whose words are what `--data-path` would be given.
+    """`--data-args-path`: a file with the words of `--data-path`.
 
     Raises:
         ConfigError: it cannot be read.

@@ -24,7 +24,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,110 +35,11 @@ from minimegatron.comm.p2p import PointToPoint
 from minimegatron.cuda_graphs import Recorded, Recorder
 from minimegatron.errors import ConfigError, RankError
 from minimegatron.inference.paged_cache import PagedCache
-from minimegatron.inference.sampling import Rows, SamplingParams, distribution, log_probabilities, penalise, sample
-from minimegatron.inference.sequence import Ranked
-from minimegatron.inference.speculative import verified
+from minimegatron.inference.plan import Batch, Result
+from minimegatron.inference.results import plain_and_changed, result_of, shares_of
+from minimegatron.inference.sampling import Rows, log_probabilities, sample
 from minimegatron.layers.inference_context import InferenceContext
 from minimegatron.parallel.pipeline.execution import PendingTensors, Tensors
-
-
-@dataclasses.dataclass(frozen=True)
-class Proposal:
-    """A token that the draft model has drawn, to be verified.
-
-    Attributes:
-        token: the id.
-        at: (pass of the draft model in this step, row of its draws) where its distribution is.
-        u: of the verdict, in [0, 1).
-    """
-
-    token: int
-    at: tuple[int, int]
-    u: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Draw:
-    """A token to draw.
-
-    Attributes:
-        at: which of the wanted logits.
-        params: how.
-        u: the draw, in [0, 1).
-        banned: ids that may not be drawn.
-        history: (prompt, answer so far), where `params` penalises.
-        log_probs: None, or how many of the most likely tokens to name beside the drawn one's log-probability.
-        raw: log-probabilities of softmax(l) in place of softmax(l / T).
-        proposal: what was drawn for this place from another distribution; None draws without.
-    """
-
-    at: int
-    params: SamplingParams
-    u: float = 0.0
-    banned: tuple[int, ...] = ()
-    history: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-    log_probs: int | None = None
-    raw: bool = False
-    proposal: Proposal | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Score:
-    """A token whose log-probability is asked for.
-
-    Attributes:
-        at: which of the wanted logits.
-        token: the id.
-        top: how many of the most likely ones to name.
-        temperature: T of softmax(l / T).
-    """
-
-    at: int
-    token: int
-    top: int
-    temperature: float = 1.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Batch:
-    """A step in plain numbers; see `PagedCache.context` for the first five.
-
-    Attributes:
-        wanted: places in the row whose logits are wanted.
-        copies, slot_copies: (from, to), before anything is computed.
-        draft: number of the draft model's pass in this step; None is the model's own.
-    """
-
-    tokens: tuple[int, ...]
-    new: tuple[int, ...]
-    kept: tuple[int, ...]
-    tables: tuple[tuple[int, ...], ...]
-    slots: tuple[int, ...]
-    wanted: tuple[int, ...]
-    draws: tuple[Draw, ...] = ()
-    scores: tuple[Score, ...] = ()
-    copies: tuple[tuple[int, int], ...] = ()
-    slot_copies: tuple[tuple[int, int], ...] = ()
-    draft: int | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """What a step has made.
-
-    Attributes:
-        tokens: of each draw.
-        log_probs, top: of each draw; NaN and nothing where not asked for.
-        finite: whether its logits were numbers.
-        scores: (log-probability, the most likely ones) of each score.
-    """
-
-    tokens: list[int]
-    log_probs: list[float]
-    top: list[Ranked]
-    finite: list[bool]
-    scores: list[tuple[float, Ranked]]
-
 
 WARMUP_STEPS = 3
 Drawn = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # tokens, log-probabilities at T, the best logit
@@ -159,6 +60,7 @@ class Runner:
         recorder: records steps in which every sequence has one new token; None does without.
         compiled: torch.compile these steps.
         draft: the same of a draft model, whose passes this one runs too.
+        heads: the model's own depths (`models/mtp`) propose: they compute what the model computes.
     """
 
     def __init__(
@@ -169,11 +71,12 @@ class Runner:
         recorder: Recorder | None = None,
         compiled: bool = False,
         draft: Runner | None = None,
+        heads: bool = False,
     ) -> None:
         self.stage, self.cache, self.mesh = stage, cache, stage.mesh
         self.max_pages, self.recorder, self.compiled = max_pages, recorder, compiled
-        self.draft = draft
-        self.shares: list[torch.Tensor | None] = []  # of a draft model: what each pass has drawn from; None is greedy
+        self.draft, self.heads = draft, heads
+        self.shares: list[torch.Tensor | None] = []  # of a proposer: what each pass has drawn from; None is greedy
         self.mail = PointToPoint(self.mesh) if self.mesh.pp.size > 1 else None
         self._recorded: dict[tuple[int, bool, bool], RecordedStep] = {}
 
@@ -225,17 +128,57 @@ class Runner:
         result: Result | None = None
         if self._records(batch):
             result = self._play(batch)
-        elif (logits := self._logits(batch)) is not None:
+        elif (logits := self._all_logits(batch)) is not None:
             if batch.draft is not None:
                 del self.shares[batch.draft :]
                 params = [draw.params for draw in batch.draws]
                 sampled = any(not each.greedy for each in params)
                 self.shares.append(shares_of(plain_and_changed(logits, batch.draws)[1], params) if sampled else None)
-            result = made(logits, batch, self.draft.shares if self.draft is not None else ())
+            result = result_of(logits, batch, (self.draft or self).shares)
         if self.mesh.pp.size > 1:
             found = gather_to_first(result, self.mesh.pp)
             result = found[-1] if found is not None else result
         return result
+
+    def _all_logits(self, batch: Batch) -> torch.Tensor | None:
+        """Logits of the wanted places, [k, V], on the last stage; by the model, or in a pass of its depths by one."""
+        if not self.heads:
+            return self._logits(batch)
+        if batch.draft is not None:
+            return self._predict(batch, batch.draft + 1) if self.stage.post_process else None
+        logits = self._logits(batch)
+        if self.stage.post_process:
+            self._predict(batch, 1)
+        return logits
+
+    def _predict(self, batch: Batch, first: int) -> torch.Tensor | None:
+        """All depths from `first` on compute a batch's tokens; logits [k, V] of the wanted ones by the first."""
+        found = None
+        for depth in range(first, self.stage.config.mtp_num_layers + 1):
+            tokens: list[int] = []
+            rows: list[tuple[int, int, tuple[int, ...]]] = []
+            begin = 0
+            for count, before, table in zip(batch.new, batch.kept, batch.tables, strict=True):
+                skip = max(0, depth - before)  # a token with fewer before it has no row
+                if count > skip:
+                    tokens += batch.tokens[begin + skip : begin + count]
+                    rows.append((count - skip, before + skip, table))
+                begin += count
+            if self.mesh.sequence_parallel and (short := -len(tokens) % self.mesh.tp.size):
+                tokens += [0] * short
+                rows.append((short, depth, (0,) * -(-(depth + short) // self.cache.page_size)))
+            if not rows:
+                continue
+            new, kept, tables = zip(*rows, strict=True)
+            context = self.cache.context(new, kept, tables, (0,) * len(rows))
+            rows_before = self.cache.context(new, [each - 1 for each in kept], tables, (0,) * len(rows)).rows
+            row, at = torch.tensor([tokens], device=self.cache.device), None
+            if depth == first and batch.draft is not None:
+                at = torch.tensor(batch.wanted, device=self.cache.device)
+            out = self.stage.predicted(depth, row, context, rows_before, at)
+            if out is not None:
+                found = c.gather_from_region(out, self.mesh.tp)[: len(batch.wanted), 0, : self.stage.config.vocab_size]
+        return found
 
     def _logits(self, batch: Batch) -> torch.Tensor | None:
         """Logits of the wanted places, [k, V], on the last stage."""
@@ -278,8 +221,8 @@ class Runner:
 
     def _records(self, batch: Batch) -> bool:
         plain = all(count == 1 for count in batch.new) and len(batch.draws) == len(batch.new) and not batch.scores
-        simple = all(not (d.params.penalises or d.banned or d.log_probs) for d in batch.draws)
-        return (self.recorder is not None or self.compiled) and plain and simple
+        simple = all(not (d.params.penalises or d.banned or d.allowed or d.log_probs) for d in batch.draws)
+        return (self.recorder is not None or self.compiled) and plain and simple and not self.heads
 
     def _play(self, batch: Batch) -> Result:
         params = [draw.params for draw in batch.draws]
@@ -358,94 +301,6 @@ class RecordedStep:
             [math.isfinite(value) for value in host[2][:k]],
             [],
         )
-
-
-def plain_and_changed(logits: torch.Tensor, draws: Sequence[Draw]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the wanted logits [k, V] those of each draw, as they are and with penalties: [r, V] both."""
-    at, device = [draw.at for draw in draws], logits.device
-    plain = logits if at == list(range(len(logits))) else logits[torch.tensor(at, device=device)]
-    special = [i for i, draw in enumerate(draws) if draw.params.penalises or draw.banned]
-    if not special:
-        return plain, plain
-    changed = plain.to(torch.promote_types(plain.dtype, torch.float32)).clone()
-    for i in special:
-        penalise(changed[i], draws[i].params, *draws[i].history)
-        changed[i, torch.tensor(draws[i].banned, dtype=torch.int64, device=device)] = -math.inf
-    return plain, changed
-
-
-def shares_of(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """What each row of logits [r, V] is drawn from, [r, V] fp64."""
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return distribution(wide, Rows.of(params, logits.device))
-
-
-def judged(
-    tokens: torch.Tensor,
-    changed: torch.Tensor,
-    u: torch.Tensor,
-    draws: Sequence[Draw],
-    shares: Sequence[torch.Tensor | None],
-) -> torch.Tensor:
-    """Tokens [r] as drawn with `u` from `changed` [r, V]; where there is a proposal, what its verdict makes of it."""
-    proposals = {i: draw.proposal for i, draw in enumerate(draws) if draw.proposal is not None}
-    if not proposals:
-        return tokens
-    some = torch.tensor(list(proposals), device=tokens.device)
-    p = shares_of(changed[some], [draws[i].params for i in proposals])
-    q = []
-    for proposal in proposals.values():
-        number, row = proposal.at
-        kept = shares[number]
-        assert kept is not None, "a token was proposed from no distribution"
-        q.append(kept[row])
-    proposed = torch.tensor([proposal.token for proposal in proposals.values()], device=tokens.device)
-    verdicts = torch.tensor([each.u for each in proposals.values()], dtype=torch.float64, device=tokens.device)
-    return tokens.index_copy(0, some, verified(p, torch.stack(q), proposed, verdicts, u[some]))
-
-
-def made(logits: torch.Tensor, batch: Batch, shares: Sequence[torch.Tensor | None] = ()) -> Result:
-    """Draw and score from the wanted logits [k, V]; `shares` are what proposals were drawn from."""
-    draws, device = batch.draws, logits.device
-    result = Result([], [math.nan] * len(draws), [()] * len(draws), [], [])
-    if draws:
-        plain, changed = plain_and_changed(logits, draws)
-        u = torch.tensor([draw.u for draw in draws], dtype=torch.float64, device=device)
-        tokens = judged(sample(changed, Rows.of([draw.params for draw in draws], device), u), changed, u, draws, shares)
-        finite = plain.amax(-1).isfinite()
-        result.tokens.extend(tokens.tolist())
-        result.finite.extend(finite.tolist())
-        asked = [i for i, draw in enumerate(draws) if draw.log_probs is not None]
-        if asked:
-            some = torch.tensor(asked, device=device)
-            heat = [1.0 if draws[i].raw else draws[i].params.temperature for i in asked]
-            most = max(draws[i].log_probs or 0 for i in asked)
-            found = scored(plain[some], tokens[some], heat, most)
-            for i, (value, top) in zip(asked, found, strict=True):
-                result.log_probs[i], result.top[i] = value, top[: draws[i].log_probs or 0]
-    if batch.scores:
-        some = torch.tensor([score.at for score in batch.scores], device=device)
-        tokens = torch.tensor([score.token for score in batch.scores], device=device)
-        heat, most = [score.temperature for score in batch.scores], max(score.top for score in batch.scores)
-        found = scored(logits[some], tokens, heat, most)
-        result.scores.extend((value, top[: s.top]) for (value, top), s in zip(found, batch.scores, strict=True))
-    return result
-
-
-def scored(
-    logits: torch.Tensor, tokens: torch.Tensor, temperatures: Sequence[float], most: int
-) -> list[tuple[float, Ranked]]:
-    """(log-probability of each row's token, its `most` most likely ones), logits [r, V] and tokens [r]."""
-    heat = torch.tensor(temperatures, dtype=torch.float64, device=logits.device)
-    values = log_probabilities(logits, tokens, heat).tolist()
-    if not most:
-        return [(value, ()) for value in values]
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / heat[:, None].to(logits.dtype)
-    best, ids = logits.log_softmax(-1).topk(min(most, logits.shape[-1]), -1)
-    return [
-        (value, tuple(zip(names, likely, strict=True)))
-        for value, names, likely in zip(values, ids.tolist(), best.tolist(), strict=True)
-    ]
 
 
 def check_can_record(model: Any) -> None:

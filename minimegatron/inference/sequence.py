@@ -18,6 +18,7 @@ import dataclasses
 import enum
 from typing import Any
 
+from minimegatron.errors import ConfigError, DataError
 from minimegatron.inference.sampling import GREEDY, SamplingParams
 
 
@@ -47,6 +48,7 @@ class Request:
         prompt_log_probs_start: the first of them; the second token is 1, and the first has none before it.
         raw_log_probs: of softmax(l), in place of softmax(l / T).
         salt: requests with different salts share no pages: an adapter's name, a tenant.
+        grammar: that every answer keeps to, see `inference/grammar.of_json_schema`; "" for none.
     """
 
     prompt: tuple[int, ...]
@@ -61,6 +63,7 @@ class Request:
     prompt_log_probs_start: int = 1
     raw_log_probs: bool = False
     salt: str = ""
+    grammar: str = ""
 
 
 Ranked = tuple[tuple[int, float], ...]  # (id, log-probability), the most likely first
@@ -83,6 +86,7 @@ class Sequence:
         reason: why it is over; None while it is not.
         preemptions: how often it has lost its pages.
         weight_version: of the weights that have made its last token.
+        failure: of a grammar's parser, in words, where `reason` is ERROR.
         proposed: tokens that the step under way verifies behind its newest (`inference/speculative.py`).
         cached: how many tokens its pages held already when it was last admitted.
         looked_at, parent: see `BlockManager.remember`.
@@ -101,6 +105,7 @@ class Sequence:
     prompt_log_probs: list[float] = dataclasses.field(default_factory=list)
     prompt_top: list[Ranked] = dataclasses.field(default_factory=list)
     reason: FinishReason | None = None
+    failure: str = ""
     preemptions: int = 0
     weight_version: int = 0
     cached: int = 0
@@ -108,7 +113,9 @@ class Sequence:
     parent: int | tuple[int, str] = 0
     proposed: list[int] = dataclasses.field(default_factory=list)
     lag: int = 0  # computed tokens that the draft model has not computed
+    draft_length: Any = dataclasses.field(default=None, repr=False)  # how many tokens are proposed to it
     lookup: Any = dataclasses.field(default=None, repr=False)  # n-grams of its tokens
+    grammar: Any = dataclasses.field(default=None, repr=False)  # where it stands in its request's
 
     @property
     def prompt_length(self) -> int:
@@ -142,6 +149,14 @@ class Sequence:
         self.tokens.append(token)
         if token in self.request.stop_ids:
             self.reason = FinishReason.STOP
+            return
+        if self.grammar is not None:
+            self.grammar.take(token)
+            self.failure = self.grammar.failure
+        if self.failure:
+            self.reason = FinishReason.ERROR
+        elif self.grammar is not None and self.grammar.over:
+            self.reason = FinishReason.STOP
         elif len(self.tokens) >= self.most_tokens:
             self.reason = FinishReason.LENGTH
 
@@ -156,6 +171,7 @@ class Output:
         log_probs, top: of each, where asked for.
         reason: why it is over, None while it is not.
         weight_version: of the weights that have made them.
+        failure: what went wrong, where that is known in words.
     """
 
     request_id: str
@@ -165,3 +181,46 @@ class Output:
     top: tuple[Ranked, ...]
     reason: FinishReason | None
     weight_version: int = 0
+    failure: str = ""
+
+
+def check_request(request: Request, request_id: str, vocab_size: int) -> None:
+    """Refuse what could not be computed.
+
+    Raises:
+        ConfigError: nothing to generate, a number out of its range, or a stop id outside of the vocabulary.
+        DataError: an id outside the vocabulary.
+    """
+    scores = request.prompt_log_probs is not None
+    if request.max_new_tokens < (0 if scores and request.n == 1 else 1) or request.n < 1:
+        raise ConfigError(
+            f"max_new_tokens is {request.max_new_tokens} and n is {request.n}",
+            fix="at least 1 of each; no new token where one prompt's log-probabilities are asked for",
+        )
+    if scores and request.prompt and not 1 <= request.prompt_log_probs_start <= len(request.prompt):
+        raise ConfigError(
+            f"prompt_log_probs_start is {request.prompt_log_probs_start}, of a prompt of {len(request.prompt)} tokens",
+            fix="from 1 on: the first token has none before it",
+        )
+    if not 0 <= request.min_new_tokens <= request.max_new_tokens:
+        raise ConfigError(
+            f"min_new_tokens is {request.min_new_tokens} and max_new_tokens is {request.max_new_tokens}",
+            fix="from 0 to max_new_tokens",
+        )
+    for name in ("log_probs", "prompt_log_probs"):
+        count = getattr(request, name)
+        if count is not None and not 0 <= count <= vocab_size:
+            raise ConfigError(f"{name} is {count} in a vocabulary of {vocab_size}", fix="None, or how many to name")
+    for stop_id in request.stop_ids:
+        if not 0 <= stop_id < vocab_size:
+            raise ConfigError(f"stop id {stop_id} is not in a vocabulary of {vocab_size}", fix="leave it out")
+    for token, _ in request.sampling.logit_bias:
+        if not 0 <= token < vocab_size:
+            raise ConfigError(f"logit_bias of id {token}, in a vocabulary of {vocab_size}", fix="leave it out")
+    place = next((i for i, token in enumerate(request.prompt) if not 0 <= token < vocab_size), None)
+    if place is not None:
+        raise DataError(
+            f"token id {request.prompt[place]} is not in a vocabulary of {vocab_size}",
+            where=f"{request_id}, token {place}",
+            fix="the tokenizer that the model was trained with",
+        )
