@@ -47,7 +47,7 @@ class Nursery:
     """The server that forks. It starts at its first use, or at `warm_up`; `close`, or leaving `with`, ends it.
 
     Args:
-        without: calls that the kernel shall not allow it, as another machine's; for tests.
+        without: system calls that are refused to it, as on another machine; for tests.
     """
 
     def __init__(self, without: Sequence[str] = ()) -> None:
@@ -62,7 +62,7 @@ class Nursery:
         self.close()
 
     def warm_up(self) -> ForkServer:
-        """The server; started if it does not run. Returns at once, the imports go on by themselves."""
+        """The server; started if it does not run. Returns at once, imports continue in the background."""
         if self._over:
             raise RankError("the run was interrupted")
         if self._server is None or self._server.process.poll() is not None:
@@ -108,10 +108,10 @@ class Nursery:
         self, function: Callable[..., Any], job: Any, limits: Limits, between: Callable[[Any], Any], *,
         path: Sequence[str] = (),
     ) -> Reply:  # fmt: skip
-        """Run `function([], control, job)` of the judge's own in a fresh process that asks something on the way.
+        """Run `function([], control, job)` of the judge's own in a fresh process that asks a question meanwhile.
 
         Args:
-            between: is called with what the process asks (`channel.confer`), and gives what it gets; it may `call`.
+            between: called with the question (`channel.confer`), returns the answer; it may `call`.
             limits: its time counts before the question and after the answer, not while `between` runs.
         Raises:
             RankError, DeadlineError: as `call`; and what `between` raises.
@@ -121,7 +121,7 @@ class Nursery:
 
     @contextlib.contextmanager
     def _job(self, limits: Limits, path: Sequence[str]) -> Iterator[_Job]:
-        """Its processes are dead when it ends, and its folder is gone."""
+        """A job; at the end its processes are dead and its folder is removed."""
         folder = None
         try:
             server = self.warm_up()
@@ -217,9 +217,9 @@ class _Job:
                 one.close()
 
     def _watch(self, answers: Answers, ranks: Collection[int]) -> dict[int, str]:
-        """Read until all ranks have answered, ended, or are late; {rank: the limit that it has met}.
+        """Read until all ranks have answered, ended, or are late; {rank: the limit that it has exceeded}.
 
-        The clock starts when all processes have signed.
+        The clock starts when all processes have given a sign of life.
         """
         deadline, looked, running = time.monotonic() + START_SECONDS, time.monotonic(), False
         while answers.waiting.intersection(ranks) and (left := deadline - time.monotonic()) > 0:
@@ -236,7 +236,7 @@ class _Job:
         return dict.fromkeys(ranks, why) if why else {}
 
     def _too_much(self, ranks: Collection[int]) -> str:
-        """What the ranks have taken beyond their limits, or ""."""
+        """The limit that the ranks have exceeded, in words, or ""."""
         unnamed, threads = zip(*(held(self.started[rank].pid) for rank in ranks), strict=True)
         if used(self.folder, self.limits.disk) + sum(unnamed) > self.limits.disk:
             return f"wrote more than {self.limits.disk >> 20} MiB of files"
@@ -244,7 +244,7 @@ class _Job:
 
 
 def _environment() -> dict[str, str]:
-    """All that ranks know of the outside: no keys, no tokens, no home."""
+    """The environment of ranks: no keys, no tokens, no home."""
     root = str(Path(__file__).resolve().parents[1])
     return {
         **{name: os.environ[name] for name in _INSTRUCTIONS if name in os.environ},
@@ -254,7 +254,7 @@ def _environment() -> dict[str, str]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove what ranks have left, whatever it is."""
+    """Remove everything that ranks have left."""
     with contextlib.suppress(RecursionError):
         shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():  # closed folders, or a chain of folders deeper than Python's stack

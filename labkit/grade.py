@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _complaints(folder: Path, marks: Sequence[Mark], earlier: regrade.Earlier | None) -> int:
-    """Tell the instructor what is not the learners' fault; the exit status."""
+    """Tell the instructor about failures that are not the learners' fault; returns the exit status."""
     complaints = []
     by_what: dict[str, list[str]] = {}
     for mark in marks:
@@ -228,7 +228,7 @@ def _choose_exercises(wanted: str, labs: Sequence[Lab]) -> tuple[str, ...]:
 
 
 def _remarked(mark: Mark, prevented: Mapping[str, bool]) -> Mark:
-    """A mark that was given on trust says what the submission could have done."""
+    """A mark with remarks about what the submission could have done on a machine without a complete sandbox."""
     could = [name for name, held in prevented.items() if not held]
     remarks = (f"on trust: it could {', '.join(could)}",) if could else ()
     submission = dataclasses.replace(mark.submission, remarks=(*mark.submission.remarks, *remarks))

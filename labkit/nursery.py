@@ -1,6 +1,6 @@
 """The nursery: imports torch once, keeps a single thread, and forks a fresh process for every rank of every job.
 
-The far side of `fresh`, which says what it is for. Each rank of a job is an order over a socket:
+This is the server of `fresh`, which explains its purpose. Each rank of a job is an order over a socket:
 
     fresh                                       nursery                         rank
       |-- order, job, ends of two pipes --------> fork -------------------------> limits, empty folder
@@ -38,7 +38,7 @@ _LARGE, _COLLAPSE = 1 << 21, 25  # bytes of a large page; MADV_COLLAPSE
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What one rank may use.
+    """The limits of one rank.
 
     Attributes:
         seconds: from the start of all ranks to the last answer.
@@ -90,10 +90,11 @@ def serve(sock: socket.socket, folder: str, refused: list[str]) -> None:
 
 
 def _large_pages() -> None:
-    """Gather the memory that all ranks share in pages of 2 MiB, where Linux can (6.1): a fork copies an entry a page.
+    """Use pages of 2 MiB for the memory that all ranks share, if Linux can (6.1): a fork copies a table entry for each
+    page.
 
-    Of 54,000 entries 100 remain, and an empty process costs half: 7 ms in place of 15. What a rank writes to is copied
-    4 KiB at a time as before. Where the kernel refuses, nothing changes.
+    Of 54,000 entries 100 remain, and forking an empty process costs half: 7 ms in place of 15. A write still copies 4
+    KiB at a time. If the kernel refuses, nothing changes.
     """
     if sys.platform != "linux":
         return
@@ -111,7 +112,7 @@ def live(order: dict[str, Any], answer: int, job: int, stack: int, *sockets: int
     Args:
         order: what to do; `rank` is None for the judge's own process beside the ranks.
         answer: pipe for the answer.
-        job: a file that holds the job.
+        job: a file with the job.
         stack: pipe for the Python stack at the end of the time.
         sockets: of a rank its line to the broker, if there is one; of the broker `control` and one for each rank.
     """

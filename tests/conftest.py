@@ -23,8 +23,9 @@ if TYPE_CHECKING:  # at run time inside functions: the controller of xdist, whic
     from tests.calls import ComparedRanks
 
 # No test measures time: an example may take as long as the machine is busy.
-hypothesis.settings.register_profile("untimed", deadline=None)
-hypothesis.settings.load_profile("untimed")
+hypothesis.settings.register_profile("ordinary", deadline=None, max_examples=50)
+hypothesis.settings.register_profile("thorough", deadline=None)
+hypothesis.settings.load_profile("ordinary")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,6 +36,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="at how many random moments each fault of tests/faults strikes, and with how many seeds a notebook runs",
     )
     parser.addoption("--thorough", action="store_true", help="also what is marked `thorough`: whole matrices")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--thorough"):
+        hypothesis.settings.load_profile("thorough")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

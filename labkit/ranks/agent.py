@@ -46,12 +46,12 @@ OUR_STATUSES = (2, 3, 4, 5, 6, 7, INTERRUPTED)  # see `minimegatron.errors`
 
 @dataclasses.dataclass
 class RankEnd:
-    """How a rank ended that did not end well.
+    """How a rank that failed has ended.
 
     Attributes:
         returncode: exit status, or minus a signal.
         message, traceback: of its exception, if it left one.
-        time: of the end, seconds since the epoch.
+        time: time of the end, seconds since the epoch.
     """
 
     rank: int
@@ -123,7 +123,7 @@ def _rank_end(rank: int, failure: Any) -> RankEnd:
 
 
 def _quiet_signals() -> list[int]:
-    """Let torch's launcher end the ranks by SIGTERM also when it gets SIGINT; the list of what it got."""
+    """Make torch's launcher end the ranks by SIGTERM also when it gets SIGINT; returns the list of received signals."""
     from torch.distributed.elastic.multiprocessing import api
 
     received: list[int] = []
@@ -138,7 +138,7 @@ def _quiet_signals() -> list[int]:
 
 
 def _listen_on_loopback() -> None:
-    """Have torch's launcher give its stores a socket that is bound to 127.0.0.1 already."""
+    """Give the stores of torch's launcher a socket that is bound to 127.0.0.1 already."""
     import torch.distributed as dist
     from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
 
@@ -156,7 +156,7 @@ def _listen_on_loopback() -> None:
 
 
 def marked(token: str) -> dict[int, dict[str, str]]:
-    """{pid: environment} of all processes, but this one, that were started with `token` in their environment."""
+    """{pid: environment} of all other processes that were started with `token` in their environment."""
     needle, processes = token.encode(), {}
     for entry in Path("/proc").glob("[0-9]*/environ"):
         try:

@@ -1,18 +1,18 @@
-"""A process that imports once and forks on request: what warm ranks and the judge's fresh processes have in common.
+"""A process that imports once and forks on request: the common part of warm ranks and the judge's fresh processes.
 
 The problem in a sentence: `import torch` costs 1.4 CPU-seconds a process, and a process that has used torch has threads
 and must not fork. So one process imports everything, runs nothing, stays single-threaded, and forks: 0.01 s a rank.
 
 |                 | warm ranks                                 | fresh processes of the judge                 |
 |-----------------|--------------------------------------------|----------------------------------------------|
-| near side       | `ranks/pool`                               | `labkit/fresh`                               |
-| far side        | `ranks/worker`                             | `labkit/nursery`                             |
+| client          | `ranks/pool`                               | `labkit/fresh`                               |
+| server          | `ranks/worker`                             | `labkit/nursery`                             |
 | a rank lives    | for many jobs                              | for one                                      |
 | it answers with | pickles: it runs the parent's own code     | JSON: it runs a learner's code               |
 
 * `ForkServer` starts the server at the other end of a socket pair, has it fork ranks and end them, and ends it;
-* `obey` is what the server does, until the near side hangs up;
-* `stacks` asks ranks that are late where they are.
+* `obey` is the server's loop, until the client hangs up;
+* `stacks` asks late ranks for their Python stacks.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ ENVIRONMENT = {
 
 
 class ForkServer:
-    """The near end of a server process.
+    """The client's end of a server process.
 
     Args:
-        module: its `serve(sock, folder, arguments)` is what the process does.
+        module: its `serve(sock, folder, arguments)` is the program of the process.
         environment: all of its environment.
-        log: file for what it writes.
+        log: file for its output.
         cwd: its working directory; default: this process's.
 
     Attributes:
-        folder: for the files of ranks; the server removes it when it ends, hence also when this process was killed.
+        folder: for the files of ranks; the server removes it when it ends, also if this process was killed.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class ForkServer:
             )  # fmt: skip
 
     def fork(self, *fds: int, order: Any = None) -> int:
-        """Fork a rank with these descriptors, and tell it an order; its pid."""
+        """Fork a rank with these descriptors, and send it an order; returns its pid."""
         return int(self.ask({"do": "fork", "order": order}, fds)["pid"])
 
     def end(self, *pids: int) -> list[int]:
-        """Kill ranks and their process groups; their return codes, of those too that had ended by themselves."""
+        """Kill ranks and their process groups; returns their return codes, also of those that had ended before."""
         for pid in pids:
             self.ask({"do": "kill", "pid": pid})
         return [self.status(pid) for pid in pids]
@@ -99,7 +99,7 @@ class ForkServer:
             return receive(self.sock)[0]  # type: ignore[no-any-return]
 
     def close(self, seconds: float) -> None:
-        """Hang up, and kill the server when it has not ended after these seconds; its ranks end with it."""
+        """Hang up, and kill the server if it has not ended after these seconds; its ranks end with it."""
         self.sock.close()
         try:
             self.process.wait(seconds)
@@ -110,7 +110,7 @@ class ForkServer:
 
 
 def send(sock: socket.socket, message: Any, fds: Iterable[int] = ()) -> None:
-    """Send a message, one line of JSON, and with it descriptors."""
+    """Send a message, one line of JSON, and descriptors."""
     line = json.dumps(message).encode() + b"\n"
     sent = socket.send_fds(sock, [line], list(fds))
     sock.sendall(line[sent:])
@@ -135,8 +135,8 @@ def obey(sock: socket.socket, folder: str, live: Callable[..., object]) -> None:
     """Obey `fork`, `kill` and `status` until the other side hangs up or its process ends; leave nothing behind.
 
     Args:
-        folder: is removed at the end.
-        live: what a rank does with (order, *descriptors).
+        folder: removed at the end.
+        live: the program of a rank, called with (order, *descriptors).
     """
     parent, deaths = os.getppid(), _deaths()
     ranks, statuses = set[int](), dict[int, int]()
@@ -179,7 +179,7 @@ def _deaths() -> tuple[int, int]:
 
 
 def reap() -> dict[int, int]:
-    """Forget the children that have ended, and adopted ones; {pid: return code}."""
+    """Reap the children that have ended, and adopted ones; {pid: return code}."""
     statuses = {}
     with contextlib.suppress(ChildProcessError):  # there are no children
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -188,9 +188,9 @@ def reap() -> dict[int, int]:
 
 
 def _reap(ranks: set[int], statuses: dict[int, int]) -> None:
-    """Note how ranks ended, and kill what they had started: such processes have become children of this one.
+    """Note how ranks ended, and kill the processes that they had started, which have become children of this one.
 
-    While they live they hold the socket of their rank open, and the other side sees no end of file.
+    While those live they hold the socket of their rank open, and the other side sees no end of file.
     """
     for pid, status in reap().items():
         if pid in ranks:
@@ -220,12 +220,12 @@ def _fork(live: Callable[[], object], close: Iterable[int]) -> int:
 def stacks(
     pids: Mapping[int, int], signum: int, dump: Callable[[int], str], seconds: float
 ) -> dict[int, list[procs.Frame]]:
-    """Ask ranks by signal where they are; those that do not answer in time have no frames.
+    """Ask ranks by signal for their stacks; those that do not answer in time have no frames.
 
     Args:
         pids: rank -> pid.
-        signum: upon which the rank's `faulthandler` writes its stack.
-        dump: what a rank has written so far.
+        signum: signal at which the rank's `faulthandler` writes its stack.
+        dump: rank -> what it has written so far.
         seconds: longest wait; it ends when all have answered and nothing has been added for a moment.
     """
     for pid in pids.values():  # all before the first answer: a rank whose peer has died would move on

@@ -67,19 +67,19 @@ POLL_SECONDS = 0.03
 
 @dataclasses.dataclass
 class Run:
-    """What became of a launch. Lists are by rank.
+    """The result of a launch. Lists are by rank.
 
     Attributes:
         cmd: the command line that does the same in a terminal.
         gpus: whether the ranks saw GPUs.
-        backend: of their process group, "" when no rank called `init`.
+        backend: of their process group, "" if no rank called `init`.
         returncode: 0; the status of the rank that failed first (see `errors`), 5 if it has none of ours; 7: a hang.
         seconds: from start to end.
         stdout, stderr: everything a rank wrote.
-        errors: how a rank ended, if not well.
-        reports: what it handed to `report`.
+        errors: how a rank ended that failed.
+        reports: the value it gave to `report`.
         hung: it was ended because it took too long.
-        agent_ended, agent_output: how `torchrun` itself ended, and what it wrote.
+        agent_ended, agent_output: how `torchrun` itself ended, and its output.
     """
 
     cmd: str
@@ -99,16 +99,16 @@ class Run:
     agent_output: str = ""
 
     def where(self) -> str:
-        """What the ranks ran on: "4 ranks on CPUs (gloo)"."""
+        """Where the ranks ran: "4 ranks on CPUs (gloo)"."""
         device = "GPU" if self.gpus else "CPU"
         text = f"{self.nproc} ranks on {device}s" if self.nproc > 1 else f"1 rank on a {device}"
         return f"{text} ({'NCCL' if self.backend == 'nccl' else self.backend})" if self.backend else text
 
     def explain(self, source: str = "") -> str:
-        """The failure in a few lines; "" when there was none.
+        """The failure in a few lines; "" if there was none.
 
         Args:
-            source: the text of the cell that the script was written from; default: what the script's file holds.
+            source: the text of the cell that the script was written from; default: the contents of the script.
         """
         lines = (source or self.script.read_text()).splitlines()
         if self.hung:
@@ -262,7 +262,7 @@ def _environment(folder: Path, token: str, extra: Mapping[str, str]) -> dict[str
 
 
 def _settings_of_gpus() -> dict[str, str]:
-    """What ranks on GPUs need before torch uses one; a rank that is started cannot know what its script will do."""
+    """Environment of ranks on GPUs, set before torch uses one; what the script will do is not known yet."""
     from minimegatron.launch.hardware import prepare_for_pipelines
 
     settings = dict(os.environ)
@@ -288,7 +288,7 @@ def _supervise(process: subprocess.Popen[bytes], run: Run, folder: Path, start_s
 
 
 def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
-    """Give the agent time to take note of what happened; on a machine that is too busy for that, end it."""
+    """Give the agent time to write its report; end it on a machine that is too busy for that."""
     try:
         process.wait(GRACE_SECONDS)
     except subprocess.TimeoutExpired:
@@ -300,7 +300,7 @@ def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _dump_and_end(agent_pid: int) -> None:
-    """Have every rank write its stack (SIGABRT), then end those that could not, then let the agent take note."""
+    """Make every rank write its stack (SIGABRT), then end those that could not, then let the agent write its report."""
     procs.send(agent_pid, signal.SIGSTOP)  # or it would end the others as soon as the first is gone
     ranks = procs.children(agent_pid)
     for pid in ranks:
@@ -314,7 +314,7 @@ def _dump_and_end(agent_pid: int) -> None:
 
 
 def _read(run: Run, folder: Path) -> None:
-    """Collect what the ranks left in the run directory."""
+    """Read the files that the ranks left in the run directory."""
     attempts = sorted((folder / "logs").glob("*/attempt_*"), key=lambda p: int(p.name.rpartition("_")[2]))
     ends = {}
     if (folder / "agent.json").exists():

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minimegatron.commands.speculation import add_speculative_config, load_draft, speculative_of
 from minimegatron.errors import CheckpointError, ConfigError
 from minimegatron.flags import Parser
 
@@ -76,6 +77,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--pipeline-model-parallel-size", type=int, default=1, metavar="N", help="stages (default: %(default)s)")
     add("--expert-model-parallel-size", type=int, default=1, metavar="N", help="(default: %(default)s)")
     add("--data-parallel-size", type=int, default=1, metavar="N", help="servers behind one address (default: 1)")
+    add_speculative_config(parser)
     args = parser.parse_args(argv)
     for name in (
         "data_parallel_size",
@@ -157,6 +159,7 @@ def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: 
     from minimegatron.config import ParallelConfig
     from minimegatron.data.tokenizer import HuggingFaceTokenizer
     from minimegatron.inference.engine import Engine, EngineConfig
+    from minimegatron.inference.grammar import Grammars
     from minimegatron.launch.rank import init
     from minimegatron.serving.protocol import Defaults
 
@@ -190,6 +193,7 @@ def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: 
     said: dict[str, Any] = {}
     if args.generation_config == "auto" and (companions / GENERATION).is_file():
         said = read_json(companions / GENERATION, "a folder with config.json")
+    speculative, draft = speculative_of(args.speculative_config, model_folder.config)
     engine = Engine(
         load(model_folder, mesh, args.params_dtype),
         EngineConfig(
@@ -200,7 +204,10 @@ def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: 
             max_num_seqs=args.max_num_seqs,
             max_num_batched_tokens=args.max_num_batched_tokens,
             enable_prefix_caching=args.enable_prefix_caching,
+            speculative=speculative,
         ),
+        draft=load_draft(draft, mesh, args.params_dtype),
+        grammars=Grammars(tokenizer, model_folder.config.vocab_size),
     )
     if rank != 0:
         with deaf():

@@ -17,6 +17,7 @@ import openai
 import pytest
 
 from minimegatron.inference.engine import Engine, EngineConfig
+from minimegatron.inference.speculative import SpeculativeConfig
 from minimegatron.serving import http_server
 from minimegatron.serving.app import PAGE
 from minimegatron.serving.protocol import REFUSED
@@ -281,13 +282,26 @@ def test_metrics_have_vllms_names(tiny):
         ("prefix_cache_queries_total", 44), ("prefix_cache_hits_total", 20), ("time_to_first_token_seconds_count", 3),
         ("inter_token_latency_seconds_count", 8), ("e2e_request_latency_seconds_count", 3),
         ("request_prompt_tokens_sum", 44), ("request_generation_tokens_sum", 11),
-        ("request_time_per_output_token_seconds_count", 2),
+        ("request_time_per_output_token_seconds_count", 2), ("spec_decode_num_drafts_total", 0),
     ):  # fmt: skip
         assert grown[(f"vllm:{name}",)] == count, name
     assert grown["vllm:request_success_total", "length"] == 2 and grown["vllm:request_success_total", "stop"] == 1
     now = read()
     assert [now[(f"vllm:{name}",)] for name in ("num_requests_running", "num_requests_waiting")] == [0, 0]
     assert now[("vllm:kv_cache_usage_perc",)] == 0
+
+
+def test_proposals_are_counted_under_vllms_names(tokenizer):
+    config = EngineConfig(64, page_size=4, max_num_seqs=4, speculative=SpeculativeConfig("draft_model", 3))
+    with running(tokenizer, engine=Engine(ours("llama2"), config, draft=ours("llama2"))) as server:
+        post_as_client(server, max_tokens=9, extra_body={"ignore_eos": True})
+        text = httpx.get(server.url + "/metrics", headers=JSON).text
+    found = dict(re.findall(r'^vllm:spec_decode_(\w+)\{model_name="tiny"(.*)$', text, re.M))
+    assert {name: float(rest.split("} ")[1]) for name, rest in found.items() if "per_pos" not in name} == {
+        "num_drafts_total": 2, "num_draft_tokens_total": 6, "num_accepted_tokens_total": 6
+    }  # fmt: skip
+    positions = re.findall(r'per_pos_total\{model_name="tiny",position="(\d)"\} (\S+)$', text, re.M)
+    assert positions == [("0", "2.0"), ("1", "2.0"), ("2", "2.0")]
 
 
 def test_the_page_needs_nothing_from_elsewhere(tiny):
