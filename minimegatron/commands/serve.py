@@ -20,12 +20,15 @@ Under torchrun rank 0 serves and the other ranks compute with it, by default as 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ipaddress
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minimegatron.commands.speculation import add_speculative_config, load_draft, speculative_of
 from minimegatron.errors import CheckpointError, ConfigError
 from minimegatron.flags import Parser
 
@@ -74,6 +77,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--pipeline-model-parallel-size", type=int, default=1, metavar="N", help="stages (default: %(default)s)")
     add("--expert-model-parallel-size", type=int, default=1, metavar="N", help="(default: %(default)s)")
     add("--data-parallel-size", type=int, default=1, metavar="N", help="servers behind one address (default: 1)")
+    add_speculative_config(parser)
     args = parser.parse_args(argv)
     for name in (
         "data_parallel_size",
@@ -115,19 +119,30 @@ def read_key(args: argparse.Namespace) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Whether an address is reachable from this machine only."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 
 
+@contextlib.contextmanager
+def deaf() -> Iterator[None]:
+    """In the block SIGTERM and Ctrl-C do nothing: a launcher sends them to all ranks, and rank 0 says when it ends."""
+    before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
 def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: None) -> None:
-    """Load, and serve until a signal; on other ranks than the first compute what it plans.
+    """Load the model, and serve until a signal; ranks other than the first compute with it.
 
     Args:
         args: of `parse`.
-        began: told, on rank 0, the server that is about to begin.
+        began: called, on rank 0, with the server that is about to begin.
 
     Raises:
         MinimegatronError: no model that can generate here, a package that is missing, or a port that is taken.
@@ -140,10 +155,11 @@ def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: 
     from minimegatron.checkpoint.conversion import open_model
     from minimegatron.checkpoint.hf_config import read_json
     from minimegatron.comm.mesh import Mesh
-    from minimegatron.commands.generate import load
     from minimegatron.config import ParallelConfig
     from minimegatron.data.tokenizer import HuggingFaceTokenizer
     from minimegatron.inference.engine import Engine, EngineConfig
+    from minimegatron.inference.grammar import Grammars
+    from minimegatron.inference.loading import load
     from minimegatron.inference.packed import memory
     from minimegatron.launch.rank import init
     from minimegatron.serving.protocol import Defaults
@@ -181,6 +197,7 @@ def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: 
     model = load(model_folder, mesh, args.params_dtype)
     if rank == 0:
         print(memory(model), file=sys.stderr)
+    speculative, draft = speculative_of(args.speculative_config, model_folder.config)
     engine = Engine(
         model,
         EngineConfig(
@@ -191,10 +208,14 @@ def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: 
             max_num_seqs=args.max_num_seqs,
             max_num_batched_tokens=args.max_num_batched_tokens,
             enable_prefix_caching=args.enable_prefix_caching,
+            speculative=speculative,
         ),
+        draft=load_draft(draft, mesh, args.params_dtype),
+        grammars=Grammars(tokenizer, model_folder.config.vocab_size),
     )
     if rank != 0:
-        engine.follow()
+        with deaf():
+            engine.follow()
         return
     config = ServerConfig(
         served_model_name=args.served_model_name or args.folder.resolve().name,
@@ -210,7 +231,7 @@ def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The whole life of this process."""
+    """The main function of this process."""
     args = parse(argv)
     if args.data_parallel_size > 1:
         from minimegatron.commands.serve_replicas import serve_replicas

@@ -67,12 +67,12 @@ class PagedCache:
         self.page_size, self.device = page_size, device
 
         def zeros(spec: StateSpec) -> torch.Tensor:
-            kind, heads = spec.dtype or dtype, spec.shape[:1]
-            if spec.per == "sequence":
-                return huge_pages.empty((num_slots, *spec.shape), kind, device).zero_()
-            # [pages, heads, page size, ...] in memory: what attention reads of a page for one head lies in one piece.
-            shape = (num_pages, *heads, page_size, *spec.shape[1:])
-            return huge_pages.empty(shape, kind, device).zero_().movedim(len(heads) + 1, 1)
+            rows = (num_pages, page_size) if spec.per == "token" else (num_slots,)
+            shape = (*rows, *spec.shape)
+            if spec.by_head:
+                shape = (num_pages, spec.shape[0], page_size, *spec.shape[1:])
+            buffer = huge_pages.empty(shape, spec.dtype or dtype, device).zero_()
+            return buffer.transpose(1, 2) if spec.by_head else buffer
 
         self._specs = [spec for layer in state.values() for spec in layer.values()]
         self.layers: Mapping[int, Mapping[str, torch.Tensor]] = {

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import tokenizers
 import torch
 
 from minimegatron.checkpoint.companions import stop_ids
-from minimegatron.commands import generate as command
-from minimegatron.commands.generate import parse, read_prompt, sampling_params
+from minimegatron.commands import answers
+from minimegatron.commands.answers import read_prompt
+from minimegatron.commands.generate import parse, sampling_params
+from minimegatron.commands.speculation import speculative_of
 from minimegatron.data.tokenizer import HuggingFaceTokenizer
 from minimegatron.errors import CheckpointError, ConfigError
 from minimegatron.inference.engine import Engine
 from minimegatron.inference.generate import generate
 from minimegatron.inference.sampling import GREEDY, SamplingParams
 from minimegatron.inference.sequence import Request
+from minimegatron.inference.speculative import SpeculativeConfig
 from tests.inference.models import ours, theirs
 from tests.inference.ranked import asked
 from tests.thorough import mostly_thorough
@@ -113,7 +118,7 @@ def test_special_tokens_of_a_prompt(llama2):
     def ids(*words):
         args = parse(["folder", *words])
         tokenizer = HuggingFaceTokenizer(llama2, split_special_tokens=args.split_special_tokens)
-        return read_prompt(args, args.prompt, tokenizer)
+        return read_prompt(args.prompt, tokenizer, add_special_tokens=args.add_special_tokens)
 
     letters = [LETTERS.index(letter) for letter in "<2>a"]
     found, notes = ids("<2>a")
@@ -133,10 +138,9 @@ def test_a_question_in_the_models_own_form(ranks, llama2):
     transformers = pytest.importorskip("transformers")
     oracle = transformers.AutoTokenizer.from_pretrained(llama2)
     want = oracle.apply_chat_template([{"role": "user", "content": "Who?"}], return_dict=False)
-    args = parse(["folder", "Who?", "--chat"])
     tokenizer = HuggingFaceTokenizer(llama2, split_special_tokens=False)
-    assert read_prompt(args, "Who?", tokenizer) == (want, [])
-    notes = read_prompt(args, "<2>", tokenizer)[1]
+    assert read_prompt("Who?", tokenizer, chat=True) == (want, [])
+    notes = read_prompt("<2>", tokenizer, chat=True)[1]
     assert notes == ["the prompt spells special tokens (<2> 1), read as tokens"]
     words = generate(ours("llama2"), [want], 6, stop_ids=[2])[0].tokens
     line = [str(llama2), "Who?", "--chat", "--max-new-tokens", "6"]
@@ -246,10 +250,56 @@ def test_penalties_and_log_probabilities(ranks, llama2):
     assert len({*penalised.removeprefix(PROMPTS[0])}) == 9, "a letter came twice"  # 8 and the end of the line
 
 
+SPECULATE = "--speculative-config"
+
+
+def test_who_proposes_changes_no_answer(ranks, llama2):
+    """n-grams also where tokens are drawn; the model itself as the draft model is always right."""
+    ngram = '{"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 4}'
+    draft, drawn = json.dumps({"model": str(llama2)}), ["--temperature", "0.9", "--n", "2"]
+    lines = [of_file(llama2), of_file(llama2, SPECULATE, ngram), of_file(llama2, SPECULATE, draft)]
+    lines += [of_file(llama2, *drawn), of_file(llama2, *drawn, SPECULATE, ngram)]
+    lines += [of_file(llama2, SPECULATE, '{"method": "mtp"}')]
+    plain, looked_up, drafted, sampled, both, (_, refused) = ranks(1).run(asked, lines)[0]
+    assert lines_of(plain[0]) == lines_of(looked_up[0]) == lines_of(drafted[0])
+    assert lines_of(sampled[0]) == lines_of(both[0])
+    accepted, proposed = re.search(r"(\d+) of (\d+) proposed tokens were accepted", drafted[1]).groups()
+    assert accepted == proposed != "0" and "accepted" not in plain[1]
+    assert "num_speculative_tokens is 1, and the model has 0 depths" in refused
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("{", "is no JSON"),
+        ("[]", "fix: an object"),
+        ('{"methode": "ngram"}', "did you mean `method`"),
+        ('{"num_speculative_tokens": "3"}', "num_speculative_tokens of --speculative-config is '3'"),
+        ('{"num_speculative_tokens": true}', "is True"),
+        ('{"method": "eagle"}', "speculative method 'eagle'"),
+        ('{"method": "draft_model"}', "belong together"),
+        ('{"method": "mtp", "model": "a"}', "belong together"),
+    ],
+)
+def test_proposers_that_are_none(text, says):
+    with pytest.raises(ConfigError) as error:
+        speculative_of(text, ours("llama2").config)
+    assert says in str(error.value) and "fix:" in str(error.value)
+
+
+def test_proposers_by_their_names():
+    model = ours("llama2").config.replace(mtp_num_layers=2)
+    assert speculative_of(None, model) == (None, None)
+    assert speculative_of('{"model": "a"}', model) == (SpeculativeConfig("draft_model"), Path("a"))
+    assert speculative_of('{"method": "mtp"}', model) == (SpeculativeConfig("mtp", 2), None)
+    text = '{"num_speculative_tokens": 5, "prompt_lookup_max": 3, "prompt_lookup_min": 3}'
+    assert speculative_of(text, model) == (SpeculativeConfig("ngram", 5, 3, 3), None)
+
+
 def test_long_work_says_how_far_it_is(llama2, monkeypatch, capsys):
-    monkeypatch.setattr(command, "EVERY", 0.0)
+    monkeypatch.setattr(answers, "EVERY", 0.0)
     tokenizer, prompts = HuggingFaceTokenizer(llama2), [Request((5, 9, 3), 2), Request((1, 2), 4, n=2)]
-    assert len(command.compute(Engine(ours("llama2")), prompts, tokenizer, [])) == 2
+    assert len(answers.compute(Engine(ours("llama2")), prompts, tokenizer, [])) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("0 of 3 answers, 3 tokens, ") and lines[-1].startswith("3 of 3 answers, 10 tokens, ")
 

@@ -10,9 +10,9 @@ import torch
 
 from minimegatron.checkpoint.conversion import open_model
 from minimegatron.comm.mesh import Mesh
-from minimegatron.commands.generate import load
 from minimegatron.errors import ConfigError
 from minimegatron.inference.engine import Engine, EngineConfig
+from minimegatron.inference.loading import load
 from minimegatron.inference.packed import packed_of
 from minimegatron.inference.refit import Refit, weights_of
 from tests.inference.ranked import PROMPTS, asked, packed_words
