@@ -111,45 +111,6 @@ def _during(one: Evidence, name: str) -> int:
     return sum(much for at, much in products if any(start < at <= end for start, end in times))
 
 
-def started_before(mark: str, name: str, times: Callable[[Any], int]) -> Accept:
-    """Judge: each rank starts at least `times(inputs)` communications `name` before the drive calls `mark(mark)`."""
-
-    def accept(answer: Answer) -> str | None:
-        want = times(answer.inputs)
-        for rank, one in enumerate(answer.evidence):
-            moment = _moment(one, mark)
-            if moment is None:
-                return f"rank {rank}: {mark} is not marked once"
-            early = sum(call.name == name and call.started < moment for call in one.calls)
-            if early < want:
-                return f"rank {rank} had started {early} of {want} {name} when {mark}"
-        return None
-
-    return accept
-
-
-def nothing_waits_until(mark: str) -> Accept:
-    """Judge: no rank waits for a communication before the drive calls `mark(mark)`."""
-
-    def accept(answer: Answer) -> str | None:
-        for rank, one in enumerate(answer.evidence):
-            moment = _moment(one, mark)
-            if moment is None:
-                return f"rank {rank}: {mark} is not marked once"
-            early = next((call for call in one.calls if call.waited is not None and call.waited < moment), None)
-            if early is not None:
-                return f"rank {rank} waits for {early.name} before {mark}"
-        return None
-
-    return accept
-
-
-def _moment(one: Evidence, mark: str) -> int | None:
-    """The position of a mark in the order of all ranks; None unless it was set once."""
-    moments = [number for text, number in one.marks if text == mark]
-    return moments[0] if len(moments) == 1 else None
-
-
 def every_wait_follows(answer: Answer) -> str | None:
     """Judge: every communication that was started is waited for; otherwise it might never arrive."""
     for rank, one in enumerate(answer.evidence):

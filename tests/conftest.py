@@ -128,11 +128,10 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 def _possessions() -> set[str]:
-    from labkit.ranks.pool import this_process
+    from labkit.ranks.fork_server import trunks
     from minimegatron.launch import procs
 
-    server = this_process().server
-    stay = {server.process.pid} if server else set()
+    stay = {trunk.process.pid for trunk in trunks()}
     found = {f"process {pid}" for pid in procs.children(os.getpid()) if pid not in stay}
     found |= {f"thread {t.name}" for t in threading.enumerate() if not t.name.startswith("tqdm")}
     found |= {f"/dev/shm/{name}" for name in _entries("/dev/shm") if f"_{os.getpid()}_" in name}

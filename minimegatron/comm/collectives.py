@@ -1,8 +1,8 @@
 """Collectives that autograd understands, each beside its conjugate.
 
-A collective inside a model needs two halves: what travels forward, and what the gradient does on the way back.
-The second is not a choice. If every rank computes the same loss from a replicated tensor, the gradient of *copy* is a
-*sum*, and the gradient of a *sum* is a *copy*; cut and concatenate are each other's gradient in the same way.
+A collective inside a model has a backward pass, which is a collective as well, and which one is not a choice. If every
+rank computes the same loss from a replicated tensor, the gradient of *copy* is a *sum*, and the gradient of a *sum* is
+a *copy*; cut and concatenate are each other's gradient in the same way.
 Megatron's first paper calls the first pair f and g, its third paper adds the sequence-parallel pair, g-bar.
 
 | function                            | forward             | backward                | where                       |
@@ -24,7 +24,7 @@ A ring sends, per rank, `2 n (N-1)/N` bytes for an all-reduce and `n (N-1)/N` fo
 of the whole tensor; of an all-to-all, of this rank's): an all-reduce *is* a reduce-scatter followed by an all-gather,
 which is why sequence parallelism sends no more in the forward pass.
 
-On a group of one every function returns its argument. How a collective travels and is waited for: `comm/async_ops`.
+On a group of one every function returns its argument. How a collective is issued and waited for: `comm/async_ops`.
 `..._start` begins one and gives its `Work`.
 
 Papers: Shoeybi et al. 2019 (arXiv 1909.08053, figure 3); Korthikanti et al. 2022 (arXiv 2205.05198, figure 5).

@@ -19,7 +19,7 @@ The ranks of a group along an axis have all other coordinates in common:
 | `dp` | [0,4] [1,5] ...   | same weights, other samples  | gradients (with cp: `dp_cp`)                   |
 | `pp` | [0,8] [1,9] ...   | share the layers             | activations at stage boundaries                |
 
-tp varies fastest because its ranks talk most and should sit in one machine. The ranks of a group along several axes
+tp varies fastest because its ranks send most and should be in one machine. The ranks of a group along several axes
 (dp-cp: all ranks that hold the same weights) have the remaining coordinates in common; `rank_groups` computes them.
 
 Experts have a second grid over the same ranks (etp, ep, edp, pp): expert parallelism takes its ranks from tp*cp*dp and

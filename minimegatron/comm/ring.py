@@ -33,7 +33,7 @@ class Shift(Work):
     """
 
     def __init__(self, x: torch.Tensor, axis: Axis, tag: int = 0) -> None:
-        assert x.is_contiguous(), "what travels is one piece of memory"
+        assert x.is_contiguous(), "a message is one piece of memory"
         event = {"name": SHIFT, "axis": axis.name, "nbytes": x.numel() * x.element_size(), "size": axis.size}
         received = torch.empty_like(x)
         super().__init__(received, SHIFT, axis, x=x, event=event)

@@ -127,7 +127,7 @@ class Message:
 
     def copy_to(self, x: torch.Tensor) -> None:
         """Write the tensor into `x` and close."""
-        assert x.is_contiguous(), "what travels is one piece of memory"
+        assert x.is_contiguous(), "a message is one piece of memory"
         ctypes.memmove(x.data_ptr(), _address(self._checked(x)) + HEAD, x.nbytes)
         self.close()
 

@@ -1,1 +1,1 @@
-"""The commands of `minimegatron COMMAND`: each a module with a `main(argv)`; the table is in `minimegatron.cli`."""
+"""The commands of `minimegatron COMMAND`: modules with a `main(argv)`, in the table of `minimegatron.cli`."""

@@ -187,7 +187,7 @@ def perplexity(model: Any, tokens: torch.Tensor) -> float:
 
 def _load(model: Model) -> Any:
     from minimegatron.comm.mesh import Mesh
-    from minimegatron.commands.generate import load
+    from minimegatron.inference.loading import load
 
     return load(model, Mesh.serial(), "fp32")
 

@@ -155,11 +155,11 @@ def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: 
     from minimegatron.checkpoint.conversion import open_model
     from minimegatron.checkpoint.hf_config import read_json
     from minimegatron.comm.mesh import Mesh
-    from minimegatron.commands.generate import load
     from minimegatron.config import ParallelConfig
     from minimegatron.data.tokenizer import HuggingFaceTokenizer
     from minimegatron.inference.engine import Engine, EngineConfig
     from minimegatron.inference.grammar import Grammars
+    from minimegatron.inference.loading import load
     from minimegatron.launch.rank import init
     from minimegatron.serving.protocol import Defaults
 

@@ -6,8 +6,9 @@ tried is written down with the versions it was tried with, so a second `make gpu
 
     python -m minimegatron.kernels.gpu_setup --stamp .venv/.gpu.json --constraints constraints.txt [--force]
 
-The decisions are in `py`. A build writes to a log beside the stamp; a line every half minute says that it is
-still at work. Exit status 0 when both packages are there, 1 when one is not, 2 when there is nothing to build for.
+`main` asks the machine (`examine`) and runs steps; what to do is decided by pure functions of the resulting `Facts`. A
+build writes to a log beside the stamp, and prints a line every half minute. Exit status 0 when both packages are there,
+1 when one is not, 2 when there is nothing to build for.
 
 Both packages are compiled against the torch that is installed, each reads a dozen variables while it is, and their
 defaults compile for every GPU there is and look for headers where pip does not put them:

@@ -8,8 +8,8 @@ features of y for all tokens*; cut it by its input features and every rank compu
     column:  A = [A_1; A_2]      y_r = x A_r^T                 [s, b, i] -> [s, b, o/t]
     row:     A = [A_1, A_2]      y = sum_r x_r A_r^T           [s, b, i/t] -> [s, b, o]
 
-Put a column layer before a row layer and what leaves the first is exactly what the second wants: nothing travels
-between them, whatever elementwise function stands there. One all-reduce per pair forward, one backward.
+The output of a column layer is cut as the input of a row layer has to be. So a pair of them needs no message between
+the two, whatever elementwise function stands there, and one all-reduce in each direction.
 
 | layer  | forward         | backward         | with sequence parallelism: forward / backward                 |
 |--------|-----------------|------------------|---------------------------------------------------------------|

@@ -4,7 +4,7 @@ A reader can check them by hand, and tests compare a plan's numbers with them. A
 (`footprint`, `traffic`) with this package's kernels: the papers count dropout masks of one byte and no log-sum-exp.
 
 L layers, h hidden size, a heads, s tokens, b samples of a microbatch, t ranks of tp, V words, p stages, m microbatches,
-v chunks a rank, B samples of a batch, D data-parallel ranks, n GPUs, X the FLOP/s of one, P parameters.
+v chunks a rank, B samples of a batch, D data-parallel ranks.
 
 | what                  | formula                                               | from                       |
 |-----------------------|-------------------------------------------------------|----------------------------|
@@ -13,7 +13,6 @@ v chunks a rank, B samples of a batch, D data-parallel ranks, n GPUs, X the FLOP
 | model FLOPs of a step | 72 B L s h^2 (1 + s/(6 h) + V/(12 h L))               | 2205.05198, appendix A     |
 | hardware, selective   | 72 B L s h^2 (1 + s/(3 h) + V/(12 h L))               | the same                   |
 | hardware, full        | 96 B L s h^2 (1 + s/(6 h) + V/(16 h L))               | 2104.04473, equation 3     |
-| seconds of training   | 8 tokens P / (n X), with full recompute               | 2104.04473, equation 4     |
 
 **Conventions of FLOPs.** A multiplication and an addition count as two. *Model* FLOPs are those of the formula of the
 model; *hardware* FLOPs include recompute. MFU and HFU are their shares of the peak. Papers before 2023 count the full
@@ -78,28 +77,10 @@ def hardware_flops(batch: int, s: int, layers: int, h: int, vocab: int, recomput
     return 96 * batch * layers * s * h**2 * (1 + s / (6 * h) + vocab / (16 * h * layers))
 
 
-def training_seconds(tokens: float, params: float, gpus: int, flops_of_a_gpu: float) -> float:
-    """Seconds of training with full recompute: 8 FLOPs for each token and parameter."""
-    return 8 * tokens * params / (gpus * flops_of_a_gpu)
-
-
 def layer_activations(method: str, s: int, b: int, h: int, a: int, t: int = 1) -> float:
     """Bytes of activations that a rank keeps of one layer and microbatch; `method` is a key of `ACTIVATIONS`."""
     _known(method, ACTIVATIONS)
     return s * b * h * ACTIVATIONS[method](t, 5 * a * s / h)
-
-
-def first_stage_activations(
-    method: str, s: int, b: int, h: int, a: int, layers: int, vocab: int, *, t: int = 1, p: int = 1, v: int = 1
-) -> float:
-    """Bytes on the fullest rank of 1F1B: p microbatches of L/p layers are under way, and with v chunks (p-1)/(pv) more.
-
-    The ends of the model count too: the mask of the embedding's dropout, and without a pipeline the last norm, the
-    output layer and its logits in fp32.
-    """
-    penalty = 1 + (p - 1) / (p * v) if v > 1 else 1.0
-    ends = s * b * h * p / t + (4 * s * b * h / t * (1 + vocab / h) if p == 1 else 0.0)
-    return layers * penalty * layer_activations(method, s, b, h, a, t) + ends
 
 
 def state_bytes(params: float, replicas: int, zero: int, flavour: str = "bf16, fp32 gradients") -> float:

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP, with a deadline for the head of a request.
+"""uvicorn's HTTP, with a deadline for the head of a request, and files for many connections.
 
 uvicorn waits for ever for a connection that says nothing, or a line of headers a minute; a few hundred of those and
 the server has no descriptors left (the attack called Slowloris). Here a head is there `HEADER_SECONDS` after its
@@ -9,11 +9,26 @@ uvicorn's `timeout_keep_alive` counts, and the body has deadlines of its own (`s
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import resource
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADER_SECONDS = 20.0
+FILES = 1 << 16
+
+
+def allow_files() -> None:
+    """As many open files as the system lets this process have, `FILES` at most.
+
+    A shell's limit is 1,024, and a router has two sockets a request. vLLM: `set_ulimit`.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(ValueError):  # macOS has a lower limit that it does not tell
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 class Http(H11Protocol):

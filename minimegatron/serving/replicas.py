@@ -137,8 +137,9 @@ def serve(
     """
     import uvicorn
 
-    from minimegatron.serving.http_server import Http
+    from minimegatron.serving.http_server import Http, allow_files
 
+    allow_files()
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         address = socket.create_server((host, port), family=family, backlog=2048)

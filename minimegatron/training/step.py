@@ -16,7 +16,7 @@ would divide 0 by 0; here it contributes 0 to both sums. Where no rank has a tok
 the step is a bad one (`train_step` raises `BadStep`): weights would move by momentum alone, and the log would show a
 loss of 0.
 
-| what travels, besides DDP's buckets | axis    | bytes                             |
+| messages, besides DDP's buckets     | axis    | bytes                             |
 |-------------------------------------|---------|-----------------------------------|
 | token count (finalize)              | `dp_cp`, `pp` | 8                           |
 | names of the losses                 | `pp`    | a few, at the first step          |

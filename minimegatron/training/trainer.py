@@ -13,7 +13,7 @@ in their order (`training/observers`); `training/build` makes the parts from a c
 | `--exit-duration-in-mins`     | the time is up on some rank                                                  |
 | SIGTERM                       | some rank received it: a scheduler wants the machine back                    |
 
-Only one rank knows of the last two, so that knowledge travels with the next step's loss and all ranks end after the
+Only one rank knows of the last two, so it is sent together with the next step's loss, and all ranks end after the
 same step. A second SIGTERM ends the process at once (143), also while the first is being obeyed: a checkpoint that is
 not yet published is then as if it had never begun.
 

@@ -18,9 +18,9 @@ from minimegatron.checkpoint.conversion import open_model
 from minimegatron.checkpoint.regions import Logical
 from minimegatron.comm.mesh import Mesh
 from minimegatron.commands.convert import main
-from minimegatron.commands.generate import load
 from minimegatron.data.corpus import prepare_corpus
 from minimegatron.errors import CheckpointError, ConfigError, MinimegatronError
+from minimegatron.inference.loading import load
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.run_state import model_tensors
 from minimegatron.training.trainer import Trainer

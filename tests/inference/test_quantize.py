@@ -17,11 +17,11 @@ from minimegatron.checkpoint.conversion import open_model
 from minimegatron.checkpoint.sources import InMemory
 from minimegatron.comm.mesh import Mesh
 from minimegatron.commands.convert import main as convert
-from minimegatron.commands.generate import load
 from minimegatron.commands.quantize import main, perplexity, pieces
 from minimegatron.data.tokenizer import HuggingFaceTokenizer
 from minimegatron.errors import CheckpointError, ConfigError, DataError
 from minimegatron.inference.awq import folds_of, scale_by_activations
+from minimegatron.inference.loading import load
 from minimegatron.kernels.quantized import FP8, SCHEMES, Scheme, dequantize, pack, quantize, rounded, unpack
 from tests.checkpoint.test_export import write_tokenizer
 from tests.inference.models import theirs, weights

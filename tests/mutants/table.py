@@ -860,28 +860,28 @@ MUTANTS = (
         "chunk.sequence.lag + 1 if left_out else 0", "0", _PROPOSALS,
     ),
     Mutant(
-        "a depth reads the state of its own token", "minimegatron/inference/runner.py",
-        "[each - 1 for each in kept]", "kept", _PROPOSALS,
+        "a depth reads the state of its own token", "minimegatron/inference/runner.py", "[each - 1 for each in kept]",
+        "kept", _PROPOSALS,
     ),
     Mutant(
-        "a depth sees rows that it has not made", "minimegatron/models/decoder.py",
-        "context.without_first(depth)", "context.without_first(0)", _PROPOSALS,
+        "a depth sees rows that it has not made", "minimegatron/models/decoder.py", "context.without_first(depth)",
+        "context.without_first(0)", _PROPOSALS,
     ),
     Mutant(
         "a depth turns by the place of its token", "minimegatron/models/decoder.py",
         "self.rotary(context.position_ids - depth)", "self.rotary(context.position_ids)", _PROPOSALS,
     ),
     Mutant(
-        "depths propose in the step that computes the token before", _SCHEDULER,
-        "(self.newest_alone and count > 1)", "False", _PROPOSALS,
+        "depths propose in the step that computes the token before", _SCHEDULER, "(self.newest_alone and count > 1)",
+        "False", _PROPOSALS,
     ),
     Mutant(
         "a grammar stays where proposals have led it", "minimegatron/inference/grammar.py",
         "            self._matcher.rollback(taken)\n", "", _GRAMMAR,
     ),
     Mutant(
-        "an answer may stop wherever it is", "minimegatron/inference/grammar.py",
-        "        elif accepts:\n", "        else:\n", _GRAMMAR,
+        "an answer may stop wherever it is", "minimegatron/inference/grammar.py", "        elif accepts:\n",
+        "        else:\n", _GRAMMAR,
     ),
     Mutant(
         "a grammar is asked once for all places of a draft", "minimegatron/inference/plan.py",

@@ -6,6 +6,7 @@ import concurrent.futures
 import http.client
 import json
 import re
+import resource
 import socket
 import threading
 import time
@@ -369,6 +370,20 @@ def test_a_head_that_does_not_come_is_not_waited_for(tiny, monkeypatch):
     assert slow.getresponse().status == 200
     for connection in (*made, slow):
         connection.close()
+
+
+def test_a_server_has_files_for_more_connections_than_a_shell_allows():
+    before = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 900), hard))
+        http_server.allow_files()
+        most = http_server.FILES if hard == resource.RLIM_INFINITY else min(http_server.FILES, hard)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        http_server.allow_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= soft
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.mark.thorough

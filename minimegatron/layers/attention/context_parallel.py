@@ -4,7 +4,7 @@ Everything in a transformer acts on one token at a time, except attention, where
 all tokens before it. Four ways to bring them together; C ranks, n = s/C tokens each, a query heads and g groups of
 width d on each rank:
 
-| `cp_comm_type` | what travels                          | elements sent by a rank, forward     | needs               |
+| `cp_comm_type` | messages                              | elements sent by a rank, forward     | needs               |
 |----------------|---------------------------------------|--------------------------------------|---------------------|
 | `p2p`          | K, V round a ring, while one computes | 2 (C-1) n b g d                      | C blocks to overlap |
 | `allgather`    | K, V to all ranks, before             | 2 (C-1) n b g d                      | memory for all K, V |

@@ -1,9 +1,9 @@
 """Self-attention with its heads divided over tp.
 
-The problem in a sentence: heads do not talk to each other, so give each rank some of them.
+The problem in a sentence: the heads of a layer are computed independently, so each rank can have some of them.
 
     qkv = x A_qkv^T      column-parallel: a rank computes q, k, v of its own heads
-    o   = softmax(q k^T / sqrt(d) + mask) v          nothing travels
+    o   = softmax(q k^T / sqrt(d) + mask) v          no message
     y   = o A_proj^T     row-parallel: the sum over heads is the sum over ranks
 
 One all-reduce forward and one backward, as for any column-row pair.

@@ -105,7 +105,7 @@ class ParallelFp8(nn.Module):
         return made
 
     def weight_copy(self, weight: torch.Tensor, transposed: bool = False) -> Quantised:
-        """W [o, i], or W^T, in FP8; made once a step if `fp8_model.keeping_weights` says so.
+        """W [o, i], or W^T, in FP8; made once a step if `keeping_weights` says so.
 
         The key is the layer, not the address of W: a weight that is gathered on use has another address each time.
         """

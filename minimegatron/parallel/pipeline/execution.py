@@ -48,7 +48,7 @@ class TensorSpec:
         return self.dtype is None or self.dtype.is_floating_point
 
 
-Tensors = dict[str, torch.Tensor]  # what travels for a microbatch; sent in the order of the names
+Tensors = dict[str, torch.Tensor]  # of one microbatch, between stages; sent in the order of the names
 Specs = Mapping[str, TensorSpec]
 
 

@@ -77,7 +77,7 @@ def run(
 
     Args:
         schedule: which rank does what.
-        stages: this rank's stages by chunk, which say what travels.
+        stages: this rank's stages by chunk, which declare the tensors of their input and output.
         p2p: messages to the other ranks; None where the schedule has one rank.
         checked: the schedule has passed `schedule_sim.check` already.
 

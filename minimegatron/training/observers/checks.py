@@ -20,7 +20,7 @@ only mistakes are visible: roundings are near 1e-15, the limit is 1e-7 of a tens
 
 Both models are extra ones and are thrown away: no random number, statistic or weight of the run changes. The check
 costs the memory of the model in fp64 and of its gradients on every rank, and the time of a whole batch on one rank; a
-run for which that is too much is refused before it starts (`rules.check_twin`). Dropout is off, and torch's functions
+run for which that is too much is refused before it starts (`training/rules`). Dropout is off, and torch's functions
 compute in place of kernels, so the check is of the layout, not of the kernels.
 """
 
