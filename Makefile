@@ -75,8 +75,8 @@ gpu: $(VENV)/.lab ## Transformer Engine and flash-attn, tried once (FORCE=1: aga
 	@$(BIN)/python -m minimegatron.kernels.gpu_setup --stamp $(VENV)/.gpu.json \
 	    --constraints $(CONSTRAINTS) $(if $(FORCE),--force)
 
-browser: $(VENV)/.browser ## every notebook in a real JupyterLab (Chromium comes from the system's packages)
-	$(PYTEST) -p no:nbval --thorough tests/notebooks/test_browser.py
+browser: $(VENV)/.browser ## notebooks in a real JupyterLab, the chat page of the server (Chromium: from the system's packages)
+	$(PYTEST) -p no:nbval --thorough tests/notebooks/test_browser.py tests/serving/test_browser.py
 
 clean: ## remove the environment and every cache
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info

@@ -6,6 +6,7 @@
     NN_name/answers/       programs that try the checks: other right ones, and wrong ones with what is said to them
     NN_name/mistakes.py    the same as small edits of the solution (`labkit/answers`)
     figures/               what labs draw, a module for each
+    capstones/             projects that are run and held against published criteria
     rehearsal.py           pipeline schedules run with sleep in the place of computation, for labs 03 and 12
     own_scheduler.py       a learner's schedule in the place of the engine's, for lab 10
 

@@ -42,6 +42,7 @@
 |                         | `seccomp`; `promises` tests them on this machine                          |
 | `record`, `progress`    | what has been passed, kept from one kernel to the next                    |
 | `grade`                 | a folder of submissions: `submissions`, `grading`, `marks`, `report`      |
+| `acceptance`            | a capstone: what is run, held against published criteria                  |
 | `build`, `pictures`     | one source for the lab and its solution; stored pictures in few bytes     |
 | `answers`               | other answers to a lab's exercises, right and wrong, which test its checks |
 """

@@ -2,7 +2,8 @@
 
 Learners' code loops, deadlocks, prints, patches torch and calls `os._exit`. It must run where it can break nothing, and
 yet `check("...")` must feel instant, while `import torch` alone takes a second or two. Hence a *nursery*: a server
-process that imports torch once, has a single thread, and forks a fresh process for every rank of every job.
+process that has torch from the trunk (`ranks/fork_server`) and a single thread, and forks a fresh process for every
+rank of every job.
 
     notebook or grader ──socket──> nursery (torch imported, one thread, clean environment)
            ^                          │ fork, once a rank
@@ -21,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import shutil
 import socket
 import subprocess
@@ -33,14 +33,12 @@ from typing import Any
 
 from labkit import channel
 from labkit.nursery import Limits
-from labkit.ranks.fork_server import ENVIRONMENT, REPLY_SECONDS, START_SECONDS, ForkServer
+from labkit.ranks.fork_server import REPLY_SECONDS, START_SECONDS, ForkServer
 from labkit.replies import Answers, Process, Reply, ends, held, used
 from labkit.sandbox import THREADS
 from minimegatron.errors import DeadlineError, RankError
 
 _LOOK_SECONDS = 0.5  # between two looks at how full the ranks' folder is
-# Which instructions torch, oneDNN and MKL may use: an exercise is judged with those that the notebook computes with.
-_INSTRUCTIONS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR")
 
 
 class Nursery:
@@ -67,7 +65,7 @@ class Nursery:
             raise RankError("the run was interrupted")
         if self._server is None or self._server.process.poll() is not None:
             self.close()
-            self._server = ForkServer("labkit.nursery", *self._without, environment=_environment(), cwd="/")
+            self._server = ForkServer("labkit.nursery", *self._without)
         return self._server
 
     def close(self) -> None:
@@ -241,16 +239,6 @@ class _Job:
         if used(self.folder, self.limits.disk) + sum(unnamed) > self.limits.disk:
             return f"wrote more than {self.limits.disk >> 20} MiB of files"
         return f"started more than {THREADS} threads" if max(threads) > THREADS else ""
-
-
-def _environment() -> dict[str, str]:
-    """The environment of ranks: no keys, no tokens, no home."""
-    root = str(Path(__file__).resolve().parents[1])
-    return {
-        **{name: os.environ[name] for name in _INSTRUCTIONS if name in os.environ},
-        "PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "PYTHONPATH": root, "PYTHONHASHSEED": "0",
-        **ENVIRONMENT, "OPENBLAS_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL",
-    }  # fmt: skip
 
 
 def _remove(folder: Path) -> None:

@@ -23,8 +23,9 @@ if TYPE_CHECKING:  # at run time inside functions: the controller of xdist, whic
     from tests.calls import ComparedRanks
 
 # No test measures time: an example may take as long as the machine is busy.
-hypothesis.settings.register_profile("untimed", deadline=None)
-hypothesis.settings.load_profile("untimed")
+hypothesis.settings.register_profile("ordinary", deadline=None, max_examples=50)
+hypothesis.settings.register_profile("thorough", deadline=None)
+hypothesis.settings.load_profile("ordinary")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,6 +36,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="at how many random moments each fault of tests/faults strikes, and with how many seeds a notebook runs",
     )
     parser.addoption("--thorough", action="store_true", help="also what is marked `thorough`: whole matrices")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--thorough"):
+        hypothesis.settings.load_profile("thorough")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -122,11 +128,10 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 def _possessions() -> set[str]:
-    from labkit.ranks.pool import this_process
+    from labkit.ranks.fork_server import trunks
     from minimegatron.launch import procs
 
-    server = this_process().server
-    stay = {server.process.pid} if server else set()
+    stay = {trunk.process.pid for trunk in trunks()}
     found = {f"process {pid}" for pid in procs.children(os.getpid()) if pid not in stay}
     found |= {f"thread {t.name}" for t in threading.enumerate() if not t.name.startswith("tqdm")}
     found |= {f"/dev/shm/{name}" for name in _entries("/dev/shm") if f"_{os.getpid()}_" in name}

@@ -181,6 +181,9 @@ block_tables({"a": [4, 1, 2], "b": [0]}, {"a": 9, "b": 3}, pages=6, size=4)
 # there. Then return the output of each new token, [n, d]. It sees all tokens of its sequence up to itself, with
 # weights softmax(q kᵀ / √d). The table has enough pages. Other rows, also those behind the last token, hold somebody
 # else's numbers, or NaN.
+#
+# An example: pages of 2 rows, the table is [2, 0], and 2 tokens are kept. The new one is token 2 of the sequence. Its
+# key goes into page 0, row 0, and it sees three keys: both rows of page 2, and its own.
 
 # %%
 # %%exercise attend
@@ -267,6 +270,9 @@ seats({"static batches": by_batches}, 4)
 # the budget. c's 7 tokens and the next would fill 2 pages, and 4 are free; so c gets 4 tokens and takes 1 page. Now
 # the budget is used up, and d waits.
 #
+# A second one: three run, no page is free. a, the oldest, needs one, so c, the newest, gives back its page, and a takes
+# it. b needs one, too, and is now the newest itself: it gives back what it has, and gets nothing in this step.
+#
 # **Exercise.** Return the plan of a step: `preempted`, the names in the order in which they lose their pages;
 # `chunks`, (name, how many tokens) in the order above, without those that get none. `running` is sorted, the oldest
 # first, `waiting` by arrival. A row has `name`, `tokens`, `computed` and `pages`, how many it has; those that wait
@@ -339,8 +345,8 @@ check("schedule")
 # The answer gets the tokens 0 and 1.
 #
 # **Exercise.** Return the tokens that the answer gets. `proposed` has k tokens, `p` [k + 1, V] and `q` [k, V] are
-# shares. Proposal i is accepted if its chance is above `u[i]`, which lies from 0 to 1. Whatever is drawn at place i
-# is drawn with `v[i]`, by `draw`. It needs no weights that add up to 1.
+# shares. `u` and `v` are random numbers between 0 and 1: proposal i is accepted if its chance is above `u[i]`, and
+# what is drawn at place i is `draw(weights, v[i])`. The weights for `draw` need not add up to 1.
 
 # %%
 # %%exercise verify
@@ -465,8 +471,15 @@ print("the same tokens:", [a.tokens for a in mine] == [b.tokens for b in theirs]
 # %% jupyter={"source_hidden": true}
 # %%needs schedule
 from course.own_scheduler import planned_by
+from minimegatron.comm.mesh import Mesh
+from minimegatron.inference.engine import Engine, EngineConfig
 from minimegatron.inference.scheduler import Scheduler
 from minimegatron.inference.sequence import Request
+from minimegatron.models.decoder import build_model
+from minimegatron.models.families import family_config
+
+config = family_config("llama", num_layers=2, hidden_size=32, num_attention_heads=4, num_query_groups=2,
+                       vocab_size=258, init_method_std=0.2)  # fmt: skip
 
 
 def tokens_of(prompts):
@@ -613,9 +626,10 @@ rows_of_steps([chunks for chunks, _ in runs["tight"]], 8)
 pages_over_time([tables for _, tables in runs["tight"]], 12)
 
 # %% [markdown]
-# c loses its pages in step 7, because a and b grow. It comes back in step 10, and in steps 10 to 12 its prompt and
-# the tokens that it had said already are computed again, as if they were a prompt: 17 tokens. Page 0 belongs to
-# nobody: the engine uses it for padding. A page has one owner after the other, and nobody's pages stand side by side.
+# In step 7 c needs a fifth page, none is free, and c is the newest itself: it loses all four. In step 10 a is complete
+# and c comes back. In steps 10 to 12 its prompt and the tokens that it had said already are computed again, as if they
+# were a prompt: 17 tokens. The pages of a sequence need not stand side by side: a has 1, 2, 3, 10 and 9. Page 0 belongs
+# to nobody: the engine uses it for padding.
 #
 # ### Tokens a second, predicted and measured
 #
@@ -639,6 +653,12 @@ tokens_per_second(COUNTS, [step["rate"] for step in steps], limits=bounds, title
 # %% jupyter={"source_hidden": true}
 # %%needs decode_step
 import time
+
+from minimegatron.comm.mesh import Mesh
+from minimegatron.inference.engine import Engine, EngineConfig
+from minimegatron.inference.sequence import Request
+from minimegatron.models.decoder import build_model
+from minimegatron.models.families import family_config
 
 
 def least(function, times=3):
@@ -735,6 +755,8 @@ finish()
 import dataclasses
 import random
 
+import torch
+
 from minimegatron.comm.mesh import Mesh
 from minimegatron.inference.block_manager import BlockManager
 from minimegatron.inference.engine import Engine, EngineConfig
@@ -763,8 +785,9 @@ class OneGenerator(Engine):
         return super()._run(dataclasses.replace(batch, draws=draws))
 
 
-SIZES = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_query_groups": 2, "vocab_size": 258}
-small = build_model(family_config("llama", init_method_std=0.2, **SIZES), Mesh.serial(), 1).eval()
+tiny = family_config("llama", num_layers=2, hidden_size=32, num_attention_heads=4, num_query_groups=2,
+                     vocab_size=258, init_method_std=0.2)  # fmt: skip
+small = build_model(tiny, Mesh.serial(), 1).eval()
 FEW = EngineConfig(max_model_len=32, page_size=4, num_pages=14, max_num_seqs=3, max_num_batched_tokens=16)
 WARM = SamplingParams(temperature=0.7)
 some = iter(torch.randint(0, 256, (29,), generator=torch.Generator().manual_seed(6)).tolist())

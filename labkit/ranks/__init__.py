@@ -3,8 +3,9 @@
 | module        | contents                                                                         |
 |---------------|----------------------------------------------------------------------------------|
 | `pool`        | warm ranks: runs a function on all of them, again and again                      |
-| `worker`      | a warm rank: runs jobs, and restores its process between two of them             |
-| `fork_server` | a process that imports torch once and forks on request                           |
+| `worker`      | what a warm rank does, and how it puts its process in order between two jobs     |
+| `fork_server` | a process that imports torch once and forks servers, which fork on request      |
 | `torchrun`    | starts `torchrun` from a notebook, ends a hang, and explains a failure           |
 | `agent`       | `torchrun` in a process that leaves nothing behind: `minimegatron torchrun`      |
+| `early`       | ranks of `torchrun` that are forked, so that torch is imported once              |
 """

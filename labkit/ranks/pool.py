@@ -6,9 +6,9 @@ a notebook that starts ranks for every question is unusable::
     with WarmPool(4) as pool:
         sums = pool.run(add_up, torch.ones(3), timeout=20)      # add_up(rank, world, x), on each rank
 
-The ranks are forked from a server that has imported everything (`ranks/worker`; the first pool of a process pays
-for it once, about 4 s). Function and arguments travel by pickle over a socket pair, the function by its import path;
-results come back as a list by rank. Their process group is gloo's and they see no GPU, on any machine.
+The ranks are forked from a server that has imported everything (`ranks/worker`); the first server of a process pays for
+that once, about 3 s (`ranks/fork_server`). Function and arguments travel by pickle over a socket pair, the function by
+its import path; results come back as a list by rank. Their process group is gloo's and they see no GPU, on any machine.
 
 | what goes wrong                       | what you see                                                              |
 |---------------------------------------|---------------------------------------------------------------------------|
@@ -302,19 +302,19 @@ class WarmServer(ForkServer):
         path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
         environment = {**os.environ, **RANK_ENVIRONMENT, "PYTHONPATH": path}
         with tempfile.TemporaryFile() as log:
-            super().__init__("labkit.ranks.worker", *preload, environment=environment, log=log)
+            super().__init__("labkit.ranks.worker", *preload, environment=environment, log=log, cwd=os.getcwd())
             if not self._gets_ready():
                 self.close(REPLY_SECONDS)
-                log.seek(0)
+                said = [os.pread(file.fileno(), 1 << 20, 0).decode(errors="replace") for file in (self.trunk.log, log)]
                 raise RankError(
                     "the fork server did not start",
-                    where=log.read()[-2000:].decode(errors="replace"),
+                    where="".join(text[-2000:] for text in said),
                     fix="minimegatron doctor says what this machine lacks",
                 )
 
     def _gets_ready(self) -> bool:
-        """Whether the server reports that it has imported everything; False if it has ended or makes no progress."""
-        deadline = StartupDeadline(START_SECONDS, StartupProgress(lambda: [self.process.pid]).made)
+        """Whether the server says that it has imported everything; False when it has ended or makes no progress."""
+        deadline = StartupDeadline(START_SECONDS, StartupProgress(lambda: [self.trunk.process.pid]).made)
         while not connection.wait([self.sock], 1.0):
             if deadline.is_over():
                 return False

@@ -12,8 +12,9 @@ and when its kernel is restarted no process may stay behind.
       (ranks 0, 2-3 were ended with it: a consequence, not the cause)
 
 It runs the real thing (`ranks/agent` is `torchrun` in a process of our own); `run.cmd` is the line that does the same
-in a terminal. The script itself needs nothing from here, but with `init()`, `finish()` and `report()` of `launch.rank`
-it starts, ends and talks properly.
+in a terminal. Ranks that see no GPU are forked from the agent, in place of executed (`ranks/early`). The script itself
+needs nothing from here, but with `init()`, `finish()` and `report()` of `launch.rank` it starts, ends and talks
+properly.
 
 Ranks see no GPU unless the caller says so (`gpus=True`): what a lab or a test shows is then the same on a laptop and on
 a node with eight GPUs, where `init` would take NCCL, and NCCL refuses the tensors that a script makes on the CPU.
@@ -36,6 +37,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -45,7 +47,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.ranks import agent
-from labkit.ranks.fork_server import dumped_frames
+from labkit.ranks.fork_server import Forked, dumped_frames, suits, trunk
 from minimegatron.errors import ConfigError, named
 from minimegatron.launch import procs
 from minimegatron.launch.error_report import is_consequence
@@ -200,8 +202,10 @@ def launch(
         agent.end_marked(token)
         _wait_or_kill(process)
     run.seconds = time.monotonic() - begun
-    run.agent_ended = procs.how_it_ended(process.returncode)
-    run.returncode = 7 if run.hung else process.returncode if process.returncode >= 0 else 5
+    status = process.returncode
+    assert status is not None, "it has been waited for"
+    run.agent_ended = procs.how_it_ended(status)
+    run.returncode = 7 if run.hung else status if status >= 0 else 5
     _read(run, folder)
     return run
 
@@ -231,13 +235,22 @@ def _in_a_terminal(path: Path, nproc: int, args: Sequence[str], gpus: bool) -> s
 
 def _start_agent(
     script: Sequence[str], nproc: int, folder: Path, environment: dict[str, str]
-) -> subprocess.Popen[bytes]:
+) -> subprocess.Popen[bytes] | Forked:
     """`torchrun` in a session of its own; what it and its ranks write goes to files below `folder`."""
-    command = [sys.executable, "-m", "labkit.ranks.agent", "--standalone", f"--nproc-per-node={nproc}"]
+    on_cpus = environment.get("CUDA_VISIBLE_DEVICES") == ""  # what has looked for GPUs cannot be forked
+    command = [*([agent.FORK] if on_cpus else []), "--standalone", f"--nproc-per-node={nproc}"]
     command += ["--log-dir", str(folder / "logs"), "--redirects", "3", *script]
     with open(folder / "agent.log", "w") as log:
+        if on_cpus and suits(environment):
+            near, far = socket.socketpair()
+            with near, far:
+                environment[agent.LAUNCHER] = str(trunk().process.pid)
+                return Forked(
+                    trunk(), agent.__name__, far, str(folder), command,
+                    environment=environment, log=log, cwd=os.getcwd(),
+                )  # fmt: skip
         return subprocess.Popen(
-            command,
+            [sys.executable, "-m", agent.__name__, *command],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -270,7 +283,7 @@ def _settings_of_gpus() -> dict[str, str]:
     return settings
 
 
-def _supervise(process: subprocess.Popen[bytes], run: Run, folder: Path, start_seconds: float) -> None:
+def _supervise(process: subprocess.Popen[bytes] | Forked, run: Run, folder: Path, start_seconds: float) -> None:
     """Return when the agent has ended, or when the ranks have been ended because they hang."""
     deadline = StartupDeadline(start_seconds, StartupProgress(lambda: [process.pid]).made)
     checked_in: float | None = None
@@ -287,8 +300,8 @@ def _supervise(process: subprocess.Popen[bytes], run: Run, folder: Path, start_s
         time.sleep(POLL_SECONDS)
 
 
-def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
-    """Give the agent time to write its report; end it on a machine that is too busy for that."""
+def _wait_or_kill(process: subprocess.Popen[bytes] | Forked) -> None:
+    """Give the agent time to take note of what happened; on a machine that is too busy for that, end it."""
     try:
         process.wait(GRACE_SECONDS)
     except subprocess.TimeoutExpired:

@@ -58,20 +58,8 @@ from minimegatron.comm.gloo import GlooTransport
 from minimegatron.launch import procs
 from minimegatron.launch.error_report import is_consequence
 
-# First use of FSDP2 or DTensor costs 7 s without these.
-PRELOAD = (
-    "torch._dynamo",
-    "torch._inductor",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor.parallel",
-    "torch.distributed.pipelining",
-    "torch.distributed.checkpoint",
-    "torch.distributed._functional_collectives",
-    "minimegatron.comm.collectives",
-)
 RANK_ENVIRONMENT = {
     **ENVIRONMENT,
-    "TORCH_CPP_LOG_LEVEL": "ERROR",
     "NO_COLOR": "1",
     "TQDM_DISABLE": "1",
 }
@@ -114,9 +102,9 @@ class Failure(NamedTuple):
 
 
 def serve(sock: socket.socket, folder: str, preload: list[str]) -> None:
-    """Import, report it, then fork ranks until the parent hangs up."""
-    gc.disable()  # while it imports, of which it takes a quarter
-    for name in (*PRELOAD, *preload):
+    """Import what the trunk has not, say so, then fork ranks until the parent hangs up."""
+    gc.disable()
+    for name in preload:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # nothing above is ever garbage: collections stay cheap and pages stay shared

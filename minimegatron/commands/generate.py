@@ -43,6 +43,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minimegatron.commands.answers import compute, ending, read_prompt, read_prompts
+from minimegatron.commands.speculation import add_speculative_config, load_draft, speculative_of
 from minimegatron.flags import Parser
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from minimegatron.inference.engine import Engine
     from minimegatron.inference.sampling import SamplingParams
     from minimegatron.inference.sequence import Request
+    from minimegatron.inference.speculative import SpeculativeConfig
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -95,6 +97,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--cuda-graph", action=yes_or_no, help=graph)
     add("--compiled", action="store_true", help="torch.compile decode steps, which takes a minute at the beginning")
     add("--params-dtype", choices=["fp32", "bf16", "fp16"], default="fp32", help="of the weights (default: fp32)")
+    add_speculative_config(parser)
     args = parser.parse_args(argv)
     if args.chat and (args.split_special_tokens or args.add_special_tokens is not None):
         flag = "--split-special-tokens" if args.split_special_tokens else "--add-special-tokens"
@@ -199,11 +202,15 @@ def continue_prompt(args: argparse.Namespace) -> None:
         )
         for i, prompt in enumerate(prompts)
     ]
+    speculative, draft = speculative_of(args.speculative_config, model_folder.config)
     model = load(model_folder, mesh, args.params_dtype)
+    engine = engine_for(args, model, mesh, requests, notes, speculative, load_draft(draft, mesh, args.params_dtype))
     began = time.monotonic()
-    found = compute(engine_for(args, model, mesh, requests, notes), requests, tokenizer, args.stop)
+    found = compute(engine, requests, tokenizer, args.stop)
     if rank != 0:
         return
+    if speculative is not None:
+        notes.append(f"{engine.accepted_tokens} of {engine.proposed_tokens} proposed tokens were accepted")
     answers = [answer for several in found for answer in several]
     ends = [ending(answer, tokenizer, args.stop) for answer in answers]
     if args.prompts_file is None and args.n == 1 and args.log_probs is None:
@@ -235,7 +242,13 @@ def continue_prompt(args: argparse.Namespace) -> None:
 
 
 def engine_for(
-    args: argparse.Namespace, model: Any, mesh: Mesh, requests: Sequence[Request], notes: list[str]
+    args: argparse.Namespace,
+    model: Any,
+    mesh: Mesh,
+    requests: Sequence[Request],
+    notes: list[str],
+    speculative: SpeculativeConfig | None = None,
+    draft: Any = None,
 ) -> Engine:
     """An engine with pages for the answers that run at once.
 
@@ -251,17 +264,20 @@ def engine_for(
     if graph is None and mesh.device.type == "cuda":
         try:
             check_can_record(model)
-            graph = True
+            graph = speculative is None or speculative.method != "mtp"
         except ConfigError as error:
             notes.append(f"no CUDA graphs: {error.what}")
     size = EngineConfig.page_size
     longest = max(len(request.prompt) for request in requests) + args.max_new_tokens
     count = max(1, args.n, min(args.max_num_seqs, args.n * len(requests)))
     config = EngineConfig(
-        num_pages=count * -(-longest // size), max_num_seqs=count, max_num_batched_tokens=max(512, count)
+        num_pages=count * -(-longest // size),
+        max_num_seqs=count,
+        max_num_batched_tokens=max(512, count * (1 + (speculative.num_speculative_tokens if speculative else 0))),
+        speculative=speculative,
     )
     recorder = CudaRecorder(mesh.device) if graph else None
-    return Engine(model, config, recorder=recorder, compiled=args.compiled)
+    return Engine(model, config, recorder=recorder, compiled=args.compiled, draft=draft)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -20,12 +20,15 @@ Under torchrun rank 0 serves and the other ranks compute with it, by default as 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ipaddress
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minimegatron.commands.speculation import add_speculative_config, load_draft, speculative_of
 from minimegatron.errors import CheckpointError, ConfigError
 from minimegatron.flags import Parser
 
@@ -74,6 +77,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--pipeline-model-parallel-size", type=int, default=1, metavar="N", help="stages (default: %(default)s)")
     add("--expert-model-parallel-size", type=int, default=1, metavar="N", help="(default: %(default)s)")
     add("--data-parallel-size", type=int, default=1, metavar="N", help="servers behind one address (default: 1)")
+    add_speculative_config(parser)
     args = parser.parse_args(argv)
     for name in (
         "data_parallel_size",
@@ -122,6 +126,17 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+@contextlib.contextmanager
+def deaf() -> Iterator[None]:
+    """In the block SIGTERM and Ctrl-C do nothing: a launcher sends them to all ranks, and rank 0 says when it ends."""
+    before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
 def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: None) -> None:
     """Load the model, and serve until a signal; ranks other than the first compute with it.
 
@@ -143,6 +158,7 @@ def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: 
     from minimegatron.config import ParallelConfig
     from minimegatron.data.tokenizer import HuggingFaceTokenizer
     from minimegatron.inference.engine import Engine, EngineConfig
+    from minimegatron.inference.grammar import Grammars
     from minimegatron.inference.loading import load
     from minimegatron.launch.rank import init
     from minimegatron.serving.protocol import Defaults
@@ -177,6 +193,7 @@ def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: 
     said: dict[str, Any] = {}
     if args.generation_config == "auto" and (companions / GENERATION).is_file():
         said = read_json(companions / GENERATION, "a folder with config.json")
+    speculative, draft = speculative_of(args.speculative_config, model_folder.config)
     engine = Engine(
         load(model_folder, mesh, args.params_dtype),
         EngineConfig(
@@ -187,10 +204,14 @@ def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: 
             max_num_seqs=args.max_num_seqs,
             max_num_batched_tokens=args.max_num_batched_tokens,
             enable_prefix_caching=args.enable_prefix_caching,
+            speculative=speculative,
         ),
+        draft=load_draft(draft, mesh, args.params_dtype),
+        grammars=Grammars(tokenizer, model_folder.config.vocab_size),
     )
     if rank != 0:
-        engine.follow()
+        with deaf():
+            engine.follow()
         return
     config = ServerConfig(
         served_model_name=args.served_model_name or args.folder.resolve().name,

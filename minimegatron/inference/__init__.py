@@ -8,6 +8,7 @@
 | `paged_cache`   | the pages and slots of a rank's layers                                                |
 | `sampling`      | from logits to a token, and its log-probability                                       |
 | `speculative`   | tokens proposed cheaply, verified in one pass                                         |
+| `grammar`       | which tokens a JSON schema lets come next                                             |
 | `plan`          | a step in plain numbers, which rank 0 sends to all ranks                              |
 | `results`       | from the logits of a step to its tokens and log-probabilities                         |
 | `runner`        | a step on one rank, over tp, pp and ep; a step that a CUDA graph can hold             |

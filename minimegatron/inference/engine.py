@@ -32,15 +32,16 @@ from typing import Any
 
 from minimegatron.comm.agree import gather_objects
 from minimegatron.cuda_graphs import Recorder
-from minimegatron.errors import ConfigError, DataError, NumericsError
+from minimegatron.errors import ConfigError, DataError, MinimegatronError, NumericsError
 from minimegatron.inference.block_manager import BlockManager
+from minimegatron.inference.grammar import Grammars
 from minimegatron.inference.paged_cache import PagedCache, bytes_per
-from minimegatron.inference.plan import Batch, Result, plan, plan_draft, scored_tokens
+from minimegatron.inference.plan import Batch, Result, drafts_later, plan, plan_draft, scored_tokens
 from minimegatron.inference.runner import Runner, check_can_record
 from minimegatron.inference.sampling import GREEDY, SamplingParams
 from minimegatron.inference.scheduler import Chunk, Scheduler, Step
 from minimegatron.inference.sequence import FinishReason, Output, Request, Sequence, check_request
-from minimegatron.inference.speculative import NGrams, SpeculativeConfig, check_can_propose
+from minimegatron.inference.speculative import DraftLength, NGrams, SpeculativeConfig, check_can_propose
 from minimegatron.kernels.laid_out import lay_out
 
 
@@ -143,13 +144,16 @@ class Engine:
         recorder: records steps in which every sequence has one new token, for each number of sequences rounded up to
             a power of two (`cuda_graphs.CudaRecorder`).
         compiled: torch.compile each of these steps, the first time it is needed.
-        draft: the model that proposes with the speculative method "draft": in eval mode, in the layout of `model`.
+        draft: the model that proposes with speculative method "draft_model": in eval mode, in `model`'s layout.
+        grammars: reads the grammars of requests; without it those that have one are refused.
         scheduler_cls: plans the steps; a subclass that overrides `schedule` (vLLM's name).
 
     Attributes:
         sequences: id -> the sequences of each request that is not over.
         steps, computed_tokens, drawn_tokens: counted since the beginning.
-        proposed_tokens, accepted_tokens: of speculative decoding, among these.
+        drafts: how often a sequence had tokens proposed.
+        proposed_tokens: of all of them.
+        accepted_at: how often the first of a draft was accepted, the second, and so on.
 
     Raises:
         ConfigError: the model or the draft model cannot generate here, its steps can be neither recorded nor compiled,
@@ -164,6 +168,7 @@ class Engine:
         recorder: Recorder | None = None,
         compiled: bool = False,
         draft: Any = None,
+        grammars: Grammars | None = None,
         scheduler_cls: type[Scheduler] = Scheduler,
     ) -> None:
         check_can_generate(model)
@@ -178,11 +183,19 @@ class Engine:
             )
         self.model, self.config = model, config
         check_can_propose(config.speculative, model, draft, self.max_model_len)
-        self.draft = draft
+        self.heads = config.speculative is not None and config.speculative.method == "mtp"
+        if self.heads and (recorder is not None or compiled):
+            raise ConfigError(
+                'speculative method "mtp" with recorded or compiled steps: these hold no passes of its depths',
+                fix="neither recorder nor compiled",
+            )
+        self.draft, self.grammars = draft, grammars
         models = [model] if draft is None else [model, draft]
         if draft is not None:
             check_can_generate(draft)
         stage, states = stage_of(model), [stage_of(each).inference_state() for each in models]
+        if self.heads:
+            states[0] |= stage.prediction_state()
         weights = [next(iter(each.parameters())) for each in models]
 
         def bytes_of_all(per: str) -> int:
@@ -205,7 +218,7 @@ class Engine:
         )
         max_pages = -(-self.max_model_len // config.page_size)
         proposer = None if draft is None else Runner(stage_of(draft), others[0], max_pages)
-        self.runner = Runner(stage, cache, max_pages, recorder, compiled, proposer)
+        self.runner = Runner(stage, cache, max_pages, recorder, compiled, proposer, self.heads)
         # A state of a sequence holds all its tokens: what a page would skip is not in it.
         blocks = BlockManager(num_pages, config.page_size, config.enable_prefix_caching and not has_slots)
         self.scheduler = scheduler_cls(
@@ -215,30 +228,52 @@ class Engine:
             self.max_model_len,
             has_slots,
             speculative.num_speculative_tokens if speculative is not None else 0,
-            self._look_up if draft is None else lambda _, most: most,
+            self._places,
+            newest_alone=self.heads,
         )
         self.laid_out_bytes = self._lay_out()
         self.sequences: dict[str, list[Sequence]] = {}
-        self.steps = self.computed_tokens = self.drawn_tokens = self.proposed_tokens = self.accepted_tokens = 0
+        self.steps = self.computed_tokens = self.drawn_tokens = self.drafts = self.proposed_tokens = 0
+        self.accepted_at = [0] * (speculative.num_speculative_tokens if speculative is not None else 0)
         self.seconds = {"schedule": 0.0, "propose": 0.0, "run": 0.0, "update": 0.0}
 
     def add_request(self, request: Request, request_id: str) -> None:
         """A request arrives; its first tokens come out of a later `step`. Rank 0 alone is asked.
 
         Raises:
-            ConfigError: nothing to generate, a number out of its range, or a stop id outside of the vocabulary.
+            ConfigError: nothing to generate, a number out of its range, a stop id outside of the vocabulary, or a
+                grammar that cannot be read.
             DataError: a prompt without a token, an id outside the vocabulary, more tokens than there is room for, or
                 an id of a request that is under way.
         """
         if request_id in self.sequences:
             raise DataError(f"there is a request {request_id!r} already", where=request_id, fix="another id")
-        check_request(request, request_id, self.model.config.vocab_size)
+        self.check(request, request_id)
         self.sequences[request_id] = self.scheduler.add(request, request_id)
+        if request.grammar and self.grammars is not None:
+            for sequence in self.sequences[request_id]:
+                sequence.grammar = self.grammars.begin(request.grammar)
+
+    def check(self, request: Request, request_id: str) -> None:
+        """Refuse what could not be computed; raises as `add_request`."""
+        check_request(request, request_id, self.model.config.vocab_size)
+        self.scheduler.check(request, request_id)
+        if request.grammar:
+            if self.grammars is None:
+                raise ConfigError(
+                    "a request with a grammar, and an engine that reads none", fix="Engine(..., grammars=Grammars(...))"
+                )
+            self.grammars.check(request.grammar)
 
     def abort(self, request_id: str) -> list[Output]:
         """End a request before its time; its pages are others' at once. Nothing happens where it is over already."""
         self.sequences.pop(request_id, None)
         return [_output(sequence, 0) for sequence in self.scheduler.abort(request_id)]
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Proposed tokens that were accepted."""
+        return sum(self.accepted_at)
 
     @property
     def has_work(self) -> bool:
@@ -256,10 +291,11 @@ class Engine:
         if not step.chunks:
             return []
         scheduled = time.perf_counter()
-        if self.draft is not None:
-            self._propose(step)
+        drafted = self.draft is not None or self.heads
+        if drafted:
+            step = self._propose(step)
         proposed = time.perf_counter()
-        batch = plan(step, self.draft is not None)
+        batch = plan(step, drafted)
         planned = time.perf_counter()
         result = self._run(batch)
         ran = time.perf_counter()
@@ -283,24 +319,41 @@ class Engine:
         assert result is not None, "rank 0 has the result"
         return result
 
-    def _look_up(self, sequence: Sequence, most: int) -> int:
-        """What an n-gram proposes behind a sequence's newest token; how many."""
+    def _places(self, sequence: Sequence, most: int) -> int:
+        """How many tokens are proposed behind a sequence's newest, of at most so many; n-grams are looked up."""
         config = self.config.speculative
         assert config is not None, "nobody asked for proposals"
+        if sequence.draft_length is None:
+            sequence.draft_length = DraftLength(config.num_speculative_tokens)
+        most = min(most, sequence.draft_length.count(len(sequence.tokens)))
+        if config.method != "ngram" or not most:
+            return most
         if sequence.lookup is None:
             sequence.lookup = NGrams(config.prompt_lookup_min, config.prompt_lookup_max)
         sequence.proposed = sequence.lookup.propose(sequence.tokens, most)
+        if sequence.grammar is not None:
+            del sequence.proposed[sequence.grammar.valid(sequence.proposed) :]
         return len(sequence.proposed)
 
-    def _propose(self, step: Step) -> None:
-        """The draft model computes what the step computes, and draws what each chunk has places for."""
+    def _propose(self, step: Step) -> Step:
+        """What each chunk has places for is drawn by the draft model, which computes what the step computes, or by the
+        model's own depths, whose pages have been copied then.
+        """
         for chunk in step.chunks:
             chunk.sequence.proposed = []
-        for number in range(max(1, *(chunk.proposals for chunk in step.chunks))):
-            drawn = self._run(plan_draft(step, number)).tokens
+        passes = max(chunk.proposals for chunk in step.chunks)
+        later = [drafts_later(step, chunk) for chunk in step.chunks]
+        if self.draft is not None and not all(later):
+            passes = max(passes, 1)
+        for number in range(passes):
+            drawn = self._run(plan_draft(step, number, self.heads)).tokens
             asked = [chunk.sequence for chunk in step.chunks if chunk.proposals > number]
             for sequence, token in zip(asked, drawn, strict=True):
                 sequence.proposed.append(token)
+        if self.draft is not None:
+            for chunk, left_out in zip(step.chunks, later, strict=True):
+                chunk.sequence.lag = chunk.sequence.lag + 1 if left_out else 0
+        return dataclasses.replace(step, copies=()) if self.heads and passes else step
 
     def follow(self) -> None:
         """Compute what rank 0 plans, until it says that it is over (`stop`)."""
@@ -441,8 +494,7 @@ class Engine:
             )
         self.runner.check_agreement(requests)  # first: what is refused, all refuse
         for i, request in enumerate(requests):
-            check_request(request, f"prompt {i}", self.model.config.vocab_size)
-            self.scheduler.check(request, f"prompt {i}")
+            self.check(request, f"prompt {i}")
         if not self.runner.leads:
             self.follow()
             return _or_raise(self.runner.tell(None))
@@ -460,9 +512,11 @@ class Engine:
                 self.abort(f"prompt {i}")
             raise
         self.stop()
-        made: list[list[Sequence]] | NumericsError = answers
+        made: list[list[Sequence]] | MinimegatronError = answers
         for answer in (each for several in reversed(answers) for each in reversed(several)):
-            if where := _not_a_number(answer):
+            if answer.failure:
+                made = DataError(f"the grammar's parser gave up: {answer.failure}", where=answer.request_id)
+            elif where := _not_a_number(answer):
                 made = NumericsError(
                     "the log-probability of a token is nan",
                     where=f"{answer.request_id}, {where}",
@@ -480,7 +534,6 @@ class Engine:
                 sequence.prompt_log_probs.append(value)
                 sequence.prompt_top.append(top)
                 score += 1
-            sequence.lag = 0
             if chunk.proposals:
                 outputs.append(self._verified(chunk, result, draw))
                 draw += chunk.proposals + 1
@@ -508,11 +561,14 @@ class Engine:
             self._drawn(sequence, result, first + taken)
             taken += 1
             accepted = taken <= len(proposed) and sequence.tokens[-1] == proposed[taken - 1]
-            self.accepted_tokens += accepted
+            if accepted:
+                self.accepted_at[taken - 1] += 1
             if sequence.reason is not None or not accepted:
                 break
+        self.drafts += bool(proposed)
         self.proposed_tokens += len(proposed)
         sequence.proposed = []
+        sequence.draft_length.told(taken - 1, len(sequence.tokens))
         if self.draft is not None and taken > len(proposed):
             sequence.lag = 1
         self.scheduler.computed(chunk, taken - 1)
@@ -527,7 +583,7 @@ class Engine:
         sequence.log_probs.append(result.log_probs[i])
         sequence.top.append(result.top[i])
         if not result.finite[i]:
-            sequence.reason = FinishReason.ERROR
+            sequence.reason, sequence.failure = FinishReason.ERROR, ""
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a sequence whose caller has found its end, such as a stop string."""
@@ -537,6 +593,7 @@ class Engine:
 
     def _over(self, sequence: Sequence) -> None:
         self.scheduler.finish(sequence)
+        sequence.grammar = None
         others = self.sequences.get(sequence.request_id, [])
         if all(each.reason is not None for each in others):
             self.sequences.pop(sequence.request_id, None)
@@ -550,8 +607,8 @@ def _not_a_number(sequence: Sequence) -> str:
     return "" if place is None else f"token {sequence.request.prompt_log_probs_start + place}"
 
 
-def _or_raise(made: list[list[Sequence]] | NumericsError) -> list[list[Sequence]]:
-    if isinstance(made, NumericsError):
+def _or_raise(made: list[list[Sequence]] | MinimegatronError) -> list[list[Sequence]]:
+    if isinstance(made, MinimegatronError):
         raise made
     return made
 
@@ -567,6 +624,7 @@ def _output(sequence: Sequence, count: int) -> Output:
         tuple(sequence.top[new]),
         sequence.reason,
         sequence.weight_version,
+        sequence.failure,
     )
 
 

@@ -24,11 +24,11 @@ from minimegatron.inference.sequence import Ranked, Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Proposal:
-    """A token that the draft model has drawn, to be verified.
+    """A token that the draft model or a head has drawn, to be verified.
 
     Attributes:
         token: the id.
-        at: (pass of the draft model in this step, row of its draws) where its distribution is.
+        at: (pass of the proposer in this step, row of its draws) where its distribution is.
         u: of the verdict, in [0, 1).
     """
 
@@ -46,6 +46,7 @@ class Draw:
         params: how.
         u: the draw, in [0, 1).
         banned: ids that may not be drawn.
+        allowed: the only ids that may be (`grammar.unpacked`); None for all.
         history: (prompt, answer so far), where `params` penalises.
         log_probs: None, or how many of the most likely tokens to name beside the drawn one's log-probability.
         raw: log-probabilities of softmax(l) in place of softmax(l / T).
@@ -60,6 +61,7 @@ class Draw:
     log_probs: int | None = None
     raw: bool = False
     proposal: Proposal | None = None
+    allowed: bytes | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +88,7 @@ class Batch:
     Attributes:
         wanted: places in the row whose logits are wanted.
         copies, slot_copies: (from, to), before anything is computed.
-        draft: number of the draft model's pass in this step; None is the model's own.
+        draft: number of the proposer's pass in this step; None is the model's own.
     """
 
     tokens: tuple[int, ...]
@@ -139,7 +141,7 @@ def plan(step: Step, drafted: bool = False) -> Batch:
 
     Args:
         step: the step; its sequences have what is proposed.
-        drafted: it was drawn by the draft model, where it is not greedy.
+        drafted: it was drawn from a distribution, where it is not greedy.
     """
     tokens: list[int] = []
     wanted: list[int] = []
@@ -184,21 +186,32 @@ def plan(step: Step, drafted: bool = False) -> Batch:
     )
 
 
-def plan_draft(step: Step, number: int) -> Batch:
-    """Pass `number` of the draft model: first all that the step computes, later the token that it has just drawn."""
+def drafts_later(step: Step, chunk: Chunk) -> bool:
+    """Whether the draft model leaves out a token, which it computes together with those before its next proposal."""
+    generates = len(chunk.sequence.tokens) > chunk.sequence.prompt_length
+    return chunk.count == 1 and not chunk.proposals and generates and not step.copies
+
+
+def plan_draft(step: Step, number: int, heads: bool = False) -> Batch:
+    """Pass `number` of the draft model: first all that the step computes, later the token that it has just drawn.
+
+    With `heads` that of the model's own, which have computed with it all tokens but the newest.
+    """
     tokens: list[int] = []
     wanted: list[int] = []
     draws: list[Draw] = []
     rows: list[tuple[Chunk, int, int]] = []  # chunk, tokens before it, new tokens
     for chunk in step.chunks:
         sequence, end = chunk.sequence, chunk.start + chunk.count
-        if number == 0:
+        if number == 0 and not heads:
+            if drafts_later(step, chunk):
+                continue
             start = chunk.start - sequence.lag
             rows.append((chunk, start, end - start))
             tokens += sequence.tokens[start:end]
         elif chunk.proposals > number:
-            rows.append((chunk, end + number - 1, 1))
-            tokens.append(sequence.proposed[-1])
+            rows.append((chunk, end - 1 + number, 1))
+            tokens.append((sequence.proposed or sequence.tokens)[-1])
         if chunk.proposals > number:
             drawn = _draw(sequence, sequence.index, len(wanted), sequence.proposed, ":proposal")
             draws.append(dataclasses.replace(drawn, log_probs=None))
@@ -220,12 +233,14 @@ def _draw(sequence: Sequence, index: int, at: int, proposed: Items[int] = (), of
     """The draw of a token behind a sequence and what is proposed behind it."""
     request, params = sequence.request, sequence.request.sampling
     place = len(sequence.tokens) - sequence.prompt_length + len(proposed)
+    may_stop, grammar = place >= request.min_new_tokens, sequence.grammar
     return Draw(
         at,
         params,
         0.0 if params.greedy else uniform(request.seed, index, place, of),
-        tuple(request.stop_ids) if place < request.min_new_tokens else (),
+        tuple(request.stop_ids) if grammar is None and not may_stop else (),
         (request.prompt, (*sequence.answer, *proposed)) if params.penalises else ((), ()),
         request.log_probs,
         request.raw_log_probs,
+        allowed=None if grammar is None else grammar.allowed(proposed, request.stop_ids, may_stop),
     )

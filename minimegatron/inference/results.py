@@ -1,4 +1,4 @@
-"""From the logits of a step to its `Result`: penalties, draws, verdicts on proposals, log-probabilities.
+"""From the logits of a step to its `Result`: penalties, grammars, draws, verdicts on proposals, log-probabilities.
 
 The last stage calls `result_of`; what a single draw is, `sampling` says, and what a verdict is, `speculative`.
 """
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from minimegatron.inference.grammar import unpacked
 from minimegatron.inference.plan import Batch, Draw, Result
 from minimegatron.inference.sampling import Rows, SamplingParams, distribution, log_probabilities, penalise, sample
 from minimegatron.inference.sequence import Ranked
@@ -17,16 +18,22 @@ from minimegatron.inference.speculative import verified
 
 
 def plain_and_changed(logits: torch.Tensor, draws: Sequence[Draw]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the wanted logits [k, V] those of each draw, as they are and with penalties: [r, V] both."""
+    """Of the wanted logits [k, V] those of each draw, as they are, and with penalties and grammars:
+    [r, V] both."""
     at, device = [draw.at for draw in draws], logits.device
     plain = logits if at == list(range(len(logits))) else logits[torch.tensor(at, device=device)]
-    special = [i for i, draw in enumerate(draws) if draw.params.penalises or draw.banned]
+    special = [i for i, draw in enumerate(draws) if draw.params.penalises or draw.banned or draw.allowed]
     if not special:
         return plain, plain
     changed = plain.to(torch.promote_types(plain.dtype, torch.float32)).clone()
     for i in special:
         penalise(changed[i], draws[i].params, *draws[i].history)
         changed[i, torch.tensor(draws[i].banned, dtype=torch.int64, device=device)] = -math.inf
+    bounded = {i: allowed for i in special if (allowed := draws[i].allowed) is not None}
+    if bounded:
+        mask = unpacked(list(bounded.values()), changed.shape[-1], device)
+        rows = torch.tensor(list(bounded), device=device)
+        changed[rows] = changed[rows].masked_fill(~mask, -math.inf)
     return plain, changed
 
 

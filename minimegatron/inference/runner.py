@@ -60,6 +60,7 @@ class Runner:
         recorder: records steps in which every sequence has one new token; None does without.
         compiled: torch.compile these steps.
         draft: the same of a draft model, whose passes this one runs too.
+        heads: the model's own depths (`models/mtp`) propose: they compute what the model computes.
     """
 
     def __init__(
@@ -70,11 +71,12 @@ class Runner:
         recorder: Recorder | None = None,
         compiled: bool = False,
         draft: Runner | None = None,
+        heads: bool = False,
     ) -> None:
         self.stage, self.cache, self.mesh = stage, cache, stage.mesh
         self.max_pages, self.recorder, self.compiled = max_pages, recorder, compiled
-        self.draft = draft
-        self.shares: list[torch.Tensor | None] = []  # of a draft model: what each pass has drawn from; None is greedy
+        self.draft, self.heads = draft, heads
+        self.shares: list[torch.Tensor | None] = []  # of a proposer: what each pass has drawn from; None is greedy
         self.mail = PointToPoint(self.mesh) if self.mesh.pp.size > 1 else None
         self._recorded: dict[tuple[int, bool, bool], RecordedStep] = {}
 
@@ -126,17 +128,57 @@ class Runner:
         result: Result | None = None
         if self._records(batch):
             result = self._play(batch)
-        elif (logits := self._logits(batch)) is not None:
+        elif (logits := self._all_logits(batch)) is not None:
             if batch.draft is not None:
                 del self.shares[batch.draft :]
                 params = [draw.params for draw in batch.draws]
                 sampled = any(not each.greedy for each in params)
                 self.shares.append(shares_of(plain_and_changed(logits, batch.draws)[1], params) if sampled else None)
-            result = result_of(logits, batch, self.draft.shares if self.draft is not None else ())
+            result = result_of(logits, batch, (self.draft or self).shares)
         if self.mesh.pp.size > 1:
             found = gather_to_first(result, self.mesh.pp)
             result = found[-1] if found is not None else result
         return result
+
+    def _all_logits(self, batch: Batch) -> torch.Tensor | None:
+        """Logits of the wanted places, [k, V], on the last stage; by the model, or in a pass of its depths by one."""
+        if not self.heads:
+            return self._logits(batch)
+        if batch.draft is not None:
+            return self._predict(batch, batch.draft + 1) if self.stage.post_process else None
+        logits = self._logits(batch)
+        if self.stage.post_process:
+            self._predict(batch, 1)
+        return logits
+
+    def _predict(self, batch: Batch, first: int) -> torch.Tensor | None:
+        """All depths from `first` on compute a batch's tokens; logits [k, V] of the wanted ones by the first."""
+        found = None
+        for depth in range(first, self.stage.config.mtp_num_layers + 1):
+            tokens: list[int] = []
+            rows: list[tuple[int, int, tuple[int, ...]]] = []
+            begin = 0
+            for count, before, table in zip(batch.new, batch.kept, batch.tables, strict=True):
+                skip = max(0, depth - before)  # a token with fewer before it has no row
+                if count > skip:
+                    tokens += batch.tokens[begin + skip : begin + count]
+                    rows.append((count - skip, before + skip, table))
+                begin += count
+            if self.mesh.sequence_parallel and (short := -len(tokens) % self.mesh.tp.size):
+                tokens += [0] * short
+                rows.append((short, depth, (0,) * -(-(depth + short) // self.cache.page_size)))
+            if not rows:
+                continue
+            new, kept, tables = zip(*rows, strict=True)
+            context = self.cache.context(new, kept, tables, (0,) * len(rows))
+            rows_before = self.cache.context(new, [each - 1 for each in kept], tables, (0,) * len(rows)).rows
+            row, at = torch.tensor([tokens], device=self.cache.device), None
+            if depth == first and batch.draft is not None:
+                at = torch.tensor(batch.wanted, device=self.cache.device)
+            out = self.stage.predicted(depth, row, context, rows_before, at)
+            if out is not None:
+                found = c.gather_from_region(out, self.mesh.tp)[: len(batch.wanted), 0, : self.stage.config.vocab_size]
+        return found
 
     def _logits(self, batch: Batch) -> torch.Tensor | None:
         """Logits of the wanted places, [k, V], on the last stage."""
@@ -179,8 +221,8 @@ class Runner:
 
     def _records(self, batch: Batch) -> bool:
         plain = all(count == 1 for count in batch.new) and len(batch.draws) == len(batch.new) and not batch.scores
-        simple = all(not (d.params.penalises or d.banned or d.log_probs) for d in batch.draws)
-        return (self.recorder is not None or self.compiled) and plain and simple
+        simple = all(not (d.params.penalises or d.banned or d.allowed or d.log_probs) for d in batch.draws)
+        return (self.recorder is not None or self.compiled) and plain and simple and not self.heads
 
     def _play(self, batch: Batch) -> Result:
         params = [draw.params for draw in batch.draws]

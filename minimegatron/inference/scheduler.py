@@ -97,6 +97,7 @@ class Scheduler:
         has_slots: layers keep something for a sequence, in slots 1 to `max_num_seqs`; slot 0 is for padding.
         lookahead: proposed tokens of a sequence in a step, at most.
         propose: (sequence, most of them) -> how many there are; default as many as may be.
+        newest_alone: proposals need what the model has made of the token before the newest, in an earlier step.
 
     Attributes:
         waiting, running: sequences, in order of arrival.
@@ -115,6 +116,7 @@ class Scheduler:
         has_slots: bool = False,
         lookahead: int = 0,
         propose: Callable[[Sequence, int], int] = lambda _, most: most,
+        newest_alone: bool = False,
     ) -> None:
         if max_num_seqs < 1 or max_num_batched_tokens < max_num_seqs:
             raise ConfigError(
@@ -127,7 +129,7 @@ class Scheduler:
                 f"{lookahead} proposed tokens each",
                 fix=f"at least {max_num_seqs * (1 + lookahead)}, fewer sequences, or a smaller num_speculative_tokens",
             )
-        self.blocks, self.lookahead, self.propose = blocks, lookahead, propose
+        self.blocks, self.lookahead, self.propose, self.newest_alone = blocks, lookahead, propose, newest_alone
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.max_model_len = max_model_len
         self.version = 0
@@ -224,9 +226,10 @@ class Scheduler:
         count, most = min(sequence.waiting_tokens, budget), self._most_proposals(sequence)
         if not most or count < sequence.waiting_tokens:
             return count, 0
-        if count + most > budget:
+        places = self.propose(sequence, most)
+        if places and (count + places > budget or (self.newest_alone and count > 1)):
             return count - 1, 0  # the newest waits for a step that has all places
-        return count, self.propose(sequence, most)
+        return count, places
 
     def _most_proposals(self, sequence: Sequence) -> int:
         """None before the first token of the answer, and so few that a token after all of them may still be drawn."""

@@ -48,6 +48,7 @@ class Request:
         prompt_log_probs_start: the first of them; the second token is 1, and the first has none before it.
         raw_log_probs: of softmax(l), in place of softmax(l / T).
         salt: requests with different salts share no pages: an adapter's name, a tenant.
+        grammar: that every answer keeps to, see `inference/grammar.of_json_schema`; "" for none.
     """
 
     prompt: tuple[int, ...]
@@ -62,6 +63,7 @@ class Request:
     prompt_log_probs_start: int = 1
     raw_log_probs: bool = False
     salt: str = ""
+    grammar: str = ""
 
 
 Ranked = tuple[tuple[int, float], ...]  # (id, log-probability), the most likely first
@@ -84,6 +86,7 @@ class Sequence:
         reason: why it is over; None while it is not.
         preemptions: how often it has lost its pages.
         weight_version: of the weights that have made its last token.
+        failure: of a grammar's parser, in words, where `reason` is ERROR.
         proposed: tokens that the step under way verifies behind its newest (`inference/speculative.py`).
         cached: how many tokens its pages held already when it was last admitted.
         looked_at, parent: see `BlockManager.remember`.
@@ -102,6 +105,7 @@ class Sequence:
     prompt_log_probs: list[float] = dataclasses.field(default_factory=list)
     prompt_top: list[Ranked] = dataclasses.field(default_factory=list)
     reason: FinishReason | None = None
+    failure: str = ""
     preemptions: int = 0
     weight_version: int = 0
     cached: int = 0
@@ -109,7 +113,9 @@ class Sequence:
     parent: int | tuple[int, str] = 0
     proposed: list[int] = dataclasses.field(default_factory=list)
     lag: int = 0  # computed tokens that the draft model has not computed
+    draft_length: Any = dataclasses.field(default=None, repr=False)  # how many tokens are proposed to it
     lookup: Any = dataclasses.field(default=None, repr=False)  # n-grams of its tokens
+    grammar: Any = dataclasses.field(default=None, repr=False)  # where it stands in its request's
 
     @property
     def prompt_length(self) -> int:
@@ -143,6 +149,14 @@ class Sequence:
         self.tokens.append(token)
         if token in self.request.stop_ids:
             self.reason = FinishReason.STOP
+            return
+        if self.grammar is not None:
+            self.grammar.take(token)
+            self.failure = self.grammar.failure
+        if self.failure:
+            self.reason = FinishReason.ERROR
+        elif self.grammar is not None and self.grammar.over:
+            self.reason = FinishReason.STOP
         elif len(self.tokens) >= self.most_tokens:
             self.reason = FinishReason.LENGTH
 
@@ -157,6 +171,7 @@ class Output:
         log_probs, top: of each, where asked for.
         reason: why it is over, None while it is not.
         weight_version: of the weights that have made them.
+        failure: what went wrong, where that is known in words.
     """
 
     request_id: str
@@ -166,6 +181,7 @@ class Output:
     top: tuple[Ranked, ...]
     reason: FinishReason | None
     weight_version: int = 0
+    failure: str = ""
 
 
 def check_request(request: Request, request_id: str, vocab_size: int) -> None:

@@ -6,11 +6,11 @@ The problem in a sentence: a decode step reads every weight to make one token, a
     verified    one pass over c d e f gives the logits of d, e, f and of one more
     kept        the proposals up to the first that is rejected, and one token of the model's own: 1 to k + 1 a step
 
-| method  | who proposes                                                       | q                | costs          |
-|---------|--------------------------------------------------------------------|------------------|----------------|
-| "ngram" | what followed when the last few tokens occurred for the first time | a point mass     | a look-up      |
-| "draft" | a smaller model with the same vocabulary                           | its distribution | k passes of it |
-| "mtp"   | the model's own heads (`models/mtp`): refused, they do not propose yet                                 |
+| method        | who proposes                                                     | q                | costs          |
+|---------------|------------------------------------------------------------------|------------------|----------------|
+| "ngram"       | what followed when the last tokens occurred for the first time   | a point mass     | a look-up      |
+| "draft_model" | a smaller model with the same vocabulary                         | its distribution | k passes of it |
+| "mtp"         | the model's own depths (`models/mtp`), each a token              | its distribution | k layers of it |
 
 **The rule** (`verified`). d was drawn from q, and the model has p in its place, both after temperature, top-k, top-p:
 
@@ -28,10 +28,20 @@ d. So "ngram", and greedy with any method, give token for token what the engine 
 for its token. The numbers of a proposal behind a rejected one have decided nothing, so they serve again. How many
 tokens are proposed depends on the sequence alone: with a seed, an answer does not depend on its neighbours.
 
+**How many.** k at most, and fewer where they are rejected (`DraftLength`): a proposer that never guesses right is soon
+asked once in 32 tokens. The count is a function of what became of the sequence's own drafts before, so it depends on no
+neighbour; and because it is known before the numbers of the next place are drawn, that place keeps the distribution p.
+
 **The draft model's pages** have the numbers of the target's, so tables, copies, forks and prefix reuse serve both. It
-computes each chunk that the target computes, and after that one token a pass. After a rejection both counts go back to
+computes each chunk that the target computes, and after that one token a pass; in a pause it computes nothing, and all
+that it has missed at once in the pass that ends the pause. After a rejection both counts go back to
 the last accepted token. If all k are accepted the draft model lacks the last of them (`Sequence.lag`) and computes it
 in the next step; until then nobody else finds a page with it. q stays on the device of the last stage, where p is.
+
+**The depths' rows** (`models/mtp`) lie in the same pages as the model's own. A step of the model ends with all depths
+over the tokens that it has computed; the newest token, which nobody has computed, goes through the depths alone, in k
+passes on the last stage: in pass m the depths from m on compute one more row, and depth m proposes. So a proposal is
+what the depth would give in training, whatever was rejected before.
 
 **Not recorded.** A step with a proposal has several new tokens of a sequence, so a CUDA graph of one token each does
 not serve it. Steps without any are recorded as ever.
@@ -51,7 +61,7 @@ import torch
 from minimegatron.errors import ConfigError
 from minimegatron.inference.sampling import draw
 
-Method = Literal["ngram", "draft", "mtp"]
+Method = Literal["ngram", "draft_model", "mtp"]  # vLLM's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,11 +70,11 @@ class SpeculativeConfig:
 
     Args:
         method: see the table above.
-        num_speculative_tokens: k, proposals of a sequence in a step at most.
+        num_speculative_tokens: k, proposals of a sequence in a step at most; fewer where they are rejected.
         prompt_lookup_max, prompt_lookup_min: of "ngram": how many last tokens are looked for, the longest first.
 
     Raises:
-        ConfigError: a value that is out of range, or "mtp".
+        ConfigError: a value that is out of range.
     """
 
     method: Method = "ngram"
@@ -75,11 +85,6 @@ class SpeculativeConfig:
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):
             raise ConfigError(f"speculative method {self.method!r}", fix=f"one of {', '.join(get_args(Method))}")
-        if self.method == "mtp":
-            raise ConfigError(
-                'speculative method "mtp": heads of multi-token prediction are trained, and do not propose yet',
-                fix='method "ngram", or "draft" with a smaller model',
-            )
         if self.num_speculative_tokens < 1:
             raise ConfigError(
                 f"num_speculative_tokens is {self.num_speculative_tokens}", fix="at least 1, or speculative=None"
@@ -89,6 +94,36 @@ class SpeculativeConfig:
                 f"prompt_lookup_min is {self.prompt_lookup_min} and prompt_lookup_max {self.prompt_lookup_max}",
                 fix="1 <= prompt_lookup_min <= prompt_lookup_max",
             )
+
+
+LONGEST_PAUSE = 5  # 2^5 - 1 tokens
+
+
+@dataclasses.dataclass
+class DraftLength:
+    """How many tokens are proposed to one sequence, from what became of its drafts alone.
+
+    | drafts in a row of which nothing was accepted | 0 | 1   | 2   | 3   | 4   | 5       | 6 and more |
+    |-----------------------------------------------|---|-----|-----|-----|-----|---------|------------|
+    | tokens of the next one, at least 1            | k | k/2 | k/4 | k/8 | ... |         |            |
+    | tokens before it without one                  | 0 | 0   | 1   | 3   | 7   | 15      | 31         |
+
+    Args:
+        most: k.
+    """
+
+    most: int
+    misses: int = 0
+    resumes: int = 0  # once the sequence has so many tokens
+
+    def count(self, length: int) -> int:
+        """How many to propose behind so many tokens."""
+        return 0 if length < self.resumes else max(1, self.most >> self.misses)
+
+    def told(self, accepted: int, length: int) -> None:
+        """So many were accepted of a draft; the sequence has so many tokens now."""
+        self.misses = 0 if accepted else self.misses + 1
+        self.resumes = length + (1 << min(max(0, self.misses - 1), LONGEST_PAUSE)) - 1
 
 
 class NGrams:
@@ -145,7 +180,8 @@ def verified(
 
 
 def check_can_propose(config: SpeculativeConfig | None, model: Any, draft: Any, max_model_len: int) -> None:
-    """Refuse a draft model that does not go with the method, with the model, or with the longest sequence.
+    """Refuse a draft model that does not go with the method, with the model, or with the longest sequence; and depths
+    that are not there.
 
     Args:
         config: None for no speculation.
@@ -157,10 +193,17 @@ def check_can_propose(config: SpeculativeConfig | None, model: Any, draft: Any, 
         ConfigError: as it says.
     """
     method = None if config is None else config.method
-    if (draft is not None) != (method == "draft"):
+    if (draft is not None) != (method == "draft_model"):
         raise ConfigError(
             f"speculative method {method!r} {'without' if draft is None else 'with'} a draft model",
-            fix='method "draft" and Engine(model, config, draft=...) together',
+            fix='method "draft_model" and Engine(model, config, draft=...) together',
+        )
+    depths = model.config.mtp_num_layers or 0
+    if config is not None and method == "mtp" and config.num_speculative_tokens > depths:
+        raise ConfigError(
+            f"num_speculative_tokens is {config.num_speculative_tokens}, and the model has {depths} depths of "
+            "multi-token prediction, a token each",
+            fix=f"at most {depths}" if depths else 'method "ngram", or "draft_model" with a smaller model',
         )
     if draft is None:
         return

@@ -102,6 +102,24 @@ class InferenceContext:
         """[r], how many tokens each sequence had before the pass."""
         return self.lengths - self.starts.diff()
 
+    def without_first(self, count: int) -> InferenceContext:
+        """The same new tokens, for layers that keep nothing of the first `count` tokens of a sequence.
+
+        To these layers pages have one token each: then a table can begin behind any token.
+        """
+        size = next(buffer.shape[1] for layer in self.state.values() for buffer in layer.values())
+        within = torch.arange(size, dtype=torch.int32, device=self.page_table.device)
+        return dataclasses.replace(
+            self,
+            state={
+                n: {name: x.flatten(0, 1).unsqueeze(1) for name, x in layer.items()} for n, layer in self.state.items()
+            },
+            lengths=self.lengths - count,
+            page_table=(self.page_table[..., None] * size + within).flatten(1)[:, count:],
+            totals=None if self.totals is None else tuple(total - count for total in self.totals),
+            _cache={},
+        )
+
     def once(self, key: Any, make: Any) -> Any:
         """The result of `make`, cached for all layers of the pass."""
         if key not in self._cache:

@@ -217,6 +217,8 @@ class GPTModel(nn.Module):
         hidden = self.decoder(hidden, context)
         if not self.post_process:
             return {"hidden": hidden}
+        if self.mtp is not None and inference_context is not None:
+            self.mtp.keep(hidden, 0, inference_context)
         if logits_at is not None:
             hidden = self._rows(hidden, logits_at)
         if labels is None:
@@ -225,6 +227,35 @@ class GPTModel(nn.Module):
         if self.mtp is not None and self.training and torch.is_grad_enabled():
             losses = self.mtp(losses, hidden, labels, context, partial(self._embed_ahead, position_ids), self._losses)
         return losses
+
+    def predicted(
+        self,
+        depth: int,
+        tokens: torch.Tensor,
+        context: InferenceContext,
+        before: torch.Tensor,
+        logits_at: torch.Tensor | None = None,
+    ) -> torch.Tensor | None:
+        """What a depth of `mtp` makes of new tokens in generation; each has at least `depth` tokens before it.
+
+        Args:
+            depth: from 1 on; the depth before has its states of all rows `before`.
+            tokens: [1, n] ids, as in `forward`.
+            context: where they stand.
+            before: [n], the row of the token before each, as `context.rows` has those of the tokens.
+            logits_at: [k] places in the row, or None.
+
+        Returns:
+            Logits of the tokens that follow these, [k, 1, V'/t]; None where none were asked for.
+        """
+        assert self.mtp is not None and self.embedding is not None, "the last stage of a model with depths"
+        own = context.without_first(depth)
+        rotary = self.rotary(context.position_ids - depth) if self.rotary is not None else None
+        embedded = self.embedding(tokens, context.position_ids)
+        hidden = self.mtp.state_before(depth, before, own)
+        hidden = self.mtp.layers[depth - 1](hidden, embedded, AttentionContext(rotary, AttentionMask(), own))
+        self.mtp.keep(hidden, depth, own)
+        return None if logits_at is None else self.logits(self._rows(hidden, logits_at))
 
     def _rows(self, hidden: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """[s', 1, h] -> [k', 1, h]; with sequence parallelism k' is k / t, rounded up."""
@@ -292,6 +323,10 @@ class GPTModel(nn.Module):
             ConfigError: a layer has no `inference_state`.
         """
         return {number: layer.inference_state() for number, layer in self.layers.items()}  # type: ignore[operator]
+
+    def prediction_state(self) -> dict[int, dict[str, StateSpec]]:
+        """The same of the depths that are here, which only speculative decoding needs."""
+        return {} if self.mtp is None else self.mtp.inference_state()  # type: ignore[no-any-return]
 
 
 def build_model(

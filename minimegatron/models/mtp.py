@@ -9,6 +9,8 @@ Depth k has one more transformer layer. It sees the state of depth k - 1 and the
     loss_i^k = cross entropy of t_{i+k+1}, by norm(h_i^k) and the model's own output layer
     total    = sum_i m_i loss_i  +  lambda / D  sum_k sum_i m_{i+k} loss_i^k
 
+In generation depth k proposes the token k places after the next (`inference/speculative`).
+
 m_{i+k} is the mask of the token where t_{i+k+1} is the label. Embedding and output layer are the model's; with
 w_i the labels, t_{i+k} = w_{i+k-1}: all inputs are the labels rolled to the left.
 
@@ -28,6 +30,11 @@ gradient is added to the first stage's (`models/chunks`).
 
 M_k [h, 2h] is replicated over tp and acts on the tokens that a rank holds; its gradient is partial like that of a norm.
 
+**In generation** row j of depth k is what is made of token t_j, that is of place i = j - k: its key and value, and the
+state h_{j-k}^k that depth k + 1 reads in row j + 1. So a row of a page depends on the tokens up to its own and on none
+behind it, as it does for the model's layers: tables, forks, copies and prefix reuse serve all depths. Depth k has no
+row before k, which `InferenceContext.without_first` leaves out.
+
 The halves of M_k stand as in DeepSeek's published weights and in Megatron, the embedding first; the paper has them the
 other way round. The total is what Megatron computes with `--calculate-per-token-loss`.
 
@@ -43,12 +50,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from minimegatron.comm import collectives as c
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
 from minimegatron.comm.sequence import gather_tokens, local_tokens
 from minimegatron.config.model import TransformerConfig
 from minimegatron.layers.attention.mla import ReplicatedLinear
 from minimegatron.layers.attention.self_attention import AttentionContext
+from minimegatron.layers.inference_context import InferenceContext, LayerState, StateSpec
 from minimegatron.layers.norm import Norm
 from minimegatron.layers.param import Init
 from minimegatron.layers.recompute import recompute_module
@@ -72,6 +81,7 @@ class PredictionLayer(nn.Module):
     ) -> None:
         super().__init__()
         h = config.hidden_size
+        self.layer_number = layer_number
         self.enorm, self.hnorm = Norm(config), Norm(config)
         self.eh_proj = ReplicatedLinear(2 * h, h, Init(std=config.init_method_std), config.dtype)
         self.transformer_layer = build_module(spec, config, mesh, layer_number, rng)
@@ -84,6 +94,11 @@ class PredictionLayer(nn.Module):
         """The state of the depth before and the tokens' embeddings [s', b, h] -> this depth's state [s', b, h]."""
         x = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(hidden)], -1))
         return self.final_layernorm(self.transformer_layer(x, context))
+
+    def inference_state(self) -> dict[str, StateSpec]:
+        """What its layer keeps of a token; and "hidden", the state that it reads for the next one."""
+        kept: dict[str, StateSpec] = self.transformer_layer.inference_state()
+        return {**kept, "hidden": StateSpec((self.hnorm.weight.shape[0],))}
 
 
 class MultiTokenPrediction(nn.Module):
@@ -140,6 +155,23 @@ class MultiTokenPrediction(nn.Module):
             hidden = layer(hidden, embed(self.rolled(labels, k - 1), k), context)
             deeper.append(loss_of(hidden, self.rolled(labels, k)))
         return _AddLosses.apply(losses, self, context.mask.document_ids, *deeper)  # type: ignore[no-any-return]
+
+    def inference_state(self) -> dict[int, dict[str, StateSpec]]:
+        """Layer number of each depth -> what it keeps of a token in generation."""
+        return {layer.layer_number: layer.inference_state() for layer in self.layers}
+
+    def keep(self, hidden: torch.Tensor, depth: int, context: InferenceContext) -> None:
+        """Keep the state [s', 1, h] of a depth, 0 for the model's, where there is a next one that takes part."""
+        if depth < len(self.layers) and (number := self.layers[depth].layer_number) in context.state:
+            if self.mesh.sequence_parallel:
+                hidden = c.gather_from_sequence_region(hidden, self.mesh.tp)
+            LayerState(context, number).write_tokens(hidden=hidden)
+
+    def state_before(self, depth: int, before: torch.Tensor, context: InferenceContext) -> torch.Tensor:
+        """What a depth reads for new tokens, [s', 1, h], of the rows `before` [n] them."""
+        pages = LayerState(context, self.layers[depth - 1].layer_number).pages("hidden")
+        hidden = pages.flatten(0, 1)[before].unsqueeze(1)
+        return c.scatter_to_sequence_region(hidden, self.mesh.tp) if self.mesh.sequence_parallel else hidden
 
     def rolled(self, x: torch.Tensor, k: int) -> torch.Tensor:
         """x_{i+k} for every token i that is here, [b, s] -> [b, s]; the first ones again past the end."""

@@ -59,12 +59,14 @@ from minimegatron.inference.engine import Engine
 from minimegatron.inference.sequence import Request as EngineRequest
 from minimegatron.serving.answers import DONE, ChatFormat, Choice, CompletionFormat, Format, Tokens, event, usage_of
 from minimegatron.serving.engine_thread import EngineThread, Full, ShuttingDown, Stream
+from minimegatron.serving.http_server import Http, allow_files
 from minimegatron.serving.metrics import Metrics
 from minimegatron.serving.protocol import (
     ApiError,
     ChatRequest,
     CompletionRequest,
     Defaults,
+    grammar_of,
     read,
     refuse,
     sampling_of,
@@ -158,6 +160,21 @@ class Service:
         except MinimegatronError as error:
             raise refuse(f"`{param}`: {error.what}", param, "invalid_value") from None
 
+    async def grammar(self, body: CompletionRequest | ChatRequest) -> str:
+        """The grammar of a request, read once; "" for none.
+
+        Raises:
+            ApiError: 400.
+        """
+        field = "response_format" if body.structured_outputs is None else "structured_outputs"
+        try:
+            found = grammar_of(body)
+            if found and self.engine.grammars is not None:
+                await asyncio.get_running_loop().run_in_executor(self._reader, self.engine.grammars.check, found)
+            return found
+        except ConfigError as error:
+            raise refuse(f"`{field}`: {error.what}; {error.fix}", field, "invalid_value") from None
+
     def close(self) -> None:
         """End the threads.
 
@@ -248,6 +265,7 @@ class Service:
         log_probs = body.logprobs if best_of == n else body.logprobs or 0
         more = {"n": best_of, "seed": seed_of(body), "log_probs": log_probs}
         more["prompt_log_probs"] = body.logprobs if echo else None
+        more["grammar"] = await self.grammar(body)
         requests = [self.request(body, prompt, max_tokens, **more) for prompt in prompts]
         form = CompletionFormat(body, self.config.served_model_name, self.tokens)
         echoes = [p if isinstance(p, str) else self.tokens.decode(p) for p in body.prompts] if echo else None
@@ -264,7 +282,8 @@ class Service:
         prompt = await self._read(self.chat_ids, body, "messages")
         asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         log_probs = (body.top_logprobs or 0) if body.logprobs else None
-        made = self.request(body, prompt, asked, n=body.n or 1, seed=seed_of(body), log_probs=log_probs)
+        more = {"n": body.n or 1, "seed": seed_of(body), "log_probs": log_probs, "grammar": await self.grammar(body)}
+        made = self.request(body, prompt, asked, **more)
         form = ChatFormat(body, self.config.served_model_name, self.tokens)
         return await self._answer(request, form, [made], made.n, None)
 
@@ -540,6 +559,7 @@ class Server(uvicorn.Server):
             create_app(service),
             host=host,
             port=port,
+            http=Http,
             access_log=False,
             log_level="warning",
             server_header=False,
@@ -558,6 +578,7 @@ class Server(uvicorn.Server):
             RankError: the engine has ended.
         """
         config = self.config
+        allow_files()
         try:
             family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
             listener = socket.create_server((config.host, config.port), family=family, backlog=config.backlog)

@@ -15,6 +15,7 @@ that is under way, and its pages are others' in the next one.
 | too many requests         | `Full`, before anything is kept: the loop counts what is open                       |
 | a request takes too long  | `DeadlineError` in its stream, pages given back                                     |
 | logits are no numbers     | `NumericsError` in that stream alone                                                |
+| a grammar is too much     | `DataError` in that stream alone: its parser has limits                             |
 | a step raises, one rank   | the error in every stream of the engine; the next request is served                 |
 | a step raises, more ranks | the same, and the thread is over (`failure`): the others wait in the middle of it   |
 
@@ -33,7 +34,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from minimegatron.errors import DeadlineError, MinimegatronError, NumericsError, RankError
+from minimegatron.errors import DataError, DeadlineError, MinimegatronError, NumericsError, RankError
 from minimegatron.inference.detokenizer import Detokenizer, StopStrings
 from minimegatron.inference.engine import Engine
 from minimegatron.inference.sequence import FinishReason, Output, Ranked, Request, check_request
@@ -307,8 +308,13 @@ class EngineThread:
             stream.made += len(output.tokens)
             if output.reason is FinishReason.ERROR:
                 self._abort(output.request_id, "error")
-                what = "the model's logits are not finite"
-                sent.append((stream, NumericsError(what, fix="check the checkpoint, or a wider params_dtype")))
+                error: MinimegatronError
+                if output.failure:
+                    error = DataError(f"the grammar's parser gave up: {output.failure}", fix="a simpler grammar")
+                else:
+                    what = "the model's logits are not finite"
+                    error = NumericsError(what, fix="check the checkpoint, or a wider params_dtype")
+                sent.append((stream, error))
                 continue
             piece = self._piece(active, output)
             sent.append((stream, piece))

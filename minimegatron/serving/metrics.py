@@ -4,6 +4,7 @@
 |-----------------------------------|-----------|---------------------------------------------------------------------|
 | requests that run and wait, pages | gauge     | the scheduler, at the moment of the question                        |
 | tokens, hits, preemptions         | counter   | counters of the engine, read then                                   |
+| proposed and accepted tokens      | counter   | the same, of speculative decoding; per position of the draft too    |
 | waits and lengths of requests     | histogram | the engine's thread, as requests go by                              |
 
 A metric has the label `model_name`. vLLM: `docs/usage/metrics.md`.
@@ -81,6 +82,14 @@ class Metrics:
         """The numbers that the engine has anyway."""
         engine, label = self._engine, ["model_name"]
         scheduler, blocks = engine.scheduler, engine.scheduler.blocks
+        positions = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Accepted tokens, by their place among those proposed together.",
+            labels=[*label, "position"],
+        )
+        for i, count in enumerate(engine.accepted_at):
+            positions.add_metric([self._name, str(i)], count)
+        yield positions
         used = 1.0 - blocks.available / blocks.capacity
         for name, text, value in (
             ("num_requests_running", "Sequences that run.", len(scheduler.running)),
@@ -96,6 +105,9 @@ class Metrics:
             ("num_preemptions", "Sequences that lost their pages.", scheduler.preemptions),
             ("prefix_cache_queries", "Tokens of prompts that were looked for in pages.", blocks.asked),
             ("prefix_cache_hits", "Those that were found.", blocks.hits),
+            ("spec_decode_num_drafts", "Times that tokens were proposed to a sequence.", engine.drafts),
+            ("spec_decode_num_draft_tokens", "Tokens that were proposed.", engine.proposed_tokens),
+            ("spec_decode_num_accepted_tokens", "Those that were accepted.", engine.accepted_tokens),
         ):
             counter = CounterMetricFamily(f"vllm:{name}", text, labels=label)
             counter.add_metric([self._name], value)

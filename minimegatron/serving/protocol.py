@@ -10,6 +10,8 @@ The problem in a sentence: a server that drops `stop` or `seed` in silence answe
 | `stream`, `stream_options`                                             | honoured                                    |
 | `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `stop_token_ids` | vLLM's, honoured                            |
 | `ignore_eos`, `include_stop_str_in_output`, `cache_salt`               | vLLM's, honoured                            |
+| `response_format`                                                      | honoured: `json_schema`, strict or not      |
+| `structured_outputs`                                                   | vLLM's, honoured: one of five kinds         |
 | `user`, `safety_identifier`, `prompt_cache_key`                        | taken: names, which change no answer        |
 | `REFUSED`                                                              | 400, unless the value asks for nothing      |
 | anything else, a wrong type, a number out of range                     | 400                                         |
@@ -28,9 +30,10 @@ import secrets
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from minimegatron.errors import did_you_mean
+from minimegatron.inference import grammar
 from minimegatron.inference.sampling import SamplingParams
 
 MOST_LOGPROBS = 20
@@ -77,7 +80,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "parallel_tool_calls": ((None, True, False), "no tools are called here"),
     "functions": ((None, []), "no functions are called here"),
     "function_call": ((None, "none", "auto"), "no functions are called here"),
-    "response_format": ((None, {"type": "text"}), "answers are text that no grammar bounds"),
     "modalities": ((None, ["text"]), "answers are text"),
     "audio": (NOTHING, "answers are text"),
     "prediction": (NOTHING, "there is no predicted output here"),
@@ -90,6 +92,10 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "prompt_cache_retention": (NOTHING, "pages are kept until room is needed"),
     "suffix": ((None, ""), "models here continue a text, and fill in none"),
     "use_beam_search": ((None, False), "answers are drawn"),
+    **{
+        f"guided_{kind}": (NOTHING, f'say `structured_outputs`: {{"{kind}": ...}}')
+        for kind in ("json", "regex", "choice", "grammar")
+    },
     "length_penalty": ((None, 1, 1.0), "it belongs to beam search"),
 }
 
@@ -107,6 +113,44 @@ class StreamOptions(_Strict):
 
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
+
+
+class JsonSchema(_Strict):
+    """A schema under a name; every answer keeps to it, `strict` or not."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(_Strict):
+    """What OpenAI calls the form of an answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> ResponseFormat:
+        if (self.json_schema is None) == (self.type == "json_schema"):
+            raise ValueError("the type json_schema and the field `json_schema` belong together")
+        return self
+
+
+class StructuredOutputs(_Strict):
+    """vLLM's: what bounds an answer."""
+
+    json_: Annotated[dict[str, Any] | None, Field(alias="json")] = None
+    json_object: Literal[True] | None = None
+    regex: Annotated[str, Field(min_length=1)] | None = None
+    choice: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)] | None = None
+    grammar: Annotated[str, Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> StructuredOutputs:
+        if len(self.model_fields_set) != 1 or None in (getattr(self, name) for name in self.model_fields_set):
+            raise ValueError("one of json, json_object, regex, choice and grammar")
+        return self
 
 
 class _Common(_Strict):
@@ -133,6 +177,8 @@ class _Common(_Strict):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -302,6 +348,32 @@ def sampling_of(body: _Common, defaults: Defaults, vocab_size: int) -> SamplingP
     if temperature < GREEDY_BELOW or top_k == 1 or top_p == 0.0:
         return SamplingParams(top_k=1, **changed)
     return SamplingParams(temperature, top_k, top_p, float(get("min_p")), **changed)
+
+
+ANY_OBJECT = {"type": "object"}
+
+
+def grammar_of(body: _Common) -> str:
+    """The grammar that bounds every answer; "" for none.
+
+    Raises:
+        ApiError: 400.
+        ConfigError: what is asked for is no grammar, or llguidance is not there to read it.
+    """
+    form, more = body.response_format, body.structured_outputs
+    if form is not None and form.type != "text":
+        if more is not None:
+            raise refuse("`structured_outputs` with `response_format`: one of the two", "structured_outputs")
+        return grammar.of_json_schema(ANY_OBJECT if form.json_schema is None else form.json_schema.schema_)
+    if more is None:
+        return ""
+    if more.regex is not None:
+        return grammar.of_regex(more.regex)
+    if more.choice is not None:
+        return grammar.of_choice(more.choice)
+    if more.grammar is not None:
+        return grammar.of_lark(more.grammar)
+    return grammar.of_json_schema(ANY_OBJECT if more.json_ is None else more.json_)
 
 
 def seed_of(body: _Common) -> int:

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from minimegatron.inference.block_manager import BlockManager
+from minimegatron.inference.scheduler import Scheduler
+from minimegatron.inference.sequence import Request
 from tests.course.marked import LABS
 
 LAB = LABS["10_inference_serving"].lab
@@ -68,6 +71,30 @@ def test_the_text_states_what_comes_out(sentence, value):
 
 def test_the_largest_number_of_sequences_in_the_text_is_what_fits():
     assert f"for n in (1, 16, 64, {LONG['most']:.0f})" in TEXT and f"64, 128, {LONG['most']:.0f}]" in TEXT
+
+
+def test_the_tight_run_is_told_as_it_goes():
+    """Steps are counted from 0; the fifth page of c is the first for which there is none."""
+    scheduler = Scheduler(BlockManager(12, 4, reuse=False), 4, 8, 64)
+    c, steps = {n: scheduler.add(Request((1,) * p, new), n)[0] for n, (p, new) in FIVE.items()}["c"], []
+    while scheduler.has_work:
+        had = len(c.pages)
+        step = scheduler.schedule()
+        steps.append({chunk.sequence.request_id: chunk.count for chunk in step.chunks})
+        if c.preemptions and had and not c.pages:
+            assert len(steps) - 1 == 7 and had == 4 and c.waiting_tokens == len(c.tokens) == 17
+        if len(steps) == 9:
+            assert next(one.pages for one in scheduler.running if one.request_id == "a") == [1, 2, 3, 10, 9]
+        for chunk in step.chunks:
+            scheduler.computed(chunk)
+            if chunk.draws:
+                chunk.sequence.append(1)
+                if chunk.sequence.reason is not None:
+                    scheduler.finish(chunk.sequence)
+    assert [n for n, step in enumerate(steps) if step.get("c", 0) > 1] == [2, 3, 10, 11, 12]
+    assert sum(step["c"] for step in steps[10:13]) == 17 and "a" not in steps[10]
+    for said in ("In step 7 c needs a fifth page", "In step 10 a is complete", "a has 1, 2, 3, 10 and 9"):
+        assert said in TEXT
 
 
 def test_the_example_of_proposed_tokens_is_the_visible_case():

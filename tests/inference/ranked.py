@@ -17,6 +17,7 @@ from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.errors import MinimegatronError
 from minimegatron.inference.engine import Continuation, Engine, EngineConfig
 from minimegatron.inference.generate import generate
+from minimegatron.inference.grammar import Grammars
 from minimegatron.inference.loading import load
 from minimegatron.inference.paged_cache import PagedCache
 from minimegatron.inference.sampling import SamplingParams
@@ -30,6 +31,31 @@ VOCABULARY = 99
 PROMPTS = [[5, 9, 3, 7, 7], [1, 2], [50, 60, 70, 80, 90, 11, 13]]  # with what follows, longer than a window of 7
 PIECES = (11, 1, 1, 5, 1, 3, 1, 1)  # a prompt, then single tokens, and now and then several
 LENGTH = sum(PIECES)
+SPECIAL = ("<eos>", "<bos>", "<ask>", "<say>")
+
+
+class Words:
+    """A vocabulary of JSON: letters, a few longer words, bytes of a character, special ones."""
+
+    longer = ('{"', '":', '",', '"}', "true", "fal", "null", '"a', "]}", "12", "é", "<0xC3>", "<0xA9>", "a")
+    spelled = (*(chr(i) for i in range(32, 127) if chr(i) not in "ABCDEFGHIJKLMN"), *longer, *SPECIAL)
+    vocab_size, special_ids = VOCABULARY, frozenset(range(VOCABULARY - len(SPECIAL), VOCABULARY))
+
+    def word(self, token: int) -> tuple[str, str]:
+        """How it is spelled, and its text alone."""
+        spelled = self.spelled[token]
+        return spelled, "\ufffd" if spelled.startswith("<0x") else spelled
+
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes of one word."""
+        spelled = self.spelled[token]
+        return bytes([int(spelled[3:5], 16)]) if spelled.startswith("<0x") else spelled.encode()
+
+    def text(self, tokens: list[int]) -> str:
+        """Of an answer, without special words."""
+        return b"".join(self.bytes_of(token) for token in tokens if token not in self.special_ids).decode()
+
+
 Weights = tuple[TransformerConfig, dict[str, torch.Tensor]]
 
 
@@ -198,11 +224,18 @@ def scores(
 
 
 def speculated(
-    rank: int, world: int, models: list[Weights], layout: dict[str, Any], config: EngineConfig, requests: list[Request]
+    rank: int,
+    world: int,
+    models: list[Weights],
+    layout: dict[str, Any],
+    config: EngineConfig,
+    requests: list[Request],
+    words: Words | None = None,
 ) -> dict[tuple[int, int], list[int]] | None:
     """(request, answer) -> its words, on rank 0; the second model, if any, is the draft model."""
     model, *draft = [build(*each, **layout) for each in models]
-    engine = Engine(model, config, draft=draft[0] if draft else None)
+    grammars = Grammars(words, VOCABULARY) if words else None
+    engine = Engine(model, config, draft=draft[0] if draft else None, grammars=grammars)
     if not engine.runner.leads:
         engine.follow()
         return None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import tokenizers
@@ -12,12 +14,14 @@ from minimegatron.checkpoint.companions import stop_ids
 from minimegatron.commands import answers
 from minimegatron.commands.answers import read_prompt
 from minimegatron.commands.generate import parse, sampling_params
+from minimegatron.commands.speculation import speculative_of
 from minimegatron.data.tokenizer import HuggingFaceTokenizer
 from minimegatron.errors import CheckpointError, ConfigError
 from minimegatron.inference.engine import Engine
 from minimegatron.inference.generate import generate
 from minimegatron.inference.sampling import GREEDY, SamplingParams
 from minimegatron.inference.sequence import Request
+from minimegatron.inference.speculative import SpeculativeConfig
 from tests.inference.models import ours, theirs
 from tests.inference.ranked import asked
 from tests.thorough import mostly_thorough
@@ -244,6 +248,52 @@ def test_penalties_and_log_probabilities(ranks, llama2):
         )
     assert first == greedy != penalised
     assert len({*penalised.removeprefix(PROMPTS[0])}) == 9, "a letter came twice"  # 8 and the end of the line
+
+
+SPECULATE = "--speculative-config"
+
+
+def test_who_proposes_changes_no_answer(ranks, llama2):
+    """n-grams also where tokens are drawn; the model itself as the draft model is always right."""
+    ngram = '{"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 4}'
+    draft, drawn = json.dumps({"model": str(llama2)}), ["--temperature", "0.9", "--n", "2"]
+    lines = [of_file(llama2), of_file(llama2, SPECULATE, ngram), of_file(llama2, SPECULATE, draft)]
+    lines += [of_file(llama2, *drawn), of_file(llama2, *drawn, SPECULATE, ngram)]
+    lines += [of_file(llama2, SPECULATE, '{"method": "mtp"}')]
+    plain, looked_up, drafted, sampled, both, (_, refused) = ranks(1).run(asked, lines)[0]
+    assert lines_of(plain[0]) == lines_of(looked_up[0]) == lines_of(drafted[0])
+    assert lines_of(sampled[0]) == lines_of(both[0])
+    accepted, proposed = re.search(r"(\d+) of (\d+) proposed tokens were accepted", drafted[1]).groups()
+    assert accepted == proposed != "0" and "accepted" not in plain[1]
+    assert "num_speculative_tokens is 1, and the model has 0 depths" in refused
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("{", "is no JSON"),
+        ("[]", "fix: an object"),
+        ('{"methode": "ngram"}', "did you mean `method`"),
+        ('{"num_speculative_tokens": "3"}', "num_speculative_tokens of --speculative-config is '3'"),
+        ('{"num_speculative_tokens": true}', "is True"),
+        ('{"method": "eagle"}', "speculative method 'eagle'"),
+        ('{"method": "draft_model"}', "belong together"),
+        ('{"method": "mtp", "model": "a"}', "belong together"),
+    ],
+)
+def test_proposers_that_are_none(text, says):
+    with pytest.raises(ConfigError) as error:
+        speculative_of(text, ours("llama2").config)
+    assert says in str(error.value) and "fix:" in str(error.value)
+
+
+def test_proposers_by_their_names():
+    model = ours("llama2").config.replace(mtp_num_layers=2)
+    assert speculative_of(None, model) == (None, None)
+    assert speculative_of('{"model": "a"}', model) == (SpeculativeConfig("draft_model"), Path("a"))
+    assert speculative_of('{"method": "mtp"}', model) == (SpeculativeConfig("mtp", 2), None)
+    text = '{"num_speculative_tokens": 5, "prompt_lookup_max": 3, "prompt_lookup_min": 3}'
+    assert speculative_of(text, model) == (SpeculativeConfig("ngram", 5, 3, 3), None)
 
 
 def test_long_work_says_how_far_it_is(llama2, monkeypatch, capsys):

@@ -16,10 +16,13 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import ConfigError
 from minimegatron.inference.block_manager import BlockManager
 from minimegatron.inference.engine import Engine, EngineConfig
+from minimegatron.inference.plan import plan_draft
 from minimegatron.inference.sampling import GREEDY, Rows, SamplingParams, distribution, draw, uniform
 from minimegatron.inference.scheduler import Scheduler
 from minimegatron.inference.sequence import FinishReason, Request
-from minimegatron.inference.speculative import NGrams, SpeculativeConfig, verified
+from minimegatron.inference.speculative import DraftLength, NGrams, SpeculativeConfig, verified
+from minimegatron.layers.attention.self_attention import AttentionContext
+from minimegatron.layers.param import logical_parameters
 from minimegatron.models.decoder import build_model
 from minimegatron.models.families import family_config
 from tests.inference.models import NAMES, ours, weights
@@ -30,7 +33,8 @@ from tests.thorough import mostly_thorough
 
 SAMPLED = SamplingParams(0.8, 20, 0.95)
 NGRAM = SpeculativeConfig("ngram", 3, 3, 1)
-DRAFT = SpeculativeConfig("draft", 3)
+DRAFT = SpeculativeConfig("draft_model", 3)
+MTP = SpeculativeConfig("mtp", 2)
 P, Q = torch.tensor([1.0, 0.4, -0.3, 0.0, -2.0]), torch.tensor([-0.5, 1.1, 0.6, 0.2, -1.0])
 
 
@@ -40,6 +44,21 @@ def like(name, noise=0.02):
     config, tensors = weights(name)
     generator = torch.Generator().manual_seed(1)
     return build(config, {key: t + noise * torch.randn(t.shape, generator=generator) for key, t in tensors.items()})
+
+
+@functools.cache
+def with_depths(seed, vocab_size=99, **fields):
+    """A model with two depths of multi-token prediction that often agree with it: its own layer is in them."""
+    h = 32
+    sizes = {"num_layers": 1, "hidden_size": h, "num_attention_heads": 4, "ffn_hidden_size": 64, "mtp_num_layers": 2}
+    config = family_config("llama", **sizes, vocab_size=vocab_size, max_position_embeddings=256, **fields)
+    model = build_model(config.replace(init_method_std=0.3), Mesh.serial(), seed).eval()
+    with torch.no_grad():
+        for depth in model.mtp.layers:
+            depth.transformer_layer.load_state_dict(model.layers[0].state_dict())
+            depth.eh_proj.weight[:, :h] = 0.3 * torch.eye(h)
+            depth.eh_proj.weight[:, h:] *= 0.1
+    return model
 
 
 def prompts(count):
@@ -117,11 +136,13 @@ def five_words(seed):
     return build_model(config, Mesh.serial(), seed).eval()
 
 
-def test_answers_are_distributed_as_the_model_says():
+@pytest.mark.parametrize("method", ["draft_model", "mtp"])
+def test_answers_are_distributed_as_the_model_says(method):
     """All 125 answers of three words, of which the last two are proposed: chi-squared over those that are likely."""
-    model, draft, n, prompt, params = five_words(0), five_words(1), 2000, (1, 4), SamplingParams(1.2, top_p=0.9)
+    model, draft = (five_words(0), five_words(1)) if method == "draft_model" else (with_depths(0, 5), None)
+    n, prompt, params = 2000, (1, 4), SamplingParams(1.2, top_p=0.9)
     config = EngineConfig(
-        page_size=4, max_num_seqs=n, max_num_batched_tokens=4 * n, speculative=SpeculativeConfig("draft", 2)
+        page_size=4, max_num_seqs=n, max_num_batched_tokens=4 * n, speculative=SpeculativeConfig(method, 2)
     )
     engine = Engine(model, config, draft=draft)
     found = answers(engine, [Request(prompt, 4, params, n=n)])
@@ -146,12 +167,12 @@ def test_answers_are_distributed_as_the_model_says():
     assert freedom > 15 and value < freedom + 4.5 * (2 * freedom) ** 0.5, (value, freedom)
 
 
-@pytest.mark.parametrize("config, draft", [(NGRAM, None), (DRAFT, "like")], ids=["ngram", "draft"])
-def test_greedy_words_of_200_prompts(config, draft):
-    model = ours("mistral")
+@pytest.mark.parametrize("config", [NGRAM, DRAFT, MTP], ids=lambda config: config.method)
+def test_greedy_words_of_200_prompts(config):
     requests = [Request(tuple(prompt), 5 + i % 11, log_probs=2) for i, prompt in enumerate(prompts(200))]
-    engine = Engine(model, EngineConfig(max_model_len=40, speculative=config), draft=like("mistral") if draft else None)
-    found, want = answers(engine, requests), plain_answers()
+    draft = like("mistral") if config.method == "draft_model" else None
+    engine = Engine(target(config), EngineConfig(max_model_len=40, speculative=config), draft=draft)
+    found, want = answers(engine, requests), plain_answers(target(config))
     assert words(found) == words(want)
     assert 0 < engine.accepted_tokens < engine.proposed_tokens
     for key, sequence in found.items():
@@ -159,10 +180,15 @@ def test_greedy_words_of_200_prompts(config, draft):
         assert [[i for i, _ in top] for top in sequence.top] == [[i for i, _ in top] for top in want[key].top]
 
 
+def target(config):
+    """The model that a method speeds up."""
+    return with_depths(0) if config.method == "mtp" else ours("mistral")
+
+
 @functools.cache
-def plain_answers():
+def plain_answers(model):
     requests = [Request(tuple(prompt), 5 + i % 11, log_probs=2) for i, prompt in enumerate(prompts(200))]
-    return answers(Engine(ours("mistral"), EngineConfig(max_model_len=40)), requests)
+    return answers(Engine(model, EngineConfig(max_model_len=40)), requests)
 
 
 @pytest.mark.parametrize("name", mostly_thorough(NAMES, lambda name: name == "deepseek_v3"))
@@ -204,13 +230,79 @@ def test_the_draft_models_pages_keep_step():
     assert engine.proposed_tokens > 200 and engine.accepted_tokens == engine.proposed_tokens
 
 
-def test_with_a_seed_neighbours_and_memory_change_nothing():
-    roomy = dataclasses.replace(TIGHT, num_pages=None, max_num_batched_tokens=512, enable_prefix_caching=False)
+def by_the_depths(model, tokens, count, drawn):
+    """What the depths propose behind a text, in one pass over all of it, as in training: a proposal a depth."""
+    tokens, found = list(tokens), []
+    places = torch.arange(len(tokens) - 1)[None]
+    context = AttentionContext(model.rotary(places))
+    hidden = model.decoder(model.embedding(torch.tensor([tokens[:-1]]), places), context)
+    for depth in model.mtp.layers[:count]:
+        seen = torch.tensor([tokens[1 + len(found) :]])
+        hidden = depth(hidden, model.embedding(seen, places), context)
+        found.append(drawn(model.logits(hidden)[-1, :, : model.config.vocab_size], len(tokens)))
+        tokens.append(found[-1])
+    return found
+
+
+def by_the_draft(draft, tokens, count, drawn):
+    """What a draft model proposes behind a text, of which it computes all for every token."""
+    tokens = list(tokens)
+    for _ in range(count):
+        tokens.append(drawn(draft.full_logits(torch.tensor([tokens]))[0, -1:], len(tokens)))
+    return tokens[len(tokens) - count :]
+
+
+@pytest.mark.parametrize("method", ["depths", "draft"])
+def test_proposals_are_those_of_a_pass_over_all_tokens(method, monkeypatch):
+    """In every step: after rejections and pauses, preemption, in forks, from pages of others, in chunks."""
+    if method == "depths":
+        model, draft, config, check = with_depths(0), None, MTP, by_the_depths
+    else:
+        model, draft, config, check = ours("mistral"), like("mistral", 0.1), DRAFT, by_the_draft
+    checked, lags, verified = 0, set(), Engine._verified
+
+    @torch.no_grad()
+    def checks(engine, chunk, *rest):
+        nonlocal checked
+        sequence, request = chunk.sequence, chunk.sequence.request
+
+        def drawn(logits, length):
+            u = uniform(request.seed, sequence.index, length - sequence.prompt_length, ":proposal")
+            shares = distribution(logits, Rows.of([request.sampling]))
+            return draw(shares, torch.tensor([u], dtype=torch.float64)).item()
+
+        want = check(draft or model, sequence.tokens, len(sequence.proposed), drawn)
+        assert sequence.proposed == want and len(want) == chunk.proposals > 0
+        checked += 1
+        return verified(engine, chunk, *rest)
+
+    def planned(step, number, heads):
+        lags.update(chunk.sequence.lag for chunk in step.chunks)
+        return plan_draft(step, number, heads)
+
+    monkeypatch.setattr(Engine, "_verified", checks)
+    monkeypatch.setattr("minimegatron.inference.engine.plan_draft", planned)
+    engine = Engine(model, dataclasses.replace(TIGHT, speculative=config), draft=draft)
+    for _ in range(2):
+        answers(engine, MIXED, 2)
+    assert engine.scheduler.preemptions > 5 and engine.scheduler.blocks.hits > 50
+    assert checked > 100 and 0 < engine.accepted_tokens < engine.proposed_tokens
+    assert max(lags) > 1 if method == "draft" else lags == {0}
+
+
+@pytest.mark.parametrize(
+    "method, noise", [(DRAFT, 0.02), (DRAFT, 0.2), (MTP, 0)], ids=["draft", "a bad draft", "depths"]
+)
+def test_with_a_seed_neighbours_and_memory_change_nothing(method, noise):
+    """Nor do they change how many tokens are proposed, also where pauses are made."""
+    tight = dataclasses.replace(TIGHT, speculative=method)
+    roomy = dataclasses.replace(tight, num_pages=None, max_num_batched_tokens=512, enable_prefix_caching=False)
+    model, draft = target(method), like("mistral", noise) if method is DRAFT else None
     alone = {}
     for i, request in enumerate(MIXED):
-        engine = Engine(ours("mistral"), roomy, draft=like("mistral"))
+        engine = Engine(model, roomy, draft=draft)
         alone |= {(i, index): word for (_, index), word in words(answers(engine, [request])).items()}
-    engine = Engine(ours("mistral"), TIGHT, draft=like("mistral"))
+    engine = Engine(model, tight, draft=draft)
     assert words(answers(engine, MIXED, 2)) == alone and words(answers(engine, MIXED)) == alone
     assert engine.scheduler.preemptions > 5 and 0 < engine.accepted_tokens < engine.proposed_tokens
 
@@ -260,6 +352,34 @@ def test_places_for_proposals(seed):
         blocks.check([sequence.pages for sequence in scheduler.running])
 
 
+def test_what_is_never_accepted_is_hardly_proposed():
+    """The proposer is asked less and less, computes nothing in a pause, and is asked as ever once it is right again."""
+    length, asked = DraftLength(8), []
+    for tokens in range(1, 200):
+        asked.append(length.count(tokens))
+        if asked[-1]:
+            length.told(0, tokens + 1)
+    assert [count for count in asked if count] == [8, 4, 2, *[1] * 8]
+    gaps = "".join("0" if count else "1" for count in asked).split("0")
+    assert [len(gap) for gap in gaps[1:-1]] == [0, 1, 3, 7, 15, 31, 31, 31, 31, 31][: len(gaps) - 2]
+    length.told(1, 300)
+    assert length.count(300) == 8
+    engine = Engine(ours("mistral"), EngineConfig(256, speculative=DRAFT), draft=contrary("mistral"))
+    runs, run = [], engine.runner.run
+    engine.runner.run = lambda batch: runs.append(batch.draft) or run(batch)
+    requests = [Request((5, 9, i), 100) for i in range(8)]
+    found = answers(engine, requests)
+    assert words(found) == words(answers(Engine(ours("mistral"), EngineConfig(256)), requests))
+    assert engine.proposed_tokens < 0.25 * engine.drawn_tokens and len(runs) < 1.7 * engine.steps
+
+
+@functools.cache
+def contrary(name):
+    """A draft model that never agrees with `ours(name)`: the most likely word is what it finds least likely."""
+    config, tensors = weights(name)
+    return build(config, {**tensors, "output_layer.weight": -5 * tensors["output_layer.weight"]})
+
+
 def brute_force(tokens, count, least, most):
     for n in range(most, least - 1, -1):
         for end in range(n, len(tokens)):
@@ -277,6 +397,11 @@ def test_an_n_gram_proposes_what_followed_it_first(tokens, count, least, more):
         assert grams.propose(tokens[:length], count) == want
 
 
+def test_steps_of_depths_are_not_recorded():
+    with pytest.raises(ConfigError, match='"mtp" with recorded or compiled steps'):
+        Engine(with_depths(0), EngineConfig(40, speculative=MTP), recorder=OnACpu())
+
+
 def test_a_step_with_proposals_is_not_recorded():
     recorder, requests = OnACpu(), [Request((5, 9, 3, 7), 16), Request((1, 2), 16)]
     engine = Engine(ours("mistral"), EngineConfig(40, speculative=NGRAM), recorder=recorder)
@@ -285,7 +410,14 @@ def test_a_step_with_proposals_is_not_recorded():
 
 
 TP2, PP2 = {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}
-EP2 = {"expert_model_parallel_size": 2}
+EP2, DEPTHS = {"expert_model_parallel_size": 2}, "two depths"
+
+
+def two_layers_with_depths():
+    """One for each stage, and tied ends."""
+    sizes = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "ffn_hidden_size": 64, "mtp_num_layers": 2}
+    config = family_config("llama", **sizes, vocab_size=128, untie_embeddings_and_output_weights=False)
+    return build_model(config.replace(init_method_std=0.3), Mesh.serial(), 3).eval()
 
 
 @pytest.mark.parametrize(
@@ -297,17 +429,24 @@ EP2 = {"expert_model_parallel_size": 2}
             ("llama2", None, PP2),
             ("llama2", "llama3.1", TP2 | PP2),
             ("mixtral", "mixtral", EP2),
+            (DEPTHS, None, TP2 | {"sequence_parallel": True}),
+            (DEPTHS, None, PP2),
+            (DEPTHS, None, TP2 | PP2),
+            (DEPTHS, None, TP2),
         ],
-        range(2),
+        (0, 1, 5, 6),
     ),
     ids=str,
 )
 def test_over_ranks(ranks, model, draft, layout):
-    config = TIGHT if draft else dataclasses.replace(TIGHT, speculative=NGRAM)
+    config = TIGHT if draft else dataclasses.replace(TIGHT, speculative=MTP if model is DEPTHS else NGRAM)
     requests = [dataclasses.replace(request, n=2) for request in MIXED[::3]]
-    want = words(answers(Engine(ours(model), config, draft=ours(draft) if draft else None), requests))
+    built = two_layers_with_depths() if model is DEPTHS else ours(model)
+    want = words(answers(Engine(built, config, draft=ours(draft) if draft else None), requests))
     world = 4 if len(layout) == 2 and "sequence_parallel" not in layout else 2
-    models = [weights(name) for name in (model, draft) if name]
+    models = [weights(name) for name in (model, draft) if name and name is not DEPTHS]
+    if model is DEPTHS:
+        models = [(built.config, {name: param.detach() for name, param in logical_parameters(built)})]
     first, *_ = ranks(world).run(speculated, models, layout, config, requests)
     assert first == {key: answer for key, (answer, _) in want.items()}
 
@@ -315,15 +454,15 @@ def test_over_ranks(ranks, model, draft, layout):
 @pytest.mark.parametrize(
     "speculative, draft, words",
     [
-        ({"method": "mtp"}, None, "heads of multi-token prediction are trained, and do not propose yet"),
+        ({"method": "mtp"}, None, "num_speculative_tokens is 3, and the model has 0 depths of multi-token prediction"),
         ({"method": "eagle"}, None, "speculative method 'eagle'"),
         ({"num_speculative_tokens": 0}, None, "num_speculative_tokens is 0"),
         ({"prompt_lookup_min": 5}, None, "prompt_lookup_min is 5 and prompt_lookup_max 4"),
-        ({"method": "draft"}, None, "speculative method 'draft' without a draft model"),
+        ({"method": "draft_model"}, None, "speculative method 'draft_model' without a draft model"),
         ({}, "gpt2", "speculative method 'ngram' with a draft model"),
         (None, "gpt2", "speculative method None with a draft model"),
-        ({"method": "draft"}, "five", "a draft model of 5 words for a model of 99"),
-        ({"method": "draft"}, "gpt2", "max_model_len is 256, and the draft model has 64 learned positions"),
+        ({"method": "draft_model"}, "five", "a draft model of 5 words for a model of 99"),
+        ({"method": "draft_model"}, "gpt2", "max_model_len is 256, and the draft model has 64 learned positions"),
         ({"num_speculative_tokens": 16}, None, "max_num_batched_tokens 512 for max_num_seqs 32 sequences with 16"),
     ],
 )

@@ -54,6 +54,8 @@ _MOE = "tests/layers/moe/test_layer.py"
 _PIPELINE = "tests/parallel/pipeline/test_pipeline.py"
 _PAGES, _SCHEDULER = "minimegatron/inference/block_manager.py", "minimegatron/inference/scheduler.py"
 _CANARIES = "tests/inference/test_scheduler.py -k shared"
+_PROPOSALS = "tests/inference/test_speculative.py -k pass_over_all"
+_GRAMMAR = "tests/inference/test_grammar.py -k brute_force"
 
 MUTANTS = (
     # ------------------------------------------------------------------------------------------- random streams
@@ -852,5 +854,37 @@ MUTANTS = (
         "each stage makes as many pages as it has room for", "minimegatron/inference/engine.py",
         "1 + min(gather_objects(wanted, stage.mesh.pp))", "1 + wanted",
         "tests/inference/test_engine.py -k stages_that_keep",
+    ),
+    Mutant(
+        "the draft model forgets what it has left out in a pause", "minimegatron/inference/engine.py",
+        "chunk.sequence.lag + 1 if left_out else 0", "0", _PROPOSALS,
+    ),
+    Mutant(
+        "a depth reads the state of its own token", "minimegatron/inference/runner.py", "[each - 1 for each in kept]",
+        "kept", _PROPOSALS,
+    ),
+    Mutant(
+        "a depth sees rows that it has not made", "minimegatron/models/decoder.py", "context.without_first(depth)",
+        "context.without_first(0)", _PROPOSALS,
+    ),
+    Mutant(
+        "a depth turns by the place of its token", "minimegatron/models/decoder.py",
+        "self.rotary(context.position_ids - depth)", "self.rotary(context.position_ids)", _PROPOSALS,
+    ),
+    Mutant(
+        "depths propose in the step that computes the token before", _SCHEDULER, "(self.newest_alone and count > 1)",
+        "False", _PROPOSALS,
+    ),
+    Mutant(
+        "a grammar stays where proposals have led it", "minimegatron/inference/grammar.py",
+        "            self._matcher.rollback(taken)\n", "", _GRAMMAR,
+    ),
+    Mutant(
+        "an answer may stop wherever it is", "minimegatron/inference/grammar.py", "        elif accepts:\n",
+        "        else:\n", _GRAMMAR,
+    ),
+    Mutant(
+        "a grammar is asked once for all places of a draft", "minimegatron/inference/plan.py",
+        "grammar.allowed(proposed,", "grammar.allowed((),", _GRAMMAR,
     ),
 )  # fmt: skip

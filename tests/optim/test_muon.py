@@ -140,13 +140,8 @@ def trained(
 
 
 LAYOUTS: list[dict[str, Any]] = [
-    {},
-    {TP: 2},
-    {PP: 2},
-    {EP: 2},
-    {TP: 2, EP: 2, ETP: 1, "sequence_parallel": True},
-    {TP: 4},
-]
+    {}, {TP: 2}, {PP: 2}, {EP: 2}, {TP: 2, EP: 2, ETP: 1, "sequence_parallel": True}, {TP: 4},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("layout", mostly_thorough(LAYOUTS, [0, 4]), ids=str)

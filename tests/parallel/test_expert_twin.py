@@ -31,19 +31,13 @@ ROUTERS: dict[str, dict[str, Any]] = {
         "moe_router_load_balancing_type": "seq_aux_loss",
     },
     "sigmoid in groups": {
-        **PENALTIES,
-        "num_experts": 8,
-        "moe_router_topk": 4,
-        "moe_router_score_function": "sigmoid",
-        "moe_router_enable_expert_bias": True,
-        "moe_router_num_groups": 4,
-        "moe_router_group_topk": 2,
-        "moe_router_topk_scaling_factor": 2.5,
-        "moe_shared_expert_intermediate_size": 40,
+        **PENALTIES, "num_experts": 8, "moe_router_topk": 4, "moe_router_score_function": "sigmoid",
+        "moe_router_enable_expert_bias": True, "moe_router_num_groups": 4, "moe_router_group_topk": 2,
+        "moe_router_topk_scaling_factor": 2.5, "moe_shared_expert_intermediate_size": 40,
     },
     "all experts": {"moe_router_topk": 4},
     "one of sixteen": {"num_experts": 16, "moe_router_topk": 1, "moe_router_pre_softmax": True},
-}
+}  # fmt: skip
 
 
 def case(layout: dict[str, Any], router: str = "softmax", dispatcher: str = "alltoall", **more: Any) -> Case:

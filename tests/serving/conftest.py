@@ -14,6 +14,7 @@ import tokenizers
 from minimegatron.data.tokenizer import HuggingFaceTokenizer, byte_level
 from minimegatron.inference.detokenizer import BYTES
 from minimegatron.inference.engine import Engine, EngineConfig
+from minimegatron.inference.grammar import Grammars
 from minimegatron.serving.app import Server, ServerConfig, Service
 from minimegatron.serving.protocol import Defaults
 from tests.inference.models import ours
@@ -23,7 +24,7 @@ KEY = "a-secret-key"
 LETTER = {byte: letter for letter, byte in BYTES.items()}
 WORDS = [*map(chr, range(32, 91)), *"abcdefghijklmn", "the", " of", "ing ", "\n"]  # ... and parts of characters:
 PARTS = [*(bytes([byte]) for byte in sorted({*"€é😀".encode()})), "€".encode()[1:], b"a\xe2\x82", b"\xac\xe2\x82"]
-PARTS += [b"\xf0\x9f\x98", b"o", b"p", b"q", b"r"]
+PARTS += [b"\xf0\x9f\x98", b"{", b"}", b"[", b"]"]
 SPECIAL = ["<eos>", "<bos>", "<ask>", "<say>"]
 EOS = 95
 
@@ -67,7 +68,9 @@ class Running:
 
     def __init__(self, tokenizer, engine=None, **config):
         self.engine = engine or Engine(
-            ours("llama2"), EngineConfig(max_model_len=64, page_size=4, max_num_seqs=4, num_pages=64)
+            ours("llama2"),
+            EngineConfig(max_model_len=64, page_size=4, max_num_seqs=4, num_pages=64),
+            grammars=Grammars(tokenizer, 99),
         )
         config = ServerConfig("tiny", KEY, **config)
         self.service = Service(self.engine, tokenizer, [EOS], Defaults(), config)

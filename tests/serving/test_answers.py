@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
 import math
+import re
+import sys
 
+import jsonschema
+import openai
 import pytest
 import torch
 
@@ -173,3 +178,85 @@ def test_penalties_and_biases_change_what_is_drawn(tiny, tokenizer):
     assert later.usage.completion_tokens == 4
     other = create(logit_bias={str(a): 100}, extra_body={"stop_token_ids": [a]}, **common)
     assert (other.choices[0].text, other.choices[0].finish_reason) == ("", "stop")
+
+
+PERSON = {
+    "type": "object",
+    "properties": {"NAME": {"type": "string", "pattern": "^[A-N]{1,3}$"}, "AGE": {"type": "integer", "maximum": 99}},
+    "required": ["NAME", "AGE"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+
+
+def test_answers_keep_to_a_schema(tiny):
+    """In chats and completions, streamed or not, several at once; log-probabilities are the model's own."""
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
+    options = {"model": "tiny", "max_tokens": 50, "temperature": 1.0, "seed": 3, "n": 2, "extra_body": {"min_p": 0.01}}
+    chat = {**options, "messages": ASK, "response_format": form}
+    made = tiny.openai.chat.completions.create(**chat, logprobs=True)
+    text = {**options, "prompt": "A", "extra_body": {"response_format": form}}
+    completion = tiny.openai.completions.create(**text)
+    texts = [*(choice.message.content for choice in made.choices), *(choice.text for choice in completion.choices)]
+    for each, choice in zip(texts, [*made.choices, *completion.choices], strict=True):
+        jsonschema.validate(json.loads(each), PERSON)
+        assert choice.finish_reason == "stop"
+    assert len(set(texts)) > 1 and all(entry.logprob < 0 for entry in made.choices[0].logprobs.content)
+    found, _ = streamed(tiny.openai.chat.completions.create(**chat, stream=True))
+    assert [each for each, _ in found] == texts[:2]
+    plain = tiny.openai.completions.create(
+        **{**options, "prompt": "A", "extra_body": {"response_format": {"type": "text"}}}
+    )
+    assert [choice.text for choice in plain.choices] != texts[2:]
+
+
+@pytest.mark.parametrize(
+    "asked, pattern",
+    [
+        ({"response_format": {"type": "json_object"}}, r"\{.*"),
+        ({"structured_outputs": {"json": {"enum": ["A", 12]}}}, '"A"|12'),
+        ({"structured_outputs": {"json_object": True}}, r"\{.*"),
+        ({"structured_outputs": {"regex": "[AB]{3}"}}, "[AB]{3}"),
+        ({"structured_outputs": {"choice": ["YES", "NO"]}}, "YES|NO"),
+        ({"structured_outputs": {"grammar": 'start: "A" b\nb: "B" | "C"'}}, "A[BC]"),
+    ],
+    ids=str,
+)
+def test_what_bounds_an_answer(tiny, asked, pattern):
+    for seed in range(3):
+        options = {"model": "tiny", "prompt": "A", "max_tokens": 20, "temperature": 1.5, "seed": seed}
+        text = tiny.openai.completions.create(**options, extra_body=asked).choices[0].text
+        assert re.fullmatch(pattern, text, re.DOTALL), text
+
+
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "foo"}}}
+
+
+@pytest.mark.parametrize(
+    "asked, says",
+    [
+        ({"response_format": SCHEMA}, "Invalid type: foo"),
+        ({"response_format": {"type": "json_schema"}}, "the type json_schema and the field `json_schema`"),
+        ({"response_format": {**SCHEMA, "type": "text"}}, "the type json_schema and the field `json_schema`"),
+        ({"response_format": {"type": "grammar"}}, "Input should be"),
+        ({"response_format": {**SCHEMA, "json_schema": {"name": "a"}}}, "Field required"),
+        ({"structured_outputs": {}}, "one of json, json_object"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "one of json, json_object"),
+        ({"structured_outputs": {"regex": "("}}, "unclosed group"),
+        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "one of the two"),
+        ({"guided_json": {}}, 'say `structured_outputs`: {"json": ...}'),
+    ],
+    ids=str,
+)
+def test_what_bounds_no_answer_is_refused_by_name(tiny, asked, says):
+    for stream in (True, False):
+        with pytest.raises(openai.BadRequestError) as error:
+            tiny.openai.completions.create(model="tiny", prompt="A", stream=stream, extra_body=asked)
+        assert says in error.value.message and error.value.param in asked
+
+
+def test_without_its_package_a_grammar_is_refused_with_the_line_that_installs_it(tiny, monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    asked = {"structured_outputs": {"choice": ["NEW"]}}
+    with pytest.raises(openai.BadRequestError, match=r"pip install 'minimegatron\[structured\]'"):
+        tiny.openai.completions.create(model="tiny", prompt="A", extra_body=asked)

@@ -30,14 +30,10 @@ from tests.golden import megatron_names
 from tests.thorough import mostly_thorough
 
 LAYOUTS = {
-    "serial": (1, {}),
-    "tp2": (2, {TP: 2}),
-    "tp2 sp": (2, {TP: 2, SP: True}),
-    "tp4 sp": (4, {TP: 4, SP: True}),
-    "dp2": (2, {}),
-    "dp4 overlap": (4, {"overlap_grad_reduce": True, "ddp_bucket_size": 2000}),
+    "serial": (1, {}), "tp2": (2, {TP: 2}), "tp2 sp": (2, {TP: 2, SP: True}), "tp4 sp": (4, {TP: 4, SP: True}),
+    "dp2": (2, {}), "dp4 overlap": (4, {"overlap_grad_reduce": True, "ddp_bucket_size": 2000}),
     "tp2 dp2 sp overlap": (4, {TP: 2, SP: True, "overlap_grad_reduce": True, "ddp_bucket_size": 2000}),
-}
+}  # fmt: skip
 GPT = golden.load("gpt")
 
 

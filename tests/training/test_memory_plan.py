@@ -229,6 +229,7 @@ def by_chance(name: str) -> bool:
 
 def layouts() -> list[Any]:
     """Those whose numbers are not in the data."""
+    assert LAYOUTS.keys() >= ORDINARY
     return mostly_thorough([name for name in LAYOUTS if not by_chance(name)], ORDINARY.__contains__)
 
 

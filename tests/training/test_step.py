@@ -241,13 +241,9 @@ def test_the_divisor_changes_exponents_and_nothing_else():
 
 
 EXPERTS = {
-    "num_experts": 4,
-    "moe_ffn_hidden_size": 24,
-    "moe_router_load_balancing_type": "aux_loss",
-    "moe_aux_loss_coeff": 0.5,
-    "moe_z_loss_coeff": 0.1,
-    "mtp_num_layers": 1,
-}
+    "num_experts": 4, "moe_ffn_hidden_size": 24, "moe_router_load_balancing_type": "aux_loss",
+    "moe_aux_loss_coeff": 0.5, "moe_z_loss_coeff": 0.1, "mtp_num_layers": 1,
+}  # fmt: skip
 
 
 def test_the_divisor_reaches_penalties_depths_and_gradients_of_experts():

@@ -30,11 +30,11 @@ def decode_step(
 
 
 _SMALL = {"parameters": 1000, "layers": 2, "groups": 1, "d": 5, "bytes": 2}
-_EXAMPLE = {
+_EXAMPLE: dict[str, Any] = {
     "model": _SMALL, "sequences": 4, "length": 25, "page": 10,
     "gpu": {"memory": 10_000, "bandwidth": 1000, "flops": 4000},
 }  # fmt: skip
-_BUSY = {**_EXAMPLE, "sequences": 5, "length": 20, "gpu": {"memory": 10_000, "bandwidth": 1000, "flops": 1000}}
+_BUSY: dict[str, Any] = {**_EXAMPLE, "sequences": 5, "length": 20, "gpu": {"memory": 10_000, "bandwidth": 1000, "flops": 1000}}
 
 
 def _some(draw: Draw) -> dict[str, Any]:

@@ -28,14 +28,10 @@ from tests.thorough import mostly_thorough
 S, B, D = 32, 2, 6
 DOCS = torch.tensor([[0] * 5 + [1] * 9 + [2] * 11 + [3] * 7, [0] * 20 + [1] * 12])
 MASKS: dict[str, dict[str, Any]] = {
-    "causal": {},
-    "full": {"causal": False},
-    "window": {"window": 5},
-    "full window": {"window": 5, "causal": False},
-    "packed": {"document_ids": DOCS},
-    "packed window": {"window": 6, "document_ids": DOCS},
+    "causal": {}, "full": {"causal": False}, "window": {"window": 5}, "full window": {"window": 5, "causal": False},
+    "packed": {"document_ids": DOCS}, "packed window": {"window": 6, "document_ids": DOCS},
     "packed full": {"causal": False, "document_ids": DOCS},
-}
+}  # fmt: skip
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "p2p 2": (2, {"cp_comm_type": "p2p"}),
     "p2p 4": (4, {"cp_comm_type": "p2p"}),

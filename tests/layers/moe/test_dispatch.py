@@ -23,13 +23,8 @@ from tests.waits import waits
 
 E, H = 8, 6
 LAYOUTS: list[tuple[int, dict[str, Any]]] = [
-    (1, {}),
-    (2, {EP: 2}),
-    (2, {ETP: 2}),
-    (4, {EP: 4}),
-    (4, {EP: 2}),
-    (4, {EP: 2, ETP: 2}),
-]
+    (1, {}), (2, {EP: 2}), (2, {ETP: 2}), (4, {EP: 4}), (4, {EP: 2}), (4, {EP: 2, ETP: 2}),
+]  # fmt: skip
 LOADS = ("random", "all to one", "none to the last", "one token", "every expert", "nothing")
 
 

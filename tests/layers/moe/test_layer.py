@@ -25,15 +25,9 @@ H, FFN, E = 16, 24, 8
 
 def config(**fields: Any) -> TransformerConfig:
     sizes: dict[str, Any] = {
-        "num_layers": 1,
-        "hidden_size": H,
-        "num_experts": E,
-        "moe_ffn_hidden_size": FFN,
-        "add_bias_linear": False,
-        "activation": "swiglu",
-        "init_method_std": 0.3,
-        "moe_router_topk": 3,
-    }
+        "num_layers": 1, "hidden_size": H, "num_experts": E, "moe_ffn_hidden_size": FFN, "add_bias_linear": False,
+        "activation": "swiglu", "init_method_std": 0.3, "moe_router_topk": 3,
+    }  # fmt: skip
     return TransformerConfig(**{**sizes, **fields})
 
 

@@ -20,7 +20,6 @@ FOUR = {"num_layers": 4, **TIED}
 GPT2 = {"family": "gpt2", "num_query_groups": 4, **TIED}
 EXPERTS = {"num_layers": 4, "num_experts": 4, "moe_ffn_hidden_size": 24, "moe_layer_freq": "2"}
 PENALTIES = {"moe_aux_loss_coeff": 0.5, "moe_z_loss_coeff": 0.1}
-SHARED = {"moe_shared_expert_intermediate_size": 40}
 AGAIN = {"recompute_granularity": "full"}
 SELECTIVE = {"recompute_granularity": "selective"}
 MTP = {"mtp_num_layers": 2}

@@ -31,7 +31,6 @@ from tests.training.test_trainer import trainer_of
 from tests.twin import Case, accumulate, losses, microbatch, parallel_model
 
 ADAM = OptimizerConfig(lr=1e-4, clip_grad=0.0, weight_decay=0.1, adam_eps=1e-6)
-BF16 = {"params_dtype": "bf16"}
 Tensors = dict[str, torch.Tensor]
 
 
@@ -129,10 +128,6 @@ def test_two_replicas_have_the_same_bits_in_every_stage(ranks: Any, dtype: str) 
 # ------------------------------------------------------------------------------------ fp16: one rank overflows
 
 LINE = "--num-layers 2 --micro-batch-size 2 --global-batch-size 8 --hidden-dropout 0 --attention-dropout 0 "
-
-
-# ------------------------------------------------------------------------------------ fp16: one rank overflows
-
 FLAGS = {
     "no_shard": "",
     "optim": "--use-distributed-optimizer",
