@@ -34,7 +34,12 @@ _EXAMPLE: dict[str, Any] = {
     "model": _SMALL, "sequences": 4, "length": 25, "page": 10,
     "gpu": {"memory": 10_000, "bandwidth": 1000, "flops": 4000},
 }  # fmt: skip
-_BUSY: dict[str, Any] = {**_EXAMPLE, "sequences": 5, "length": 20, "gpu": {"memory": 10_000, "bandwidth": 1000, "flops": 1000}}
+_BUSY: dict[str, Any] = {
+    **_EXAMPLE,
+    "sequences": 5,
+    "length": 20,
+    "gpu": {"memory": 10_000, "bandwidth": 1000, "flops": 1000},
+}
 
 
 def _some(draw: Draw) -> dict[str, Any]:
