@@ -193,6 +193,11 @@ class Engine:
             check_can_generate(draft)
         stage, states = stage_of(model), [stage_of(each).inference_state() for each in models]
         if self.heads:
+            if not hasattr(stage, "prediction_state"):
+                raise ConfigError(
+                    f'speculative method "mtp" with a {type(stage).__name__}, which does not say what its depths keep',
+                    fix="another method, or give the class `prediction_state` and `predicted` (models/contract)",
+                )
             states[0] |= stage.prediction_state()
         weights = [next(iter(each.parameters())) for each in models]
 

@@ -8,6 +8,7 @@ them: `GPTModel` of `models/decoder`, or the class that a spec names. The other 
 | `training`, `parallel` | `forward`: losses of tokens, logits, or tensors for the next stage; `stage_specs`         |
 | `footprint`, `planner` | `layers`, `layer_groups`: what runs one after the other, and what is recomputed           |
 | `inference`            | `full_logits` with an `inference_context`; `inference_state`: what layers keep            |
+|                        | where its depths propose: `prediction_state`, and `predicted` (`models/decoder`)          |
 | `checkpoint`, `optim`  | the `ParamLayout` of every parameter (`layers/param`): name, place and shape in the whole |
 
 A layer of a stage (`models/block`) gives `forward(x, context)`, and says what it keeps while it generates
