@@ -28,7 +28,7 @@ STARTUP = $(VENV)/etc/ipython/startup/50-minimegatron.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help lab test lint stale unit thorough notebooks gpu browser format doctor clean
+.PHONY: help lab test pytest lint stale unit thorough notebooks gpu browser format doctor clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -37,7 +37,11 @@ help: ## this list
 lab: $(VENV)/.lab $(STARTUP) ## environment, then JupyterLab on my-labs/, your copies (PORT=8888; ALLOW_ROOT=1: as root)
 	$(BIN)/minimegatron lab --port $(PORT) $(if $(ALLOW_ROOT),--allow-root)
 
-test: lint ## everything that must hold: style, types, imports, tests, notebooks
+# Types are checked on one core while the tests begin on the other.
+test: $(VENV)/.test ## everything that must hold: style, types, imports, tests, notebooks
+	@$(MAKE) --no-print-directory --jobs=2 lint pytest
+
+pytest: $(VENV)/.test
 	$(PYTEST) $(PARALLEL) $(NBVAL) tests $(NOTEBOOKS)
 
 lint: $(VENV)/.test ## ruff, mypy, and which package may import which (docs/architecture.md)
@@ -71,8 +75,8 @@ gpu: $(VENV)/.lab ## Transformer Engine and flash-attn, tried once (FORCE=1: aga
 	@$(BIN)/python -m minimegatron.kernels.gpu_setup --stamp $(VENV)/.gpu.json \
 	    --constraints $(CONSTRAINTS) $(if $(FORCE),--force)
 
-browser: $(VENV)/.browser ## every notebook in a real JupyterLab (Chromium comes from the system's packages)
-	$(PYTEST) -p no:nbval --thorough tests/notebooks/test_browser.py
+browser: $(VENV)/.browser ## notebooks in a real JupyterLab, the chat page of the server (Chromium: from the system's packages)
+	$(PYTEST) -p no:nbval --thorough tests/notebooks/test_browser.py tests/serving/test_browser.py
 
 clean: ## remove the environment and every cache
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info

@@ -9,6 +9,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +22,10 @@ gc.disable()
 
 # Kernels and ranks of notebooks under nbval inherit these: one thread a rank, plain text, no progress bars.
 os.environ.update(OMP_NUM_THREADS="1", NO_COLOR="1", TQDM_DISABLE="1")
+
+# jsonschema, which nbformat imports, compiles a grammar of IRIs: 1.2 CPU-seconds a process, for a format that no schema
+# of a notebook has. Without that package it leaves the format out.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 # A shell's background job ignores Ctrl-C, and so would every process that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

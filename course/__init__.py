@@ -6,7 +6,9 @@
     NN_name/answers/       programs that try the checks: other right ones, and wrong ones with what is said to them
     NN_name/mistakes.py    the same as small edits of the solution (`labkit/answers`)
     figures/               what labs draw, a module for each
+    capstones/             projects that are run and held against published criteria
     rehearsal.py           pipeline schedules run with sleep in the place of computation, for labs 03 and 12
+    own_scheduler.py       a learner's schedule in the place of the engine's, for lab 10
 
 A name that begins with a digit is for `importlib` and for relative imports: `course.01_process_groups` is what
 `%lab 01_process_groups` loads.
@@ -22,6 +24,7 @@ CLOSED = (
     "minimegatron.layers", "minimegatron.parallel", "minimegatron.models", "minimegatron.training",
     "minimegatron.optim", "minimegatron.inference", "minimegatron.kernels", "minimegatron.checkpoint",
     "minimegatron.data", "minimegatron.viz", "minimegatron.commands", "course.figures", "course.rehearsal",
+    "course.own_scheduler",
 )  # fmt: skip
 
 

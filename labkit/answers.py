@@ -1,15 +1,15 @@
 """Answers to a lab's exercises beside its solution, right and wrong; `tests/course` judges them to test the checks.
 
-| in the lab's folder                       | holds                                                              |
+| in the lab's folder                       | contents                                                           |
 |-------------------------------------------|--------------------------------------------------------------------|
 | `answers/right/EXERCISE_1.py`             | a whole program that is right in another way than the solution     |
 | `answers/wrong/EXERCISE_what_is_wrong.py` | a whole program that is wrong; first line: `# told: words`         |
-| `answers/empty/EXERCISE.py`               | a program that does nothing, where functions that return None fail |
-| `mistakes.py`                             | RIGHT and WRONG, {exercise: [`Edit`, ...]}: the solution, changed  |
+| `answers/empty/EXERCISE.py`               | a program that does nothing, for functions that return None        |
+| `mistakes.py`                             | RIGHT and WRONG, {exercise: [`Edit`, ...]}: edits of the solution  |
 |                                           | EQUIVALENT, {exercise: [`Same`, ...]}: mutants that are right      |
 
-A wrong answer must lose points, and the learner must read the words of `told`. ` | ` separates alternatives. Without
-words a loss of points is enough.
+A wrong answer must lose points, and the feedback must contain the words of `told`. ` | ` separates alternatives.
+Without words it suffices that points are lost.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class GivenAnswer:
     """One answer to one exercise.
 
     Attributes:
-        exercise: whose cell it would be.
-        name: of its file, or `EXERCISE edit N`, counted from 1 in the table.
+        exercise: its exercise.
+        name: name of its file, or `EXERCISE edit N`, counted from 1 in the table.
         right: whether full marks are due.
         source: the cell's text.
-        told: words for the learner of a wrong one, alternatives between ` | `.
+        told: words that the feedback for a wrong one must contain, alternatives between ` | `.
     """
 
     exercise: str
@@ -62,7 +62,7 @@ class GivenAnswer:
     told: str = ""
 
     def is_told(self, text: str) -> bool:
-        """Whether `text`, what the learner reads, has the words."""
+        """Whether the feedback `text` contains the words."""
         return any(words in text for words in self.told.split(" | "))
 
 
@@ -79,7 +79,7 @@ def answers_of(lab: str, solutions: Mapping[str, str]) -> list[GivenAnswer]:
 
 
 def folder_of(lab: str) -> Path:
-    """Where the answers of a course module lie."""
+    """The folder of the answers of a course module."""
     return Path(str(importlib.import_module(lab).__file__)).parent / "answers"
 
 
@@ -103,7 +103,7 @@ def _programs(folder: Path, solutions: Mapping[str, str]) -> Iterator[GivenAnswe
 
 
 def _exercise_of(path: Path, solutions: Mapping[str, str]) -> str:
-    """The exercise that a file's name begins with; where one name begins another, the longer."""
+    """The exercise with which a file's name begins; the longest such name."""
     names = [name for name in solutions if path.stem.startswith(f"{name}_")]
     assert names, f"{path}: a file of answers is named EXERCISE_something.py"
     return max(names, key=len)

@@ -1,7 +1,8 @@
-"""The judge's own process beside a learner's: the memory, the disk and the emulator that a check counts in.
+"""The judge's own process beside a learner's: it has the memory, the disk and the emulator of a check, and counts
+there.
 
-The problem in a sentence: what a learner's process says about itself can be forged; that a launch happened, or that a
-tile was loaded, is evidence only where the learner's code is not.
+The problem in a sentence: what a learner's process says about itself can be forged; evidence of a launch or of a loaded
+tile must come from a process without the learner's code.
 
     learner's process                        judge's process
       kernel(x, y, n, grid=.., block=..) --->  kernels   launches, counts, keeps   (`kernel_service`)
@@ -9,8 +10,8 @@ tile was loaded, is evidence only where the learner's code is not.
       disk.rename(".new", "step-20")     --->  disk      changes, notes, kills     (`disk_service`)
                                               -- evidence ------------------------------> decide
 
-`run` is what the nursery starts (`Nursery.call(beside=...)`). It gives up files, network and programs before the first
-native code of a learner's runs in it, and dies without taking a verdict along: then the judge says how it ended.
+The nursery starts `run` (`Nursery.call(beside=...)`). It gives up files, network and programs before the first native
+code of a learner's runs in it. If it dies, the judge says how it ended.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ def run(lines: Sequence[socket.socket], control: socket.socket, job: Mapping[str
             `seconds`.
 
     Returns:
-        {"kernels": the launches of each trial, "memory": what was moved in each, "disk": the runs of each}, as far as
-        they were asked for.
+        {"kernels": the launches of each trial, "memory": what was moved in each, "disk": the runs of each}, those that
+        were asked for.
     """
     torch.set_num_threads(1)
     services: dict[str, Service] = {}

@@ -1,13 +1,13 @@
-"""JSON of strangers: parsed only if it cannot cost much.
+"""Parses JSON of strangers at a bounded cost.
 
 `json.loads` turns each `[]`, two characters, into an object of 56 bytes: 12 MiB of `[],[],` take over a second and half
-a gigabyte, before any code of ours sees the first of them. A limit on the size alone would also refuse a picture or
-a tensor, one long text. So the values are counted beforehand, in the text::
+a gigabyte. A limit on the size alone would also refuse a picture or a tensor, one long text. So the values are counted
+in the text before it is parsed::
 
     {"a": [1, "x,y", []]}        outside of strings: { : [ , , [ ] ] }
 
 Each value but the first follows a comma, a colon or an opening bracket, so these bound the number of values. Strings
-are cut out at their quotes, when the escaped quotes are gone. All steps run in C over the whole text.
+are cut out at their quotes, after escaped quotes have been removed. All steps run in C over the whole text.
 
 Source: RFC 8259.
 """
@@ -31,9 +31,9 @@ def loads(text: str | bytes, most: int | None) -> Any:
     """The value of a JSON text in UTF-8.
 
     Args:
-        most: values it may hold; None for a text of our own.
+        most: the most values that it may have; None for a text of our own.
     Raises:
-        ValueError: it is not JSON, or of more values, lists inside lists or digits than are read.
+        ValueError: it is not JSON, or has too many values, nested lists or digits.
     """
     text = text.decode("utf-8") if isinstance(text, bytes) else text
     if most is not None and (found := values_in(text, most)) > most:

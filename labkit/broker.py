@@ -1,4 +1,4 @@
-"""The judge's side of a running check: one process at the other end of every rank's only line.
+"""The judge's side of a running check: one process, to which every rank has its only connection.
 
     rank 0 ──line──┐
     rank 1 ──line──┤ broker: services by name          judge
@@ -6,11 +6,11 @@
                        memory      a GPU's memory
                        kernels     the emulator
 
-Ranks share nothing but this process. A collective *is* a message to it: what another rank has can come from nowhere
-else, so what it counts cannot be avoided, and nothing that a rank says about itself is evidence. It trusts no byte: a
-message that cannot be read ends its line, a rank that does not read its answers waits alone.
+Ranks share nothing but this process. A collective *is* a message to it, and there is no other way to get another rank's
+data, so its counts cannot be avoided, and nothing that a rank says about itself is evidence. It trusts no byte: a
+message that cannot be read ends its line; a rank that does not read its answers blocks only itself.
 
-A service takes one message and says which messages follow, to whichever ranks. It never waits.
+A service takes one message and returns the messages that follow, to any ranks. It never waits.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ Letter = tuple[int, dict[str, Any], Sequence[torch.Tensor]]  # rank, header, ten
 
 
 class Service(Protocol):
-    """What ranks can ask for. An answer carries the `id` of its question."""
+    """A service for ranks. An answer has the `id` of its question."""
 
     def handle(self, rank: int, header: dict[str, Any], tensors: list[torch.Tensor]) -> Iterable[Letter]:
-        """What follows from a message.
+        """The messages that follow from a message.
 
         Raises:
-            Exception: the rank asked for what cannot be, and is told so.
+            Exception: the request is not possible; the rank gets the error.
         """
 
     def gone(self, rank: int) -> Iterable[Letter]:
-        """What follows from the end of a rank."""
+        """The messages that follow from the end of a rank."""
 
     def idle(self) -> Iterable[Letter]:
-        """What follows from a moment in which nothing arrived."""
+        """The messages that follow from a moment in which nothing arrived."""
 
     def evidence(self) -> Any:
         """What happened, as plain data."""
@@ -80,7 +80,7 @@ def serve(lines: Sequence[socket.socket], control: socket.socket, services: Mapp
 
 
 class _Broker:
-    """Bytes that have come, bytes that must go; by rank."""
+    """Received bytes and bytes to be sent, by rank."""
 
     def __init__(self, lines: Sequence[socket.socket], services: Mapping[str, Service]) -> None:
         self.lines, self.services = dict(enumerate(lines)), services
@@ -91,7 +91,7 @@ class _Broker:
             line.setblocking(False)
 
     def register(self, selector: selectors.BaseSelector) -> None:
-        """Listen to every line; where bytes wait, also for room to send them."""
+        """Listen to every line, and, if bytes wait to be sent, for room to send them."""
         for rank, line in self.lines.items():
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.waiting[rank] else 0)
             if rank not in self._known:
@@ -103,14 +103,14 @@ class _Broker:
             selector.unregister(self._known.pop(rank)[0])
 
     def read_rest(self) -> None:
-        """What ranks have sent before they answered, and nobody has read."""
+        """Read what ranks have sent before their answer and was not read yet."""
         for rank in [*self.lines]:
             for _ in range(_MOST_REST // _CHUNK):
                 if not self.read(rank):
                     break
 
     def read(self, rank: int) -> bool:
-        """Take what has arrived; whether there may be more."""
+        """Read what has arrived; returns whether there may be more."""
         if rank not in self.lines:
             return False
         try:
@@ -162,7 +162,7 @@ class _Broker:
             self.drop(rank)
 
     def drop(self, rank: int) -> None:
-        """The rank has ended, or sent what is no message."""
+        """Close the line of a rank that has ended, or sent something that is no message."""
         line = self.lines.pop(rank, None)
         if line is None:
             return

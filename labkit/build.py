@@ -1,11 +1,11 @@
-"""One source for a lab and its solution: `python -m labkit.build [01 ...] [--check] [--force]`.
+"""Builds a lab and its solution from one source: `python -m labkit.build [01 ...] [--check] [--force]`.
 
-    course/01_name/lab.py     ──┬── as it is ─────────────────────── run ──> solutions/01_name.ipynb
+    course/01_name/lab.py     ──┬── unchanged ────────────────────── run ──> solutions/01_name.ipynb
     (see `labkit/source.py`)    └── bodies replaced by a stub ────── run ──> labs/01_name.ipynb
 
-Both are stored with their outputs, so that they read well on any viewer and nbval can compare a new run with them.
-`--check` builds without running and fails when a stored notebook is not what the source says, was not run from top to
-bottom, holds an error, an absolute path or a warning, when a solution does not get full marks, or a stub gets some.
+Both are stored with their outputs, so that any viewer shows them and nbval can compare a new run with them.
+`--check` builds without running and fails when a stored notebook differs from the source, was not run from top to
+bottom, has an error, an absolute path or a warning, when a solution does not get full marks, or a stub gets some.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def build(source: Path, force: bool = False) -> list[str]:
     """Write and run both notebooks of a source.
 
     Returns:
-        What is wrong with the result, as `check` says it.
+        What is wrong with the result, as from `check`.
     Raises:
         ConfigError: the source breaks a rule, a cell failed, or the lab has been worked in.
     """
@@ -99,7 +99,7 @@ def refuse_to_overwrite(target: Path) -> None:
 
 
 def check(source: Path) -> list[str]:
-    """What is stale or wrong in the stored notebooks of a source, one line each."""
+    """What is outdated or wrong in the stored notebooks of a source, one line each."""
     problems = []
     for fresh, target in notebooks(source):
         if not target.exists():

@@ -1,8 +1,8 @@
-"""One line between a learner's process and the judge's broker: messages of a header and tensors, never a pickle.
+"""The line between a learner's process and the judge's broker: messages of a header and tensors, never a pickle.
 
-A process that runs a learner's code has no sockets, no files of others and no shared memory. All that it can reach is
-the other end of one socket pair, where `broker` listens. So what ranks tell each other passes through the judge, and
-what is counted there is what happened, whatever a learner does to Python in a process of theirs.
+A process that runs a learner's code has no sockets, no files of others and no shared memory. All it can reach is
+the other end of one socket pair, where `broker` listens. So everything that ranks send each other passes through the
+judge, and its counts are true whatever a learner does to Python in their process.
 
     4 bytes   length of the header
     header    JSON: {"to": name of a service, "id": number of a question, ..., "tensors": [[dtype, shape], ...]}
@@ -48,7 +48,7 @@ def pack(header: dict[str, Any], tensors: Sequence[torch.Tensor] = ()) -> bytes:
 
 
 class Frames:
-    """Bytes in, whole messages out."""
+    """Turns bytes into whole messages."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
@@ -114,7 +114,7 @@ class Line:
         self._over: str | None = None
 
     def tell(self, header: dict[str, Any], tensors: Sequence[torch.Tensor] = ()) -> int:
-        """Send; the id of the message."""
+        """Send a message; returns its id."""
         number = next(self._ids)
         data = pack({**header, "id": number}, tensors)
         with self._sending:
@@ -160,27 +160,27 @@ class Line:
 
 
 def confer(control: socket.socket, question: Any) -> Any:
-    """In a process of the judge's own (`Nursery.confer`): what the judge answers to a question. Both trust each other.
+    """Ask the judge a question from a process of its own (`Nursery.confer`); both trust each other.
 
     Raises:
-        OSError: it has hung up.
+        OSError: the judge has hung up.
     """
     send_plain(control, question)
     return receive_plain(control)
 
 
 def send_plain(sock: socket.socket, value: Any) -> None:
-    """Plain data, and before it how many bytes it is."""
+    """Send plain data, after the number of its bytes."""
     text = plain.dumps(value, most=None).encode()
     sock.sendall(struct.pack("!Q", len(text)))
     sock.sendall(text)
 
 
 def receive_plain(sock: socket.socket) -> Any:
-    """What `send_plain` sent.
+    """Receive what `send_plain` sent.
 
     Raises:
-        OSError: the other side has hung up, or the socket's time is over.
+        OSError: the other side has hung up, or the socket's deadline has passed.
     """
     (size,) = struct.unpack("!Q", _exactly(sock, 8))
     return plain.loads(_exactly(sock, size), most=None)
@@ -200,7 +200,7 @@ _MINE: list[Line] = []
 
 
 def attach(sock: socket.socket | None) -> None:
-    """What `mine` returns from now on in this process."""
+    """Set the line that `mine` returns in this process."""
     _MINE[:] = [] if sock is None else [Line(sock)]
 
 

@@ -20,7 +20,7 @@ __all__ = [
 
 
 def only(*names: str) -> Accept:
-    """Every communication is one of these: `only("send", "recv")`; `only()` forbids them all."""
+    """Judge: every communication is one of these: `only("send", "recv")`; `only()` forbids them all."""
 
     def accept(answer: Answer) -> str | None:
         other = sorted({call.name for one in answer.evidence for call in one.calls} - set(names))
@@ -30,7 +30,8 @@ def only(*names: str) -> Accept:
 
 
 def count(name: str, times: Callable[[Any], int] | int) -> Accept:
-    """Every rank makes exactly `times` (a number, or a function of the case's inputs) communications called `name`."""
+    """Judge: every rank makes exactly `times` (a number, or a function of the case's inputs) communications called
+    `name`."""
 
     def accept(answer: Answer) -> str | None:
         want = times(answer.inputs) if callable(times) else times
@@ -43,7 +44,8 @@ def count(name: str, times: Callable[[Any], int] | int) -> Accept:
 
 
 def at_most(what: str, nbytes: Callable[[Any], float], *names: str) -> Accept:
-    """No rank moves more than `nbytes(inputs)` with these communications; `what` names the bound: "2 (N-1)/N n"."""
+    """Judge: no rank moves more than `nbytes(inputs)` with these communications; `what` names the bound: "2
+    (N-1)/N n"."""
 
     def accept(answer: Answer) -> str | None:
         bound = nbytes(answer.inputs)
@@ -56,7 +58,7 @@ def at_most(what: str, nbytes: Callable[[Any], float], *names: str) -> Accept:
 
 
 def to_the_next(answer: Answer) -> str | None:
-    """Every rank sends to the rank after it and to no other, as in a ring."""
+    """Judge: every rank sends to the next rank and to no other, as in a ring."""
     for rank, one in enumerate(answer.evidence):
         after = (rank + 1) % len(answer.evidence)
         if others := sorted({call.peer for call in one.calls if call.name == "send"} - {after}):
@@ -65,10 +67,10 @@ def to_the_next(answer: Answer) -> str | None:
 
 
 def in_order(*steps: str) -> Accept:
-    """On every rank these steps happen in this order, others between them or not.
+    """Judge: on every rank these steps happen in this order, possibly with others between them.
 
     A step is a communication (`all_reduce`), `wait` for one, or `matmul`: `in_order("all_reduce", "matmul", "wait")`
-    asks that something is computed between the start of an all-reduce and the wait for it.
+    requires a computation between the start of an all-reduce and the wait for it.
     """
 
     def accept(answer: Answer) -> str | None:
@@ -84,11 +86,11 @@ def in_order(*steps: str) -> Accept:
 
 
 def busy_during(name: str, multiply_adds: Callable[[Any], float], what: str = "") -> Accept:
-    """While a communication `name` travels, each rank computes matrix products of so many multiply-adds in all.
+    """Judge: while a communication `name` is under way, each rank computes matrix products of this many multiply-adds.
 
-    `what` travels, for the learner: "the block"; by default `name`.
+    `what` is the tensor that is sent, in words for the learner: "the block"; default `name`.
 
-    It travels from its start to the first wait for it; one that is not waited for counts as not travelling.
+    It is under way from its start to the first wait for it; one that is not waited for does not count.
     """
 
     def accept(answer: Answer) -> str | None:
@@ -103,53 +105,14 @@ def busy_during(name: str, multiply_adds: Callable[[Any], float], what: str = ""
 
 
 def _during(one: Evidence, name: str) -> int:
-    """Multiply-adds of every product between a start of `name` and the first wait for it."""
+    """Multiply-adds of all products between a start of `name` and the first wait for it."""
     times = [(call.at, call.waited_at) for call in one.calls if call.name == name and call.waited is not None]
     products = [(at, much) for at, (what, much) in zip(one.places, one.order, strict=True) if what == "matmul"]
     return sum(much for at, much in products if any(start < at <= end for start, end in times))
 
 
-def started_before(mark: str, name: str, times: Callable[[Any], int]) -> Accept:
-    """Each rank starts at least `times(inputs)` communications `name` before the drive says `mark(mark)`."""
-
-    def accept(answer: Answer) -> str | None:
-        want = times(answer.inputs)
-        for rank, one in enumerate(answer.evidence):
-            moment = _moment(one, mark)
-            if moment is None:
-                return f"rank {rank}: {mark} is not marked once"
-            early = sum(call.name == name and call.started < moment for call in one.calls)
-            if early < want:
-                return f"rank {rank} had started {early} of {want} {name} when {mark}"
-        return None
-
-    return accept
-
-
-def nothing_waits_until(mark: str) -> Accept:
-    """No rank waits for a communication before the drive says `mark(mark)`."""
-
-    def accept(answer: Answer) -> str | None:
-        for rank, one in enumerate(answer.evidence):
-            moment = _moment(one, mark)
-            if moment is None:
-                return f"rank {rank}: {mark} is not marked once"
-            early = next((call for call in one.calls if call.waited is not None and call.waited < moment), None)
-            if early is not None:
-                return f"rank {rank} waits for {early.name} before {mark}"
-        return None
-
-    return accept
-
-
-def _moment(one: Evidence, mark: str) -> int | None:
-    """When a mark was set, in the order of all ranks; None unless it was set once."""
-    moments = [number for text, number in one.marks if text == mark]
-    return moments[0] if len(moments) == 1 else None
-
-
 def every_wait_follows(answer: Answer) -> str | None:
-    """Every communication that was started is waited for: what is never waited for need never arrive."""
+    """Judge: every communication that was started is waited for; otherwise it might never arrive."""
     for rank, one in enumerate(answer.evidence):
         if call := next((call for call in one.calls if call.waited is None), None):
             return f"rank {rank} never waits for its {call.name}"
@@ -162,7 +125,7 @@ def alone(answer: Answer) -> bool:
 
 
 def peak_at_most(what: str, nbytes: Callable[[Any], float]) -> Accept:
-    """No rank, or it alone, holds more than `nbytes(inputs)` at a time of what it makes; `what` names the bound."""
+    """Judge: no process holds more than `nbytes(inputs)` of its own tensors at a time; `what` names the bound."""
 
     def accept(answer: Answer) -> str | None:
         bound = nbytes(answer.inputs)
@@ -176,7 +139,8 @@ def peak_at_most(what: str, nbytes: Callable[[Any], float]) -> Accept:
 
 
 def alive_at_most(what: str, nbytes: Callable[[Any], float]) -> Accept:
-    """No rank keeps more than `nbytes(inputs)` of what it has made, beside what it returns; `what` names the bound."""
+    """Judge: no rank keeps more than `nbytes(inputs)` of its own tensors, beside what it returns; `what` names the
+    bound."""
 
     def accept(answer: Answer) -> str | None:
         bound = nbytes(answer.inputs)
@@ -190,7 +154,7 @@ def alive_at_most(what: str, nbytes: Callable[[Any], float]) -> Accept:
 
 
 def no_tensor_above(what: str, nbytes: Callable[[Any], float]) -> Accept:
-    """No operation makes a tensor larger than `nbytes(inputs)`; `what` names the bound."""
+    """Judge: no operation makes a tensor larger than `nbytes(inputs)`; `what` names the bound."""
 
     def accept(answer: Answer) -> str | None:
         bound = nbytes(answer.inputs)

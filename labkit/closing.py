@@ -1,11 +1,11 @@
-"""Modules that do what an exercise asks for, closed in the process that runs it.
+"""Blocks modules that already do what an exercise asks for, in the process that runs the exercise.
 
 The problem in a sentence: an exercise asks for a list that the package can generate, and a learner who imports the
 generator has solved nothing.
 
 `Exercise(without=("minimegatron.parallel.pipeline.schedules",))` names them, and `Lab(without=...)` those of all its
-exercises; the name of a package closes all that is in it. In the learner's process they cannot be imported, under
-whatever name, and their files cannot be read: `files_of` gives those to the sandbox. What remains is to copy the text
+exercises; the name of a package blocks everything in it. In the learner's process they cannot be imported, under
+any name, and their files cannot be read: `files_of` gives those to the sandbox. A learner can still copy the text
 into the cell beforehand, which looks to a judge like any other answer.
 """
 
@@ -22,11 +22,11 @@ _NAMES: list[tuple[int, str]] = []  # how many modules were loaded, and their na
 
 
 class Closed(ImportError):
-    """A module that the exercise asks the learner to write was imported."""
+    """A blocked module was imported."""
 
 
 class _Finder:
-    """Asked before all other finders; refuses the closed modules, and knows no other."""
+    """The first finder on `sys.meta_path`; refuses the blocked modules, and finds no other."""
 
     def __init__(self, modules: Iterable[str]) -> None:
         self.modules = frozenset(modules)
@@ -40,20 +40,20 @@ class _Finder:
 
 
 def _with_parents(name: str) -> list[str]:
-    """The module and the packages that it is in."""
+    """The module and its parent packages."""
     parts = name.split(".")
     return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
 
 
 def remember() -> None:
-    """Before a fork: keep the names of what is loaded in one text, for `close` afterwards."""
+    """Before a fork: keep the names of loaded modules in one text, for `close` afterwards."""
     _NAMES[:] = [(len(sys.modules), "\n".join(sys.modules))]
 
 
 def _loaded(modules: Sequence[str]) -> list[str]:
-    """Of the loaded modules those that are among these, or in one of them.
+    """Those of the loaded modules that are among these, or inside one of them.
 
-    A fork that looked at each of 2,000 names would get a copy of every page in which one lies: 8 ms.
+    A loop over 2,000 names after a fork would copy every page that has one: 8 ms.
     """
     names = _NAMES[0][1] if _NAMES and _NAMES[0][0] == len(sys.modules) else "\n".join(sys.modules)
     text, found = f"\n{names}\n", dict[int, str]()
@@ -66,7 +66,7 @@ def _loaded(modules: Sequence[str]) -> list[str]:
 
 
 def close(modules: Sequence[str]) -> None:
-    """From now on none of these modules can be imported here, nor is one that was imported before."""
+    """Block these modules from now on: they cannot be imported, and those that were imported are removed."""
     for name in _loaded(modules):
         sys.modules.pop(name, None)
         parent, _, last = name.rpartition(".")
@@ -77,7 +77,7 @@ def close(modules: Sequence[str]) -> None:
 
 
 def files_of(modules: Iterable[str]) -> list[Path]:
-    """The folder of each package; the source of each other module, and its compiled form, there or not."""
+    """The folder of each package; the source of each other module, and its compiled form, existing or not."""
     found = []
     for name in modules:
         top, *rest = name.split(".")

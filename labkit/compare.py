@@ -1,9 +1,9 @@
-"""Is this answer right? Plain data compared in words.
+"""Compares an answer with the expected one, in words.
 
-`difference` says in one short phrase how an answer departs from what was expected, or None. It never raises, whatever
-plain data an answer is. Of a list or a tensor it says the first thing that differs, of a dict every key.
+`difference` says in one short phrase how an answer differs from what was expected, or returns None. It never raises,
+whatever plain data an answer is. For a list or a tensor it names the first difference, for a dict every key.
 
-| strict, as it is a mistake                     | lenient, as the same is meant                             |
+| strict, because it is a mistake                | lenient, because the meaning is the same                  |
 |------------------------------------------------|-----------------------------------------------------------|
 | whole numbers, to the last digit               | 8 or 8.0                                                  |
 | `True` is not 1, `"8"` is not 8                | tuple or list                                             |
@@ -11,7 +11,7 @@ plain data an answer is. Of a list or a tensor it says the first thing that diff
 | dtype and shape of a tensor                    | a number or a tensor of no dimensions                     |
 | floating-point numbers within `TOLERANCES`     | a tensor of the numbers where a list of them is asked for |
 
-Two values of one text get more digits; two of different types are told apart by their type.
+Two values with the same text are shown with more digits; two of different types with their types.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ Tolerance = tuple[float | None, float | None]
 
 
 def difference(got: Any, want: Any, rtol: float | None = None, atol: float | None = None) -> str | None:
-    """None if `got` is as good as `want`; else what differs, in one phrase with both values."""
+    """None if `got` is as good as `want`; else the difference, in one phrase with both values."""
     return _difference(got, _of_python(want), (rtol, atol))
 
 
 def _of_python(value: Any) -> Any:
-    """What a reference returns may be NumPy's."""
+    """A NumPy value of a reference as a Python value."""
     if type(value).__module__ != "numpy":
         return value
     return value.item() if value.ndim == 0 else torch.from_numpy(value)
@@ -80,7 +80,7 @@ def _difference(got: Any, want: Any, tolerance: Tolerance) -> str | None:
 
 
 def _tolerance(dtype: torch.dtype, asked: Tolerance) -> tuple[float, float]:
-    """What was asked for, else what suits numbers of this dtype, and no less than Python's numbers get."""
+    """The tolerance asked for, else that of the dtype, at least that of Python's numbers."""
     wide = TOLERANCES.get(dtype, _NUMBER)
     relative, absolute = max(wide[0], _NUMBER[0]), max(wide[1], _NUMBER[1])
     return relative if asked[0] is None else asked[0], absolute if asked[1] is None else asked[1]
@@ -130,7 +130,7 @@ def _scalar_phrase(got: Any, want: Any) -> str:
 
 
 def _alike(got: Any, want: Any) -> bool:
-    """Whether two values of different types can be taken for each other."""
+    """Whether values of these different types may be compared."""
     if isinstance(got, bool) or isinstance(want, bool):
         return isinstance(got, int | float) and isinstance(want, int | float) and got == want
     return str in (type(got), type(want)) and _text(got).strip("'\"") == _text(want).strip("'\"")
@@ -162,7 +162,7 @@ def _list_difference(got: Any, want: Any, tolerance: Tolerance) -> str | None:
 
 
 def counted(got: Any, want: Sequence[str]) -> str | None:
-    """The same for a list of names that are the answer itself: how many are wrong, never which."""
+    """The difference of a list of names, which are the answer: how many are wrong, never which."""
     if difference(got, want) is None:
         return None
     if not isinstance(got, list | tuple) or not all(isinstance(name, str) for name in got):
@@ -173,7 +173,7 @@ def counted(got: Any, want: Sequence[str]) -> str | None:
 
 
 def _names_said(names: Iterable[Any], what: str) -> list[str]:
-    """One phrase of some names, as many as there is room for; none without names."""
+    """A phrase with as many names as there is room for; [] without names."""
     shown = [_name(name) for name in dict.fromkeys(names)]
     rooms = itertools.accumulate(len(name) + 2 for name in shown)
     fit = max(1, sum(room <= _ROOM for room in rooms))
@@ -186,7 +186,7 @@ def _name(key: Any) -> str:
 
 
 def _dict_difference(got: dict[Any, Any], want: dict[Any, Any], tolerance: Tolerance) -> str | None:
-    """Every key that is wrong, with its phrase as far as there is room."""
+    """The difference of every wrong key, as far as there is room."""
     if got.keys() != want.keys():
         return _key_difference(got, want)
     said: list[str] = []
@@ -257,7 +257,7 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 
 def _text(value: Any) -> str:
-    """As Python writes it, numbers shortened; not all of it where that is longer than `_SHORT`."""
+    """The value as Python writes it, with shortened numbers, cut after `_SHORT` characters."""
     text = ""
     for part in _parts(value):
         text += part

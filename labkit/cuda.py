@@ -67,12 +67,12 @@ class Kernel:
         source: CUDA C++ with one `__global__ void`; its parameters are pointers to float or int, int and float.
 
     Attributes:
-        counts: what the last call did to memory, all threads together; empty on a GPU. For each array, by the name
+        counts: memory accesses of the last call, all threads together; empty on a GPU. For each array, by the name
             of its parameter: `loads` and `stores` of single threads, bytes `read` and `written`, bytes that the memory
             `served` for the loads of whole warps, and `share` = read / served. Under `barriers` how often a thread
             met `__syncthreads`, on average.
-        judged: of the class: launches are the judge's (`labkit/kernel_service.py`), as in a check.
-        order: which threads run first on the emulator: 0 forward, 1 backward, n > 1 shuffled by seed n.
+        judged: class attribute: the judge launches (`labkit/kernel_service.py`), as in a check.
+        order: order of threads on the emulator: 0 forward, 1 backward, n > 1 shuffled by seed n.
     """
 
     judged: bool = False
@@ -107,7 +107,7 @@ class Kernel:
     def _by_the_judge(
         self, parameters: list[Parameter], args: tuple[Any, ...], grid: int, block: int
     ) -> dict[str, Any]:
-        """In a check: the launch happens in the judge's process; here its results arrive."""
+        """In a check: have the judge's process launch, and copy its results."""
         tensors = [value for value in args if isinstance(value, torch.Tensor)]
         numbers = [value for value in args if not isinstance(value, torch.Tensor)]
         head = {"to": "kernels", "do": "launch", "text": digest(self.source), "grid": grid, "block": block}
@@ -127,10 +127,10 @@ class Kernel:
 
 
 def header(cache: Path | None = None) -> Path:
-    """A folder with `lab.h`, compiled beforehand where the compiler can: most of a kernel's compile time is this.
+    """A folder with `lab.h`, precompiled if the compiler can: this is most of a kernel's compile time.
 
     Raises:
-        KernelsUnavailable: no compiler, or nowhere to write.
+        KernelsUnavailable: no compiler, or no writable folder.
     """
     program = build.compiler("emulated")
     if program is None:
@@ -168,11 +168,11 @@ def build_library(
     """The compiled library of a learner's text.
 
     Args:
-        line: of the cell, on which the text begins.
+        line: line of the cell on which the text begins.
         target: `emulated` or `cuda`.
-        folder: what `header` returned; by default it is asked.
-        cache: where libraries are kept.
-        capability: of the GPU; by default that of the current one.
+        folder: result of `header`; by default it is called.
+        cache: folder of libraries.
+        capability: compute capability of the GPU; by default that of the current one.
     Raises:
         CompileError: the text is refused; with the line of the cell.
         KernelsUnavailable: there is no compiler.
@@ -200,7 +200,7 @@ def _on_gpu(source: str, line: int) -> Library:
 
 @functools.cache
 def _emulator(source: str, line: int) -> Emulator:
-    """The library of a text, once a process."""
+    """The library of a text, cached for the process."""
     name, parameters, _ = parsed(source, line)
     return Emulator(build_library(source, line, "emulated"), name, parameters)
 

@@ -82,7 +82,7 @@ class Expressions(Types):
     in_angles = 0
 
     def closes(self) -> bool:
-        """Whether a `>` here ends the arguments of a template."""
+        """Whether a `>` at this place ends the arguments of a template."""
         return self.in_angles > 0 and self.word.text in (">", ">>", ">=")
 
     def unary(self) -> Expr:
@@ -139,7 +139,7 @@ class Expressions(Types):
         return f"{{{', '.join(parts)}}}"
 
     def arguments(self, own: bool) -> str:
-        """From the parenthesis to its end."""
+        """The arguments of a call, from the opening to the closing parenthesis."""
         self.need("(")
         inside, self.in_angles = self.in_angles, 0
         parts = []

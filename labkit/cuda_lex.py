@@ -1,20 +1,20 @@
-"""CUDA C++ cut into words as a compiler cuts it: line joins, comments, literals, macros.
+"""Splits CUDA C++ into tokens as a compiler does: line joins, comments, literals, macros.
 
-The problem in a sentence: a rule that looks for `asm` in a text can be passed by `as\\<newline>m`, by a `'` that hides
-what follows it, or by a macro; so rules are applied to the words that a compiler would see.
+The problem in a sentence: a rule that searches a text for `asm` can be evaded by `as\\<newline>m`, by a `'` that hides
+what follows it, or by a macro; so rules are applied to the tokens that a compiler would see.
 
-| in the text                                | what becomes of it                                                      |
+| in the text                                | becomes                                                                 |
 |--------------------------------------------|-------------------------------------------------------------------------|
 | a backslash at the end of a line           | the lines are joined, also inside of a word                             |
 | comments                                   | a space                                                                 |
 | `1'000`, `0x1p3f`, `.5f`                   | a number; one that C++ does not have is refused                         |
 | `"..."`                                    | a string; raw strings and characters are refused                        |
-| `%:`, `??=`, `<%`, `\\u0061`            | refused, as all that is not ASCII: a kernel needs no second spelling    |
+| `%:`, `??=`, `<%`, `\\u0061`               | refused, as is everything that is not ASCII                             |
 | `#define N 4`, `#define SQ(x) ((x) * (x))` | a macro, expanded here; `#` and `##` inside of one are refused          |
 | `#pragma unroll`                           | nothing: it changes no result                                           |
 | any other `#`                              | refused                                                                 |
 
-A compiler gets words from `labkit/cuda_parse.py`, never the text that they came from: nothing stands between them.
+A compiler gets tokens from `labkit/cuda_parse.py`, never the original text.
 
 Source: ISO C++17, 5.2 (phases of translation) and 19 (preprocessing).
 """
@@ -57,7 +57,7 @@ class CompileError(MinimegatronError):
 
 @dataclasses.dataclass(frozen=True)
 class Word:
-    """One word of C++. `kind` is name, number, string, mark or end."""
+    """One token of C++. `kind` is name, number, string, mark or end."""
 
     kind: str
     text: str
@@ -72,12 +72,12 @@ class _Macro:
 
 
 def words(source: str, line: int = 1) -> list[Word]:
-    """The words of a text after its macros, and one of kind end.
+    """The tokens of a text with macros expanded, and one of kind end.
 
     Args:
-        line: of the cell, on which the text begins.
+        line: line of the cell on which the text begins.
     Raises:
-        CompileError: the text holds what a kernel of a lab may not use.
+        CompileError: the text has something that a kernel of a lab may not use.
     """
     macros: dict[str, _Macro] = {}
     found: list[Word] = []
@@ -98,7 +98,7 @@ def words(source: str, line: int = 1) -> list[Word]:
 
 
 def _rows(source: str, first: int) -> Iterator[list[Word]]:
-    """The words of each line, lines that end in a backslash joined."""
+    """The tokens of each line; lines that end in a backslash are joined."""
     joins, text, at = [], [], 0
     for join in re.finditer(r"\\[ \t\r]*\n", source):
         text.append(source[at : join.start()])
@@ -183,9 +183,9 @@ def _directive(row: list[Word], macros: dict[str, _Macro]) -> None:
 
 
 def _expanded(row: list[Word], macros: dict[str, _Macro], busy: frozenset[str], replaced: Counter[None]) -> list[Word]:
-    """The words with each macro replaced, but for those that are being replaced (`busy`).
+    """The tokens with each macro expanded, except those that are being expanded (`busy`).
 
-    `replaced` counts words that were looked at: macros of macros of nothing make none, and take for ever.
+    `replaced` counts tokens that were visited: nested empty macros produce none, and would take for ever.
     """
     out: list[Word] = []
     at = 0
@@ -216,7 +216,7 @@ def _expanded(row: list[Word], macros: dict[str, _Macro], busy: frozenset[str], 
 
 
 def _arguments(row: list[Word], at: int) -> tuple[list[list[Word]], int]:
-    """The arguments of a macro from its parenthesis on, and where the words go on behind them."""
+    """The arguments of a macro from its parenthesis on, and the index after them."""
     given: list[list[Word]] = [[]]
     depth = 0
     for i in range(at, len(row)):

@@ -36,7 +36,7 @@ _PASSED = {"float*", "const float*", "int*", "const int*", "int", "float"}
 
 
 class Parameter(NamedTuple):
-    """Of the kernel: `kind` is float*, const float*, int*, const int*, int or float."""
+    """A parameter of the kernel: `kind` is float*, const float*, int*, const int*, int or float."""
 
     kind: str
     name: str
@@ -52,10 +52,10 @@ class Parsed(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def parsed(source: str, line: int) -> Parsed:
-    """Read a text that begins on this line of the cell.
+    """Parse a text that begins on this line of the cell.
 
     Raises:
-        CompileError: it is outside of what a kernel of a lab may say, or is not right C++.
+        CompileError: it is outside of the grammar for kernels of a lab, or is not valid C++.
     """
     reader = _Text(words(source, line))
     try:
@@ -69,7 +69,7 @@ def parsed(source: str, line: int) -> Parsed:
 
 
 def _laid_out(code: str, first: int) -> str:
-    """Each piece on the line that it came from."""
+    """Each piece on its original line."""
     out, line = [], first
     for part in re.split("(\x01[0-9]+\x02)", code):
         if part.startswith("\x01"):

@@ -1,8 +1,7 @@
-"""Statements and declarations of a kernel's functions, read by the rules of C++ and written again for the emulator.
+"""Parses statements and declarations of a kernel's functions, and writes them again for the emulator.
 
-An array of the learner's gets bounds (`lab::Local`, `lab::Shared`), a loop counts its turns, and each statement keeps
-the line that it came from. `labkit/cuda_parse.py` says what is made of what, and reads what stands
-outside of functions.
+A learner's array gets bounds (`lab::Local`, `lab::Shared`), a loop counts its turns, and each statement keeps its
+line. `labkit/cuda_parse.py` has the table of translations, and parses the text outside of functions.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ class Statements(Expressions):
         return f"for ({first}{test}{step}) {self.turn(word)}"
 
     def declaration(self, one: bool = False) -> str:
-        """Variables, each as a declaration of its own; as one where the grammar has room for one only."""
+        """Declarations of variables, one each; as one declaration where the grammar allows only one."""
         start, kind = self.word, self.type()
         if kind.static and not kind.const:
             self.refuse("no static variables here: threads would share them without order", start)
@@ -104,7 +103,7 @@ class Statements(Expressions):
                 return (", " if one else "; ").join(parts)
 
     def declared(self, kind: Type) -> tuple[str, str]:
-        """One variable: its type, then its name and what it begins with."""
+        """One variable: its type, then its name and initialiser."""
         pointer = self.pointed(kind)
         reference = self.took("&")
         if self.sees("(", "&&"):
@@ -132,7 +131,7 @@ class Statements(Expressions):
         return f"{prefix}{self.full(kind, pointer)} ", f"{mark}{name}{begin}"
 
     def begin(self) -> str:
-        """What a variable begins with: `= e`, `= {...}`, `{...}` or `(e)`."""
+        """The initialiser of a variable: `= e`, `= {...}`, `{...}` or `(e)`."""
         if self.took("="):
             return self.braces() if self.sees("{") else self.assignment().text
         if self.sees("{"):

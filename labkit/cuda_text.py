@@ -92,7 +92,7 @@ def translated(source: str, line: int, on_gpu: bool) -> str:
 
 
 def digest(source: str) -> str:
-    """Names the library of a text."""
+    """The name of the library of a text."""
     return hashlib.sha256(source.encode()).hexdigest()[:32]
 
 

@@ -1,8 +1,8 @@
-"""The words of a kernel taken one by one, and its types and declarators, read by the rules of C++.
+"""The tokens of a kernel one by one, and its types and declarators, parsed by the rules of C++.
 
-`Reader` holds the words and a place among them, and refuses in the words of a compiler, with the line. `Types` knows
-which names are types, and writes a type as the emulator has it: `const float*` becomes a counted array, a type of the
-learner's gets the prefix that keeps it apart from the lab's own. `labkit/cuda_expressions.py` goes on from here.
+`Reader` has the tokens and a position among them, and reports errors in the words of a compiler, with the line. `Types`
+knows which names are types, and writes a type as the emulator has it: `const float*` becomes a counted array, a type of
+the learner's gets a prefix that distinguishes it from the lab's own. `labkit/cuda_expressions.py` builds on it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def at_line(line: int) -> str:
 
 
 class Reader:
-    """The words, and a place among them."""
+    """The tokens, and a position among them."""
 
     def __init__(self, found: list[Word]) -> None:
         self.words, self.at, self.sites = found, 0, 0
@@ -106,7 +106,7 @@ class Reader:
                            word.line)  # fmt: skip
 
     def place(self) -> str:
-        """The line, and a number for this place alone."""
+        """The line, and a number that is unique for this place."""
         self.sites += 1
         return f"lab::Place{{{self.word.line}, {self.sites}}}"
 
@@ -167,7 +167,7 @@ class Types(Reader):
         return Type(text, constant, "static" in seen, "__shared__" in seen, "constexpr" in seen)
 
     def pointed(self, kind: Type) -> bool:
-        """Whether a `*` follows, which is then read, with its const and __restrict__."""
+        """Whether a `*` follows, which is then consumed with its const and __restrict__."""
         found = False
         while self.sees("*"):
             star = self.take()

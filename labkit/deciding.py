@@ -2,15 +2,15 @@
 
     conduct   exercise, seed             -> asks with the trials of every case, plain; gets an outcome a trial
                                          -> the verdict, and the trials to be played once more, plain
-    decide    exercise, seed, outcomes   -> the same verdict where some trials have been played once more
+    decide    exercise, seed, outcomes   -> the same verdict after some trials have been played once more
 
-Both compare with references when the trials have been played; `decide` draws again. The first trial of a case
-that is wrong is the case's note. It is looked at in this order: is there an answer, does it change its inputs, is it
-what the reference gives, do the judges (`accept`) agree.
+Both compare with references after the trials have been played; `decide` draws again. The first wrong trial of a case
+becomes the case's note. Checks run in this order: is there an answer, does it change its inputs, does it equal the
+reference, do the judges (`accept`) agree.
 
-What a learner is told of a wrong answer: of a visible case what he got and what was expected; of a hidden case the part
-that is wrong, without numbers; the mistake, where most wrong answers are what one of the exercise's mistakes gives: on
-small inputs two mistakes give the same number by chance (`Suspects`).
+Feedback about a wrong answer: for a visible case the answer and the expected one; for a hidden case the part that is
+wrong, without numbers; the mistake, if most wrong answers are those of one of the exercise's mistakes: on small inputs
+two mistakes give the same number by chance (`Suspects`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MOST_INPUTS = 80  # characters of inputs that are shown before what is wrong
 def conduct(lines: Sequence[socket.socket], control: socket.socket, job: dict[str, Any]) -> dict[str, Any]:
     """The verdict, and {case: trial} to be played once more, plain.
 
-    In the middle it asks for what the learner's processes send when they have got the trials.
+    In between it asks the judge for the outcomes of the learner's processes.
     """
 
     def work(asked: Exercise) -> dict[str, Any]:
@@ -102,12 +102,12 @@ def _decide(asked: Exercise, job: dict[str, Any], drawn: list[list[Trial]]) -> d
 
 
 class Suspects:
-    """The mistakes of an exercise that give what the learner's answers are.
+    """The mistakes of an exercise that lead to the learner's answers.
 
-    A mistake that gives the answer of one trial may do so by chance, so told is one that gives the answers of more than
-    half of the wrong trials. Not of all: at the edges (an empty rank, scores in the hundreds) two programs with one
-    mistake differ. A mistake is known by its hint; several ways of making it may share one. Where none of them can say
-    what it gives (`NotImplemented`), the trial counts for nothing.
+    A mistake may lead to the answer of one trial by chance, so the feedback names one that explains more than half of
+    the wrong trials. Not all: at the edges (an empty rank, scores in the hundreds) two programs with one mistake
+    differ. A mistake is identified by its hint; several ways of making it may share one. If none of them has an answer
+    for a trial (`NotImplemented`), the trial does not count.
     """
 
     def __init__(self, asked: Exercise) -> None:
@@ -117,18 +117,19 @@ class Suspects:
         self._fits, self._misses = Counter[str](), Counter[str]()
 
     def named(self, hint: str) -> None:
-        """The words of an error have named this mistake."""
+        """Note that the words of an error have named this mistake."""
         self._fits[hint] += bool(hint)
 
     def seen(self, gives_it: Callable[[Mistake], bool | None]) -> None:
-        """A wrong trial: `gives_it` says whether a mistake gives the learner's answer; None: it does not apply."""
+        """Note a wrong trial: `gives_it` says whether a mistake leads to the learner's answer; None: it does not
+        apply."""
         for hint, ways in self._ways.items():
             found = {gives_it(way) for way in ways}
             self._fits[hint] += True in found
             self._misses[hint] += True not in found and False in found
 
     def told(self) -> str:
-        """The mistake that most trials show; of equals the first. "" where none explains enough of them."""
+        """The mistake that explains most trials, the first of equals; "" if none explains enough of them."""
         enough = {hint: fits for hint, fits in self._fits.items() if fits > self._misses[hint]}
         return max(enough, key=lambda hint: enough[hint], default="")
 
@@ -141,7 +142,7 @@ REFUSED = "its value is right, and a judge refuses it"
 def _first_wrong(
     asked: Exercise, case: Case, drawn: list[Trial], tried: list[dict[str, Any]], suspects: Suspects
 ) -> tuple[str | None, str | None, Trial | None]:
-    """(what is wrong in the first trial that is, how, that trial or None: not tried); the suspects see all trials."""
+    """(What is wrong in the first wrong trial, how, that trial or None: not tried); the suspects see all trials."""
     first: tuple[str | None, str | None, Trial | None] | None = None
     for trial, outcome in zip(drawn, tried, strict=False):
         wrong, how = _wrong(asked, case, trial, outcome, suspects)
@@ -220,7 +221,7 @@ def _wrong(
 
 
 def _never_waited_for(evidence: Sequence[Evidence]) -> str | None:
-    """A message that was to bring what the answer is made of: numbers that have not come say nothing of the rest."""
+    """The communication that the answer needs and that was never waited for: its numbers have not arrived."""
     for rank, one in enumerate(evidence):
         if call := next((call for call in one.calls if call.waited is None and call.name != "send"), None):
             return f"rank {rank} never waits for its {call.name}: what it brings may not be there when it is used"
@@ -233,7 +234,7 @@ def _compares(asked: Exercise) -> bool:
 
 
 def _compared(asked: Exercise, got: Any, want: Any, hidden: bool) -> str | None:
-    """How one rank's answer departs from what was expected, or None; without numbers where they are hidden."""
+    """The difference between one rank's answer and the expected one, or None; without numbers for a hidden case."""
     one, other = named(got, asked.outputs), named(want, asked.outputs)
     if other is not want and (few := other_number(one, asked.outputs)):
         return few
@@ -242,7 +243,7 @@ def _compared(asked: Exercise, got: Any, want: Any, hidden: bool) -> str | None:
 
 
 def _with(given: Any) -> str:
-    """The inputs that were tried, where they are short; of a case that tries several."""
+    """The inputs that were tried, if they are short, for a case that tries several."""
     if not isinstance(given, dict) or not all(isinstance(value, bool | int | float | str) for value in given.values()):
         return ""
     text = ", ".join(f"{name}={show(value)}" for name, value in given.items())

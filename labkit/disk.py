@@ -1,18 +1,18 @@
-"""A disk that may lose what it has not confirmed: folders and files, a killer, and what a power cut can leave.
+"""A simulated disk that may lose what is not fsynced: folders and files, a killer, and all outcomes of a power cut.
 
-The problem in a sentence: a program that is killed leaves what the operating system holds in memory, a machine that
-loses its power leaves what its disk has confirmed, and no test on a healthy machine shows the difference.
+The problem in a sentence: after a program is killed the operating system still writes its buffers, after a power cut
+only fsynced data is left, and no test on a healthy machine shows the difference.
 
-| operation          | running programs see    | what survives a power cut for sure                           |
+| operation          | running programs see    | survives a power cut for sure                           |
 |--------------------|-------------------------|--------------------------------------------------------------|
 | `write(path, ..)`  | a file with these bytes | nothing yet: old bytes, none, half or all of the new ones    |
-| `mkdir`, `rename`, | other names, at once    | nothing yet: the names as confirmed, or as they were after   |
+| `mkdir`, `rename`, | other names, at once    | nothing yet: the names as fsynced, or as they were after     |
 | `remove`           |                         | any one of the changes since                                 |
 | `fsync(file)`      |                         | the bytes of the file, not its name                          |
 | `fsync(folder)`    |                         | the names in the folder, not the bytes of its files          |
 
-The root folder is "". `kill_at=n` ends a program at its n-th change: a write is half made, any other is not. Whatever
-it asks for afterwards ends it again, until `restart`.
+The root folder is "". `kill_at=n` ends a program at its n-th change: half of a write is done, no other change is.
+Whatever it calls afterwards ends it again, until `restart`.
 
 POSIX promises no more than this; ext4 and XFS often do more. Pillai et al. 2014, "All file systems are not created
 equal": half of the programs that they tried relied on more.
@@ -27,7 +27,7 @@ CHANGES = ("mkdir", "write", "fsync", "rename", "remove")
 
 
 class Killed(BaseException):
-    """The program is dead; no `except Exception` of its own may go on."""
+    """The program is dead; a BaseException, so that no `except Exception` continues it."""
 
 
 class _File:
@@ -51,7 +51,7 @@ class _Folder:
 
 @dataclasses.dataclass(frozen=True)
 class Left:
-    """What may be in a folder: its names, and for each file the bytes that may be in it."""
+    """A possible state of a folder: its names, and for each file the bytes that it may have."""
 
     files: Mapping[str, frozenset[bytes]]
 
@@ -60,7 +60,7 @@ class Disk:
     """Folders in a root, files in both.
 
     Args:
-        files: {path: bytes} of what is there and confirmed.
+        files: {path: bytes} of the fsynced files at the beginning.
         kill_at: the number of the change at which the program dies; 0 for never.
 
     Attributes:
@@ -80,7 +80,7 @@ class Disk:
         self.kill_at = kill_at
 
     def restart(self) -> None:
-        """A new program finds what the dead one has left; nothing kills it."""
+        """Begin a new program on the state that the dead one has left; nothing kills it."""
         self._dead, self.kill_at = False, 0
 
     # ------------------------------------------------------------------------------------- what a program may ask for
@@ -89,7 +89,7 @@ class Disk:
         """Make a folder.
 
         Raises:
-            FileExistsError: there is something of this name.
+            FileExistsError: the name is taken.
         """
         if path in self._root.names or not path:
             raise FileExistsError(f"{path} exists")
@@ -98,7 +98,7 @@ class Disk:
         self._root.changed()
 
     def write(self, path: str, data: bytes) -> None:
-        """Make a file, or give one other bytes.
+        """Create or overwrite a file.
 
         Raises:
             FileNotFoundError: there is no such folder.
@@ -118,7 +118,7 @@ class Disk:
             raise Killed
 
     def fsync(self, path: str = "") -> None:
-        """Have the disk confirm the bytes of a file, or the names in a folder.
+        """Fsync the bytes of a file, or the names in a folder.
 
         Raises:
             FileNotFoundError: there is no such file or folder.
@@ -171,7 +171,7 @@ class Disk:
         folder.changed()
 
     def names(self, folder: str = "") -> list[str]:
-        """What is in a folder.
+        """The names in a folder.
 
         Raises:
             FileNotFoundError: there is no such folder.
@@ -195,7 +195,7 @@ class Disk:
     # ------------------------------------------------------------------------------------------- what can be left of it
 
     def now(self) -> dict[str, Left]:
-        """Folders of the root as a program that starts now finds them."""
+        """Folders of the root as a program sees them that starts now."""
         return {
             name: Left({n: frozenset([f.data]) for n, f in one.names.items() if isinstance(f, _File)})
             for name, one in self._root.names.items()
@@ -203,7 +203,7 @@ class Disk:
         }
 
     def after_a_power_cut(self) -> Iterator[dict[str, list[Left]]]:
-        """Each set of folders that the root may have, and for each of them each set of files that it may have."""
+        """Each possible set of folders in the root, and for each of them each possible set of files."""
         for names in self._root.possible:
             yield {
                 name: [
@@ -221,7 +221,7 @@ class Disk:
             raise Killed
 
     def _change(self, *what: str) -> bool:
-        """Note a change; whether it is a write of which half is made. Any other is not made."""
+        """Log a change; returns whether it is a write of which half is done. At `kill_at` no other change is done."""
         self._alive()
         self.log.append(what)
         self._dead = len(self.log) == self.kill_at
@@ -236,13 +236,13 @@ class Disk:
         return one
 
     def _place(self, path: str) -> tuple[_Folder, str]:
-        """The folder in which a path lies, and its name there; of the root itself the name is ""."""
+        """The folder of a path, and its name there; for the root itself the name is ""."""
         folder, _, name = path.rpartition("/")
         return self._folder(folder), name
 
 
 def replay(files: Mapping[str, bytes], log: list[tuple[str, ...]]) -> Iterator[tuple[tuple[str, ...], Disk]]:
-    """(change, the disk after it) for each change of a log, on a disk with these files; it is always the same disk."""
+    """(change, the disk after it) for each change of a log, on a disk with these files; always the same object."""
     disk = Disk(files)
     for what, *args in log:
         if what == "write":
@@ -253,11 +253,11 @@ def replay(files: Mapping[str, bytes], log: list[tuple[str, ...]]) -> Iterator[t
 
 
 def fates(disk: Disk, saves: Mapping[str, Mapping[str, bytes]], new: str, power: bool = True) -> set[str]:
-    """What a reader of folders whose names begin with no dot may find now: "old", "new" or "broken".
+    """What a reader of folders without a leading dot may find now: "old", "new" or "broken".
 
     Args:
-        disk: as it is at this moment.
-        saves: {folder: its files} of every checkpoint there may be; anything else that is visible is broken.
+        disk: the disk at this moment.
+        saves: {folder: its files} of every possible checkpoint; any other visible folder is broken.
         new: the folder of the newest.
         power: whether the machine loses its power; else only the program dies.
     """

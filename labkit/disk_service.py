@@ -1,16 +1,17 @@
-"""A check's disk in the judge's process, which sees every change that a program makes and kills the program at one.
+"""A check's disk in the judge's process, which logs every change of a program and kills the program at one.
 
-The problem in a sentence: a program could hide a change from a killer that lives in its own process.
+The problem in a sentence: a program could hide a change from a killer in its own process.
 
     drive, in the learner's process            judge's process
       disk = JudgedDisk()
       disk.begin(kill_at=3)            --->    a fresh `Disk` with the trial's files
       exercise.save(disk, ...)         --->    mkdir, write, ... Killed at the third
-      disk.restart()                   --->    what is left stays
+      disk.restart()                   --->    its state stays
       exercise.save(disk, ...)         --->    mkdir, write, ...
 
-`evidence.disk` holds a run for each `begin`: `kill_at`, and `log`, every change with its arguments; `("restart",)`
-stands between two programs. From the log `labkit.disk.replay` computes what a power cut can leave after each change.
+`evidence.disk` has a run for each `begin`: `kill_at`, and `log`, every change with its arguments; `("restart",)`
+separates two programs. From the log `labkit.disk.replay` computes the possible outcomes of a power cut after each
+change.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ _RAISES = ("FileExistsError", "FileNotFoundError", "IsADirectoryError", "OSError
 
 
 class JudgedDisk:
-    """In a check, a `Disk` in the judge's process; see there for what its methods do."""
+    """In a check, a `Disk` in the judge's process; see there for its methods."""
 
     def __init__(self) -> None:
         self._line = channel.mine()
 
     def begin(self, kill_at: int = 0) -> None:
-        """A fresh disk with the files of this trial, and a killer for the program that follows."""
+        """Begin with a fresh disk with the files of this trial, and a killer for the program that follows."""
         self._ask("begin", str(kill_at))
 
     def restart(self) -> None:
@@ -79,7 +80,7 @@ class DiskService:
     """The judge's end of `JudgedDisk`: a `broker.Service`.
 
     Args:
-        trials: {path: text} of what each trial's disk holds.
+        trials: {path: text} of each trial's disk.
     """
 
     def __init__(self, trials: Sequence[Mapping[str, str]]) -> None:
@@ -89,10 +90,10 @@ class DiskService:
         self._changes = self._bytes = 0
 
     def handle(self, rank: int, header: dict[str, Any], tensors: list[torch.Tensor]) -> Iterable[Letter]:
-        """`{"do": "trial"}` goes on to the next trial; all else is of the current one.
+        """`{"do": "trial"}` goes on to the next trial; everything else belongs to the current one.
 
         Raises:
-            ConfigError: what no disk does, or too much.
+            ConfigError: an operation that a disk does not have, or too many of them.
         """
         do, answer = header["do"], {"id": header["id"]}
         if do == "trial":
@@ -122,7 +123,7 @@ class DiskService:
     def _done(
         self, rank: int, answer: dict[str, Any], do: str, args: list[str], data: list[bytes], log: list[Any]
     ) -> Letter:
-        """What the disk answers; a change that was made, or in which the program died, is in the log."""
+        """The disk's answer; a change that was done, or in which the program died, is logged."""
         disk = self._disk
         made = len(disk.log)
         try:

@@ -1,9 +1,9 @@
 """The edits of `mutants` in Python: at one place of a cell, what a learner might have written instead.
 
-Each rule looks at one node of the syntax tree and says what may stand there. The text around it stays as it is, so that
-line n of a variant is line n of the cell.
+Each rule looks at one node of the syntax tree and gives replacements. The text around it stays unchanged, so line n of
+a variant is line n of the cell.
 
-| rule        | for                               | stands                                                       |
+| rule        | replaces                          | by                                                           |
 |-------------|-----------------------------------|--------------------------------------------------------------|
 | statements  | a call, `x += y`, `a[i] = y`      | nothing                                                      |
 | calls       | `f(x, group=g)`, `sorted(x)`      | `f(x)`, `list(x)`; min for max; op MAX; a wait at once       |
@@ -89,13 +89,13 @@ def _short(node: ast.AST) -> str:
 
 
 def _inner(node: ast.expr) -> str:
-    """The text of an expression that may stand anywhere."""
+    """The text of an expression, in parentheses if need be."""
     simple = isinstance(node, ast.Name | ast.Constant | ast.Call | ast.Attribute | ast.Subscript | ast.List | ast.Tuple)
     return _text(node) if simple and not isinstance(node, ast.Tuple) else f"({_text(node)})"
 
 
 def _called(node: ast.Call) -> str:
-    """The last name of what is called."""
+    """The last name of the called function."""
     return getattr(node.func, "attr", "") or getattr(node.func, "id", "")
 
 
@@ -186,7 +186,7 @@ def _numbers(node: ast.AST) -> Iterator[Variant]:
 
 
 def _dims(node: ast.Call) -> Iterator[Variant]:
-    """Another dim. Not -1 for 1: of a matrix they are the same; -1 stands in the tree as the negative of 1."""
+    """Another dim. Not -1 for 1: of a matrix they are the same; in the tree -1 is a negation of 1."""
     places = [(keyword, "value") for keyword in node.keywords if keyword.arg in ("dim", "axis")]
     values = [getattr(place, field) for place, field in places]
     if _called(node) in _REDUCED:

@@ -1,7 +1,7 @@
-"""A compiled kernel, launched on the emulator of threads: what it did to each array, where it failed, and why.
+"""Launches a compiled kernel on the emulator of threads: its accesses to each array, where it failed, and why.
 
-The problem in a sentence: a launch says more than what it wrote: which words, how often, how wide, in which order of
-the threads, and at which line it went wrong.
+The problem in a sentence: a launch shows more than its results: which words it accessed, how often, how wide, in which
+order of the threads, and at which line it failed.
 
 `Emulator` loads a library of `labkit/cuda.py` and launches it. It runs in the notebook's process, where learners try
 their kernels, and in the judge's process beside a check (`labkit/kernel_service.py`), whose counts no learner's Python
@@ -36,14 +36,15 @@ class LaunchError(KernelError):
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """What one launch did.
+    """The result of one launch.
 
     Attributes:
         counts: by array: `loads`, `stores` of single threads, bytes `read`, `written`, bytes `served` for the loads
             of whole warps, and `share` = read / served; `barriers` that a thread met and `atomics` of a block, on
             average; `shared_loads` of the busiest thread in one block.
         writes: by array that is not const: how often each number was written, at most 255.
-        note: what is no error, but explains a wrong result, such as a word that was read before it was written.
+        note: something that is no error, but explains a wrong result, such as a word that was read before it was
+            written.
     """
 
     counts: dict[str, Any]
@@ -55,9 +56,9 @@ class Emulator:
     """The library of one kernel.
 
     Args:
-        path: of the shared object.
-        name: of the kernel.
-        parameters: of the kernel.
+        path: path of the shared object.
+        name: name of the kernel.
+        parameters: its parameters.
     """
 
     def __init__(self, path: Path, name: str, parameters: Sequence[Parameter]) -> None:
@@ -72,11 +73,11 @@ class Emulator:
     def launch(
         self, args: Sequence[Any], grid: int, block: int, *, order: int = 0, turns: int = TURNS, quiet: bool = False
     ) -> Launch:
-        """Run `grid` blocks of `block` threads; arguments as `fitting` has checked them.
+        """Run `grid` blocks of `block` threads; `fitting` has checked the arguments.
 
         Args:
-            order: which threads run first: 0 forward, 1 backward, n > 1 shuffled by seed n.
-            turns: of all loops together, after which it is stopped.
+            order: order of threads: 0 forward, 1 backward, n > 1 shuffled by seed n.
+            turns: turns of all loops together, after which it is stopped.
             quiet: printf prints nothing.
         Raises:
             LaunchError: it failed.
@@ -118,10 +119,10 @@ class Emulator:
 
 
 def fitting(name: str, parameters: Sequence[Parameter], args: Sequence[Any], grid: Any, block: Any) -> None:
-    """Whether arguments are what the parameters want.
+    """Check arguments against the parameters.
 
     Raises:
-        KernelError: one is not.
+        KernelError: one does not fit.
     """
     if len(args) != len(parameters):
         raise KernelError(f"{name} takes {len(parameters)} arguments, not {len(args)}")

@@ -1,6 +1,6 @@
-"""What a program did, not only what it returned: messages, bytes, order, and the memory it took.
+"""What a program did, beside what it returned: messages, bytes, order, and memory.
 
-An all-reduce of one's own and torch's give the same numbers; a "ZeRO" that keeps every optimizer state does too. So a
+One's own all-reduce and torch's give the same numbers; so does a "ZeRO" that keeps every optimizer state. So a
 check looks at what happened, from two sides:
 
 | what                               | seen by                       | where                                     |
@@ -11,15 +11,15 @@ check looks at what happened, from two sides:
 
     evidence.count("send"), evidence.nbytes("send")       # of this rank
     evidence.calls[0].started < evidence.calls[1].waited   # one order for all ranks
-    evidence.order                                         # all_reduce, matmul, wait: computed while it travelled
+    evidence.order                                         # all_reduce, matmul, wait: computed while it was under way
     evidence.largest, evidence.peak, evidence.alive        # bytes; an attention that builds S x S shows here
 
-Each message to the broker says how many operations the rank had done, so that products find their place between starts
+Each message to the broker has the number of operations that the rank had done, which places products between starts
 and waits. In a notebook, over gloo, the recorder (`Witness`) sees the communications as well.
 
-`peak` counts storages that came to be while it ran, and lets go of those that died; what was given to it is not
-counted. `alive` are those that are still there when it has returned, without what it returned; in a check the player
-adds what the learner's objects hold in numpy arrays, bytes and lists of numbers (`holdings`).
+`peak` counts storages that were allocated while it ran, until they are freed, without those that were given. `alive`
+counts those that still exist at the end, without what was returned; in a check the player adds numpy arrays, bytes and
+lists of numbers that the learner's objects hold (`holdings`).
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class Call:
 
     Attributes:
         name: `all_reduce`, `send`, ... as in torch.distributed.
-        nbytes: the larger of what goes in and what comes out, as `trace` counts.
+        nbytes: the larger of input and output, as `trace` counts.
         peer: the other rank of a send or receive, its place in the case whatever the group; -1 otherwise.
-        at: how many operations of torch came before it on this rank.
+        at: number of torch's operations before it on this rank.
         group: global ranks of its group; in a check on some ranks of a larger world, their places among those.
-        started: its number in the order of all starts, waits and marks of all ranks; -1 where no broker was there.
-        waited: number of the first wait for it in the same order; None when it was never waited for.
+        started: its number in the order of all starts, waits and marks of all ranks; -1 without a broker.
+        waited: number of the first wait for it in the same order; None if it was never waited for.
         sent, received: bytes to and from the broker.
-        waited_at: as `at`, when it was first waited for.
+        waited_at: as `at`, for the first wait.
     """
 
     name: str
@@ -95,18 +95,18 @@ class Evidence:
 
     Attributes:
         calls: its communications, in order.
-        events: what `minimegatron.trace` recorded, in order.
-        ops: number of operations of torch.
+        events: events of `minimegatron.trace`, in order.
+        ops: number of torch's operations.
         largest: bytes of the largest tensor that any operation returned.
-        peak: most bytes at one time of tensors that came to be on the way.
+        peak: most bytes at one time of tensors that were allocated meanwhile.
         order: (what, how much) in order: communications with their bytes, `matmul` with the elements of its result
             times the length of the sum, `wait` for a communication that was started before.
-        places: for each step of `order`, how many operations of torch the rank had done.
-        alive: bytes of tensors that came to be on the way and are still there, without what was returned; in a check
-            those of arrays, bytes and numbers that the learner's objects hold, too.
-        marks: (text, number in the order of all ranks) of what a drive has marked.
-        launches: of kernels, as the judge's own process counted them (`kernel_service`).
-        memory: what was moved, as the judge's own process counted it (`hbm`); None without one.
+        places: for each step of `order`, the number of torch's operations before it.
+        alive: bytes of tensors that were allocated meanwhile and still exist, without those returned; in a check also
+            those of arrays, bytes and numbers that the learner's objects hold.
+        marks: (text, number in the order of all ranks) of the drive's marks.
+        launches: of kernels, counted in the judge's process (`kernel_service`).
+        memory: what was moved, counted in the judge's process (`hbm`); None without one.
         disk: the runs on the judge's disk (`disk_service`); None without one.
     """
 
@@ -159,7 +159,7 @@ class Evidence:
         )  # fmt: skip
 
     def with_log(self, log: Sequence[Sequence[Any]], places: Sequence[int]) -> Evidence:
-        """The same with the communications that the broker has seen in place of those that the rank has.
+        """The evidence with the communications that the broker has seen in place of those of the rank.
 
         Args:
             log: entries of this rank (`transport_log.Entry`, as lists).
@@ -256,7 +256,7 @@ class OpRecorder(TorchDispatchMode):
             self.places.append(self.ops)
 
     def _hold(self, tensor: torch.Tensor, given: bool = False) -> None:
-        """Count a storage until it dies; one that is first seen as an input came from outside."""
+        """Count a storage until it is freed; one that is first seen as an input was given."""
         try:
             storage = tensor.untyped_storage()
         except NotImplementedError:  # a tensor of no storage, such as one of oneDNN
@@ -273,11 +273,11 @@ class OpRecorder(TorchDispatchMode):
         self._held -= self._storages.pop(address, 0)
 
     def counts(self, storage: torch.UntypedStorage) -> bool:
-        """Whether it came to be on the way, so that `alive` and `peak` know it."""
+        """Whether it was allocated meanwhile, so that `alive` and `peak` count it."""
         return self._storages.get(storage._cdata, 0) > 0
 
     def alive(self, *returned: Any) -> int:
-        """Bytes of tensors that came to be on the way and are still there, without those that were returned."""
+        """Bytes of tensors that were allocated meanwhile and still exist, without those that were returned."""
         mine = set[int]()
         for tensor in _tensors(returned):
             with contextlib.suppress(NotImplementedError):
@@ -314,7 +314,7 @@ _SPARSE = {
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    """Those that have bytes: a sparse one stands for its indices and values."""
+    """The tensors that have bytes: for a sparse one its indices and values."""
     if isinstance(value, torch.Tensor):
         if value.layout is torch.strided:
             return [value]

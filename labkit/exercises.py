@@ -217,7 +217,7 @@ class Exercise:
             what is moved is in `evidence.memory`. Of exercises that run alone.
         disk: name of an input, {path: text}: the files of a disk in the judge's process (`labkit.disk_service`), on
             which `drive` has the learner's program killed; what it did is in `evidence.disk`. Of the same exercises.
-        rtol, atol: of floating-point answers; None takes the defaults of the dtype (`checks.TOLERANCES`).
+        rtol, atol: of floating-point answers; None takes the defaults of the dtype (`compare.TOLERANCES`).
         changes: inputs that the call may change; all others are compared with what was given.
         late: on ranks, an input, a list of numbers, that stays in the judge's process; `drive` gets them one by one
             by `late(i)`, and each moment is in the evidence. What is computed with one comes later, whatever a

@@ -2,7 +2,8 @@
 
 Learners' code loops, deadlocks, prints, patches torch and calls `os._exit`. It must run where it can break nothing, and
 yet `check("...")` must feel instant, while `import torch` alone takes a second or two. Hence a *nursery*: a server
-process that imports torch once, has a single thread, and forks a fresh process for every rank of every job.
+process that has torch from the trunk (`ranks/fork_server`) and a single thread, and forks a fresh process for every
+rank of every job.
 
     notebook or grader ──socket──> nursery (torch imported, one thread, clean environment)
            ^                          │ fork, once a rank
@@ -21,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import shutil
 import socket
 import subprocess
@@ -33,21 +33,19 @@ from typing import Any
 
 from labkit import channel
 from labkit.nursery import Limits
-from labkit.ranks.fork_server import ENVIRONMENT, REPLY_SECONDS, START_SECONDS, ForkServer
+from labkit.ranks.fork_server import REPLY_SECONDS, START_SECONDS, ForkServer
 from labkit.replies import Answers, Process, Reply, ends, held, used
 from labkit.sandbox import THREADS
 from minimegatron.errors import DeadlineError, RankError
 
 _LOOK_SECONDS = 0.5  # between two looks at how full the ranks' folder is
-# Which instructions torch, oneDNN and MKL may use: an exercise is judged with those that the notebook computes with.
-_INSTRUCTIONS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR")
 
 
 class Nursery:
     """The server that forks. It starts at its first use, or at `warm_up`; `close`, or leaving `with`, ends it.
 
     Args:
-        without: calls that the kernel shall not allow it, as another machine's; for tests.
+        without: system calls that are refused to it, as on another machine; for tests.
     """
 
     def __init__(self, without: Sequence[str] = ()) -> None:
@@ -62,12 +60,12 @@ class Nursery:
         self.close()
 
     def warm_up(self) -> ForkServer:
-        """The server; started if it does not run. Returns at once, the imports go on by themselves."""
+        """The server; started if it does not run. Returns at once, imports continue in the background."""
         if self._over:
             raise RankError("the run was interrupted")
         if self._server is None or self._server.process.poll() is not None:
             self.close()
-            self._server = ForkServer("labkit.nursery", *self._without, environment=_environment(), cwd="/")
+            self._server = ForkServer("labkit.nursery", *self._without)
         return self._server
 
     def close(self) -> None:
@@ -108,10 +106,10 @@ class Nursery:
         self, function: Callable[..., Any], job: Any, limits: Limits, between: Callable[[Any], Any], *,
         path: Sequence[str] = (),
     ) -> Reply:  # fmt: skip
-        """Run `function([], control, job)` of the judge's own in a fresh process that asks something on the way.
+        """Run `function([], control, job)` of the judge's own in a fresh process that asks a question meanwhile.
 
         Args:
-            between: is called with what the process asks (`channel.confer`), and gives what it gets; it may `call`.
+            between: called with the question (`channel.confer`), returns the answer; it may `call`.
             limits: its time counts before the question and after the answer, not while `between` runs.
         Raises:
             RankError, DeadlineError: as `call`; and what `between` raises.
@@ -121,7 +119,7 @@ class Nursery:
 
     @contextlib.contextmanager
     def _job(self, limits: Limits, path: Sequence[str]) -> Iterator[_Job]:
-        """Its processes are dead when it ends, and its folder is gone."""
+        """A job; at the end its processes are dead and its folder is removed."""
         folder = None
         try:
             server = self.warm_up()
@@ -217,9 +215,9 @@ class _Job:
                 one.close()
 
     def _watch(self, answers: Answers, ranks: Collection[int]) -> dict[int, str]:
-        """Read until all ranks have answered, ended, or are late; {rank: the limit that it has met}.
+        """Read until all ranks have answered, ended, or are late; {rank: the limit that it has exceeded}.
 
-        The clock starts when all processes have signed.
+        The clock starts when all processes have given a sign of life.
         """
         deadline, looked, running = time.monotonic() + START_SECONDS, time.monotonic(), False
         while answers.waiting.intersection(ranks) and (left := deadline - time.monotonic()) > 0:
@@ -236,25 +234,15 @@ class _Job:
         return dict.fromkeys(ranks, why) if why else {}
 
     def _too_much(self, ranks: Collection[int]) -> str:
-        """What the ranks have taken beyond their limits, or ""."""
+        """The limit that the ranks have exceeded, in words, or ""."""
         unnamed, threads = zip(*(held(self.started[rank].pid) for rank in ranks), strict=True)
         if used(self.folder, self.limits.disk) + sum(unnamed) > self.limits.disk:
             return f"wrote more than {self.limits.disk >> 20} MiB of files"
         return f"started more than {THREADS} threads" if max(threads) > THREADS else ""
 
 
-def _environment() -> dict[str, str]:
-    """All that ranks know of the outside: no keys, no tokens, no home."""
-    root = str(Path(__file__).resolve().parents[1])
-    return {
-        **{name: os.environ[name] for name in _INSTRUCTIONS if name in os.environ},
-        "PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "PYTHONPATH": root, "PYTHONHASHSEED": "0",
-        **ENVIRONMENT, "OPENBLAS_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL",
-    }  # fmt: skip
-
-
 def _remove(folder: Path) -> None:
-    """Remove what ranks have left, whatever it is."""
+    """Remove everything that ranks have left."""
     with contextlib.suppress(RecursionError):
         shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():  # closed folders, or a chain of folders deeper than Python's stack

@@ -13,6 +13,7 @@ Notebooks are never run as a whole and their outputs are not read. Each exercise
 | `regrade`            | the same run again, or what has changed since                       |
 | `sandbox`, `fresh`   | what a submission can do to the machine                             |
 | `promises`           | whether that holds on this machine                                  |
+| `acceptance`         | a capstone: a program that is run, and held against criteria        |
 
 Exit status: 0 all submissions were graded, however bad they are; 1 a check of the course failed, or this program, or
 the machine has no compiler for what was handed in, or marks are not those of the run that is repeated; 2 the command
@@ -37,8 +38,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from labkit import acceptance, promises, regrade, report
 from labkit import marks as files
-from labkit import promises, regrade, report
 from labkit.exercises import Lab, load_lab
 from labkit.fresh import Nursery
 from labkit.grading import Course, Mark, grade
@@ -59,6 +60,8 @@ Examples:
   minimegatron grade submitted/ --only ring_all_reduce,overlap --seed 6f0c...   # the same questions again
   minimegatron grade submitted/ --regrade marks.json --out again.csv            # a complaint: the same run again
 
+A capstone is run, not called: minimegatron grade FOLDER --capstone 04 --help, docs/capstones.md.
+
 Exit status: 0 graded, 1 a check of the course failed, 2 wrong command line, or a machine that does not keep submissions
 apart, 4 nothing to grade, 130 interrupted (the marks so far are written).
 """
@@ -70,6 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         MinimegatronError: with the exit status of its class.
     """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if any(word.split("=")[0] == "--capstone" for word in words):
+        return acceptance.main(words)
     options = _options(argv)
     earlier = _as_before(options) if options.regrade else None
     courses = known_courses(options.course)
@@ -118,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _complaints(folder: Path, marks: Sequence[Mark], earlier: regrade.Earlier | None) -> int:
-    """Tell the instructor what is not the learners' fault; the exit status."""
+    """Tell the instructor about failures that are not the learners' fault; returns the exit status."""
     complaints = []
     by_what: dict[str, list[str]] = {}
     for mark in marks:
@@ -222,7 +228,7 @@ def _choose_exercises(wanted: str, labs: Sequence[Lab]) -> tuple[str, ...]:
 
 
 def _remarked(mark: Mark, prevented: Mapping[str, bool]) -> Mark:
-    """A mark that was given on trust says what the submission could have done."""
+    """A mark with remarks about what the submission could have done on a machine without a complete sandbox."""
     could = [name for name, held in prevented.items() if not held]
     remarks = (f"on trust: it could {', '.join(could)}",) if could else ()
     submission = dataclasses.replace(mark.submission, remarks=(*mark.submission.remarks, *remarks))

@@ -1,10 +1,10 @@
-"""Many submissions through one judge: the same hidden cases for all, one mark each, whatever they hold.
+"""Grades many submissions with one judge: the same hidden cases for all, one mark each, whatever they contain.
 
     submissions ──> [judge of each exercise, in fresh processes] ──> marks, in the submissions' order
 
 Every learner of one run gets the same seed, so all are asked the same questions; the seed is in the marks, and
-`--seed` asks them again. A submission that crashes, loops or cannot be read is 0 with the reason, and the next one is
-graded. An interrupt keeps the marks of those who are done.
+`--seed` asks them again. A submission that crashes, loops or cannot be read gets 0 with the reason, and the next one is
+graded. An interrupt keeps the marks so far.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Mark:
     """One learner's result in one lab.
 
     Attributes:
-        submission: what was graded.
+        submission: the submission.
         verdicts: one per exercise asked, in the lab's order.
         seconds: how long each took to judge.
-        faults: {exercise: what happened} where it is the fault of the course, the machine or this program. The reader's
-            fault has the name "".
+        faults: {exercise: what happened} for faults of the course, the machine or this program. The reader's fault has
+            the name "".
     """
 
     submission: Submission
@@ -54,7 +54,7 @@ class Mark:
 
     @property
     def learner(self) -> str:
-        """The name as it can be shown."""
+        """The name, cleaned for display."""
         return named(self.submission.learner)
 
     @property
@@ -101,8 +101,8 @@ def grade(
 
     Args:
         courses: by name of the lab.
-        seed: of the hidden cases.
-        nurseries: where processes come from; as many submissions are graded at once. An interrupt ends them.
+        seed: seed of the hidden cases.
+        nurseries: servers of processes; as many submissions are graded at once. An interrupt ends them.
         only: exercises; by default all of the lab.
         on_mark: called in this thread after each submission.
 
@@ -172,7 +172,7 @@ def _mark(
 
 
 def _fault(error: Exception, lab: str) -> str:
-    """Whose fault it is that an exercise was not judged, in one line."""
+    """Why an exercise could not be judged, and whose fault that is, in one line."""
     if isinstance(error, KernelsUnavailable):
         return f"{error.what}: the kernels of lab {lab} were not graded"
     if isinstance(error, CourseError):
@@ -183,7 +183,7 @@ def _fault(error: Exception, lab: str) -> str:
 
 
 def _judge(nursery: Nursery, module: str, name: str, sources: Mapping[str, str], seed: str, stop: Any) -> Verdict:
-    """A verdict; once more if the machine took the server away (memory, a kill)."""
+    """A verdict; tried again if the machine has ended the server (memory, a kill)."""
     try:
         return judge(nursery, module, name, sources, seed)
     except RankError:

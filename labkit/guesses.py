@@ -26,7 +26,7 @@ NAME = "guesses.json"
 
 
 class Guesses:
-    """Those of one lab.
+    """The guesses of one lab.
 
     Args:
         folder: `.work/<lab>`.
@@ -40,7 +40,7 @@ class Guesses:
             self._kept = {name: value for name, value in found.items() if _is_number(value)}
 
     def guess(self, name: str, value: Any) -> str:
-        """Keep a guess, forget it where `value` is None, leave it where it is no number; the line to show."""
+        """Keep a guess, forget it if `value` is None, keep the old one if it is no number; returns the line to show."""
         if value is None:
             self._keep(name, None)
             return "○ no guess yet: put a number in place of None"
@@ -50,7 +50,7 @@ class Guesses:
         return f"✔ your guess: {shown(value)}"
 
     def guessed(self, name: str, measured: Any, what: str) -> str:
-        """The right number, measured or computed, beside the guess, as the line to show."""
+        """The measured or computed number beside the guess, as the line to show."""
         number = shown(measured) if _is_number(measured) else str(measured)
         said = f"you guessed {shown(self._kept[name])}" if name in self._kept else "you made no guess"
         return f"it is {number} {what}".rstrip() + f"; {said}"

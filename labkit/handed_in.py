@@ -1,4 +1,4 @@
-"""Whose file is it, and is it read: a folder of submissions, learner by learner, with nothing left out silently.
+"""The files of submissions: assigns each file of a folder to a learner, and says which files are read.
 
     SUBMISSIONS/ada.ipynb                                   one notebook a learner
     SUBMISSIONS/ben/homework (2).ipynb                      one folder a learner
@@ -6,10 +6,9 @@
     SUBMISSIONS/kim.py                                      Jupytext's percent format
     SUBMISSIONS/lea.zip                                     not read: lea gets 0 and this reason
 
-Whatever else stands there is some learner's too, an archive, a page, a link, a folder that cannot be opened: it is
-named in that learner's remarks. Passed over are names that begin with `.` or `__`, and in the upper folder what an
-instructor keeps there (`OWN`). No link is followed. The walk ends at a depth, a number of files, and a number of
-entries, and says so.
+Every other file is some learner's too, an archive, a page, a link, a folder that cannot be opened: it is named in that
+learner's remarks. Ignored are names that begin with `.` or `__`, and in the upper folder what an instructor keeps there
+(`OWN`). No link is followed. The walk ends at a depth, a number of files, and a number of entries, and says so.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ _ARCHIVE = re.compile(r"(?i)(\.tar)?\.(zip|tar|gz|tgz|bz2|xz|7z|rar)$")
 
 @dataclasses.dataclass
 class Work:
-    """What one learner handed in.
+    """The files of one learner.
 
     Attributes:
         notebooks, scripts: files that can be read.
         others: names of files that are not, relative to the folder of submissions.
-        trouble: what else is not read, one line each.
-        folder: whether it came as a folder.
+        trouble: other things that are not read, one line each.
+        folder: whether the learner has a folder.
     """
 
     learner: str
@@ -51,12 +50,12 @@ class Work:
 
     @property
     def files(self) -> list[Path]:
-        """Those that are read: scripts only where there is no notebook."""
+        """The files that are read: scripts only if there is no notebook."""
         return (self.notebooks or self.scripts)[:MAX_FILES]
 
     @property
     def remarks(self) -> list[str]:
-        """What of it is not read."""
+        """Which of its files are not read."""
         said = list(self.trouble)
         if len(most := self.notebooks or self.scripts) > MAX_FILES:
             said.append(f"{len(most)} notebooks were handed in; the first {MAX_FILES} are read")
@@ -84,7 +83,7 @@ def _some(names: list[str]) -> str:
 
 
 def learners(root: Path) -> list[Work]:
-    """What each learner handed in, by name.
+    """The files of each learner, by name.
 
     Raises:
         ConfigError: the folder cannot be read.
@@ -107,7 +106,7 @@ def learners(root: Path) -> list[Work]:
 
 
 def passed_over(root: Path) -> list[str]:
-    """Names in the upper folder that are taken for the instructor's own."""
+    """Names in the upper folder that are assumed to be the instructor's own."""
     return [entry.name for entry in _entries(root) if OWN.match(entry.name) and not kind(entry.name)]
 
 

@@ -1,12 +1,12 @@
-"""A memory that counts: large tensors behind a counter, of which a kernel holds only tiles.
+"""A memory that counts: large tensors of which a simulated kernel loads and stores tiles.
 
-The problem in a sentence: what makes flash attention fast is what it does *not* move, and torch does not count that.
+The problem in a sentence: flash attention is fast because of what it does *not* move, and torch does not count that.
 
-The tensors of one attention live in a `Memory`. Code that stands for a kernel loads rows, computes on these tiles, and
+The tensors of one attention are in a `Memory`. Code that stands for a kernel loads rows, computes on these tiles, and
 stores rows. The `Memory` counts the numbers that are loaded and stored.
 
-In a check these tensors live in the judge's process (`labkit/beside.py`), and `JudgedMemory` asks it for rows. The
-learner's process has no other way to them, so the count is what moved.
+In a check these tensors are in the judge's process (`labkit/beside.py`), and `JudgedMemory` asks it for rows. The
+learner's process has no other access to them, so the counts are true.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ class Memory:
 class JudgedMemory:
     """In a check, a `Memory` whose tensors are in the judge's process.
 
-    An exercise names them, `Exercise(memory=("q", "k"))`, its drive hands this object to the learner's function,
-    and the judge finds in `evidence.memory` the tables `loaded` and `stored`, `order`: [load or store, name, start,
-    stop] of each move, and `tensors`: what the memory holds at the end.
+    An exercise names them, `Exercise(memory=("q", "k"))`, its drive gives this object to the learner's function,
+    and `evidence.memory` has the tables `loaded` and `stored`, `order`: [load or store, name, start,
+    stop] of each move, and `tensors`: the contents of the memory at the end.
 
     Attributes:
         loaded, stored: {name: numbers moved so far}, as far as this process knows.
@@ -134,7 +134,7 @@ class MemoryService:
         self._trial = -1
 
     def handle(self, rank: int, header: dict[str, Any], tensors: list[torch.Tensor]) -> Iterable[Letter]:
-        """`{"do": "trial"}` goes on to the next trial; `shapes`, `load` and `store` are of the current one.
+        """`{"do": "trial"}` goes on to the next trial; `shapes`, `load` and `store` belong to the current one.
 
         Raises:
             ConfigError: as `Memory`.

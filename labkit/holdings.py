@@ -1,8 +1,8 @@
-"""Memory that a learner's objects hold, in whatever form: beside tensors that an operation made.
+"""Counts the memory that a learner's objects hold in any form, beside tensors that an operation made.
 
 `OpRecorder` sees each tensor that an operation makes. It does not see a numpy array, bytes, a list of numbers, or a
 tensor over an array (`torch.from_numpy`). So `alive` counts the tensors that operations made and that still exist, and
-all that can be reached, attribute by attribute, from the learner's modules and from the inputs:
+everything that can be reached, attribute by attribute, from the learner's modules and from the inputs:
 
 | found                                          | counts                                                          |
 |------------------------------------------------|-----------------------------------------------------------------|
@@ -10,8 +10,8 @@ all that can be reached, attribute by attribute, from the learner's modules and 
 | numbers in a list, tuple, dict, set, object    | 4 bytes each, as in a tensor; large ints their bytes            |
 | text of 1024 characters or more                | a byte a character                                              |
 
-Not followed: modules, classes and functions of others, and the judge's own objects. What a program puts into a foreign
-module (`torch.mine = state`) is not found.
+Not followed: modules, classes and functions of others, and the judge's own objects. An attribute that a program adds to
+a foreign module (`torch.mine = state`) is not found.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _PLAIN = (*_NUMBERS, str, type(None))
 
 @dataclasses.dataclass
 class Holdings:
-    """What was reached.
+    """The memory that was reached.
 
     Attributes:
-        memory: {address: bytes} of buffers, whoever views them.
+        memory: {address: bytes} of buffers, each counted once.
         numbers: {id of a container: bytes of the numbers and texts in it}.
     """
 
@@ -47,7 +47,7 @@ class Holdings:
     numbers: dict[int, int] = dataclasses.field(default_factory=dict)
 
     def beyond(self, *others: Holdings) -> int:
-        """Bytes of it that are in none of the others: buffers inside of theirs, containers only as far as they grew."""
+        """Bytes of it that are in none of the others: buffers outside of theirs, containers by as much as they grew."""
         known = [(at, at + size) for other in others for at, size in other.memory.items()]
         total = end = 0
         for at, size in sorted(self.memory.items()):
@@ -62,7 +62,7 @@ def reached(roots: Iterable[Any], counted: Callable[[torch.UntypedStorage], bool
     """All memory that `roots` hold, themselves included.
 
     Args:
-        counted: whether a tensor's storage has been counted elsewhere.
+        counted: whether a tensor's storage has been counted already.
     """
     found, seen, left = Holdings(), dict[int, Any](), list(roots)
     while left and len(seen) < MOST:
@@ -87,7 +87,7 @@ def _of_number(value: Any) -> int:
 
 
 def _inside(one: Any, found: Holdings, counted: Callable[[torch.UntypedStorage], bool]) -> list[Any]:
-    """What to look at next; the memory of a buffer is noted."""
+    """Objects to visit next; the memory of a buffer is counted."""
     kind = type(one)
     if issubclass(kind, types.ModuleType) and one.__name__.partition(".")[0] == _OWN:
         return _values(vars(one))
@@ -110,7 +110,7 @@ def _inside(one: Any, found: Holdings, counted: Callable[[torch.UntypedStorage],
 
 
 def _values(names: Any) -> list[Any]:
-    """Of a module or a class, without its texts for readers."""
+    """The attributes of a module or a class, without docstrings and the like."""
     return [value for name, value in names.items() if not (name.startswith("__") and name.endswith("__"))]
 
 
@@ -129,7 +129,7 @@ def _of_storage(one: Any, found: Holdings, counted: Callable[[torch.UntypedStora
 
 
 def _of_array(one: Any, found: Holdings) -> list[Any]:
-    """A view's memory is that of what it is a view of."""
+    """The base of an array's view."""
     if one.base is not None:
         return [one.base]
     _note(found, one.__array_interface__["data"][0], one.nbytes)
@@ -137,7 +137,7 @@ def _of_array(one: Any, found: Holdings) -> list[Any]:
 
 
 def _of_buffer(one: Any, found: Holdings) -> list[Any]:
-    """Anything else that shows its bytes; what it lies over, if it says so."""
+    """The object whose memory any other buffer shows, if it says so."""
     try:
         view = memoryview(one)
     except Exception:

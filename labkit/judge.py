@@ -1,14 +1,14 @@
-"""The judge of an exercise: three kinds of process, and plain data between them.
+"""The judge of an exercise: three kinds of process that exchange plain data.
 
     conduct    knows the course     draws trials from the seed (`labkit.settings`)    -> inputs
     play       knows the learner    calls the learner's code, once a trial and rank   -> answers and evidence
     conduct    goes on              computes the references, compares                 -> verdict
 
-Here is the order of things; `playing` has the second line, `deciding` the first and the third. Where only a trial in a
-setting of its own is wrong, its inputs are played once more without it, so that the verdict can name the setting: then
-the process that compared is dead, too, and a new one (`decide`) compares again.
+This module has the order of the steps; `playing` has the second line, `deciding` the first and the third. If only a
+trial in a special setting is wrong, its inputs are played once more without the setting, so that the verdict can name
+it: by then the process that compared is dead, too, and a new one (`decide`) compares again.
 
-Each is a fresh fork of the nursery. The expected answers come into being when every process of the learner's is dead,
+Each is a fresh fork of the nursery. The expected answers are computed when every process of the learner's is dead,
 and no comparison is ever evaluated in an interpreter that has run the learner's code: not in theirs, nor in the
 notebook's kernel. A patched `torch.allclose`, an `__eq__` that is always true, an exit code of 0, a printed
 "passed" have nothing to attack.
@@ -49,12 +49,12 @@ def judge(
     """Check one exercise.
 
     Args:
-        nursery: where processes come from.
+        nursery: server of processes.
         course: the course module, e.g. `course.01_process_groups`.
         exercise: its name.
         sources: {exercise: text of the cell} of all that the learner has written.
-        seed: of the hidden cases; by default a new secret one.
-        brief: only whether it passes is asked: nothing more is tried after a failure.
+        seed: seed of the hidden cases; by default a new secret one.
+        brief: stop at the first failure: only whether it passes is asked.
     Raises:
         ConfigError: the lab has no such exercise.
         CourseError: the course's own code failed.
@@ -89,7 +89,7 @@ def judge(
 
 
 def _left_over(source: str) -> str:
-    """Where a stub's own line still stands beside code: who has written an answer above it must be told."""
+    """A remark, if the stub's own line still stands below an answer."""
     try:
         tree = ast.parse(source)
     except SyntaxError:  # CUDA

@@ -1,4 +1,4 @@
-"""Launches of a learner's kernels in the judge's process: asked for over a line, counted and kept where they happen.
+"""Launches a learner's kernels in the judge's process, on request over a line, and keeps counts and results there.
 
 The problem in a sentence: a check that asks the learner's process what its kernel did cannot tell a kernel from an
 object in place of `Kernel`, from torch behind a kernel that only copies, or from counts that Python wrote.
@@ -6,27 +6,27 @@ object in place of `Kernel`, from torch behind a kernel that only copies, or fro
 The learner's process names the kernel's text, its arguments and the number of threads, and gets back the contents of
 the arrays that are not const. The judge gets the inputs and the results of each launch:
 
-| entry       | what                                                                                              |
+| entry       | contents                                                                                          |
 |-------------|---------------------------------------------------------------------------------------------------|
 | `name`      | of the kernel; `text`, the digest of its text                                                     |
 | `arrays`    | {parameter: tensor as it was given}; `numbers`: {parameter: int or float}                         |
 | `grid`      | and `block`                                                                                       |
 | `outputs`   | for each order of the threads that was tried: {parameter that is not const: tensor}; `marked`,    |
-|             | those of the first order as they went back                                                        |
+|             | those of the first order as they were sent back                                                   |
 | `other`     | the same launch on other numbers: `arrays`, those of const float, drawn anew; `outputs`; `counts` |
 | `writes`    | {parameter that is not const: how often each number was written}                                  |
-| `counts`    | as `Kernel.counts`, of the launch on other numbers where there is one                             |
-| `note`      | what explains a wrong result; `error` and `line`: why the launch failed                           |
+| `counts`    | as `Kernel.counts`, of the launch on other numbers if there is one                                |
+| `note`      | explains a wrong result; `error` and `line`: why the launch failed                                |
 
-Arrays that are not const hold NaN before a launch, whatever the learner put there, so that old contents are no answer.
-Each launch runs in several orders of its threads, from the same start.
+Arrays that are not const are filled with NaN before a launch, so that old contents are no answer. Each launch runs in
+several orders of its threads, from the same start.
 
-What goes back to the learner's process is marked: the last bits of some floats, drawn at random, are flipped. A result
-that torch computed beside the kernel lacks the mark, though it is right too (`marked`).
+The results that are sent back to the learner's process are marked: the last bits of some floats, drawn at random, are
+flipped. A result that torch computed beside the kernel lacks the mark, though it is right too (`marked`).
 
-Python could compute the answer and pass it to the kernel as numbers: enough integers hold anything. So each launch is
-repeated with the same numbers and with arrays that nobody knows before. There numbers that Python computed are wrong,
-and a kernel that computes is right. `other` is None where the repeated launch fails.
+Python could compute the answer and pass it to the kernel as numbers: enough integers can encode anything. So each
+launch is repeated with the same numbers and with new random arrays: then numbers that Python computed are wrong, and a
+kernel that computes is right. `other` is None if the repeated launch fails.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _MAX_NUMBERS = 1 << 22  # in all arrays of all launches
 
 
 class KernelService:
-    """A `broker.Service`.
+    """A `broker.Service` that launches kernels.
 
     Args:
         libraries: {digest: {"library": bytes as a tensor, "name": str, "parameters": [[kind, name], ...]}}.
-        folder: where libraries are put to be loaded.
+        folder: folder from which libraries are loaded.
     """
 
     def __init__(self, libraries: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
@@ -121,7 +121,7 @@ class KernelService:
         return record
 
     def _marked(self, output: torch.Tensor) -> torch.Tensor:
-        """The last bit of about half of the finite floats turned, of at least one."""
+        """A copy with the last bit of about half of the finite floats flipped, at least of one."""
         if not output.dtype.is_floating_point:
             return output
         places = torch.isfinite(output).flatten().nonzero().flatten()
@@ -132,7 +132,7 @@ class KernelService:
         return (output.view(torch.int32) ^ turned).view(output.dtype)
 
     def _on_others(self, text: str, named: list[tuple[Parameter, Any]], grid: int, block: int) -> dict[str, Any] | None:
-        """The launch on arrays drawn anew; an array that is passed twice stays one. None where it fails."""
+        """The launch on new random arrays; an array that is passed twice stays one. None if it fails."""
         drawn: dict[bytes, torch.Tensor] = {}
         args = []
         for parameter, value in named:
@@ -164,7 +164,7 @@ def _is_written(parameter: Parameter) -> bool:
 
 
 def _before(parameter: Parameter, value: Any) -> Any:
-    """What the kernel gets for an argument."""
+    """The value that the kernel gets for an argument."""
     if "*" not in parameter.kind:
         return value
     if not _is_written(parameter):

@@ -2,9 +2,9 @@
 
 The problem in a sentence: "what if it dies there?" has an answer for each place only if every place is tried.
 
-`operations(at)` counts what changes the disk and ends the process at number `at`; where the number is too high it says
-how many there are. A run with each number tries them all. What the operating system holds in memory survives the death
-of a process; what a power cut leaves is tried on a disk that is simulated (`labkit.disk`).
+`operations(at)` counts changes of the disk and ends the process at number `at`; if that number is too high it gives
+their number. A run with each number tries them all. Buffers of the operating system survive the death of a process;
+power cuts are tried on a simulated disk (`labkit.disk`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 
 @contextlib.contextmanager
 def operations(at: int, error: OSError | None = None) -> Iterator[list[int]]:
-    """Count what changes the disk; at operation `at` the process dies, or the operation fails with the error.
+    """Count changes of the disk; at operation `at` the process dies, or the operation fails with the error.
 
-    A write has two places: before it, and when half of it is made.
+    A write has two places: before it, and when half of it is done.
     """
     count, lock = [0], threading.Lock()
 
@@ -84,7 +84,7 @@ def operations(at: int, error: OSError | None = None) -> Iterator[list[int]]:
 
 
 class RealDisk:
-    """What `labkit.disk.Disk` does, on real files below a folder."""
+    """The interface of `labkit.disk.Disk`, on real files below a folder."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)

@@ -32,20 +32,20 @@ _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 
 
 def version() -> int:
-    """0 where the kernel has none."""
+    """Landlock's version; 0 if the kernel has none."""
     return max(0, _libc().syscall(_CREATE_RULESET, None, 0, 1))
 
 
 def restrict(read: Iterable[str], write: Iterable[str], hidden: Iterable[str], *, run: bool) -> bool:
-    """Forbid all other files; and, where the kernel can, all connections.
+    """Forbid all other files; and, if the kernel can, all connections.
 
     Args:
-        read: may be read; where `run` says so, also run.
+        read: may be read; with `run` also executed.
         write: may be read, and changed in every way.
         hidden: folders below those of `read` whose files may not be read.
 
     Returns:
-        Whether the kernel has it.
+        Whether the kernel has Landlock.
     """
     libc, known = _libc(), version()
     if known < 1:
@@ -69,7 +69,8 @@ def restrict(read: Iterable[str], write: Iterable[str], hidden: Iterable[str], *
 
 
 def _rights(paths: Iterable[str], look: int, hidden: list[str]) -> Iterator[tuple[str, int]]:
-    """A rule holds for all below its folder, so what holds a hidden folder is taken apart into its entries."""
+    """(Path, rights) of each rule. A rule applies to everything below its folder, so a folder that contains a hidden
+    one is replaced by its entries."""
     for path in paths:
         real = os.path.realpath(path)
         if not any(one == real or one.startswith(real.rstrip(os.sep) + os.sep) for one in hidden):

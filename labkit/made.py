@@ -1,4 +1,4 @@
-"""Which cell of a lab makes a name: what to say when cells run in another order than they stand in.
+"""Names that cells of a lab make: the message when cells are run in another order than that of the notebook.
 
 A lab's own source (`course/NN_name/lab.py`) is read, never run:
 
@@ -27,13 +27,13 @@ _OPTION = re.compile(r"--(name|out)[ =](\w+)")
 
 
 class Made:
-    """What the cells of the lab that is open make.
+    """The names that cells of the open lab make.
 
     Args:
-        names: those of the kernel.
+        names: names of the kernel.
 
     Attributes:
-        failed: what is not there because its cell has failed.
+        failed: names that do not exist because their cell has failed.
     """
 
     def __init__(self, names: dict[str, Any]) -> None:
@@ -42,11 +42,11 @@ class Made:
         self.failed: set[str] = set()
 
     def open(self, source: Path) -> None:
-        """Take the lab of this source."""
+        """Read the source of this lab."""
         self._makers, self.failed = makers(source), set()
 
     def missing(self, name: str) -> str:
-        """What to do about a name that a cell of the lab makes; "" for any other."""
+        """What to do about a missing name that a cell of the lab makes; "" for any other."""
         if name not in self._makers:
             return ""
         first = self._makers[name]
@@ -56,7 +56,7 @@ class Made:
         return f"`{name}` is made by a cell above that has not run: run it first ({cell})"
 
     def show(self, shell: Any, kind: type, error: Any, trace: Any, tb_offset: int | None = None) -> None:
-        """IPython's handler of names and modules that are not there: one line where another cell makes them."""
+        """IPython's handler of missing names and modules: one line if another cell makes them."""
         if isinstance(error, ModuleNotFoundError) or _missed_here(error, trace, self._names):
             if said := self.missing(error.name or ""):
                 show_as(error, said.splitlines)
@@ -64,7 +64,7 @@ class Made:
 
 
 def _missed_here(error: NameError, trace: types.TracebackType | None, names: dict[str, Any]) -> bool:
-    """Whether a NameError is of code that looks into these names, and in vain."""
+    """Whether a NameError is raised by code that uses these names as its globals."""
     last = trace
     while last is not None and last.tb_next is not None:
         last = last.tb_next
@@ -73,7 +73,7 @@ def _missed_here(error: NameError, trace: types.TracebackType | None, names: dic
 
 
 def makers(source: Path) -> dict[str, str]:
-    """{name: first line of the first cell that makes it}; empty where there is no such source."""
+    """{name: first line of the first cell that makes it}; {} if there is no such source."""
     try:
         text = source.read_text()
     except (OSError, UnicodeDecodeError):
@@ -109,7 +109,7 @@ def _made(cell: str) -> Iterator[str]:
 
 
 def _names(body: list[ast.stmt]) -> Iterator[str]:
-    """What statements bind in the scope in which they stand."""
+    """Names that statements bind in their own scope."""
     for statement in body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield statement.name

@@ -1,9 +1,9 @@
 """The magics of the labs: `%lab`, `%%exercise`, `%%needs`, `%%torchrun`, `%%ranks`; `check`, `progress`, `guess`.
 
-What a learner sees is the same text on every machine and at every run: paths are relative, ranks speak in order and
-with one voice where they say the same, an exercise that is not done is a line and not a traceback, a failure is its
-cause in one line with the line of the cell. A cell that fails does raise, so that "Run All" stops there, unless it is
-meant to: `--expect-failure` prints the explanation and objects if nothing failed.
+A learner sees the same text on every machine and in every run: paths are relative, output of ranks is in rank order and
+joined if it is equal, an exercise that is not done is a line and not a traceback, a failure is its cause in one line
+with the line of the cell. A cell that fails does raise, so that "Run All" stops there, unless it is meant to:
+`--expect-failure` prints the explanation and objects if nothing failed.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class LabMagics(Magics):
         self._handle = display(self._panel(), display_id=True)
 
     def _load_saved(self) -> None:
-        """Define what was saved by an earlier kernel; what is to be said about it goes into the panel."""
+        """Define what an earlier kernel has saved; remarks about it go into the panel."""
         lab, work = self.lab_and_work
         loaded, notes = [], []
         for name in filter(work.sources().__contains__, lab.exercises):
@@ -134,7 +134,7 @@ class LabMagics(Magics):
         return Panel(lab.name, points, lab.points, next(open_, ""), note)
 
     def _move_panel(self) -> None:
-        """Show the new standing where the first cell shows the old one; a terminal could only print it again."""
+        """Update the panel of the first cell; a terminal could only print it again."""
         panel = self._panel()
         if self._handle and repr(panel) != self._last_shown and hasattr(self._shell, "kernel"):
             self._handle.update(panel)
@@ -183,12 +183,12 @@ class LabMagics(Magics):
 
     @plain
     def guess(self, name: str, value: Any, question: str = "") -> None:
-        """Keep a number guessed from the gut, until `guessed` shows it beside the measured one."""
+        """Keep a guess until `guessed` shows it beside the measured number."""
         print(self._kept_guesses.guess(name, value))
 
     @plain
     def guessed(self, name: str, measured: Any, what: str = "") -> None:
-        """Show what was measured beside the guess of this name."""
+        """Show the measured number beside the guess of this name."""
         print(self._kept_guesses.guessed(name, measured, what))
 
     @property
@@ -198,7 +198,7 @@ class LabMagics(Magics):
         return self._guesses
 
     def _waits(self, needs: str) -> bool:
-        """Say which of the exercises are not passed yet, and whether there are any."""
+        """Print which of the exercises are not passed yet; returns whether there are any."""
         missing = [verdict for name in filter(None, needs.split(",")) if not (verdict := self._verdict(name)).passed]
         for verdict in missing:
             wait = f"this cell waits for exercise {verdict.exercise}"
@@ -301,7 +301,8 @@ def _source_of(course: str) -> Path:
 
 
 def _with_gpus(least: int, nproc: int | None) -> int | None:
-    """How many ranks get a GPU each: `nproc`, else all there are. None, and a sentence, where GPUs are too few."""
+    """The number of ranks, one a GPU: `nproc`, else all GPUs. Prints a sentence and returns None if there are too
+    few."""
     import torch
 
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0

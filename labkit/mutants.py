@@ -1,14 +1,14 @@
-"""Wrong variants of a solution, made by rule: the grader of the graders.
+"""Wrong variants of a solution, made by rules, to test the checks.
 
-The problem in a sentence: a check accepts every wrong answer that its author did not think of, so somebody else has to
-think of them, and a machine thinks of all that are one small step from the solution.
+The problem in a sentence: a check accepts every wrong answer that its author did not think of; a machine can try all
+that are one small step from the solution.
 
     solution ──> syntax tree ──> one edit at each place ──> a cell that differs in one expression ──> judge
                                                                                      killed: fewer points
                                                                                      survives: full marks
 
 The edits are those that learners make: a reduction or its group left out, another dim, a bound off by one, a factor too
-many, `>` for `>=`, a copy that is none, a wait too early, a world of two taken for granted. Each is applied to every
+many, `>` for `>=`, a missing copy, a wait too early, a world of two taken for granted. Each is applied to every
 place of the solution where it fits, and to no line that the learner is given. A survivor either shows what a case must
 fix (`Case.fixed`), or is right in another way: then `mistakes.py` of the lab lists it with the reason::
 
@@ -50,9 +50,9 @@ class Mutant:
     """One wrong variant of a cell.
 
     Attributes:
-        exercise: whose.
-        name: the line of the cell and what was done there: "line 7: `group` dropped".
-        edited: the line, or the first of them, as it is now.
+        exercise: its exercise.
+        name: the line of the cell and the edit: "line 7: `group` dropped".
+        edited: the edited line, or the first of them.
         source: the whole cell.
     """
 
@@ -87,7 +87,7 @@ def cells(lab_source: str) -> dict[str, Cell]:
 
 
 def mutants(exercise: str, cell: Cell) -> list[Mutant]:
-    """All variants of a cell that are no repetition and can be compiled; each has a name of its own."""
+    """All variants of a cell that are different and can be compiled; each has a name of its own."""
     tree = ast.parse(cell.text)
     seen, named = {ast.dump(tree)}, dict[str, int]()
     found = []
@@ -118,12 +118,12 @@ class Course:
         self.equivalent: Mapping[str, Sequence[Same]] = getattr(mistakes, "EQUIVALENT", {})
 
     def mutants(self, exercise: str) -> list[Mutant]:
-        """Those that must be killed."""
+        """The mutants that must be killed."""
         same = {one.mutant for one in self.equivalent.get(exercise, ())}
         return [one for one in mutants(exercise, self.cells[exercise]) if not {one.name, one.edited} & same]
 
     def unknown(self) -> list[str]:
-        """Entries of EQUIVALENT that no mutant bears any more."""
+        """Entries of EQUIVALENT that no longer name a mutant."""
         return [
             f"{exercise}: {one.mutant}"
             for exercise, listed in self.equivalent.items()

@@ -1,4 +1,4 @@
-"""A file system and a network of its own: what a process cannot name, it cannot steal.
+"""A root file system and a network of its own for a learner's process.
 
 The problem in a sentence: a list of what is forbidden is never complete (`.git`, another learner's notebook, a command
 line in `/proc`, a socket of the host), so a learner's process gets a root folder in which there is almost nothing.
@@ -6,14 +6,14 @@ line in `/proc`, a socket of the host), so a learner's process gets a root folde
     /usr/lib, /lib, the interpreter's lib, site-packages   as outside, read-only
     minimegatron/, labkit/ of this checkout                as outside, read-only; nothing else of it
     /dev/null, zero, random, urandom                       as outside; their modes and times cannot be changed
-    /cell                                                  empty, of limited size, its own; all else is not there
+    /cell                                                  empty, of limited size, its own; nothing else exists
 
 It is a tmpfs with bind mounts, made by each process for itself in a mount namespace (2 ms), which it then enters with
-`pivot_root`; the old root is detached. There is no `/proc`, so there are no other processes to look at. Files count
+`pivot_root`; the old root is detached. There is no `/proc`, so other processes are not visible. Files count
 against the size of the tmpfs also when they have no name any more, and are gone with the process.
 
 A process without privileges gets a user namespace first, in which it may mount. Not every machine allows that:
-`begin` tries all of it in a child, and says whether it works. Where it does not, `landlock` still forbids to read.
+`begin` tries all of it in a child, and returns whether it works. If it does not, `landlock` still forbids to read.
 
 Sources: man 7 mount_namespaces, 7 user_namespaces, 2 pivot_root ("pivot_root(".", ".")"), 2 mount_setattr, 5 tmpfs.
 """
@@ -65,7 +65,7 @@ def begin(paths: Sequence[str], scratch: str) -> bool:
 
 
 def without_network() -> bool:
-    """Only leave the network, where the rest is not allowed."""
+    """Only leave the network, for a kernel that does not allow the rest."""
     if sys.platform != "linux" or not _works(lambda: _unshare(_NEWNET)):
         return False
     _unshare(_NEWNET)
@@ -84,10 +84,10 @@ def own_root(paths: Iterable[str], hidden: Iterable[str], scratch: str, size: in
     """Give this process a root folder of its own; its working directory is then `HOME`, which is empty.
 
     Args:
-        paths: files and folders that are there, read-only; those that do not exist are left out.
+        paths: files and folders to be there, read-only; those that do not exist are left out.
         hidden: folders and files below them that are empty.
         scratch: an empty folder; the new root is put there.
-        size: bytes of all that it may write.
+        size: bytes of all files that it may write.
     Raises:
         OSError: the kernel does not allow it.
     """

@@ -1,7 +1,7 @@
-"""One file of a stranger: the code cells of a notebook or of a script with `# %%`, at a bounded cost.
+"""Reads a stranger's file at a bounded cost: the code cells of a notebook or of a script with `# %%`.
 
 A file is read as text in UTF-8 up to a size, and as JSON up to a number of values (`bounded_json`), without any hook.
-No link is followed, no device or pipe is waited for. What is too large is said, and nothing of it is parsed.
+No link is followed, no device or pipe is waited for. A file that is too large is reported, and not parsed.
 
 | ending                                                           | read as                                    |
 |------------------------------------------------------------------|--------------------------------------------|
@@ -38,7 +38,7 @@ def kind(name: str) -> str:
 
 
 def without_ending(name: str) -> str:
-    """The name without the ending that says how it is read."""
+    """The name without the ending that determines its format."""
     return _ENDING.sub("", name)
 
 
@@ -75,7 +75,7 @@ def _text(path: Path) -> str:
 
 
 def _percent_cells(text: str) -> list[str]:
-    """Cells of `# %%`, or where there is none, of `%%exercise`; Jupytext has commented out their magics."""
+    """Cells of `# %%`, or if there is none, of `%%exercise`; Jupytext has commented out their magics."""
     text = text.replace("\r\n", "\n")
     if markers := [*_PERCENT.finditer(text)]:
         starts = [marker.end() for marker in markers]

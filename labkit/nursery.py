@@ -1,6 +1,6 @@
-"""The nursery: imports torch once, keeps a single thread, and forks a fresh process for every rank of every job.
+"""The nursery: keeps a single thread, and forks a fresh process for every rank of every job.
 
-The far side of `fresh`, which says what it is for. Each rank of a job is an order over a socket:
+This is the server of `fresh`, which explains its purpose. Each rank of a job is an order over a socket:
 
     fresh                                       nursery                         rank
       |-- order, job, ends of two pipes --------> fork -------------------------> limits, empty folder
@@ -14,7 +14,6 @@ Forking is safe only from here: a notebook's kernel has threads, whose locks a f
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import faulthandler
 import gc
@@ -28,17 +27,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from labkit import channel, plain, sandbox, seccomp
+from labkit import channel, closing, plain, sandbox, seccomp
 from labkit.ranks.fork_server import obey
-
-_PRELOAD = "labkit.player"  # imports all that a rank needs; its `rehearse` loads what torch loads late
-
-_LARGE, _COLLAPSE = 1 << 21, 25  # bytes of a large page; MADV_COLLAPSE
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What one rank may use.
+    """The limits of one rank.
 
     Attributes:
         seconds: from the start of all ranks to the last answer.
@@ -68,14 +63,12 @@ class Failed(Exception):
 
 
 def serve(sock: socket.socket, folder: str, refused: list[str]) -> None:
-    """Import torch, leave the network, then fork ranks until the caller hangs up.
+    """Leave the network, then fork ranks until the caller hangs up.
 
     Args:
         refused: calls to the kernel that fail, as on a machine that does not allow them; for tests.
     """
-    gc.disable()  # while it imports, of which it takes a quarter
-    importlib.import_module(_PRELOAD).rehearse()
-    gc.enable()
+    closing.remember()
     if refused:
         seccomp.refuse(*refused)
     scratch = tempfile.mkdtemp(dir=folder)
@@ -83,26 +76,8 @@ def serve(sock: socket.socket, folder: str, refused: list[str]) -> None:
     os.rmdir(scratch)
     threads = os.listdir("/proc/self/task") if sys.platform == "linux" else [""]
     assert len(threads) == 1, f"the nursery must have one thread to be forked safely, it has {len(threads)}"
-    gc.collect()
     gc.freeze()  # a rank's garbage collection copies no page of what all ranks share (0.2 s of 75,000 pages)
-    _large_pages()
     obey(sock, folder, live)
-
-
-def _large_pages() -> None:
-    """Gather the memory that all ranks share in pages of 2 MiB, where Linux can (6.1): a fork copies an entry a page.
-
-    Of 54,000 entries 100 remain, and an empty process costs half: 7 ms in place of 15. What a rank writes to is copied
-    4 KiB at a time as before. Where the kernel refuses, nothing changes.
-    """
-    if sys.platform != "linux":
-        return
-    libc = ctypes.CDLL(None)
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        place, rights, _, _, inode, *_ = line.split()
-        first, last = (int(end, 16) // _LARGE for end in place.split("-"))
-        if rights == "rw-p" and inode == "0" and last > first + 1:
-            libc.madvise(ctypes.c_void_p((first + 1) * _LARGE), ctypes.c_size_t((last - first - 1) * _LARGE), _COLLAPSE)
 
 
 def live(order: dict[str, Any], answer: int, job: int, stack: int, *sockets: int) -> None:
@@ -111,7 +86,7 @@ def live(order: dict[str, Any], answer: int, job: int, stack: int, *sockets: int
     Args:
         order: what to do; `rank` is None for the judge's own process beside the ranks.
         answer: pipe for the answer.
-        job: a file that holds the job.
+        job: a file with the job.
         stack: pipe for the Python stack at the end of the time.
         sockets: of a rank its line to the broker, if there is one; of the broker `control` and one for each rank.
     """

@@ -8,7 +8,7 @@ from IPython.core.magic_arguments import MagicArgumentParser
 
 
 def torchrun_options() -> MagicArgumentParser:
-    """`-n`, `--gpus`, what both have, and the script's own arguments after `--`."""
+    """`-n`, `--gpus`, the common options, and the script's own arguments after `--`."""
     parser = _common("%%torchrun")
     parser.add_argument("-n", "--nproc", type=_count, help="number of ranks; default 2, with --gpus one for each GPU")
     gpus = "give each rank a GPU of its own; needs at least LEAST of them (default 1)"
@@ -18,7 +18,7 @@ def torchrun_options() -> MagicArgumentParser:
 
 
 def ranks_options() -> MagicArgumentParser:
-    """The number of ranks, and what both have."""
+    """The number of ranks, and the common options."""
     parser = _common("%%ranks")
     parser.add_argument("nproc", type=_count, help="number of ranks")
     return parser

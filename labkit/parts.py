@@ -1,17 +1,17 @@
-"""Which of several outputs is wrong: said of a hidden case too, where no number may be.
+"""Names the wrong one of several outputs, for a hidden case too, in which no number may be shown.
 
 The problem in a sentence: "wrong; the answers of this case stay hidden" sends a learner through forward and backward
 alike, when only dv is wrong.
 
-| an answer is                  | its parts are called                                      |
+| an answer is                  | names of its parts                                        |
 |-------------------------------|-----------------------------------------------------------|
-| a dict                        | by their keys; those of a dict in it, `grads: w`          |
+| a dict                        | its keys; those of a dict in it, `grads: w`               |
 | a tuple, or a list of tensors | `Exercise(outputs=("dq", "dk", "dv"))`, or `output [1]`   |
-| anything else                 | no name                                                   |
+| anything else                 | none                                                      |
 
     dk is wrong (its shape), dv is wrong (it holds NaN)
 
-What is said of the kind of fault (shape, dtype, NaN, a missing value) gives no number away.
+The kind of fault (shape, dtype, NaN, a missing value) reveals no number.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LONGEST = 64  # characters of a name
 
 
 def named(value: Any, outputs: Sequence[str]) -> Any:
-    """A tuple, list or stacked tensor of as many values as there are names, as a dict by name; else as it is."""
+    """A tuple, list or stacked tensor with one value for each name, as a dict by name; else unchanged."""
     several = isinstance(value, list | tuple) or (isinstance(value, torch.Tensor) and value.ndim > 0)
     if not outputs or not several or len(value) != len(outputs):
         return value
@@ -37,7 +37,7 @@ def named(value: Any, outputs: Sequence[str]) -> Any:
 
 
 def other_number(got: Any, outputs: Sequence[str]) -> str | None:
-    """What to say where an answer is not one value for each name."""
+    """A message if an answer has not one value for each name."""
     if isinstance(got, dict):
         return None
     what = f"{len(got)} value{'s' * (len(got) != 1)}" if isinstance(got, list | tuple) else show(got)
@@ -76,7 +76,7 @@ def _several(want: Any) -> bool:
 
 
 def _way(got: Any, want: Any) -> str:
-    """In which way a value is wrong, in parentheses; "" where only numbers are."""
+    """The kind of fault of a wrong value, in parentheses; "" if only its numbers are wrong."""
     way = ""
     if isinstance(want, dict) and isinstance(got, dict):
         way = "keys are missing" if want.keys() - got.keys() else "it has other keys" * bool(got.keys() - want.keys())

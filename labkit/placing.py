@@ -1,7 +1,7 @@
 """The learner's side of a trial's setting: groups, and tensors that are not contiguous.
 
-A collective that one rank has started and another has not, a group that only its members have made: both leave the
-ranks out of step, and hang the *next* program. The broker sees both (`transport.Transport.evidence`).
+A collective that one rank has started and another has not, or a group that only its members have made, leaves the
+ranks out of step, and hangs the *next* program. The broker sees both (`transport.Transport.evidence`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _dumps, _sha256 = plain.dumps, hashlib.sha256
 
 
 def groups_of(job: dict[str, Any], rank: int) -> dict[str, Any]:
-    """The groups to hand over, by the name of the input; empty on a rank that stands beside. Made by all ranks."""
+    """The groups for the function, by the name of the input; {} on a rank that only stands beside. Made by all
+    ranks."""
     members, world = job["members"], job["world"]
     patience = datetime.timedelta(seconds=job["seconds"] + 10)
     given: dict[str, Any] = {}
@@ -53,5 +54,5 @@ def strided(value: Any) -> Any:
 
 
 def digests(inputs: Mapping[str, Any]) -> dict[str, str]:
-    """{input: what its values are}, to be compared before and after a call."""
+    """{input: digest of its values}, to be compared before and after a call."""
     return {name: _sha256(_dumps(value).encode()).hexdigest() for name, value in inputs.items()}

@@ -12,11 +12,11 @@ true). So an answer is written as JSON and read back strictly: numbers, strings,
 | Fraction, Decimal                              | an int if it is whole, else the nearest float                     |
 | NaN, infinities                                | as JavaScript writes them; Python's `json` reads them back        |
 
-A set has no order and is refused with that reason, as is whatever else is not in the table. Both sides are bounded:
-`settled`, which `dumps` calls, says what is too much, in words for the answer's author; `loads` counts values before it
-makes objects (`bounded_json`), because a hostile sender does not use `dumps`.
+A set has no order and is refused with that reason, as is everything that is not in the table. Both sides are bounded:
+`settled`, which `dumps` calls, reports what is too much, in words for the answer's author; `loads` counts values before
+it makes objects (`bounded_json`), because a malicious sender does not use `dumps`.
 
-An iterator runs the learner's code when it is read. `settled` reads all of them, for a caller that still watches
+An iterator runs the learner's code when it is read. `settled` reads all of them, for a caller that still records
 what that code does.
 """
 
@@ -87,7 +87,7 @@ def loads(text: str | bytes, most: int | None = MAX_REPLY) -> Any:
 
 
 def settled(value: Any, most: int | None = MAX_VALUES) -> Any:
-    """The same in numbers, strings, lists, dicts and tensors of Python and torch themselves; iterators are read.
+    """The value in numbers, strings, lists, dicts and tensors of Python and torch themselves; iterators are read.
 
     Raises:
         DataError: as `dumps`.
@@ -143,7 +143,7 @@ class _Settling:
 
 
 def _is_flat(values: Any) -> bool:
-    """Whether nothing in it needs to be looked at: numbers and texts of Python's own, none of them huge."""
+    """Whether it has only Python's own numbers and texts, none of them huge, so that no element needs to be visited."""
     kinds = set(map(type, values))
     return kinds <= _ATOMS and (int not in kinds or all(-_WORD < item < _WORD for item in values if type(item) is int))
 
@@ -153,7 +153,7 @@ def _place(path: tuple[Any, ...]) -> str:
 
 
 def _simpler(value: Any, path: tuple[Any, ...]) -> Any:
-    """A number or a tensor for a value of a library's own kind.
+    """A number or a tensor in place of a value of a library's own type.
 
     Raises:
         DataError: there is none.
@@ -177,7 +177,7 @@ def _simpler(value: Any, path: tuple[Any, ...]) -> Any:
 
 
 def _encode(value: Any) -> Any:
-    """What `settled` has made, as JSON has it."""
+    """The output of `settled` as JSON values."""
     if isinstance(value, torch.Tensor):
         return {"tensor": _encode_tensor(value)}
     if isinstance(value, list):
@@ -189,7 +189,7 @@ def _encode(value: Any) -> Any:
 
 
 def _of_numpy(value: Any) -> Any:
-    """Of an array or a scalar of NumPy, which torch need not have installed."""
+    """The value of an array or a scalar of NumPy, which need not be installed."""
     if value.dtype.kind not in "biuf":  # complex numbers, dates, texts, objects
         if value.ndim == 0:
             raise TypeError(f"its dtype is {value.dtype}")
@@ -219,7 +219,7 @@ def _refuse_tensor(tensor: torch.Tensor, path: tuple[Any, ...]) -> None:
 
 
 def _bounded(shape: Sequence[int]) -> bool:
-    """Whether a tensor of this shape can be looked at: 10**9 rows of no numbers take no bytes and 64 GB as a list."""
+    """Whether a tensor of this shape can be processed: 10**9 rows of no numbers take no bytes and 64 GB as a list."""
     return len(shape) <= MAX_DIMS and (0 not in shape or math.prod(size or 1 for size in shape) <= MAX_EMPTY)
 
 

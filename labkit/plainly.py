@@ -1,6 +1,6 @@
-"""What a learner reads when something is wrong: one message, and of a traceback only the frames of the cell.
+"""Errors as a learner reads them: one message, and of a traceback only the frames of the cell.
 
-| what went wrong                              | what is shown                                                     |
+| error                                        | shown                                                             |
 |----------------------------------------------|-------------------------------------------------------------------|
 | an error of ours, `MinimegatronError`        | what, where and the fix                                           |
 | a cell that is no Python                     | its message, the line of the cell, a caret                        |
@@ -29,7 +29,7 @@ class NotebookError(MinimegatronError):
 
 @contextlib.contextmanager
 def plainly() -> Iterator[None]:
-    """Our errors without a traceback: the learner's code is not in it."""
+    """In the block our errors are shown without a traceback, which has none of the learner's code."""
     try:
         yield
     except NotebookError:
@@ -52,10 +52,10 @@ def plain(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def compiled(source: Any, text: str, filename: str, mode: str = "exec", flags: int = 0) -> Any:
-    """What `compile` makes of a cell.
+    """The code object of a cell.
 
     Args:
-        source: what is compiled, a text or a tree.
+        source: a text or a tree to compile.
         text: the cell, whose line n is line n of `source`.
     Raises:
         NotebookError: it is no Python; with the line of the cell.
@@ -80,7 +80,7 @@ def _where_it_ends(error: SyntaxError, lines: list[str]) -> str:
 
 @contextlib.contextmanager
 def frames_of_the_cell(shell: Any, filename: str) -> Iterator[None]:
-    """Let an exception be shown from the first frame of this file on; without one in it, as always."""
+    """In the block an exception is shown from the first frame of this file on; without one in it, as always."""
     try:
         yield
     except MinimegatronError:
@@ -106,6 +106,6 @@ def in_short(error: BaseException, path: Path) -> str:
 
 
 def show_as(error: BaseException, lines: Callable[[], list[str]]) -> None:
-    """Let IPython show an exception by these lines."""
+    """Make IPython show an exception by these lines."""
     with contextlib.suppress(AttributeError):  # of a class with slots
         error._render_traceback_ = lines  # type: ignore[attr-defined]

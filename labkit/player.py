@@ -53,14 +53,15 @@ _BESIDE = {  # words of an error, and what a learner does not know of the place 
 
 
 def begins(trial: int) -> str:
-    """The mark of each rank when a trial begins; before the first, no code of the learner's has been imported."""
+    """The mark that each rank sets when a trial begins; before the first, no code of the learner's has been
+    imported."""
     return f"trial {trial} begins"
 
 
 def rehearse() -> None:
-    """Before any fork, let torch load what it imports at its first operation under a dispatch mode (1 s).
+    """Before any fork, have torch load what it imports at its first operation under a dispatch mode (1 s).
 
-    And let it find out, from files that no rank sees, which instructions the processor has: it computes with them.
+    It also reads, from files that no rank sees, which instructions the processor has, and computes with them.
     """
     torch.backends.cpu.get_cpu_capability()
     with OpRecorder():
@@ -139,7 +140,7 @@ def _call(
 
 
 def _held(inputs: dict[str, Any], recorder: OpRecorder) -> holdings.Holdings:
-    """What the learner's modules and the inputs reach, without tensors that the recorder counts."""
+    """Memory that the learner's modules and the inputs reach, without tensors that the recorder counts."""
     modules = [module for name, module in sys.modules.items() if name.startswith("exercises.")]
     return holdings.reached([*modules, inputs], recorder.counts)
 
@@ -193,6 +194,6 @@ def _error(error: BaseException, name: str) -> dict[str, Any]:
 
 
 def _not_defined(module: str, wanted: str) -> str:
-    """What the cell defines in place of what the check calls."""
+    """A message about what the cell defines in place of what the check calls."""
     there = [name for name, value in vars(sys.modules[module]).items() if getattr(value, "__module__", "") == module]
     return f"the cell defines {', '.join(f'`{name}`' for name in there) or 'nothing'}, not `{wanted}`"

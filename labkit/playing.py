@@ -1,16 +1,16 @@
-"""Play: the learner's code in fresh processes, one outcome for each trial, and why there is no answer.
+"""Play: runs the learner's code in fresh processes; one outcome for each trial, or why there is no answer.
 
-The problem in a sentence: an answer comes from a process that may do anything, so what it sends is read for what it is,
-and what it did is taken from processes that it cannot reach.
+The problem in a sentence: an answer comes from a process that may do anything, so it is read as plain data, and what
+the process did is taken from processes that it cannot reach.
 
 | trials of a case    | run in                                    | beside them the judge's own process                |
 |---------------------|-------------------------------------------|----------------------------------------------------|
-| without ranks       | one process, one after the other          | the emulator or the memory (`beside`), where asked |
+| without ranks       | one process, one after the other          | the emulator, memory or disk (`beside`), if needed |
 | on the same ranks   | a process a rank, one after the other     | the broker of their communications (`transport`)   |
 
 | an outcome                              | means                                                                   |
 |-----------------------------------------|-------------------------------------------------------------------------|
-| `{"answers", "evidence", "changed"}`    | lists by rank; with `log` and `members` where a broker was there        |
+| `{"answers", "evidence", "changed"}`    | lists by rank; with `log` and `members` if there was a broker           |
 | `{"todo": exercise}`                    | a stub has been called                                                  |
 | `{"error": text}`                       | no answer, in the learner's own words and lines; `late`: out of time    |
 
@@ -42,7 +42,7 @@ _CAUSES = {"SIGFPE": "an integer was divided by 0", "SIGSEGV": "functions that c
 
 
 def compiled(nursery: Nursery, asked: str, cell: str, hidden: str) -> tuple[Plain, Plain]:
-    """The libraries of a cell's kernels, or the outcome of every case where they cannot be made.
+    """The libraries of a cell's kernels, or the outcome of every case if they cannot be made.
 
     Raises:
         KernelsUnavailable: the machine cannot compile, which is no wrong answer.
@@ -122,7 +122,7 @@ def _play_on_ranks(
 
 
 def _with_log(outcome: dict[str, Any], heard: Reply, members: list[int], index: int, last: bool) -> dict[str, Any]:
-    """An outcome on ranks with what the broker has heard: `log`, of each member; or the reason why it is wrong."""
+    """An outcome on ranks with the broker's log: `log`, of each member; or the reason why it is wrong."""
     if "answers" not in outcome:
         return outcome
     if heard.ended:
@@ -134,7 +134,7 @@ def _with_log(outcome: dict[str, Any], heard: Reply, members: list[int], index: 
 
 
 def of_the_call(entries: list[list[Any]], index: int, last: bool) -> list[list[Any]]:
-    """What a rank did between the player's marks of this trial and the next; in the last, all that follows.
+    """The entries of a rank between the player's marks of this trial and the next; for the last trial, all that follow.
 
     A learner's code can set such a mark too: then what it does before the player's own counts in the next trial.
     """
@@ -144,7 +144,7 @@ def of_the_call(entries: list[list[Any]], index: int, last: bool) -> list[list[A
 
 
 def _witnessed(outcomes: list[dict[str, Any]], said: dict[str, Any]) -> None:
-    """Put what the judge's own process saw in the place of what a learner's says about itself."""
+    """Replace what a learner's process says about itself by what the judge's own process saw."""
     launches, moved, runs = (said.get(name, []) for name in ("kernels", "memory", "disk"))
     for index, outcome in enumerate(outcomes):
         for one in outcome.get("evidence", []):
@@ -173,13 +173,13 @@ def _outcomes(
 
 
 def _trials_of(reply: Reply) -> list[dict[str, Any]]:
-    """The trials that one rank has sent, as far as they can be read."""
+    """The trials that one rank has sent, as far as they are valid."""
     found = reply.value.get("trials") if isinstance(reply.value, dict) else None
     return [one if isinstance(one, dict) else {} for one in found] if isinstance(found, list) else []
 
 
 def _failure(replies: list[Reply], asked: Exercise, sources: Mapping[str, str]) -> dict[str, Any] | None:
-    """One of `{"todo"}`, `{"error"}` from what the ranks sent; None when all have sent trials."""
+    """`{"todo"}` or `{"error"}` from what the ranks sent; None when all have sent trials."""
     said = [_readable(reply.value) for reply in replies]
     if todo := next((one["todo"] for one in said if "todo" in one), None):
         return {"todo": str(todo)}
@@ -201,7 +201,7 @@ def _failure(replies: list[Reply], asked: Exercise, sources: Mapping[str, str]) 
 
 
 def _readable(value: Any) -> dict[str, Any]:
-    """What a process has sent, if its reasons are those that the player gives; else nothing."""
+    """The reply of a process, if its reasons are those that the player gives; else {}."""
     if not isinstance(value, dict):
         return {}
     fits = all(
@@ -219,7 +219,7 @@ def _who(ranks: list[int], world: int) -> str:
 
 
 def _at(numbers: list[Any], ranks: list[int], source: str) -> str:
-    """The lines in which an error was raised, where they are known; one for all ranks, or of each."""
+    """The lines in which an error was raised, if they are known; one for all ranks, or one of each."""
     lines = [_line(source, number) for number in numbers]
     if len(set(lines)) > 1:
         return f" ({'; '.join(f'rank {rank}: {line}' for rank, line in zip(ranks, lines, strict=True) if line)})"
@@ -233,7 +233,7 @@ def _line(source: str, number: Any) -> str:
 
 
 def _waiting(replies: list[Reply], exercise: str, source: str) -> str:
-    """Where each rank was, in the learner's own lines."""
+    """The line of the learner's code at which each rank waits."""
     places: dict[str, list[int]] = {}
     for rank, reply in enumerate(replies):
         here = (f.line for f in reply.stack if PurePath(f.file).parts[-2:] == ("exercises", f"{exercise}.py"))

@@ -1,6 +1,6 @@
-"""What a grader promises about the code that it runs, each tried on this machine, from inside.
+"""Tests the sandbox on this machine: each thing that a submission must not be able to do is tried, from inside.
 
-The problem in a sentence: a part of the sandbox that the kernel does not have is missing without a word, and marks that
+The problem in a sentence: a part of the sandbox that the kernel does not have is missing silently, and marks that
 were given there may be stolen. So `minimegatron grade` starts a process as it would for a learner, and tries:
 
 | promise: it cannot ...          | tried by                                                                 |
@@ -13,10 +13,10 @@ were given there may be stolen. So `minimegatron grade` starts a process as it w
 | change files outside its folder | the mode of a file                                                       |
 | start processes                 | fork                                                                     |
 | signal other processes          | signal 0 to the process that started it                                  |
-| outlive the grader              | taking back that it dies with its parent                                 |
+| outlive the grader              | undoing that it dies with its parent                                     |
 | hold memory without a limit     | a file in memory                                                         |
 
-No audit hook is in the way, so what fails, fails in the kernel.
+No audit hook is active, so what fails, fails in the kernel.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def tried(nursery: Nursery, secrets: Iterable[Path]) -> dict[str, bool]:
 
 
 def required(held: Mapping[str, bool]) -> None:
-    """Refuse to go on where a promise is not held.
+    """Refuse to go on if a promise is not held.
 
     Raises:
         ConfigError: what a submission could do, and how to prevent it.
@@ -72,7 +72,7 @@ def required(held: Mapping[str, bool]) -> None:
 
 
 def advice(settings: Path = Path("/proc/sys")) -> str:
-    """How to get what is missing on this machine."""
+    """How to get the missing parts on this machine."""
     if sys.platform != "linux":
         return "grade on Linux, in a container or a virtual machine"
     for name, (bad, good) in _SETTINGS.items():
@@ -88,7 +88,7 @@ def advice(settings: Path = Path("/proc/sys")) -> str:
 
 
 def probe(rank: int, world: int, job: dict[str, Any]) -> dict[str, bool]:
-    """Whether each trial fails, in a process that has given up what a learner's gives up."""
+    """Whether each attempt fails, in a process that has given up what a learner's gives up."""
     job = {**job, "ranks": os.path.dirname(os.getcwd())}
     sys.dont_write_bytecode = True
     sandbox.restrict(Path.cwd())

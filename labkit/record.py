@@ -1,17 +1,17 @@
 """What a learner has passed, kept in `.work/<lab>/progress.json` from one kernel to the next.
 
 A verdict is stored with a digest of what it judged: the exercise's text, the exercises it imports, and the checks of
-the lab. When one of them changes, the verdict is not shown any more, so the file cannot flatter. It is a convenience
-for the learner; the instructor's `minimegatron grade` never reads it.
+the lab. When one of them changes, the verdict is no longer shown. The file is a convenience for the learner; the
+instructor's `minimegatron grade` never reads it.
 
-Beside the verdict stands how often the exercise has failed since it last passed: `check` shows its hint at the third
-failure (`verdict`). A failure counts where the text of the cell is not that of the last failure.
+It also has how often the exercise has failed since it last passed: `check` shows its hint at the third failure
+(`verdict`). A failure counts if the text of the cell is not that of the last failure.
 
-| what may happen                          | what then                                                              |
+| event                                    | result                                                                 |
 |------------------------------------------|------------------------------------------------------------------------|
 | killed while it is written               | the file is replaced in one step (`os.replace`): the old or the new one |
 | two kernels on one lab                   | read, merge and write under a lock; both keep their verdicts           |
-| corrupt, or of no known format           | set aside as `progress.json.broken`, said once, and begun anew         |
+| corrupt, or of no known format           | renamed to `progress.json.broken`, reported once, and begun anew       |
 | of an older format                       | read, and written in the new one                                       |
 | of a newer minimegatron                  | left alone; this session remembers in memory only, and says so         |
 | the folder or the disk refuses           | the same                                                               |
@@ -52,7 +52,7 @@ def course_digest(module: str) -> str:
 
 
 def digest(name: str, sources: Mapping[str, str], course: str) -> str:
-    """Digest of all that a verdict on exercise `name` depends on."""
+    """Digest of everything that a verdict on exercise `name` depends on."""
     total = hashlib.sha256(f"{name}\0{course}".encode())
     for one in _used(name, sources):
         total.update(f"\0{one}\0{sources[one]}".encode())
@@ -108,11 +108,11 @@ class Record:
                 self._kept = read(self.path)
 
     def get(self, name: str, sources: Mapping[str, str]) -> Verdict | None:
-        """The verdict on an exercise, if it was given on just these sources and checks."""
+        """The verdict on an exercise, if it was given on these sources and checks."""
         return valid(self._kept, name, sources, self.course)
 
     def changed_below(self, name: str, sources: Mapping[str, str]) -> list[str]:
-        """Why an exercise that passed, and has not changed, counts no more: the exercises it uses that have changed."""
+        """The exercises that an exercise imports and that have changed, so that its own pass no longer counts."""
         entry = self._kept.get(name, {})
         texts = entry.get("texts")
         if not isinstance(texts, dict) or entry["verdict"]["state"] != "passed":
@@ -124,7 +124,7 @@ class Record:
         """Keep a verdict, here and in the file.
 
         Returns:
-            It, with its attempt.
+            The verdict with its attempt.
         """
         before, counted = self._kept.get(verdict.exercise), None
         if not self._frozen:
@@ -153,7 +153,7 @@ class Record:
         return counted
 
     def _load(self) -> None:
-        """Under the lock: a file that is set aside is the one that was read."""
+        """Read the file, under the lock: a file that is renamed is the one that was read."""
         try:
             self._kept = {**self._kept, **read(self.path)}
         except FileNotFoundError:
@@ -172,7 +172,7 @@ class Record:
         self.trouble = f"{why}: what you pass now is forgotten when this kernel ends."
 
     def _write(self) -> None:
-        """Under the lock, so the temporary file is ours."""
+        """Write the file, under the lock, so the temporary file is ours."""
         kept = dict(sorted(self._kept.items()))
         text = json.dumps({"format": FORMAT, "sum": _sum(kept), "exercises": kept}, indent=1)
         temporary = self.path.with_name(f"{NAME}.new")
@@ -184,7 +184,7 @@ class Record:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """The kernel frees the lock of a process that dies.
+        """Hold the lock; the kernel releases that of a process that dies.
 
         Raises:
             OSError: the lock was not free within a few seconds, or cannot be made.
@@ -203,14 +203,14 @@ class Record:
 
 
 def valid(kept: Mapping[str, Any], name: str, sources: Mapping[str, str], course: str) -> Verdict | None:
-    """The verdict on `name` among those that `read` returned, if it is of these sources and checks."""
+    """The verdict on `name` among those that `read` returned, if it is for these sources and checks."""
     if name not in kept or kept[name]["digest"] != digest(name, sources, course):
         return None
     return Verdict.from_plain(kept[name]["verdict"])
 
 
 def _sum(kept: Mapping[str, Any]) -> str:
-    """Against a flipped bit, not against a forger: only the learner reads this file."""
+    """A checksum against flipped bits, not against forgery: only the learner reads this file."""
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 

@@ -32,7 +32,8 @@ _NAMED = 5
 
 
 def versions() -> dict[str, str]:
-    """What computes the marks; of `labkit` the text, as it changes between releases."""
+    """Versions of everything that computes the marks; for `labkit` a digest of its text, which changes between
+    releases."""
     texts = sorted(Path(__file__).parent.glob("*.py"))
     judge = hashlib.sha256(b"\0".join(path.read_bytes() for path in texts)).hexdigest()
     return {
@@ -54,7 +55,7 @@ class Earlier:
         path: its JSON.
 
     Attributes:
-        seed: of its hidden cases.
+        seed: seed of its hidden cases.
         options: `lab`, `only`, `course` as they were given.
     Raises:
         ConfigError: it is not such a file, or of a run that was interrupted.
@@ -80,7 +81,7 @@ class Earlier:
             raise ConfigError(f"the run of {path} was interrupted", fix=f"grade anew with --seed {self.seed}")
 
     def differences(self, submissions: Sequence[Submission], courses: Mapping[str, Course]) -> list[str]:
-        """What is not as it was, one line each."""
+        """What has changed since, one line each."""
         said = [f"{name} is {now[:12]}, it was {self._versions.get(name, 'not there')[:12]}"
                 for name, now in versions().items() if now != self._versions.get(name)]  # fmt: skip
         now = checks(submissions, courses)
@@ -98,7 +99,11 @@ class Earlier:
         return said
 
     def refuse_changes(self, submissions: Sequence[Submission], courses: Mapping[str, Course]) -> None:
-        """Raises ConfigError: something is not as it was, so marks could differ for that reason."""
+        """Refuse to regrade if something has changed that could change marks.
+
+        Raises:
+            ConfigError: with the changes.
+        """
         if said := self.differences(submissions, courses):
             more = f"; and {len(said) - _NAMED} more" if len(said) > _NAMED else ""
             raise ConfigError(
@@ -107,7 +112,7 @@ class Earlier:
             )
 
     def changed_marks(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Who has other results than before, though nothing has changed."""
+        """Learners with other results than before, though nothing has changed."""
         return [
             f"{row['learner']} {row['lab']}".strip() for row in rows if row != self._marks[row["learner"], row["lab"]]
         ]

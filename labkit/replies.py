@@ -1,12 +1,12 @@
-"""What becomes of the processes of a job: their lines as they arrive, how each ended, where the late ones are.
+"""The processes of a job: their answers as they arrive, how each ended, where late ones are.
 
 The caller holds three ends for each process, and the process the other three:
 
-    job      an unlinked file     -> the process     what it shall work on; no other process can open it
+    job      an unlinked file     -> the process     its job; no other process can open it
     answer   a pipe               <- the process     "+", its sign of life, then one line of JSON
     stack    a pipe               <- the process     its Python stack, when SIGABRT asks a late process for it
 
-All that arrives is from a learner: it is read up to a limit and never waited for longer than a deadline.
+Everything that arrives is a learner's: it is read up to a limit and never waited for longer than a deadline.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _MAX_STACK = 1 << 16
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """What became of one process: an answer, or the reason why there is none.
+    """The result of one process: an answer, or the reason why there is none.
 
     Attributes:
         value: the plain data it returned; None without an answer.
         ended: "" with an answer; "late" at the deadline; else how the process ended ("was killed by SIGKILL").
-        stack: where a late process was, the innermost frame first.
+        stack: the stack of a late process, the innermost frame first.
         order: position in the order of arrival of the answers.
     """
 
@@ -78,7 +78,7 @@ class Process:
             os.close(stack)
 
     def close(self) -> None:
-        """Kill it, if it lives, and let go of it."""
+        """Kill it, if it lives, and close the ends."""
         os.close(self.answer)
         os.close(self.stack)
         if self.handle is not None:
@@ -95,7 +95,7 @@ class Process:
 
 
 class Answers:
-    """Lines as they arrive.
+    """Answers as they arrive.
 
     Args:
         pipes: one a process.
@@ -104,7 +104,7 @@ class Answers:
     Attributes:
         started: processes that gave a sign of life, or have ended.
         waiting: processes that have neither answered nor ended.
-        complete: process -> (order of arrival, line; b"" where it is too long).
+        complete: process -> (order of arrival, line; b"" if it is too long).
     """
 
     def __init__(self, pipes: Sequence[int], limit: int) -> None:
@@ -116,7 +116,7 @@ class Answers:
             self._selector.register(pipe, selectors.EVENT_READ, index)
 
     def read(self, seconds: float) -> None:
-        """Take what is there; if nothing is, wait so long."""
+        """Read what has arrived; if nothing has, wait up to `seconds`."""
         for key, _ in self._selector.select(seconds):
             index, data = key.data, os.read(key.fd, 1 << 20)
             line = self._partial[index]
@@ -140,10 +140,10 @@ class Answers:
 
 
 def ends(server: ForkServer, processes: Sequence[Process], answers: Answers, full: Mapping[int, str]) -> list[Reply]:
-    """Ask the late ones where they are, kill all, and say what became of each.
+    """Ask late processes for their stacks, kill all, and return the reply of each.
 
     Args:
-        full: process -> the limit that it, or its job, has met.
+        full: process -> the limit that it, or its job, has exceeded.
     """
     late = {index: processes[index].pid for index in sorted(answers.waiting) if index not in full}
     # The fault handler of each answers SIGABRT with its Python stack.
@@ -157,7 +157,7 @@ def ends(server: ForkServer, processes: Sequence[Process], answers: Answers, ful
 
 
 def _reply(answer: tuple[int, bytes] | None, status: int) -> Reply:
-    """What a process that is not late has sent, or how it ended."""
+    """The answer of a process that is not late, or how it ended."""
     if answer is None:
         return Reply(ended=procs.how_it_ended(status))
     order, text = answer
@@ -170,9 +170,9 @@ def _reply(answer: tuple[int, bytes] | None, status: int) -> Reply:
 
 
 def _handle(pid: int) -> int | None:
-    """By this a process can be killed when the nursery has gone, whatever it did to outlive it.
+    """A descriptor with which a process can be killed after the nursery has gone.
 
-    None where the system has no such thing, and of one that has ended already: a stub takes less than a millisecond.
+    None if the system has no pidfd, and for a process that has ended already: a stub takes less than a millisecond.
     """
     try:
         return os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
@@ -195,9 +195,9 @@ def used(folder: Path, enough: int) -> int:
 
 
 def held(pid: int) -> tuple[int, int]:
-    """What no folder shows: bytes of files without a name that a process holds open, and its threads.
+    """Memory that no folder shows: bytes of files without a name that a process holds open, and its threads.
 
-    (0, 0) where it cannot be seen. A process with a root of its own cannot have more than its limits; others can.
+    (0, 0) if it cannot be read. A process with a root of its own cannot exceed its limits; others can.
     """
     unnamed, threads = 0, 0
     with contextlib.suppress(OSError, ValueError):

@@ -1,6 +1,6 @@
-"""One page for the instructor: how far each learner is, which exercises fail and why, what took long, what is the same.
+"""One page for the instructor: how far each learner is, which exercises fail and why, which took long, which are equal.
 
-Self-contained HTML from the marks of one run; nothing of it comes from a learner unescaped.
+Self-contained HTML from the marks of one run; every text of a learner is escaped.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _same(marks: Sequence[Mark]) -> str:
 
 
 def same_text(marks: Sequence[Mark]) -> list[tuple[str, list[str]]]:
-    """(exercise, learners) wherever several handed in the same code, of some length; stubs do not count."""
+    """(exercise, learners) for each code of some length that several submitted; stubs do not count."""
     found: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for mark in marks:
         done = {verdict.exercise for verdict in mark.verdicts if verdict.state != "todo"}

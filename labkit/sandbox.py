@@ -1,20 +1,20 @@
-"""What a learner's process may do to the machine: compute, and write into its own empty folder.
+"""Limits what a learner's process can do to the machine: compute, and write into its own empty folder.
 
-Limits and fresh processes (`nursery`) keep a check from taking too much; this keeps it from reaching out. Every part
-is the operating system's, needs no root and no extra program, and is left out where the kernel does not have it. So
-`minimegatron grade` does not rely on it: it tries each promise (`promises`), and gives no marks where one is not held.
+Limits and fresh processes (`nursery`) keep a check from taking too much; the sandbox keeps it from reaching out. Every
+part is the operating system's, needs no root and no extra program, and is left out if the kernel does not have it. So
+`minimegatron grade` does not rely on it: it tests each promise (`promises`), and gives no marks if one is not held.
 
 | part              | since         | forbids                                                                       |
 |-------------------|---------------|-------------------------------------------------------------------------------|
 | `namespaces`      | Linux 3.8     | to see: other files, other processes, the host's sockets and networks         |
-| `landlock`        | Linux 5.13    | to read, write, make and remove outside, where there is no root of its own    |
+| `landlock`        | Linux 5.13    | to read, write, make and remove outside, without a root of its own            |
 | `seccomp`         | Linux 3.5     | processes, programs, sockets, signals, uncounted memory, other limits         |
-| capabilities      | Linux 2.2     | what only root may, where the grader runs as root                             |
+| capabilities      | Linux 2.2     | what only root may, if the grader runs as root                                |
 | limits            | POSIX         | memory, time, files, threads                                                  |
 | audit hook        | Python 3.8    | the same from Python code, on every system, with a readable message           |
 
-The audit hook alone stops no native code. For submissions of strangers grade in a container or a virtual machine all
-the same (SECURITY.md).
+The audit hook alone stops no native code. Grade submissions of strangers in a container or a virtual machine all the
+same (SECURITY.md).
 
 Sources: man 7 capabilities, 2 setrlimit; PEP 578.
 """
@@ -45,12 +45,12 @@ _PROGRAMS = ("/bin", "/usr", "/etc/alternatives", "/opt/rh")
 
 @dataclasses.dataclass
 class _Here:
-    """What this process knows before it is closed.
+    """Facts about this process, collected before it is closed.
 
     Attributes:
         rooted: whether processes forked from this one can have a root of their own.
         disk: bytes that it may write.
-        packages: where those lie that no usual place holds.
+        packages: folders of packages outside of the usual places.
     """
 
     rooted: bool = False
@@ -65,7 +65,7 @@ _HERE = _Here()
 
 
 def begin(scratch: str) -> None:
-    """In the nursery: leave the network, and find out whether its processes can have a root of their own.
+    """In the nursery: leave the network, and test whether its processes can have a root of their own.
 
     Args:
         scratch: an empty folder.
@@ -77,7 +77,7 @@ def begin(scratch: str) -> None:
 
 
 def readable(programs: bool = False) -> list[str]:
-    """What a learner's code needs: libraries, the interpreter, and of this checkout the two packages."""
+    """Paths that a learner's code needs: libraries, the interpreter, and of this checkout the two packages."""
     prefixes = dict.fromkeys([sys.prefix, sys.base_prefix, sys.exec_prefix])
     places = [os.path.join(prefix, name) for prefix in prefixes for name in ("lib", "lib64", "pyvenv.cfg")]
     places += [*_LIBRARIES, *namespaces.DEVICES, site.getusersitepackages()]
@@ -88,7 +88,7 @@ def readable(programs: bool = False) -> list[str]:
 
 
 def _elsewhere(places: list[str]) -> list[str]:
-    """Packages that are loaded and lie in none of these places, behind links."""
+    """Loaded packages that are in none of these places, links resolved."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     real = {os.path.dirname(os.path.realpath(file)) for file in files if file and os.path.isabs(file)}
     known = [*map(os.path.realpath, places), str(_ROOT)]
@@ -135,12 +135,12 @@ def _audit(folder: Path, hidden: tuple[Path, ...]) -> None:
 
 
 def room(disk: int) -> None:
-    """Before `enter`: bytes that this process may write."""
+    """Set, before `enter`, the bytes that this process may write."""
     _HERE.disk = disk
 
 
 def enter(folder: Path, *, hidden: tuple[Path, ...] = (), programs: bool = False, extra: tuple[Path, ...] = ()) -> None:
-    """Give up, for the rest of this process, all that a check does not need. Only the main thread may exist yet.
+    """Give up, for the rest of this process, everything that a check does not need. Only the main thread may exist yet.
 
     Its working directory is then an empty folder, the only one in which it may write.
 
@@ -148,7 +148,7 @@ def enter(folder: Path, *, hidden: tuple[Path, ...] = (), programs: bool = False
         folder: an empty folder.
         hidden: folders that it may not read, beside `HIDDEN`.
         programs: whether it may start programs: for our own code that calls a compiler, never for a learner's.
-        extra: what it may read as well.
+        extra: further paths that it may read.
     """
     sys.dont_write_bytecode = True
     closed = tuple(one for one in (*HIDDEN, *hidden) if one not in _ROOT.parents and one != _ROOT)

@@ -82,7 +82,7 @@ def restrict(*, programs: bool, attributes: bool) -> bool:
 
 
 def refuse(*names: str) -> bool:
-    """Answer these calls as a kernel that does not allow them. For tests: another machine on this one."""
+    """Refuse these calls, as a kernel would that does not allow them. For tests: another machine on this one."""
     numbers = [_number({**_FORBIDDEN, "landlock_create_ruleset": (444, 444)}[name]) for name in names]
     return _install([*_head(), *(one for nr in numbers for one in _refuse(nr)), (_RETURN, 0, 0, _ALLOW)])
 

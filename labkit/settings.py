@@ -1,22 +1,22 @@
-"""In which settings a lab's exercises are tried: the one place that turns cases into trials.
+"""The settings in which a lab's exercises are tried: turns cases into trials.
 
 The problem in a sentence: an answer that ignores its group, takes for granted that tensors are contiguous, or computes
 in float32 whatever it is given, is right in every case that an author thinks of.
 
-So the author writes cases, and each exercise on ranks is tried in these settings without a word from him:
+So the author writes cases, and each exercise on ranks is tried in these settings automatically:
 
 | setting  | in that trial                                                             | finds                        |
 |----------|---------------------------------------------------------------------------|------------------------------|
 | strided  | tensors are views of transposed or larger buffers, with the same values   | `view`, raw collectives      |
 | double   | float32 inputs are float64, and so is the answer                          | buffers of a fixed dtype     |
-| smaller  | the n ranks stand in a larger world, not first; the others only look on   | `dist.get_rank()`,           |
+| smaller  | the n ranks are in a larger world, not first; the others only stand by    | `dist.get_rank()`,           |
 |          | (exercises with a `group` or an `axis`)                                   | a forgotten `group=`         |
 | (always) | afterwards all ranks meet, and make one more group (`labkit.placing`)     | groups made by their members |
 
 Visible trials are plain. Which hidden trial has which setting depends on the exercise's cases alone, never on the seed:
-strided and double go to those whose case has no `accept` of its own, as far as there are some; smaller to the last. So
-the same text meets the same settings in each grading. Where a trial fails, the judge tries its inputs once more without
-the setting, and names the setting where that is right: "with inputs that are not contiguous: ...".
+strided and double go to those whose case has no `accept` of its own, if there are some; smaller to the last. So
+the same text meets the same settings in each grading. If a trial fails, the judge tries its inputs once more without
+the setting, and names the setting if that is right: "with inputs that are not contiguous: ...".
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PLACES: dict[int, list[tuple[tuple[int, ...], int]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What is other in one trial than the plain call."""
+    """How one trial differs from the plain call."""
 
     strided: bool = False
     double: bool = False
@@ -52,7 +52,7 @@ class Setting:
 
     @property
     def said(self) -> str:
-        """As the learner reads it; "" for a plain trial."""
+        """The setting in words for the learner; "" for a plain trial."""
         parts = [
             "inputs of float64" * self.double,
             "inputs that are not contiguous" * self.strided,
@@ -70,11 +70,11 @@ class Trial:
     """One call of the learner's function.
 
     Attributes:
-        given: the inputs as the case has them.
-        setting: how they are handed over.
+        given: the inputs of the case.
+        setting: how they are passed.
         members: on ranks, the ranks of the world that the inputs go to, in order.
-        world: number of ranks there are, those that only stand beside included; 0 for a plain call.
-        groups: (name, whether it is an `Axis`, lists of places in `members`) of each group that is handed over.
+        world: number of ranks, including those that only stand by; 0 for a plain call.
+        groups: (name, whether it is an `Axis`, lists of places in `members`) of each group that is passed.
     """
 
     given: Inputs
@@ -85,11 +85,11 @@ class Trial:
 
     @property
     def inputs(self) -> Any:
-        """A copy of what the function gets, for code that may change it; without groups."""
+        """A copy of the function's inputs, for code that may change it; without groups."""
         return _doubled(self.given) if self.setting.double else copy.deepcopy(self.given)
 
     def to_plain(self) -> dict[str, Any]:
-        """For the player."""
+        """The trial as plain data, for the player."""
         return {
             "inputs": self.inputs, "strided": self.setting.strided, "members": list(self.members),
             "world": self.world, "groups": [list(group) for group in self.groups],
@@ -110,7 +110,7 @@ def trials(asked: Exercise, seed: str) -> list[list[Trial]]:
 
 
 def place(asked: Exercise, given: Inputs, setting: Setting, key: str) -> Trial:
-    """The trial of these inputs in this setting; `key` chooses among the places of a smaller group."""
+    """The trial of these inputs in this setting; `key` chooses the place of a smaller group."""
     if not isinstance(given, list):
         return Trial(given, setting)
     n = len(given)
@@ -137,7 +137,7 @@ def draws_of(asked: Exercise, case: Case, on_ranks: bool) -> int:
 
 
 def _given(asked: Exercise, case: Case, seed: str) -> list[Inputs]:
-    """Inputs of all trials: what the case shows, what is fixed, what is drawn."""
+    """The inputs of all trials: those that the case shows, those that are fixed, those that are drawn."""
     first = case.draw(seed)
     fixed = [one(Draw(f"{case.what}/{i}")) if callable(one) else one for i, one in enumerate(case.fixed)]
     more = range(1, draws_of(asked, case, isinstance(first, list)))

@@ -1,9 +1,9 @@
-"""What a stranger has written, made fit to be shown: in a terminal, a spreadsheet, a page.
+"""Cleans text of strangers for display: in a terminal, a spreadsheet, a page.
 
 Names of files, messages of exceptions and answers come from a submission. An escape sequence in one of them can clear
-the instructor's screen or change the title of the terminal, a line break makes two rows of one, and U+202E turns the
-rest of a line around. `clean` is the one function through which all of it passes; `named` is for names of learners and
-files, which must stay different from each other.
+the instructor's screen or change the title of the terminal, a line break makes two rows of one, and U+202E reverses the
+rest of a line. All of it passes through the function `clean`; `named` is for names of learners and files, which must
+stay different from each other.
 
 | character                                                 | shown as     |
 |-----------------------------------------------------------|--------------|
@@ -27,12 +27,12 @@ _ADDRESS = re.compile(r"\b0x[0-9a-f]{9,16}\b")
 
 
 def clean(text: str, most: int = MOST) -> str:
-    """One line of at most `most` characters, of which none controls what shows it."""
+    """One line of at most `most` characters, without control characters."""
     return _short(_ADDRESS.sub("0x…", _line(text[: most + 64])), most)
 
 
 def named(name: str, most: int = MOST) -> str:
-    """A name as it is if that can be shown; else fit to be shown, and a digest: two names could look the same."""
+    """A name, unchanged if it is clean; else cleaned, with a digest, because two names could look the same."""
     shown = _short(_line(name[: most + 64]), most)
     return name if shown == name else f"{shown}-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
 

@@ -1,10 +1,10 @@
-"""A small training run of which every part must be saved: what goes on otherwise is another run.
+"""A small training run, every part of whose state must be saved for it to continue unchanged.
 
-| part        | what changes with each step                                                         |
+| part        | changes with each step                                                              |
 |-------------|-------------------------------------------------------------------------------------|
 | `model`     | its weights; dropout takes numbers from torch's global generator                    |
 | `optimizer` | two moments and a count for each weight                                             |
-| `scheduler` | its count of steps; every third step halves the rate, where `decays`                |
+| `scheduler` | its count of steps; every third step halves the rate, if `decays`                   |
 | `data`      | `position` in `order`, the rows of this epoch; `generator` draws the next epoch's   |
 """
 
@@ -19,8 +19,8 @@ class Batches:
 
     Attributes:
         order: the rows of this epoch, a tensor.
-        position: how many of them have been taken.
-        generator: from which the order of the next epoch will be drawn.
+        position: number of rows taken.
+        generator: draws the order of the next epoch.
     """
 
     def __init__(self, rows: int, batch: int, seed: int) -> None:
@@ -39,13 +39,13 @@ class Batches:
 
 
 class Run:
-    """A model with dropout, AdamW, a rate that falls, batches in random order.
+    """A model with dropout, AdamW, a decaying rate, batches in random order.
 
     Args:
-        seed: of weights, dropout and order; two runs of different seeds share nothing but the table.
+        seed: seed of weights, dropout and order; two runs of different seeds share nothing but the table.
         dropout: its probability.
-        decays: whether the rate falls.
-        rows, batch: of the table.
+        decays: whether the rate decays.
+        rows, batch: rows of the table, and of a batch.
     """
 
     def __init__(self, seed: int, dropout: float = 0.5, decays: bool = True, rows: int = 6, batch: int = 2) -> None:

@@ -1,4 +1,4 @@
-"""The source of a lab: read, held against its rules, and turned into two notebooks that have not run yet.
+"""The source of a lab: read, checked against its rules, and turned into two notebooks that have not run yet.
 
 | written in `course/NN_name/lab.py`             | becomes                                                       |
 |------------------------------------------------|---------------------------------------------------------------|
@@ -11,12 +11,12 @@
 | tag `hide-output`                              | the same, and its output is not stored: an answer to guess    |
 | `# %% jupyter={"source_hidden": true}`         | folded: a title bar, until the learner opens it               |
 
-A cell that is given and has more than 35 lines is folded, or shorter, or behind an import. What a learner writes in is
-never folded.
+A given cell of more than 35 lines must be folded, or shortened, or moved behind an import. A cell in which the learner
+writes is never folded.
 
 Cell ids come from what a cell is (`exercise-ring`, `check-ring`, a heading), so that inserting a cell changes no other.
 
-Exercise and check cells carry nbgrader's metadata (its schema 3), so that a course on nbgrader can import a lab:
+Exercise and check cells have nbgrader's metadata (its schema 3), so that a course on nbgrader can import a lab:
 
 | cell                          | grade | solution | locked | points                                     |
 |-------------------------------|-------|----------|--------|--------------------------------------------|
@@ -77,7 +77,7 @@ def _shown(source: Path) -> str:
 
 
 def checked(cell: Any) -> str | None:
-    """The exercise that a cell ends in checking."""
+    """The exercise that the last line of a cell checks."""
     match = re.search(r'^check\(["\'](\w+)["\']\)\s*\Z', cell.source, re.M) if cell.cell_type == "code" else None
     return match[1] if match else None
 
@@ -128,7 +128,7 @@ def _obey_rules(cells: list[Any], source: Path) -> None:
 
 
 def _obey_folding(cell: Any, exercise: str | None, where: str, lab: str) -> None:
-    """What is given is short or folded; what a learner writes in is open."""
+    """A given cell is short or folded; a cell in which the learner writes is open."""
     if cell.cell_type != "code":
         return
     folded, lines = _folded(cell), cell.source.count("\n") + 1
@@ -146,7 +146,7 @@ def _folded(cell: Any) -> bool:
 
 
 def _obey_guessing(cell: Any, guesses: set[str], where: str) -> None:
-    """`guess` comes before `guessed`, and no number stands in it."""
+    """`guess` comes before `guessed`, and has no number in it."""
     for shown, name in _GUESS.findall(cell.source) if cell.cell_type == "code" else ():
         if shown and name not in guesses:
             raise ConfigError(f'guessed("{name}") without a guess("{name}") above it', where=where)
@@ -216,7 +216,7 @@ def _tags_of_nbval(tags: list[str]) -> list[str]:
 
 
 def _stub(solution: re.Match[str]) -> str:
-    """What a learner finds in a solution's place: Python, or in a kernel CUDA C++."""
+    """The stub in a solution's place: Python, or in a kernel CUDA C++."""
     cuda = f'not_implemented("{STUB}");'
     return solution["indent"] + (cuda if solution["cuda"] else f'raise NotImplementedError("{STUB}")')
 

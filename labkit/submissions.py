@@ -1,13 +1,13 @@
-"""What learners handed in, taken apart without running any of it.
+"""Takes submissions apart without running any of them.
 
     folder ── handed_in ──> files of each learner ── notebook_file ──> cells ── here ──> {exercise: text}, by lab
 
-An exercise is the cell whose first line is `%%exercise NAME`, wherever it stands; outputs and everything else are
-ignored. Which lab it is: the line `%lab NAME`; else the lab that has most of the exercises; else what the build wrote
-into the notebook's metadata; else the lab that the instructor named. A module named in a notebook is never imported.
+An exercise is the cell whose first line is `%%exercise NAME`, at any place; outputs and everything else are
+ignored. The lab is that of the line `%lab NAME`; else the lab that has most of the exercises; else the one in the
+notebook's metadata; else the lab that the instructor named. A module named in a notebook is never imported.
 
-Names of exercises become names of files later, so only those of the lab are taken. Whatever one learner handed in, the
-others are graded: an exception that is not foreseen here is 0 for this one, with its class in the remarks, and counts
+Names of exercises become names of files later, so only those of the lab are accepted. Whatever one learner submitted,
+the others are graded: an unexpected exception is 0 for this one, with its class in the remarks, and counts
 as a fault of this program.
 """
 
@@ -40,12 +40,12 @@ class Submission:
 
     Attributes:
         learner: name of the file or folder.
-        lab: name of the lab; "" where nothing says so.
+        lab: name of the lab; "" if it is not known.
         file: the notebook that counts, relative to the submissions; "" without one.
         sources: {exercise: text of its cell}, as `check` would have saved them.
-        remarks: what the instructor should know, one line each.
+        remarks: remarks for the instructor, one line each.
         reason: why nothing of it can be graded; "" if it can.
-        fault: the exception, where the reason is a fault of this program.
+        fault: the exception, if the reason is a fault of this program.
     """
 
     learner: str
@@ -58,7 +58,7 @@ class Submission:
 
     @property
     def digest(self) -> str:
-        """Of all that a mark depends on."""
+        """A digest of everything that a mark depends on."""
         known = dataclasses.asdict(self) | {"sources": sorted(self.sources.items())}
         return hashlib.sha256(json.dumps(known).encode()).hexdigest()
 
@@ -84,7 +84,7 @@ def collect(root: Path, labs: Mapping[str, Lab], only: str = "") -> list[Submiss
 
 
 def _safely(root: Path, work: Work, labs: Mapping[str, Lab], only: str) -> list[Submission]:
-    """The submissions of one learner, each with what was not read."""
+    """The submissions of one learner, each with remarks about what was not read."""
     try:
         found = _of_learner(root, work.learner, work.files, labs, only) if work.files else []
         found = found or [Submission(work.learner, only, reason=work.reason)]
@@ -145,7 +145,7 @@ def _read(root: Path, learner: str, path: Path, labs: Mapping[str, Lab], only: s
 
 
 def exercises(cells: Iterable[str]) -> tuple[dict[str, str], list[str]]:
-    """({name: text as `%%exercise` saves it}, remarks). Of two cells with one name the last counts."""
+    """({name: text as `%%exercise` saves it}, remarks). If two cells have one name, the last counts."""
     written: dict[str, str] = {}
     remarks = []
     for number, cell in enumerate(cells, 1):

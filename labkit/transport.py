@@ -1,17 +1,17 @@
-"""torch.distributed inside the broker: every collective and message of a check, matched, computed and written down.
+"""torch.distributed inside the broker: every collective and message of a check is matched, computed and logged.
 
     rank                                          transport
       |-- start all_reduce of group "0", bytes ---->|  the k-th call of the group on this rank
       |   (computes)                                |  when every member has made its k-th: the result
-      |-- wait ------------------------------------>|  written down: started as number 17, waited for as 23
+      |-- wait ------------------------------------>|  logged: started as number 17, waited for as 23
       |<----------------------------------- result -|
 
-A rank gets a result by waiting for it and in no other way, so starts, waits and bytes are seen where no learner's code
-runs. Calls of a group are matched by their number, messages by sender, receiver and tag in the order in which they were
-sent. What does not fit together is refused in words that name both sides. A `send` is complete when a matching receive
-has started, as with gloo: a ring in which everybody sends first stands still, and is told so (`transport_waits`).
+A rank gets a result by waiting for it and in no other way, so starts, waits and bytes are seen outside of the learner's
+code. Calls of a group are matched by their number, messages by sender, receiver and tag in the order in which they were
+sent. Calls that do not fit together are refused in words that name both sides. A `send` is complete when a matching
+receive has started, as with gloo: a ring in which every rank sends first deadlocks, and is told so (`transport_waits`).
 
-No number that a rank sends is believed: a rank can wait for what it has started itself and for nothing else, its
+No number that a rank sends is believed: a rank can wait only for what it has started itself, its
 tensors must be those that its header names, and it holds a limited number of bytes here.
 """
 
@@ -50,7 +50,7 @@ class _Call:
 
 @dataclasses.dataclass
 class _Message:
-    """A send, or a receive, that has found no other side yet; ranks within the group, -1 for any source."""
+    """A send or a receive that has not been matched yet; ranks within the group, -1 for any source."""
 
     source: int
     target: int
@@ -83,7 +83,7 @@ class Transport:
     """A service of the broker.
 
     Args:
-        ranks: of the check.
+        ranks: number of ranks of the check.
         late: for each rank and trial the numbers that it gets one by one.
     """
 
@@ -121,8 +121,8 @@ class Transport:
         return {"entries": self._log.to_plain(), "unclaimed": unclaimed, "out_of_step": self._out_of_step()}
 
     def _out_of_step(self) -> str | None:
-        """What would hang the next program, or told a rank of another past all counts: a group that some have made, a
-        call that some have started, an error whose text names what the other side asked for."""
+        """What would hang the next program, or carried data past all counts: a group that only some ranks have made, a
+        call that only some have started, an error whose text names what the other side asked for."""
         if refused := self._refused or self._waits.deadlock:
             return f"a communication fails: {refused}"
         if self._forming:
@@ -180,7 +180,7 @@ class Transport:
     # -------------------------------------------------------------------------------------------------- starts
 
     def _start(self, rank: int, header: dict[str, Any], tensors: list[torch.Tensor]) -> list[Letter]:
-        """No answer is expected: what is wrong is said to the wait."""
+        """Start a call. There is no answer: errors are reported to the wait."""
         number = header["id"]
         if type(number) is not int or (rank, number) in self._things:
             raise DataError("a start needs a number of its own")
@@ -301,7 +301,8 @@ class Transport:
         return thing
 
     def _wait(self, rank: int, header: dict[str, Any], _: Any) -> list[Letter]:
-        """`quiet`: a future's thread asks, the program does not wait; `note`: it waits for what was collected so."""
+        """Wait for a call. `quiet`: a future's thread asks, the program does not wait; `note`: it waits for what was
+        collected so."""
         thing = self._thing(rank, header)
         if thing.entry is not None and not header.get("quiet"):
             self._log.wait(thing.entry, header.get("at"))
@@ -333,7 +334,7 @@ class Transport:
         return []
 
     def _late(self, rank: int, header: dict[str, Any], _: Any) -> list[Letter]:
-        """A number that the rank could not have before, so what is computed with it comes after this moment."""
+        """A number that the rank could not have before; computation with it comes after this moment."""
         index = whole(header["index"])
         number = self._late_numbers[rank][whole(header["trial"])][index]
         self._log.start(rank, "mark", (), header.get("at"), op=f"late {index}")
@@ -368,7 +369,7 @@ def _meet(one: _Message, other: _Message) -> bool:
 
 
 def _told(header: dict[str, Any], nbytes: int) -> tuple[torch.dtype, list[int]]:
-    """The dtype and shape of a receiver's buffer, if they are those of so many bytes; another rank may be told them."""
+    """The dtype and shape of a receiver's buffer, if they match its bytes; then another rank may be told them."""
     dtype, shape = DTYPES[str(header["dtype"])], [whole(n) for n in list(header["shape"])[:16]]
     if math.prod(shape) * dtype.itemsize != nbytes:
         raise DataError(f"a buffer of {nbytes} bytes that is not of its dtype and shape")

@@ -120,7 +120,7 @@ class BrokerGroup(dist.ProcessGroup):
     _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""
 
     abort = _wait_for_pending_works = shutdown
 

@@ -1,8 +1,8 @@
-"""What the process groups of one process share: the line to the judge's broker, and the moments of a trial.
+"""State that the process groups of one process share: the line to the judge's broker, and the moments of a trial.
 
-Each message says how many operations of torch this rank has done (`watch`), so that the broker can tell what was
-computed between two of them. `begin` opens a trial, `mark` gives a moment a place in the broker's order, `late` fetches
-a number of the inputs that leaves the judge only then, `finish` says that this rank has returned.
+Each message has the number of torch's operations that this rank has done (`watch`), so that the broker can tell what
+was computed between two of them. `begin` opens a trial, `mark` gives a moment a place in the broker's order, `late`
+fetches a number of the inputs that leaves the judge only then, `finish` says that this rank has returned.
 """
 
 from __future__ import annotations
@@ -42,17 +42,18 @@ class Link:
 
 
 def watch(position: Callable[[], int]) -> None:
-    """Send with each message how many operations of torch this rank has done."""
+    """Send with each message the number of torch's operations that this rank has done."""
     Link.position = staticmethod(position)
 
 
 def begin(trial: int, spoiled: Sequence[Tensor]) -> None:
-    """A trial begins. When its first wait does, these are overwritten with NaN: what needs them must come before."""
+    """Begin a trial. At its first wait these tensors are overwritten with NaN: work that needs them must come
+    before."""
     Link.trial, Link.spoiled = trial, [tensor for tensor in spoiled if tensor.is_floating_point()]
 
 
 def mark(name: str) -> None:
-    """Give a moment of this rank a place in the broker's order; nothing happens where there is no broker."""
+    """Give a moment of this rank a place in the broker's order; without a broker nothing happens."""
     if Link.line is not None:
         Link.tell("mark", name=name)
 

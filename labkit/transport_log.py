@@ -1,4 +1,4 @@
-"""What the broker writes down of every communication, and in which order."""
+"""The broker's log of every communication, in order."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class Entry:
     """One communication of one rank, or a mark that a check has set.
 
     Attributes:
-        rank: who.
+        rank: the rank.
         name: as in torch.distributed; `mark` for a mark.
         group: global ranks of its group.
         peer: the other rank of a send or receive, within the group; -1 otherwise.
-        op: how it reduces (`sum`); the text of a mark.
+        op: the reduction (`sum`); the text of a mark.
         sent, received: bytes.
-        started: number of the start in the order of all that all ranks did.
-        waited: number of the first wait for it in the same order; None when it was never waited for.
-        at, waited_at: how many operations of torch the rank says it had done then.
+        started: number of the start in the order of all events of all ranks.
+        waited: number of the first wait for it in the same order; None if it was never waited for.
+        at, waited_at: the number of torch's operations that the rank says it had done then.
     """
 
     rank: int
@@ -40,7 +40,7 @@ class Entry:
 
 
 class Log:
-    """Entries of all ranks; one counter for all that happens."""
+    """Entries of all ranks, with one counter for all events."""
 
     def __init__(self, ranks: int) -> None:
         self.entries: dict[int, list[Entry]] = {rank: [] for rank in range(ranks)}
@@ -48,10 +48,10 @@ class Log:
         self._last = dict.fromkeys(self.entries, 0)
 
     def start(self, rank: int, name: str, group: tuple[int, ...], at: Any, peer: int = -1, op: str = "") -> Entry:
-        """Write down that something starts now.
+        """Log a start.
 
         Raises:
-            DataError: the rank has done more than can be written down.
+            DataError: the rank has more entries than allowed.
         """
         if len(self.entries[rank]) >= MAX_ENTRIES:
             raise DataError(f"rank {rank} makes more than {MAX_ENTRIES} communications")
@@ -60,7 +60,7 @@ class Log:
         return entry
 
     def wait(self, entry: Entry, at: Any) -> None:
-        """Write down that the rank waits for it; only the first wait counts."""
+        """Log that the rank waits for it; only the first wait counts."""
         if entry.waited is None:
             entry.waited, entry.waited_at = self._next(), self._position(entry.rank, at)
 
@@ -69,7 +69,7 @@ class Log:
         return self._number - 1
 
     def _position(self, rank: int, at: Any) -> int:
-        """The rank's own count of its operations; it never goes back."""
+        """The rank's own count of its operations; it never decreases."""
         self._last[rank] = max(self._last[rank], at if type(at) is int and 0 <= at < 1 << 40 else 0)
         return self._last[rank]
 

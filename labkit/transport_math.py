@@ -1,4 +1,4 @@
-"""What a collective gives each rank, from what each rank gave: the arithmetic of `transport`, with no state.
+"""The arithmetic of collectives: what each rank gets, from what each rank gave. No state.
 
 Each rank's share of a collective is a `Part`. Its tensors are flat, one for each tensor of the call (the coalesced
 forms have several). A *unit* is what one rank has of one tensor: n numbers of a dtype.
@@ -197,7 +197,8 @@ def _exchanged(parts: Sequence[Part], ranks: Sequence[int]) -> list[Tensors]:
 
 
 def shown(dtype: torch.dtype, shape: Sequence[int]) -> str:
-    """A tensor in a message that another rank may read, with nothing in it that the sender could choose freely."""
+    """Dtype and shape of a tensor for a message that another rank may read, without anything that the sender could
+    choose."""
     return f"{_name(dtype)} {list(shape) if math.prod(shape) else [0]}"
 
 

@@ -1,7 +1,7 @@
-"""torch's key-value store, in the broker: what ranks of a check agree on before they can talk.
+"""torch's key-value store, in the broker, for ranks of a check before they have a process group.
 
-`Keys` is the judge's side, `BrokerStore` the learner's. A `get` or `wait` for a key that is not there is a wait like
-any other (`transport_waits`): it ends when the key comes, or when no rank is left that could set it.
+`Keys` is the judge's side, `BrokerStore` the learner's. A `get` or `wait` for a missing key is a wait like
+any other (`transport_waits`): it ends when the key is set, or when no rank is left that could set it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Keys:
         self._ranks, self._values, self._waiting = ranks, dict[str, bytes](), list[tuple[Thing, list[str], bool]]()
 
     def asked(self, rank: int, header: dict[str, Any], tensors: list[torch.Tensor]) -> Thing:
-        """What a question waits for; complete at once, unless it is for a key that is not there."""
+        """The `Thing` of a question; complete at once, unless it is for a missing key."""
         verb, names = str(header["verb"]), [str(name)[:_MAX_NAME] for name in header["names"]]
         values = [tensor.reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors]
         others = [r for r in range(self._ranks) if r != rank]
@@ -71,7 +71,7 @@ class Keys:
         return None
 
     def _look(self) -> None:
-        """Complete the waits whose keys are there."""
+        """Complete the waits whose keys exist."""
         for thing, names, wants_value in [*self._waiting]:
             if all(name in self._values for name in names):
                 thing.done = True

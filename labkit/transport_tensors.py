@@ -1,4 +1,4 @@
-"""What a process group does with tensors on the way to a message and back, and what it refuses in gloo's words."""
+"""Conversion of tensors to messages and back for a process group, and errors in gloo's words."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def root_of(opts: Any, more: dict[str, Any]) -> int:
 
 
 def as_it_lies(output: Tensor) -> Tensor:
-    """The memory of an output, in its order: gloo's all-to-all writes there and asks nobody for the strides."""
+    """The memory of an output, in its order: gloo's all-to-all writes there and ignores strides."""
     return output if output.is_contiguous() else output.detach().as_strided((output.numel(),), (1,))
 
 

@@ -1,10 +1,10 @@
-"""Who waits for what, and whether anything can still happen.
+"""The waits of all ranks, and whether any of them can still end.
 
-A `Thing` is what a rank can wait for. When every rank that lives is in a wait, and the broker has heard nothing for a
+A `Thing` is what a rank can wait for. When every live rank waits, and the broker has heard nothing for a
 second, no message can ever come: that is a deadlock, and each of them is told who waits for whom. A rank that computes,
-sleeps, or has a thread that is not in a wait is not waiting; it could still send.
+sleeps, or has a thread that does not wait is not waiting; it could still send.
 
-A rank that ended makes only those fail who wait for it.
+When a rank has ended, only waits that need it fail.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ QUIET_SECONDS = 1.0
 
 @dataclasses.dataclass
 class Thing:
-    """What a rank can wait for.
+    """Something a rank can wait for.
 
     Attributes:
-        rank: who may wait for it.
+        rank: the rank that may wait for it.
         what: "all_reduce of group [0, 1]".
         lacks: the ranks that must act before it is complete.
         any_of: one of them is enough.
-        entry: where the log says what it is.
+        entry: its entry in the log.
         done: it is complete; `tensors` are the result.
         error: why it never will be.
     """
@@ -58,14 +58,14 @@ class _Wait:
 
 
 class Waits:
-    """Those that wait now.
+    """The present waits.
 
     Args:
-        ranks: their number.
+        ranks: number of ranks.
         collected: called with a thing when its rank has got the result.
 
     Attributes:
-        deadlock: the first, in the words that every rank in it was told; or "".
+        deadlock: the first one, in the words that every rank in it was told; or "".
     """
 
     def __init__(self, ranks: int, collected: Callable[[Thing], None]) -> None:
@@ -80,13 +80,13 @@ class Waits:
         self._heard = time.monotonic()
 
     def add(self, thing: Thing, number: int, threads: int, seconds: float | None) -> list[Letter]:
-        """A rank waits; the answer, if there is one already."""
+        """Add a wait; returns its answer, if there is one already."""
         deadline = None if seconds is None else time.monotonic() + seconds
         self._waits.append(_Wait(thing, number, deadline, seconds or 0.0, threads))
         return self.settle()
 
     def settle(self) -> list[Letter]:
-        """Answers to all whose thing is complete, or never will be, now."""
+        """Answers to all waits whose thing is complete, or never will be, now."""
         now, letters, left = time.monotonic(), list[Letter](), list[_Wait]()
         for wait in self._waits:
             thing = wait.thing
@@ -116,7 +116,7 @@ class Waits:
         return f"{thing.what}: {', '.join(said)}"
 
     def gone(self, rank: int, word: str) -> list[Letter]:
-        """The rank takes part no longer; answers to those that this leaves without hope."""
+        """Note that the rank has ended; returns answers to waits that cannot end any more."""
         self._alive.discard(rank)
         self._ended.setdefault(rank, word)
         self._waits = [wait for wait in self._waits if wait.thing.rank != rank or word != "ended"]
@@ -140,7 +140,7 @@ class Waits:
 
 
 def _for(thing: Thing) -> str:
-    """Whom it waits for, where its name does not say so."""
+    """The ranks that it waits for, if its name does not say so."""
     if thing.entry is not None and thing.entry.name in ("send", "recv") and not thing.any_of:
         return ""
     lacks = sorted(set(thing.lacks()))

@@ -1,4 +1,4 @@
-"""Something that a rank has started: its result is with the judge's broker until the rank waits for it."""
+"""A communication that a rank has started: the judge's broker has its result until the rank waits for it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _LONG = datetime.timedelta(minutes=5)  # a timeout of so much is none
 
 
 class BrokerWork(Work):
-    """Something that was started.
+    """A started communication.
 
     Args:
-        number: of the message that started it.
-        outputs: where the result goes.
+        number: number of the message that started it.
+        outputs: tensors for the result.
         put: copies the tensors of the answer there.
     """
 

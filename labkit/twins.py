@@ -40,7 +40,7 @@ def norm(grads: Mapping[str, torch.Tensor]) -> float:
 
 
 def departing(grads: Mapping[str, torch.Tensor], serial: Mapping[str, torch.Tensor], share: float = 1e-3) -> list[str]:
-    """Parameters whose gradient is off by more than this share of its largest number; those that lack one, too."""
+    """Parameters whose gradient is off by more than this share of its largest number, or is missing."""
     return [
         name
         for name, want in serial.items()
@@ -63,7 +63,7 @@ def shards_of(parameter: torch.Tensor, mesh: Mesh, of: Callable[[torch.Tensor], 
 
 
 def equal_shards(model: nn.Module, mesh: Mesh, of: Callable[[torch.Tensor], torch.Tensor]) -> str:
-    """`9 of 9`: of how many matrices that are cut all ranks hold the same numbers."""
+    """`9 of 9`: for how many of the cut matrices all ranks hold the same numbers."""
     cut = [p for p in model.parameters() if p.dim() == 2 and layout_of(p).sharded]
     held = [shards_of(p, mesh, of) for p in cut]
     return f"{sum(all(torch.equal(each[0], other) for other in each) for each in held)} of {len(held)}"

@@ -1,7 +1,7 @@
-"""A kernel in which no lab is open yet, as after a restart: the notebook's words say which cell to run first.
+"""A kernel in which no lab is open yet, as after a restart: the magics say which cell to run first.
 
-`make lab` puts `ipython_startup.py` into the environment's `etc/ipython/startup`, where every kernel of it finds it.
-`%load_ext course` replaces these words by the real ones.
+`make lab` puts `ipython_startup.py` into the environment's `etc/ipython/startup`, from where every kernel runs it.
+`%load_ext course` replaces these magics by the real ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ CELLS = ("exercise", "needs", "torchrun", "ranks")
 
 
 def no_lab(*_: Any, **__: Any) -> None:
-    """Say so.
+    """Refuse.
 
     Raises:
         NotebookError: always.
@@ -24,7 +24,7 @@ def no_lab(*_: Any, **__: Any) -> None:
 
 
 def prepare(shell: Any) -> None:
-    """Give a fresh kernel the words."""
+    """Define the magics in a fresh kernel."""
     for name in FUNCTIONS:
         shell.user_ns.setdefault(name, no_lab)
     for name in CELLS:

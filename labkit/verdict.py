@@ -1,6 +1,6 @@
-"""What `check` answers: a mark, a small table, one thing to think about. The same text every time for the same code.
+"""The result of `check`: a mark, a small table, one thing to think about. The same text every time for the same code.
 
-The three states are told apart by shape and word, not by colour alone::
+The three states are distinguished by shape and word, not by colour alone::
 
     ○ ring_all_reduce   not done yet     0/5
 
@@ -11,9 +11,9 @@ The three states are told apart by shape and word, not by colour alone::
 
     ✔ ring_all_reduce   passed           5/5
 
-A note that several rows share is said once, the others name that row.
+A note that several rows share is printed once; the others name that row.
 
-Below the table stands what helps at this failure of the exercise (`Verdict.said`; `record` counts):
+Below the table is what helps at this failure of the exercise (`Verdict.said`; `record` counts):
 
 | failure          | the mistake is known      | it is not                                           |
 |------------------|---------------------------|-----------------------------------------------------|
@@ -21,7 +21,7 @@ Below the table stands what helps at this failure of the exercise (`Verdict.said
 | third and later  | that, and the hint        | the hint: the recipe                                |
 | not counted      | that, the idea, the hint  | the idea and the hint (grading, nbgrader)           |
 
-Beside errors alone the idea waits for the second failure: what the first needs is the error's own words.
+If there are only errors the idea waits for the second failure: the error's own words come first.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _CELL = 'style="text-align:left;vertical-align:top;padding:1px 10px 1px 0"'
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One case: what was tried, the points it gave and could give, and what went wrong, cleaned (`shown`)."""
+    """One case: what was tried, its points, and what went wrong, cleaned (`shown`)."""
 
     what: str
     points: int
@@ -64,14 +64,14 @@ class Verdict:
     Attributes:
         exercise: its name.
         state: `todo`, `wrong` or `passed`.
-        of: points it could give.
-        rows: one a case; none where it is not done.
+        of: its points.
+        rows: one a case; [] if it is not done.
         note: one line about the whole, e.g. an error that came before any case, cleaned.
-        mistake: what was done wrong, where that is known, cleaned.
+        mistake: the mistake, if it is known, cleaned.
         idea: of a wrong exercise, cleaned.
         hint: of a wrong exercise, cleaned.
-        attempt: how many different texts of the cell have failed since it last passed; 0 where this is not counted.
-        answered: whether there was an answer, which is wrong; False beside nothing but errors.
+        attempt: how many different texts of the cell have failed since it last passed; 0 if this is not counted.
+        answered: whether there was an answer, which is wrong; False if there were only errors.
     """
 
     exercise: str
@@ -106,7 +106,7 @@ class Verdict:
 
     @property
     def said(self) -> list[tuple[str, str]]:
-        """(label, text) of what stands below the table at this attempt."""
+        """(label, text) of the lines below the table at this attempt."""
         if self.state != "wrong":
             return []
         early = 0 < self.attempt < HINT_FROM
@@ -122,7 +122,7 @@ class Verdict:
 
     @property
     def _notes(self) -> list[str]:
-        """The notes of the rows that are shown, a text that several have only once."""
+        """The notes of the shown rows, equal ones once."""
         first: dict[str, str] = {}
         said = []
         for row in self._shown:
@@ -187,7 +187,8 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """What a lab's first cell shows: how far its learner is, what comes next, and perhaps a note of a line or two."""
+    """The output of a lab's first cell: how far the learner is, what comes next, and perhaps a note of a line or
+    two."""
 
     lab: str
     points: int

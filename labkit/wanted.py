@@ -1,7 +1,7 @@
-"""What a reference may return where more than one answer is right.
+"""Placeholders for a reference with more than one right answer.
 
 "zero3_sends_less_from": OneOf(36864.0, 36865)     # either
-{"loss": loss, "dz": ANYTHING}                     # in a `Mistake`: the loss is right, whatever dz is
+{"loss": loss, "dz": ANYTHING}                     # in a `Mistake`: the loss is right, dz is arbitrary
 """
 
 from __future__ import annotations

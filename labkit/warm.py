@@ -1,4 +1,4 @@
-"""What `%%ranks` runs on each warm rank: the cell, as a script that knows `rank`, `world` and `report`."""
+"""Runs a cell of `%%ranks` on a warm rank, as a script with `rank`, `world` and `report`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from minimegatron.errors import DeadlineError, MinimegatronError
 
 
 def run_cell(rank: int, world: int, script: str) -> Any:
-    """Execute a saved cell; what it gave to `report` last, or None."""
+    """Execute a saved cell; returns the last value given to `report`, or None."""
     path = Path(script)
     reported: list[Any] = []
     namespace = {"__name__": "__main__", "__file__": script, "rank": rank, "world": world, "report": reported.append}
@@ -21,7 +21,7 @@ def run_cell(rank: int, world: int, script: str) -> Any:
 
 
 def explain(error: MinimegatronError, script: Path) -> str:
-    """A failure of warm ranks in the words that `%%torchrun` has for it."""
+    """A failure of warm ranks in the words of `%%torchrun`."""
     what = re.sub(r"^(ranks? [\d, -]+) raised ", r"FAILED on \1: ", error.what).replace(run_cell.__name__, "the cell")
     where = re.sub(rf"{re.escape(script.name)}:(\d+) in [^:]+: ", r"line \1 of this cell: ", error.where)
     if error.where.startswith("in the middle of "):  # ranks that went without an exception

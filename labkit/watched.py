@@ -1,14 +1,15 @@
-"""What code does in a notebook's own ranks, for its pictures: memory that autograd keeps, products and sums on a clock.
+"""Records what code does in a notebook's own ranks, for pictures: memory that autograd keeps, products and sums over
+time.
 
-| function      | says                                                                                    |
+| function      | records                                                                                 |
 |---------------|-----------------------------------------------------------------------------------------|
-| `group_calls` | sends and all-reduces, whichever function of `torch.distributed` a program calls        |
-| `kept_sizes`  | bytes of each tensor that autograd keeps for the backward pass, parameters not counted  |
-| `best_of`     | of several ways to do one thing the events of each one's fastest run                    |
+| `group_calls` | sends and all-reduces, by any function of `torch.distributed`                           |
+| `kept_sizes`  | bytes of each tensor that autograd keeps for the backward pass, without parameters      |
+| `best_of`     | the events of each way's fastest run, for several ways to do one thing                  |
 | `travels`     | each gather and reduce-scatter, from its start to the end of the wait for it            |
 
 The machine has other work, so the fastest of several runs counts; runs of different ways alternate, so that a slow
-moment meets all of them.
+moment affects all of them.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ class Call:
 
     Attributes:
         name: `send` or `all_reduce`.
-        nbytes: of the tensor.
-        to: of a send, the receiver's place in the group; else -1.
-        first: the tensor's first number when it was sent; nan of an empty one.
+        nbytes: bytes of the tensor.
+        to: for a send, the receiver's place in the group; else -1.
+        first: the tensor's first number when it was sent; nan for an empty one.
         start: seconds on this machine's monotonic clock.
-        end: the same, when an all-reduce was done; of a send, when it had been handed over.
+        end: end of an all-reduce; for a send, the time at which it had been handed over.
     """
 
     name: str
@@ -108,7 +109,7 @@ def _call(name: str, tensor: torch.Tensor, to: int) -> Call:
 
 
 class Products(TorchDispatchMode):
-    """Every matrix product is an event, called by the number of elements of its result: `{1024: "dx"}`."""
+    """Makes every matrix product an event, named by the number of elements of its result: `{1024: "dx"}`."""
 
     def __init__(self, names: Mapping[int, str]) -> None:
         super().__init__()
@@ -123,7 +124,7 @@ class Products(TorchDispatchMode):
 
 
 def watched(way: Callable[..., Any], inputs: Sequence[Any], rank: int, names: Mapping[int, str], travels: str) -> Run:
-    """The products of one call, and how long each of its all-reduces was under way, called `travels`."""
+    """The products of one call, and its all-reduces from start to end as events named `travels`."""
     real, under_way = dist.all_reduce, list[tuple[float, float]]()
 
     def all_reduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -152,9 +153,9 @@ def best_of(
     travels: str,
     runs: int = 5,
 ) -> dict[str, Run]:
-    """Each way's fastest run, the same run on all ranks: fast is what ends early on the rank where it ends last.
+    """Each way's fastest run, the same run on all ranks: the one that ends first on the rank where it ends last.
 
-    Every rank of the world calls this. The ways alternate, and what is timed has been run once before.
+    Every rank of the world calls this. The ways alternate, and each has run once before it is timed.
     """
     for way in ways.values():
         watched(way, inputs, rank, names, travels)
@@ -185,9 +186,9 @@ def travels(rank: int, axis: str, waits: bool = False) -> Iterator[Run]:
     """In the block every gather and reduce-scatter becomes an event when it has been waited for, however it was called.
 
     Args:
-        rank: of this process.
-        axis: what the events say.
-        waits: the time that the rank stands in a wait is an event, too, of kind `wait`.
+        rank: this process's rank.
+        axis: axis of the events.
+        waits: also make the time that the rank waits an event, of kind `wait`.
     """
     events: Run = []
 
@@ -234,7 +235,7 @@ class _Travelling:
 
 
 class _Functional(TorchDispatchMode):
-    """Functional collectives pass no method of a process group; their operators are seen here."""
+    """Sees functional collectives by their operators: they call no method of a process group."""
 
     def __init__(self, arrived: Callable[[str, float, float], None]) -> None:
         super().__init__()

@@ -26,10 +26,12 @@ from minimegatron.errors import ConfigError
 
 
 class Workspace:
-    """Args:
-    lab: name of the lab.
-    root: the notebook's folder.
-    course: digest of the lab's checks, see `record.course_digest`.
+    """The files of one notebook.
+
+    Args:
+        lab: name of the lab.
+        root: the notebook's folder.
+        course: digest of the lab's checks, see `record.course_digest`.
     """
 
     def __init__(self, lab: str, root: Path, course: str = "") -> None:
@@ -44,7 +46,7 @@ class Workspace:
         self.record = Record(self.folder, course)
 
     def enter(self) -> None:
-        """Let `import` find the exercises and scripts of this lab, and none of another lab's."""
+        """Put the exercises and scripts of this lab, and of no other, on the import path."""
         sys.path[:] = [entry for entry in sys.path if Path(entry).parent.name != ".work"]
         sys.path.insert(0, str(self.folder))
         for name, module in list(sys.modules.items()):
@@ -93,11 +95,11 @@ class Workspace:
         return {path.stem: path.read_text() for path in sorted((self.folder / "exercises").glob("*.py"))}
 
     def begun(self, name: str) -> bool:
-        """Whether a saved exercise is more than what a learner finds in its cell."""
+        """Whether a saved exercise is more than the stub."""
         return f'("{STUB}")' not in self.saved(name).read_text()
 
     def saved(self, name: str) -> Path:
-        """Where an exercise is kept."""
+        """The path of a saved exercise."""
         return self.folder / "exercises" / f"{name}.py"
 
     def define(self, path: Path) -> types.ModuleType:
@@ -138,6 +140,6 @@ def _lies_in_work(module: types.ModuleType) -> bool:
 
 
 def _forget_compiled(path: Path) -> None:
-    """Python would take it for this text's: same second, same number of bytes."""
+    """Remove the compiled form: Python would use it for a new text of the same second and size."""
     for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
         compiled.unlink(missing_ok=True)

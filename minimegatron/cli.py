@@ -93,7 +93,7 @@ def run(name: str, argv: list[str]) -> int:
 
 
 def _reader_is_gone() -> bool:
-    """Whether nobody reads the output any more, as after `| head`; nothing is written to it from then on."""
+    """Whether the reader of the output has gone, as after `| head`; from then on nothing is written to it."""
     output = sys.stdout.fileno()
     asked = select.poll()
     asked.register(output, 0)

@@ -1,23 +1,23 @@
-"""A recording of what a GPU is told to do: warmed up, recorded once, played as often as one likes.
+"""Recording and replay of CUDA graphs: warmed up, recorded once, replayed any number of times.
 
 The problem in a sentence: where kernels are shorter than the time that Python takes to launch them, the GPU waits for
 Python.
 
-A CUDA graph is a recording of kernels with the addresses that they read and write; to play it costs one launch. Who
-wants to be recorded therefore reads its inputs from tensors that stay where they are, writes its results to places
-that stay where they are, and lets no number come to the host in between:
+A CUDA graph is a recording of kernels with the addresses that they read and write; replaying it costs one launch. A
+function that is recorded therefore reads its inputs from tensors with fixed addresses, writes its results to fixed
+addresses, and copies no number to the host in between:
 
     call 1 ... w       run as always, on a stream of their own (allocations settle, libraries choose)
-    call w + 1         recorded, which computes nothing, then played
-    later              played
+    call w + 1         recorded, which computes nothing, then replayed
+    later              replayed
 
-`Recorder` is all that a recording needs of CUDA. Tests give another one, which plays by running again, refuses whatever
-makes a host wait, and compares every address with those of the recording (`tests/recorder.py`).
+`Recorder` is the interface to CUDA. Tests have another one, which replays by running again, refuses whatever makes a
+host wait, and compares every address with those of the recording (`tests/recorder.py`).
 
 | recorded                  | by                     |
 |---------------------------|------------------------|
 | the passes of a step      | `training/graphs.py`   |
-| the decoding of one token | `inference/runner.py`    |
+| the decoding of one token | `inference/runner.py`  |
 
 Megatron-LM: `megatron/core/full_cuda_graph.py`, `transformer/cuda_graphs.py`.
 """
@@ -35,19 +35,19 @@ Result = TypeVar("Result")
 
 
 class Recorder(Protocol):
-    """What records and plays a function of no arguments that only touches tensors at fixed places."""
+    """Records and replays a function of no arguments that only uses tensors at fixed addresses."""
 
     def warm(self, run: Callable[[], Result]) -> Result:
-        """Run it as it will be recorded, but for real."""
+        """Run the function as it will be recorded, without recording."""
         ...
 
     def record(self, run: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
-        """The places of its results, and what plays it."""
+        """(The result, at its fixed addresses, a function that replays)."""
         ...
 
 
 class CudaRecorder:
-    """CUDA graphs.
+    """A recorder of CUDA graphs.
 
     Args:
         device: the GPU.
@@ -78,11 +78,11 @@ class CudaRecorder:
 
 
 class Recorded(Generic[Result]):
-    """A function that is warmed up, recorded, and from then on played.
+    """A function that is warmed up, recorded, and from then on replayed.
 
     Args:
         warmup: calls before the recording.
-        recorder: what records.
+        recorder: records and replays.
     """
 
     def __init__(self, warmup: int, recorder: Recorder) -> None:
@@ -90,9 +90,10 @@ class Recorded(Generic[Result]):
         self._played: tuple[Result, Callable[[], None]] | None = None
 
     def __call__(self, run: Callable[[], Result]) -> Result:
-        """Do what `run` does. Once it has been recorded, `run` is not called: its result has the recording's places.
+        """Do what `run` does. Once it has been recorded, `run` is not called, and the result has the recording's
+        addresses.
 
-        Those are written again by the next call; who wants to keep a result clones it.
+        The next call overwrites them; clone a result to keep it.
         """
         if self._left > 0:
             self._left -= 1

@@ -85,7 +85,7 @@ class RankError(MinimegatronError):
     """A rank raised, died or disagreed with its peers.
 
     Attributes:
-        of_another: another rank has failed and told this one; that rank's error is the one to read.
+        of_another: another rank has failed and told this one; the error of that rank has the cause.
     """
 
     exit_code = 5
@@ -99,7 +99,8 @@ class NumericsError(MinimegatronError):
 
 
 class BadStep(NumericsError):
-    """The numbers of a training step are not to be trusted: raised on all ranks together, before anything moved."""
+    """The loss or gradient of a training step must not be used: raised on all ranks together, before anything was
+    updated."""
 
 
 class DeadlineError(MinimegatronError):
@@ -109,7 +110,7 @@ class DeadlineError(MinimegatronError):
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
-    """The nearest of `candidates` as a sentence ("did you mean `lr`?"), or "" when nothing is near."""
+    """The nearest of `candidates` as a sentence ("did you mean `lr`?"), or "" if none is near."""
     near = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.65)
     return f"did you mean `{near[0]}`?" if near else ""
 

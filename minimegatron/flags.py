@@ -1,4 +1,4 @@
-"""The parser of every command: a mistake on a command line is an error like all others, and not a page of usage."""
+"""The parser of every command: a mistake on a command line is an error like all others, not a page of usage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LONGEST = 160  # letters of a usage that is short enough to be the fix
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's, whose errors are `ConfigError`: what was wrong, and the usage, or how to see it."""
+    """An `ArgumentParser` that raises `ConfigError`: what was wrong, and the usage, or how to see it."""
 
     def error(self, message: str) -> NoReturn:
         usage = " ".join(self.format_usage().removeprefix("usage: ").split())

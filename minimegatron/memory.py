@@ -50,8 +50,8 @@ class Sample:
     Attributes:
         seconds: since the tracker began.
         owners: {owner: bytes}.
-        where: the innermost `phase` at that moment, and what else `Tracker.tell` has said.
-        operation: torch's, during which the memory changed.
+        where: the innermost `phase` at that moment, and the last name given to `Tracker.tell`.
+        operation: torch's operation during which the memory changed.
     """
 
     seconds: float
@@ -65,7 +65,7 @@ class Sample:
 
 
 class Tracker(TorchDispatchMode):
-    """In the block, counts what is alive.
+    """In the block, counts the bytes that are alive.
 
     Args:
         of: {owner: tensors} that are alive already.
@@ -89,7 +89,7 @@ class Tracker(TorchDispatchMode):
 
     @property
     def peak(self) -> Sample:
-        """The first moment at which most was alive."""
+        """The first moment with the most bytes alive."""
         return max(self.samples, key=lambda sample: sample.total)
 
     def see(self, tensor: torch.Tensor, owner: str = "") -> None:
@@ -109,13 +109,13 @@ class Tracker(TorchDispatchMode):
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """What the step is doing in the block, for `Sample.where`."""
+        """Name the phase of the step in the block, for `Sample.where`."""
         self._where.append(name)
         yield
         self._where.pop()
 
     def tell(self, where: str) -> None:
-        """What is running inside of the phase from now on: a layer, say."""
+        """Name what runs inside of the phase from now on, e.g. a layer."""
         self._told = where
 
     def __enter__(self) -> Tracker:
@@ -148,7 +148,7 @@ class Tracker(TorchDispatchMode):
         return result
 
     def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Autograd saves a tensor: what has no owner yet is an activation."""
+        """Autograd saves a tensor: if it has no owner yet, it is an activation."""
         known = self._live.get(tensor.untyped_storage()._cdata)
         if known is None or known[2] == WORKSPACE:
             self.see(tensor, ACTIVATIONS)
@@ -184,7 +184,7 @@ def _seen(tracker: Tracker, resize: Any) -> Any:
 
 
 def owned(tensor: torch.Tensor, owner: str) -> torch.Tensor:
-    """The tensor, known under this owner to every tracker that is at work."""
+    """The tensor, assigned to this owner in every active tracker."""
     for tracker in _trackers:
         tracker.see(tensor, owner)
     return tensor

@@ -1,7 +1,7 @@
 """Events with a rank, a name, a start and an end: the one record behind every picture and every count.
 
-Anything may emit; only `viz/` draws. The planner's simulator emits the same events, so a predicted and a measured
-timeline share one picture. Without a listener nothing is recorded, at almost no cost::
+Any code may emit events; only `viz/` draws. The planner's simulator emits the same events, so a predicted and a
+measured timeline share one picture. Without a listener nothing is recorded, at almost no cost::
 
     with trace.record(rank=0) as log:
         model(x).sum().backward()
@@ -10,7 +10,7 @@ timeline share one picture. Without a listener nothing is recorded, at almost no
 
 Convention for `nbytes` of a collective: the bytes of the *larger* of input and output on one rank, i.e. the size `n`
 in the textbook costs `all_reduce = 2 n (N-1)/N`, `all_gather = reduce_scatter = all_to_all = n (N-1)/N`.
-`Event.wire_bytes` applies that factor (elements a rank sends with a ring).
+`Event.wire_bytes` applies that factor (bytes a rank sends with a ring).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _ranges: list[Callable[[str], AbstractContextManager[Any]]] = []
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """One thing that happened on one rank.
+    """Something that happened on one rank.
 
     Attributes:
-        name: what, e.g. `all_reduce`, `forward`, `F`.
+        name: e.g. `all_reduce`, `forward`, `F`.
         kind: `comm`, `compute`, `wait`, `memory`, `mark`, or `unit` (`parallel/data/units`).
         rank: global rank.
         start, end: seconds on this machine's monotonic clock; equal for an instant.
@@ -59,7 +59,7 @@ class Event:
 
     @property
     def wire_bytes(self) -> float:
-        """Bytes this rank sends: of a message all, of a collective what it sends if that runs as a ring."""
+        """Bytes this rank sends: all of a message; for a collective the bytes that it sends in a ring."""
         if self.name in ("send", "recv", "ring_shift"):
             return float(0 if self.name == "recv" else self.nbytes)
         share = (self.size - 1) / self.size
@@ -124,7 +124,7 @@ def silence() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ranges(of: Callable[[str], AbstractContextManager[Any]]) -> Iterator[None]:
-    """In the block every span is also the range `of(name)`, as profilers have them."""
+    """In the block every span is also a range `of(name)`, as profilers have them."""
     _ranges.append(of)
     try:
         yield

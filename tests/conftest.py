@@ -20,10 +20,12 @@ if TYPE_CHECKING:  # at run time inside functions: the controller of xdist, whic
 
     from labkit.ranks.pool import WarmPool
     from tests import twin
+    from tests.calls import ComparedRanks
 
 # No test measures time: an example may take as long as the machine is busy.
-hypothesis.settings.register_profile("untimed", deadline=None)
-hypothesis.settings.load_profile("untimed")
+hypothesis.settings.register_profile("ordinary", deadline=None, max_examples=50)
+hypothesis.settings.register_profile("thorough", deadline=None)
+hypothesis.settings.load_profile("ordinary")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,6 +36,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="at how many random moments each fault of tests/faults strikes, and with how many seeds a notebook runs",
     )
     parser.addoption("--thorough", action="store_true", help="also what is marked `thorough`: whole matrices")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--thorough"):
+        hypothesis.settings.load_profile("thorough")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -50,7 +57,7 @@ def pytest_collection_finish() -> None:
     from labkit.ranks.pool import this_process
 
     theirs = ("pytest", "hypothesis", "transformers", "tests.twin", "tests.mock_data", "tests.recorder")
-    this_process().preload = tuple(name for name in theirs if name in sys.modules)
+    this_process().preload = ("tests.calls", *(name for name in theirs if name in sys.modules))
 
 
 @pytest.fixture(scope="session")
@@ -66,23 +73,28 @@ def docs_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def ranks() -> Callable[..., WarmPool]:
+def ranks() -> Callable[[int], ComparedRanks]:
     """`ranks(4).run(fn, *args, timeout=20)` runs `fn(rank, world, *args)` on warm ranks and returns a list by rank.
 
-    Collectives of the package are compared between the ranks; `ranks(4, fingerprints=False)` does without, for tests
-    that count every call.
+    Collectives of the package are compared between the ranks when the job is over (see `calls`).
     """
 
     from labkit.ranks.pool import shared_pool
+    from tests.calls import ComparedRanks
 
-    def pool(nranks: int, *, fingerprints: bool = True) -> WarmPool:
-        return shared_pool(nranks, fingerprints=fingerprints)
-
-    return pool
+    return lambda nranks: ComparedRanks(shared_pool(nranks))
 
 
 @pytest.fixture(scope="session")
-def assert_same_as_serial(ranks: Callable[..., WarmPool]) -> Callable[..., None]:
+def pools() -> Callable[..., WarmPool]:
+    """The pools themselves; `pools(4, fingerprints=True)` compares each collective before it is called."""
+    from labkit.ranks.pool import shared_pool
+
+    return shared_pool
+
+
+@pytest.fixture(scope="session")
+def assert_same_as_serial(ranks: Callable[[int], ComparedRanks]) -> Callable[..., None]:
     """`assert_same_as_serial(case, dp=2)`: the case's layout, on dp replicas, is the same as one process.
 
     Every gradient, the loss, the gradient norm; replicas bit for bit; and shards that should differ do (see `twin`).
@@ -116,11 +128,10 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 def _possessions() -> set[str]:
-    from labkit.ranks.pool import this_process
+    from labkit.ranks.fork_server import trunks
     from minimegatron.launch import procs
 
-    server = this_process().server
-    stay = {server.process.pid} if server else set()
+    stay = {trunk.process.pid for trunk in trunks()}
     found = {f"process {pid}" for pid in procs.children(os.getpid()) if pid not in stay}
     found |= {f"thread {t.name}" for t in threading.enumerate() if not t.name.startswith("tqdm")}
     found |= {f"/dev/shm/{name}" for name in _entries("/dev/shm") if f"_{os.getpid()}_" in name}

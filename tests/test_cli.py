@@ -142,6 +142,7 @@ FOREIGN = {
     "nvcc, nvidia-smi": "cudart version query-gpu format",
     "Megatron-LM": "check-for-spiky-loss dist-ckpt-optim-fully-reshardable split-sentences megatron-path "
     "target-pipeline-parallel-size target-expert-parallel-size",
+    "transformers": "dtype",
     "scripts of our own": "constraints pulse stamp steps text write",
 }
 FOLDERS = {"minimegatron": "*.py", "docs": "*.md", "examples": "*", ".": "README.md"}
@@ -154,6 +155,9 @@ def test_every_flag_that_is_named_is_one_that_a_command_takes(capsys):
             main([name, *filter(None, [action]), "--help"])
         known |= set(re.findall(r"--[A-Za-z][\w-]*", capsys.readouterr().out))
     root, named = Path(minimegatron.__file__).parents[1], {}
+    with contextlib.suppress(SystemExit):
+        main(["grade", "folder", "--capstone", "04", "--help"])
+    known |= set(re.findall(r"--[A-Za-z][\w-]*", capsys.readouterr().out))
     for folder, pattern in FOLDERS.items():
         for path in root.joinpath(folder).glob(pattern if folder == "." else f"**/{pattern}"):
             if path.is_file() and "__pycache__" not in path.parts:

@@ -191,6 +191,13 @@ def test_the_scanner_leaves_other_calls_alone(source: str) -> None:
     assert not list(waits(ast.parse(source), [source]))
 
 
+def test_no_process_group_is_made_with_device_id() -> None:
+    """It would have one communicator, which deadlocks (`tests/parallel/pipeline/test_nccl_order.py`)."""
+    for name, (tree, _) in trees().items():
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        assert not [call.lineno for call in calls for word in call.keywords if word.arg == "device_id"], name
+
+
 def test_nothing_that_is_loaded_is_trusted() -> None:
     """torch.load reads weights only, unless it is told otherwise; the rest of the rule is ruff's."""
     trusting = re.compile(r"weights_only=False|allow_pickle=True|trust_remote_code=True")

@@ -788,9 +788,9 @@ display(waterfall(losses(four.time), work=four.time.model_flops / 1024, title="L
 # ### Published runs
 #
 # The folded cell plans 30 runs whose layouts and speeds were published: all rows of four tables. What was fitted to them?
-# Of an A100 the two rates of products and of memory, to the two 22B rows of 2205.05198. Of an H100 the same two, to the
-# 1.7B and the 16B row of Megatron's README. Attention's rate is that of measured kernels, links are assumed. So 26 rows are
-# predictions, and of two tables no row was used at all.
+# Of an A100 the two rates of products and of memory, to the four rows of 22B and 1T in 2205.05198. Of an H100 the same
+# two, to the 1.7B and the 16B row of Megatron's README. Attention's rate is that of measured kernels, links are assumed.
+# So 24 rows are predictions, and of two tables no row was used at all.
 #
 # Each table is compared in its own convention. Papers before 2023, and Megatron's counter until March 2025 (so the
 # README of July 2024, too), count the whole square of attention; for Llama 3 the half is taken. What a table does not say
@@ -1108,4 +1108,4 @@ progress()
 # al. 2022, Reducing activation recomputation in large transformer models (arXiv 2205.05198); Rajbhandari et al. 2020,
 # ZeRO (arXiv 1910.02054).
 #
-# Labs 09 to 11 are still to come: training end to end, inference, post-training.
+# Labs 09 and 11 are still to come: training end to end, post-training.

@@ -26,12 +26,12 @@ def region_map(
     layouts: Mapping[str, Sequence[Sequence[Box]]],
     wanted: tuple[str, Sequence[Box]] | None = None,
 ) -> Picture:
-    """One panel for each layout.
+    """Draw one panel for each layout.
 
     Args:
         shape: rows and columns of the tensor.
         layouts: {title: the boxes of each rank}.
-        wanted: (what the legend says, boxes) of a dashed line over every panel.
+        wanted: (text of the legend, boxes) of a dashed line over every panel.
 
     Raises:
         ConfigError: nothing to draw, or a box that is not inside the tensor.
@@ -82,10 +82,10 @@ Step = tuple[str, Set[str], Set[str]]  # what was done; what is found when the p
 
 
 def crash_map(saves: Mapping[str, Sequence[Step]]) -> Picture:
-    """One panel for each way to save.
+    """Draw one panel for each way to save.
 
     Raises:
-        ConfigError: nothing to draw, or a fate that is no row.
+        ConfigError: nothing to draw, or an outcome that is no row.
     """
     if not saves or not all(saves.values()):
         raise ConfigError("no save to draw", fix="give at least one, with its changes")

@@ -36,12 +36,12 @@ from minimegatron.viz.picture import (
 
 
 def pairs_of(held: Sequence[Sequence[int]]) -> list[int]:
-    """Visible pairs of each rank's queries, a token seeing itself and all before it."""
+    """The number of visible pairs of each rank's queries; a token sees itself and all tokens before it."""
     return [sum(i + 1 for i in tokens) for tokens in held]
 
 
 def causal_map(cuts: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
-    """A triangle for each cut of a sequence.
+    """Draw a triangle for each cut of a sequence.
 
     Args:
         cuts: {title: for each rank the places of its tokens}.
@@ -65,14 +65,14 @@ def causal_map(cuts: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
 
 
 def heads_for_tokens(heads: int, held: Sequence[Sequence[int]]) -> Figure:
-    """Heads and chunks of a sequence before an all-to-all, as they arrive, and in the order of the sequence.
+    """Draw heads and chunks of a sequence before an all-to-all, as they arrive, and in the order of the sequence.
 
     Args:
-        heads: of the layer, as many for each rank.
+        heads: of the layer; each rank has the same number.
         held: for each rank the numbers of its chunks, in the order in which it holds them.
 
     Raises:
-        ConfigError: heads that the ranks cannot share, or ranks that do not hold each chunk exactly once.
+        ConfigError: heads that do not divide by the ranks, or ranks that do not hold each chunk exactly once.
     """
     size, arrived = len(held), [chunk for of in held for chunk in of]
     if not arrived or heads < 1 or heads % size or sorted(arrived) != list(range(len(arrived))):
@@ -106,7 +106,7 @@ def heads_for_tokens(heads: int, held: Sequence[Sequence[int]]) -> Figure:
 
 
 def _heads_by_chunks(axes: Axes, heads: int, chunks: Sequence[int], owner: Mapping[int, int]) -> None:
-    """A box for each chunk of each head, in the colour of the rank that had it first."""
+    """Draw a box for each chunk of each head, in the colour of the rank that had it first."""
     palette = rank_colours(max(owner.values()) + 1)
     for head in range(heads):
         axes.text(-0.2, head + 0.5, f"head {head}", ha="right", va="center", fontsize=8)
@@ -152,7 +152,7 @@ WIDE, LABEL, START, END = 4.6, 3.6, 1.3, 3.4  # widths of a block's column, of t
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One block of keys.
+    """The state after one block of keys.
 
     Attributes:
         weights: e^S of its keys.
@@ -203,7 +203,7 @@ def steps_of(weights: Sequence[int], values: Sequence[int], block: int) -> list[
 
 
 def running_softmax(weights: Sequence[int], values: Sequence[int], block: int) -> Figure:
-    """The table of `steps_of` from the start (m = -∞) to the end, out = O / l and lse = m + ln l.
+    """Draw the table of `steps_of` from the start (m = -∞) to the end, out = O / l and lse = m + ln l.
 
     Raises:
         ConfigError: as `steps_of`.
@@ -267,13 +267,14 @@ GAP = 1.45  # from a cell to the next, in widths of a cell
 
 
 def seen(queries: Sequence[int], keys: Sequence[int]) -> str:
-    """Which of these pairs a causal mask lets through: all (`full`), some (`half`), none (`hidden`)."""
+    """Which of these pairs are visible under a causal mask: all (`full`), some (`half`), none (`hidden`)."""
     pairs = sum(j <= i for i in queries for j in keys)
     return FULL if pairs == len(queries) * len(keys) else PART if pairs else NONE
 
 
 def quarters(held: Sequence[Sequence[int]], rank: int, step: int) -> list[list[str]]:
-    """`seen` of the early and the late half of a rank's queries against both halves of the block that it has."""
+    """`seen` for the early and the late half of a rank's queries with both halves of the block that it has at a
+    step."""
     queries, keys = halves(held[rank]), halves(held[(rank - step) % len(held)])
     return [[seen(rows, columns) for columns in keys] for rows in queries]
 
@@ -283,7 +284,7 @@ def halves(places: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
 
 
 def ring_steps(cuts: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
-    """A panel for each cut: ranks below each other, steps from left to right.
+    """Draw a panel for each cut, with a row for each rank and a column for each step.
 
     Args:
         cuts: {title: for each rank the places of its tokens, ascending}.

@@ -20,7 +20,7 @@ ROW = 1.5  # height of a row, in boxes
 
 
 def boxes_filled(need: Mapping[str, float], box: float, *, title: str = "") -> Figure:
-    """A row of GPUs for each entry, filled from the left, with their number.
+    """Draw a row of GPUs for each entry, filled from the left, with their number.
 
     Args:
         need: {name: GB}, drawn from the top in this order.
@@ -67,17 +67,17 @@ def against_ranks(
     ylabel: str = "",
     title: str = "",
 ) -> Figure:
-    """A curve for each formula, named at its right end, and a dot for each number that was counted.
+    """Draw a curve for each formula, named at its right end, and a dot for each counted number.
 
     Args:
-        formulas: {name: cost of so many ranks}.
+        formulas: {name: the cost as a function of the number of ranks}.
         counted: {name: {ranks: cost}}; names are those of `formulas`, or some of them.
         ranks: where the curves are computed.
         ylabel: what is counted.
         title: above the picture.
 
     Raises:
-        ConfigError: no formula, or something was counted that has none.
+        ConfigError: no formula, or counted numbers without a formula.
     """
     if not formulas:
         raise ConfigError("no formula to draw", fix="give at least one")

@@ -59,17 +59,17 @@ ADAM = {"weights": 2, "gradients": 2, "optimizer state": 12}
 
 
 def bytes_per_parameter(stage: int, ranks: int, of: Mapping[str, int] = ADAM) -> Fraction:
-    """What a rank keeps for each parameter of the model: 4 + 12/D bytes in stage 1."""
+    """The bytes that a rank keeps for each parameter of the model: 4 + 12/D in stage 1."""
     return sum((Fraction(n, ranks if stage >= SHARED_FROM[kind] else 1) for kind, n in of.items()), Fraction(0))
 
 
 def stage_grid(ranks: int = 4, of: Mapping[str, int] = ADAM, *, formulas: bool = True) -> Picture:
-    """Stages 0 to 3 from the top, ranks from the left.
+    """Draw stages 0 to 3 from the top, ranks from the left.
 
     Args:
-        ranks: D, over which states are shared out.
+        ranks: D, over which states are sharded.
         of: {weights, gradients, optimizer state: bytes of a parameter}.
-        formulas: beside each stage its bytes; without them the areas speak.
+        formulas: write the bytes beside each stage.
 
     Raises:
         ConfigError: fewer than two ranks, or an unknown kind.
@@ -97,7 +97,7 @@ def stage_grid(ranks: int = 4, of: Mapping[str, int] = ADAM, *, formulas: bool =
 
 
 def _cell(axes: Axes, stage: int, rank: int, ranks: int, of: Mapping[str, int], colour: str) -> None:
-    """What one rank keeps in one stage."""
+    """Draw what one rank keeps in one stage."""
     top, most = 0.0, sum(of.values())
     for kind, height in of.items():
         if stage >= SHARED_FROM[kind]:
@@ -115,7 +115,7 @@ def _cell(axes: Axes, stage: int, rank: int, ranks: int, of: Mapping[str, int], 
 
 
 def _bytes(axes: Axes, stage: int, ranks: int, of: Mapping[str, int]) -> None:
-    """Formula and number at the right of a row."""
+    """Write formula and number at the right of a row."""
     kept = float(bytes_per_parameter(stage, ranks, of))
     axes.text(0.0, 0.62, _formula(stage, of), va="center", fontsize=9)
     axes.text(0.0, 0.32, f"D = {ranks}: {kept:.4g} bytes a parameter", va="center", fontsize=9)
@@ -123,7 +123,7 @@ def _bytes(axes: Axes, stage: int, ranks: int, of: Mapping[str, int]) -> None:
 
 
 def _kinds(axes: Axes, of: Mapping[str, int]) -> None:
-    """What each stretch from top to bottom is, at the left of a row."""
+    """Name the kinds of state from top to bottom, at the left of a row."""
     top = 0.0
     for kind, height in of.items():
         axes.text(-0.04, top + height / 2, f"{kind}: {height}", ha="right", va="center", fontsize=7)
@@ -131,7 +131,7 @@ def _kinds(axes: Axes, of: Mapping[str, int]) -> None:
 
 
 def _formula(stage: int, of: Mapping[str, int]) -> str:
-    """`4Ψ + 12Ψ/D`."""
+    """The formula of a stage, such as `4Ψ + 12Ψ/D`."""
     whole = sum(n for kind, n in of.items() if stage < SHARED_FROM[kind])
     cut = sum(n for kind, n in of.items() if stage >= SHARED_FROM[kind])
     return " + ".join([f"{whole}Ψ"] * bool(whole) + [f"{cut}Ψ/D"] * bool(cut))
@@ -145,7 +145,7 @@ def stage_bars(
     binary: bool = True,
     title: str = "",
 ) -> Picture:
-    """Bytes of one rank, a pair of bars for each stage: predicted on the left, measured on the right.
+    """Draw bytes of one rank, a pair of bars for each stage: predicted on the left, measured on the right.
 
     Args:
         predicted: {stage: {owner: bytes}}.
@@ -206,7 +206,7 @@ def _bar(axes: Axes, x: float, width: float, parts: Mapping[str, float], pattern
 
 
 def _short(amount: float) -> str:
-    """Three digits, or all of a thousand and more."""
+    """A number with three digits, or with all digits from a thousand on."""
     return f"{amount:.3g}" if amount < 1000 else f"{amount:,.0f}"
 
 
@@ -224,10 +224,10 @@ WIDTH, LETTER, LINE = 9.5, 0.075, 0.16  # inches: of the strip, of a letter, bet
 
 
 def buffer_strip(layout: BufferLayout, names: Sequence[str] = (), *, title: str = "") -> Picture:
-    """The buffer from its first element to its last.
+    """Draw the buffer from its first element to its last.
 
     Args:
-        layout: where everything lies.
+        layout: the places of parameters, buckets and shards.
         names: of the parameters in the order of registration; default their numbers.
         title: above the picture.
 
@@ -274,7 +274,7 @@ def gaps(layout: BufferLayout) -> list[tuple[int, int]]:
 
 
 def straddling(layout: BufferLayout) -> set[int]:
-    """The parameters of which no rank owns all, by their place in the order of registration."""
+    """The parameters that no rank owns whole, by their place in the order of registration."""
     owners: dict[int, int] = {}
     for rank in range(layout.shards or 0):
         for piece in layout.pieces(rank):
@@ -283,7 +283,7 @@ def straddling(layout: BufferLayout) -> set[int]:
 
 
 def _strip(axes: Axes, layout: BufferLayout) -> None:
-    """Pieces in the colours of their owners, frames of the parameters, padding."""
+    """Draw pieces in the colours of their owners, frames of the parameters, padding."""
     if layout.shards is None:
         pieces = [(place, PAPER, "") for place in layout.params]
     else:
@@ -300,12 +300,12 @@ def _strip(axes: Axes, layout: BufferLayout) -> None:
 
 
 def _fits(name: str, place: Span, layout: BufferLayout) -> bool:
-    """Whether there is room for the name in its box."""
+    """Whether the name fits into its box."""
     return place.size * WIDTH / layout.total > LETTER * len(name) + 0.25
 
 
 def _names(axes: Axes, layout: BufferLayout, names: Sequence[str]) -> None:
-    """A name stands in its box where there is room, else above, upright, with a line to its box."""
+    """Write each name in its box where it fits, else above, upright, with a line to its box."""
     per_inch, cut = layout.total / WIDTH, straddling(layout)
     above = []
     for i, place in sorted(enumerate(layout.params), key=lambda item: item[1].start):
@@ -323,7 +323,7 @@ def _names(axes: Axes, layout: BufferLayout, names: Sequence[str]) -> None:
 
 
 def _spread(wanted: Sequence[float], least: float, total: float) -> list[float]:
-    """Places in the same order, at least this far apart, near those wanted."""
+    """Move places apart to the least distance, in the same order, near the wanted places."""
     places: list[float] = []
     for at in wanted:
         places.append(max(at, places[-1] + least) if places else at)
@@ -335,7 +335,7 @@ def _spread(wanted: Sequence[float], least: float, total: float) -> list[float]:
 
 
 def _buckets(axes: Axes, layout: BufferLayout) -> None:
-    """Below the strip: whose shard, and which bucket; a bucket's border goes through everything."""
+    """Name shards and buckets below the strip; the border of a bucket crosses the whole strip."""
     per_inch = layout.total / WIDTH
     for number, bucket in enumerate(layout.buckets):
         span = bucket.span
@@ -382,11 +382,11 @@ BETWEEN = 0.35  # rows
 
 @dataclasses.dataclass(frozen=True)
 class Gather:
-    """The weights of a unit on their way.
+    """An all-gather of the weights of a unit.
 
     Attributes:
-        unit: the first that ran after it had come; "" if none did.
-        start, end: from its beginning to the moment when the rank had it, in seconds as the events have them.
+        unit: the first that ran after the weights had arrived; "" if none did.
+        start, end: from its beginning to the moment when the rank had the weights, in seconds as the events have them.
         exposed: seconds at its end during which the rank computed nothing.
     """
 
@@ -401,7 +401,7 @@ def gathers_of(events: Sequence[Event], axes: Sequence[str] = AXES) -> list[Gath
 
     Args:
         events: of one rank, with spans of kind `unit`.
-        axes: of the mesh, over which weights are cut.
+        axes: the axes of the mesh over which weights are cut.
     """
     units = sorted((e for e in events if e.kind == "unit"), key=lambda e: e.start)
     found = []
@@ -414,12 +414,12 @@ def gathers_of(events: Sequence[Event], axes: Sequence[str] = AXES) -> list[Gath
 def gather_timelines(
     runs: Mapping[str, Sequence[Event]], *, rank: int = 0, axes: Sequence[str] = AXES, title: str = ""
 ) -> Figure:
-    """The lanes of one rank in several runs, one above the other on one axis, each from its own beginning.
+    """Draw the lanes of one rank in several runs below each other on one time axis; each run starts at 0.
 
     Args:
         runs: {name: events of any ranks}.
-        rank: whose are drawn.
-        axes: of the mesh, over which weights and gradients are cut.
+        rank: the rank that is drawn.
+        axes: the axes of the mesh over which weights and gradients are cut.
         title: above the picture.
 
     Raises:
@@ -452,7 +452,7 @@ def gather_timelines(
 
 
 def _lanes(events: Sequence[Event], rank: int, axes: Sequence[str]) -> dict[str, list[Event]]:
-    """What one rank's lanes hold; a gather bears the name of its unit."""
+    """The events of each lane of one rank; a gather has the name of its unit."""
     own = [e for e in events if e.rank == rank]
     units, gathered = [e for e in own if e.kind == "unit"], gathers_of(own, axes)
     if not units or not gathered:
@@ -472,7 +472,7 @@ def _seconds(lanes: Mapping[str, Sequence[Event]]) -> float:
 def _panel(
     panel: Axes, clock: _Clock, lanes: Mapping[str, Sequence[Event]], rows: Mapping[str, Sequence[Sequence[Event]]]
 ) -> None:
-    """One run's lanes."""
+    """Draw the lanes of one run."""
     top, middles = 0.0, []
     for name, of in rows.items():
         for i, row in enumerate(of):
@@ -487,7 +487,7 @@ def _panel(
 
 @dataclasses.dataclass(frozen=True)
 class _Clock:
-    """Seconds to what the axis counts.
+    """Converts seconds to the unit of the axis.
 
     Attributes:
         origin: of the picture.
@@ -501,7 +501,7 @@ class _Clock:
 
 
 def _draw(axes: Axes, clock: _Clock, lane: str, event: Event, y: float, exposed: float) -> None:
-    """A bar, its end dark if that was exposed, with the number of its unit."""
+    """Draw a bar with the number of its unit; its end is dark where it was exposed."""
     x, width = (event.start - clock.origin) * clock.scale, event.seconds * clock.scale
     dark, pale = (COMM, PALE) if lane == "gathers" else (SUMS, PALE_SUMS)
     box(axes, (x, y), (width, 0.92), PASSES.get(event.name, PAPER) if lane == "compute" else pale, edge=INK)
@@ -514,7 +514,7 @@ def _draw(axes: Axes, clock: _Clock, lane: str, event: Event, y: float, exposed:
 
 
 def _rows(lane: Sequence[Event]) -> list[list[Event]]:
-    """Those that overlap stand in rows of their own."""
+    """Distribute events to rows so that none overlap in a row."""
     same = [dataclasses.replace(e, kind="comm") for e in lane]
     start, end = times(same)
     return [[lane[i] for i in row.tolist()] for row in lay_out(same, start, end, ("comm",))[lane[0].rank]]
@@ -525,7 +525,8 @@ def _on(events: Sequence[Event], name: str, axes: Sequence[str]) -> list[Event]:
 
 
 def _tail(event: Event, units: Sequence[Event]) -> float:
-    """Seconds from the end of the last unit that ran, or the event's own beginning, to the end of the event."""
+    """The seconds from the end of the last unit that ran, or from the event's own beginning, to the end of the
+    event."""
     if any(unit.start < event.end < unit.end for unit in units):
         return 0.0
     return event.end - max([event.start, *(unit.end for unit in units if unit.end <= event.end)])

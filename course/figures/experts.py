@@ -1,4 +1,4 @@
-"""Drawings of lab 05: which token goes to which expert, the load over time, a dispatch row by row."""
+"""Drawings of lab 05: routing of tokens to experts, the load over time, a dispatch row by row."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ Grid = Sequence[Sequence[bool]]
 
 
 def routing_grid(maps: Mapping[str, Grid], ranks: int = 1, kept: Mapping[str, Grid] | None = None) -> Figure:
-    """A grid for each routing.
+    """Draw a grid for each routing.
 
     Args:
         maps: {title: for each token, for each expert, whether it goes there}.
-        ranks: over how many ranks the experts are dealt out, consecutive ones together.
-        kept: {title: the same of what a capacity has left}; a title that is not in it drops nothing.
+        ranks: the number of ranks, each of which has consecutive experts.
+        kept: {title: the same after the capacity}; a title that is missing drops nothing.
 
     Raises:
-        ConfigError: nothing to draw, rows of different lengths, or experts that cannot be dealt out.
+        ConfigError: nothing to draw, rows of different lengths, or experts that do not divide by the ranks.
     """
     if not maps:
         raise ConfigError("no routing to draw", fix="give at least one")
@@ -116,17 +116,17 @@ def _grid(axes: Axes, grid: Grid, ranks: int, kept: Grid) -> None:
 def load_bands(
     loads: Mapping[str, Sequence[Sequence[float]]], what: str = "share of the rows", every: int = 1, ranks: int = 0
 ) -> Figure:
-    """A panel for each run: how the rows of every step are shared among the experts.
+    """Draw for each run a panel with the share of rows of each expert in every step.
 
     Args:
         loads: {title: for each step, for each expert, its rows}.
-        what: the axis of the shares.
-        every: so many steps are added up and drawn as one; those left over at the end are not drawn.
-        ranks: over how many ranks the experts are dealt out, consecutive ones together: their bands have one colour.
-            0 gives each expert a colour of its own.
+        what: the label of the vertical axis.
+        every: the number of steps that are added up and drawn as one; a rest at the end is not drawn.
+        ranks: the number of ranks, each of which has consecutive experts in bands of one colour. 0 gives each expert a
+            colour of its own.
 
     Raises:
-        ConfigError: nothing to draw, a step without any row, or experts that cannot be dealt out.
+        ConfigError: nothing to draw, a step without any row, or experts that do not divide by the ranks.
     """
     if not loads:
         raise ConfigError("no load to draw", fix="give at least one run")
@@ -174,7 +174,7 @@ def _bands(axes: Axes, steps: Sequence[Sequence[float]], every: int, ranks: int)
 
 
 def _spread(wanted: Sequence[float], gap: float = 0.062) -> list[float]:
-    """Places from 0 to 1 near those that are wanted, in their order, each at least `gap` above the one before."""
+    """Move places from 0 to 1 apart to at least `gap`, in their order, near the wanted places."""
     gap = min(gap, 1 / len(wanted))
     places = list(wanted)
     for i, place in enumerate(places):
@@ -193,16 +193,16 @@ def busiest(steps: Sequence[Sequence[float]], every: int = 1) -> list[float]:
 def imbalance(
     loads: Mapping[str, Sequence[Sequence[float]]], losses: Mapping[str, Sequence[float]], chance: str, every: int = 5
 ) -> Figure:
-    """What an uneven load costs, and how little the loss says of it.
+    """Draw the cost of an uneven load, and the loss, which shows little of it.
 
     Left: the busiest expert's rows over the mean, which is how many times as long the layer takes with one expert on
     each rank. Right: the loss minus that of the first run.
 
     Args:
-        loads: {run: for each step, for each expert, its rows}; the first run is what the others are compared with.
+        loads: {run: for each step, for each expert, its rows}; the others are compared with the first run.
         losses: {run: for each step, the loss}, of the same runs and of `chance`.
         chance: the run that differs from the first by nothing but its random numbers: drawn as the reference.
-        every: so many steps are drawn as one.
+        every: the number of steps that are drawn as one.
 
     Raises:
         ConfigError: fewer than two runs, or a run without a loss.
@@ -270,7 +270,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Journey:
-    """One dispatch, seen from all ranks.
+    """The rows of one dispatch on all ranks.
 
     Attributes:
         tokens: [rank] -> names of its tokens.
@@ -299,14 +299,15 @@ class Journey:
 
 
 def journey(maps: Sequence[Grid]) -> Journey:
-    """The rows of one dispatch at each step.
+    """Compute the rows of one dispatch at each step.
 
     Args:
         maps: [rank][token][expert], whether the token goes there. Tokens are named a, b, c, ... over all ranks;
             of E experts rank r of P holds those from r E/P up to (r+1) E/P.
 
     Raises:
-        ConfigError: no ranks, rows of different lengths, experts that cannot be dealt out, or more than 26 tokens.
+        ConfigError: no ranks, rows of different lengths, experts that do not divide by the ranks, or more than 26
+            tokens.
     """
     world, widths = len(maps), {len(row) for grid in maps for row in grid}
     if not maps or len(widths) != 1 or widths == {0} or min(widths) % world:
@@ -331,7 +332,7 @@ def journey(maps: Sequence[Grid]) -> Journey:
 
 
 def dispatch_steps(maps: Sequence[Grid]) -> Figure:
-    """A dispatch and its way back, one column for each rank.
+    """Draw a dispatch and its combine, one column for each rank.
 
     Args:
         maps: as for `journey`.
@@ -363,7 +364,7 @@ Places = dict[Row, float]  # the middle of each row on one line of the picture
 
 
 def _words(axes: Axes, right: float) -> None:
-    """What each line is, and what leads from one to the next: down at the left, up at the right."""
+    """Name each line and the operations between lines: the dispatch at the left, the combine at the right."""
     for line, text in enumerate(("tokens", "rows as they leave:\nby expert", "rows as they come:\nby sender",
                                  "rows at work:\nby expert")):  # fmt: skip
         axes.text(0.2, line * _STEP + 0.5, text, ha="left", va="center", fontsize=9, weight="bold")
@@ -386,7 +387,7 @@ def _header(axes: Axes, middle: float, rank: int, local: int) -> None:
 
 
 def _rank_columns(axes: Axes, way: Journey, rank: int, left: float, width: float) -> list[Places]:
-    """The four lines of one rank; returns where each row stands on the last three."""
+    """Draw the four lines of one rank; return where each row stands on the last three."""
     palette, local = rank_colours(len(way.tokens)), len(way.blocks[rank][0])
     at_first = Places()
     x = left + (width - len(way.tokens[rank])) / 2
@@ -416,7 +417,7 @@ def _grouped(rows: Sequence[_T], group: Callable[[_T], int]) -> list[tuple[int, 
 def _line(
     axes: Axes, groups: list[tuple[int, list[Row]]], label: str, at: tuple[float, float, float], palette: list[str]
 ) -> Places:
-    """Boxes in groups, a bracket with a label below each; returns where each row stands."""
+    """Draw boxes in groups, with a bracket and a label below each; return where each row stands."""
     left, y, width = at
     found = Places()
     taken = sum(len(rows) for _, rows in groups) + _GAP * (len(groups) - 1)
@@ -435,7 +436,7 @@ def _line(
 
 
 def _travel(axes: Axes, way: Journey, places: Sequence[Sequence[Places]]) -> None:
-    """A line for each row from step to step, dark where it changes its rank."""
+    """Draw a line for each row from step to step, dark where it changes its rank."""
     world, local = len(places), len(way.blocks[0][0])
     for line in range(3):
         for rank in range(world):

@@ -25,7 +25,7 @@ REGISTERS, SHARED, GLOBAL = "#e3ebf0", "#b7c6d1", "#8fa5b4"
 
 
 def dealt(blocks: int, sms: int) -> list[list[int]]:
-    """Which blocks each SM runs, when they are dealt out in turn.
+    """The blocks of each SM, when they are dealt out in turn.
 
     Raises:
         ConfigError: a number below 1.
@@ -40,7 +40,7 @@ def hierarchy(
     threads: int = 64,
     sms: int = 2,
 ) -> Figure:
-    """A launch of `blocks` x `threads`, one block of it opened, and the GPU below which its memories stand.
+    """Draw a launch of `blocks` x `threads`, with one block in detail, and the GPU with its memories.
 
     Args:
         blocks: of the grid.
@@ -140,7 +140,7 @@ ASKED, CAME, REST = ACTIVE, PASSIVE, "white"
 
 
 def sectors(shape: tuple[int, int], asked: Sequence[int]) -> set[int]:
-    """Sectors that hold these places of a matrix stored row by row.
+    """The sectors that contain these places of a matrix stored row by row.
 
     Raises:
         ConfigError: a place outside of it.
@@ -153,11 +153,11 @@ def sectors(shape: tuple[int, int], asked: Sequence[int]) -> set[int]:
 
 
 def access_map(shape: tuple[int, int], ways: Mapping[str, Sequence[int]]) -> Figure:
-    """One panel for each way of reading.
+    """Draw one panel for each way of reading.
 
     Args:
-        shape: rows and columns of the matrix; a row is made of whole sectors.
-        ways: {title: for each thread the place it reads, counted row by row}.
+        shape: rows and columns of the matrix; a row consists of whole sectors.
+        ways: {title: for each thread the place that it reads, counted row by row}.
 
     Raises:
         ConfigError: nothing to draw, a place outside of the matrix, or rows that are no whole sectors.
@@ -221,7 +221,7 @@ _HEIGHT, _STEP = 0.62, 1.7  # of a row of numbers, and from one row to the next
 
 
 def tree_steps(values: Sequence[float]) -> list[list[float]]:
-    """What the threads hold at first and after each step: below s, thread t adds what thread t + s holds.
+    """The numbers of the threads at first and after each step: below s, thread t adds the number of thread t + s.
 
     Raises:
         ConfigError: the number of values is no power of two.
@@ -235,7 +235,7 @@ def tree_steps(values: Sequence[float]) -> list[list[float]]:
 
 
 def butterfly_steps(values: Sequence[float]) -> list[list[float]]:
-    """What the lanes hold at first and after each step: lane i adds what lane i ^ o holds.
+    """The numbers of the lanes at first and after each step: lane i adds the number of lane i ^ o.
 
     Raises:
         ConfigError: the number of values is no power of two.
@@ -249,7 +249,7 @@ def butterfly_steps(values: Sequence[float]) -> list[list[float]]:
 
 
 def reduction_tree(values: Sequence[float]) -> Figure:
-    """The tree, with a barrier before each step and one before the sum is read.
+    """Draw the tree, with a barrier before each step and one before the sum is read.
 
     Raises:
         ConfigError: the number of values is no power of two.
@@ -280,7 +280,7 @@ def reduction_tree(values: Sequence[float]) -> Figure:
 
 
 def butterfly(values: Sequence[float]) -> Figure:
-    """The butterfly: all lanes add in every step, and all have the sum.
+    """Draw the butterfly: all lanes add in every step, and all have the sum.
 
     Raises:
         ConfigError: the number of values is no power of two.
@@ -316,7 +316,7 @@ def _columns(axes: Axes, what: str, n: int) -> None:
 
 
 def _line(axes: Axes, source: int, target: int, y: float, width: float) -> None:
-    """From a number of the row above to the sum in this one."""
+    """Draw a line from a number of the row above to the sum in this one."""
     tail, head = (source + 0.5, y + _STEP), (target + 0.5, y + _HEIGHT)
     arrow(axes, tail, head, linewidth=width, shrinkA=0, shrinkB=0, mutation_scale=7)
 
@@ -348,7 +348,7 @@ LOST = "///"  # the hatch of what was a number, and is 0
 
 
 def kinds(s: int, rows: int, cols: int) -> list[list[str]]:
-    """For each block of queries, from the top, its tiles: "full", "half" (the mask cuts it) or "hidden".
+    """The kinds of tiles of each block of queries, from the top: "full", "half" (the mask cuts it) or "hidden".
 
     Raises:
         ConfigError: the tiles do not divide the tokens.
@@ -365,7 +365,7 @@ def kinds(s: int, rows: int, cols: int) -> list[list[str]]:
 
 
 def score_tiles(s: int, rows: int, cols: int) -> Figure:
-    """The tiles of s x s causal scores, and beside each block of queries the keys that are loaded for it.
+    """Draw the tiles of s x s causal scores, and beside each block of queries the keys that are loaded for it.
 
     Raises:
         ConfigError: the tiles do not divide the tokens.
@@ -407,7 +407,7 @@ Numbers = Sequence[Sequence[float]]
 def scaled_tiles(
     before: Numbers, ways: Sequence[tuple[str, tuple[int, int], Numbers, Numbers]], title: str = ""
 ) -> Figure:
-    """A matrix, and what is left of it after a cast and back, for each way to cut it into tiles.
+    """Draw a matrix before and after a cast to FP8 and back, for each tiling.
 
     Args:
         before: the numbers, row by row.
@@ -441,7 +441,7 @@ def scaled_tiles(
 
 
 def _top(row: int, high: int) -> float:
-    """Where a row begins: those of one tile stand close together, below each tile there is room for its scale."""
+    """The top of a row. Rows of one tile stand close together; below each tile there is room for its scale."""
     return 0.8 * row + 0.55 * (row // high)
 
 
@@ -492,7 +492,7 @@ def numbers_of(format: Format, low: float, high: float) -> list[float]:
 
 
 def number_lines(formats: Mapping[str, Format], ranges: Sequence[tuple[float, float]], title: str = "") -> Figure:
-    """A mark for each number of each format, in a panel for each range.
+    """Draw a mark for each number of each format, in a panel for each range.
 
     Raises:
         ConfigError: no format, or a range without a number.
@@ -520,7 +520,8 @@ def number_lines(formats: Mapping[str, Format], ranges: Sequence[tuple[float, fl
 
 
 def error_bars(tensors: Sequence[str], errors: Mapping[str, Sequence[float]], title: str = "") -> Figure:
-    """Relative errors on a logarithmic axis: a group of bars for each tensor, a bar for each recipe, its value above.
+    """Draw relative errors on a logarithmic axis: a group of bars for each tensor, a bar for each recipe, its value
+    above.
 
     Args:
         tensors: names of the groups.

@@ -43,10 +43,10 @@ from minimegatron.viz.schedule import DEEP, shade
 
 
 def placements(titled: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
-    """A panel for each placement.
+    """Draw a panel for each placement.
 
     Args:
-        titled: {title: `[rank][chunk]` -> stage}, as `actions.round_robin` and `actions.v_shaped` give it.
+        titled: {title: `[rank][chunk]` -> stage}, as `actions.round_robin` and `actions.v_shaped` return it.
 
     Raises:
         ConfigError: nothing to draw, or a placement that does not hold every stage once.
@@ -70,7 +70,7 @@ def placements(titled: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
 
 
 def _panel(axes: Axes, placement: Sequence[Sequence[int]]) -> None:
-    """Stages from left to right at their rank's height, and a line from each to the next."""
+    """Draw stages from left to right at the height of their rank, and a line from each to the next."""
     place = {stage: (rank, chunk) for rank, row in enumerate(placement) for chunk, stage in enumerate(row)}
     chunks = max(1, len(placement[0]) - 1)
     for stage in range(len(place) - 1):
@@ -107,12 +107,12 @@ def draw_deadlock(
     waits: Sequence[tuple[int, int, int, int]],
     title: str = "",
 ) -> Figure:
-    """The lists, and who waits for whom.
+    """Draw the lists, and which action waits for which.
 
     Args:
         lists: each rank's words, such as F0 or B3.1.
         reached: how many of them each rank can do.
-        waits: (rank, place in its list, other rank, place in that list): what stands before which.
+        waits: (rank, place in its list, other rank, place in that list): the first waits for the second.
         title: above the picture.
 
     Raises:
@@ -161,7 +161,7 @@ SAID = {"F": "F: forward", "B": "B: backward", "W": "W: for the weights"}
 
 
 def planned_and_done(planned: Sequence[Event], done: Sequence[Event], title: str = "") -> Figure:
-    """Both as bars that are named F, B or W, with `3` or `3.1` as their note.
+    """Draw both as bars named F, B or W, with `3` or `3.1` as their note.
 
     Raises:
         ConfigError: one of the two has no events.
@@ -200,7 +200,7 @@ def planned_and_done(planned: Sequence[Event], done: Sequence[Event], title: str
 
 
 def _from_zero(events: Sequence[Event]) -> list[Event]:
-    """The same events, the clock starting at the first."""
+    """The same events, in seconds since the first one."""
     origin = min(e.start for e in events)
     return [dataclasses.replace(e, start=e.start - origin, end=e.end - origin) for e in events]
 
@@ -210,7 +210,7 @@ def _chunk(event: Event) -> int:
 
 
 def _bar(axes: Axes, event: Event, y: float, height: float, chunks: int, letters: float) -> None:
-    """A bar in ms; its label where `letters` a second give it room."""
+    """Draw a bar in ms, with its label where `letters` a second leave room for it."""
     share = _chunk(event) / max(1, chunks - 1)
     colour = shade(WORK.get(event.name, "#ffffff"), DEEP.get(event.name, INK), share)
     digit = event.note.partition(".")[0]
@@ -247,16 +247,16 @@ def trade_off(
     title: str = "",
     before: Mapping[str, Point] | None = None,
 ) -> Figure:
-    """Schedules by memory and bubble.
+    """Draw schedules by memory and bubble.
 
     Args:
         predicted: {name: (activations kept, bubble)}, a bubble of 0.25 being a quarter of the work.
         measured: of the same names, drawn filled beside the hollow ones.
         title: above the picture.
-        before: where points of these names stood, e.g. with half as many microbatches; other names are left out.
+        before: earlier points of these names, e.g. with half as many microbatches; other names are left out.
 
     Raises:
-        ConfigError: no point at all, or something is measured that was not predicted.
+        ConfigError: no point at all, or a measured name that was not predicted.
     """
     measured = measured or {}
     if not predicted or not set(measured) <= set(predicted):
@@ -309,7 +309,7 @@ def trade_off(
 
 
 def _moved(axes: Axes, old: Point, new: Point) -> None:
-    """A pale point where a schedule stood, and an arrow from there to where it stands."""
+    """Draw a pale point where a schedule was, and an arrow from there to its new place."""
     axes.plot([old[0]], [100 * old[1]], "o", markersize=PALE, color=REFERENCE[0])
     if old != new:
         arrow(axes, (old[0], 100 * old[1]), (new[0], 100 * new[1]), color=REFERENCE[0], shrinkA=6, shrinkB=7)
@@ -318,7 +318,7 @@ def _moved(axes: Axes, old: Point, new: Point) -> None:
 def _placed(
     labels: list[tuple[Point, str]], points: Iterable[Point], low: float, high: Point
 ) -> Iterable[tuple[Point, str, tuple[int, int]]]:
-    """Each label with its offset: the first place inside the axes that is free of points and of other labels."""
+    """Yield each label with its offset: the first place inside the axes that is free of points and of other labels."""
 
     def at_points(point: Point) -> Point:
         if low:

@@ -1,4 +1,4 @@
-"""Drawings of lab 12: what divides what, and published runs beside predictions."""
+"""Drawings of lab 12: the factor by which each axis divides an amount, and published runs beside predictions."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def factors(
     title: str = "",
     what: str = "",
 ) -> Picture:
-    """A square for each row and column: by what the amount is divided, and what was predicted.
+    """Draw a square for each row and column, with the factor by which the amount is divided, and the predicted factor.
 
     Args:
         computed: {row: {column: factor}}; all rows have the same columns.
-        predicted: the same, or some of it; where it is far from the factor, the square says so.
+        predicted: the same, or some of it; where it is far from the computed factor, the square shows it.
         title: above the picture.
-        what: of the columns, below them.
+        what: the label of the columns, below them.
 
     Raises:
         ConfigError: nothing to draw, or rows with other columns.
@@ -75,7 +75,7 @@ def factors(
 
 
 def factor_text(factor: float) -> str:
-    """`÷ 2`, `same`, `× 2`; of the factors between them one digit more."""
+    """The text of a factor: `÷ 2`, `same`, `× 2`; for other factors one digit more."""
     near = round(factor if factor >= 1 else 1 / factor, 1)
     return "same" if near == 1 else f"{'÷' if factor > 1 else '×'} {near:g}"
 
@@ -89,7 +89,7 @@ def _square(x: float, y: float, colour: str) -> Rectangle:
 
 
 def agreement(tables: Mapping[str, Mapping[str, tuple[float, float]]], *, what: str, title: str = "") -> Picture:
-    """Published and predicted, run by run.
+    """Draw published and predicted numbers, run by run.
 
     Args:
         tables: {name of a table: {run: (published, predicted)}}.

@@ -1,4 +1,4 @@
-"""Drawings of lab 01: collectives before and after, an all-reduce on a ring, who reads which sample."""
+"""Drawings of lab 01: collectives before and after, an all-reduce on a ring, the samples that each rank reads."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ State = list[list[Block | None]]  # [rank][position]; None where a rank has noth
 
 
 def blocks_of(name: str, size: int = 4, src: int = 0) -> State:
-    """What the ranks hold before: rank r's block j is the number 10 (r+1) + j, so every block can be told apart."""
+    """The blocks of the ranks before a collective: rank r's block j is 10 (r+1) + j, so all blocks differ."""
     _check(name, size, src)
     whole = [[Block(10 * (r + 1) + j, (r,)) for j in range(size)] for r in range(size)]
     if name in ("broadcast", "scatter"):
@@ -57,7 +57,7 @@ def blocks_of(name: str, size: int = 4, src: int = 0) -> State:
 
 
 def moved(name: str, before: State, src: int = 0) -> State:
-    """What the ranks hold after the collective.
+    """The blocks of the ranks after the collective.
 
     Args:
         name: one of `COLLECTIVES`.
@@ -91,7 +91,7 @@ def moved(name: str, before: State, src: int = 0) -> State:
 
 
 def sheet(names: Sequence[str] = COLLECTIVES, size: int = 4) -> Figure:
-    """Several collectives on one page, two a row, and what colours mean."""
+    """Draw several collectives on one page, two in a row, and a legend of the colours."""
     rows = -(-len(names) // 2)
     with styled():
         figure = new_figure(2 * 0.42 * (2 * size + 5), rows * 0.42 * (size + 1.9))
@@ -138,7 +138,7 @@ def _draw(axes: Axes, name: str, before: State, after: State) -> None:
 
 
 def draw_block(axes: Axes, x: float, y: float, block: Block | None, palette: list[str]) -> None:
-    """A block with its number: in the colour of its rank, or with a stripe of each that is in its sum."""
+    """Draw a block with its number, in the colour of its rank, or with a stripe of each rank in its sum."""
     if block is None:
         axes.add_patch(Rectangle((x, y), 1, 1, facecolor="none", edgecolor=FAINT, linewidth=0.5, linestyle=":"))
         return
@@ -171,17 +171,18 @@ GAP = 2.0  # between two columns, in blocks
 
 
 def start_of(size: int) -> list[list[int]]:
-    """Numbers to check by hand: rank 0 has 1, 2, 3; rank 1 has 10, 20, 30; rank 2 has 100, 200, 300."""
+    """Numbers that can be checked by hand: rank 0 has 1, 2, 3; rank 1 has 10, 20, 30; rank 2 has 100, 200, 300."""
     return [[(part + 1) * 10**rank for part in range(size)] for rank in range(size)]
 
 
 def sends_of(size: int) -> list[list[int]]:
-    """What each rank sends in each step of the usual ring: its own part first, then what has just arrived."""
+    """The part that each rank sends in each step of the usual ring: first its own, then the one that has just
+    arrived."""
     return [[(rank - step) % size for rank in range(size)] for step in range(2 * (size - 1))]
 
 
 def sends_in(messages: Sequence[Sequence[float]]) -> list[list[int]]:
-    """The parts that were sent, from what each rank has sent in each step (`messages[rank][step]`), by `start_of`.
+    """The parts that were sent, found from the messages of each rank and step (`messages[rank][step]`), by `start_of`.
 
     Raises:
         ConfigError: a message is no part, nor a sum of parts of one letter.
@@ -197,7 +198,7 @@ def _part_of(number: float) -> int:
 
 
 def replay(start: Sequence[Sequence[int]], sends: Sends) -> list[Held]:
-    """What the ranks hold before the first step and after each one.
+    """The parts that the ranks hold before the first step and after each one.
 
     Raises:
         ConfigError: not N-1 steps of adding and N-1 of replacing, or a part that is not there.
@@ -223,10 +224,10 @@ def replay(start: Sequence[Sequence[int]], sends: Sends) -> list[Held]:
 
 
 def ring_steps(start: Sequence[Sequence[int]] | None = None, sends: Sends | None = None, *, title: str = "") -> Figure:
-    """All steps of an all-reduce on a ring, from left to right.
+    """Draw all steps of an all-reduce on a ring, from left to right.
 
     Args:
-        start: what the ranks hold, a number for each part; default `start_of(3)`.
+        start: the numbers of each rank, one for each part; default `start_of(3)`.
         sends: for each step the part that each rank sends; default `sends_of` of as many ranks.
         title: above the picture.
 
@@ -289,7 +290,7 @@ def _draw_arrows(axes: Axes, x: float, parts: Sequence[int]) -> None:
 
 
 def _bands(axes: Axes, n: int, pitch: float) -> None:
-    """Which steps add and which replace."""
+    """Mark the steps that add and the steps that replace."""
     for first, text in ((0, "reduce-scatter: add what arrives"), (n - 1, "all-gather: replace with what arrives")):
         left, right = first * pitch + n + 0.1, (first + n - 1) * pitch + n - 0.1
         axes.plot([left, right], [-1.15, -1.15], color=INK, linestyle="-", linewidth=1.2)
@@ -306,10 +307,10 @@ STEP, ROW = 0.35, 2.0  # gap between two steps; height of a row; both in boxes
 
 
 def who_reads(runs: Sequence[tuple[str, Steps]], num_samples: int, *, title: str = "") -> Figure:
-    """One row for each run; the second goes on where the first has ended.
+    """Draw one row for each run; the second continues where the first has ended.
 
     Args:
-        runs: (what to write before the row, its steps).
+        runs: (the text before the row, its steps).
         num_samples: of an epoch, whose ends are marked.
         title: above the picture.
 

@@ -47,7 +47,7 @@ Matrix = list[list[float]]
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """What one rank multiplies, and its result; `whole`: x is the same on every rank."""
+    """The factors of one rank, and its result; `whole`: x is the same on every rank."""
 
     x: Matrix
     a: Matrix
@@ -56,7 +56,7 @@ class Share:
 
 
 def product(x: Sequence[Sequence[float]], a: Sequence[Sequence[float]]) -> Matrix:
-    """x A."""
+    """The product x A."""
     return [[sum(p * q for p, q in zip(row, column, strict=True)) for column in zip(*a, strict=True)] for row in x]
 
 
@@ -75,7 +75,7 @@ def rows_of(x: Matrix, a: Matrix, ranks: int) -> list[Share]:
 
 
 def cut_product(x: Matrix, a: Matrix, ranks: int = 2) -> Picture:
-    """y = x A on so many ranks, cut in both ways.
+    """Draw y = x A on so many ranks, cut in both ways.
 
     Raises:
         ConfigError: the matrices do not fit each other, or cannot be cut into equal parts.
@@ -145,7 +145,7 @@ def _numbers(axes: Axes, corner: tuple[float, float], numbers: Matrix, colour: s
 
 
 def _sums(axes: Axes, corner: tuple[float, float], numbers: Matrix, palette: list[str]) -> None:
-    """Numbers with a stripe of every rank that contributed."""
+    """Draw numbers with a stripe of every rank that contributed."""
     for i, row in enumerate(numbers):
         for j, number in enumerate(row):
             x, y = corner[0] + j, corner[1] + i
@@ -179,7 +179,7 @@ class Shards:
 
 
 def weight_shards(weights: Sequence[Shards]) -> Figure:
-    """Each weight as a rectangle in proportion, cut where it is cut, every block with its rank and its range.
+    """Draw each weight as a rectangle in proportion, with its cuts, and in every block its rank and its range.
 
     Raises:
         ConfigError: no tensor, or one of more than two dims.
@@ -233,7 +233,7 @@ def _draw_weight(axes: Axes, weight: Shards) -> None:
 
 
 def _drawn_size(shape: tuple[int, ...]) -> tuple[float, float]:
-    """Width and height inside a unit square: in proportion, but never a thread; a vector is a narrow column."""
+    """Width and height inside a unit square, in proportion but with a least width; a vector is a narrow column."""
     if len(shape) == 1:
         return 0.14, 1.0
     ratio = min(max(shape[1] / shape[0], 0.4), 2.5)
@@ -268,7 +268,7 @@ class Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What each rank computes by itself, in each direction."""
+    """The local computation of each rank, in each direction."""
 
     forward: str
     backward: str
@@ -276,7 +276,7 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Meeting:
-    """f or g: what it does in each direction, `SENDS` or `NOTHING`."""
+    """f or g: whether it sends in each direction, `SENDS` or `NOTHING`."""
 
     name: str
     forward: str
@@ -301,7 +301,7 @@ _WIDTH, _GAP, _LANE = 1.05, 0.42, 1.0
 
 
 def flow(steps: Sequence[Step] = PAIR, ranks: int = 2) -> Picture:
-    """The steps on so many ranks, forward above, backward below.
+    """Draw the steps on so many ranks, forward above, backward below.
 
     Raises:
         ConfigError: nothing to draw, or a tensor that is held in an unknown way.
@@ -392,7 +392,7 @@ _SIDE, _APART = 1.0, 1.05
 
 
 def border(before: str, after: str) -> tuple[str, str]:
-    """What is sent between two regions, (forward, backward).
+    """The messages between two regions, (forward, backward).
 
     Raises:
         ConfigError: no layer needs such a border.
@@ -405,7 +405,7 @@ def border(before: str, after: str) -> tuple[str, str]:
 
 
 def regions(ways: Mapping[str, Sequence[str]] = LAYER, parts: Sequence[str] = PARTS, ranks: int = 2) -> Picture:
-    """One row for each way through the layer.
+    """Draw one row for each way through the layer.
 
     Args:
         ways: {title: how each part's activations are cut}.
@@ -458,7 +458,7 @@ def _way(axes: Axes, cuts: Sequence[str], parts: Sequence[str], ranks: int) -> N
 
 
 def _activation(axes: Axes, x: float, cut: str, ranks: int) -> None:
-    """A square of tokens x features: rows of a colour are cut by tokens, columns by features."""
+    """Draw a square of tokens x features: rows of a colour are cut by tokens, columns by features."""
     if cut == WHOLE:
         box(axes, (x, 0), (_SIDE, _SIDE), PAPER, "whole", pattern="//", edge=INK)
         return
@@ -481,7 +481,7 @@ _SHORT = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "all_r
 class Message:
     """A collective: its name, the bytes that one rank sends for it, and whether it belongs to the backward pass.
 
-    `again`: it brings what another message has brought before; its frame is dashed.
+    `again`: it repeats another message, and its frame is dashed.
     """
 
     name: str
@@ -493,11 +493,11 @@ class Message:
 def strips(
     programs: Mapping[str, Sequence[Message]], predicted: Mapping[str, float] | None = None, *, title: str = ""
 ) -> Picture:
-    """A strip of messages for each program.
+    """Draw a strip of messages for each program.
 
     Args:
         programs: {title: its messages, in order}.
-        predicted: {title: bytes in all}, written beside the bytes that were counted.
+        predicted: {title: bytes in all}, written beside the counted bytes.
 
     Raises:
         ConfigError: nothing to draw, or a message that is none of `KINDS`.
@@ -562,9 +562,9 @@ Image = Sequence[Sequence[float]]
 
 
 def shards(matrices: Mapping[str, Sequence[Image]], *, title: str = "") -> Picture:
-    """Each entry: the shards of one matrix, cut along its rows, below each other with a line between ranks.
+    """Draw for each entry the shards of one matrix, cut along its rows, below each other with a line between ranks.
 
-    All share one scale of lightness, so that equal numbers look equal.
+    All entries share one scale of lightness, so that equal numbers look equal.
 
     Raises:
         ConfigError: nothing to draw, or shards of different widths.

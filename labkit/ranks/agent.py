@@ -20,6 +20,7 @@ What happened to which rank is also written to `agent.json` in the run directory
 from __future__ import annotations
 
 import dataclasses
+import faulthandler
 import gc
 import json
 import logging
@@ -33,25 +34,27 @@ import time
 import uuid
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
+from labkit.ranks import early
 from minimegatron.launch import procs
 from minimegatron.launch.procs import AGENT, RUN_DIR
 
 LAUNCHER = "MINIMEGATRON_LAUNCHER"  # pid of the process that must outlive us
 TOKEN = "MINIMEGATRON_RUN"  # marks every process of one launch
+FORK = "--fork-ranks"  # our own option, the first one
 INTERRUPTED = 128 + signal.SIGINT
 OUR_STATUSES = (2, 3, 4, 5, 6, 7, INTERRUPTED)  # see `minimegatron.errors`
 
 
 @dataclasses.dataclass
 class RankEnd:
-    """How a rank ended that did not end well.
+    """How a rank that failed has ended.
 
     Attributes:
         returncode: exit status, or minus a signal.
         message, traceback: of its exception, if it left one.
-        time: of the end, seconds since the epoch.
+        time: time of the end, seconds since the epoch.
     """
 
     rank: int
@@ -62,7 +65,12 @@ class RankEnd:
 
 
 def main(argv: list[str]) -> int:
-    """`torchrun` with these arguments; the exit status."""
+    """`torchrun` with these arguments; the exit status.
+
+    Args:
+        argv: with `FORK` in front of them ranks are forked (`ranks/early`); then `--nproc-per-node` is a number.
+    """
+    fork = argv[:1] == [FORK]
     signal.signal(
         signal.SIGINT, lambda *_: os._exit(INTERRUPTED)
     )  # until torch sets its own; an import may swallow one
@@ -78,10 +86,12 @@ def main(argv: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    args = run.parse_args(argv[fork:])
+    if fork:
+        early.hand_out(int(args.nproc_per_node) * (1 + args.max_restarts), args.training_script)
     gc.enable()
     signals = _quiet_signals()
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    args = run.parse_args(argv)
     if args.standalone:
         _listen_on_loopback()
     logs = tempfile.TemporaryDirectory(prefix="minimegatron-")  # torchrun leaves the folder that it makes
@@ -99,6 +109,22 @@ def main(argv: list[str]) -> int:
         procs.end_descendants()
         logs.cleanup()
     return 0
+
+
+def serve(sock: socket.socket, folder: str, argv: list[str]) -> NoReturn:
+    """As a fork of the trunk: `python -m labkit.ranks.agent`, with what `torchrun.ENVIRONMENT` says to Python."""
+    sock.close()
+    faulthandler.enable()
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(write_through=True)  # type: ignore[union-attr]
+    for name in (TOKEN, RUN_DIR):
+        mark(f"{name}={os.environ[name]}")
+    early.leave(main(argv))
+
+
+def mark(token: str) -> None:
+    """Let `marked` find this process and its forks, whose `/proc/PID/environ` is that of the trunk."""
+    os.memfd_create(token[:200])
 
 
 def first(ends: list[RankEnd]) -> RankEnd:
@@ -123,7 +149,7 @@ def _rank_end(rank: int, failure: Any) -> RankEnd:
 
 
 def _quiet_signals() -> list[int]:
-    """Let torch's launcher end the ranks by SIGTERM also when it gets SIGINT; the list of what it got."""
+    """Make torch's launcher end the ranks by SIGTERM also when it gets SIGINT; returns the list of received signals."""
     from torch.distributed.elastic.multiprocessing import api
 
     received: list[int] = []
@@ -138,7 +164,7 @@ def _quiet_signals() -> list[int]:
 
 
 def _listen_on_loopback() -> None:
-    """Have torch's launcher give its stores a socket that is bound to 127.0.0.1 already."""
+    """Give the stores of torch's launcher a socket that is bound to 127.0.0.1 already."""
     import torch.distributed as dist
     from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
 
@@ -155,19 +181,18 @@ def _listen_on_loopback() -> None:
     c10d_rendezvous_backend.TCPStore = LoopbackStore  # type: ignore[assignment, misc]
 
 
-def marked(token: str) -> dict[int, dict[str, str]]:
-    """{pid: environment} of all processes, but this one, that were started with `token` in their environment."""
-    needle, processes = token.encode(), {}
-    for entry in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            raw = entry.read_bytes()
-        except OSError:  # gone, or another user's
-            continue
-        pid = int(entry.parent.name)
-        if needle in raw and pid != os.getpid():
-            pairs = (item.partition("=") for item in raw.decode(errors="replace").split("\0") if "=" in item)
-            processes[pid] = {key: value for key, _, value in pairs}
-    return processes
+def marked(token: str) -> set[int]:
+    """Pids of all processes, but this one, that were started with `token` in their environment, or have its `mark`."""
+    return {int(entry.name) for entry in Path("/proc").glob("[0-9]*") if _bears(entry, token)} - {os.getpid()}
+
+
+def _bears(process: Path, token: str) -> bool:
+    try:
+        if token.encode() in (process / "environ").read_bytes():
+            return True
+        return any(os.readlink(fd).startswith(f"/memfd:{token[:200]}") for fd in (process / "fd").iterdir())
+    except OSError:  # gone, or another user's
+        return False
 
 
 def end_marked(token: str, seconds: float = 5.0) -> None:

@@ -1,25 +1,37 @@
-"""A process that imports once and forks on request: what warm ranks and the judge's fresh processes have in common.
+"""Processes that import once and fork on request: what warm ranks and the judge's fresh processes have in common.
 
-The problem in a sentence: `import torch` costs 1.4 CPU-seconds a process, and a process that has used torch has threads
-and must not fork. So one process imports everything, runs nothing, stays single-threaded, and forks: 0.01 s a rank.
+The problem in a sentence: `import torch` costs 1.4 CPU-seconds a process, with all that ranks want 2.8, and a process
+that has used torch has threads and must not fork. So one process imports everything, runs nothing, stays
+single-threaded, and forks: 0.01 s a rank.
+
+    this process ──> trunk: imports, once a process ──fork──> server of warm ranks ──fork──> rank, rank, ...
+                                                   ├──fork──> the judge's nursery  ──fork──> rank, rank, ...
+                                                   └──fork──> an agent of torchrun ──fork──> rank, rank, ...
 
 |                 | warm ranks                                 | fresh processes of the judge                 |
 |-----------------|--------------------------------------------|----------------------------------------------|
-| near side       | `ranks/pool`                               | `labkit/fresh`                               |
-| far side        | `ranks/worker`                             | `labkit/nursery`                             |
+| client          | `ranks/pool`                               | `labkit/fresh`                               |
+| server          | `ranks/worker`                             | `labkit/nursery`                             |
 | a rank lives    | for many jobs                              | for one                                      |
 | it answers with | pickles: it runs the parent's own code     | JSON: it runs a learner's code               |
 
-* `ForkServer` starts the server at the other end of a socket pair, has it fork ranks and end them, and ends it;
-* `obey` is what the server does, until the near side hangs up;
+* `ForkServer` has the trunk fork a server that listens at the other end of a socket pair, has it fork ranks and end
+  them, and ends it;
+* `obey` is what trunk and servers do, until the near side hangs up;
 * `stacks` asks ranks that are late where they are.
+
+The trunk knows nothing of the outside: its environment is a short white list. A server gets what it needs as an order.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import functools
+import gc
 import importlib
+import itertools
 import json
 import os
 import re
@@ -32,55 +44,61 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import IO, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, NoReturn
 
 from minimegatron.launch import procs
 
-START_SECONDS = 120.0  # for the imports of the server, on a machine that is busy with something else
+START_SECONDS = 120.0  # for the imports of the trunk, on a machine that is busy with something else
 REPLY_SECONDS = 3.0  # for anything that a healthy process does at once
 _MOST_FDS = 128  # that a process may get
+_LARGE, _COLLAPSE = 1 << 21, 25  # bytes of a large page; MADV_COLLAPSE
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",  # what has used a GPU cannot be forked, and ranks do the same on every machine
     "GLOO_SOCKET_IFNAME": "lo" if sys.platform.startswith("linux") else "lo0",  # listen on 127.0.0.1 only
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
+# Which instructions torch, oneDNN and MKL may use: all ranks compute with those that the notebook computes with.
+_INSTRUCTIONS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR")
+_READ_AT_START = ("OMP_", "KMP_", "MKL_", "ATEN_", "ONEDNN_", "TORCH_", "LD_", "MALLOC_", "GLIBC_")
+# First use of FSDP2, DTensor or an optimizer costs 1 to 7 s without these.
+PRELOAD = (
+    "torch._dynamo",
+    "torch._inductor",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.pipelining",
+    "torch.distributed.checkpoint",
+    "torch.distributed.run",
+    "torch.distributed._functional_collectives",
+    "labkit.ranks.worker",
+    "labkit.player",
+)
 
 
-class ForkServer:
-    """The near end of a server process.
-
-    Args:
-        module: its `serve(sock, folder, arguments)` is what the process does.
-        environment: all of its environment.
-        log: file for what it writes.
-        cwd: its working directory; default: this process's.
+class _NearSide:
+    """Of a process that obeys.
 
     Attributes:
-        folder: for the files of ranks; the server removes it when it ends, hence also when this process was killed.
+        process: it; at least what `Popen` has of `pid`, `poll`, `kill` and `wait`.
     """
 
-    def __init__(
-        self, module: str, *arguments: str, environment: Mapping[str, str],
-        log: IO[bytes] | int = subprocess.DEVNULL, cwd: str | None = None,
-    ) -> None:  # fmt: skip
-        self.folder, self.lock = tempfile.mkdtemp(prefix="minimegatron-"), threading.Lock()
-        self.sock, far = socket.socketpair()
+    process: subprocess.Popen[bytes] | Forked
+
+    def __init__(self) -> None:
+        self.sock, self._far = socket.socketpair()
         self.sock.settimeout(START_SECONDS)
-        with far:
-            command = [sys.executable, "-m", __name__, module, str(far.fileno()), self.folder, *arguments]
-            self.process = subprocess.Popen(
-                command, env=environment, cwd=cwd, pass_fds=[far.fileno()],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True,  # Ctrl-C in a terminal is for this process, which decides about its ranks
-            )  # fmt: skip
+        self.lock, self._ids = threading.Lock(), itertools.count()
+        self._ahead: dict[int, Forked] = {}  # what has been forked by a request whose answer has not been read
 
     def fork(self, *fds: int, order: Any = None) -> int:
-        """Fork a rank with these descriptors, and tell it an order; its pid."""
+        """Fork a process with these descriptors, and tell it an order; its pid."""
         return int(self.ask({"do": "fork", "order": order}, fds)["pid"])
 
     def end(self, *pids: int) -> list[int]:
-        """Kill ranks and their process groups; their return codes, of those too that had ended by themselves."""
+        """Kill ranks and their process groups; returns their return codes, also of those that had ended before."""
         for pid in pids:
             self.ask({"do": "kill", "pid": pid})
         return [self.status(pid) for pid in pids]
@@ -93,24 +111,198 @@ class ForkServer:
         return -signal.SIGKILL if status is None else int(status)
 
     def ask(self, request: dict[str, Any], fds: Iterable[int] = ()) -> dict[str, Any]:
-        """The answer to a request, from any thread; OSError when the server has ended or does not answer."""
+        """The answer to a request, from any thread; OSError when the process has ended or does not answer."""
         with self.lock:
-            send(self.sock, request, fds)
-            return receive(self.sock)[0]  # type: ignore[no-any-return]
+            number = self._send(request, fds)
+            while (answer := self._receive())["id"] != number:
+                pass  # of what has been forked ahead, or of somebody whom Ctrl-C has kept from reading it
+            return answer
+
+    def _send(self, request: dict[str, Any], fds: Iterable[int]) -> int:
+        send(self.sock, {**request, "id": (number := next(self._ids))}, fds)
+        return number
+
+    def _receive(self) -> dict[str, Any]:
+        answer: dict[str, Any] = receive(self.sock)[0]
+        if (forked := self._ahead.pop(answer["id"], None)) is not None:
+            forked.number = answer["pid"]
+        return answer
 
     def close(self, seconds: float) -> None:
-        """Hang up, and kill the server when it has not ended after these seconds; its ranks end with it."""
+        """Hang up, and kill the process when it has not ended after these seconds; its ranks end with it."""
         self.sock.close()
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait(10)
+
+
+class Trunk(_NearSide):
+    """The process that has imported, of which servers are forked. It starts at once, and imports by itself.
+
+    Args:
+        environment: all of its environment.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        super().__init__()
+        self.log = tempfile.TemporaryFile()
+        with self._far:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(self._far.fileno())],
+                env=environment, cwd="/", pass_fds=[self._far.fileno()],
+                stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
+                start_new_session=True,  # Ctrl-C in a terminal is for this process, which decides about its ranks
+            )  # fmt: skip
+
+    def fork_ahead(self, process: Forked, order: Any, fds: Iterable[int]) -> None:
+        """Fork as soon as all is imported, without waiting for it."""
+        with self.lock:
+            self._ahead[self._send({"do": "fork", "order": order}, fds)] = process
+
+    def settle(self) -> None:
+        """Wait for the pids of what has been forked ahead."""
+        with self.lock:
+            while self._ahead:
+                self._receive()
+
+    def is_importing(self) -> bool:
+        """Whether it has not answered yet."""
+        return bool(self._ahead) and not select.select([self.sock], [], [], 0)[0]
+
+    def close(self, seconds: float) -> None:
+        super().close(seconds)
+        self.log.close()
+
+
+class Forked:
+    """A process that the trunk forks; used as a `Popen`.
+
+    Args:
+        module: its `serve(sock, folder, arguments)` is what the process does.
+        sock: for it.
+        environment: all of its environment; default: the trunk's, which says nothing of the outside.
+        log: file for what it writes; default: it goes nowhere.
+        cwd: its working directory.
+
+    Attributes:
+        number: its pid; 0 as long as the trunk has not said it.
+        returncode: None while it lives.
+    """
+
+    def __init__(
+        self, trunk: Trunk, module: str, sock: socket.socket, folder: str, arguments: Sequence[str], *,
+        environment: Mapping[str, str] | None, log: IO[Any] | None, cwd: str,
+    ) -> None:  # fmt: skip
+        self.trunk, self.number = trunk, 0
+        self.returncode: int | None = None
+        order: dict[str, Any] = {"module": module, "arguments": list(arguments), "folder": folder, "cwd": cwd}
+        order |= {"environment": environment and dict(environment), "path": sys.path}
+        trunk.fork_ahead(self, order, [sock.fileno(), *([log.fileno()] if log else [])])
+
+    @property
+    def pid(self) -> int:
+        self.trunk.settle()
+        return self.number
+
+    def poll(self) -> int | None:
+        """Its return code, if it has ended, or its trunk."""
+        return self._look()
+
+    def _look(self) -> int | None:
+        if self.returncode is None and not self.trunk.is_importing():
+            try:
+                self.returncode = self.trunk.ask({"do": "status", "pid": self.pid})["status"]
+            except (OSError, ValueError):
+                self.returncode = -signal.SIGKILL
+        return self.returncode
+
+    def terminate(self) -> None:
+        if self.poll() is None:
+            procs.send(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self.trunk.ask({"do": "kill", "pid": self.pid})
+
+    def wait(self, timeout: float) -> int:
+        """Its return code; `subprocess.TimeoutExpired` when it has not ended after these seconds."""
+        deadline = time.monotonic() + timeout
+        while (status := self._look()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("a fork server", timeout)
+            time.sleep(0.001)
+        return status
+
+
+class ForkServer(_NearSide):
+    """The near end of a server process.
+
+    Args:
+        module, arguments, environment, log, cwd: see `Forked`.
+
+    Attributes:
+        folder: for the files of ranks; the server removes it when it ends, hence also when this process was killed.
+    """
+
+    def __init__(
+        self, module: str, *arguments: str, environment: Mapping[str, str] | None = None,
+        log: IO[bytes] | None = None, cwd: str = "/",
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.folder = tempfile.mkdtemp(prefix="minimegatron-")
+        self.trunk = trunk()
+        with self._far as far:
+            self.process: Forked = Forked(
+                self.trunk, module, far, self.folder, arguments, environment=environment, log=log, cwd=cwd
+            )
+
+    def close(self, seconds: float) -> None:
+        super().close(seconds)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+_trunks: dict[tuple[int, frozenset[tuple[str, str]]], Trunk] = {}  # by the process that they belong to
+_starting = threading.Lock()
+
+
+def trunk() -> Trunk:
+    """The trunk of this process; started when there is none, when it has died, or when `PATH` or the instructions
+    that torch may use are others."""
+    with _starting:
+        environment = _environment()
+        key = os.getpid(), frozenset(environment.items())
+        if key not in _trunks or _trunks[key].process.poll() is not None:
+            _trunks[key] = Trunk(environment)
+            atexit.register(_trunks[key].close, REPLY_SECONDS)
+        return _trunks[key]
+
+
+def suits(environment: Mapping[str, str]) -> bool:
+    """Whether this process's trunk has all that libraries read in an environment when they are loaded."""
+    mine = _environment()
+    names = [name for name in {*mine, *environment} if name.startswith(_READ_AT_START)]
+    return sys.platform == "linux" and all(mine.get(name) == environment.get(name) for name in names)
+
+
+def trunks() -> list[Trunk]:
+    """Of this process: a fork of it has none."""
+    return [one for (pid, _), one in _trunks.items() if pid == os.getpid()]
+
+
+def _environment() -> dict[str, str]:
+    """All that a trunk knows of the outside: no keys, no tokens, no home."""
+    root = str(Path(__file__).resolve().parents[2])
+    return {
+        **{name: os.environ[name] for name in _INSTRUCTIONS if name in os.environ},
+        "PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "PYTHONPATH": root, "PYTHONHASHSEED": "0",
+        **ENVIRONMENT, "OPENBLAS_NUM_THREADS": "1",
+    }  # fmt: skip
+
+
 def send(sock: socket.socket, message: Any, fds: Iterable[int] = ()) -> None:
-    """Send a message, one line of JSON, and with it descriptors."""
+    """Send a message, one line of JSON, and descriptors."""
     line = json.dumps(message).encode() + b"\n"
     sent = socket.send_fds(sock, [line], list(fds))
     sock.sendall(line[sent:])
@@ -131,12 +323,13 @@ def receive(sock: socket.socket, most_fds: int = 0) -> tuple[Any, list[int]]:
     return json.loads(line), fds
 
 
-def obey(sock: socket.socket, folder: str, live: Callable[..., object]) -> None:
+def obey(sock: socket.socket, folder: str, live: Callable[..., object], patience: float = 0.0) -> None:
     """Obey `fork`, `kill` and `status` until the other side hangs up or its process ends; leave nothing behind.
 
     Args:
-        folder: is removed at the end.
+        folder: is removed at the end; "" for none.
         live: what a rank does with (order, *descriptors).
+        patience: seconds in which children may end by themselves when the other side has hung up.
     """
     parent, deaths = os.getppid(), _deaths()
     ranks, statuses = set[int](), dict[int, int]()
@@ -150,7 +343,7 @@ def obey(sock: socket.socket, folder: str, live: Callable[..., object]) -> None:
             if sock.fileno() not in ready:
                 continue
             request, fds = receive(sock, most_fds=_MOST_FDS)
-            answer: dict[str, int | None] = {}
+            answer: dict[str, int | None] = {"id": request["id"]}
             if request["do"] == "fork":
                 answer["pid"] = pid = _fork(functools.partial(live, request["order"], *fds), [sock.fileno(), *deaths])
                 ranks.add(pid)
@@ -165,8 +358,13 @@ def obey(sock: socket.socket, folder: str, live: Callable[..., object]) -> None:
     except ConnectionError:
         return
     finally:
+        deadline = time.monotonic() + patience
+        while ranks and time.monotonic() < deadline:
+            _reap(ranks, statuses)
+            time.sleep(0.01)
         procs.end_descendants()
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _deaths() -> tuple[int, int]:
@@ -179,7 +377,7 @@ def _deaths() -> tuple[int, int]:
 
 
 def reap() -> dict[int, int]:
-    """Forget the children that have ended, and adopted ones; {pid: return code}."""
+    """Reap the children that have ended, and adopted ones; {pid: return code}."""
     statuses = {}
     with contextlib.suppress(ChildProcessError):  # there are no children
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -188,9 +386,9 @@ def reap() -> dict[int, int]:
 
 
 def _reap(ranks: set[int], statuses: dict[int, int]) -> None:
-    """Note how ranks ended, and kill what they had started: such processes have become children of this one.
+    """Note how ranks ended, and kill the processes that they had started, which have become children of this one.
 
-    While they live they hold the socket of their rank open, and the other side sees no end of file.
+    While those live they hold the socket of their rank open, and the other side sees no end of file.
     """
     for pid, status in reap().items():
         if pid in ranks:
@@ -220,12 +418,12 @@ def _fork(live: Callable[[], object], close: Iterable[int]) -> int:
 def stacks(
     pids: Mapping[int, int], signum: int, dump: Callable[[int], str], seconds: float
 ) -> dict[int, list[procs.Frame]]:
-    """Ask ranks by signal where they are; those that do not answer in time have no frames.
+    """Ask ranks by signal for their stacks; those that do not answer in time have no frames.
 
     Args:
         pids: rank -> pid.
-        signum: upon which the rank's `faulthandler` writes its stack.
-        dump: what a rank has written so far.
+        signum: signal at which the rank's `faulthandler` writes its stack.
+        dump: rank -> what it has written so far.
         seconds: longest wait; it ends when all have answered and nothing has been added for a moment.
     """
     for pid in pids.values():  # all before the first answer: a rank whose peer has died would move on
@@ -247,6 +445,53 @@ def dumped_frames(dump: str) -> list[procs.Frame]:
     return [procs.Frame(file, int(line), function.strip()) for file, line, function in lines]
 
 
+# ------------------------------------------------------------------------------------------------------ the trunk
+
+
+def grow(sock: socket.socket) -> None:
+    """Import, then fork servers until the process that has started this one hangs up."""
+    gc.disable()  # while it imports, of which it takes a quarter
+    for name in PRELOAD:
+        importlib.import_module(name)
+    sys.modules["labkit.player"].rehearse()
+    gc.collect()
+    gc.freeze()  # nothing above is ever garbage: collections stay cheap and pages stay shared
+    gc.enable()
+    large_pages()
+    obey(sock, "", _become_server, patience=2.0)
+
+
+def _become_server(order: dict[str, Any], far: int, *log: int) -> NoReturn:
+    os.chdir(order["cwd"])
+    with open(os.devnull, "wb") as nothing:
+        for stream in (1, 2):
+            os.dup2(log[0] if log else nothing.fileno(), stream)
+    for fd in log:
+        os.close(fd)
+    if order["environment"] is not None:
+        os.environ.clear()
+        os.environ.update(order["environment"])
+        sys.path[:] = order["path"]
+    importlib.import_module(order["module"]).serve(socket.socket(fileno=far), order["folder"], order["arguments"])
+    os._exit(0)
+
+
+def large_pages() -> None:
+    """Gather the memory that all ranks share in pages of 2 MiB, where Linux can (6.1): a fork copies an entry a page.
+
+    Of 54,000 entries 100 remain, and an empty process costs half: 7 ms in place of 15. What a rank writes to is copied
+    4 KiB at a time as before. Where the kernel refuses, nothing changes.
+    """
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        place, rights, _, _, inode, *_ = line.split()
+        first, last = (int(end, 16) // _LARGE for end in place.split("-"))
+        if rights == "rw-p" and inode == "0" and last > first + 1:
+            libc.madvise(ctypes.c_void_p((first + 1) * _LARGE), ctypes.c_size_t((last - first - 1) * _LARGE), _COLLAPSE)
+
+
 if __name__ == "__main__":
-    _, module, descriptor, folder, *arguments = sys.argv
-    importlib.import_module(module).serve(socket.socket(fileno=int(descriptor)), folder, arguments)
+    # Servers import this module by its name, and would find another copy of it.
+    importlib.import_module("labkit.ranks.fork_server").grow(socket.socket(fileno=int(sys.argv[1])))

@@ -6,9 +6,9 @@ a notebook that starts ranks for every question is unusable::
     with WarmPool(4) as pool:
         sums = pool.run(add_up, torch.ones(3), timeout=20)      # add_up(rank, world, x), on each rank
 
-The ranks are forked from a server that has imported everything (`ranks/worker`; the first pool of a process pays
-for it once, about 4 s). Function and arguments travel by pickle over a socket pair, the function by its import path;
-results come back as a list by rank. Their process group is gloo's and they see no GPU, on any machine.
+The ranks are forked from a server that has imported everything (`ranks/worker`); the first server of a process pays for
+that once, about 3 s (`ranks/fork_server`). Function and arguments travel by pickle over a socket pair, the function by
+its import path; results come back as a list by rank. Their process group is gloo's and they see no GPU, on any machine.
 
 | what goes wrong                       | what you see                                                              |
 |---------------------------------------|---------------------------------------------------------------------------|
@@ -152,10 +152,10 @@ class WarmPool:
 
 @dataclasses.dataclass
 class Process:
-    """What one process owns: at most one fork server, and the pools that everything in it shares.
+    """State of one process: at most one fork server, and the pools that everything in it shares.
 
     Attributes:
-        preload: modules that its ranks will want besides those of this package that it has itself.
+        preload: modules that its ranks need beside those of this package that it has imported itself.
     """
 
     pid: int
@@ -184,7 +184,7 @@ _process = Process(os.getpid())
 
 
 def this_process() -> Process:
-    """The one holder of state. After a fork the child starts with none: server and pools belong to its parent."""
+    """The state of this process. After a fork the child starts with none: server and pools belong to its parent."""
     global _process  # noqa: PLW0603  one fork server a process, none in its forks
     if _process.pid != os.getpid():
         _process = Process(os.getpid())
@@ -200,14 +200,14 @@ def shared_pool(nranks: int, *, fingerprints: bool = False) -> WarmPool:
 
 
 def _log_file() -> IO[bytes]:
-    """An unnamed file that both sides write at its end: it is emptied before each job, and offsets outlive that."""
+    """An unnamed file to which both sides append: it is emptied before each job, and offsets outlive that."""
     file = tempfile.TemporaryFile()
     fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
     return file
 
 
 class Rank:
-    """The near end of one rank.
+    """The client's end of one rank.
 
     Args:
         server: forks it.
@@ -233,7 +233,7 @@ class Rank:
         self.busy = self.cleaning = False
 
     def start(self, job: Job) -> None:
-        """Hand over a job; a rank that has died while idle is found out by `receive`."""
+        """Send a job; `receive` notices a rank that has died while idle."""
         for file in (self.out, self.err):
             os.ftruncate(file.fileno(), 0)
         self.answer = None
@@ -243,7 +243,7 @@ class Rank:
             self.channel.send_bytes(pickle.dumps(tuple(job)))
 
     def receive(self) -> None:
-        """Take the answer, or learn how the rank died."""
+        """Read the answer, or find out how the rank died."""
         try:
             self.answer = pickle.loads(self.channel.recv_bytes())  # noqa: S301  from a process that this one started
         except (EOFError, OSError):
@@ -253,7 +253,7 @@ class Rank:
             self.failure = f"sent an answer that cannot be read: {type(error).__name__}: {error}"
 
     def release(self) -> bool:
-        """Let a rank that has answered leave its group; False when it has not answered."""
+        """Let a rank that has answered leave its group; False if it has not answered."""
         if self.busy and self.answer is None:
             return False
         if self.busy:
@@ -263,7 +263,7 @@ class Rank:
         return True
 
     def is_clean(self) -> bool:
-        """Whether the rank is ready for another job; waits for it while it cleans up after the last."""
+        """Whether the rank is ready for another job; waits while it cleans up after the last."""
         try:
             if self.cleaning and (not self.channel.poll(REPLY_SECONDS) or self.channel.recv_bytes()):
                 return False
@@ -277,11 +277,11 @@ class Rank:
         return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
 
     def waits_in(self) -> str:
-        """The communication of this package that the rank is blocked in, its axis and ranks; "" where it is in none."""
+        """The communication of this package that blocks the rank, its axis and ranks; "" if none does."""
         return self.read(self.page).partition("\0")[0]
 
     def end(self) -> None:
-        """Kill the rank and what it has started."""
+        """Kill the rank and the processes that it has started."""
         self.channel.close()
         if not self.gone:
             with contextlib.suppress(RankError):  # the server is dead, and so is the rank
@@ -302,19 +302,19 @@ class WarmServer(ForkServer):
         path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
         environment = {**os.environ, **RANK_ENVIRONMENT, "PYTHONPATH": path}
         with tempfile.TemporaryFile() as log:
-            super().__init__("labkit.ranks.worker", *preload, environment=environment, log=log)
+            super().__init__("labkit.ranks.worker", *preload, environment=environment, log=log, cwd=os.getcwd())
             if not self._gets_ready():
                 self.close(REPLY_SECONDS)
-                log.seek(0)
+                said = [os.pread(file.fileno(), 1 << 20, 0).decode(errors="replace") for file in (self.trunk.log, log)]
                 raise RankError(
                     "the fork server did not start",
-                    where=log.read()[-2000:].decode(errors="replace"),
+                    where="".join(text[-2000:] for text in said),
                     fix="minimegatron doctor says what this machine lacks",
                 )
 
     def _gets_ready(self) -> bool:
         """Whether the server says that it has imported everything; False when it has ended or makes no progress."""
-        deadline = StartupDeadline(START_SECONDS, StartupProgress(lambda: [self.process.pid]).made)
+        deadline = StartupDeadline(START_SECONDS, StartupProgress(lambda: [self.trunk.process.pid]).made)
         while not connection.wait([self.sock], 1.0):
             if deadline.is_over():
                 return False
@@ -408,6 +408,6 @@ def _place(frames: list[procs.Frame], blocked: str) -> str:
 
 
 def _in_torch_distributed(frames: list[procs.Frame]) -> bool:
-    """Whether a stack (innermost call first) ends inside torch's communications, called by something that does not say
-    so itself, as `comm/async_ops` does."""
+    """Whether a stack (innermost call first) ends inside torch's communications, called by code that does not report it
+    itself as `comm/async_ops` does."""
     return bool(frames) and os.path.join("torch", "distributed") in frames[0].file

@@ -12,8 +12,9 @@ and when its kernel is restarted no process may stay behind.
       (ranks 0, 2-3 were ended with it: a consequence, not the cause)
 
 It runs the real thing (`ranks/agent` is `torchrun` in a process of our own); `run.cmd` is the line that does the same
-in a terminal. The script itself needs nothing from here, but with `init()`, `finish()` and `report()` of `launch.rank`
-it starts, ends and talks properly.
+in a terminal. Ranks that see no GPU are forked from the agent, in place of executed (`ranks/early`). The script itself
+needs nothing from here, but with `init()`, `finish()` and `report()` of `launch.rank` it starts, ends and talks
+properly.
 
 Ranks see no GPU unless the caller says so (`gpus=True`): what a lab or a test shows is then the same on a laptop and on
 a node with eight GPUs, where `init` would take NCCL, and NCCL refuses the tensors that a script makes on the CPU.
@@ -36,6 +37,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -45,7 +47,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.ranks import agent
-from labkit.ranks.fork_server import dumped_frames
+from labkit.ranks.fork_server import Forked, dumped_frames, suits, trunk
 from minimegatron.errors import ConfigError, named
 from minimegatron.launch import procs
 from minimegatron.launch.error_report import is_consequence
@@ -67,19 +69,19 @@ POLL_SECONDS = 0.03
 
 @dataclasses.dataclass
 class Run:
-    """What became of a launch. Lists are by rank.
+    """The result of a launch. Lists are by rank.
 
     Attributes:
         cmd: the command line that does the same in a terminal.
         gpus: whether the ranks saw GPUs.
-        backend: of their process group, "" when no rank called `init`.
+        backend: of their process group, "" if no rank called `init`.
         returncode: 0; the status of the rank that failed first (see `errors`), 5 if it has none of ours; 7: a hang.
         seconds: from start to end.
         stdout, stderr: everything a rank wrote.
-        errors: how a rank ended, if not well.
-        reports: what it handed to `report`.
+        errors: how a rank ended that failed.
+        reports: the value it gave to `report`.
         hung: it was ended because it took too long.
-        agent_ended, agent_output: how `torchrun` itself ended, and what it wrote.
+        agent_ended, agent_output: how `torchrun` itself ended, and its output.
     """
 
     cmd: str
@@ -99,16 +101,16 @@ class Run:
     agent_output: str = ""
 
     def where(self) -> str:
-        """What the ranks ran on: "4 ranks on CPUs (gloo)"."""
+        """Where the ranks ran: "4 ranks on CPUs (gloo)"."""
         device = "GPU" if self.gpus else "CPU"
         text = f"{self.nproc} ranks on {device}s" if self.nproc > 1 else f"1 rank on a {device}"
         return f"{text} ({'NCCL' if self.backend == 'nccl' else self.backend})" if self.backend else text
 
     def explain(self, source: str = "") -> str:
-        """The failure in a few lines; "" when there was none.
+        """The failure in a few lines; "" if there was none.
 
         Args:
-            source: the text of the cell that the script was written from; default: what the script's file holds.
+            source: the text of the cell that the script was written from; default: the contents of the script.
         """
         lines = (source or self.script.read_text()).splitlines()
         if self.hung:
@@ -200,8 +202,10 @@ def launch(
         agent.end_marked(token)
         _wait_or_kill(process)
     run.seconds = time.monotonic() - begun
-    run.agent_ended = procs.how_it_ended(process.returncode)
-    run.returncode = 7 if run.hung else process.returncode if process.returncode >= 0 else 5
+    status = process.returncode
+    assert status is not None, "it has been waited for"
+    run.agent_ended = procs.how_it_ended(status)
+    run.returncode = 7 if run.hung else status if status >= 0 else 5
     _read(run, folder)
     return run
 
@@ -231,13 +235,22 @@ def _in_a_terminal(path: Path, nproc: int, args: Sequence[str], gpus: bool) -> s
 
 def _start_agent(
     script: Sequence[str], nproc: int, folder: Path, environment: dict[str, str]
-) -> subprocess.Popen[bytes]:
+) -> subprocess.Popen[bytes] | Forked:
     """`torchrun` in a session of its own; what it and its ranks write goes to files below `folder`."""
-    command = [sys.executable, "-m", "labkit.ranks.agent", "--standalone", f"--nproc-per-node={nproc}"]
+    on_cpus = environment.get("CUDA_VISIBLE_DEVICES") == ""  # what has looked for GPUs cannot be forked
+    command = [*([agent.FORK] if on_cpus else []), "--standalone", f"--nproc-per-node={nproc}"]
     command += ["--log-dir", str(folder / "logs"), "--redirects", "3", *script]
     with open(folder / "agent.log", "w") as log:
+        if on_cpus and suits(environment):
+            near, far = socket.socketpair()
+            with near, far:
+                environment[agent.LAUNCHER] = str(trunk().process.pid)
+                return Forked(
+                    trunk(), agent.__name__, far, str(folder), command,
+                    environment=environment, log=log, cwd=os.getcwd(),
+                )  # fmt: skip
         return subprocess.Popen(
-            command,
+            [sys.executable, "-m", agent.__name__, *command],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -262,7 +275,7 @@ def _environment(folder: Path, token: str, extra: Mapping[str, str]) -> dict[str
 
 
 def _settings_of_gpus() -> dict[str, str]:
-    """What ranks on GPUs need before torch uses one; a rank that is started cannot know what its script will do."""
+    """Environment of ranks on GPUs, set before torch uses one; what the script will do is not known yet."""
     from minimegatron.launch.hardware import prepare_for_pipelines
 
     settings = dict(os.environ)
@@ -270,7 +283,7 @@ def _settings_of_gpus() -> dict[str, str]:
     return settings
 
 
-def _supervise(process: subprocess.Popen[bytes], run: Run, folder: Path, start_seconds: float) -> None:
+def _supervise(process: subprocess.Popen[bytes] | Forked, run: Run, folder: Path, start_seconds: float) -> None:
     """Return when the agent has ended, or when the ranks have been ended because they hang."""
     deadline = StartupDeadline(start_seconds, StartupProgress(lambda: [process.pid]).made)
     checked_in: float | None = None
@@ -287,7 +300,7 @@ def _supervise(process: subprocess.Popen[bytes], run: Run, folder: Path, start_s
         time.sleep(POLL_SECONDS)
 
 
-def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
+def _wait_or_kill(process: subprocess.Popen[bytes] | Forked) -> None:
     """Give the agent time to take note of what happened; on a machine that is too busy for that, end it."""
     try:
         process.wait(GRACE_SECONDS)
@@ -300,7 +313,7 @@ def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _dump_and_end(agent_pid: int) -> None:
-    """Have every rank write its stack (SIGABRT), then end those that could not, then let the agent take note."""
+    """Make every rank write its stack (SIGABRT), then end those that could not, then let the agent write its report."""
     procs.send(agent_pid, signal.SIGSTOP)  # or it would end the others as soon as the first is gone
     ranks = procs.children(agent_pid)
     for pid in ranks:
@@ -314,7 +327,7 @@ def _dump_and_end(agent_pid: int) -> None:
 
 
 def _read(run: Run, folder: Path) -> None:
-    """Collect what the ranks left in the run directory."""
+    """Read the files that the ranks left in the run directory."""
     attempts = sorted((folder / "logs").glob("*/attempt_*"), key=lambda p: int(p.name.rpartition("_")[2]))
     ends = {}
     if (folder / "agent.json").exists():

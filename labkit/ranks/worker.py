@@ -1,4 +1,4 @@
-"""A warm rank: runs jobs for a pool (`ranks/pool`), and puts its process in order between two of them.
+"""A warm rank: runs jobs for a pool (`ranks/pool`), and restores its process between two of them.
 
 Each job gets a default process group of its own over a file (no port to collide with, and no message of an earlier job
 can arrive in a later one) and a process that looks as if it had just been started, because a test that passes only
@@ -12,10 +12,11 @@ after another test is worse than one that fails::
 
 | after a job      |                                                                                                  |
 |------------------|--------------------------------------------------------------------------------------------------|
-| put back         | random generators, default dtype and device, grad mode, thread count, matmul precision,          |
+| restored         | random generators, default dtype and device, grad mode, thread count, matmul precision,          |
 |                  | determinism, anomaly mode, signal handlers, streams, warning filters, umask; by the next job:    |
 |                  | environment, working directory, `sys.path`, process group                                        |
-| forgotten        | the user's modules (not Python's, installed or this package's): the next job imports them anew   |
+| removed          | the user's modules (not Python's, installed or this package's), which the next job imports anew; |
+|                  | names that were added to `builtins`                                                              |
 | the rank is      | a thread or a process left running, process groups that something still holds (each has a thread |
 | replaced after   | that wakes a hundred times a second), a library function replaced, a library module removed, a   |
 |                  | global module hook left behind, a trace still recording                                          |
@@ -25,6 +26,7 @@ Pickles travel here over a socket pair between a process and its own descendants
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import datetime
 import faulthandler
@@ -56,27 +58,15 @@ from minimegatron.comm.gloo import GlooTransport
 from minimegatron.launch import procs
 from minimegatron.launch.error_report import is_consequence
 
-# First use of FSDP2 or DTensor costs 7 s without these.
-PRELOAD = (
-    "torch._dynamo",
-    "torch._inductor",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor.parallel",
-    "torch.distributed.pipelining",
-    "torch.distributed.checkpoint",
-    "torch.distributed._functional_collectives",
-    "minimegatron.comm.collectives",
-)
 RANK_ENVIRONMENT = {
     **ENVIRONMENT,
-    "TORCH_CPP_LOG_LEVEL": "ERROR",
     "NO_COLOR": "1",
     "TQDM_DISABLE": "1",
 }
 
 
 class Job(NamedTuple):
-    """What a rank is told; `call` is the pickled (function, arguments), opened after `sys_path` is in place."""
+    """An order for a rank; `call` is the pickled (function, arguments), opened after `sys_path` is in place."""
 
     rank: int
     world: int
@@ -90,14 +80,14 @@ class Job(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """An exception on its way to the parent.
+    """An exception for the parent.
 
     Attributes:
         name, message: type and text.
         trace: the traceback as Python prints it.
         frame: the innermost line of user code.
         consequence: whether it only says that the connection to another rank was lost.
-        error: the pickled exception, or b"" when it cannot be pickled.
+        error: the pickled exception, or b"" if it cannot be pickled.
     """
 
     name: str
@@ -112,9 +102,9 @@ class Failure(NamedTuple):
 
 
 def serve(sock: socket.socket, folder: str, preload: list[str]) -> None:
-    """Import, say so, then fork ranks until the parent hangs up."""
-    gc.disable()  # while it imports, of which it takes a quarter
-    for name in (*PRELOAD, *preload):
+    """Import what the trunk has not, say so, then fork ranks until the parent hangs up."""
+    gc.disable()
+    for name in preload:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # nothing above is ever garbage: collections stay cheap and pages stay shared
@@ -247,7 +237,7 @@ THREADS = 24  # of the kernel's, more than at the start: a few groups may linger
 
 
 class CleanState:
-    """What a rank was like before its first job, and the way back to it.
+    """The state of a rank before its first job, to which it is restored.
 
     Attributes:
         spoiled: why this rank cannot be used again, or "".
@@ -260,6 +250,7 @@ class CleanState:
         self.signals = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP)}
         self.streams = {name: getattr(sys, name) for name in ("stdin", "stdout", "stderr", "excepthook")}
         self.lists: list[tuple[Any, list[Any]]] = [(x, list(x)) for x in (sys.argv, warnings.filters)]
+        self.builtins = set(vars(builtins))
         self.threads, self.tasks = set(threading.enumerate()), _tasks()
         watched = ("builtins", "torch", "torch.distributed", "torch.nn.functional")
         self.functions: dict[str, dict[str, Callable[..., Any]]] = {
@@ -269,7 +260,7 @@ class CleanState:
         }
 
     def restore(self) -> str:
-        """Undo what the job did to the process.
+        """Undo the job's changes to the process.
 
         Returns:
             What could not be undone, or "".
@@ -291,6 +282,8 @@ class CleanState:
         for mutable, original in self.lists:
             mutable[:] = original
         os.umask(0o022)
+        for name in set(vars(builtins)) - self.builtins:
+            delattr(builtins, name)
         dirty = self._left_over()
         for name in [n for n, m in sys.modules.items() if n not in self.modules and _is_users(m)]:
             del sys.modules[name]

@@ -1,1 +1,1 @@
-"""Weights outside a run: names, shapes and conversions."""
+"""Checkpoints of a run; models of Hugging Face, Megatron-LM and TensorRT-LLM, read and written."""

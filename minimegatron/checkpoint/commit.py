@@ -44,14 +44,14 @@ _LOCK = ".lock"
 
 
 class RootLock:
-    """Held until `close`, or until the process ends.
+    """The lock of a folder of checkpoints, held until `close`, or until the process ends.
 
     Args:
-        root: the folder; made where there is none.
-        run_id: of the run that takes it.
+        root: the folder; created if it does not exist.
+        run_id: id of the run that takes the lock.
 
     Raises:
-        CheckpointError: another process holds it; says which.
+        CheckpointError: another process holds it; names that process.
     """
 
     def __init__(self, root: Path, run_id: str) -> None:
@@ -97,12 +97,12 @@ OLDER = "load an older checkpoint (--ckpt-step), or another copy of this one"
 
 @dataclasses.dataclass(frozen=True)
 class Keep:
-    """Which checkpoints stay when a newer one has been published; the newest one always does.
+    """Which checkpoints are kept when a newer one has been published; the newest one always is.
 
     Attributes:
         newest: how many; 0 keeps all unless `every` is given.
         every: those whose step it divides.
-        best: the one with the lowest validation loss, of those that were evaluated right before they were saved.
+        best: the one with the lowest validation loss, among those that were evaluated right before they were saved.
     """
 
     newest: int = 0
@@ -116,7 +116,7 @@ def folder_of(root: Path, step: int) -> Path:
 
 
 def stage(root: Path, step: int, run_id: str) -> Path:
-    """A new staging folder; those that a dead run has left in this root are removed. The caller holds the lock.
+    """Make a new staging folder, and remove those of dead runs in this root. The caller holds the lock.
 
     Raises:
         CheckpointError: the checkpoint of this step exists already.
@@ -150,12 +150,12 @@ def publish(staged: Path, root: Path, manifest: Manifest) -> Path:
 
 
 def discard(staged: Path) -> None:
-    """A save has failed: remove what it has written."""
+    """Remove the staging folder of a save that has failed."""
     shutil.rmtree(staged, ignore_errors=True)
 
 
 def retire(root: Path, keep: Keep) -> list[int]:
-    """Remove the complete checkpoints that are not to be kept; returns their steps."""
+    """Remove the complete checkpoints that are not kept; returns their steps."""
     if keep.newest == 0 and keep.every is None:
         return []
     manifests = complete(root)
@@ -181,8 +181,8 @@ def _evaluated(manifest: Manifest) -> bool:
 def published(root: Path) -> list[int]:
     """Steps of the folders that have the name of a checkpoint, ascending.
 
-    A list that is made while another run publishes one and removes the one before may have neither, so it is made until
-    two are equal.
+    While another run publishes a checkpoint and removes the one before, a listing may have neither, so folders are
+    listed until two listings are equal.
     """
     steps = _listed(root)
     while (again := _listed(root)) != steps:
@@ -212,16 +212,16 @@ def complete(root: Path) -> dict[int, Manifest]:
 
 
 def choose(root: Path, steps: Sequence[int], step: int | None, what: str = "checkpoint") -> int:
-    """Which of a folder's checkpoints is meant.
+    """The step of the checkpoint that is asked for.
 
     Args:
         root: the folder.
-        steps: of those that may be chosen, ascending.
-        step: that was asked for; default the newest.
+        steps: steps to choose from, ascending.
+        step: the step asked for; default the newest.
         what: for the error.
 
     Raises:
-        CheckpointError: there is no such one.
+        CheckpointError: there is no such checkpoint.
     """
     if steps and (step is None or step in steps):
         return steps[-1] if step is None else step
@@ -250,7 +250,7 @@ def verify_names(folder: Path, manifest: Manifest) -> None:
     """Refuse files that the manifest does not name.
 
     Raises:
-        CheckpointError: there are some; names them.
+        CheckpointError: with their names.
     """
     with disk(folder, UNREADABLE):
         extra = {path.name for path in folder.iterdir()} - manifest.files.keys() - {NAME}
@@ -266,7 +266,7 @@ def verify(folder: Path, manifest: Manifest, files: Iterable[str] | None = None)
     """Compare files with the manifest: length, header and hash.
 
     Args:
-        files: which; default all.
+        files: names; default all.
 
     Raises:
         CheckpointError: names the file that is missing or not what was written.
@@ -281,7 +281,7 @@ def verify_header(folder: Path, manifest: Manifest, name: str) -> None:
     """Compare a file's length, and the step and run in its header, with the manifest.
 
     Raises:
-        CheckpointError: it is missing, or another one.
+        CheckpointError: it is missing, or of another save.
     """
     path = folder / name
     if path.is_symlink() or not path.is_file():
@@ -301,7 +301,7 @@ def verify_header(folder: Path, manifest: Manifest, name: str) -> None:
 
 
 def verify_hash(folder: Path, manifest: Manifest, name: str, length_and_hash: tuple[int, str]) -> None:
-    """Compare the length and hash of what was read of a file with the manifest.
+    """Compare the length and hash of a file that was read with the manifest.
 
     Raises:
         CheckpointError: the file is not what was written.

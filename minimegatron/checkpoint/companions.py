@@ -68,7 +68,7 @@ def copy_companions(source: Path, target: Path) -> None:
 
 
 def token_ids(folder: Path) -> dict[str, Any]:
-    """Which ids begin, end and fill a document: as `config.json` has it, else `generation_config.json`."""
+    """The ids that begin, end and pad a document: as in `config.json`, else `generation_config.json`."""
     for name in (CONFIG, GENERATION):
         if (folder / name).is_file():
             values = read_json(folder / name, "a folder with config.json")
@@ -80,9 +80,9 @@ def of_run(published: Files, tokenizer: Files, ids: Mapping[str, int]) -> Files:
     """The files beside the weights of a run's model.
 
     Args:
-        published: files of the folder that the run begins with; nothing from scratch.
-        tokenizer: files of the run's tokenizer, nothing where it has none.
-        ids: of `TOKENS`, as the run's tokenizer has them.
+        published: files of the folder that the run begins with; {} from scratch.
+        tokenizer: files of the run's tokenizer; {} if it has none.
+        ids: the run's tokenizer's ids of `TOKENS`.
     """
     if not published:
         return {**tokenizer, GENERATION: to_json(dict(ids))}
@@ -104,7 +104,7 @@ def keep(root: Path, files: Files) -> str:
     """Write the files into the folder beside the checkpoints, unless it has them already; returns their hash.
 
     Raises:
-        CheckpointError: the disk is full, gone, or not ours to write on.
+        CheckpointError: the disk is full, gone, or not writable.
     """
     folder = root / FOLDER
     with disk(folder):
@@ -122,11 +122,11 @@ def digest(files: Files) -> str:
 
 
 def verified(folder: Path, saved_hash: str | None) -> Path | None:
-    """The folder beside the checkpoints of a run; None where there is none.
+    """The folder beside the checkpoints of a run; None if there is none.
 
     Args:
         folder: `huggingface`.
-        saved_hash: the one in a manifest.
+        saved_hash: the hash in a manifest.
 
     Raises:
         CheckpointError: it has changed.
@@ -161,15 +161,15 @@ def _table(text: bytes | None) -> dict[str, Any]:
 
 
 def stop_ids(folder: Path, end_of_document: int, vocab_size: int) -> tuple[list[int], str]:
-    """(ids after which a text is over, the file that says so).
+    """(ids that end a text, the file that has them).
 
     Args:
         folder: of the published model, of the one that a run began with, or of the tokenizer.
-        end_of_document: the tokenizer's.
+        end_of_document: the tokenizer's id.
         vocab_size: of the model.
 
     Raises:
-        CheckpointError: a file says something that is no id of this model.
+        CheckpointError: a file has an id outside of the vocabulary.
     """
     for name in (GENERATION, CONFIG):
         path = folder / name

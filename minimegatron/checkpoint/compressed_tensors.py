@@ -44,7 +44,7 @@ _ONLY_OF_WEIGHTS: dict[str, Any] = {"symmetric": True, "dynamic": False, "actord
 
 
 def linear_weights(config: TransformerConfig, family: str) -> tuple[set[str], list[str]]:
-    """(tensors of theirs that are quantised, linear layers of theirs that are not).
+    """(their tensors that are quantised, their linear layers that are not).
 
     Raises:
         ConfigError: the family has no layers of the class Linear.
@@ -68,10 +68,10 @@ def linear_weights(config: TransformerConfig, family: str) -> tuple[set[str], li
 
 
 def quantization_config(scheme: Scheme, ignore: Iterable[str]) -> dict[str, Any]:
-    """What `config.json` says of quantised weights.
+    """The `quantization_config` for `config.json`.
 
     Args:
-        scheme: of all of them.
+        scheme: the scheme of all quantised weights.
         ignore: linear layers that are not quantised.
     """
     weights = {
@@ -103,7 +103,7 @@ def scheme_of(keys: Any) -> Scheme:
     """The scheme that `quantization_config` of a `config.json` describes.
 
     Raises:
-        ConfigError: another method, or something that would make other numbers of the weights.
+        ConfigError: another method, or an option that would change the values of the weights.
     """
     keys = keys if isinstance(keys, dict) else {}
     method = keys.get("quant_method")
@@ -143,10 +143,10 @@ def scheme_of(keys: Any) -> Scheme:
 
 
 def check_divides(scheme: Scheme, tensors: Mapping[str, Described], names: Iterable[str]) -> None:
-    """Every row is whole groups: transformers and vLLM read nothing else (here the last group may be shorter).
+    """Check that rows consist of whole groups: transformers and vLLM read nothing else (here the last may be shorter).
 
     Raises:
-        ConfigError: one is not.
+        ConfigError: a row does not.
     """
     size = scheme.group_size
     columns = {name: tensors[name].shape[1] for name in sorted(names)}
@@ -163,10 +163,10 @@ class Quantised:
     """A folder's tensors with some of them quantised, as they are written.
 
     Args:
-        source: their tensors; of those that are quantised as precise as they are known.
-        dtypes: of every tensor, and of the scales of those that are quantised.
-        names: which are quantised, matrices [o, i].
-        scheme: how.
+        source: their tensors; those that are quantised in the best precision that is known.
+        dtypes: dtype of every tensor, and of the scales of those that are quantised.
+        names: names of those that are quantised, matrices [o, i].
+        scheme: the scheme.
     """
 
     def __init__(self, source: Source, dtypes: Mapping[str, torch.dtype], names: Iterable[str], scheme: Scheme) -> None:
@@ -209,11 +209,11 @@ class Quantised:
 
 
 class Dequantised:
-    """The tensors of a quantised folder as if it were none: `X.weight` in the dtype of its scales.
+    """The tensors of a quantised folder, dequantised: `X.weight` in the dtype of its scales.
 
     Args:
         source: the tensors of the files.
-        scheme: how they are quantised.
+        scheme: the scheme.
 
     Raises:
         CheckpointError: the tensors of a matrix are missing, or do not fit each other.
@@ -239,7 +239,7 @@ class Dequantised:
             )
 
     def _add(self, stem: str, described: Described, packed: bool) -> list[str]:
-        """Note the matrix of a layer; returns what is wrong with it."""
+        """Register the matrix of a layer; returns what is wrong with it."""
         missing = [stem + end for end in (_SCALE, _SHAPE) if stem + end not in self.source.tensors]
         missing = [name for name in missing if packed or name.endswith(_SCALE)]
         if packed != self.scheme.packs:
@@ -275,7 +275,7 @@ class Dequantised:
 
 
 def dequantised(source: Source, keys: Any) -> Source:
-    """The tensors of a published folder, as numbers.
+    """The tensors of a published folder, dequantised if need be.
 
     Args:
         source: the tensors of its files.
@@ -283,7 +283,7 @@ def dequantised(source: Source, keys: Any) -> Source:
 
     Raises:
         ConfigError: see `scheme_of`.
-        CheckpointError: see `Dequantised`; or packed weights, and no word about them.
+        CheckpointError: see `Dequantised`; or packed weights without a `quantization_config`.
     """
     if keys is not None:
         return Dequantised(source, scheme_of(keys))

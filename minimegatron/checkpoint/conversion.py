@@ -1,15 +1,15 @@
-"""A folder that holds a model, whatever wrote it: opened as weights under our names, and written as another kind.
+"""Model folders of every kind: opened as weights under our names, and written as another kind.
 
-| kind         | recognised by                | read by                      | written by                    |
-|--------------|------------------------------|------------------------------|-------------------------------|
-| `hf`         | `config.json`                | `huggingface.open_published` | `huggingface.write_published` |
-| `ours`       | `iter_0000020/manifest.json` | `ours.Checkpoint`            | `ours.write_checkpoint`       |
-| `torch_dist` | `.metadata`                  | `torch_dist.TorchDist`       | `torch_dist.write_release`    |
-| `tensorrt_llm` | -                          | -                            | `tensorrt_llm.write`          |
+| kind           | recognised by                | read by                      | written by                    |
+|----------------|------------------------------|------------------------------|-------------------------------|
+| `hf`           | `config.json`                | `huggingface.open_published` | `huggingface.write_published` |
+| `ours`         | `iter_0000020/manifest.json` | `ours.Checkpoint`            | `ours.write_checkpoint`       |
+| `torch_dist`   | `.metadata`                  | `torch_dist.TorchDist`       | `torch_dist.write_release`    |
+| `tensorrt_llm` | -                            | -                            | `tensorrt_llm.write`          |
 
 Each is a `Source` (`checkpoint/sources.py`), so a conversion reads one tensor at a time while the other folder is
-written. All tensors of a folder are first compared with what its configuration describes, by name and shape
-(`checked`): a reader that takes its part of a larger tensor would take the wrong numbers, and the model would run.
+written. All tensors of a folder are first compared with its configuration, by name and shape (`checked`): a reader that
+takes its part of a larger tensor would take the wrong numbers, and the model would run.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class Model:
     """A model in a folder.
 
     Attributes:
-        kind: what wrote it.
-        config: with `params_dtype` as the weights have it.
+        kind: kind of the folder.
+        config: with the `params_dtype` of the weights.
         weights: under our names.
-        companions_folder: with the files beside its weights (`checkpoint/companions`), where there is one.
-        optimizer_state: what the folder holds of an optimizer, for a message; empty for nothing.
-        continued: reads it for a configuration and its weights; None where nothing does.
-        family: of a published model.
-        companions_hash: of these files, from the manifest of a checkpoint.
+        companions_folder: the folder with the files beside its weights (`checkpoint/companions`), if there is one.
+        optimizer_state: a description of the optimizer state in the folder, for a message; empty for none.
+        continued: reads that state, for a configuration and its weights; None if it cannot be read.
+        family: family of a published model.
+        companions_hash: hash of these files, from the manifest of a checkpoint.
     """
 
     kind: str
@@ -72,7 +72,7 @@ class Model:
 
     @property
     def companions(self) -> Path | None:
-        """The folder with the files beside its weights, verified; None where there is none.
+        """The folder with the files beside its weights, verified; None if there is none.
 
         Raises:
             CheckpointError: it has changed.
@@ -82,7 +82,7 @@ class Model:
 
     @property
     def tokenizer(self) -> Path | None:
-        """The folder of its tokenizer; None where it has none.
+        """The folder of its tokenizer; None if it has none.
 
         Raises:
             CheckpointError: it has changed.
@@ -92,10 +92,10 @@ class Model:
 
 
 def kind_of(folder: Path) -> str:
-    """What wrote a folder.
+    """The kind of a folder.
 
     Raises:
-        CheckpointError: nothing that is known; or it holds two models.
+        CheckpointError: the kind is not known; or the folder holds two models.
     """
     our_manifest, torch_dist_folder = next(folder.glob("iter_*/manifest.json"), None), torch_dist.find(folder)
     if is_published(folder):
@@ -120,17 +120,17 @@ def open_model(
     folder: Path, kind: str | None = None, step: int | None = None, vocab_size: int | None = None,
     companions: Path | None = None,
 ) -> Model:  # fmt: skip
-    """The model in a folder; its numbers are read when they are asked for.
+    """Open the model in a folder; its weights are read on demand.
 
     Args:
-        folder: what was downloaded or saved.
-        kind: default what lies in it.
-        step: of a checkpoint; default the newest.
-        vocab_size: tokens of a checkpoint of Megatron's, where it does not say it.
+        folder: a folder that was downloaded or saved.
+        kind: default that of the folder's files.
+        step: step of a checkpoint; default the newest.
+        vocab_size: vocabulary of a checkpoint of Megatron's that does not have it.
         companions: folder of a published model, whose `config.json` describes a checkpoint without `args`.
 
     Raises:
-        CheckpointError, ConfigError: it is not there, not whole, or not supported.
+        CheckpointError, ConfigError: it does not exist, is not whole, or not supported.
     """
     kind = kind_of(folder) if kind is None else kind
     if kind == "ours":
@@ -180,11 +180,11 @@ def checked(model: Model, dtype: str | None) -> tuple[TransformerConfig, Source]
     """The model's configuration and weights, in the shapes and dtypes that a run of it has.
 
     Args:
-        model: to be converted.
-        dtype: that was asked for; default the dtype of the weights.
+        model: the model to be converted.
+        dtype: the dtype asked for; default that of the weights.
 
     Raises:
-        CheckpointError: a tensor is missing or misshapen, or would lose digits without having been asked to.
+        CheckpointError: a tensor is missing or misshapen, or would be rounded although no dtype was asked for.
     """
     config = model.config.replace(params_dtype=dtype or model.config.params_dtype)
     wanted, stored = logical_tensors(config), model.weights.tensors
@@ -214,8 +214,8 @@ def goes_on(model: Model, config: TransformerConfig, weights: Source) -> Continu
     """The optimizer's state and the counters that belong to weights from `checked`, for a run that goes on.
 
     Raises:
-        CheckpointError: it is not read, or not from this format; or the weights are rounded, and what was the main
-            parameter of one is unknown.
+        CheckpointError: this format's state cannot be read; or the weights are rounded, and the main parameter of one
+            is unknown.
     """
     if model.continued is None or config.params_dtype != model.config.params_dtype:
         cannot = "does not read" if model.continued is None else f"to {config.params_dtype} does not take over"
@@ -235,18 +235,18 @@ def target(
     own: bool = False,
     tp: int = 1,
 ) -> tuple[Source, dict[str, object]]:
-    """What will be written: tensors under the target's names, and what else it says: `config.json`, or `args`.
+    """The tensors under the target's names, and the rest of its description: `config.json`, or `args`.
 
     Args:
-        kind: of the target.
+        kind: kind of the target.
         config, weights: see `checked`.
         companions: folder with the files beside its weights.
-        family: of `config.json`; default the first that can say what the model is.
+        family: family for `config.json`; default the first that can describe the model.
         own: do not take over the `config.json` of `companions`.
-        tp: ranks that TensorRT-LLM's files are cut for.
+        tp: ranks of TensorRT-LLM's files.
 
     Raises:
-        ConfigError: the model cannot be said in the target's terms.
+        ConfigError: the target cannot describe the model.
     """
     if kind == "ours":
         return weights, {}
@@ -274,7 +274,7 @@ def write_model(
     """Write a folder of this kind; returns the names of its files.
 
     Raises:
-        CheckpointError: the folder is there, or there is no room for it.
+        CheckpointError: the folder exists, or there is not enough room for it.
     """
     total = sum(described.nbytes for described in all_of(tensors, run).tensors.values())
     existing = next(parent for parent in folder.absolute().parents if parent.exists())
@@ -291,7 +291,7 @@ def write_model(
 
 
 def remarks(folder: Path, keys: Mapping[str, object]) -> list[str]:
-    """What a user of a published folder has to know: what it lacks, and what transformers would make of it."""
+    """Remarks for the user of a published folder: what it lacks, and what transformers would do with it."""
     lines = []
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
         lines.append(
@@ -311,12 +311,12 @@ def remarks(folder: Path, keys: Mapping[str, object]) -> list[str]:
 
 
 def all_of(tensors: Source, run: Continued | None) -> Source:
-    """What will be written: weights, and what a run goes on with."""
+    """All tensors that will be written: weights, and the state with which a run goes on."""
     return Together({"": tensors, **run.tensors}) if run else tensors
 
 
 def explain(tensors: Source) -> list[str]:
-    """A line for each tensor that would be written: dtype, shape, and which rows of what it is."""
+    """A line for each tensor that would be written: dtype, shape, and the rows of which it consists."""
     lines = []
     for name, (dtype, shape) in tensors.tensors.items():
         size = f"{str(dtype).removeprefix('torch.')} {list(shape)}"
@@ -354,15 +354,15 @@ def logical_tensors(config: TransformerConfig) -> dict[str, Described]:
 
 
 def fill(tensors: Mapping[str, Logical], model: Model, params_dtype: str) -> None:
-    """Fill what a rank holds of a model with the weights of a folder.
+    """Fill a rank's part of a model with the weights of a folder.
 
     Args:
-        tensors: of the model that the folder describes, by logical name, or some of them.
+        tensors: tensors of the folder's model, by logical name, or some of them.
         model: the folder.
-        params_dtype: that the weights are rounded to where the folder has a wider one.
+        params_dtype: dtype to which the weights are rounded if the folder has a wider one.
 
     Raises:
-        CheckpointError: the folder's tensors are not those that its configuration describes, or not numbers.
+        CheckpointError: the folder's tensors do not match its configuration, or are not finite.
     """
     _, weights = checked(model, params_dtype)
     with torch.no_grad():

@@ -1,7 +1,7 @@
-"""Files and folders that the disk has confirmed, and errors of the disk that say where and what to do.
+"""Files and folders that are fsynced, and errors of the disk that say where and what to do.
 
 `write_durable` writes a file and waits for `fsync`. `staged` makes a folder that appears whole or not at all: it is
-written under a hidden name beside its place, confirmed, and renamed.
+written under a hidden name beside its place, fsynced, and renamed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNREADABLE = "cannot be read"
 
 @contextlib.contextmanager
 def disk(path: Path, what: str = "cannot be written") -> Iterator[None]:
-    """What the operating system refuses inside becomes a `CheckpointError` that names the path and the cause."""
+    """Turn an OSError in the block into a `CheckpointError` that names the path and the cause."""
     try:
         yield
     except OSError as error:
@@ -36,7 +36,7 @@ def disk(path: Path, what: str = "cannot be written") -> Iterator[None]:
 
 
 def _state(path: Path) -> str:
-    """How much is free where a path is."""
+    """The free space of the disk of a path, in words."""
     existing = next((p for p in (path, *path.parents) if p.exists()), Path("/"))
     try:
         return f"this disk ({shutil.disk_usage(existing).free} bytes are free), or choose another folder"
@@ -45,14 +45,14 @@ def _state(path: Path) -> str:
 
 
 def write_durable(path: Path, size: int, write: Callable[[BinaryIO], T]) -> T:
-    """Write a new file and have the disk confirm it.
+    """Write a new file and fsync it.
 
     Args:
-        path: of a file that is not there.
+        path: must not exist.
         size: bytes that `write` is about to write, for the message.
 
     Raises:
-        CheckpointError: the file is there already, or the disk is full, gone, or not ours to write on.
+        CheckpointError: the file exists, or the disk is full, gone, or not writable.
     """
     with disk(path, f"{size} bytes cannot be written"), path.open("xb") as file:
         result = write(file)
@@ -62,22 +62,22 @@ def write_durable(path: Path, size: int, write: Callable[[BinaryIO], T]) -> T:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """`write_durable` of a small file."""
+    """`write_durable` for a small file."""
     write_durable(path, len(content), lambda file: file.write(content))
 
 
 def sync_all(folder: Path) -> None:
-    """Have the disk confirm every file below a folder and every name."""
+    """Fsync every file and folder below a folder."""
     for path in reversed([folder, *folder.rglob("*")]):
         sync(path)
 
 
 @contextlib.contextmanager
 def staged(folder: Path) -> Iterator[Path]:
-    """In the block the folder to write into; after it, `folder`. An error in the block leaves nothing.
+    """In the block a hidden folder to write into; after it, it is `folder`. An error in the block leaves nothing.
 
     Raises:
-        CheckpointError: there is something already.
+        CheckpointError: `folder` exists.
     """
     if folder.exists():
         raise CheckpointError("there is something here already", where=str(folder), fix="give a --save that is new")

@@ -1,10 +1,10 @@
 """`config.json` of a published model, both ways.
 
-The problem in a sentence: a field that an export forgets gives a folder that loads, runs and says something else.
+The problem in a sentence: a folder whose export has forgotten a field loads, runs and computes something else.
 
 Each family reads and writes its own keys (`models/families`). An export is accepted only after it has been read back:
-every field of the model, those of `TransformerConfig` whose kind is `MODEL` (`config/fields`), must come out as it went
-in. How it is computed, begun and trained is not published.
+every field of `TransformerConfig` whose kind is `MODEL` (`config/fields`) must have its old value. Fields about how the
+model is computed, initialised and trained are not published.
 
     config --config_to_hf--> config.json --config_from_hf--> config'        differing(config, config') == []
 """
@@ -28,7 +28,7 @@ def read_json(file: Path, wanted: str) -> dict[str, Any]:
     """A JSON file that holds a table; `wanted` says in the error what the folder should be.
 
     Raises:
-        CheckpointError: there is no such file, or it is something else.
+        CheckpointError: the file does not exist, or holds something else.
     """
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
@@ -45,7 +45,7 @@ def is_published(folder: Path) -> bool:
     """Whether this is the folder of a published model.
 
     Raises:
-        CheckpointError: it is, and one of checkpoints too: which of the two models is meant?
+        CheckpointError: it is also a folder of checkpoints: which of the two models is meant?
     """
     published = (folder / "config.json").is_file()
     checkpoint = next((path.parent.name for path in folder.glob("iter_*/manifest.json")), None) if published else None
@@ -73,14 +73,14 @@ def read_config(folder: Path) -> tuple[str, TransformerConfig]:
 
 
 def check_pad_token(hf: Mapping[str, Any], vocab_size: int, folder: Path) -> None:
-    """The pad token, and every token that was added to the tokenizer, has a row in the embedding.
+    """Check that the pad token, and every token that was added to the tokenizer, has a row in the embedding.
 
     A tokenizer that was given a new pad token, `add_special_tokens({"pad_token": "[PAD]"})`, has an id more than the
     model has rows; transformers cannot build such a model, and a batch that is padded with it reads outside of the
     matrix.
 
     Raises:
-        ConfigError: one has none.
+        ConfigError: a token has no row.
     """
     pad, ids = hf.get("pad_token_id"), f"the vocabulary has the ids 0 to {vocab_size - 1}"
     if isinstance(pad, int) and not -1 <= pad < vocab_size:
@@ -127,12 +127,12 @@ def config_to_huggingface(
 
     Args:
         config: the model.
-        family: its `model_type`; default the first that can say what it is.
-        like: the `config.json` that the model once had: what it says beyond the mathematics is kept.
-        tokens: ids that begin, end and fill a document, where there is no `like` to say it.
+        family: its `model_type`; default the first that can describe it.
+        like: the earlier `config.json` of the model: keys that do not affect the model are kept.
+        tokens: ids that begin, end and pad a document, if there is no `like`.
 
     Raises:
-        ConfigError: naming the fields that the family, or every family, cannot say.
+        ConfigError: naming the fields that the family, or every family, cannot describe.
     """
     if like is not None:
         like = {key: value for key, value in like.items() if key != QUANTIZED}  # what is written here is not quantised

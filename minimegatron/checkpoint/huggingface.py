@@ -1,11 +1,11 @@
 """A published model's folder: Hugging Face's tensors under our names, ours under theirs; read and written.
 
-The problem in a sentence: the same mathematics is stored under other names, in other pieces, sometimes transposed.
+The problem in a sentence: the same weights are stored under other names, in other pieces, sometimes transposed.
 
 Each row of a family's table (`models/families`) pairs one logical tensor of ours with the tensors of theirs that hold
-the same numbers, and says how they lie in it. From that a list of `Copy` is made: these rows of ours are those rows of
-theirs (`checkpoint/sources.py`). Read from right to left it imports, from left to right it exports, so the two cannot
-disagree; and a rank that holds a part of ours reads that part of theirs.
+the same numbers, and says how they are arranged. From that a list of `Copy` is made: these rows of ours are those rows
+of theirs (`checkpoint/sources.py`). Read from right to left it imports, from left to right it exports, so the two
+cannot disagree; and a rank that holds a part of ours reads that part of theirs.
 
 | how         | our rows are                                                                                     |
 |-------------|--------------------------------------------------------------------------------------------------|
@@ -21,13 +21,13 @@ weights are already in RoPE's half-split convention, so no permutation of rows i
 |------------------------------------------|---------------------------------------------------------------------|
 | `config.json`                            | always                                                              |
 | `model.safetensors`                      | the weights                                                         |
-| or `model.safetensors.index.json`        | which files hold them                                               |
+| or `model.safetensors.index.json`        | the names of the files with the weights                             |
 | or `model-00001-of-00002.safetensors`    | the same without an index: its names are compared with the model's  |
 | two of these                             | refused: transformers takes the first, others the second            |
 | `adapter_config.json`                    | refused: transformers would add the adapter                         |
 | `pytorch_model*.bin`, `consolidated*`, other `*.safetensors` | no, as in transformers                          |
 
-Quantised weights are read as the numbers that they stand for (`checkpoint/compressed_tensors`).
+Quantised weights are dequantised (`checkpoint/compressed_tensors`).
 
 Opening a folder reads headers only. Written files are as large as `max_shard_size` allows, in the order of the model,
 and no more than one tensor is in memory. Megatron's counterpart is Megatron-Bridge.
@@ -71,14 +71,14 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def _packed(config: TransformerConfig, at_k: int, at_v: int) -> Iterator[tuple[int, int, int]]:
-    """(which of q, k and v, its first row, rows) in the order in which we store them; k and v begin at these rows."""
+    """(which of q, k and v, its first row, rows) in our order; k and v begin at the rows `at_k` and `at_v`."""
     d, queries = config.kv_channels, config.queries_per_group * config.kv_channels
     for group in range(config.num_query_groups):
         yield from ((0, group * queries, queries), (1, at_k + group * d, d), (2, at_v + group * d, d))
 
 
 def _pieces(match: Match, rows: int, config: TransformerConfig) -> list[tuple[int, int, int]]:
-    """(which of theirs, its first row, how many rows), one after the other in our tensor of so many rows."""
+    """(which of theirs, its first row, how many rows), one after the other in our tensor of `rows` rows."""
     if match.how == "pack":
         return list(_packed(config, 0, 0))
     if match.how == "conv_pack":
@@ -89,11 +89,11 @@ def _pieces(match: Match, rows: int, config: TransformerConfig) -> list[tuple[in
 
 
 def copies(match: Match, shape: tuple[int, ...], config: TransformerConfig) -> Iterator[Copy]:
-    """Which rows of ours are which of theirs.
+    """The rows of theirs of which our rows consist.
 
     Args:
         match: a row of the table.
-        shape: of our tensor.
+        shape: shape of our tensor.
     """
     stack = () if match.expert is None else (match.expert,)
     dims, at = shape[len(stack) :], 0
@@ -105,7 +105,7 @@ def copies(match: Match, shape: tuple[int, ...], config: TransformerConfig) -> I
 
 
 def _their_shapes(row_copies: Iterable[Copy], shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """What theirs must be for these copies to be all of them."""
+    """The shapes of their tensors, given that these copies are all of them."""
     shapes: dict[str, list[int]] = {}
     for ours, theirs in row_copies:
         dims = list(shape[len(ours.matrix) :])
@@ -115,7 +115,7 @@ def _their_shapes(row_copies: Iterable[Copy], shape: tuple[int, ...]) -> dict[st
 
 
 def _our_shape(match: Match, source: Source) -> tuple[int, ...]:
-    """Of the tensor that theirs make, by what the first of theirs is and how many rows all have."""
+    """The shape of our tensor, from the shape of their first tensor and the rows of all."""
     dims = list(source.tensors[match.theirs[0]].shape)
     if match.how in ("transpose", "conv_pack"):
         dims.reverse()
@@ -128,8 +128,8 @@ def as_ours(theirs: Source, config: TransformerConfig, family: str) -> View:
     """Their tensors under our names.
 
     Raises:
-        CheckpointError: listing every tensor that is missing, left over, of a shape that does not fit the others, or
-            of a dtype that is no weight's.
+        CheckpointError: listing every tensor that is missing, unexpected, of a shape that does not fit the others, or
+            of a dtype that no weight has.
     """
     tensors: dict[str, Described] = {}
     row_copies: list[Copy] = []
@@ -170,7 +170,7 @@ def as_ours(theirs: Source, config: TransformerConfig, family: str) -> View:
 
 
 def _check_tied(theirs: Source, table: Iterable[Match]) -> None:
-    """A head that lies beside a tied embedding must be equal to it: else it is unknown which model was meant."""
+    """Check that a head that is stored beside a tied embedding equals it: else it is unknown which model was meant."""
     words = next(match.theirs[0] for match in table if match.ours == "embedding.word_embeddings.weight")
     head = theirs.tensors.get("lm_head.weight")
     if head is None:
@@ -189,7 +189,7 @@ def as_theirs(ours: Source, config: TransformerConfig, family: str) -> View:
     """Our logical tensors under their names; a tied output layer is written once, as they do.
 
     Raises:
-        CheckpointError: naming every tensor that is missing, or that the family has no place for.
+        CheckpointError: naming every tensor that is missing, or for which the family has no place.
     """
     tensors: dict[str, Described] = {}
     row_copies: list[Copy] = []
@@ -239,7 +239,7 @@ def _as_published(state: Mapping[str, torch.Tensor], family: Family) -> dict[str
 def state_from_huggingface(
     state: Mapping[str, torch.Tensor], config: TransformerConfig, family: str
 ) -> dict[str, torch.Tensor]:
-    """Logical tensors of ours from a Hugging Face state dict, also one of a model in memory.
+    """Our logical tensors from a Hugging Face state dict, also that of a model in memory.
 
     Raises:
         CheckpointError: see `as_ours`.
@@ -268,7 +268,7 @@ def open_published(folder: Path) -> tuple[str, TransformerConfig, View]:
     """(family, config, its tensors under our names).
 
     Raises:
-        CheckpointError: a file is missing, cut short or not what its name says; a tensor is missing or left over.
+        CheckpointError: a file is missing, truncated or not what its name says; a tensor is missing or unexpected.
         ConfigError: a model that is not supported.
     """
     family, config = read_config(folder)
@@ -281,10 +281,10 @@ def open_published(folder: Path) -> tuple[str, TransformerConfig, View]:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The files of the one set of weights that there is.
+    """The files of the one set of weights.
 
     Raises:
-        CheckpointError: there is none, or more than one; or an adapter is to be added to it.
+        CheckpointError: there is none, or more than one; or there is an adapter.
     """
     if (folder / ADAPTER).exists():
         raise CheckpointError(
@@ -339,8 +339,8 @@ def write_published(
 
     Args:
         source: tensors under their names.
-        config: of `config.json`.
-        folder: which is not there yet.
+        config: contents of `config.json`.
+        folder: must not exist.
         max_shard_size: bytes of a file.
         companions: folder whose tokenizer and other small files are copied.
 
@@ -348,7 +348,7 @@ def write_published(
         The names of the files.
 
     Raises:
-        CheckpointError: the folder is there.
+        CheckpointError: the folder exists.
     """
     with staged(folder) as hidden:
         _write(source, config, hidden, max_shard_size)

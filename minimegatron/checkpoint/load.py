@@ -1,10 +1,10 @@
-"""Reads the tensors of a checkpoint: the regions that each rank wants, or any box of one tensor.
+"""Reads the tensors of a checkpoint: the regions that each rank needs, or any box of one tensor.
 
-The problem in a sentence: a run in another layout wants other boxes than those that were written.
+The problem in a sentence: a run in another layout needs other boxes than those that were written.
 
-A wanted box is the sum of its intersections with the boxes that were written. Each rank finds its own from the
+A box consists of its intersections with the boxes that were written. Each rank finds its own from the
 manifest, without a message; every stored region is read once, file by file, from its beginning to its end. Files that
-are to be verified are hashed while they are read, also where nothing in them is wanted.
+are to be verified are hashed while they are read, even if the rank needs none of their regions.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class CheckpointFiles:
     """The tensors of a checkpoint; a `Source` (`checkpoint/sources`).
 
     Args:
-        folder: of the checkpoint.
-        manifest: what is in it.
+        folder: folder of the checkpoint.
+        manifest: its manifest.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -49,10 +49,10 @@ class CheckpointFiles:
         return read_box(self.folder / stored.file, self.entry(name, stored), inside(box, stored.box))
 
     def entry(self, name: str, stored: Stored) -> Entry:
-        """Where a region of a tensor lies in its file.
+        """The bytes of a region of a tensor in its file.
 
         Raises:
-            CheckpointError: the file's header says something else than the manifest.
+            CheckpointError: the file's header contradicts the manifest.
         """
         if stored.file not in self._headers:
             self._headers[stored.file] = read_header(self.folder / stored.file)[0]
@@ -71,7 +71,7 @@ class CheckpointFiles:
 def read_tensors(
     tensors: Mapping[str, Logical], folder: Path, manifest: Manifest, axis: Axis, hashed: Collection[str] = ()
 ) -> None:
-    """Fill the regions of this rank; all ranks of the axis call.
+    """Fill the regions of this rank; all ranks of the axis call it.
 
     Args:
         tensors: by logical name; the manifest has all of them.
@@ -115,7 +115,7 @@ def _read(tensors: Mapping[str, Logical], files: CheckpointFiles, hashed: Collec
 
 
 def _fill(file: BufferedReader | HashedFile, entry: Entry, parts: Sequence[Region], memory: bytearray) -> None:
-    """Read one stored region, and put its boxes where they are wanted."""
+    """Read one stored region, and copy its boxes to the regions that need them."""
     target = parts[0].data
     if len(parts) == 1 and target.shape == entry.shape and target.dtype == entry.dtype and is_plain(target):
         read_tensor(file, entry, bytes_of(target))

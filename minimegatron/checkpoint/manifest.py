@@ -38,12 +38,12 @@ _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """A region of a tensor and where it is.
+    """A region of a tensor, and its place.
 
     Attributes:
         offsets, sizes: in each dim of the logical tensor.
         file: name in the folder.
-        key: of the tensor in the file.
+        key: name of the tensor in the file.
     """
 
     offsets: tuple[int, ...]
@@ -62,7 +62,7 @@ class Stored:
 
 
 def key_of(name: str, box: Box) -> str:
-    """Under which a file has this region of a tensor."""
+    """The name of this region of a tensor in a file."""
     return f"{name}@{'_'.join(str(start) for start, _ in box)}"
 
 
@@ -77,7 +77,7 @@ class StoredTensor:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """See the module docstring."""
+    """The contents of a manifest, as in the module docstring."""
 
     step: int
     run_id: str
@@ -89,7 +89,7 @@ class Manifest:
         """The file's text.
 
         Raises:
-            CheckpointError: it could not be read again: a region is missing, or there are two of it.
+            CheckpointError: a region is missing, or there twice.
         """
         try:
             _check(self)
@@ -111,7 +111,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """Of a checkpoint's folder.
+        """Read the manifest of a checkpoint's folder.
 
         Raises:
             CheckpointError: it is missing, changed, of another version, or contradicts itself.
@@ -171,7 +171,7 @@ def _parse(text: bytes) -> Manifest:
 
 
 def _check(manifest: Manifest) -> None:
-    """Names stay in the folder, and regions lie in their tensors and fill them."""
+    """Check that file names stay in the folder, and that regions are inside their tensors and fill them."""
     for name in manifest.files:
         if not _FILE.fullmatch(name) or name == NAME:
             raise _Bad(f"names the file {name[:80]!r}, which cannot be one of a checkpoint")
@@ -195,7 +195,7 @@ def _check(manifest: Manifest) -> None:
 
 
 def _overlap(regions: tuple[Stored, ...]) -> bool:
-    """Whether two of them share an element: only those that begin before another ends in dim 0 are compared."""
+    """Whether two regions share an element: only those that begin before another ends in dim 0 are compared."""
     if not regions or not regions[0].sizes:
         return len(regions) > 1
     open_: list[Stored] = []

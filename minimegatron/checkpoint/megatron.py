@@ -82,8 +82,8 @@ def config_from_args(args: Mapping[str, Any], vocab_size: int | None) -> Transfo
     """A configuration from Megatron's arguments.
 
     Args:
-        args: of `common.pt`.
-        vocab_size: without padding, where they do not say it.
+        args: those of `common.pt`.
+        vocab_size: without padding, if they do not have it.
 
     Raises:
         ConfigError: a value that has no counterpart here; the vocabulary is not known.
@@ -118,7 +118,7 @@ def args_of(config: TransformerConfig) -> dict[str, Any]:
     """Megatron's arguments for a model of ours.
 
     Raises:
-        ConfigError: it has a part that this conversion does not know.
+        ConfigError: the model has a part that this conversion does not support.
     """
     args: dict[str, Any] = {name: getattr(config, name) for name in SAME}
     args |= {name: getattr(config, ours) for name, ours in RENAMED.items()}
@@ -145,7 +145,7 @@ def args_of(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _our_name(rest: str) -> tuple[str, int | None, bool]:
-    """(our name in a layer, number of the expert, whether it is one of a stack of experts)."""
+    """(our name in a layer, number of the expert, whether the tensor is a stack of experts)."""
     expert = _EXPERT.fullmatch(rest)
     if expert is not None:
         return f"mlp.experts.{_EXPERTS[expert[2]]}", None if expert[1] is None else int(expert[1]), True
@@ -175,11 +175,11 @@ def as_ours(theirs: Source, config: TransformerConfig, called: Mapping[str, str]
 
     Args:
         theirs: the checkpoint.
-        config: of the model.
+        config: configuration of the model.
         called: {name of a weight: the tensor that is read in its place}, for moments; default the weights themselves.
 
     Raises:
-        CheckpointError: the vocabulary is larger than what is there, or a tensor is of another number of layers.
+        CheckpointError: the vocabulary is larger than the tensor, or a tensor has another number of layers.
     """
     tensors: dict[str, Described] = {}
     copies: list[Copy] = []
@@ -216,7 +216,7 @@ def as_ours(theirs: Source, config: TransformerConfig, called: Mapping[str, str]
 
 
 def as_theirs(ours: Source, config: TransformerConfig) -> View:
-    """Our tensors under Megatron's names, layers stacked where all are alike; the vocabulary padded with zeros."""
+    """Our tensors under Megatron's names, layers stacked if all are alike; the vocabulary padded with zeros."""
     layers: dict[str, set[str]] = {}  # number -> names in the layer
     for of_layer in filter(None, map(_LAYER.fullmatch, ours.tensors)):
         layers.setdefault(of_layer[1], set()).add(of_layer[2])
@@ -243,7 +243,7 @@ def as_theirs(ours: Source, config: TransformerConfig) -> View:
 
 
 def extra_states(theirs: View) -> Iterator[str]:
-    """Names of the `_extra_state` of linear layers and core attention: FP8's, empty without it, and asked for."""
+    """Names of the `_extra_state` of linear layers and core attention: FP8 state, empty without FP8, but required."""
     for name, (_, shape) in theirs.tensors.items():
         match = _LAYER.fullmatch(name)
         if match is None or ".linear_" not in name or not name.endswith(".weight"):
@@ -258,7 +258,8 @@ def extra_states(theirs: View) -> Iterator[str]:
 
 
 def _their_names(rest: str, with_experts: bool) -> list[str]:
-    """In a layer. The norm before experts has two names, by the layer's specification: both are written."""
+    """Their names in a layer. The norm before experts has two names, depending on their layer spec: both are
+    written."""
     for fc, weight in _EXPERTS.items():
         if rest == f"mlp.experts.{weight}":
             return [f"mlp.experts.experts.{fc}"]

@@ -54,7 +54,7 @@ _SCHEDULE = (
 
 
 def optimizer_state(theirs: TorchDist, common: Mapping[str, Any]) -> str:
-    """What a checkpoint of Megatron's holds of an optimizer, in words; "" for nothing."""
+    """A description of the optimizer state in a checkpoint of Megatron's; "" for none."""
     names = [name for name in (*theirs.tensors, *theirs.objects) if name.startswith(("optimizer.", "chained_"))]
     if not names:
         return ""
@@ -63,7 +63,7 @@ def optimizer_state(theirs: TorchDist, common: Mapping[str, Any]) -> str:
 
 
 def _format_of(theirs: TorchDist, common: Mapping[str, Any]) -> str:
-    """By what is said, and where nothing is, by what there is."""
+    """The format, as stated, or by the names of tensors."""
     formats = {str(one["param_state_sharding_type"]) for one in _chain(common) if "param_state_sharding_type" in one}
     if formats:
         return " and ".join(sorted(formats))
@@ -83,16 +83,16 @@ def _chain(common: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def continued(theirs: TorchDist, common: Mapping[str, Any], config: TransformerConfig, weights: Source) -> Continued:
-    """What a run goes on with.
+    """The state with which a run goes on.
 
     Args:
         theirs: the checkpoint.
         common: its `common.pt`.
-        config: of the model.
-        weights: of the model under our names.
+        config: configuration of the model.
+        weights: weights of the model under our names.
 
     Raises:
-        CheckpointError: it is stored in a format that is not read, or a part of it is missing.
+        CheckpointError: it is stored in a format that is not supported, or a part of it is missing.
     """
     folder, format_name = theirs.folder, _format_of(theirs, common)
     if format_name not in FORMATS:
@@ -116,7 +116,7 @@ def continued(theirs: TorchDist, common: Mapping[str, Any], config: TransformerC
 
 
 def _moments(theirs: TorchDist, config: TransformerConfig, weights: Source) -> dict[str, Source]:
-    """Moments and main parameters under our names, each where its weight lies."""
+    """Moments and main parameters under our names, each at the place of its weight."""
     called: dict[str, dict[str, str]] = {}
     for name in theirs.tensors:
         if name.startswith(("optimizer.", "chained_")):
@@ -139,14 +139,14 @@ def _moments(theirs: TorchDist, config: TransformerConfig, weights: Source) -> d
 
 
 def _require_equal(main: View, weights: Source) -> None:
-    """fp32 weights are their own main parameters; the copy that is stored must say the same."""
+    """Check that the stored main parameters of fp32 weights equal the weights."""
     for name in main.tensors:
         if not torch.equal(main.read(name), weights.read(name)):
             raise ValueError(f"the main parameter of {name} is not its weight, and both are fp32")
 
 
 def _step(theirs: TorchDist, common: Mapping[str, Any]) -> int:
-    """How often Adam has moved."""
+    """The number of Adam steps."""
     counts = set[float]()
     for optimizer in _chain(common):
         state = optimizer.get("optimizer", optimizer)  # of an optimizer in fp32 it is torch's own

@@ -35,12 +35,12 @@ SCALES = (".amax_history", ".scale")  # of FP8: how a run computes, no weights
 
 
 class Continued(NamedTuple):
-    """What a run goes on with, besides its weights.
+    """The state with which a run goes on, beside its weights.
 
     Attributes:
         step: iterations that were trained.
-        tensors: what belongs before the names of each source, and the source.
-        state: of the manifest (`training/run_state.RunState.values`).
+        tensors: (prefix of names, source) pairs.
+        state: `state` of the manifest (`training/run_state.RunState.values`).
     """
 
     step: int
@@ -66,12 +66,12 @@ class Checkpoint:
 
     Args:
         root: folder with `iter_0000020` and the like.
-        step: which; default the newest complete one.
+        step: step; default the newest complete one.
 
     Attributes:
-        config: of the model.
-        optimizer_state: what it holds of an optimizer, for a message; empty for nothing.
-        companions_hash: of the files beside its weights.
+        config: configuration of the model.
+        optimizer_state: a description of its optimizer state, for a message; empty for none.
+        companions_hash: hash of the files beside its weights.
 
     Raises:
         CheckpointError: there is none, or it is not what was written.
@@ -105,17 +105,17 @@ def write_checkpoint(
 
     Args:
         source: weights under our names.
-        config: of the model.
-        root: which is not there yet.
+        config: configuration of the model.
+        root: must not exist.
         max_shard_size: bytes of a file.
         companions: folder with the files beside its weights.
-        run: what goes on.
+        run: the state with which the run goes on.
 
     Returns:
         The names of the files.
 
     Raises:
-        CheckpointError: the folder is there.
+        CheckpointError: the folder exists.
     """
     with staged(root) as hidden:
         run = run or Continued(0, {}, {})

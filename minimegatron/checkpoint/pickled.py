@@ -1,16 +1,15 @@
-"""What a pickle says, as plain data; nothing in it is imported, called or executed.
+"""The contents of a pickle as plain data; nothing in it is imported, called or executed.
 
-The problem in a sentence: a pickle is a program that is executed to be read, and `.metadata` of Megatron's checkpoints
-is one.
+The problem in a sentence: reading a pickle means executing a program, and `.metadata` of Megatron's checkpoints is one.
 
-Python's own unpickler follows its instructions, with one change: where a pickle looks up a class or function, it gets a
-stand-in of this module, which notes its dotted name. What the pickle then builds, or calls, is a `Built`: the name, the
-arguments, the state.
+Python's own unpickler runs its instructions, with one change: where a pickle looks up a class or function, it gets a
+stand-in of this module with its dotted name. Each object that the pickle then builds, or each call, becomes a `Built`:
+the name, the arguments, the state.
 
     cposix                        GLOBAL   the name posix.system
     system                                 refused: not among the names that belong into such a file
     (S'echo owned'
-    tR.                           REDUCE   would be Built "posix.system" with ("echo owned",), a note, nothing else
+    tR.                           REDUCE   would be Built "posix.system" with ("echo owned",), plain data
 
 It is the unpickler in Python, not the one in C: that one allocates memory for any number that a damaged file gives.
 
@@ -40,9 +39,9 @@ class Built(metaclass=Name):
     """An object that the pickle would have built.
 
     Attributes:
-        name: what would have been called.
-        args: with what.
-        state: what it would have been given afterwards.
+        name: name of the class or function.
+        args: its arguments.
+        state: the state that would have been set afterwards.
     """
 
     name: str
@@ -83,10 +82,10 @@ def read_pickle(data: bytes, where: str, known: Callable[[str], bool] = lambda n
     Args:
         data: all of it.
         where: for the error.
-        known: which names may be in it. Where all are, nothing happens with those that are strange either.
+        known: whether a name may be in it; default every name, as none is executed.
 
     Raises:
-        CheckpointError: it names something else, or is broken.
+        CheckpointError: it has another name, or is broken.
     """
     try:
         return _Unpickler(data, known).load()

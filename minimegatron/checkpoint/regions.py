@@ -40,8 +40,8 @@ class Region:
     """A box of the logical tensor and the memory of its numbers.
 
     Attributes:
-        box: where it lies.
-        data: a view of what this rank holds, of the box's shape.
+        box: the ranges of its dims.
+        data: a view of this rank's tensor, of the box's shape.
     """
 
     box: Box
@@ -53,7 +53,8 @@ class Region:
 
 
 def boxes_of_slice(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[Box, slice]]:
-    """The boxes that elements [start, stop) of a flattened tensor make, each with its range of elements, in order."""
+    """The boxes that consist of elements [start, stop) of a flattened tensor, each with its range of elements, in
+    order."""
     if start >= stop:
         return
     if not shape:
@@ -76,10 +77,10 @@ def boxes_of_slice(shape: Sequence[int], start: int, stop: int) -> Iterator[tupl
 
 
 def regions(layout: ParamLayout, data: torch.Tensor, piece: slice | None = None) -> list[Region]:
-    """What a rank's tensor holds of the logical one.
+    """The regions of the logical tensor that a rank's tensor holds.
 
     Args:
-        layout: of the parameter.
+        layout: the parameter's layout.
         data: of the layout's local shape; with a `piece` those elements of it, flattened.
         piece: elements of the flattened local tensor.
     """
@@ -102,7 +103,7 @@ def regions(layout: ParamLayout, data: torch.Tensor, piece: slice | None = None)
 
 
 def _ranges(layout: ParamLayout) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """(range of the cut dim here, range in the logical tensor); one that is all where nothing is cut."""
+    """(range of the cut dim here, range in the logical tensor); one range of everything if no dim is cut."""
     if layout.dim is None:
         yield (0, 0), (0, 0)
         return
@@ -115,7 +116,7 @@ def _ranges(layout: ParamLayout) -> Iterator[tuple[tuple[int, int], tuple[int, i
 def _moved(
     box: Box, view: torch.Tensor, layout: ParamLayout, local_range: tuple[int, int], logical_range: tuple[int, int]
 ) -> Region | None:
-    """The part of a local box that lies in this range of the cut dim, in coordinates of the logical tensor."""
+    """The part of a local box in this range of the cut dim, in coordinates of the logical tensor."""
     cut = list(box)
     if layout.dim is not None:
         start, stop = max(cut[layout.dim][0], local_range[0]), min(cut[layout.dim][1], local_range[1])
@@ -138,9 +139,9 @@ class Logical:
     """A logical tensor of which this rank holds some regions.
 
     Attributes:
-        shape: of the logical tensor.
-        parts: the regions of this rank; empty where it holds nothing of the tensor.
-        dtype: of all regions.
+        shape: shape of the logical tensor.
+        parts: the regions of this rank; empty if it holds nothing of the tensor.
+        dtype: dtype of all regions.
     """
 
     shape: Sequence[int]

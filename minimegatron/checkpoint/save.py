@@ -45,7 +45,7 @@ from minimegatron.errors import DeadlineError
 
 
 class Held(NamedTuple):
-    """What a rank holds of a logical tensor."""
+    """The regions that a rank holds of a logical tensor, and its bytes."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -64,16 +64,16 @@ def save(
     axis: Axis,
     keep: Keep,
 ) -> None:
-    """Write and publish a checkpoint; all ranks of the axis call, and rank 0 holds the lock of the root.
+    """Write and publish a checkpoint; all ranks of the axis call it, and rank 0 holds the lock of the root.
 
     Args:
         root: folder of checkpoints.
-        step, run_id, state: of the manifest; `state` is rank 0's.
+        step, run_id, state: contents of the manifest; `state` is rank 0's.
         tensors: the regions of this rank, by logical name.
-        keep: which older ones stay.
+        keep: which older ones are kept.
 
     Raises:
-        CheckpointError: on the rank where it failed; nothing has been published, or, of `retire`, all of it.
+        CheckpointError: on the rank where it failed; nothing has been published, or, if `retire` failed, everything.
         RankError: on the other ranks.
     """
     folder = on_rank_zero(lambda: stage(root, step, run_id), axis)
@@ -103,17 +103,17 @@ def save(
 
 
 def file_name(number: int, count: int) -> str:
-    """Of one of `count` files of a checkpoint."""
+    """The name of file `number` of `count` files of a checkpoint."""
     return f"shard-{number:05d}-of-{count:05d}.safetensors"
 
 
 def share_out(held: Sequence[Mapping[str, Held]]) -> list[Share]:
-    """For each rank the regions that it writes: each region once, on the holder with the least to write so far.
+    """For each rank the regions that it writes: each region once, by the holder with the least to write so far.
 
-    A region counts as the bytes of its whole tensor, as in torch, so that files stay the same.
+    A region counts with the bytes of its whole tensor, as in torch, so that files stay the same.
 
     Args:
-        held: what each rank holds.
+        held: the regions that each rank holds.
     """
     holders: dict[tuple[str, Box], list[int]] = {}
     for rank, tensors in enumerate(held):
@@ -142,7 +142,7 @@ def _write(path: Path, share: Share, tensors: Mapping[str, Logical], header: Map
 def _described(
     held: Sequence[Mapping[str, Held]], shares: Sequence[Share], files: Sequence[str]
 ) -> dict[str, StoredTensor]:
-    """The tensors as the manifest has them."""
+    """The tensors as entries of the manifest."""
     regions: dict[str, list[Stored]] = {}
     kinds: dict[str, Held] = {}
     for tensors, share, file in zip(held, shares, files, strict=True):
@@ -153,13 +153,13 @@ def _described(
 
 
 class Staging:
-    """Copies of regions in memory of the host, which is kept from one copy to the next."""
+    """Copies of regions in the host's memory, which is reused by the next copy."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, Box], torch.Tensor] = {}
 
     def copy(self, tensors: Mapping[str, Logical]) -> dict[str, Logical]:
-        """The same regions with copied numbers; the copies of the call before are overwritten."""
+        """Copy the regions; overwrites the copies of the previous call."""
         device = next((p.data.device for t in tensors.values() for p in t.parts if p.data.is_cuda), None)
         with _side_stream(device) if device is not None else contextlib.nullcontext():
             return {
@@ -177,7 +177,7 @@ class Staging:
 
 @contextlib.contextmanager
 def _side_stream(device: torch.device) -> Iterator[None]:
-    """A stream that begins after what was launched so far; at the end the host waits for it."""
+    """A stream that begins after the work launched so far; at the end the host waits for it."""
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
@@ -186,12 +186,12 @@ def _side_stream(device: torch.device) -> Iterator[None]:
 
 
 class AsyncSave:
-    """A save under way: over at once, or on a thread.
+    """A save: done at once, or under way on a thread.
 
     Args:
         write: the save.
         background: on a thread.
-        step: that is saved.
+        step: the step that is saved.
     """
 
     def __init__(self, write: Callable[[], None], background: bool, step: int) -> None:
@@ -214,7 +214,7 @@ class AsyncSave:
         return self._thread is None or not self._thread.is_alive()
 
     def join(self, seconds: float) -> None:
-        """Wait for it.
+        """Wait for the save.
 
         Raises:
             DeadlineError: it takes longer.

@@ -80,8 +80,7 @@ def write_shard(
         file: open for writing, at its start.
         tensors: by name; each is copied to the CPU as it is written.
         metadata: for the header.
-        read: the numbers of a tensor by its name, asked for as they are written; then of `tensors` only dtype and
-            shape are read.
+        read: name -> values of a tensor, called as it is written; then only dtype and shape of `tensors` are used.
 
     Returns:
         Its length in bytes and its SHA-256.
@@ -117,12 +116,12 @@ def write_shard(
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its numbers lie one after the other in memory of the host."""
+    """Whether its elements are contiguous in the host's memory."""
     return tensor.device.type == "cpu" and tensor.is_contiguous()
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Its memory, if it is plain; else a copy."""
+    """Its memory if it is plain, else that of a copy."""
     plain = tensor.detach().cpu().contiguous()
     flat = plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)  # one number has any stride and is contiguous
     return memoryview(flat.numpy())  # type: ignore[arg-type]
@@ -189,7 +188,7 @@ def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _entry(name: str, value: Any, data_starts: int) -> Entry:
-    """What the header has under a name, checked."""
+    """One entry of the header, checked."""
     fields = value if isinstance(value, dict) else {}
     shape, offsets = fields.get("shape"), fields.get("data_offsets")
     if not isinstance(shape, list) or not isinstance(offsets, list):
@@ -208,13 +207,13 @@ def _entry(name: str, value: Any, data_starts: int) -> Entry:
 
 
 class HashedFile:
-    """A file that is read once from its beginning to its end, and hashed meanwhile.
+    """A file that is read once from beginning to end and hashed while it is read.
 
     Args:
         file: open, at its beginning.
 
     Attributes:
-        at: bytes that were read.
+        at: bytes read so far.
     """
 
     def __init__(self, file: BufferedReader) -> None:
@@ -223,13 +222,13 @@ class HashedFile:
         self._skipped = memoryview(bytearray(CHUNK))
 
     def seek(self, to: int) -> None:
-        """Go on there; what lies between is read for its hash."""
+        """Skip to this offset; the bytes in between are read for the hash."""
         assert to >= self.at, "a file is hashed from its beginning to its end"
         while self.at < to and self.readinto(self._skipped[: to - self.at]):
             pass
 
     def readinto(self, memory: memoryview) -> int:
-        """Fill memory; fewer bytes than it has only at the end of the file."""
+        """Fill memory; reads fewer bytes only at the end of the file."""
         done = 0
         while count := self._file.readinto(memory[done : done + CHUNK]):
             self._digest.update(memory[done : done + count])
@@ -238,7 +237,7 @@ class HashedFile:
         return done
 
     def sha256(self) -> str:
-        """Of what was read."""
+        """The hash of all bytes read."""
         return self._digest.hexdigest()
 
 

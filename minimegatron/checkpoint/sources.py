@@ -35,7 +35,7 @@ BLOCK = 1 << 26  # bytes that are copied at once
 
 
 class Described(NamedTuple):
-    """What is known of a tensor before it is read."""
+    """Dtype and shape of a tensor, known before it is read."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -49,15 +49,15 @@ class Described(NamedTuple):
 
 
 class Source(Protocol):
-    """See the module docstring."""
+    """Named tensors of which boxes can be read."""
 
     @property
     def tensors(self) -> Mapping[str, Described]:
-        """What there is, by name."""
+        """{name: dtype and shape}."""
         ...
 
     def read(self, name: str, box: Box | None = None) -> torch.Tensor:
-        """A box of a tensor, default all of it; the caller does not write into it."""
+        """A box of a tensor, default all of it; the caller must not write into it."""
         ...
 
 
@@ -68,12 +68,12 @@ def shown(problems: Sequence[str], most: int = 3) -> str:
 
 
 def whole(shape: Sequence[int]) -> Box:
-    """The box that is all of it."""
+    """The box of the whole tensor."""
     return tuple((0, n) for n in shape)
 
 
 def blocks(box: Sequence[tuple[int, int]], itemsize: int) -> Iterator[list[tuple[int, int]]]:
-    """Cut a box by rows into blocks of at most `BLOCK` bytes: a copy needs little memory besides its target."""
+    """Cut a box by rows into blocks of at most `BLOCK` bytes: a copy then needs little memory beside its target."""
     dim = next((i for i, (a, b) in enumerate(box) if b - a > 1), 0)
     (first, last), inner = box[dim], math.prod(b - a for a, b in box[dim + 1 :])
     step = max(1, BLOCK // max(1, inner * itemsize))
@@ -82,7 +82,7 @@ def blocks(box: Sequence[tuple[int, int]], itemsize: int) -> Iterator[list[tuple
 
 
 def intersection(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> list[tuple[int, int]] | None:
-    """Where two boxes meet, None where they do not."""
+    """The intersection of two boxes, None if it is empty."""
     common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True)]
     return common if all(a < b for a, b in common) else None
 
@@ -106,12 +106,12 @@ Piece = tuple[Sequence[tuple[int, int]], Callable[[list[tuple[int, int]]], torch
 
 
 def assemble(described: Described, box: Box | None, pieces: Iterable[Piece]) -> torch.Tensor:
-    """A box of a tensor that lies in pieces; 0 where no piece is.
+    """A box of a tensor that is stored in pieces; 0 where there is no piece.
 
     Args:
         described: the tensor.
         box: default all of it.
-        pieces: box of each, and what reads a box within it; both in coordinates of the tensor.
+        pieces: (box, function that reads a box within it) pairs; both in coordinates of the tensor.
     """
     dtype, box = described.dtype, whole(described.shape) if box is None else box
     result: torch.Tensor | None = None
@@ -129,7 +129,7 @@ def assemble(described: Described, box: Box | None, pieces: Iterable[Piece]) -> 
 
 
 def matrices(shape: Sequence[int]) -> Iterator[Box]:
-    """The boxes of a stack's matrices; of any other tensor the box that is all of it."""
+    """The boxes of a stack's matrices; for any other tensor the box of all of it."""
     if len(shape) < 3:
         yield whole(shape)
         return
@@ -139,7 +139,7 @@ def matrices(shape: Sequence[int]) -> Iterator[Box]:
 
 
 def in_files(tensors: Mapping[str, Described], most: int) -> list[dict[str, Described]]:
-    """Tensors in their order, as many to a file as `most` bytes allow; one that is larger has a file of its own."""
+    """Split tensors, in their order, into files of at most `most` bytes; a larger tensor has a file of its own."""
     files: list[dict[str, Described]] = []
     filled = 0
     for name, described in tensors.items():
@@ -154,7 +154,7 @@ def in_files(tensors: Mapping[str, Described], most: int) -> list[dict[str, Desc
 def write_file(
     path: Path, tensors: Mapping[str, Described], metadata: Mapping[str, str], read: Callable[[str], torch.Tensor]
 ) -> tuple[int, str]:
-    """A new safetensors file, confirmed by the disk; `read` gives each tensor as it is written. Its length and hash."""
+    """Write a new safetensors file and fsync it; `read` gives each tensor as it is written. Returns length and hash."""
     size = sum(described.nbytes for described in tensors.values())
     return write_durable(path, size, lambda file: write_shard(file, tensors, metadata, read))
 
@@ -172,7 +172,7 @@ class InMemory:
 
 
 class SafetensorsFiles:
-    """Tensors of safetensors files, whose headers are read now.
+    """Tensors of safetensors files, whose headers are read at once.
 
     Args:
         files: each tensor is in one of them.
@@ -240,7 +240,7 @@ class Together:
 
 
 def read_box(path: Path, entry: Entry, box: Box | None) -> torch.Tensor:
-    """A box of a tensor of a safetensors file; of the file only the rows that the box needs are read."""
+    """A box of a tensor of a safetensors file; only the rows that the box needs are read."""
     with disk(path, UNREADABLE), path.open("rb") as file:
         if box is None or not box:
             return read_tensor(file, entry)
@@ -260,10 +260,10 @@ class Rows(NamedTuple):
     """Rows of a matrix, or elements of a vector.
 
     Attributes:
-        name: of the tensor.
+        name: name of the tensor.
         start, stop: the rows.
-        matrix: which one, where the tensor is a stack of them.
-        columns: columns instead of rows: the matrix lies transposed.
+        matrix: number of the matrix, if the tensor is a stack.
+        columns: columns instead of rows: the matrix is stored transposed.
     """
 
     name: str
@@ -296,8 +296,8 @@ class Cast:
     """The tensors of a source in other dtypes.
 
     Args:
-        source: where the numbers are.
-        dtypes: of the tensors that change.
+        source: the source.
+        dtypes: {name: dtype} of the tensors that change.
     """
 
     def __init__(self, source: Source, dtypes: Mapping[str, torch.dtype]) -> None:
@@ -312,9 +312,9 @@ class View:
     """The tensors of a source under other names.
 
     Args:
-        source: where the numbers are.
-        tensors: what the view has; elements that no copy covers are 0 (padding of a vocabulary).
-        copies: which rows of the source each part of them is; `ours` is the view's side.
+        source: the source.
+        tensors: tensors of the view; elements that no copy covers are 0 (padding of a vocabulary).
+        copies: the rows of the source of which each part of them consists; `ours` is the view's side.
     """
 
     def __init__(self, source: Source, tensors: Mapping[str, Described], copies: Iterable[Copy]) -> None:
@@ -330,7 +330,7 @@ class View:
         return assemble(described, box, pieces)
 
     def _fetch(self, copy: Copy, box: list[tuple[int, int]]) -> torch.Tensor:
-        """The part of a copy that lies in this box of ours, from the source, in our shape."""
+        """The part of a copy in this box of ours, from the source, in our shape."""
         ours, theirs = copy
         inner = box[len(ours.matrix) :]
         at = int(ours.columns)

@@ -57,11 +57,11 @@ _WHOLE = {
 
 
 def keys_of(config: TransformerConfig, family: str | None, tp: int) -> dict[str, Any]:
-    """What `config.json` says.
+    """The contents of `config.json`.
 
     Args:
         config: the model.
-        family: which it is; default the first that can say what the model is.
+        family: its family; default the first that can describe the model.
         tp: ranks.
 
     Raises:
@@ -136,12 +136,12 @@ def _check_cut(config: TransformerConfig, tp: int) -> None:
 
 
 class _Rank:
-    """What one rank's file has of our tensors.
+    """The tensors of one rank's file.
 
     Args:
         ours: our logical tensors.
         config: the model.
-        rank, tp: which of how many.
+        rank, tp: the rank, and the number of ranks.
     """
 
     def __init__(self, ours: Source, config: TransformerConfig, rank: int, tp: int) -> None:
@@ -152,7 +152,7 @@ class _Rank:
         """The rank's tensors.
 
         Raises:
-            ConfigError: a tensor of ours that a checkpoint of theirs has no place for.
+            ConfigError: a checkpoint of theirs has no place for one of our tensors.
         """
         for name, (_, shape) in self.ours.tensors.items():
             *where, kind = name.split(".")
@@ -224,10 +224,10 @@ class _Rank:
 
 
 def as_theirs(ours: Source, config: TransformerConfig, tp: int) -> Together:
-    """The tensors of all ranks' files, `rankR.` before their names.
+    """The tensors of all ranks' files, with `rankR.` before their names.
 
     Raises:
-        ConfigError: a tensor of ours that a checkpoint of theirs has no place for.
+        ConfigError: a checkpoint of theirs has no place for one of our tensors.
     """
     return Together({f"rank{rank}.": _Rank(ours, config, rank, tp).view() for rank in range(tp)})
 
@@ -238,10 +238,10 @@ def write(tensors: Source, keys: Mapping[str, Any], folder: Path) -> list[str]:
     Args:
         tensors: see `as_theirs`.
         keys: see `keys_of`.
-        folder: which is not there yet.
+        folder: must not exist.
 
     Raises:
-        CheckpointError: it is there.
+        CheckpointError: the folder exists.
     """
     with staged(folder) as hidden:
         for rank in range(keys["mapping"]["tp_size"]):

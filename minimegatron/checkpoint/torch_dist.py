@@ -27,15 +27,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 
 from minimegatron.checkpoint.disk import files_in, staged
 from minimegatron.checkpoint.pickled import Built, read_pickle
@@ -79,7 +70,7 @@ _IN_CHUNK = {*_STORAGES, "torch._utils._rebuild_tensor_v2", "collections.Ordered
 
 
 def find(folder: Path, step: int | None = None) -> Path | None:
-    """The folder of a checkpoint of Megatron's: this one, or one of those that are in it; None where there is none."""
+    """The folder of a checkpoint of Megatron's: this one, or one inside of it; None if there is none."""
     if (folder / ".metadata").is_file():
         return folder
     latest = folder / LATEST
@@ -99,10 +90,10 @@ class TorchDist:
         folder: with `.metadata`.
 
     Attributes:
-        objects: names of what is stored as bytes (`_extra_state`): never read.
+        objects: names of entries that are stored as bytes (`_extra_state`): never read.
 
     Raises:
-        CheckpointError: it is broken, or its metadata name what does not belong there.
+        CheckpointError: it is broken, or its metadata has names that do not belong there.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -158,7 +149,7 @@ class TorchDist:
         return assemble(self.tensors[name], wanted, [(boxes[at], partial(read, at)) for at in boxes])
 
     def _entry(self, name: str, offsets: tuple[int, ...]) -> Entry:
-        """Where the numbers of a chunk lie."""
+        """The bytes of a chunk in its file."""
         if (name, offsets) not in self._entries:
             sizes, path, start, length = self._chunks[name][offsets]
             try:
@@ -173,7 +164,7 @@ class TorchDist:
 
 
 def _size(built: Any) -> tuple[int, ...]:
-    """Of a `torch.Size`."""
+    """The numbers of a `torch.Size`."""
     if not isinstance(built, Built) or built.name != "torch.Size":
         raise ValueError("a size is none")
     numbers = tuple(built.args[0])
@@ -214,7 +205,7 @@ class _Part(io.RawIOBase):
 
 
 def _open_chunk(path: Path, start: int, length: int, dtype: torch.dtype, sizes: tuple[int, ...]) -> Entry:
-    """Read the pickle of an archive and find its numbers."""
+    """Read the pickle of an archive and locate its numbers."""
     with path.open("rb") as file, zipfile.ZipFile(_Part(file, start, length)) as archive:  # type: ignore[arg-type]
         by_name = {info.filename.partition("/")[2]: info for info in archive.infolist()}
         if by_name["data.pkl"].file_size > 1 << 16 or archive.read(by_name["byteorder"]) != b"little":
@@ -243,7 +234,7 @@ def _open_chunk(path: Path, start: int, length: int, dtype: torch.dtype, sizes: 
 
 
 def read_common(folder: Path) -> dict[str, Any]:
-    """`common.pt`, `args` as a table; {} where there is none. What is no plain data is a name, or a note of a call."""
+    """`common.pt`, `args` as a table; {} if there is none. Values that are no plain data are names, or `Built`."""
     path = folder / "common.pt"
     if not path.is_file():
         return {}
@@ -257,10 +248,10 @@ def read_common(folder: Path) -> dict[str, Any]:
 
 
 def read_number(folder: Path, value: Any) -> float:
-    """A number of `common.pt`; where it is a tensor, its bytes lie beside the pickle.
+    """A number of `common.pt`; if it is a tensor, its bytes are beside the pickle.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is no number.
     """
     if type(value) in (int, float):
         return float(value)
@@ -276,7 +267,7 @@ def read_number(folder: Path, value: Any) -> float:
 
 
 def _in_archive(path: Path, end: str, most: int) -> bytes:
-    """The member of an archive whose name ends so."""
+    """The member of an archive whose name has this end."""
     with zipfile.ZipFile(path) as archive:
         info = next(info for info in archive.infolist() if info.filename.endswith(end))
         if info.file_size > most or info.compress_type != zipfile.ZIP_STORED:
@@ -288,10 +279,10 @@ def _in_archive(path: Path, end: str, most: int) -> bytes:
 
 
 def write_release(source: Source, args: Mapping[str, Any], objects: Iterable[str], root: Path) -> list[str]:
-    """Write what `--load ROOT` of Megatron finds: weights only, no iteration; returns the names of the files.
+    """Write a folder that `--load ROOT` of Megatron reads: weights only, no iteration; returns the names of the files.
 
     Raises:
-        CheckpointError: the folder is there.
+        CheckpointError: the folder exists.
     """
     with staged(root) as hidden:
         write_torch_dist(source, args, objects, hidden / "release")
@@ -304,13 +295,17 @@ def write_torch_dist(source: Source, args: Mapping[str, Any], objects: Iterable[
 
     Args:
         source: tensors under Megatron's names.
-        args: of `common.pt`.
-        objects: names under which Megatron wants an object, which is None.
+        args: those of `common.pt`.
+        objects: names under which Megatron expects an object, which is None.
         folder: `iter_0000010` or `release`; its parent exists.
     """
+    # With all that it imports, half a second of a CPU: whoever trains would wait for it.
+    from torch.distributed.checkpoint import metadata as dcp
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+
     folder.mkdir()
     state: dict[str, Any] = {}
-    where: dict[MetadataIndex, _StorageInfo] = {}
+    where: dict[dcp.MetadataIndex, _StorageInfo] = {}
     with (folder / "__0_0.distcp").open("xb") as file:
         for name, (dtype, shape) in source.tensors.items():
             chunks = []
@@ -318,16 +313,16 @@ def write_torch_dist(source: Source, args: Mapping[str, Any], objects: Iterable[
                 offsets, sizes = torch.Size(a for a, _ in box), torch.Size(b - a for a, b in box)
                 start = file.tell()
                 torch.save(source.read(name, box).contiguous().clone(), file)
-                where[MetadataIndex(name, offsets)] = _StorageInfo("__0_0.distcp", start, file.tell() - start)
-                chunks.append(ChunkStorageMetadata(offsets, sizes))
-            state[name] = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(shape), chunks)
+                where[dcp.MetadataIndex(name, offsets)] = _StorageInfo("__0_0.distcp", start, file.tell() - start)
+                chunks.append(dcp.ChunkStorageMetadata(offsets, sizes))
+            state[name] = dcp.TensorStorageMetadata(dcp.TensorProperties(dtype=dtype), torch.Size(shape), chunks)
         for name in objects:
             start = file.tell()
             torch.save([None], file)  # a list of the objects with this name
-            where[MetadataIndex(name)] = _StorageInfo("__0_0.distcp", start, file.tell() - start)
-            state[name] = BytesStorageMetadata()
+            where[dcp.MetadataIndex(name)] = _StorageInfo("__0_0.distcp", start, file.tell() - start)
+            state[name] = dcp.BytesStorageMetadata()
     with (folder / ".metadata").open("xb") as file:
-        pickle.dump(Metadata(state, planner_data=None, storage_data=where), file)
+        pickle.dump(dcp.Metadata(state, planner_data=None, storage_data=where), file)
     torch.save({"args": argparse.Namespace(**args), "checkpoint_version": 3.0, "iteration": 0}, folder / "common.pt")
     backend = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
     text = json.dumps({**backend, "common_backend": "torch", "common_backend_version": 1})

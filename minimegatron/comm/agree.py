@@ -1,13 +1,14 @@
-"""Small objects of each rank for all of them, and a failure of one rank raised on all of them.
+"""Small objects exchanged between ranks, and a failure of one rank raised on all of them.
 
 The problem in a sentence: a rank that raises alone leaves the others waiting for it.
 
-| call             | sent                     | afterwards                                                      |
-|------------------|--------------------------|-----------------------------------------------------------------|
-| `gather_objects` | the pickled objects      | every rank has all of them                                      |
-| `gather_to_first`, `scatter_from_first` | the same, to and from the first rank alone               |
-| `on_all_ranks`   | the errors, if any       | `fn` went well on every rank, or every rank raises              |
-| `on_rank_zero`   | the pickled outcome      | every rank has the first one's result, or raises its error      |
+| call                 | sent                     | afterwards                                                      |
+|----------------------|--------------------------|-----------------------------------------------------------------|
+| `gather_objects`     | the pickled objects      | every rank has all of them                                      |
+| `gather_to_first`    | the pickled objects      | the first rank has all of them                                  |
+| `scatter_from_first` | the pickled objects      | every rank has its object of the first rank's list              |
+| `on_all_ranks`       | the errors, if any       | `fn` succeeded on every rank, or every rank raises              |
+| `on_rank_zero`       | the pickled outcome      | every rank has the first one's result, or raises its error      |
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ T = TypeVar("T")
 
 
 def gather_objects(item: T, axis: Axis) -> list[T]:
-    """What every rank of `axis` passes, by rank; it must be picklable, and small."""
+    """The `item` of every rank of `axis`, in rank order; it must be picklable, and small."""
     items: list[T] = [item] * axis.size
     if axis.size > 1:
         with blocking("all_gather_object", axis):
@@ -34,7 +35,7 @@ def gather_objects(item: T, axis: Axis) -> list[T]:
 
 
 def gather_to_first(item: T, axis: Axis) -> list[T] | None:
-    """What every rank of `axis` passes, by rank, on the first one; None on the others."""
+    """The `item` of every rank of `axis`, in rank order, on the first one; None on the others."""
     items: list[T] | None = [item] * axis.size if axis.rank == 0 else None
     if axis.size > 1:
         with blocking("gather_object", axis):
@@ -43,7 +44,7 @@ def gather_to_first(item: T, axis: Axis) -> list[T] | None:
 
 
 def scatter_from_first(items: Sequence[T], axis: Axis) -> T:
-    """The item of this rank from a list of the first one; what the others pass is not read."""
+    """This rank's item of the first rank's list; the arguments of other ranks are ignored."""
     if axis.size == 1:
         return items[0]
     result: list[T] = [None]  # type: ignore[list-item]
@@ -60,7 +61,7 @@ def on_all_ranks(fn: Callable[[], T], axis: Axis) -> T:
         What `fn` returned on this rank.
 
     Raises:
-        RankError: on the ranks where `fn` went well while it failed elsewhere; names the rank and its error. The
+        RankError: on the ranks where `fn` succeeded while it failed elsewhere; names the rank and its error. The
             failing ranks raise their own error.
     """
     result, error = _outcome(fn)

@@ -1,4 +1,4 @@
-"""The one door of communications: each is issued and waited for here, and observers see both.
+"""All communications of the package: `issue` starts one, `Work.wait` waits for it, and observers are called at both.
 
     collectives, ring, p2p --- issue(work, start) ---> transport ---> torch's backend, shared memory, or nothing
                            --- work.wait() ----------> its result
@@ -12,15 +12,15 @@ this one computes (`parallel/data/param_buffer`), a bucket of gradients is summe
 
 | observer             | what it does                                                        | when                    |
 |----------------------|---------------------------------------------------------------------|-------------------------|
-| `Waiting`            | knows in which communication each thread of this rank is blocked    | always                  |
+| `Waiting`            | knows the communication in which each thread of this rank is blocked | always                 |
 | `Record`             | emits an event in `minimegatron.trace` after each wait              | always                  |
 | `comm/fingerprints`  | compares name, dtype and shape with what the other ranks issue      | tests, labs             |
-| `comm/watchdog`      | keeps a list of what is under way, with a deadline                  | where waits never raise |
+| `comm/watchdog`      | lists communications under way, with a deadline                     | where waits never raise |
 
-A `Transport` moves the bytes (`comm/transport`). `set_transport` chooses it; layers and collectives know none.
+A `Transport` moves the bytes (`comm/transport`). `set_transport` chooses it; layers and collectives do not know it.
 
 Transport and observers are module state, because a backward pass may run on autograd's thread, where a context variable
-would be lost; there is one rank a process. Megatron-LM calls `torch.distributed` with `async_op=True`; torch's own
+would be lost; a process is one rank. Megatron-LM calls `torch.distributed` with `async_op=True`; torch's own
 watchdog and flight recorder observe NCCL alone.
 """
 
@@ -46,7 +46,7 @@ from minimegatron.errors import ranges
 
 
 class Blocked(NamedTuple):
-    """A communication that a thread is in: its name, and the name and global ranks of its axis."""
+    """The communication that blocks a thread: its name, and the name and global ranks of its axis."""
 
     op: str
     axis: str
@@ -59,22 +59,22 @@ class Blocked(NamedTuple):
 class Work:
     """A communication under way. `wait()` returns its output; until then neither input nor output may be touched.
 
-    `Work(output)` is complete from the beginning: what a collective over an axis of one rank gives.
+    `Work(output)` is complete from the beginning, as is a collective over an axis of one rank.
 
     Args:
-        output: what `wait()` returns.
+        output: returned by `wait()`.
         op: name of the collective, or of the message.
-        axis: who takes part.
+        axis: the ranks that take part.
         x: the tensor whose dtype and shape must agree over the axis; None for a message between two ranks.
         extra: whatever else must agree (the reduction).
         comparable: False where shapes may differ between ranks by design (uneven all-to-all).
-        event: fields of its event in `minimegatron.trace`; None for none.
+        event: fields of its event in `minimegatron.trace`; None for no event.
         note: unless "", the time spent in `wait()` is a trace event of its own, with this note.
-        timeout: arguments of each `handle.wait()`, where those block the host; (): the group's timeout.
+        timeout: arguments of each `handle.wait()`, where those block the host; () for the group's timeout.
 
     Attributes:
-        start: when it was called, seconds on the monotonic clock.
-        handles: what the transport has begun.
+        start: when it was issued, seconds on the monotonic clock.
+        handles: the transport's handles, to be waited for.
         failed: whether issuing it, or waiting for it, has raised.
     """
 
@@ -102,7 +102,7 @@ class Work:
 
     @property
     def blocked(self) -> Blocked:
-        """What a thread is in that waits for it."""
+        """This communication as plain values, for messages about a thread that waits for it."""
         return Blocked(self.op, self.axis.name, self.axis.ranks)
 
     def wait(self) -> Any:
@@ -125,27 +125,27 @@ class Work:
 
 
 class Observer:
-    """Called for every communication, in the thread that makes it. What `issue` raises, the caller gets."""
+    """Called at every communication, in the thread that issues it. An error that `issue` raises reaches the caller."""
 
     def issue(self, work: Work) -> None:
-        """It is about to be called."""
+        """The communication is about to be issued."""
 
     def issued(self, work: Work) -> None:
-        """The call has returned, or raised (`work.failed`)."""
+        """The call has returned, or has raised (`work.failed`)."""
 
     def wait(self, work: Work) -> None:
-        """It is about to be waited for."""
+        """The wait is about to begin."""
 
     def waited(self, work: Work) -> None:
         """The wait is over, or has raised."""
 
 
 class Waiting(Observer):
-    """The communication in which each thread is blocked, while it issues or waits; of nested ones the outermost.
+    """The communication in which each thread is blocked, while it issues or waits; if they are nested, the outermost.
 
     Attributes:
-        page: memory that another process reads: the communication of the thread `publishes` as text, ended by a zero
-            byte.
+        page: memory that another process reads; it has the communication of the thread `publishes` as text, ended by a
+            zero byte.
     """
 
     def __init__(self) -> None:
@@ -187,7 +187,7 @@ def _text(blocked: Blocked) -> bytes:
 
 
 class Record(Observer):
-    """Events in `minimegatron.trace`."""
+    """Emits events in `minimegatron.trace`."""
 
     def waited(self, work: Work) -> None:
         if work.failed or not trace.recording():
@@ -200,10 +200,10 @@ class Record(Observer):
 
 
 class _State:
-    """State of this process.
+    """Module state: one for each process.
 
     Attributes:
-        hooks: name of a hook -> the methods of observers that override it; a new table for each change.
+        hooks: name of a hook -> the methods of observers that override it; replaced when observers change.
     """
 
     def __init__(self) -> None:
@@ -231,10 +231,10 @@ _state = _State()
 
 
 def issue(work: Work, start: Callable[[Transport], Started]) -> Work:
-    """Begin a communication: the one place of the package from which any is called.
+    """Begin a communication. Every communication of the package is issued here.
 
     Args:
-        work: what it is; it is under way afterwards.
+        work: describes it, and is under way afterwards.
         start: calls the method of the transport.
 
     Returns:
@@ -249,12 +249,12 @@ def issue(work: Work, start: Callable[[Transport], Started]) -> Work:
 
 
 def blocking(op: str, axis: Axis) -> contextlib.AbstractContextManager[None]:
-    """A block that communicates by itself and is over when the host leaves it: objects, connections, comparisons."""
+    """A block that communicates by itself and returns when it is done: objects, connections, comparisons."""
     return _observed(Work(None, op, axis), "issue", "issued")
 
 
 class _observed:
-    """A block before and after which observers are called; `work.failed` says whether it has raised."""
+    """A block before and after which observers are called; `work.failed` is set if it raises."""
 
     __slots__ = ("_after", "_before", "_work")
 
@@ -279,7 +279,8 @@ class _observed:
 
 
 def _say_what_was_waited_for(error: RuntimeError, work: Work) -> None:
-    """A note for people, and what `waited_for` gives: plain values, so that the error can be pickled."""
+    """Add a note for people and the attribute that `waited_for` reads; its values are plain, so the error can be
+    pickled."""
     blocked = work.blocked
     if waited_for(error) is None:
         error.add_note(f"while rank {work.axis.ranks[work.axis.rank]} waited: {blocked}")
@@ -287,7 +288,7 @@ def _say_what_was_waited_for(error: RuntimeError, work: Work) -> None:
 
 
 def waited_for(error: BaseException) -> Blocked | None:
-    """The communication that has raised this error."""
+    """The communication that raised this error."""
     fields = getattr(error, "waited_for", None)
     return None if fields is None else Blocked(*fields)
 
@@ -298,12 +299,12 @@ def waiting() -> Blocked | None:
 
 
 def last() -> Blocked | None:
-    """The communication that this rank has issued last."""
+    """The communication that this rank issued last."""
     return _state.last
 
 
 def publish_waiting(page: mmap.mmap) -> None:
-    """From now on `page` holds what the main thread is blocked in, for other processes to read."""
+    """From now on `page` holds the communication that blocks the main thread, for other processes to read."""
     _state.waiting.page, _state.waiting.publishes = page, threading.main_thread().ident
 
 

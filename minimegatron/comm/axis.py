@@ -9,13 +9,14 @@ import torch.distributed as dist
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """The ranks that differ from this one only along one axis (or a set of axes) of the grid (`comm/mesh`).
+    """A group of ranks: those that differ from this one only along one axis (or a set of axes) of the grid
+    (`comm/mesh`).
 
     Attributes:
         name: `tp`, `dp_cp`, ...
         ranks: global ranks in order of their coordinate; this rank is `ranks[rank]`.
         rank: this rank's position in `ranks`.
-        group: torch's process group, or None where nothing can travel: on one rank, or on a planned mesh.
+        group: torch's process group; None for one rank, and on a planned mesh, where nothing can be sent.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """Collectives that autograd understands, each beside its conjugate.
 
-A collective inside a model needs two halves: what travels forward, and what the gradient does on the way back.
-The second is not a choice. If every rank computes the same loss from a replicated tensor, the gradient of *copy* is a
-*sum*, and the gradient of a *sum* is a *copy*; cut and concatenate are each other's gradient in the same way.
+A collective inside a model has a backward pass, which is a collective as well, and which one is not a choice. If every
+rank computes the same loss from a replicated tensor, the gradient of *copy* is a *sum*, and the gradient of a *sum* is
+a *copy*; cut and concatenate are each other's gradient in the same way.
 Megatron's first paper calls the first pair f and g, its third paper adds the sequence-parallel pair, g-bar.
 
 | function                            | forward             | backward                | where                       |
@@ -24,7 +24,7 @@ A ring sends, per rank, `2 n (N-1)/N` bytes for an all-reduce and `n (N-1)/N` fo
 of the whole tensor; of an all-to-all, of this rank's): an all-reduce *is* a reduce-scatter followed by an all-gather,
 which is why sequence parallelism sends no more in the forward pass.
 
-On a group of one every function returns its argument. How a collective travels and is waited for: `comm/async_ops`.
+On a group of one every function returns its argument. How a collective is issued and waited for: `comm/async_ops`.
 `..._start` begins one and gives its `Work`.
 
 Papers: Shoeybi et al. 2019 (arXiv 1909.08053, figure 3); Korthikanti et al. 2022 (arXiv 2205.05198, figure 5).
@@ -66,7 +66,7 @@ def _begin(
     comparable: bool = True,
     extra: str = "",
 ) -> Work:
-    """Issue a collective of the package; `x` is what the other ranks must agree about."""
+    """Issue a collective; the dtype and shape of `x` must agree over the axis."""
     nbytes = max(x.numel() * x.element_size(), output.numel() * output.element_size())
     event = {"name": name, "axis": axis.name, "nbytes": nbytes, "size": axis.size}
     return issue(Work(output, name, axis, x=x, extra=extra, comparable=comparable, event=event), start)
@@ -86,7 +86,7 @@ def all_gather_start(x: torch.Tensor, axis: Axis, output: torch.Tensor | None = 
 
     Args:
         x: this rank's part.
-        axis: over which.
+        axis: the ranks that take part.
         output: where the result is written; `x` may be this rank's part of it. Default a new tensor.
     """
     if axis.size == 1:
@@ -100,8 +100,8 @@ def reduce_scatter_start(x: torch.Tensor, axis: Axis, output: torch.Tensor | Non
     """Begin a summing reduce-scatter along dim 0: `[n * size, ...] -> [n, ...]`, this rank's part of the sum.
 
     Args:
-        x: the terms of this rank.
-        axis: over which.
+        x: this rank's terms of the sum.
+        axis: the ranks that take part.
         output: where the result is written; may be this rank's part of `x`. Default a new tensor.
     """
     if axis.size == 1:
@@ -260,7 +260,7 @@ def reduce_scatter_to_sequence_region(x: torch.Tensor, axis: Axis) -> torch.Tens
 def all_to_all_region(
     x: torch.Tensor, axis: Axis, output_splits: Splits = None, input_splits: Splits = None
 ) -> torch.Tensor:
-    """Rows change ranks; the gradient takes the same way back."""
+    """An all-to-all; the gradient is sent back by an all-to-all with swapped splits."""
     return _pair(
         x,
         axis,
@@ -272,10 +272,11 @@ def all_to_all_region(
 def all_to_all_region_start(
     x: torch.Tensor, axis: Axis, output_splits: Splits = None, input_splits: Splits = None
 ) -> Callable[[], torch.Tensor]:
-    """`all_to_all_region` that travels while something else is computed; call the result to have the rows.
+    """Start `all_to_all_region`; call the returned function to wait for the rows.
 
-    What is computed between the two calls overlaps with the message, and in the backward pass with the gradient's:
-    autograd goes through the three in the opposite order.
+    What is computed between the two calls overlaps with the message, and in the backward pass with the gradient's
+    message:
+    autograd runs the three in the opposite order.
     """
     if axis.size == 1:
         return lambda: x

@@ -1,4 +1,4 @@
-"""Comparisons between ranks by a hash: of collectives before they are called, and of copies that must stay equal.
+"""Comparisons between ranks by a hash: of collectives before they are issued, and of copies that must stay equal.
 
 Two all-reduces of one shape in swapped order return wrong numbers without an error. And a norm's weight lives on every
 rank of tp, cp and dp: if one sum over its gradient is missing, its copies drift apart and the loss still falls.
@@ -13,7 +13,8 @@ and max = min means that all agree.
 | copies of n tensors | of their names; then the bit sum of each          | 16, then 16 n on each axis that has copies;|
 |                     |                                                   | 16 on `world`                              |
 
-Comparing collectives costs about 1.3 ms a call on two gloo ranks: on in tests and labs, off in benchmarks. Without the
+Comparing collectives costs about 1.3 ms a call on two gloo ranks: on in labs, off in benchmarks; tests
+compare notes when a job is over. Without the
 name two swapped all-reduces of one shape would pass.
 
 The bit sum reads a tensor's bits as integers `b_i` and adds them with odd weights modulo 2^64::
@@ -21,9 +22,9 @@ The bit sum reads a tensor's bits as integers `b_i` and adds them with odd weigh
     h = sum_i (2 i + 1) * b_i
 
 One flipped bit changes one term by an odd multiple of a power of two, hence always changes `h`; the weights make a swap
-of two elements visible. A norm would miss 92 of 100 single flipped bits, a float sum 39, this none.
+of two elements visible. Of 100 single flipped bits a norm misses 92, a sum in floating point 39, the bit sum none.
 
-Which tensors have copies on which axis follows from their layout (`layers/param.copy_axes`). The comparison finds a
+The layout of a tensor says on which axes it has copies (`layers/param.copy_axes`). The comparison finds a
 *missing* sum. A sum with a wrong scale, or one that is missing where nothing is copied, is the same on all replicas,
 and only a serial twin finds it (`observers/checks`).
 
@@ -46,10 +47,10 @@ from minimegatron.errors import RankError, named, ranges, ranks_by_value
 
 
 class Fingerprints(Observer):
-    """Compares every collective before it is called.
+    """Compares every collective with the other ranks before it is issued.
 
     Attributes:
-        counts: calls made so far, by name and ranks of the axis.
+        counts: calls so far, by name and ranks of the axis.
     """
 
     def __init__(self) -> None:
@@ -59,7 +60,8 @@ class Fingerprints(Observer):
         """Compare.
 
         Raises:
-            RankError: the ranks are about to do different things; the message says what each of them meant to do.
+            RankError: the ranks are about to issue different collectives; the message lists what each was about to
+                issue.
         """
         x, axis = work.x, work.axis
         if x is None or axis.size == 1:
@@ -72,7 +74,7 @@ class Fingerprints(Observer):
 
 
 class _Running:
-    """That of this process, where collectives are compared."""
+    """The `Fingerprints` of this process, if collectives are compared."""
 
     fingerprints: Fingerprints | None = None
 
@@ -135,15 +137,15 @@ _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def check_copies(copies: Mapping[str, tuple[torch.Tensor, Sequence[Axis]]], world: Axis) -> None:
-    """Raise on every rank of the world unless all copies of all tensors are equal, bit for bit; all ranks must call.
+    """Raise on every rank of the world unless all copies of all tensors are equal, bit for bit; all ranks must call it.
 
     Args:
         copies: name -> (this rank's tensor, the axes whose other ranks hold copies of it).
         world: all ranks.
 
     Raises:
-        RankError: the same on every rank: how many tensors differ over which axis, the first of them, which ranks hold
-            what.
+        RankError: the same on every rank: how many tensors differ over which axis, the first of them, and the values of
+            the ranks.
     """
     over: dict[str, Axis] = {axis.name: axis for _, axes in copies.values() for axis in axes if axis.size > 1}
     names = {name: [n for n, (_, axes) in copies.items() if over[name] in axes] for name in sorted(over)}
@@ -162,7 +164,7 @@ def _device(copies: Mapping[str, tuple[torch.Tensor, Sequence[Axis]]]) -> torch.
 
 
 def _difference(tensors: Mapping[str, torch.Tensor], sums: Mapping[str, int], axis: Axis) -> RankError | None:
-    """What the ranks of the axis hold differently, the same on all of them; None where nothing is."""
+    """How the ranks of the axis differ, as the same error on all of them; None where they agree."""
     device = _device({name: (tensor, ()) for name, tensor in tensors.items()})
     listing = [f"{name} {t.dtype} {tuple(t.shape)}" for name, t in tensors.items()]
     digest = hash_of(chr(10).join(listing))

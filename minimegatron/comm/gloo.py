@@ -30,12 +30,12 @@ from minimegatron.comm.transport import Splits, Started, Transport
 
 
 def is_gloo(axis: Axis) -> bool:
-    """By gloo itself, and not by a group in Python that goes by its name, as a check's does."""
+    """Whether torch's gloo is the backend, and not a group in Python of that name, as a lab's check has."""
     return dist.get_backend(axis.group) == "gloo" and type(axis.group) is dist.ProcessGroup
 
 
 class GlooTransport(Transport):
-    """Gloo's collectives in messages; the backend's own where a group is not gloo's. All ranks decide alike."""
+    """Collectives built from messages through shared memory; the backend's own for groups that are not gloo's."""
 
     def all_gather(self, x: torch.Tensor, output: torch.Tensor, axis: Axis) -> Started:
         if not is_gloo(axis):
@@ -117,7 +117,7 @@ class GlooTransport(Transport):
 
 
 def _others(axis: Axis) -> tuple[list[int], list[int]]:
-    """The other positions of the axis, from this one backwards, and forwards."""
+    """The other positions of the axis: backwards from this one, and forwards."""
     before, after = ([(axis.rank + sign * k) % axis.size for k in range(1, axis.size)] for sign in (-1, 1))
     return before, after
 
@@ -141,7 +141,7 @@ def _close(messages: Iterable[Message]) -> None:
 
 
 def _add_up(terms: Sequence[torch.Tensor], result: torch.Tensor) -> None:
-    """From the left; `result` may be one of the first two terms."""
+    """Add the terms from left to right; `result` may be one of the first two terms."""
     torch.add(terms[0], terms[1], out=result)
     for term in terms[2:]:
         result.add_(term)

@@ -1,4 +1,4 @@
-"""Ranks and their coordinates: who shares what with whom.
+"""The grid of ranks: which ranks share a matrix, a sequence, layers, a batch.
 
 The problem in a sentence: 16 identical processes, each knowing only its number, must agree which of them hold parts of
 the same matrix, the same sequence, the same layers, the same batch.
@@ -10,43 +10,42 @@ The whole answer is one reshape. Lay the ranks out on a grid whose axes are the 
 
     rank = tp + 2*cp + 4*dp + 8*pp            ranks.view(pp, dp, cp, tp)
 
-A group along an axis is what remains when every other coordinate is fixed:
+The ranks of a group along an axis have all other coordinates in common:
 
-| axis | groups            | its ranks                    | what travels                                   |
+| axis | groups            | its ranks                    | messages                                       |
 |------|-------------------|------------------------------|------------------------------------------------|
 | `tp` | [0,1] [2,3] ...   | share every matrix           | activations: two sums a layer, two in backward |
 | `cp` | [0,2] [1,3] ...   | share every sequence         | keys and values                                |
 | `dp` | [0,4] [1,5] ...   | same weights, other samples  | gradients (with cp: `dp_cp`)                   |
 | `pp` | [0,8] [1,9] ...   | share the layers             | activations at stage boundaries                |
 
-tp varies fastest because its ranks talk most and should sit in one machine. A group along several axes (dp-cp: all
-ranks that hold the same weights) is what remains when the others are fixed: `rank_groups`.
+tp varies fastest because its ranks send most and should be in one machine. The ranks of a group along several axes
+(dp-cp: all ranks that hold the same weights) have the remaining coordinates in common; `rank_groups` computes them.
 
-Experts see the same ranks on a second grid (etp, ep, edp, pp): expert parallelism takes its ranks from tp*cp*dp and
+Experts have a second grid over the same ranks (etp, ep, edp, pp): expert parallelism takes its ranks from tp*cp*dp and
 costs no ranks of its own. So `dp = world / (tp*cp*pp)` and `edp = world / (etp*ep*pp)`.
 
 All other axes of a `Mesh` follow from these:
 
-| axis                    | along                   | its ranks                           | what travels               |
-|-------------------------|-------------------------|-------------------------------------|----------------------------|
-| `dp_cp`                 | dp-cp                   | same weights, other tokens          | gradients, token counts    |
-| `tp_cp`                 | tp-cp                   | same samples, same layers           | router statistics          |
-| `tp_dp_cp`              | tp-dp-cp                | same layers                         | fp8 amax, router statistics|
-| `world`                 | all                     | all                                 | losses, the gradient norm  |
-| `etp`, `ep`, `edp`      | of the second grid      | share an expert; the experts of a   | activations; tokens;       |
-|                         |                         | layer; hold the same experts        | gradients of experts       |
-| `etp_ep`                | of the second grid      | hold all experts of a layer         | tokens                     |
-| `cp_inner`, `cp_outer`  | cp in two factors       | consecutive ranks; one of each such | heads; keys and values     |
-| `dp_shard`,             | dp_cp (edp) in two      | share out what replicas hold        | shards of gradients and    |
-| `edp_shard`             | factors                 |                                     | of weights                 |
-| `dp_instances`,         | the same                | hold the same shards                | gradients of a shard       |
-| `edp_instances`         |                         |                                     |                            |
-| `embd`                  | first and last of pp    | hold the tied embedding             | its gradient               |
-| `pp_up`, `pp_down`      | pp, groups of their own | the ranks of `pp`                   | messages to higher, to     |
-|                         |                         |                                     | lower ranks (`comm/p2p`)   |
+| axis                            | its groups are along       | its ranks                  | messages                |
+|---------------------------------|----------------------------|----------------------------|-------------------------|
+| `dp_cp`                         | dp-cp                      | same weights, other tokens | gradients, token counts |
+| `tp_cp`                         | tp-cp                      | same samples, same layers  | router statistics       |
+| `tp_dp_cp`                      | tp-dp-cp                   | same layers                | router statistics, amax |
+| `world`                         | all axes                   | all                        | losses, gradient norm   |
+| `etp`                           | etp of the second grid     | share every expert         | activations             |
+| `ep`                            | ep of the second grid      | share the experts          | tokens                  |
+| `edp`                           | edp of the second grid     | hold the same experts      | gradients of experts    |
+| `etp_ep`                        | etp-ep of the second grid  | hold all experts           | tokens                  |
+| `cp_inner`                      | cp, consecutive ranks      | exchange heads             | heads, by all-to-all    |
+| `cp_outer`                      | cp, one of each `cp_inner` | exchange keys and values   | keys and values         |
+| `dp_shard`, `edp_shard`         | a part of `dp_cp`, `edp`   | shard what replicas hold   | gradients, weights      |
+| `dp_instances`, `edp_instances` | one rank of each such part | hold the same shards       | gradients of a shard    |
+| `embd`                          | first and last of pp       | hold the tied embedding    | its gradient            |
+| `pp_up`, `pp_down`              | pp                         | those of `pp`              | to higher, lower ranks  |
 
 Megatron-LM: `megatron/core/parallel_state.py`, `RankGenerator` and `initialize_model_parallel`. Here the groups are an
-object that is passed to what needs it, and nothing is global.
+object that is passed as an argument, and nothing is global.
 """
 
 from __future__ import annotations
@@ -152,7 +151,7 @@ def axis_groups(parallel: ParallelConfig, world_size: int) -> dict[str, list[lis
 
 
 def _two_factors(groups: list[list[int]], size: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Cut each group into blocks of `size` consecutive ranks, and into the ranks at equal places of these blocks."""
+    """Cut each group into blocks of `size` consecutive ranks, and into groups with one rank of each block."""
     consecutive = [group[i : i + size] for group in groups for i in range(0, len(group), size)]
     return consecutive, [group[i::size] for group in groups for i in range(size)]
 
@@ -264,10 +263,11 @@ class Mesh:
         return {name: self._axes[name].rank for name in ("tp", "cp", "dp", "pp")}
 
     def shard_mesh(self, what: str) -> DeviceMesh:
-        """torch's `DeviceMesh` over the ranks that share parameters out; with several instances (instances, shards).
+        """torch's `DeviceMesh` over the ranks that shard parameters; with several instances its dims are (instances,
+        shards).
 
         Args:
-            what: "dp" or, of experts, "edp". All ranks call it together.
+            what: "dp" or, for experts, "edp". All ranks call it together.
         """
         from torch.distributed.device_mesh import DeviceMesh
 
@@ -279,7 +279,7 @@ class Mesh:
         return DeviceMesh.from_group(groups, self.device.type, ranks, mesh_dim_names=(instances.name, shard.name))
 
     def _group(self, axis: Axis) -> dist.ProcessGroup:
-        """The axis's group; for one rank alone a real one too, because `DeviceMesh` wants it."""
+        """The axis's process group; for an axis of one rank a group of one, which `DeviceMesh` needs."""
         if axis.group is not None:
             return axis.group
         if self._alone is None:
@@ -308,9 +308,10 @@ def _axis(
     timeout: datetime.timedelta,
     own: bool = False,
 ) -> Axis:
-    """Create the groups that do not exist yet (every rank creates all of them, in the same order) and find ours.
+    """This rank's `Axis`, and all process groups of the axis that do not exist yet; every rank creates them in the same
+    order.
 
-    With `own` a group is made even where the ranks are the whole world.
+    With `own` a group is made even if its ranks are the whole world.
     """
     axis = Axis(name, (rank,), 0)
     for ranks in map(tuple, groups):

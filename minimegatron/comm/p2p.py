@@ -27,7 +27,7 @@ synchronises its *device* (`torch.cuda.synchronize()`) and so waits for the rece
 waits for this rank; whatever frees memory of the device (`torch.cuda.empty_cache()`, or torch itself when memory is
 short); and `CUDA_DEVICE_MAX_CONNECTIONS=1`, which puts the edges into one queue (`launch/hardware`).
 
-| what travels            | bytes                          | when                                        |
+| message                 | bytes                          | when                                        |
 |-------------------------|--------------------------------|---------------------------------------------|
 | a message               | its elements                   | `isend`                                     |
 | its header              | 8 * `HEADER` before it         | only where the receiver cannot know a shape |

@@ -1,4 +1,4 @@
-"""Random streams: which ranks must draw the same numbers, and which must not.
+"""Random streams: which ranks must draw the same numbers, and which must draw different ones.
 
 Tensor-parallel ranks hold the same hidden states, so their dropout must use one mask on all of them; but they hold
 different attention heads, and one mask for all heads would be a correlation that a serial run does not have.
@@ -6,18 +6,19 @@ different attention heads, and one mask for all heads would be a correlation tha
 So each rank has several named streams, of which one is in use at a time. `fork(name)` swaps a stream in and afterwards
 back out, advanced; what the block draws leaves the default stream untouched.
 
-With `base = seed + 100 * pp`, and `data` the number of a rank's tokens over dp and cp:
+With `base = seed + 100 * pp`, and `data` the rank's position on dp and cp together:
 
 | stream                | seed                                | equal over | for                                      |
 |-----------------------|-------------------------------------|------------|------------------------------------------|
 | default               | base + 1,000,003 * data             | tp         | dropout on replicated activations        |
-| `data-parallel-rng`   | base                                | tp, cp, dp | what must not disturb the default stream |
+| `data-parallel-rng`   | base                                | tp, cp, dp | draws that must not move the default     |
+|                       |                                     |            | stream                                   |
 | `model-parallel-rng`  | base + 1,000,003 * data + 2718 + tp |            | attention dropout, shards; under         |
 |                       |                                     |            | sequence parallelism all of a block      |
 | `expert-parallel-rng` | base + 1024 + 100 * ep + etp        |            | experts' weights                         |
 
-Nothing is communicated: equal seeds are the agreement. Ranks with other tokens draw other masks; in Megatron-LM they
-draw the same ones.
+Nothing is communicated: ranks agree because their seeds are equal. Ranks with other tokens draw other masks; in
+Megatron-LM they draw the same ones.
 
 *Recompute* must draw in the backward pass what the forward drew: `snapshot()` before the forward, `replay(snapshot)`
 around the recomputation. The snapshot holds every stream and which of them are swapped in; without these the masks
@@ -49,12 +50,12 @@ State = dict[str, torch.Tensor]
 
 
 class Snapshot(NamedTuple):
-    """Everything about the streams at one moment.
+    """The state of all streams at one moment.
 
     Attributes:
         live: state of the generators themselves.
-        streams: the named streams at rest.
-        suspended: the streams swapped in, outermost first, each with the state that waits for its end.
+        streams: the named streams that are not in use.
+        suspended: the streams swapped in, outermost first, each with the state to restore at its end.
     """
 
     live: State
@@ -74,9 +75,9 @@ def stream_seeds(
     """{stream: seed} of one rank: the table of the module docstring.
 
     Args:
-        seed: of the run.
-        tp_rank, pp_rank, ep_rank, etp_rank: places on these axes.
-        data_rank: place on dp and cp together (`mesh.dp_cp`).
+        seed: seed of the run.
+        tp_rank, pp_rank, ep_rank, etp_rank: positions on these axes.
+        data_rank: position on dp and cp together (`mesh.dp_cp`).
     """
     base = seed + 100 * pp_rank
     of_data = base + _DATA_STRIDE * data_rank
@@ -132,7 +133,7 @@ class RngStreams:
         """Begin a stream.
 
         Raises:
-            ConfigError: there is a stream of this name or with this seed already.
+            ConfigError: there is a stream with this name or seed already.
         """
         if name in self._seeds or name == DEFAULT:
             raise ConfigError(f"there is a random stream {name!r} already", fix="add each stream once")
@@ -170,7 +171,7 @@ class RngStreams:
             self._set(self._suspended.pop()[1])
 
     def snapshot(self) -> Snapshot:
-        """The present state, for `replay`. Cheap: about 5 kB a stream, no copy of those at rest."""
+        """The present state, for `replay`. Cheap: about 5 kB a stream; streams that are not in use are not copied."""
         return Snapshot(self._live(), dict(self._streams), tuple(self._suspended))
 
     @contextlib.contextmanager

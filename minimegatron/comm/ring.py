@@ -1,4 +1,4 @@
-"""A ring: every rank sees every rank's block, and the next block travels while this one is worked on.
+"""A ring: every rank sees every rank's block, and the next block travels while the rank works on this one.
 
     step 0    rank 0: block 0    rank 1: block 1    rank 2: block 2        each sends to the next rank
     step 1    rank 0: block 2    rank 1: block 0    rank 2: block 1
@@ -24,16 +24,16 @@ SHIFT = "ring_shift"
 
 
 class Shift(Work):
-    """A tensor on its way to the next rank, and another on its way here. `wait()` returns the latter.
+    """Sends a tensor to the next rank and receives another from the rank before. `wait()` returns the received tensor.
 
     Args:
         x: contiguous; equal shapes on all ranks. It must not be changed before `wait()`.
         axis: the ring.
-        tag: keeps shifts apart that go round at the same time.
+        tag: distinguishes shifts that are under way at the same time.
     """
 
     def __init__(self, x: torch.Tensor, axis: Axis, tag: int = 0) -> None:
-        assert x.is_contiguous(), "what travels is one piece of memory"
+        assert x.is_contiguous(), "a message is one piece of memory"
         event = {"name": SHIFT, "axis": axis.name, "nbytes": x.numel() * x.element_size(), "size": axis.size}
         received = torch.empty_like(x)
         super().__init__(received, SHIFT, axis, x=x, event=event)
@@ -45,10 +45,10 @@ def circulate(block: torch.Tensor, axis: Axis, visit: Callable[[int, torch.Tenso
     """Show every rank's block to every rank.
 
     Args:
-        block: this rank's, contiguous; equal shapes on all ranks.
+        block: this rank's block, contiguous; equal shapes on all ranks.
         axis: the ring.
-        visit: called with (position of the owner on the axis, its block), this rank's own first, then the one before
-            it, and so on; it must not change the block, which is being sent meanwhile.
+        visit: called with (position of the owner on the axis, its block), this rank's own first, then that of the rank
+            before it, and so on; it must not change the block, which is being sent meanwhile.
     """
     for step in range(axis.size):
         shift = Shift(block, axis) if step < axis.size - 1 else None

@@ -44,11 +44,11 @@ def spans_of(s: int, outer: tuple[int, int], inner: tuple[int, int] = (0, 1)) ->
 
     Args:
         s: tokens of the whole sequence.
-        outer: (rank, size) on `cp_outer`: zigzag.
-        inner: (rank, size) on `cp_inner`: consecutive pieces of that.
+        outer: (rank, size) on `cp_outer`, which cuts zigzag.
+        inner: (rank, size) on `cp_inner`, which cuts the result into consecutive pieces.
 
     Raises:
-        ConfigError: the sequence cannot be cut so.
+        ConfigError: the size of the sequence does not allow this cut.
     """
     (r, size), (i, pieces) = outer, inner
     chunks = 2 * size if size > 1 else 1
@@ -73,14 +73,14 @@ def spans_of(s: int, outer: tuple[int, int], inner: tuple[int, int] = (0, 1)) ->
 
 
 def rank_spans(s: int, mesh: Mesh, rank: int | None = None) -> Spans:
-    """Spans of this rank of `mesh.cp`, or of position `rank` on it; `s` is the whole sequence."""
+    """Spans of this rank of `mesh.cp`, or of position `rank` on it; `s` is the length of the whole sequence."""
     inner, outer = mesh.cp_inner.size, mesh.cp_outer.size
     r = mesh.cp.rank if rank is None else rank
     return spans_of(s, (r // inner, outer), (r % inner, inner))
 
 
 def positions(s: int, mesh: Mesh, device: torch.device | None = None) -> torch.Tensor:
-    """Places in the sequence of this rank's tokens: [s / cp] int64."""
+    """Positions in the sequence of this rank's tokens, [s / cp] int64."""
     return torch.cat([torch.arange(a, b, device=device) for a, b in rank_spans(s, mesh)])
 
 

@@ -4,21 +4,21 @@ Inside a machine gloo sends everything through TCP, which costs two processes th
 into mapped memory and one out of it.
 
     sender      slot of shared memory <- tensor      envelope (process, slot, place of the mark) -- gloo -->
-    receiver    -- gloo --> envelope                 read the slot where it lies, then mark it as read
+    receiver    -- gloo --> envelope                 read the tensor in the slot, then mark it as read
 
-A receiver waits only for gloo's envelope. So the order of messages, deadlines and a neighbour's death are as without
-this file. A sender never waits for a reader: a slot that has not been marked by all of its readers is not used, and
-another one is taken. A slot is a `memfd`: it has no name in a file system, is not limited by the size of `/dev/shm`,
-and ends with its sender's process. It is kept for the next message. These bytes are the network's own, as NCCL's
-buffers are, and a row of their own in the table of memory by name (`nbytes`).
+A receiver waits only for gloo's envelope. So the order of messages, deadlines and the death of a neighbour are handled
+by gloo as before. A sender never waits for a reader: it uses only slots that all of their readers have marked, and
+takes a new one if there is none. A slot is a `memfd`: it has no name in a file system, is not limited by the size of
+`/dev/shm`, and ends with its sender's process. It is reused for later messages. Like NCCL's buffers these bytes belong
+to the network; they are a row of their own in the table of memory by owner (`nbytes`).
 
-| a message                                       | how it travels                                          |
-|-------------------------------------------------|---------------------------------------------------------|
-| under `MIN_BYTES`                               | TCP: an envelope costs as much                          |
-| in a group that is not all on one Linux machine | TCP: ranks try each other's memory before the first one |
+| message                                         | how it travels                                             |
+|-------------------------------------------------|------------------------------------------------------------|
+| under `MIN_BYTES`                               | TCP: an envelope costs as much                             |
+| in a group that is not all on one Linux machine | TCP: ranks try each other's memory before the first message |
 
-Receivers open a slot as `/proc/<pid>/fd/<n>`, which the kernel allows to processes of one user. `comm/gloo` makes
-collectives of such messages.
+Receivers open a slot as `/proc/<pid>/fd/<n>`, which the kernel allows to processes of one user. `comm/gloo` builds
+collectives from such messages.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class _Slot:
     """Memory for one message of this process.
 
     Attributes:
-        number: no other slot on this machine has it.
+        number: unique on this machine.
         memory: the head, then the tensor.
-        readers: of the last message.
-        used: bytes of the largest.
+        readers: how many ranks read the last message.
+        used: bytes of the largest message so far.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -76,7 +76,7 @@ class _Slot:
         self.readers = self.used = 0
 
     def free(self) -> bool:
-        """Whether all have read it."""
+        """Whether all readers have marked the last message as read."""
         return all(self.marks[reader] for reader in range(self.readers))
 
     def fill(self, x: torch.Tensor, readers: int) -> None:
@@ -93,7 +93,7 @@ class _Slot:
 
 
 class Message:
-    """A message that comes from another rank. `wait()`, read `view`, `close()`."""
+    """A message from another rank: call `wait()`, read `view`, then `close()`."""
 
     def __init__(self, axis: Axis, source: int, tag: int = 0) -> None:
         self._source = axis.ranks[source]
@@ -103,7 +103,7 @@ class Message:
         self._memory: mmap.mmap | None = None
 
     def wait(self) -> None:
-        """Block until it may be read.
+        """Block until the message has arrived.
 
         Raises:
             RuntimeError: the sender did not send within the deadline, or has ended.
@@ -127,12 +127,12 @@ class Message:
 
     def copy_to(self, x: torch.Tensor) -> None:
         """Write the tensor into `x` and close."""
-        assert x.is_contiguous(), "what travels is one piece of memory"
+        assert x.is_contiguous(), "a message is one piece of memory"
         ctypes.memmove(x.data_ptr(), _address(self._checked(x)) + HEAD, x.nbytes)
         self.close()
 
     def close(self) -> None:
-        """It has been read; the sender may use its slot again."""
+        """Mark the message as read; the sender may use its slot again."""
         assert self._memory is not None, "close() before wait()"
         for _ in range(2):  # a processor may put a write before reads, but not across these
             with _lock:
@@ -143,7 +143,7 @@ class Message:
         """The slot.
 
         Raises:
-            RuntimeError: another tensor was sent than this rank expects.
+            RuntimeError: the sender sent another dtype or shape than this rank expects.
         """
         assert self._memory is not None, "wait() comes first"
         if (nbytes := _words(self._memory)[_LENGTH]) != x.nbytes:
@@ -157,7 +157,8 @@ class Message:
 
 
 def send_message(x: torch.Tensor, axis: Axis, to: Sequence[int], tag: int = 0) -> list[Any]:
-    """Put a contiguous tensor where these ranks of the axis can read it, and tell them; works to wait for."""
+    """Write a contiguous tensor into shared memory and send envelopes to these ranks of the axis; returns works to wait
+    for."""
     fit = [slot for slot in _slots if slot.size >= HEAD + x.nbytes and slot.free()]
     if not fit:
         fit = [_Slot(x.nbytes)]
@@ -169,18 +170,18 @@ def send_message(x: torch.Tensor, axis: Axis, to: Sequence[int], tag: int = 0) -
 
 
 def bytes_of(message: torch.Tensor) -> int:
-    """Bytes that travel with a message of gloo's: its own, or of an envelope those of the tensor."""
+    """Bytes that a message of gloo's stands for: its own, or for an envelope those of the tensor."""
     slot = next((slot for slot in _slots if any(message is envelope for envelope in slot._envelopes)), None)
     return slot.marks[_LENGTH] if slot is not None else message.nbytes
 
 
 def nbytes() -> int:
-    """Shared memory that this process's messages have filled."""
+    """Bytes of shared memory that messages of this process have used."""
     return sum(slot.used for slot in _slots)
 
 
 def _member(axis: Axis, position: int) -> int:
-    """A rank of the axis as its process group counts."""
+    """A position of the axis as a rank of its process group."""
     if axis.group not in _members:
         assert axis.group is not None
         _members[axis.group] = [dist.get_group_rank(axis.group, rank) for rank in axis.ranks]
@@ -188,7 +189,7 @@ def _member(axis: Axis, position: int) -> int:
 
 
 def agreed(axis: Axis) -> bool:
-    """Whether all ranks of the axis can read each other's slots: they try it, together, when it is first asked."""
+    """Whether all ranks of the axis can read each other's slots: they try it together, at the first call."""
     if axis.group not in _agreed:
         with _disable_current_modes():  # as connecting is: nothing that somebody who counts messages has asked for
             offer = torch.tensor(_offer(axis))
@@ -201,17 +202,17 @@ def agreed(axis: Axis) -> bool:
 
 
 def shares_memory(axis: Axis, x: torch.Tensor) -> bool:
-    """Whether parts of a tensor that are large enough (`MIN_BYTES`) travel through memory."""
+    """Whether parts of this tensor travel through memory, if they are large enough (`MIN_BYTES`)."""
     return x.device.type == "cpu" and agreed(axis)
 
 
 def carries(axis: Axis, x: torch.Tensor) -> bool:
-    """Whether a message of this size travels through memory."""
+    """Whether this tensor, sent as one message, travels through memory."""
     return x.nbytes >= MIN_BYTES and shares_memory(axis, x)
 
 
 def _offer(axis: Axis) -> list[int]:
-    """This machine, and a slot for the others to open; zeros where there can be none."""
+    """The number of this machine, and a slot for the others to open; zeros where there can be no slot."""
     try:
         if not _slots and hasattr(os, "memfd_create") and axis.size <= _LENGTH:
             _slots.append(_Slot(MIN_BYTES))
@@ -231,10 +232,10 @@ def _readable(machine: int, pid: int, fd: int, size: int, number: int, _: int) -
 
 
 def _machine() -> int:
-    """This machine, as long as it runs, and this namespace of process numbers.
+    """A number of this machine since it booted, and of this namespace of process ids.
 
     Raises:
-        OSError: there is no such thing here.
+        OSError: this system has none.
     """
     boot, processes = Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")
     return int.from_bytes(hashlib.sha256(f"{boot} {processes}".encode()).digest()[:7])
@@ -244,7 +245,7 @@ def _open(pid: int, fd: int, size: int, number: int) -> mmap.mmap:
     """Map another process's slot.
 
     Raises:
-        OSError: it is not there, or not ours to read.
+        OSError: it does not exist, or may not be read.
     """
     opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
     try:
@@ -268,7 +269,7 @@ def _address(memory: mmap.mmap) -> int:
 
 
 def _forget() -> None:
-    """In a process that has been forked: the slots are its parent's."""
+    """Called in a forked process: the slots belong to its parent."""
     for slot in _slots:
         os.close(slot.fd)
     _slots.clear()

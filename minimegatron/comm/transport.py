@@ -1,10 +1,10 @@
-"""What moves the bytes of a communication: torch's backend, or nothing.
+"""What moves the bytes of a communication: torch's backend, shared memory, or nothing.
 
 | transport                       | for                               | moves bytes through                        |
 |---------------------------------|-----------------------------------|--------------------------------------------|
 | `Transport`                     | NCCL, and groups over the network | torch's backend                            |
 | `comm/gloo.GlooTransport`       | gloo                              | memory that ranks of one machine share     |
-| `FakeTransport`                 | layers that run on fake tensors   | nothing: results keep what is in them      |
+| `FakeTransport`                 | layers that run on fake tensors   | nothing: results keep their values         |
 
 `comm/async_ops` issues a communication by calling one of these methods, and waits for what it returns.
 """
@@ -31,8 +31,9 @@ class Started(NamedTuple):
     """A communication that a transport has begun.
 
     Attributes:
-        handles: all are waited for: torch's works, or others with `wait()` (and `is_completed()`, for `comm/watchdog`).
-        finish: called after that, to put what has come into its place.
+        handles: waited for, all of them: torch's works, or objects with `wait()` (and `is_completed()`, for
+            `comm/watchdog`).
+        finish: called after the wait, to write the received data into the output.
     """
 
     handles: Sequence[Any] = ()
@@ -61,7 +62,7 @@ class Transport:
     def all_to_all(
         self, x: torch.Tensor, output: torch.Tensor, axis: Axis, output_splits: Splits, input_splits: Splits
     ) -> Started:
-        """Rows change ranks; without splits they are cut evenly."""
+        """Exchange rows; without splits they are cut evenly."""
         work = dist.all_to_all_single(output, x, output_splits, input_splits, group=axis.group, async_op=True)
         return Started([work])
 
@@ -70,7 +71,7 @@ class Transport:
         return Started([dist.broadcast(x, src=axis.ranks[src], group=axis.group, async_op=True)])
 
     def ring_shift(self, x: torch.Tensor, output: torch.Tensor, axis: Axis, tag: int) -> Started:
-        """`x` to the next rank of the axis, that of the rank before into `output`."""
+        """Send `x` to the next rank of the axis, and receive the tensor of the rank before into `output`."""
         to, source = axis.ranks[(axis.rank + 1) % axis.size], axis.ranks[axis.rank - 1]
         if dist.get_backend(axis.group) == "nccl":  # one kernel for both directions, or two ranks wait for each other
             ops = [dist.P2POp(dist.isend, x, to, axis.group), dist.P2POp(dist.irecv, output, source, axis.group)]
@@ -79,16 +80,16 @@ class Transport:
         return Started([sent, dist.irecv(output, source, group=axis.group, tag=tag)])
 
     def send(self, x: torch.Tensor, axis: Axis, to: int) -> Started:
-        """To one position of the axis."""
+        """Send to one position of the axis."""
         return Started([dist.isend(x, dst=axis.ranks[to], group=axis.group)])
 
     def recv(self, output: torch.Tensor, axis: Axis, source: int) -> Started:
-        """From one position of the axis."""
+        """Receive from one position of the axis."""
         return Started([dist.irecv(output, src=axis.ranks[source], group=axis.group)])
 
 
 class FakeTransport(Transport):
-    """Moves nothing: outputs keep their shapes, and whatever is in them. For layers that run on fake tensors alone.
+    """Moves nothing: outputs keep their shapes and values. For layers that run on fake tensors.
 
     Observers are called as always, so `trace.record` counts what would have been sent. An axis needs no process group.
     """

@@ -1,21 +1,21 @@
-"""Watchdog for communications whose waits do not block the host (NCCL's): a list of what is under way, with a deadline.
+"""Watchdog for communications whose waits do not block the host (NCCL's): a list of those under way, with a deadline.
 
 On NCCL `work.wait()` returns at once and only makes a stream wait. A rank whose neighbour never comes blocks much
-later, in some `.tolist()`, where no deadline of ours can raise; and after the group's timeout torch's watchdog aborts a
-process that waited, without naming the rank that did not come.
+later, in some `.tolist()`, where no deadline of ours can raise; and after the group's timeout torch's watchdog aborts
+the process that waited, without naming the rank that did not come.
 
-So every communication is recorded before it is called, and dropped when it is complete. `launch.watch` looks at the
+So every communication is recorded before it is issued, and dropped when it is complete. `launch.watch` looks at the
 oldest one every half second. When that is older than the deadline it asks the other ranks where they are, and ends this
 rank with the error and the status 7 that a rank on gloo would have had (`launch/error_report`). torch's own timeout
-is later by `WATCHDOG_SECONDS`, for cases that ours misses.
+is longer by `WATCHDOG_SECONDS`, for cases that this watchdog misses.
 
-| backend | a wait that is too long                                  | found by                      |
-|---------|----------------------------------------------------------|-------------------------------|
-| gloo    | raises in `work.wait()`                                  | the rank itself               |
-| others  | blocks the host somewhere, or a call that still connects | `launch.watch`, by this list  |
+| backend | a wait that is too long                                     | found by                      |
+|---------|-------------------------------------------------------------|-------------------------------|
+| gloo    | raises in `work.wait()`                                     | the rank itself               |
+| others  | blocks the host later, or in the call, while it connects    | `launch.watch`, by this list  |
 
-The clock of a call starts when the host makes it, as in torch's watchdog. A work keeps its tensors alive, so once a
-stream waits for it an event on that stream takes its place: some microseconds for each communication. An event is
+The clock of a communication starts when the host issues it, as in torch's watchdog. A work keeps its tensors alive, so
+once a stream waits for it an event on that stream replaces it: some microseconds for each communication. An event is
 queried only after a deadline has passed, so a CUDA graph can be recorded meanwhile.
 """
 
@@ -38,9 +38,9 @@ class Entry:
     """A communication that may still be under way.
 
     Attributes:
-        blocked: which, over whom.
-        since: when the host made the call.
-        done: says whether it is complete; None while the host is still in the call.
+        blocked: its name and its ranks.
+        since: when the host issued it.
+        done: tells whether it is complete; None while the host is still in the call.
     """
 
     def __init__(self, work: Work) -> None:
@@ -80,21 +80,21 @@ class Watchdog(Observer):
             work.entry.done = lambda: all(handle.is_completed() for handle in handles)
 
     def waited(self, work: Work) -> None:
-        """From now on the current stream stands for the handles, which may go, and their tensors with them."""
+        """Replace the handles by an event on the current stream, so that their tensors can be freed."""
         if work.entry is not None and not work.failed and torch.cuda.is_initialized():
             event = torch.cuda.Event()
             event.record()
             work.entry.done = event.query
 
     def oldest(self, seconds: float = 0.0) -> Blocked | None:
-        """The first communication that was called more than `seconds` ago and is not complete."""
+        """The first communication that was issued more than `seconds` ago and is not complete."""
         limit = time.monotonic() - seconds
         with self._lock:
             entries = [entry for entry in self._entries if entry.since <= limit]
         return next((entry.blocked for entry in entries if not entry.over()), None)
 
     def overdue(self) -> tuple[Blocked, float] | None:
-        """A communication that takes longer than it may, and how long that is."""
+        """A communication that is older than its deadline, and its age in seconds."""
         blocked = self.oldest(self.seconds)
         return None if blocked is None else (blocked, self.seconds)
 
@@ -115,7 +115,7 @@ def watch(backend: str, seconds: float) -> None:
 
 
 def allow(seconds: float) -> None:
-    """Groups have been made that may take longer than the one of `watch`."""
+    """Raise the deadline: groups with a longer timeout than that of `watch` have been made."""
     if _Running.watchdog is not None:
         _Running.watchdog.seconds = max(_Running.watchdog.seconds, seconds)
 
@@ -131,5 +131,5 @@ def waits_raise(backend: str) -> bool:
 
 
 def group_timeout(seconds: float, backend: str) -> datetime.timedelta:
-    """The timeout that a process group is made with, for a deadline of `seconds`."""
+    """The timeout of a process group, for a deadline of `seconds`."""
     return datetime.timedelta(seconds=seconds + (0.0 if waits_raise(backend) else WATCHDOG_SECONDS))

@@ -1,1 +1,1 @@
-"""What `minimegatron COMMAND` calls: a module a command, with a `main(argv)`; the table is in `minimegatron.cli`."""
+"""The commands of `minimegatron COMMAND`: modules with a `main(argv)`, in the table of `minimegatron.cli`."""

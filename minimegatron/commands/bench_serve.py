@@ -115,7 +115,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A point of a sweep: requests a second, and at most so many at once."""
+    """A point of a sweep: requests a second, and the limit of concurrent requests."""
 
     rate: float
     concurrency: int | None
@@ -137,7 +137,7 @@ def prompts(args: argparse.Namespace, count: int) -> list[list[Prompt]]:
     """The prompts of each of `count` runs.
 
     Raises:
-        MinimegatronError: a file that cannot be used, or lengths that cannot be.
+        MinimegatronError: a file that cannot be used, or lengths that are not possible.
     """
     import numpy as np
 
@@ -167,7 +167,7 @@ async def model_of(client: Client, seconds: float) -> str:
 
     Raises:
         DeadlineError: it does not answer in time.
-        ConfigError: it answers something else, or wants a key.
+        ConfigError: its answer is no list of models, or it wants a key.
     """
     loop = asyncio.get_running_loop()
     deadline, why = loop.time() + seconds, "no answer yet"
@@ -198,10 +198,10 @@ async def model_of(client: Client, seconds: float) -> str:
 
 
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Do every run, and print what it gave.
+    """Do every run, and print its results.
 
     Returns:
-        What `--save-result` writes.
+        The contents of `--save-result`.
     """
     import numpy as np
     from tqdm import tqdm
@@ -246,7 +246,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def refused(warm: Sequence[Record]) -> None:
-    """Stop before the load where not even one request is answered.
+    """Stop before the load if not even one request was answered.
 
     Raises:
         ConfigError: the server refuses it.
@@ -291,10 +291,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, write.
 
     Returns:
-        0, or 1 where no request was answered.
+        0, or 1 if no request was answered.
 
     Raises:
-        MinimegatronError: flags, prompts, or a server that is not there.
+        MinimegatronError: flags, prompts, or a server that does not answer.
     """
     args = parse(argv)
     if args.picture:

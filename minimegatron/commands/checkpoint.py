@@ -64,10 +64,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do one of the three.
+    """Inspect, verify or diff.
 
     Raises:
-        CheckpointError: what should be a checkpoint is none, or is damaged.
+        CheckpointError: a folder is no checkpoint, or is damaged.
     """
     chosen = build_parser().parse_args(argv)
     steps = [] if _is_checkpoint(chosen.folder) else published(chosen.folder)
@@ -87,7 +87,7 @@ def _is_checkpoint(folder: Path) -> bool:
 
 
 def _folder(folder: Path, step: int | None) -> Path:
-    """The checkpoint that is meant."""
+    """The folder of the checkpoint that is asked for."""
     if _is_checkpoint(folder):
         return folder
     return folder_of(folder, choose(folder, published(folder), step))
@@ -147,7 +147,7 @@ def _group(name: str) -> str:
 
 
 def _verify(folders: Iterable[Path]) -> int:
-    """All of them are held against their manifests; the first that is damaged is raised at the end."""
+    """Compare all of them with their manifests; the first that is damaged is raised at the end."""
     first = None
     for folder in folders:
         try:
@@ -165,7 +165,7 @@ def _verify(folders: Iterable[Path]) -> int:
 
 
 def _diff(one: Path, other: Path, prefix: str) -> int:
-    """Print what differs; 1 if anything does."""
+    """Print the differences; 1 if there are any."""
     readers = [CheckpointFiles(folder, _manifest(folder)) for folder in (one, other)]
     for reader in readers:
         verify(reader.folder, reader.manifest)

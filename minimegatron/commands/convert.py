@@ -147,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Convert.
 
     Raises:
-        ConfigError, CheckpointError: before anything is written, or nothing is left of it.
+        ConfigError, CheckpointError: nothing is written in this case.
     """
     options = parse(argv)
     from minimegatron.checkpoint import conversion  # torch, which --help does not need

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def examine() -> Facts:
-    """Everything the report says, as plain data; `broken` lists what keeps the core from working."""
+    """All facts of the report, as plain data; `broken` lists what prevents the core from working."""
     facts: Facts = {
         "minimegatron": minimegatron.__version__,
         "python": platform.python_version(),
@@ -90,7 +90,7 @@ def nvcc_version() -> str | None:
 
 
 def examine_torch(gpus: list[str]) -> Facts:
-    """Version and build of torch; whether it can use the GPU is asked only where there is one, and if not, why."""
+    """Version and build of torch; if the machine has a GPU, also whether torch can use it, and if not, why."""
     import torch
     import torch.distributed as dist
 
@@ -107,14 +107,14 @@ def examine_torch(gpus: list[str]) -> Facts:
 
 
 def examine_kernels() -> Facts:
-    """What keeps this machine from building kernels, for each of the two that can run them; None where nothing does."""
+    """What prevents this machine from building kernels, for each of the two ways to run them; None if nothing does."""
     from minimegatron.kernels.ops import obstacle
 
     return {target: obstacle(target) for target in ("cuda", "emulated")}
 
 
 def examine_attention(gpu: bool) -> str:
-    """What computes attention by default."""
+    """The default backend of attention, in words."""
     import torch
 
     from minimegatron.layers.attention.choice import in_words, this_machine
@@ -191,7 +191,7 @@ def ways(facts: Facts) -> list[tuple[str, str]]:
 
 
 def advice(facts: Facts) -> list[tuple[str, str]]:
-    """(what is missing, what to do); things that only a GPU can use are not asked for without one."""
+    """(What is missing, what to do); without a GPU nothing is asked for that only a GPU can use."""
     packages, torch = facts["packages"], facts["torch"]
     wanted = []
     if torch is None:

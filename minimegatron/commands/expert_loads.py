@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command.
 
     Raises:
-        ConfigError, DataError: no such file, no experts in it, or numbers that cannot be.
+        ConfigError, DataError: no such file, no experts in it, or numbers that are not possible.
     """
     parser = Parser(
         "minimegatron experts",

@@ -38,40 +38,21 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minimegatron.commands.answers import compute, ending, read_prompt, read_prompts
 from minimegatron.commands.speculation import add_speculative_config, load_draft, speculative_of
 from minimegatron.flags import Parser
 
 if TYPE_CHECKING:
-    from minimegatron.checkpoint.conversion import Model
     from minimegatron.comm.mesh import Mesh
     from minimegatron.config import ParallelConfig, TransformerConfig
-    from minimegatron.data.tokenizer import HuggingFaceTokenizer
     from minimegatron.inference.engine import Engine
     from minimegatron.inference.sampling import SamplingParams
-    from minimegatron.inference.sequence import Output, Request
-    from minimegatron.inference.sequence import Sequence as Answer
+    from minimegatron.inference.sequence import Request
     from minimegatron.inference.speculative import SpeculativeConfig
-
-
-def load(model_folder: Model, mesh: Mesh, params_dtype: str) -> Any:
-    """This rank's part of a model, ready to generate.
-
-    Raises:
-        CheckpointError: the weights are not those of the configuration.
-    """
-    from minimegatron.checkpoint.conversion import fill
-    from minimegatron.inference.refit import weights_of
-    from minimegatron.models.chunks import build_chunks
-
-    model = build_chunks(model_folder.config.replace(params_dtype=params_dtype), mesh)
-    for param in model.parameters():
-        param.detach().zero_()  # padding of the vocabulary is in no file
-    fill(weights_of(model), model_folder, params_dtype)
-    return model.eval().to(mesh.device)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -133,7 +114,7 @@ PENALISE = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
-    """What was given of temperature, top_k, top_p, min_p and penalties; greedy where none of the first four was.
+    """The sampling parameters that were given; greedy without temperature, top_k, top_p and min_p.
 
     Raises:
         ConfigError: a value that is out of range.
@@ -145,10 +126,10 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
 
 
 def layout(args: argparse.Namespace, world: int, model: TransformerConfig) -> ParallelConfig:
-    """How the ranks share the model.
+    """The layout of the ranks.
 
     Raises:
-        ConfigError: the world cannot be divided so, or the model cannot.
+        ConfigError: the world or the model cannot be divided so.
     """
     from minimegatron.config import ParallelConfig
     from minimegatron.config.fits import check_model_fits
@@ -170,13 +151,14 @@ def continue_prompt(args: argparse.Namespace) -> None:
     """Load, generate, and print on rank 0.
 
     Raises:
-        MinimegatronError: the folder holds no model that can generate here.
+        MinimegatronError: the folder has no model that can generate here.
     """
     from minimegatron.checkpoint.companions import stop_ids
     from minimegatron.checkpoint.conversion import open_model
     from minimegatron.comm.mesh import Mesh
     from minimegatron.data.tokenizer import HuggingFaceTokenizer
     from minimegatron.errors import CheckpointError
+    from minimegatron.inference.loading import load
     from minimegatron.inference.sequence import Request
     from minimegatron.launch.rank import init
 
@@ -193,7 +175,10 @@ def continue_prompt(args: argparse.Namespace) -> None:
         tokenizer_folder, split_special_tokens=False if args.chat else args.split_special_tokens
     )
     texts = [args.prompt] if args.prompts_file is None else read_prompts(args.prompts_file)
-    prompts, said = zip(*(read_prompt(args, text, tokenizer) for text in texts), strict=True)
+    prompts, said = zip(
+        *(read_prompt(text, tokenizer, chat=args.chat, add_special_tokens=args.add_special_tokens) for text in texts),
+        strict=True,
+    )
     notes = [*dict.fromkeys(note for each in said for note in each)]
     if args.seed is not None and sampling.greedy:
         notes.append(f"--seed {args.seed} changes nothing: every token is the most likely one (--temperature 1 draws)")
@@ -265,10 +250,10 @@ def engine_for(
     speculative: SpeculativeConfig | None = None,
     draft: Any = None,
 ) -> Engine:
-    """An engine with pages for as many answers as run at once.
+    """An engine with pages for the answers that run at once.
 
     Raises:
-        ConfigError: the model cannot generate here, or not recorded, or not compiled.
+        ConfigError: the model cannot generate here, or cannot be recorded or compiled.
     """
     from minimegatron.cuda_graphs import CudaRecorder
     from minimegatron.errors import ConfigError
@@ -295,122 +280,8 @@ def engine_for(
     return Engine(model, config, recorder=recorder, compiled=args.compiled, draft=draft)
 
 
-def compute(
-    engine: Engine, requests: Sequence[Request], tokenizer: HuggingFaceTokenizer, stops: Sequence[str]
-) -> list[list[Answer]]:
-    """The answers to each request on rank 0, shared out over the replicas; a line on stderr while it takes long."""
-    from minimegatron.comm.agree import gather_objects, gather_to_first
-
-    world = engine.model.mesh.world
-    leader = engine.runner.tell(world.rank)
-    leaders = sorted(set(gather_objects(leader, world)))
-    mine = range(leaders.index(leader), len(requests), len(leaders))
-    total = sum(requests[i].n for i in mine)
-    watch = watcher(engine, tokenizer, stops, total if world.rank == 0 else None)
-    made = dict(zip(mine, engine.complete([requests[i] for i in mine], watch), strict=True))
-    for i, answers in made.items():
-        for answer in answers:
-            answer.request_id = str(i)
-    gathered = gather_to_first(made, world) or [made]
-    whole = {i: answers for each in gathered for i, answers in each.items()}
-    return [whole[i] for i in sorted(whole)]
-
-
-EVERY = 5.0  # seconds between two lines
-
-
-def watcher(
-    engine: Engine, tokenizer: HuggingFaceTokenizer, stops: Sequence[str], total: int | None
-) -> Callable[[list[Output]], None]:
-    """What happens after each step: answers that have a stop string end, and now and then a line says how far it is.
-
-    Args:
-        total: answers of this replica; None says nothing.
-    """
-    from minimegatron.inference.sequence import FinishReason
-
-    began = said = time.monotonic()
-    done = 0
-
-    def watch(outputs: list[Output]) -> None:
-        nonlocal said, done
-        for output in outputs:
-            over = output.reason is not None
-            if not over and stops:
-                answer = engine.sequences[output.request_id][output.index]
-                if isinstance(ending(answer, tokenizer, stops)[1], str):
-                    engine.finish(answer, FinishReason.STOP)
-                    over = True
-            done += over
-        now, tokens = time.monotonic(), engine.drawn_tokens
-        if total is not None and now - said >= EVERY:
-            said = now
-            speed = tokens / (now - began)
-            print(f"{done} of {total} answers, {tokens} tokens, {speed:.0f} a second", file=sys.stderr, flush=True)
-
-    return watch
-
-
-def ending(answer: Answer, tokenizer: HuggingFaceTokenizer, stops: Sequence[str]) -> tuple[str, str | int | None]:
-    """(text of an answer, what ended it: a stop string that it is cut before, a stop id, or None)."""
-    prompt = list(answer.request.prompt)
-    text = tokenizer.detokenize(prompt + answer.answer)[len(tokenizer.detokenize(prompt)) :]
-    found = [(text.find(stop), stop) for stop in stops if stop in text]
-    if found:
-        place, stop = min(found)
-        return text[:place], stop
-    last = answer.answer[-1] if answer.answer else None
-    return text, last if last in answer.request.stop_ids else None
-
-
-def read_prompts(path: Path) -> list[str]:
-    """The prompts of a file.
-
-    Raises:
-        DataError: there is no such file, none in it, or a line that holds none.
-    """
-    from minimegatron.errors import DataError
-
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"no prompts can be read: {error}", where=str(path), fix="a file of UTF-8 text") from error
-    prompts = []
-    for number, line in enumerate(lines, 1):
-        prompt: Any = line
-        if path.suffix == ".jsonl":
-            try:
-                prompt = json.loads(line)["prompt"]
-            except (ValueError, KeyError, TypeError):
-                prompt = None
-        if not isinstance(prompt, str) or not prompt:
-            fix = 'a line {"prompt": "text"} each' if path.suffix == ".jsonl" else "a prompt in every line"
-            raise DataError("a line without a prompt", where=f"{path}, line {number}", fix=fix)
-        prompts.append(prompt)
-    if not prompts:
-        raise DataError("no prompt in it", where=str(path), fix="a prompt a line")
-    return prompts
-
-
-def read_prompt(args: argparse.Namespace, prompt: str, tokenizer: HuggingFaceTokenizer) -> tuple[list[int], list[str]]:
-    """(ids of the prompt, what to say about its special tokens)."""
-    notes, split = [], tokenizer.split_special_tokens
-    if spelled := tokenizer.spelled(prompt):
-        counts = ", ".join(f"{text} {count}" for text, count in spelled.items())
-        other = "" if args.chat else f"; --{'no-' * split}split-special-tokens reads {'tokens' if split else 'letters'}"
-        notes.append(f"the prompt spells special tokens ({counts}), read as {'letters' if split else 'tokens'}{other}")
-    if args.chat:
-        text = tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
-        return tokenizer.tokenize(text, add_special_tokens=False), notes
-    begins, add = tokenizer.named.get("bos_token"), args.add_special_tokens
-    if add is None and begins and not split and prompt.startswith(begins):
-        add = False
-        notes.append(f"the prompt begins with {begins}, so no other is put before it (--add-special-tokens does)")
-    return tokenizer.tokenize(prompt, add_special_tokens=add), notes
-
-
 def main(argv: Sequence[str] | None = None) -> None:
-    """The whole life of this process."""
+    """The main function of this process."""
     args = parse(argv)
     from minimegatron.launch.rank import run_rank
 

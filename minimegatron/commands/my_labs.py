@@ -1,18 +1,18 @@
 """A learner's own copies of the labs, in `my-labs/` beside `labs/`: git does not see them, and no update touches them.
 
-    labs/01_process_groups.ipynb        as it is shipped; an update replaces it
-    my-labs/01_process_groups.ipynb     the learner's
-    my-labs/.work/                      what their cells leave there
+    labs/01_process_groups.ipynb        the shipped lab; an update replaces it
+    my-labs/01_process_groups.ipynb     the learner's copy
+    my-labs/.work/                      files that its cells write
 
-| the learner's copy        | what is shipped    | then                                                          |
-|---------------------------|--------------------|---------------------------------------------------------------|
-| is not there              |                    | it is made; work done in `labs/` itself comes with it         |
-| has the shipped cells     | is newer           | it is replaced                                                |
-| has other cells           | is the same        | it stays                                                      |
-| has other cells           | is newer           | it stays, and the new one is put beside it: `NAME-new.ipynb`  |
+| the learner's copy        | the shipped lab    | result                                                            |
+|---------------------------|--------------------|-------------------------------------------------------------------|
+| does not exist            |                    | it is made; work done in `labs/` itself is copied                 |
+| has the shipped cells     | is newer           | it is replaced                                                    |
+| has other cells           | is the same        | it stays                                                          |
+| has other cells           | is newer           | it stays, and the new lab is put beside it: `NAME-new.ipynb`      |
 
-A notebook carries the digest of the cells that the build wrote (`metadata.minimegatron.digest`). So its version is
-known after a learner has changed it, and whether they have: outputs count for neither.
+A notebook has the digest of the cells that the build wrote (`metadata.minimegatron.digest`). So its version is known
+after a learner has changed it, and whether they have; outputs are not part of the digest.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ FOLDER = "my-labs"
 
 
 def digest(notebook: Any) -> str:
-    """Of the kinds and texts of a notebook's cells, whatever their outputs."""
+    """A digest of the kinds and texts of a notebook's cells, without their outputs."""
     text = "\0".join(f"{cell['cell_type']}\0{''.join(cell['source'])}" for cell in notebook["cells"])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def bring(shipped: Path) -> tuple[Path, list[str]]:
-    """Make the learner's folder beside `shipped`, or bring it up to date.
+    """Make the learner's folder beside `shipped`, or update it.
 
     Returns:
         The folder, and a line about each thing that a learner should know.
@@ -58,7 +58,7 @@ def bring(shipped: Path) -> tuple[Path, list[str]]:
 
 
 class _Version(NamedTuple):
-    """The digest that the build wrote, "" where it is lost; and whether the cells are others."""
+    """The digest that the build wrote, "" if it is lost; and whether the cells were changed."""
 
     built: str
     changed: bool
@@ -100,7 +100,7 @@ def _bring_one(notebook: Path, mine: Path) -> Iterator[str]:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """In one step: the copy is whole or not there."""
+    """Copy in one step: the copy is whole or does not exist."""
     fresh = target.with_name(f".{target.name}.new")
     shutil.copyfile(source, fresh)
     os.replace(fresh, target)

@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the plan.
 
     Returns:
-        0, or 1 where it does not fit.
+        0, or 1 if it does not fit.
 
     Raises:
         ConfigError: flags that do not fit together, this number of GPUs, or a cluster that does not exist.

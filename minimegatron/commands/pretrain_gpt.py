@@ -47,7 +47,7 @@ def build_trainer(*args: Any, **options: Any) -> Trainer:
 
 
 def pretrain(argv: Sequence[str]) -> Trainer:
-    """Parse, check, meet the other ranks, train; the trainer when all is done.
+    """Parse, check, meet the other ranks, train; returns the trainer at the end.
 
     Args:
         argv: the command line's words.

@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Quantise.
 
     Raises:
-        ConfigError, CheckpointError, DataError: before anything is written, or nothing is left of it.
+        ConfigError, CheckpointError, DataError: nothing is written in this case.
     """
     args = parse(argv)
     import dataclasses
@@ -149,12 +149,12 @@ def _texts(args: argparse.Namespace, model: Model) -> dict[str, torch.Tensor]:
 
 
 def pieces(path: Path, tokenizer: HuggingFaceTokenizer, length: int, most: int | None = None) -> torch.Tensor:
-    """A text as ids [n, length], or [1, all of it] of a shorter one; what is left at the end is not used.
+    """A text as ids [n, length], or [1, all of it] if it is shorter; a rest at the end is not used.
 
     Args:
-        path: of the text, UTF-8.
+        path: path of the text, UTF-8.
         tokenizer: the model's.
-        length: of a piece.
+        length: tokens of a piece.
         most: tokens that are used, from the beginning.
 
     Raises:
@@ -174,7 +174,7 @@ def pieces(path: Path, tokenizer: HuggingFaceTokenizer, length: int, most: int |
 
 
 def perplexity(model: Any, tokens: torch.Tensor) -> float:
-    """exp of the mean loss of every token of [n, s] but the first of each piece."""
+    """exp of the mean loss of every token of [n, s] except the first of each piece."""
     import torch
 
     total = 0.0
@@ -187,7 +187,7 @@ def perplexity(model: Any, tokens: torch.Tensor) -> float:
 
 def _load(model: Model) -> Any:
     from minimegatron.comm.mesh import Mesh
-    from minimegatron.commands.generate import load
+    from minimegatron.inference.loading import load
 
     return load(model, Mesh.serial(), "fp32")
 

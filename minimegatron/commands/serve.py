@@ -20,9 +20,11 @@ Under torchrun rank 0 serves and the other ranks compute with it, by default as 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ipaddress
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,19 +119,30 @@ def read_key(args: argparse.Namespace) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Whether an address is reachable from this machine only."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 
 
+@contextlib.contextmanager
+def deaf() -> Iterator[None]:
+    """In the block SIGTERM and Ctrl-C do nothing: a launcher sends them to all ranks, and rank 0 says when it ends."""
+    before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
 def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: None) -> None:
-    """Load, and serve until a signal; on other ranks than the first compute what it plans.
+    """Load the model, and serve until a signal; ranks other than the first compute with it.
 
     Args:
         args: of `parse`.
-        began: told, on rank 0, the server that is about to begin.
+        began: called, on rank 0, with the server that is about to begin.
 
     Raises:
         MinimegatronError: no model that can generate here, a package that is missing, or a port that is taken.
@@ -142,11 +155,11 @@ def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: 
     from minimegatron.checkpoint.conversion import open_model
     from minimegatron.checkpoint.hf_config import read_json
     from minimegatron.comm.mesh import Mesh
-    from minimegatron.commands.generate import load
     from minimegatron.config import ParallelConfig
     from minimegatron.data.tokenizer import HuggingFaceTokenizer
     from minimegatron.inference.engine import Engine, EngineConfig
     from minimegatron.inference.grammar import Grammars
+    from minimegatron.inference.loading import load
     from minimegatron.launch.rank import init
     from minimegatron.serving.protocol import Defaults
 
@@ -197,7 +210,8 @@ def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: 
         grammars=Grammars(tokenizer, model_folder.config.vocab_size),
     )
     if rank != 0:
-        engine.follow()
+        with deaf():
+            engine.follow()
         return
     config = ServerConfig(
         served_model_name=args.served_model_name or args.folder.resolve().name,
@@ -213,7 +227,7 @@ def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The whole life of this process."""
+    """The main function of this process."""
     args = parse(argv)
     if args.data_parallel_size > 1:
         from minimegatron.commands.serve_replicas import serve_replicas

@@ -17,12 +17,12 @@ from minimegatron.errors import ConfigError
 
 
 def replica_argv(argv: Sequence[str], port: int, ranks: int) -> list[str]:
-    """The command line of one replica: that of the router, and behind it what is different, which counts.
+    """The command line of one replica: that of the router, followed by flags that override it.
 
     Args:
-        argv: of `minimegatron serve`.
-        port: of the replica, on this machine alone.
-        ranks: processes that it has.
+        argv: words of `minimegatron serve`.
+        port: port of the replica, open to this machine alone.
+        ranks: number of its processes.
     """
     launch = ["torchrun", "--standalone", "--nproc-per-node", str(ranks), "-m", "minimegatron"] if ranks > 1 else []
     own = ["--host", "127.0.0.1", "--port", str(port), "--data-parallel-size", "1"]
@@ -30,12 +30,12 @@ def replica_argv(argv: Sequence[str], port: int, ranks: int) -> list[str]:
 
 
 def gpus_of(number: int, ranks: int, visible: Sequence[str]) -> dict[str, str]:
-    """What a replica sees of the GPUs: nothing to say without any.
+    """The environment that assigns GPUs to a replica; {} without GPUs.
 
     Args:
-        number: of the replica.
-        ranks: GPUs that each needs.
-        visible: of this process.
+        number: number of the replica.
+        ranks: GPUs that each replica needs.
+        visible: GPUs of this process.
     """
     return {"CUDA_VISIBLE_DEVICES": ",".join(visible[number * ranks : (number + 1) * ranks])} if visible else {}
 
@@ -50,10 +50,10 @@ def visible_gpus() -> list[str]:
 
 
 def serve_replicas(argv: Sequence[str], args: argparse.Namespace) -> None:
-    """Run the replicas of `minimegatron serve`, and the router before them, until a signal.
+    """Run the replicas of `minimegatron serve`, and their router, until a signal.
 
     Args:
-        argv: of `minimegatron serve`.
+        argv: words of `minimegatron serve`.
         args: the same, parsed: data_parallel_size replicas of tp x pp x ep ranks, host and port of the router, and
             drain_timeout seconds in which requests may end.
 

@@ -81,6 +81,6 @@ def load_draft(folder: Path | None, mesh: Mesh, params_dtype: str) -> Any:
         ConfigError: it does not fit the layout.
     """
     from minimegatron.checkpoint.conversion import open_model
-    from minimegatron.commands.generate import load
+    from minimegatron.inference.loading import load
 
     return None if folder is None else load(open_model(folder), mesh, params_dtype)

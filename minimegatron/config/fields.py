@@ -1,4 +1,4 @@
-"""The base class of all configurations: a frozen dataclass whose fields explain themselves and are checked.
+"""The base class of all configurations: a frozen dataclass whose fields have help texts and are checked.
 
 For every config class of the package:
 
@@ -9,13 +9,13 @@ For every config class of the package:
 A field is declared by `opt(kind, default, help)`. The help text becomes the flag's help on the command line. The `Kind`
 says whether a run that goes on from a checkpoint must have the checkpoint's value:
 
-| kind           | says                               | a checkpoint's value must be equal               | published |
-|----------------|------------------------------------|--------------------------------------------------|-----------|
-| `MODEL`        | what the weights mean              | always                                           | yes       |
-| `TRAINED`      | how the model is rounded, balanced | always                                           | no        |
-| `RUN`          | what makes the next step another   | where the run goes on                            | no        |
-| `elsewhere(why)` | what leads to such a thing       | no: what it leads to is compared there           | no        |
-| `free(why)`    | how and where it is computed, ...  | no, for that reason                              | no        |
+| kind             | the field decides                   | must equal the checkpoint's value          | published |
+|------------------|-------------------------------------|--------------------------------------------|-----------|
+| `MODEL`          | what the weights mean               | always                                     | yes       |
+| `TRAINED`        | how the model is rounded, balanced  | always                                     | no        |
+| `RUN`            | what the next step computes         | if the run goes on                         | no        |
+| `elsewhere(why)` | one of these, indirectly            | no: its effect is compared elsewhere       | no        |
+| `free(why)`      | how and where it is computed, ...   | no, for that reason                        | no        |
 
 *Published* are the fields that a `config.json` contains and a conversion carries over (`checkpoint/hf_config`);
 `training/same_run` compares the others. All ranks must have equal values, except where a field gives a reason
@@ -35,11 +35,11 @@ from minimegatron.errors import ConfigError, did_you_mean, require
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What a field is to a run that goes on from a checkpoint; see the table of this module.
+    """How a field matters to a run that goes on from a checkpoint; see the table of this module.
 
     Attributes:
         name: `model`, `trained`, `run`, `elsewhere` or `free`.
-        why: of the last two: what is compared in its place, or why another value leaves the run what it is.
+        why: for `elsewhere` what is compared instead, for `free` why another value does not change the run.
     """
 
     name: str
@@ -50,7 +50,7 @@ MODEL, TRAINED, RUN = Kind("model"), Kind("trained"), Kind("run")
 
 
 def elsewhere(why: str) -> Kind:
-    """The kind of a field that is compared by what it leads to."""
+    """The kind of a field whose effect is compared in its place."""
     return Kind("elsewhere", why)
 
 
@@ -66,12 +66,12 @@ OBSERVED = free("what is observed and where it is written")
 
 
 def opt(kind: Kind, default: Any, help: str, choices: tuple | None = None, *, rank_local: str = "", **more: Any) -> Any:
-    """A field of a section of a run: what kind it is, and what `described` has.
+    """A field of a section of a run.
 
     Args:
         kind: `MODEL`, `TRAINED`, `RUN`, `elsewhere(...)` or `free(...)`.
-        default, help, choices, more: of `described`.
-        rank_local: why a rank may have a value of its own; empty for a field that all ranks must have alike.
+        default, help, choices, more: as of `described`.
+        rank_local: why ranks may have different values; empty for a field that must be equal on all ranks.
 
     Raises:
         TypeError: there is no kind; a reason is missing.
@@ -94,9 +94,10 @@ def described(
     repeats: bool = False,
     **more: Any,
 ) -> Any:
-    """A dataclass field with its help text and, where they are few, its legal values; or the bounds of a number.
+    """A dataclass field with its help text and, if there are few, its legal values; or the bounds of a number.
 
-    `least` may be reached, `above` and `below` may not. A flag that `repeats` adds its words to those before.
+    `least` is allowed itself, `above` and `below` are not. With `repeats`, a flag given twice adds its words to the
+    first.
     """
     metadata = {"help": help, "choices": choices, "repeats": repeats, "least": least, "above": above, "below": below}
     return dataclasses.field(default=default, metadata=metadata | more)
@@ -104,12 +105,12 @@ def described(
 
 @functools.cache
 def _type_hints(cls: type) -> dict[str, Any]:
-    """Of a class, once: to read them costs more than to check a configuration."""
+    """The type hints of a class, cached: reading them costs more than checking a configuration."""
     return typing.get_type_hints(cls)
 
 
 class Config:
-    """Shared behaviour: unknown keys are refused with the nearest match, choices are enforced, dicts round-trip."""
+    """Refuses unknown keys with the nearest match, enforces choices and bounds, converts to and from dicts."""
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
@@ -162,7 +163,7 @@ class Config:
         self._check()
 
     def _check(self) -> None:
-        """Derive what was left out, then apply the rules."""
+        """Derive the fields that were left out, then apply the rules."""
 
     def _derive(self, **values: Any) -> None:
         for name, value in values.items():
@@ -189,7 +190,7 @@ def _check_bounds(name: str, value: float, bounds: Mapping[str, Any]) -> None:
 
 
 def _check_type(name: str, value: Any, hint: Any) -> None:
-    """Reject what a dataclass would accept silently: a string for a number, a bool for an int, NaN."""
+    """Refuse what a dataclass would accept silently: a string for a number, a bool for an int, NaN."""
     allowed = typing.get_args(hint) if typing.get_origin(hint) is not tuple and typing.get_args(hint) else (hint,)
     for kind in allowed:
         origin = typing.get_origin(kind) or kind

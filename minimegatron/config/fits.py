@@ -1,14 +1,14 @@
 """Rules between a model and a layout: checked before any rank starts, and again where the model is built.
 
-| who divides              | what                                              | else                       |
+| must divide              | what                                              | else                       |
 |--------------------------|---------------------------------------------------|----------------------------|
 | tp                       | heads, MLP width; with few groups the packed rows | a rank has half a head     |
 | 2 cp, with sp 2 cp tp    | the sequence                                      | zigzag has no equal chunks |
-| cp, where it deals heads | heads of a tp rank                                | a rank has no head         |
+| cp, if it exchanges heads | heads of a tp rank                               | a rank has no head         |
 | ep, etp                  | experts, their width                              | a rank has half an expert  |
-| 16, 32 or 128 (FP8)      | both dims of every matrix on a rank               | no tensor core takes it    |
+| 16, 32 or 128 (FP8)      | both dims of every matrix on a rank               | tensor cores refuse it     |
 
-The rules of one configuration alone stand with its fields, in `config/`; those of pipeline stages in `stages.py`.
+Rules of one configuration alone are checked by its class in `config/`; those of pipeline stages by `stages.py`.
 
 Megatron-LM: `validate_args` in `megatron/training/arguments.py`, and assertions in the layers.
 """
@@ -24,7 +24,7 @@ from minimegatron.errors import ConfigError, require
 
 
 def check_model_fits(model: TransformerConfig, parallel: ParallelConfig, seq_length: int | None = None) -> None:
-    """All rules between a model and a layout; called before any rank starts and again when the model is built.
+    """Check all rules between a model and a layout.
 
     Raises:
         ConfigError: with the two values, the rule and the values that would work.
@@ -72,10 +72,11 @@ def check_model_fits(model: TransformerConfig, parallel: ParallelConfig, seq_len
 
 
 def check_context_fits(model: TransformerConfig, parallel: ParallelConfig) -> None:
-    """The rules of context parallelism between a model and a layout; those of the sequence are in `check_model_fits`.
+    """Check context parallelism against the model; the length of the sequence is checked by `check_model_fits`.
 
     Raises:
-        ConfigError: heads that an all-to-all cannot deal out, or an attention that has no partial form.
+        ConfigError: the heads cannot be cut over the all-to-all, or the attention backend cannot attend to some of the
+            keys.
     """
     cp, tp = parallel.context_parallel_size, parallel.tensor_model_parallel_size
     if cp == 1:
@@ -110,10 +111,10 @@ def check_context_fits(model: TransformerConfig, parallel: ParallelConfig) -> No
 
 
 def check_fp8_fits(model: TransformerConfig, parallel: ParallelConfig) -> None:
-    """The matrices that FP8 multiplies, on a rank of tp.
+    """Check the sizes of the matrices that FP8 multiplies, on a rank of tp.
 
     Raises:
-        ConfigError: dims that the recipe does not take.
+        ConfigError: the recipe does not allow a size.
     """
     tp, d = parallel.tensor_model_parallel_size, model.kv_channels
     heads, qkv = model.num_attention_heads // tp, (model.num_attention_heads + 2 * model.num_query_groups) * d // tp
@@ -128,10 +129,10 @@ def check_fp8_fits(model: TransformerConfig, parallel: ParallelConfig) -> None:
 
 
 def check_experts_fit(model: TransformerConfig, parallel: ParallelConfig) -> None:
-    """The rules between a model's experts and a layout.
+    """Check a model's experts against the layout.
 
     Raises:
-        ConfigError: experts that cannot be dealt out, or tokens that would be counted twice.
+        ConfigError: the experts cannot be divided evenly, or tokens would be counted twice.
     """
     ep, etp = parallel.expert_model_parallel_size, parallel.expert_tensor_parallel_size
     tp = parallel.tensor_model_parallel_size
@@ -157,10 +158,10 @@ def check_experts_fit(model: TransformerConfig, parallel: ParallelConfig) -> Non
 
 
 def check_depths_fit(model: TransformerConfig, parallel: ParallelConfig) -> None:
-    """Predictions of several tokens are where a written-out layout puts them: all on the last stage.
+    """Check that a written-out layout has all depths of multi-token prediction on the last stage, or none.
 
     Raises:
-        ConfigError: another number of them.
+        ConfigError: it has another number of them.
     """
     layout, depths = parallel.pipeline_model_parallel_layout, model.mtp_num_layers or 0
     written = expand_layout(layout).count("m") if layout else 0

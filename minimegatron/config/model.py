@@ -1,13 +1,13 @@
-"""The model: sizes, layers, positions, initial weights, and what its backward pass computes again.
+"""The model: sizes, layers, positions, initial weights, and which activations are recomputed.
 
-Nothing here says on how many ranks it runs. Fields that only some models have (experts, latent attention, further
-predictions, FP8) are inherited from `variants.py`.
+Nothing here says on how many ranks it runs. Fields that only some models have (experts, multi-latent attention,
+multi-token prediction, FP8) are inherited from `variants.py`.
 
 | left out           | becomes                                                                  |
 |--------------------|--------------------------------------------------------------------------|
-| `kv_channels`      | h / a; with latent attention the channels without position and with      |
+| `kv_channels`      | h / a; with latent attention `qk_head_dim` + `qk_pos_emb_head_dim`       |
 | `num_query_groups` | a: every query head has its own keys and values                          |
-| `ffn_hidden_size`  | 4 h; gated, 8/3 h rounded down to a multiple of 64, which is as large    |
+| `ffn_hidden_size`  | 4 h; if the MLP is gated, 8/3 h rounded down to a multiple of 64         |
 
 Megatron-LM: `TransformerConfig` in `megatron/core/transformer/transformer_config.py`.
 """
@@ -196,7 +196,7 @@ class TransformerConfig(variants.ExpertFields, variants.LatentFields, variants.D
         )
 
     def _check_attention(self) -> None:
-        """Rules of scores, windows, and norms of queries and keys."""
+        """Check scores, windows, and norms of queries and keys."""
         capped, backend = self.attn_logit_softcapping is not None, self.attention_backend
         require(
             not capped or backend in ("auto", "local", "reference"),
@@ -255,12 +255,12 @@ class TransformerConfig(variants.ExpertFields, variants.LatentFields, variants.D
 
     @property
     def rotates(self) -> bool:
-        """Whether positions are angles of queries and keys."""
+        """Whether the model has rotary position embeddings."""
         return self.position_embedding_type in ("rope", "mrope")
 
     @property
     def rotary_channels(self) -> int:
-        """Channels of a head that RoPE turns."""
+        """Channels of a head that RoPE rotates."""
         return self.qk_pos_emb_head_dim if self.multi_latent_attention else int(self.kv_channels * self.rotary_percent)
 
     @property
@@ -299,13 +299,13 @@ class TransformerConfig(variants.ExpertFields, variants.LatentFields, variants.D
         return variants.layer_pattern(self.window_attn_skip_freq, self.num_layers, "window_attn_skip_freq")
 
     def window_of(self, layer_number: int) -> int | None:
-        """The window of layer `layer_number` (from 0); None where it sees all tokens."""
+        """The attention window of layer `layer_number` (from 0); None where it sees all tokens."""
         pattern = self.windowed_layers
         return self.sliding_window if pattern[min(layer_number, len(pattern) - 1)] else None
 
     @property
     def score_scale(self) -> float:
-        """Factor of attention scores."""
+        """Factor of attention scores, 1 / sqrt(d) by default."""
         return 1.0 / math.sqrt(self.kv_channels) if self.softmax_scale is None else self.softmax_scale
 
     @property

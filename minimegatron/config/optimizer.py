@@ -1,25 +1,25 @@
-"""How the weights move: optimizer, schedule, clipping, loss scale, parameter groups, and the dtypes of its state.
+"""The optimizer: its algorithm, schedule, clipping, loss scale, parameter groups, and the dtypes of its state.
 
 `StateFields` says in which dtype the optimizer keeps its numbers, and on which device:
 
 | bytes per parameter of a bf16 model     | weight | main    | gradient | moments | together |
 |-----------------------------------------|--------|---------|----------|---------|----------|
-| AdamW as it is                          | 2      | 4       | 4        | 4 + 4   | 18       |
+| AdamW, default dtypes                   | 2      | 4       | 4        | 4 + 4   | 18       |
 | `use_precision_aware_optimizer`         | 2      | 2       | 4        | 4 + 4   | 16       |
 | `..., exp_avg..._dtype bf16` (both)     | 2      | 2       | 4        | 2 + 2   | 12       |
 | `..., main_grads_dtype bf16`            | 2      | 2       | 2        | 2 + 2   | 10       |
 | `..., fp8` moments in place of bf16     | 2      | 2       | 2        | 1 + 1   | 8        |
 | `optimizer_cpu_offload`, on the GPU     | 2      | 0       | 4        | 0       | 6        |
 
-Megatron asks for the distributed optimizer with `use_precision_aware_optimizer`; here AdamW, which is element by
-element, goes with every layout. With offload Megatron keeps fp32 whatever the dtypes say; here that is refused.
+Megatron requires the distributed optimizer for `use_precision_aware_optimizer`; here AdamW, which is elementwise, works
+with every layout. With offload Megatron keeps fp32 whatever the dtypes say; here that is refused.
 
 `param_groups` and `freeze` are patterns of logical parameter names, which are the same in every layout:
 
     --param-groups 'decoder.layers.*.mlp.*:lr_mult=0.1,wd_mult=0' 'output_layer.weight:wd_mult=0.5'
     --freeze 'embedding.*' 'decoder.layers.0.*'
 
-Their syntax is checked here; a pattern that matches nothing, or two that contradict each other, in `optim/groups`.
+Their syntax is checked here; `optim/groups` refuses a pattern that matches nothing, and two that contradict each other.
 
 `COEFFICIENTS` are the polynomials of Muon's Newton-Schulz iteration (`optim/muon`):
 
@@ -51,10 +51,10 @@ MULTIPLIERS = ("lr_mult", "wd_mult")
 
 @dataclasses.dataclass(frozen=True)
 class GroupRule:
-    """What one pattern sets.
+    """The multipliers that one pattern sets.
 
     Attributes:
-        pattern: of logical names.
+        pattern: pattern of logical names.
         values: multiplier -> number.
     """
 
@@ -66,7 +66,7 @@ def parse_group(text: str) -> GroupRule:
     """`PATTERN:lr_mult=X,wd_mult=Y`, of which one multiplier may be left out.
 
     Raises:
-        ConfigError: naming the word that is wrong.
+        ConfigError: with the word that is wrong.
     """
     pattern, colon, settings = text.rpartition(":")
     example = "for example 'decoder.layers.*.mlp.*:lr_mult=0.1,wd_mult=0'"
@@ -115,7 +115,7 @@ def coefficients_of(kind: str, rounds: int) -> tuple[Round, ...]:
     """a, b, c of each round.
 
     Raises:
-        ConfigError: the set is not made for so many rounds.
+        ConfigError: the set has no polynomials for this number of rounds.
     """
     rounds_of = COEFFICIENTS[kind]
     if kind == "polar_express":
@@ -139,7 +139,7 @@ KEPT = free("where the optimizer's numbers are kept, in dtypes that are compared
 
 @dataclasses.dataclass(frozen=True)
 class StateFields(Config):
-    """Dtypes of the optimizer's numbers, and offload."""
+    """Dtypes of the optimizer's state, and offload."""
 
     use_precision_aware_optimizer: bool = opt(
         KEPT, False, "main parameters, gradients and moments of AdamW in the dtypes that follow"
@@ -166,7 +166,7 @@ class StateFields(Config):
 
     @property
     def fp32_copies(self) -> bool:
-        """A 16-bit weight has an fp32 copy beside it, on its device."""
+        """Whether a 16-bit weight has an fp32 copy on its device."""
         return not (self.use_precision_aware_optimizer or self.optimizer_cpu_offload)
 
     @property
@@ -296,7 +296,7 @@ class OptimizerConfig(StateFields):
 
     @property
     def has_matrices(self) -> bool:
-        """Muon moves what is a matrix."""
+        """Whether Muon updates the matrices."""
         return self.optimizer in ("muon", "dist_muon")
 
     def _check_groups(self) -> None:

@@ -34,7 +34,7 @@ PLACE = free("where files lie; what they hold is compared")
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig(Config):
-    """Where tokens come from."""
+    """The data: files, splits and the order of samples."""
 
     data_path: tuple[str, ...] = opt(DATA, (), "prefix of .bin/.idx, or weight prefix weight prefix ...")
     split: str = opt(DATA, "969,30,1", "shares of train, validation and test documents")
@@ -97,7 +97,7 @@ class DataConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig(Config):
-    """How long to train, and what to print on the way."""
+    """How long to train, and what to log."""
 
     micro_batch_size: int = opt(
         free("a batch may be cut anyhow: sums are divided once, by the tokens of all of it"),
@@ -204,7 +204,7 @@ class TrainingConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig(Config):
-    """Where checkpoints are written and read, how often, and which parts."""
+    """Where checkpoints are written and read, how often, and what is in them."""
 
     save: str | None = opt(
         CHECKPOINT, None, "folder for checkpoints of this run; also written at its end and at SIGTERM"
@@ -284,13 +284,13 @@ KINDS: dict[str, Kind] = {f.name: f.metadata["kind"] for cls in SECTIONS.values(
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """Everything a training run needs to know.
+    """Everything that defines a training run.
 
     Attributes:
         model, parallel, optimizer, data, training, checkpoint: its sections.
         spec: module and function of `--spec`, or None.
-        given: names of the fields that were chosen, as opposed to defaults.
-        notes: what the command line asked for that is so anyway; printed once.
+        given: names of the fields that were set, as opposed to defaults.
+        notes: lines about flags that ask for what happens anyway; printed once.
     """
 
     model: TransformerConfig
@@ -306,11 +306,11 @@ class RunConfig:
     def trained_model(self, vocab_size: int) -> TransformerConfig:
         """The model as this run trains it.
 
-        Its vocabulary is the tokenizer's. Positions that have no end are turned as far as the samples reach, so that is
-        the `max_position_embeddings` that an export says, unless a larger one was chosen; a default was not.
+        Its vocabulary is the tokenizer's. RoPE has no last position: `max_position_embeddings` becomes the length of
+        the samples, which an export then states, unless it was set or a preset's is larger.
 
         Args:
-            vocab_size: of the tokenizer, or the larger one that was chosen.
+            vocab_size: of the tokenizer, or the larger one that was set.
         """
         model, name = self.model, "max_position_embeddings"
         if model.position_embedding_type == "learned_absolute":
@@ -335,7 +335,7 @@ class RunConfig:
         )
 
     def fields(self) -> dict[str, Any]:
-        """Every field of every section; no two have the same name."""
+        """{name: value} of every field of every section; no two have the same name."""
         return {name: value for section in SECTIONS for name, value in getattr(self, section).to_dict().items()}
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Which fields a run reads, and which of them make it another model.
+"""Which fields a run reads, and whether two configurations are the same model.
 
-A field may count only beside others: the factor of a RoPE scaling only where there is one, the sizes of experts only in
-a model with experts. `NEEDS` lists these conditions. A field that is given and not read is no error, because published
-command lines have such options; the log names it (`RunConfig.not_read`), and a checkpoint need not equal it
-(`training/same_run`).
+A field may be read only if another has some value: the factor of a RoPE scaling only if there is one, the sizes of
+experts only in a model with experts. `NEEDS` lists these conditions. A field that is given and not read is no error,
+because published command lines have such options; the log names it (`RunConfig.not_read`), and a checkpoint may have
+another value of it (`training/same_run`).
 
 Two configurations are the same model if all fields of kind `MODEL` (`config/fields`) that are read are equal. A
 conversion is refused unless what it has written is the same model when it is read again.
@@ -68,11 +68,13 @@ CONDITIONS = {name: conditions.split() for names, conditions in NEEDS.items() fo
 
 
 def unmet(name: str, value_of: Callable[[str], Any]) -> str:
-    """Why a field is not read: a condition of `NEEDS` that does not hold, for it or for a field that it needs; or "".
+    """The condition of `NEEDS` because of which a field is not read, for itself or for a field that it needs; "" if it
+    is
+    read.
 
     Args:
-        name: of the field.
-        value_of: the value of a field by its name.
+        name: name of the field.
+        value_of: name of a field -> its value.
     """
     for condition in CONDITIONS.get(name, ()):
         other, sign, wanted = re.fullmatch(r"(\w+)([=>]?)(.*)", condition).groups()  # type: ignore[union-attr]
@@ -87,7 +89,7 @@ def unmet(name: str, value_of: Callable[[str], Any]) -> str:
 
 
 def mathematics(config: TransformerConfig) -> dict[str, Any]:
-    """The fields that decide what the model computes: of kind MODEL, without those that nothing reads."""
+    """The fields that decide what the model computes: those of kind MODEL that are read."""
     fields = {name: getattr(config, name) for name in config.to_dict() if name in TransformerConfig.names_of(MODEL)}
     unread = {name for name in fields if unmet(name, lambda other: getattr(config, other))}
     unread |= {"window_attn_skip_freq"} | ({"max_position_embeddings"} if config.rotates else set())
@@ -103,7 +105,7 @@ def mathematics(config: TransformerConfig) -> dict[str, Any]:
 
 
 def differing(here: TransformerConfig, there: TransformerConfig) -> list[str]:
-    """`field: value here, value there` for each field in which the two are different models."""
+    """`field: value here, value there` for each field that makes the two different models."""
     one, other = mathematics(here), mathematics(there)
     return [
         f"{name}: {one.get(name)!r} here, {other.get(name)!r} there"

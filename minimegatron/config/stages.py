@@ -35,7 +35,7 @@ from minimegatron.errors import ConfigError, require
 
 @dataclasses.dataclass(frozen=True)
 class StagePlan:
-    """How the model is cut.
+    """How the model is cut into stages.
 
     Attributes:
         schedule: name of the schedule.
@@ -50,10 +50,10 @@ class StagePlan:
 
 
 def plan_stages(parallel: ParallelConfig, num_layers: int) -> StagePlan:
-    """The cut that a `ParallelConfig` asks for.
+    """The stages that a `ParallelConfig` asks for.
 
     Raises:
-        ConfigError: the layers cannot be cut so.
+        ConfigError: this number of layers cannot be cut so.
     """
     p, layout = parallel.pipeline_model_parallel_size, parallel.pipeline_model_parallel_layout
     if p == 1:
@@ -126,7 +126,8 @@ def _counts(parallel: ParallelConfig, num_layers: int, v: int, name: str) -> lis
 
 
 def _uneven(num_layers: int, p: int, v: int, first: int | None, last: int | None) -> list[int]:
-    """With numbers for the first or the last rank; each rank's layers are cut evenly into its chunks."""
+    """Layers of each stage, given the numbers of the first or the last rank; each rank's layers are cut evenly into
+    chunks."""
     others = p - (first is not None) - (last is not None)
     rest = num_layers - (first or 0) - (last or 0)
     if rest < 0 or (rest % others if others else rest):
@@ -146,7 +147,7 @@ def parse_layout(text: str, num_layers: int) -> list[int]:
     """`Et*3|(tt|)*2,L` -> layers of each stage, [3, 2, 2, 0].
 
     Raises:
-        ConfigError: a letter that means nothing, no E at the very start or L at the very end, another number of layers.
+        ConfigError: an unknown letter, no E at the very start or L at the very end, another number of layers.
     """
     flat = expand_layout(text)
     fix = "letters E (embedding), t (layer), m (one more token), L (loss), | between stages, x*n and (...)*n to repeat"

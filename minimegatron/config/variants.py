@@ -1,4 +1,4 @@
-"""Fields that only some models have: experts, latent attention, prediction of several tokens, FP8.
+"""Fields that only some models have: experts, multi-latent attention, multi-token prediction, FP8.
 
 `TransformerConfig` (config/model.py) inherits them, so a model is still one flat list of fields with Megatron's names.
 
@@ -7,10 +7,10 @@
 | `ExpertFields` | `num_experts`               | `layers/moe/router`, `layers/moe/dispatch`, `layers/moe/layer` |
 | `LatentFields` | `multi_latent_attention`    | `layers/attention/mla`                                         |
 | `DepthFields`  | `mtp_num_layers`            | `models/mtp`                                                   |
-| `Fp8Fields`    | `fp8_format`                | `layers/fp8/matmul`                                                   |
+| `Fp8Fields`    | `fp8_format`                | `layers/fp8/matmul`                                            |
 
-Tensor cores take an FP8 product only when both dims of both factors are multiples of 16; a recipe with tiles needs
-whole tiles (`MULTIPLE`). Other sizes are refused on a CPU as well, so that a run that is tried here runs there.
+Tensor cores compute an FP8 product only if both dims of both factors are multiples of 16; a recipe with tiles needs
+whole tiles (`MULTIPLE`). Other sizes are refused on a CPU as well, so that a run that works on a CPU works on a GPU.
 
 Megatron-LM: `TransformerConfig`, `MLATransformerConfig` in `megatron/core/transformer/transformer_config.py`.
 """
@@ -100,7 +100,7 @@ class ExpertFields(Config):
 
     @property
     def layers_with_experts(self) -> list[int]:
-        """Their numbers, depths that follow the last layer included."""
+        """Numbers of the layers with experts, multi-token prediction included."""
         depth: int = self.num_layers + (self.mtp_num_layers or 0)  # type: ignore[attr-defined]
         return [n for n in range(depth) if self.has_experts(n)]
 
@@ -212,7 +212,7 @@ class ExpertFields(Config):
             require(number and weight >= 0.0, f"moe_aux_loss_coeff is {weights}", "numbers that are not negative")
 
     def _check_sinkhorn(self) -> None:
-        """It replaces the choice of experts, so whatever else would move the choice is refused."""
+        """Check Sinkhorn routing: it replaces top-k, so fields that would bias top-k are refused."""
         if not self._sinkhorn:
             return
         changed = [
@@ -267,7 +267,7 @@ class LatentFields(Config):
 
 @dataclasses.dataclass(frozen=True)
 class DepthFields(Config):
-    """Prediction of several tokens (DeepSeek-V3)."""
+    """Multi-token prediction (DeepSeek-V3)."""
 
     mtp_num_layers: int | None = opt(MODEL, None, "D, how many tokens after the next are predicted as well", least=1)
     mtp_loss_scaling_factor: float = opt(RUN, 0.1, "weight of the mean of their losses", least=0.0)
@@ -362,10 +362,10 @@ class Fp8Fields(Config):
 
 
 def layer_pattern(frequency: str, layers: int, field: str = "moe_layer_freq") -> tuple[bool, ...]:
-    """A pattern for every layer: "2" is every second from the first on, "([0]*3+[1]*2)" says each.
+    """A flag for each layer: "2" is every second layer beginning with the first, "([0]*3+[1]*2)" lists them.
 
     Raises:
-        ConfigError: it is neither, or says another number of layers.
+        ConfigError: the text is neither, or has another number of layers.
     """
     if frequency.isdigit() and int(frequency) >= 1:
         return tuple(i % int(frequency) == 0 for i in range(layers))
@@ -387,7 +387,7 @@ def layer_pattern(frequency: str, layers: int, field: str = "moe_layer_freq") ->
 
 
 def check_fp8_dims(recipe: str, what: str, **dims: int) -> None:
-    """Refuse a factor of an FP8 product whose dims are not whole tiles, or nothing that tensor cores take.
+    """Refuse a factor of an FP8 product whose dims are not whole tiles, or no multiples that tensor cores need.
 
     Args:
         recipe: `fp8_recipe`.

@@ -1,15 +1,15 @@
 """Tokens: from a JSONL file to the micro-batches of one rank. In reading order:
 
-| module               | one idea                                                                                      |
+| module               | contents                                                                                      |
 |----------------------|-----------------------------------------------------------------------------------------------|
 | `tokenizer`          | text <-> ids; Hugging Face, GPT-2 BPE, bytes, and numbers that are already ids                |
-| `tokenizer_files`    | a published tokenizer's folder: what its files say, which counts, its chat template           |
+| `tokenizer_files`    | a published tokenizer's folder: its files, their precedence, its chat template                |
 | `tokenizer_training` | a byte-level BPE learned from texts; files for tokenizers that have no folder                 |
-| `jsonl`              | documents out of a file that may be broken, huge or hostile                                   |
+| `jsonl`              | documents of a file that may be broken, huge or malicious                                     |
 | `encoding`           | lines of text -> ids, by workers, in order                                                    |
 | `preprocess`         | JSONL -> `.bin/.idx` (`python -m minimegatron.data.preprocess`)                               |
 | `indexed`            | Megatron's `.bin/.idx`: its bytes, reading, writing                                           |
-| `indices`            | which tokens make sample k, epoch after epoch; arrays computed once for all ranks and runs    |
+| `indices`            | the tokens of sample k, epoch after epoch; arrays computed once for all ranks and runs        |
 | `gpt_dataset`        | samples as tensors with their masks, from files or (`--mock-data`) from a rule                |
 | `packing`            | samples made of whole documents, each of which sees only itself                               |
 | `blend`              | several datasets in given shares                                                              |

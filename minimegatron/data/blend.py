@@ -50,8 +50,8 @@ def draw(weights: Sequence[float], counts: np.ndarray, begin: int, end: int) -> 
 
     Args:
         weights: sum to 1; a weight of 0 is never drawn.
-        counts: [datasets] float64, how often each was drawn before; after that, up to `end`.
-        begin, end: which draws.
+        counts: [datasets] float64, how often each was drawn before `begin`; updated to `end`.
+        begin, end: the draws.
 
     Returns:
         dataset of each draw, int16; sample of that dataset, int64.
@@ -71,7 +71,7 @@ def draw(weights: Sequence[float], counts: np.ndarray, begin: int, end: int) -> 
 
 
 def period(shares: Sequence[float]) -> int | None:
-    """W, the least number of which all shares, normalised, are whole parts; None where it would be above 2^24."""
+    """W, the least number such that all shares, normalised, are multiples of 1/W; None if it would be above 2^24."""
     parts = [Fraction(share).limit_denominator(1 << 24) for share in shares]
     whole = math.lcm(*(part.denominator for part in parts))
     near = all(abs(part - Fraction(share)) < Fraction(1, 1 << 50) for part, share in zip(parts, shares, strict=True))
@@ -84,7 +84,7 @@ class BlendedDataset(SampleDataset):
     Args:
         datasets: all of one configuration.
         weights: shares (any scale), one a dataset; None to read each dataset once.
-        size: number of samples; None for all, where there are no weights.
+        size: number of samples; None for all, without weights.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class BlendedDataset(SampleDataset):
         return self._blocks[number]
 
     def draws(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of samples [first, end) the dataset, int16, and which of its samples, int64."""
+        """For samples [first, end) the dataset, int16, and the number of the sample in it, int64."""
         parts = []
         for number in range(first // BLOCK, -(-end // BLOCK)):
             part = slice(max(first - number * BLOCK, 0), end - number * BLOCK)
@@ -137,7 +137,7 @@ class BlendedDataset(SampleDataset):
         return self.datasets[datasets[k % BLOCK]], int(samples[k % BLOCK])
 
     def read_epochs(self, samples: int) -> dict[str, float]:
-        """{name: how many epochs of it the first `samples` are}"""
+        """{name: how many epochs of it the first `samples` samples are}."""
         parts = zip(self.datasets, self.shares, strict=True)
         return {name: n for data, share in parts for name, n in data.read_epochs(round(samples * share)).items()}
 

@@ -52,7 +52,6 @@ def build_datasets(
     data_path: Sequence[str] = (),
     split: str = "969,30,1",
     data_path_per_split: Sequence[Sequence[str] | None] | None = None,
-    verify: bool | None = None,
     joint: Sequence[int | None] = (None, None, None),
 ) -> tuple[Dataset | None, Dataset | None, Dataset | None]:
     """Train, valid and test; see the table of this module. Every rank calls it and gets the same.
@@ -63,11 +62,10 @@ def build_datasets(
         data_path: words of `--data-path`; without them and without `data_path_per_split`, mock data.
         split: shares of the documents.
         data_path_per_split: words of `--train-data-path`, `--valid-data-path` and `--test-data-path`.
-        verify: hash the `.bin` files (see `IndexedDataset`).
-        joint: of each set so many samples in Megatron's order, which shuffles their epochs together (see `indices`).
+        joint: for each set the number of samples in Megatron's order, which shuffles their epochs together (`indices`).
 
     Returns:
-        One dataset each; None where the share or the number of samples is 0, and for a test set without a document.
+        One dataset each; None if the share or the number of samples is 0, and for a test set without a document.
 
     Raises:
         ConfigError: a flag that cannot be read.
@@ -84,7 +82,7 @@ def build_datasets(
     else:
         blends, parts = [([], None)] * 3, parse_split("1,1,1")
     prefixes = sorted({prefix for blend in blends if blend for prefix in blend[0]})
-    opened = {prefix: _open(prefix, config.tokenizer, verify) for prefix in prefixes}
+    opened = {prefix: _open(prefix, config.tokenizer) for prefix in prefixes}
     sets: list[Dataset | None] = []
     for name, blend, part, size, together in zip(SPLITS, blends, parts, num_samples, joint, strict=True):
         if blend is None or part is None or size == 0:
@@ -105,8 +103,8 @@ def build_datasets(
     return train, valid, test
 
 
-def _open(prefix: str, tokenizer: Tokenizer, verify: bool | None) -> IndexedDataset:
-    dataset = IndexedDataset(prefix, verify=verify, vocab_size=tokenizer.vocab_size)
+def _open(prefix: str, tokenizer: Tokenizer) -> IndexedDataset:
+    dataset = IndexedDataset(prefix, vocab_size=tokenizer.vocab_size)
     made_with = (dataset.sidecar or {}).get("tokenizer")
     if made_with not in (None, tokenizer.identity) and not isinstance(tokenizer, NullTokenizer):
         what = f"{prefix} was made with another tokenizer ({made_with}) than this run's ({tokenizer.identity})"
@@ -221,7 +219,7 @@ def parse_data_path(words: Sequence[str]) -> Blend:
 
 
 def read_data_args(path: str | os.PathLike[str]) -> list[str]:
-    """`--data-args-path`: a file whose words are what `--data-path` would be given.
+    """`--data-args-path`: a file with the words of `--data-path`.
 
     Raises:
         ConfigError: it cannot be read.

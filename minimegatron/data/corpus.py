@@ -96,7 +96,7 @@ def docstrings(source: str) -> str:
 
 
 def _statements(node: ast.AST) -> Iterator[ast.AST]:
-    """The node and all statements in it, in the order of the file. No expression holds a statement."""
+    """The node and all statements in it, in the order of the file; expressions contain no statements."""
     yield node
     for name in ("body", "handlers", "cases", "orelse", "finalbody"):
         for child in getattr(node, name, ()):
@@ -115,13 +115,13 @@ def write_corpus_jsonl(path: str | os.PathLike[str], kind: str = "docs") -> int:
 
 
 def prepare_corpus(folder: str | os.PathLike[str], vocab_size: int = 4096, kind: str = "docs") -> Corpus:
-    """JSONL, tokenizer and `.bin/.idx` of the corpus under `folder`; made once, found again afterwards.
+    """JSONL, tokenizer and `.bin/.idx` of the corpus under `folder`; made once, and reused afterwards.
 
     Safe when any number of processes call it at once: one builds, the others wait.
 
     Args:
-        folder: created when missing; corpora of other kinds, vocabularies and Pythons may live in it too.
-        vocab_size: of the byte-level BPE.
+        folder: created when missing; may also have corpora of other kinds, vocabularies and Pythons.
+        vocab_size: vocabulary of the byte-level BPE.
         kind: see the table of this module.
 
     Raises:

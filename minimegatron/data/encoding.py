@@ -32,11 +32,11 @@ PATIENCE_S = 10.0  # with workers whose results are not wanted any more
 
 
 class Encoding(NamedTuple):
-    """How a line becomes ids; travels to the workers.
+    """How a line becomes ids; sent to the workers.
 
     Attributes:
         tokenizer: arguments of `build_tokenizer`, as pairs.
-        keys: JSON keys whose text is taken.
+        keys: JSON keys whose text is tokenised.
         append_eod: end each document with the end-of-document id.
     """
 
@@ -48,8 +48,8 @@ class Encoding(NamedTuple):
 class Encoded(NamedTuple):
     """One line's result: ids and sentence lengths of each key, or the error.
 
-    `spelled` counts the special tokens that its texts spell, `twice` the texts that begin with two of the same: the
-    tokenizer's bos, and one of the text's own.
+    `spelled` counts the special tokens that its texts contain as letters, `twice` the texts that begin with two bos:
+    the tokenizer's, and one of the text's own.
     """
 
     line: int
@@ -87,11 +87,11 @@ class Encoder:
     """Workers that turn batches of lines into ids; a context manager.
 
     Args:
-        encoding: how.
+        encoding: how lines become ids.
         workers: processes; 1 works in this one, and so does a machine without shared memory, with a warning.
 
     Raises:
-        ConfigError: the tokenizer's arguments make no sense.
+        ConfigError: arguments of the tokenizer that are not possible.
     """
 
     def __init__(self, encoding: Encoding, workers: int = 1) -> None:
@@ -166,7 +166,7 @@ def _kill(workers: Iterable[multiprocessing.Process]) -> None:
 
 
 def _start_worker() -> None:
-    """Leave Ctrl-C to the parent, and end when the parent ends, however it ends."""
+    """Ignore Ctrl-C, which the parent handles, and end when the parent ends, however it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None, "a worker has a parent"
@@ -185,7 +185,7 @@ def _encode_batch(batch: list[Line], encoding: Encoding) -> list[Encoded]:
 
 @functools.cache
 def _worker_tokenizer(arguments: tuple[tuple[str, Any], ...]) -> Tokenizer:
-    """One tokenizer a worker process, which lives as long as one call of `preprocess`."""
+    """The tokenizer of a worker process, which lives as long as one call of `preprocess`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the parent has warned already
         return build_tokenizer(**dict(arguments))

@@ -90,16 +90,16 @@ CACHED_FROM = 1 << 22  # documents and samples of an epoch: a tenth of a second,
 
 @dataclasses.dataclass(frozen=True)
 class GPTDatasetConfig:
-    """What turns tokens into samples; Megatron's names.
+    """How tokens become samples; Megatron's names.
 
     Attributes:
         sequence_length: s, tokens of a sample.
         tokenizer: gives `eod`, `pad` (never the same id: see `Tokenizer`) and `vocab_size`.
-        random_seed: of the shuffles.
+        random_seed: seed of the shuffles.
         reset_position_ids, reset_attention_mask, eod_mask_loss: see `make_batch`.
         sequence_packing: samples of whole documents instead of a stream that is cut every s tokens (see `packing`).
         path_to_cache: folder of the index arrays; None for `<prefix>.cache` beside the data.
-        progress: a bar on stderr where arrays take long to build.
+        progress: show a bar on stderr if arrays take long to build.
     """
 
     sequence_length: int
@@ -118,7 +118,7 @@ class GPTDatasetConfig:
 
 
 class LowLevelDataset(Protocol):
-    """Where the tokens are: `IndexedDataset`, or a rule that makes them."""
+    """The source of tokens: `IndexedDataset`, or a rule that makes them."""
 
     sequence_lengths: np.ndarray
 
@@ -139,7 +139,7 @@ class SampleDataset(Protocol):
 
 
 class ReadInEpochs(SampleDataset, Protocol):
-    """A split of one dataset, and where a run is in it."""
+    """A split of one dataset that is read epoch by epoch."""
 
     dataset: LowLevelDataset
 
@@ -151,7 +151,7 @@ class ReadInEpochs(SampleDataset, Protocol):
         return str(self.dataset.prefix) if isinstance(self.dataset, IndexedDataset) else "mock data"
 
     def begun(self, first: int, end: int) -> dict[str, int]:
-        """{name: the last epoch, from 0, that begins in samples [first, end)}; {} where none but the first does."""
+        """{name: the last epoch, from 0, that begins in samples [first, end)}; {} if no epoch but the first does."""
         last = self.epoch_of(end - 1)
         return {self.name: last} if last > (self.epoch_of(first - 1) if first else 0) else {}
 
@@ -162,9 +162,9 @@ class GPTDataset(ReadInEpochs):
     Args:
         dataset: the tokens.
         documents: [P] sequences of this split.
-        num_samples: at least so many, over as many epochs as it takes; None for one epoch.
+        num_samples: at least this many, over as many epochs as needed; None for one epoch.
         config: see `GPTDatasetConfig`.
-        joint: so many samples in Megatron's order, which shuffles their epochs together (see `indices`).
+        joint: number of samples in Megatron's order, which shuffles their epochs together (see `indices`).
 
     Attributes:
         epochs: the index arrays, epoch by epoch.
@@ -199,11 +199,11 @@ class GPTDataset(ReadInEpochs):
         self.epochs.block(0)  # a large one is built now, while the other ranks wait
 
     def __len__(self) -> int:
-        """Samples; the last epoch's surplus over `num_samples` counts too."""
+        """The number of samples, including the last epoch's surplus over `num_samples`."""
         return self.epochs.samples(self.num_epochs)
 
     def _kept(self, epoch: int, build: Callable[[], SampleIndices]) -> SampleIndices:
-        """The arrays of a block, through the cache where they are large."""
+        """The arrays of a block, through the cache if they are large."""
         dataset, config, epochs = self.dataset, self.config, self.epochs
         size = (len(self.documents) + epochs.tokens // config.sequence_length) * (1 if epoch else epochs.first)
         if not isinstance(dataset, IndexedDataset) or size < CACHED_FROM:
@@ -213,11 +213,11 @@ class GPTDataset(ReadInEpochs):
         return SampleIndices(**kept_arrays(dataset, self.documents, config, described, lambda: build()._asdict()))
 
     def epoch_of(self, k: int) -> int:
-        """Of sample k; of epochs that are shuffled together the first."""
+        """The epoch of sample k; for epochs that are shuffled together the first."""
         return self.epochs.epoch_of(k)
 
     def read_epochs(self, samples: int) -> dict[str, float]:
-        """{name: how many epochs of it the first `samples` are}"""
+        """{name: how many epochs of it the first `samples` samples are}."""
         return {self.name: samples * self.config.sequence_length / self.epochs.tokens}
 
     def spans(self, k: int) -> Iterator[tuple[int, int, int]]:
@@ -267,7 +267,7 @@ def kept_arrays(
     description: Mapping[str, Any],
     build: Callable[[], Mapping[str, np.ndarray]],
 ) -> dict[str, np.ndarray]:
-    """`cached_arrays` of one split, beside the data or in the folder that was chosen; `description` says which."""
+    """`cached_arrays` of one split, beside the data or in the configured folder; `description` identifies them."""
     of_split = {
         "idx_sha256": dataset.idx_sha256,
         "documents_sha256": hashlib.sha256(documents.tobytes()).hexdigest(),

@@ -62,7 +62,7 @@ class Index(NamedTuple):
     """The contents of an `.idx` file.
 
     Attributes:
-        dtype: of the ids in `.bin`.
+        dtype: dtype of the ids in `.bin`.
         lengths: [S] int32, tokens.
         pointers: [S] int64, bytes.
         boundaries: [D] int64, sequences.
@@ -281,7 +281,7 @@ class IndexedDataset:
         """Tokens [offset, offset + length) of sequence `idx` (to its end when `length` is None), a read-only view.
 
         Raises:
-            DataError: the range leaves the sequence; what lies behind it belongs to another one.
+            DataError: the range leaves the sequence, so that it would read tokens of another one.
         """
         size = int(self.sequence_lengths[idx])
         stop = size if length is None else offset + length
@@ -295,7 +295,7 @@ class IndexedDataset:
 
 
 class IndexedDatasetBuilder:
-    """Writes a dataset; nothing is visible before `finalize`, and nothing stays when it is not reached.
+    """Writes a dataset; nothing is visible before `finalize`, and nothing stays if it is not called.
 
     Use as a context manager::
 
@@ -305,8 +305,8 @@ class IndexedDatasetBuilder:
 
     Args:
         bin_path: final path of the `.bin` file.
-        dtype: of the ids.
-        tokenizer: whose ids they are; its vocabulary bounds them, and its identity goes into the sidecar.
+        dtype: dtype of the ids.
+        tokenizer: the tokenizer of the ids; its vocabulary bounds them, and its identity goes into the sidecar.
 
     Raises:
         DataError: the dtype cannot hold ids, or the folder does not exist.

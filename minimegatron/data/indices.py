@@ -87,12 +87,12 @@ def count_samples(tokens_per_epoch: int, epochs: int, sequence_length: int) -> i
 
 
 def no_token(documents: int) -> DataError:
-    """For a split that is empty, or whose documents are."""
+    """The error for a split that is empty, or whose documents are."""
     return DataError(f"{documents} documents with no token", fix="give this split a larger share of --split")
 
 
 def too_few(tokens: int, sequence_length: int) -> DataError:
-    """For data that is read once and makes no sample."""
+    """The error for data that is read once and is too short for a sample."""
     return DataError(
         f"{tokens} tokens make no sample of {sequence_length} + 1",
         fix="more data, a larger share of --split, or a shorter --seq-length",
@@ -112,10 +112,10 @@ def build_sample_indices(
     Args:
         sequence_lengths: [S] tokens of every sequence of the dataset.
         documents: [P] the sequences of this split ("documents", as each usually is one).
-        num_samples: at least so many samples; None for one epoch.
+        num_samples: at least this many samples; None for one epoch.
         sequence_length: s.
-        seed: of both shuffles.
-        progress: a bar on stderr, if it takes long.
+        seed: seed of both shuffles.
+        progress: show a bar on stderr, if it takes long.
 
     Raises:
         DataError: the split has no token, or fewer than s + 1 in the one epoch asked for.
@@ -160,7 +160,7 @@ def shuffled(documents: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
 
 
 def numbered(samples: int) -> np.ndarray:
-    """0, 1, 2 ... in the dtype that Megatron has for it."""
+    """0, 1, 2 ... in Megatron's dtype for that many samples."""
     return np.arange(samples, dtype=np.uint32 if samples < np.iinfo(np.uint32).max - 1 else np.int64)
 
 
@@ -168,7 +168,7 @@ def locate(lengths: np.ndarray, samples: int, sequence_length: int, begin: int =
     """[samples + 1, 2]: document position and offset of token `begin` + i * s of the stream of documents.
 
     Args:
-        lengths: of the documents, in their order.
+        lengths: lengths of the documents, in their order.
         samples: how many begin here and end in the stream.
         sequence_length: s.
         begin: a token of the first document.
@@ -201,13 +201,14 @@ class Epochs:
         lengths: [S] tokens of every sequence of the dataset.
         documents: [P] the sequences of this split.
         sequence_length: s.
-        seed: of all shuffles.
+        seed: seed of all shuffles.
         joint: samples whose epochs are shuffled together; None: each epoch by itself.
-        keep: is given the first epoch of a block and what builds it; returns it, built or found.
-        progress: a bar where that takes long.
+        keep: called with the first epoch of a block and the function that builds it; returns the block, built or
+            cached.
+        progress: show a bar if that takes long.
 
     Attributes:
-        tokens: T, of one epoch.
+        tokens: T, the tokens of one epoch.
         first: epochs of block 0.
 
     Raises:
@@ -233,16 +234,16 @@ class Epochs:
         self.first = count_epochs(self.tokens, joint, sequence_length)
 
     def samples(self, epochs: int) -> int:
-        """B(epochs): how many samples end in so many epochs."""
+        """B(epochs): how many samples end in the first `epochs` epochs."""
         return count_samples(self.tokens, epochs, self.s)
 
     def epoch_of(self, k: int) -> int:
-        """The epoch in which sample k of the order is read; of those that are shuffled together the first."""
+        """The epoch of sample k of the order; for epochs that are shuffled together the first."""
         epoch = count_epochs(self.tokens, k + 1, self.s) - 1
         return 0 if epoch < self.first else epoch
 
     def find(self, k: int) -> tuple[SampleIndices, int]:
-        """The block that holds sample k, and the sample's number in the block's stream."""
+        """The block of sample k, and the sample's number in the block's stream."""
         epoch = self.epoch_of(k)
         block = self.block(epoch)
         return block, int(block.shuffle_index[k - (self.samples(epoch) if epoch else 0)])
@@ -271,12 +272,12 @@ class Epochs:
         return SampleIndices(documents, sample_index, shuffle_index)
 
     def _shuffled(self, epoch: int) -> tuple[np.ndarray, np.random.RandomState]:
-        """The documents of an epoch, and the generator as that leaves it."""
+        """The documents of an epoch, and the generator after shuffling them."""
         rng = np.random.RandomState([self.seed, epoch] if epoch else self.seed)
         return shuffled(self.documents, rng), rng
 
     def _rest(self, token: int, epoch: int) -> tuple[np.ndarray, int]:
-        """The documents from the one that holds `token` of the stream up to `epoch`, and where in it the token is."""
+        """The documents from the one with `token` of the stream up to `epoch`, and the token's offset in it."""
         at = token // self.tokens
         begin, pieces = at * self.tokens, list[np.ndarray]()
         if at < self.first:
@@ -295,10 +296,11 @@ HASH_BELOW_BYTES = 1 << 30
 def cached_arrays(
     folder: str, description: Mapping[str, Any], build: Callable[[], Mapping[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
-    """`build()`, or what an earlier call with the same description saved; memory-mapped and read-only.
+    """The arrays of `build()`, or those that an earlier call with the same description saved; memory-mapped and
+    read-only.
 
     Args:
-        folder: where caches live.
+        folder: folder of caches.
         description: everything the arrays depend on, JSON-serialisable.
         build: computes the arrays by name.
 
@@ -325,7 +327,7 @@ def cached_arrays(
 
 
 def _is_intact(home: str) -> bool:
-    """Whether a cache holds what its manifest says: sizes always, hashes of files below 1 GiB."""
+    """Whether a cache matches its manifest: sizes always, hashes of files below 1 GiB."""
     if not os.path.isdir(home):
         return False
     try:
@@ -345,8 +347,8 @@ def progress_bar(total: int, what: str, shown: bool) -> tqdm:
 
     Args:
         total: amount of work.
-        what: in a word.
-        shown: on one rank of many. Where stderr is no terminal, a line every half minute.
+        what: the work, in a word.
+        shown: show it, on one rank of many. If stderr is no terminal, a line every half minute.
     """
     pause = 0.5 if sys.stderr.isatty() else 30.0
     return tqdm(total=total, desc=what, unit_scale=True, delay=2.0, mininterval=pause, leave=False, disable=not shown)

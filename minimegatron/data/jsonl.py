@@ -1,11 +1,11 @@
-"""Documents out of a JSONL file that may be broken, huge or hostile.
+"""Documents of a JSONL file that may be broken, huge or malicious.
 
 One JSON object a line. The reader keeps one line in memory, so its memory is bounded by `max_line_bytes` whatever the
-file holds, a gzip bomb included; the parser refuses what it cannot turn into text, naming the line:
+file holds, a gzip bomb included; the parser refuses a line that is no text, with its number:
 
 | input                                                      | result                                                 |
 |------------------------------------------------------------|--------------------------------------------------------|
-| byte-order mark, CRLF, no newline at the end, blank lines  | read as they are meant (blank lines hold nothing)      |
+| byte-order mark, CRLF, no newline at the end, blank lines  | accepted (blank lines are skipped)                     |
 | gzip, xz, bzip2                                            | read, one line in memory                               |
 | zstd, Parquet, Arrow, zip, UTF-16, a JSON array, ...       | refused by name, with the command that makes JSONL     |
 | bad UTF-8, bad JSON, not an object, a key is missing       | refused with file and line                             |
@@ -50,10 +50,10 @@ OTHERS: dict[bytes, tuple[str, str]] = {
 
 
 def what_is(head: bytes) -> tuple[str, str] | None:
-    """(what a file is, how it becomes JSONL) from its first bytes; None for what may be JSONL.
+    """(Name of the format, command that makes JSONL of it) from a file's first bytes; None if it may be JSONL.
 
     Args:
-        head: `HEAD` bytes, or all of a shorter file; decompressed where it is one of `COMPRESSED`.
+        head: `HEAD` bytes, or all of a shorter file; decompressed if it is one of `COMPRESSED`.
     """
     for magic, other in OTHERS.items():
         if head.startswith(magic):
@@ -72,12 +72,12 @@ def what_is(head: bytes) -> tuple[str, str] | None:
 
 
 def compression(head: bytes) -> tuple[str, Callable[..., IO[bytes]]] | None:
-    """(name, how the text inside is read) of one of `COMPRESSED`, by a file's first bytes."""
+    """(Name, function that opens the text inside) for one of `COMPRESSED`, by a file's first bytes."""
     return next((how for magic, how in COMPRESSED.items() if head.startswith(magic)), None)
 
 
 def describe(path: str | os.PathLike[str]) -> str:
-    """What a file is, in words."""
+    """The format of a file, in words."""
     with open(path, "rb") as file:
         head = file.read(HEAD)
     if (inside := compression(head)) is not None:
@@ -109,10 +109,10 @@ class JsonlReader:
 
     Args:
         path: the file.
-        max_line_bytes: a longer line is read past and given as `data=None`.
+        max_line_bytes: a longer line is skipped and given as `data=None`.
 
     Attributes:
-        blank_lines: how many were met so far.
+        blank_lines: number of blank lines so far.
 
     Raises:
         DataError: the file cannot be opened, is no JSONL, or (while iterating) is a torn or corrupt compressed file.
@@ -164,7 +164,7 @@ class JsonlReader:
                     self.blank_lines += 1
 
     def close(self) -> None:
-        """Let go of the file; what is not yet read stays unread."""
+        """Close the file."""
         self._raw.close()
 
     def _torn(self, error: Exception, line: int) -> DataError:

@@ -32,7 +32,7 @@ class DataLoader:
         consumed_samples: how many all ranks together have trained on.
 
     Raises:
-        ConfigError: sizes that make no sense.
+        ConfigError: a size that is not possible.
         DataError: no samples are left.
     """
 

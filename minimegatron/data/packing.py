@@ -53,8 +53,8 @@ def best_fit_decreasing(sizes: np.ndarray, capacity: int, progress: bool = False
 
     Args:
         sizes: [n], each between 1 and `capacity`.
-        capacity: of a bin.
-        progress: a bar on stderr, if it takes long.
+        capacity: size of a bin.
+        progress: show a bar on stderr, if it takes long.
 
     Returns:
         The bin of each item, [n] int64, numbered from 0.
@@ -109,17 +109,17 @@ class PackedDataset(ReadInEpochs):
     Args:
         dataset: the tokens.
         documents: [P] sequences of this split.
-        num_samples: at least so many, over as many epochs as it takes; None for one epoch.
-        config: sequence length, tokenizer, seed; positions and attention keep to the pieces whatever it says.
+        num_samples: at least this many, over as many epochs as needed; None for one epoch.
+        config: sequence length, tokenizer, seed; positions and attention are those of the pieces whatever it says.
 
     Attributes:
         pieces: [n, 3], (sequence, offset, pairs).
-        starts: [samples of an epoch + 1] where each begins in `pieces`.
+        starts: [samples of an epoch + 1] index of each sample's first piece in `pieces`.
         num_epochs: how often each document is read; each epoch has the samples in another order, which is drawn when
-            the epoch is read, from the generator as the epochs before leave it.
+            the epoch is read, from the generator as the earlier epochs leave it.
 
     Raises:
-        DataError: there is nothing to learn from.
+        DataError: no document has two tokens.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class PackedDataset(ReadInEpochs):
         return self.num_epochs * self._rows
 
     def _row(self, k: int) -> int:
-        """Which of the packed samples is sample k."""
+        """The index of sample k among the packed samples."""
         epoch = self.epoch_of(k)
         if epoch < self._epoch or self._epoch < 0:
             self._epoch, self._rng = -1, np.random.RandomState(self.config.random_seed)
@@ -154,16 +154,16 @@ class PackedDataset(ReadInEpochs):
         return int(self._order[k % self._rows])
 
     def epoch_of(self, k: int) -> int:
-        """Of sample k."""
+        """The epoch of sample k."""
         return k // self._rows
 
     def read_epochs(self, samples: int) -> dict[str, float]:
-        """{name: how many epochs of it the first `samples` are}"""
+        """{name: how many epochs of it the first `samples` samples are}."""
         return {self.name: samples / self._rows}
 
     @property
     def fill(self) -> float:
-        """Share of the places of all samples that hold a pair; the rest is padding."""
+        """Share of the positions of all samples that hold a pair; the rest is padding."""
         return float(self.pieces[:, 2].sum()) / (self._rows * self.config.sequence_length)
 
     def batch(self, samples: Sequence[int]) -> Batch:

@@ -46,14 +46,14 @@ BATCH_LINES, BATCH_BYTES = 256, 1 << 20
 
 @dataclasses.dataclass
 class Summary:
-    """What a run did.
+    """Counts of a run.
 
     Attributes:
         prefixes: key -> prefix of its `.bin/.idx`.
         documents, empty_documents, tokens: over all keys.
         skipped_lines, blank_lines: of the input.
-        spelled: special tokens that documents spell, and how often.
-        split: whether these are letters; otherwise they are tokens.
+        spelled: special tokens that documents contain as letters, and how often.
+        split: whether these are read as letters; otherwise as tokens.
         twice: documents that begin with two bos tokens.
     """
 
@@ -102,16 +102,16 @@ def preprocess(
         inputs: plain or compressed files.
         output_prefix: the datasets are `<prefix>_<key>_document`.
         tokenizer: arguments of `build_tokenizer`.
-        json_keys: whose values, text or lists of texts (a sequence each), are taken.
+        json_keys: keys whose values, text or lists of texts (a sequence each), are tokenised.
         append_eod: end each document with the end-of-document id.
         workers: processes; 1 works in this one.
         on_bad_line: "error" or "skip".
         max_line_bytes: a longer line is a bad line.
-        progress: a bar on stderr, if that is a terminal.
-        log_interval: also a line on stderr every so many documents; 0 for none.
+        progress: show a bar on stderr, if that is a terminal.
+        log_interval: also print a line on stderr every so many documents; 0 for none.
 
     Raises:
-        ConfigError: arguments that make no sense.
+        ConfigError: arguments that are not possible.
         DataError: a bad line, a file that cannot be read, or no document at all.
         RankError: a worker died. DeadlineError: one took more than ten minutes for a megabyte.
     """
@@ -144,7 +144,7 @@ def preprocess(
 
 
 def _size(paths: Sequence[str | os.PathLike[str]]) -> int:
-    """Bytes of all inputs; finds a missing one, and one that is no JSONL, before any work is done."""
+    """Bytes of all inputs; refuses a missing one, and one that is no JSONL, before any work is done."""
     try:
         total = sum(os.path.getsize(path) for path in paths)
         for path in filter(os.path.isfile, paths):  # what was read of a pipe is gone

@@ -37,7 +37,7 @@ LOCK_DEADLINE_S = 600.0
 class Draft:
     """A binary file that becomes `path` when published; until then no reader sees it.
 
-    Counts and hashes what is written. As a context manager it vanishes at the end of the block unless published.
+    Counts and hashes the bytes written. As a context manager it is removed at the end of the block unless published.
 
     Args:
         path: the final name. Its folder must exist.
@@ -71,12 +71,12 @@ class Draft:
         return self._sha256.hexdigest()
 
     def seal(self) -> None:
-        """Write all to the disk; a full disk raises here, before anything is published."""
+        """Write all bytes to the disk; a full disk raises here, before anything is published."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def publish(self) -> None:
-        """Seal, then rename to the final name, replacing what was there."""
+        """Seal, then rename to the final name, replacing an existing file."""
         self.seal()
         os.replace(self._temporary, self.path)
         self._file.close()
@@ -106,7 +106,7 @@ def _remove_abandoned(pattern: str) -> None:
 
 
 def sync(path: str | os.PathLike[str]) -> None:
-    """Have the disk confirm the bytes of a file, or the names in a folder."""
+    """Fsync a file or a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

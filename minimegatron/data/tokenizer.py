@@ -11,21 +11,22 @@ replays the merges in the order in which they were learned. Any text can be enco
 | `GPT2BPETokenizer`     | `--vocab-file`, `--merge-file`   | of `vocab.json`          | `<|endoftext|>`    |
 | `ByteLevelTokenizer`   | none                             | 256 bytes, eod, pad      | 256                |
 
-The first three are Megatron's names and meanings. `ByteLevelTokenizer` is ours: Megatron's class of that name takes
-the bytes 0 and 1 for eod and pad, so that a text which holds them is cut or masked there; ours puts both after them.
+The first three are Megatron's names and meanings. `ByteLevelTokenizer` differs from Megatron's class of that name,
+which uses the bytes 0 and 1 for eod and pad, so that a text with these bytes is cut or masked there; here eod and pad
+follow after the bytes.
 
 **The pad trap.** Training masks the loss where the label is the pad token. Many published tokenizers (Qwen's base
 models among them) use one token for padding and for the end of a document; then the loss on every end of document is
-masked too, and the model never learns to stop. Here `pad` differs from `eod` always: where a tokenizer says otherwise
-or has none, `pad` is `NO_PAD` (-1), an id that no text contains, and a warning says so.
+masked too, and the model never learns to stop. Here `pad` always differs from `eod`: if a tokenizer has no pad or the
+same one, `pad` is `NO_PAD` (-1), an id that no text contains, and a warning says so.
 
-**Text is text.** A document that holds the letters `<|endoftext|>` does not end there: programs add special tokens, a
-text never spells one. Hugging Face reads them out of a text unless `split_special_tokens` is set. Here it is set for
-documents, and not for prompts, whose writer may mean them: a chat template writes many (`data/tokenizer_files`).
+**Special tokens in a text.** The letters `<|endoftext|>` in a document do not end it: special tokens are added by
+programs. Hugging Face reads them out of a text unless `split_special_tokens` is set. Here it is set for documents, and
+not for prompts, whose writer may mean them: a chat template writes many (`data/tokenizer_files`).
 
-**One long word.** A megabyte without a blank is one word. Encoding it costs n log n, about a second, so words are not
-cut there: cutting would change the ids, and those of a published tokenizer are not ours to change. Learning is
-quadratic in the longest word, and cuts (`data/tokenizer_training`).
+**Very long words.** A megabyte without a blank is one word. Encoding it costs n log n, about a second, so words are not
+cut there: cutting would change the ids of a published tokenizer. Learning is quadratic in the longest word, so it does
+cut (`data/tokenizer_training`).
 
 The rules are executed by the `tokenizers` library. Nothing is ever downloaded.
 In Megatron-LM: `megatron/core/tokenizers/`. Paper: Sennrich et al. 2016, arXiv 1508.07909.
@@ -52,14 +53,14 @@ END_OF_TEXT, PAD = "<|endoftext|>", "<|pad|>"
 
 
 class Tokenizer(Protocol):
-    """What the rest of the package needs of a tokenizer.
+    """The interface of a tokenizer.
 
     Attributes:
         vocab_size: number of ids; every id is in [0, vocab_size).
         eod: id that ends a document.
         pad: id for padding, different from `eod`; `NO_PAD` when there is none.
         bos: id that begins a document, or None.
-        identity: names the vocabulary: equal for two tokenizers only if each id is the same word in both.
+        identity: identifies the vocabulary: equal for two tokenizers only if each id is the same word in both.
     """
 
     @property
@@ -82,12 +83,12 @@ class Tokenizer(Protocol):
         ...
 
     def spelled(self, text: str) -> Mapping[str, int]:
-        """How often a text spells each special token, whether or not `tokenize` reads it as one."""
+        """How often a text contains the letters of each special token, whether or not `tokenize` reads them as one."""
         ...
 
 
 class NullTokenizer:
-    """Numbers separated by blanks are the ids themselves; `vocab_size` numbers, then the end of document."""
+    """Numbers separated by blanks are the ids themselves; `vocab_size` ids, then the end of document."""
 
     pad = NO_PAD
     bos = None
@@ -132,14 +133,14 @@ class ByteTokenizer:
 
 
 class _FastTokenizer:
-    """A tokenizer that the `tokenizers` library executes; special tokens by their text, where it has them.
+    """A tokenizer of the `tokenizers` library, with its special tokens by their text.
 
     Args:
         fast: the rule.
         named: {"eos_token": text, ...}.
-        where: of the messages.
+        where: for messages.
         split_special_tokens: see `HuggingFaceTokenizer`.
-        vocabulary: which word each id is, for `identity`.
+        vocabulary: the word of each id, for `identity`.
     """
 
     def __init__(
@@ -186,7 +187,7 @@ class _FastTokenizer:
         return self._fast.decode(list(ids), skip_special_tokens=True)
 
     def word(self, token: int) -> tuple[str, str]:
-        """How the vocabulary spells one id, and its text alone; nothing where only the model has it."""
+        """(Spelling of an id in the vocabulary, its text); empty if only the model has the id."""
         spelling = self._fast.id_to_token(token)
         return ("", "") if spelling is None else (spelling, self._fast.decode([token], skip_special_tokens=False))
 
@@ -195,15 +196,15 @@ class _FastTokenizer:
 
 
 class HuggingFaceTokenizer(_FastTokenizer):
-    """A Hugging Face model's folder: `tokenizer.json`, and what lies beside it (`data/tokenizer_files`).
+    """A Hugging Face model's folder: `tokenizer.json`, and the files beside it (`data/tokenizer_files`).
 
     Args:
-        folder: holds `tokenizer.json` (and usually `tokenizer_config.json`), or is the path of a `tokenizer.json`.
-        add_special_tokens: whether `tokenize` adds what the model family adds, e.g. Llama's begin-of-text. On by
-            default, as in Megatron and Hugging Face.
-        split_special_tokens: whether "<|endoftext|>" in a text is letters, as it must be in a document. False reads it
-            as the token, for prompts and what a template has made; None does as the folder says, in Hugging Face's
-            way: its `split_special_tokens`, else False.
+        folder: has `tokenizer.json` (and usually `tokenizer_config.json`), or is the path of a `tokenizer.json`.
+        add_special_tokens: whether `tokenize` adds the special tokens of the model family, e.g. Llama's begin-of-text.
+            On by default, as in Megatron and Hugging Face.
+        split_special_tokens: whether "<|endoftext|>" in a text is read as letters, as it must be in a document. False
+            reads it as the token, for prompts and the output of a template; None follows the folder, as Hugging Face
+            does: its `split_special_tokens`, else False.
 
     Raises:
         ConfigError: no such file, a broken one, or one without an end-of-document token.
@@ -224,7 +225,7 @@ class HuggingFaceTokenizer(_FastTokenizer):
         self._folder = folder
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
-        """A conversation as the model's template spells it; tokenize it with `add_special_tokens=False`.
+        """A conversation in the form of the model's template; tokenize it with `add_special_tokens=False`.
 
         Args:
             messages: each with "role" ("system", "user", "assistant") and "content".

@@ -1,28 +1,28 @@
-"""The files of a published tokenizer, and which of them counts where two differ.
+"""The files of a published tokenizer, and their precedence.
 
 The problem in a sentence: `tokenizer.json` alone is a complete tokenizer, and yet transformers changes it by the files
-beside it, so who reads that file alone gets other ids from the same folder.
+beside it, so a program that reads that file alone gets other ids from the same folder.
 
-| fact                                      | where                                                  | it counts       |
+| fact                                      | where                                                  | is used         |
 |-------------------------------------------|--------------------------------------------------------|-----------------|
-| the rule, the vocabulary, tokens added    | `tokenizer.json`                                       | but for the rest|
+| the rule, the vocabulary, added tokens    | `tokenizer.json`                                       | unless below    |
 | tokens by id, the blanks that they take   | `tokenizer_config.json`, `added_tokens_decoder`        | always          |
 | the same, in older folders                | `special_tokens_map.json`, `added_tokens.json`         | without that one|
 | which tokens are special                  | `eos_token` and its like there, `extra_special_tokens` | if they have ids|
 | a blank before a text                     | `add_prefix_space` and `legacy` there                  | for some classes|
-| how a conversation is spelled             | `chat_template.jinja`, else `chat_template` there      | always          |
+| the form of a conversation                | `chat_template.jinja`, else `chat_template` there      | always          |
 | the class; eos                            | `model_type` and `eos_token_id` of `config.json`       | if not given    |
 
-A class of transformers (`GPT2Tokenizer`) takes the vocabulary from `tokenizer.json` and builds the rule itself, so
-`add_prefix_space` counts, and is False where it is not given; the general class takes the rule from the file. The ids
+A class of transformers (`GPT2Tokenizer`) takes the vocabulary from `tokenizer.json` and builds the rule itself, so it
+reads `add_prefix_space`, which is False by default; the general class takes the rule from the file. The ids
 are those of `AutoTokenizer` in transformers 5 on the same folder.
 
 `render` turns a conversation into one text with the folder's chat template. That is a foreign Jinja program, so it runs
 in Jinja's sandbox: it sees the messages and the names of special tokens, changes nothing, calls nothing of Python, and
-loops over at most 100,000 items. It has what transformers gives a template: `raise_exception`, `strftime_now`, `tojson`
-without HTML's escapes, `break` and `continue`, and `{% generation %}`, which marks the parts that are trained on and
-prints them. A message that spells a special token becomes that token, as in transformers; `Tokenizer.spelled` finds
-such messages.
+loops over at most 100,000 items. It has the functions that transformers gives a template: `raise_exception`,
+`strftime_now`, `tojson` without HTML's escapes, `break` and `continue`, and `{% generation %}`, which marks the parts
+that are trained on and prints them. A message that spells a special token becomes that token, as in transformers;
+`Tokenizer.spelled` finds such messages.
 
 Nothing is downloaded, and no code of a folder (`auto_map`) runs.
 """
@@ -57,13 +57,13 @@ BUILDS_BYTE_LEVEL = ("GPT2Tokenizer", "Qwen2Tokenizer", "GPTNeoXTokenizer", "Rob
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerFiles:
-    """A published tokenizer.
+    """The contents of a published tokenizer's files.
 
     Attributes:
         fast: the rule, with every token that the files name.
-        vocabulary: `tokenizer.json` as text, with the tokens that only other files have: which word each id is.
+        vocabulary: `tokenizer.json` as text, with the tokens that only other files have: the word of each id.
         named: the text of each special token that has a name, e.g. {"eos_token": "</s>"}.
-        split_special_tokens: whether texts hold no special tokens; Hugging Face's field, and its default.
+        split_special_tokens: whether special tokens in a text are letters; Hugging Face's field, and its default.
         chat_template: Jinja source, or None.
     """
 
@@ -75,7 +75,7 @@ class TokenizerFiles:
 
 
 def read_tokenizer(folder: str) -> TokenizerFiles:
-    """Read a folder, or the `tokenizer.json` of one and what lies beside it.
+    """Read a folder, or its `tokenizer.json` with the files beside it.
 
     Raises:
         ConfigError: no such file, a broken one, or files that contradict each other about an id.
@@ -118,7 +118,7 @@ def read_tokenizer(folder: str) -> TokenizerFiles:
 
 
 def _make_special(fast: FastTokenizer, tokens: list[AddedToken], folder: str) -> None:
-    """What has a name is special, and one token wherever it stands; what has no id stays what it is."""
+    """Make tokens with an id special, so that each is one token anywhere in a text; ignore those without."""
     vocabulary = fast.get_vocab(with_added_tokens=True)
     known = {token.content for token in fast.get_added_tokens_decoder().values()}
     fast.add_tokens([token for token in tokens if token.content in vocabulary and token.content not in known])
@@ -132,7 +132,7 @@ def _make_special(fast: FastTokenizer, tokens: list[AddedToken], folder: str) ->
 
 
 def _table(folder: str, name: str) -> dict[str, Any]:
-    """A JSON file that holds a table; {} where there is none."""
+    """A JSON file that holds a table; {} if there is no such file."""
     path = os.path.join(folder, name)
     found = read_json(path) if os.path.isfile(path) else {}
     if not isinstance(found, dict):
@@ -141,7 +141,8 @@ def _table(folder: str, name: str) -> dict[str, Any]:
 
 
 def _tokens_with_ids(folder: str, config: dict[str, Any], fast: FastTokenizer) -> dict[int, AddedToken]:
-    """The tokens whose ids a file beside `tokenizer.json` says; `config` gets what an older folder keeps elsewhere."""
+    """The tokens whose ids are in files beside `tokenizer.json`; adds to `config` what an older folder keeps in other
+    files."""
     decoder = config.get("added_tokens_decoder")
     if decoder is not None:
         try:
@@ -169,7 +170,7 @@ def _tokens_with_ids(folder: str, config: dict[str, Any], fast: FastTokenizer) -
 
 
 def _special_tokens(config: dict[str, Any]) -> tuple[dict[str, AddedToken], list[AddedToken]]:
-    """Those that have a name, the usual ones first, and those that have none."""
+    """(Special tokens by name, the usual ones first, those without a name)."""
     more = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     others = {name: value for name, value in config.items() if name.endswith("_token") and isinstance(value, str)}
     others |= more if isinstance(more, dict) else {}
@@ -179,7 +180,7 @@ def _special_tokens(config: dict[str, Any]) -> tuple[dict[str, AddedToken], list
 
 
 def _token(value: Any, special: bool = False) -> AddedToken:
-    """A token as these files spell it: its text, or a table of its properties."""
+    """A token as these files write it: its text, or a table of its properties."""
     if isinstance(value, str):
         return AddedToken(value, special=special)
     if not isinstance(value, dict) or not isinstance(value.get("content"), str):
@@ -198,7 +199,7 @@ def _text_of(number: Any, fast: FastTokenizer) -> str | None:
 
 
 def _blank_before_a_text(fast: FastTokenizer, config: dict[str, Any], model: dict[str, Any], path: str) -> None:
-    """Give `fast` the blank that the class of `config` puts before a text; the general class has the file's."""
+    """Give `fast` the blank that the class of `config` puts before a text; the general class uses the file's."""
     state = json.loads(fast.pre_tokenizer.__getstate__()) if fast.pre_tokenizer is not None else {}
     byte_level = [part for part in state.get("pretokenizers", [state]) if part.get("type") == "ByteLevel"]
     kind = CLASSES.get(model.get("model_type", ""))
@@ -244,14 +245,14 @@ def render(
     add_generation_prompt: bool = True,
     where: str = "",
 ) -> str:
-    """A conversation as a template spells it.
+    """A conversation in the form of a template.
 
     Args:
         template: Jinja source.
-        messages: each with "role" and "content", and what else the template reads.
+        messages: each with "role" and "content", and whatever else the template reads.
         special_tokens: {"bos_token": text, ...}, as the template may name them.
         add_generation_prompt: end with the words that open the answer.
-        where: of the messages of errors.
+        where: for messages of errors.
 
     Raises:
         ConfigError: the template is broken, is stopped by the sandbox, or refuses the conversation.
@@ -290,7 +291,7 @@ def _generation() -> type:
     from jinja2.ext import Extension
 
     class Generation(Extension):
-        """`{% generation %}...{% endgeneration %}` prints what stands in it."""
+        """`{% generation %}...{% endgeneration %}` prints its contents."""
 
         tags = {"generation"}
 

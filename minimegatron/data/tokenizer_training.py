@@ -1,7 +1,7 @@
 """Tokenizers that are made here: a byte-level BPE learned from texts, and files for tokenizers that have no folder.
 
-A model is published with its tokenizer: the folder of a `HuggingFaceTokenizer` as it is, else the files that
-`made_files` makes.
+A model is published with its tokenizer: the folder of a `HuggingFaceTokenizer` unchanged, else the files of
+`made_files`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _LETTERS = {byte: chr(byte) for byte in _PRINTABLE} | {
 
 
 def made_files(tokenizer: Tokenizer) -> dict[str, bytes]:
-    """Files of a tokenizer that has no folder; nothing for one that no file describes."""
+    """Files of a tokenizer that has no folder; {} for one that no file can describe."""
     if isinstance(tokenizer, GPT2BPETokenizer):
         return _files(tokenizer._fast, {"eos_token": END_OF_TEXT})
     if isinstance(tokenizer, ByteTokenizer):

@@ -2,9 +2,11 @@
 
 | file         | what                                                                                        |
 |--------------|---------------------------------------------------------------------------------------------|
+| `recorder`   | records bytes alive, operations and messages while modules run                              |
+| `gpu`        | the operators of a GPU in place of a CPU's, and FLOPs of operators                          |
 | `dry_run`    | one layer of each kind, run on fake tensors: bytes kept, operations, messages               |
-| `gpu`        | the operators of a GPU in place of a CPU's, and the FLOPs of an operator                    |
-| `prediction` | the memory of a rank: what lasts, what comes and goes, the fullest moment of a step         |
+| `states`     | what a rank holds from step to step: parameters, gradients, optimizer state                 |
+| `prediction` | the fullest moment of a step, and all bytes of a rank by owner                              |
 
-`training/memory_report` and `minimegatron memory` make tables of it.
+`training/memory_report` and `minimegatron memory` print the prediction.
 """

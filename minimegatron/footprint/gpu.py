@@ -1,17 +1,17 @@
-"""The operators of a GPU in place of a CPU's, for runs on fake tensors; and the FLOPs of an operator.
+"""The operators of a GPU in place of a CPU's, for runs on fake tensors; and FLOPs of operators.
 
-The problem in a sentence: a plan is made on a laptop for GPUs, where torch's attention, norms and dropout are other
+The problem in a sentence: a plan for GPUs is made on a laptop, where torch's attention, norms and dropout are other
 operators that keep other tensors; and a build of torch without CUDA cannot run a backward pass over `cuda` tensors.
 
 | what                     | on a GPU                                                                        |
 |--------------------------|---------------------------------------------------------------------------------|
 | the package's kernels    | compute (`kernels = auto` or `cuda`): a norm or a SwiGLU is one operator        |
-| attention (`sdpa`)       | FlashAttention: q, k, v, the output and a number a query; no table of masks     |
+| attention (`sdpa`)       | FlashAttention: keeps q, k, v, the output and log-sum-exp; no matrix of masks   |
 | torch's RMSNorm, dropout | one operator each; dropout keeps a mask of one byte an element                  |
-| products of FP8          | tensor cores: no factor is made wider                                           |
+| products of FP8          | tensor cores: no factor is cast to a wider dtype                                |
 
-FLOPs are those of `torch.utils.flop_counter`, and of attention and grouped products here. A causal mask shows half of
-the square of queries and keys (Megatron's convention: s/2 keys a query), a window of w tokens w s - w^2/2 pairs.
+FLOPs are those of `torch.utils.flop_counter`, with attention and grouped products added here. A causal mask shows half
+of the square of queries and keys (Megatron's convention: s/2 keys a query), a window of w tokens w s - w^2/2 pairs.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ Tensor = torch.Tensor
 
 @torch.library.custom_op("dry_run::attention", mutates_args=())
 def _attention(q: Tensor, k: Tensor, v: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """[b, a, s, d] of queries, keys and values of [b, g, s, d] and [b, g, s, d'] -> the output, and a number a query.
+    """Queries [b, a, s, d], keys [b, g, s, d] and values [b, g, s, d'] -> the output, and a number for each query.
 
-    `share`: of the square of queries and keys that the mask shows. There is no program behind it, only shapes.
+    `share`: of the square of queries and keys that the mask shows. Only shapes are computed.
     """
     raise NotImplementedError("for fake tensors alone")
 
@@ -91,12 +91,12 @@ def attention_pairs(seq_length: int, window: int | None = None, causal: bool = T
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, attn_mask: Any = None, is_causal: bool = False, **_: Any) -> Tensor:
-    """`F.scaled_dot_product_attention`."""
+    """Replaces `F.scaled_dot_product_attention`."""
     return _Attention.apply(q, k, v, 0.5 if is_causal else 1.0)  # type: ignore[no-any-return]
 
 
 def _core(self: CoreAttention, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
-    """`CoreAttention._sdpa`."""
+    """Replaces `CoreAttention._sdpa`."""
     s = q.shape[2]
     return _Attention.apply(q, k, v, attention_pairs(s, mask.window, mask.causal) / s**2)  # type: ignore[no-any-return]
 
@@ -113,20 +113,20 @@ def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = F
 
 
 def _product(a: Quantised, b: Quantised, dtype: torch.dtype, fast: bool = False) -> Tensor:
-    """`layers.fp8.matmul.product` on tensor cores that take FP8."""
+    """Replaces `layers.fp8.matmul.product`, as on tensor cores with FP8."""
     one_scale = a.tile is None and b.tile is None and b.q.shape[0] % 16 == 0
     return scaled_mm(a, b, dtype, fast) if one_scale else product_in_bf16(a, b, dtype)
 
 
 def _usable(backend: str, file: str, *tensors: Tensor | None) -> bool:
-    """`kernels.ops.usable` on a machine that has kernels."""
+    """Replaces `kernels.ops.usable`, as on a machine with kernels."""
     dtypes = {t.dtype for t in tensors if t is not None}
     return backend in ("auto", "cuda") and len(dtypes) == 1 and dtypes <= operators.DTYPES.keys()
 
 
 @contextlib.contextmanager
 def replacing(*replaced: tuple[Any, str, Any]) -> Iterator[None]:
-    """In the block the attributes (owner, name) have other values."""
+    """In the block each attribute (owner, name, value) has this value."""
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
     try:
         for owner, name, value in replaced:
@@ -138,7 +138,7 @@ def replacing(*replaced: tuple[Any, str, Any]) -> Iterator[None]:
 
 
 def computing_on_gpu() -> contextlib.AbstractContextManager[None]:
-    """In the block fake tensors are computed with as on a GPU."""
+    """In the block fake tensors go through the operators of a GPU."""
     return replacing(
         (CoreAttention, "_sdpa", _core),
         (F, "scaled_dot_product_attention", _sdpa),
@@ -152,7 +152,8 @@ def computing_on_gpu() -> contextlib.AbstractContextManager[None]:
 
 
 def counting_attention(causal: bool) -> contextlib.AbstractContextManager[None]:
-    """In the block every attention to a whole sequence is one operator, which counts what the mask shows, or all."""
+    """In the block every attention over a whole sequence is one operator, which counts the pairs that the mask shows,
+    or all."""
 
     def attend(self: CoreAttention, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
         q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))
@@ -166,7 +167,7 @@ def counting_attention(causal: bool) -> contextlib.AbstractContextManager[None]:
 
 
 def _attention_flops(q: Tensor, k: Tensor, v: Tensor, share: float, backward: bool) -> float:
-    """Two products forward, five backward: the scores are computed once more."""
+    """Two products forward, five backward: the backward pass computes the scores again."""
     d, wide = q.shape[-1], v.shape[-1]
     return 2.0 * share * q.shape[:-1].numel() * k.shape[-2] * (3 * d + 2 * wide if backward else d + wide)
 
@@ -181,7 +182,7 @@ def _flash_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *more: Any, *
 
 
 def _grouped_mm(a: Tensor, b: Tensor, *_: Any, out_val: Tensor, **__: Any) -> float:
-    """Rows of every group by its matrix; or, where the result has a matrix of each group, sums over rows."""
+    """Rows of every group times its matrix; or, if the result has a matrix for each group, sums over rows."""
     return 2.0 * out_val.numel() * a.shape[-1] if out_val.dim() == 2 else 2.0 * a.numel() * out_val.shape[-1]
 
 
@@ -199,5 +200,6 @@ _COUNTS: dict[str, Callable[..., float]] = {
 
 @functools.cache
 def flops_of(operator: Any) -> Callable[..., float] | None:
-    """What counts the FLOPs of an operator from its arguments and `out_val`; None where it multiplies no matrices."""
+    """The function that counts an operator's FLOPs from its arguments and `out_val`; None for operators without
+    products."""
     return _COUNTS.get(str(operator._overloadpacket).removesuffix("_"))

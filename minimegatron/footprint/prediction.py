@@ -1,30 +1,31 @@
-"""The memory of every rank by name, before anything runs: states exactly, the fullest moment of a step nearly.
+"""The memory of a rank before anything runs: exact bytes of its states, and the fullest moment of a step nearly.
 
-The problem in a sentence: a run that does not fit says so after the ranks have met and the model is built, at a tensor
-that is not to blame; a plan says it beforehand, on a laptop, for a layout of a thousand GPUs.
+The problem in a sentence: a run that does not fit fails after the ranks have met and the model is built, at a tensor
+that is not to blame; a plan tells you beforehand, on a laptop, for a layout of a thousand GPUs.
 
     bytes at the fullest moment = lasting + max over the rank's actions, and their steps, of what is alive there
 
 | owner           | from                                                                                             |
 |-----------------|--------------------------------------------------------------------------------------------------|
-| parameters      | the model, built on torch's `meta` device for this rank's place                                    |
+| parameters      | the model, built on torch's `meta` device for this rank's place (`states`)                         |
 | gradients       | its buffers with their padding, built likewise by `parallel/data/ddp` (`parallel/data/buckets`)   |
-| main parameters | the optimizer, built likewise over what this rank updates                                          |
+| main parameters | the optimizer, built likewise for what this rank updates                                         |
 | moments         | likewise; `... (host)` is the memory of the host (`--optimizer-cpu-offload`)                       |
-| communication   | weights gathered for use, gradients on their way (ZeRO-2 and -3)                                   |
-| activations     | a run on fake tensors (`dry_run`): what a microbatch keeps, times those that are under way         |
-| workspace       | the same: what is alive besides at the fullest moment                                              |
+| communication   | weights gathered for use, gradients under way (ZeRO-2 and -3)                                      |
+| activations     | a run on fake tensors (`dry_run`): what a microbatch keeps, times the microbatches under way       |
+| workspace       | the same run: bytes that are alive only at the fullest moment                                      |
 
-**Communication.** A gradient that is kept in shards exists whole from its first parameter's backward pass until its
-bucket has travelled; with overlap one part longer. Weights kept in shards are whole while their part runs, with those
-of the next part, which are fetched meanwhile. Torch's FSDP2 gathers weights likewise. Its gradients of a layer are
-whole in the dtype of the weights, a third of them at the layer's fullest moment, which is in its MLP; those outside of
-layers until the end. In fp32 are the input of the sum over ranks, which stays until the next layer's, and the shards of
-all microbatches so far, beside the buffer.
+**Communication.** A gradient that is sharded exists whole from the first backward pass of its bucket until the bucket
+has been reduced; with overlap one part longer. Weights that are sharded are whole while their part runs, with those
+of the next part, which are prefetched. Torch's FSDP2 gathers weights likewise. Its gradients of a layer are
+whole in the dtype of the weights, a third of them at the layer's fullest moment, which is in its MLP; gradients outside
+of layers are whole until the end. The input of its reduce-scatter is in fp32 and stays until the next layer's; the
+sharded sums of all microbatches so far are in fp32, too.
 
 **What is compared.** Tests count live tensors on a CPU, where torch's operations or the package's emulated kernels
-compute. For a GPU the same kernels are taken, and an attention that keeps q, k, v, its output and log-sum-exp (`gpu`);
-no GPU's tensors have been counted against it yet. Experts are taken to get equal loads, beside the worst case.
+compute. For a GPU the same kernels are assumed, and an attention that keeps q, k, v, its output and log-sum-exp
+(`gpu`); this has not been compared with live tensors on a GPU. Experts are assumed to get equal loads; `worst` is for
+the most unequal ones.
 
 Not predicted, and not in the numbers: what `Prediction.unknown` names; messages of a pipeline beyond one in each
 direction; and what is no tensor: the allocator's fragmentation, cuBLAS's and NCCL's own memory, the interpreter.
@@ -36,63 +37,29 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
-
-import torch
-from torch import nn
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
 from minimegatron.config.stages import StagePlan, plan_stages
-from minimegatron.footprint.dry_run import Sizes, StageRun, Unpredicted, require_known
-from minimegatron.layers.param import logical_parameters
+from minimegatron.footprint.dry_run import Sizes, StageRun
+from minimegatron.footprint.recorder import Unpredicted, require_known
+from minimegatron.footprint.states import fsdp2_states, meta_model, meta_wrapper, states
 from minimegatron.models.block import TransformerBlock
-from minimegatron.models.chunks import ModelChunks, build_chunks, schedule_of
+from minimegatron.models.chunks import ModelChunks, schedule_of
 from minimegatron.models.spec import ModuleSpec
-from minimegatron.optim.build import build_optimizer
-from minimegatron.optim.groups import frozen
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.parallel.pipeline.actions import Action
 
 
-def states(ddp: DistributedDataParallel, config: OptimizerConfig) -> dict[str, int]:
-    """{owner: bytes} that last from step to step."""
-    held = ddp.held()
-    fleeting = {whole.untyped_storage()._cdata for whole in held.pop("communication", [])}
-    found = {owner: _bytes(tensors, fleeting) for owner, tensors in held.items()}
-    optimizer = build_optimizer(config, ddp, ddp.mesh, ddp.shards())
-    found |= {owner: _bytes(tensors, set()) for owner, tensors in optimizer.held().items()}
-    return {owner: nbytes for owner, nbytes in found.items() if nbytes}
-
-
-def fsdp2_states(model: nn.Module, mesh: Mesh, config: OptimizerConfig) -> dict[str, int]:
-    """`fully_shard` cuts every parameter by rows, in fp32 whatever the model computes in."""
-    count = 0
-    for param in model.parameters():
-        rows = math.ceil(param.shape[0] / mesh.dp_cp.size)
-        mine = min(max(param.shape[0] - rows * mesh.dp_cp.rank, 0), rows)
-        count += mine * (param.numel() // param.shape[0])
-    moments = sum({"fp32": 4, "fp8": 1}.get(dtype, 2) for dtype in (config.exp_avg_dtype, config.exp_avg_sq_dtype))
-    if config.optimizer != "adam":
-        moments = 4 * (config.sgd_momentum > 0)
-    return {"parameters": 4 * count, "gradients": 4 * count, "moments": moments * count}
-
-
-def _bytes(tensors: Iterable[torch.Tensor], without: set[int]) -> int:
-    """Of storages, each once."""
-    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
-    return sum(nbytes for key, nbytes in storages.items() if key not in without)
-
-
 class Travel:
-    """Bytes of gathered weights and of gradients on their way, at each part of a stage.
+    """Bytes of gathered weights and of gradients under way, at each part of a stage.
 
     Args:
-        ddp: its buckets.
-        parts: numbers of the layers of each part; none at both ends, which hold what is in no layer.
+        ddp: the wrapper with its buckets.
+        parts: numbers of the layers of each part; the first and the last part have none and are the model's ends.
     """
 
     def __init__(self, ddp: DistributedDataParallel, parts: list[tuple[int, ...]]) -> None:
@@ -117,7 +84,7 @@ class Travel:
                     self._by_torch.append((min(places), max(places), layer >= 0, nbytes, shards))
 
     def _places(self, name: str, tied: bool) -> list[int]:
-        """The parts that use a parameter; none where it is in another stage of this rank."""
+        """The parts that use a parameter; none if it belongs to another stage of this rank."""
         layer, last = _layer_of(name), len(self._parts) - 1
         if layer >= 0:
             return [i for i, numbers in enumerate(self._parts) if layer in numbers]
@@ -126,7 +93,7 @@ class Travel:
         return [0] if name.startswith("embedding.") else [last]
 
     def at(self, part: int, backward: bool) -> int:
-        """While this part runs."""
+        """Bytes while this part runs."""
         numbers, weights = self._parts[part], self._weights
         nearby = self._parts[part - 1 if backward else part + 1] if 0 < part < len(self._parts) - 1 else ()
         if part == 0 and not backward:
@@ -152,14 +119,14 @@ class Travel:
 
 
 def _layer_of(name: str) -> int:
-    """The layer that a logical name is of, or -1; depths of `models/mtp` are behind all layers."""
+    """The number of the layer in a logical name, or -1; depths of `models/mtp` count as after all layers."""
     found = re.search(r"(?<!mtp\.)layers\.(\d+)\.", name)
     return int(found[1]) if found else -1
 
 
 @dataclasses.dataclass(frozen=True)
 class Fullest:
-    """A candidate for the fullest moment of a step: what is alive beyond the states."""
+    """The bytes at one moment of a step beyond the states, and where it is."""
 
     activations: int
     workspace: int
@@ -172,12 +139,12 @@ class Fullest:
 
 
 class Stage:
-    """A stage of the model: its tapes in the order in which they run, and what travels around each.
+    """A stage of the model: its tapes in the order in which they run, and the bytes that travel around each.
 
     Args:
         model: the stage.
         z: a microbatch.
-        ddp: whose buckets come and go.
+        ddp: the wrapper with its buckets.
     """
 
     def __init__(self, model: Any, z: Sizes, ddp: DistributedDataParallel) -> None:
@@ -191,7 +158,7 @@ class Stage:
 
     @functools.cached_property
     def _split(self) -> StageRun:
-        """Where the weights' half of the backward pass is put off."""
+        """The stage run with wgrad deferred."""
         return StageRun(self._model, self._z, splits=True)
 
     @property
@@ -201,11 +168,11 @@ class Stage:
 
     @property
     def put_off(self) -> int:
-        """Bytes of a microbatch between the two halves of a split backward pass."""
+        """Bytes that a microbatch keeps from its backward pass until its wgrad is computed."""
         return sum(tape.put_off for _, tape in self._split.parts)
 
     def weights_half(self) -> Fullest:
-        """The fullest moment of the weights' half of a backward pass: one gradient exists before it is added up."""
+        """The fullest moment of wgrad: one gradient exists before it is added to the buffer."""
         return Fullest(self.put_off, self._split.weights, 0, "weights' half")
 
     def highest(self, backward: bool, splits: bool = False) -> Fullest:
@@ -241,13 +208,14 @@ class Prediction:
 
     Attributes:
         lasting: {owner: bytes} between steps.
-        peak: the same at the fullest moment of a step.
+        peak: {owner: bytes} at the fullest moment of a step.
         where: that moment, e.g. `microbatch 3: backward activation, layer 5`.
-        unknown: what is not in `peak`.
-        layers: global numbers of the layers that are here.
+        unknown: what `peak` leaves out.
+        layers: global numbers of this rank's layers.
         kept: {step: bytes} that a microbatch keeps for its backward pass, in all chunks of this rank.
-        worst: bytes at the fullest moment if the experts of this rank get all tokens that they can; 0: there is
-            nothing in the data that moves the peak.
+        worst: bytes at the fullest moment if the experts of this rank get all tokens that they can; 0 where the peak
+            does
+            not depend on loads.
     """
 
     lasting: dict[str, int]
@@ -270,8 +238,8 @@ class Work:
     Attributes:
         seq_length: tokens of a sample, on all ranks of cp together.
         micro_batch_size: samples of a microbatch.
-        microbatches: of a rank in a step.
-        documents: samples are made of documents that do not see each other.
+        microbatches: microbatches of a rank in a step.
+        documents: samples consist of documents that do not attend to each other.
         device: type of the rank's device.
     """
 
@@ -291,13 +259,13 @@ def predict(
     world: int = 1,
     spec: ModuleSpec | None = None,
 ) -> Prediction:
-    """The memory of one rank.
+    """Predict the memory of one rank.
 
     Args:
-        spec: of each layer; default the model's.
+        spec: the spec of each layer; default the model's.
 
     Raises:
-        ConfigError: the layout cannot be.
+        ConfigError: the layout is not possible.
     """
     mesh = Mesh.planned(parallel, rank, world)
     model = meta_model(config, mesh, optimizer, spec)
@@ -323,35 +291,10 @@ def predict(
     return Prediction(lasting, peak, highest.where, (), layers, kept, worst)
 
 
-def meta_model(
-    config: TransformerConfig, mesh: Mesh, optimizer: OptimizerConfig, spec: ModuleSpec | None = None
-) -> Any:
-    """What a rank holds of the model, shapes without memory."""
-    with torch.device("meta"):
-        model = build_chunks(config, mesh, spec)
-    for name, param in logical_parameters(model):
-        param.requires_grad_(param.requires_grad and not frozen(name, optimizer))
-    return model
-
-
-def meta_wrapper(model: Any, mesh: Mesh, optimizer: OptimizerConfig) -> DistributedDataParallel:
-    """The same with the buckets of its gradients."""
-    parallel = mesh.parallel
-    return DistributedDataParallel(
-        model,
-        mesh,
-        parallel.ddp_bucket_size,
-        parallel.overlap_grad_reduce,
-        sharding=parallel.data_parallel_sharding_strategy,
-        overlap_param_gather=parallel.overlap_param_gather,
-        grad_dtype=optimizer.grad_dtype,
-    )
-
-
 def sizes_of(
     config: TransformerConfig, mesh: Mesh, optimizer: OptimizerConfig, work: Work, spec: ModuleSpec | None = None
 ) -> Sizes:
-    """A microbatch of this rank."""
+    """The `Sizes` of a microbatch of this rank."""
     return Sizes(
         config,
         mesh,
@@ -366,14 +309,14 @@ def sizes_of(
 
 @dataclasses.dataclass(frozen=True)
 class Passage:
-    """A stage while one action of its rank runs.
+    """One action of a rank's schedule on one stage.
 
     Attributes:
         action: F, B or W of a microbatch.
-        stage: that it goes through.
-        splits: the weights' half of this backward pass is put off.
+        stage: the stage.
+        splits: wgrad of this backward pass is deferred.
         beside: bytes that other microbatches keep meanwhile, and that stay until the step ends.
-        after: bytes of activations when it has ended.
+        after: bytes of activations when the action has ended.
     """
 
     action: Action
@@ -383,12 +326,12 @@ class Passage:
     after: int
 
     def fullest(self) -> Fullest:
-        """Its fullest moment."""
+        """The fullest moment of the action."""
         stage, kind = self.stage, self.action.kind
         return self._with(stage.weights_half() if kind == "W" else stage.highest(kind == "B", self.splits))
 
     def moments(self) -> list[Fullest]:
-        """The fullest of each part of the stage, in the order in which they run."""
+        """The fullest moment of each part of the stage, in the order in which they run."""
         kind = self.action.kind
         if kind == "W":
             return [self.fullest()]
@@ -400,10 +343,10 @@ class Passage:
 
 
 def passages(ddp: DistributedDataParallel, z: Sizes, row: Sequence[Action]) -> Iterator[Passage]:
-    """A rank's list of actions, and what is alive beyond the states in each.
+    """The passage of each action of a rank's list.
 
     Raises:
-        Unpredicted: a layer wants to read numbers.
+        Unpredicted: a layer reads the value of a tensor.
     """
     model = ddp.module
     if isinstance(model, ModelChunks):
@@ -422,7 +365,7 @@ def passages(ddp: DistributedDataParallel, z: Sizes, row: Sequence[Action]) -> I
 
 
 def actions_of(plan: StagePlan, z: Sizes, microbatches: int) -> list[Action]:
-    """The list of this rank."""
+    """The list of actions of this rank."""
     if plan.ranks == 1:
         return [Action(kind, i) for i in range(microbatches) for kind in "FB"]
     return list(schedule_of(plan, z.mesh.parallel, microbatches).actions[z.mesh.pp.rank])
@@ -431,8 +374,8 @@ def actions_of(plan: StagePlan, z: Sizes, microbatches: int) -> list[Action]:
 def _fullest(
     plan: StagePlan, ddp: DistributedDataParallel, z: Sizes, microbatches: int
 ) -> tuple[Fullest, dict[str, int], bool]:
-    """The fullest moment of this rank's list of forward and backward passes, what a microbatch keeps, and whether both
-    depend on the loads of experts."""
+    """(Fullest moment of this rank's list, {step: bytes that a microbatch keeps}, whether both depend on loads of
+    experts)."""
     most, at, stages = Fullest(0, 0, 0, ""), -1, dict[int, Stage]()
     for passage in passages(ddp, z, actions_of(plan, z, microbatches if plan.ranks > 1 else 1)):
         stages[passage.action.chunk] = passage.stage

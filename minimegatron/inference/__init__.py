@@ -14,6 +14,7 @@
 | `runner`        | a step on one rank, over tp, pp and ep; a step that a CUDA graph can hold             |
 | `engine`        | requests in, tokens out                                                               |
 | `generate`      | prompts in, continuations out                                                         |
+| `loading`       | a published model or a checkpoint, as a model that generates                          |
 | `refit`         | weights from a trainer's layout to an engine's                                        |
 | `detokenizer`   | ids to text while they come; stop strings                                             |
 

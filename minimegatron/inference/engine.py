@@ -146,6 +146,7 @@ class Engine:
         compiled: torch.compile each of these steps, the first time it is needed.
         draft: the model that proposes with speculative method "draft_model": in eval mode, in `model`'s layout.
         grammars: reads the grammars of requests; without it those that have one are refused.
+        scheduler_cls: plans the steps; a subclass that overrides `schedule` (vLLM's name).
 
     Attributes:
         sequences: id -> the sequences of each request that is not over.
@@ -168,6 +169,7 @@ class Engine:
         compiled: bool = False,
         draft: Any = None,
         grammars: Grammars | None = None,
+        scheduler_cls: type[Scheduler] = Scheduler,
     ) -> None:
         check_can_generate(model)
         if recorder is not None or compiled:
@@ -224,7 +226,7 @@ class Engine:
         self.runner = Runner(stage, cache, max_pages, recorder, compiled, proposer, self.heads)
         # A state of a sequence holds all its tokens: what a page would skip is not in it.
         blocks = BlockManager(num_pages, config.page_size, config.enable_prefix_caching and not has_slots)
-        self.scheduler = Scheduler(
+        self.scheduler = scheduler_cls(
             blocks,
             config.max_num_seqs,
             config.max_num_batched_tokens,
@@ -234,8 +236,7 @@ class Engine:
             self._places,
             newest_alone=self.heads,
         )
-        parameters = [parameter for each in models for parameter in each.parameters()]
-        self.laid_out_bytes = lay_out(parameters) if config.lay_out_weights else 0
+        self.laid_out_bytes = self._lay_out()
         self.sequences: dict[str, list[Sequence]] = {}
         self.steps = self.computed_tokens = self.drawn_tokens = self.drafts = self.proposed_tokens = 0
         self.accepted_at = [0] * (speculative.num_speculative_tokens if speculative is not None else 0)
@@ -378,11 +379,20 @@ class Engine:
     def new_weights(self) -> int:
         """The model's weights have changed: whoever runs computes anew, and no page of before is found again.
 
+        Every rank calls it. Who writes into the memory of weights, such as the flat buffers of data parallelism, leaves
+        no mark on a parameter: copies of weights are made anew.
+
         Returns:
             The version of the weights, one more than before.
         """
+        self._lay_out()
         self.scheduler.new_weights(self.scheduler.version + 1)
         return self.scheduler.version
+
+    def _lay_out(self) -> int:
+        models = [self.model] if self.draft is None else [self.model, self.draft]
+        parameters = (parameter for model in models for parameter in model.parameters())
+        return lay_out(parameters) if self.config.lay_out_weights else 0
 
     def generate(
         self,

@@ -1,12 +1,12 @@
 """Fused operations, and kernels for them in CUDA C++, which also run on a CPU, thread by thread.
 
-| file                | says                                                                                       |
+| file                | contents                                                                                   |
 |---------------------|--------------------------------------------------------------------------------------------|
-| `ops.py`            | what layers call: a function for every operation, and the table of what computes it        |
+| `ops.py`            | what layers call: a function for every operation, and the table of implementations         |
 | `plain.py`          | the operations by torch; attention is in `blockwise.py`                                    |
-| `reference.py`      | what every kernel computes: the specification, in plain torch, any float dtype             |
+| `reference.py`      | the specification of every kernel, in plain torch, any float dtype                         |
 | `csrc/*.cu`         | the kernels: plain CUDA with C launchers; each file opens with its ladder of versions      |
-| `csrc/device.h`     | what they share; `csrc/emulator.h` is a GPU made of fibers, for `g++`                      |
+| `csrc/device.h`     | shared device code; `csrc/emulator.h` emulates a GPU with fibers, for `g++`                |
 | `build.py`          | compiles a file into a library, once; `toolkit.py` finds nvcc                              |
 | `operators.py`      | calls a launcher with tensors; makes torch operators of launchers                          |
 | `pointwise.py`, ... | the operators of one or more kernel files: shape checks, fake tensors, autograd            |

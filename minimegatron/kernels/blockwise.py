@@ -3,8 +3,8 @@
 The problem in a sentence: softmax needs the whole row of scores before it can divide, and the rows of all queries are
 s^2 numbers, which do not fit and are slow to move.
 
-A row's softmax can be built block by block, if what was accumulated is rescaled whenever the maximum grows. For a block
-of queries, and for each block of keys and values in turn (scale sigma = 1/sqrt(d))::
+A row's softmax can be computed block by block, if the accumulated sums are rescaled whenever the maximum grows. For a
+block of queries, and for each block of keys and values in turn (scale sigma = 1/sqrt(d))::
 
     S  = sigma Q K^T                         [B, B]
     m' = max(m, rowmax S)                    the running maximum
@@ -28,7 +28,8 @@ The price is the second QK^T: 7 matrix products instead of 6. Blocks in which no
 causal mask halves the work and a window makes it linear. Grouped queries need no copies of K and V: the a/g query heads
 of a group are rows of one product. Everything inside is in fp32 (fp64 for fp64 inputs).
 
-`lse` is what lets pieces computed apart be joined (`layers/attention/context_parallel.py`): that is ring attention.
+With `lse`, attention over several pieces of the keys can be joined: ring attention
+(`layers/attention/context_parallel.py`).
 
 Dao et al. 2022 (arXiv 2205.14135), Dao 2023 (arXiv 2307.08691); Milakov, Gimelshein 2018 (arXiv 1805.02867) for the
 online softmax. Megatron-LM calls the flash-attn package or Transformer Engine.
@@ -47,10 +48,10 @@ BLOCK = 128
 
 
 class Visibility(Protocol):
-    """Who sees whom (`layers/attention/mask.AttentionMask`), as far as attention by blocks asks."""
+    """Which query sees which key (`layers/attention/mask.AttentionMask`): the part that blockwise attention needs."""
 
     def relation(self, q: Span, k: Span) -> str:
-        """How the queries [a, b) see the keys [c, d), all four being places in the sequence."""
+        """How the queries [a, b) see the keys [c, d), both given as positions in the sequence."""
         ...
 
     def table(self, q: Span, k: Span, device: torch.device | None = None) -> torch.Tensor:
@@ -74,11 +75,11 @@ def flash_forward(
     Args:
         q: [b, a, n, d].
         k, v: [b, g, m, d]; g divides a.
-        mask: who sees whom.
+        mask: which query sees which key.
         scale: sigma.
-        q_start, k_start: places in the sequence of the first query and the first key.
-        block: rows and columns of a block; the result does not depend on it but for rounding.
-        softcap: c, where a score x becomes c tanh(x / c); None leaves it.
+        q_start, k_start: positions in the sequence of the first query and the first key.
+        block: rows and columns of a block; it only affects rounding.
+        softcap: c, if a score x becomes c tanh(x / c); None for no cap.
 
     Returns:
         out [b, a, n, d] and lse [b, a, n], in fp32 (fp64); a query that sees nothing has out 0 and lse -inf.
@@ -124,7 +125,7 @@ def flash_backward(
 
     Args:
         dout, out: [b, a, n, d], and
-        lse: [b, a, n]: of the *whole* attention of these queries, of which the keys may be only a part.
+        lse: [b, a, n]: those of the *whole* attention of these queries, of which the keys may be only a part.
 
     The other arguments are those of `flash_forward`.
 
@@ -219,7 +220,7 @@ def _scores(
     k_start: int,
     softcap: float | None,
 ) -> torch.Tensor | None:
-    """Scores of a block, capped, -inf where invisible, [b, g, a/g * rows, cols]; None where all of it is."""
+    """Scores of a block, capped, -inf where invisible, [b, g, a/g * rows, cols]; None if all are invisible."""
     q_span, k_span = (q_start + rows[0], q_start + rows[1]), (k_start + cols[0], k_start + cols[1])
     relation = mask.relation(q_span, k_span)
     if relation == NONE:

@@ -1,4 +1,4 @@
-"""A kernel file becomes a library: built once, by one process, found by every later one.
+"""Compiles a kernel file into a library: built once, by one process, and found by every later one.
 
 The problem in a sentence: eight ranks start at once on a machine where nothing is compiled, one of them is killed
 half-way, the next run has another version of torch, and all of them must end up with a library that is whole and of
@@ -8,8 +8,8 @@ half-way, the next run has another version of torch, and all of them must end up
     library  = <cache>/<name>-<target>-<key>/lib.so
 
 The folder appears by one rename when the compiler is done (`data/publish.py`), under a lock that the kernel of the
-operating system frees when its holder dies. So a library that exists is complete, a stale one has another name, and a
-killed build leaves a staging folder that the next one removes.
+operating system releases when its holder dies. So a library that exists is complete, an outdated one has another name,
+and a killed build leaves a staging folder that the next one removes.
 
 | target     | compiler            | runs on                                               |
 |------------|---------------------|-------------------------------------------------------|
@@ -80,7 +80,7 @@ def source_of(name: str, target: str) -> str:
 
 @functools.cache
 def cpu_instructions() -> str:
-    """What the CPU can do: a library for this CPU is of no use to another, which may share the cache."""
+    """The instruction sets of the CPU: a library for this CPU does not run on another, which may share the cache."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -90,20 +90,20 @@ def cpu_instructions() -> str:
 
 @functools.cache
 def compiler_version(path: str) -> str:
-    """What the compiler says of itself."""
+    """The version text of a compiler."""
     return subprocess.run((path, "--version"), capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 def gencode(capability: tuple[int, int]) -> tuple[str, ...]:
-    """nvcc's flags for a GPU: exactly this architecture, with its own instructions from 9.0 on."""
+    """nvcc's flags for a GPU: exactly this architecture, from 9.0 on with architecture-specific instructions."""
     arch = f"{capability[0]}{capability[1]}" + ("a" if capability[0] >= 9 else "")
     return ("-gencode", f"arch=compute_{arch},code=sm_{arch}")
 
 
 def _run(command: list[str], stage: Path, deadline_s: float) -> subprocess.CompletedProcess[str]:
-    """`subprocess.run` whose deadline ends the compiler's own children too: a driver that dies leaves them at work.
+    """`subprocess.run` with a deadline that also ends the compiler's own children, which outlive their driver.
 
-    The compiler's temporary files are in the staging folder, which somebody removes even if the compiler is killed.
+    The compiler's temporary files are in the staging folder, which is removed even if the compiler is killed.
     """
     environment = {**os.environ, "TMPDIR": os.fspath(stage)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
@@ -127,19 +127,19 @@ def library(
     cache: Path | None = None,
     deadline_s: float = COMPILE_DEADLINE_S,
 ) -> Path:
-    """The compiled library of a kernel file, built when it is not there. Beside it, `log` is what the compiler said.
+    """The compiled library of a kernel file, built if it does not exist. Beside it, `log` has the compiler's output.
 
     Args:
-        name: of the file in `csrc`, without `.cu` or `.cpp`.
+        name: file in `csrc`, without `.cu` or `.cpp`.
         target: `cuda`, `emulated` or `cpu`.
-        capability: of the GPU; default that of the current one.
+        capability: compute capability of the GPU; default that of the current one.
         source: text to compile in place of the file's: a learner's version of it.
         extra: further flags.
         cache: folder, default `cache_folder()`.
         deadline_s: longest time for a compiler, and for another process that has the lock.
 
     Raises:
-        KernelsUnavailable: no compiler, nowhere to write, or the compiler's own message.
+        KernelsUnavailable: no compiler, no writable folder, or the compiler's own message.
         DeadlineError: another process has been building for longer than the deadline.
     """
     program = compiler(target)

@@ -3,7 +3,7 @@
     statistics(logits, target, first, real)      (m, sum exp(z - m), target's z, sum z), each [n]
     gradient(logits, target, lse, dloss, ...)    dlogits [n, w]
 
-Between the two, ranks combine their numbers (`layers/loss.py`, by a `CrossEntropyPart`). `cross_entropy` is the whole
+Between the two, ranks combine their numbers (`layers/loss.py`, by a `CrossEntropyPart`). `cross_entropy` computes both
 for one rank.
 """
 

@@ -28,7 +28,7 @@ Three = tuple[Tensor, Tensor, Tensor]
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor, mask: object, scale: float) -> Tensor:
-    """The output alone, where the mask is known to be causal and nothing else."""
+    """The output alone, for a mask that is known to be plain causal."""
     return flash_attention(q, k, v, scale)[0]  # type: ignore[no-any-return]
 
 

@@ -1,6 +1,6 @@
-"""Casts to FP8, with one scale a tensor or one a tile, and of tiles back. Kernels: `csrc/fp8.cu`.
+"""Casts to FP8, with one scale a tensor or one a tile, and dequantisation of tiles. Kernels: `csrc/fp8.cu`.
 
-What to scale by: `layers/fp8/matmul.py`; the same in torch: `reference.py`.
+How scales are chosen: `layers/fp8/matmul.py`; the same in torch: `reference.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def cast(
     """Cast x [m, n] times `scale`, an fp32 scalar on its device; one launch.
 
     Args:
-        seen: fp32 scalar, not negative: becomes the largest magnitude of x where that is larger, NaN where x has one.
+        seen: fp32 scalar, not negative: raised to the amax of x, NaN if x has one.
 
     Returns:
         (q [m, n]; its transposed copy [n, m], or None; 1 / scale).
@@ -38,7 +38,7 @@ def cast(
 
 
 def magnitudes(x: Tensor) -> Tensor:
-    """fp32 [p], p <= 256: their maximum is the largest magnitude of x, infinity where x has a NaN; one launch."""
+    """fp32 [p], p <= 256: their maximum is the amax of x, infinity if x has a NaN; one launch."""
     return _amax(x)  # type: ignore[no-any-return]
 
 
@@ -46,7 +46,7 @@ def cast_by(x: Tensor, amaxes: Tensor, dtype: torch.dtype, margin: int = 0, tran
     """Cast x [m, n] with the scale that follows from the largest of `amaxes`, see `reference.scale_for`; one launch.
 
     Args:
-        amaxes: fp32 [p], p <= 256, of `magnitudes`.
+        amaxes: fp32 [p], p <= 256, from `magnitudes`.
 
     Returns:
         As `cast`.
@@ -70,7 +70,7 @@ def cast_tiles(x: Tensor, tile: tuple[int, int], dtype: torch.dtype, rule: str =
     """Cast x [m, n] with a scale for every tile, see `reference.fp8_cast_tiles`.
 
     Returns:
-        (q [m, n]; scales fp32 [ceil(m / tile[0]), ceil(n / tile[1])], with which q is multiplied to get x back).
+        (q [m, n]; scales fp32 [ceil(m / tile[0]), ceil(n / tile[1])], by which q is multiplied to get x back).
     """
     _check_format(dtype)
     require(rule in RULES, f"rule {rule!r}", f"choose among {', '.join(RULES)}")
@@ -121,7 +121,7 @@ def _cast_outputs(
 def _cast(
     x: Tensor, source: Tensor, aim: float, seen: Tensor | None, e5m2: bool, transpose: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`source`: the scale where `aim` is 0, else magnitudes."""
+    """The operator; `source` is the scale if `aim` is 0, else magnitudes."""
     q, qt, inverse = _cast_outputs(x, source, aim, seen, e5m2, transpose)
     x, source = x.contiguous(), source.contiguous()
     args = (x, source, source.numel(), aim, q, qt if transpose else None, seen, inverse, *x.shape, int(e5m2))
@@ -130,7 +130,8 @@ def _cast(
 
 
 def _amax_output(x: Tensor) -> Tensor:
-    """Blocks that share the numbers: 32 a thread, and no more blocks than a block of the cast has threads."""
+    """An empty output, one number for each block: 32 elements a thread, and at most as many blocks as the cast has
+    threads."""
     check_float("fp8_amax", "x", x)
     return x.new_empty(max(1, min(PARTS, -(-x.numel() // (32 * 512)))), dtype=torch.float32)
 

@@ -6,8 +6,9 @@ tried is written down with the versions it was tried with, so a second `make gpu
 
     python -m minimegatron.kernels.gpu_setup --stamp .venv/.gpu.json --constraints constraints.txt [--force]
 
-The decisions are in `py`. A build writes to a log beside the stamp; a line every half minute says that it is
-still at work. Exit status 0 when both packages are there, 1 when one is not, 2 when there is nothing to build for.
+`main` asks the machine (`examine`) and runs steps; what to do is decided by pure functions of the resulting `Facts`. A
+build writes to a log beside the stamp, and prints a line every half minute. Exit status 0 when both packages are there,
+1 when one is not, 2 when there is nothing to build for.
 
 Both packages are compiled against the torch that is installed, each reads a dozen variables while it is, and their
 defaults compile for every GPU there is and look for headers where pip does not put them:
@@ -95,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def examine(constraints: Path) -> Facts:
-    """This machine's facts."""
+    """The facts of this machine."""
     listing = output_of(("nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"))
     rows = [line.split(",") for line in listing.splitlines() if line.strip()]
     torch, cuda = _torch()
@@ -121,7 +122,7 @@ def examine(constraints: Path) -> Facts:
 
 
 def earlier(stamp: Path, key: dict[str, Any]) -> dict[str, str]:
-    """What failed before with these versions: package -> why."""
+    """{package: why it failed before with these versions}."""
     found = read_json(stamp) if stamp.is_file() else {}
     return dict(found["failed"]) if found.get("key") == key else {}
 
@@ -144,7 +145,7 @@ def perform(step: Step, variables: dict[str, str], folder: Path, pulse: float) -
 
 
 def _run(command: Sequence[str], environ: dict[str, str], file: Any, pulse: float) -> int:
-    """Run a command with its words going to a file and a sign of life to the terminal; ends all it started."""
+    """Run a command with its output going to a file and a sign of life to the terminal; ends all its processes."""
     process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environ, start_new_session=True)
     start = time.monotonic()
     try:
@@ -179,7 +180,7 @@ def _version(package: str) -> str:
 
 
 def _free_gb() -> float:
-    """Memory that may still be used; all there is where the system does not say."""
+    """Free memory; total memory if the system does not say."""
     try:
         found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
     except OSError:
@@ -189,7 +190,7 @@ def _free_gb() -> float:
 
 
 def _quota_gb(root: Path = Path("/sys/fs/cgroup")) -> float:
-    """What a container or a job may still take; inf where it has no limit of its own."""
+    """Memory that a container or a job may still use; inf if it has no limit of its own."""
     try:
         most, used = ((root / f"memory.{name}").read_text() for name in ("max", "current"))
         return (int(most) - int(used)) / 1e9
@@ -210,18 +211,18 @@ def _headers() -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """A machine, as far as it matters here.
+    """The relevant facts of a machine.
 
     Attributes:
         gpus: names.
-        capability: of the first GPU, such as (9, 0); None where nvidia-smi does not say.
+        capability: compute capability of the first GPU, such as (9, 0); None if nvidia-smi does not say.
         torch: version; None without torch.
         cuda: torch's CUDA release, such as "13.0"; None for a CPU build.
         python: version.
         nvcc: path of the compiler, or None.
         nvcc_release: such as "13.0", or None.
         cuda_home: its toolkit, if its headers are there.
-        cores, free_gb: what may be used.
+        cores, free_gb: cores and memory that may be used.
         installed: package -> version, of `transformer-engine` and `flash-attn`.
         headers: folders of pip's packages that hold `cudnn.h` and `nccl.h`.
         wanted: package -> version that constraints.txt pins.
@@ -260,14 +261,14 @@ class Step:
 
 
 def key(facts: Facts) -> dict[str, Any]:
-    """What a result depends on: a second try with the same key would end the same way."""
+    """Everything a result depends on: a second try with the same key would end the same way."""
     names = ("gpus", "torch", "cuda", "python", "nvcc", "nvcc_release", "wanted")
     values = {name: getattr(facts, name) for name in names}
     return values | {"gpus": list(facts.gpus)}
 
 
 def obstacle(facts: Facts) -> str | None:
-    """Why nothing can be installed at all, with what to do; None where nothing is in the way."""
+    """Why nothing can be installed at all, with what to do; None if something can."""
     if not facts.gpus:
         return "nvidia-smi lists no GPU here; both packages are of use on a GPU only"
     if facts.torch is None:
@@ -278,7 +279,7 @@ def obstacle(facts: Facts) -> str | None:
 
 
 def jobs(facts: Facts) -> int:
-    """Compilers at once: as many as memory holds, and cores there are."""
+    """Number of parallel compilers: limited by memory and cores."""
     return max(1, min(facts.cores, int(facts.free_gb // GB_A_JOB)))
 
 
@@ -288,7 +289,7 @@ def generation(capability: tuple[int, int]) -> int:
 
 
 def builds_environment(facts: Facts, before: str = "") -> dict[str, str]:
-    """Variables to set for the builds; `before` is CPATH as it is."""
+    """Variables to set for the builds; `before` is the present value of CPATH."""
     found = {"MAX_JOBS": str(jobs(facts)), "NVTE_FRAMEWORK": "pytorch", "NVTE_BUILD_USE_NVIDIA_WHEELS": "1"}
     if facts.capability is not None:
         major, minor = facts.capability
@@ -303,11 +304,11 @@ def builds_environment(facts: Facts, before: str = "") -> dict[str, str]:
 
 
 def plan(facts: Facts, python: str, constraints: str) -> list[Step]:
-    """What to run for each package that is missing.
+    """The steps for each package that is missing.
 
     Args:
-        facts: of the machine.
-        python: whose environment receives them.
+        facts: facts of the machine.
+        python: the Python whose environment receives them.
         constraints: path of the file of versions.
     """
     core = f"core_cu{(facts.cuda or '').split('.')[0]}"
@@ -328,7 +329,7 @@ def plan(facts: Facts, python: str, constraints: str) -> list[Step]:
 
 
 def announce(facts: Facts, steps: list[Step], variables: dict[str, str]) -> str:
-    """What will happen, before it does."""
+    """What will be done, in words, before it is done."""
     lines = [f"{name} {version} is here already and stays" for name, version in facts.installed.items()]
     for step in steps:
         if step.needs_compiler:

@@ -5,7 +5,8 @@ order in which it is read, and in generation the same matrices are multiplied ag
 
 oneDNN keeps a second copy of the weight in that order (`lay_out`). The copy belongs to one version of the weight: when
 somebody has written into the weight, as an optimizer or a trainer that hands over new weights does, it is made anew at
-the next product. It costs the memory of the weight once more.
+the next product. Writes into the memory of a weight that go by another tensor (`weight.data`, a flat buffer) count no
+version: after these, `lay_out` is called again. The copy costs the memory of the weight once more.
 
 GFLOP/s of one core (fp32, AVX-512) for [rows, 512] times [512, 2816]:
 

@@ -1,4 +1,4 @@
-"""A library of kernels, loaded: calls of its launchers, and torch operators made of them.
+"""Loads a library of kernels: calls its launchers, and makes torch operators of them.
 
     MM_EXPORT mm_norm_forward(const void* x, ..., int64_t rows, ..., int dtype, void* stream)
 
@@ -6,8 +6,8 @@
 last argument is the stream (None on a CPU). A kernel trusts its arguments; the operator checks shapes before the launch
 (`check_*`).
 
-An operator is a function that launches, beside one that checks its arguments and returns empty outputs, which also
-answers for fake tensors (`operator`). A call costs some ten microseconds on the host, a torch operator around it some
+An operator is a function that launches, and one that checks its arguments and returns empty outputs, which is also
+used for fake tensors (`operator`). A call costs some ten microseconds on the host, a torch operator around it some
 tens more: kernels are for tensors whose time is longer than that.
 """
 
@@ -40,7 +40,7 @@ class KernelError(MinimegatronError):
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """In which kernels compute: fp64 for fp64, else fp32."""
+    """The dtype in which kernels compute: fp64 for fp64, else fp32."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -48,7 +48,7 @@ class Library:
     """A loaded kernel library.
 
     Args:
-        path: of the shared object.
+        path: path of the shared object.
         source: text of the kernel file, from which the launchers' signatures are read.
         target: `cuda`, `emulated` or `cpu`.
     """
@@ -83,7 +83,7 @@ class Library:
             raise self._error(name, error, args)
 
     def ask(self, name: str, *args: Any) -> int:
-        """The number that a launcher answers into its first argument, an int of the host; nothing is launched.
+        """The number that a launcher writes into its first argument, an int of the host; nothing is launched.
 
         Raises:
             KernelError: it returned an error.
@@ -95,11 +95,11 @@ class Library:
         return answer.value
 
     def order(self, order: int) -> None:
-        """Emulator: which threads run first; 0 forward, 1 backward, n > 1 shuffled by seed n."""
+        """Emulator: the order in which threads run; 0 forward, 1 backward, n > 1 shuffled by seed n."""
         self._c.mm_emulator_order(order)
 
     def counters(self) -> dict[str, int]:
-        """Emulator: what all threads together did since the last question."""
+        """Emulator: counters of all threads together since the last call."""
         four = (ctypes.c_longlong * 4)()
         self._c.mm_emulator_counters(four)
         return dict(zip(("blocks", "block_waits", "warp_waits", "atomics"), four, strict=True))
@@ -135,7 +135,7 @@ def load(name: str, target: str, source: str | None = None) -> Library:
 
 @functools.cache
 def library(name: str, target: str) -> Library:
-    """`load`, once a process."""
+    """`load`, cached for the process."""
     return load(name, target)
 
 
@@ -160,10 +160,10 @@ def operator(
     grads: Callable[..., Any] | None = None,
     mutates: Sequence[str] = (),
 ) -> Callable[[Callable[..., Any]], Any]:
-    """Decorator: a function that launches becomes `torch.ops.minimegatron.NAME`.
+    """Decorator: makes `torch.ops.minimegatron.NAME` of a function that launches.
 
     Args:
-        outputs: of the operator's arguments, empty; raises `ConfigError` where they do not fit.
+        outputs: from the operator's arguments, empty; raises `ConfigError` if they do not fit.
         keep: `(ctx, inputs, output)`, saves what the backward pass needs.
         grads: `(ctx, *output gradients)`, the gradients of the inputs.
         mutates: names of arguments that are written to.
@@ -209,7 +209,7 @@ def check_shape(op: str, **wanted: tuple[torch.Tensor | None, tuple[int, ...]]) 
 
 
 def parts_for(rows: int, device: torch.device, resident: int = 2) -> int:
-    """How many blocks share the rows of a reduction over rows: `resident` a multiprocessor, four where emulated."""
+    """The number of blocks that share the rows of a reduction: `resident` a multiprocessor, four if emulated."""
     if device.type != "cuda":
         return max(1, min(rows, 4))
     return max(1, min(rows, resident * torch.cuda.get_device_properties(device).multi_processor_count))

@@ -1,8 +1,8 @@
-"""Fused operations: one function for each, which always exists and chooses what computes it.
+"""Fused operations: one function for each, which always exists and chooses its implementation.
 
-The problem in a sentence: a layer should say what it computes, and not know what the machine computes it with.
+The problem in a sentence: a layer should say which operation it needs, and not know how this machine computes it.
 
-`TABLE` has a row for every operation and a column for every way to compute it. A function takes its tensors and
+`TABLE` has a row for every operation and a column for every implementation. A function takes its tensors and
 `config.kernels`; from both `choose` finds the column:
 
 | `kernels=` | on a GPU                                  | on a CPU                                          |
@@ -12,15 +12,15 @@ The problem in a sentence: a layer should say what it computes, and not know wha
 | `cuda`     | CUDA kernels, torch where they cannot be  | torch, and a line says so                         |
 | `emulated` | torch, and a line says so                 | the same kernels, thread by thread: slow, to learn |
 
-A kernel file is compiled and loaded before the first of its operators is called, once a process. Where that fails (no
-compiler, nowhere to write, no GPU) torch computes, and one warning a process says why; a kernel that fails while it
+A kernel file is compiled and loaded before the first of its operators is called, once a process. If that fails (no
+compiler, no writable folder, no GPU) torch computes, and one warning a process says why; a kernel that fails while it
 runs is an error, never a fallback.
 
 Columns agree to rounding. Each keeps for the backward pass what it needs: the kernel of SwiGLU its input, torch's
-operations three tensors of half its size. What has computed the forward pass computes the backward pass.
+operations three tensors of half its size. The implementation of the forward pass also computes the backward pass.
 
-Where a message travels in the middle of an operation, it is an object with a method for each side of the message
-(`CrossEntropyPart`), or two functions (`fp8_magnitudes`, `fp8_cast_by`): collectives are the layers' affair.
+Operations with a message in the middle are objects with a method for each side of the message (`CrossEntropyPart`), or
+two functions (`fp8_magnitudes`, `fp8_cast_by`): layers communicate, operations do not.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ BACKENDS = ("auto", "torch", "cuda", "emulated")
 
 
 class Row(NamedTuple):
-    """What computes an operation; the columns take the same arguments.
+    """The implementations of an operation; all take the same arguments.
 
     Attributes:
-        file: in `csrc`, without `.cu`; None where there is no kernel.
+        file: in `csrc`, without `.cu`; None if there is no kernel.
         kernel: by that file, on a GPU or emulated.
         torch: by torch's operations, anywhere.
-        cpu: by `FILE.cpp`, a kernel for CPUs that `auto` takes there.
+        cpu: by `FILE.cpp`, a kernel for CPUs that `auto` uses there.
     """
 
     file: str | None
@@ -100,12 +100,12 @@ TABLE = {
 
 
 def choose(op: str, kernels: str, *tensors: torch.Tensor | None) -> Callable[..., Any]:
-    """What computes an operation.
+    """The implementation of an operation.
 
     Args:
         op: a row of `TABLE`.
         kernels: `config.kernels`.
-        tensors: that decide; kernels are for those of one dtype that they know.
+        tensors: arguments that decide; kernels need one dtype, which they support.
     """
     row = TABLE[op]
     if row.cpu is not None and row.file is not None and usable_on_a_cpu(kernels, row.file, *tensors):
@@ -116,12 +116,12 @@ def choose(op: str, kernels: str, *tensors: torch.Tensor | None) -> Callable[...
 
 
 def usable(backend: str, file: str, *tensors: torch.Tensor | None) -> bool:
-    """Whether the operators of a kernel file are to compute, rather than torch.
+    """Whether the operators of a kernel file compute, rather than torch.
 
     Args:
         backend: `config.kernels`.
         file: in `csrc`, without `.cu`.
-        tensors: that the operator takes; kernels are for those of one dtype that they know.
+        tensors: arguments of the operator; kernels need one dtype, which they support.
     """
     given = [t for t in tensors if t is not None]
     if backend == "torch" or (backend == "auto" and not any(t.is_cuda for t in given)):
@@ -133,7 +133,7 @@ def usable(backend: str, file: str, *tensors: torch.Tensor | None) -> bool:
 
 
 def usable_on_a_cpu(backend: str, file: str, *tensors: torch.Tensor | None) -> bool:
-    """Whether the kernel for CPUs is to compute; see `usable`."""
+    """Whether the kernel for CPUs computes; see `usable`."""
     given = [t for t in tensors if t is not None]
     if backend != "auto" or any(t.device.type != "cpu" or t.dtype != given[0].dtype for t in given):
         return False
@@ -143,7 +143,7 @@ def usable_on_a_cpu(backend: str, file: str, *tensors: torch.Tensor | None) -> b
 
 
 def target_of(backend: str, device: str) -> str:
-    """What is meant to compute on a device ("cpu" or "cuda"): `torch`, `cuda` or `emulated`."""
+    """The target that should compute on a device ("cpu" or "cuda"): `torch`, `cuda` or `emulated`."""
     assert backend in BACKENDS, f"kernels={backend!r} is none of {BACKENDS}"
     if backend == "auto":
         return "cuda" if device == "cuda" else "torch"
@@ -156,7 +156,7 @@ def target_of(backend: str, device: str) -> str:
 
 
 def obstacle(target: str) -> str | None:
-    """Why no kernel at all can be built for a target of `build` on this machine; None where nothing is in the way."""
+    """Why no kernel at all can be built for a target of `build` on this machine; None if some can."""
     if build.compiler(target) is None:
         return f"this machine has no {'nvcc' if target == 'cuda' else 'g++ or clang++'}"
     folder = build.cache_folder()
@@ -186,7 +186,7 @@ def _available(file: str, target: str) -> bool:
 
 @functools.cache
 def _say(backend: str, reason: str) -> None:
-    """One line, once a process."""
+    """Print one line, once a process."""
     warnings.warn(f"kernels={backend}: torch computes instead, because {reason}", stacklevel=2)
 
 
@@ -201,7 +201,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 def norm(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, *, kernels: str = "auto"
 ) -> torch.Tensor:
-    """[..., n] -> [..., n]: LayerNorm over the last dim, RMSNorm where `bias` is None; statistics in fp32."""
+    """[..., n] -> [..., n]: LayerNorm over the last dim, RMSNorm if `bias` is None; statistics in fp32."""
     return choose("norm", kernels, x, weight, bias)(x, weight, bias, eps)  # type: ignore[no-any-return]
 
 
@@ -220,7 +220,7 @@ def add_norm(
 
 
 def activation(kind: str, x: torch.Tensor, *, kernels: str = "auto") -> torch.Tensor:
-    """What stands between the matrices of an MLP: one of `config.activation`.
+    """The activation of an MLP: one of `config.activation`.
 
     gelu, gelu_tanh, relu, squared_relu and silu are elementwise; swiglu, geglu and geglu_tanh halve the last dim:
     [..., 2 f] = [gate, up] -> act(gate) * up.
@@ -239,8 +239,8 @@ def bias_gelu(
     """gelu(product + bias).
 
     Args:
-        product: computes a matrix product [..., f] and its bias with it, or with `add_bias=False` without: torch has
-            the product add it, which costs nothing there; the kernel adds it itself.
+        product: computes a matrix product [..., f] with its bias, or with `add_bias=False` without: with torch the
+            product adds it, at no cost; the kernel adds it itself.
         bias: [f].
         approximate: the tanh form.
     """
@@ -250,7 +250,7 @@ def bias_gelu(
 def rope(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False, *, kernels: str = "auto"
 ) -> torch.Tensor:
-    """Turn the first `2 * cos.shape[-1]` channels of every head.
+    """Rotate the first `2 * cos.shape[-1]` channels of every head.
 
     Args:
         x: [s, b, heads, d].
@@ -264,13 +264,13 @@ def rope(
 
 
 class Mask(blockwise.Visibility, Protocol):
-    """Who sees whom: `layers/attention/mask.AttentionMask`."""
+    """Which query sees which key: `layers/attention/mask.AttentionMask`."""
 
     @property
     def causal(self) -> bool: ...
 
     def dense(self, s: int, device: torch.device | None = None) -> torch.Tensor | None:
-        """The whole table, or None where attention that is causal, or whole, says the same."""
+        """The whole table; None where causal or full attention says the same."""
         ...
 
 
@@ -298,7 +298,7 @@ def flash_attention(
 ) -> torch.Tensor:
     """q [b, a, s, d], k and v [b, g, s, d] -> [b, a, s, d], without a matrix of s x s; see `kernels/blockwise.py`.
 
-    The kernel knows causal attention alone, of heads of at most 128 channels, without a cap on scores.
+    The kernel supports causal attention alone, of heads of at most 128 channels, without a cap on scores.
     """
     if softcap is not None:
         return blockwise.flash_attention(q, k, v, mask, scale, softcap=softcap)
@@ -324,10 +324,11 @@ def paged_attention(
         q: [n, a, d].
         key_pages: [pages, page size, g, d], the new tokens' keys among them; query head i uses head i // (a / g).
         value_pages: [pages, page size, g, d_v].
-        context: which tokens are whose, and where (`layers/inference_context`). A token sees itself and those before.
-        scale: of the scores.
+        context: the sequence of each token, and the pages (`layers/inference_context`). A token sees itself and earlier
+            ones.
+        scale: factor of the scores.
         window: tokens at a distance of this or more are not seen.
-        softcap: c, where a score x becomes c tanh(x / c).
+        softcap: c, if a score x becomes c tanh(x / c).
 
     Returns:
         [n, a, d_v].
@@ -337,10 +338,10 @@ def paged_attention(
 
 
 class CrossEntropyPart(Protocol):
-    """One rank's part of a cross entropy over a cut vocabulary; between two methods ranks combine what they have.
+    """One rank's part of a cross entropy over a cut vocabulary; between two methods ranks combine their results.
 
     Attributes:
-        target: the targets, in the shape of what the methods give.
+        target: the targets, in the shape of the methods' results.
     """
 
     target: torch.Tensor
@@ -350,20 +351,20 @@ class CrossEntropyPart(Protocol):
         ...
 
     def sums(self, top: torch.Tensor, spread: bool) -> list[torch.Tensor]:
-        """From the largest of all ranks: what is to be added up over ranks.
+        """The terms that are summed over ranks, given the largest logit of all ranks.
 
         Returns:
-            The target's logit, 0 where it is another rank's; the sum of exp(z - top); with `spread` the sum of z. The
-            first and the last of z from an origin that all ranks share, 0 or top.
+            The target's logit, 0 if another rank has it; the sum of exp(z - top); with `spread` the sum of z. The
+            first and the last are relative to a z that all ranks share, 0 or top.
         """
         ...
 
     def lse(self, top: torch.Tensor, partition: torch.Tensor) -> torch.Tensor:
-        """log of the sum of exp(z), from that origin; `partition` is the second sum over all ranks."""
+        """log of the sum of exp(z), relative to the same z; `partition` is the second sum over all ranks."""
         ...
 
     def kept(self, partition: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """What the backward pass needs."""
+        """The tensors that the backward pass needs."""
         ...
 
     @staticmethod
@@ -392,7 +393,7 @@ def cross_entropy(
 
 
 class Permutation(Protocol):
-    """Tokens to rows of experts, and back."""
+    """Permutes tokens into rows of experts, and back."""
 
     def permute(self, pairs: torch.Tensor) -> torch.Tensor:
         """[n, h], the rows; `pairs` [n]: t E' + e of every row."""
@@ -406,13 +407,13 @@ class Permutation(Protocol):
 def permutation(
     tokens: torch.Tensor, wanted: torch.Tensor, row: torch.Tensor, most: int, *, kernels: str = "auto"
 ) -> Permutation:
-    """How tokens become rows of experts, as far as it can be made without knowing how many rows there are.
+    """The permutation of tokens into rows of experts, built without the number of rows.
 
     Args:
         tokens: [T, h].
-        wanted: [T, E'] bool, which experts a token goes to.
-        row: [E', T], the row of every pair, garbage where it is not wanted.
-        most: at most so many experts have a token.
+        wanted: [T, E'] bool, the experts of each token.
+        row: [E', T], the row of every pair, garbage where the pair is not wanted.
+        most: the most experts of a token.
     """
     return choose("permutation", kernels, tokens)(tokens, wanted, row, most)  # type: ignore[no-any-return]
 
@@ -425,16 +426,16 @@ Cast = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
 def fp8_cast(
     x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, seen: torch.Tensor | None = None, *, kernels: str = "auto"
 ) -> Cast:
-    """x [m, n] times `scale` in FP8: (q [m, n]; q^T [n, m] where the cast writes it too, else None; 1 / scale).
+    """x [m, n] times `scale` in FP8: (q [m, n]; q^T [n, m] if the cast writes it too, else None; 1 / scale).
 
     Args:
-        seen: fp32 scalar that becomes the largest magnitude of x where that is larger; NaN where x has one.
+        seen: fp32 scalar that is raised to the amax of x; NaN if x has one.
     """
     return choose("fp8_cast", kernels, x)(x, scale, dtype, seen)  # type: ignore[no-any-return]
 
 
 def fp8_magnitudes(x: torch.Tensor, *, kernels: str = "auto") -> torch.Tensor:
-    """fp32, one number or a few: their maximum is the largest magnitude of x, infinity where x has a NaN."""
+    """fp32, one number or a few: their maximum is the amax of x, infinity if x has a NaN."""
     return choose("fp8_magnitudes", kernels, x)(x)  # type: ignore[no-any-return]
 
 
@@ -469,10 +470,10 @@ def squared_norms(
 
     Args:
         grads: not empty, of any dtypes and shapes, none without elements.
-        tables: for these gradients, in this step and in later ones.
+        tables: cache for these gradients, in this step and in later ones.
 
     Returns:
-        Of every piece the sum of squares, and a number that is not 0 where elements are not finite (fp64); and the
+        For every piece the sum of squares, and a number that is not 0 if elements are not finite (fp64); and the
         order of the gradients in them.
     """
     fits = all(g.is_contiguous() and usable(kernels, "optimizer", g) for g in grads)
@@ -491,19 +492,23 @@ def optimizer_step(
     *,
     kernels: str = "auto",
 ) -> None:
-    """One step of an optimizer with gradients times `factor`, and rounding of what it has moved. Uses up gradients.
+    """One step of an optimizer with gradients times `factor`, then rounding of the main parameters. Consumes the
+    gradients.
 
-    The kernel knows AdamW alone, of tensors that are contiguous, on one device, main parameters of one dtype.
+    The kernel supports AdamW alone, of contiguous tensors on one device, with main parameters of one dtype.
 
     Args:
-        inner: of torch's interface, with state for every main parameter; its groups say learning rate and decay.
-        mains: what is moved.
+        inner: an optimizer of torch's interface, with state for every main parameter; its groups have learning rate and
+            decay.
+        mains: main parameters.
         grads: of any dtypes.
         copies: model parameters that a main parameter is rounded into, or None.
-        tables: for these tensors, in this step and in later ones.
+        tables: cache for these tensors, in this step and in later ones.
     """
     tensors = [*mains, *grads, *(c for c in copies if c is not None)]
-    known = type(inner) is torch.optim.AdamW and all(t.is_contiguous() and t.device == mains[0].device for t in tensors)
+    known = isinstance(inner, torch.optim.AdamW) and all(
+        t.is_contiguous() and t.device == mains[0].device for t in tensors
+    )
     known = known and len(mains) > 0
     step = choose("optimizer_step", kernels if known else "torch", *mains)
     step(inner, mains, grads, copies, factor, tables)

@@ -30,12 +30,12 @@ CHUNK = 1 << 16  # elements of a block's work
 
 
 class AdamTable:
-    """Where the main parameters, gradients, moments and model copies of a group lie.
+    """The addresses of the main parameters, gradients, moments and model copies of a group.
 
     Args:
         main, exp_avg, exp_avg_sq: fp32 (or all fp64), contiguous, of equal shapes.
         grads: of main's dtype, or all of the model's.
-        model: 16-bit copies that are written too, None where main is the parameter itself.
+        model: 16-bit copies that are written too, None if main is the parameter itself.
 
     Raises:
         ConfigError: shapes, dtypes or devices differ, or a tensor is not contiguous.
@@ -98,7 +98,7 @@ class AdamTable:
         Args:
             step: from 1.
             grad_scale: fp64 scalar on the device that multiplies gradients (clipping, unscaling), default 1.
-            nonfinite: fp64 scalar on the device; where it is not 0 nothing happens. The host waits for neither.
+            nonfinite: fp64 scalar on the device; if it is not 0 nothing happens. The host waits for neither.
         """
         for name, scalar in (("grad_scale", grad_scale), ("nonfinite", nonfinite)):
             require(
@@ -113,7 +113,7 @@ class AdamTable:
 
 
 class NormTable:
-    """Where tensors of one dtype lie, for `add_to`."""
+    """The addresses of tensors of one dtype, for `add_to`."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.tensors = list(tensors)
@@ -129,7 +129,7 @@ class NormTable:
         self.partial = torch.empty(2 * len(rows), dtype=torch.float64, device=self.device)
 
     def add_to(self, out: torch.Tensor) -> None:
-        """out += [sum of squares, how many elements are not finite], fp64 [2]."""
+        """out += [sum of squares, number of elements that are not finite], fp64 [2]."""
         require(out.dtype == torch.float64 and out.shape == (2,), f"out is {out.dtype} {tuple(out.shape)}", "fp64 [2]")
         if len(self.table):
             args = (self.table, self.partial, out, len(self.table), DTYPES[self.dtype])
@@ -137,7 +137,7 @@ class NormTable:
 
 
 def squared_norm(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(sum of squares, how many elements are not finite), fp64 scalars; tensors of any mixture of dtypes."""
+    """(sum of squares, number of elements that are not finite), fp64 scalars; tensors of any mixture of dtypes."""
     device = tensors[0].device if tensors else torch.device("cpu")
     out = torch.zeros(2, dtype=torch.float64, device=device)
     for dtype in sorted({t.dtype for t in tensors}, key=str):
@@ -149,11 +149,11 @@ def squared_norm(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.T
 
 
 class Tables:
-    """What an optimizer keeps of its tensors from step to step.
+    """Tables of an optimizer's tensors, kept from step to step.
 
     Attributes:
-        steps: main parameter -> the host's copy of its `state["step"]`, to read it without a wait; to be cleared when
-            another than `adamw_step` has written the state.
+        steps: main parameter -> the host's copy of its `state["step"]`, read without a wait; must be cleared when
+            code other than `adamw_step` has written the state.
     """
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ class Tables:
         self._tables: dict[Any, tuple[Any, Any]] = {}
 
     def get(self, kind: Any, tensors: Sequence[torch.Tensor], make: Callable[[], Any]) -> Any:
-        """The table of a kind, made anew where a tensor has another address or size."""
+        """The table of a kind, made again if a tensor has another address or size."""
         key = tuple((t.data_ptr(), t.numel()) for t in tensors)
         if self._tables.get(kind, (None,))[0] != key:
             self._tables[kind] = key, make()

@@ -36,15 +36,15 @@ def inverse(slots: Tensor, tokens: int, k: int) -> Tensor:
 
 
 def places_of(wanted: Tensor, row: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """What a permutation is to these kernels.
+    """The arguments of these kernels for a permutation.
 
     Args:
         wanted: [T, E'] map of some experts.
-        row: [E', T] of every pair, garbage where it is not wanted.
-        k: at most so many are wanted by a token.
+        row: [E', T], the row of every pair, garbage where the pair is not wanted.
+        k: the most experts that a token wants.
 
     Returns:
-        slot [T, E'] of every pair, token times k plus which of its choices, garbage where it is not wanted; places
+        slot [T, E'] of every pair, token times k plus the number of the choice, garbage where it is not wanted; places
         [T, k], the row of every choice or -1.
     """
     tokens = len(wanted)

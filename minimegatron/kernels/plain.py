@@ -1,7 +1,7 @@
 """The fused operations of `kernels/ops.py` by torch's own operations, in the dtype of their inputs.
 
-What runs on a CPU, and wherever no kernel can be had. `reference.py` computes the same in fp32 whatever the dtype, to
-compare with; here what torch rounds between two operations is rounded.
+They run on a CPU, and wherever no kernel is available. `reference.py` computes the same in fp32 whatever the dtype, for
+comparisons; here torch rounds between two operations.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PIECE = 1 << 16  # elements of a gradient whose squares are added up together, 5
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
-    """LayerNorm, or RMSNorm where there is no bias; statistics in fp32."""
+    """LayerNorm, or RMSNorm without a bias; statistics in fp32."""
     if bias is not None:
         return F.layer_norm(x, weight.shape, weight, bias, eps)
     return F.rms_norm(x, weight.shape, weight, eps)
@@ -66,12 +66,12 @@ def squared_relu(x: torch.Tensor) -> torch.Tensor:
 
 
 def bias_gelu(product: Callable[..., torch.Tensor], bias: torch.Tensor, approximate: bool) -> torch.Tensor:
-    """The product adds the bias."""
+    """See `ops.bias_gelu`; the product adds the bias."""
     return F.gelu(product(), approximate="tanh" if approximate else "none")
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    """Angles are rounded to the dtype of x."""
+    """See `ops.rope`; angles are rounded to the dtype of x."""
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     rotated = 2 * cos.shape[-1]
     turn, keep = x[..., :rotated], x[..., rotated:]
@@ -88,7 +88,7 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: boo
 
 
 class CrossEntropyPart:
-    """See `ops.CrossEntropyPart`. Kept: exp(z - M) in fp32, 4 bytes a logit, and it becomes the gradient in place."""
+    """See `ops.CrossEntropyPart`. Kept: exp(z - M) in fp32, 4 bytes a logit, which becomes the gradient in place."""
 
     def __init__(self, logits: torch.Tensor, target: torch.Tensor, first: int, real: int) -> None:
         self.logits, self.target, self.first, self.real = logits, target, first, real
@@ -153,26 +153,26 @@ class Permutation:
 def fp8_cast(
     x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, seen: torch.Tensor | None
 ) -> tuple[torch.Tensor, None, torch.Tensor]:
-    """Without a transposed copy."""
+    """See `ops.fp8_cast`; without a transposed copy."""
     if seen is not None:
         torch.maximum(seen, reference.amax(x), out=seen)
     return reference.fp8_cast(x, scale, dtype), None, 1 / scale
 
 
 def fp8_magnitudes(x: torch.Tensor) -> torch.Tensor:
-    """A scalar."""
+    """See `ops.fp8_magnitudes`; one scalar."""
     return reference.amax(x).nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 def fp8_cast_by(
     x: torch.Tensor, amaxes: torch.Tensor, dtype: torch.dtype, margin: int
 ) -> tuple[torch.Tensor, None, torch.Tensor]:
-    """Without a transposed copy."""
+    """See `ops.fp8_cast_by`; without a transposed copy."""
     return fp8_cast(x, reference.scale_for(amaxes.amax(), dtype, margin), dtype, None)
 
 
 def fp8_dequantise(q: torch.Tensor, scales: torch.Tensor, tile: tuple[int, int]) -> torch.Tensor:
-    """By a table of scales as large as q."""
+    """See `ops.fp8_dequantise`; by a table of scales as large as q."""
     return q.bfloat16().mul_(reference.spread_tiles(scales, tile, q.shape))
 
 
@@ -180,7 +180,7 @@ def fp8_dequantise(q: torch.Tensor, scales: torch.Tensor, tile: tuple[int, int])
 
 
 def squared_norms(grads: Sequence[torch.Tensor], tables: Tables) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
-    """In the order in which they are given."""
+    """See `ops.squared_norms`; in the order in which the gradients are given."""
     flat = [piece for g in grads for piece in g.reshape(-1).split(PIECE)]
     norms = torch.stack(torch._foreach_norm(flat, 2.0, dtype=torch.float64))
     return norms.square(), (~norms.isfinite()).double(), tuple(range(len(grads)))
@@ -194,7 +194,7 @@ def optimizer_step(
     factor: float,
     tables: Tables,
 ) -> None:
-    """By `inner.step()`, whatever it computes: scaled gradients are handed to it, its results copied."""
+    """See `ops.optimizer_step`; by `inner.step()`, with scaled gradients, whose results are copied."""
     grads = [g.to(p.dtype) for p, g in zip(mains, grads, strict=True)]
     if grads and factor != 1.0:
         torch._foreach_mul_(grads, factor)

@@ -79,7 +79,7 @@ def _norm_forward(op: str, x: Tensor, r: Tensor | None, gamma: Tensor, beta: Ten
 
 @functools.cache
 def resident(n: int, dtype: torch.dtype, centred: bool, device: torch.device) -> int:
-    """How many blocks of the backward pass a multiprocessor holds at once, for rows of n numbers: one wave of them."""
+    """Blocks of the backward pass that a multiprocessor holds at once, for rows of n numbers: one wave of them."""
     kernels = operators.library("norm", "cuda" if device.type == "cuda" else "emulated")
     with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
         return max(1, kernels.ask("mm_norm_backward_resident", n, int(centred), DTYPES[dtype]))
@@ -93,7 +93,7 @@ def _norm_backward_outputs(
 
 @operator("norm_backward", _norm_backward_outputs)
 def _norm_backward(dy: Tensor, ds: Tensor | None, h: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor) -> Triple:
-    """(dh, dgamma, dbeta); `ds` reaches h by another way; mean and dbeta are empty for RMSNorm."""
+    """(dh, dgamma, dbeta); `ds` is the gradient of h from its other use; mean and dbeta are empty for RMSNorm."""
     check_same("norm_backward", h, dy=dy, ds=ds, gamma=gamma)
     check_shape("norm_backward", dy=(dy, tuple(h.shape)), ds=(ds, tuple(h.shape)))
     dy, h, gamma, ds = dy.contiguous(), h.contiguous(), gamma.contiguous(), ds if ds is None else ds.contiguous()
@@ -226,7 +226,7 @@ def _gelu_grads(ctx: Any, dy: Tensor) -> Any:
 
 @operator("bias_gelu", _bias_gelu_output, keep=_keep_gelu, grads=_gelu_grads)
 def bias_gelu(x: Tensor, bias: Tensor, approximate: bool = False) -> Tensor:
-    """gelu(x + bias), x [..., f], bias [f]; the tanh form where `approximate`."""
+    """gelu(x + bias), x [..., f], bias [f]; the tanh form if `approximate`."""
     y, f = _bias_gelu_output(x, bias, approximate), x.shape[-1]
     if x.numel():
         args = (x.contiguous(), bias.contiguous(), y, x.numel() // f, f, int(approximate), DTYPES[x.dtype])
@@ -270,13 +270,13 @@ def _rope_grads(ctx: Any, dy: Tensor) -> Any:
 
 @operator("rope", _rope_output, keep=_keep_rope, grads=_rope_grads)
 def rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, backward: bool = False) -> Tensor:
-    """Turn the first 2 r channels of every head; the angles have no gradient.
+    """Rotate the first 2 r channels of every head; the angles have no gradient.
 
     Args:
         x: [s, b, heads, d].
         cos, sin: [s, b or 1, 1, r] in fp32 (fp64 for fp64).
         interleaved: pairs (2 i, 2 i + 1) instead of (i, i + r).
-        backward: turn back.
+        backward: rotate back.
     """
     y = _rope_output(x, cos, sin)
     x = x if x.stride(-1) == 1 else x.contiguous()

@@ -1,8 +1,8 @@
-"""What every kernel computes, in plain torch: the specification.
+"""The specification of every kernel, in plain torch.
 
 Each function takes any float dtype, computes in fp32 (fp64 for fp64 inputs) and rounds at the end, as its kernel does;
-in fp64 it is the formula itself, differentiable by autograd. It is what every kernel is compared with; what runs where
-there is no kernel rounds between two operations (`plain.py`). Shapes are those of the operators' docstrings.
+in fp64 it is the formula itself, differentiable by autograd. Every kernel is compared with it; `plain.py`, which
+computes where there is no kernel, rounds between two operations. Shapes are those of the operators' docstrings.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
 
 
 def norm(x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, eps: float) -> torch.Tensor:
-    """[..., n]: LayerNorm, or RMSNorm where beta is None."""
+    """[..., n]: LayerNorm, or RMSNorm if beta is None."""
     h = _wide(x)
     if beta is not None:
         h = h - h.mean(-1, keepdim=True)
@@ -61,12 +61,12 @@ def swiglu(x: torch.Tensor) -> torch.Tensor:
 
 
 def bias_gelu(x: torch.Tensor, bias: torch.Tensor, approximate: bool = False) -> torch.Tensor:
-    """gelu(x + bias) over [..., f], with erf, or with tanh where `approximate`."""
+    """gelu(x + bias) over [..., f], with erf, or with tanh if `approximate`."""
     return F.gelu(_wide(x) + _wide(bias), approximate="tanh" if approximate else "none").to(x.dtype)
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
-    """Turn the first 2 r channels of x [s, b, heads, d] by cos, sin [s, b or 1, 1, r]."""
+    """Rotate the first 2 r channels of x [s, b, heads, d] by cos, sin [s, b or 1, 1, r]."""
     z, r = _wide(x), cos.shape[-1]
     a, b = (z[..., 0 : 2 * r : 2], z[..., 1 : 2 * r : 2]) if interleaved else (z[..., :r], z[..., r : 2 * r])
     pair = (a * cos - b * sin, b * cos + a * sin)
@@ -80,10 +80,10 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: boo
 def cross_entropy_statistics(
     logits: torch.Tensor, target: torch.Tensor, first: int, real: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of each row of this rank's columns [n, w], words first .. first + real - 1: what the ranks must put together.
+    """For each row of this rank's columns [n, w], words first .. first + real - 1: the numbers that ranks combine.
 
     Returns:
-        (m, the largest; sum of exp(z - m); the target's z or 0 where it is another rank's; sum of z), each [n].
+        (m, the largest; sum of exp(z - m); the target's z or 0 if another rank has it; sum of z), each [n].
     """
     z = _wide(logits)[:, :real]
     own = (target >= first) & (target < first + real)
@@ -174,30 +174,31 @@ FP8_TOP = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 def fp8_cast(x: torch.Tensor, scale: torch.Tensor | float, dtype: torch.dtype) -> torch.Tensor:
     """x scale, clamped to the largest number of the format, rounded to nearest even. NaN stays NaN.
 
-    The clamp is not cosmetic: what torch's own cast does beyond the largest number differs between its versions.
+    The clamp is necessary: torch's own cast of larger numbers differs between its versions.
     """
     top = FP8_TOP[dtype]
     return (_wide(x) * scale).clamp(-top, top).to(torch.float32).to(dtype)
 
 
 def scale_for(amax: torch.Tensor, dtype: torch.dtype, margin: int = 0) -> torch.Tensor:
-    """top / 2^margin / amax, fp32 and finite; 1 where amax is 0 or not finite."""
+    """The scale of a tensor: largest number of the format / 2^margin / amax, fp32 and finite; 1 if amax is 0 or not
+    finite."""
     top = torch.full_like(amax, FP8_TOP[dtype] / 2**margin, dtype=torch.float32)
     scale = (top / amax.float()).clamp(max=torch.finfo(torch.float32).max)  # one rounding; a number / tensor has two
     return torch.where((amax > 0) & amax.isfinite(), scale, torch.ones_like(scale))
 
 
 def tile_amax(x: torch.Tensor, tile: tuple[int, int]) -> torch.Tensor:
-    """x [m, n] -> largest magnitude of each tile, fp32 [ceil(m / tile[0]), ceil(n / tile[1])]."""
+    """x [m, n] -> amax of each tile, fp32 [ceil(m / tile[0]), ceil(n / tile[1])]."""
     (m, n), (bm, bn) = x.shape, tile
     padded = torch.nn.functional.pad(x.float(), (0, -n % bn, 0, -m % bm)).abs()
     return padded.unflatten(1, (-1, bn)).unflatten(0, (-1, bm)).amax((1, 3))
 
 
 def tile_scales(amax: torch.Tensor, dtype: torch.dtype, rule: str) -> torch.Tensor:
-    """What tiles with these largest magnitudes are divided by; 1 where it is 0 or not finite.
+    """The divisors of tiles with these amax; 1 where it is 0 or not finite.
 
-    rule: "float" amax / top; "power" the smallest power of two that keeps amax within the format; "mx"
+    rule: "float" amax / largest number; "power" the smallest power of two that keeps amax within the format; "mx"
     2^(floor(log2 amax) - emax), which saturates values beyond 1.75 2^emax (OCP Microscaling 1.0).
     """
     if rule == "float":
@@ -226,7 +227,7 @@ def spread_tiles(scales: torch.Tensor, tile: tuple[int, int], shape: torch.Size)
 
 
 def amax(x: torch.Tensor) -> torch.Tensor:
-    """Largest magnitude, fp32; 0 of an empty tensor, NaN where there is one."""
+    """Largest magnitude, fp32; 0 for an empty tensor, NaN if x has one."""
     return x.abs().amax().float() if x.numel() else torch.zeros((), device=x.device)
 
 

@@ -1,9 +1,9 @@
-"""Where nvcc is, and which GPUs it knows.
+"""Finds nvcc, and knows which GPUs it compiles for.
 
 The problem in a sentence: torch brings CUDA's libraries and no compiler, and a compiler may come from the system, from
 a module of the cluster, from conda or from pip, each time to another folder.
 
-| looked up, in this order                                  | who puts it there                                     |
+| looked up, in this order                                  | installed there by                                    |
 |-----------------------------------------------------------|-------------------------------------------------------|
 | `$CUDA_HOME/bin`, `$CUDA_PATH/bin`                        | you, or `module load cuda`                            |
 | `PATH`                                                    | the system, an NGC image                              |
@@ -12,8 +12,8 @@ a module of the cluster, from conda or from pip, each time to another folder.
 | `/usr/local/cuda/bin`                                     | NVIDIA's installer                                    |
 
 The compiler's release need not be that of torch's CUDA: kernels are linked with CUDA's runtime inside
-(`--cudart=static`) and talk to torch through pointers and streams alone. What counts is that the driver is not older
-than the compiler's major release, and that the compiler knows the GPU.
+(`--cudart=static`) and use only pointers and streams of torch. The driver must not be older than the compiler's major
+release, and the compiler must know the GPU.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ FIRST_RELEASE = {(8, 0): (11, 0), (8, 6): (11, 1), (8, 9): (11, 8), (9, 0): (12,
 
 
 class KernelsUnavailable(ConfigError):
-    """A library cannot be made here: no compiler, no place to write, or the source does not compile."""
+    """A library cannot be built here: no compiler, no writable folder, or the source does not compile."""
 
 
 class Nvcc(NamedTuple):
     """A compiler.
 
     Attributes:
-        path: of the program.
+        path: path of the program.
         origin: how it was found, in words.
     """
 
@@ -89,7 +89,7 @@ def beside(program: str) -> tuple[str, ...]:
 
 
 def home(program: str) -> str | None:
-    """The toolkit's folder, what others call CUDA_HOME; None where a wrapper stands in for the compiler."""
+    """The toolkit's folder (CUDA_HOME); None if the compiler is a wrapper."""
     folder = Path(os.path.realpath(program)).parent.parent
     headers = [path for part in ("", "targets/*/") for path in folder.glob(f"{part}include/cuda_runtime.h")]
     return os.fspath(folder) if headers else None
@@ -100,11 +100,11 @@ def check_knows(program: str, said: str, capability: tuple[int, int]) -> None:
 
     Args:
         program: path of nvcc.
-        said: what it answers to `--version`.
-        capability: of the GPU.
+        said: its output for `--version`.
+        capability: compute capability of the GPU.
 
     Raises:
-        KernelsUnavailable: both releases, and what to do.
+        KernelsUnavailable: with both releases, and what to do.
     """
     found = release(said)
     needed = max((first for gpu, first in FIRST_RELEASE.items() if gpu <= capability), default=(0, 0))
@@ -118,7 +118,7 @@ def check_knows(program: str, said: str, capability: tuple[int, int]) -> None:
 
 
 def release(said: str) -> tuple[int, int] | None:
-    """(major, minor) from what `nvcc --version` prints; None where it says no release."""
+    """(major, minor) from what `nvcc --version` prints; None if it prints no release."""
     found = re.search(r"release (\d+)\.(\d+)", said)
     return None if found is None else (int(found[1]), int(found[2]))
 

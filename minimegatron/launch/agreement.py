@@ -1,21 +1,21 @@
-"""Ranks that were given different things: found when they meet, before they have a group in which to disagree.
+"""Ranks compare their configuration when they meet, before they have a process group.
 
 The problem in a sentence: a launcher on four nodes reads four command lines, four installations and four copies of the
-data, and ranks with another learning rate or another seed train to the end with exit status 0, while another hidden
-size ends in the middle of gloo with a stack in C++.
+data; ranks with another learning rate or another seed train to the end with exit status 0, and ranks with another
+hidden size end inside gloo with a stack in C++.
 
-So every rank describes what it was given as facts, name -> value, and the ranks compare them through the ledger, which
-needs no group. What differs is said with each value and its ranks::
+So every rank describes its inputs as facts, name -> value, and the ranks compare them through the ledger, which
+needs no group. The error has each value of a fact that differs, and its ranks::
 
     the ranks were not given the same: lr is 0.001 on ranks 0-2 and 0.002 on rank 3
 
-| agree      | messages of each rank through the store                                                     |
+| facts      | messages of each rank through the store                                                     |
 |------------|---------------------------------------------------------------------------------------------|
-| all        | a digest of 16 bytes and a meeting                                                          |
-| not all    | also the facts themselves, a few kilobytes, which every rank then reads from every other    |
+| equal      | a digest of 16 bytes and a meeting                                                          |
+| different  | also the facts themselves, a few kilobytes, which every rank then reads from every other    |
 
-Which facts there are is not known here: `training/same_run.py` collects those of a training run, and says which of them
-may differ. Megatron-LM has no such check.
+`training/same_run.py` collects the facts of a training run, and says which of them may differ. Megatron-LM has no such
+check.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ SHOWN = 8  # differences in one message
 
 
 def agree(ledger: Ledger, facts: Facts, seconds: float) -> None:
-    """Return when every rank has come with the same facts; all ranks must call.
+    """Return when every rank has come with the same facts; all ranks must call it.
 
     Args:
-        ledger: of this rank.
-        facts: what this rank was given.
+        ledger: ledger of this rank.
+        facts: the facts of this rank.
         seconds: longest wait for another rank.
 
     Raises:
-        ConfigError: on every rank, with one text: what differs, each value and its ranks.
+        ConfigError: on every rank, with one text: the facts that differ, each value and its ranks.
         DeadlineError: some ranks did not come; names them.
     """
     text = json.dumps(facts, sort_keys=True)
@@ -63,7 +63,7 @@ def require_agreement(by_rank: Sequence[Facts]) -> None:
         by_rank: the facts of each rank.
 
     Raises:
-        ConfigError: what differs, each value and its ranks.
+        ConfigError: the facts that differ, each value and its ranks.
     """
     differing = differences(by_rank)
     if not differing:

@@ -22,7 +22,7 @@ HIDDEN = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that mean no
 
 
 def output_of(command: Sequence[str], seconds: float = 20.0) -> str:
-    """What a command prints on its standard output, or "" when it is absent, fails, or takes longer than `seconds`."""
+    """Standard output of a command, or "" when it is absent, fails, or takes longer than `seconds`."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=True).stdout
     except (OSError, subprocess.SubprocessError):
@@ -37,12 +37,12 @@ def nvidia_smi() -> list[str]:
 
 
 def obstacle(gpus: Sequence[str], version: str, cuda: str | None, environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """Why torch can use none of the GPUs that `nvidia-smi` lists, and the fix; None where it lists none, or none may
-    be used.
+    """(Why torch can use none of the GPUs that `nvidia-smi` lists, the fix); None if it lists none, or if they are
+    hidden.
 
     Args:
         gpus: lines of `nvidia_smi`.
-        version, cuda: of torch and of the CUDA that it was built with (None: a CPU build).
+        version, cuda: versions of torch and of the CUDA that it was built with (None: a CPU build).
     """
     if not gpus or hidden(environ):
         return None
@@ -67,7 +67,7 @@ def obstacle(gpus: Sequence[str], version: str, cuda: str | None, environ: Mappi
 def build_for(driver: str, version: str) -> str:
     """The build of torch that a driver runs, in words; docs/gpu.md has the command.
 
-    Without the suffix pip takes any build of a version for the one that is asked for, and exchanges none.
+    Without the suffix pip accepts any installed build of that version, and does not replace it.
     """
     plain = version.partition("+")[0]
     if _numbers(driver) >= _numbers(NEEDS[13]):

@@ -59,7 +59,7 @@ _TIMED_OUT = re.compile(
 
 
 def is_consequence(error: BaseException | str) -> bool:
-    """Whether an error (or its text) only says that talking to another rank failed: that rank knows the cause."""
+    """Whether an error (or its text) only says that talking to another rank failed; then that rank has the cause."""
     if isinstance(error, BaseException) and not isinstance(error, RuntimeError | ConnectionError):
         return False
     return bool(_LOST.search(str(error))) or timed_out(error)
@@ -74,11 +74,11 @@ def fail(error: BaseException, ledger: Ledger | None, watch: Watch | None, secon
     """Print `error` if it is the first of the job, mention it otherwise.
 
     Args:
-        ledger, watch: of this rank, as far as it has them.
+        ledger, watch: those of this rank, as far as it has them.
         seconds: how long this rank waits for others.
 
     Returns:
-        The exit status for this rank, which should leave now.
+        The exit status of this rank, which should end now.
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # there is nothing left to save
@@ -131,7 +131,7 @@ def _fail_with(error: BaseException, ledger: Ledger, watch: Watch | None, second
 
 
 def _record(error: BaseException) -> None:
-    """For the launcher, in the place and the format in which torch's launcher looks for it.
+    """Write the error for the launcher, in the file and the format of torch's `record`.
 
     Plain torchrun prints `py_callstack` at the end of its own report: the error once more, and not its traceback.
     """
@@ -155,7 +155,7 @@ def _status(error: BaseException) -> int:
 
 
 def _missing(error: BaseException, ledger: Ledger, seconds: float) -> tuple[BaseException, list[int]]:
-    """A collective ran out of time: asks every rank where it is.
+    """Ask every rank where it is, after a collective ran out of time.
 
     Returns:
         (The error that names the missing ranks, the ranks that do not answer.)
@@ -195,7 +195,7 @@ def _elsewhere(other: Position | None, own: Position) -> bool:
 
 
 def _behind(late: list[int], positions: dict[int, Position]) -> list[int]:
-    """Ranks at the end of a chain, where the late ranks wait for others themselves, as along a pipeline."""
+    """Ranks at the end of a chain, for which the late ranks wait themselves, as along a pipeline."""
     seen, front = set(late), set(late)
     while True:
         waited_for = {
@@ -207,7 +207,7 @@ def _behind(late: list[int], positions: dict[int, Position]) -> list[int]:
 
 
 def _departed(ledger: Ledger, watch: Watch | None) -> RankError | None:
-    """A connection broke: waits for the rank that broke it to write the cause; an error when it only left early."""
+    """Wait for the rank that broke a connection to write the cause; returns an error if it only ended early."""
     deadline = time.monotonic() + CAUSE_SECONDS
     while time.monotonic() < deadline and not ledger.cause():
         time.sleep(0.05)
@@ -221,12 +221,13 @@ def _departed(ledger: Ledger, watch: Watch | None) -> RankError | None:
 
 
 def say(line: str) -> None:
-    """Print a line about another rank; under `minimegatron torchrun` the agent does, which knows for certain."""
+    """Print a line about another rank; under `minimegatron torchrun` the agent prints it, because it sees all ranks
+    end."""
     if AGENT not in os.environ:
         _write(line + "\n")
 
 
 def _write(text: str) -> None:
-    """In one piece, so that the lines of several ranks do not mix."""
+    """Write in one piece, so that the lines of several ranks do not mix."""
     sys.stderr.flush()
     os.write(2, text.encode(errors="replace"))

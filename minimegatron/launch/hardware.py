@@ -1,9 +1,9 @@
-"""Which backend and which GPU each rank takes, and why a GPU that is there cannot be used.
+"""The backend and the GPU of each rank, and why a GPU of the machine cannot be used.
 
 The problem in a sentence: torch without a usable GPU computes on the CPU and says nothing, so a driver that is too old
 for torch's build costs a factor of a hundred without a message.
 
-All ranks put down what they see (`look`), and from the same facts each draws the same conclusion (`choose`):
+All ranks report what they see (`look`), and each draws the same conclusion from the same facts (`choose`):
 
 | what the ranks see                                        | backend None             | "nccl"  | "gloo"          |
 |-----------------------------------------------------------|--------------------------|---------|-----------------|
@@ -12,8 +12,8 @@ All ranks put down what they see (`look`), and from the same facts each draws th
 | `nvidia-smi` lists GPUs that torch cannot use             | refused, with the reason | refused | gloo on the CPU |
 | more ranks on a machine than GPUs, or GPUs on some only   | refused                  | refused | gloo on the CPU |
 
-Ranks that see the same GPUs take one each, in their order; a rank that sees GPUs of its own (`--gpus-per-task=1`: every
-rank has a `cuda:0`) takes its first. Which GPUs are the same is told by their UUIDs.
+Ranks that see the same GPUs take one each, in order; a rank that sees GPUs of its own (`--gpus-per-task=1`: every
+rank has a `cuda:0`) takes its first. GPUs are identified by their UUIDs.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ ON_CPU = "--distributed-backend gloo (or an empty CUDA_VISIBLE_DEVICES) computes
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """What one rank sees.
+    """The hardware that one rank sees.
 
     Attributes:
-        host: name of its machine; `boot` tells apart machines with one name.
-        gpus: UUIDs of the GPUs that torch gives it; `name` of the first.
-        obstacle, fix: why there are none although there should be, and how to mend it.
-        hidden: CUDA_VISIBLE_DEVICES hides all GPUs.
+        host: name of its machine; `boot` distinguishes machines of one name.
+        gpus: UUIDs of the GPUs that torch can use; `name` of the first.
+        obstacle, fix: why there are none although the machine has some, and the fix.
+        hidden: whether CUDA_VISIBLE_DEVICES hides all GPUs.
     """
 
     host: str
@@ -71,7 +71,8 @@ class Look:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What a rank does: the backend, the index of its GPU, its number on its machine, and a sentence about it all."""
+    """The choice of a rank: the backend, the index of its GPU, its number on its machine, and a sentence for the
+    banner."""
 
     backend: str
     gpu: int | None
@@ -81,7 +82,7 @@ class Choice:
 
 
 def machine() -> tuple[str, str]:
-    """Name and boot of this machine: two of one name have booted at different times."""
+    """Name and boot time of this machine: two machines of one name have booted at different times."""
     boot = ""
     with contextlib.suppress(OSError):  # not Linux: names of machines will do
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -89,7 +90,7 @@ def machine() -> tuple[str, str]:
 
 
 def look(backend: str | None) -> Look:
-    """What this process sees. With gloo it does not look, and torch does not begin to use a GPU."""
+    """The hardware that this process sees. With gloo it does not look, so torch does not initialise a GPU."""
     host, boot = machine()
     seen = Look(host, boot=boot, hidden=drivers.hidden(os.environ))
     if backend == "gloo":
@@ -105,7 +106,7 @@ def look(backend: str | None) -> Look:
 
 
 def choose(backend: str | None, rank: int, looks: Sequence[Look]) -> Choice:
-    """The conclusion for one rank; the backend is the same for all.
+    """The choice of one rank; the backend is the same for all.
 
     Args:
         backend: "nccl", "gloo", the name of another, or None to choose.
@@ -147,7 +148,7 @@ def choose(backend: str | None, rank: int, looks: Sequence[Look]) -> Choice:
 
 
 def _seats(looks: Sequence[Look]) -> list[str]:
-    """The GPU of each rank of one machine; where there are too few, one of them occurs twice."""
+    """The GPU of each rank of one machine; if there are too few, one of them occurs twice."""
     seen: Counter[tuple[str, ...]] = Counter()
     seats = []
     for rank in looks:
@@ -157,7 +158,7 @@ def _seats(looks: Sequence[Look]) -> list[str]:
 
 
 def prepare_for_pipelines(environ: MutableMapping[str, str] = os.environ) -> str:
-    """Settings of CUDA for ranks that send each other messages while they compute; before torch first uses a GPU.
+    """Set CUDA's environment for ranks that communicate while they compute; call before torch first uses a GPU.
 
     `CUDA_MODULE_LOADING=EAGER`: loading a kernel at its first launch may synchronise the device, and then wait for a
     receive under way whose sender waits for this rank. `CUDA_DEVICE_MAX_CONNECTIONS=32`: streams that share a hardware

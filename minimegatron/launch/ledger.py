@@ -1,8 +1,8 @@
-"""The ranks' second way to communicate, for when collectives no longer work: the store of the job.
+"""The store of the job, as a second way to communicate when collectives no longer work.
 
-The problem in a sentence: when one rank fails, the others learn it as "Connection closed by peer" or not at all, and
-three of four tracebacks are consequences. So ranks also use the key-value store that every torch job has (the
-launcher, or rank 0, serves it): slow, and independent of the process group. No training step uses it.
+The problem in a sentence: when one rank fails, the others see "Connection closed by peer" or nothing at all, and three
+of four tracebacks are consequences. So ranks also use the key-value store that every torch job has (the launcher, or
+rank 0, serves it): it is slow, and independent of the process group. No training step uses it.
 
 | entry            | written by                                  | read by                                             |
 |------------------|---------------------------------------------|-----------------------------------------------------|
@@ -30,7 +30,7 @@ INTERRUPTED = "was interrupted"
 
 
 class Cause(NamedTuple):
-    """Why the job ends: which rank, what happened to it ("was killed by SIGKILL"), and the rank that wrote it."""
+    """Why the job ends: the rank, what happened to it ("was killed by SIGKILL"), and the rank that wrote this."""
 
     rank: int
     text: str
@@ -47,7 +47,7 @@ class Position(NamedTuple):
 
 
 class Ledger:
-    """The store of one job, seen by one rank.
+    """The store of one job, used by one rank.
 
     Args:
         store: shared by all ranks; a connection of its own, because a blocking read blocks the whole connection.
@@ -59,7 +59,7 @@ class Ledger:
         self.world = world
 
     def claim(self, rank: int, text: str) -> Cause:
-        """Write the cause, unless there is one; returns the one that stands."""
+        """Write the cause, unless there is one; returns the one in the store."""
         cause = json.dumps(Cause(rank, text, self.rank))
         return Cause(*json.loads(self.store.compare_set("cause", "", cause)))
 
@@ -67,14 +67,14 @@ class Ledger:
         return Cause(*json.loads(self.store.get("cause"))) if self.store.check(["cause"]) else None
 
     def ask(self) -> None:
-        """Have every rank say where it is."""
+        """Ask every rank where it is."""
         self.store.set("asked", "1")
 
     def asked(self) -> bool:
         return self.store.check(["asked"])
 
     def answer(self, position: Position, *, certain: bool = True) -> None:
-        """Write where this rank is; an uncertain answer (the watch's) does not replace one that is there."""
+        """Write where this rank is; an uncertain answer (the watch's) does not replace an existing one."""
         text = json.dumps(position)
         if certain:
             self.store.set(f"at/{self.rank}", text)
@@ -96,12 +96,12 @@ class Ledger:
         return positions
 
     def come(self, what: str) -> None:
-        """Be counted at a meeting without waiting for the others."""
+        """Arrive at a meeting without waiting for the others."""
         self.store.set(f"met/{what}/{self.rank}", "1")
         self.store.add(f"met/{what}", 1)
 
     def meet(self, what: str, seconds: float, progress: Callable[[], bool] = lambda: False) -> None:
-        """Return when every rank has come here.
+        """Return when every rank has arrived.
 
         Args:
             what: name of the meeting.
@@ -109,7 +109,7 @@ class Ledger:
             progress: whether ranks of this machine that have not come made progress since its last call.
 
         Raises:
-            DeadlineError: names the ranks that have not.
+            DeadlineError: names the ranks that have not arrived.
         """
         self.come(what)
         last = 0

@@ -52,7 +52,7 @@ def usable_cores(root: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def limits() -> list[str]:
-    """What this system cannot do about processes that end, in words; nothing on Linux."""
+    """Limits of this system regarding processes that end, in words; none on Linux."""
     if sys.platform.startswith("linux") and os.path.isdir("/proc/self"):
         return []
     missing = ["a rank whose launcher is killed by SIGKILL goes on until its next message"]
@@ -67,8 +67,8 @@ def die_with_parent(signum: int, parent: int | None = None) -> None:
     """Ask the kernel to send `signum` to this process when the thread that started it ends.
 
     Args:
-        signum: what to receive.
-        parent: pid of the process that should be our parent; if it is gone already, the signal is taken as sent.
+        signum: the signal.
+        parent: pid of the process that should be our parent; if it is gone already, the signal is raised now.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -88,7 +88,7 @@ def how_it_ended(returncode: int) -> str:
 
 
 def stat_of(pid: int) -> list[str]:
-    """The fields of `/proc/PID/stat` from the state on; [] for a process that is gone, or where there is no `/proc`."""
+    """The fields of `/proc/PID/stat` from the state on; [] for a process that has ended, or without `/proc`."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -96,7 +96,7 @@ def stat_of(pid: int) -> list[str]:
 
 
 def zombie_status(pid: int) -> int | None:
-    """Return code of a process that has ended and that its parent has not waited for; None when it cannot be seen.
+    """Return code of a process that has ended and whose parent has not waited for it; None when it cannot be read.
 
     This is how siblings learn of a death: only a parent may `wait`, but any process may read `/proc`.
     """
@@ -107,9 +107,9 @@ def zombie_status(pid: int) -> int | None:
 def as_batch_job() -> None:
     """Keep the core until the time slice is over, also when another process wakes up (Linux, SCHED_BATCH).
 
-    Ranks on a few cores wake each other with every message, in the middle of sending one; then the thread of gloo that
-    should go on spins on a lock whose owner has lost its core. Threads started from now on inherit it. Priorities stay
-    as they are, and a process with another policy keeps it. A container that forbids it costs time, and nothing else.
+    Ranks on few cores wake each other with every message, in the middle of sending one; then gloo's thread spins on a
+    lock whose owner has lost its core. Threads started from now on inherit it. Priorities stay as they are, and a
+    process with another policy keeps it. In a container that forbids it the only loss is speed.
     """
     if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:
         with contextlib.suppress(PermissionError):
@@ -117,12 +117,12 @@ def as_batch_job() -> None:
 
 
 def keep_memory() -> None:
-    """Keep what is freed for what is allocated next (glibc), as torch's allocator does on a GPU.
+    """Keep freed memory for later allocations (glibc), as torch's allocator does on a GPU.
 
-    A training step frees and allocates the same tensors in each layer. Left alone, glibc gives the largest of them back
-    to the kernel each time, which hands out zeroed pages again: for a model of 9 M parameters 36 to 50 thousand of them
-    a step, and 2 to 7 % of its CPU-seconds. The process stays as large as it has been at its fullest moment. Whoever
-    has set an environment variable for malloc knows better.
+    A training step frees and allocates the same tensors in each layer. By default glibc returns the largest of them to
+    the kernel each time, and gets zeroed pages for the next: for a model of 9 M parameters 36 to 50 thousand of them a
+    step, and 2 to 7 % of its CPU-seconds. The process then keeps the size of its fullest moment. An environment
+    variable for malloc overrides this.
     """
     chosen = [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]
     if sys.platform == "linux" and not chosen:
@@ -146,7 +146,7 @@ def children(pid: int) -> list[int]:
 
 
 def _parents() -> dict[int, int]:
-    """{pid: pid of its parent} of every process; asked of `ps` where there is no `/proc`."""
+    """{pid: pid of its parent} of every process; from `ps` if there is no `/proc`."""
     if not os.path.isdir("/proc/self"):
         with subprocess.Popen(["ps", "-A", "-o", "pid=,ppid="], stdout=subprocess.PIPE, text=True) as ps:
             pairs = [line.split() for line in ps.communicate(timeout=10)[0].splitlines()]
@@ -173,10 +173,10 @@ def adopt_orphans() -> None:
 
 
 def end_descendants(seconds: float = 5.0, spare: Collection[int] = ()) -> None:
-    """SIGKILL whatever descends from this process, and return when nothing is left of it or the time is over.
+    """SIGKILL all descendants of this process, and return when they are gone or the time is over.
 
     Args:
-        spare: children that stay, with all that descends from them.
+        spare: children that stay, with all their descendants.
     """
     deadline = time.monotonic() + seconds
     while (left := _condemned(spare)) and time.monotonic() < deadline:
@@ -222,7 +222,8 @@ def is_users(file: str) -> bool:
 
 
 def users_frame(frames: Iterable[Frame]) -> Frame | None:
-    """The innermost of `frames` (given innermost first) that lies in user code, else the innermost; None of none."""
+    """The innermost of `frames` (given innermost first) that is in user code, else the innermost; None for no
+    frames."""
     frames = list(frames)
     return next((f for f in frames if is_users(f.file)), frames[0] if frames else None)
 

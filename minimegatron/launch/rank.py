@@ -56,10 +56,10 @@ from minimegatron.launch.watch import Overdue, Watch
 
 @dataclasses.dataclass
 class _Rank:
-    """What `init` made; one a process.
+    """The state that `init` made; one for each process.
 
-    The store is kept until the end: on rank 0 it may be the one that serves the others, and the process group, which
-    holds it too, is destroyed before the last meeting.
+    The store is kept until the end: on rank 0 it may serve the others, and the process group, which also holds it, is
+    destroyed before the last meeting.
     """
 
     ledger: Ledger | None = None
@@ -76,16 +76,16 @@ SOON_SECONDS = 3.0  # until a rank that no launcher has started says whom it wai
 def init(
     timeout_seconds: float = 60.0, *, backend: str | None = None, facts: agreement.Facts | None = None
 ) -> tuple[int, int]:
-    """Become a rank: join the process group that the launcher's environment describes.
+    """Join the process group that the launcher's environment describes.
 
-    Started without a launcher, this is the only rank of a world of one. Where a group exists already (a warm rank of a
+    Started without a launcher, this is the only rank of a world of one. If a group exists already (a warm rank of a
     notebook), nothing happens.
 
     Args:
-        timeout_seconds: longest wait for another rank, here (one that visibly starts is waited for, see
-            `launch/startup_deadline`) and in every collective of the default group.
-        backend: "gloo" or "nccl"; default NCCL where there are GPUs, one for each rank, and gloo where there are none.
-        facts: what this rank was given and every rank must have (see `launch/agreement`).
+        timeout_seconds: longest wait for another rank, here (a rank that makes progress while starting is waited for,
+            see `launch/startup_deadline`) and in every collective of the default group.
+        backend: "gloo" or "nccl"; default NCCL if there are GPUs, one for each rank, and gloo if there are none.
+        facts: facts that must be equal on every rank (see `launch/agreement`).
 
     Returns:
         (rank, world size).
@@ -120,7 +120,7 @@ def init(
 
 
 def finish() -> None:
-    """Leave together: wait until every rank has come here, then destroy the process group.
+    """Wait until every rank has called it, then destroy the process group.
 
     Raises:
         DeadlineError: some ranks did not come; names them.
@@ -142,18 +142,18 @@ def finish() -> None:
 
 
 def described() -> str:
-    """Backend, machines, ranks and this rank's GPU, as `init` has chosen them, in one line; "" before."""
+    """Backend, machines, ranks and this rank's GPU in one line; "" before `init`."""
     return _rank.choice.description if _rank.choice is not None else ""
 
 
 def report(value: Any) -> None:
-    """Hand a small result to the process that launched this rank (`Run.reports[rank]`); the last call counts.
+    """Send a small result to the process that launched this rank (`Run.reports[rank]`); the last call counts.
 
     Args:
         value: numbers, strings, lists and dicts of them. Without a launcher that listens, nothing happens.
 
     Raises:
-        ConfigError: not representable as JSON.
+        ConfigError: the value cannot be written as JSON.
     """
     try:
         text = json.dumps(value)
@@ -169,9 +169,9 @@ def report(value: Any) -> None:
 
 
 def run_rank(main: Callable[[], object]) -> NoReturn:
-    """Run `main` as the whole life of this process and exit with the status of what happened (see `errors`).
+    """Run `main` as the whole life of this process and exit with the status of its outcome (see `errors`).
 
-    `main` may call `init` and `finish`; what it leaves open is finished here.
+    `main` may call `init` and `finish`; a group that it leaves open is finished here.
     """
     try:
         main()
@@ -190,7 +190,7 @@ def run_rank(main: Callable[[], object]) -> NoReturn:
 
 
 def _end_with_the_launcher() -> None:
-    """Die with torchrun, and take what this rank has started along."""
+    """End when torchrun ends, together with all descendants."""
     faulthandler.enable()
     if "TORCHELASTIC_RUN_ID" in os.environ:
         procs.die_with_parent(signal.SIGKILL, int(os.environ[AGENT]) if AGENT in os.environ else None)
@@ -199,7 +199,7 @@ def _end_with_the_launcher() -> None:
 
 @contextlib.contextmanager
 def _tell_who_is_missing(place: Place) -> Iterator[None]:
-    """In the block ranks meet: where no launcher has started them, say after `SOON_SECONDS` who is missing."""
+    """In the block ranks meet: without a launcher's agent, print after `SOON_SECONDS` which ranks are missing."""
     if place.launcher != "torchrun" or place.world == 1 or "TORCHELASTIC_RUN_ID" in os.environ:
         yield
         return
@@ -225,7 +225,7 @@ def _tell_who_is_missing(place: Place) -> Iterator[None]:
 
 
 def _meet(ledger: Ledger, look: hardware.Look, seconds: float) -> list[hardware.Look]:
-    """Wait until every rank has come; what each of them sees."""
+    """Wait until every rank has come; returns what each of them sees."""
     ledger.store.set(f"pid/{ledger.rank}", json.dumps([*hardware.machine(), os.getpid()]))
     ledger.store.set(f"sees/{ledger.rank}", look.to_json())
     ledger.meet("start", seconds, StartupProgress(lambda: _still_starting(ledger)).made)
@@ -260,7 +260,7 @@ def _join_group(backend: str, store: dist.Store, place: Place, seconds: float) -
 
 
 def _warn_once(ledger: Ledger) -> None:
-    """Of a warning that several ranks have, print one (a notebook joins equal output itself)."""
+    """Print a warning of several ranks once (a notebook joins equal output itself)."""
     show = warnings.showwarning
     if RUN_DIR in os.environ:
         return
@@ -276,7 +276,7 @@ def _warn_once(ledger: Ledger) -> None:
 
 
 def _listen_on_loopback() -> None:
-    """All ranks are on this machine: no other has to reach them."""
+    """Use the loopback interface: all ranks are on this machine."""
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     if loopback is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
@@ -296,7 +296,7 @@ def _still_starting(ledger: Ledger) -> set[int]:
 
 
 def _pids(ledger: Ledger, ranks: Iterable[int]) -> dict[int, int]:
-    """{rank: pid} of those on this machine."""
+    """{rank: pid} of those of the ranks that are on this machine."""
     written, machine = {r: json.loads(ledger.store.get(f"pid/{r}")) for r in ranks}, list(hardware.machine())
     return {r: pid for r, (*of, pid) in written.items() if of == machine}
 
@@ -309,7 +309,7 @@ def _excepthook(_: type[BaseException], error: BaseException, __: TracebackType 
 
 
 def _overdue(error: Overdue) -> NoReturn:
-    """The main thread waits for a communication and cannot raise: `launch.watch` leaves for it."""
+    """End the process for `launch.watch`: the main thread waits for a communication and cannot raise."""
     _leave(_fail(error))
 
 
@@ -318,7 +318,7 @@ def _fail(error: BaseException) -> int:
 
 
 def _ledger_of_a_launcher() -> Ledger | None:
-    """For an error before `init`: all ranks may have it, and one is enough to read."""
+    """The ledger for an error before `init`: all ranks may have the error, and one should print it."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     try:

@@ -46,7 +46,8 @@ UNSET = "where no launcher has set RANK and WORLD_SIZE: `unset RANK WORLD_SIZE`"
 
 
 class Place(NamedTuple):
-    """A rank among all, and the launcher: "torchrun" (or another that sets its variables), "srun", or "" for none."""
+    """A rank's number, the number of ranks, and the launcher: "torchrun" (or another that sets its variables), "srun",
+    or "" for none."""
 
     rank: int
     world: int
@@ -69,7 +70,7 @@ def place(environ: Mapping[str, str] = os.environ) -> Place:
 
 
 def adopt(environ: MutableMapping[str, str] = os.environ) -> Place:
-    """`place`; where srun has set its own variables, torchrun's are added for programs that read those."""
+    """`place`, after adding torchrun's variables for programs that read them, if srun has set its own."""
     own = place(environ)
     if own.launcher == "srun":
         nodes = environ.get("SLURM_STEP_NODELIST") or environ["SLURM_JOB_NODELIST"]
@@ -100,7 +101,7 @@ def tasks_per_node(text: str) -> list[int]:
 
 
 def _by_variables(environ: Mapping[str, str]) -> Place:
-    """By torchrun's variables; those of a world of one, without a place to meet, are as good as none."""
+    """The place by torchrun's variables; without a rendezvous address those of a world of one count as none."""
     try:
         rank, world = int(environ["RANK"]), int(environ["WORLD_SIZE"])
         if not 0 <= rank < world:
@@ -144,7 +145,7 @@ def stores(place: Place, seconds: float) -> tuple[dist.Store, Ledger]:
 
     Raises:
         ConfigError: rank 0 cannot serve at MASTER_ADDR and MASTER_PORT.
-        DeadlineError: nobody serves there.
+        DeadlineError: no server answers there.
     """
     if not place.launcher:
         return dist.HashStore(), Ledger(dist.HashStore(), place.rank, place.world)
@@ -159,7 +160,7 @@ def stores(place: Place, seconds: float) -> tuple[dist.Store, Ledger]:
 
 
 def ledger_of(place: Place, seconds: float) -> Ledger:
-    """The ledger of a job that has a server."""
+    """The ledger of a job whose store has a server."""
     host, port = address()
     timeout = datetime.timedelta(seconds=seconds)
     client = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
@@ -171,7 +172,7 @@ def _agent_serves() -> bool:
 
 
 def _attempt() -> str:
-    """Whose keys these are. An agent's store outlives its ranks, and addresses of dead ranks are still in it.
+    """A prefix of keys for this attempt: an agent's store outlives its ranks, and still has addresses of dead ranks.
 
     A store of rank 0's own does not, and there the launcher of a host that has come later counts fewer attempts.
     """
@@ -195,7 +196,7 @@ def _own_store(place: Place, timeout: datetime.timedelta) -> dist.Store:
 
 
 def _wait_for_server(place: Place, seconds: float) -> None:
-    """Return when somebody listens at the address of rank 0."""
+    """Return when a server listens at the address of rank 0."""
     host, port = address()
     deadline = StartupDeadline(seconds, StartupProgress(lambda: {*procs.children(os.getppid())} - {os.getpid()}).made)
     while True:

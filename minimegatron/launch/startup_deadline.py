@@ -29,7 +29,7 @@ LONGEST = 10.0
 
 
 def cpu_seconds(pid: int) -> tuple[float, bool]:
-    """Processor time of a process, and whether it wants a processor now; (0, False) where there is no `/proc`."""
+    """Processor time of a process, and whether it is runnable now; (0, False) without `/proc`."""
     fields = procs.stat_of(pid)
     if not fields:
         return 0.0, False
@@ -37,17 +37,18 @@ def cpu_seconds(pid: int) -> tuple[float, bool]:
 
 
 class StartupProgress:
-    """Whether processes that start make progress.
+    """Whether starting processes make progress.
 
     Args:
-        pids: the processes; their descendants count as well. Called anew each time.
+        pids: gives the processes, at each call; their descendants count as well.
     """
 
     def __init__(self, pids: Callable[[], Iterable[int]]) -> None:
         self._pids, self._seen = pids, dict[int, float]()
 
     def made(self) -> bool:
-        """Whether one of them has used a processor since the last call, or waits for one, and has not had `ENOUGH`."""
+        """Whether one of them has used a processor since the last call, or waits for one, and has used less than
+        `ENOUGH`."""
         before, self._seen, progress = self._seen, dict[int, float](), False
         for pid in self._pids():
             seconds, wants = zip(*map(cpu_seconds, (pid, *procs.descendants(pid))), strict=True)
@@ -70,7 +71,7 @@ class StartupDeadline:
         progress()
 
     def is_over(self) -> bool:
-        """Whether to give up; cheap enough to be asked in a loop."""
+        """Whether the deadline has passed; cheap enough to be called in a loop."""
         now = time.monotonic()
         if now - self._looked >= self.seconds / 8:
             self._looked = now

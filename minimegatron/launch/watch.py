@@ -46,7 +46,7 @@ RANK_FAILED = 5  # exit status, as `RankError.exit_code`
 
 
 class Overdue(RuntimeError):
-    """A communication took longer than allowed, and the thread that waits, at `position`, cannot raise."""
+    """A communication took longer than allowed, and the thread that waits at `position` cannot raise."""
 
     def __init__(self, position: Position, seconds: float) -> None:
         super().__init__(f"{position.op} timed out after {1000 * seconds:.0f} ms")
@@ -59,7 +59,7 @@ class Watch(threading.Thread):
     Args:
         siblings: {rank: pid} of the other ranks on this machine.
         say: prints a line for the user.
-        overdue: ends this process, because a communication takes longer than it may (`comm.watchdog`).
+        overdue: ends this process when a communication takes longer than allowed (`comm.watchdog`).
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Watch(threading.Thread):
             os.close(fd)
 
     def end(self, ranks: list[int]) -> None:
-        """SIGKILL siblings that do not answer: a stopped process would ignore anything milder."""
+        """SIGKILL siblings that do not answer: a stopped process would ignore any other signal."""
         for fd in (self._pidfds[r] for r in ranks if r in self._pidfds):
             try:
                 signal.pidfd_send_signal(fd, signal.SIGKILL)
@@ -120,7 +120,7 @@ class Watch(threading.Thread):
             self._end_alone()
 
     def _end_alone(self) -> None:
-        """The store has gone, and with it the process that serves it: nobody can be asked, and the job has failed."""
+        """The store, and with it the process that serves it, has gone: no rank can be asked, and the job has failed."""
         until = time.monotonic() + FAILED_SECONDS
         while not self._done and time.monotonic() < until:
             time.sleep(TICK_SECONDS)
@@ -167,12 +167,12 @@ class Watch(threading.Thread):
             self._overdue(Overdue(self._position(blocked), seconds))
 
     def _position(self, blocked: Blocked | None) -> Position:
-        """Where the main thread is, and in which communication: the oldest one that the watchdog knows."""
+        """The line of the main thread, and the communication that blocks it: the oldest one of the watchdog."""
         return position(sys._current_frames().get(self._main or 0), blocked)
 
 
 def _pidfds(pids: dict[int, int]) -> dict[int, int]:
-    """A descriptor for each process; none where the system has no pidfd."""
+    """A descriptor for each process; none if the system has no pidfd."""
     try:
         return {rank: os.pidfd_open(pid) for rank, pid in pids.items()}
     except (AttributeError, OSError):
@@ -180,12 +180,12 @@ def _pidfds(pids: dict[int, int]) -> dict[int, int]:
 
 
 def position(frame: FrameType | None, blocked: Blocked | None) -> Position:
-    """Where a thread is.
+    """The line and the communication of a thread.
 
     Args:
-        frame: its innermost.
-        blocked: the communication of this package that it is in, or that has raised there. Without one it may be in a
-            function of torch's own, which is looked for on the stack.
+        frame: its innermost frame.
+        blocked: the communication of this package that blocks it, or that has raised. Without one, the stack is
+            searched for a function of `torch.distributed`.
     """
     frames = list(_outward(frame))
     blocked = blocked or next(filter(None, map(_in_torch, frames)), Blocked("", "", ()))

@@ -1,1 +1,1 @@
-"""What shards a layer lives inside the layer: tensor, sequence, context and expert parallelism."""
+"""Layers that are sharded over ranks inside: tensor, sequence, context and expert parallelism."""

@@ -29,7 +29,7 @@ class Dropout(nn.Module):
 
     Args:
         p: probability that an element is dropped.
-        rng: this rank's streams; needed only where p > 0.
+        rng: this rank's streams; needed only if p > 0.
         different_over_tp: whether the ranks of tp hold different elements, and must not drop alike.
     """
 
@@ -40,7 +40,7 @@ class Dropout(nn.Module):
         self.different_over_tp = different_over_tp
 
     def stream(self) -> contextlib.AbstractContextManager:
-        """Draw from the stream that differs over tp, or from the default one, inside the block."""
+        """In the block, draw from the stream that differs over tp, or from the default one."""
         if not (self.training and self.p > 0.0 and self.different_over_tp and self.rng is not None):
             return contextlib.nullcontext()
         return self.rng.fork(MODEL_PARALLEL)

@@ -38,10 +38,10 @@ class VocabParallelEmbedding(nn.Module):
         num_embeddings: V', padded rows over all ranks.
         embedding_dim: h.
         tp: the axis that shares the table.
-        init: of the table; rows from `rows` on are padding and stay 0.
+        init: initial values of the table; rows from `rows` on are padding and stay 0.
         rows: V, logical rows.
         sequence_parallel: return [s/t, b, h].
-        dtype: of the table.
+        dtype: dtype of the table.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class VocabParallelEmbedding(nn.Module):
 
 
 class LanguageModelEmbedding(nn.Module):
-    """Tokens, times sqrt(h) where the model wants it, plus learned positions where it has them, plus dropout.
+    """Token embeddings, times sqrt(h) if the model scales them, plus learned positions if it has them, plus dropout.
 
     Args:
         config: the model.

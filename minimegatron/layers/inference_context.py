@@ -1,29 +1,29 @@
-"""The state of generation: what a layer keeps of earlier tokens, and where it finds it.
+"""The state of generation: what a layer keeps of earlier tokens, and where it is stored.
 
-The problem in a sentence: requests come and go, each as long as it likes, so the memory of one must be made of pieces
-that any other can use next.
+The problem in a sentence: requests of any length come and go, so memory must consist of pieces that any request can
+use next.
 
-The new tokens of all sequences of a step stand one behind the other in one row [1, n], without padding:
+The new tokens of all sequences of a step are concatenated in one row [1, n], without padding:
 
     tokens     | a a a a a | b | c | d d d |        a's prompt, one token each of b and c, a chunk of d's prompt
     starts       0           5   6   7       10
 
-One layer keeps two vectors for every token, another one latent, a third one matrix for the whole sequence. A layer says
-what it keeps (`inference_state`), and writes and reads it itself, through its `LayerState`; the owner of the memory
-(`inference/paged_cache.py`) need not know the layers:
+One layer keeps two vectors for every token, another one latent, a third one matrix for the whole sequence. A layer
+declares its state (`inference_state`), and writes and reads it itself, through its `LayerState`; the owner of the
+memory (`inference/paged_cache.py`) need not know the layers:
 
-| kept for each | for example                          | says                               | lies in                  |
+| kept for each | for example                          | declared as                        | stored in                |
 |---------------|--------------------------------------|------------------------------------|--------------------------|
 | token         | key and value of attention, a latent | `StateSpec((g, d))`                | pages [pages, size, ...] |
 | sequence      | a recurrent state                    | `StateSpec((a, d, d), "sequence")` | slots [slots, ...]       |
 
 A page holds the same tokens in every layer, so a table of pages for each sequence serves all layers. Token j of a
-sequence lies in row j % (page size) of page `page_table[j // (page size)]`. A forward pass has one `InferenceContext`;
+sequence is in row j % (page size) of page `page_table[j // (page size)]`. A forward pass has one `InferenceContext`;
 its tensors are on the device, its numbers on the host.
 
-**One sequence at a time.** A layer with a state for each sequence cannot take the row as it is, because tokens of one
-must not meet another's. `LayerState.padded` lays the sequences side by side, [longest, r, ...], and `unpadded` puts
-them back; `lengths` says which of the rows are tokens.
+**One sequence at a time.** A layer with a state for each sequence cannot compute on the row as it is, because tokens of
+one sequence must not meet another's. `LayerState.padded` puts the sequences side by side, [longest, r, ...], and
+`unpadded` puts them back; `lengths` says which of the rows are tokens.
 
 Kwon et al. 2023 (arXiv 2309.06180). Megatron-LM: `megatron/core/inference/contexts/dynamic_context.py`.
 """
@@ -44,9 +44,9 @@ class StateSpec:
     """A tensor that a layer keeps.
 
     Attributes:
-        shape: for one token, or for one sequence.
-        per: which of the two.
-        dtype: default that of the model's weights.
+        shape: its shape for one token, or for one sequence.
+        per: `token` or `sequence`.
+        dtype: its dtype; default that of the model's weights.
     """
 
     shape: tuple[int, ...]
@@ -55,7 +55,7 @@ class StateSpec:
 
 
 def inference_state_of(module: Any, what: str) -> dict[str, StateSpec]:
-    """What a module keeps, which it says itself: a subclass that computes something else may keep something else.
+    """The state that a module declares. A subclass must declare its own, because it may compute something else.
 
     Raises:
         ConfigError: its class has no `inference_state` of its own.
@@ -76,14 +76,14 @@ class InferenceContext:
 
     Attributes:
         state: layer number -> name -> pages [pages, page size, *shape] of tokens, or slots [slots, *shape].
-        position_ids: [1, n], the place of each new token in its sequence.
-        rows: [n] int64, where each new token is kept, in pages seen as [pages * page size, *shape].
+        position_ids: [1, n], the position of each new token in its sequence.
+        rows: [n] int64, the row of each new token in pages seen as [pages * page size, *shape].
         starts: [r + 1] int32, where each sequence's new tokens begin in the row; the last is n.
         lengths: [r] int32, how many tokens each sequence has after the pass, the new ones among them.
-        page_table: [r, most] int32, the pages of each sequence in order; behind its last page anything.
+        page_table: [r, most] int32, the pages of each sequence in order; entries after its last page are arbitrary.
         slots: [r] int64, the slot of each sequence.
         new: how many new tokens each sequence has, on the host.
-        totals: `lengths` on the host; None in a recording, where the host must not decide by them.
+        totals: `lengths` on the host; None in a recording, where the host must not branch on them.
     """
 
     state: Mapping[int, Mapping[str, torch.Tensor]]
@@ -120,7 +120,7 @@ class InferenceContext:
         )
 
     def once(self, key: Any, make: Any) -> Any:
-        """What `make` gives, made once a pass for all layers alike."""
+        """The result of `make`, cached for all layers of the pass."""
         if key not in self._cache:
             self._cache[key] = make()
         return self._cache[key]
@@ -128,22 +128,22 @@ class InferenceContext:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LayerState:
-    """One layer's part of an `InferenceContext`: what the layer is given."""
+    """One layer's part of an `InferenceContext`."""
 
     context: InferenceContext
     layer_number: int
 
     def write_tokens(self, **new: torch.Tensor) -> None:
-        """Keep what was made of the new tokens, [n, 1, *shape] each."""
+        """Store the state of the new tokens, [n, 1, *shape] each."""
         for name, rows in new.items():
             self.pages(name).flatten(0, 1).index_copy_(0, self.context.rows, rows.flatten(0, 1))
 
     def pages(self, name: str) -> torch.Tensor:
-        """All pages of this layer, [pages, page size, *shape]: attention reads those of a sequence where they lie."""
+        """All pages of this layer, [pages, page size, *shape]; attention reads a sequence's pages in place."""
         return self.context.state[self.layer_number][name]
 
     def padded(self, x: torch.Tensor) -> torch.Tensor:
-        """The new tokens x [n, 1, ...], each sequence's own [longest, r, ...], with zeros behind its last."""
+        """The new tokens x [n, 1, ...] as one column for each sequence, [longest, r, ...], padded with zeros."""
         padded = x.new_zeros((max(self.context.new), len(self.context.new), *x.shape[2:]))
         padded[self._places()] = x[:, 0]
         return padded
@@ -153,7 +153,7 @@ class LayerState:
         return padded[self._places()].unsqueeze(1)
 
     def _places(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(place among its sequence's new tokens, number of its sequence) of each token of the row."""
+        """(index among its sequence's new tokens, number of its sequence) of each token of the row."""
 
         def make() -> tuple[torch.Tensor, torch.Tensor]:
             context = self.context
@@ -165,7 +165,7 @@ class LayerState:
         return self.context.once("places", make)  # type: ignore[no-any-return]
 
     def read_sequences(self, *names: str) -> tuple[torch.Tensor, ...]:
-        """What each sequence was before the new tokens, [r, *shape] each; zeros before the first."""
+        """The state of each sequence before the new tokens, [r, *shape] each; zeros before its first token."""
         begins = self.context.kept == 0
         found = []
         for name in names:
@@ -174,6 +174,6 @@ class LayerState:
         return tuple(found)
 
     def write_sequences(self, **new: torch.Tensor) -> None:
-        """Keep what each sequence is now, [r, *shape] each."""
+        """Store the new state of each sequence, [r, *shape] each."""
         for name, value in new.items():
             self.context.state[self.layer_number][name].index_copy_(0, self.context.slots, value)

@@ -8,8 +8,8 @@ features of y for all tokens*; cut it by its input features and every rank compu
     column:  A = [A_1; A_2]      y_r = x A_r^T                 [s, b, i] -> [s, b, o/t]
     row:     A = [A_1, A_2]      y = sum_r x_r A_r^T           [s, b, i/t] -> [s, b, o]
 
-Put a column layer before a row layer and what leaves the first is exactly what the second wants: nothing travels
-between them, whatever elementwise function stands there. One all-reduce per pair forward, one backward.
+The output of a column layer is cut as the input of a row layer has to be. So a pair of them needs no message between
+the two, whatever elementwise function stands there, and one all-reduce in each direction.
 
 | layer  | forward         | backward         | with sequence parallelism: forward / backward                 |
 |--------|-----------------|------------------|---------------------------------------------------------------|
@@ -56,7 +56,7 @@ class LinearFunction(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tp: Axis, sequence_parallel: bool
     ) -> torch.Tensor:
         ctx.tp, ctx.sequence_parallel = tp, sequence_parallel
-        ctx.weight = weight  # recompute gives another object back, without a `grad_accumulator`
+        ctx.weight = weight  # under recompute, `saved_tensors` has another object, without a `grad_accumulator`
         ctx.save_for_backward(x, weight)
         return F.linear(gather_input(x, tp, sequence_parallel).wait(), weight, bias)
 
@@ -73,7 +73,7 @@ class LinearFunction(torch.autograd.Function):
 
 
 class _SplitLinearFunction(LinearFunction):
-    """`LinearFunction` where only one of dgrad and wgrad is needed, or a `WeightGradStore` has wgrad computed later."""
+    """`LinearFunction` if only one of dgrad and wgrad is needed, or if a `WeightGradStore` defers wgrad."""
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> torch.Tensor:
@@ -113,7 +113,7 @@ def linear(
     sequence_parallel: bool = False,
     store: WeightGradStore | None = None,
 ) -> torch.Tensor:
-    """`F.linear(x, A_r, b_r)`; torch's own where there is nothing to overlap, to accumulate or to defer.
+    """`F.linear(x, A_r, b_r)`; torch's own function if there is nothing to overlap, to accumulate or to defer.
 
     Without gradients a weight may have been laid out for few rows (`kernels/laid_out`).
 
@@ -166,14 +166,14 @@ class ColumnParallelLinear(ParallelLinear):
         input_size: i, features of x.
         output_size: o, features of y over all ranks.
         tp: the axis that shares A.
-        init: of A; the bias starts at 0.
+        init: initial values of A; the bias starts at 0.
         bias: whether there is one.
         sequence_parallel: x arrives as [s/t, b, i] and is gathered.
         gather_output: return [s, b, o] instead of [s, b, o/t]. With `gather_reduces_gradient` the ranks use the
             gathered output for different work, so its gradients are summed.
         blocks: A is a stack of this many matrices, each of which is cut (2 for [gate; up]).
         rows: logical output features, where `output_size` is padded (a vocabulary).
-        dtype: of A and b.
+        dtype: dtype of A and b.
 
     Raises:
         ConfigError: the output features cannot be cut evenly.
@@ -205,7 +205,7 @@ class ColumnParallelLinear(ParallelLinear):
         """[s, b, i] (or [s/t, b, i]) -> [s, b, o/t].
 
         Args:
-            weight: replaces A where it is tied to another layer's.
+            weight: used in place of A, for a tied matrix.
             add_bias: False where a fused operation adds b.
         """
         weight = self.weight if weight is None else weight
@@ -215,7 +215,7 @@ class ColumnParallelLinear(ParallelLinear):
         return y
 
     def amax_axes(self, mesh: Mesh) -> dict[str, Axis]:
-        """See `layers.fp8.linear`: who holds parts of x, A and dy."""
+        """input, weight, gradient -> ranks that hold parts of it (`layers/fp8/linear`)."""
         return {"input": self.tp if self.sequence_parallel else ALONE, "weight": self.tp, "gradient": self.tp}
 
 
@@ -226,11 +226,11 @@ class RowParallelLinear(ParallelLinear):
         input_size: i, features of x over all ranks; x arrives as [s, b, i/t].
         output_size: o, features of y.
         tp: the axis that shares A.
-        init: of A; the bias starts at 0.
+        init: initial values of A; the bias starts at 0.
         bias: whether there is one; it is replicated and added once, after the sum.
         sequence_parallel: return [s/t, b, o] (reduce-scatter) instead of [s, b, o] (all-reduce).
         input_is_parallel: False when x arrives whole and must first be cut.
-        dtype: of A and b.
+        dtype: dtype of A and b.
     """
 
     def __init__(
@@ -263,5 +263,5 @@ class RowParallelLinear(ParallelLinear):
         return y if self.bias is None else y + self.bias
 
     def amax_axes(self, mesh: Mesh) -> dict[str, Axis]:
-        """See `layers.fp8.linear`; dy has been gathered, or was never cut."""
+        """input, weight, gradient -> ranks that hold parts of it; dy is whole on every rank (`layers/fp8/linear`)."""
         return {"input": self.tp, "weight": self.tp, "gradient": ALONE}

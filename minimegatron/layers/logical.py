@@ -51,7 +51,7 @@ def draw(name: str, layout: ParamLayout, seed: int) -> torch.Tensor:
 
 
 def draw_part(name: str, layout: ParamLayout, seed: int) -> torch.Tensor:
-    """This rank's part of `draw`: of a stack of experts no others are drawn, of a large matrix no other tiles."""
+    """This rank's part of `draw`; of a stack of experts only its own are drawn, of a large matrix only its tiles."""
     if layout.experts is not None:
         return torch.stack([draw_part(f"{name}.{e}", layout.one_expert, seed) for e in range(*layout.experts)])
     shape = layout.unpadded_shape
@@ -69,7 +69,7 @@ def draw_part(name: str, layout: ParamLayout, seed: int) -> torch.Tensor:
 
 
 def _padded(values: torch.Tensor, layout: ParamLayout, rows: int | None = None) -> torch.Tensor:
-    """Zeros behind `values`, up to the rows of the layout or to `rows`."""
+    """`values` with zeros after them, up to the rows of the layout or to `rows`."""
     missing = (layout.shape[0] if rows is None else rows) - len(values) if values.dim() else 0
     return torch.cat([values, values.new_zeros((missing, *values.shape[1:]))]) if missing else values
 
@@ -79,8 +79,8 @@ def initialize(model: nn.Module, seed: int, device: torch.device | str | None = 
     """Give every parameter its initial value; the logical model is the same in every layout and on every device.
 
     Args:
-        model: whose parameters carry layouts.
-        seed: of the whole model.
+        model: its parameters have layouts.
+        seed: seed of the whole model.
         device: where the model goes; parameters on the meta device get their memory there.
     """
     if device is not None:
@@ -112,12 +112,12 @@ def materialize(model: nn.Module, device: torch.device | str) -> None:
 
 @torch.no_grad()
 def gather_logical(tensor: torch.Tensor, layout: ParamLayout, mesh: Mesh | Axis) -> torch.Tensor:
-    """The logical tensor of a parameter (or of its gradient), on every rank; all of tp (etp and ep) must call.
+    """The logical tensor of a parameter (or of its gradient), on every rank; all of tp (etp and ep) must call it.
 
     Args:
         tensor: this rank's part.
-        layout: of the parameter.
-        mesh: the mesh; where there are no experts its tp axis is enough.
+        layout: the parameter's layout.
+        mesh: the mesh; without experts its tp axis suffices.
 
     Returns:
         The tensor without padding rows.
@@ -136,11 +136,12 @@ def gather_logical(tensor: torch.Tensor, layout: ParamLayout, mesh: Mesh | Axis)
 
 @torch.no_grad()
 def load_logical(model: nn.Module, tensors: Mapping[str, torch.Tensor], *, stage: bool = False) -> None:
-    """Fill the model from logical tensors; every parameter must be there, with its exact shape, and nothing else.
+    """Fill the model from logical tensors; every parameter must have one, with its exact shape, and no tensor may be
+    left.
 
     Args:
-        model: a whole model, or with `stage` the stages of a pipeline that are on this rank: then tensors of other
-            stages are passed over.
+        model: a whole model, or with `stage` the pipeline stages of this rank: then tensors of other stages are
+            skipped.
         tensors: logical name -> tensor, padding rows left out.
 
     Raises:
@@ -177,7 +178,7 @@ def is_tiled(shape: tuple[int, ...]) -> bool:
 
 
 def key_of(*words: object, size: int = 8) -> int:
-    """A number of `size` bytes from words, the same on every machine."""
+    """A number of `size` bytes hashed from words, the same on every machine."""
     return int.from_bytes(hashlib.blake2b(":".join(map(str, words)).encode(), digest_size=size).digest(), "little")
 
 
@@ -214,7 +215,7 @@ def _length(ranges: Ranges) -> int:
 
 
 def _cuts(ranges: Ranges) -> list[tuple[int, slice, slice]]:
-    """Where ranges meet tiles of one dim: (number of the tile, which of its places, where they go)."""
+    """The overlap of ranges and tiles along one dim: (number of the tile, its indices, indices of the result)."""
     cuts, at = [], 0
     for start, stop in ranges:
         for i in range(start // TILE, -(-stop // TILE)):

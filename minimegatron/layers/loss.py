@@ -56,7 +56,7 @@ def vocab_parallel_cross_entropy(
         kernels: `config.kernels`; kernels keep the logits for the backward pass instead of an fp32 softmax.
 
     Returns:
-        [...] in fp32; inf where the target is no word. The caller decides about masks and means.
+        [...] in fp32; inf where the target is outside of the vocabulary. The caller applies masks and means.
     """
     apply = _VocabParallelCrossEntropy.apply
     return apply(logits, target, tp, vocab_size, label_smoothing, kernels)  # type: ignore[no-any-return]
@@ -70,12 +70,12 @@ def _loss(
     total: int,
     smoothing: float,
 ) -> tuple[torch.Tensor, float]:
-    """The loss, and e' of label smoothing, from what all ranks have added up.
+    """The loss, and e' of label smoothing, from the sums over all ranks.
 
     Args:
-        lse: log of the sum of exp(z); like the others from any origin of z.
+        lse: log of the sum of exp(z); like the others up to a common shift of z.
         picked: z of the target; a target that is padding or outside the vocabulary has none, and no probability.
-        spread: [sum of z], where there is label smoothing.
+        spread: [sum of z] with label smoothing, else [].
     """
     loss = lse - picked.masked_fill((target < 0) | (target >= total), -torch.inf)
     if not smoothing:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class MLP(nn.Module):
-    """Two matrices with an activation between them, plain or gated.
+    """Two linear layers with an activation between them, plain or gated.
 
     Args:
         config: sizes, activation, bias.

@@ -5,9 +5,8 @@
 
 Every tp rank holds gamma and beta. With sequence parallelism a rank sees only its own tokens, so their gradients are
 partial sums; without it they are already complete. The norms of queries and keys see only a rank's own heads, so their
-gradients are partial whenever tp > 1. Forgetting either changes the first gradient norm by 1.5 % or 0.0016 % and the
-loss curve by nothing one could see (`parallel/data/finalize.py` does the sums, `tests/parallel` leaves them out on
-purpose).
+gradients are partial whenever tp > 1. Forgetting either sum changes the first gradient norm by 1.5 % or 0.0016 %, and
+the loss curve invisibly (`parallel/data/finalize.py` does the sums, `tests/parallel` leaves them out on purpose).
 
 Ba et al. 2016 (arXiv 1607.06450); Zhang and Sennrich 2019 (arXiv 1910.07467). Megatron-LM:
 `megatron/core/transformer/torch_norm.py`.
@@ -60,18 +59,18 @@ class Norm(nn.Module):
 
 
 class HeadsNorm(nn.Module):
-    """RMSNorm of all heads of a token at once, which are divided over tp, as gamma is (OLMo 2).
+    """RMSNorm of all heads of a token at once (OLMo 2); the heads and gamma are divided over tp.
 
         y = x / sqrt(mean(x^2) + eps) * gamma         the mean over all a d channels
 
-    The sum of squares is one over all ranks, and each rank scales its own heads by it: its gradient is a sum over ranks
-    as well. One all-reduce of [s, b] in fp32 forward and one backward.
+    The sum of squares runs over all ranks, and each rank scales its own heads by it, so the gradient of the sum is a
+    sum over ranks as well. One all-reduce of [s, b] in fp32 forward and one backward.
 
     OLMo et al. 2024 (arXiv 2501.00656), section 3.3.
 
     Args:
         config: epsilon, dtype, width of a head, and whether gamma is stored minus one.
-        heads: on all ranks together.
+        heads: number of heads on all ranks together.
         tp: the axis that shares them.
 
     Raises:
@@ -96,7 +95,7 @@ class HeadsNorm(nn.Module):
 
 
 def add_norm(norm: nn.Module, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(norm(h), h) of h = x + residual: in one pass by a `Norm`, in two by what stands in its place."""
+    """(norm(h), h) of h = x + residual: one pass for a `Norm`, two for any other module."""
     if isinstance(norm, Norm) and (norm.fuses_add or not norm.training):
         return norm(x, residual)  # type: ignore[no-any-return]
     h = x + residual

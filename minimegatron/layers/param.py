@@ -62,16 +62,16 @@ class ParamLayout:
     """A parameter's place in the logical model.
 
     Attributes:
-        shape: of the logical tensor, padding included.
+        shape: shape of the logical tensor, padding included.
         dim: dim that is cut over tp (experts: over etp); None for a tensor that is replicated over it.
         parts: for each tp rank the ranges of `dim` it holds, in the order in which it stores them.
         rank: this rank's position in `parts`.
         init: initial values.
         partial: which sum its gradient still needs (see the module docstring).
-        rows: rows of dim 0 that mean something; the rest is padding (a vocabulary), kept at 0.
-        shared: a second copy of a tied weight; not counted in norms, not saved.
+        rows: rows of dim 0 that are no padding (of a vocabulary); padding stays 0.
+        shared: whether this is the copy of a tied weight that is not counted in norms and not saved.
         copies: axis over which the gradients of the copies of a tied weight are summed; "" for an untied one.
-        tied_to: logical name of the weight that this is a copy of; "" for an original.
+        tied_to: logical name of the weight of which this is a copy; "" for an original.
         experts: range [first, stop) of this rank's experts along dim 0; None for a parameter of no expert.
         fused: rows of q, of k and of v in each group of a packed QKV matrix; () for other parameters.
     """
@@ -105,12 +105,12 @@ class ParamLayout:
 
     @property
     def unpadded_shape(self) -> tuple[int, ...]:
-        """Of the logical tensor without padding."""
+        """Shape of the logical tensor without padding."""
         return self.shape if self.rows is None else (self.rows, *self.shape[1:])
 
     @property
     def one_expert(self) -> ParamLayout:
-        """The layout of a slice of dim 0, of a parameter that stacks experts."""
+        """The layout of one expert of a stack (a slice of dim 0)."""
         dim = None if self.dim is None else self.dim - 1
         return dataclasses.replace(self, shape=self.shape[1:], dim=dim, experts=None)
 
@@ -123,7 +123,7 @@ class ParamLayout:
         return torch.cat([full.narrow(self.dim, a, b - a) for a, b in self.parts[self.rank]], self.dim)
 
     def join(self, parts: list[torch.Tensor]) -> torch.Tensor:
-        """The logical tensor from every tp rank's part; of a parameter of experts, only the experts in `parts`."""
+        """The logical tensor from every tp rank's part; for a parameter of experts, that of the experts in `parts`."""
         if self.dim is None:
             return parts[0].clone()
         shape = list(parts[0].shape)
@@ -175,7 +175,7 @@ def logical_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def logical_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """(logical name, buffer) of the buffers that belong to a model's state, as scales of FP8."""
+    """(logical name, buffer) of the buffers that belong to a model's state, such as scales of FP8."""
     for where, module in model.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
             if name not in module._non_persistent_buffers_set:
@@ -185,8 +185,8 @@ def logical_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def copy_axes(layout: ParamLayout, mesh: Mesh) -> tuple[Axis, ...]:
     """The axes along which this rank's part is replicated; the replicas must stay equal.
 
-    Dense parameters have copies over cp and dp, experts over edp; what is not cut over tp (experts: etp) has copies
-    there too, and a tied weight on the other end of the pipeline (`copies`).
+    Dense parameters have copies over cp and dp, experts over edp; a parameter that is not cut over tp (experts: etp)
+    has copies there too, and a tied weight has one at the other end of the pipeline (`copies`).
     """
     cut, same = (mesh.tp, (mesh.cp, mesh.dp)) if layout.experts is None else (mesh.etp, (mesh.edp,))
     axes = same if layout.sharded else (cut, *same)

@@ -1,12 +1,12 @@
 """Recompute: a second forward pass instead of the memory of activations.
 
-Keep a function's *inputs*, drop its inside, and run it again when the gradient arrives. For a whole layer that keeps
-2 s b h bytes (bf16) instead of about s b h (34 + 5 a s / h), at the price of one more forward pass (33 % more work).
-For the core attention alone it drops the 5 a s^2 b term, at 1-5 %.
+Keep a function's *inputs*, drop its activations, and run it again when the gradient arrives. For a whole layer that
+keeps 2 s b h bytes (bf16) instead of about s b h (34 + 5 a s / h), at the price of one more forward pass (33 % more
+work). For the core attention alone it drops the 5 a s^2 b term, at a price of 1-5 %.
 
 | granularity          | kept per layer      | where                                                         |
 |----------------------|---------------------|---------------------------------------------------------------|
-| selective            | all but the named modules' inside | `core_attn`, `mlp`, `layernorm`                 |
+| selective            | all but the named modules' activations | `core_attn`, `mlp`, `layernorm`                 |
 | full, uniform, n     | 1/n of a layer input | every n layers as one function                               |
 | full, block, n       | a layer input for the first n layers of a stage, everything for the rest                     |
 
@@ -43,10 +43,10 @@ _READ: ContextVar[Read | None] = ContextVar("how a run reads its device", defaul
 
 
 def recompute(function: Callable[..., Any], *args: Any, rng: RngStreams | None = None) -> Any:
-    """`function(*args)`, whose inside is computed again in the backward pass.
+    """`function(*args)`; activations inside of it are recomputed in the backward pass.
 
     Args:
-        function: deterministic but for torch's generators and the streams of `rng`.
+        function: deterministic except for torch's generators and the streams of `rng`.
         args: its inputs; they are kept.
         rng: the streams it may draw from.
     """
@@ -57,7 +57,7 @@ def recompute(function: Callable[..., Any], *args: Any, rng: RngStreams | None =
 
 
 def recompute_module(module: nn.Module, rng: RngStreams | None = None) -> None:
-    """From now on `module(...)` is recomputed when it is training. In place: its parameters keep their names."""
+    """From now on `module(...)` is recomputed in training mode. In place: its parameters keep their names."""
 
     def forward(self: nn.Module, *args: Any) -> Any:
         inside = partial(type(self).forward, self)
@@ -67,7 +67,8 @@ def recompute_module(module: nn.Module, rng: RngStreams | None = None) -> None:
 
 
 def to_host(x: torch.Tensor, expected: Callable[[], Numbers] | None = None) -> Numbers:
-    """The numbers of `x` [n], of integers. The host waits for the device, but not in the second run of `recompute`.
+    """The values of the integer tensor `x` [n]. The host waits for the device, but not in the second run of
+    `recompute`.
 
     Args:
         x, expected: see `numbers_of`.
@@ -77,11 +78,11 @@ def to_host(x: torch.Tensor, expected: Callable[[], Numbers] | None = None) -> N
 
 
 def numbers_of(x: torch.Tensor, expected: Callable[[], Numbers] | None = None) -> Numbers:
-    """The numbers of `x` [n]; of one without dims, its number.
+    """The values of `x` [n] as a list; of a scalar its value.
 
     Args:
         x: the tensor.
-        expected: what to go on with where tensors have no numbers, because a run is planned (`footprint/dry_run`).
+        expected: gives the values where tensors have none, because a plan runs them (`footprint/dry_run`).
     """
     if expected is None or not (x.is_meta or is_fake(x)):
         return x.tolist()  # type: ignore[no-any-return]
@@ -103,10 +104,10 @@ def _second(kept: list[Numbers]) -> Read:
 
 
 class _Run:
-    """A run of the function, which may be entered again: a graph that is kept is gone back through more than once.
+    """One run of the function; it may be entered again, because a retained graph can be run backward more than once.
 
     Args:
-        reads: makes what `to_host` asks in this run.
+        reads: makes the context in which `to_host` reads.
         draws: makes the context of the generators.
     """
 

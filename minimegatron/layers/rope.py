@@ -1,19 +1,19 @@
 """Rotary position embedding: position as an angle.
 
-The problem in a sentence: attention compares a query and a key by their dot product, which knows nothing of where they
-stand. Turn each pair of channels by an angle proportional to the position, and the dot product of two turned vectors
-depends only on the *difference* of their positions:
+The problem in a sentence: attention compares a query and a key by their dot product, which does not depend on their
+positions. Rotate each pair of channels by an angle proportional to the position, and the dot product of two rotated
+vectors depends only on the *difference* of their positions:
 
     theta_i = base^(-2i/d)                    i = 0 .. d/2 - 1, slow for large i
-    (x_i, x_{i+d/2})  ->  turned by  position * theta_i
+    (x_i, x_{i+d/2})  ->  rotated by  position * theta_i
 
 Two conventions pair the channels: halves (i, i + d/2), used by Llama's weights in Hugging Face's form, and interleaved
-(2i, 2i+1). They are the same up to a permutation of the rows of the query and key projections; mixing them up gives a
-model that runs and knows nothing.
+(2i, 2i+1). They are the same up to a permutation of the rows of the query and key projections; a model with the wrong
+one runs and gives nonsense.
 
 Longer contexts than trained: "linear" divides all positions by a factor; the others divide only slow channels, whose
 wavelength exceeds the trained context, keep the fast ones, and blend between. "llama3" (Llama 3.1) blends in the
-wavelength, "yarn" in the channel's number i, between those that turn `beta` times within the original context::
+wavelength, "yarn" in the channel's number i, between those that rotate `beta` times within the original context::
 
     llama3    wavelength = 2 pi / theta;  keep below original/high, divide by `factor` above original/low
               between: w = (original/wavelength - low) / (high - low);   theta' = (1 - w) theta/factor + w theta
@@ -22,12 +22,12 @@ wavelength, "yarn" in the channel's number i, between those that turn `beta` tim
 
 YaRN also multiplies queries and keys (here: cos and sin) by 0.1 ln(factor) + 1, because scores over more keys spread.
 
-With images a token has three positions (time, height, width), equal for text. "mrope" lets each pair of channels turn
-with one of them: the first section of channels with time, the next with height, the last with width (Qwen2-VL), or
-channels in turns (Qwen3-VL).
+With images a token has three positions (time, height, width), equal for text. "mrope" rotates each pair of channels by
+one of them: the first section of channels by time, the next by height, the last by width (Qwen2-VL), or interleaved
+channels (Qwen3-VL).
 
-The turning itself is `ops.rope`. RoPE has no parameters and needs no communication: every rank turns its own heads.
-Under context parallelism the angles of a rank are those of its tokens' global positions.
+`ops.rope` rotates. RoPE has no parameters and needs no communication: every rank rotates its own heads. Under context
+parallelism a rank uses the global positions of its tokens.
 
 Su et al. 2021 (arXiv 2104.09864); Peng et al. 2023 (arXiv 2309.00071); Wang et al. 2024 (arXiv 2409.12191). In
 Megatron-LM: `rotary_pos_embedding.py`, `yarn_rotary_pos_embedding.py` in `megatron/core/models/common/embeddings`.
@@ -88,7 +88,7 @@ def _yarn(wave: torch.Tensor, config: TransformerConfig, d: int) -> torch.Tensor
 
 
 def attention_factor(config: TransformerConfig) -> float:
-    """What cos and sin are multiplied by: 1 but for YaRN."""
+    """Factor of cos and sin: 1 except for YaRN."""
     if config.rope_scaling_type != "yarn":
         return 1.0
 
@@ -101,7 +101,7 @@ def attention_factor(config: TransformerConfig) -> float:
 
 
 def position_of_channel(config: TransformerConfig) -> torch.Tensor:
-    """mrope: for each pair of channels which position turns it, [rotated / 2]: 0 time, 1 height, 2 width."""
+    """mrope: for each pair of channels the position that rotates it, [rotated / 2]: 0 time, 1 height, 2 width."""
     assert config.mrope_section is not None, "the config has checked it"
     section = config.mrope_section
     if not config.mrope_interleaved:
@@ -113,7 +113,7 @@ def position_of_channel(config: TransformerConfig) -> torch.Tensor:
 
 
 class RotaryEmbedding(nn.Module):
-    """Angles for positions.
+    """cos and sin of the rotation angles of positions.
 
     Args:
         config: head width, base, rotated share, scaling, sections.

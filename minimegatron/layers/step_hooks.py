@@ -1,14 +1,14 @@
-"""Step hooks: what a feature of the model does once a training step, one method for each moment.
+"""Step hooks: the work of a model's features at fixed moments of a training step, one method for each moment.
 
 The step calls the hooks of all features alike, so it need not know a feature by name:
 
     moment                                  method                   example
     before the forward and backward passes  begin_step(scale)        routers get the scale of the loss
-    around them                             during_passes()          weights stay in FP8
-    before the losses travel                reports()                losses of multi-token prediction
+    around them                             during_passes()          quantised weights are kept
+    before losses are summed over ranks     reports()                losses of multi-token prediction
                                             table()                  counts that the host reads in the same message
     after that message                      report_fields(numbers)   fields of the step's report, from the table
-    after the optimizer has moved           end_step()               biases of experts move
+    after the optimizer's update            end_step()               biases of experts are updated
 
 `@step_hook` registers a hook where its class is defined. The file that defines a feature's modules is imported
 wherever a model has them, so `StepHooks(model, mesh)` has every hook that the model can need; a hook for which the
@@ -32,7 +32,7 @@ class StepHook:
     """One feature's work; every method here does nothing.
 
     Args:
-        model: what this rank trains, wrapped in DDP.
+        model: the model of this rank, in its data-parallel wrapper.
         mesh: its layout.
     """
 
@@ -40,7 +40,7 @@ class StepHook:
         self.model, self.mesh = model, mesh
 
     def begin_step(self, scale: float) -> None:
-        """Called before the passes; `scale` is what the loss is multiplied by before `backward`."""
+        """Called before the passes; `scale` is the factor of the loss before `backward`."""
 
     def during_passes(self) -> contextlib.AbstractContextManager[None]:
         """Entered before the first pass, left after the last one, also when one of them raises."""
@@ -59,7 +59,7 @@ class StepHook:
         return {}
 
     def end_step(self) -> None:
-        """Called after the optimizer, also where it has skipped the step: what the passes have counted is used up."""
+        """Called after the optimizer, also if it has skipped the step: counts of the passes are reset."""
 
 
 REGISTERED: dict[str, type[StepHook]] = {}
@@ -75,9 +75,9 @@ class StepHooks:
     """All hooks of a model.
 
     Args:
-        model: what this rank trains, wrapped in DDP.
+        model: the model of this rank, in its data-parallel wrapper.
         mesh: its layout.
-        hooks: which; default one of each registered class.
+        hooks: the hooks; default one of each registered class.
     """
 
     def __init__(self, model: nn.Module, mesh: Mesh, hooks: Sequence[StepHook] | None = None) -> None:
@@ -109,6 +109,6 @@ class StepHooks:
         return {name: value for hook, numbers in pairs for name, value in hook.report_fields(numbers).items()}
 
     def end_step(self) -> None:
-        """The end of a step, for all hooks."""
+        """Call `end_step` of all hooks."""
         for hook in self.hooks:
             hook.end_step()

@@ -1,4 +1,4 @@
-"""Transformer Engine's linear layers and FP8, behind the same names: NVIDIA's products, the same model.
+"""Transformer Engine's linear layers and FP8 behind our interface: NVIDIA's products, the same model.
 
 `--transformer-impl transformer_engine` builds attention and MLP with `TEColumnParallelLinear` and `TERowParallelLinear`
 (`models/gpt_layer_specs.py`). They are the library's own `Linear`, which does products and collectives over tp, and
@@ -47,7 +47,7 @@ from minimegatron.layers.param import Init, ParamLayout, cut_evenly
 
 
 def check_transformer_engine(config: TransformerConfig, parallel: ParallelConfig) -> None:
-    """Refuse what Transformer Engine cannot do here; does nothing for `transformer_impl` local.
+    """Refuse combinations that are not supported with Transformer Engine; does nothing for `transformer_impl` local.
 
     Raises:
         ConfigError: the package is missing, or a combination is not supported with it.
@@ -84,7 +84,7 @@ def check_transformer_engine(config: TransformerConfig, parallel: ParallelConfig
 
 
 def te_recipe(config: TransformerConfig, axis: Axis) -> Any:
-    """The library's recipe for the model's `fp8_...` fields; magnitudes travel where the axis has several ranks."""
+    """The library's recipe for the model's `fp8_...` fields; amax is reduced if the axis has several ranks."""
     from transformer_engine.common import recipe
 
     formats = {"e4m3": recipe.Format.E4M3, "hybrid": recipe.Format.HYBRID}
@@ -108,7 +108,8 @@ def te_recipe(config: TransformerConfig, axis: Axis) -> Any:
 def fp8_context(
     config: TransformerConfig, mesh: Mesh, layer_number: int | None = None
 ) -> contextlib.AbstractContextManager[Any]:
-    """Where the library computes in FP8: around a stage (`layer_number` None) or a layer, as its recipe wants it."""
+    """The context in which the library computes in FP8: of a stage (`layer_number` None) or of a layer, as its recipe
+    needs."""
     outer = config.fp8_recipe == "delayed"
     if config.transformer_impl == "local" or config.fp8_format is None or outer != (layer_number is None):
         return contextlib.nullcontext()
@@ -152,7 +153,8 @@ def _run_inside(module: nn.Module, context: Callable[[], contextlib.AbstractCont
 
 @functools.cache
 def _linear() -> Any:
-    """The library's `Linear` with our parameters; made when one is wanted, because importing it needs CUDA."""
+    """The library's `Linear` with our parameters; the class is made on demand, because importing the library needs
+    CUDA."""
     import transformer_engine.pytorch as te
 
     class Linear(te.Linear):
@@ -172,7 +174,7 @@ def _linear() -> Any:
             )
 
         def describe(self, weight: ParamLayout, bias: ParamLayout | None) -> None:
-            """Say what the parameters are parts of, and give them memory where modules are not built on meta."""
+            """Attach the layouts of the parameters, and allocate them unless modules are built on the meta device."""
             layouts = {"weight": weight, **({"bias": bias} if bias is not None else {})}
             for name, layout in layouts.items():
                 empty = torch.empty(layout.local_shape, dtype=self.weight.dtype)
@@ -220,7 +222,7 @@ def TERowParallelLinear(
     sequence_parallel: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> nn.Module:
-    """`layers.linear.RowParallelLinear` by Transformer Engine; x arrives cut."""
+    """`layers.linear.RowParallelLinear` by Transformer Engine; x arrives cut over tp."""
     parts = cut_evenly(input_size, tp, f"TERowParallelLinear({input_size}, {output_size})")
     layer = _linear()((input_size, output_size), tp, "row", bias, sequence_parallel, dtype)
     layer.describe(

@@ -1,17 +1,18 @@
-"""Where the gradient of a linear layer's weight goes: to autograd, into a gradient buffer, or into a queue for later.
+"""The destination of a linear layer's wgrad: autograd, a gradient buffer, or a queue, to be computed later.
 
     wgrad = dy^T x        x [..., i], dy [..., o] -> [o, i]
 
 | destination               | chosen when                                | what happens                                |
 |---------------------------|--------------------------------------------|---------------------------------------------|
-| autograd                  | none of the following                      | it is returned, and becomes `param.grad`    |
-| `weight.grad_accumulator` | data parallelism, whose buffer has the     | one GEMM adds it to the buffer (Megatron's  |
+| autograd                  | none of the following applies              | it is returned, and becomes `param.grad`    |
+| `weight.grad_accumulator` | data parallelism has a buffer of the       | one GEMM adds it to the buffer (Megatron's  |
 |                           | weight's dtype                             | `gradient_accumulation_fusion`)             |
 | a `WeightGradStore`       | a schedule that splits the backward pass   | `compute_wgrads` computes it later          |
 
-**Zero bubble.** The backward pass of a linear layer is two products of equal size, and the stage before waits for one:
+**Zero bubble.** The backward pass of a linear layer is two products of equal size, and the previous stage waits for
+one:
 
-    dgrad = dy A          the stage before waits for it                B of a schedule
+    dgrad = dy A          the previous stage waits for it              B of a schedule
     wgrad = dy^T x        only the optimizer needs it                  W of a schedule
 
 With a store the layer computes dgrad and stores how wgrad is computed. The price is memory: x and dy of every linear
@@ -36,7 +37,7 @@ class GradAccumulator(Protocol):
     """Adds a parameter's gradients to a buffer: `param.grad_accumulator`, where data parallelism has set one.
 
     Attributes:
-        fuses: a product may be added to the buffer as it is computed.
+        fuses: wgrad may be added to the buffer as it is computed.
     """
 
     fuses: bool
@@ -92,7 +93,7 @@ class DeferredWgrad(NamedTuple):
 
 
 class WeightGradStore:
-    """A queue of gradients that are computed later."""
+    """A queue of weight gradients that are computed later."""
 
     def __init__(self) -> None:
         self._queue: list[DeferredWgrad] = []
@@ -138,5 +139,5 @@ def compute_wgrads(deferred: list[DeferredWgrad]) -> None:
 
 
 def add_to_grad(weight: torch.Tensor, grad: torch.Tensor) -> None:
-    """What autograd does with the gradient of a leaf."""
+    """Add to `weight.grad`, as autograd does for a leaf."""
     weight.grad = grad if weight.grad is None else weight.grad + grad

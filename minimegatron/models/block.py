@@ -3,7 +3,7 @@
     x = x + dropout(attention(norm(x)))
     x = x + dropout(mlp(norm(x)))
 
-`layernorm_placement` may put norms behind attention and MLP: norm(attention(norm(x))) and norm(mlp(norm(x))) (Gemma 2),
+`layernorm_placement` may put norms after attention and MLP: norm(attention(norm(x))) and norm(mlp(norm(x))) (Gemma 2),
 or norm(attention(x)) and norm(mlp(x)) (OLMo 2).
 
 Layers are named by their *global* number: stage 1 of 2 in a 4-layer model holds `layers.2` and `layers.3`. So a
@@ -91,16 +91,16 @@ class TransformerLayer(nn.Module):
 
     def forward(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """[s, b, h] -> [s, b, h] (both cut over the sequence with sequence parallelism)."""
-        # x = x + dropout(attention(norm(x))), fused with the norm behind it
+        # x = x + dropout(attention(norm(x))), fused with the norm that follows
         normed, x = add_norm(self.pre_mlp_layernorm, x, self._attended(x, context))
         return x + self.dropout(self.post_mlp_layernorm(self.mlp(normed)))
 
     def _attended(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
-        """The branch of attention, [s, b, h]."""
+        """dropout(attention(norm(x))), [s, b, h]."""
         return self.dropout(self.post_self_attn_layernorm(self.self_attention(self.input_layernorm(x), context)))
 
     def inference_state(self) -> dict[str, StateSpec]:
-        """What the layer keeps of earlier tokens while it generates; see `layers/inference_context`."""
+        """The state that the layer keeps of earlier tokens in generation; see `layers/inference_context`."""
         return inference_state_of(self.self_attention, f"self_attention of layer {self.layer_number}")
 
 
@@ -110,9 +110,9 @@ class TransformerBlock(nn.Module):
     Args:
         config: the model.
         mesh: its layout.
-        spec: of each layer.
-        layer_numbers: global numbers of the layers this stage holds.
-        final_layernorm: whether the final norm is here (the last stage).
+        spec: the spec of each layer.
+        layer_numbers: global numbers of the layers of this stage.
+        final_layernorm: whether this stage has the final norm (the last stage).
         rng: dropout streams.
     """
 
@@ -138,7 +138,7 @@ class TransformerBlock(nn.Module):
         return x if self.final_layernorm is None else self.final_layernorm(x)
 
     def groups(self, layers: list[nn.Module]) -> list[tuple[list[nn.Module], bool]]:
-        """Layers in groups, and whether the group is recomputed as a whole."""
+        """(Group of layers, whether it is recomputed as a whole), in the order in which they run."""
         if self.config.recompute_granularity != "full" or not self.training:
             return [(layers, False)]
         n = self.config.recompute_num_layers

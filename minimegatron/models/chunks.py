@@ -16,9 +16,9 @@ Layers keep their global numbers, so a parameter has the same name in every layo
 tokens once more, positions included. In a pipeline the embedding is on the first stage and they are on the last:
 
     both stages on one rank (V-shaped)    they share the tensor
-    on two ranks                          the last has a copy, drawn from the same name and hence equal; gradients of
-                                          the two are summed (`parallel/data/finalize`), the copy is counted in no norm
-                                          and saved in no checkpoint, and equal gradients keep it equal
+    on two ranks                          the last has a copy with the same initial values, as it has the same name;
+                                          gradients of the two are summed (`parallel/data/finalize`), so the copies stay
+                                          equal; the copy is counted in no norm and saved in no checkpoint
 
 Megatron-LM: `get_model` in `megatron/training/training.py`, `setup_embeddings_and_output_layer` in
 `megatron/core/models/common/language_module/language_module.py`.
@@ -66,10 +66,10 @@ def build_stage(
     Args:
         config: the model.
         mesh: its layout.
-        spec: of the stage, if its class has `is_stage`; else of each layer of a `GPTModel`, default
+        spec: the spec of the stage, if its class has `is_stage`; else of each layer of a `GPTModel`, default
             `decoder_layer_spec`.
-        pre_process: the first stage.
-        post_process: the last stage.
+        pre_process: whether it is the first stage.
+        post_process: whether it is the last stage.
         layer_numbers: global numbers of its layers; default all.
         rng: dropout streams; needed when the model has dropout.
 
@@ -87,7 +87,7 @@ def build_stage(
 
 
 def declare_copies(stage: Any) -> None:
-    """Say of the tied weights of the first stage or the last that the other end has copies of them."""
+    """Mark the tied weights of the first or the last stage as having copies at the other end."""
     for name, (module, attribute) in stage.tied_weights().items():
         copy = {} if stage.pre_process else {"shared": True, "tied_to": name}
         weight = getattr(module, attribute)
@@ -100,13 +100,13 @@ class ModelChunks(nn.Module):
     Args:
         config: the model.
         mesh: its layout.
-        spec: of a stage or of each layer, see `build_stage`.
+        spec: the spec of a stage or of each layer, see `build_stage`.
         rng: dropout streams.
-        placement: where the stages are; default that of the configured schedule.
+        placement: which rank has which stages; default that of the configured schedule.
 
     Attributes:
         chunks: the stages.
-        plan, placement: how the model is cut, and who holds what.
+        plan, placement: how the model is cut, and which rank has which stage.
         mail: messages to the other ranks of the pipeline.
 
     Raises:
@@ -144,7 +144,7 @@ class ModelChunks(nn.Module):
             self._tie(last)
 
     def _tie(self, last: int) -> None:
-        """Share the tied weights where both ends are on this rank; refuse copies on ranks outside of `mesh.embd`."""
+        """Share the tied weights if both ends are on this rank; refuse copies on ranks outside of `mesh.embd`."""
         first_rank, last_rank = (next(r for r, row in enumerate(self.placement) if s in row) for s in (0, last))
         if first_rank == last_rank == self.mesh.pp.rank:
             stages = dict(self.stages())
@@ -167,10 +167,10 @@ class ModelChunks(nn.Module):
         return zip(self.placement[self.mesh.pp.rank], self.chunks, strict=True)
 
     def schedule(self, num_microbatches: int) -> Schedule:
-        """The configured schedule of a step with so many microbatches, checked; made once.
+        """The configured schedule of a step with this many microbatches, checked and cached.
 
         Raises:
-            ConfigError: the schedule cannot have so many.
+            ConfigError: the schedule does not allow this number of microbatches.
         """
         if num_microbatches not in self._schedules:
             schedule = schedule_of(self.plan, self.mesh.parallel, num_microbatches)
@@ -178,11 +178,11 @@ class ModelChunks(nn.Module):
         return self._schedules[num_microbatches]
 
     def evaluation(self, num_microbatches: int) -> Schedule:
-        """Forwards alone."""
+        """A schedule of forwards alone."""
         return forward_only(self.plan.ranks, num_microbatches, self.placement)
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Only stages of a pipeline can be run, by its executor."""
+        """Refused: stages of a pipeline are run by its executor."""
         raise ConfigError(
             "a pipeline rank holds a part of the model, which cannot be called by itself",
             fix="training.step.train_step, or get_forward_backward_func(model) of the same file",
@@ -193,7 +193,7 @@ def schedule_of(plan: StagePlan, parallel: ParallelConfig, num_microbatches: int
     """The configured schedule.
 
     Raises:
-        ConfigError: it cannot have these sizes.
+        ConfigError: the schedule does not allow these sizes.
     """
     group = parallel.microbatch_group_size_per_virtual_pipeline_stage
     options = {} if group is None else {"microbatch_group_size_per_vp_stage": group}
@@ -201,7 +201,7 @@ def schedule_of(plan: StagePlan, parallel: ParallelConfig, num_microbatches: int
 
 
 def placement_of(plan: StagePlan) -> Placement:
-    """Where the plan's schedule puts the stages."""
+    """The placement of the plan's schedule."""
     return SCHEDULES[plan.schedule].place(plan.ranks, plan.chunks)
 
 
@@ -224,7 +224,7 @@ def build_model_chunks(
 
 @functools.lru_cache(maxsize=64)
 def count_parameters(config: TransformerConfig, active: bool = False) -> int:
-    """Parameters of the logical model that a gradient moves, padding of the vocabulary not counted.
+    """Trainable parameters of the logical model, without the padding of the vocabulary.
 
     Args:
         config: the model.

@@ -1,21 +1,21 @@
-"""What a model gives: all that training, evaluation, generation, planning and checkpoints ask of one.
+"""The interface of models: all that training, evaluation, generation, planning and checkpoints require of one.
 
-A model comes as stages, the parts that pipeline ranks hold; without a pipeline it is one stage. `models/chunks` builds
-them: `GPTModel` of `models/decoder`, or the class that a spec names. The other packages know no more of it than this.
+A model consists of stages, the parts that pipeline ranks hold; without a pipeline it is one stage. `models/chunks`
+builds them: `GPTModel` of `models/decoder`, or the class that a spec names. Other packages use only this interface.
 
-| asked by               | what                                                                                      |
+| used by                | what                                                                                      |
 |------------------------|-------------------------------------------------------------------------------------------|
 | `training`, `parallel` | `forward`: losses of tokens, logits, or tensors for the next stage; `stage_specs`         |
-| `footprint`, `planner` | `layers`, `layer_groups`: what runs one after the other, and what is recomputed           |
+| `footprint`, `planner` | `layers`, `layer_groups`: the order in which layers run, and which are recomputed         |
 | `inference`            | `full_logits` with an `inference_context`; `inference_state`: what layers keep            |
 |                        | where its depths propose: `prediction_state`, and `predicted` (`models/decoder`)          |
 | `checkpoint`, `optim`  | the `ParamLayout` of every parameter (`layers/param`): name, place and shape in the whole |
 
-A layer of a stage (`models/block`) gives `forward(x, context)`, and says what it keeps while it generates
-(`layers/inference_context`), a mixer also whether it can share a sequence over cp (`supports_context_parallel`). A
-module that has something to say against generating, or against being recorded, says it itself: `check_generation()`,
-`reads_device`. Work at the ends of a step is a hook of the file that defines the feature (`layers/step_hooks`). Memory
-and work of a layer need no description: it is run on fake tensors (`footprint/dry_run`).
+A layer of a stage (`models/block`) has `forward(x, context)` and `inference_state`, the state that it keeps during
+generation (`layers/inference_context`); a mixer has `supports_context_parallel`, whether its sequence may be cut over
+cp. A module that cannot generate says so in `check_generation()`, one that cannot be recorded as a CUDA graph in
+`reads_device`. A feature with work at the beginning or end of a step registers a hook (`layers/step_hooks`). The memory
+and work of a layer are not described anywhere: the layer is run on fake tensors (`footprint/dry_run`).
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class ModelStage(Protocol):
     """A part of a model that a pipeline rank runs; without a pipeline all of it.
 
     Its class is called with `(config, mesh, *, pre_process, post_process, layer_numbers, rng)`, see
-    `chunks.build_stage`, and what the `ModuleSpec` adds.
+    `chunks.build_stage`, and the `params` of the `ModuleSpec`.
 
-    What travels to the next stage are named tensors, as many as the stage says: a decoder's hidden state, an encoder's
-    memory beside it. A tensor that passes through is given on as it came.
+    A stage sends named tensors to the next stage, as many as it declares: the hidden state of a decoder, and the output
+    of an encoder beside it. A stage that does not use a tensor passes it on unchanged.
 
     Attributes:
-        is_stage: of the class, True: a spec that names it is one of a stage, not of a layer.
+        is_stage: True, an attribute of the class: a spec that names the class is that of a stage, not of a layer.
         config, mesh: the model, and its layout.
         pre_process: this is the first stage, which takes tokens.
-        post_process: this is the last stage, which makes losses.
+        post_process: this is the last stage, which computes losses.
         layers: global number -> layer of this stage.
         ties_ends: the first stage of the model and the last use the same weights.
     """
@@ -72,11 +72,12 @@ class ModelStage(Protocol):
         ...
 
     def stage_specs(self, b: int, s: int, compute_dtype: torch.dtype | None = None) -> tuple[Specs, Specs]:
-        """Names, shapes and dtypes of what it takes and gives for a microbatch of tokens [b, s]; {} at the ends."""
+        """Names, shapes and dtypes of its input and its output for a microbatch of tokens [b, s]; {} at the ends of the
+        model."""
         ...
 
     def set_input_tensor(self, inputs: Tensors | None) -> None:
-        """What the stage before has made, for the next call."""
+        """Set the output of the previous stage, for the next call."""
         ...
 
     def tied_weights(self) -> Weights:
@@ -84,7 +85,7 @@ class ModelStage(Protocol):
         ...
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        """A batch -> losses of every token [b, s] on the last stage, else what the next stage takes."""
+        """A batch -> losses of every token [b, s] on the last stage, else the input of the next stage."""
         ...
 
     def modules(self) -> Iterator[nn.Module]:
@@ -93,10 +94,10 @@ class ModelStage(Protocol):
 
 
 class LanguageModel(Protocol):
-    """A model of which this rank has all stages in one.
+    """A model all of whose stages are on this rank, as one stage.
 
     Attributes:
-        config, mesh: what it is, and its layout.
+        config, mesh: the model, and its layout.
         training: as in `nn.Module`.
     """
 
@@ -124,10 +125,10 @@ class LanguageModel(Protocol):
         ...
 
     def inference_state(self) -> dict[int, dict[str, StateSpec]]:
-        """Layer number -> name -> what the layer keeps of earlier tokens in generation.
+        """Layer number -> name -> state that the layer keeps of earlier tokens in generation.
 
         Raises:
-            ConfigError: a layer does not say.
+            ConfigError: a layer has no `inference_state`.
         """
         ...
 

@@ -2,18 +2,20 @@
 
     tokens [b, s] -> embedding -> [s, b, h] -> layers -> final norm -> logits [s, b, V'/t] -> loss of every token [b, s]
 
+(V' is the padded vocabulary; s is s/t between the embedding and the logits with sequence parallelism.)
+
 One class serves GPT-2, Llama, Mistral, Qwen and the rest by configuration (`models/families`). It returns the loss of
 *every token*: the training step alone averages them, so that microbatches, data and context parallelism cannot each
 average in their own way.
 
-A pipeline stage holds some of the layers; `pre_process` says whether the embedding is here, `post_process` whether the
-output layer is. A tied output layer uses the embedding's matrix itself, or on another stage a copy of it
+A pipeline stage holds some of the layers; `pre_process` says whether it has the embedding, `post_process` whether it
+has the output layer. A tied output layer uses the embedding's matrix itself, or on another stage a copy of it
 (`models/chunks`). Multi-token prediction follows the last layer and embeds tokens too: with it the last stage has a
 copy of the whole embedding, and a tied output layer uses that copy.
 
-Communication of a forward pass over tp, in payloads of `s b h` elements: 1 all-reduce (embedding), 2 a layer, and three
-all-reduces of `[s, b]` for the loss. The backward pass has
-as many for the layers and one for the output layer, and none for the embedding and the loss.
+Communication of a forward pass over tp: all-reduces of `s b h` elements, 1 for the embedding and 2 a layer, and three
+all-reduces of `[s, b]` for the loss. The backward pass has 2 a layer and 1 for the output layer; embedding and loss
+have none.
 
 Megatron-LM: `megatron/core/models/gpt/gpt_model.py`.
 """
@@ -61,10 +63,10 @@ class GPTModel(nn.Module):
     Args:
         config: the model.
         mesh: its layout.
-        spec: of each layer; default `decoder_layer_spec`.
-        pre_process: the embedding is here.
-        post_process: the final norm, output layer and loss are here.
-        layer_numbers: global numbers of the layers that are here; default all.
+        spec: the spec of each layer; default `decoder_layer_spec`.
+        pre_process: this stage has the embedding.
+        post_process: this stage has the final norm, output layer and loss.
+        layer_numbers: global numbers of the layers of this stage; default all.
         rng: dropout streams; needed when the model has dropout.
 
     Attributes:
@@ -147,11 +149,11 @@ class GPTModel(nn.Module):
         return weights
 
     def stage_specs(self, b: int, s: int, compute_dtype: torch.dtype | None = None) -> tuple[Specs, Specs]:
-        """What this stage takes from the one before, and gives to the one after, for a microbatch of tokens [b, s].
+        """Specs of this stage's input and output for a microbatch of tokens [b, s].
 
         Args:
             b, s: with context parallelism s is this rank's part.
-            compute_dtype: of activations, where it differs from that of the weights.
+            compute_dtype: dtype of activations, if it differs from that of the weights.
         """
         config, mesh = self.config, self.mesh
         dtype = compute_dtype or config.dtype
@@ -162,7 +164,7 @@ class GPTModel(nn.Module):
         return {} if self.pre_process else between, {} if self.post_process else between
 
     def set_input_tensor(self, inputs: Tensors | None) -> None:
-        """What the stage before has made, for the next `forward` (Megatron's name)."""
+        """Set the output of the previous stage, for the next `forward` (Megatron's name)."""
         self._inputs = inputs
 
     def forward(
@@ -182,16 +184,16 @@ class GPTModel(nn.Module):
 
         Args:
             tokens: [b, s] ids; on later stages only their shape matters.
-            position_ids: [b, s], or [3, b, s] for mrope; default the tokens' places in the sequence.
+            position_ids: [b, s], or [3, b, s] for mrope; default the tokens' positions in the sequence.
             labels: [b, s] ids of the next tokens.
             document_ids: [b, s] of the *whole* sequence; tokens attend only inside their document.
-            inference_context: in generation, where the tokens stand and what layers keep of earlier ones.
-            logits_at: [k], places in a batch of one row; only the logits of these are computed, [k, 1, V'/t].
-            inputs: what the stage before has made (without `pre_process`); default what `set_input_tensor` was given.
+            inference_context: in generation, the positions of the tokens and the states that layers keep.
+            logits_at: [k], positions in a batch of one row; only the logits of these are computed, [k, 1, V'/t].
+            inputs: the output of the previous stage (without `pre_process`); default that given to `set_input_tensor`.
 
         Returns:
             Loss of every token [b, s] in fp32 when there are labels, else logits [s, b, V'/t]; before the last stage
-            what the next one takes: {"hidden": [s, b, h]}.
+            the input of the next one: {"hidden": [s, b, h]}.
 
         Raises:
             DataError: a sequence longer than the learned positions; in generation the engine has checked each sequence.
@@ -264,7 +266,7 @@ class GPTModel(nn.Module):
         return c.gather_from_sequence_region(hidden, tp).index_select(0, places)
 
     def _first_hidden(self, tokens: torch.Tensor, position_ids: torch.Tensor, inputs: Tensors | None) -> torch.Tensor:
-        """[s', b, h] for the first layer that is here: the tokens' embedding, or the output of the stage before."""
+        """[s', b, h] for the first layer of this stage: the tokens' embedding, or the output of the previous stage."""
         if self.pre_process:
             assert self.embedding is not None, "the first stage has the embedding"
             return self.embedding(tokens, position_ids)
@@ -274,13 +276,13 @@ class GPTModel(nn.Module):
         return inputs["hidden"]
 
     def _embed_ahead(self, position_ids: torch.Tensor, ids: torch.Tensor, k: int) -> torch.Tensor:
-        """Embedding [s', b, h] of the ids [b, s] of the tokens k places ahead, for `mtp`."""
+        """Embedding [s', b, h] of the ids [b, s] of the tokens k positions ahead, for `mtp`."""
         assert self.embedding is not None, "the stage that predicts several tokens embeds them"
         learned = self.embedding.position_embeddings is not None
         return self.embedding(ids, self.mtp.rolled(position_ids, k) if learned else position_ids)
 
     def _losses(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Losses [b, s] of the labels [b, s], from the last state [s', b, h]."""
+        """Losses [b, s] of the labels [b, s], from the last hidden state [s', b, h]."""
         return vocab_parallel_cross_entropy(
             self.logits(hidden),
             labels.t(),
@@ -307,7 +309,7 @@ class GPTModel(nn.Module):
 
         Args:
             tokens, position_ids: of the whole sequence.
-            options: of `forward`, e.g. `inference_context` and `logits_at`.
+            options: other arguments of `forward`, e.g. `inference_context` and `logits_at`.
         """
         if position_ids is not None:
             position_ids = local_tokens(position_ids, self.mesh, position_ids.dim() - 1)
@@ -315,10 +317,10 @@ class GPTModel(nn.Module):
         return gather_tokens(logits[..., : self.config.vocab_size].transpose(0, 1), self.mesh, 1)
 
     def inference_state(self) -> dict[int, dict[str, StateSpec]]:
-        """Layer number -> what the layer keeps of earlier tokens in generation.
+        """Layer number -> state that the layer keeps of earlier tokens in generation.
 
         Raises:
-            ConfigError: a layer does not say.
+            ConfigError: a layer has no `inference_state`.
         """
         return {number: layer.inference_state() for number, layer in self.layers.items()}  # type: ignore[operator]
 

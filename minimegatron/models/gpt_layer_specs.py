@@ -1,15 +1,15 @@
 """The layer of every decoder family here, as a `ModuleSpec`.
 
-    norm, attention, norm, MLP or experts, each pair with a residual connection (`models/block.py`); norms of what they
-    give where `layernorm_placement` says so
+    norm, attention, norm, MLP or experts, each pair with a residual connection (`models/block.py`); with norms of their
+    outputs if `layernorm_placement` says so
 
-This is the place that knows which parts a configuration asks for; a part refuses by itself what it cannot do:
+This file alone knows which parts a configuration asks for; each part refuses by itself what it does not support:
 
 | config                                   | part                                                        |
 |------------------------------------------|-------------------------------------------------------------|
 | `multi_latent_attention`                 | `MultiLatentAttention` in place of `SelfAttention`          |
 | `num_experts`                            | `MoELayer` in place of `MLP`, in the layers with experts    |
-| `mtp_num_layers`                         | `MultiTokenPrediction` behind the last layer                |
+| `mtp_num_layers`                         | `MultiTokenPrediction` after the last layer                 |
 | `transformer_impl` transformer_engine    | its linear layers in place of ours                          |
 | `fp8_format`                             | built layers are switched to FP8                            |
 
@@ -65,29 +65,29 @@ def decoder_layer_spec(config: TransformerConfig) -> ModuleSpec:
 
 
 def prediction_spec(config: TransformerConfig) -> ModuleSpec | None:
-    """What stands behind the last layer and predicts more tokens, if the model has it."""
+    """The spec of multi-token prediction, if the model has it."""
     return ModuleSpec(MultiTokenPrediction) if config.mtp_num_layers else None
 
 
 def check_parts(config: TransformerConfig, parallel: ParallelConfig) -> None:
-    """Ask the parts that depend on what is installed, before anything is built.
+    """Check the parts that depend on installed packages, before anything is built.
 
     Raises:
-        ConfigError: a package is missing, or its layers cannot do what is asked.
+        ConfigError: a package is missing, or its layers do not support the configuration.
     """
     check_transformer_engine(config, parallel)
 
 
 def switch_precision(stage: nn.Module, decoder: TransformerBlock, config: TransformerConfig, mesh: Mesh) -> None:
-    """FP8, in the built layers of a stage.
+    """Switch the built layers of a stage to FP8, if the configuration says so.
 
     Args:
-        stage: all that is here; its transformer layers are switched.
+        stage: the stage; its transformer layers are switched.
         decoder: the module that runs most of them.
         config, mesh: the model, its layout.
 
     Raises:
-        ConfigError: a matrix does not suit the recipe.
+        ConfigError: the recipe does not allow the size of a matrix.
     """
     if config.fp8_format is not None:
         layers = [module for module in stage.modules() if isinstance(module, TransformerLayer)]

@@ -1,11 +1,11 @@
-"""A layer as data: say which class stands where, and build it later.
+"""A layer as data: which class is used for which part, to be built later.
 
 The problem in a sentence: swapping one norm, one attention or the whole layer should not need a new model class.
 
 A `ModuleSpec` names a class, fixed keyword arguments, and the specs of its submodules. `build_module(spec, ...)` calls
 the class with both. The default layer is `decoder_layer_spec()` in `models/gpt_layer_specs.py`; a variant is a copy of
 it with one entry changed, from Python (`GPTModel(config, mesh, spec=my_spec)`) or by `--spec my_module my_function`.
-A spec of a whole stage, which is another model than `GPTModel`, goes the same way (`models/chunks.build_stage`).
+A spec may also name a whole stage, i.e. another model than `GPTModel` (`models/chunks.build_stage`).
 
 Megatron-LM: `megatron/core/transformer/spec_utils.py`.
 """
@@ -40,7 +40,7 @@ class ModuleSpec:
     submodules: dict[str, ModuleSpec] = dataclasses.field(default_factory=dict)
 
     def with_submodule(self, name: str, spec: ModuleSpec) -> ModuleSpec:
-        """A copy in which one submodule is another.
+        """A copy with one submodule replaced.
 
         Raises:
             ConfigError: there is no submodule with this name.
@@ -52,7 +52,7 @@ class ModuleSpec:
 
 
 def build_module(spec: ModuleSpec, *args: Any, **kwargs: Any) -> nn.Module:
-    """Construct what the spec names.
+    """Construct the module of the spec.
 
     Raises:
         ConfigError: the class does not take these arguments.

@@ -1,1 +1,1 @@
-"""How weights move: the step over fp32 main parameters, the norm that bounds it, the scale and the schedule."""
+"""Updates of the weights: the step over fp32 main parameters, gradient norm and clipping, loss scale, schedule."""

@@ -29,6 +29,7 @@ from minimegatron.optim.offload import Offloaded, first_of, on_host
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
 from minimegatron.optim.precision_aware import PrecisionAware
 from minimegatron.optim.scaler import build_grad_scaler
+from minimegatron.optim.torch_optimizers import SGD, AdamW
 
 
 def build_optimizer(
@@ -42,11 +43,11 @@ def build_optimizer(
     """The optimizer of this rank's trainable parameters, with the grad scaler that their precision needs.
 
     Args:
-        config: names the optimizer and its numbers.
+        config: the optimizer and its numbers.
         model: a model or the chunks of an interleaved pipeline, wrapped in DDP or not.
         mesh: this rank's place.
         shards: for a sharded optimizer: the part of each parameter that this rank alone updates, and its gradient
-            (`DistributedDataParallel.shards`); parameters that are not named are left to others. Default: all of each.
+            (`DataParallel.shards`); other ranks update parameters that it does not name. Default: all of each.
         kernels: `config.kernels` of the model.
         publish: see `MixedPrecisionOptimizer`.
     """
@@ -127,20 +128,20 @@ def _groups(params: list[MainParam], config: OptimizerConfig) -> list[dict[str, 
 
 
 def _fused(params: list[MainParam]) -> bool:
-    """torch's fused optimizers refuse meta tensors, which the planner uses."""
+    """Whether torch's fused optimizers can be used: they refuse meta tensors, which the planner uses."""
     return not any(p.main.is_meta for p in params)
 
 
 def _adam(params: list[MainParam], config: OptimizerConfig) -> torch.optim.Optimizer:
     betas = (config.adam_beta1, config.adam_beta2)
-    adam = torch.optim.AdamW(_groups(params, config), config.lr, betas, config.adam_eps, fused=_fused(params))
+    adam = AdamW(_groups(params, config), config.lr, betas, config.adam_eps, fused=_fused(params))
     for p in params:
         adam.state[p.main]["step"] = torch.zeros((), dtype=torch.float32, device=p.main.device)
     return _with_state(adam, params, "exp_avg", "exp_avg_sq")
 
 
 def _sgd(params: list[MainParam], config: OptimizerConfig) -> torch.optim.Optimizer:
-    sgd = torch.optim.SGD(_groups(params, config), config.lr, config.sgd_momentum, fused=_fused(params))
+    sgd = SGD(_groups(params, config), config.lr, config.sgd_momentum, fused=_fused(params))
     return _with_state(sgd, params, *["momentum_buffer"] * bool(config.sgd_momentum))
 
 

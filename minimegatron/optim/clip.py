@@ -61,7 +61,7 @@ def counts_here(layout: ParamLayout, mesh: Mesh, owned: bool = False) -> bool:
     """Whether this rank is the one holder that counts the gradient of a parameter.
 
     Args:
-        layout: of the parameter.
+        layout: the parameter's layout.
         mesh: this rank's place.
         owned: this rank alone of its instance holds the gradient (sharded optimizers).
     """
@@ -77,9 +77,9 @@ class GradStats:
     """Three numbers about the whole gradient, fp64 scalars on the device, equal on all ranks of the axis.
 
     Attributes:
-        norm: of the counted gradients; inf when any gradient, counted or not, has a NaN or an infinity.
+        norm: norm of the counted gradients; inf when any gradient, counted or not, has a NaN or an infinity.
         num_zeros: how many counted elements are 0; NaN when they were not counted.
-        nonfinite: how many gradient tensors, over all ranks, hold a NaN or an infinity.
+        nonfinite: how many gradient tensors, over all ranks, have a NaN or an infinity.
     """
 
     norm: torch.Tensor
@@ -106,11 +106,11 @@ def grad_stats(
 
     Args:
         grads: (gradient, whether this rank counts it), of any shapes; may be empty on some ranks.
-        axis: ranks that together hold everything; all must call.
+        axis: ranks that together hold everything; all must call it.
         norm_type: 2 or inf.
         count_zeros: one more pass over memory.
-        device: of the result; default that of the first gradient.
-        squared_norms: `ops.squared_norms`, told what computes and where tables are kept; default: torch computes.
+        device: device of the result; default that of the first gradient.
+        squared_norms: `ops.squared_norms` with its `kernels` and cache bound; default: torch computes.
     """
     require(norm_type in (2.0, math.inf), f"norm_type is {norm_type}", "choose 2 or inf")
     grads = [(g, counts) for g, counts in grads if g.numel()]
@@ -147,12 +147,12 @@ def _sizes(grads: Sequence[tuple[torch.Tensor, bool]]) -> tuple[tuple[int, bool]
 def _pieces(
     sizes: tuple[tuple[int, bool], ...], order: tuple[int, ...], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two indices over the pieces of all gradients, made once: to make one on a GPU is to wait for it.
+    """Two indices over the pieces of all gradients, cached: making one on a GPU makes the host wait.
 
     Args:
         sizes: elements of each gradient, and whether this rank counts it.
-        order: gradients in the order in which their pieces come.
-        device: of the result.
+        order: gradients in the order of their pieces.
+        device: device of the result.
 
     Returns:
         The gradient of each piece; the numbers of the pieces that count.
@@ -167,7 +167,7 @@ def clip_coefficient(norm: float, max_norm: float) -> float: ...
 @overload
 def clip_coefficient(norm: torch.Tensor, max_norm: float) -> torch.Tensor: ...
 def clip_coefficient(norm: torch.Tensor | float, max_norm: float) -> torch.Tensor | float:
-    """What the gradient is multiplied by: max_norm / (norm + 1e-6), at most 1; a tensor for a tensor, on its device."""
+    """The factor of the gradient: max_norm / (norm + 1e-6), at most 1; a tensor for a tensor, on its device."""
     coefficient = max_norm / (norm + 1e-6)
     return coefficient.clamp(max=1.0) if isinstance(coefficient, torch.Tensor) else min(1.0, coefficient)
 

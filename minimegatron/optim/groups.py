@@ -47,7 +47,7 @@ class Rates:
     Attributes:
         wd_mult, lr_mult: factors of the scheduled weight decay and learning rate.
         max_lr, min_lr: peak and floor of the schedule; None for those of the run.
-        matrix: Muon updates them.
+        matrix: whether Muon updates them.
     """
 
     wd_mult: float = 1.0
@@ -86,7 +86,7 @@ def rates_of(name: str, layout: ParamLayout, config: OptimizerConfig) -> Rates:
 
 
 def freeze(model: nn.Module, config: OptimizerConfig, mesh: Mesh) -> None:
-    """Switch gradients off where `config.freeze` says; call before the model is wrapped, on all ranks.
+    """Turn gradients off for the parameters of `config.freeze`; call before the model is wrapped, on all ranks.
 
     Raises:
         ConfigError: on all ranks; a pattern matches nothing in the whole model, everything is frozen, or two patterns

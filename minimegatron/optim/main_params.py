@@ -1,23 +1,23 @@
-"""Main parameters, and the update that moves them.
+"""Main parameters, and the update of them.
 
-The problem in a sentence: a bf16 weight of 1 does not move when 0.001 is added to it, so a 16-bit weight has an fp32
-copy that takes the steps, and the model reads that copy rounded.
+The problem in a sentence: a bf16 weight of 1 does not change when 0.001 is added to it, so a 16-bit weight has an fp32
+copy that is updated, and the model reads that copy rounded.
 
-| the model's weight | main                        | bytes besides the weight        |
+| the model's weight | main                        | bytes beside the weight         |
 |--------------------|-----------------------------|---------------------------------|
 | fp32               | its own memory              | 0                               |
 | bf16, fp16         | an fp32 copy, written back  | 4                               |
-| any                | what the `Update` keeps     | see `optim/precision_aware.py`  |
+| any                | kept by the `Update`        | see `optim/precision_aware.py`  |
 
 A sharded optimizer updates a range of the flattened parameter (`piece`); main, gradient and state cover that range.
 
-An `Update` takes gradients and the factor that unscales and clips them, moves the main parameters and writes them back
-into the model. `MixedPrecisionOptimizer` decides whether to step; the `Update` alone knows the algorithm, and where and
-in which dtype main parameters and moments are kept.
+An `Update` takes gradients and the factor that unscales and clips them, updates the main parameters and writes them
+back into the model. `MixedPrecisionOptimizer` decides whether to step; the `Update` alone knows the algorithm, and
+where and in which dtype main parameters and moments are kept.
 
 | class            | file                       | computes                                                           |
 |------------------|----------------------------|--------------------------------------------------------------------|
-| `TorchUpdate`    | here                       | by a `torch.optim.Optimizer`; AdamW by a kernel where there is one |
+| `TorchUpdate`    | here                       | by a `torch.optim.Optimizer`; AdamW by a kernel if there is one    |
 | `PrecisionAware` | `optim/precision_aware.py` | AdamW in fp32, on state that is kept in 8 or 16 bits               |
 | `Offloaded`      | `optim/offload.py`         | some parameters on the host, the others by another `Update`        |
 
@@ -44,12 +44,12 @@ from minimegatron.optim.groups import Rates, rates_of
 
 
 class Shard(Protocol):
-    """The part of a parameter that a rank updates (`parallel/data/ddp.Shard`).
+    """The part of a parameter that a rank updates (`parallel/data/data_parallel.Shard`).
 
     Attributes:
         piece: elements of the flattened parameter; None for all of it.
-        grad: where their gradients are.
-        data: the weights themselves, in the model's dtype.
+        grad: their gradients.
+        data: their weights, in the model's dtype.
     """
 
     @property
@@ -62,18 +62,18 @@ class Shard(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class MainParam:
-    """A parameter as the optimizer sees it.
+    """A parameter of the optimizer.
 
     Attributes:
         name: logical name.
-        model: what the forward pass reads.
-        main: what is updated; an fp32 copy of a 16-bit parameter, else the parameter's own memory. The latter too where
-            an `Update` keeps the copy in another form or place (`config.fp32_copies` is off).
+        model: the parameter of the model.
+        main: the tensor that is updated: an fp32 copy of a 16-bit parameter, else the parameter's own memory; also the
+            latter if an `Update` keeps the copy in another form or place (`config.fp32_copies` is off).
         piece: range of the flattened parameter that `main` covers; None for all of it.
         counts_here: whether this rank counts its gradient in the norm.
-        rates: of learning and weight decay.
-        grad: where the gradient of `main` is; None: the model's `main_grad` or `grad`.
-        data: where the weights that `main` covers are; None: in the model.
+        rates: learning rate and weight decay.
+        grad: the gradient of `main`; None: the model's `main_grad` or `grad`.
+        data: the weights that `main` covers; None: in the model.
     """
 
     name: str
@@ -95,7 +95,7 @@ class MainParam:
         shard: Shard | None = None,
         owned: bool = False,
     ) -> MainParam:
-        """Wrap one parameter, or a part of it; `owned`: no other replica updates it."""
+        """Wrap one parameter, or a part of it; `owned` if no other replica updates it."""
         layout, piece = layout_of(model), shard.piece if shard else None
         part = shard.data if shard else model.detach()
         counts = counts_here(layout, mesh, owned or piece is not None)
@@ -104,7 +104,7 @@ class MainParam:
         return param.with_copy() if config.fp32_copies else param
 
     def with_copy(self) -> MainParam:
-        """The same with an fp32 copy as its main parameter, if it has 16 bits."""
+        """The same parameter with an fp32 copy as `main`, if it has 16 bits."""
         half = self.model.dtype in (torch.bfloat16, torch.float16)
         return dataclasses.replace(self, main=self.model_part.float()) if half else self
 
@@ -119,7 +119,7 @@ class MainParam:
         return self.main.dtype != self.model.dtype
 
     def read_grad(self) -> torch.Tensor | None:
-        """The gradient of `main`, None where the backward pass did not reach the parameter."""
+        """The gradient of `main`; None if the backward pass did not reach the parameter."""
         if self.grad is not None:
             return self.grad
         grad = getattr(self.model, "main_grad", None)
@@ -136,20 +136,20 @@ Ready = Sequence[tuple[MainParam, torch.Tensor]]  # (parameter, gradient); param
 
 
 class Update(Protocol):
-    """See the module docstring.
+    """The interface of an update, as in the module docstring.
 
     Attributes:
-        param_groups: torch's.
+        param_groups: torch's parameter groups.
     """
 
     @property
     def param_groups(self) -> list[dict[str, Any]]: ...
 
     def step(self, ready: Ready, factor: float) -> None:
-        """Move the main parameters by gradients times `factor`, and the model's weights with them."""
+        """Update the main parameters by gradients times `factor`, and the model's weights."""
 
     def tensors(self, p: MainParam) -> dict[str, torch.Tensor]:
-        """The state of a checkpoint: references, or fp32 copies of what is stored in another form."""
+        """The state for a checkpoint: references, or fp32 copies of tensors that are stored in another form."""
 
     def load(self, p: MainParam, saved: Mapping[str, torch.Tensor]) -> None:
         """Load what `tensors` returned, and write the model's weights."""
@@ -165,8 +165,8 @@ class TorchUpdate:
     """An update by an optimizer with torch's interface, whose state is keyed by main parameter.
 
     Args:
-        params: all that are moved.
-        inner: over their main parameters.
+        params: the parameters that are updated.
+        inner: the optimizer of their main parameters.
         kernels: `config.kernels` of the model; AdamW may be computed by a kernel.
     """
 
@@ -197,7 +197,7 @@ class TorchUpdate:
         return {"main parameters": [p.main for p in self.params if p.is_copy], "moments": [t for t in state if t.dim()]}
 
     def step(self, ready: Ready, factor: float) -> None:
-        """See `Update`. Uses up the gradients."""
+        """See `Update`. Consumes the gradients."""
         mains, grads = [p.main for p, _ in ready], [grad for _, grad in ready]
         copies = [p.model_part if p.is_copy else None for p, _ in ready]
         ops.optimizer_step(self.inner, mains, grads, copies, factor, self._tables, kernels=self.kernels)

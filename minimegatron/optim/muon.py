@@ -67,6 +67,7 @@ from minimegatron.config import OptimizerConfig
 from minimegatron.config.optimizer import coefficients_of
 from minimegatron.errors import require
 from minimegatron.layers.param import ParamLayout, layout_of
+from minimegatron.optim.torch_optimizers import Optimizer
 
 EPS = 1e-7
 Coefficients = Sequence[tuple[float, float, float]]
@@ -75,12 +76,12 @@ Coefficients = Sequence[tuple[float, float, float]]
 def newton_schulz(
     x: torch.Tensor, coefficients: Coefficients, dtype: torch.dtype, axis: Axis | None = None, dim: int = -1
 ) -> torch.Tensor:
-    """About U V^T of x = U diag(s) V^T.
+    """An approximation of U V^T of x = U diag(s) V^T.
 
     Args:
         x: [..., m, n]; each matrix by itself.
         coefficients: a, b, c of each round.
-        dtype: of the products.
+        dtype: dtype of the products.
         axis: ranks that hold parts of x, which is cut along `dim`; None for a whole x.
         dim: -1 or -2.
     """
@@ -107,13 +108,13 @@ def scale_of(m: int, n: int, mode: str) -> float:
 
 
 class Orthogonalizer:
-    """The update of one parameter from its momentum.
+    """Computes the update of one parameter from its momentum.
 
     Args:
         name: for messages.
-        layout: says which matrices it consists of, and how they are cut.
+        layout: the matrices of which it consists, and how they are cut.
         mesh: the layout of ranks.
-        config: how, in which precision and with which scale.
+        config: mode, precision and scale.
 
     Raises:
         ConfigError: the part of a rank does not consist of whole groups of q, k and v.
@@ -190,8 +191,8 @@ class Orthogonalizer:
         )
 
 
-class Muon(torch.optim.Optimizer):
-    """The step of the module docstring.
+class Muon(Optimizer):
+    """Muon, as in the module docstring.
 
     Args:
         groups: torch's parameter groups, of matrices.
@@ -212,7 +213,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """See the class."""
+        """Update all matrices from their gradients."""
         for group in self.param_groups:
             lr, momentum = group["lr"], group["momentum"]
             for p in group["params"]:
@@ -228,14 +229,14 @@ NamedParams = Sequence[tuple[str, nn.Parameter]]
 
 
 class LayerWise:
-    """Which replica owns each parameter (`dist_muon`).
+    """Assigns each parameter to one replica (`dist_muon`).
 
     Args:
         params: (name, parameter), all that are trained.
         mesh: the layout.
 
     Attributes:
-        owned: names of those that this rank updates.
+        owned: names of the parameters that this rank updates.
     """
 
     def __init__(self, params: NamedParams, mesh: Mesh) -> None:

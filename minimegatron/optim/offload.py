@@ -44,11 +44,11 @@ Pair = tuple[MainParam, MainParam]  # a parameter, and what the host has of it
 
 
 class Offloaded:
-    """See the module docstring.
+    """An update of which a part runs on the host, as in the module docstring.
 
     Args:
-        pairs: the offloaded parameters.
-        host: the update of their copies on the host.
+        pairs: the offloaded parameters, and their copies on the host.
+        host: the update of these copies.
         others: parameters that are not offloaded.
         device: the update of these.
         config: says what is pinned and whether copies overlap.
@@ -72,7 +72,7 @@ class Offloaded:
         return [*self._host.param_groups, *self._device.param_groups]
 
     def step(self, ready: Ready, factor: float) -> None:
-        """See `Update`. Uses up the gradients of what is not offloaded."""
+        """See `Update`. Consumes the gradients of parameters that are not offloaded."""
         chunks = [(chunk, self._copy_down(chunk)) for chunk in self._chunks(ready)]
         self._device.step([(self._others[p.name], grad) for p, grad in ready if p.name in self._others], factor)
         for chunk, arrived in chunks:

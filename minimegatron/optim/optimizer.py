@@ -50,14 +50,14 @@ from minimegatron.optim.scaler import GradScaler
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """What one step did; equal on all ranks.
+    """The result of one step; equal on all ranks.
 
     Attributes:
-        successful: whether weights moved.
-        grad_norm: of the whole gradient, unscaled, before clipping; None when it is not finite.
+        successful: whether weights were updated.
+        grad_norm: norm of the whole gradient, unscaled, before clipping; None when it is not finite.
         num_zeros: elements of the gradient that are 0; None unless `log_num_zeros_in_grad`.
-        found_inf: whether any gradient on any rank held a NaN or an infinity.
-        loss_scale: with which the gradients of this step were made.
+        found_inf: whether any gradient on any rank has a NaN or an infinity.
+        loss_scale: the loss scale of these gradients.
     """
 
     successful: bool
@@ -68,17 +68,17 @@ class StepResult:
 
 
 class MixedPrecisionOptimizer:
-    """See the module docstring. Build it when the parameters have reached their device and their final memory.
+    """The optimizer of one rank, as in the module docstring. Build it when the parameters are on their device.
 
     Args:
-        params: of this rank.
-        config: which optimizer, with which numbers. The learning rate and the weight decay are what the groups say at
-            the time of the step; a scheduler writes them there.
+        params: the parameters that this rank updates.
+        config: the algorithm and its numbers. Learning rate and weight decay are those of the groups at the time of the
+            step; a scheduler writes them there.
         mesh: decisions are taken over `mesh.world`.
-        update: takes steps 4 to 6.
+        update: computes steps 4 to 6.
         scaler: loss scale, or None.
-        kernels: `config.kernels` of the model: what reads the gradients' norms.
-        publish: called after the weights of this rank have changed; sends them to the other replicas.
+        kernels: `config.kernels` of the model, for the norms of gradients.
+        publish: called after the weights of this rank were updated; sends them to the other replicas.
     """
 
     def __init__(
@@ -111,21 +111,21 @@ class MixedPrecisionOptimizer:
         return self.scaler.scale if self.scaler else 1.0
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        """What to call `backward` on."""
+        """The scaled loss, on which to call `backward`."""
         return loss * self.loss_scale if self.scaler else loss
 
     def zero_grad(self) -> None:
-        """Forget `param.grad`. `param.main_grad` belongs to the DDP buffer and is cleared there."""
+        """Drop `param.grad`. `param.main_grad` belongs to the DDP buffer and is zeroed there."""
         for p in self.params:
             p.model.grad = None
 
     @torch.no_grad()
     def step(self) -> StepResult:
-        """Take one step; all ranks must call. Uses up the gradients: they may come out scaled and clipped.
+        """Take one step; all ranks must call it. The gradients are consumed: they may be scaled and clipped afterwards.
 
         Raises:
             BadStep: on all ranks together, when a gradient is not finite, there is no grad scaler, and
-                `check_for_nan_in_loss_and_grad` is on. Nothing has moved. With the check off the step is skipped.
+                `check_for_nan_in_loss_and_grad` is on. Nothing was updated. With the check off the step is skipped.
         """
         with trace.span("optimizer_step"):
             ready = [(p, grad) for p in self.params if (grad := p.read_grad()) is not None]
@@ -144,7 +144,7 @@ class MixedPrecisionOptimizer:
             return StepResult(True, norm / scale, int(num_zeros) if log_zeros else None, False, scale)
 
     def _not_finite(self, ready: list[tuple[MainParam, torch.Tensor]], nonfinite: int) -> BadStep:
-        """The error, with the parameters that this rank can name."""
+        """The error, with those of the parameters that this rank has."""
         bad = [p.name for p, grad in ready if not grad.isfinite().all()]
         named = ", ".join(bad[:8]) + (f" and {len(bad) - 8} more" if len(bad) > 8 else "")
         return BadStep(

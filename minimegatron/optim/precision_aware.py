@@ -92,7 +92,7 @@ class Stored:
         self.write(x)
 
     def read(self) -> torch.Tensor:
-        """In fp32; the stored tensor itself where its dtype is fp32."""
+        """The numbers in fp32; the stored tensor itself if its dtype is fp32."""
         return self.data.float() if self._scale is None else self.data.float().mul_(self._scale)
 
     def write(self, x: torch.Tensor) -> None:
@@ -109,14 +109,14 @@ class Remainder:
     """The main parameter of a bf16 weight, stored as the weight and 16 bits.
 
     Args:
-        weight: the model's; `write` sets it.
+        weight: the model's weight; `write` sets it.
     """
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.weight, self.data = weight, torch.zeros_like(weight, dtype=torch.int16)
 
     def read(self) -> torch.Tensor:
-        """In fp32."""
+        """The main parameter in fp32."""
         return self.weight.view(torch.int16).int().bitwise_left_shift_(16).add_(self.data).view(torch.float32)
 
     def write(self, x: torch.Tensor) -> None:
@@ -143,10 +143,10 @@ class States:
     """The stored state of a parameter.
 
     Attributes:
-        main: the weight itself where that is fp32.
+        main: the weight itself if that is fp32.
         exp_avg, exp_avg_sq: moments.
         step: number of steps taken.
-        weight: receives `main`, rounded; None where writing `main` sets it already.
+        weight: receives `main`, rounded; None if writing `main` sets it already.
         has_main: `main` is not the model's weight itself.
     """
 
@@ -181,7 +181,7 @@ class States:
 
 
 class PrecisionAware:
-    """See the module docstring.
+    """AdamW on stored state, as in the module docstring.
 
     Args:
         params: `main` of each is the model's weight.
@@ -196,7 +196,7 @@ class PrecisionAware:
         self._states = {p.name: States.of(p, config) for p in params}
 
     def step(self, ready: Ready, factor: float) -> None:
-        """See `Update`. Uses up the gradients."""
+        """See `Update`. Consumes the gradients."""
         for index, group in enumerate(self.param_groups):
             for members in batches([(p, grad) for p, grad in ready if self._group[p.main] == index], BATCH):
                 self._move(group, members, factor)

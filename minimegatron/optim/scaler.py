@@ -38,11 +38,11 @@ from minimegatron.errors import CheckpointError, require
 
 
 class GradScaler(Protocol):
-    """A loss scale and how it answers overflows."""
+    """A loss scale, and its reaction to overflows."""
 
     @property
     def scale(self) -> float:
-        """What the loss is multiplied by."""
+        """The factor of the loss."""
 
     def update(self, found_inf: bool) -> None:
         """Adapt the scale after a step; every rank must pass the same `found_inf`."""
@@ -60,13 +60,13 @@ class ConstantGradScaler:
         self.scale = float(scale)
 
     def update(self, found_inf: bool) -> None:
-        """The scale stays."""
+        """Do nothing."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The scale is a setting, not a state."""
+        """Do nothing: the scale is a setting, not a state."""
 
 
 class DynamicGradScaler:
@@ -161,5 +161,5 @@ def build_grad_scaler(config: OptimizerConfig, fp16: bool) -> GradScaler | None:
 
 
 def loss_divisor(dtype: torch.dtype, tokens: int) -> float:
-    """What the loss is divided by before the backward pass: a power of 2 near `tokens` in fp16, else 1."""
+    """The divisor of the loss before the backward pass: a power of 2 near `tokens` in fp16, else 1."""
     return 2.0 ** round(math.log2(tokens)) if dtype == torch.float16 else 1.0

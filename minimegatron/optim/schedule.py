@@ -124,14 +124,14 @@ class Schedule:
         train_samples: int | None = None,
         samples_of: Callable[[int], int] | None = None,
     ) -> Schedule:
-        """The schedule of a run, its steps being samples: call `step(samples of this iteration)`.
+        """The schedule of a run, with samples as its steps: call `step(samples of this iteration)`.
 
         Args:
             config: lengths in iterations or in samples.
             global_batch_size: samples of an iteration.
             train_iters: length of the run, and the default of its decay.
             train_samples: length of the run in samples, instead of train_iters.
-            samples_of: the samples of the first n iterations, where they are not n times the global batch size.
+            samples_of: n -> samples of the first n iterations; default n times the global batch size.
         """
         samples_of = samples_of or (lambda iterations: iterations * global_batch_size)
         length = samples_of(train_iters) if train_samples is None else train_samples
@@ -200,7 +200,7 @@ class Schedule:
 
 
 def _falling(shape: str, s: float) -> float:
-    """From 1 at s=0 to 0 at s=1."""
+    """The shape of the decay, from 1 at s=0 to 0 at s=1."""
     if shape == "linear":
         return 1.0 - s
     if shape == "cosine":
@@ -214,11 +214,12 @@ def _falling(shape: str, s: float) -> float:
 class OptimizerParamScheduler:
     """Writes the schedule's values into an optimizer's parameter groups.
 
-    A group may carry `max_lr` and `min_lr` of its own, and factors: `lr_mult` of the learning rate, `wd_mult` of weight
+    A group may have `max_lr` and `min_lr` of its own, and factors: `lr_mult` of the learning rate, `wd_mult` of weight
     decay (0 on biases, norms).
 
     Args:
-        param_groups: of a torch optimizer; their `lr` and `weight_decay` are overwritten, at once and at every step.
+        param_groups: those of a torch optimizer; their `lr` and `weight_decay` are overwritten, at once and at every
+            step.
         schedule: the closed form.
         before: builds the schedule that older versions made of the same configuration; their runs resume with it.
     """
@@ -246,7 +247,7 @@ class OptimizerParamScheduler:
 
     @property
     def lr(self) -> float:
-        """Current learning rate of groups without a peak of their own; what a log shows."""
+        """Current learning rate of groups without a peak of their own, for the log."""
         return self.schedule.lr_at(self.num_steps)
 
     def state_dict(self) -> dict[str, Any]:
@@ -263,12 +264,12 @@ class OptimizerParamScheduler:
         """Continue where a checkpoint stopped.
 
         Args:
-            state: of `state_dict`.
-            use_checkpoint_opt_param_scheduler: where the two schedules differ, the checkpoint's wins.
-            override_opt_param_scheduler: where they differ, the current one wins.
+            state: from `state_dict`.
+            use_checkpoint_opt_param_scheduler: if the two schedules differ, the checkpoint's wins.
+            override_opt_param_scheduler: if they differ, the current one wins.
 
         Raises:
-            CheckpointError: they differ and neither flag says who wins, or a value is missing.
+            CheckpointError: they differ and neither flag says which one wins, or a value is missing.
             ConfigError: both flags are given.
         """
         require(
@@ -300,7 +301,7 @@ class OptimizerParamScheduler:
         self.step(state["num_steps"])
 
     def _began_before(self, saved: Schedule, state: Mapping[str, Any]) -> bool:
-        """Whether the checkpoint has the same configuration, by a version that ignored the batch-size ramp-up."""
+        """Whether the checkpoint is of the same configuration and of a version that ignored the batch-size ramp-up."""
         if self._before is None or "counts_ramp_up" in state:
             return False
         try:

@@ -1,1 +1,1 @@
-"""What wraps a module: data parallelism over gradient buckets, pipeline schedules and executors, the last sums."""
+"""Wrappers of whole modules: data parallelism (`data`), pipeline schedules and their executors (`pipeline`)."""

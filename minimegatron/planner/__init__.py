@@ -1,18 +1,18 @@
-"""Memory, messages and time of a run on a cluster, before anything runs; and which layout to take.
+"""Memory, messages and time of a run on a cluster, before anything runs; and the search for a layout.
 
 | file           | what                                                                                   |
 |----------------|----------------------------------------------------------------------------------------|
-| `cluster`      | what GPUs and links are: A100, H100, H200, B200, a file, this machine                  |
-| `measure`      | this machine and each operation of a step on it, timed                                 |
-| `closed_forms` | the formulas that papers print, and the attention that papers before 2023 had          |
+| `cluster`      | rates of GPUs and links: A100, H100, H200, B200, a file, this machine                  |
+| `measure`      | this machine's rates, and those of each operation of a step, timed                     |
+| `closed_forms` | formulas that papers print, and the attention of papers before 2023                    |
 | `traffic`      | every communication of a step on one rank                                              |
-| `update`       | what the optimizer touches, multiplies and sends                                       |
-| `timing`       | rooflines, links and the schedule played: the time of a step                           |
-| `planning`     | all of it for a run; whether it fits, and what would make it fit                       |
-| `layouts`      | the points of a search                                                                 |
+| `update`       | bytes, products and messages of the optimizer                                          |
+| `timing`       | the time of a step from rooflines, links and the simulated schedule                    |
+| `planning`     | a run's memory, messages and time; whether it fits, and which changes make it fit      |
+| `layouts`      | the layouts of a search                                                                |
 | `search`       | all layouts estimated, pruned by memory, ranked by time                                |
-| `report`       | tables                                                                                 |
-| `pictures`     | the same as pictures, and the memory of every stage over a step                        |
+| `report`       | a plan as text                                                                         |
+| `pictures`     | a plan as pictures, and the memory of every stage over a step                          |
 
-Bytes of memory, operations and messages of layers are `footprint`'s. `minimegatron plan` prints a plan.
+`footprint` runs the layers and gives their bytes, operations and messages. `minimegatron plan` prints a plan.
 """

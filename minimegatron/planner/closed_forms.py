@@ -1,10 +1,10 @@
-"""The formulas that papers print, for their model and their kernels: a GPT with an MLP of 4 h, in 16 bits.
+"""Closed formulas that papers print for their model and kernels: a GPT with an MLP of width 4 h, in 16 bits.
 
 A reader can check them by hand, and tests compare a plan's numbers with them. A plan itself runs the layers
-(`footprint`, `traffic`), and these have other kernels: the papers count dropout masks of one byte and no log-sum-exp.
+(`footprint`, `traffic`) with this package's kernels: the papers count dropout masks of one byte and no log-sum-exp.
 
-L layers, h hidden, a heads, s tokens, b samples of a microbatch, t ranks of tp, V words, p stages, m microbatches,
-v chunks of a rank.
+L layers, h hidden size, a heads, s tokens, b samples of a microbatch, t ranks of tp, V words, p stages, m microbatches,
+v chunks a rank, B samples of a batch, D data-parallel ranks.
 
 | what                  | formula                                               | from                       |
 |-----------------------|-------------------------------------------------------|----------------------------|
@@ -13,11 +13,10 @@ v chunks of a rank.
 | model FLOPs of a step | 72 B L s h^2 (1 + s/(6 h) + V/(12 h L))               | 2205.05198, appendix A     |
 | hardware, selective   | 72 B L s h^2 (1 + s/(3 h) + V/(12 h L))               | the same                   |
 | hardware, full        | 96 B L s h^2 (1 + s/(6 h) + V/(16 h L))               | 2104.04473, equation 3     |
-| seconds of a training | 8 tokens P / (n X), with full recompute               | 2104.04473, equation 4     |
 
-**Conventions of FLOPs.** A multiplication and an addition are two. *Model* FLOPs are what the maths needs, *hardware*
-FLOPs what is computed, recompute included; MFU and HFU are their shares of the peak. Papers before 2023 count the full
-square of attention, Megatron's log line and this package's (`training/flops`) half of it.
+**Conventions of FLOPs.** A multiplication and an addition count as two. *Model* FLOPs are those of the formula of the
+model; *hardware* FLOPs include recompute. MFU and HFU are their shares of the peak. Papers before 2023 count the full
+square of attention; Megatron's log line and this package (`training/flops`) count half of it.
 """
 
 from __future__ import annotations
@@ -54,22 +53,22 @@ FLAVOURS = {
 
 
 def bubble(p: int, m: int, v: int = 1) -> Fraction:
-    """Idle time over work of GPipe, 1F1B and interleaved 1F1B."""
+    """Bubble time over ideal time of GPipe, 1F1B and interleaved 1F1B."""
     return Fraction(p - 1, v * m)
 
 
 def parameters(layers: int, h: int, vocab: int, s: int) -> float:
-    """Of a GPT with learned positions and a tied output layer."""
+    """Parameters of a GPT with learned positions and a tied output layer."""
     return 12 * layers * h**2 * (1 + 13 / (12 * h) + (vocab + s) / (12 * layers * h))
 
 
 def model_flops(batch: int, s: int, layers: int, h: int, vocab: int) -> float:
-    """Of a step, with the full square of attention."""
+    """Model FLOPs of a step, with the full square of attention."""
     return 72 * batch * layers * s * h**2 * (1 + s / (6 * h) + vocab / (12 * h * layers))
 
 
 def hardware_flops(batch: int, s: int, layers: int, h: int, vocab: int, recompute: str = "none") -> float:
-    """The same with what is computed twice: "none", the core attention ("selective"), or every layer ("full")."""
+    """Hardware FLOPs of a step; `recompute` is "none", "selective" (the core attention) or "full" (every layer)."""
     if recompute == "none":
         return model_flops(batch, s, layers, h, vocab)
     if recompute == "selective":
@@ -78,37 +77,19 @@ def hardware_flops(batch: int, s: int, layers: int, h: int, vocab: int, recomput
     return 96 * batch * layers * s * h**2 * (1 + s / (6 * h) + vocab / (16 * h * layers))
 
 
-def training_seconds(tokens: float, params: float, gpus: int, flops_of_a_gpu: float) -> float:
-    """With full recompute: 8 FLOPs for a token and a parameter."""
-    return 8 * tokens * params / (gpus * flops_of_a_gpu)
-
-
 def layer_activations(method: str, s: int, b: int, h: int, a: int, t: int = 1) -> float:
-    """Bytes that one layer keeps of one microbatch on a rank; `method` is a key of `ACTIVATIONS`."""
+    """Bytes of activations that a rank keeps of one layer and microbatch; `method` is a key of `ACTIVATIONS`."""
     _known(method, ACTIVATIONS)
     return s * b * h * ACTIVATIONS[method](t, 5 * a * s / h)
 
 
-def first_stage_activations(
-    method: str, s: int, b: int, h: int, a: int, layers: int, vocab: int, *, t: int = 1, p: int = 1, v: int = 1
-) -> float:
-    """Bytes on the fullest rank of 1F1B: p microbatches of L/p layers are under way, and with v chunks (p-1)/(pv) more.
-
-    The ends of the model count too: the mask of the embedding's dropout, and without a pipeline the last norm, the
-    output layer and its logits in fp32.
-    """
-    penalty = 1 + (p - 1) / (p * v) if v > 1 else 1.0
-    ends = s * b * h * p / t + (4 * s * b * h / t * (1 + vocab / h) if p == 1 else 0.0)
-    return layers * penalty * layer_activations(method, s, b, h, a, t) + ends
-
-
 def state_bytes(params: float, replicas: int, zero: int, flavour: str = "bf16, fp32 gradients") -> float:
-    """Parameters, gradients, main parameters and Adam's moments of a rank, each shared out evenly or not at all.
+    """Bytes of parameters, gradients, main parameters and Adam's moments of a rank, each sharded evenly or not at all.
 
     Args:
-        params: of this rank's part of the model.
+        params: parameters of this rank's part of the model.
         replicas: D.
-        zero: stage: 1 shares out the optimizer's state, 2 gradients too, 3 parameters too.
+        zero: ZeRO stage: 1 shards the optimizer's state, 2 gradients too, 3 parameters too.
         flavour: a key of `FLAVOURS`.
     """
     _known(flavour, FLAVOURS)
@@ -117,7 +98,7 @@ def state_bytes(params: float, replicas: int, zero: int, flavour: str = "bf16, f
 
 
 def sent(collective: str, elements: float, ranks: int) -> float:
-    """Elements that a rank sends in a ring, of a tensor with so many over all ranks."""
+    """Elements that each rank of a ring sends, for a tensor of `elements` elements over all ranks."""
     return elements * (ranks - 1) / ranks * (2 if collective == "all_reduce" else 1)
 
 
@@ -148,7 +129,8 @@ def _known(word: str, words: object) -> None:
 
 
 class FusedSoftmax(CoreAttention):
-    """Megatron-LM's attention before FlashAttention: all weights are in memory, scaled, masked and normed by a kernel.
+    """Megatron-LM's attention before FlashAttention: all attention weights are stored; one kernel scales, masks and
+    softmaxes.
 
     For `attention_backend reference`, on one rank of cp. Megatron-LM: `megatron/core/fusions/fused_softmax.py`.
     """
@@ -162,7 +144,7 @@ class FusedSoftmax(CoreAttention):
 
 
 def fused_softmax(config: TransformerConfig) -> ModuleSpec:
-    """The layer of published runs before 2023, as a `--spec`."""
+    """The layer spec (`--spec`) of runs that were published before 2023."""
     layer = decoder_layer_spec(config)
     attention = layer.submodules["self_attention"]
     params = {**attention.params, "core_attention": FusedSoftmax}

@@ -1,14 +1,15 @@
-"""A cluster in a dozen numbers: what a GPU computes, copies and holds, what links carry, and what of it is reached.
+"""A cluster in a dozen numbers: rates of its GPUs and links on the data sheet, and the share of each that programs
+reach.
 
-The problem in a sentence: the time of a step is arithmetic over rates, and a rate on a data sheet is one that no
-program reaches.
+The problem in a sentence: the time of a step follows from rates, and no program reaches the rates of a data sheet.
 
-So a cluster has two kinds of numbers. Those of the data sheet are peaks; the `..._share`s are the parts of them that
+So a cluster has two kinds of numbers. Peaks come from the data sheet. The `..._share`s are the parts of them that
 products, attention, copies and messages reach: measured (`minimegatron plan --measure`), fitted to published runs, or
-assumed. `CALIBRATED` says which; `tests/planner/test_published.py` holds them against runs that nothing was fitted to.
+assumed. `CALIBRATED` says which; `tests/planner/test_published.py` compares predictions with runs that nothing was
+fitted to.
 
-On a CPU no operation is fused, and each has rates of its own: `operations` holds what was measured of it
-(`planner/measure`), and `operation` takes it.
+On a CPU no operation is fused and each kind of operation has its own rates: `planner/measure` measures them,
+`operations` holds them, and `operation` uses them.
 
 | GPU  | sold as | MiB that it has | dense bf16   | memory, bytes/s | NVLink, each way | between nodes, a GPU |
 |------|---------|-----------------|--------------|-----------------|------------------|----------------------|
@@ -17,24 +18,24 @@ On a CPU no operation is fused, and each has rates of its own: `operations` hold
 | H200 | 141 GB  | 143,771         | 989.5        | 4.8 T           | 450 G            | 50 G                 |
 | B200 | 180 GB  | 183,359         | 2250         | 7.7 T           | 900 G            | 50 G                 |
 
-Peaks are those of the data sheets of A100 80GB SXM, H100 SXM, H200 SXM and HGX B200. What a card has is what nvidia-smi
-reports as its total, as public logs show it, which is not the number it is sold with. Half a GiB of that is the
-driver's (torch reports 79.1 of an H100's 79.6 GiB); CUDA's context, NCCL's buffers and the allocator's fragments take
-more. `reserve`, 4 GiB, is assumed for all of it.
+Peaks are those of the data sheets of A100 80GB SXM, H100 SXM, H200 SXM and HGX B200. The memory of a card is the total
+that nvidia-smi reports in public logs; it differs from the number on the box. Half a GiB of it belongs to the driver
+(torch reports 79.1 of an H100's 79.6 GiB); CUDA's context, NCCL's buffers and the allocator's fragments take more.
+`reserve`, 4 GiB, is assumed for all of it.
 
-FP8 products have twice the dense peak of bf16, the A100 has none. The host's memory is reached over PCIe 4 or 5 (32 and
+FP8 products have twice the dense peak of bf16; the A100 has none. The host's memory is reached over PCIe 4 or 5 (32 and
 64 GB/s each way) and has 16 channels of DDR for eight GPUs: 51 GB/s a GPU with DDR4-3200, 77 with DDR5-4800.
 
-**Launches.** The host asks for one operation after the other, and a GPU that is faster than that waits. So a pass takes
-at least `call` seconds for each operation and message (`timing`). Small models on one node are bound by it: without it
-40 steps of arXiv 2312.12391 are predicted 32 % off on the average (89 % at worst), with it 9 % (30 %). The number is
-that of Megatron-DeepSpeed's program on their hosts; no other was measured.
+**Launches.** The host launches one operation after the other, and a GPU that is faster than the host waits. So a pass
+takes at least `call` seconds for each operation and message (`timing`). Launches dominate the time of small models on
+one node: without `call`, predictions of 40 steps of arXiv 2312.12391 are off by 32 % on average (89 % at worst), with
+it by 9 % (30 %). `call` is fitted to Megatron-DeepSpeed on the hosts of that paper; no other host was measured.
 
 **A collective** runs as a ring: its bytes (`trace.Event.wire_bytes`) over the slowest link, and a latency for each of
-its N - 1 steps; an all-reduce has those of a tree, 2 log N. A group with g ranks on each node has g network cards
-there, so between nodes its ranks share g times the rate of one, at most NVLink's.
+its N - 1 steps; an all-reduce has the 2 log N steps of a tree. A group with g ranks on each node has g network cards
+there, so between nodes its ranks share g times the rate of one card, at most NVLink's rate.
 
-The peaks are those of `training/flops.PEAK_TFLOPS`. Prices are no property of a GPU and are given by the user.
+The peaks are those of `training/flops.PEAK_TFLOPS`. The user gives prices.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from typing import Any
 from minimegatron.config.fields import Config
 from minimegatron.config.fields import described as opt
 from minimegatron.errors import ConfigError, did_you_mean
-from minimegatron.footprint.dry_run import Operation, require_known
+from minimegatron.footprint.recorder import Operation, require_known
 from minimegatron.trace import Event
 from minimegatron.training.flops import peak_tflops
 
@@ -70,7 +71,7 @@ CALIBRATED = {
 
 @dataclasses.dataclass(frozen=True)
 class Cluster(Config):
-    """What a plan computes with; `gpu` may be a CPU."""
+    """The GPUs (or CPUs) and links that a plan computes with."""
 
     gpu: str = opt("GPU", "name")
     gpus_per_node: int = opt(8, "GPUs that the fast link joins", least=1)
@@ -97,16 +98,18 @@ class Cluster(Config):
 
     @property
     def usable(self) -> float:
-        """Bytes for tensors."""
+        """Bytes of a GPU that are free for tensors."""
         return self.memory - self.reserve
 
     def operation(self, operation: Operation, kind: str = "") -> float:
-        """Seconds of an operation of a pass; `kind` is what it was measured as, if it was.
+        """Seconds of one operation; `kind` is the kind of operation under which `planner/measure` has measured it, or
+        "".
 
-        Of a product a roofline with a round corner: reading hides in part.
+        The time of a product is the sum of its compute time and its memory time: reads overlap with compute only in
+        part.
 
         Raises:
-            Unpredicted: a product in FP8 on a GPU without them.
+            Unpredicted: a product in FP8 on a GPU without FP8.
         """
         if (seconds := self.measured(kind)) is not None:
             return seconds[0] + operation.flops * seconds[1] + operation.nbytes * seconds[2]
@@ -122,12 +125,12 @@ class Cluster(Config):
         return nbytes / (self.copy * self.copy_share)
 
     def measured(self, operation: str) -> tuple[float, float, float] | None:
-        """Seconds of a call, a FLOP and a byte; None for an operation that was not measured by itself."""
+        """Seconds of a call, of a FLOP and of a byte of this kind of operation; None where it was not measured."""
         found = (self.operations or {}).get(operation)
         return None if found is None else (found[0], max(found[1], NOTHING), max(found[2], NOTHING))
 
     def of(self, operation: str) -> Cluster:
-        """The same with the rates that this operation reaches."""
+        """The cluster with the rates that this kind of operation reaches."""
         if (seconds := self.measured(operation)) is None:
             return self
         _, flop, byte = seconds
@@ -135,7 +138,7 @@ class Cluster(Config):
         return dataclasses.replace(self, matmul_share=products, flash_share=products, copy_share=copies)
 
     def collective(self, name: str, nbytes: float, ranks: Sequence[int]) -> float:
-        """Seconds of a collective over these global ranks, as `trace` names and counts it."""
+        """Seconds of a collective over these global ranks; `name` and `nbytes` as `trace` counts them."""
         size = len(ranks)
         if size == 1:
             return 0.0
@@ -146,23 +149,24 @@ class Cluster(Config):
 
     @staticmethod
     def steps(name: str, size: int) -> int:
-        """Of a collective, one after the other."""
+        """Steps of a collective that follow one another."""
         if name in ("send", "ring_shift"):
             return 1
         return 2 * (size - 1).bit_length() if name == "all_reduce" else size - 1
 
     def message(self, nbytes: float, ranks: Sequence[int]) -> float:
-        """Seconds from one of these ranks to the next."""
+        """Seconds of a message from one of these ranks to the next."""
         rates = self.latency(ranks), 0.0, 1 / (self._slowest(ranks, 1) * self.link_share)
         step, _, byte = self.measured("ring_shift") or rates
         return nbytes * byte + step
 
     def rate(self, ranks: Sequence[int]) -> float:
-        """Bytes/s that a rank of a group sends in a ring."""
+        """Bytes/s that each rank of a group sends in a ring."""
         return self._slowest(ranks, self._together(ranks)) * self.link_share
 
     def exchange_rate(self, ranks: Sequence[int]) -> float:
-        """Bytes/s that a rank sends in an all-to-all: what is for other nodes leaves through its own card alone."""
+        """Bytes/s that each rank sends in an all-to-all: rows for other nodes leave through the rank's own network
+        card."""
         others, far = len(ranks) - 1, len(ranks) - self._together(ranks)
         return min(self.rate(ranks), self.between * self.link_share * others / far) if far else self.rate(ranks)
 
@@ -170,7 +174,7 @@ class Cluster(Config):
         return self.latency_inside if self._together(ranks) == len(ranks) else self.latency_between
 
     def _together(self, ranks: Sequence[int]) -> int:
-        """How many of the ranks are on the node of the first."""
+        """How many of the ranks are on the node of the first rank."""
         return _on_first_node(tuple(ranks), self.gpus_per_node)
 
     def _slowest(self, ranks: Sequence[int], cards: int) -> float:
@@ -193,7 +197,7 @@ def _given(gpu: str, mebibytes: int, copy: float, inside: float, between: float,
 
 _HOPPER = {"matmul_share": 1.0, "copy_share": 0.265, "bus": 64e9, "host": 77e9}
 CLUSTERS = {
-    "a100": _given("A100", 81_920, 2.039e12, 300e9, 25e9, flash_share=0.55, bus=32e9, host=51e9),
+    "a100": _given("A100", 81_920, 2.039e12, 300e9, 25e9, copy_share=0.63, flash_share=0.55, bus=32e9, host=51e9),
     "h100": _given("H100", 81_559, 3.35e12, 450e9, 50e9, fp8=1979e12, **_HOPPER),
     "h200": _given("H200", 143_771, 4.8e12, 450e9, 50e9, fp8=1979e12, **_HOPPER),
     "b200": _given("B200", 183_359, 7.7e12, 900e9, 50e9, fp8=4500e12, **_HOPPER),
@@ -201,10 +205,10 @@ CLUSTERS = {
 
 
 def read_cluster(name: str) -> Cluster:
-    """A preset by its name, or a JSON file with the fields of `Cluster`.
+    """Read a preset by its name, or a JSON file with the fields of `Cluster`.
 
     Raises:
-        ConfigError: neither; a field that does not exist, or a value that cannot be.
+        ConfigError: there is no such preset or file; the file has a field that does not exist, or an impossible value.
     """
     if name in CLUSTERS:
         return CLUSTERS[name]
@@ -221,5 +225,5 @@ def read_cluster(name: str) -> Cluster:
 
 
 def write_cluster(cluster: Cluster, path: Path) -> None:
-    """The file that `read_cluster` reads."""
+    """Write the file that `read_cluster` reads."""
     path.write_text(json.dumps(cluster.to_dict(), indent=2) + "\n", encoding="utf-8")

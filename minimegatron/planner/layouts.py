@@ -1,7 +1,7 @@
-"""The points of a search: what a layout is, its flags, and all of them that divide what they must.
+"""The layouts of a search: what a layout is, its flags, and all layouts whose sizes divide what they must.
 
-A field that a flag has set is not searched: `--tensor-model-parallel-size 8` keeps tp at 8. A layout whose sizes divide
-may still break a rule of the package; `check_run` says so when it is planned.
+A field that the user has set by a flag is not searched: `--tensor-model-parallel-size 8` keeps tp at 8. A layout whose
+sizes divide may still break a rule of the package; `check_run` finds that when the layout is planned.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FIELDS = {  # of a layout -> the field that a flag would set
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """One point of the search; `v` chunks, `zero` a stage, `recompute` a key of `RECOMPUTE`.
+    """One layout of the search; `v` chunks a rank, `zero` the ZeRO stage, `recompute` a key of `RECOMPUTE`.
 
     With `ends` the embedding and the loss count as a layer each where the pipeline is cut.
     """
@@ -51,7 +51,7 @@ class Layout:
 
     @property
     def pipeline(self) -> dict[str, Any]:
-        """Fields that say how the layers are cut."""
+        """The fields of `ParallelConfig` that cut the model into stages."""
         if self.pp == 1:
             return {}
         found: dict[str, Any] = {"pipeline_schedule": self.schedule}
@@ -60,16 +60,16 @@ class Layout:
         return found | {f"account_for_{end}_in_pipeline_split": self.ends for end in ("embedding", "loss")}
 
     def words(self) -> str:
-        """Sizes that are not 1, and what a rank does."""
+        """The layout in words: sizes above 1, schedule, micro-batch, recompute and ZeRO stage."""
         sizes = "".join(f"{name} {n}, " for name in ("tp", "cp", "pp", "v", "ep") if (n := getattr(self, name)) > 1)
         sizes += f"{self.schedule}, " * (self.pp > 1)
         return f"{sizes}micro-batch {self.micro_batch}, recompute {self.recompute}, ZeRO-{self.zero}"
 
     def run(self, base: RunConfig) -> RunConfig:
-        """The base with this layout.
+        """The base run with this layout.
 
         Raises:
-            ConfigError: a rule of one configuration, or a name that is none.
+            ConfigError: the layout breaks a rule of one configuration, or `recompute` or `zero` has no such value.
         """
         require(
             self.recompute in RECOMPUTE, f"recompute {self.recompute!r} in a layout", f"one of {', '.join(RECOMPUTE)}"
@@ -92,7 +92,7 @@ class Layout:
         )
 
     def flags(self, base: RunConfig) -> list[str]:
-        """Of the command line that trains so."""
+        """The flags of `minimegatron train` that differ from those of the base run."""
         run, words = self.run(base), list[str]()
         for section in ("parallel", "training", "model"):
             mine, theirs = getattr(run, section), getattr(base, section)
@@ -114,13 +114,13 @@ def divisors(n: int) -> list[int]:
 
 
 def experts_of(config: TransformerConfig, spec: ModuleSpec | None) -> int:
-    """The most experts that a layer has; 1 where none has any."""
+    """The largest number of experts in a layer; 1 for a model without experts."""
     places = (layout_of(param) for param in one_of_each(config, Mesh.serial(), spec).parameters())
     return max((place.shape[0] for place in places if place.experts is not None), default=1)
 
 
 def layouts(base: RunConfig, world: int, cluster: Cluster) -> Iterator[Layout]:
-    """All that divide what they must."""
+    """All layouts whose sizes divide heads, layers, experts, batch and GPUs."""
     model, batch = base.model, base.training.global_batch_size
     require(batch is not None, "a search without --global-batch-size: it decides what every layout computes", "give it")
     assert batch is not None
@@ -157,7 +157,7 @@ def layouts(base: RunConfig, world: int, cluster: Cluster) -> Iterator[Layout]:
 
 
 def _pipelines(layers: int, pp: int, m: int, fixed: dict) -> Iterator[tuple[str, int, bool]]:
-    """(Schedule, chunks, whether the ends count) of pp ranks and m microbatches."""
+    """(Schedule, chunks a rank, whether the ends count as layers) for pp ranks and m microbatches."""
     if pp == 1:
         yield "1f1b", 1, False
         return

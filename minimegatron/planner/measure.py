@@ -65,7 +65,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.ring import SHIFT, Shift
 from minimegatron.config import OptimizerConfig, TransformerConfig
 from minimegatron.errors import RankError
-from minimegatron.footprint.dry_run import Operation, Recorder, recording
+from minimegatron.footprint.recorder import Operation, Recorder, recording
 from minimegatron.launch.procs import RUN_DIR
 from minimegatron.launch.rank import init, report, run_rank
 from minimegatron.layers.attention.self_attention import AttentionContext, SelfAttention
@@ -97,9 +97,9 @@ class Trial:
     """One operation in one shape.
 
     Attributes:
-        kind: of the operation.
-        asked: calls, FLOPs and bytes, forward and backward.
-        run: it, once.
+        kind: kind of the operation.
+        asked: its calls, FLOPs and bytes, forward and backward.
+        run: runs it once.
     """
 
     kind: str
@@ -109,7 +109,7 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True)
 class Timed:
-    """A trial and its seconds."""
+    """A trial and its measured seconds."""
 
     kind: str
     asked: Counts
@@ -117,7 +117,7 @@ class Timed:
 
 
 class Through(nn.Identity):
-    """In the place of a matrix."""
+    """An identity in place of a linear layer."""
 
     def __init__(self, inputs: int, outputs: int, *_: Any, **__: Any) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class Through(nn.Identity):
 
 
 def trials() -> Iterator[Trial]:
-    """All of them."""
+    """All trials of this device."""
     for n, i, o in SIDES:
         yield linear(n, i, o)
     for h, d, s, b in SHAPES:
@@ -140,7 +140,7 @@ def trials() -> Iterator[Trial]:
 
 
 def model(h: int, heads: int, vocabulary: int = 256) -> TransformerConfig:
-    """A small model like Llama."""
+    """The configuration of a small model like Llama."""
     return TransformerConfig(
         num_layers=1, hidden_size=h, num_attention_heads=heads, num_query_groups=heads // 2, ffn_hidden_size=3 * h,
         vocab_size=vocabulary, normalization="RMSNorm", activation="swiglu", position_embedding_type="rope",
@@ -149,7 +149,8 @@ def model(h: int, heads: int, vocabulary: int = 256) -> TransformerConfig:
 
 
 def trial(kind: str, call: Callable[..., Any], *inputs: torch.Tensor) -> Trial:
-    """Forward, and backward with the gradients of every output; run once, while a `dry_run.Recorder` counts."""
+    """A trial of `call`: forward, and backward with the gradients of every output; run once here, while a `Recorder`
+    counts."""
     leaves = [x.requires_grad_() if x.is_floating_point() else x for x in inputs]
     outputs = call(*leaves)
     grads = [torch.ones_like(y) for y in (outputs if isinstance(outputs, tuple) else (outputs,))]
@@ -164,7 +165,7 @@ def trial(kind: str, call: Callable[..., Any], *inputs: torch.Tensor) -> Trial:
 
 
 def counted(run: Run) -> Counts:
-    """Calls, FLOPs and bytes of what runs, as a plan counts them."""
+    """Calls, FLOPs and bytes of `run`, as a plan counts them."""
     recorder = Recorder([], {})
     with recording(recorder):
         run()
@@ -173,7 +174,7 @@ def counted(run: Run) -> Counts:
 
 
 def wrapped(module: nn.Module) -> DistributedDataParallel:
-    """With a buffer that gradients are added to."""
+    """The module in a data-parallel wrapper, whose buffer gets the gradients."""
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.02)
     return DistributedDataParallel(module, Mesh.serial())
@@ -207,7 +208,7 @@ def table(n: int, vocabulary: int) -> Trial:
 
 
 def loss(n: int, vocabulary: int) -> Trial:
-    """Of logits in memory that the system has to find first."""
+    """A trial of the loss; its logits are in memory that the system has to provide first."""
     labels, words = torch.arange(n).view(-1, 1) % vocabulary, torch.rand(vocabulary, 1)
     call = partial(vocab_parallel_cross_entropy, target=labels, tp=ALONE)
     return trial("loss", lambda x: call(F.linear(x, words)), torch.rand(n, 1, 1))
@@ -228,7 +229,7 @@ def optimizer(config: TransformerConfig) -> Trial:
 
 
 def fitted(asked: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
-    """c, f and b that come nearest to all times, each error as a share of its time; few of them where few do."""
+    """c, f and b with the smallest errors relative to the times; as many of the three as suffice are 0."""
     times = torch.tensor(seconds, dtype=torch.float64)
     rows = torch.tensor(asked, dtype=torch.float64) / times[:, None]
     unit = rows.amax(0).clamp(min=1e-30)
@@ -245,7 +246,7 @@ def fitted(asked: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[f
 
 
 def fits(times: Iterable[Timed]) -> dict[str, list[float]]:
-    """{kind: c, f, b}."""
+    """{kind: c, f, b} for each kind of operation."""
     found: dict[str, list[Timed]] = {}
     for one in times:
         found.setdefault(one.kind, []).append(one)
@@ -254,18 +255,18 @@ def fits(times: Iterable[Timed]) -> dict[str, list[float]]:
 
 @dataclasses.dataclass(frozen=True)
 class Clock:
-    """What counts as time.
+    """A clock, and how repetitions are summarised.
 
     Attributes:
-        now: seconds.
-        of: the repetitions, the time that counts.
+        now: reads the clock, in seconds.
+        of: repetitions -> the time that counts.
     """
 
     now: Callable[[], float]
     of: Callable[[Sequence[float]], float]
 
     def __call__(self, call: Run, device: torch.device, repeats: int) -> float:
-        """Seconds of a call, after one that is not counted."""
+        """Seconds of a call, after a first call that is not counted."""
         found, others = [], torch.zeros(BETWEEN[device.type] // 4, device=device)
         for _ in range(repeats + 1):
             others.add_(1)  # what the caches hold in a step is not what this operation wants
@@ -292,7 +293,7 @@ def _wait(device: torch.device) -> None:
 
 
 def measure(device: torch.device, clock: Clock = WALL, repeats: int = REPEATS, ranks: int = RANKS) -> Cluster:
-    """Time this device: a CPU, whose products are in fp32, with so many ranks at once; or a GPU, in bf16."""
+    """Time this device: a CPU, with products in fp32 and so many ranks at once; or a GPU, in bf16."""
     if device.type == "cuda":
         return _of_gpu(device, *_rates(device, clock, repeats))
     found = _on_ranks(max(ranks, RANKS), clock, repeats)
@@ -307,7 +308,7 @@ def measure(device: torch.device, clock: Clock = WALL, repeats: int = REPEATS, r
 
 
 def _on_ranks(ranks: int, clock: Clock, repeats: int) -> list[tuple[tuple[float, float], list[Timed]]]:
-    """What `on_rank` returns on each of several ranks on CPUs; torchrun starts them on this file."""
+    """What `on_rank` returns on each of several ranks on CPUs; torchrun runs this file as their program."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         command += ["--log-dir", folder, "-m", __name__, "cpu" if clock is CPU else "wall", str(repeats)]
@@ -342,7 +343,7 @@ def _rates(device: torch.device, clock: Clock, repeats: int) -> tuple[float, flo
 
 
 def messages(axis: Axis) -> Iterator[Trial]:
-    """Collectives of several ranks, in several sizes."""
+    """Trials of collectives over the axis, in several sizes."""
     for nbytes in MESSAGES:
         x, part = torch.zeros(nbytes // 4), torch.zeros(nbytes // 4 // axis.size)
         for name, run in (
@@ -370,7 +371,7 @@ def _host_memory() -> int:
 
 
 def _main() -> None:
-    """One rank: `measure.py CLOCK REPEATS`."""
+    """The program of one rank: `measure.py CLOCK REPEATS`."""
     init()
     rates, times = on_rank({"cpu": CPU, "wall": WALL}[sys.argv[1]], int(sys.argv[2]))
     report([rates, [dataclasses.astuple(one) for one in times]])

@@ -1,12 +1,14 @@
-"""The pictures of a plan: memory, the waterfall of a step's time, messages, products, the pipeline played, all layouts.
+"""The pictures of a plan: memory, the waterfall of a step's time, messages, products, the timeline of the pipeline, and
+the layouts of a search.
 
-They need matplotlib, which a plan does not. The timeline has few microbatches and no messages of ZeRO-2 and -3.
+Pictures need matplotlib, a plan itself does not. The timeline shows few microbatches, and no messages of ZeRO-2 and -3.
 
-**Memory over a step** (`memory_over_step`). A plan has the bytes of the fullest moment; this picture has those of every
-moment. The simulated schedule (`timing.played`) says when an action runs, and `footprint.prediction` what is alive
-meanwhile: the parts of the stage run one after the other, all equally long, each drawn at its fullest moment. So the
-fullest sample is `Prediction.peak`, owner by owner. A long batch repeats itself, so four microbatches for each rank of
-the pipeline are drawn; of GPipe, which keeps all microbatches, all.
+**Memory over a step** (`memory_over_step`). A plan has the bytes of the fullest moment; this picture shows every
+moment. The simulated schedule (`timing.played`) says when an action runs, and `footprint.prediction` which bytes are
+alive meanwhile: the parts of a stage run one after the other, each for the same time, and each is drawn at its fullest
+moment. So the fullest sample equals `Prediction.peak`, owner by owner. The schedule repeats itself, so four
+microbatches
+for each rank of the pipeline are drawn; GPipe keeps all microbatches, so all are drawn.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from typing import Any, NamedTuple
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import ConfigError
-from minimegatron.footprint.dry_run import FORWARD, Operation, Sizes
-from minimegatron.footprint.prediction import Passage, actions_of, meta_model, meta_wrapper, passages, sizes_of
+from minimegatron.footprint.dry_run import Sizes
+from minimegatron.footprint.prediction import Passage, actions_of, passages, sizes_of
+from minimegatron.footprint.recorder import FORWARD, Operation
+from minimegatron.footprint.states import meta_model, meta_wrapper
 from minimegatron.memory import ACTIVATIONS, WORKSPACE, Sample
 from minimegatron.planner.planning import Plan, without_host
 from minimegatron.planner.report import sent
@@ -42,7 +46,7 @@ AFTER = ("gradients", "weights", "optimizer", "end of step")  # parts of a step'
 
 
 class MemoryOverStep(NamedTuple):
-    """{Rank: samples in order} of the first rank of each stage, and `microbatches` of the `total` of a step."""
+    """{rank: samples in order} for the first rank of each stage; `microbatches` are drawn of the `total` of a step."""
 
     ranks: dict[int, list[Sample]]
     microbatches: int
@@ -50,7 +54,7 @@ class MemoryOverStep(NamedTuple):
 
 
 def memory_over_step(told: Plan) -> MemoryOverStep:
-    """The memory of a planned step."""
+    """Compute the memory over a step of a plan."""
     run, work = told.run, work_of_run(told.run, told.world, told.cluster.device)
     plan, z, stages = stages_of_run(run, told.world, told.cluster)
     m, p = work.microbatches, plan.ranks
@@ -79,7 +83,7 @@ def memory_over_step(told: Plan) -> MemoryOverStep:
 
 
 def _of(passage: Passage, start: float, stop: float, lasting: dict[str, int]) -> list[Sample]:
-    """One action, and the moment behind it."""
+    """Samples of one action: its moments, and the moment after it."""
     moments, found = passage.moments(), []
     for i, moment in enumerate(moments):
         owners = {"communication": moment.communication, ACTIVATIONS: moment.activations, WORKSPACE: moment.workspace}
@@ -98,7 +102,11 @@ NAMES = {PEAK: "scores computed twice, uneven stages", MEMORY: "memory-bound wor
 
 
 def ready(folder: Path) -> None:
-    """Make the folder; raises `ConfigError` where there is no place for it, or nothing to draw with."""
+    """Make the folder.
+
+    Raises:
+        ConfigError: the folder cannot be made, or matplotlib is missing.
+    """
     try:
         import matplotlib  # noqa: F401
 
@@ -110,7 +118,8 @@ def ready(folder: Path) -> None:
 
 
 def losses(time: StepTime) -> dict[str, tuple[float, str]]:
-    """{What takes time: (seconds, its kind on a timeline)}, from the model's FLOPs at the peak to the step."""
+    """{part of the waterfall: (seconds, kind of its span on a timeline)}, from the model's FLOPs at the peak to the
+    step."""
     ideal = min(time.model_flops / time.gpus / time.peak, time.parts[PEAK])  # that of FP8 is higher
     found, parts = {"model FLOPs at the peak": (ideal, "compute")}, {PEAK: 0.0, BELOW: 0.0} | time.parts
     for name, seconds in (parts | {PEAK: parts[PEAK] - ideal}).items():
@@ -120,7 +129,7 @@ def losses(time: StepTime) -> dict[str, tuple[float, str]]:
 
 
 def products(z: Sizes) -> dict[str, Operation]:
-    """{Module, and a number where it has several: product} of the forward pass of a layer of each kind."""
+    """{module, numbered where it has several products: product} of the forward pass of one layer of each kind."""
     run, found = pieces_run(z, again=False), dict[str, Operation]()
     for event in run.events:
         window, what = run.windows[event.window], event.what
@@ -132,7 +141,8 @@ def products(z: Sizes) -> dict[str, Operation]:
 
 
 def draw(told: Plan, found: Sequence[Found] = (), seen: Sequence[tuple[float, float]] = ()) -> dict[str, Any]:
-    """{Name: picture} of a plan, the first of those that were `found`; without a time there is memory alone."""
+    """{name: picture} of a plan, which is the first of the layouts `found`; without a predicted time only memory is
+    drawn."""
     from minimegatron.viz import bars, memory, pareto, roofline, timeline
 
     cluster, time = told.cluster, told.time

@@ -1,11 +1,11 @@
-"""A run on a cluster, planned: what each rank holds, what it sends, how long a step takes, whether it fits.
+"""The plan of a run on a cluster: the memory and messages of each rank, the time of a step, and whether it fits.
 
     run = parse_args(["--preset", "llama3-70b", ...], world_size=256, reads=False)
     told = plan(run, 256, CLUSTERS["h100"])
     told.fits, told.time.seconds, told.time.mfu, told.days(1e12)
 
-Memory is `footprint`'s, messages and time are those of `traffic` and `timing`: one description, that of the run itself.
-What cannot be known is named in `unknown`, and is then in no number.
+`footprint` predicts memory, `traffic` messages, `timing` time; all three read the configuration of the run itself.
+`unknown` names what cannot be predicted; no number contains it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 from minimegatron.comm.mesh import rank_groups
 from minimegatron.config.run import RunConfig
 from minimegatron.errors import ConfigError
-from minimegatron.footprint.dry_run import Unpredicted
 from minimegatron.footprint.prediction import Prediction
+from minimegatron.footprint.recorder import Unpredicted
 from minimegatron.planner.cluster import Cluster
 from minimegatron.planner.timing import StepTime, step_time
 from minimegatron.planner.traffic import Traffic, run_messages
@@ -48,10 +48,10 @@ class Plan:
     """What is known of a run before it runs.
 
     Attributes:
-        run, world, cluster: what is planned.
-        memory: {rank: its bytes}, of the first rank of each pipeline stage.
-        time: of a step; None where an operation's is not known.
-        unknown: what has none.
+        run, world, cluster: the run, its number of GPUs, and which.
+        memory: {rank: its bytes} for the first rank of each pipeline stage.
+        time: the time of a step; None where the time of an operation is not known.
+        unknown: what could not be predicted.
     """
 
     run: RunConfig
@@ -63,52 +63,52 @@ class Plan:
 
     @property
     def fullest(self) -> int:
-        """The rank that holds most."""
+        """The rank with the most bytes."""
         return max(self.memory, key=lambda rank: on_device(self.memory[rank]))
 
     @property
     def bytes(self) -> int:
-        """On that rank."""
+        """Bytes of the fullest rank."""
         return on_device(self.memory[self.fullest])
 
     @property
     def fits(self) -> bool:
-        """Whether every rank has room; False where something is not predicted."""
+        """Whether every rank has enough memory; False where memory is not predicted."""
         return not any(told.unknown for told in self.memory.values()) and self.bytes <= self.cluster.usable
 
     @property
     def blame(self) -> str:
-        """The owner of most bytes of the fullest rank."""
+        """The owner of most bytes on the fullest rank."""
         peak = without_host(self.memory[self.fullest].peak)
         return max(peak, key=lambda owner: peak[owner])
 
     def tokens_a_step(self) -> int:
-        """Of all ranks."""
+        """Tokens of all ranks in a step."""
         batch = self.run.training.global_batch_size
         dp = self.run.parallel.data_parallel_size(self.world)
         return (batch or self.run.training.micro_batch_size * dp) * self.run.data.seq_length
 
     def days(self, tokens: float) -> float:
-        """Of a training on so many tokens, without interruptions."""
+        """Days of training on that many tokens, without interruptions."""
         assert self.time is not None, "there is a time"
         return tokens / self.tokens_a_step() * self.time.seconds / 86_400
 
     def cost(self, tokens: float) -> float:
-        """At the cluster's price."""
+        """Cost of training on that many tokens, at the cluster's price."""
         return self.days(tokens) * 24 * self.world * self.cluster.price
 
     def messages(self) -> Traffic:
-        """What the fullest rank sends in a step."""
+        """Messages of the fullest rank in a step."""
         return run_messages(self.run, self.fullest, self.world)
 
 
 def without_host(owners: Mapping[str, int]) -> dict[str, int]:
-    """Owners of memory on the GPU."""
+    """The owners whose memory is on the GPU."""
     return {owner: n for owner, n in owners.items() if HOST not in owner}
 
 
 def on_device(told: Prediction) -> int:
-    """Bytes at the fullest moment, those in the host's memory left out."""
+    """Bytes at the fullest moment, without those in the host's memory."""
     return sum(without_host(told.peak).values())
 
 
@@ -116,7 +116,7 @@ def plan(run: RunConfig, world: int, cluster: Cluster) -> Plan:
     """Plan a run.
 
     Raises:
-        ConfigError: a rule of the package that it breaks.
+        ConfigError: the run breaks a rule of the package.
     """
     check_run(run, world, reads=False)
     ranks = rank_groups(run.parallel, world, "pp")[0]
@@ -130,10 +130,11 @@ def plan(run: RunConfig, world: int, cluster: Cluster) -> Plan:
 
 
 def changed(run: RunConfig, **fields: Any) -> RunConfig:
-    """The run with other fields of its model, layout, optimizer or training; what follows from the layout is derived.
+    """The run with other fields of its model, layout, optimizer or training; fields derived from the layout are derived
+    again.
 
     Raises:
-        ConfigError: they do not fit together.
+        ConfigError: the fields do not fit together.
     """
     sections: dict[str, Any] = {}
     for name in ("model", "parallel", "optimizer", "training"):

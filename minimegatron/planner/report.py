@@ -1,4 +1,4 @@
-"""A plan as text: memory by stage, messages by axis, the time of a step, and the formula of every number."""
+"""A plan as text: memory by stage, messages by axis, the time of a step, and the formula of each number."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FORMULAS = {
 
 
 def grid(rows: Sequence[Sequence[str]]) -> str:
-    """Columns, the first to the left and the others to the right."""
+    """A table as text; the first column is aligned left, the others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]).rstrip()
@@ -41,7 +41,7 @@ def grid(rows: Sequence[Sequence[str]]) -> str:
 
 
 def in_words(told: Plan, tokens: float | None = None, explains: bool = False) -> str:
-    """All of a plan."""
+    """The whole plan as text."""
     parts, none = [memory_text(told), verdict(told)], f"no time is predicted: {', '.join(told.unknown)} cannot be known"
     parts += [none] if told.time is None else [time_text(told, tokens, explains), messages_text(told, explains)]
     return "\n\n".join(parts)
@@ -53,7 +53,7 @@ def memory_text(told: Plan) -> str:
 
 
 def verdict(told: Plan) -> str:
-    """Whether it fits, and else whose fault it is."""
+    """Whether the plan fits, and if not, what takes most of the memory."""
     room, need = told.cluster.usable / GIB, told.bytes / GIB
     if told.fits:
         return f"fits: {need:.1f} of {room:.1f} GiB on rank {told.fullest}"
@@ -68,7 +68,7 @@ def verdict(told: Plan) -> str:
 
 
 def changes_text(changes: Sequence[Change]) -> str:
-    """What would make it fit."""
+    """The changes that would make the plan fit, as text."""
     if not changes:
         return "no change of one or two flags makes it fit; --search looks at all layouts"
     rows = [["what makes it fit", "GiB", "s/step"]]
@@ -79,7 +79,7 @@ def changes_text(changes: Sequence[Change]) -> str:
 
 
 def time_text(told: Plan, tokens: float | None, explains: bool) -> str:
-    """The waterfall, MFU, days and cost."""
+    """The waterfall of a step's time, MFU, days and cost."""
     time = told.time
     assert time is not None, "there is a time"
     rows = [["seconds of a step", "s", "share", *(["from"] * explains)]]
@@ -108,7 +108,7 @@ def sent(told: Plan) -> Iterator[tuple[Event, int]]:
 
 
 def messages_text(told: Plan, explains: bool) -> str:
-    """By collective and axis; with `explains` each message by itself."""
+    """Messages by collective and axis; with `explains` one line for each message."""
     rows = [[f"rank {told.fullest} sends in a step", "count", "MiB of tensors", "MiB sent"]]
     found: dict[tuple[str, ...], list[float]] = {}
     for event, count in sent(told):
@@ -122,7 +122,7 @@ def messages_text(told: Plan, explains: bool) -> str:
 
 
 def search_text(found: Sequence[Found]) -> str:
-    """The table of a search."""
+    """The table of the layouts that a search has found."""
     names = ("tp", "cp", "pp", "v", "ep", "etp", "schedule", "micro_batch", "recompute", "zero", "ends")
     rows = [[*(name.replace("_", "-") for name in names), "dp", "GiB", "s/step", "TFLOP/s", "MFU"]]
     for one in found:
@@ -135,7 +135,7 @@ def search_text(found: Sequence[Found]) -> str:
 
 
 def commands(flags: Iterable[str], world: int, gpus_per_node: int) -> str:
-    """torchrun for one node after the other, and the same for Slurm."""
+    """The command lines that train: torchrun on each node, and sbatch."""
     words, nodes = " ".join(flags), max(1, world // gpus_per_node)
     each = min(world, gpus_per_node)
     torchrun = f"torchrun --nnodes {nodes} --nproc-per-node {each} --rdzv-backend c10d --rdzv-endpoint"

@@ -1,21 +1,22 @@
-"""All layouts of a run on so many GPUs, pruned by memory, ranked by time.
+"""All layouts of a run on a number of GPUs, pruned by memory, ranked by time.
 
 The problem in a sentence: tp, cp, pp, its chunks and schedule, ep, etp, the micro-batch, recompute and ZeRO make
 thousands of layouts of 4,096 GPUs, and a plan of one takes a second.
 
-So every layout (`layouts`) is estimated in a millisecond (`Estimator`). The fastest by the estimate are planned
-(`planning`), and the plans say which of them fit and in which order they stand.
+So every layout (`layouts`) is estimated in a millisecond (`Estimator`). The layouts with the fastest estimates are
+planned (`planning`); the plans decide which of them fit, and rank them.
 
 An estimate is a sum of pieces. One layer of each kind and both ends of the model are run once for each tp, cp, ep, etp,
 recompute and micro-batch (`timing.pieces_run`); their bytes and seconds add up to those of a stage. An estimate leaves
-out the padding of buckets, the edges of the schedule and differences between stages. It meets the plans in
-`tests/planner/test_search` within 18 % in bytes and 25 % in seconds.
+out the padding of buckets, the edges of the schedule and differences between stages. In `tests/planner/test_search`
+estimates are within 18 % of the plans in bytes and within 25 % in seconds.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 from typing import Any
 
 from minimegatron.comm.mesh import Mesh
@@ -25,7 +26,8 @@ from minimegatron.config.run import RunConfig
 from minimegatron.config.stages import StagePlan, plan_stages
 from minimegatron.errors import ConfigError, require
 from minimegatron.footprint.dry_run import Sizes, Step, Tape, kinds_of, one_of_each
-from minimegatron.footprint.prediction import Work, meta_wrapper, sizes_of, states
+from minimegatron.footprint.prediction import Work, sizes_of
+from minimegatron.footprint.states import meta_wrapper, states
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.parallel.data.buckets import DEFAULT_BUCKET_SIZE
 from minimegatron.parallel.pipeline.schedules import build_schedule
@@ -41,10 +43,12 @@ SPLIT_BUBBLE = {"zb_h1": 3, "zb_v": 6}  # (p-1)/(3m), (p-1)/(6m): `parallel/pipe
 
 
 class Estimator:
-    """Bytes and seconds of layouts, from pieces.
+    """Estimates bytes and seconds of layouts from pieces.
 
     Args:
-        base, world, cluster: the run, how many GPUs, and which.
+        base: the run; the layouts are changes of it.
+        world: the number of GPUs.
+        cluster: the GPUs and links.
     """
 
     def __init__(self, base: RunConfig, world: int, cluster: Cluster) -> None:
@@ -57,7 +61,8 @@ class Estimator:
         self.cut = functools.cache(self._cut)
 
     def _of_an_element(self) -> tuple[tuple[float, float, float], float]:
-        """Bytes of a weight, of its gradient, of what the optimizer has on the GPU; seconds in which it is moved."""
+        """For each parameter: bytes of the weight, of its gradient and of optimizer state on the GPU; seconds of its
+        update."""
         mesh = Mesh.serial()
         model = one_of_each(self.base.model.replace(recompute_granularity=None), mesh, self.spec)
         ddp = meta_wrapper(model, mesh, self.base.optimizer)
@@ -67,7 +72,8 @@ class Estimator:
         return (held["parameters"] / count, held["gradients"] / count, state / count), seconds / count
 
     def _model(self, tp: int, cp: int, ep: int, etp: int) -> tuple[Mesh, Any, dict[str, tuple[int, int]]]:
-        """Without a pipeline; and {layers.N, first, last: elements of it, of its experts}."""
+        """The model without a pipeline, its mesh, and {number of a layer, first, last: elements outside of experts, of
+        experts}."""
         parallel = ParallelConfig(
             tensor_model_parallel_size=tp, sequence_parallel=tp > 1, context_parallel_size=cp,
             cp_comm_type=self.base.parallel.cp_comm_type, expert_model_parallel_size=ep,
@@ -85,7 +91,7 @@ class Estimator:
         return mesh, model, counts
 
     def _sizes(self, *place: int | str) -> Sizes:
-        """A microbatch of tp, cp, ep, etp, micro-batch, recompute."""
+        """The `Sizes` of a microbatch; `place` is tp, cp, ep, etp, micro-batch, recompute."""
         *axes, b, recompute = place
         config = self.base.model
         if "recompute_granularity" not in self.base.given:
@@ -94,10 +100,9 @@ class Estimator:
         return sizes_of(config, self.model(*axes)[0], self.base.optimizer, work, self.spec)
 
     def _pieces(self, splits: bool, *place: int | str) -> tuple[Pieces, dict[int, Tape], tuple[Tape, Tape]]:
-        """Seconds of layers and of both ends; bytes of layers, and of both ends.
+        """Seconds of layers and of both ends; tapes of layers, and of both ends.
 
-        Micro-batches of one and two samples are run, larger ones are in proportion. `splits`: products of weights are
-        put off.
+        Micro-batches of one and two samples are run; larger ones are extrapolated. `splits`: wgrad is deferred.
         """
         *axes, b, recompute = place
         if int(b) > 2:
@@ -110,17 +115,35 @@ class Estimator:
         kinds = sorted(set(self.kinds))
         return Pieces(z, self.cluster, splits), dict(zip(kinds, tapes, strict=True)), (first, last)
 
-    def _live(self, schedule: str, p: int, m: int, v: int, rank: int) -> tuple[int, int, int]:
-        """The most microbatches under way on a rank: in all of its chunks, in the first stage, in the last."""
-        built, ends = build_schedule(schedule, p, m, v), (0, p * v - 1)
-        now, most = [0, 0, 0], [0, 0, 0]
+    def _live(self, schedule: str, p: int, m: int, v: int, rank: int) -> list[tuple[int, ...]]:
+        """How many microbatches wait on a rank, before and after each of its backward passes; the largest counts alone.
+
+        Returns:
+            Those that wait for their backward pass: in all chunks of the rank, in the first stage of the model, in the
+            last besides one; those that wait for wgrad alone: in all chunks, in the first stage, in the last; and
+            whether the loss is next.
+        """
+        built = build_schedule(schedule, p, m, v)
+        backward, wgrad, moments = [0, 0, 0], [0, 0, 0], set[tuple[int, ...]]()
+
+        def note(loss: bool) -> None:
+            moments.add((*backward[:2], max(0, backward[2] - 1), *wgrad, loss))
+
         for action in built.actions[rank]:
             stage = built.stage_of(rank, action.chunk)
-            ended = action.kind == ("W" if built.is_split(action.microbatch, stage) else "B")
-            for i, here in enumerate((True, stage == ends[0], stage == ends[1])):
-                now[i] += here * ((action.kind == "F") - ended)
-                most[i] = max(most[i], now[i])
-        return most[0], most[1], most[2]
+            last = stage == p * v - 1
+            if action.kind == "B":
+                note(last)
+            for i, here in enumerate((True, stage == 0, last)):
+                backward[i] += here * {"F": 1, "B": -1, "W": 0}[action.kind]
+                wgrad[i] += here * {"F": 0, "B": built.is_split(action.microbatch, stage), "W": -1}[action.kind]
+            if action.kind == "B":
+                note(False)
+        found: list[tuple[int, ...]] = []
+        for counts in sorted(moments, key=sum, reverse=True):
+            if not any(all(n <= most for n, most in zip(counts, other, strict=True)) for other in found):
+                found.append(counts)
+        return found
 
     def _cut(self, pp: int, fields: tuple[tuple[str, Any], ...]) -> StagePlan:
         cut = ParallelConfig(pipeline_model_parallel_size=pp, **dict(fields))
@@ -130,7 +153,7 @@ class Estimator:
         """(Bytes of the fullest rank, seconds of a step).
 
         Raises:
-            ConfigError: it cannot be cut so.
+            ConfigError: the layers cannot be cut into these stages.
         """
         ranks = [self._rank(layout, rank) for rank in {0, layout.pp - 1}]
         busy, m = max(seconds for _, seconds, _ in ranks), self._microbatches(layout)
@@ -147,7 +170,7 @@ class Estimator:
         return batch * layout.tp * layout.cp * layout.pp // self.world // layout.micro_batch
 
     def _rank(self, layout: Layout, rank: int) -> tuple[float, float, tuple[int, int]]:
-        """(Bytes, seconds of a microbatch, elements outside of experts and in them) of a pipeline rank."""
+        """(Bytes, seconds of a microbatch, elements outside of experts and of experts) of a pipeline rank."""
         axes = layout.tp, layout.cp, layout.ep, layout.etp
         _, model, counts = self.model(*axes)
         cut = self.cut(layout.pp, tuple(layout.pipeline.items()))
@@ -161,24 +184,26 @@ class Estimator:
         outside = counts["first"][0] * (0 in mine) + counts["last"][0] * (last in mine)
         if model.ties_ends and last in mine and 0 not in mine:
             outside += counts["first"][0]
-        split, m = layout.schedule in SPLIT, min(self._microbatches(layout), 2 * layout.pp)
-
-        def holds(tape: Tape) -> int:
-            """Bytes of a microbatch under way; those that a put-off product of weights needs may be more."""
-            return max(tape.kept, tape.put_off) if split else tape.kept
-
-        live, first, end = self.live(layout.schedule, layout.pp, m, layout.v, rank) if layout.pp > 1 else (1, 1, 1)
-        kept = live * sum(k * holds(tapes[kind]) for kind, k in kinds.items()) / layout.v
-        kept += first * holds(ends[0]) + max(0, end - 1) * holds(ends[1])
-        space = max(tape.highest(True).total for tape in (*tapes.values(), *([ends[1]] * (last in mine))))
+        live: list[tuple[int, ...]] = [(1, 1, 0, 0, 0, 0, 1)]
+        if layout.pp > 1:
+            m = min(self._microbatches(layout), 2 * layout.pp)
+            live = self.live(layout.schedule, layout.pp, m, layout.v, rank)
+        nbytes: list[float] = []  # of a microbatch, beside each number of `live`
+        for part in ("kept", "put_off"):
+            layers = sum(k * getattr(tapes[kind], part) for kind, k in kinds.items()) / layout.v
+            nbytes += [layers, *(getattr(end, part) for end in ends)]
+        layer, loss = max(tape.highest(True).total for tape in tapes.values()), ends[1].highest(True).total
+        nbytes.append(max(0, loss - layer))
+        kept = layer + max(sum(map(operator.mul, counts, nbytes)) for counts in live)
         replicas = self.world // (layout.tp * layout.pp), self.world // (layout.etp * layout.ep * layout.pp)
         states = sum(self._states(n, d, layout.zero) for n, d in zip((dense + outside, experts), replicas, strict=True))
         comes_and_goes = self._travelling(layout.zero, (dense + experts) / max(1, len(numbers)), outside)
         seconds = sum(pieces.seconds(cut, number) for number in mine)
-        return states + kept + space + comes_and_goes, seconds, (dense + outside, experts)
+        return states + kept + comes_and_goes, seconds, (dense + outside, experts)
 
     def _travelling(self, zero: int, layer: float, outside: float) -> float:
-        """Bytes of gathered weights (two layers, and what is in none) and of gradients on their way: ZeRO-2 and -3."""
+        """Bytes of gathered weights (of two layers, and of those outside of layers) and of gradients under way: ZeRO-2
+        and -3."""
         weight, grad, _ = self._bytes
         if zero < 2:
             return 0.0
@@ -189,7 +214,7 @@ class Estimator:
         return elements * sum(nbytes / share for nbytes, share in zip(self._bytes, shares, strict=True))
 
     def _around(self, layout: Layout, elements: tuple[int, int], busy: float, m: int) -> float:
-        """Gradients, weights and the optimizer; a third of `busy` is forward."""
+        """Seconds of gradients, weights and the optimizer; a third of `busy` is the forward pass."""
         (weight, grad, _), mesh = self._bytes, self.model(layout.tp, layout.cp, layout.ep, layout.etp)[0]
         overlaps, total = self.base.parallel.overlap_grad_reduce, 0.0
         for count, ranks in zip(elements, (mesh.dp_cp.ranks, mesh.edp.ranks), strict=True):
@@ -215,7 +240,7 @@ class Estimator:
 
 
 def _extended(one: Tape, two: Tape, b: int) -> Tape:
-    """Of micro-batches of b, from those of one and of two."""
+    """The tape of a micro-batch of b samples, extrapolated from those of one and of two."""
     fields = ("keeps", "forward", "backward", "puts_off")
     return Tape(
         Step(x.name, *(extended(getattr(x, field), getattr(y, field), b) for field in fields))
@@ -224,7 +249,7 @@ def _extended(one: Tape, two: Tape, b: int) -> Tape:
 
 
 def _left(total: float, last: float, hidden: float) -> float:
-    """Seconds of messages that are not hidden; the last one has nothing to hide behind."""
+    """Seconds of messages that compute does not hide; nothing hides the last message."""
     return min(total, last + max(0.0, total - last - hidden))
 
 
@@ -234,18 +259,19 @@ MARGIN = 1.1  # what is estimated to need so much more than there is may fit
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """A layout that was planned."""
+    """A layout and its plan."""
 
     layout: Layout
     plan: Plan
 
 
 def search(base: RunConfig, world: int, cluster: Cluster, number: int = 5, seen: list | None = None) -> list[Found]:
-    """The fastest layouts that fit, the fastest first; some that were estimated to fit may not, and are left out.
-    `seen` gets the bytes and seconds of every layout that is estimated.
+    """The fastest layouts that fit, the fastest first. A layout that was estimated to fit, and whose plan does not, is
+    left
+    out. `seen` gets the bytes and seconds of every layout that is estimated.
 
     Raises:
-        ConfigError: no global batch size, or nothing fits.
+        ConfigError: there is no global batch size, or nothing fits.
     """
     estimator, kept = Estimator(base, world, cluster), list[tuple[float, int, Layout]]()
     for n, layout in enumerate(layouts(base, world, cluster)):

@@ -1,25 +1,27 @@
-"""The time of a training step: rooflines of what a stage computes, links of what it sends, and the schedule played.
+"""The time of a training step: rooflines for what a stage computes, links for what it sends, and the schedule
+simulated.
 
-The problem in a sentence: ranks wait for links, for memory and for each other, and the sum of what each does is not the
-time that all take.
+The problem in a sentence: ranks wait for links, for memory and for each other, and the time of a step is not the sum of
+the times of its parts.
 
 One layer of each kind is run on fake tensors (`footprint/dry_run`), with the operators that compute on a GPU. Its
-operations and messages are then played in the order in which they were issued:
+operations and messages are then timed in the order in which they were issued:
 
     product       FLOPs / (peak * share) + bytes / (copy * share)            `Cluster.operation`
     memory        bytes / (copy * share)                                     norms, activations, the loss, AdamW
-    message       what a ring sends / link + steps * latency                 `Cluster.collective`; a link carries one
-                                                                             after the other, and the rank computes on
-                                                                             until it waits for the message
-    launches      no pass of a layer is faster than the host asks for its operations: calls * `Cluster.call`
-    the passes    `parallel/pipeline/schedule_sim` plays the list of actions that the executor runs
-    the step      passes + gradients and weights that nothing hides + the optimizer
+    message       bytes of a ring / link + steps * latency                   `Cluster.collective`; a link carries one
+                                                                             message after the other, and the rank
+                                                                             computes until it waits for the message
+    launches      a pass of a layer takes at least calls * `Cluster.call`
+    the passes    `parallel/pipeline/schedule_sim` simulates the list of actions that the executor runs
+    the step      passes + gradients and weights that compute does not hide + the optimizer
 
-Gradients with `overlap_grad_reduce` travel during one backward pass, weights with `overlap_param_gather` during one
-forward pass; the last bucket has nothing to hide behind. What ZeRO-2 and -3 send in every microbatch hides behind that
+With `overlap_grad_reduce` gradients travel during one backward pass, with `overlap_param_gather` weights during one
+forward pass; nothing hides the last bucket. Messages of ZeRO-2 and -3 are sent in every microbatch and hide behind that
 microbatch, gradients only with `overlap_grad_reduce`.
 
-`StepTime.parts` is a waterfall: from what the products take at the peak to the step, each loss with its name.
+`StepTime.parts` is a waterfall: it begins with the time of the products at the peak, and adds each loss by name until
+the time of the step.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ from minimegatron.comm.mesh import Mesh, rank_groups
 from minimegatron.config.parallel import SPLIT
 from minimegatron.config.run import RunConfig
 from minimegatron.config.stages import StagePlan, plan_stages
-from minimegatron.footprint.dry_run import (
+from minimegatron.footprint.dry_run import Run, Sizes, kinds_of, run_of
+from minimegatron.footprint.prediction import sizes_of
+from minimegatron.footprint.recorder import (
     AGAIN,
     BACKWARD,
     FORWARD,
@@ -42,15 +46,11 @@ from minimegatron.footprint.dry_run import (
     Event,
     Message,
     Operation,
-    Run,
     Sent,
-    Sizes,
     Window,
-    kinds_of,
     require_known,
-    run_of,
 )
-from minimegatron.footprint.prediction import meta_model, meta_wrapper, sizes_of
+from minimegatron.footprint.states import meta_model, meta_wrapper
 from minimegatron.models.chunks import placement_of, schedule_of
 from minimegatron.parallel.pipeline.schedule_sim import Costs, Simulation, simulate
 from minimegatron.planner.cluster import Cluster
@@ -74,10 +74,10 @@ class PassTime:
     """Seconds of one microbatch in one stage.
 
     Attributes:
-        forward, backward: of the passes.
-        weights: of the backward pass, products that a split one puts off.
-        parts: {part of the waterfall: seconds} of both.
-        once: messages that only the first microbatch of a step sends besides, and how often.
+        forward, backward: seconds of the two passes.
+        weights: seconds of wgrad, a part of `backward` that a split schedule defers.
+        parts: {part of the waterfall: seconds} of both passes.
+        once: messages that only the first microbatch of a step sends, and how often.
     """
 
     forward: float
@@ -87,7 +87,7 @@ class PassTime:
     once: Counter[Message] = dataclasses.field(default_factory=Counter)
 
     def extended(self, two: PassTime, b: int) -> PassTime:
-        """This being of one sample, that of b."""
+        """Extrapolate to b samples, from this time of one sample and `two` of two."""
         names = self.parts.keys() | two.parts.keys()
         parts = {name: extended(self.parts.get(name, 0.0), two.parts.get(name, 0.0), b) for name in names}
         return PassTime(
@@ -100,13 +100,13 @@ class PassTime:
 
 @dataclasses.dataclass(frozen=True)
 class StepTime:
-    """A step.
+    """The time of a step.
 
     Attributes:
-        seconds: of it.
-        parts: {name: seconds} of the busiest rank, which add up to it.
-        model_flops: of all ranks, with half of attention's square.
-        gpus, peak: how many there are, and FLOP/s of each.
+        seconds: the time.
+        parts: {name: seconds} of the busiest rank; they add up to `seconds`.
+        model_flops: model FLOPs of all ranks, with half of attention's square.
+        gpus, peak: the number of GPUs, and the peak FLOP/s of each.
     """
 
     seconds: float
@@ -117,20 +117,21 @@ class StepTime:
 
     @property
     def tflops(self) -> float:
-        """Model FLOPs a second and GPU, in TFLOP/s."""
+        """Model TFLOP/s of each GPU."""
         return self.model_flops / self.seconds / self.gpus / 1e12
 
     @property
     def mfu(self) -> float:
-        """Share of the dense peak; model FLOPs count half of attention's square and no recompute."""
+        """Model FLOPs utilization: the share of the dense peak. Model FLOPs count half of attention's square and no
+        recompute."""
         return self.tflops * 1e12 / self.peak
 
 
 class _Clock:
-    """Plays the events of a pass: a rank that computes, and a link that carries one message after the other.
+    """Simulates a pass: a rank that computes, and a link that carries one message after the other.
 
     Args:
-        mesh, cluster: whose axes, rates and links.
+        mesh, cluster: the axes, rates and links.
 
     Attributes:
         now: seconds since the pass began.
@@ -143,13 +144,13 @@ class _Clock:
         self._arrives = dict[Sent, float]()
 
     def _take(self, part: str, seconds: float) -> None:
-        """So many seconds pass."""
+        """Advance the clock."""
         if seconds:
             self.now += seconds
             self.parts[part] = self.parts.get(part, 0.0) + seconds
 
     def play(self, events: Iterable[tuple[str, Event]]) -> float:
-        """Pairs of the kind of a module (`KINDS`) and what it does; seconds of it, as the host asks for it at least."""
+        """Seconds of these events, pairs of (kind of module (`KINDS`), event); at least the time of their launches."""
         for kind, (_, phase, what) in events:
             if isinstance(what, Operation):
                 self._calls += 1
@@ -182,12 +183,12 @@ class _Clock:
 
 
 def message_time(message: Message, mesh: Mesh, cluster: Cluster) -> float:
-    """Of one communication of this rank."""
+    """Seconds of one communication of this rank."""
     return cluster.collective(message.name, message.nbytes, mesh.axis(message.axis).ranks)
 
 
 def pass_time(run: Run, part: int, mesh: Mesh, cluster: Cluster) -> PassTime:
-    """One microbatch through a part of a stage that has been run."""
+    """The time of one microbatch through one part of a stage that has been run."""
 
     def seconds(*phases: str) -> tuple[float, dict[str, float]]:
         clock = _Clock(mesh, cluster)
@@ -200,7 +201,7 @@ def pass_time(run: Run, part: int, mesh: Mesh, cluster: Cluster) -> PassTime:
 
 
 def _kind(window: Window) -> str:
-    """What its operations are measured as; those of the stage itself are the loss's."""
+    """The kind under which operations of this window are measured; operations of the stage itself count as the loss."""
     return KINDS.get(window.kind, "") if window.name else "loss"
 
 
@@ -210,12 +211,12 @@ def _sums(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 class Pieces:
-    """What stages are made of: both ends of the model, and one layer of each kind.
+    """The times of the pieces of a stage: both ends of the model, and one layer of each kind.
 
     Args:
         z: a microbatch of this layout.
-        cluster: whose rates and links.
-        splits: the weights' half of the backward pass is put off.
+        cluster: rates and links.
+        splits: wgrad is deferred.
     """
 
     def __init__(self, z: Sizes, cluster: Cluster, splits: bool = False) -> None:
@@ -233,23 +234,23 @@ class Pieces:
         }
 
     def extended(self, two: Pieces, b: int) -> Pieces:
-        """These being of micro-batches of one sample, those of b."""
+        """Extrapolate to b samples, from these pieces of one sample and `two` of two."""
         found = copy.copy(self)
         found.first, found.last = self.first.extended(two.first, b), self.last.extended(two.last, b)
         found._layers = {key: time.extended(two._layers[key], b) for key, time in self._layers.items()}
         return found
 
     def stage(self, plan: StagePlan, number: int) -> PassTime:
-        """One stage of a cut model."""
+        """The time of one stage of a cut model."""
         return added(self._parts(plan, number))
 
     def seconds(self, plan: StagePlan, number: int) -> float:
-        """Of a microbatch in one stage, forward and backward."""
+        """Seconds of a microbatch in one stage, forward and backward."""
         parts = self._parts(plan, number)
         return sum(part.forward for part in parts) + sum(part.backward for part in parts)
 
     def _parts(self, plan: StagePlan, number: int) -> list[PassTime]:
-        """The stage piece by piece, its layers before both ends."""
+        """The times of the stage's pieces: its layers, then the ends of the model that it has."""
         layers, full = plan.layers[number], self.config.recompute_granularity == "full"
         some = self.config.recompute_num_layers if self.config.recompute_method == "block" else len(layers)
         parts = [self._layers[self.kinds[n], full and i < some] for i, n in enumerate(layers)]
@@ -257,12 +258,12 @@ class Pieces:
 
 
 def extended(one: Any, two: Any, b: int) -> Any:
-    """A number that grows with the micro-batch in proportion, from those of one sample and of two."""
+    """Extrapolate a number that is linear in the micro-batch size, from its values for one sample and for two."""
     return one + (two - one) * (b - 1)
 
 
 def pieces_run(z: Sizes, again: bool, splits: bool = False) -> Run:
-    """One layer of each kind between both ends of the model, each by itself recomputed or not."""
+    """Run one layer of each kind between both ends of the model; each layer is recomputed by itself, or none is."""
     numbers, config = sorted(set(kinds_of(z.config, z.spec))), z.config
     if config.recompute_granularity == "full":
         several = 1 if config.recompute_method == "uniform" else len(numbers)
@@ -272,7 +273,7 @@ def pieces_run(z: Sizes, again: bool, splits: bool = False) -> Run:
 
 
 def added(parts: Sequence[PassTime]) -> PassTime:
-    """One after the other."""
+    """The time of several parts one after the other."""
     return PassTime(
         sum(part.forward for part in parts),
         sum(part.backward for part in parts),
@@ -283,14 +284,16 @@ def added(parts: Sequence[PassTime]) -> PassTime:
 
 
 class Around(NamedTuple):
-    """What nothing hides besides the passes: seconds a microbatch, and {part of the waterfall: seconds} once a step."""
+    """Time outside of the passes that compute does not hide: seconds of each microbatch, and {part of the waterfall:
+    seconds}
+    once a step."""
 
     each: float
     parts: dict[str, float]
 
 
 def around(run: RunConfig, rank: int, world: int, cluster: Cluster, mine: PassTime) -> Around:
-    """Of one rank, whose stages take `mine` for a microbatch."""
+    """The `Around` of one rank, whose stages take `mine` for a microbatch."""
     work, parallel = work_of_run(run, world, cluster.device), run.parallel
     mesh, plan = Mesh.planned(parallel, rank, world), plan_stages(parallel, run.model.num_layers)
     ddp = meta_wrapper(meta_model(run.model, mesh, run.optimizer, spec_of(run)), mesh, run.optimizer)
@@ -303,7 +306,7 @@ def around(run: RunConfig, rank: int, world: int, cluster: Cluster, mine: PassTi
         found.setdefault(part, []).extend([message_time(message, mesh, cluster)] * count)
 
     def left(hidden: float, *kinds: str, times: int = 1) -> float:
-        """Seconds that are not hidden; the last message has nothing to hide behind."""
+        """Seconds of messages that compute does not hide; nothing hides the last message."""
         seconds = [s for part in kinds for s in found.get(part, [])]
         total = sum(seconds) / times
         last = seconds[-1] if seconds else 0.0
@@ -323,7 +326,7 @@ def around(run: RunConfig, rank: int, world: int, cluster: Cluster, mine: PassTi
 
 
 def play(plan: StagePlan, z: Sizes, cluster: Cluster, stages: list[PassTime], m: int) -> tuple[float, int]:
-    """(Seconds of all passes, the rank that works longest)."""
+    """(Seconds of all passes, the busiest rank)."""
     placement = placement_of(plan)
     busy = [sum(stages[s].forward + stages[s].backward for s in row) for row in placement]
     busiest = busy.index(max(busy))
@@ -342,7 +345,7 @@ def play(plan: StagePlan, z: Sizes, cluster: Cluster, stages: list[PassTime], m:
 
 
 def played(plan: StagePlan, z: Sizes, cluster: Cluster, stages: list[PassTime], m: int) -> Simulation:
-    """The schedule of m microbatches."""
+    """The simulated schedule of m microbatches."""
     later = [s.weights * (plan.schedule in SPLIT) for s in stages]
     backward = [s.backward - weights for s, weights in zip(stages, later, strict=True)]
     costs = Costs([s.forward for s in stages], backward, later, cluster.message(z.stream, z.mesh.pp.ranks[:2]))
@@ -350,12 +353,12 @@ def played(plan: StagePlan, z: Sizes, cluster: Cluster, stages: list[PassTime], 
 
 
 def as_asked(run: RunConfig, cluster: Cluster) -> Cluster:
-    """The cluster as a run finds it: a step that was recorded as a CUDA graph is asked for at once."""
+    """The cluster for this run: a step that is recorded as a CUDA graph has no launch times."""
     return cluster if run.training.cuda_graph_impl == "none" else dataclasses.replace(cluster, call=0.0)
 
 
 def stages_of_run(run: RunConfig, world: int, cluster: Cluster) -> tuple[StagePlan, Sizes, list[PassTime]]:
-    """Where the model is cut, a microbatch of the first rank, and the seconds of each stage."""
+    """How the model is cut, a microbatch of the first rank, and the time of each stage."""
     plan, mesh = plan_stages(run.parallel, run.model.num_layers), Mesh.planned(run.parallel, 0, world)
     z = sizes_of(run.model, mesh, run.optimizer, work_of_run(run, world, cluster.device), spec_of(run))
     pieces = Pieces(z, as_asked(run, cluster), plan.schedule in SPLIT)
@@ -363,11 +366,11 @@ def stages_of_run(run: RunConfig, world: int, cluster: Cluster) -> tuple[StagePl
 
 
 def step_time(run: RunConfig, world: int, cluster: Cluster) -> StepTime:
-    """A step of a run on GPUs of this cluster.
+    """The time of a step of a run on this cluster.
 
     Raises:
-        ConfigError: the layout cannot be.
-        Unpredicted: an operation's time is not known.
+        ConfigError: the layout is not possible.
+        Unpredicted: the time of an operation is not known.
     """
     require_known(not run.optimizer.freeze, "the time of a model with frozen parameters")
     work, ranks = work_of_run(run, world, cluster.device), rank_groups(run.parallel, world, "pp")[0]

@@ -1,13 +1,13 @@
 """Every communication of a training step on one rank: how often, over which axis, and how many bytes.
 
-| from                           | what                                                                            |
+| from                           | messages                                                                        |
 |--------------------------------|---------------------------------------------------------------------------------|
-| a run of the stage's layers    | sums and gathers of tp, rings of cp, rows to experts; for each microbatch       |
-| the schedule's list of actions | activations and gradients to neighbours of pp                                   |
+| a run of the stage's layers    | sums and gathers over tp, rings over cp, tokens to experts; each microbatch     |
+| the schedule's list of actions | activations and gradients to neighbours over pp                                 |
 | buckets of the wrapper         | gradients; weights after the step (ZeRO-1, -2) or when they are used (ZeRO-3)   |
-| layouts of parameters          | gradients of norms over tp, of a tied table over embd                           |
-| hooks of the step, run         | loads of experts, scales of FP8                                                 |
-| the step itself                | counts, losses, the norm of the gradient; what the optimizer sends (`update`)   |
+| layouts of parameters          | gradients of norms over tp, of a tied embedding over embd                       |
+| hooks of the step, run         | loads of experts, FP8 amax                                                      |
+| the step itself                | token counts, losses, the gradient norm; messages of the optimizer (`update`)   |
 
 The model and its wrapper are built on torch's `meta` device, so buckets, shards and padding are those of the run.
 A step that is traced (`trace.record`) counts the same calls and bytes; tests compare the two.
@@ -28,17 +28,10 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.transport import FakeTransport
 from minimegatron.config.run import RunConfig
 from minimegatron.config.stages import StagePlan, plan_stages
-from minimegatron.footprint.dry_run import (
-    Message,
-    Messages,
-    Sent,
-    Sizes,
-    StageRun,
-    Waited,
-    one_of_each,
-    require_known,
-)
-from minimegatron.footprint.prediction import actions_of, meta_model, meta_wrapper, sizes_of
+from minimegatron.footprint.dry_run import Sizes, StageRun, one_of_each
+from minimegatron.footprint.prediction import actions_of, sizes_of
+from minimegatron.footprint.recorder import Message, Messages, Sent, Waited, require_known
+from minimegatron.footprint.states import meta_model, meta_wrapper
 from minimegatron.layers.param import layout_of
 from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.models.chunks import ModelChunks, schedule_of
@@ -54,11 +47,11 @@ Traffic = Counter[tuple[Message, str]]  # a message and its part of the step -> 
 
 
 def run_messages(run: RunConfig, rank: int, world: int, device: str = "cuda") -> Traffic:
-    """What one rank of a run sends in a step.
+    """All messages of one rank of a run in a step.
 
     Raises:
-        ConfigError: the layout cannot be.
-        Unpredicted: something travels that is not known.
+        ConfigError: the layout is not possible.
+        Unpredicted: a feature sends messages that a plan does not know.
     """
     config, parallel, optimizer = run.model, run.parallel, run.optimizer
     require_known(not optimizer.freeze, "messages of a model with frozen parameters")
@@ -71,7 +64,7 @@ def run_messages(run: RunConfig, rank: int, world: int, device: str = "cuda") ->
 
 
 def step_messages(plan: StagePlan, ddp: DistributedDataParallel, z: Sizes, microbatches: int) -> Traffic:
-    """{(message, part of the step): how often} in one step of this rank, the optimizer's left out."""
+    """{(message, part of the step): how often} in one step of this rank, without those of the optimizer."""
     found, row = messages_around(plan, ddp, z, microbatches), actions_of(plan, z, microbatches)
     runs = [StageRun(stage, z) for stage in stages_of(ddp)]
     for action in (one for one in row if one.kind != "W"):
@@ -86,7 +79,7 @@ def step_messages(plan: StagePlan, ddp: DistributedDataParallel, z: Sizes, micro
 
 
 def messages_around(plan: StagePlan, ddp: DistributedDataParallel, z: Sizes, microbatches: int) -> Traffic:
-    """Those of them that are known without a run of the layers: what no pass sends."""
+    """The messages of `step_messages` that no forward or backward pass sends; they are known without running layers."""
     found: Traffic = Counter()
     stages, row = stages_of(ddp), actions_of(plan, z, microbatches)
     split = {(a.microbatch, a.chunk) for a in row if a.kind == "W"}
@@ -106,7 +99,7 @@ def stages_of(ddp: DistributedDataParallel) -> list[Any]:
 
 
 def pipeline_messages(plan: StagePlan, z: Sizes, microbatches: int) -> Iterator[Message]:
-    """Sent and received, from the list of actions."""
+    """Messages between pipeline stages, sent and received, from the list of actions."""
     if plan.ranks == 1:
         return
     schedule, rank = schedule_of(plan, z.mesh.parallel, microbatches), z.mesh.pp.rank
@@ -119,7 +112,7 @@ def pipeline_messages(plan: StagePlan, z: Sizes, microbatches: int) -> Iterator[
 
 
 def _temporary(ddp: DistributedDataParallel, stage: Any) -> Iterator[Message]:
-    """Buckets that travel after every backward pass (ZeRO-2 and -3)."""
+    """Gradient buckets that are reduced after every backward pass (ZeRO-2 and -3)."""
     names = {ddp.name_of(p) for p in stage.parameters() if p.requires_grad}
     for buffer in ddp.grad_buffers:
         for bucket in buffer.buckets if buffer.temporary else ():
@@ -128,7 +121,7 @@ def _temporary(ddp: DistributedDataParallel, stage: Any) -> Iterator[Message]:
 
 
 def gradient_messages(ddp: DistributedDataParallel) -> Iterator[Message]:
-    """Buckets that travel once a step, and what groups of replicas add up."""
+    """Gradient buckets that are reduced once a step, and the sums over groups of replicas."""
     name = "all_reduce" if ddp.sharding == "no_shard" else "reduce_scatter"
     for buffer in ddp.grad_buffers:
         element = buffer.data.element_size()
@@ -140,7 +133,7 @@ def gradient_messages(ddp: DistributedDataParallel) -> Iterator[Message]:
 
 
 def weight_messages(ddp: DistributedDataParallel, row: Iterable[Action]) -> Iterator[Message]:
-    """All-gathers: every bucket after the step, or each unit's for its forward and for its backward pass."""
+    """All-gathers of weights: every bucket after the step, or each unit's for its forward and for its backward pass."""
     home = {
         name: (buffer, bucket) for buffer in ddp.grad_buffers for bucket in buffer.buckets for name in bucket.members
     }
@@ -157,15 +150,16 @@ def weight_messages(ddp: DistributedDataParallel, row: Iterable[Action]) -> Iter
 
 
 def _gathers(buckets: Iterable[tuple[GradBuffer, Bucket]]) -> Iterator[Message]:
-    """Of the weights of each bucket once."""
+    """One all-gather of the weights of each bucket."""
     for buffer, bucket in {id(bucket): (buffer, bucket) for buffer, bucket in buckets}.values():
         element = buffer.params[next(iter(bucket.members))].element_size()
         yield from _over(buffer.axis, "all_gather", bucket.span.size * element)
 
 
 def end_messages(ddp: DistributedDataParallel, z: Sizes) -> Iterator[Message]:
-    """Sums over gradients that copies still miss; counts, losses, the norm, and what hooks of the model's features send
-    (`layers/step_hooks`), which are run."""
+    """Messages at the end of a step: gradients of replicated and tied parameters, token counts, losses, the gradient
+    norm, and
+    the messages of hooks (`layers/step_hooks`), which are run."""
     mesh, params, axes = ddp.mesh, ddp.params, partial_axes(ddp.mesh)
     flat: Counter[str] = Counter()
     for name, shard in ddp.shards().items():
@@ -185,7 +179,7 @@ def end_messages(ddp: DistributedDataParallel, z: Sizes) -> Iterator[Message]:
 
 
 def _of_hooks(model: nn.Module, mesh: Mesh) -> tuple[dict[str, torch.Tensor], list[Sent]]:
-    """What the hooks of a step report of a model, and what they send."""
+    """What the hooks of a step report, and the messages that they send."""
     sent: list[Sent | Waited] = []
     hooks = StepHooks(model, mesh)
     with async_ops.alone(FakeTransport(), Messages(sent.append)), hooks.passes(1.0):

@@ -1,13 +1,13 @@
-"""What the optimizer does with the gradients of a step: the bytes it touches, Muon's products, what travels.
+"""The optimizer's part of a step: bytes it reads and writes, Muon's products, and messages.
 
-The optimizer itself is asked, built on torch's `meta` device over what this rank updates (`optim.build`). n elements:
+The optimizer is built on torch's `meta` device for what this rank updates (`optim.build`), and asked. n elements:
 
-| what                 | seconds                                                                                       |
-|----------------------|-----------------------------------------------------------------------------------------------|
-| a step by elements   | states read and written, gradients read twice (the norm), weights written: AdamW's 34 n bytes |
-| a state in few bits  | read, written as fp32, read and written there, read again and written back: 16 n bytes more   |
-| Muon, sides k <= l   | a round has 4 k^2 l + 2 k^3 FLOPs in bf16                                                     |
-| in the host's memory | gradients down, a step over its memory, weights up: their sum, the slowest where they overlap |
+| what                | cost                                                                                           |
+|---------------------|------------------------------------------------------------------------------------------------|
+| elementwise update  | states read and written, gradients read twice (the norm), weights written: AdamW's 34 n bytes  |
+| quantized state     | read, written as fp32, updated there, read again and written back: 16 n bytes more             |
+| Muon, sides k <= l  | an iteration has 4 k^2 l + 2 k^3 FLOPs in bf16                                                 |
+| offloaded to host   | gradients down, update in the host's memory, weights up: the sum, the slowest if they overlap  |
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from minimegatron.config import OptimizerConfig
-from minimegatron.footprint.dry_run import Message, Operation, require_known
+from minimegatron.footprint.recorder import Message, Operation, require_known
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.muon import LayerWise, Orthogonalizer
@@ -29,7 +29,7 @@ FP32 = 4  # bytes of a gradient, and of a number while it is moved
 
 
 def optimizer_of(ddp: DistributedDataParallel, config: OptimizerConfig) -> MixedPrecisionOptimizer:
-    """That of a rank; of a model on the `meta` device one without memory."""
+    """The optimizer of a rank; for a model on the `meta` device it has no memory."""
     return build_optimizer(config, ddp, ddp.mesh, ddp.shards())
 
 
@@ -50,7 +50,7 @@ def update_time(ddp: DistributedDataParallel, config: OptimizerConfig, cluster: 
 
 
 def _touched(held: Mapping[str, list[torch.Tensor]], where: str, count: int, element: int) -> float:
-    """Bytes of a step over these states, and over `count` gradients and weights."""
+    """Bytes that an update of these states, and of `count` gradients and weights, reads and writes."""
     mains, moments = (held.get(f"{owner}{where}", []) for owner in ("main parameters", "moments"))
     states = 2.0 * sum(t.nbytes for t in (*mains, *moments))
     states += sum(4 * FP32 * t.numel() for t in (*mains, *moments) if t.dtype != torch.float32)
@@ -58,13 +58,13 @@ def _touched(held: Mapping[str, list[torch.Tensor]], where: str, count: int, ele
 
 
 def _muons(ddp: DistributedDataParallel, config: OptimizerConfig) -> list[Orthogonalizer]:
-    """Of the matrices that Muon moves."""
+    """One `Orthogonalizer` for each matrix that Muon updates."""
     params = optimizer_of(ddp, config).params if config.has_matrices else []
     return [Orthogonalizer(p.name, layout_of(p.model), ddp.mesh, config) for p in params if p.rates.matrix]
 
 
 def muon_products(ddp: DistributedDataParallel, config: OptimizerConfig) -> list[Operation]:
-    """Of all its iterations: both factors read, the result written, in bf16."""
+    """Products of all Muon iterations: both factors are read and the result is written, in bf16."""
     updates = _muons(ddp, config)
     require_known(not updates or config.muon_fp32_matmul_prec == "medium", "Muon's products in fp32")
     sizes = [size for update in updates for size in update.products()]
@@ -72,7 +72,7 @@ def muon_products(ddp: DistributedDataParallel, config: OptimizerConfig) -> list
 
 
 def update_messages(ddp: DistributedDataParallel, config: OptimizerConfig) -> Iterator[Message]:
-    """What the step itself sends: momenta or Gram matrices, and weights of owners."""
+    """Messages of the optimizer: Muon's momenta or Gram matrices, and weights from their owners."""
     for update in _muons(ddp, config):
         yield from (Message(name, axis.name, nbytes) for name, axis, nbytes in update.messages())
     if config.optimizer == "dist_muon":

@@ -7,6 +7,7 @@
 | `answers`       | pieces of text into completions, whole or as server-sent events                        |
 | `metrics`       | what happens, in Prometheus' form and under vLLM's names                               |
 | `app`           | routes, keys, sizes, and the end                                                       |
+| `http_server`   | connections: a deadline for the head of a request, files for many of them              |
 | `chat.html`     | a page to talk to it                                                                   |
 | `router`        | one address before N servers: who answers what, and what happens when one dies         |
 | `replicas`      | the processes of these servers: started, started again, ended                          |

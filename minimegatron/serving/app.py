@@ -59,6 +59,7 @@ from minimegatron.inference.engine import Engine
 from minimegatron.inference.sequence import Request as EngineRequest
 from minimegatron.serving.answers import DONE, ChatFormat, Choice, CompletionFormat, Format, Tokens, event, usage_of
 from minimegatron.serving.engine_thread import EngineThread, Full, ShuttingDown, Stream
+from minimegatron.serving.http_server import Http, allow_files
 from minimegatron.serving.metrics import Metrics
 from minimegatron.serving.protocol import (
     ApiError,
@@ -558,6 +559,7 @@ class Server(uvicorn.Server):
             create_app(service),
             host=host,
             port=port,
+            http=Http,
             access_log=False,
             log_level="warning",
             server_header=False,
@@ -576,6 +578,7 @@ class Server(uvicorn.Server):
             RankError: the engine has ended.
         """
         config = self.config
+        allow_files()
         try:
             family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
             listener = socket.create_server((config.host, config.port), family=family, backlog=config.backlog)

@@ -1,7 +1,8 @@
 """The processes behind a router: started, watched, started again, ended.
 
 A process that ended is started again, after 1, 2, 4, ... seconds; after `MOST_DEATHS` without `HEALTHY` seconds of
-service between them it is left out, which the log says. It ends with the router, whatever ends that: by SIGTERM, which
+service between them it is left out, which the log says. One that was ready and says nothing on `/health` for `HUNG`
+seconds is killed, and so started again. It ends with the router, whatever ends that: by SIGTERM, which
 lets its requests end, and after a while by SIGKILL; and where the router itself was killed, by the kernel
 (`launch/procs.die_with_parent`).
 """
@@ -26,7 +27,7 @@ from minimegatron.serving.router import Replica, Router
 
 log = logging.getLogger(__name__)
 
-MOST_DEATHS, HEALTHY = 5, 60.0
+MOST_DEATHS, HEALTHY, HUNG = 5, 60.0, 60.0
 
 
 def free_ports(count: int) -> list[int]:
@@ -46,6 +47,7 @@ class Processes:
         command: (number, port) -> the command line of a replica.
         environment: number -> variables of its process; default those of this one.
         backoff: seconds before the first restart; they double.
+        hung: seconds without an answer after which a process that has answered is killed.
     """
 
     def __init__(
@@ -54,8 +56,10 @@ class Processes:
         command: Callable[[int, int], Sequence[str]],
         environment: Callable[[int], Mapping[str, str] | None] = lambda number: None,
         backoff: float = 1.0,
+        hung: float = HUNG,
     ) -> None:
         self.router, self.command, self.environment, self.backoff = router, command, environment, backoff
+        self.hung = hung
         self.running: dict[int, subprocess.Popen[bytes]] = {}
 
     async def keep(self, replica: Replica) -> None:
@@ -71,11 +75,16 @@ class Processes:
                 start_new_session=True,  # Ctrl-C is the router's, which lets requests end
                 preexec_fn=functools.partial(die_with_parent, signal.SIGTERM, os.getpid()),
             )
-            self.running[replica.number] = process
+            self.running[replica.number], replica.answered = process, math.inf
+            silent = ""
             while (status := process.poll()) is None:
+                if loop.time() - replica.answered > self.hung:
+                    silent = f" after {self.hung:g} s without an answer to GET /health"
+                    replica.answered = math.inf
+                    process.kill()  # and with it its ranks: `launch/rank`
                 await asyncio.sleep(0.2)
             replica.deaths += 1
-            why = f"its process (pid {process.pid}) {how_it_ended(status)}"
+            why = f"its process (pid {process.pid}) {how_it_ended(status)}{silent}"
             in_a_row = 1 if loop.time() - began > HEALTHY else in_a_row + 1
             if in_a_row >= MOST_DEATHS:
                 replica.left_out = True
@@ -108,6 +117,7 @@ def serve(
     *,
     environment: Callable[[int], Mapping[str, str] | None] = lambda number: None,
     drain: float = 10.0,
+    hung: float = HUNG,
 ) -> None:
     """Run `size` replicas and the router before them, until SIGTERM or SIGINT.
 
@@ -119,6 +129,7 @@ def serve(
         host, port: the router's own.
         environment: number -> variables of its process.
         drain: seconds.
+        hung: seconds without an answer to `/health` after which a replica is killed.
 
     Raises:
         ConfigError: the address is taken, or not this machine's.
@@ -126,6 +137,9 @@ def serve(
     """
     import uvicorn
 
+    from minimegatron.serving.http_server import Http, allow_files
+
+    allow_files()
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         address = socket.create_server((host, port), family=family, backlog=2048)
@@ -134,7 +148,7 @@ def serve(
     address.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as in `serving/app`
     log.info("%d replicas are started behind http://%s:%d/v1", size, host, address.getsockname()[1])
     router = Router([f"http://127.0.0.1:{free}" for free in free_ports(size)])
-    processes = Processes(router, command, environment)
+    processes = Processes(router, command, environment, hung=hung)
 
     class Server(uvicorn.Server):
         """uvicorn's, which drains first."""
@@ -146,7 +160,8 @@ def serve(
             router.draining = True
 
     async def main() -> None:
-        server = Server(uvicorn.Config(router, lifespan="off", ws="none", log_config=None, access_log=False))
+        config = uvicorn.Config(router, http=Http, lifespan="off", ws="none", log_config=None, access_log=False)
+        server = Server(config)
         loop = asyncio.get_running_loop()
         keeping = [asyncio.create_task(processes.keep(replica)) for replica in router.replicas]
         watching = asyncio.create_task(router.watch())

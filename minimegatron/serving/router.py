@@ -70,6 +70,7 @@ class Replica:
         ready: it answers `/health`, and gets requests.
         under_way: requests that it has.
         served, failed, deaths: counted since the beginning.
+        answered: when its process last said something on `/health`, of the event loop's clock; infinite before.
     """
 
     number: int
@@ -80,6 +81,7 @@ class Replica:
     failed: int = 0
     deaths: int = 0
     left_out: bool = False
+    answered: float = math.inf
 
     def state(self) -> dict[str, Any]:
         """As `/health` tells it."""
@@ -170,9 +172,10 @@ class Router:
         try:
             async with asyncio.timeout(self.health_timeout), replica.client.request("GET", "/health") as response:
                 await response.read()
+                replica.answered = asyncio.get_running_loop().time()
                 healthy, why = response.status == 200, f"GET /health answers {response.status}"
         except OSError as error:  # TimeoutError is one
-            healthy, why = False, f"GET /health: {error or type(error).__name__}"
+            healthy, why = False, f"GET /health: {str(error) or type(error).__name__}"
         if healthy and not replica.ready:
             log.info("replica %d is ready", replica.number)
             replica.ready = True

@@ -3,7 +3,7 @@
 The problem in a sentence: Megatron-LM has about nine hundred flags, and a user who knows fifty of them should find
 those fifty here, with the same meaning.
 
-A flag is a field's name with dashes, and the field's comment is its help. So there is no second list to keep in step:
+A flag is a field's name with dashes, and its help is that of the field, so there is no second list of flags:
 
 | field                            | flag                                     |
 |----------------------------------|------------------------------------------|
@@ -12,14 +12,14 @@ A flag is a field's name with dashes, and the field's comment is its help. So th
 | `scale_output_init: bool = True` | `--no-scale-output-init`                 |
 | `data_path: tuple[str, ...]`     | `--data-path A B ...`                    |
 
-Megatron's other spellings, what is already so here and what is not here yet are data, in `megatron_flags.py`. Nothing
-is ever ignored: a flag works, or says that it changes nothing, or ends the command with status 2 before any rank talks
-to another.
+Megatron's other spellings, flags that ask for what always happens here, and flags that are not supported yet are data,
+in `megatron_flags.py`. No flag is ignored: it has its effect, or a line says that it changes nothing, or the command
+ends with status 2 before any rank talks to another.
 
-Values come from five places; the later one wins: defaults, the folder of `--load` where it is a published model or
-`--use-checkpoint-args` is given, `--preset NAME` (models/families), `--config FILE.json` (the shape that the log file's
-first line has), flags. Defaults are those of `config/`, except the few of `DEFAULTS`, where
-Megatron's command line has another value and the result of a training would differ.
+Values come from five places; the later one wins: defaults, the folder of `--load` if it is a published model or
+`--use-checkpoint-args` is given, `--preset NAME` (models/families), `--config FILE.json` (in the form of the log file's
+first line), flags. Defaults are those of `config/`, except the few of `DEFAULTS`, where Megatron's command line has
+another value and the result of a training would differ.
 
 Megatron-LM: `megatron/training/arguments.py`.
 """
@@ -111,13 +111,13 @@ def parse_args(argv: Sequence[str], world_size: int = 1, *, reads: bool = True) 
 
 
 def _of_checkpoint(flags: dict[str, Any]) -> dict[str, Any]:
-    """The model's fields, where `--load` says what the model is.
+    """The fields of the model that `--load` determines.
 
-    A published folder always says the fields of kind `MODEL`, and is read without torch; a checkpoint says with
-    `--use-checkpoint-args` all of them, those of how its run computed among them.
+    A published folder determines all fields of kind `MODEL`, and is read without torch; with `--use-checkpoint-args` a
+    checkpoint determines all fields of its `TransformerConfig`.
 
     Raises:
-        CheckpointError: there is nothing that could say it.
+        CheckpointError: `--load` has no description of a model.
     """
     if flags.get("load") is None:
         return {}
@@ -136,7 +136,7 @@ def _of_checkpoint(flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _group_query_attention(flags: dict[str, Any], notes: list[str]) -> None:
-    """Megatron's pair: `--group-query-attention` switches it on, `--num-query-groups` (default 1) says how many."""
+    """Megatron's pair: `--group-query-attention` turns it on, `--num-query-groups` (default 1) is the number."""
     if flags.pop("group_query_attention", False):
         flags.setdefault("num_query_groups", 1)
     elif "num_query_groups" in flags and not flags.get("multi_latent_attention"):
@@ -149,8 +149,8 @@ def _group_query_attention(flags: dict[str, Any], notes: list[str]) -> None:
 def _dependent_defaults(flags: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     """Megatron's defaults of the model that depend on other flags.
 
-    Its GeLU is the tanh form where it fuses bias and activation, which it does unless there is no bias or
-    `--no-bias-gelu-fusion`. Latent attention that is scaled is scaled by YaRN, with DeepSeek's numbers.
+    GeLU is the tanh form if Megatron fuses bias and activation, which it does unless there is no bias or
+    `--no-bias-gelu-fusion`. Latent attention with a RoPE scaling uses YaRN, with DeepSeek's numbers.
     """
     defaults: dict[str, Any] = {}
     unfused = flags.pop("bias_gelu_fusion", True) is False
@@ -194,7 +194,7 @@ def _read_config(path: str) -> dict[str, Any]:
 
 
 def _refuse_unknown(rest: Sequence[str], parser: argparse.ArgumentParser) -> None:
-    """Raise for the words that no flag took: all that are flags of Megatron's, and all unknown ones."""
+    """Raise for the words that no flag has consumed: all that are flags of Megatron's, and all unknown ones."""
     if not rest:
         return
     flags = list(dict.fromkeys(word.split("=")[0] for word in rest if word.startswith("-")))
@@ -217,7 +217,7 @@ def _refuse_unknown(rest: Sequence[str], parser: argparse.ArgumentParser) -> Non
 
 
 class _Set(argparse.Action):
-    """Set a field; refuse when another flag has set it to something else."""
+    """Sets a field; refuses if another flag has set it to another value."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         value = self.const if self.nargs == 0 else tuple(values) if isinstance(values, list) else values
@@ -231,14 +231,14 @@ class _Set(argparse.Action):
 
 
 class _SetOneOrMore(_Set):
-    """Set a field that is one value or several."""
+    """Sets a field that is one value or several."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         super().__call__(parser, namespace, values[0] if len(values) == 1 else values, option_string)
 
 
 class _Add(_Set):
-    """Add words to those of the same flag before."""
+    """Adds words to those of the same flag given before."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         before = getattr(namespace, self.dest, ())
@@ -246,7 +246,7 @@ class _Add(_Set):
 
 
 class _AlreadySo(argparse.Action):
-    """Accept a flag that changes nothing, and remember to say so."""
+    """Accepts a flag that changes nothing, and adds a note about it."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         allowed, why = ALREADY[option_string or ""]
@@ -336,6 +336,6 @@ def _renaming(field: str) -> Any:
 
 
 def _braces(values: Iterable[str] | None) -> str:
-    """{a,b} where there are few values, else VALUE."""
+    """{a,b} if there are few values, else VALUE."""
     values = list(values or ())
     return "{" + ",".join(values) + "}" if values else "VALUE"

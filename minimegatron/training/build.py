@@ -57,10 +57,10 @@ NAMED = 8  # files of a blend
 def build_trainer(
     run: RunConfig, mesh: Mesh | None = None, forward_step: ForwardStep = forward_step, quiet: bool = False
 ) -> Trainer:
-    """Everything that a run holds, ready to `train()`; all ranks call together.
+    """Build the trainer of a run, ready to `train()`; all ranks call it together.
 
     Args:
-        run: what to train, how, on what.
+        run: the configuration.
         mesh: the layout, if the caller has built it; default from `run.parallel` and the process group.
         forward_step: the model's forward pass and its loss; default the language-model loss.
         quiet: print nothing.
@@ -109,13 +109,13 @@ def build_trainer(
 
 
 def build_state(run: RunConfig, mesh: Mesh, sizes: NumMicrobatches, data: RunData, joint: Joint) -> RunState:
-    """Random streams, model, DDP, optimizer and schedule of a run that begins.
+    """Build random streams, model, DDP, optimizer and schedule of a new run.
 
     Args:
         run: with the vocabulary of its data.
         mesh: the layout.
-        sizes: the batches of the run.
-        data: what it reads.
+        sizes: the batch sizes of the run.
+        data: its data.
         joint: samples of each set whose epochs are shuffled together.
     """
     rng = RngStreams.on_mesh(run.training.seed, mesh)
@@ -131,12 +131,12 @@ def build_state(run: RunConfig, mesh: Mesh, sizes: NumMicrobatches, data: RunDat
 
 
 def build_replica(run: RunConfig, mesh: Mesh, rng: RngStreams | None = None) -> DataParallel:
-    """What this rank holds of the model of a run, begun from its seed, as one of its replicas.
+    """Build this rank's part of the model of a run, initialised from its seed, in its data-parallel wrapper.
 
     Args:
         run: the model, its layer spec, its seed, and which parameters are frozen.
         mesh: the layout.
-        rng: from which dropout draws; None for a model that is not trained, of which all parameters are frozen.
+        rng: streams for dropout; None for a model that is not trained, whose parameters are all frozen.
     """
     spec = spec_from_name(run.spec, run.model)
     model = build_model_chunks(run.model, mesh, run.training.seed, spec, rng)
@@ -156,7 +156,7 @@ def _observers(
     forward_step: ForwardStep,
     metrics: Metrics,
 ) -> list[Observer]:
-    """Those that look on: they come before what reads validation data and what saves."""
+    """The observers that only watch; they are called before evaluation and checkpoints."""
     run, mesh, optimizer = state.run, state.mesh, state.optimizer
     assert optimizer is not None
     training = run.training
@@ -181,7 +181,7 @@ def _observers(
 
 
 def _samples_wanted(run: RunConfig, sizes: NumMicrobatches, began: Mapping[str, Any] | None) -> tuple[int, int, int]:
-    """Samples of the train, validation and test sets, as many as the run can use."""
+    """Samples of the train, validation and test sets that the run can use."""
     evaluated = began["counters"]["consumed_valid_samples"] if began else 0
     train, valid, test = _samples_of(run, sizes, iterations_of(run.training, sizes))
     return train, valid + evaluated if valid else 0, test
@@ -197,10 +197,10 @@ def _samples_of(run: RunConfig, sizes: NumMicrobatches, train_iters: int) -> tup
 def _joint(
     run: RunConfig, sizes: NumMicrobatches, began: Mapping[str, Any] | None, wanted: tuple[int, int, int]
 ) -> Joint:
-    """Samples whose epochs are shuffled together, as the run began (`data/indices`).
+    """Samples whose epochs are shuffled together, as when the run began (`data/indices`).
 
-    Checkpoints that do not say it are of Megatron-LM or of an older version, and have its order of all samples of
-    the run, which was as long as their weight decay might grow.
+    A checkpoint without this number is Megatron-LM's or of an older version. Its order is that of all samples of the
+    run, whose length is given by the end of its weight decay schedule.
     """
     if began is None:
         return wanted if run.data.sample_order == "megatron" else (None, None, None)
@@ -212,7 +212,7 @@ def _joint(
 
 
 def describe_machine(run: RunConfig, mesh: Mesh) -> str:
-    """What is known before the data is opened; building a large index takes a while."""
+    """Lines of the banner that are known before the data is opened; building a large index takes a while."""
     sizes = [f"{name}{mesh.axis(name).size}" for name in ("tp", "cp", "pp", "dp") if mesh.axis(name).size > 1]
     layout = f"{mesh.world.size} rank{'s'[: mesh.world.size > 1]}{': ' if sizes else ''}{' '.join(sizes)}"
     layout += " with sequence parallelism" if run.parallel.sequence_parallel else ""
@@ -228,7 +228,7 @@ def describe_machine(run: RunConfig, mesh: Mesh) -> str:
 
 
 def describe_run(run: RunConfig, train_iters: int, batch_sizes: NumMicrobatches) -> str:
-    """What is about to be trained, and how."""
+    """Lines of the banner about the model and the steps."""
     model = run.model
     heads = f"{model.num_attention_heads} heads over {model.num_query_groups} groups"
     lines = [
@@ -247,13 +247,13 @@ def describe_run(run: RunConfig, train_iters: int, batch_sizes: NumMicrobatches)
 
 
 def describe_data(run: RunConfig, data: RunData, train: Dataset, samples: int) -> str:
-    """How often the run reads its training data, and which evaluation it goes without.
+    """Lines of the banner about the epochs of the training data, and about evaluations that the run cannot do.
 
     Args:
-        run: what was asked for.
-        data: what was found.
+        run: the configuration.
+        data: the data.
         train: the training set.
-        samples: of all steps.
+        samples: samples of all steps.
     """
     read = train.read_epochs(samples)
     named = [f"{_number(n)} of {name}" for name, n in list(read.items())[:NAMED]]

@@ -5,14 +5,14 @@
     at the start     --load: the newest complete checkpoint, verified     -> weights, optimizer, streams, counters
                      --load: the folder of a published model              -> weights; the run begins at step 0
 
-A background save has a process group of its own, so that its messages never stand between those of a step. All ranks
-ask together, after a step, whether it has ended, so that all raise its error after the same one. One save is in flight
-at a time: the next save waits for it, and so does the end of the run.
+A background save has a process group of its own, so that its messages do not mix with those of a step. After a step all
+ranks ask together whether it has ended, so that all raise its error after the same step. One save is under way at a
+time: the next save waits for it, and so does the end of the run.
 
 **Published models.** `minimegatron train --load Qwen2.5-0.5B --tokenizer-type HuggingFaceTokenizer ...`: `config.json`
-describes the model, so no flag has to; a flag that says something else is refused. Nothing is converted first: each
+describes the model, so no flags are needed; a flag that contradicts it is refused. No conversion is needed: each
 rank reads its part of each logical tensor (`checkpoint/regions`) from the published files (`checkpoint/sources`).
-Weights are rounded to the run's dtype where that is narrower than the files', and the log says so; main parameters
+Weights are rounded to the run's dtype if that is narrower than the files', and the log says so; main parameters
 start from the rounded weights. Tokenizer, chat template and the ids that end a text are kept beside the run's
 checkpoints for a later export (`checkpoint/companions`); a run from scratch keeps its tokenizer there.
 
@@ -65,7 +65,7 @@ class Checkpoints(Observer):
 
     Args:
         config: where, how often, what.
-        state: what is saved, and what a checkpoint is loaded into.
+        state: the run that is saved, and into which a checkpoint is loaded.
         say: prints a line on rank 0.
 
     Raises:
@@ -86,13 +86,14 @@ class Checkpoints(Observer):
             self._axis = _own_group(mesh.world, mesh) if config.async_save else mesh.world
 
     def begin_run(self, keep_given: Callable[[Path], str] = lambda root: "") -> None:
-        """Continue from `--load`, if it is given, and see that `--save` has room for what is to come.
+        """Load `--load`, if it is given, and check that `--save` has no checkpoints of later steps.
 
         Args:
-            keep_given: writes what the run was given beside weights into the folder of its checkpoints; returns a hash.
+            keep_given: writes the tokenizer and other given files into the folder of checkpoints; returns a hash.
 
         Raises:
-            CheckpointError: see `load`; or the folder has checkpoints that this run would come to. The folder is free.
+            CheckpointError: see `load`; or the folder has checkpoints of steps that this run would reach. Its lock is
+                released.
         """
         try:
             if self.config.load is not None:
@@ -115,7 +116,7 @@ class Checkpoints(Observer):
             )
 
     def after_step(self, step: Step) -> None:
-        """Save if it is time to, and learn how a save in the background went."""
+        """Save if a save is due, and take the outcome of a save in the background."""
         if self.root is None:
             return
         self.settle(wait=step.last)
@@ -125,7 +126,7 @@ class Checkpoints(Observer):
             self.settle(wait=step.last)
 
     def save(self) -> None:
-        """Write a checkpoint, or begin to; the weights may move after `before_update`."""
+        """Write a checkpoint, or begin to; weights may be updated after `before_update`."""
         self.settle(wait=True)
         assert self.root is not None
         root, step, config = self.root, self.state.counters.iteration, self.config
@@ -150,7 +151,7 @@ class Checkpoints(Observer):
         self._flight = AsyncSave(write, config.async_save, step)
 
     def before_update(self) -> None:
-        """Wait until the thread of a save has copied what the optimizer is about to change.
+        """Wait until the thread of a save has copied the tensors that the optimizer is about to change.
 
         Raises:
             DeadlineError: it takes longer than a save may.
@@ -159,7 +160,7 @@ class Checkpoints(Observer):
             raise DeadlineError(f"the checkpoint of iteration {self._flight.step} is not copied", fix="see its thread")
 
     def settle(self, wait: bool) -> None:
-        """Take the outcome of the save under way: of all ranks, once it has ended on all of them.
+        """Take the outcome of the save under way, once it has ended on all ranks.
 
         Raises:
             CheckpointError: it failed.
@@ -176,7 +177,7 @@ class Checkpoints(Observer):
         self.say(f"saved checkpoint of iteration {flight.step} to {self.root}")
 
     def load(self) -> bool:
-        """Continue from `config.load`; returns whether there was a checkpoint.
+        """Load the checkpoint of `config.load`; returns whether there was one.
 
         Raises:
             CheckpointError: there is none and one is required; it is not whole; it is of another model or run.
@@ -197,7 +198,7 @@ class Checkpoints(Observer):
         return taken is not None
 
     def go_back(self, error: BadStep) -> int:
-        """Make the run that of the newest checkpoint of `config.save` again; returns its step.
+        """Load the newest checkpoint of `config.save`; returns its step.
 
         Raises:
             BadStep: there is none.
@@ -213,7 +214,7 @@ class Checkpoints(Observer):
         return steps[-1]
 
     def _read(self, root: Path, step: int, config: CheckpointConfig) -> int:
-        """Read a checkpoint into the run, as far as `config` wants it; returns its step."""
+        """Load a checkpoint into the run, as far as `config` asks for it; returns its step."""
         folder, state = commit.folder_of(root, step), self.state
         manifest = on_all_ranks(lambda: _manifest(root, step), self.mesh.world)
         same_layout = run_state.same_layout(manifest.state["layout"], self.mesh)
@@ -255,11 +256,12 @@ class Checkpoints(Observer):
 
     @property
     def _patience(self) -> float:
-        """A save has three messages, each of which has the deadline of the group."""
+        """The deadline of a save: it has three messages, each of which has the deadline of the group."""
         return 3 * self.mesh.parallel.distributed_timeout_seconds + 60
 
     def close(self) -> None:
-        """Wait for what is under way, and let go of the folder; a run that ends by an exception does not wait."""
+        """Wait for the save under way, and release the lock of the folder; a run that ends by an exception does not
+        wait."""
         if self._flight is not None and sys.exc_info()[0] is None:
             self._flight.join(self._patience)
         if self._lock is not None:
@@ -267,7 +269,7 @@ class Checkpoints(Observer):
 
 
 def load_published(state: RunState, folder: Path) -> str:
-    """Fill the model of a run; all ranks must call.
+    """Load a published model; all ranks must call it.
 
     Returns:
         What was loaded, in words.
@@ -294,15 +296,15 @@ def load_published(state: RunState, folder: Path) -> str:
 
 
 def keep_what_was_given(load: str | None, data: RunData, root: Path) -> str:
-    """Write what the run was given beside weights into the folder of its checkpoints; returns the hash.
+    """Write the tokenizer and other given files into the folder of the run's checkpoints; returns their hash.
 
     Args:
         load: folder that the run begins with.
-        data: whose tokenizer it uses.
-        root: of its checkpoints.
+        data: has the tokenizer.
+        root: folder of its checkpoints.
 
     Raises:
-        CheckpointError: it cannot be read or written.
+        CheckpointError: a file cannot be read or written.
     """
     tokenizer = data.tokenizer
     given: companions.Files = {}
@@ -318,7 +320,7 @@ def keep_what_was_given(load: str | None, data: RunData, root: Path) -> str:
 
 
 def continues(config: CheckpointConfig, mesh: Mesh) -> dict[str, Any] | None:
-    """What the checkpoint says of the run that `--load` will go on with; None where another run begins.
+    """The `state` of the checkpoint from which `--load` will go on; None if another run begins.
 
     Raises:
         CheckpointError: there is none and one is required, or its manifest is damaged.
@@ -336,10 +338,10 @@ def _take(
     take: Callable[[int], Taken],
     say: Callable[[str], None] = lambda text: None,
 ) -> Taken | None:
-    """`take(step)` of the checkpoint that `config` asks for; of another, where that one is removed meanwhile.
+    """`take(step)` of the checkpoint that `config` asks for; of the next one, if that is removed meanwhile.
 
     Returns:
-        What `take` has returned; None where there is no checkpoint.
+        What `take` has returned; None if there is no checkpoint.
     """
     steps = on_rank_zero(lambda: commit.published(root), mesh.world)
     while (step := _chosen(config, root, steps)) is not None:
@@ -354,7 +356,7 @@ def _take(
 
 
 def _is_fresh(config: CheckpointConfig, state: Mapping[str, Any]) -> bool:
-    """Whether nothing but the weights is taken; `convert` writes checkpoints that have nothing else."""
+    """Whether only the weights are loaded; a checkpoint that `convert` has written has nothing else."""
     return config.finetune or "counters" not in state
 
 
@@ -373,7 +375,7 @@ def _manifest(root: Path, step: int) -> Manifest:
 
 
 def _open_root(root: Path, mesh: Mesh) -> tuple[RootLock | None, str]:
-    """The lock, on rank 0, and a name for what this run writes."""
+    """The lock of the folder, on rank 0, and a name for the files that this run writes."""
     held: list[RootLock] = []
 
     def begin() -> str:
@@ -386,7 +388,7 @@ def _open_root(root: Path, mesh: Mesh) -> tuple[RootLock | None, str]:
 
 
 def _own_group(world: Axis, mesh: Mesh) -> Axis:
-    """The same ranks on gloo, for the messages of a thread."""
+    """An axis of the same ranks with a gloo group of its own, for the messages of a thread."""
     if world.size == 1:
         return world
     seconds = mesh.parallel.distributed_timeout_seconds

@@ -1,8 +1,8 @@
-"""Tokens for a run: the tokenizer, how large the vocabulary is, and the three sets of samples.
+"""The data of a run: the tokenizer, the size of the vocabulary, and the three sets of samples.
 
 | flags                       | tokenizer                          | vocabulary of the model                    |
 |-----------------------------|------------------------------------|--------------------------------------------|
-| `--data-path` and relatives | `--tokenizer-type` (required)      | the tokenizer's; a larger one may be given |
+| `--data-path` and the like  | `--tokenizer-type` (required)      | the tokenizer's; a larger one may be given |
 | `--corpus stdlib`           | byte-level BPE, trained once, kept | as given (default 4096)                    |
 | `--mock-data`               | numbers; or `--tokenizer-type`     | as given; or the tokenizer's               |
 
@@ -46,16 +46,16 @@ BLOCKS, BLOCK_BYTES = 16, 1 << 16  # of a data file that are hashed: terabytes a
 
 @dataclasses.dataclass(frozen=True)
 class RunData:
-    """What a run reads.
+    """The tokenizer and the sets of samples of a run.
 
     Attributes:
-        tokenizer: of the data.
+        tokenizer: the tokenizer.
         vocab_size: V of the model, at least the tokenizer's.
-        train, valid, test: samples; None where there are none.
-        prefixes: of the files that hold the tokens.
+        train, valid, test: samples; None for a set that is not given.
+        prefixes: prefixes of the files that hold the tokens.
         trained_on: (contents, prefix) of each file of the training data, with its share and its documents: a run that
-            goes on must have the same contents, wherever they lie.
-        tokenizer_model: folder of the tokenizer, or its `tokenizer.json`, where it has one.
+            goes on must have the same contents, in any place.
+        tokenizer_model: folder of the tokenizer, or its `tokenizer.json`, if it has one.
     """
 
     tokenizer: Tokenizer
@@ -68,7 +68,8 @@ class RunData:
     tokenizer_model: str | None = None
 
     def facts(self) -> dict[str, Any]:
-        """What every rank must have opened, for `launch.agreement`; a file's folder may be another on each node."""
+        """Facts about the data that must be equal on every rank, for `launch.agreement`; folders may differ between
+        nodes."""
         files = [prefix + suffix for prefix in self.prefixes for suffix in (".bin", ".idx")]
         facts: dict[str, Any] = {
             f"data file {k} ({os.path.basename(path)})": file_fact(path) for k, path in enumerate(files)
@@ -89,14 +90,14 @@ def load_data(
     joint: Joint = (None, None, None),
     quiet: bool = False,
 ) -> RunData:
-    """Tokenizer and datasets, made by rank 0 first; all ranks must call.
+    """Load the tokenizer and the datasets, made by rank 0 first; all ranks must call it.
 
     Args:
-        run: where tokens come from, and the vocabulary if one was chosen.
+        run: names the data, and the vocabulary if one was set.
         mesh: the ranks.
-        num_samples: of train, valid and test.
-        joint: of each so many in Megatron's order (`data/indices`).
-        quiet: no bar, however long it takes.
+        num_samples: samples wanted of train, valid and test.
+        joint: samples of each set that are in Megatron's order (`data/indices`).
+        quiet: show no progress bar, however long it takes.
 
     Raises:
         ConfigError, DataError: on every rank; also when the ranks have opened different data.
@@ -141,7 +142,7 @@ def _load(run: RunConfig, num_samples: tuple[int, int, int], joint: Joint, progr
 
 
 def _contents(dataset: Dataset) -> Iterator[tuple[str, str]]:
-    """Of each file what is read of it, and its prefix."""
+    """(Digest of what is read, prefix) of each file."""
     parts: list[tuple[GPTDataset | PackedDataset, list[str]]]
     if isinstance(dataset, BlendedDataset):
         shares = zip(dataset.datasets, dataset.shares, strict=True)
@@ -189,8 +190,8 @@ def microbatches(
     Args:
         dataset: the samples, in order.
         micro_batch_size: samples of a microbatch.
-        mesh: whose `dp` axis shares the samples, and whose cp axes share each sequence.
-        consumed_samples: of all ranks, so far.
+        mesh: its `dp` axis shares the samples, its cp axes share each sequence.
+        consumed_samples: samples of all ranks, so far.
         device: where the tensors go.
     """
     loader = DataLoader(dataset, micro_batch_size, mesh.dp.rank, mesh.dp.size, consumed_samples=consumed_samples)
@@ -200,11 +201,11 @@ def microbatches(
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """A batch of the host on a device, without waiting for what the device has still to do.
+    """Copy a batch to the device, without waiting for work that is queued on the device.
 
-    A GPU copies by itself only from memory that cannot be swapped out (pinned); else the host stands by until the copy
-    has been made, behind everything that was launched before. torch keeps pinned memory until the copy is done, and
-    then for the next batch, so nothing here needs to hold it.
+    A GPU copies asynchronously only from pinned memory; else the host waits until the copy has been made, after
+    everything that was launched before. torch keeps pinned memory until the copy is done, and reuses it for the next
+    batch, so nothing here needs to hold it.
     """
     if device.type != "cuda":
         return {name: tensor.to(device) for name, tensor in batch.items()}

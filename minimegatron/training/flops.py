@@ -1,16 +1,16 @@
-"""How much arithmetic a training step is, and what share of the machine that was.
+"""Model FLOPs of a training step, and MFU, the share of the machine's peak that they are.
 
 The problem in a sentence: "tokens per second" cannot be compared between models; "share of the peak" can, if all
 authors count alike.
 
-**Model FLOPs**: the multiplications and additions of the matrix products that the *maths* needs, twice one for each
-multiply-add, three times the forward pass (the backward pass multiplies once for dx and once for dW). Not counted:
-norms, softmax, activations, the optimizer, and whatever is computed a second time (recompute) or for nothing (the
-masked half of causal attention, padding of experts).
+**Model FLOPs**: the multiplications and additions of the matrix products in the model's formula: two for each
+multiply-add, three times the forward pass (the backward pass has a product for dx and one for dW). Not counted: norms,
+softmax, activations, the optimizer, and whatever is computed a second time (recompute) or in vain (the masked half of
+causal attention, padding of experts).
 
-They are counted, not written down: one layer of each kind runs forward without memory (`dry_run.forward_products`), as
-the model defines it, in one process. It takes about a second in the first call of a process, most of it imports of
-torch, and is kept. For one token in a sequence of s that gives
+They are counted by running: one layer of each kind runs forward without memory (`dry_run.forward_products`), as the
+model defines it, in one process. The first call of a process takes about a second, most of it imports of torch; the
+result is cached. For one token in a sequence of s that gives
 
     attention  QKV            2 h (a + 2 g) d          gated MLP   3 * 2 h f
                scores, values 2 * 2 a d * s/2          plain MLP   2 * 2 h f
@@ -20,8 +20,8 @@ torch, and is kept. For one token in a sequence of s that gives
 `s/2`: query i sees i keys, half of s on average (Megatron's convention; papers before 2023 count the full square, see
 `causal=False`, which for a plain GPT is the closed form 72 B L s h^2 (1 + s/(6h) + V/(12hL)) of arXiv 2104.04473).
 
-**MFU** = model FLOPs / (seconds * GPUs * peak), against the *dense bf16* peak that the vendor states. A number without
-its convention says nothing; the log line's convention is this one.
+**MFU** = model FLOPs / (seconds * GPUs * peak), against the *dense bf16* peak that the vendor states. MFU can only be
+compared between authors with the same convention; the log line has this one.
 
 Megatron-LM: `num_floating_point_operations` in `megatron/training/training.py`.
 """
@@ -72,12 +72,13 @@ def peak_tflops(device_name: str) -> float | None:
 def forward_flops(
     config: TransformerConfig, seq_length: int, causal: bool = True, spec: ModuleSpec | None = None
 ) -> dict[str, float]:
-    """FLOPs of one sequence's forward pass by part of the model: `attention`, `mlp` (all else in a layer), `logits`.
+    """FLOPs of one sequence's forward pass by part of the model: `attention`, `mlp` (everything else in a layer),
+    `logits`.
 
     Args:
-        config: the model; what is no part of it, such as a recompute or a precision, is left out.
-        causal: count the half of attention's square that is seen; else all of it.
-        spec: of a layer; default the model's.
+        config: the model; recompute and precision do not matter.
+        causal: count the half of attention's square that is visible; else all of it.
+        spec: the spec of a layer; default the model's.
     """
     names = TransformerConfig.names_of(MODEL) | {"make_vocab_size_divisible_by"}
     model = TransformerConfig(**{name: getattr(config, name) for name in names})

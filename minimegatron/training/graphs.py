@@ -37,11 +37,11 @@ Result = tuple[torch.Tensor, dict[str, torch.Tensor]]
 
 
 class StepGraph:
-    """`training.step.forward_backward`, recorded once and played for every later step.
+    """`training.step.forward_backward`, recorded once and replayed for every later step.
 
     Args:
         warmup: steps before the recording.
-        recorder: what records.
+        recorder: records and replays.
     """
 
     def __init__(self, warmup: int, recorder: Recorder) -> None:
@@ -70,7 +70,7 @@ class StepGraph:
         return tokens.clone(), {name: pair.clone() for name, pair in reports.items()}
 
     def _take(self, batches: list[Batch]) -> None:
-        """Put the batches where the recording reads them."""
+        """Copy the batches into the memory that the recording reads."""
         if not self._batches:
             self._batches = [{name: tensor.clone() for name, tensor in batch.items()} for batch in batches]
             return

@@ -1,13 +1,13 @@
-"""Megatron-LM's flags that are not fields of ours: what each means here, as data.
+"""Megatron-LM's flags that are not fields of ours, and what each means here, as data.
 
-A command line written for Megatron-LM must do here what it says, or stop. Four kinds of flags make that possible; the
-fields of `config/` are the fifth, and the table of `arguments.py` says how they become flags.
+A command line written for Megatron-LM must have the same effect here, or stop. Four tables of flags make that possible;
+other flags are made from the fields of `config/` (`arguments.py`).
 
 | table         | the flag...                                            | on the command line        |
 |---------------|--------------------------------------------------------|----------------------------|
 | `SWITCHES`    | is another spelling of one value of a field            | sets it                    |
 | `RENAMED`     | is another spelling of a field                         | sets it, converted         |
-| `ALREADY`     | asks for what is always so here                        | accepted; one line says so |
+| `ALREADY`     | asks for what always happens here                      | accepted; one line says so |
 | `UNSUPPORTED` | asks for something that minimegatron does not have yet | exit status 2              |
 
 Flag names are those of `megatron/training/arguments.py` and `megatron/training/config/`, 2019 to 2026.

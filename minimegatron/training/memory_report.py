@@ -61,16 +61,16 @@ Row = tuple[str, Mapping[str, int], int, str]  # label, bytes by owner, bytes be
 
 
 class MemoryReport(Observer):
-    """Watches steps, and the allocator.
+    """Counts the memory of steps, and reads the allocator.
 
     Args:
-        run: what is trained.
-        mesh: the ranks; all watch the same steps.
-        model, optimizer: whose tensors have names.
+        run: the configuration.
+        mesh: the ranks; all count the same steps.
+        model, optimizer: the owners of tensors.
         say: prints a table.
 
     Raises:
-        ConfigError: the allocator's history is wanted where there is no GPU.
+        ConfigError: the allocator's history is asked for without a GPU.
     """
 
     def __init__(
@@ -95,13 +95,13 @@ class MemoryReport(Observer):
             torch.cuda.memory._record_memory_history(max_entries=1_000_000)
 
     def during_step(self, done: int) -> AbstractContextManager[None]:
-        """Watch, where it is one of the steps that are watched."""
+        """Count memory, in every N-th step."""
         if self.interval is None or (done + 1) % self.interval:
             return contextlib.nullcontext()
         return self._watched(done + 1)
 
     def after_step(self, step: Step) -> None:
-        """Say the table of the step, if it was watched."""
+        """Print the table of the step, if its memory was counted."""
         if self._counted is not None:
             (iteration, mine), self._counted = self._counted, None
             self.say(f"memory of step {iteration}\n{self._table(gather_objects(mine, self.mesh.world))}")
@@ -131,15 +131,15 @@ class MemoryReport(Observer):
         return table(rows)
 
     def held(self) -> dict[str, list[torch.Tensor]]:
-        """{owner: tensors} that last."""
+        """{owner: tensors that last from step to step}."""
         return {**self.model.held(), **self.optimizer.held()}
 
     def bytes_held(self) -> dict[str, int]:
-        """{owner: bytes} that last, each storage once."""
+        """{owner: bytes that last from step to step}, each storage once."""
         return {owner: _storages(tensors) for owner, tensors in self.held().items()}
 
     def tags(self) -> dict[str, float]:
-        """For TensorBoard: Megatron's names on a GPU, and on any device bytes by owner."""
+        """Values for TensorBoard: Megatron's names on a GPU, and on any device bytes by owner."""
         tags: dict[str, float] = {f"memory/{owner}": n for owner, n in self.bytes_held().items() if n}
         if self.mesh.device.type == "cuda":
             stats = torch.cuda.memory_stats(self.mesh.device)
@@ -162,7 +162,7 @@ def predict_run(run: RunConfig, rank: int = 0, world: int = 1, device: str = "cp
     """The memory of one rank of a run on devices of this type.
 
     Raises:
-        ConfigError: the layout cannot be.
+        ConfigError: the layout is not possible.
     """
     from minimegatron.footprint.prediction import predict  # which training needs not
 
@@ -178,15 +178,15 @@ def _spec(names: tuple[str, str] | None, model: TransformerConfig) -> ModuleSpec
 
 
 def spec_of(run: RunConfig) -> ModuleSpec | None:
-    """Of a run's layers, where it names one; the same one whenever it is asked for."""
+    """The spec of `--spec`, if the run has one; the same object for every call."""
     return _spec(run.spec, run.model)
 
 
 def work_of_run(run: RunConfig, world: int, device: str) -> Work:
-    """What each rank computes in a step.
+    """The work of each rank in a step.
 
     Raises:
-        ConfigError: the batch cannot be cut over so many ranks.
+        ConfigError: the batch cannot be divided over so many ranks.
     """
     from minimegatron.footprint.prediction import Work
 
@@ -202,7 +202,7 @@ def predicted_row(label: str, told: Prediction) -> Row:
 
 
 def table(rows: Iterable[Row]) -> str:
-    """Bytes by owner at the fullest moment, with what lasts between steps, their sum, and where it was."""
+    """Bytes by owner at the fullest moment, with the sum between steps, the sum at that moment, and where it is."""
     rows = list(rows)
     owners = [owner for owner in OWNERS if any(row[1].get(owner) for row in rows)]
     unit = _unit(max((sum(of.values()) for _, of, _, _ in rows), default=0))
@@ -219,7 +219,7 @@ def table(rows: Iterable[Row]) -> str:
 
 
 def explain(label: str, told: Prediction) -> str:
-    """What fills the fullest moment of a rank, largest first, and what a microbatch keeps."""
+    """The owners at the fullest moment of a rank, largest first, and the bytes that a microbatch keeps."""
     if told.unknown:
         return f"{label}: activations and workspace are not predicted ({', '.join(told.unknown)})"
     unit, total = _unit(told.total), told.total

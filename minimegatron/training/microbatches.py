@@ -1,7 +1,7 @@
 """How many microbatches a step has, as a function of how many samples have been consumed.
 
-The problem in a sentence: early in training a small batch learns more per sample, later a large one keeps the machine
-busy, so the global batch size may grow on the way.
+The problem in a sentence: early in training a small batch learns more per sample, later a large one uses the machine
+better, so the global batch size may grow during a run.
 
     dp ranks, each running N microbatches of b samples        global batch = N * b * dp
     ramp-up (start, increment, samples) to a global batch B:
@@ -9,11 +9,11 @@ busy, so the global batch size may grow on the way.
         global batch after `consumed` samples = start + floor(consumed / (samples / k)) * increment, at most B
 
 The division is Megatron's, in floats, so that a run can be compared with Megatron's step by step. It can come one step
-late on an exact boundary (58 / (58 / 7) is 6.999...), which is made up for at the next step.
+late on an exact boundary (58 / (58 / 7) is 6.999...); the next step then has the right size.
 
-Nothing is remembered: consumed samples are part of every checkpoint, so a restart continues at the right size.
+The size depends on consumed samples alone. They are part of every checkpoint, so a restart continues at the right size.
 
-A batch size on the way that is no multiple of b * dp is refused before training starts, with the sizes; or, with
+A batch size of the ramp-up that is no multiple of b * dp is refused before training starts, with the sizes; or, with
 `decrease_batch_size_if_needed`, rounded down to one.
 
 Smith et al. 2017, "Don't decay the learning rate, increase the batch size" (arXiv 1711.00489).
@@ -36,7 +36,7 @@ class BatchSizeRampup:
     Attributes:
         start: first global batch size.
         increment: how much it grows at a time.
-        samples: after so many consumed samples it has its final size.
+        samples: consumed samples after which the size is final.
     """
 
     start: int
@@ -94,7 +94,7 @@ class NumMicrobatches:
         )
 
     def _scheduled(self) -> list[int]:
-        """Every global batch size that the ramp-up will ask for."""
+        """Every global batch size of the ramp-up."""
         rampup, final = self.rampup, self.global_batch_size
         return [final] if rampup is None else list(range(rampup.start, final + 1, rampup.increment))
 
@@ -104,7 +104,7 @@ class NumMicrobatches:
         return sorted({size // multiple for size in self._scheduled()})
 
     def scheduled_batch_size(self, consumed_samples: int) -> int:
-        """The global batch size that the ramp-up asks for after `consumed_samples`."""
+        """The global batch size of the ramp-up after `consumed_samples`."""
         final, rampup = self.global_batch_size, self.rampup
         if rampup is None or consumed_samples > rampup.samples:
             return final
@@ -123,7 +123,7 @@ class NumMicrobatches:
         return self.global_batch_size_at(consumed_samples) // (self.micro_batch_size * self.data_parallel_size)
 
     def samples_of(self, iterations: int) -> int:
-        """How many samples the first `iterations` steps of a run read; those of a ramp-up read fewer."""
+        """Samples of the first `iterations` steps of a run; steps of a ramp-up have fewer."""
         ramp, consumed, steps = self.rampup.samples if self.rampup else 0, 0, 0
         while consumed < ramp and steps < iterations:
             consumed += self.global_batch_size_at(consumed)
@@ -150,10 +150,11 @@ def iterations_of(training: TrainingConfig, batch_sizes: NumMicrobatches) -> int
 def rates_of(
     optimizer: OptimizerConfig, training: TrainingConfig, batch_sizes: NumMicrobatches, *, counted: bool = True
 ) -> Schedule:
-    """The learning rate and weight decay of a run, over its samples.
+    """The learning rate and weight decay of a run, as a schedule over its samples.
 
     Args:
-        counted: lengths in iterations are those of the ramp-up; else of the final batch size, as older versions had it.
+        counted: lengths given in iterations count those of the ramp-up; else of the final batch size, as older versions
+            did.
 
     Raises:
         ConfigError: lengths that do not fit together.

@@ -59,7 +59,7 @@ class Microbatches:
         return self._kept[index]
 
     def take(self, index: int) -> Batch:
-        """A microbatch; the last use lets go of it."""
+        """A microbatch; it is dropped after its last use."""
         batch = self.peek(index)
         self._left[index] -= 1
         if self._left[index] == 0:
@@ -101,7 +101,7 @@ def forward_backward(
 def forward_only(
     forward_step: Any, data_iterator: Iterator[Batch], model: DataParallel, num_microbatches: int
 ) -> dict[str, torch.Tensor]:
-    """Reports of an evaluation; {} but on the last stage."""
+    """Reports of an evaluation; {} except on the last stage."""
     return _run(_chunks(model).evaluation(num_microbatches), forward_step, data_iterator, model).reports
 
 

@@ -5,18 +5,18 @@ has launched more. A step that reads four numbers one after the other is idle fo
 the device until the step needs them to decide, and are read together:
 
     [ sum, count of each loss ..., asks to stop ]      summed over `world`; in a pipeline also: has new names
-    [ token count, loads of experts ... ]              summed before, read along
+    [ token count, loads of experts ... ]              summed before, and read in the same copy
 
 | the host waits                                          | how often               |
 |---------------------------------------------------------|-------------------------|
 | here                                                    | once a step, evaluation |
 | for norm, zeros, non-finite tensors (`optim/optimizer`) | once a step             |
 | for the counts of experts (`layers/moe/dispatch`)       | once a layer and pass   |
-| for the borders of documents (`layers/attention/mask`)  | once a microbatch       |
+| for the boundaries of documents (`layers/attention/mask`) | once a microbatch     |
 
 **Names.** Only the last stage of a pipeline has losses, and every rank must send as many numbers. The last stage sends
-their names once, in a message of their own. Should it ever have others, the number `has new names` tells all ranks, and
-the names are sent again.
+their names once, in a message of their own. If it ever has others, the number `has new names` tells all ranks, and the
+names are sent again.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class StepReport:
-    """What one training step did, the same on every rank.
+    """The report of one training step, the same on every rank.
 
     Attributes:
         losses: name -> mean over the counted tokens of the whole batch.
         num_tokens: tokens that counted, over all ranks.
         grad_norm: global gradient norm before clipping; None when it was not computed.
-        learning_rate: what the schedule says after this step, as Megatron logs it.
-        loss_scale: of this step; 1 without loss scaling.
-        skipped: the optimizer did not move (fp16 overflow).
+        learning_rate: learning rate after this step, as Megatron logs it.
+        loss_scale: loss scale of this step; 1 without loss scaling.
+        skipped: the optimizer made no update (fp16 overflow).
         num_zeros: zeros in the gradient, when counted.
-        experts: what the router of each layer with experts did.
+        experts: the routing of each layer with experts.
         stop: some rank asked for the end of the run.
     """
 
@@ -68,21 +68,21 @@ class StepReport:
     stop: bool = False
 
     def decided(self) -> dict[str, float]:
-        """By which numbers each rank has moved its own part of the weights; equal on all ranks, or the parts differ."""
+        """The numbers with which each rank has updated its own part of the weights; they must be equal on all ranks."""
         norm = math.nan if self.grad_norm is None else self.grad_norm
         return {"gradient norm": norm, "learning rate": self.learning_rate, "loss scale": self.loss_scale}
 
 
 @dataclasses.dataclass(frozen=True)
 class Totals:
-    """What `reduce_reports` has read; equal on all ranks.
+    """The numbers that `reduce_reports` has read; equal on all ranks.
 
     Attributes:
-        losses: name -> mean over all counted tokens; 0 where none counted.
-        counts: name -> over how many tokens; times tp, whose ranks all add their copies.
+        losses: name -> mean over all counted tokens; 0 if none counted.
+        counts: name -> number of these tokens, times tp, because all ranks of tp add their copies.
         stop: some rank asked to stop.
-        num_tokens: of the argument; a loss mask may have weights, so it need not be whole.
-        hook_tables: the numbers of each of `hook_tables`, flat.
+        num_tokens: the argument `num_tokens`; a loss mask may have weights, so it need not be an integer.
+        hook_tables: the numbers of each tensor of `hook_tables`, flat.
     """
 
     losses: dict[str, float]
@@ -93,7 +93,7 @@ class Totals:
 
 
 class Sums:
-    """What a rank adds up over its microbatches, in fp64: tokens that count, and [sum, count] of each loss by name."""
+    """The sums of a rank over its microbatches, in fp64: tokens that count, and [sum, count] of each loss by name."""
 
     def __init__(self, device: torch.device) -> None:
         self.tokens = torch.zeros((), dtype=torch.float64, device=device)
@@ -118,9 +118,9 @@ def reduce_reports(
     Args:
         reports: name -> [sum, count] of this rank, fp64; the same names on all ranks, or none on pipeline stages
             before the last.
-        model: whose losses they are; remembers their names on pipeline stages that have none.
-        num_tokens: fp64, equal on all ranks, read along.
-        hook_tables: more fp64 tensors, equal on all ranks, read along.
+        model: the model; it remembers the names of the losses on pipeline stages that have none.
+        num_tokens: fp64, equal on all ranks, read in the same copy.
+        hook_tables: more fp64 tensors, equal on all ranks, read in the same copy.
         asks_to_stop: this rank wants the run to end (a signal, the time is up).
     """
     mesh = model.mesh
@@ -150,7 +150,7 @@ def reduce_reports(
 
 
 def _names(reports: dict[str, torch.Tensor], model: DataParallel) -> list[str]:
-    """Names of the losses in the order in which they are sent: the last pipeline stage's, known once they were told."""
+    """Names of the losses in the order in which they are sent; other stages get them from the last pipeline stage."""
     if model.mesh.pp.size == 1:
         return list(reports)
     mode = "training" if model.training else "evaluation"
@@ -161,7 +161,7 @@ def _names(reports: dict[str, torch.Tensor], model: DataParallel) -> list[str]:
 
 
 def mark_losses(losses: dict[str, float]) -> None:
-    """Put the losses of a step into the trace, where one is recorded."""
+    """Record the losses of a step in the trace, if there is one."""
     if trace.recording():
         now = time.monotonic()
         trace.emit("losses", "mark", now, now, note=", ".join(f"{name} {value:.6E}" for name, value in losses.items()))
@@ -171,7 +171,7 @@ def check_finite(losses: dict[str, float], reports: dict[str, torch.Tensor], mes
     """Raise on every rank when a loss is not finite, naming the ranks whose own sum is not.
 
     Raises:
-        BadStep: nothing has moved yet.
+        BadStep: nothing was updated.
     """
     bad = [name for name, value in losses.items() if not math.isfinite(value)]
     if not bad:

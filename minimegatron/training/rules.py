@@ -28,12 +28,12 @@ TWIN_FLOPS = 2e12  # of a batch on one rank: minutes on a core
 
 @functools.lru_cache(maxsize=8)  # the command line and `build_trainer` ask for the same run, in the same words
 def check_run(run: RunConfig, world_size: int, *, reads: bool) -> None:
-    """Every rule between the configurations and the number of ranks.
+    """Check every rule between the configurations and the number of ranks.
 
     Args:
         run: the configurations.
         world_size: how many ranks there are.
-        reads: whether the run reads data, and so needs some.
+        reads: whether the run reads data, so that some must be given.
 
     Raises:
         ConfigError: the first rule that is broken.
@@ -74,7 +74,7 @@ def check_run(run: RunConfig, world_size: int, *, reads: bool) -> None:
 
 
 def _check_data(data: DataConfig) -> None:
-    """A source is given, and its words are a path, or shares and paths."""
+    """A data source is given, and it is a path, or shares and paths."""
     require(
         any((data.data_path, data.train_data_path, data.data_args_path, data.mock_data, data.corpus)),
         "no data is given",
@@ -103,7 +103,7 @@ def _check_profile(training: TrainingConfig, world_size: int) -> None:
 
 
 def _check_optimizer(run: RunConfig) -> None:
-    """What the optimizer needs of the layout and of the model's dtype."""
+    """The optimizer works with the layout and with the model's dtype."""
     config, strategy = run.optimizer, run.parallel.data_parallel_sharding_strategy
     fsdp2, dtype = run.parallel.use_torch_fsdp2, run.model.params_dtype
     require(
@@ -164,7 +164,7 @@ def _check_graph(run: RunConfig) -> None:
 
 
 def _check_twin(run: RunConfig, dp: int) -> None:
-    """`check_first_step` compares with one process what one process computes too, in minutes."""
+    """`check_first_step` is possible: one process can compute the batch, in minutes."""
     if not run.training.check_first_step:
         return
     model = run.model

@@ -56,10 +56,10 @@ class TrainState:
     Attributes:
         iteration: steps taken, skipped ones among them.
         consumed_train_samples: over all ranks; decides the next sample, batch size and learning rate.
-        consumed_valid_samples: of the validation set.
-        skipped_iterations: steps in which the weights did not move.
-        recent_losses: of the last good steps (`training/trainer.py`).
-        validation_loss: of exactly these weights; None where they were not evaluated.
+        consumed_valid_samples: samples read of the validation set.
+        skipped_iterations: steps in which the weights were not updated.
+        recent_losses: losses of the last good steps (`training/trainer.py`).
+        validation_loss: the loss of exactly these weights; None if they were not evaluated.
     """
 
     iteration: int = 0
@@ -75,12 +75,12 @@ class RunState:
     """A run as a value.
 
     Attributes:
-        run: what is trained, and how.
+        run: the configuration.
         mesh: the layout.
-        model: of this rank; may be frozen.
-        optimizer, scheduler, rng: None where nothing is trained, and nothing is drawn.
-        counters: where the run is; one object for all its life.
-        facts: what a checkpoint's run is compared by (`same_run.facts_of`); default the fields of its configuration.
+        model: this rank's model in its data-parallel wrapper; may be frozen.
+        optimizer, scheduler, rng: None for a model that is not trained and draws nothing.
+        counters: the counters; one object for the life of the run.
+        facts: facts for its checkpoints (`same_run.facts_of`); default the fields of its configuration.
         joint: samples of each set whose epochs are shuffled together.
     """
 
@@ -103,7 +103,7 @@ class RunState:
         """All tensors of the run by their names in a checkpoint: this rank's parts of logical tensors.
 
         Args:
-            optim, rng: those of the optimizer, of the random streams among them, where the run has such.
+            optim, rng: include those of the optimizer, and of the random streams, if the run has any.
             state: `optimizer.state_dict()["state"]`, if a reader is to fill it.
         """
         tensors = model_tensors(self.model)
@@ -115,7 +115,7 @@ class RunState:
         return tensors
 
     def values(self) -> dict[str, Any]:
-        """All that is no tensor, for the manifest of a checkpoint."""
+        """Everything that is no tensor, for the manifest of a checkpoint."""
         own: dict[str, Any] = {}
         if self.optimizer is not None and self.scheduler is not None:
             own = {
@@ -133,7 +133,8 @@ class RunState:
         }
 
     def changed_by_passes(self, tensors: Mapping[str, Logical]) -> set[str]:
-        """Names of those of `tensors` that change before the optimizer moves; streams are copies already."""
+        """Names of those of `tensors` that change before the optimizer's update; tensors of random streams are copies
+        already."""
         return {name for n, _ in logical_buffers(self.model) if (name := f"model.{n}") in tensors}
 
     def load(
@@ -146,18 +147,18 @@ class RunState:
         goes_on: bool = True,
         **schedule: bool,
     ) -> None:
-        """Become what a checkpoint holds, in any layout, or take a part of it; all ranks must call.
+        """Load a checkpoint of any layout, or a part of it; all ranks must call it.
 
         Args:
-            manifest: of the checkpoint.
+            manifest: manifest of the checkpoint.
             read: fills this rank's parts of logical tensors from its files.
-            optim: take the optimizer's state; without it the optimizer begins with these weights.
-            rng: take the random streams, which hold for the layout that was saved.
-            goes_on: take counters and schedule.
+            optim: load the optimizer's state; without it the optimizer begins with these weights.
+            rng: load the random streams, which are those of the layout that was saved.
+            goes_on: load counters and schedule.
             schedule: whose schedule wins (`OptimizerParamScheduler.load_state_dict`).
 
         Raises:
-            CheckpointError: a tensor is missing, is another one or is not wanted; streams of other devices.
+            CheckpointError: a tensor is missing, has another shape or is unexpected; streams of other devices.
         """
         optim, rng = optim and self.optimizer is not None, rng and self.rng is not None
         filled = self.optimizer.state_dict()["state"] if optim and self.optimizer is not None else {}
@@ -178,13 +179,15 @@ class RunState:
             self.rng.load_state_dict(_streams(tensors))
 
     def took_weights(self) -> None:
-        """Weights of the model were written over: main parameters and gathered weights follow; all ranks must call."""
+        """Update main parameters and gathered weights, after the weights of the model were overwritten; all ranks must
+        call it."""
         if self.optimizer is not None:
             self.optimizer.reload_model_params()
         self.model.start_param_gather()
 
     def begin_streams(self) -> None:
-        """Random streams of the run's seed and iteration, in place of saved ones that hold for another layout."""
+        """Seed new random streams from the run's seed and iteration, because the saved ones are those of another
+        layout."""
         if self.rng is not None:
             seed = self.run.training.seed + self.counters.iteration
             self.rng.load_state_dict(RngStreams.on_mesh(seed, self.mesh).state_dict())
@@ -199,8 +202,8 @@ def model_tensors(model: DataParallel) -> dict[str, Logical]:
 def model_weights(model: DataParallel) -> dict[str, Logical]:
     """Weights by their logical names; of sharded weights this rank's pieces.
 
-    Where the model's own weights are the main parameters (`rounds_to`), these are copies, rounded to the model's dtype,
-    and `optimizer_tensors` has the weights: so a checkpoint is the same whoever wrote it.
+    If the model's own weights are the main parameters (`rounds_to`), these are copies, rounded to the model's dtype,
+    and `optimizer_tensors` has the weights. So a checkpoint does not depend on the wrapper that wrote it.
     """
     tensors: dict[str, Logical] = {}
     shards = model.shards()
@@ -219,7 +222,7 @@ def model_weights(model: DataParallel) -> dict[str, Logical]:
 
 
 def take_rounded(model: DataParallel, tensors: Mapping[str, Logical]) -> None:
-    """A checkpoint was read into `model_tensors` without `optimizer_tensors`: rounded copies become the weights."""
+    """Make rounded copies the weights, after a checkpoint was read into `model_tensors` without `optimizer_tensors`."""
     params = model.params
     for name, shard in model.shards().items() if model.rounds_to is not None else ():
         own = regions(layout_of(params[name]), shard.data, shard.piece)
@@ -230,10 +233,10 @@ def take_rounded(model: DataParallel, tensors: Mapping[str, Logical]) -> None:
 def optimizer_tensors(
     optimizer: MixedPrecisionOptimizer, state: Mapping[str, Any], rounded: bool = False
 ) -> dict[str, Logical]:
-    """Moments, steps and main parameters of `optimizer.state_dict()`, where their parameters lie.
+    """Moments, steps and main parameters of `optimizer.state_dict()`, with the layouts of their parameters.
 
     Args:
-        state: of `state_dict()`: what is read into these tensors is the optimizer's when it has loaded them.
+        state: `state_dict()["state"]`; tensors that are read into it are the optimizer's when it has loaded them.
         rounded: also main parameters that are the model's.
     """
     tensors: dict[str, Logical] = {}
@@ -250,7 +253,7 @@ def optimizer_tensors(
 
 
 def rng_tensors(rng: RngStreams, world: Axis) -> dict[str, Logical]:
-    """A row for each rank; a generator that is loaded is put back by `load_state_dict` of what is returned."""
+    """A row for each rank; `load_state_dict` of the returned value restores a generator that was read."""
     tensors: dict[str, Logical] = {}
     for stream, devices in rng.state_dict().items():
         for device, state in devices.items():
@@ -261,7 +264,7 @@ def rng_tensors(rng: RngStreams, world: Axis) -> dict[str, Logical]:
 
 
 def _streams(tensors: Mapping[str, Logical]) -> dict[str, dict[str, torch.Tensor]]:
-    """`RngStreams.state_dict()` of what was read."""
+    """`RngStreams.state_dict()` from the tensors that were read."""
     streams: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         if name.startswith("rng."):
@@ -276,13 +279,13 @@ def _whole(tensor: torch.Tensor) -> Logical:
 
 
 def layout_facts(mesh: Mesh) -> dict[str, int | str]:
-    """What random streams depend on: ranks on each axis, and the order in which they are dealt out."""
+    """The layout on which random streams depend: ranks on each axis, and their order."""
     sizes = {name: mesh.axis(name).size for name in ("tp", "cp", "pp", "dp", "ep", "etp", "world")}
     return {**sizes, "order": mesh.parallel.order}
 
 
 def same_layout(saved: Mapping[str, Any], mesh: Mesh) -> bool:
-    """Whether each rank stands where it stood; where a checkpoint lacks `etp` or `order` they are the defaults."""
+    """Whether each rank has its old place; if a checkpoint lacks `etp` or `order` they are the defaults."""
     defaults = {"etp": saved.get("tp"), "order": ParallelConfig().order}
     return {**defaults, **saved} == layout_facts(mesh)
 

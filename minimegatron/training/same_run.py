@@ -1,30 +1,30 @@
-"""What ranks compare when they meet, and what a run that goes on must share with the checkpoint it loads.
+"""Facts that ranks compare when they meet, and facts in which a run must equal the checkpoint that it goes on from.
 
 **Between ranks** (`rank_facts`; `launch/agreement` compares):
 
 | facts                                                 | compared                        | because                 |
 |-------------------------------------------------------|---------------------------------|-------------------------|
 | fields of the configuration, but `rank_local` ones    | when the ranks meet             | groups follow from them |
-| versions of Python, torch and numpy                   | when the ranks meet             | other numbers           |
+| versions of Python, torch and numpy                   | when the ranks meet             | results would differ    |
 | source files of this package, the file of `--spec`    | when the ranks meet             | one node was edited     |
 | tokenizer, vocabulary, samples, data files            | when the data is open           | rank 0 makes some first |
 
 Another version of torch is an error and not a warning: two versions need not speak the same protocol of gloo or NCCL,
 and a kernel that sums in another order gives replicas that differ in their bits. Only Python's major and minor version
-count.
+are compared.
 
 **With the checkpoint** (`compare`). Without this check a checkpoint could be loaded with another seed, split or
 sequence length: the counter says 80,000 samples, and the run would go on with samples that have nothing to do with
 those 80,000. Each field of a configuration has a kind (`config/fields`):
 
-| kind               | where weights alone are taken (`--finetune`) | where the run goes on                           |
-|--------------------|----------------------------------------------|-------------------------------------------------|
-| `MODEL`, `TRAINED` | equal to the checkpoint's                    | equal to the checkpoint's                       |
-| `RUN`              | free: another run begins                     | equal to the checkpoint's                       |
-| `elsewhere`        | free                                         | equal in what they lead to: files, ids, batches |
-| `free`             | free                                         | free                                            |
+| kind               | if only weights are taken (`--finetune`) | if the run goes on                                  |
+|--------------------|------------------------------------------|-----------------------------------------------------|
+| `MODEL`, `TRAINED` | equal to the checkpoint's                | equal to the checkpoint's                           |
+| `RUN`              | free: another run begins                 | equal to the checkpoint's                           |
+| `elsewhere`        | free                                     | with equal effect: contents of files, ids, batches  |
+| `free`             | free                                     | free                                                |
 
-A field that this run does not read is not compared, nor is the optimizer where its state is not taken
+A field that this run does not read is not compared, nor is the optimizer if its state is not loaded
 (`--no-load-optim`). With `--override-checkpoint-args` this run's values win, and the log names both. The log also names
 what an older or converted checkpoint does not contain and so cannot be compared.
 
@@ -94,7 +94,7 @@ def _source_of(module: str) -> str:
 
 
 def fields_of(run: RunConfig) -> dict[str, Any]:
-    """Every field of a run that is compared by its value; as JSON has it."""
+    """Every field of a run that is compared by its value, as JSON stores it."""
     values = {name: value for name, value in run.fields().items() if name in OF_RUN | MODEL}
     if run.spec is not None:
         values["spec"] = " ".join(run.spec)
@@ -102,7 +102,7 @@ def fields_of(run: RunConfig) -> dict[str, Any]:
 
 
 def facts_of(run: RunConfig, sizes: NumMicrobatches, data: RunData) -> dict[str, Any]:
-    """What a checkpoint says of its run: fields, and what the others lead to."""
+    """The facts of a run that its checkpoints contain: fields, and the effects of fields of kind `elsewhere`."""
     batches = [n * sizes.micro_batch_size * sizes.data_parallel_size for n in sizes.all()]
     return fields_of(run) | {
         "global_batch_size": [*batches, *([f"over {sizes.rampup.samples} samples"] if sizes.rampup else [])],
@@ -118,17 +118,17 @@ def compare(
     weights_only: bool,
     new_optimizer: bool = False,
 ) -> str:
-    """Hold a run against the checkpoint that it loads.
+    """Compare a run with the checkpoint that it loads.
 
     Args:
-        state: of the checkpoint's manifest.
-        run: that loads it.
-        facts: of this run (`facts_of`).
-        weights_only: nothing but the weights is taken.
-        new_optimizer: the run goes on, with an optimizer that begins.
+        state: `state` of the checkpoint's manifest.
+        run: the run.
+        facts: its facts (`facts_of`).
+        weights_only: only the weights are loaded.
+        new_optimizer: the run goes on with a new optimizer.
 
     Returns:
-        What the log should say: differences that are accepted, what could not be compared; or "".
+        Lines for the log: differences that are accepted, facts that could not be compared; or "".
 
     Raises:
         CheckpointError: it is another model's or another run's; names the differences with both values.
@@ -158,12 +158,12 @@ def compare(
 
 
 def _plain(value: Any) -> Any:
-    """What is compared: of a file its contents, without its name."""
+    """The value that is compared: of a file its contents, without its name."""
     return [one[0] for one in value] if isinstance(value, list) and value and isinstance(value[0], list) else value
 
 
 def _shown(value: Any) -> str:
-    """For a line of a message."""
+    """A value, shortened for a line of a message."""
     if isinstance(value, list) and value and isinstance(value[0], list):
         shown = "; ".join(f"{name}, {contents}" for contents, name in value[:2])
         return shown + (f"; and {len(value) - 2} more files" if len(value) > 2 else "")

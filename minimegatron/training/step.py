@@ -16,7 +16,7 @@ would divide 0 by 0; here it contributes 0 to both sums. Where no rank has a tok
 the step is a bad one (`train_step` raises `BadStep`): weights would move by momentum alone, and the log would show a
 loss of 0.
 
-| what travels, besides DDP's buckets | axis    | bytes                             |
+| messages, besides DDP's buckets     | axis    | bytes                             |
 |-------------------------------------|---------|-----------------------------------|
 | token count (finalize)              | `dp_cp`, `pp` | 8                           |
 | names of the losses                 | `pp`    | a few, at the first step          |
@@ -74,7 +74,7 @@ def loss_func(loss_mask: torch.Tensor, output_tensor: torch.Tensor) -> Loss:
         output_tensor: [b, s], loss of every token.
 
     Returns:
-        The sum; how many tokens counted; and what to report, name -> [sum, count] (averaged over the whole batch).
+        The sum; how many tokens counted; and the report, name -> [sum, count] (averaged over the whole batch).
     """
     counted = output_tensor.masked_fill(loss_mask == 0, 0.0)  # a masked token may have any label
     loss = (counted * loss_mask).sum()
@@ -83,7 +83,7 @@ def loss_func(loss_mask: torch.Tensor, output_tensor: torch.Tensor) -> Loss:
 
 
 def forward_step(data_iterator: Iterator[Batch], model: Any) -> tuple[torch.Tensor, LossFunc]:
-    """Run the model on the next microbatch: the loss of every token, and the function that sums it."""
+    """Run the model on the next microbatch; returns the loss of every token, and the function that sums it."""
     batch = next(data_iterator)
     output = model(batch["tokens"], batch.get("position_ids"), batch["labels"], document_ids=batch.get("document_ids"))
     return output, partial(loss_func, batch["loss_mask"])
@@ -101,7 +101,7 @@ def forward_backward(
     Args:
         forward_step: the model and its loss.
         data_iterator: yields microbatches.
-        model: gradients go to its buffer, and travel during the last backward pass.
+        model: accumulates gradients, and reduces them during the last backward pass.
         num_microbatches: how many.
         scale: applied to the summed loss before `backward`.
 
@@ -122,21 +122,21 @@ def forward_backward(
 
 
 def get_forward_backward_func(model: DataParallel) -> ForwardBackward:
-    """What runs the passes of a step: the loop above, or for a model in pipeline stages its schedule."""
+    """The function that runs the passes of a step: the loop above, or the schedule for a model in pipeline stages."""
     return pipelined.forward_backward if isinstance(model.module, ModelChunks) else forward_backward
 
 
 @dataclasses.dataclass(frozen=True)
 class StepOptions:
-    """What a step may have besides its batch.
+    """Options of a step.
 
     Attributes:
-        batch_size: what the scheduler counts: the global batch size.
+        batch_size: the global batch size, which the scheduler counts.
         loss_divisor: the loss is divided by it before the backward pass and gradients are multiplied by it afterwards,
             against overflow (`optim/scaler`).
         asks_to_stop: this rank wants the run to end after this step.
         forward_backward_func: runs the passes, e.g. a recorded graph; default `get_forward_backward_func(model)`.
-        before_update: called with the losses before the optimizer moves; may raise `BadStep` to keep it from moving.
+        before_update: called with the losses before the optimizer's update; may raise `BadStep` to prevent it.
     """
 
     batch_size: int = 1
@@ -160,16 +160,16 @@ def train_step(
     Args:
         forward_step: the model and its loss.
         data_iterator: yields this rank's microbatches.
-        model, optimizer, scheduler: what is trained; the scheduler moves only when the weights do.
-        num_microbatches: of this rank.
+        model, optimizer, scheduler: are updated; the scheduler only if the weights are.
+        num_microbatches: number of this rank's microbatches.
         options: see `StepOptions`.
 
     Returns:
-        What happened; equal on all ranks.
+        The report; equal on all ranks.
 
     Raises:
         BadStep: on all ranks, when no label of any rank counts, when the loss or a gradient is not finite and the
-            configuration does not skip such steps, or `options.before_update` refuses the losses. Nothing has moved.
+            configuration does not skip such steps, or `options.before_update` refuses the losses. Nothing was updated.
     """
     hooks, divisor = StepHooks(model, model.mesh), options.loss_divisor
     forward_backward_func = options.forward_backward_func or get_forward_backward_func(model)

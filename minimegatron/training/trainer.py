@@ -13,7 +13,7 @@ in their order (`training/observers`); `training/build` makes the parts from a c
 | `--exit-duration-in-mins`     | the time is up on some rank                                                  |
 | SIGTERM                       | some rank received it: a scheduler wants the machine back                    |
 
-Only one rank knows of the last two, so that knowledge travels with the next step's loss and all ranks end after the
+Only one rank knows of the last two, so it is sent together with the next step's loss, and all ranks end after the
 same step. A second SIGTERM ends the process at once (143), also while the first is being obeyed: a checkpoint that is
 not yet published is then as if it had never begun.
 
@@ -66,24 +66,24 @@ WINDOW, ROLLBACKS = 16, 3
 
 
 class Trainer:
-    """Everything a run holds, ready to `train()`; `build.build_trainer` makes one.
+    """A run, ready to `train()`; `build.build_trainer` makes one.
 
     Args:
-        state: the run, which goes on where it is.
-        data: what it reads.
+        state: the run; training begins at its counters.
+        data: its data.
         train_set: its training set.
-        batch_sizes: of all its steps.
-        train_iters: steps until it is done.
+        batch_sizes: the batch sizes of all steps.
+        train_iters: steps of the run.
         forward_step: the model's forward pass and its loss.
-        graph: runs the passes of a step, if they are recorded.
-        metrics: prints.
-        evaluation, checkpoints: are among the observers.
-        observers: in their order.
+        graph: the recorded passes of a step, or None.
+        metrics: prints lines of the log.
+        evaluation, checkpoints: two of the observers.
+        observers: in the order in which they are called.
         started: `time.monotonic()` of the run's beginning.
 
     Attributes:
-        state: its counters.
-        model, optimizer, scheduler, rng, run, mesh: of the run.
+        state: the counters of the run.
+        model, optimizer, scheduler, rng, run, mesh: parts of the run.
         history: the report of every step that this object took.
     """
 
@@ -115,10 +115,10 @@ class Trainer:
         self._fit_to_data()
 
     def train(self) -> TrainState:
-        """Run to the end, or to the step after which a rank wants to stop.
+        """Train to the end of the run, or until a rank wants to stop.
 
         Raises:
-            BadStep: a loss or gradient that is not finite, or a spike; on all ranks, nothing has moved
+            BadStep: a loss or gradient that is not finite, or a spike; on all ranks, nothing was updated
                 (`--bad-step`).
             RankError: replicas differ (`check_replicas_interval`), or the first step is not that of one process
                 (`check_first_step`).
@@ -147,12 +147,12 @@ class Trainer:
         return self.evaluation.evaluate(split, where)
 
     def close(self) -> None:
-        """Close checkpoints, log files and what is being profiled."""
+        """Close all observers: checkpoints, log files, profiles."""
         for observer in reversed(self.observers):
             observer.close()
 
     def _step(self, asks_to_stop: bool) -> Step:
-        """One step and its counters."""
+        """Take one step and update the counters."""
         begun, state = time.perf_counter(), self.state
         first = state.consumed_train_samples
         batch_size = self.batch_sizes.global_batch_size_at(first)
@@ -193,13 +193,14 @@ class Trainer:
         )
 
     def _before_update(self, losses: dict[str, float]) -> None:
-        """The weights are about to move: they should, and what is being saved of them has been copied."""
+        """Called before the weights are updated: refuse a spike, and wait for a save that still copies them."""
         refuse_spike(losses, self.state.recent_losses, self.run.training.spiky_loss_factor)
         for observer in self.observers:
             observer.before_update()
 
     def _after_bad_step(self, error: BadStep, batch_size: int) -> None:
-        """Nothing has moved: go on without the batch, from here or from the newest checkpoint (`--bad-step`)."""
+        """Go on without the batch of a bad step, from here or from the newest checkpoint (`--bad-step`); nothing was
+        updated."""
         state, policy = self.state, self.run.training.bad_step
         if policy == "stop":
             raise error
@@ -221,7 +222,7 @@ class Trainer:
         self.batches = self._batches(self.train_set, state.consumed_train_samples)
 
     def _fit_to_data(self) -> None:
-        """After rollbacks the dataset, made for so many steps, may not last for all of them."""
+        """Shorten the run if rollbacks have left too few samples in the dataset."""
         state, size = self.state, self.batch_sizes.global_batch_size
         left = (len(self.train_set) - state.consumed_train_samples) // size
         if state.consumed_train_samples > state.iteration * size and state.iteration + left < self.train_iters:
@@ -240,7 +241,7 @@ class Trainer:
         return interval is not None and self.state.iteration % interval == 0
 
     def _reason(self, step: Step, signalled: bool) -> str:
-        """Why the run ends before it is done; or ""."""
+        """Why the run ends early; or ""."""
         if step.stops:
             return "SIGTERM" if signalled else "the time is up on some rank, or SIGTERM reached it"
         return f"--exit-interval {self.run.training.exit_interval}" if self._exits() else ""
@@ -269,15 +270,15 @@ class StopSignal:
 
 
 def refuse_spike(losses: Mapping[str, float], recent: Sequence[float], factor: float | None) -> None:
-    """Compare the losses of a step, summed, with those of the good ones before it.
+    """Compare the sum of a step's losses with the mean of that of earlier good steps.
 
     Args:
-        losses: of this step, equal on all ranks.
-        recent: of the last good steps.
-        factor: how many times their mean is too much; None compares nothing.
+        losses: losses of this step, equal on all ranks.
+        recent: losses of the last good steps.
+        factor: multiple of their mean that is a spike; None compares nothing.
 
     Raises:
-        BadStep: it is a spike.
+        BadStep: the loss is a spike.
     """
     if factor is None or len(recent) < WINDOW:
         return

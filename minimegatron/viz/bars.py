@@ -1,4 +1,4 @@
-"""Horizontal bars: amounts made of parts, bytes predicted beside bytes measured, a step's time cause by cause."""
+"""Horizontal bars: amounts made of parts, bytes predicted beside bytes measured, a step's time part by part."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def stacked(
     Args:
         bars: {bar: {part: amount}}, drawn from the top; a part has the same look in all bars.
         predicted: {bar: sum}, drawn as a dashed line across the bar.
-        whole: the part that is whole on every rank, hatched.
+        whole: the part that is replicated on every rank, hatched.
         title: above the picture.
-        what: the axis: "GB on one rank".
-        looks: {part: colour} of parts that have one in other pictures too, in the order of the bars.
-        limit: what a bar may reach, drawn as a line through all of them where it is not far away.
+        what: label of the axis: "GB on one rank".
+        looks: {part: colour} for parts that have a colour in other pictures too, in the order of the bars.
+        limit: the most that a bar may reach, drawn as a line through all of them if it is near.
 
     Raises:
         ConfigError: nothing to draw, or more parts than looks, or one that has none.
@@ -100,7 +100,7 @@ def stacked(
 
 
 def _amount(total: float) -> str:
-    """Three digits, or all of a thousand and more: 13.7, 1,032."""
+    """Three digits, or all digits from a thousand on: 13.7, 1,032."""
     return f"{total:.3g}" if total < 1000 else f"{total:,.0f}"
 
 
@@ -119,10 +119,10 @@ def byte_bars(
     """Horizontal bars of bytes.
 
     Args:
-        predicted: bytes by what they belong to, drawn from the top in this order; empty where nothing was predicted.
-        measured: the same keys, or some of them, or more; absent ones count as 0 and say "not measured".
+        predicted: {name: bytes}, drawn from the top in this order; empty if nothing was predicted.
+        measured: the same keys, or some of them, or more; absent ones count as 0 and are labelled "not measured".
         title: above the picture.
-        what: happens to the bytes, for the axis: "sent by one rank", "kept by one rank".
+        what: label of the axis: "sent by one rank", "kept by one rank".
 
     Raises:
         ConfigError: nothing to draw.
@@ -179,7 +179,7 @@ def waterfall(parts: Mapping[str, tuple[float, str]], *, work: float = 0.0, titl
     """Seconds that add up, from the top.
 
     Args:
-        parts: {name: (seconds, a kind of `timeline.LOOKS`)}; what has less than no seconds goes back.
+        parts: {name: (seconds, a kind of `timeline.LOOKS`)}; negative seconds go back.
         work: useful FLOPs in that time; 0 writes no rates.
         title: above the picture.
 
@@ -217,6 +217,6 @@ def waterfall(parts: Mapping[str, tuple[float, str]], *, work: float = 0.0, titl
 
 
 def _numbers(axes: Axes, row: float, texts: tuple[str, ...]) -> None:
-    """Columns to the right of a bar."""
+    """Write columns to the right of a bar."""
     for x, text in zip((1.09, 1.215, 1.34), texts, strict=True):
         axes.text(x, row, text, transform=axes.get_yaxis_transform(), ha="right", va="center", fontsize=9)

@@ -1,7 +1,7 @@
-"""Curves of a training run, and of what changes with the number of ranks.
+"""Curves of a training run, and curves over the number of ranks.
 
-The reference is thick and pale and the measurement thin on top of it, so both are seen where they agree. Their distance
-has its own axis, because on the first it is narrower than a line.
+The reference is thick and pale and the measurement thin on top of it, so both are visible where they agree. Their
+difference has its own axis, because on the first it is narrower than a line.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def beside(
 
 
 def losses(curves: Mapping[str, Sequence[float]], title: str = "") -> Picture:
-    """Loss curves in one picture, told apart by colour and dashes.
+    """Loss curves in one picture, distinguished by colour and dashes.
 
     Raises:
         ConfigError: nothing to draw.
@@ -58,7 +58,7 @@ def losses(curves: Mapping[str, Sequence[float]], title: str = "") -> Picture:
 
 
 def over_degrees(degrees: Sequence[int], curves: Mapping[str, Sequence[float]], *, title: str, what: str) -> Picture:
-    """What changes with the number of ranks, on two logarithmic axes: halving is a straight line downwards.
+    """Curves over the number of ranks, on two logarithmic axes: halving is a straight line downwards.
 
     Raises:
         ConfigError: nothing to draw, or a curve that has not one value for each degree.

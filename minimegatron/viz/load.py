@@ -23,7 +23,7 @@ def throughput_latency(
     """A panel a metric: output tokens a second to the right, milliseconds upwards, p50 to p99 as a band.
 
     Args:
-        points: label, e.g. "4/s", and summary (`serving/load`) of each run, in the order in which the load grew.
+        points: (label, e.g. "4/s", summary (`serving/load`)) of each run, in the order in which the load grew.
         deadlines: metric -> seconds, a dashed line each.
         title: above the picture.
 
@@ -59,7 +59,7 @@ def throughput_latency(
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Three or more round numbers of a logarithmic axis where there are so many."""
+    """Round numbers for a logarithmic axis, three or more if possible."""
     found: list[float] = []
     for digits in ((1.0,), (1.0, 2.0, 5.0), tuple(map(float, range(1, 10)))):
         found = [float(t) for t in LogLocator(subs=digits).tick_values(low, high) if low <= t <= high]

@@ -60,7 +60,7 @@ def rank_grid(
 
 
 def _places(sizes: Mapping[str, int]) -> tuple[list[tuple[float, float]], tuple[float, float]]:
-    """(x, y) of every rank, in cells, y downwards; and the width and height of it all."""
+    """(x, y) of every rank, in cells, y downwards; and the width and height of the drawing."""
     long = [n for n in sizes.values() if n > 1]
     if len(long) > 4:
         raise ConfigError(f"{len(long)} axes are longer than 1: {dict(sizes)}", fix="a flat picture shows four of them")
@@ -73,7 +73,7 @@ def _places(sizes: Mapping[str, int]) -> tuple[list[tuple[float, float]], tuple[
 
 
 def _columns(panels: int, width: float, height: float) -> int:
-    """Columns that bring the page near to 16:9 and leave few places empty."""
+    """The number of columns for which the page is nearly 16:9 and has few empty places."""
 
     def cost(n: int) -> float:
         rows = math.ceil(panels / n)
@@ -119,12 +119,12 @@ def _draw_grid(
 
 
 def _margin(sizes: Mapping[str, int], axes: int) -> float:
-    """Where the picture begins: room for two arrows when there are so many axes, else for one."""
+    """The margin of the picture: room for two arrows if there are as many axes, else for one."""
     return -1.0 if sum(n > 1 for n in sizes.values()) >= axes else -0.5
 
 
 def _draw_arrows(axes: Axes, sizes: Mapping[str, int], extents: tuple[float, float]) -> None:
-    """Along which way each axis runs: the first two over one block, the next two over the whole picture."""
+    """Draw the direction of each axis: the first two over one block, the next two over the whole picture."""
     names = [name for name, size in sizes.items() if size > 1]
     spans = [*(float(sizes[name]) for name in names[:2]), *extents[: max(0, len(names) - 2)]]
     patch = {"facecolor": "white", "edgecolor": "none", "pad": 1}

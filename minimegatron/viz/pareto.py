@@ -29,7 +29,7 @@ Point = tuple[float, float]  # bytes, seconds
 
 
 def front(points: Iterable[Point]) -> list[Point]:
-    """Those that no other point beats in both, from the smallest and slowest to the largest and fastest."""
+    """The points that no other point beats in both, from the smallest and slowest to the largest and fastest."""
     found: list[Point] = []
     for point in sorted(points):
         if not found or point[1] < found[-1][1]:
@@ -45,13 +45,13 @@ def pareto(
     limit: float | None = None,
     title: str = "Layouts by memory and time",
 ) -> Picture:
-    """Every layout that was estimated, and those that were planned.
+    """Draw every layout that was estimated, and those that were planned.
 
     Args:
-        estimated: bytes and seconds of each.
-        planned: the same of those that were computed exactly, rings; a star is around the fastest and hides none.
-        best: its name.
-        limit: bytes that there are, drawn as a line where it is not far away.
+        estimated: (bytes, seconds) of each.
+        planned: (bytes, seconds) of those that were planned, drawn as rings; a star marks the fastest.
+        best: name of the fastest.
+        limit: bytes of a GPU, drawn as a line if it is near.
         title: above the picture.
 
     Raises:

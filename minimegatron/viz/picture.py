@@ -1,4 +1,4 @@
-"""What all pictures share: one style file, one palette, and figures that belong to their caller.
+"""Shared parts of all pictures: one style file, one palette, and figures that belong to their caller.
 
 Figures are made without pyplot, so nothing is left in a global list and nothing pops up. A `Picture` shows itself as
 the last value of a notebook cell, whether or not pyplot has been imported there.
@@ -56,7 +56,7 @@ class Picture(Figure):
 
 @contextlib.contextmanager
 def styled() -> Iterator[None]:
-    """The house's style for what is drawn inside the block; the caller's own settings come back after it."""
+    """In the block matplotlib has this package's style; the caller's settings are restored after it."""
     with matplotlib.rc_context(fname=STYLE):
         yield
 
@@ -79,7 +79,7 @@ def panels(figure: Figure, titled: Mapping[str, _T], *, down: bool = False, **sh
 
 
 def rows_of_bars(axes: Axes, names: Sequence[str], places: Sequence[float]) -> None:
-    """The axes of horizontal bars: a name for each row, a grid across the amounts."""
+    """Set up axes for horizontal bars: a name for each row, a grid across the amounts."""
     axes.set_yticks(places, names)
     axes.grid(axis="x", visible=True)
     axes.grid(axis="y", visible=False)
@@ -87,12 +87,12 @@ def rows_of_bars(axes: Axes, names: Sequence[str], places: Sequence[float]) -> N
 
 
 def sample(text: str, colour: str, pattern: str = "", **look: Any) -> Patch:
-    """An entry of a legend: a filled rectangle."""
+    """A legend entry: a filled rectangle."""
     return Patch(**{"facecolor": colour, "hatch": pattern, "edgecolor": INK, "linewidth": 0.6, "label": text, **look})
 
 
 def legend(figure: Figure, handles: Sequence[Artist], columns: int | None = None, fontsize: float | None = 8) -> None:
-    """Below the picture, in one line or in so many columns."""
+    """Draw the legend below the picture, in one line or in `columns` columns."""
     ncols = min(columns or len(handles), len(handles))
     figure.legend(handles=handles, loc="outside lower center", ncols=ncols, fontsize=fontsize)
 
@@ -100,12 +100,12 @@ def legend(figure: Figure, handles: Sequence[Artist], columns: int | None = None
 def arrow(
     axes: Axes, start: tuple[float, float], end: tuple[float, float], *, zorder: float | None = None, **look: Any
 ) -> None:
-    """From one place to another; `look` as for `matplotlib.patches.FancyArrowPatch`."""
+    """Draw an arrow; `look` as for `matplotlib.patches.FancyArrowPatch`."""
     axes.annotate("", xy=end, xytext=start, zorder=zorder, arrowprops={"arrowstyle": "-|>", "color": INK, **look})
 
 
 def blank(axes: Axes) -> None:
-    """No frame, no ticks: the drawing is its own coordinate system."""
+    """Remove frame and ticks."""
     axes.set_axis_off()
     axes.set(xticks=[], yticks=[])
     axes.set_aspect("equal")
@@ -125,7 +125,7 @@ def box(
     bold: bool = False,
     dashed: bool = False,
 ) -> None:
-    """A filled rectangle with a text in its middle; on a hatched one the text stands on a plain patch."""
+    """Draw a filled rectangle with a text in its middle; on a hatched one the text has a plain background."""
     (x, y), (width, height) = corner, size
     line = 1.6 if dashed else 1.2 if edge == "white" else 0.6
     axes.add_patch(
@@ -151,12 +151,12 @@ def colours(n: int) -> list[str]:
 
 
 def rank_colours(n: int) -> list[str]:
-    """The colours of `n` ranks: rank 1 has the same one whatever `n` is; beyond eight they repeat (see `hatch`)."""
+    """The colours of `n` ranks: a rank has the same colour whatever `n` is; beyond eight they repeat (see `hatch`)."""
     return [RANKS[i % len(RANKS)] for i in range(n)]
 
 
 def hatch(i: int) -> str:
-    """Keeps colour `i` apart from colour `i - len(PALETTE)`."""
+    """The hatch that distinguishes colour `i` from colour `i - len(PALETTE)`."""
     return HATCHES[i // len(PALETTE) % len(HATCHES)]
 
 
@@ -167,7 +167,7 @@ def text_on(colour: str) -> str:
 
 
 def scaled(value: float, units: tuple[str, ...], base: float) -> tuple[float, str]:
-    """(divisor, unit) under which `value` has one to three or four digits before the point."""
+    """(divisor, unit) with which `value` has one to four digits before the point."""
     power = 0 if value < 1 else min(int(math.log(value, base) + 1e-9), len(units) - 1)
     return base**power, units[power]
 

@@ -24,7 +24,7 @@ _FILLS = ("white", "#c8c8c8", "#555555")  # a program is known by its mark; colo
 
 
 def roof(intensity: float, peak: float, bandwidth: float) -> float:
-    """FLOP/s at best for so many FLOP a byte."""
+    """The highest possible FLOP/s at this many FLOPs a byte."""
     return min(peak, intensity * bandwidth)
 
 
@@ -34,7 +34,7 @@ def _close(one: tuple[float, float], other: tuple[float, float]) -> bool:
 
 
 def _sides(axes: Axes, ridge: float) -> None:
-    """What bounds a program left and right of a ridge."""
+    """Label the bound left and right of a ridge."""
     axes.axvline(ridge, color=INK, linewidth=0.8, linestyle=":")
     for words, side, off in (("memory is the bound", "right", -6), ("arithmetic is the bound", "left", 6)):
         axes.annotate(words, (ridge, 0.97), xycoords=("data", "axes fraction"), xytext=(off, 0),

@@ -143,7 +143,8 @@ def _room_for_letters(rows: list[list[Event]], scale: float) -> bool:
 
 
 def _seen(row: list[Event], pixel: float) -> list[tuple[int, int, int]]:
-    """What can be told apart: (the event that a bar looks like, the first event behind it, how many there are)."""
+    """Bars that can be told apart: (index of the event that the bar looks like, index of its first event, number of
+    events)."""
     if not row:
         return []
     start, end = (np.array([float(t) for t in times]) for times in zip(*((e.start, e.end) for e in row), strict=True))
@@ -183,7 +184,7 @@ def _curve(
 
 
 def _peak(live: Sequence[int], chunks: int) -> str:
-    """The most at a time; of chunks with what they are in activations of all layers of a rank."""
+    """The most activations at a time; for chunks also in activations of all layers of a rank."""
     most = max(live, default=0)
     return f"at most {most}" if chunks == 1 else f"{most} chunk{'s' * (most != 1)} ({_px(most / chunks)})"
 
@@ -211,7 +212,7 @@ def _round_numbers() -> Iterator[float]:
 def _legend(
     rows: list[list[Event]], highest: int, chunks: int, with_letters: bool, note: str, top: int
 ) -> tuple[list[str], int]:
-    """The legend's parts and how many lines it has: one, or two where one has no room; the note has its own."""
+    """The parts of the legend and its number of lines: one, or two if it is too long; the note has its own."""
     events = [e for row in rows for e in row]
     kinds = [kind for kind in WORK if any(e.name == kind for e in events)]
     first = _entries_of_work(events, kinds, with_letters)
@@ -240,7 +241,7 @@ def _legend(
 
 
 def _entries_of_work(events: list[Event], kinds: list[str], with_letters: bool) -> list[Entry]:
-    """F, B and W, each with the last microbatch for an example."""
+    """Entries for F, B and W, each with the last microbatch as an example."""
     last = max((_microbatch(e) for e in events), key=lambda text: int(text or 0))
     of = {kind: {(e.rank, e.note) for e in events if e.name == kind} for kind in "BW"}
     backward = "its backward"
@@ -253,7 +254,7 @@ def _entries_of_work(events: list[Event], kinds: list[str], with_letters: bool) 
 
 
 def _length(entry: Entry) -> float:
-    """The room that an entry takes in its line."""
+    """The width of an entry in its line."""
     swatches, text = entry
     return sum(_swatch(label) for _, label in swatches) + 5 + 5.8 * len(text) + 14
 
@@ -273,7 +274,7 @@ def _sample(x: float, y: int, colour: str, label: str) -> str:
 
 
 def _text(rows: list[list[Event]], live: Sequence[Sequence[int]], title: str) -> str:
-    """One cell per unit of time, the unit being what divides every start and end."""
+    """The text form: one cell per unit of time."""
     width = 1 + max(len(e.name + e.note) for row in rows for e in row)
     timed = max(map(len, rows)) * width <= WIDEST_TEXT  # an event takes a cell at least
     unit, cells = _cells(rows) if timed else (Fraction(1), WIDEST_TEXT + 1)
@@ -309,7 +310,7 @@ def _chunk(event: Event) -> int:
 
 
 def _colour(event: Event, chunks: int) -> str:
-    """By kind, from light for chunk 0 to dark for the last chunk."""
+    """The colour of a kind, from light for chunk 0 to dark for the last chunk."""
     plain = WORK.get(event.name, PALETTE[6])
     return shade(plain, DEEP.get(event.name, INK), _chunk(event) / max(1, chunks - 1))
 

@@ -74,13 +74,14 @@ def beside(
     labels: bool = True,
     title: str = "",
 ) -> Figure:
-    """Several runs of the same, or a plan and its run, one panel above the other on the time axis of the longest.
+    """Several runs of the same program, or a plan and its run, one panel above the other on the time axis of the
+    longest.
 
     Args:
         runs: {name: events of any ranks}; the clock of each starts at its first event.
-        expected: {name: seconds}; a dashed line shows where this run was expected to end.
+        expected: {name: seconds}; a dashed line shows the predicted end of this run.
         by: "kind" colours computation, communication and waiting; "name" every name (F, B, W of a pipeline).
-        labels: write an event's name (and its note) into its bar where there is room.
+        labels: write an event's name (and its note) into its bar if there is room.
         title: above the picture.
 
     Raises:
@@ -125,7 +126,7 @@ def chrome_trace(events: Sequence[Event], path: str | Path, predicted: Sequence[
     """Write the events in Chrome's trace format (JSON) for Perfetto: a process a rank, a thread a kind, times in µs.
 
     Args:
-        predicted: what was expected: more processes, `rank 0, predicted` and so on, their clock starting with the
+        predicted: predicted events, as further processes, `rank 0, predicted` and so on; their clock starts with the
             measured one.
     """
     records: list[dict[str, object]] = []
@@ -153,7 +154,7 @@ def _processes(events: Sequence[Event], process: int, name: str) -> list[dict[st
 
 
 def _record(e: Event, origin: float, process: int) -> dict[str, object]:
-    """A bar, or an instant where the event has no length."""
+    """A bar, or an instant if the event has no length."""
     args = {"axis": e.axis, "nbytes": e.nbytes, "size": e.size, "note": e.note}
     where = {"name": e.name, "cat": e.kind, "pid": process, "tid": _kind(e), "ts": (e.start - origin) * 1e6}
     shape = {"ph": "X", "dur": e.seconds * 1e6} if e.end > e.start else {"ph": "i", "s": "t"}
@@ -165,7 +166,7 @@ def _kind(event: Event) -> int:
 
 
 class _Panel:
-    """Events with a clock that starts at the first of them, and the rows in which they stand."""
+    """Events with a clock that starts at the first of them, and their rows."""
 
     def __init__(self, events: Sequence[Event]) -> None:
         self.events = events
@@ -173,7 +174,7 @@ class _Panel:
         self.rows = lay_out(events, self.start, self.end, KINDS)
 
     def instants(self) -> dict[int, list[float]]:
-        """For each rank, when something without length happened."""
+        """For each rank the times of events without length."""
         found: dict[int, list[float]] = {}
         for i in np.flatnonzero(self.end == self.start).tolist():
             found.setdefault(self.events[i].rank, []).append(float(self.start[i]))
@@ -241,7 +242,7 @@ def _draw_panel(axes: Axes, panel: _Panel, horizon: float, look: Callable[[Event
 def _draw_instants(
     axes: Axes, moments: list[float], span: tuple[float, float], per_second: float, pixel: float
 ) -> None:
-    """Lines through a rank's rows where something without length happened, at most one a pixel where there are many."""
+    """Draw lines through a rank's rows for events without length, at most one a pixel."""
     if moments:
         at = np.array(moments) if len(moments) <= PIXELS else np.round(np.array(moments) / pixel) * pixel
         x = np.repeat(np.unique(at) * per_second, 3)
@@ -254,7 +255,7 @@ def _corners(x: float, y: float, width: float) -> list[tuple[float, float]]:
 
 
 def _fitting(event: Event, horizon: float) -> str:
-    """The event's name with its note, or one of the two: the first that its bar can hold at this size and font."""
+    """The longest text that fits into the event's bar: its name with its note, one of the two, or ""."""
     letters = int(137 * event.seconds / horizon)
     candidates = (f"{event.name} {event.note}".strip(), event.name, event.note)
     return next((text for text in candidates if len(text) <= letters), "")
@@ -293,11 +294,11 @@ def times(events: Sequence[Event]) -> tuple[np.ndarray, np.ndarray]:
 def lay_out(
     events: Sequence[Event], start: np.ndarray, end: np.ndarray, kinds: Sequence[str]
 ) -> dict[int, list[np.ndarray]]:
-    """For each rank its rows, as positions in `events`: one kind a row, no two of a row at the same time.
+    """For each rank its rows, as indices of `events`: one kind a row, and events of a row do not overlap.
 
     Args:
-        start, end: of the events; those without length get no row.
-        kinds: in which order kinds stand; others follow.
+        start, end: times of the events; those without length get no row.
+        kinds: order of kinds; others follow.
     """
     ranks = np.fromiter((e.rank for e in events), np.int64, len(events))
     codes = {kind: i for i, kind in enumerate(kinds)}
@@ -313,7 +314,7 @@ def lay_out(
 
 
 def _rows(group: np.ndarray, start: np.ndarray, end: np.ndarray) -> list[np.ndarray]:
-    """Events in the order of their starts, dealt to rows: the first free row takes the next."""
+    """Distribute events, in the order of their starts, over rows: the first free row takes the next."""
     if (start[1:] >= end[:-1] - TOUCH).all():
         return [group]
     busy: list[tuple[float, int]] = []  # (end of its last bar, row)
@@ -334,7 +335,7 @@ def _rows(group: np.ndarray, start: np.ndarray, end: np.ndarray) -> list[np.ndar
 
 
 def at_pixels(start: np.ndarray, end: np.ndarray, pixel: float) -> Seen:
-    """The bars of one row, in the order of their starts, as far as pixels of this width tell them apart."""
+    """The bars of one row, in the order of their starts, as far as pixels of this width distinguish them."""
     length = end - start
     narrow, column = length < pixel, np.floor(start / pixel)
     joins = narrow[1:] & narrow[:-1] & (column[1:] == column[:-1])
@@ -346,7 +347,7 @@ def at_pixels(start: np.ndarray, end: np.ndarray, pixel: float) -> Seen:
 
 
 def covered(start: np.ndarray, end: np.ndarray) -> float:
-    """The time during which at least one of these is under way."""
+    """The time during which at least one of these events is under way."""
     if not len(start):
         return 0.0
     order = np.argsort(start, kind="stable")

@@ -26,7 +26,7 @@ def hidden(root: Path) -> list[str]:
 
 # (victim, background, every so many operations): test_power.py tries every operation each time, on a simulated disk
 PLACES = mostly_thorough(
-    [(0, False, 3), (1, False, 2), (0, False, 1), (1, False, 1), (0, True, 1), (1, True, 1)], lambda case: case[2] > 1
+    [(0, False, 6), (1, False, 4), (0, False, 1), (1, False, 1), (0, True, 1), (1, True, 1)], lambda case: case[2] > 1
 )
 
 
@@ -96,7 +96,7 @@ def until_killed(rank: int, world: int, root: str, first: int, background: bool)
 
 
 @pytest.mark.parametrize("background", [False, True])
-@pytest.mark.parametrize("kills", mostly_thorough([4, 150], [0]))
+@pytest.mark.parametrize("kills", mostly_thorough([2, 150], [0]))
 def test_killed_at_random_moments(ranks, tmp_path, background, kills):
     """All in one folder, so that every save also finds what a killed one has left."""
     moment = random.Random(kills)

@@ -18,11 +18,11 @@ from minimegatron.checkpoint.sources import InMemory
 from minimegatron.comm.mesh import Mesh
 from minimegatron.commands.checkpoint import main as verify
 from minimegatron.commands.convert import main
-from minimegatron.commands.generate import load
 from minimegatron.config import TransformerConfig
 from minimegatron.data.tokenizer import ByteTokenizer, GPT2BPETokenizer
 from minimegatron.data.tokenizer_training import made_files
 from minimegatron.errors import CheckpointError, ConfigError
+from minimegatron.inference.loading import load
 from minimegatron.models.families import FAMILIES, family_config
 from minimegatron.training.arguments import parse_args
 from tests.checkpoint.test_continued import LINE

@@ -59,9 +59,9 @@ def disagree(rank: int, world: int, how: str) -> str:
         ("reduction", "all_reduce float32 (4,) on dp", "all_reduce float32 (4,) max on dp"),
     ],
 )
-def test_a_mismatched_collective_is_an_error_on_every_rank(ranks: Any, how: str, said: str, by_rank_1: str) -> None:
+def test_a_mismatched_collective_is_an_error_on_every_rank(pools: Any, how: str, said: str, by_rank_1: str) -> None:
     expected = f"ranks disagree at collective 2 of dp: ranks 0, 2: {said}; rank 1: {by_rank_1}"
-    for text in ranks(3).run(disagree, how, timeout=20):
+    for text in pools(3, fingerprints=True).run(disagree, how, timeout=20):
         assert text.startswith(expected), text
 
 
@@ -75,8 +75,8 @@ def swap(rank: int, world: int) -> tuple[str, float]:
     return raised(lambda: issue(named, lambda transport: transport.all_reduce(first, axis, "sum"))), total
 
 
-def test_two_swapped_collectives_of_one_shape_return_numbers_unless_they_are_named(ranks: Any) -> None:
-    for text, silent in ranks(2).run(swap, timeout=20):
+def test_two_swapped_collectives_of_one_shape_return_numbers_unless_they_are_named(pools: Any) -> None:
+    for text, silent in pools(2, fingerprints=True).run(swap, timeout=20):
         assert "rank 0: all_reduce float32 (1,) loss" in text and "rank 1: all_reduce float32 (1,) norm" in text
         assert silent == 11.0
 
@@ -91,8 +91,8 @@ def agree(rank: int, world: int) -> float:
     return all_reduce(torch.tensor([1.0]), mesh.world).item()
 
 
-def test_calls_that_agree_pass_also_uneven_ones_and_on_several_axes(ranks: Any) -> None:
-    assert ranks(4).run(agree, timeout=20) == [4.0] * 4
+def test_calls_that_agree_pass_also_uneven_ones_and_on_several_axes(pools: Any) -> None:
+    assert pools(4, fingerprints=True).run(agree, timeout=20) == [4.0] * 4
 
 
 def test_without_fingerprints_a_call_only_remembers() -> None:

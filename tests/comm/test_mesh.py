@@ -89,19 +89,10 @@ def test_built_groups_are_the_computed_ones(ranks):
 
 
 GROUP_OF_RANK_0 = {
-    "tp": [0, 1],
-    "cp": [0, 2],
-    "dp": [0, 4],
-    "pp": [0, 8],
-    "dp_cp": [0, 2, 4, 6],
-    "tp_cp": [0, 1, 2, 3],
-    "tp_dp_cp": [0, 1, 2, 3, 4, 5, 6, 7],
-    "etp": [0],
-    "ep": [0, 1, 2, 3],
-    "edp": [0, 4],
-    "etp_ep": [0, 1, 2, 3],
+    "tp": [0, 1], "cp": [0, 2], "dp": [0, 4], "pp": [0, 8], "dp_cp": [0, 2, 4, 6], "tp_cp": [0, 1, 2, 3],
+    "tp_dp_cp": [0, 1, 2, 3, 4, 5, 6, 7], "etp": [0], "ep": [0, 1, 2, 3], "edp": [0, 4], "etp_ep": [0, 1, 2, 3],
     "world": list(range(16)),
-}
+}  # fmt: skip
 
 
 def test_every_axis_of_the_mesh_is_what_its_name_says():

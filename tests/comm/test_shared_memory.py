@@ -182,7 +182,7 @@ def one_reader_is_late(rank: int, world: int) -> list[float]:
 
 
 def test_a_slot_is_free_when_its_last_reader_has_read_it(ranks) -> None:
-    assert ranks(3, fingerprints=False).run(one_reader_is_late) == [[], [0.0, 1.0, 2.0, 3.0], [0.0, 1.0, 2.0, 3.0]]
+    assert ranks(3).run(one_reader_is_late) == [[], [0.0, 1.0, 2.0, 3.0], [0.0, 1.0, 2.0, 3.0]]
 
 
 def slots_after(rank: int, world: int) -> int:
@@ -324,7 +324,7 @@ def witnessed(rank: int, world: int) -> int:
 
 
 def test_who_counts_messages_counts_the_tensors_and_not_the_envelopes(ranks) -> None:
-    assert ranks(3, fingerprints=False).run(witnessed) == [240_000 * 2 + 160_000 + 160_000] * 3
+    assert ranks(3).run(witnessed) == [240_000 * 2 + 160_000 + 160_000] * 3
 
 
 def other_sizes(rank: int, world: int) -> str:
@@ -338,8 +338,8 @@ def other_sizes(rank: int, world: int) -> str:
     return "it was read"
 
 
-def test_a_tensor_of_another_size_is_refused(ranks) -> None:
-    first, second = ranks(2, fingerprints=False).run(other_sizes)
+def test_a_tensor_of_another_size_is_refused(pools) -> None:
+    first, second = pools(2).run(other_sizes)
     assert first.startswith("rank 1 sent 196,000 bytes where this rank expects 200,000 (torch.float32, (50000,))")
     assert second.startswith("rank 0 sent 200,000 bytes where this rank expects 196,000")
 

@@ -13,7 +13,8 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import DataConfig, OptimizerConfig, ParallelConfig, TrainingConfig
 from minimegatron.config.run import RunConfig
 from minimegatron.footprint.dry_run import StageRun
-from minimegatron.footprint.prediction import Work, meta_model, meta_wrapper, sizes_of, states
+from minimegatron.footprint.prediction import Work, sizes_of
+from minimegatron.footprint.states import meta_model, meta_wrapper, states
 from minimegatron.models.families import family_config
 from minimegatron.parallel.pipeline.schedules import build_schedule
 from minimegatron.planner.closed_forms import bubble, crossover_tokens, in_flight, sent

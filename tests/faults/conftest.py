@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from labkit.ranks.pool import WarmPool
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -16,3 +21,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def moment(trial: int) -> random.Random:
     """Random numbers of this trial."""
     return random.Random(trial)
+
+
+@pytest.fixture(scope="session")
+def ranks(pools: Callable[..., WarmPool]) -> Callable[..., WarmPool]:
+    """The pools themselves, which these tests are about."""
+    return lambda nranks, fingerprints=True: pools(nranks, fingerprints=fingerprints)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from labkit.ranks.agent import end_marked, marked
+from labkit.ranks.agent import FORK, end_marked, marked
 from minimegatron.launch import procs
 
 DEAF = """
@@ -44,10 +44,9 @@ def alive(pid: int) -> bool:
     return os.path.exists(f"/proc/{pid}") and procs.zombie_status(pid) is None
 
 
-def pids_by_rank(token: str) -> dict[int, int]:
-    """{rank: pid} of the ranks among the processes that carry the token."""
-    found = marked(token).items()
-    return {int(env["RANK"]): pid for pid, env in found if "RANK" in env}
+def pids_by_rank(agent: subprocess.Popen[str]) -> list[int]:
+    """Of the ranks of one node, which their agent has started in this order."""
+    return procs.children(agent.pid)
 
 
 @contextlib.contextmanager
@@ -82,9 +81,14 @@ def background(
         end_marked(token)
 
 
-def agent(nproc: int, *args: str) -> list[str]:
-    """The command line of our `torchrun` with the victim."""
-    return ["-m", "labkit.ranks.agent", "--standalone", f"--nproc-per-node={nproc}", str(VICTIM), *args]
+def agent(nproc: int, *args: str, fork: bool = True) -> list[str]:
+    """The command line of our `torchrun` with the victim.
+
+    Args:
+        fork: the ranks, in place of executing Python for each.
+    """
+    command = ["-m", "labkit.ranks.agent", *([FORK] if fork else [])]
+    return [*command, "--standalone", f"--nproc-per-node={nproc}", str(VICTIM), *args]
 
 
 def listening(pids: list[int]) -> set[str]:

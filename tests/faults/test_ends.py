@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from labkit.ranks.agent import marked
+from labkit.ranks.fork_server import trunk
 from labkit.ranks.torchrun import Run, launch
 from minimegatron.errors import RankError
 from minimegatron.launch import procs
@@ -61,8 +62,7 @@ def test_the_agent_under_a_launch(tmp_path: Path) -> None:
     thread.start()
     helpers.all_checked_in(tmp_path, 2)
     token = f"MINIMEGATRON_RUN_DIR={tmp_path}"
-    ranks = set(helpers.pids_by_rank(token).values())
-    (agent,) = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in ranks}
+    (agent,) = set(procs.children(trunk().process.pid)) & marked(token)
     os.kill(agent, signal.SIGKILL)
     thread.join(10)
     assert not marked(token)
@@ -77,7 +77,7 @@ WHEN = ["starting", "running", "twice", "in a script without init"]
 
 @pytest.mark.parametrize("when", mostly_thorough(WHEN, [0, 1]))
 def test_ctrl_c_is_quiet_and_leaves_nothing(tmp_path: Path, when: str, trial: int) -> None:
-    command = helpers.agent(2, helpers.FOREVER)
+    command = helpers.agent(2, helpers.FOREVER, fork=when == "running")
     if "script" in when:
         command[command.index(str(helpers.VICTIM))] = str(tmp_path / "deaf.py")
         (tmp_path / "deaf.py").write_text(helpers.DEAF)
@@ -108,7 +108,7 @@ def test_a_rank_blocked_in_a_collective_obeys_ctrl_c(tmp_path: Path) -> None:
     ):
         helpers.all_checked_in(tmp_path, 2)
         time.sleep(1.0)
-        procs.send(helpers.pids_by_rank(token)[0], signal.SIGINT)
+        procs.send(helpers.pids_by_rank(agent)[0], signal.SIGINT)
         assert agent.wait(15) == 130
         helpers.everything_gone(token)
     assert (tmp_path / "output").read_text() == ""
@@ -233,8 +233,9 @@ def test_a_killed_pool_leaves_no_rank_no_daemon_and_no_file(tmp_path: Path, monk
     with helpers.background(tmp_path, "-c", OWNER, str(tmp_path)) as (owner, token):
         pids = daemons(tmp_path, 2)
         assert list(place.glob("minimegatron-*")), "the ranks meet somewhere"
+        pids += procs.descendants(owner.pid)  # ranks, their server and its trunk
         owner.kill()
         owner.wait(5)
-        helpers.everything_gone(token)  # ranks and their server
+        helpers.everything_gone(token)
         gone(pids)
         helpers.wait_for(lambda: not list(place.glob("minimegatron-*")), 5, "the folder of the pool to go")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from labkit.ranks.agent import FORK
 from minimegatron.cli import main as minimegatron
 from tests.checkpoint.runs import complete_steps
 from tests.faults import helpers
@@ -27,7 +28,7 @@ VICTIM = Path(__file__).with_name("train_victim.py")
 
 def job(folder: Path, kills: str, restarts: int, *options: str, root: str) -> tuple[int, str]:
     folder.mkdir(exist_ok=True)
-    command = ["-m", "labkit.ranks.agent", "--standalone", "--nproc-per-node=2", f"--max-restarts={restarts}"]
+    command = ["-m", "labkit.ranks.agent", FORK, "--standalone", "--nproc-per-node=2", f"--max-restarts={restarts}"]
     args = f"{TINY} --mock-data {TRAIN} --save {folder}/{root} --load {folder}/{root}".split() + list(options)
     with helpers.background(folder, *command, str(VICTIM), str(folder), kills, *args) as (agent, token):
         status = agent.wait(280)

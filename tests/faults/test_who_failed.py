@@ -61,7 +61,7 @@ def test_a_rank_killed_under_torchrun_ends_the_job_and_is_named_first(tmp_path: 
     with helpers.background(tmp_path, *helpers.agent(2, helpers.FOREVER)) as (agent, token):
         helpers.all_checked_in(tmp_path, 2)
         time.sleep(moment.random())
-        os.kill(helpers.pids_by_rank(token)[victim], signal.SIGKILL)
+        os.kill(helpers.pids_by_rank(agent)[victim], signal.SIGKILL)
         assert agent.wait(15) == 5
         helpers.everything_gone(token, 1)
     assert (tmp_path / "output").read_text() == f"rank {victim} was killed by SIGKILL\n"

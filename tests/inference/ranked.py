@@ -12,12 +12,13 @@ import torch
 
 from minimegatron.checkpoint.conversion import open_model
 from minimegatron.comm.mesh import Mesh
-from minimegatron.commands.generate import continue_prompt, load, parse
+from minimegatron.commands.generate import continue_prompt, parse
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.errors import MinimegatronError
 from minimegatron.inference.engine import Continuation, Engine, EngineConfig
 from minimegatron.inference.generate import generate
 from minimegatron.inference.grammar import Grammars
+from minimegatron.inference.loading import load
 from minimegatron.inference.paged_cache import PagedCache
 from minimegatron.inference.sampling import SamplingParams
 from minimegatron.inference.sequence import Request, Sequence

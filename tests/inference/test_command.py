@@ -11,8 +11,9 @@ import tokenizers
 import torch
 
 from minimegatron.checkpoint.companions import stop_ids
-from minimegatron.commands import generate as command
-from minimegatron.commands.generate import parse, read_prompt, sampling_params
+from minimegatron.commands import answers
+from minimegatron.commands.answers import read_prompt
+from minimegatron.commands.generate import parse, sampling_params
 from minimegatron.commands.speculation import speculative_of
 from minimegatron.data.tokenizer import HuggingFaceTokenizer
 from minimegatron.errors import CheckpointError, ConfigError
@@ -117,7 +118,7 @@ def test_special_tokens_of_a_prompt(llama2):
     def ids(*words):
         args = parse(["folder", *words])
         tokenizer = HuggingFaceTokenizer(llama2, split_special_tokens=args.split_special_tokens)
-        return read_prompt(args, args.prompt, tokenizer)
+        return read_prompt(args.prompt, tokenizer, add_special_tokens=args.add_special_tokens)
 
     letters = [LETTERS.index(letter) for letter in "<2>a"]
     found, notes = ids("<2>a")
@@ -137,10 +138,9 @@ def test_a_question_in_the_models_own_form(ranks, llama2):
     transformers = pytest.importorskip("transformers")
     oracle = transformers.AutoTokenizer.from_pretrained(llama2)
     want = oracle.apply_chat_template([{"role": "user", "content": "Who?"}], return_dict=False)
-    args = parse(["folder", "Who?", "--chat"])
     tokenizer = HuggingFaceTokenizer(llama2, split_special_tokens=False)
-    assert read_prompt(args, "Who?", tokenizer) == (want, [])
-    notes = read_prompt(args, "<2>", tokenizer)[1]
+    assert read_prompt("Who?", tokenizer, chat=True) == (want, [])
+    notes = read_prompt("<2>", tokenizer, chat=True)[1]
     assert notes == ["the prompt spells special tokens (<2> 1), read as tokens"]
     words = generate(ours("llama2"), [want], 6, stop_ids=[2])[0].tokens
     line = [str(llama2), "Who?", "--chat", "--max-new-tokens", "6"]
@@ -297,9 +297,9 @@ def test_proposers_by_their_names():
 
 
 def test_long_work_says_how_far_it_is(llama2, monkeypatch, capsys):
-    monkeypatch.setattr(command, "EVERY", 0.0)
+    monkeypatch.setattr(answers, "EVERY", 0.0)
     tokenizer, prompts = HuggingFaceTokenizer(llama2), [Request((5, 9, 3), 2), Request((1, 2), 4, n=2)]
-    assert len(command.compute(Engine(ours("llama2")), prompts, tokenizer, [])) == 2
+    assert len(answers.compute(Engine(ours("llama2")), prompts, tokenizer, [])) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("0 of 3 answers, 3 tokens, ") and lines[-1].startswith("3 of 3 answers, 10 tokens, ")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from pathlib import Path
@@ -16,11 +17,11 @@ from minimegatron.checkpoint.conversion import open_model
 from minimegatron.checkpoint.sources import InMemory
 from minimegatron.comm.mesh import Mesh
 from minimegatron.commands.convert import main as convert
-from minimegatron.commands.generate import load
 from minimegatron.commands.quantize import main, perplexity, pieces
 from minimegatron.data.tokenizer import HuggingFaceTokenizer
 from minimegatron.errors import CheckpointError, ConfigError, DataError
 from minimegatron.inference.awq import folds_of, scale_by_activations
+from minimegatron.inference.loading import load
 from minimegatron.kernels.quantized import FP8, SCHEMES, Scheme, dequantize, pack, quantize, rounded, unpack
 from tests.checkpoint.test_export import write_tokenizer
 from tests.inference.models import theirs, weights
@@ -115,10 +116,7 @@ def test_a_part_of_a_matrix_is_read_without_the_rest(scheme):
 
 def publish(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
     """The folder of a tiny model, with a tokenizer of 60 words."""
-    model = theirs(name)
-    state = {key: tensor.clone() for key, tensor in model.state_dict().items()}
-    model.to(dtype).save_pretrained(folder)
-    model.to(torch.float32).load_state_dict(state)
+    copy.deepcopy(theirs(name)).to(dtype).save_pretrained(folder)
     return write_tokenizer(folder)
 
 

@@ -78,7 +78,7 @@ SEQUENCES = st.lists(st.tuples(st.integers(1, 11), st.integers(0, 40)), min_size
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     SEQUENCES,
     st.sampled_from([1, 4, 16, 20]),

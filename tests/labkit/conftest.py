@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from labkit import grade
 from labkit.fresh import Nursery
+from labkit.ranks.pool import WarmPool
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +28,9 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
 def warm(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command takes the nursery of all tests: to start one costs two seconds."""
     monkeypatch.setattr(grade, "Nursery", lambda: contextlib.nullcontext(nursery))
+
+
+@pytest.fixture(scope="session")
+def ranks(pools: Callable[..., WarmPool]) -> Callable[..., WarmPool]:
+    """The pools themselves, which these tests are about."""
+    return lambda nranks, fingerprints=True: pools(nranks, fingerprints=fingerprints)

@@ -11,6 +11,10 @@ from typing import NamedTuple
 
 from jupyter_client.manager import KernelManager
 
+from labkit.ranks.agent import marked
+from minimegatron.launch import procs
+from minimegatron.launch.procs import RUN_DIR
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -74,14 +78,7 @@ class Kernel:
         return self.wait(self.start(cell), seconds)
 
 
-def processes_with(word: str) -> list[int]:
-    """Pids of the living processes whose command line holds `word`."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            alive = entry.joinpath("stat").read_text().rpartition(")")[2].split()[0] != "Z"
-            if alive and word in entry.joinpath("cmdline").read_text():
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
+def processes_of(kernel: Kernel, name: str) -> set[int]:
+    """Of the agent and the ranks of the `%%torchrun` cell of this name, in the lab 00_mini."""
+    folder = Path(os.readlink(f"/proc/{kernel.pid}/cwd"), ".work", "00_mini", "runs", name)
+    return {pid for pid in marked(f"{RUN_DIR}={folder}") if procs.zombie_status(pid) is None}

@@ -29,6 +29,7 @@ SMALL = {
     "long_sequence": ("TOKENS, HEADS = 131072, 32", "TOKENS, HEADS = 256, 8"),
     "grouped": ("ROWS, HIDDEN = 65536, 2048", "ROWS, HIDDEN = 128, 64"),
     "on_gpu": ("ROWS, WIDTH = 16384, 4096", "ROWS, WIDTH = 16, 128"),
+    "decode": ("HIDDEN, LAYERS, COUNTS = 2048, 16, (1, 8, 64)", "HIDDEN, LAYERS, COUNTS = 64, 2, (1, 2)"),
 }
 # A learner's kernel is compiled by nvcc for a GPU; here by g++ for the emulator, on what the simulated tensors hold.
 LEARNERS_KERNELS = """
@@ -144,9 +145,14 @@ def test_experts_are_timed_one_by_one_and_together(on_one: Rehearsal) -> None:
 
 
 def test_the_ladder_runs_on_a_gpu_and_is_right(on_one: Rehearsal) -> None:
-    lines = on_one.stdout.splitlines()
+    lines = [line for line in on_one.stdout.splitlines() if " right: " in line]
     ways = ("norm_rows", "norm_block", "norm_warp", "operations")
     assert [line.split()[:3] for line in lines] == [[way, "right:", "True"] for way in ways]
+
+
+def test_decode_steps_are_timed_launch_by_launch_and_as_graphs(on_one: Rehearsal) -> None:
+    said = on_one.report["decode"]
+    assert [(graph, n) for graph, n, _ in said] == [(graph, n) for graph in (False, True) for n in (1, 2)]
 
 
 @pytest.mark.thorough

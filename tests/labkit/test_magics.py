@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from minimegatron.launch import procs
-from tests.labkit.kernel import Kernel, processes_with
+from tests.labkit.kernel import Kernel, processes_of
 
 OPEN = "%load_ext course\n%lab 00_mini tests.labkit.mini_course"
 BUBBLE = "%%exercise bubble\ndef bubble(p, m):\n    return (p - 1) / (m + p - 1)\n"
@@ -157,17 +157,17 @@ def test_torchrun_says_where_each_rank_of_a_hang_waits(kernel: Kernel) -> None:
     )
     assert said.error.splitlines()[0].startswith("HANG: not finished 2 s after")
     assert "rank 0: line 6: dist.recv(torch.ones(1), 1)" in said.error and "rank 1: line 7: finish()" in said.error
-    assert processes_with("00_mini/hangs.py") == []
+    assert processes_of(kernel, "hangs") == set()
 
 
 @pytest.mark.thorough
 def test_an_interrupt_leaves_no_rank(kernel: Kernel) -> None:
     message = kernel.start(f"%%torchrun -n 2 --name sleeps\n{RANK}import time\ntime.sleep(600)")
-    wait_until(lambda: len(processes_with("00_mini/sleeps.py")) >= 3, "the ranks did not start", 60)
+    wait_until(lambda: len(processes_of(kernel, "sleeps")) >= 3, "the ranks did not start", 60)
     kernel.manager.interrupt_kernel()
     said = kernel.wait(message)
     assert said.error == "interrupted; no rank is left running"
-    assert processes_with("00_mini/sleeps.py") == []
+    assert processes_of(kernel, "sleeps") == set()
     assert kernel.run("1 + 1").text == "2"
 
 
@@ -295,7 +295,7 @@ def test_a_killed_kernel_takes_everything_with_it(tmp_path: Path) -> None:
         family = descendants(kernel.pid)
         assert len(family) >= 4, "the nursery, the fork server and its ranks"
         kernel.start(f"%%torchrun -n 2 --name orphans\n{RANK}import time\ntime.sleep(600)")
-        wait_until(lambda: len(processes_with("00_mini/orphans.py")) >= 3, "the ranks did not start", 60)
+        wait_until(lambda: len(processes_of(kernel, "orphans")) >= 3, "the ranks did not start", 60)
         family |= descendants(kernel.pid)
         procs.send(kernel.pid, signal.SIGKILL)
         wait_until(lambda: not [pid for pid in family if alive(pid)], "orphans")

@@ -75,25 +75,13 @@ def test_the_defaults_are_those_of_the_class(family):
 def changes(family: str) -> list[tuple[str, dict[str, Any]]]:
     """For every key of a file another value, and what must change with it."""
     specific: dict[str, Any] = {
-        "hidden_act": "gelu",
-        "activation_function": "gelu",
-        "num_key_value_heads": 1,
-        "vocab_size": 101,
-        "sliding_window": 5,
-        "use_sliding_window": True,
-        "max_window_layers": 0,
-        "layer_types": ["sliding_attention"] * 2,
-        "mlp_only_layers": [0],
-        "head_dim": 8,
-        "rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0},
-        "n_inner": 80,
-        "num_attention_heads": 2,
-        "n_head": 2,
-        "q_lora_rank": None,
-        "scale_attn_weights": False,
-        "quantization_config": {"quant_method": "fp8"},
-        "something_new": 3,
-    }
+        "hidden_act": "gelu", "activation_function": "gelu", "num_key_value_heads": 1, "vocab_size": 101,
+        "sliding_window": 5, "use_sliding_window": True, "max_window_layers": 0,
+        "layer_types": ["sliding_attention"] * 2, "mlp_only_layers": [0], "head_dim": 8,
+        "rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0}, "n_inner": 80,
+        "num_attention_heads": 2, "n_head": 2, "q_lora_rank": None, "scale_attn_weights": False,
+        "quantization_config": {"quant_method": "fp8"}, "something_new": 3,
+    }  # fmt: skip
     found = []
     for key, value in {**file_of(family), "quantization_config": None, "something_new": None}.items():
         if key in HARMLESS or key == "model_type":
@@ -171,18 +159,10 @@ def test_no_key_is_read_that_the_class_does_not_have(family):
 
 
 FOREIGN = {
-    "sliding_window": 8,
-    "attention_bias": True,
-    "mlp_bias": True,
-    "qkv_bias": True,
-    "layer_types": ["full_attention", "sliding_attention"],
-    "use_sliding_window": True,
-    "num_experts": 4,
-    "q_lora_rank": 24,
-    "rope_interleave": True,
-    "rope_theta": 77.0,
-    "partial_rotary_factor": 0.5,
-}
+    "sliding_window": 8, "attention_bias": True, "mlp_bias": True, "qkv_bias": True,
+    "layer_types": ["full_attention", "sliding_attention"], "use_sliding_window": True, "num_experts": 4,
+    "q_lora_rank": 24, "rope_interleave": True, "rope_theta": 77.0, "partial_rotary_factor": 0.5,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("family", TINY)

@@ -21,16 +21,10 @@ from minimegatron.models.decoder import GPTModel
 from minimegatron.models.mtp import depth_losses
 from minimegatron.parallel.data import finalize
 from minimegatron.training.flops import forward_flops
+from tests.axes import CP, EP, PP, SP, TP
 from tests.thorough import mostly_thorough
 from tests.twin import Case, compare_all, compare_with_serial, microbatch, problems, weights
 
-TP, SP, PP, CP, EP = (
-    "tensor_model_parallel_size",
-    "sequence_parallel",
-    "pipeline_model_parallel_size",
-    "context_parallel_size",
-    "expert_model_parallel_size",
-)
 DEPTHS: dict[str, Any] = {"mtp_num_layers": 2, "mtp_loss_scaling_factor": 0.6}
 
 
@@ -96,9 +90,12 @@ def test_the_loss_that_is_returned_is_that_of_the_next_token():
     assert torch.equal(trained, model.eval()(batch["tokens"], None, batch["labels"]))
 
 
-@pytest.mark.parametrize(
-    "layout", [{TP: 2}, {TP: 2, SP: True}, {CP: 2}, {CP: 2, TP: 2, SP: True}, {CP: 2, "cp_comm_type": "a2a"}], ids=str
-)
+LAYOUTS: list[dict[str, Any]] = [
+    {TP: 2}, {TP: 2, SP: True}, {CP: 2}, {CP: 2, TP: 2, SP: True}, {CP: 2, "cp_comm_type": "a2a"}
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", mostly_thorough(LAYOUTS, [0, 3, 4]), ids=str)
 def test_layouts(assert_same_as_serial, layout):
     assert_same_as_serial(Case(layout, DEPTHS, double=True, documents=CP in layout))
 

@@ -90,34 +90,13 @@ def test_presets_make_models_that_fit_their_name(name):
     """The count that a name promises, as the model cards give it."""
     config = family_config("gpt2", **preset(name))
     promised = {
-        "gpt2-124m": 124.4e6,
-        "gpt2-355m": 354.8e6,
-        "gpt3-175b": 174.6e9,
-        "llama2-7b": 6.738e9,
-        "llama2-70b": 68.98e9,
-        "llama3-8b": 8.030e9,
-        "llama3-70b": 70.55e9,
-        "llama3-405b": 405.85e9,
-        "mistral-7b": 7.242e9,
-        "mixtral-8x7b": 46.70e9,
-        "mixtral-8x22b": 140.6e9,
-        "qwen1.5-moe-a2.7b": 14.3e9,
-        "qwen3-30b-a3b": 30.53e9,
-        "qwen3-235b-a22b": 235.1e9,
-        "deepseek-v3": 671.0e9,
-        "qwen2.5-0.5b": 0.494e9,
-        "qwen2.5-7b": 7.616e9,
-        "qwen3-0.6b": 0.596e9,
-        "qwen3-8b": 8.191e9,
-        "gemma2-2b": 2.614e9,
-        "gemma2-9b": 9.242e9,
-        "gemma2-27b": 27.23e9,
-        "olmo2-1b": 1.485e9,
-        "olmo2-7b": 7.299e9,
-        "olmo2-13b": 13.72e9,
-        "olmo2-32b": 32.23e9,
-        "laptop-10m": 8.916e6,
-    }
+        "gpt2-124m": 124.4e6, "gpt2-355m": 354.8e6, "gpt3-175b": 174.6e9, "llama2-7b": 6.738e9, "llama2-70b": 68.98e9,
+        "llama3-8b": 8.030e9, "llama3-70b": 70.55e9, "llama3-405b": 405.85e9, "mistral-7b": 7.242e9,
+        "mixtral-8x7b": 46.70e9, "mixtral-8x22b": 140.6e9, "qwen1.5-moe-a2.7b": 14.3e9, "qwen3-30b-a3b": 30.53e9,
+        "qwen3-235b-a22b": 235.1e9, "deepseek-v3": 671.0e9, "qwen2.5-0.5b": 0.494e9, "qwen2.5-7b": 7.616e9,
+        "qwen3-0.6b": 0.596e9, "qwen3-8b": 8.191e9, "gemma2-2b": 2.614e9, "gemma2-9b": 9.242e9, "gemma2-27b": 27.23e9,
+        "olmo2-1b": 1.485e9, "olmo2-7b": 7.299e9, "olmo2-13b": 13.72e9, "olmo2-32b": 32.23e9, "laptop-10m": 8.916e6,
+    }  # fmt: skip
     assert count_parameters(config) == pytest.approx(promised[name], rel=2e-3)
 
 

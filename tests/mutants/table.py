@@ -60,246 +60,161 @@ _GRAMMAR = "tests/inference/test_grammar.py -k brute_force"
 MUTANTS = (
     # ------------------------------------------------------------------------------------------- random streams
     Mutant(
-        "attention weights drop alike on all tp ranks",
-        "minimegatron/layers/attention/core_attention.py",
-        "rng, different_over_tp=True",
-        "rng, different_over_tp=False",
+        "attention weights drop alike on all tp ranks", "minimegatron/layers/attention/core_attention.py",
+        "rng, different_over_tp=True", "rng, different_over_tp=False", _MASKS,
+    ),
+    Mutant(
+        "torch's attention draws from the replicas' stream", "minimegatron/layers/attention/core_attention.py",
+        "with self.dropout.stream():\n            return F.scaled", "if True:\n            return F.scaled", _MASKS,
+    ),
+    Mutant(
+        "the embedding drops alike under sequence parallelism", "minimegatron/models/decoder.py",
+        "rng, different_over_tp=mesh.sequence_parallel", "rng, different_over_tp=False", _MASKS,
+    ),
+    Mutant(
+        "the embedding drops differently on replicas", "minimegatron/models/decoder.py",
+        "rng, different_over_tp=mesh.sequence_parallel", "rng, different_over_tp=True", _MASKS,
+    ),
+    Mutant(
+        "a block drops alike under sequence parallelism", "minimegatron/models/block.py",
+        "rng, different_over_tp=mesh.sequence_parallel", "rng, different_over_tp=False", _MASKS,
+    ),
+    Mutant(
+        "a block drops differently on replicas", "minimegatron/models/block.py",
+        "rng, different_over_tp=mesh.sequence_parallel", "rng, different_over_tp=True", _MASKS,
+    ),
+    Mutant(
+        "tp left out of a seed", "minimegatron/comm/random.py", "of_data + 2718 + tp_rank", "of_data + 2718", _MASKS,
+    ),
+    Mutant(
+        "a rank's place on tp left out", "minimegatron/comm/random.py", "tp_rank=mesh.tp.rank", "tp_rank=0", _MASKS,
+    ),
+    Mutant(
+        "a rank's tokens left out of its seeds", "minimegatron/comm/random.py", "data_rank=mesh.dp_cp.rank",
+        "data_rank=0", _MASKS,
+    ),
+    Mutant(
+        "a router's jitter draws from the replicas' stream", "minimegatron/layers/moe/router.py",
+        "with contextlib.nullcontext() if self.rng is None else self.rng.fork():", "with contextlib.nullcontext():",
         _MASKS,
     ),
     Mutant(
-        "torch's attention draws from the replicas' stream",
-        "minimegatron/layers/attention/core_attention.py",
-        "with self.dropout.stream():\n            return F.scaled",
-        "if True:\n            return F.scaled",
-        _MASKS,
-    ),
-    Mutant(
-        "the embedding drops alike under sequence parallelism",
-        "minimegatron/models/decoder.py",
-        "rng, different_over_tp=mesh.sequence_parallel",
-        "rng, different_over_tp=False",
-        _MASKS,
-    ),
-    Mutant(
-        "the embedding drops differently on replicas",
-        "minimegatron/models/decoder.py",
-        "rng, different_over_tp=mesh.sequence_parallel",
-        "rng, different_over_tp=True",
-        _MASKS,
-    ),
-    Mutant(
-        "a block drops alike under sequence parallelism",
-        "minimegatron/models/block.py",
-        "rng, different_over_tp=mesh.sequence_parallel",
-        "rng, different_over_tp=False",
-        _MASKS,
-    ),
-    Mutant(
-        "a block drops differently on replicas",
-        "minimegatron/models/block.py",
-        "rng, different_over_tp=mesh.sequence_parallel",
-        "rng, different_over_tp=True",
-        _MASKS,
-    ),
-    Mutant(
-        "tp left out of a seed", "minimegatron/comm/random.py", "of_data + 2718 + tp_rank", "of_data + 2718", _MASKS
-    ),
-    Mutant(
-        "a rank's place on tp left out", "minimegatron/comm/random.py", "tp_rank=mesh.tp.rank", "tp_rank=0", _MASKS
-    ),
-    Mutant(
-        "a rank's tokens left out of its seeds",
-        "minimegatron/comm/random.py",
-        "data_rank=mesh.dp_cp.rank",
-        "data_rank=0",
-        _MASKS,
-    ),
-    Mutant(
-        "a router's jitter draws from the replicas' stream",
-        "minimegatron/layers/moe/router.py",
-        "with contextlib.nullcontext() if self.rng is None else self.rng.fork():",
-        "with contextlib.nullcontext():",
-        _MASKS,
-    ),
-    Mutant(
-        "recomputation draws new numbers",
-        "minimegatron/layers/recompute.py",
-        "contextlib.nullcontext if rng is None else partial(rng.replay, rng.snapshot())",
-        "contextlib.nullcontext",
+        "recomputation draws new numbers", "minimegatron/layers/recompute.py",
+        "contextlib.nullcontext if rng is None else partial(rng.replay, rng.snapshot())", "contextlib.nullcontext",
         f"{_MASKS} tests/models/test_recompute.py",
     ),
     # ------------------------------------------------------------------------------------------- collectives, groups
     Mutant(
-        "every reduction is a sum",
-        "minimegatron/comm/transport.py",
+        "every reduction is a sum", "minimegatron/comm/transport.py",
         "dist.all_reduce(x, op=_OPS[op], group=axis.group, async_op=True)",
-        'dist.all_reduce(x, op=_OPS["sum"], group=axis.group, async_op=True)',
+        'dist.all_reduce(x, op=_OPS["sum"], group=axis.group, async_op=True)', "tests/comm/test_collectives.py",
+    ),
+    Mutant(
+        "that a rank waits is not known", "minimegatron/comm/async_ops.py", "    wait, waited = issue, issued\n", "",
+        "tests/comm/test_async_ops.py",
+    ),
+    Mutant(
+        "broadcast from rank 0 of the axis, whatever was asked", "minimegatron/comm/transport.py",
+        "src=axis.ranks[src]", "src=axis.ranks[0]", "tests/comm/test_collectives.py",
+    ),
+    Mutant(
+        "a gather whose gradient is not summed", "minimegatron/comm/collectives.py",
+        "back = reduce_scatter if reduce_gradient else local_part", "back = local_part",
         "tests/comm/test_collectives.py",
     ),
     Mutant(
-        "that a rank waits is not known", "minimegatron/comm/async_ops.py",
-        "    wait, waited = issue, issued\n", "", "tests/comm/test_async_ops.py",
-    ),
-    Mutant(
-        "broadcast from rank 0 of the axis, whatever was asked",
-        "minimegatron/comm/transport.py",
-        "src=axis.ranks[src]",
-        "src=axis.ranks[0]",
+        "a gather whose gradient is always summed", "minimegatron/comm/collectives.py",
+        "back = reduce_scatter if reduce_gradient else local_part", "back = reduce_scatter",
         "tests/comm/test_collectives.py",
     ),
     Mutant(
-        "a gather whose gradient is not summed",
-        "minimegatron/comm/collectives.py",
-        "back = reduce_scatter if reduce_gradient else local_part",
-        "back = local_part",
-        "tests/comm/test_collectives.py",
-    ),
-    Mutant(
-        "a gather whose gradient is always summed",
-        "minimegatron/comm/collectives.py",
-        "back = reduce_scatter if reduce_gradient else local_part",
-        "back = reduce_scatter",
-        "tests/comm/test_collectives.py",
-    ),
-    Mutant(
-        "g writes into its input",
-        "minimegatron/comm/collectives.py",
+        "g writes into its input", "minimegatron/comm/collectives.py",
         "return all_reduce(x.clone(memory_format=torch.contiguous_format), axis)",
-        "return all_reduce(x.contiguous(), axis)",
-        "tests/comm/test_collectives.py",
+        "return all_reduce(x.contiguous(), axis)", "tests/comm/test_collectives.py",
     ),
     Mutant(
-        "f's backward sums nothing",
-        "minimegatron/comm/collectives.py",
-        "lambda grad: _sum_of_copies(grad, axis))",
-        "lambda grad: grad.clone())",
-        "tests/comm/test_collectives.py",
+        "f's backward sums nothing", "minimegatron/comm/collectives.py", "lambda grad: _sum_of_copies(grad, axis))",
+        "lambda grad: grad.clone())", "tests/comm/test_collectives.py",
     ),
     Mutant(
-        "tp_dp_cp is dp_cp",
-        "minimegatron/comm/mesh.py",
-        '"tp_dp_cp": ("dense", "tp-dp-cp")',
-        '"tp_dp_cp": ("dense", "dp-cp")',
-        "tests/comm/test_mesh.py",
+        "tp_dp_cp is dp_cp", "minimegatron/comm/mesh.py", '"tp_dp_cp": ("dense", "tp-dp-cp")',
+        '"tp_dp_cp": ("dense", "dp-cp")', "tests/comm/test_mesh.py",
     ),
     Mutant(
-        "the embedding is shared with the wrong stage",
-        "minimegatron/comm/mesh.py",
+        "the embedding is shared with the wrong stage", "minimegatron/comm/mesh.py",
         "ends = [sorted({p[0], p[-1]}) for p in pipelines]",
-        "ends = [sorted({p[0], p[1 % len(p)]}) for p in pipelines]",
-        "tests/comm/test_mesh.py",
+        "ends = [sorted({p[0], p[1 % len(p)]}) for p in pipelines]", "tests/comm/test_mesh.py",
     ),
     Mutant(
-        "a group without its deadline",
-        "minimegatron/comm/mesh.py",
-        "dist.new_group(list(ranks), timeout=timeout)",
-        "dist.new_group(list(ranks))",
-        "tests/comm/test_mesh.py",
+        "a group without its deadline", "minimegatron/comm/mesh.py", "dist.new_group(list(ranks), timeout=timeout)",
+        "dist.new_group(list(ranks))", "tests/comm/test_mesh.py",
     ),
     Mutant(
-        "messages of both directions in one group",
-        "minimegatron/comm/p2p.py",
-        "return self._up if destination > source else self._down",
-        "return self._up",
+        "messages of both directions in one group", "minimegatron/comm/p2p.py",
+        "return self._up if destination > source else self._down", "return self._up",
         "tests/comm/test_p2p.py tests/parallel/pipeline/test_nccl_order.py",
     ),
     Mutant(
-        "a message with holes",
-        "minimegatron/comm/p2p.py",
+        "a message with holes", "minimegatron/comm/p2p.py",
         "axis, x = self.edge(self.pp.rank, to), x.detach().contiguous()",
-        "axis, x = self.edge(self.pp.rank, to), x.detach()",
-        "tests/comm/test_p2p.py",
+        "axis, x = self.edge(self.pp.rank, to), x.detach()", "tests/comm/test_p2p.py",
     ),
     Mutant(
-        "messages are received in the order in which they are needed",
-        "minimegatron/parallel/pipeline/plain.py",
-        "message = incoming[source].popleft()",
-        "message = needed",
-        "tests/parallel/pipeline/test_stages.py",
+        "messages are received in the order in which they are needed", "minimegatron/parallel/pipeline/plain.py",
+        "message = incoming[source].popleft()", "message = needed", "tests/parallel/pipeline/test_stages.py",
     ),
     # ------------------------------------------------------------------------------------------- gradients
     Mutant(
-        "partial gradients under sequence parallelism are not summed",
-        "minimegatron/parallel/data/finalize.py",
-        '"sequence": mesh.tp if mesh.sequence_parallel else None',
-        '"sequence": None',
-        f"{_TWIN} -k layouts",
+        "partial gradients under sequence parallelism are not summed", "minimegatron/parallel/data/finalize.py",
+        '"sequence": mesh.tp if mesh.sequence_parallel else None', '"sequence": None', f"{_TWIN} -k layouts",
     ),
     Mutant(
-        "partial gradients of heads are not summed",
-        "minimegatron/parallel/data/finalize.py",
-        '"heads": mesh.tp}',
-        '"heads": None}',
-        f"{_TWIN} -k families",
+        "partial gradients of heads are not summed", "minimegatron/parallel/data/finalize.py", '"heads": mesh.tp}',
+        '"heads": None}', f"{_TWIN} -k families",
     ),
     Mutant(
-        "the norm of queries is taken for complete",
-        "minimegatron/layers/attention/self_attention.py",
+        "the norm of queries is taken for complete", "minimegatron/layers/attention/self_attention.py",
         'self.q_layernorm = Norm(config, self.d, partial="heads")',
-        'self.q_layernorm = Norm(config, self.d, partial="")',
-        f"{_TWIN} -k families",
+        'self.q_layernorm = Norm(config, self.d, partial="")', f"{_TWIN} -k families",
     ),
     Mutant(
-        "copies of a tied embedding are not summed",
-        "minimegatron/parallel/data/finalize.py",
-        "    sum_tied_gradients(model, mesh)\n    total",
-        "    total",
-        "tests/parallel/pipeline/test_pipeline.py",
+        "copies of a tied embedding are not summed", "minimegatron/parallel/data/finalize.py",
+        "    sum_tied_gradients(model, mesh)\n    total", "    total", "tests/parallel/pipeline/test_pipeline.py",
     ),
     Mutant(
-        "experts lie in the dense buffer",
-        "minimegatron/parallel/data/ddp.py",
+        "experts lie in the dense buffer", "minimegatron/parallel/data/ddp.py",
         "experts = [(n, p) for n, p in trainable if layout_of(p).experts is not None]",
-        "experts, dense = [], trainable",
-        "tests/layers/moe/test_layer.py",
+        "experts, dense = [], trainable", "tests/layers/moe/test_layer.py",
     ),
     Mutant(
-        "experts are summed over dp and cp",
-        "minimegatron/parallel/data/ddp.py",
+        "experts are summed over dp and cp", "minimegatron/parallel/data/ddp.py",
         "self.strategy.add_params(experts, mesh.edp_shard, mesh.edp_instances)",
-        "self.strategy.add_params(experts, mesh.dp_shard, mesh.dp_instances)",
-        _EXPERTS,
+        "self.strategy.add_params(experts, mesh.dp_shard, mesh.dp_instances)", _EXPERTS,
     ),
     Mutant(
-        "weights still travel when the optimizer writes",
-        "minimegatron/parallel/data/zero.py",
-        "            weights.finish()  # those",
-        "            pass  # those",
+        "weights still travel when the optimizer writes", "minimegatron/parallel/data/zero.py",
+        "            weights.finish()  # those", "            pass  # those",
         "tests/parallel/data/test_gathers.py -k out_of_order",
     ),
     Mutant(
-        "a factor reaches the dense gradients alone",
-        "minimegatron/parallel/data/ddp.py",
-        "buffer.multiply(factor)",
-        "self.grad_buffers[0].multiply(factor)",
-        f"{_STEP} -k divisor",
+        "a factor reaches the dense gradients alone", "minimegatron/parallel/data/ddp.py", "buffer.multiply(factor)",
+        "self.grad_buffers[0].multiply(factor)", f"{_STEP} -k divisor",
     ),
     Mutant(
-        "a deferred gradient overwrites the one before",
-        "minimegatron/layers/wgrad.py",
-        "weight.grad = grad if weight.grad is None else weight.grad + grad",
-        "weight.grad = grad",
+        "a deferred gradient overwrites the one before", "minimegatron/layers/wgrad.py",
+        "weight.grad = grad if weight.grad is None else weight.grad + grad", "weight.grad = grad",
         "tests/parallel/pipeline/test_stages.py",
     ),
     Mutant(
-        "nothing is put off in a split backward pass",
-        "minimegatron/layers/wgrad.py",
-        "layer.wgrad_store = store",
-        "pass",
-        f"{_STALE} -k put_off",
+        "nothing is put off in a split backward pass", "minimegatron/layers/wgrad.py", "layer.wgrad_store = store",
+        "pass", f"{_STALE} -k put_off",
     ),
     Mutant(
-        "an expert that is cut is counted once for all its parts",
-        "minimegatron/optim/clip.py",
-        "and (layout.sharded or mesh.etp.is_first)",
-        "and mesh.etp.is_first",
-        f"tests/optim/test_clip.py {_STEP}",
+        "an expert that is cut is counted once for all its parts", "minimegatron/optim/clip.py",
+        "and (layout.sharded or mesh.etp.is_first)", "and mesh.etp.is_first", f"tests/optim/test_clip.py {_STEP}",
     ),
     Mutant(
-        "copies of experts are not compared",
-        "minimegatron/layers/param.py",
-        "(mesh.edp,)",
-        "()",
+        "copies of experts are not compared", "minimegatron/layers/param.py", "(mesh.edp,)", "()",
         "tests/training/test_planted.py",
     ),
     # ------------------------------------------------------------------------------------------- the step
@@ -309,8 +224,7 @@ MUTANTS = (
     ),
     Mutant(
         "FP8 scales never move", "minimegatron/layers/fp8/linear.py", "        move_scales(self.model, self.mesh)\n",
-        "        pass\n",
-        "tests/layers/fp8/test_scaling.py",
+        "        pass\n", "tests/layers/fp8/test_scaling.py",
     ),
     Mutant(
         "an evaluation leaves the step its FP8 weights", "minimegatron/layers/fp8/linear.py",
@@ -330,8 +244,8 @@ MUTANTS = (
         "        model.scale_gradients(divisor)\n", "        pass\n", f"{_STEP} -k divisor",
     ),
     Mutant(
-        "tokens are counted in fp32", "minimegatron/training/step.py",
-        "loss_mask.sum(dtype=torch.float64)", "loss_mask.sum()", f"{_STEP} -k fp32",
+        "tokens are counted in fp32", "minimegatron/training/step.py", "loss_mask.sum(dtype=torch.float64)",
+        "loss_mask.sum()", f"{_STEP} -k fp32",
     ),
     # ------------------------------------------------------------------------------------------- FP8
     Mutant(
@@ -361,8 +275,7 @@ MUTANTS = (
     Mutant(
         "logits of a rank's own tokens only", "minimegatron/models/decoder.py",
         "return gather_tokens(logits[..., : self.config.vocab_size].transpose(0, 1), self.mesh, 1)",
-        "return logits[..., : self.config.vocab_size].transpose(0, 1)",
-        "tests/models/test_huggingface.py -k logits",
+        "return logits[..., : self.config.vocab_size].transpose(0, 1)", "tests/models/test_huggingface.py -k logits",
     ),
     Mutant(
         "Sinkhorn balances a rank's own tokens", "minimegatron/layers/moe/router.py",
@@ -406,8 +319,7 @@ MUTANTS = (
     Mutant(
         "a config.json is written and not read back", "minimegatron/checkpoint/hf_config.py",
         "            differences_of[name] = differing(config, config_from_huggingface(keys_of_family)[1])\n",
-        "            differences_of[name] = []\n",
-        "tests/checkpoint/test_convert.py -k family",
+        "            differences_of[name] = []\n", "tests/checkpoint/test_convert.py -k family",
     ),
     Mutant(
         "a key that a family does not have is read", "minimegatron/models/families/keys.py",
@@ -416,9 +328,8 @@ MUTANTS = (
     ),
     Mutant(
         "a share of rotated heads is read in a family that turns them whole",
-        "minimegatron/models/families/llama_like.py",
-        '"partial_rotary_factor", 1.0, f"is not', '"partial_rotary_factor", 0.5, f"is not',
-        "tests/models/test_huggingface_config.py -k other_families",
+        "minimegatron/models/families/llama_like.py", '"partial_rotary_factor", 1.0, f"is not',
+        '"partial_rotary_factor", 0.5, f"is not', "tests/models/test_huggingface_config.py -k other_families",
     ),
     Mutant(
         "generate reads the corner of a larger tensor", "minimegatron/checkpoint/conversion.py",
@@ -541,12 +452,12 @@ MUTANTS = (
         "            sync(root)  # nor", "            pass  # nor", _POWER,
     ),
     Mutant(
-        "the bytes of a file are not confirmed", "minimegatron/checkpoint/disk.py",
-        "        os.fsync(file.fileno())\n", "        pass\n", _POWER,
+        "the bytes of a file are not confirmed", "minimegatron/checkpoint/disk.py", "        os.fsync(file.fileno())\n",
+        "        pass\n", _POWER,
     ),
     Mutant(
-        "a file is confirmed before all of it is written", "minimegatron/checkpoint/disk.py",
-        "        file.flush()\n", "        pass\n", _POWER,
+        "a file is confirmed before all of it is written", "minimegatron/checkpoint/disk.py", "        file.flush()\n",
+        "        pass\n", _POWER,
     ),
     Mutant(
         "the manifest is written after the rename", "minimegatron/checkpoint/commit.py",
@@ -559,8 +470,8 @@ MUTANTS = (
         _POWER,
     ),
     Mutant(
-        "a converted folder is not confirmed", "minimegatron/checkpoint/disk.py",
-        "            sync_all(hidden)\n", "            pass\n", _POWER,
+        "a converted folder is not confirmed", "minimegatron/checkpoint/disk.py", "            sync_all(hidden)\n",
+        "            pass\n", _POWER,
     ),
     # -------------------------------------------------------------------------------------- what was a moment ago
     Mutant(
@@ -574,8 +485,7 @@ MUTANTS = (
     Mutant(
         "the number of tokens is rounded to bf16", "minimegatron/parallel/data/finalize.py",
         "torch.where(total > 0, total, torch.ones_like(total))",
-        "torch.where(total > 0, total, torch.ones_like(total)).bfloat16()",
-        f"{_STALE} -k 16_bits",
+        "torch.where(total > 0, total, torch.ones_like(total)).bfloat16()", f"{_STALE} -k 16_bits",
     ),
     Mutant(
         "the number of tokens is rounded to the gradients' dtype", "minimegatron/parallel/data/grad_buffer.py",
@@ -592,13 +502,12 @@ MUTANTS = (
         f"{_STALE} -k fp32_counts",
     ),
     Mutant(
-        "tokens are added up over dp alone", "minimegatron/parallel/data/finalize.py",
-        "clone(), mesh.dp_cp)", "clone(), mesh.dp)", f"{_STALE} -k fp32_counts",
+        "tokens are added up over dp alone", "minimegatron/parallel/data/finalize.py", "clone(), mesh.dp_cp)",
+        "clone(), mesh.dp)", f"{_STALE} -k fp32_counts",
     ),
     Mutant(
         "whole weights are not waited for", "minimegatron/parallel/data/zero.py",
-        "            weights.finish()\n        yield", "            pass\n        yield",
-        f"{_STALE} -k nobody",
+        "            weights.finish()\n        yield", "            pass\n        yield", f"{_STALE} -k nobody",
     ),
     Mutant(
         "weights stay gathered over an update", "minimegatron/parallel/data/zero.py",
@@ -615,8 +524,7 @@ MUTANTS = (
     ),
     Mutant(
         "experts cross between the instances of the others", "minimegatron/parallel/data/ddp.py",
-        "mesh.edp_shard, mesh.edp_instances)", "mesh.edp_shard, mesh.dp_instances)",
-        f"{_STALE} -k varies_fastest",
+        "mesh.edp_shard, mesh.edp_instances)", "mesh.edp_shard, mesh.dp_instances)", f"{_STALE} -k varies_fastest",
     ),
     Mutant(
         "norms of queries and keys are summed with sp alone", "minimegatron/parallel/data/finalize.py",
@@ -630,8 +538,7 @@ MUTANTS = (
     Mutant(
         "a gather under way is forgotten", "minimegatron/parallel/data/param_buffer.py",
         "        if self._pending is not None:\n            self.require()\n        if self._gathered",
-        "        if self._gathered",
-        f"{_STALE} -k gather_from",
+        "        if self._gathered", f"{_STALE} -k gather_from",
     ),
     Mutant(
         "weights that were looked at whole stay", "minimegatron/parallel/data/param_buffer.py",
@@ -653,9 +560,8 @@ MUTANTS = (
         "            self._started[-2].cross()\n", "            pass\n", f"{_STALE} -k varies_fastest",
     ),
     Mutant(
-        "the largest through memory is a sum", "minimegatron/comm/gloo.py",
-        'if op != "sum" or not is_gloo(axis)', "if not is_gloo(axis)",
-        "tests/comm/test_shared_memory.py -k no_sum",
+        "the largest through memory is a sum", "minimegatron/comm/gloo.py", 'if op != "sum" or not is_gloo(axis)',
+        "if not is_gloo(axis)", "tests/comm/test_shared_memory.py -k no_sum",
     ),
     Mutant(
         "what passes change is copied after them", "minimegatron/training/checkpointing.py",
@@ -664,8 +570,7 @@ MUTANTS = (
     Mutant(
         "a run that is closed does not wait", "minimegatron/training/checkpointing.py",
         "            self._flight.join(self._patience)\n        if self._lock",
-        "            pass\n        if self._lock",
-        f"{_RANKS} -k closed",
+        "            pass\n        if self._lock", f"{_RANKS} -k closed",
     ),
     Mutant(
         "weights alone are not gathered", "minimegatron/training/run_state.py",
@@ -712,12 +617,12 @@ MUTANTS = (
     ),
     Mutant(
         "positions of a cut sequence count from 0", "minimegatron/comm/sequence.py",
-        "for a, b in rank_spans(s, mesh)])\n\n\ndef local",
-        "for a, b in [(0, s // mesh.cp.size)]])\n\n\ndef local", _CONTEXT,
+        "for a, b in rank_spans(s, mesh)])\n\n\ndef local", "for a, b in [(0, s // mesh.cp.size)]])\n\n\ndef local",
+        _CONTEXT,
     ),
     Mutant(
-        "document ids are cut with the tokens", "minimegatron/comm/sequence.py",
-        "NOT_CUT = (\"document_ids\",)", "NOT_CUT = ()", 'tests/parallel/test_context_twin.py',
+        "document ids are cut with the tokens", "minimegatron/comm/sequence.py", "NOT_CUT = (\"document_ids\",)",
+        "NOT_CUT = ()", 'tests/parallel/test_context_twin.py',
     ),
     Mutant(
         "the zigzag is cut into consecutive parts", "minimegatron/comm/sequence.py",
@@ -748,15 +653,16 @@ MUTANTS = (
         "        weights = scores.gather(1, chosen)",
         "        scores = scores if bias is None else scores + bias\n"
         "        chosen = best(scores, config)\n"
-        "        weights = scores.gather(1, chosen)", _ROUTER,
+        "        weights = scores.gather(1, chosen)",
+        _ROUTER,
     ),
     Mutant(
-        "a group is worth its best expert", "minimegatron/layers/moe/router.py",
-        "grouped.topk(k // kept, -1)", "grouped.topk(1, -1)", _ROUTER,
+        "a group is worth its best expert", "minimegatron/layers/moe/router.py", "grouped.topk(k // kept, -1)",
+        "grouped.topk(1, -1)", _ROUTER,
     ),
     Mutant(
-        "a capacity is rounded down", "minimegatron/layers/moe/router.py",
-        "return math.ceil(wanted) if", "return int(wanted) if", _ROUTER,
+        "a capacity is rounded down", "minimegatron/layers/moe/router.py", "return math.ceil(wanted) if",
+        "return int(wanted) if", _ROUTER,
     ),
     Mutant(
         "the router's gradient is taken for complete", "minimegatron/layers/moe/router.py",
@@ -794,8 +700,8 @@ MUTANTS = (
         "cut_evenly(halves * f, etp, f\"fc1 of an expert of {f}\")", _EXPERTS,
     ),
     Mutant(
-        "a token's rows overwrite each other", "minimegatron/kernels/plain.py",
-        ".index_add(0, self._source, rows)", ".index_copy(0, self._source, rows)", _MOE,
+        "a token's rows overwrite each other", "minimegatron/kernels/plain.py", ".index_add(0, self._source, rows)",
+        ".index_copy(0, self._source, rows)", _MOE,
     ),
     Mutant(
         "a bucket travels at its first gradient", "minimegatron/parallel/pipeline/stage.py",
@@ -803,8 +709,8 @@ MUTANTS = (
     ),
     Mutant(
         "weights gradients of an unsplit backward wait", "minimegatron/parallel/pipeline/stage.py",
-        "                if not split:\n                    compute_wgrads(self._deferred.pop(microbatch))\n",
-        "", _PIPELINE,
+        "                if not split:\n                    compute_wgrads(self._deferred.pop(microbatch))\n", "",
+        _PIPELINE,
     ),
     Mutant(
         "the last stage's output layer is on every stage", "minimegatron/models/chunks.py",
@@ -812,12 +718,12 @@ MUTANTS = (
     ),
     Mutant(
         "backward slots count chunks from the front", "minimegatron/parallel/pipeline/schedules.py",
-        "backward = [(i, v - 1 - chunk) for i, chunk in forward]",
-        "backward = [(i, chunk) for i, chunk in forward]", _PIPELINE,
+        "backward = [(i, v - 1 - chunk) for i, chunk in forward]", "backward = [(i, chunk) for i, chunk in forward]",
+        _PIPELINE,
     ),
     Mutant(
-        "one warm-up forward too many", "minimegatron/parallel/pipeline/schedules.py",
-        "warmup=p - rank - 1) for rank", "warmup=p - rank) for rank", _PIPELINE,
+        "one warm-up forward too many", "minimegatron/parallel/pipeline/schedules.py", "warmup=p - rank - 1) for rank",
+        "warmup=p - rank) for rank", _PIPELINE,
     ),
     Mutant(
         "an interleaved rank warms up by one group less", "minimegatron/parallel/pipeline/schedules.py",
@@ -825,8 +731,7 @@ MUTANTS = (
     ),
     Mutant(
         "tokens of a pipeline are those of its last microbatch", "minimegatron/training/reports.py",
-        "        self.tokens += num_tokens.detach()",
-        "        self.tokens = num_tokens.detach().double()", _PIPELINE,
+        "        self.tokens += num_tokens.detach()", "        self.tokens = num_tokens.detach().double()", _PIPELINE,
     ),
     Mutant(
         "reports of a pipeline are those of its last microbatch", "minimegatron/training/reports.py",
@@ -851,22 +756,22 @@ MUTANTS = (
         "a page that somebody else has computed, too, is freed", _PAGES,
         "            parent = self._serial[self._known[content]]\n",
         "            parent = self._serial[self._known[content]]\n"
-        "            if self._known[content] != pages[i]:\n                self.release(pages[i])\n", _CANARIES,
+        "            if self._known[content] != pages[i]:\n                self.release(pages[i])\n",
+        _CANARIES,
     ),
     Mutant(
-        "a prompt is found to its last token", _PAGES,
-        "range(0, len(tokens) - size, size)", "range(0, len(tokens) - size + 1, size)", _CANARIES,
+        "a prompt is found to its last token", _PAGES, "range(0, len(tokens) - size, size)",
+        "range(0, len(tokens) - size + 1, size)", _CANARIES,
     ),
     Mutant(
-        "a page is known without what is before it", _PAGES,
-        "            parent = self._serial[page]\n", "", _CANARIES,
+        "a page is known without what is before it", _PAGES, "            parent = self._serial[page]\n", "", _CANARIES,
     ),
     Mutant(
-        "a page is known by the hash of its tokens", _PAGES,
-        "            if page is None:\n",
+        "a page is known by the hash of its tokens", _PAGES, "            if page is None:\n",
         "            key = hash((parent, tuple(tokens[start : start + size])))\n"
         "            page = next((p for content, p in self._known.items() if hash(content) == key), None)\n"
-        "            if page is None:\n", _CANARIES,
+        "            if page is None:\n",
+        _CANARIES,
     ),
     Mutant(
         "a page that was evicted can still be found", _PAGES,
@@ -893,8 +798,8 @@ MUTANTS = (
         "self.blocks, (self.version, sequence.request.salt)", "self.blocks, (0, sequence.request.salt)", _CANARIES,
     ),
     Mutant(
-        "the salt left out of the root", _SCHEDULER,
-        "self.blocks, (self.version, sequence.request.salt)", 'self.blocks, (self.version, "")', _CANARIES,
+        "the salt left out of the root", _SCHEDULER, "self.blocks, (self.version, sequence.request.salt)",
+        'self.blocks, (self.version, "")', _CANARIES,
     ),
     Mutant(
         "who runs goes on over pages of old weights", _SCHEDULER,
@@ -908,28 +813,28 @@ MUTANTS = (
         "self.waiting.append(sequence)", _CANARIES,
     ),
     Mutant(
-        "a fork stands behind those that came later", _SCHEDULER,
-        "bisect.insort(self.running, fork, key=_arrival)", "self.running.append(fork)", _CANARIES,
+        "a fork stands behind those that came later", _SCHEDULER, "bisect.insort(self.running, fork, key=_arrival)",
+        "self.running.append(fork)", _CANARIES,
     ),
     Mutant(
-        "a fork begins with an empty slot", _SCHEDULER,
-        "self._slot_copies[fork.slot] = sequence.slot", "pass", _CANARIES,
+        "a fork begins with an empty slot", _SCHEDULER, "self._slot_copies[fork.slot] = sequence.slot", "pass",
+        _CANARIES,
     ),
     Mutant(
         "a slot is never given back", _SCHEDULER, "            self._free_slots.append(sequence.slot)\n",
         "            pass\n", _CANARIES,
     ),
     Mutant(
-        "answers that wait for their prompt have no seat", _SCHEDULER,
-        "taken + seats > self.max_num_seqs", "len(self.running) >= self.max_num_seqs", _CANARIES,
+        "answers that wait for their prompt have no seat", _SCHEDULER, "taken + seats > self.max_num_seqs",
+        "len(self.running) >= self.max_num_seqs", _CANARIES,
     ),
     Mutant(
         "answers that wait for their prompt are not aborted", _SCHEDULER,
         "        found += self._forks.pop(request_id, [])\n", "", _CANARIES,
     ),
     Mutant(
-        "a shared page is not copied on the device", "minimegatron/inference/plan.py",
-        "        copies=step.copies,\n", "", "tests/inference/test_engine.py -k request_alone",
+        "a shared page is not copied on the device", "minimegatron/inference/plan.py", "        copies=step.copies,\n",
+        "", "tests/inference/test_engine.py -k request_alone",
     ),
     Mutant(
         "a fork's slot is not copied on the device", "minimegatron/inference/plan.py",
@@ -955,8 +860,8 @@ MUTANTS = (
         "chunk.sequence.lag + 1 if left_out else 0", "0", _PROPOSALS,
     ),
     Mutant(
-        "a depth reads the state of its own token", "minimegatron/inference/runner.py",
-        "[each - 1 for each in kept]", "kept", _PROPOSALS,
+        "a depth reads the state of its own token", "minimegatron/inference/runner.py", "[each - 1 for each in kept]",
+        "kept", _PROPOSALS,
     ),
     Mutant(
         "a depth sees rows that it has not made", "minimegatron/models/decoder.py",
@@ -967,16 +872,16 @@ MUTANTS = (
         "self.rotary(context.position_ids - depth)", "self.rotary(context.position_ids)", _PROPOSALS,
     ),
     Mutant(
-        "depths propose in the step that computes the token before", _SCHEDULER,
-        "(self.newest_alone and count > 1)", "False", _PROPOSALS,
+        "depths propose in the step that computes the token before", _SCHEDULER, "(self.newest_alone and count > 1)",
+        "False", _PROPOSALS,
     ),
     Mutant(
         "a grammar stays where proposals have led it", "minimegatron/inference/grammar.py",
         "            self._matcher.rollback(taken)\n", "", _GRAMMAR,
     ),
     Mutant(
-        "an answer may stop wherever it is", "minimegatron/inference/grammar.py",
-        "        elif accepts:\n", "        else:\n", _GRAMMAR,
+        "an answer may stop wherever it is", "minimegatron/inference/grammar.py", "        elif accepts:\n",
+        "        else:\n", _GRAMMAR,
     ),
     Mutant(
         "a grammar is asked once for all places of a draft", "minimegatron/inference/plan.py",

@@ -20,10 +20,10 @@ from minimegatron.optim.groups import check_patterns, freeze
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.build import build_trainer
+from tests.axes import EP, PP, TP
 from tests.thorough import mostly_thorough
 from tests.twin import Case, weights
 
-TP, PP, EP = "tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size"
 NAMES = sorted(weights(Case(model={"qk_layernorm": True}).config, 0))
 
 

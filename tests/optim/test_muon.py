@@ -22,13 +22,11 @@ from minimegatron.optim.muon import Orthogonalizer, newton_schulz, scale_of
 from minimegatron.parallel.data.data_parallel import Shard
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.build import build_trainer
+from tests.axes import EP, ETP, PP, TP
 from tests.thorough import mostly_thorough
 from tests.twin import Case, accumulate, distance, parallel_model
 
-TP, PP, EP, ETP = (
-    f"{axis}_parallel_size" for axis in ("tensor_model", "pipeline_model", "expert_model", "expert_tensor")
-)
-STEPS = 5
+STEPS = 3
 MUON = OptimizerConfig(
     optimizer="muon",
     lr=1e-2,
@@ -142,13 +140,8 @@ def trained(
 
 
 LAYOUTS: list[dict[str, Any]] = [
-    {},
-    {TP: 2},
-    {PP: 2},
-    {EP: 2},
-    {TP: 2, EP: 2, ETP: 1, "sequence_parallel": True},
-    {TP: 4},
-]
+    {}, {TP: 2}, {PP: 2}, {EP: 2}, {TP: 2, EP: 2, ETP: 1, "sequence_parallel": True}, {TP: 4},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("layout", mostly_thorough(LAYOUTS, [0, 4]), ids=str)

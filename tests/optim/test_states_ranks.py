@@ -79,13 +79,12 @@ LAYOUTS = [
         ("experts", "fp32", 2, 2, 1, 2),
     )
 ]
-ORDINARY = {
-    ("optim", "experts", "bf16", 2, 1, 1, 2),
-    ("optim_grads_params", "dense", "bf16", 2, 1, 1, 1),
-}
 
 
-@pytest.mark.parametrize("stage, model, dtype, dp, tp, pp, ep", mostly_thorough(LAYOUTS, lambda case: case in ORDINARY))
+@pytest.mark.parametrize(
+    "stage, model, dtype, dp, tp, pp, ep",
+    mostly_thorough(LAYOUTS, [("optim", "experts", "bf16", 2, 1, 1, 2)].__contains__),
+)
 def test_a_layout_does_not_matter(
     ranks: Any, stage: str, model: str, dtype: str, dp: int, tp: int, pp: int, ep: int
 ) -> None:
@@ -122,7 +121,7 @@ def gradients(rank: int, world: int, case: Case, dtype: torch.dtype) -> tuple[di
     return ddp.whole_gradients(), sum(t.nbytes for t in ddp.held()["gradients"])
 
 
-@pytest.mark.parametrize("stage", mostly_thorough(STAGES[:-1], [1, 3]))
+@pytest.mark.parametrize("stage", mostly_thorough(STAGES[:-1], [3]))
 def test_gradients_in_bf16_take_half_the_bytes_and_are_near(ranks: Any, stage: str) -> None:
     """Each of two microbatches, two ranks and the division round by 2^-8 of what is there."""
     case = Case({}, {**DENSE, "params_dtype": "bf16"}, sharding=stage, accumulation=2)

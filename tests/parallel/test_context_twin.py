@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.axes import CP, SP, TP
 from tests.thorough import mostly_thorough
 from tests.twin import Case
 
-CP, TP, SP = "context_parallel_size", "tensor_model_parallel_size", "sequence_parallel"
 KIND, SIZES = "cp_comm_type", "hierarchical_context_parallel_sizes"
 
 
@@ -34,7 +34,7 @@ def test_four_ranks(assert_same_as_serial, kind):
     assert_same_as_serial(Case(layout, {"family": "qwen3"}, double=True, documents=True, overlap=True))
 
 
-@pytest.mark.parametrize("kind", ["p2p", "allgather", "a2a"])
+@pytest.mark.parametrize("kind", mostly_thorough(["p2p", "allgather", "a2a"], [0, 2]))
 def test_with_tensor_sequence_and_data_parallelism(assert_same_as_serial, kind):
     case = Case({CP: 2, TP: 2, SP: True, KIND: kind}, {"family": "qwen2"}, accumulation=2, double=True, documents=True)
     assert_same_as_serial(case)
@@ -53,14 +53,16 @@ def test_learned_positions_and_recompute(assert_same_as_serial):
         assert_same_as_serial(case)
 
 
-@pytest.mark.parametrize("heads,groups", [(3, 3), (3, 1), (6, 3)])
+@pytest.mark.parametrize("heads,groups", mostly_thorough([(3, 3), (3, 1), (6, 3)], [1, 2]))
 def test_odd_numbers_of_heads(assert_same_as_serial, heads, groups):
     model = {"num_attention_heads": heads, "num_query_groups": groups, "kv_channels": 6}
     for kind in ("p2p", "allgather", "a2a") if heads == 6 else ("p2p", "allgather"):
         assert_same_as_serial(Case({CP: 2, KIND: kind}, model, double=True))
 
 
-@pytest.mark.parametrize("schedule,kind", [("1f1b", "p2p"), ("interleaved", "a2a"), ("zb_v", "allgather")])
+@pytest.mark.parametrize(
+    "schedule,kind", mostly_thorough([("1f1b", "p2p"), ("interleaved", "a2a"), ("zb_v", "allgather")], [1, 2])
+)
 def test_with_a_pipeline(assert_same_as_serial, schedule, kind):
     layout = {CP: 2, KIND: kind, "pipeline_model_parallel_size": 2, "pipeline_schedule": schedule}
     case = Case(layout, {"num_layers": 4}, accumulation=4, double=True, documents=True)

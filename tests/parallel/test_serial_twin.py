@@ -12,10 +12,10 @@ import torch
 from minimegatron.comm import collectives
 from minimegatron.layers import linear
 from minimegatron.parallel.data import ddp, finalize
+from tests.axes import CP, PP, SP, TP
 from tests.thorough import mostly_thorough
 from tests.twin import Case, compare_with_serial, problems
 
-TP, SP = "tensor_model_parallel_size", "sequence_parallel"
 LAYOUTS: list[dict[str, Any]] = [{}, {TP: 2}, {TP: 2, SP: True}, {TP: 4}, {TP: 4, SP: True}]
 MATRIX = [(layout, accumulation, dp) for layout in LAYOUTS for accumulation in (1, 4) for dp in (1, 2)]
 
@@ -30,7 +30,7 @@ def test_layouts(assert_same_as_serial, layout, dp, accumulation):
     assert_same_as_serial(Case(layout, accumulation=accumulation, double=True, seed=accumulation), dp)
 
 
-@pytest.mark.parametrize("layout", mostly_thorough(LAYOUTS, [0, 2, 3]), ids=str)
+@pytest.mark.parametrize("layout", mostly_thorough(LAYOUTS, [2]), ids=str)
 def test_layouts_in_fp32(assert_same_as_serial, layout):
     assert_same_as_serial(Case(layout, accumulation=2), dp=4 // layout.get(TP, 1))
 
@@ -46,7 +46,6 @@ def test_families(assert_same_as_serial, family, sp):
     assert_same_as_serial(Case({TP: 2, SP: sp}, model, double=True), dp=2)
 
 
-CP, PP = "context_parallel_size", "pipeline_model_parallel_size"
 CAPPED = {"family": "gemma2", "sliding_window": 5, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 1.0}
 OVER_HEADS = {"family": "olmo2"}
 
@@ -79,15 +78,14 @@ def test_fewer_groups_than_ranks_and_other_shapes(assert_same_as_serial, model):
     assert_same_as_serial(Case({TP: 4, SP: True}, model, double=True))
 
 
-@pytest.mark.parametrize("bucket_size", [1, 1000, 10**9])
+@pytest.mark.parametrize("bucket_size", [1, 1000])
 def test_overlap_and_bucket_sizes(assert_same_as_serial, bucket_size):
     case = Case({TP: 2, SP: True}, accumulation=3, overlap=True, bucket_size=bucket_size, double=True)
     assert_same_as_serial(case, dp=2)
 
 
-@pytest.mark.parametrize("empty_rank", [0, 1])
-def test_a_rank_whose_tokens_all_count_for_nothing(assert_same_as_serial, empty_rank):
-    assert_same_as_serial(Case({}, double=True, empty_rank=empty_rank, accumulation=2), dp=2)
+def test_a_rank_whose_tokens_all_count_for_nothing(assert_same_as_serial):
+    assert_same_as_serial(Case({}, double=True, empty_rank=1, accumulation=2), dp=2)
 
 
 @pytest.mark.parametrize("seed", mostly_thorough(range(3), [0]))

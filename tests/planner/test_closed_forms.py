@@ -52,13 +52,6 @@ def test_flops_with_full_recompute_as_2021_counted_them() -> None:
     assert f"{forms.hardware_flops(1536, LENGTH, 80, 12288, WORDS, 'full'):.4e}" == "3.7611e+18"
 
 
-@pytest.mark.parametrize(
-    "tokens, params, gpus, teraflops, days", [(300e9, 175e9, 1024, 140, 33.9), (450e9, 1008e9, 3072, 163, 83.9)]
-)
-def test_days_of_a_training(tokens: float, params: float, gpus: int, teraflops: float, days: float) -> None:
-    assert round(forms.training_seconds(tokens, params, gpus, teraflops * 1e12) / 86_400, 1) == days
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_activations_of_a_layer(name: str) -> None:
     _, h, a, *_ = MODELS[name]
@@ -67,16 +60,6 @@ def test_activations_of_a_layer(name: str) -> None:
     assert forms.layer_activations("full sp", LENGTH, 1, h, a, 8) == 2 * LENGTH * h / 8
     whole, kept = (forms.layer_activations(f"tp sp{way}", LENGTH, 1, h, a, 8) for way in ("", " selective"))
     assert round(100 * (1 - kept / whole), 1) == SAVED[name]
-
-
-def test_the_first_stage_holds_as_much_as_the_whole_model_and_with_chunks_more() -> None:
-    straight = forms.first_stage_activations("tp sp selective", LENGTH, 1, 12288, 96, 96, WORDS, t=8, p=8)
-    chunks = forms.first_stage_activations("tp sp selective", LENGTH, 1, 12288, 96, 96, WORDS, t=8, p=8, v=3)
-    ends = LENGTH * 12288 * 8 / 8
-    assert (chunks - ends) / (straight - ends) == pytest.approx(1 + 7 / 24, rel=1e-12)
-    alone = forms.first_stage_activations("tp sp selective", LENGTH, 1, 6144, 64, 48, WORDS, t=8)
-    layers = 48 * forms.layer_activations("tp sp selective", LENGTH, 1, 6144, 64, 8)
-    assert alone - layers == LENGTH * 6144 / 8 + 4 * LENGTH * (6144 + WORDS) / 8
 
 
 @pytest.mark.parametrize("zero, gigabytes", [(0, 120.0), (1, 31.41), (2, 16.64), (3, 1.88)])

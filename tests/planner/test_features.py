@@ -13,8 +13,8 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig
 from minimegatron.config.optimizer import coefficients_of
 from minimegatron.config.run import RunConfig
-from minimegatron.footprint.dry_run import Unpredicted
-from minimegatron.footprint.prediction import meta_model, meta_wrapper
+from minimegatron.footprint.recorder import Unpredicted
+from minimegatron.footprint.states import meta_model, meta_wrapper
 from minimegatron.layers.param import layout_of
 from minimegatron.models.families import family_config
 from minimegatron.optim.muon import newton_schulz

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -20,18 +21,15 @@ COSTS = [3e-5, 2e-11, 7e-10]
 KINDS = {"linear", "attention", "norm", "activation", "table", "loss", "optimizer"}
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shapes that take no time."""
-    monkeypatch.setattr(operations, "SIDES", [(8, 16, 24), (16, 8, 8)])
-    monkeypatch.setattr(operations, "SHAPES", [(32, 8, 16, 2), (32, 16, 8, 1)])
-    monkeypatch.setattr(operations, "WORDS", [(8, 64)])
-    monkeypatch.setattr(operations, "LOGITS", (8, 64))
-    monkeypatch.setattr(operations, "UPDATED", (16,))
+SMALL: dict[str, Any] = {  # shapes that take no time
+    "SIDES": [(8, 16, 24), (16, 8, 8)], "SHAPES": [(32, 8, 16, 2), (32, 16, 8, 1)], "WORDS": [(8, 64)],
+    "LOGITS": (8, 64), "UPDATED": (16,), "SIZES": {"cpu": (128, 2**20)}, "BETWEEN": {"cpu": 2**12},
+}  # fmt: skip
 
 
-def test_every_operation_is_run_forward_and_backward(small: None) -> None:
-    found = list(trials())
+def test_every_operation_is_run_forward_and_backward() -> None:
+    with mock.patch.multiple(operations, **SMALL):
+        found = list(trials())
     assert {trial.kind for trial in found} == KINDS
     for trial in found:
         trial.run()
@@ -95,14 +93,15 @@ def test_nothing_hides_where_the_processor_itself_carries() -> None:
 
 
 def timed_on(rank: int, world: int, repeats: int) -> Any:
-    return operations.on_rank(CPU, repeats)
+    with mock.patch.multiple(operations, **SMALL):
+        return operations.on_rank(CPU, repeats)
 
 
 @pytest.mark.parametrize("torchrun", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_this_machine_is_a_cluster(torchrun: bool, ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """On ranks that are there, and on those that torchrun starts as for the command."""
     if not torchrun:
-        warm = lambda world, clock, repeats: ranks(world, fingerprints=False).run(timed_on, repeats, timeout=100)  # noqa: E731
+        warm = lambda world, clock, repeats: ranks(world).run(timed_on, repeats, timeout=100)  # noqa: E731
         monkeypatch.setattr(operations, "_on_ranks", warm)
     found = measure(torch.device("cpu"), CPU, repeats=1)
     assert found.operations is not None

@@ -38,6 +38,14 @@ def test_whether_it_fits_is_as_arithmetic_by_hand_says(flags: str, world: int, f
     assert told.fits == fits and blame in (None, told.blame)
 
 
+def test_a_run_fits_where_there_is_room_and_only_there() -> None:
+    """That the bytes are those of a run is in `tests/training/test_memory_plan`."""
+    run = run_of("--preset laptop-10m --bf16 --seq-length 1024", 1)
+    nbytes = plan(run, 1, H100).bytes
+    for memory, fits in ((nbytes - 1, False), (nbytes, True)):
+        assert plan(run, 1, H100.replace(memory=float(memory), reserve=0.0)).fits == fits
+
+
 def test_three_changes_that_make_it_fit_the_fastest_first() -> None:
     told = plan(run_of(EIGHT, 8), 8, H100)
     assert not told.fits

@@ -29,27 +29,33 @@ from tests.thorough import mostly_thorough
 FITTED = "1.7B", "16B"  # of the README
 
 
-@pytest.fixture(scope="module")
-def selective() -> dict[tuple[str, bool], float]:
+@pytest.fixture(scope="module", params=mostly_thorough([["22B", "175B"], list(published.SELECTIVE_RUNS)], [0]), ids=len)
+def selective(request: pytest.FixtureRequest) -> dict[tuple[str, bool], float]:
     """Relative errors of step times, by model and whether all is recomputed."""
     found = {}
-    for name, full in itertools.product(published.SELECTIVE_RUNS, (True, False)):
+    for name, full in itertools.product(request.param, (True, False)):
         gpus, run, seconds = published.selective_run(name, full)
         found[name, full] = step_time(run, gpus, CLUSTERS["a100"]).seconds / seconds - 1
     return found
 
 
 def test_step_times_of_2022(selective: dict[tuple[str, bool], float]) -> None:
-    """Two numbers are fitted to four step times, so those are not met exactly."""
+    """Two numbers are fitted to four step times, so those are not met exactly.
+
+    Nor would two step times be: either share moves both rows of a model alike, and the predictions of 22B with full and
+    with selective recompute stay 6 to 8 % apart for `matmul_share` in 0.9 ... 1 and `copy_share` in 0.5 ... 0.64. For
+    the same reason its gain below is 7 % off, that of the others at most 3 %.
+    """
     fitted = [abs(error) for (name, _), error in selective.items() if name in ("22B", "1T")]
     judged = [abs(error) for (name, _), error in selective.items() if name not in ("22B", "1T")]
     assert statistics.mean(judged) < 0.03 and max(judged) < 0.05, selective
-    assert statistics.mean(fitted) < 0.045 and max(fitted) < 0.07, selective
+    assert statistics.mean(fitted) < 0.045 and max(fitted) < 0.06, selective
 
 
 def test_what_selective_recompute_gains(selective: dict[tuple[str, bool], float]) -> None:
-    """Published: 29.0, 31.8, 29.7 and 32.1 percent."""
-    for name, row in published.SELECTIVE_RUNS.items():
+    """Published: 29.0, 31.8, 29.7 and 32.1 percent; `test_step_times_of_2022` says why 22B is off by more."""
+    for name in {name for name, _ in selective}:
+        row = published.SELECTIVE_RUNS[name]
         gain = row[-2] * (1 + selective[name, True]) / (row[-1] * (1 + selective[name, False]))
         assert gain == pytest.approx(row[-2] / row[-1], rel=0.07), name
 
@@ -79,14 +85,18 @@ def test_weak_scaling_of_2021() -> None:
     judge(told, measured)
 
 
-def test_weak_scaling_of_the_readme() -> None:
+SOME = ["1.7B", "7.1B", "16B", "32B", "70B", "314B"]
+
+
+@pytest.mark.parametrize("names", mostly_thorough([SOME, list(published.WEAK_H100)], [0]), ids=len)
+def test_weak_scaling_of_the_readme(names: list[str]) -> None:
     told, measured = {}, {}
-    for name in published.WEAK_H100:
+    for name in names:
         gpus, run, measured[name] = published.weak_h100(name, *published.FASTEST[name])
         flops = step_flops(run.model, run.training.global_batch_size or 0, 4096, causal=False)  # the table's convention
         told[name] = flops / step_time(run, gpus, CLUSTERS["h100"]).seconds / gpus / 1e12
     assert in_order(told, measured), told
-    for name in FITTED:
+    for name in FITTED:  # within 2 % with a copy_share of 0.278, but then the runs are out of order
         assert told.pop(name) == pytest.approx(measured.pop(name), rel=0.04)
     judge(told, measured)
 
@@ -98,14 +108,16 @@ def test_llama_3_405b_that_nothing_was_fitted_to(name: str) -> None:
     assert step_time(run, gpus, CLUSTERS["h100"]).tflops == pytest.approx(tflops, rel=0.12)
 
 
-@pytest.mark.parametrize("rows", [pytest.param("NODES_A100", marks=pytest.mark.thorough), "NODE_A100"])
-def test_steps_that_vtrain_measured(rows: str) -> None:
+@pytest.mark.parametrize(
+    "rows", mostly_thorough([published.NODE_A100[:6], published.NODE_A100, published.NODES_A100], [0]), ids=len
+)
+def test_steps_that_vtrain_measured(rows: list[tuple[float, ...]]) -> None:
     cluster, errors = CLUSTERS["a100"].replace(between=12.5e9), []
-    for row in getattr(published, rows):
+    for row in rows:
         gpus, run, seconds = published.measured_a100(row)
         told = step_time(run, gpus, cluster)
         errors.append(told.seconds / seconds - 1)
-        assert (LAUNCHES in told.parts) <= (rows == "NODE_A100"), "large work waits for no host"
+        assert (LAUNCHES in told.parts) <= (gpus <= 8), "large work waits for no host"
     assert statistics.mean(map(abs, errors)) < 0.15, errors
 
 

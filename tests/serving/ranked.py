@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import signal
 import threading
 from typing import Any
 from unittest import mock
 
 from minimegatron.commands.serve import parse, serve
+from minimegatron.inference.engine import Engine
 from minimegatron.serving import engine_thread
 from minimegatron.serving.app import Server
 from tests.serving.waiting import wait_until
 
 
 def served(rank: int, world: int, argv: list[str], bodies: list[dict[str, Any]]) -> tuple[list[Any], int]:
-    """What a server answers on rank 0 to requests that begin once it has been idle: (answers, idle messages)."""
+    """What a server answers on rank 0 to requests that begin once it has been idle: (answers, idle messages).
+
+    The other ranks get SIGTERM before, as a launcher sends it to all.
+    """
     answers: list[Any] = []
     idle = threading.Semaphore(0)
 
@@ -45,7 +51,13 @@ def served(rank: int, world: int, argv: list[str], bodies: list[dict[str, Any]])
         client.append(threading.Thread(target=ask, args=(server,)))
         client[0].start()
 
-    with mock.patch.object(engine_thread, "HEARTBEAT_SECONDS", 0.05):
+    follow = Engine.follow
+
+    def terminated(engine: Engine) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        follow(engine)
+
+    with mock.patch.object(engine_thread, "HEARTBEAT_SECONDS", 0.05), mock.patch.object(Engine, "follow", terminated):
         serve(parse(argv), began)
     for thread in client:
         thread.join(30)

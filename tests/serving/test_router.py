@@ -5,6 +5,7 @@ import collections
 import contextlib
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -356,6 +357,46 @@ def test_processes_that_do_not_end_are_killed():
         return processes.running[0].returncode
 
     assert asyncio.run(main()) in (-9, -15)  # -15 where it had not come to ignoring the signal
+
+
+def test_a_process_that_says_nothing_is_killed_and_started_again(caplog):
+    caplog.set_level(logging.INFO, "minimegatron.serving")
+    router = Router(["http://127.0.0.1:1"])
+    replica = router.replicas[0]
+
+    async def main():
+        processes = Processes(router, lambda number, port: ["/bin/sleep", "600"], backoff=0.001, hung=30)
+        keeping = asyncio.create_task(processes.keep(replica))
+        await asyncio.sleep(0.5)
+        first = processes.running[0]
+        assert first.poll() is None, "one that has never answered may still load its weights"
+        replica.answered = asyncio.get_running_loop().time() - 31
+
+        async def again():
+            return processes.running[0] is not first
+
+        await until(again)
+        assert replica.deaths == 1 and replica.answered == math.inf
+        keeping.cancel()
+        processes.end(seconds=5)
+
+    asyncio.run(main())
+    assert "killed by SIGKILL after 30 s without an answer to GET /health" in caplog.text
+
+
+def test_what_counts_as_an_answer_to_health(caplog):
+    async def seen(script):
+        async with FakeServer(lambda *_: script) as server:
+            router = Router([server.url], health_timeout=0.2)
+            replica = router.replicas[0]
+            replica.ready = True
+            await router.check(replica)
+            return replica.ready, replica.answered < math.inf
+
+    assert asyncio.run(seen(plain(200, "{}"))) == (True, True)
+    assert asyncio.run(seen(plain(503, "{}"))) == (False, True), "it lives, and wants no requests"
+    assert asyncio.run(seen([HANG])) == asyncio.run(seen([CLOSE])) == (False, False)
+    assert "is not ready: GET /health answers 503" in caplog.text and "GET /health: TimeoutError" in caplog.text
 
 
 def test_an_event_is_what_clients_take_for_an_error():

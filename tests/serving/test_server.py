@@ -6,6 +6,8 @@ import concurrent.futures
 import http.client
 import json
 import re
+import resource
+import socket
 import threading
 import time
 from random import Random
@@ -16,6 +18,7 @@ import pytest
 
 from minimegatron.inference.engine import Engine, EngineConfig
 from minimegatron.inference.speculative import SpeculativeConfig
+from minimegatron.serving import http_server
 from minimegatron.serving.app import PAGE
 from minimegatron.serving.protocol import REFUSED
 from tests.inference.models import ours
@@ -347,6 +350,42 @@ def test_the_end_does_not_wait_for_ever(tokenizer, monkeypatch, signals):
         assert not server.thread.is_alive()
 
 
+def test_a_head_that_does_not_come_is_not_waited_for(tiny, monkeypatch):
+    """Nothing, a half, and a half after a request that was answered."""
+    monkeypatch.setattr(http_server, "HEADER_SECONDS", 0.3)
+    half = b"GET /health HTTP/1.1\r\nHost: here\r\n"
+    made = [socket.create_connection(("127.0.0.1", tiny.port), timeout=20) for _ in range(4)]
+    made[1].sendall(half)
+    for again in made[2:]:
+        again.sendall(half + b"\r\n")
+        assert again.recv(1 << 16).startswith(b"HTTP/1.1 200")
+    made[2].sendall(half)
+    assert [connection.recv(1 << 16) for connection in made[:3]] == [b""] * 3  # raises where it is not closed in time
+    made[3].sendall(half + b"\r\n")
+    assert made[3].recv(1 << 16).startswith(b"HTTP/1.1 200"), "one that is used again and is quick enough"
+    slow = send(tiny, {**PROMPT, "max_tokens": 40, "ignore_eos": True})
+    gate = Gate(tiny.engine, monkeypatch)
+    time.sleep(0.4)  # longer than a head may take: an answer may take longer
+    gate.opened.set()
+    assert slow.getresponse().status == 200
+    for connection in (*made, slow):
+        connection.close()
+
+
+def test_a_server_has_files_for_more_connections_than_a_shell_allows():
+    before = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 900), hard))
+        http_server.allow_files()
+        most = http_server.FILES if hard == resource.RLIM_INFINITY else min(http_server.FILES, hard)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        http_server.allow_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= soft
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
 @pytest.mark.thorough
 def test_two_hundred_clients_vanish_at_any_moment(tokenizer):
     engine = Engine(ours("llama2"), EngineConfig(max_model_len=64, page_size=4, max_num_seqs=8, num_pages=40))
@@ -358,6 +397,12 @@ def test_two_hundred_clients_vanish_at_any_moment(tokenizer):
             for client in random.sample(clients, 10):
                 time.sleep(random.random() * 0.02)
                 client.close()
-        wait_until(lambda: server.service.thread.idle and engine.scheduler.blocks.available == 40)
+            free = lambda: server.service.thread.idle and engine.scheduler.blocks.available == 40  # noqa: E731
+            wait_until(free, seconds=2.0)
+        together = [send(server, {**PROMPT, "max_tokens": 50, "ignore_eos": True, "stream": True}) for _ in range(200)]
+        wait_until(lambda: server.service.thread._open == 200)
+        for client in together:
+            client.close()
+        wait_until(free, seconds=2.0)
         engine.scheduler.blocks.check([])
         assert engine.sequences == {} and post(server, PROMPT).status_code == 200

@@ -25,19 +25,15 @@ from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.training.step import forward_step, train_step
 from tests import golden
+from tests.axes import SP, TP
 from tests.golden import megatron_names
 from tests.thorough import mostly_thorough
 
-TP, SP = "tensor_model_parallel_size", "sequence_parallel"
 LAYOUTS = {
-    "serial": (1, {}),
-    "tp2": (2, {TP: 2}),
-    "tp2 sp": (2, {TP: 2, SP: True}),
-    "tp4 sp": (4, {TP: 4, SP: True}),
-    "dp2": (2, {}),
-    "dp4 overlap": (4, {"overlap_grad_reduce": True, "ddp_bucket_size": 2000}),
+    "serial": (1, {}), "tp2": (2, {TP: 2}), "tp2 sp": (2, {TP: 2, SP: True}), "tp4 sp": (4, {TP: 4, SP: True}),
+    "dp2": (2, {}), "dp4 overlap": (4, {"overlap_grad_reduce": True, "ddp_bucket_size": 2000}),
     "tp2 dp2 sp overlap": (4, {TP: 2, SP: True, "overlap_grad_reduce": True, "ddp_bucket_size": 2000}),
-}
+}  # fmt: skip
 GPT = golden.load("gpt")
 
 
@@ -101,8 +97,8 @@ TRACES = mostly_thorough(
 def test_trace(ranks, name, layout):
     world, fields = LAYOUTS[layout]
     frozen = GPT["models"][name]
-    steps = len(frozen["trace"]) if layout in ("serial", "tp2 dp2 sp overlap") else 3
-    for got in ranks(world, fingerprints=False).run(from_golden, name, fields, steps, timeout=120):
+    steps = len(frozen["trace"]) if layout == "serial" else 3
+    for got in ranks(world).run(from_golden, name, fields, steps, timeout=120):
         for step, (ours, megatron) in enumerate(zip(got["trace"], frozen["trace"], strict=False)):
             # On the CPU that made the trace 4e-7 and 5e-6; on one that adds in another order 3e-6 and 9e-6.
             tolerance = 1e-5 if step < 3 else 5e-5
@@ -142,6 +138,6 @@ def minimal(rank: int, world: int, layout: dict[str, Any]) -> dict[str, Any]:
 def test_the_minimal_gpt(ranks, layout):
     world, fields = LAYOUTS[layout]
     megatron = [(4.187551, 0.739467), (4.102039, 0.449429), (4.007721, 0.357969)]
-    for got in ranks(world, fingerprints=False).run(minimal, fields):
+    for got in ranks(world).run(minimal, fields):
         for ours, theirs in zip(got["trace"], megatron, strict=True):
             assert ours == pytest.approx(theirs, abs=2e-6)

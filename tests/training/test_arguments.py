@@ -286,7 +286,7 @@ def test_no_flag_that_exists_is_said_to_be_missing():
 
 
 @given(st.text(st.characters(codec="ascii", categories=("L", "N", "P")), max_size=12), st.integers(0, 3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_word_is_understood_or_refused_by_our_own_error(word, place):
     words = ["--lr", "1e-3", "--mock-data"]
     words.insert(place, word)

@@ -66,9 +66,8 @@ def skipping(rank: int, world: int, kind: float) -> tuple[list[float], TrainStat
     return [r.losses["lm loss"] for r in trainer.history], trainer.state
 
 
-@pytest.mark.parametrize("kind", [float("nan"), float("inf")])
-def test_skipped_by_all_ranks_together(ranks, kind):
-    (losses, state), (other, other_state) = ranks(2).run(skipping, kind)
+def test_skipped_by_all_ranks_together(ranks):
+    (losses, state), (other, other_state) = ranks(2).run(skipping, float("inf"))
     assert losses == other and state == other_state and len(losses) == 7
     assert (state.iteration, state.consumed_train_samples, state.skipped_iterations) == (8, 32, 1)
 

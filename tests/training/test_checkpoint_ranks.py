@@ -182,8 +182,7 @@ def test_weights_without_an_optimizer_come_whole_to_ranks_that_share_them(ranks,
     line = f"--load {tmp_path} --finetune --exit-interval 1"
     (want, _), *_ = ranks(2).run(trained, line)[0]
     assert want != trained(0, 1, "--exit-interval 1")[0][0]
-    stages = ["optim", "optim --overlap-param-gather", "optim_grads", "optim_grads_params"]
-    for stage in stages:
+    for stage in ("optim", "optim_grads --overlap-param-gather", "optim_grads_params"):
         zero = f"--use-distributed-optimizer --data-parallel-sharding-strategy {stage}"
         for (got, _), *_ in ranks(2).run(trained, f"{line} {zero}"):
             assert got == pytest.approx(want, rel=1e-6), stage

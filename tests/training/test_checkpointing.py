@@ -6,8 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -25,7 +23,7 @@ from minimegatron.errors import CheckpointError, ConfigError, RankError
 from minimegatron.training.checkpointing import Checkpoints
 from tests.faults import helpers
 from tests.thorough import mostly_thorough
-from tests.training.test_trainer import TINY, numbers, trainer_of
+from tests.training.test_trainer import numbers, trainer_of, with_sigterm
 
 LINE = (
     "--num-layers 1 --micro-batch-size 1 --global-batch-size 2 --train-iters 6 --lr-decay-iters 6 "
@@ -419,81 +417,43 @@ def test_the_optimizer_waits_for_the_copy(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("background", mostly_thorough(["", "--async-save"], [1]))
-def test_sigterm_saves_and_leaves_with_status_0(tmp_path, background):
-    line = f"{TINY} --mock-data {LINE} --train-iters 100000 --lr-decay-iters 100000 --save {tmp_path}/a {background}"
-    command = [sys.executable, *f"-m minimegatron train {line} --save-interval 7 --log-interval 1".split()]
-    env = {k: v for k, v in os.environ.items() if not k.startswith("MINIMEGATRON_")}
-    with (tmp_path / "out").open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True)
-    try:
-        deadline = time.monotonic() + 120
-        while "iteration        3/" not in (tmp_path / "out").read_text() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0, (tmp_path / "out").read_text()[-2000:]
-    finally:
-        process.kill()
-        process.wait(10)
-    said = (tmp_path / "out").read_text()
-    last = published(tmp_path / "a")[-1]
-    assert f"saved checkpoint of iteration {last} " in said and f"exiting program at iteration {last}: SIGTERM" in said
-    assert list(complete(tmp_path / "a"))[-1] == last
-    assert [p.name for p in (tmp_path / "a").iterdir() if p.name.startswith(".")] == [".lock"]
+def test_sigterm_saves(tmp_path, capsys, background):
+    with_sigterm.calls = 0
+    line = f"{LINE} --train-iters 100 --lr-decay-iters 100 --save {tmp_path} --save-interval 7 {background}"
+    trainer = trainer_of(line, forward_step=with_sigterm)
+    trainer.metrics.speaks = True
+    trainer.train()
+    trainer.close()
+    said, last = capsys.readouterr().out, trainer.state.iteration
+    assert last < 7 and f"saved checkpoint of iteration {last} " in said
+    assert f"exiting program at iteration {last}: SIGTERM" in said
+    assert published(tmp_path) == list(complete(tmp_path)) == [last]
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == [".lock"]
 
 
-HELD = """
-import pathlib, sys, time
-from minimegatron.checkpoint import save as saves
-from minimegatron.commands.pretrain_gpt import main
-from tests.mock_data import few_documents
+def sigterm_twice(rank: int, world: int, line: str) -> None:
+    """The second comes when the save of the first begins."""
 
-real = saves.write_shard
+    def write(*_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
 
-def write(*args):
-    pathlib.Path(sys.argv[1]).touch()
-    time.sleep(float(sys.argv[2]))
-    return real(*args)
-
-saves.write_shard = write
-with few_documents():
-    main(sys.argv[3:])
-"""
-
-
-@pytest.fixture
-def held(tmp_path):
-    """Start a training from a checkpoint of step 2 whose next save takes `seconds`; wait for its third step."""
-    script, root, out = tmp_path / "held.py", tmp_path / "root", tmp_path / "output"
-    script.write_text(HELD)
-    line = f"{LINE} --train-iters 100000 --lr-decay-iters 100000 --save {root}"
-    run(f"{line} --exit-interval 2")
-
-    def start(agent: str, seconds: float, background: str):
-        argv = f"{tmp_path}/held {seconds} {TINY} --mock-data {line} --load {root} --log-interval 1 {background}"
-        context = helpers.background(tmp_path, *agent.split(), str(script), *argv.split())
-        process, token = stack.enter_context(context)
-        helpers.wait_for(lambda: "iteration        4/" in out.read_text(), 120, "two steps")
-        return process, token
-
-    with contextlib.ExitStack() as stack:
-        yield start
+    with_sigterm.calls, saves.write_shard = 0, write
+    trainer_of(line, world, forward_step=with_sigterm).train()
 
 
 def unfinished(root: Path) -> list[str]:
     return [path.name for path in root.iterdir() if path.name.startswith(".iter")]
 
 
-@pytest.mark.parametrize("background", mostly_thorough(["", "--async-save"], [0]))
-def test_a_second_sigterm_during_the_save_of_the_first_ends_at_once(tmp_path, held, background):
+@pytest.mark.parametrize("background", ["", "--async-save"])
+def test_a_second_sigterm_during_the_save_of_the_first_ends_at_once(ranks, tmp_path, background):
     """What was being saved is as if it had never begun: nobody reads it, and the next run clears it away."""
-    process, _ = held("", 300, background)
-    process.send_signal(signal.SIGTERM)
-    helpers.wait_for((tmp_path / "held").exists, 60, "the save of the first has begun")
-    assert process.poll() is None and len(unfinished(tmp_path / "root")) == 1
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == -signal.SIGTERM, "a shell says 143"
-    assert published(tmp_path / "root") == list(complete(tmp_path / "root")) == [2]
-    assert len(unfinished(tmp_path / "root")) == 1
-    line = f"--save {tmp_path}/root --load {tmp_path}/root --train-iters 100000 --lr-decay-iters 100000"
-    assert run(f"{line} --exit-interval 4").state.iteration == 4
-    assert published(tmp_path / "root") == [2, 4] and not unfinished(tmp_path / "root")
+    line = f"{LINE} --train-iters 100 --lr-decay-iters 100 --save {tmp_path}"
+    run(f"{line} --exit-interval 2")
+    with pytest.raises(RankError, match="killed by SIGTERM"):
+        ranks(1).run(sigterm_twice, f"{line} --load {tmp_path} {background}", timeout=30)
+    assert published(tmp_path) == list(complete(tmp_path)) == [2]
+    assert len(unfinished(tmp_path)) == 1
+    assert run(f"{line} --load {tmp_path} --exit-interval 4").state.iteration == 4
+    assert published(tmp_path) == [2, 4] and not unfinished(tmp_path)

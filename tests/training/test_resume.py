@@ -53,7 +53,7 @@ SAME = [
 
 # In the background: main parameters and FSDP2, whose memory the next passes change.
 CASES = [(*case, background) for background in ("", "--async-save") for case in SAME]
-ORDINARY = [0, 3, 4, 7, 10, *(len(SAME) + i for i in (2, 6))]
+ORDINARY = [0, 3, 4, 7, *(len(SAME) + i for i in (2, 6))]
 
 
 @pytest.mark.parametrize(("world", "layout", "background"), mostly_thorough(CASES, ORDINARY))
@@ -87,7 +87,7 @@ SAME_PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("source", "target"), mostly_thorough(SAME_PAIRS, [0, 1]))
+@pytest.mark.parametrize(("source", "target"), mostly_thorough(SAME_PAIRS, [0]))
 def test_weights_are_the_same_to_the_bit_where_sums_have_the_same_order(ranks, tmp_path, source, target):
     (wa, a), (wb, b) = source, target
     whole = ranks(wb).run(on_rank, f"{SAME_SUMS} {b}")

@@ -206,7 +206,7 @@ DATA = ["FILES/a --split 100", "0.7 FILES/a 0.3 FILES/b --split 100"]
 LONG = "--lr-decay-iters 30 --override-opt-param-scheduler"
 
 
-@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize("data", mostly_thorough(DATA, [1]))
 def test_a_run_that_is_made_longer_is_the_longer_run(tmp_path, files, data):
     """4 samples a step of files of about 12: several epochs of each."""
     whole = trained(files, data, "--train-iters 30 --lr-decay-iters 30")
@@ -270,9 +270,9 @@ def test_a_test_set_without_a_document_is_left_out_aloud(files, capsys):
 def test_a_resumed_run_may_evaluate_less_than_before(tmp_path, files):
     """It has consumed more validation samples than the shorter evaluations of the rest would ask for."""
     data = "FILES/a --split 80,20"
-    trained(files, data, f"--eval-interval 1 --eval-iters 20 --exit-interval 8 --save {tmp_path}")
+    trained(files, data, f"--eval-interval 1 --eval-iters 5 --exit-interval 8 --save {tmp_path}")
     after = trained(files, data, f"--eval-interval 1 --eval-iters 1 --load {tmp_path}")
-    assert after.state.iteration == 10 and after.state.consumed_valid_samples == 8 * 80 + 2 * 4
+    assert after.state.iteration == 10 and after.state.consumed_valid_samples == 8 * 20 + 2 * 4
 
 
 # ------------------------------------------------------------------------------------------------ the same on all ranks

@@ -25,6 +25,7 @@ from minimegatron.training.checkpointing import Checkpoints
 from minimegatron.training.observers.evaluation import evaluate
 from minimegatron.training.run_state import RunState
 from minimegatron.training.step import forward_step
+from tests.thorough import THOROUGH
 from tests.training.test_trainer import numbers, trainer_of
 
 LINE = "--num-layers 2 --micro-batch-size 2 --global-batch-size 4 --train-iters 4 --lr-decay-iters 4"
@@ -81,13 +82,13 @@ def learns(rank: int, world: int, line: str, root: str, save: str, layout: dict[
 
 
 LAYOUTS = [
-    ("", {"pipeline_model_parallel_size": 2}),
-    ("--bf16 --fp8-format hybrid --fp8-recipe delayed", {}),
-    (EXPERTS, {"expert_model_parallel_size": 2}),
+    pytest.param("", {"pipeline_model_parallel_size": 2}, id="tp2 and pp2"),
+    pytest.param("--bf16 --fp8-format hybrid --fp8-recipe delayed", {}, id="fp8, tp2 and dp2", marks=THOROUGH),
+    pytest.param(EXPERTS, {"expert_model_parallel_size": 2}, id="experts, tp2 and ep2"),
 ]
 
 
-@pytest.mark.parametrize(("model", "layout"), LAYOUTS, ids=["tp2 and pp2", "fp8, tp2 and dp2", "experts, tp2 and ep2"])
+@pytest.mark.parametrize(("model", "layout"), LAYOUTS)
 def test_a_reference_agrees_and_leaves_no_trace(ranks: Any, tmp_path: Path, model: str, layout: dict[str, int]) -> None:
     line = f"{LINE} {model}"
     trainer = trainer_of(f"{line} --save {tmp_path}/begun --exit-interval 1")

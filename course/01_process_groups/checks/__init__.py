@@ -1,1 +1,1 @@
-"""The exercises of lab 01: inputs, the judge's own answers, mistakes and what to say of them."""
+"""The exercises of lab 01: their inputs, the judge's reference answers, and the mistakes that it recognises."""

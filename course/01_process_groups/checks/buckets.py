@@ -91,7 +91,7 @@ def _parts(ranks: Inputs) -> list[list[int]]:
 
 
 def _gradients(ranks: Inputs, step: int) -> list[list[torch.Tensor]]:
-    """Of every rank, by parameter, for its own inputs alone."""
+    """The gradients of every rank for its own inputs, by parameter, before any sum."""
     if ranks[0]["own"]:
         return [r["own"] for r in ranks]
     x = ranks[0]["x"]
@@ -120,7 +120,7 @@ def _summed(ranks: Inputs, groups: Callable[[Inputs], list[list[int]]] = _parts)
 
 
 def _changed(change: Callable[[Inputs, list[Any], int], list[Any]]) -> Callable[[Inputs], list[list[Any]]]:
-    """A mistaken answer: `change(ranks, the right answer of one rank, rank)` gives its steps."""
+    """Return a mistaken answer: `change(ranks, the right answer of one rank, rank)` gives its steps."""
     return lambda ranks: [change(ranks, one, rank) for rank, one in enumerate(_summed(ranks))]
 
 
@@ -134,7 +134,7 @@ def _average_over_all(ranks: Inputs, one: list[Any], rank: int) -> list[Any]:
 
 
 def _own_last_bucket(ranks: Inputs, one: list[Any], rank: int) -> list[Any]:
-    """What finish() should have sent stays this rank's own."""
+    """The bucket that `finish()` should have sent keeps this rank's own gradients."""
     left = _buckets(ranks[0])[1]
     own = [_gradients(ranks, step)[rank] for step in range(len(one))]
     return [[*mine[:left], *sums[left:]] for mine, sums in zip(own, one, strict=True)]
@@ -163,7 +163,8 @@ def _everyone(ranks: Inputs) -> list[list[int]]:
 
 
 def _own(ranks: Inputs, one: list[Any], rank: int) -> list[Any]:
-    """No sum arrives; where no bucket is full before finish(), another mistake looks the same."""
+    """Every bucket keeps this rank's own gradients. Where no bucket is full before `finish()`, `_own_last_bucket` looks
+    the same."""
     if not any(_buckets(ranks[0])[0]):
         return []
     return [_gradients(ranks, step)[rank] for step in range(len(one))]
@@ -242,12 +243,12 @@ def _net(draw: Draw, ranks: int = 2, groups: int = 1) -> Inputs:
 
 
 def _factors(draw: Draw, sizes: dict[str, Any]) -> list[float]:
-    """A number for each layer, and one for the input, of each step."""
+    """Draw for each step a factor for each layer, and one for the input."""
     return [draw.integer(8, 24) / 16 for _ in range(sizes["steps"] * (len(sizes["shapes"]) + 1))]
 
 
 def _chain(draw: Draw, layers: int) -> list[tuple[int, ...]]:
-    """Shapes of parameters that follow each other: matrices, and vectors that scale."""
+    """Draw shapes of parameters that can follow each other: matrices, and vectors that scale."""
     width, shapes = draw.integer(2, 6), list[tuple[int, ...]]()
     for layer in range(layers):
         if layer % 3 == 2:

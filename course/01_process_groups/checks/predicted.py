@@ -1,7 +1,7 @@
 """Lab 01, what is computed before anything runs: the bytes of a ring, the groups, each rank's samples, four questions.
 
 All are pure functions of a few numbers. Groups come from one reshape, samples from a permutation that every rank draws
-for itself; so all ranks know who does what, and no rank has to send it.
+for itself; so each rank computes the groups and samples of all ranks, and no message is needed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _half_of_one(draw: Draw) -> dict[str, Any]:
 
 
 def _few_bytes(*ops: str) -> list[dict[str, Any]]:
-    """Parts of a few bytes, of which most are no whole number: there a rounded answer is far off."""
+    """Cases of a few bytes, most of which do not divide by the ranks: there a rounded answer is far off."""
     return [{"op": op, "nbytes": nbytes, "ranks": ranks} for op in ops for nbytes, ranks in ((7, 2), (10, 4), (5, 7))]
 
 
@@ -88,7 +88,7 @@ def axis_groups(sizes: dict[str, int], axes: list[str]) -> list[list[int]]:
 
 
 def _as_named(sizes: dict[str, int], axes: list[str]) -> list[list[int]]:
-    """The dims of `axes` in the order in which they are named."""
+    """The groups in which dims of `axes` are taken in the order in which they are named, not in that of the mesh."""
     names = list(reversed(sizes))
     grid = torch.arange(math.prod(sizes.values())).view([sizes[n] for n in names])
     fixed = [i for i, n in enumerate(names) if n not in axes]
@@ -410,7 +410,7 @@ _CLUSTERS = [  # no two of the numbers that may be mixed up are equal
 
 
 def _seconds(ranks: Callable[..., int], ways: int = 2) -> Callable[..., dict[str, Any]]:
-    """The answer with another number of ranks, or of phases, in the time."""
+    """Return a mistaken answer: its time is computed with another number of ranks, or of phases."""
 
     def seconds(gigabytes: float, gb_per_second: float, **sizes: int) -> float:
         n = ranks(**sizes)
@@ -420,7 +420,7 @@ def _seconds(ranks: Callable[..., int], ways: int = 2) -> Callable[..., dict[str
 
 
 def _all_from(step: int, n: int, dp: int, edp: int, gigabytes: float, gb_per_second: float) -> dict[str, Any]:
-    """Where the group of n ranks is mistaken, so are its ranks and its time."""
+    """The whole answer that follows from a mistaken group of n ranks: its ranks and its time."""
     seconds = 2 * gigabytes * (n - 1) / n / gb_per_second
     group = [step * i for i in range(min(n, 4))]
     return {"dp": dp, "edp": edp, "same_weights_as_rank_0": group, "all_reduce_seconds": seconds}

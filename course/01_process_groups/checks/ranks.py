@@ -1,7 +1,7 @@
 """Lab 01, what runs on ranks: a ring of sends, f and g, the loss's divisor. (Buckets that overlap: `buckets`.)
 
-References see the inputs of all ranks, a list, and return one answer for each. What was sent, and when, is in the
-evidence: the ring is judged by its bytes and its neighbours, f and g by the pass in which they communicate.
+A reference gets the inputs of all ranks as a list, and returns one answer for each rank. The evidence says what was
+sent, and when: the ring is judged by its bytes and its neighbours, f and g by the pass in which they communicate.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Inputs = list[dict[str, Any]]
 
 
 def _drive_ring(exercise: Any, x: Any, turned: bool = False) -> Any:
-    """Turned: the same values as a transpose, whose rows are not contiguous."""
+    """Run the learner's ring on x; with `turned` on a transpose with the same values, whose rows are not contiguous."""
     return exercise.ring_all_reduce(x.mT.contiguous().mT if turned else x)
 
 
@@ -36,7 +36,8 @@ def _ring_bound(inputs: Inputs) -> float:
 
 
 def _nothing_is_rounded(answer: Answer) -> str | None:
-    """Rounding to float32 is too small to be seen in a sum, but not in the bytes: no all-reduce sends fewer."""
+    """Check that no rank sends too few bytes. A sum in float32 is too close to the right one to be told by its values,
+    but it sends fewer bytes than any all-reduce in float64."""
     n, x = len(answer.inputs), answer.inputs[0]["x"]
     least, sent = 2 * (n - 1) * x.numel() * x.element_size(), sum(one.nbytes("send") for one in answer.evidence)
     return (
@@ -50,7 +51,8 @@ def _even(draw: Draw) -> Inputs:
 
 
 def _at_least_three(draw: Draw) -> Inputs:
-    """Parts of two numbers at least: a message with a tag counts for 8 bytes."""
+    """Draw inputs for three ranks or more, with parts of at least two numbers: a message with a tag counts for 8
+    bytes."""
     n, k = draw.integer(3, 4), draw.integer(2, 50)
     return [{"x": draw.tensor(n * k)} for _ in range(n)]
 
@@ -66,7 +68,8 @@ def _numbers(*shape: int, ranks: int) -> Callable[[Draw], Inputs]:
 
 
 def _ring(ranks: Inputs, steps: range, adds: Callable[[int], bool]) -> list[torch.Tensor]:
-    """What the usual ring leaves on each rank after these steps; what arrives in step k is added if `adds(k)`."""
+    """What the usual ring leaves on each rank after these steps; the part that arrives in step k is added if
+    `adds(k)`."""
     n, held = len(ranks), [r["x"].clone().flatten() for r in ranks]
     for k in steps:
         message = [of_rank.tensor_split(n)[(rank - k) % n].clone() for rank, of_rank in enumerate(held)]
@@ -77,7 +80,7 @@ def _ring(ranks: Inputs, steps: range, adds: Callable[[int], bool]) -> list[torc
 
 
 def _passes_on(ranks: Inputs) -> list[torch.Tensor]:
-    """Sent on is what arrived, not its sum with the rank's own part; the second phase is right."""
+    """A ring whose first phase sends on what arrived, without the rank's own part; its second phase is right."""
     n, held = len(ranks), [list(r["x"].clone().flatten().tensor_split(len(ranks))) for r in ranks]
     moving = [held[rank][rank] for rank in range(n)]
     for k in range(n - 1):
@@ -205,7 +208,7 @@ def _own_times_ranks(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
 
 
 def _given_divided(ranks: Inputs) -> Any:
-    """By reduce_from; copy_to is right."""
+    """reduce_from divides its sum by the ranks; copy_to is right."""
     right = _pair(ranks)
     if ranks[0]["what"] == "copy_to":
         return NotImplemented
@@ -213,7 +216,7 @@ def _given_divided(ranks: Inputs) -> Any:
 
 
 def _no_way_back(ranks: Inputs) -> Any:
-    """As far as one of the two shows it alone: of the pair the other may still give a gradient."""
+    """Neither function has a gradient. One of them may have, so the result of each is compared by itself."""
     if ranks[0]["what"] == "pair":
         return NotImplemented
     return [{**a, "grad": None} for a in _pair(ranks)]
@@ -231,7 +234,8 @@ def _on_the_first_rank(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
 
 
 def _swapped(ranks: Inputs) -> list[dict[str, Any]]:
-    """copy_to for reduce_from and the other way; of the pair together nothing is said."""
+    """copy_to in place of reduce_from, and the reverse. Together the two give right values, so they are compared one by
+    one."""
     right, other = _pair(ranks), {"copy_to": "reduce_from", "reduce_from": "copy_to"}.get(ranks[0]["what"])
     if other is None:
         return [{"y": None} for _ in right]
@@ -239,12 +243,12 @@ def _swapped(ranks: Inputs) -> list[dict[str, Any]]:
 
 
 def _in_place(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    """As far as copy_to shows it alone: the gradient that it was given is the sum now, too."""
+    """copy_to sums the gradient that it was given in place, so that the given tensor changes."""
     return [{**a, "given": a["grad"]} for a in _pair(ranks)]
 
 
 def _one_way_only(answer: Answer) -> str | None:
-    """copy_to communicates in its backward only, reduce_from in its forward only."""
+    """Check that copy_to communicates in its backward pass alone, and reduce_from in its forward pass alone."""
     what = answer.inputs[0]["what"]
     for rank, one in enumerate(answer.evidence):
         middle = one.marks[-1][1]
@@ -327,7 +331,7 @@ def _parts(ranks: Inputs) -> list[list[int]]:
 
 
 def _by_group(answer: Callable[[Inputs], list[Any]]) -> Callable[[Inputs], list[Any]]:
-    """The answer of each group for itself, in the order of the ranks."""
+    """Return an answer that is computed for each group by itself, in the order of the ranks."""
 
     def whole(ranks: Inputs) -> list[Any]:
         found: dict[int, Any] = {}
@@ -344,7 +348,7 @@ def _global_mean(ranks: Inputs) -> list[dict[str, Any]]:
 
 
 def _scaled(scale: Any) -> Callable[[Inputs], list[dict[str, Any]]]:
-    """Each rank's masked losses, weighed with `scale(mask, number of ranks)`."""
+    """Return an answer in which each rank's masked losses are multiplied by `scale(mask, number of ranks)`."""
 
     def answer(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
         weights = [r["mask"] * scale(r["mask"], len(ranks)) for r in ranks]
@@ -428,13 +432,13 @@ def _all_empty(draw: Draw) -> Inputs:
 
 
 def _other_sizes(draw: Draw) -> Inputs:
-    """Each rank has another number of sequences and of tokens."""
+    """Draw another number of sequences and of tokens for each rank."""
     return [{**_masked(draw, 1)[0], "losses": draw.tensor(b, s), "mask": (draw.tensor(b, s) > of).float()}
             for b, s, of in ((1, 5, -1.0), (3, 8, 0.0), (2, 3, 0.5))]  # fmt: skip
 
 
 def _one_token(draw: Draw) -> Inputs:
-    """Of all ranks one counts one token."""
+    """Draw masks in which a single token of all ranks counts."""
     out = _all_empty(draw)
     out[1]["mask"][0, 2] = 1.0
     return out

@@ -29,7 +29,7 @@ def qkv_part(wq: torch.Tensor, wk: torch.Tensor, wv: torch.Tensor, d: int, tp_ra
 
 
 def _packed(wq: torch.Tensor, wk: torch.Tensor, wv: torch.Tensor, d: int) -> torch.Tensor:
-    """[groups, rows of a group, h]."""
+    """The packed matrix as [groups, rows of a group, h]."""
     return torch.cat([w.unflatten(0, (wk.shape[0] // d, -1)) for w in (wq, wk, wv)], 1)
 
 
@@ -44,7 +44,7 @@ def _key_for_each_query(
 def _whole_groups(
     wq: torch.Tensor, wk: torch.Tensor, wv: torch.Tensor, d: int, tp_rank: int, tp_size: int
 ) -> torch.Tensor:
-    """As many whole groups on each rank, at least one."""
+    """A mistaken part: each rank gets the same number of whole groups, at least one."""
     packed = _packed(wq, wk, wv, d)
     own = max(len(packed) // tp_size, 1)
     return packed[tp_rank * own : (tp_rank + 1) * own].flatten(0, 1)
@@ -53,7 +53,7 @@ def _whole_groups(
 def _queries_and_what_they_use(
     wq: torch.Tensor, wk: torch.Tensor, wv: torch.Tensor, d: int, tp_rank: int, tp_size: int
 ) -> torch.Tensor:
-    """The rank's queries, and the whole key and value of each of their groups."""
+    """A mistaken part: the rank's queries, and the whole key and value of each of their groups."""
     own, n = len(wq) // d // tp_size, len(wq) // len(wk)
     queries, rows = range(tp_rank * own, (tp_rank + 1) * own), []
     for group in sorted({query // n for query in queries}):
@@ -63,25 +63,25 @@ def _queries_and_what_they_use(
 
 
 def _rows_of_a_group_dealt(wq: torch.Tensor, wk: torch.Tensor, d: int) -> torch.Tensor:
-    """Row j of each query of a group, then row j + 1 of each."""
+    """A mistaken packing: row j of each query of a group, then row j + 1 of each."""
     return wq.unflatten(0, (len(wk) // d, d, -1)).transpose(1, 2).flatten(0, 2)
 
 
 def _dealt(wq: torch.Tensor, wk: torch.Tensor, wv: torch.Tensor, d: int, tp_rank: int, tp_size: int) -> torch.Tensor:
-    """Query head i in group i modulo the number of groups."""
+    """A mistaken part: query head i belongs to group i modulo the number of groups."""
     dealt = wq.unflatten(0, (-1, wk.shape[0] // d, d)).transpose(0, 1).flatten(0, 2)
     return qkv_part(dealt, wk, wv, d, tp_rank, tp_size)
 
 
 def _rows(a: int, g: int, t: int, rank: int) -> dict[str, Any]:
-    """Heads of one row each, whose rows say which they are: query 3 is 3, key 1 is 101, value 1 is 201."""
+    """Heads of one row each, whose values name them: query 3 is 3, key 1 is 101, value 1 is 201."""
     starts = {"wq": (0, a), "wk": (100, g), "wv": (200, g)}
     weights = {n: torch.arange(float(start), start + size)[:, None] for n, (start, size) in starts.items()}
     return {**weights, "d": 1, "tp_rank": rank, "tp_size": t}
 
 
 def _grouped(draw: Draw, t: int = 0, g: int = 0, n: int = 0) -> dict[str, Any]:
-    """`g` groups of `n` queries each; by default more groups than ranks."""
+    """Draw `g` groups of `n` queries each; by default there are more groups than ranks."""
     t = t or draw.choice([2, 4])
     g, n = g or t * draw.integer(2, 3), n or draw.integer(2, 3)
     d, h = draw.shape(2, 2, 5)
@@ -198,9 +198,9 @@ def _heads(
     over: int = -1,
     back: str = "sbhd",
 ) -> torch.Tensor:
-    """Attention of the heads in one packed part, [s, b, h] -> [s, b, heads * d]; by the formula.
+    """Attention by the formula over the heads of one packed part, [s, b, h] -> [s, b, heads * d].
 
-    The softmax runs over dim `over` of [.., query, key]; `back` are the dims of the heads' result that is flattened.
+    The softmax runs over dim `over` of [.., query, key]; `back` are the dims of the heads' result that are flattened.
     """
     packed = F.linear(x, *qkv).unflatten(-1, (-1, per_group + 2, d))
     q, k, v = packed[..., :per_group, :], packed[..., per_group, :], packed[..., per_group + 1, :]
@@ -220,7 +220,8 @@ def _heads(
 
 
 def _within_a_token(x: torch.Tensor, qkv: Any, d: int, per_group: int) -> torch.Tensor:
-    """Attention of the heads of a token to each other: dim -2 is the head, where SDPA wants the token."""
+    """A mistaken answer: the heads of one token attend to each other, because dim -2 is the head, where SDPA wants the
+    token."""
     packed = F.linear(x, *qkv).unflatten(-1, (-1, per_group + 2, d))
     q, k, v = packed.split([per_group, 1, 1], 3)
     q, k, v = q.flatten(2, 3), *(z.expand(-1, -1, -1, per_group, -1).flatten(2, 3) for z in (k, v))
@@ -228,13 +229,13 @@ def _within_a_token(x: torch.Tensor, qkv: Any, d: int, per_group: int) -> torch.
 
 
 def _one_long_sequence(x: torch.Tensor, *part: Any) -> torch.Tensor:
-    """Dims token and sequence flattened to one."""
+    """A mistaken answer: the dims of tokens and of sequences are flattened to one."""
     s, b, h = x.shape
     return _heads(x.reshape(s * b, 1, h), *part).reshape(s, b, -1)
 
 
 def _over_sequences(x: torch.Tensor, *part: Any, reshaped: bool, **how: Any) -> torch.Tensor:
-    """Attention of a token to other sequences: [s, b] taken for [b, s], or reshaped to it without a transpose."""
+    """A mistaken answer: a token attends to other sequences, because [s, b] is taken for [b, s], or reshaped to it."""
     s, b, _ = x.shape
     x = x.reshape(b, s, -1).transpose(0, 1) if reshaped else x.transpose(0, 1)
     out = _heads(x, *part, **how).transpose(0, 1)
@@ -264,13 +265,13 @@ def _attention(
 
 
 def _without_the_bias(ranks: Inputs, g_bias: int) -> list[dict[str, Any]]:
-    """QKV without its bias, and the projection with or without."""
+    """A mistaken answer: QKV without its bias, and the projection with its bias or without."""
     bare = [{**r, "qkv": [r["qkv"][0], torch.zeros_like(r["qkv"][1])]} for r in ranks]
     return [{**one, "dqkv_bias": None} for one in _attention(bare, g_bias=g_bias)]
 
 
 def _heads_of(t: int = 0, per_group: int = 0) -> Callable[[Draw], Inputs]:
-    """On `t` ranks, by default 2 or 3. No size can stand for another: h is odd, s is not b, and both are above 1."""
+    """Draw inputs on `t` ranks, by default 2 or 3. All sizes differ, so none can stand for another."""
 
     def inputs(draw: Draw) -> Inputs:
         (s, b), d, h = draw.shape(2, 2, 6), 2 * draw.integer(1, 3), draw.choice([5, 7, 9])

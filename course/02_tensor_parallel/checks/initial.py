@@ -25,14 +25,15 @@ def _local_draw(by_rank: Callable[[int, int], int]) -> Callable[..., torch.Tenso
 
 
 def _next_numbers(shape: list[int], dim: int | None, tp_rank: int, tp_size: int, seed: int, std: float) -> torch.Tensor:
-    """The numbers of the serial matrix in the order in which they are drawn, dealt out in runs."""
+    """A mistaken part: the numbers of the serial matrix are dealt to the ranks in the order in which they are drawn."""
     local = [n // tp_size if i == dim else n for i, n in enumerate(shape)]
     numbers = initial_part(shape, None, 0, 1, seed, std).flatten()
     return numbers.unflatten(0, (-1, *local))[0 if dim is None else tp_rank]
 
 
 def _cut_otherwise(part: Callable[[torch.Tensor, int, int, int], torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """The serial matrix, of which a rank keeps `part(whole, dim, rank, size)`; of a replicated one all."""
+    """Return a mistaken answer: of the serial matrix a rank keeps `part(whole, dim, rank, size)`; a replicated matrix
+    is right."""
 
     def answer(shape: list[int], dim: int | None, tp_rank: int, tp_size: int, seed: int, std: float) -> torch.Tensor:
         whole = initial_part(shape, None, 0, 1, seed, std)
@@ -47,7 +48,7 @@ def _zeros_elsewhere(whole: torch.Tensor, dim: int, rank: int, size: int) -> tor
 
 
 def _in_turn(shape: list[int], dim: int | None, tp_rank: int, tp_size: int, seed: int, std: float) -> torch.Tensor:
-    """One generator, of which each rank draws a part of the local shape after those of the ranks before it."""
+    """A mistaken part: one generator, from which each rank draws its local shape after those of the ranks before it."""
     local = [n // tp_size if i == dim else n for i, n in enumerate(shape)]
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(*local, generator=generator) for _ in range(tp_size)][0 if dim is None else tp_rank] * std

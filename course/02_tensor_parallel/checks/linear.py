@@ -20,7 +20,8 @@ Inputs = list[dict[str, Any]]
 
 
 def _drive_linear(exercise: Any, x: Any, weight: Any, bias: Any, dy: Any, kind: str, tp: Any) -> dict[str, Any]:
-    """x is used beside the layer, too, as by a residual: what comes back from there is no business of the layer."""
+    """Run the learner's layer. x is also used beside the layer, as by a residual connection; that gradient is not the
+    layer's."""
     import torch
 
     leaves = {"dx": x, "dw": weight, **({} if bias is None else {"db": bias})}
@@ -47,19 +48,19 @@ def column(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
 
 
 def _added_features(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    """g in the place of f."""
+    """A mistaken answer: g in place of f."""
     parts = [local_linear(r) for r in ranks]
     return [{**p, "y": torch.stack([one["y"] for one in parts]).sum(0)} for p in parts]
 
 
 def _f_behind(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    """f behind the product: dy, of other features on each rank, is summed."""
+    """A mistaken answer: f stands behind the product, so the ranks sum dy, whose features differ from rank to rank."""
     total = torch.stack([r["dy"] for r in ranks]).sum(0)
     return [{**local_linear({**r, "dy": total}), "y": local_linear(r)["y"]} for r in ranks]
 
 
 def _changed(right: Callable[[Inputs], Any], **parts: Callable[[Inputs, int], Any]) -> Callable[[Inputs], Any]:
-    """The right answer, but for these parts of each rank."""
+    """Return the right answer with these parts of each rank replaced."""
     return lambda ranks: [
         {**one, **{name: part(ranks, r) for name, part in parts.items() if name in one}}
         for r, one in enumerate(right(ranks))
@@ -67,12 +68,12 @@ def _changed(right: Callable[[Inputs], Any], **parts: Callable[[Inputs, int], An
 
 
 def _sum_of(name: str) -> Callable[[Inputs, int], torch.Tensor]:
-    """Of the shares that the ranks have by themselves."""
+    """Return the sum over the ranks of this part, as each rank computes it alone."""
     return lambda ranks, r: torch.stack([local_linear(one)[name] for one in ranks]).sum(0)
 
 
 def _right_but(right: Callable[[Inputs], Any], *parts: str) -> Callable[[Inputs], Any]:
-    """The right answer, but that these parts may be anything."""
+    """Return the right answer, in which these parts are not compared."""
     return lambda ranks: [{name: ANYTHING if name in parts else part for name, part in one.items()}
                           for one in right(ranks)]  # fmt: skip
 
@@ -91,7 +92,7 @@ def _row(
 
 
 def _with_bias(times: Callable[[int, int], float]) -> Callable[[Inputs], Any]:
-    """The column layer with the bias taken so many times on rank r of t."""
+    """Return the answer of the column layer that adds the bias `times(r, t)` times on rank r of t."""
 
     def y(ranks: Inputs, r: int) -> torch.Tensor:
         bias = ranks[r]["bias"]
@@ -116,7 +117,7 @@ def by_hand(kind: str) -> Inputs:
 
 
 def in_whole_numbers(inputs: Callable[[Draw], Inputs]) -> Callable[[Draw], Inputs]:
-    """The same with small whole numbers, for a case that is shown."""
+    """Return the same inputs in small whole numbers, for a case that is shown to the learner."""
 
     def rounded(value: Any) -> Any:
         if isinstance(value, list):
@@ -127,7 +128,7 @@ def in_whole_numbers(inputs: Callable[[Draw], Inputs]) -> Callable[[Draw], Input
 
 
 def _linear_inputs(kind: str, t: int = 0, bias: bool = True) -> Callable[[Draw], Inputs]:
-    """On `t` ranks, by default 2 to 4; all sizes differ, so that none can stand for another."""
+    """Draw inputs on `t` ranks, by default 2 to 4; all sizes differ, so that none can stand for another."""
 
     def inputs(draw: Draw) -> Inputs:
         s, b, i, o = draw.shape(4, 2, 7)

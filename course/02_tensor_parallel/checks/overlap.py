@@ -15,10 +15,11 @@ from .linear import Inputs, by_hand, column, in_whole_numbers, local_linear
 
 
 def _drive_overlap(exercise: Any, dy: Any, x: Any, weight: Any, watch: bool, tp: Any) -> dict[str, Any]:
-    """Watched: each product of dy and x is marked with its number, and the answer says which of them dW is made of.
+    """Run the learner's backward pass; with `watch` each product of dy and x is numbered, and the answer says which of
+    them dW consists of.
 
-    What a tensor is made of is known by its memory: of dy, of x, of numbered products of both. So a product may have
-    any form, `bmm` and a sum or many outer products, and one that is thrown away does not count.
+    A product is known by its memory, whatever its form: `bmm` and a sum, or many outer products. A product that does
+    not end up in dW does not count.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -79,7 +80,7 @@ def _everything_summed(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
 
 
 def _rows_that_do_not_meet(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    """dy by sequences, x by tokens."""
+    """A mistaken answer: rows of dy are ordered by sequence, those of x by token."""
     pairs = [r["dy"].transpose(0, 1).flatten(0, 1).t() @ r["x"].flatten(0, 1) for r in ranks]
     return [{**one, "dw": dw} for one, dw in zip(_gradients(ranks), pairs, strict=True)]
 

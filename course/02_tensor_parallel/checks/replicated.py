@@ -52,7 +52,7 @@ def _all_but(ends: str | tuple[str, ...]) -> Callable[..., list[str]]:
 
 
 def _and(*parts: str, only_with_sp: bool) -> Callable[..., list[str]]:
-    """The right names, and those in which one of the parts stands."""
+    """Return a mistaken answer: the right names, and those that contain one of the parts."""
     return _choose(
         lambda n, sp: partial_gradients([n], sp) != [] or ((sp or not only_with_sp) and any(p in n for p in parts))
     )
@@ -72,7 +72,7 @@ def _some_names(draw: Draw) -> dict[str, Any]:
 
 
 def _backwards(sequence_parallel: bool) -> dict[str, Any]:
-    """Layers of one digit and of two, the last name first, and norms of heads that have a bias."""
+    """Layer numbers of one digit and of two, in reversed order, and norms of heads that have a bias."""
     layers = [n.replace("layers.0", f"decoder.layers.{i}") for i in (3, 12) for n in (*NAMES, *_HEAD_BIASES)]
     return {"names": list(dict.fromkeys(layers))[::-1], "sequence_parallel": sequence_parallel}
 

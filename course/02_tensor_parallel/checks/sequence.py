@@ -1,7 +1,7 @@
 """Lab 02, the sequence over tp: tokens gathered before a column layer, summed and scattered after a row layer.
 
-Rank r of t holds the r-th of t equal parts of the tokens. All-gather and reduce-scatter are each other's gradient, and
-what is judged beside numbers is that nothing larger travels.
+Rank r of t holds the r-th of t equal parts of the tokens. All-gather and reduce-scatter are each other's gradient.
+Beside the numbers the judge checks that no message is larger than these two need.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ Tensors = list[torch.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """The two functions, forward and backward, each from what all ranks have to what all ranks get.
+    """The two functions, forward and backward, each from the tensors of all ranks to the results of all ranks.
 
-    As they are asked for; a mistake is one of them replaced.
+    The defaults are right; a mistake replaces one of them.
     """
 
     gather: Callable[[Tensors], Tensors]
@@ -73,7 +73,7 @@ def _gathered(parts: Tensors) -> Tensors:
 
 
 def _own(wholes: Tensors) -> Tensors:
-    """Each rank's tokens of its own tensor."""
+    """Each rank keeps its tokens of its own tensor, and nothing is summed."""
     return [whole.chunk(len(wholes))[r] for r, whole in enumerate(wholes)]
 
 
@@ -82,7 +82,7 @@ def _scattered(wholes: Tensors) -> Tensors:
 
 
 def _dealt(wholes: Tensors) -> Tensors:
-    """Token i of the sum on rank i modulo t."""
+    """The sum is right, but token i goes to rank i modulo t."""
     return [torch.stack(wholes).sum(0)[r :: len(wholes)] for r in range(len(wholes))]
 
 
@@ -91,7 +91,7 @@ def _averaged(wholes: Tensors) -> Tensors:
 
 
 def _own_gradient(parts: Tensors) -> Tensors:
-    """Zeros for all tokens but the rank's own."""
+    """The gradient is zero for all tokens except the rank's own."""
     return [torch.cat([p if i == r else 0 * p for i, p in enumerate(parts)]) for r in range(len(parts))]
 
 
@@ -100,7 +100,7 @@ def _in_turn(parts: Tensors) -> Tensors:
 
 
 def _joined(join: Callable[[Tensors], torch.Tensor]) -> Callable[[Inputs], list[dict[str, Any]]]:
-    """A gather that joins in another way; of the other function the right answer, which no mistake gives."""
+    """Return the answer of a gather that joins in another way; the other function is right."""
 
     def answer(ranks: Inputs) -> list[dict[str, Any]]:
         busy = [r["x"] for r in ranks if r["what"] == "gather"]
@@ -114,7 +114,7 @@ SEQUENCE_PAIR = Pair(_gathered, _scattered, _scattered, _gathered)
 
 
 def _tokens(what: str, t: int, idle: int = 0) -> Callable[[Draw], Inputs]:
-    """`t` ranks that share tokens, and some that have nothing to do with them."""
+    """Draw inputs for `t` ranks that share tokens, and for `idle` ranks outside of the group."""
 
     def inputs(draw: Draw) -> Inputs:
         n, b, h = draw.shape(3, 2, 5)
@@ -126,7 +126,7 @@ def _tokens(what: str, t: int, idle: int = 0) -> Callable[[Draw], Inputs]:
 
 
 def _by_hand(what: str) -> Inputs:
-    """Two ranks, tokens of one number: 1 and 2 gathered, or (1, 2) and (10, 20) summed and cut."""
+    """Two ranks with tokens of one number: 1 and 2 to be gathered, or (1, 2) and (10, 20) to be summed and cut."""
     each = {"gather": ([1.0], [2.0]), "reduce_scatter": ([1.0, 2.0], [10.0, 20.0])}[what]
     grads = {"gather": ([10.0, 20.0], [30.0, 40.0]), "reduce_scatter": ([3.0], [4.0])}[what]
     return [
@@ -141,7 +141,8 @@ def _who_share(ranks: Inputs) -> list[list[int]]:
 
 
 def _sends_parts(answer: Answer) -> str | None:
-    """An all-gather and a reduce-scatter, or what sends as little: an all-to-all, or each rank's scatter."""
+    """Check that no more is sent than by an all-gather and a reduce-scatter: an all-to-all or scatters send as
+    little."""
     for rank, one in enumerate(answer.evidence):
         if other := {call.name for call in one.calls} - {"all_gather", "reduce_scatter", "all_to_all", "scatter"}:
             return f"rank {rank} calls {min(other)}; an all-gather and a reduce-scatter send less"

@@ -1,7 +1,7 @@
-"""Lab 02, the vocabulary over tp: rows of a cut table, and a loss whose logits never meet.
+"""Lab 02, the vocabulary over tp: rows of a cut table, and a loss whose logits stay on their ranks.
 
-Rank r of t owns the ids [r n, (r + 1) n). What is judged beside numbers is what travels: the table and the logits never
-do.
+Rank r of t owns the ids [r n, (r + 1) n). Beside the numbers the judge checks that neither the table nor the logits are
+sent.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _drive_embedding(exercise: Any, ids: Any, weight: Any, dy: Any, tp: Any) -> 
 def _embedding(
     ranks: Inputs, foreign: Callable[[torch.Tensor, int], torch.Tensor] | None = None
 ) -> list[dict[str, torch.Tensor]]:
-    """`foreign`: the row that stands for an id of another rank, in place of zeros."""
+    """The right embedding; `foreign` replaces the zeros that stand for an id of another rank by a row."""
     parts = _own_rows(ranks, foreign)
     total = torch.stack([p["y"] for p in parts]).sum(0)
     return [{**p, "y": total} for p in parts]
@@ -71,13 +71,14 @@ def _added(ranks: Inputs) -> torch.Tensor:
 
 
 def _dealt_out(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    """Id i on rank i modulo t, in row i // t."""
+    """A mistaken answer: id i is on rank i modulo t, in row i // t."""
     t, n = len(ranks), ranks[0]["weight"].shape[0]
     return _embedding([{**r, "ids": r["ids"] % t * n + r["ids"] // t} for r in ranks])
 
 
 def _with_borders(draw: Draw, t: int, n: int, s: int, b: int) -> torch.Tensor:
-    """Ids [s, b] of t * n words: first and last ones of the ranks, others, and the last row once more."""
+    """Draw ids [s, b] of t * n words: the first and last of each rank, others, and the last row of the table once
+    more."""
     ids = torch.tensor([[draw.integer(0, t * n - 1) for _ in range(b)] for _ in range(s)])
     ids[0, :2], ids[1, :2] = torch.tensor([n - 1, n]), torch.tensor([0, t * n - 1])
     ids[-1] = ids[-2]
@@ -195,9 +196,11 @@ def _nothing(highest: torch.Tensor) -> torch.Tensor:
 def _by_parts(
     local_softmax: bool = False, shift: Callable[[torch.Tensor], torch.Tensor] = _nothing
 ) -> Callable[[Inputs], list[dict[str, torch.Tensor]]]:
-    """The loss whose softmax is normalised over the local vocabulary only; or another shift than the maximum.
+    """Return the answer of a loss whose softmax is normalised over the local vocabulary, or that subtracts another
+    shift than the maximum.
 
-    `shift`: from the maxima of the ranks, [t, s, b, 1], to what each rank subtracts.
+    Args:
+        shift: from the maxima of the ranks, [t, s, b, 1], to what each rank subtracts.
     """
 
     def answer(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
@@ -221,7 +224,8 @@ def _by_parts(
 
 
 def _through_the_maximum(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    """Autograd goes back through the maximum: what it adds there is 0 over all ranks, and not 0 on one of them."""
+    """A mistaken gradient: autograd goes back through the maximum. Its contribution is 0 over all ranks together, and
+    not 0 on a single rank."""
     out = []
     for r, one in zip(ranks, _cross_entropy(ranks), strict=True):
         highest = (r["logits"] == r["logits"].amax(-1, keepdim=True)).to(one["dz"].dtype)
@@ -231,7 +235,8 @@ def _through_the_maximum(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
 
 
 def _of_other_words(ranks: Inputs, every_rank: bool, at: Callable[[torch.Tensor, int], torch.Tensor]) -> Any:
-    """The target's logit: added by every rank, also where it is not its own word; or only this rank's."""
+    """A mistaken logit of the target: every rank adds one, also where the target is another rank's word; or only this
+    rank does."""
     n, target, picked = ranks[0]["logits"].shape[-1], ranks[0]["target"], []
     z = torch.cat([r["logits"].double() for r in ranks], -1)
     highest = z.amax(-1)
@@ -247,7 +252,8 @@ def _of_other_words(ranks: Inputs, every_rank: bool, at: Callable[[torch.Tensor,
 
 
 def _of_its_rank(ranks: Inputs) -> list[dict[str, Any]]:
-    """F.cross_entropy on the rank that owns the target, as if there were no other words; zeros on the others."""
+    """A mistaken answer: F.cross_entropy over the words of the rank that owns the target, and zeros on the other
+    ranks."""
     n, target = ranks[0]["logits"].shape[-1], ranks[0]["target"]
     each = [
         F.cross_entropy(r["logits"].flatten(0, 1), (target % n).flatten(), reduction="none").view_as(target)
@@ -270,7 +276,8 @@ def _upstream_lost(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
 
 
 def _one_on_every_rank(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    """The target's local index clamped into this rank's words, and one subtracted there on each rank."""
+    """A mistaken gradient: the target's local index is clamped into this rank's words, and one is subtracted there on
+    each rank."""
     right, target, n = _cross_entropy(ranks), ranks[0]["target"], ranks[0]["logits"].shape[-1]
     out = []
     for rank, (r, one) in enumerate(zip(ranks, right, strict=True)):
@@ -308,7 +315,8 @@ def _two_words() -> Inputs:
 
 
 def _few_numbers(inputs: Inputs) -> float:
-    """Three fp32 numbers a token of every rank, as gathering them moves; the logits would be forty a rank."""
+    """Bytes of three fp32 numbers for each token and rank, as gathering them sends; the logits are about forty for each
+    rank."""
     return 4 * 3 * len(inputs) * inputs[0]["target"].numel()
 
 

@@ -1,7 +1,7 @@
-"""Lab 03, gradients of a pipeline: tied weights, which microbatches have survived.
+"""Lab 03, gradients of a pipeline: a tied matrix, and which microbatches are in a sum.
 
-Each is about a sum that is easily incomplete: the two copies of a tied matrix have a part of its gradient each; of a
-step's microbatches a broken schedule may keep one. (W, which *adds* to a gradient, and later than B: `halves`.)
+Both are about sums that are easily incomplete: each of the two copies of a tied matrix has a part of its gradient, and
+a broken schedule may keep one microbatch of a step. (W, which *adds* to a gradient, and later than B: `halves`.)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Inputs = list[dict[str, Any]]
 
 
 def _drive_tied(exercise: Any, grad: Any) -> list[Any]:
-    """Two steps, as in training."""
+    """Run two steps, as training does."""
     import torch as t
 
     grad = None if grad is None else grad.contiguous()  # as autograd keeps the gradient of a parameter
@@ -143,7 +143,8 @@ TIED = Exercise(
 def _some(
     chosen: Callable[[Draw, int], Sequence[int]], of: int = 0, alike: float = 0.0
 ) -> Callable[[Draw], dict[str, Any]]:
-    """Sums of these are exact: what rounding does to an answer is for the fixed trials to say, not for the draw.
+    """Return a draw of gradients and of the sum of some of them. The sums are exact: the fixed trials test what
+    rounding does to an answer, the draws do not.
 
     Args:
         alike: how much of a gradient is common to all, as it is in training; then no product tells them apart.
@@ -168,7 +169,7 @@ def _these(of: int, *chosen: int, alike: float = 1.0) -> Callable[[Draw], dict[s
 
 
 def _rounded(scale: float, *chosen: int, of: int = 6) -> Callable[[Draw], dict[str, Any]]:
-    """Gradients of another size, whose sum is right up to rounding: in its first row it is near 0."""
+    """Return a draw of gradients of another size, whose sum is right up to rounding; in its first row it is near 0."""
 
     def inputs(draw: Draw) -> dict[str, Any]:
         grads = [draw.tensor(6, 7) + draw.tensor(6, 7).sign() / 4 for _ in range(of)]
@@ -181,7 +182,8 @@ def _rounded(scale: float, *chosen: int, of: int = 6) -> Callable[[Draw], dict[s
 
 
 def _one_row_apart(draw: Draw) -> dict[str, Any]:
-    """Of two gradients that differ in their last row alone the second is in the sum; in the first row none has any."""
+    """Two gradients differ in their last row alone, and the second is in the sum; the first row of all of them is
+    zero."""
     grads = [draw.tensor(6, 6) for _ in range(4)]
     grads[2][:-1] = grads[0][:-1]
     for grad in grads:
@@ -190,7 +192,7 @@ def _one_row_apart(draw: Draw) -> dict[str, Any]:
 
 
 def _nearly_the_sum(draw: Draw) -> dict[str, Any]:
-    """A gradient that did not survive is nearer to the sum of the two that did than either of them."""
+    """A gradient that is not in the sum is nearer to it than either of the two that are."""
     a, b, c, d = (draw.tensor(6, 6) for _ in range(4))
     return {"got": a + b, "grads": [a, d, 0.9 * (a + b) + 0.3 * c, b]}
 

@@ -1,7 +1,7 @@
-"""Lab 03, a backward in two halves: what B gives back, what W adds and when, and what is kept in between.
+"""Lab 03, a backward in two halves: what B returns, what W adds and when, and what is kept in between.
 
-Values are compared with the chain rule in float64. What a stage keeps is measured by a dispatch mode in the drive,
-which knows every tensor that was made and is still there, whatever holds it:
+Values are compared with the chain rule in float64. A dispatch mode in the drive measures what a stage keeps: it knows
+every tensor that was made and is still alive, whatever holds it:
 
 | inputs                                    | a limit on what is kept finds                              |
 |-------------------------------------------|------------------------------------------------------------|
@@ -23,7 +23,7 @@ from labkit.exercises import Answer, Case, Draw, Exercise
 def _drive_stage(
     exercise: Any, weight: Any, xs: Any, dys: Any, ids: Any, order: Any, beside: bool = False
 ) -> dict[str, Any]:  # fmt: skip
-    """`beside`: a second stage lives on this rank, and takes the same steps with numbers of its own."""
+    """Run the learner's stage; with `beside` a second stage on this rank takes the same steps with other numbers."""
     import gc
     import weakref
 
@@ -31,7 +31,8 @@ def _drive_stage(
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Watch(TorchDispatchMode):
-        """Counts matrix products, and the bytes of all tensors that were made in it and are still there."""
+        """Counts matrix products, and the bytes of all tensors that were made while it is active and are still
+        alive."""
 
         def __init__(self):
             super().__init__()
@@ -112,7 +113,7 @@ def _drive_stage(
 def _halves(
     weight: torch.Tensor, xs: list, dys: list, ids: list, order: str, beside: bool = False
 ) -> dict[str, Any]:  # fmt: skip
-    """In float64, by the chain rule."""
+    """The reference: the chain rule in float64."""
     w = weight.double()
     ys = [torch.tanh(x.double() @ w) for x in xs]
     dzs = [dy.double() * (1 - y**2) for dy, y in zip(dys, ys, strict=True)]
@@ -148,7 +149,7 @@ _OF_GRAD = {  # what a W adds in place of x.T @ dz
 
 
 def _recognised(name: str, answer: Answer, i: int) -> str | None:
-    """The mistake that leads to this dx of the i-th microbatch, or to this gradient."""
+    """Name the mistake that leads to this dx of the i-th microbatch, or to this gradient."""
     inputs, got = answer.inputs, answer.value
     w = inputs["weight"].double()
     given = [
@@ -183,7 +184,7 @@ def _recognised(name: str, answer: Answer, i: int) -> str | None:
 
 
 def _gives(wrong: Callable[..., torch.Tensor], given: list[tuple], w: torch.Tensor, got: torch.Tensor) -> bool:
-    """Whether the sum of a formula over these (x, y, dy) is what came out; no, where its shapes do not fit."""
+    """Whether the sum of a formula over these (x, y, dy) equals `got`; False where the formula's shapes do not fit."""
     try:
         total = sum((wrong(*one, w) for one in given), start=torch.zeros((), dtype=w.dtype))
     except RuntimeError:
@@ -232,7 +233,8 @@ def _b_alone(answer: Answer) -> str | None:
 
 
 def _no_gradients_kept(answer: Answer) -> str | None:
-    """After the last W there is less than two weights beside `self.grad`: the parts are added, not collected."""
+    """Check that after the last W less than two weights are alive beside `self.grad`: gradients are added, not
+    collected."""
     inputs, held = answer.inputs, answer.value["held"]
     if held > 2 * inputs["weight"].nbytes > 2 * _tokens(inputs):
         return f"after the last W {held} bytes are still kept beside self.grad: x.T @ dz of past microbatches"
@@ -240,7 +242,7 @@ def _no_gradients_kept(answer: Answer) -> str | None:
 
 
 def _nothing_kept(answer: Answer) -> str | None:
-    """What is still there in the end is smaller than any tensor of a microbatch, but where the weight is not."""
+    """Check that what is alive in the end is smaller than any tensor of a microbatch, in cases with a small weight."""
     inputs, held = answer.inputs, answer.value["held"]
     least = min(t.nbytes for t in (*inputs["xs"], *inputs["dys"]))
     if held >= least and least > 4 * inputs["weight"].nbytes:
@@ -257,7 +259,7 @@ def _stage_inputs(
     order: Callable[[int, Draw], str], n: int = 0, rows: int = 0, columns: int = 0, tokens: int = 0,
     ids: Sequence[int] = (), dtype: torch.dtype = torch.float32,
 ) -> Callable[[Draw], dict[str, Any]]:  # fmt: skip
-    """Inputs of sizes that are drawn where they are 0."""
+    """Return a draw of inputs; a size that is 0 is drawn."""
 
     def sizes(draw: Draw) -> dict[str, Any]:
         count, high, wide = n or draw.integer(2, 4), rows or draw.integer(2, 5), columns or draw.integer(2, 5)
@@ -271,7 +273,7 @@ def _stage_inputs(
 
 
 def _two_stages(draw: Draw) -> dict[str, Any]:
-    """The numbers of one would be found in the other's place; no KeyError tells it."""
+    """Two stages with the same ids: a store that they share returns the other stage's tensors, without a KeyError."""
     return {**_stage_inputs(_w_last, n=3)(draw), "beside": True}
 
 
@@ -285,7 +287,7 @@ def _mixed(n: int, draw: Draw) -> str:
 
 
 def _one_w(n: int, draw: Draw) -> str:
-    """The second microbatch's W is done, the others' not yet."""
+    """The order in which the second microbatch's W is done and the others' are not yet."""
     return " ".join([*(f"F{i}" for i in range(n)), *(f"B{i}" for i in range(n)), "W1"])
 
 

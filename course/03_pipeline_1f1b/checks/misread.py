@@ -1,7 +1,7 @@
-"""Lab 03, schedules as lists: the lists that misreadings of the text lead to, and what each misreading is.
+"""Lab 03, schedules as lists: the lists to which misreadings of the text lead, each with its hint.
 
-A list has no single right answer, but a wrong one that many write is known by its words. Each entry makes the list of
-one rank; where a learner's lists equal it for all sizes of a case, its sentence is told in place of the idea.
+There are several right lists, but a wrong list that many learners write is recognised by its words. Each entry makes
+the list of one rank; where a learner's lists equal it for all sizes of a case, its hint is printed.
 
     warm-up        which formula of rank, p, m, v
     order          of the backwards, of the groups, of the chunks
@@ -21,7 +21,8 @@ AheadOfChunks = Callable[[int, int, int, int], int]  # of rank, p, m, v
 
 
 def _misread(words: Callable[..., Words], hint: str) -> Mistake:
-    """The lists of all ranks, for each of the sizes, as the exercises' drive asks for them."""
+    """Make an entry: the lists of all ranks for each of the sizes, as the exercises' drive asks for them, and the
+    hint."""
 
     def lists(function: str, sizes: Any) -> list[list[Words]]:
         return [[words(rank, **one) for rank in range(one["p"])] for one in sizes]
@@ -30,7 +31,7 @@ def _misread(words: Callable[..., Words], hint: str) -> Mistake:
 
 
 def _in_turn(forward: Words, backward: Words, ahead: int) -> Words:
-    """The first `ahead` forwards, then a forward and a backward in turn, then the other backwards."""
+    """A list of `ahead` forwards, then a forward and a backward in turn, then the other backwards."""
     ahead = min(ahead, len(forward))
     pairs = [word for pair in zip(forward[ahead:], backward, strict=False) for word in pair]
     return [*forward[:ahead], *pairs, *backward[len(forward) - ahead :]]
@@ -48,7 +49,7 @@ def _one_by_one(rank: int, p: int, m: int) -> Words:
 
 
 def _in_rounds(of: Callable[[int, int], int]) -> Callable[..., Words]:
-    """A round of forwards, then their backwards, and so on."""
+    """Lists in rounds: some forwards, then their backwards, and so on."""
 
     def words(rank: int, p: int, m: int) -> Words:
         size = of(rank, p)
@@ -63,10 +64,10 @@ def _warming_up(ahead: Ahead) -> Callable[..., Words]:
 
 
 def _newest_first(left: Callable[[int, int], Sequence[int]], own: bool) -> Callable[..., Words]:
-    """1F1B whose backwards come in another order.
+    """1F1B lists whose backwards come in another order.
 
     Args:
-        left: the microbatches of the last backwards, of warm-up and m.
+        left: from warm-up and m, the microbatches of the last backwards.
         own: in turn a forward and the backward of the same microbatch.
     """
 
@@ -126,7 +127,7 @@ def _chunks(
     group: Callable[[int, int, int], int] = lambda p, m, v: p, last_chunk_first: bool = True,
     word: str = "{kind}{microbatch}.{chunk}",
 ) -> Callable[..., Words]:  # fmt: skip
-    """The interleaved list with one thing changed: the warm-up, the size of a group, the chunks of the backward."""
+    """The interleaved list with one thing changed: the warm-up, the size of a group, or the chunks of the backward."""
 
     def words(rank: int, p: int, m: int, v: int) -> Words:
         size = group(p, m, v)
@@ -201,7 +202,7 @@ INTERLEAVED = [
 
 
 def _delayed(by: Ahead, ahead: Ahead = lambda rank, p, m: p - rank - 1) -> Callable[..., Words]:
-    """1F1B in which each W comes `by` microbatches behind its B, what is left at the end."""
+    """1F1B lists in which each W comes `by` microbatches after its B; the remaining Ws stand at the end."""
 
     def words(rank: int, p: int, m: int) -> Words:
         delay = min(m, max(0, by(rank, p, m)))
@@ -217,7 +218,7 @@ def _delayed(by: Ahead, ahead: Ahead = lambda rank, p, m: p - rank - 1) -> Calla
 
 
 def _words_later(rank: int, p: int, m: int) -> Words:
-    """Each W comes r words behind its B."""
+    """A list in which each W comes r words after its B."""
     said, due = Words(), list[tuple[int, str]]()
     for place, word in enumerate(_in_turn(_numbered("F", range(m)), _numbered("B", range(m)), p - rank - 1)):
         said.append(word)

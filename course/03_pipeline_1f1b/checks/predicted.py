@@ -1,7 +1,7 @@
 """Lab 03, what is computed before anything runs: the bubble, and what it means for a model of your own.
 
-Everything follows from one picture: a rank works m*v steps of a v-th, and waits p-1 of them while the pipeline fills
-and drains.
+Everything follows from one picture: a rank works m*v steps of length 1/v, and waits p-1 of them while the pipeline
+fills and drains.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from labkit.exercises import Case, Draw, Exercise, Mistake, instead
 
 
 def bubble(p: int, m: int, v: int) -> float:
-    """Idle time over work, with p ranks, m microbatches, v chunks a rank."""
+    """Idle time over work, with p ranks, m microbatches, and v chunks on each rank."""
     return (p - 1) / (m * v)
 
 
@@ -130,13 +130,14 @@ def answers(
 
 
 def _fewest(p: int, v: int, wanted: Fraction = Fraction(1, 20), in_groups: bool = True) -> int:
-    """Microbatches for this bubble; with chunks they come in groups of p, as `interleaved` wants them."""
+    """The smallest number of microbatches with at most this bubble; with chunks a multiple of p, as `interleaved`
+    requires."""
     fewest = math.ceil((p - 1) / (v * wanted))
     return fewest + -fewest % p if v > 1 and in_groups else fewest
 
 
 def _above(number: int, p: int, v: int) -> int:
-    """The first count above `number` that is allowed."""
+    """The first allowed number of microbatches above `number`."""
     return number + 1 + (-(number + 1) % p if v > 1 else 0)
 
 
@@ -163,7 +164,7 @@ def _all_kept(p: int, m: int, layers: int, tokens: int, kept_bytes_per_token_and
 
 
 def _times(key: str, factor: Callable[..., Fraction | float], hint: str) -> Mistake:
-    """One number is this factor of what it should be: a forgotten or an additional one."""
+    """A mistake in which the number `key` is this factor of the right one: a factor is missing, or one too many."""
 
     def wrong(**run: Any) -> dict[str, Any]:
         right = answers(**run)
@@ -195,7 +196,7 @@ _RUNS = [
 
 
 def _kept(chunks: Callable[[int, int, int], int], of: Callable[[int, int], int]) -> Callable[..., dict[str, Any]]:
-    """Another number of chunks, each of layers/of(p, v)."""
+    """A mistake with another number of chunks, each of layers/of(p, v)."""
 
     def kept(p: int, m: int, v: int, layers: int, tokens: int, kept_bytes_per_token_and_layer: int, **_: Any) -> int:
         return chunks(p, m, v) * (layers // of(p, v)) * tokens * kept_bytes_per_token_and_layer

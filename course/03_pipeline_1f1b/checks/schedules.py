@@ -1,12 +1,11 @@
 """Lab 03, schedules as lists: GPipe, 1F1B, interleaved, ZB-H1.
 
-A list of actions has no single right answer, so a schedule is judged by what it does: the checker says whether it runs,
-the simulator how long it takes, and counting how many activations each rank keeps. All three are the package's own,
-beside the schedules that it runs. A rule is a function of the schedule and of its sizes. Lists that many write by a
-misreading are known (`misread`).
+There are several right lists, so a schedule is judged by what it does: the checker says whether it runs, the simulator
+how long it takes, and a count how many activations each rank keeps. All three are the package's own. A rule is a
+function of the schedule and of its sizes. Lists that many learners write by a misreading are known (`misread`).
 
-A list costs microseconds, so nothing is left to chance: a case asks for the lists of all sizes in a range, and names
-the first that is wrong. Sizes drawn beyond the range find an answer that knows the range.
+A list costs microseconds, so a case asks for the lists of all sizes in a range, and names the first that is wrong.
+Sizes drawn outside of the range find an answer that was made for the range.
 
 The package generates the same lists. Its generators are closed while these exercises run (`Exercise.without`).
 """
@@ -55,7 +54,7 @@ def _read(lists: Any, sizes: Sizes) -> Schedule:
 
 
 def _actions(row: Any, rank: int) -> tuple[Action, ...]:
-    """A list of words such as F0 or B3.1."""
+    """The actions of a list of words such as F0 or B3.1."""
     if isinstance(row, str):
         raise ConfigError(f'rank {rank}: it returns one string; a list of words is wanted, such as ["F0", "B0"]')
     if isinstance(row, list | tuple) and any(_waits(word) for word in row):
@@ -66,19 +65,19 @@ def _actions(row: Any, rank: int) -> tuple[Action, ...]:
 
 
 def _waits(word: Any) -> bool:
-    """Whether it stands for a step without work: None, "", "-", "wait" ..."""
+    """Whether a word stands for a step without work: None, "", "-", "wait" ..."""
     return word is None or (
         isinstance(word, str) and (not any(map(str.isalnum, word)) or word.lower() in ("wait", "idle", "bubble"))
     )
 
 
 def _runs(rule: Rule, after: Sequence[Sizes] = ()) -> Accept:
-    """For all sizes the lists run, and the rule is satisfied with them; the sentence says why not.
+    """Accept lists that run for all sizes and follow the rule; else return a sentence that says why not.
 
     Args:
         rule: beside that they run.
-        after: sizes of the rows above, which are asked for here as well: where one of those cannot run, its row has
-            said why, and this one does not say it again.
+        after: sizes of earlier rows. Their lists are made here as well; where one of them cannot run, the earlier row
+            has said why, and this row does not repeat it.
     """
 
     def accept(answer: Answer) -> str | None:
@@ -93,12 +92,12 @@ def _runs(rule: Rule, after: Sequence[Sizes] = ()) -> Accept:
 
 
 def _judged(*rules: Rule, runs: Rule, before: Rule | None = None) -> Accept:
-    """For all sizes each rule is satisfied. What another row says at length is not repeated.
+    """Accept lists that follow each rule for all sizes. A problem that an earlier row describes is not described again.
 
     Args:
         rules: of this row.
-        runs: of a row above, with `_runs`.
-        before: of a row above, too; without it this row means nothing.
+        runs: the rule of an earlier row, with `_runs`.
+        before: the rule of an earlier row, on which the rules of this row depend.
     """
 
     def problem(lists: Any, sizes: Sizes) -> str | None:
@@ -115,7 +114,7 @@ def _judged(*rules: Rule, runs: Rule, before: Rule | None = None) -> Accept:
 
 
 def _for_all(problem: Callable[[Any, Sizes], str | None]) -> Accept:
-    """The first problem, after the sizes at which it is one."""
+    """Return the first problem over all sizes, with the sizes."""
 
     def accept(answer: Answer) -> str | None:
         for lists, sizes in zip(answer.value, answer.inputs["sizes"], strict=True):
@@ -131,7 +130,7 @@ def _named(sizes: Sizes) -> str:
 
 
 def _unable(lists: Any, sizes: Sizes, rule: Rule) -> str | None:
-    """Why the lists cannot run, or do not follow the rule."""
+    """Say why the lists cannot run, or do not follow the rule."""
     try:
         schedule = _read(lists, sizes)
     except ConfigError as error:
@@ -142,7 +141,7 @@ def _unable(lists: Any, sizes: Sizes, rule: Rule) -> str | None:
 
 
 def _no_longer(bound: Callable[..., Fraction | int]) -> Rule:
-    """With F = B = W = 1 for a whole rank it takes no more than the bound."""
+    """A rule: with F = B = W = 1 for a whole rank the schedule takes no longer than the bound."""
 
     def rule(schedule: Schedule, sizes: Sizes) -> str | None:
         takes = simulate(schedule, Costs().divided(schedule.v)).makespan
@@ -155,7 +154,7 @@ def _no_longer(bound: Callable[..., Fraction | int]) -> Rule:
 
 
 def _keeps(bound: Callable[..., int]) -> Rule:
-    """No rank keeps more activations than the bound."""
+    """A rule: no rank keeps more activations than the bound."""
 
     def rule(schedule: Schedule, sizes: Sizes) -> str | None:
         for rank, most in enumerate(peak_live(schedule)):
@@ -182,7 +181,7 @@ def _forwards_first(schedule: Schedule, sizes: Sizes) -> str | None:
 
 
 def _one_order(schedule: Schedule, sizes: Sizes) -> str | None:
-    """All ranks take the forwards in the same order, and so the backwards."""
+    """A rule: all ranks take the forwards in the same order, and so the backwards."""
     for kind, what in (("F", "forwards"), ("B", "backwards")):
         orders = [[a.microbatch for a in row if a.kind == kind] for row in schedule.actions]
         other = next((rank for rank, order in enumerate(orders) if order != orders[0]), None)
@@ -212,7 +211,7 @@ _MANY = [{"p": p, "m": m} for p in range(1, 6) for m in sorted({p, p + 1, 2 * p 
 
 
 def _large(low: int, high: int) -> Callable[[Draw, str], dict[str, Any]]:
-    """Sizes beyond the grids, with `low` p to `high` p microbatches."""
+    """Draw sizes beyond the grids, with `low` p to `high` p microbatches."""
 
     def drawn(draw: Draw, function: str) -> dict[str, Any]:
         p = draw.integer(7, 10)
@@ -229,7 +228,7 @@ def _case(
     function: str, what: str, sizes: list[Sizes], drawn: Callable[[Draw, str], dict[str, Any]], points: int = 1,
     accept: Iterable[Accept] = (), after: Sequence[Sizes] = (),
 ) -> Case:  # fmt: skip
-    """A hidden case: the fixed sizes in one call, then some that are drawn; those of `after` come before both."""
+    """A hidden case: the fixed sizes in one call, then drawn ones; the sizes of `after` come before both."""
 
     def some(draw: Draw) -> dict[str, Any]:
         return _asked(function, [*after, *drawn(draw, function)["sizes"]])
@@ -316,7 +315,7 @@ def _warm_up(rank: int, p: int, v: int) -> int:
 
 
 def _as_asked(p: int, m: int, v: int) -> Schedule:
-    """The lists of the exercise's text."""
+    """The lists as the exercise's text describes them."""
     table = [(i, c) for first in range(0, m, p) for c in range(v) for i in range(first, first + p)]
     rows = []
     for rank in range(p):
@@ -328,7 +327,8 @@ def _as_asked(p: int, m: int, v: int) -> Schedule:
 
 
 def _hides_messages(schedule: Schedule, sizes: Sizes) -> str | None:
-    """It is no slower than the asked lists when a message takes a tenth, or half, of a chunk's forward."""
+    """A rule: the lists are as fast as the described ones when a message takes a tenth, or half, of a chunk's
+    forward."""
     for part in (Fraction(1, 10), Fraction(1, 2)):
         costs = Costs(latency=part / schedule.v).divided(schedule.v)
         takes, within = (simulate(one, costs).makespan for one in (schedule, _as_asked(**sizes)))
@@ -371,7 +371,8 @@ _AS_BEFORE = _keeps(lambda rank, p, m: min(m, p))
 
 
 def _third_if_many(schedule: Schedule, sizes: Sizes) -> str | None:
-    """With fewer microbatches than ranks the bubble is larger, whatever the list."""
+    """A rule: a third of the bubble. With fewer microbatches than ranks the bubble is larger, whatever the list, and
+    the rule does not apply."""
     return _THIRD(schedule, sizes) if sizes["m"] >= sizes["p"] else None
 
 

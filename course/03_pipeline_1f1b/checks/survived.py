@@ -1,7 +1,7 @@
 """Lab 03, which microbatches are in a sum: the answer, and the answers of programs that search for it in another way.
 
-Among the three vectors by hand many wrong programs find the same by chance. So a way of searching is recognised among
-matrices only, which the hidden cases have; what is wrong with the form of an answer is recognised everywhere.
+In the three vectors of the text many wrong searches find the right answer by chance. So a search is recognised among
+matrices only, which the hidden cases have; a wrong form of the answer is recognised everywhere.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Found = Callable[[torch.Tensor, Grads], Any]  # (got, grads) -> an answer
 
 
 def survivors(got: torch.Tensor, grads: Grads) -> list[int]:
-    """Indices i with got = sum of grads[i]."""
+    """The indices i with got = sum of grads[i]."""
     columns = torch.stack([g.flatten().double() for g in grads], dim=1)
     weights = torch.linalg.lstsq(columns, got.flatten().double()[:, None]).solution[:, 0]
     return [i for i, w in enumerate(weights.tolist()) if w > 0.5]
@@ -38,17 +38,17 @@ def _lost(got: torch.Tensor, grads: Grads) -> list[int]:
 
 
 def _each_alone(chosen: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Found:
-    """Each gradient beside the sum, as if there were no others."""
+    """A search that compares each gradient with the sum, without the others."""
     return lambda got, grads: [i for i, g in enumerate(grads) if chosen(g.flatten().double(), got.flatten().double())]
 
 
 def _choices(n: int, most: int = 0) -> Iterable[Sequence[int]]:
-    """All choices of one of n or several, the small ones first."""
+    """All sets of one index or more of n, the small sets first."""
     return chain.from_iterable(combinations(range(n), k) for k in range(1, (most or n) + 1))
 
 
 def _runs(n: int) -> Iterable[Sequence[int]]:
-    """Those that follow each other."""
+    """All sets of consecutive indices."""
     return (range(a, b) for a in range(n) for b in range(a + 1, n + 1))
 
 
@@ -59,7 +59,7 @@ def _apart(got: torch.Tensor, total: torch.Tensor, count: int) -> torch.Tensor:
 def _smallest(
     error: Callable[..., torch.Tensor] = _apart, choices: Callable[[int], Iterable[Sequence[int]]] = _choices
 ) -> Found:
-    """The choice with the smallest error(got, sum of the chosen, how many are chosen)."""
+    """A search for the set with the smallest error(got, sum of its gradients, their number)."""
 
     def found(got: torch.Tensor, grads: Grads) -> list[int]:
         whole, each = got.double(), torch.stack([g.double() for g in grads])
@@ -74,7 +74,7 @@ def _smallest(
 
 
 def _neighbours(otherwise: Any) -> Found:
-    """Only gradients that follow each other are tried."""
+    """A search that tries sets of consecutive gradients only."""
 
     def found(got: torch.Tensor, grads: Grads) -> Any:
         right = survivors(got, grads)
@@ -88,7 +88,7 @@ Near = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (rests [subsets, 
 
 
 def _first_near(near: Near, otherwise: Any) -> Found:
-    """The first choice whose sum is near `got`, the small ones first; `otherwise` where none is."""
+    """A search for the first set whose sum is near `got`, the small sets first; `otherwise` where none is."""
 
     def found(got: torch.Tensor, grads: Grads) -> Any:
         choices = list(_choices(len(grads)))
@@ -101,7 +101,7 @@ def _first_near(near: Near, otherwise: Any) -> Found:
 
 
 def _within(size: Callable[[torch.Tensor], torch.Tensor], most: float) -> Near:
-    """A tolerance that does not know how large the gradients are."""
+    """A tolerance that does not depend on how large the gradients are."""
     return lambda rests, got: size(rests) < most
 
 
@@ -123,7 +123,7 @@ _SIZES: list[Callable[[torch.Tensor], torch.Tensor]] = [
 
 
 def _without_the_worst(got: torch.Tensor, grads: Grads) -> list[int]:
-    """Begin with all, and leave out one after the other while the rest becomes smaller."""
+    """A search that begins with all, and leaves out one after the other while the difference becomes smaller."""
     kept = list(range(len(grads)))
 
     def apart(chosen: Sequence[int]) -> float:
@@ -142,7 +142,7 @@ def _nearest_alone(got: torch.Tensor, grads: Grads) -> list[int]:
 
 
 def _nearest_first(got: torch.Tensor, grads: Grads) -> list[int]:
-    """Take what leaves the smallest rest, again and again, while the rest becomes smaller."""
+    """A search that adds the gradient that leaves the smallest difference, while the difference becomes smaller."""
     rest, left = got, list(range(len(grads)))
     while left:
         best = min(left, key=lambda i: float((rest - grads[i]).norm()))

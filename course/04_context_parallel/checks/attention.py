@@ -1,8 +1,8 @@
 """Lab 04, one rank's mathematics: attention block by block, and by the formula.
 
-Tensors have no batch dim: q is [a, n, d], a heads, n tokens, d wide. Who sees whom follows from places in the sequence:
-a query at place i sees a key at place j when j <= i. So one function serves every cut of the sequence. References work
-by the formula in float64 and cast back; lse is the logarithm of a row's sum of exp(score).
+Tensors have no batch dim: q is [a, n, d], with a heads, n tokens and width d. The mask follows from places in the
+sequence: a query at place i sees a key at place j when j <= i. So one function serves every cut of the sequence.
+References compute the formula in float64 and cast back; lse is the logarithm of a row's sum of exp(score).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def scores_of(q: torch.Tensor, k: torch.Tensor, q_at: Any, k_at: Any, scaled: bo
 
 
 def dense(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, **how: bool) -> Pair:
-    """In float64, cast back; a query that sees nothing has out 0 and lse -inf."""
+    """Attention in float64, cast back; a query that sees no key has out 0 and lse -inf."""
     s = scores_of(q.double(), k.double(), q_at, k_at, **how)
     lse = s.logsumexp(-1)
     out = torch.exp(s - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1)) @ v.double()
@@ -42,7 +42,7 @@ def _drive_attend(exercise: Any, **inputs: Any) -> Any:
 
 
 def attended(block: int, **inputs: Any) -> dict[str, torch.Tensor]:
-    """As `attend` is asked for: a key that no query sees is as if it were not there."""
+    """The reference of `attend`; a key that no query sees has no influence."""
     seen = (inputs["k_at"] <= inputs["q_at"].max()).nonzero().flatten()
     k, v, k_at = inputs["k"][:, seen], inputs["v"][:, seen], inputs["k_at"][seen]
     return named(dense(inputs["q"], k, v, inputs["q_at"], k_at))
@@ -78,9 +78,9 @@ def _any_pieces(draw: Draw) -> dict[str, Any]:
 
 
 def _on_a_grid(draw: Draw) -> dict[str, Any]:
-    """Queries of whole numbers in the hundreds, keys of sixteenths, four numbers a row: such scores are exact.
+    """Draw queries of whole numbers in the hundreds and keys of sixteenths, with width 4, whose scores are exact.
 
-    Else a score of 1000 is off by 6e-5 in fp32, in another way for each order of the same operations, and so is out.
+    Inexact scores of 1000 are off by 6e-5 in fp32, differently for each order of the same operations, and so is out.
     """
     inputs = _any_pieces(draw)
     heads = inputs["q"].shape[0]
@@ -94,7 +94,7 @@ def _far_below_zero(draw: Draw) -> dict[str, Any]:
 
 
 def _thousands_below_zero(draw: Draw) -> dict[str, Any]:
-    """Where a large negative number in the place of -inf, -1e4 say, is the largest of all."""
+    """Draw scores far below zero, where a finite substitute for -inf, such as -1e4, would be the largest of all."""
     inputs = _far_below_zero(draw)
     return {**inputs, "k": 512 * inputs["k"]}
 
@@ -106,13 +106,14 @@ def _sees_nothing(draw: Draw) -> dict[str, Any]:
 
 
 def _long(draw: Draw) -> dict[str, Any]:
-    """Blocks of 7 keys, and no other size is a multiple of 7: a product over blocks of another width is not either."""
+    """Draw a long sequence with blocks of 7 keys; no other size is a multiple of 7, so products over blocks can be
+    recognised."""
     return {**_at(draw, list(range(512, 609)), list(range(453)), 7), "q": draw.tensor(2, 97, 4),
             "k": draw.tensor(2, 453, 4), "v": draw.tensor(2, 453, 4)}  # fmt: skip
 
 
 def _by_blocks(answer: Answer) -> str | None:
-    """Most work is in products over whole blocks; elementwise work is not seen."""
+    """Check that most work is in products over whole blocks. Elementwise work is not counted."""
     block, q = answer.inputs["block"], answer.inputs["q"]
     done = [much for what, much in answer.evidence[0].order if what == "matmul"]
     over_a_block = sum(much for much in done if much % block == 0 and much < 1.5 * block * q.numel())
@@ -131,14 +132,14 @@ def _half_of_a_heads_scores(inputs: dict[str, Any]) -> float:
 
 
 def _in_torch(answer: Answer) -> str | None:
-    """Memory is measured where torch takes it, so the work must be torch's: several operations for each block."""
+    """Check for several torch operations in each block: memory is measured in torch, so the work must be torch's."""
     blocks = answer.inputs["k"].shape[1] // answer.inputs["block"]
     done = answer.evidence[0].ops
     return None if done > 2 * blocks else f"{done} operations of torch for {blocks} blocks: compute with torch"
 
 
 def _mostly_hidden(draw: Draw) -> dict[str, Any]:
-    """No query sees 14 of the 16 blocks."""
+    """Draw places such that no query sees 14 of the 16 blocks."""
     block = draw.integer(3, 6)
     return _at(draw, list(range(2 * block)), list(range(16 * block)), block)
 
@@ -169,7 +170,7 @@ def _not_rescaled(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int, tota
 
 
 def _unguarded(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int) -> Any:
-    """-inf minus -inf as it comes: NaN from the first block of which a query sees nothing, and ever after."""
+    """A mistake: -inf minus -inf is not guarded, which gives NaN from the first block of which a query sees nothing."""
     top = q.new_full((*q.shape[:2], 1), -torch.inf)
     total, out = torch.zeros_like(top), torch.zeros_like(q)
     for keys, values, at in zip(k.split(block, 1), v.split(block, 1), k_at.split(block), strict=True):
@@ -182,7 +183,7 @@ def _unguarded(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int) -> Any:
 
 
 def _each_block_by_itself(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int) -> Any:
-    """The mean of every block's own softmax, with the right lse."""
+    """A mistake: the mean of every block's own softmax, with the right lse."""
     parts = [dense(q, keys, values, q_at, at) for keys, values, at in
              zip(k.split(block, 1), v.split(block, 1), k_at.split(block), strict=True)]  # fmt: skip
     return named((torch.stack([out for out, _ in parts]).mean(0), torch.stack([lse for _, lse in parts]).logsumexp(0)))
@@ -194,7 +195,7 @@ def _zeros_where_hidden(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int
 
 
 def _log_of_l(block: int, **inputs: Any) -> Any:
-    """log l in the place of m + log l."""
+    """A mistake: log l in place of m + log l."""
     out, lse = dense(**inputs)
     top = scores_of(*(inputs[name] for name in ("q", "k", "q_at", "k_at"))).amax(-1)
     return named((out, lse - top.masked_fill(top == -torch.inf, 0.0)))
@@ -205,7 +206,8 @@ def _by_index(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int) -> Any:
 
 
 def _by_block(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int, grows: bool, divided: bool) -> Any:
-    """O and l multiplied by exp(m_new - m_old) where they `grow`; O divided by l after every block."""
+    """A mistake: O and l are multiplied by exp(m_new - m_old) only where they `grow`; or O is divided by l after every
+    block."""
     s = scores_of(q, k, q_at, k_at)
     top = q.new_full((*q.shape[:2], 1), -torch.inf)
     total, out = torch.zeros_like(top), torch.zeros_like(q)
@@ -220,7 +222,7 @@ def _by_block(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int, grows: b
 
 
 def _not_divided(block: int, **inputs: Any) -> Any:
-    """O in the place of O / l."""
+    """A mistake: O in place of O / l."""
     out, lse = dense(**inputs)
     top = scores_of(*(inputs[name] for name in ("q", "k", "q_at", "k_at"))).amax(-1)
     finite = top.masked_fill(top == -torch.inf, 0.0)
@@ -250,7 +252,8 @@ def _last_block_lost(block: int, **inputs: Any) -> Any:
 
 
 def _lost(hides: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    """Of attention without the blocks that `hides(places of the block, places of the queries)` skips."""
+    """Return a mistake: attention without the blocks for which `hides(places of the block, places of the queries)`
+    holds."""
 
     def answer(block: int, **inputs: Any) -> Any:
         kept = [not hides(at, inputs["q_at"]) for at in inputs["k_at"].split(block)]
@@ -262,7 +265,7 @@ def _lost(hides: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 
 
 def products(answer: Answer) -> list[int]:
-    """Multiply-adds of each rank's matrix products."""
+    """The multiply-adds of each rank's matrix products."""
     return [sum(much for what, much in one.order if what == "matmul") for one in answer.evidence]
 
 

@@ -1,7 +1,7 @@
-"""Lab 04, the way back: gradients that travel with their block, and finding out which block a gradient came from.
+"""Lab 04, the backward pass: gradients that travel with their block, and which block a gradient was computed with.
 
-A block of keys and values goes round as in the forward pass; its gradient goes along, and every rank adds its part.
-What is wrong differs in whose block was used, whose part was added, and where the gradient ended.
+A block of keys and values goes round the ring as in the forward pass; its gradient travels with it, and every rank adds
+its part. Mistakes differ in whose block was used, whose part was added, and where the gradient ended.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _drive_back(
 
 
 def _part(ranks: Inputs, visitor: int, owner: int, block: int, **how: bool) -> Triple:
-    """What the queries of `visitor` add for the tokens of `owner`, with the keys and values of `block`."""
+    """The gradient that the queries of `visitor` add for the tokens of `owner`, with the keys and values of `block`."""
     mine, kv = ranks[visitor], ranks[block]
     rest = mine["out"], mine["lse"], mine["at"][visitor], mine["at"][owner]
     return piece_backward(mine["dout"], mine["q"], kv["k"], kv["v"], *rest, **how)
@@ -40,7 +40,12 @@ def _part(ranks: Inputs, visitor: int, owner: int, block: int, **how: bool) -> T
 def _ring_back(
     ranks: Inputs, stale: int = 0, places: Callable[[int, int], int] = lambda r, owner: owner, **how: bool
 ) -> list[dict[str, torch.Tensor]]:
-    """`stale`: at a step each rank has the block of so many ranks further on; `places`: whose it masks by."""
+    """The backward pass of the ring.
+
+    Args:
+        stale: the number of ranks by which the block of a step is off; 0 is right.
+        places: the rank whose places make the mask.
+    """
     size = len(ranks)
     dqs: list[Any] = [0.0] * size
     dkvs: list[Any] = [0.0] * size
@@ -53,7 +58,7 @@ def _ring_back(
 
 
 def _one_part(by: int) -> Callable[[Inputs], list[dict[str, torch.Tensor]]]:
-    """Of a block's gradient only what one rank added: its owner (0), its last visitor (-1)."""
+    """Return a mistake: a block's gradient has only what one rank added, its owner (0) or its last visitor (-1)."""
 
     def answer(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
         parts = [_part(ranks, (r + by) % len(ranks), r, r) for r in range(len(ranks))]
@@ -79,7 +84,7 @@ def _own_part_twice(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
 
 
 def _parts_of_one_rank(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    """dK and dV: what one rank's queries add, for all blocks together."""
+    """A mistake: dK and dV are what one rank's queries add, for all blocks together."""
     found = []
     for r, right in enumerate(_ring_back(ranks)):
         parts = [_part(ranks, r, owner, owner) for owner in range(len(ranks))]
@@ -89,14 +94,14 @@ def _parts_of_one_rank(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
 
 
 def _travelling_dq(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    """dQ of all visitors of a block."""
+    """A mistake: dQ is summed over all visitors of a block."""
     size = len(ranks)
     dqs = [torch.stack([_part(ranks, visitor, r, r)[0] for visitor in range(size)]).sum(0) for r in range(size)]
     return [{**right, "dq": dq} for right, dq in zip(_ring_back(ranks), dqs, strict=True)]
 
 
 def _last_step(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    """dQ of the block that came last, that of the next rank."""
+    """A mistake: dQ is that of the block that came last, which is the next rank's."""
     size = len(ranks)
     last = [_part(ranks, r, (r + 1) % size, (r + 1) % size)[0] for r in range(size)]
     return [{**one, "dq": dq} for one, dq in zip(_ring_back(ranks), last, strict=True)]
@@ -107,7 +112,7 @@ def _averaged(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
 
 
 def _back_inputs(draw: Draw, cp: int = 0, apart: float = 1.0) -> Inputs:
-    """`apart`: how much the keys and values of two ranks differ."""
+    """Draw inputs; `apart` is how much the keys and values of two ranks differ."""
     ranks = ring_inputs(draw, cp)
     for r in ranks[1:]:
         r.update({name: ranks[0][name] + apart * (r[name] - ranks[0][name]) for name in "kv"})
@@ -119,7 +124,8 @@ def _back_inputs(draw: Draw, cp: int = 0, apart: float = 1.0) -> Inputs:
 def _third_token() -> Inputs:
     """2 ranks, every score 0; only the output at place 2 has a gradient, of 6 in its first number.
 
-    P is 1/3 and out 5, so dS is -3, -1, 4, dQ 7. The last token sees all keys: it would not tell whose block was used.
+    P is 1/3 and out 5, so dS is -3, -1, 4, and dQ 7. The last token sees all keys, so it would not tell whose block was
+    used.
     """
     ranks = four_tokens()
     for r, (one, o) in enumerate(zip(ranks, ring(ranks), strict=True)):
@@ -177,7 +183,11 @@ def _blocks_used(
     dqs: Any, dout: Any, q: Any, out: Any, lse: Any, ks: Any, vs: Any, at: Any, rank: int,
     *, owner: Callable[[int, int, int], int],
 ) -> list[int]:  # fmt: skip
-    """`owner(rank, step, block)`: whose places the keys of a block that is tried are taken to have."""
+    """The blocks that explain these dq, step by step.
+
+    Args:
+        owner: `owner(rank, step, block)`, the rank whose places the keys of a candidate block are taken to have.
+    """
     size, found = len(ks), []
     for step, got in enumerate(dqs):
         k_at = [at[owner(rank, step, j) % size] for j in range(size)]
@@ -204,9 +214,11 @@ def _case_of(
     order: Callable[[Draw, int, int], list[int]], size: int = 0, rank: int = -1, apart: float = 1.0,
     gradient: float = 1.0,
 ) -> Callable[[Draw], Any]:  # fmt: skip
-    """Which blocks a ring of `size` uses at `rank`; where they are little apart only the right mask tells them.
+    """Return a draw of the blocks that a ring of `size` uses at `rank`; where they are little `apart`, only the right
+    mask tells them from each other.
 
-    `gradient`: how large dout is, and with it all dq: next to nothing where a tolerance is no number of its own.
+    Args:
+        gradient: the size of dout, and so of all dq; a very small one defeats a fixed tolerance.
     """
 
     def inputs(draw: Draw) -> dict[str, Any]:
@@ -225,7 +237,8 @@ def _case_of(
 
 
 def _two_ranks() -> dict[str, Any]:
-    """What rank 0 of 2 sees of a right ring over four tokens; the numbers can be worked out by hand."""
+    """The gradients that rank 0 of 2 sees in a right ring over four tokens, in numbers that can be worked out by
+    hand."""
     ranks = four_tokens()
     for one in ranks:
         one.update({name: one[name][..., :2].clone() for name in "qkv"})
@@ -248,7 +261,7 @@ def _blocks(*used: int) -> Callable[[Draw, int, int], list[int]]:
 
 
 def _ahead(rank: int, ks: Any, **inputs: Any) -> Any:
-    """Distances in the place of ranks; of two ranks they say too little."""
+    """A mistake: distances in place of ranks. With two ranks it is not unambiguous."""
     if len(ks) == 2:
         return NotImplemented
     used = blocks_used(rank=rank, ks=ks, **inputs)

@@ -1,7 +1,7 @@
-"""Lab 04, who sends what, forward: keys and values round a ring, or heads for tokens.
+"""Lab 04, messages of the forward pass: keys and values round a ring, or an exchange of heads for tokens.
 
-On ranks the references see the inputs of all. A ring is judged by its neighbours, its bytes, by what was computed while
-a block travelled, and by what was not computed at all.
+References on ranks get the inputs of all ranks. A ring is judged by its neighbours, its bytes, the work that was done
+while a block travelled, and the work that was skipped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ Inputs = list[dict[str, Any]]
 
 
 def _drive_ring(exercise: Any, q: Any, k: Any, v: Any, at: Any, cp: Any, count: bool = False) -> dict[str, Any]:
-    """Counted: first one query and one key, by the learner's own `attend` if there is one; then 97 multiply-adds."""
+    """Run the learner's ring; with `count` first one query and one key with the learner's own `attend`, if there is
+    one, and then a product of 97 multiply-adds as a mark."""
     import contextlib
 
     import torch
@@ -81,7 +82,8 @@ def _merged(pieces: list[Pair]) -> dict[str, torch.Tensor]:
 
 
 def _walk(block: Callable[[int, int], int], owner: Callable[[int, int], int]) -> Callable[[Inputs], Any]:
-    """At step i rank r uses the keys and values of rank `block(r, i)` and the places of rank `owner(r, i)`."""
+    """Return the answer of a ring in which rank r uses at step i the keys and values of rank `block(r, i)` and the
+    places of rank `owner(r, i)`."""
 
     def answer(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
         size, found = len(ranks), []
@@ -94,7 +96,8 @@ def _walk(block: Callable[[int, int], int], owner: Callable[[int, int], int]) ->
 
 
 def _as_in_zigzag(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    """Of the blocks of earlier ranks the early half alone: all that zigzag lets a query see."""
+    """A mistake: of the blocks of earlier ranks only the early half is used, which is all that zigzag lets a query
+    see."""
     half, found = ranks[0]["k"].shape[1] // 2, []
     for r, mine in enumerate(ranks):
         seen = [slice(half) if j < r else slice(None) for j in range(len(ranks))]
@@ -126,7 +129,7 @@ def kv_bytes(inputs: Inputs) -> int:
 
 
 def _counted(draw: Draw) -> Inputs:
-    """So many tokens that merging, which may be a product too, weighs little."""
+    """Draw so many tokens that the work of merging, which may be a product too, is small beside that of attention."""
     return [{**one, "count": True} for one in ring_inputs(draw, cp=4, half=16)]
 
 
@@ -153,7 +156,8 @@ _CUTS = {
 
 
 def _hidden_skipped(answer: Answer) -> str | None:
-    """An undivided q costs the first ranks most, a block of n keys the last ones."""
+    """Check that hidden pairs are not computed: an undivided q costs the first ranks most, a block of n keys the last
+    ones."""
     q, size = answer.inputs[0]["q"], len(answer.inputs)
     enough = 2 * q.numel() * q.shape[1] * (size + 1) // 2  # the own block, and half of each other
     too_much = {}
@@ -231,7 +235,8 @@ def _drive_ulysses(exercise: Any, x: Any, y: Any, cp: Any) -> dict[str, Any]:
 def _ulysses(
     ranks: Inputs, reorder: bool = True, order_back: bool = True, inverse: bool = False
 ) -> list[dict[str, torch.Tensor]]:
-    """`inverse`: tokens are taken by the list of places that they come from, and back by its inverse."""
+    """The answer of Ulysses; with `inverse` a mistake: tokens are taken by the list of places from which they come, and
+    returned by its inverse."""
     size, n = len(ranks), ranks[0]["x"].shape[1]
     held = [positions(n * size, size, r) for r in range(size)]
     arrived = torch.cat([r["x"] for r in ranks], 1)
@@ -245,7 +250,7 @@ def _ulysses(
 
 
 def _dealt(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    """Rank r gets heads r, r + C, r + 2C, ..."""
+    """A mistake: rank r gets heads r, r + C, r + 2C, ..."""
     size = len(ranks)
     joined = _ulysses([{**r, "x": r["x"].unflatten(0, (-1, size)).transpose(0, 1).flatten(0, 1)} for r in ranks])
     back = [one["tokens"].unflatten(0, (size, -1)).transpose(0, 1).flatten(0, 1) for one in joined]

@@ -40,7 +40,7 @@ def _naive_merge(out: Any, lse: Any, more: Any, more_lse: Any) -> Any:
 
 
 def _log_of_exponentials(finite: bool) -> Callable[..., Any]:
-    """`finite`: a sum of 0 has the logarithm 0."""
+    """Return a mistake: the logarithm of a sum of exponentials; with `finite` a sum of 0 has the logarithm 0."""
 
     def answer(out: Any, lse: Any, more: Any, more_lse: Any) -> Any:
         total = (lse.exp() + more_lse.exp()).log()
@@ -56,7 +56,7 @@ def _nothing_merged(**pieces: Any) -> Pair:
 
 
 def _one_empty(side: str) -> Callable[..., Pair]:
-    """NaN where this piece has seen nothing."""
+    """Return a mistake: NaN where this piece has seen no key."""
 
     def answer(**pieces: Any) -> Pair:
         empty = pieces[side] == -torch.inf
@@ -82,7 +82,7 @@ def _shares_of_lse(out: Any, lse: Any, more: Any, more_lse: Any) -> Pair:
 
 
 def _whole_pieces(out: Any, lse: Any, more: Any, more_lse: Any) -> Pair:
-    """The other piece, wherever one is empty in any row."""
+    """A mistake: where one piece is empty in any row, the other piece is returned for all rows."""
     if (lse == -torch.inf).any():
         return more, more_lse
     return (out, lse) if (more_lse == -torch.inf).any() else merge(out, lse, more, more_lse)
@@ -107,7 +107,7 @@ def _nothing_yet(draw: Draw) -> dict[str, Any]:
 
 
 def _empty(side: str, lse: str) -> Callable[[Draw], dict[str, Any]]:
-    """One piece has seen nothing in some rows; the other has, everywhere."""
+    """Return a draw in which one piece has seen no key in some rows, and the other has seen keys in all."""
 
     def inputs(draw: Draw) -> dict[str, Any]:
         pieces = _halves(30.0)(draw)
@@ -214,7 +214,7 @@ def piece_backward(
     dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, q_at: Any, k_at: Any, *, delta: bool = True,
     scaled: bool = True, own_lse: bool = False, causal: bool = True, scores_scaled: bool = True,
 ) -> Triple:  # fmt: skip
-    """By the formula in float64, cast back."""
+    """The gradients of a piece by the formula in float64, cast back."""
     of, (dout, q, k, v, out, lse) = q.dtype, (t.double() for t in (dout, q, k, v, out, lse))
     s = scores_of(q, k, q_at, k_at, scores_scaled, causal)
     row = s.logsumexp(-1) if own_lse else lse
@@ -225,7 +225,7 @@ def piece_backward(
 
 
 def _piece_of(draw: Draw, q_at: list[int], k_at: list[int], piece: list[int]) -> dict[str, Any]:
-    """Keys number `piece` of an attention, with the output and lse of all of them."""
+    """The keys numbered `piece` of an attention, with the output and lse over all keys."""
     a, d = draw.shape(2, 2, 4)
     q, dout = draw.tensor(a, len(q_at), d), draw.tensor(a, len(q_at), d)
     k, v = draw.tensor(a, len(k_at), d), draw.tensor(a, len(k_at), d)
@@ -248,7 +248,7 @@ def _all_keys(draw: Draw) -> dict[str, Any]:
 
 
 def _zigzag_piece(draw: Draw) -> dict[str, Any]:
-    """The block of a later rank, which the early half does not see, in no order of places."""
+    """Draw the block of a later rank, which the early half of the queries does not see; its places are in no order."""
     return _piece_of(draw, [7, 0, 1, 6], [0, 5, 1, 2, 3, 7, 4, 6], [1, 3, 4, 6])
 
 
@@ -261,7 +261,7 @@ def _two_tokens() -> dict[str, Any]:
 
 
 def one_query() -> dict[str, Any]:
-    """Every score is 0, so that P is 1/4: dV is 2, dS is v - 4, dQ 1 and dK v - 4, each in one place."""
+    """Inputs with every score 0, so that P is 1/4: dV is 2, dS is v - 4, dQ 1 and dK v - 4, each in one place."""
     k, v = torch.zeros(1, 4, 4), torch.zeros(1, 4, 4)
     k[0, :, 1], v[0, :, 0] = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([2.0, 4.0, 9.0, 1.0])
     q = torch.tensor([[[1.0, 0.0, 0.0, 0.0]]])
@@ -278,7 +278,7 @@ def _high_scores() -> dict[str, Any]:
 
 
 def _exponentials(q: Any, k: Any, lse: Any, q_at: Any, k_at: Any, dout: Any, v: Any, out: Any) -> dict[str, Any]:
-    """P as exp(S) / exp(lse)."""
+    """A mistake: P as exp(S) / exp(lse)."""
     p = scores_of(q, k, q_at, k_at).exp() / lse.exp().unsqueeze(-1)
     ds = p * (dout @ v.mT - (dout * out).sum(-1, keepdim=True)) / math.sqrt(q.shape[-1])
     return gradients((ds @ k, ds.mT @ q, p.mT @ dout))
@@ -291,7 +291,8 @@ def _scaled_again(**inputs: Any) -> dict[str, Any]:
 
 
 def _by_index(ends_meet: bool) -> Callable[..., Any]:
-    """A triangle of rows and columns: from the first query and key, or so that the last ones meet."""
+    """Return a mistake: the mask is a triangle of rows and columns, from the first query and key, or so that the last
+    ones meet."""
 
     def made(q_at: Any, k_at: Any, **inputs: Any) -> dict[str, Any]:
         first = len(k_at) - len(q_at) if ends_meet else 0

@@ -18,7 +18,8 @@ from .routing import clear, top
 
 
 def _drive_balance(exercise: Any, logits: Any, k: int, coeff: float, tied: bool = False) -> dict[str, Any]:
-    """`tied`: all logits are equal, and the gradient depends on which of them count; over a token it sums to 0."""
+    """Run the learner's loss; with `tied` all logits are equal, and the gradient depends on which experts count; its
+    sum over a token is 0 in any case."""
     import torch
 
     with torch.inference_mode():
@@ -29,14 +30,14 @@ def _drive_balance(exercise: Any, logits: Any, k: int, coeff: float, tied: bool 
 
 
 def _loss(logits: torch.Tensor, k: int, coeff: float) -> torch.Tensor:
-    """The definition."""
+    """The loss by its definition."""
     t, e = logits.shape
     paid = logits.softmax(-1).sum(0) * top(logits.detach(), k).sum(0)
     return coeff * e / (k * t * t) * paid.sum()
 
 
 def balance(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
-    """Autograd on the definition, in float64."""
+    """The loss and its gradient, by autograd on the definition, in float64."""
     x = logits.double().requires_grad_()
     loss = _loss(x, k, coeff)
     (grad,) = torch.autograd.grad(loss, x)
@@ -44,7 +45,7 @@ def balance(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
 
 
 def _compared(answer: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """The same, with what is compared where all logits are equal."""
+    """Return the same answer, reduced to what can be compared where all logits are equal."""
 
     def found(logits: torch.Tensor, k: int, coeff: float, tied: bool = False) -> dict[str, Any]:
         right = answer(logits, k, coeff)
@@ -56,7 +57,7 @@ def _compared(answer: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, 
 
 
 def _threshold(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
-    """Counts all experts that are as good as the k-th."""
+    """A mistake: all experts that are as good as the k-th are counted."""
     x = logits.double().requires_grad_()
     t, e = logits.shape
     n = (x >= x.topk(k, -1).values[:, -1:]).sum(0)
@@ -83,7 +84,7 @@ def _by_hand(logits: torch.Tensor, k: int, coeff: float, *, jacobian: str = "ful
 
 
 def _soft(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
-    """Counts taken from the probabilities, which then have a gradient too."""
+    """A mistake: counts are taken from the probabilities, and so have a gradient too."""
     x = logits.double().requires_grad_()
     t, e = logits.shape
     mean = x.softmax(-1).mean(0)
@@ -93,7 +94,7 @@ def _soft(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
 
 
 def _of_chosen(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
-    """The softmax over the chosen experts in place of that over all."""
+    """A mistake: the softmax over the chosen experts in place of that over all."""
     x = logits.double().requires_grad_()
     t, e = logits.shape
     chosen = top(logits, k)
@@ -104,7 +105,7 @@ def _of_chosen(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
 
 
 def _with_loss(loss: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]) -> Callable[..., dict[str, Any]]:
-    """The answer of another loss: `loss(p, chosen, k)` over coeff."""
+    """Return the answer of another loss, `loss(p, chosen, k)` times coeff."""
 
     def answer(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
         x = logits.double().requires_grad_()
@@ -124,7 +125,7 @@ def _first_choices(p: torch.Tensor, chosen: torch.Tensor, k: int) -> torch.Tenso
 
 
 def _of_counts(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
-    """A loss that p is not in; the gradient is right."""
+    """A mistake: the loss does not contain p; the gradient is right."""
     share = top(logits, k).double().mean(0) / k
     return {**balance(logits, k, coeff), "loss": (coeff * len(share) * share.square().sum()).item()}
 
@@ -160,7 +161,7 @@ def _skewed(draw: Draw) -> dict[str, Any]:
 
 
 def _with_logits(experts: int, k: int, coeff: float, shift: float = 0.0) -> Callable[[Draw], dict[str, Any]]:
-    """A favourite and an expert that is never chosen, the last."""
+    """Return a draw with a favourite expert, and one that is never chosen, the last."""
 
     def inputs(draw: Draw) -> dict[str, Any]:
         logits = 2 * draw.tensor(11, experts)
@@ -238,8 +239,9 @@ BALANCE = Exercise(
 def _drive_bias(
     exercise: Any, scores: Any, bias: Any, k: int, counts: Any, rate: float, tied: bool = False
 ) -> dict[str, Any]:
-    """`tied`: any k of the best will do, so what is compared is the same for all of them. The gradient is taken in a
-    call of its own, of copies, so that a call that changes its input is told as such."""
+    """Run the learner's router with a bias; with `tied` any k of the best are right, and only what they have in common
+    is compared. The gradient is taken in a call of its own, on copies, so that a change of the inputs is reported as
+    such."""
     leaf, copy = scores.clone().requires_grad_(), bias.clone()
     probs, chosen = exercise.choose(scores, bias, k)
     found = {"probs": probs, "map": chosen}
@@ -257,8 +259,8 @@ def _biased(
     scores: torch.Tensor, bias: torch.Tensor, k: int, counts: torch.Tensor, rate: float, tied: bool = False, *,
     seen: str = "choice", how: str = "sign", weigh: str = "over their sum", cut: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """`seen`: where the bias enters. `how`: the way in which it moves. `weigh`: what the weights are. `cut`: they have
-    no gradient."""
+    """The right answer, and mistakes: where the bias is added (`seen`), how it moves (`how`), what the weights are
+    (`weigh`), and whether the weights have no gradient (`cut`)."""
     s, b = scores.double().requires_grad_(), bias.double()
     chosen = top({"nowhere": s, "minus": s - b, "times": s * (1 + b)}.get(seen, s + b), k)
     if seen == "ties":
@@ -296,7 +298,7 @@ def _some_scores(draw: Draw) -> dict[str, Any]:
 
 
 def _of_k(k: int, experts: int, scale: float = 1.0) -> Callable[[Draw], dict[str, Any]]:
-    """Counts whose median, middle and mean lie apart; of 6 the mean is 26.33."""
+    """Return a draw of counts whose median, middle and mean differ; of 6 experts the mean is 26.33."""
 
     def inputs(draw: Draw) -> dict[str, Any]:
         bias = 0.5 * draw.tensor(experts)

@@ -1,6 +1,6 @@
-"""Lab 05: rows to the ranks of their experts and back.
+"""Lab 05: rows sent to the ranks of their experts, and back.
 
-The references see the inputs of all ranks; rank r of P holds the experts [r E/P, (r + 1) E/P).
+The references get the inputs of all ranks; rank r of P holds the experts [r E/P, (r + 1) E/P).
 """
 
 from __future__ import annotations
@@ -17,8 +17,12 @@ Inputs = list[dict[str, Any]]
 
 
 def _drive_dispatch(exercise: Any, rows: Any, counts: Any, experts: Any, later: Any, ep: Any) -> dict[str, Any]:
-    """`experts`: what they multiply a row with; `later`: rows and counts of another layer, dispatched before the first
-    come back."""
+    """Run the learner's dispatch.
+
+    Args:
+        experts: the factors with which experts multiply a row.
+        later: rows and counts of another layer, dispatched before the first rows return.
+    """
     counts, later = counts.contiguous(), [one.contiguous() for one in later]  # counts are, as a sum is
     mine, blocks = exercise.dispatch(rows, counts, ep)
     found = {"dispatch's rows": mine, "dispatch's blocks": blocks}
@@ -29,9 +33,11 @@ def _drive_dispatch(exercise: Any, rows: Any, counts: Any, experts: Any, later: 
 
 
 def _pieces(layer: list[tuple[torch.Tensor, torch.Tensor]], dealt: bool = False) -> list[list[list[torch.Tensor]]]:
-    """[receiver][sender][expert of the receiver] -> rows; `layer` is (rows, counts) of each rank.
+    """The rows as [receiver][sender][expert of the receiver].
 
-    `dealt`: rank r holds every P-th expert from r on.
+    Args:
+        layer: (rows, counts) of each rank.
+        dealt: rank r holds every P-th expert from r on.
     """
     world = len(layer)
     cut = [list(rows.split(counts.tolist())) for rows, counts in layer]
@@ -45,8 +51,15 @@ def _dispatched(
     ranks: Inputs, *, grouped: bool = True, home: str = "mirrored", flat: bool = False, dealt: bool = False,
     senders: str = "ascending",
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """`grouped`: by expert; `home`: what is done to the rows before they travel back; `flat`: blocks turned round;
-    `dealt`: see `_pieces`; `senders`: the order of an expert's rows."""
+    """The right answer, and mistakes.
+
+    Args:
+        grouped: rows stand by expert.
+        home: what is done to the rows before they travel back.
+        flat: blocks are reversed.
+        dealt: as in `_pieces`.
+        senders: the order of an expert's rows.
+    """
     how: dict[str, Any] = {"grouped": grouped, "home": home, "flat": flat, "dealt": dealt, "senders": senders}
     factors = [one["experts"] for one in ranks]
     found = _journey([(one["rows"], one["counts"]) for one in ranks], factors, **how)
@@ -61,7 +74,7 @@ def _journey(
     layer: list[tuple[torch.Tensor, torch.Tensor]], factors: list[float], *, grouped: bool, home: str, flat: bool,
     dealt: bool, senders: str,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """What one layer's rows meet, with the mistakes of `_dispatched`."""
+    """The rows of one layer at the experts and after their return, with the mistakes of `_dispatched`."""
     found, world, local = [], len(layer), len(layer[0][1]) // len(layer)
     for r, (of, (rows, counts)) in enumerate(zip(_pieces(layer, dealt), layer, strict=True)):
         order = {"ascending": range(world), "descending": range(world)[::-1],
@@ -89,20 +102,20 @@ def _journey(
 
 
 def _grouped(rows: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-    """The step that groups rows by expert, done to rows that are grouped."""
+    """A mistake: rows that are grouped by expert are grouped once more."""
     expert = torch.arange(blocks.shape[1]).repeat(len(blocks)).repeat_interleave(blocks.flatten())
     return rows[expert.argsort(stable=True)]
 
 
 def _ungrouped(rows: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-    """By sender, of rows that stand by expert."""
+    """Order rows by sender that stand by expert."""
     world, local = blocks.shape
     pieces = rows.split(blocks.T.flatten().tolist())
     return torch.cat([pieces[e * world + i] for i in range(world) for e in range(local)])
 
 
 def _on_ranks(draw: Draw, counts: list[torch.Tensor], h: int, later: list[torch.Tensor] | None = None) -> Inputs:
-    """Each rank's experts multiply with another number; who guesses what comes back is wrong."""
+    """Inputs in which each rank's experts multiply by another number, so that a guess of what returns is wrong."""
     ranks = []
     for r, n in enumerate(counts):
         more = [draw.tensor(int(later[r].sum()), h), later[r]] if later else []
@@ -111,7 +124,7 @@ def _on_ranks(draw: Draw, counts: list[torch.Tensor], h: int, later: list[torch.
 
 
 def _some_counts(draw: Draw, world: int, local: int, most: int) -> list[torch.Tensor]:
-    """Other counts on each rank; the first expert is wanted by all."""
+    """Draw different counts for each rank; all ranks send rows to the first expert."""
     counts = [torch.tensor(draw.sizes(world * local, 0, most)) for _ in range(world)]
     for one in counts:
         one[0] = most
@@ -129,7 +142,7 @@ def _two_layers(draw: Draw) -> Inputs:
 
 
 def _an_idle_rank(draw: Draw) -> Inputs:
-    """No token wants the experts of rank 1, and rank 0 has no tokens at all."""
+    """No token goes to the experts of rank 1, and rank 0 has no tokens."""
     counts = _some_counts(draw, 3, 2, 4)
     for one in counts:
         one[2:4] = 0
@@ -138,7 +151,7 @@ def _an_idle_rank(draw: Draw) -> Inputs:
 
 
 def _a_rank_without_both(draw: Draw) -> Inputs:
-    """No token wants the experts of rank 1, and it has no tokens either."""
+    """No token goes to the experts of rank 1, and rank 1 has no tokens."""
     counts = _some_counts(draw, 3, 2, 4)
     for one in counts:
         one[2:4] = 0
@@ -151,7 +164,7 @@ def _many_rows(draw: Draw) -> Inputs:
 
 
 def _rows_and_counts(ranks: Inputs) -> int:
-    """Rows of the busiest rank, there and back, and 4 KiB for whatever tells the counts."""
+    """The bytes that are allowed: rows of the busiest rank, in both directions, and 4 KiB for the counts."""
     arrive = [sum(len(rows) for sender in of for rows in sender)
               for of in _pieces([(one["rows"], one["counts"]) for one in ranks])]  # fmt: skip
     most = max(max(arrive), *(len(r["rows"]) for r in ranks))
@@ -159,7 +172,7 @@ def _rows_and_counts(ranks: Inputs) -> int:
 
 
 def _in_step(answer: Answer) -> str | None:
-    """A collective is a call that all ranks make; messages between two ranks are theirs."""
+    """Check that all ranks call the same collectives. Messages between two ranks are not compared."""
     for name in sorted({call.name for one in answer.evidence for call in one.calls} - {"send", "recv"}):
         times = [one.count(name) for one in answer.evidence]
         if len(set(times)) > 1:

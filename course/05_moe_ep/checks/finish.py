@@ -30,7 +30,12 @@ def _same_experts(ranks: Inputs) -> list[list[int]]:
 def _finished(
     ranks: Inputs, *, expert_over: str = "edp", expert_by: str = "all", dense_over: str = "dp", dense_by: str = "all"
 ) -> list[dict[str, torch.Tensor]]:
-    """`..._over`: the ranks that are summed; `..._by`: what the sum is divided by."""
+    """The right answer, and mistakes.
+
+    Args:
+        expert_over, dense_over: the ranks over which gradients are summed.
+        expert_by, dense_by: the number by which the sum is divided.
+    """
     ep, world = ranks[0]["ep"], len(ranks)
     every = sum(r["tokens"] for r in ranks)
     found = []
@@ -65,7 +70,7 @@ def _all_ep(draw: Draw) -> Inputs:
 
 
 def _no_ep(draw: Draw) -> Inputs:
-    """One of the ranks has no token that counts."""
+    """Draw inputs without expert parallelism, in which one of the ranks has no token that counts."""
     ranks = _gradients(draw, 2, 1)
     ranks[1]["tokens"] = 0
     for name in ("dense", "expert"):
@@ -84,12 +89,14 @@ _FOUR = [
 
 
 def _sums(ranks: Inputs) -> int:
-    """The two gradients, twice (an all-reduce may be made of two halves), and 4 KiB for the number of tokens."""
+    """The bytes that are allowed: both gradients twice, as an all-reduce may consist of two halves, and 4 KiB for the
+    number of tokens."""
     return 2 * int(ranks[0]["dense"].nbytes + ranks[0]["expert"].nbytes) + 4096
 
 
 def _tokens_once(answer: Answer) -> str | None:
-    """In this case a gradient has thousands of numbers: a small sum is that of the tokens."""
+    """Check that the number of tokens is summed once. In this case gradients have thousands of numbers, so a small sum
+    is that of the tokens."""
     times = max(sum(call.name == "all_reduce" and call.nbytes <= 64 for call in one.calls) for one in answer.evidence)
     return f"the number of tokens is summed {times} times: one sum is enough" if times > 1 else None
 

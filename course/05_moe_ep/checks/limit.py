@@ -1,6 +1,6 @@
-"""Lab 05: what a capacity drops.
+"""Lab 05: tokens that are dropped at the capacity of an expert.
 
-`probs` is [T, E], 0 where a token does not go; `map` says where it goes.
+`probs` is [T, E], 0 where a token does not go to an expert; `map` says where it goes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from .routing import Pair, top, weights
 
 
 def _drive_limit(exercise: Any, probs: Any, map: Any, capacity: int, tied: bool = False) -> Any:
-    """`tied`: of tokens that weigh the same any will do, so what is compared is the same for all of them."""
+    """Run the learner's capacity; with `tied` any of the tokens with equal weights may be kept, and only what the
+    choices have in common is compared."""
     leaf, copy = probs.clone().requires_grad_(), map.clone()
     left, kept = exercise.limit(probs, map, capacity)
     again, _ = exercise.limit(leaf * 1, copy, capacity)  # for the gradient: of copies, which it may spoil
@@ -50,7 +51,7 @@ def _lightest(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
 
 
 def _first_choices(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
-    """A token's heaviest expert keeps it before any whose heaviest expert is another."""
+    """A mistake: a token keeps its heaviest expert before all tokens whose heaviest expert is another."""
     kept = limit(probs + 2 * (top(probs, 1) & map), map, capacity)[1]
     return probs * kept, kept
 
@@ -91,7 +92,7 @@ def _padded(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
 
 
 def _places_lost(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
-    """A chosen token that weighs 0 loses its place to tokens that did not choose the expert."""
+    """A mistake: a chosen token with weight 0 loses its place to a token that did not choose the expert."""
     kept = torch.zeros_like(map).scatter(0, probs.topk(min(capacity, len(probs)), 0).indices, True) & map
     return probs * kept, kept
 
@@ -99,7 +100,7 @@ def _places_lost(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
 def _limited(
     way: Callable[[torch.Tensor, torch.Tensor, int], Pair], *, cut: bool = False
 ) -> Callable[..., dict[str, Any]]:
-    """The answer of a capacity that leaves what `way` says. `cut`: without a gradient."""
+    """Return the answer of a capacity that keeps what `way` returns; with `cut` without a gradient."""
 
     def answer(probs: torch.Tensor, map: torch.Tensor, capacity: int, tied: bool = False) -> dict[str, Any]:
         leaf = probs.clone().requires_grad_()
@@ -141,12 +142,12 @@ def _more_room_than_tokens(draw: Draw) -> dict[str, Any]:
 
 
 def _one_choice(draw: Draw) -> dict[str, Any]:
-    """k = 1: the softmax over one logit is 1, so all weigh the same."""
+    """Draw inputs with k = 1: the softmax over one logit is 1, so all weights are equal."""
     return {**_routing(draw, 1), "tied": True}
 
 
 def _weight_of_nothing(draw: Draw) -> dict[str, Any]:
-    """A weight may come to 0, and where there is room the row travels all the same."""
+    """Draw a weight that is 0. Where there is room its row is sent all the same."""
     inputs = _routing(draw)
     places = inputs["map"].nonzero()[::3]
     inputs["probs"][places[:, 0], places[:, 1]] = 0.0

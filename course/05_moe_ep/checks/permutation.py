@@ -37,8 +37,14 @@ def _permuted(
     tokens: torch.Tensor, probs: torch.Tensor, map: torch.Tensor, y: torch.Tensor, *, by: str = "expert",
     weights_by: str = "", back: str = "sum", weighed: bool = False,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
-    """`by`: what the rows are sorted by; `weights_by`: the same of their weights; `back`: what is done on the way;
-    `weighed`: a row is its token times its weight."""
+    """The right answer, and mistakes.
+
+    Args:
+        by: what the rows are sorted by.
+        weights_by: what their weights are sorted by.
+        back: what is done to the rows on the way back.
+        weighed: a row is its token times its weight.
+    """
     pairs = {
         "expert": [(t, e) for e in range(map.shape[1]) for t in range(len(map)) if map[t, e]],
         "token": [(t, e) for t in range(len(map)) for e in range(map.shape[1]) if map[t, e]],
@@ -84,7 +90,7 @@ def _every_expert(draw: Draw) -> dict[str, Any]:
 
 
 def _quiet(draw: Draw) -> dict[str, Any]:
-    """An expert that no token wants, and a token that was dropped everywhere."""
+    """Draw an expert without tokens, and a token that was dropped by all experts."""
     chosen = _some_map(draw)["map"]
     chosen[:, draw.integer(0, chosen.shape[1] - 1)] = False
     chosen[draw.integer(0, len(chosen) - 1)] = False
@@ -92,14 +98,14 @@ def _quiet(draw: Draw) -> dict[str, Any]:
 
 
 def _quiet_ends(draw: Draw) -> dict[str, Any]:
-    """The first and the last expert, the first and the last token have nothing to do with each other or any other."""
+    """Draw inputs in which the first and the last expert have no tokens, and the first and the last token no expert."""
     chosen = torch.zeros(7, 5, dtype=torch.bool)
     chosen[1:-1, 1:-1] = torch.tensor([[1, 0, 1], [0, 1, 0], [1, 1, 1], [0, 0, 0], [0, 0, 1]], dtype=torch.bool)
     return _with_map(draw, chosen, 3)
 
 
 def _weight_of_nothing(draw: Draw) -> dict[str, Any]:
-    """A softmax may come to 0, and the row travels all the same."""
+    """Draw a weight that is 0; its row is sent all the same."""
     inputs = _some_map(draw)
     places = inputs["map"].nonzero()[::3]
     inputs["probs"][places[:, 0], places[:, 1]] = 0.0
@@ -107,7 +113,7 @@ def _weight_of_nothing(draw: Draw) -> dict[str, Any]:
 
 
 def _in_double(draw: Draw) -> dict[str, Any]:
-    """Rows have the dtype of the tokens, whatever it is."""
+    """Draw inputs in float64: rows have the dtype of the tokens."""
     inputs = _some_map(draw)
     return {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
 

@@ -1,4 +1,4 @@
-"""Lab 05, what is predicted: bytes of a layer, dropped tokens, seven questions."""
+"""Lab 05, predictions: bytes of a layer, dropped tokens, seven questions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _wrong_bytes = partial(instead, bytes_per_layer)
 
 
 def _both(change: Callable[..., float]) -> Callable[..., dict[str, float]]:
-    """Both ways wrong alike: `change` gets what is right, then the inputs."""
+    """Return a mistake of both numbers: `change` gets the right one, then the inputs."""
     return lambda **i: {way: change(right, **i) for way, right in bytes_per_layer(**i).items()}
 
 
@@ -167,7 +167,7 @@ BYTES = Exercise(
 
 
 def _chance(n: int, tokens: int, p: float) -> float:
-    """Of n successes in `tokens` trials."""
+    """The probability of n successes in `tokens` trials."""
     return math.comb(tokens, n) * p**n * (1 - p) ** (tokens - n)
 
 
@@ -179,7 +179,7 @@ def expected_drops(tokens: int, experts: int, k: int, factor: float) -> dict[str
 
 
 def _drops(draw: Draw) -> dict[str, Any]:
-    """Few tokens and little room, so that no right answer is next to nothing."""
+    """Draw few tokens and little room, so that the right answer is not close to zero."""
     return {"tokens": 8 * draw.integer(2, 8), "experts": draw.choice([8, 16]), "k": draw.integer(2, 3),
             "factor": draw.choice([1.0, 1.25])}  # fmt: skip
 
@@ -192,7 +192,7 @@ _wrong_drops = partial(instead, expected_drops)
 
 
 def _mean(of: Callable[..., float]) -> Callable[..., float]:
-    """The mean of `of(n, capacity)` over n, times E, over k T."""
+    """Return the mean of `of(n, capacity)` over n, times E, over k T."""
 
     def dropped(tokens: int, experts: int, k: int, factor: float) -> float:
         capacity, p = math.ceil(tokens * k / experts * factor), k / experts
@@ -202,12 +202,12 @@ def _mean(of: Callable[..., float]) -> Callable[..., float]:
 
 
 def _with_repeats(tokens: int, experts: int, k: int, factor: float) -> float:
-    """k T choices, each of any expert."""
+    """A mistake: k T independent choices, so that a token may choose an expert twice."""
     return expected_drops(tokens * k, experts, 1, factor)["dropped"]
 
 
 def _where_full(tokens: int, experts: int, k: int, factor: float) -> float:
-    """Of the experts that drop anything."""
+    """A mistake: the mean over only those experts that drop a token."""
     over, full = (_mean(of)(tokens, experts, k, factor) for of in (lambda n, c: max(0, n - c), lambda n, c: n > c))
     return over / full * experts / (k * tokens) if full else 0.0
 

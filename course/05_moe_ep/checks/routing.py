@@ -1,7 +1,7 @@
-"""Lab 05: who goes where.
+"""Lab 05: the router's choice of experts.
 
-References work in float64 on whatever was drawn. `probs` is [T, E], 0 where a token does not go; `map` says where it
-goes.
+References work in float64 on whatever was drawn. `probs` is [T, E], 0 where a token does not go to an expert; `map`
+says where it goes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def _drive_route(exercise: Any, x: Any, weight: Any, k: int, g: Any, tied: bool = False) -> dict[str, Any]:
-    """`tied`: any k of the best will do, so what is compared is the same for all of them."""
+    """Run the learner's router; with `tied` any k of the best are right, and only what they have in common is
+    compared."""
     import torch
 
     x.requires_grad_()
@@ -48,7 +49,7 @@ def _drive_route(exercise: Any, x: Any, weight: Any, k: int, g: Any, tied: bool 
 
 
 def top(scores: torch.Tensor, k: int) -> torch.Tensor:
-    """The k largest of each row, [T, E] bool."""
+    """The k largest of each row, as [T, E] bool."""
     return torch.zeros_like(scores, dtype=torch.bool).scatter(1, scores.topk(k, -1).indices, True)
 
 
@@ -60,7 +61,7 @@ def weights(logits: torch.Tensor, k: int) -> Pair:
 def _router(
     way: Callable[[torch.Tensor, int], Pair], dtype: torch.dtype = torch.float32, *, to_x: bool = True
 ) -> Callable[..., Any]:
-    """The answer of a router that makes of logits what `way` says. `to_x`: x gets its gradient."""
+    """Return the answer of a router that turns logits into `way(logits, k)`; without `to_x` x has no gradient."""
 
     def answer(x: torch.Tensor, weight: torch.Tensor, k: int, g: torch.Tensor, tied: bool = False) -> dict[str, Any]:
         a, w = (t.double().detach().requires_grad_() for t in (x, weight))
@@ -90,7 +91,7 @@ def _where_it_weighs(logits: torch.Tensor, k: int) -> Pair:
 
 
 def _rounded(x: torch.Tensor, weight: torch.Tensor, k: int, g: torch.Tensor, tied: bool = False) -> dict[str, Any]:
-    """Logits in the dtype of the tokens, softmax in fp32."""
+    """A mistake: logits in the dtype of the tokens, and the softmax in fp32."""
     probs, chosen = weights((x @ weight.to(x.dtype).T).double(), k)
     return {"probs": probs.float(), "map": chosen}
 
@@ -118,19 +119,19 @@ def _chosen_by_experts(logits: torch.Tensor, k: int) -> Pair:
 
 
 def _beside_zeros(logits: torch.Tensor, k: int) -> Pair:
-    """The logits that are not chosen are 0 in the softmax, and their weights are 0 or left."""
+    """A mistake: logits that are not chosen enter the softmax as 0; their weights are set to 0, or kept."""
     chosen = top(logits, k)
     return (logits * chosen).softmax(-1) * chosen, chosen
 
 
 def _by_their_sum(scores: torch.Tensor, k: int, of: torch.Tensor) -> Pair:
-    """Something else than exp in the place of exp; `of` decides."""
+    """A mistake: scores are divided by their sum, without exp; `of` decides over which."""
     chosen = top(of, k)
     return scores * chosen / (scores * chosen).sum(-1, keepdim=True), chosen
 
 
 def _down_the_tokens(logits: torch.Tensor, k: int) -> Pair:
-    """Of the largest logits of all tokens, of the second largest ..."""
+    """A mistake: experts are chosen among the largest logits of all tokens, then among the second largest ..."""
     best = logits.topk(k, -1)
     return torch.zeros_like(logits).scatter(1, best.indices, best.values.softmax(0)), top(logits, k)
 
@@ -158,13 +159,13 @@ def _plain_exp(logits: torch.Tensor, k: int) -> Pair:
 
 
 def clear(scores: torch.Tensor, k: int, gap: float = 1e-3) -> torch.Tensor:
-    """[T] bool: the tokens whose choice of k does not hang on the last digits of a sum."""
+    """As [T] bool, the tokens whose choice of k experts does not depend on the rounding of a sum."""
     best = scores.double().sort(-1, descending=True).values
     return (best[:, k - 1] - best[:, k] > gap) if k < best.shape[1] else torch.ones(len(best), dtype=torch.bool)
 
 
 def _clear_tokens(inputs: dict[str, Any]) -> dict[str, Any]:
-    """The same without the tokens whose choice is not clear: about one in a thousand."""
+    """The same inputs without the tokens whose choice is not clear: about one in a thousand."""
     x, weight, k = inputs["x"], inputs["weight"], inputs["k"]
     kept = clear(x.double() @ weight.double().T, k)
     return {**inputs, "x": x[kept], "g": inputs["g"][kept]}
@@ -177,8 +178,8 @@ def _tokens(draw: Draw, k: int = 0, experts: int = 0) -> dict[str, Any]:
 
 
 def _large_logits(draw: Draw) -> dict[str, Any]:
-    """About 200, all of them, with differences about 1; those of every second token about -200. No gradients: 200 times
-    the rounding of a weight is more than the gradient that remains."""
+    """Draw logits of about 200 with differences of about 1, and of about -200 for every second token. No gradients are
+    compared: 200 times the rounding of a weight is more than the gradient that remains."""
     inputs = _tokens(draw)
     inputs["x"][:, 0], inputs["weight"][:, 0] = 1.0, 200.0
     inputs["x"][1::2, 0] = -1.0
@@ -186,7 +187,7 @@ def _large_logits(draw: Draw) -> dict[str, Any]:
 
 
 def _half(draw: Draw, x: torch.dtype = torch.bfloat16, weight: torch.dtype = torch.bfloat16) -> dict[str, Any]:
-    """Of many tokens 200 whose choice is clear in fp32, and for some of them is not in bf16."""
+    """Draw inputs in 16 bits: of many tokens 200 whose choice is clear in fp32, and for some of them is not in bf16."""
     given = {"x": draw.tensor(400, 64).bfloat16().to(x), "weight": draw.tensor(8, 64).bfloat16().to(weight),
              "g": draw.tensor(400, 8), "k": 2}  # fmt: skip
     found = _clear_tokens(given)
@@ -197,7 +198,7 @@ def _half(draw: Draw, x: torch.dtype = torch.bfloat16, weight: torch.dtype = tor
 
 
 def _tied(draw: Draw) -> dict[str, Any]:
-    """Whole numbers, and each expert twice, as where a model grows by copies of its experts."""
+    """Draw whole numbers with each expert twice, as in a model that grows by copies of its experts."""
     t, h, e = 6, 3, 3
     x = torch.tensor([[draw.integer(-3, 3) for _ in range(h)] for _ in range(t)], dtype=torch.float32)
     weight = torch.tensor([[draw.integer(-3, 3) for _ in range(h)] for _ in range(e)], dtype=torch.float32)

@@ -38,7 +38,7 @@ def _pairs(draw: Draw) -> dict[str, Any]:
 
 
 def _never_used(draw: Draw) -> dict[str, Any]:
-    """An expert without tokens has the gradient 0, and rightly; a small gradient is a gradient."""
+    """Draw an expert without tokens, whose gradient is rightly 0, and a small gradient that is right as well."""
     small = 1e-6 * draw.tensor(5)
     want = {"idle": torch.zeros(4), "small": small, "large": draw.tensor(4)}
     return {"got": {"idle": torch.zeros(4), "small": 3 * small, "large": want["large"].clone()}, "want": want}
@@ -112,14 +112,14 @@ def _any_direction(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) 
 
 
 def _beside_want(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> dict[str, float]:
-    """What a factor leaves is measured beside want."""
+    """A mistake: what remains after a factor is measured relative to want."""
     factors = {n: torch.tensor(f) for n, f in _any_direction(got, want).items()}
     left = {n: (got[n] - f * want[n]).norm() / want[n].norm() for n, f in factors.items()}
     return {n: f.item() if left[n] <= 1e-3 else math.nan for n, f in factors.items()}
 
 
 def _by_the_largest(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> dict[str, float]:
-    """The largest element in the place of the norm."""
+    """A mistake: the largest element in place of the norm."""
     found = {}
     for n, factor in {n: torch.tensor(f) for n, f in _any_direction(got, {**want}).items()}.items():
         g, w = got[n], want[n]
@@ -136,7 +136,8 @@ _NAMED = {
 
 
 def _quoted(answer: Callable[..., dict[str, float]]) -> Callable[..., dict[str, float]]:
-    """Names in backticks, as the drive writes them: a reader sees where a name ends."""
+    """Return the same answer with names in backticks, as the drive writes them, so that the end of a name can be
+    seen."""
     return lambda got, want: {f"`{name}`": factor for name, factor in answer(got, want).items()}
 
 

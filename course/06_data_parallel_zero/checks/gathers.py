@@ -1,15 +1,16 @@
-"""Lab 06, weights of ZeRO-3: a unit's are gathered before it runs, the next unit's meanwhile, and let go of after it.
+"""Lab 06, weights of ZeRO-3: a unit's weights are gathered before it runs, while the unit before runs, and freed after
+it.
 
-The learner's function drives units whose forward and backward the check brings along. Each begins by asking the judge
-for a number that it multiplies with (`late`), so that what was started, or waited for, before a unit ran is known in
-the broker's one order:
+The learner's function drives units whose forward and backward the check provides. Each begins by asking the judge
+for a factor (`late`), so the one order of events that the broker keeps says what was started, or waited for, before a
+unit ran:
 
 | asked                                   | how it is seen                                                     |
 |-----------------------------------------|--------------------------------------------------------------------|
 | a unit's weights come before it runs    | values; there is no other way to get them                          |
 | the next unit's travel meanwhile        | started before this unit's number is given, waited for after it    |
 | not all of them at once                 | of later units only the next one's have started                    |
-| weights are let go of                   | when a unit runs, at most its own and the next one's are alive     |
+| weights are freed                       | when a unit runs, at most its own and the next one's are alive     |
 | gradients leave as they come            | a reduce-scatter starts before the next backward, ends after it    |
 | and do not pile up                      | when a unit goes back, at most one is still on its way             |
 | no whole model, of weights or gradients | bytes alive at once                                                |
@@ -47,7 +48,8 @@ def _drive(exercise: Any, shards: Any, shapes: Any, x: Any, dy: Any, tiny: bool,
         return {key: one for key, one in seen.items() if one() is not None}
 
     def say(step: int, after: Any = None) -> None:
-        """What was whole at a step, and, when the next unit runs, whether its weights lie in other memory."""
+        """Note which weights were whole at a step, and, when the next unit runs, whether its weights lie in other
+        memory."""
         apart = after is not None and not any(one() is after for one in whole_then.values())
         nbytes = sum(seen_bytes[key] for key in whole_then), after.nbytes() if apart else 0
         mark(f"whole {step} {len(whole_then)} {nbytes[0]} {nbytes[1]}")  # type: ignore[name-defined]  # noqa: F821
@@ -89,7 +91,7 @@ def _drive(exercise: Any, shards: Any, shapes: Any, x: Any, dy: Any, tiny: bool,
 
 def _computed(ranks: Inputs, summed: bool = True, mean: bool = False, whole: bool = False, turn: int = 0,
               order: int = 1, group_of_one: bool = False) -> list[dict[str, Any]]:  # fmt: skip
-    """y and the shards of the gradients; the names are mistakes."""
+    """y and the shards of the gradients; the keywords make mistakes."""
     world, shapes, tiny = len(ranks), ranks[0]["shapes"], ranks[0]["tiny"]
     flat = [torch.cat([r["shards"][u] for r in ranks]) for u in range(len(shapes))]
     ys, each = [], []
@@ -121,7 +123,7 @@ def _only_two(answer: Answer) -> str | None:
 
 
 def _moments(one: Evidence) -> list[int]:
-    """When each unit ran: forward, then backward."""
+    """The moments at which each unit ran: forward, then backward."""
     return [moment for text, moment in one.marks if text.startswith("late ")]
 
 
@@ -142,7 +144,8 @@ def _as_often_as_units_run(answer: Answer) -> str | None:
 
 
 def _let_go(answer: Answer) -> str | None:
-    """The memory of a unit that has run may be the next one's: two fixed buffers take turns."""
+    """Check that weights are freed. The next unit may reuse the memory of a unit that has run: two fixed buffers take
+    turns."""
     for rank, (one, inputs) in enumerate(zip(answer.evidence, answer.inputs, strict=True)):
         units, item = len(inputs["shards"]), inputs["x"].itemsize
         largest = item * max(len(answer.inputs) * shard.numel() for shard in inputs["shards"])
@@ -201,7 +204,8 @@ def _gradients_leave(answer: Answer) -> str | None:
 
 
 def _a_few_units(ranks: Inputs) -> float:
-    """Weights of two units, gradients of two, products, and room; and the shards of all gradients."""
+    """The bytes that are allowed: weights of two units, gradients of two, products, room, and the shards of all
+    gradients."""
     item, r = ranks[0]["x"].itemsize, ranks[0]
     unit = max(len(ranks) * shard.numel() for shard in r["shards"])
     return float(item * (8.5 * unit + sum(shard.numel() for shard in r["shards"])))
@@ -227,7 +231,7 @@ def _some(draw: Draw) -> Inputs:
 
 
 def _odd(draw: Draw) -> Inputs:
-    """Three ranks; no unit's size divides by them, and one has fewer elements than ranks."""
+    """Draw three ranks; no unit's size divides by three, and one unit has fewer elements than ranks."""
     return _units(draw, 3, [(2, 1), (1, 5), (5, 2), (2, 4)])
 
 
@@ -240,7 +244,7 @@ def _five(draw: Draw) -> Inputs:
 
 
 def _large(draw: Draw) -> Inputs:
-    """14 units of 16 KiB."""
+    """Draw 14 units of 16 KiB."""
     return _units(draw, 4, [(64, 64)] * 14, batch=1)
 
 

@@ -63,7 +63,7 @@ def _parts(ranks: Inputs) -> list[list[int]]:
 
 
 def _gradients(ranks: Inputs, step: int) -> list[list[torch.Tensor]]:
-    """Of every rank, by parameter, for its own inputs alone."""
+    """The gradients of every rank for its own inputs, by parameter, before any sum."""
     found = []
     for r in ranks:
         if r["own"]:
@@ -93,7 +93,7 @@ def _reduced(
     ranks: Inputs, *, divide: bool = False, first: bool = False, everyone: bool = False, alone: bool = False,
     whole: bool = False, left: int = 0, shift: int = 0, last: str = "", other: str = "",
 ) -> list[list[Any]]:  # fmt: skip
-    """The shards of each rank, step by step; the names are mistakes."""
+    """The shards of each rank, step by step; the keywords make mistakes."""
     said: list[list[Any]] = [[] for _ in ranks]
     before: dict[int, torch.Tensor] = {}
     for step in range(ranks[0]["steps"]):
@@ -116,7 +116,7 @@ def _reduced(
 
 
 def _left_on_parameters(ranks: Inputs) -> list[list[Any]]:
-    """What nobody takes away: a parameter's gradient grows from step to step, and is there at the end."""
+    """A mistake: gradients stay on their parameters, grow from step to step, and are there at the end."""
     said: list[list[Any]] = [[] for _ in ranks]
     steps = [_gradients(ranks, step) for step in range(ranks[0]["steps"])]
     for step in range(len(steps)):
@@ -137,7 +137,8 @@ def _left_on_parameters(ranks: Inputs) -> list[list[Any]]:
 
 
 def _that_come(inputs: dict[str, Any], step: int, other: str) -> list[list[int]]:
-    """The buckets in which shards come back: all, from the left; or `late` ones last, or no `empty` ones."""
+    """The buckets in the order in which their shards arrive: all from the left; or with `late` ones last, or without
+    `empty` ones."""
     of, idle = _bucket_of(inputs), inputs["idle"][step]
     late = {of[idle]} if idle >= 0 else set[int]()
     order = (
@@ -150,13 +151,13 @@ def _that_come(inputs: dict[str, Any], step: int, other: str) -> list[list[int]]
 
 
 def _bucket_of(inputs: dict[str, Any]) -> list[int]:
-    """Of each parameter."""
+    """The bucket of each parameter."""
     ends = [stop for _, stop in inputs["buckets"]]
     return [next(n for n, stop in enumerate(ends) if place < stop) for place in inputs["places"]]
 
 
 def _full(inputs: dict[str, Any], step: int) -> list[int]:
-    """How many buckets are full after the gradient of each layer, the last layer first."""
+    """The number of full buckets after the gradient of each layer, the last layer first."""
     of, missing, done, found = _bucket_of(inputs), dict[int, int](), 0, list[int]()
     for bucket in of:
         missing[bucket] = missing.get(bucket, 0) + 1
@@ -213,7 +214,8 @@ def _at_once(answer: Answer) -> str | None:
 
 
 def _has_a_buckets_time(answer: Answer) -> str | None:
-    """A bucket that is full may travel until the next one is full, the last until the end of the backward pass."""
+    """Check that a full bucket may travel until the next one is full, and the last until the end of the backward
+    pass."""
     for rank, (one, inputs) in enumerate(zip(answer.evidence, answer.inputs, strict=True)):
         for step, moments in enumerate(_steps(one, inputs)):
             full = [0, *_full(inputs, step)]  # before the layer of each moment goes back, and after all have
@@ -235,7 +237,8 @@ def _item(ranks: Inputs) -> int:
 
 
 def _shards_and_two_buckets(ranks: Inputs) -> float:
-    """The shards, a bucket on its way, one that fills or leaves, gradients of two layers."""
+    """The bytes that are allowed: the shards, a bucket on its way, one that fills or leaves, gradients of two
+    layers."""
     r, world = ranks[0], len(ranks)
     largest = max(stop - start for start, stop in r["buckets"])
     return _item(ranks) * (r["buckets"][-1][1] / world + 2 * largest + 2 * max(w.numel() for w in r["weights"]))
@@ -247,7 +250,7 @@ def _shards(ranks: Inputs) -> float:
 
 
 def _chain(draw: Draw, layers: int) -> list[tuple[int, ...]]:
-    """Shapes of parameters that follow each other: matrices, and vectors that scale."""
+    """Draw shapes of parameters that can follow each other: matrices, and vectors that scale."""
     width, shapes = draw.integer(2, 6), list[tuple[int, ...]]()
     for layer in range(layers):
         if layer % 3 == 2:
@@ -290,12 +293,12 @@ _SQUARE = [(4, 4)] * 6
 
 
 def _idle(draw: Draw) -> Inputs:
-    """One layer stays out of the first step, another of the second."""
+    """Draw steps such that one layer has no gradient in the first step, another none in the second."""
     return _on_ranks(draw, _SQUARE, 32, 2, idle=(1, 4))
 
 
 def _alone(draw: Draw) -> Inputs:
-    """A layer that stays out is a bucket of its own."""
+    """Draw a layer without gradient that is a bucket of its own."""
     return _on_ranks(draw, _SQUARE, 16, 2, idle=(5, 0))
 
 
@@ -304,10 +307,10 @@ def _exact(draw: Draw) -> Inputs:
 
 
 def _large(draw: Draw) -> Inputs:
-    """48 layers of 2 KiB, eight a bucket.
+    """Draw 48 layers of 2 KiB, eight in each bucket.
 
-    Two buckets and the shards are less than a whole gradient, and than three buckets, which a program has that keeps
-    gradients on their parameters until a bucket is full.
+    Two buckets and the shards are less than a whole gradient, and less than three buckets, which a program needs that
+    keeps gradients on their parameters until a bucket is full.
     """
     return _on_ranks(draw, [(24, 24)] * 48, 8 * 24 * 24, 2, steps=1, batch=1)
 

@@ -1,4 +1,4 @@
-"""Lab 06, the flat buffer: where parameters lie, where buckets end, and what a rank has of each parameter."""
+"""Lab 06, the flat buffer: where parameters lie, where buckets end, and which part of each parameter a rank holds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def lay_out(
     numels: list[int], bucket_size: int, ranks: int, *, forward: bool = False, pad: bool = True, more: bool = True,
     at_end: bool = True, before: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """`forward`, no `pad`, ...: mistakes."""
+    """The layout; `forward`, no `pad` and the other keywords make mistakes."""
     places, buckets = [0] * len(numels), []
     start = stop = 0
     order = range(len(numels))
@@ -39,7 +39,7 @@ def _up(offset: int, unit: int) -> int:
 
 
 def _with_an_empty_one(numels: list[int], bucket_size: int, ranks: int) -> dict[str, Any]:
-    """What is left is closed, even if nothing is."""
+    """A mistake: the last bucket is closed even if it is empty."""
     found = lay_out(numels, bucket_size, ranks)
     start, stop = found["buckets"][-1]
     used = max(place + n for place, n in zip(found["places"], numels, strict=True)) - start
@@ -47,7 +47,8 @@ def _with_an_empty_one(numels: list[int], bucket_size: int, ranks: int) -> dict[
 
 
 def _by_total(numels: list[int], bucket_size: int, ranks: int) -> dict[str, Any]:
-    """Padding to a multiple of `ranks` of the bucket's length and of its end are the same; here of each parameter."""
+    """A mistake: each parameter's end is padded to a multiple of `ranks`. (To pad a bucket's length or its end is the
+    same.)"""
     places, buckets, start, stop = [0] * len(numels), [], 0, 0
     for i in reversed(range(len(numels))):
         places[i], stop = stop, _up(stop + numels[i], ranks)
@@ -116,7 +117,7 @@ def my_pieces(
 
 
 def _of_layout(**inputs: Any) -> dict[str, Any]:
-    """Inputs of `my_pieces` from those of `lay_out`."""
+    """The inputs of `my_pieces`, from those of `lay_out`."""
     rank = inputs.pop("rank")
     return {"numels": inputs["numels"], **lay_out(**inputs), "ranks": inputs["ranks"], "rank": rank}
 
@@ -127,7 +128,7 @@ def _some(draw: Draw) -> dict[str, Any]:
 
 
 def _whole_parameters(**i: Any) -> list[tuple[int, int, int, int, int]]:
-    """Each parameter wholly to the rank in whose part it begins."""
+    """A mistake: each parameter belongs wholly to the rank in whose part it begins."""
     return [(p, 0, i["numels"][p], b, at) for p, first, _, b, at in my_pieces(**i) if first == 0]
 
 
@@ -136,7 +137,7 @@ def _edited(change: Callable[..., tuple[int, int, int, int, int]]) -> Callable[.
 
 
 def _of_buffer(numels: list[int], places: list[int], buckets: list[list[int]], ranks: int, rank: int) -> list[Any]:
-    """The whole buffer cut into `ranks` parts, not each bucket."""
+    """A mistake: the whole buffer is cut into `ranks` parts, not each bucket."""
     whole = [[0, buckets[-1][1]]]
     found = my_pieces(numels, places, whole, ranks, rank) if buckets[-1][1] % ranks == 0 else []
     of = [next(n for n, (start, stop) in enumerate(buckets) if start <= place < stop) for place in places]

@@ -32,7 +32,7 @@ def _updated(
     ranks: Inputs, *, gather: bool = True, corrected: bool = True, decayed: str = "own", coupled: bool = False,
     inside: bool = False, averages: bool = True, first: bool = False, turned: bool = False, after: bool = False,
 ) -> list[dict[str, torch.Tensor]]:  # fmt: skip
-    """The weights after each step; the names are mistakes."""
+    """The weights after each step; the keywords make mistakes."""
     world, dtype = len(ranks), ranks[0]["weights"].dtype
     parts = []
     for r, me in zip(ranks, range(world), strict=True):
@@ -80,7 +80,7 @@ def _state(draw: Draw, ranks: int = 0, share: int = 0, steps: int = 3) -> Inputs
 
 
 def _spans(draw: Draw, share: int) -> list[tuple[int, int]]:
-    """Some stretches of a shard; on some ranks none."""
+    """Draw some stretches of a shard; on some ranks there are none."""
     cuts = sorted(draw.random.sample(range(share + 1), 4 if share > 4 else 2))
     return draw.choice([list(zip(cuts[::2], cuts[1::2], strict=True)), [], [(0, share)]])
 
@@ -89,7 +89,7 @@ _HYPER = {"lr": 0.1, "weight_decay": 0.5, "betas": (0.9, 0.95), "eps": 0.05}
 
 
 def _two_with_gaps(draw: Draw) -> Inputs:
-    """Stretches that decay on one rank, and none on the other."""
+    """Stretches with weight decay on one rank, and none on the other."""
     weights = draw.tensor(12)
     return [
         {"weights": weights.clone(), "grads": [draw.tensor(6) for _ in range(3)], **_HYPER, "decay": decay}
@@ -98,7 +98,7 @@ def _two_with_gaps(draw: Draw) -> Inputs:
 
 
 def _shards(draw: Draw) -> Inputs:
-    """Four ranks, 16 KiB a shard."""
+    """Draw four ranks with 16 KiB a shard."""
     return _state(draw, 4, 4096, steps=2)
 
 
@@ -120,7 +120,8 @@ def _one_gather_a_step(answer: Answer) -> str | None:
 
 
 def _own_state(answer: Answer) -> str | None:
-    """Two moments, a shard each, in whatever form; room for a program that keeps a copy of its shard."""
+    """Check that a rank keeps two moments of a shard, in whatever form; a program may keep a copy of its shard as
+    well."""
     part = int(_bytes(answer.inputs)) // len(answer.inputs)
     for rank, one in enumerate(answer.evidence):
         if one.alive > 3.5 * part:
@@ -188,7 +189,12 @@ def _drive_clip(exercise: Any, shards: Any, max_norm: float, group: Any = None) 
 def _clipped(
     ranks: Inputs, norm_of: Any = None, factor_of: Any = None, after: bool = False
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """`norm_of(squares of all ranks, own rank)`, `factor_of(norm, max_norm)`, `after`: mistakes."""
+    """The clipped gradients.
+
+    Args:
+        norm_of, factor_of, after: mistakes: `norm_of(squares of all ranks, own rank)`, `factor_of(norm, max_norm)`, and
+            a factor that is taken after the step.
+    """
     squares = [sum(float(s.double().square().sum()) for s in r["shards"]) for r in ranks]
     found = []
     for rank, r in enumerate(ranks):
@@ -204,7 +210,7 @@ def _clipped(
 
 
 def _some_shards(draw: Draw, ranks: int = 0) -> Inputs:
-    """The norm is about 6 and more."""
+    """Draw shards whose norm is about 6 or more."""
     sizes, max_norm = [draw.integer(6, 12) for _ in range(3)], draw.integer(4, 9) / 4
     return [
         {"shards": [(1 + rank) * draw.tensor(n) for n in sizes], "max_norm": max_norm}
@@ -213,7 +219,7 @@ def _some_shards(draw: Draw, ranks: int = 0) -> Inputs:
 
 
 def _small(draw: Draw) -> Inputs:
-    """Nothing is to be clipped, though the sum of the norms of the ranks would be."""
+    """Draw shards whose norm is below the limit, while the sum of the ranks' norms is above it."""
     shards = [0.3 * torch.ones(9), 0.3 * torch.ones(7)]
     return [{"shards": [s.clone() for s in shards], "max_norm": 2.0} for _ in range(2)]
 
@@ -223,7 +229,7 @@ def _nothing(draw: Draw) -> Inputs:
 
 
 def _an_empty_rank(draw: Draw) -> Inputs:
-    """A rank whose shards have no element, one with padding alone."""
+    """Draw a rank whose shards have no element, and one with padding alone."""
     ranks = _some_shards(draw, 3)
     ranks[0]["shards"] = [torch.zeros(0) for _ in range(3)]
     ranks[1]["shards"] = [torch.zeros(n) for n in (0, 4, 0)]
@@ -256,7 +262,7 @@ _CLIP_MISTAKES: list[tuple[dict[str, Any], str]] = [
 
 
 def _one_message(answer: Answer) -> str | None:
-    """One sum, or one message there and one back."""
+    """Check that the norm takes one sum, or one message in each direction."""
     for rank, one in enumerate(answer.evidence):
         if len(one.calls) > 2:
             many = len(answer.inputs[rank]["shards"])

@@ -1,4 +1,4 @@
-"""Lab 06, what is predicted: bytes that a rank holds, bytes that it sends, six questions."""
+"""Lab 06, predictions: bytes that a rank holds, bytes that it sends, six questions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ZERO, MEGATRON = {"weight": 2, "gradient": 2, "optimizer": 12}, {"weight": 2, "g
 
 
 def bytes_held(parameters: int, ranks: int, stage: int, weight: int, gradient: int, optimizer: int) -> dict[str, float]:
-    """Stage s shares out the last s of weights, gradients, optimizer."""
+    """The bytes of a rank; stage s shards the last s of weights, gradients and optimizer state."""
     whole = {"weights": weight, "gradients": gradient, "optimizer": optimizer}
     return {
         name: parameters * each / (ranks if stage >= 3 - place else 1)
@@ -37,7 +37,7 @@ _ODD = {"parameters": 31, "ranks": 7, "weight": 1, "gradient": 3, "optimizer": 5
 
 
 def _divided(**at: int) -> Any:
-    """The answer where each is divided from this stage on."""
+    """Return a mistake in which each kind of state is divided from this stage on."""
     return lambda parameters, ranks, stage, weight, gradient, optimizer: {
         "weights": parameters * weight / (ranks if stage >= at.get("weights", 3) else 1),
         "gradients": parameters * gradient / (ranks if stage >= at.get("gradients", 2) else 1),
@@ -86,7 +86,8 @@ HELD = Exercise(
 def bytes_sent(
     stage: int, weights: int, gradients: int, ranks: int, microbatches: int = 1, kept: bool = False
 ) -> float:
-    """Reduce-scatter and all-gather each send (D-1)/D of what is whole; an all-reduce is one of each."""
+    """The bytes of a rank. Reduce-scatter and all-gather each send (D-1)/D of the whole; an all-reduce consists of
+    both."""
     f = (ranks - 1) / ranks
     if stage == 0:
         return 2 * f * gradients
@@ -216,7 +217,7 @@ _wrong = partial(instead, answers)
 
 
 def _stage_of(parameters: float, ranks: int, gigabytes: float, at_most: bool = True) -> list[bool]:
-    """Whether each stage fits; `at_most`: what just fits, fits."""
+    """Whether each stage fits; with `at_most` exactly full memory fits."""
     held = [
         sum(part / (ranks if stage >= 3 - place else 1) for place, part in enumerate((2, 2, 12))) * parameters
         for stage in range(4)

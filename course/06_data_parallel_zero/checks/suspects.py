@@ -1,4 +1,4 @@
-"""Lab 06: shards of the gradient, as clipped by each rank, beside the twin's whole one."""
+"""Lab 06: shards of the clipped gradient of each rank, compared with the whole gradient of the twin."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _some(draw: Draw) -> Inputs:
 
 
 def _padding_alone(draw: Draw) -> Inputs:
-    """The last rank has nothing but padding, another has factor 0, one a sign."""
+    """Draw a last rank with padding alone, a rank with factor 0, and one with a wrong sign."""
     return _whole(draw, 4, 5, 5, [0.0, -1.0, 1.0, 1.0])
 
 
@@ -58,7 +58,7 @@ def _awkward(draw: Draw) -> Inputs:
 
 
 def _spoiled_padding(draw: Draw) -> Inputs:
-    """Padding that is not 0 makes a shard wrong."""
+    """Draw padding that is not 0, which makes a shard wrong."""
     inputs = _whole(draw, 3, 4, 2, [1.0, 2.0, 1.0])
     inputs["got"][2][-1] = 5.0
     return inputs
@@ -73,7 +73,7 @@ _FOUR = {
 
 
 def _elementwise(got: list[torch.Tensor], want: torch.Tensor) -> list[float]:
-    """Each element by itself within 10^-3, the factor that of the largest."""
+    """A mistake: errors of elements one by one, and the factor of the largest."""
     flat, found = torch.cat([want, want.new_zeros(sum(map(len, got)) - len(want))]), list[float]()
     for g, w in zip(got, flat.split([len(g) for g in got]), strict=True):
         k = int(w.abs().argmax())
@@ -84,7 +84,7 @@ def _elementwise(got: list[torch.Tensor], want: torch.Tensor) -> list[float]:
 
 
 def _without_padding(got: list[torch.Tensor], want: torch.Tensor) -> list[float]:
-    """What stands in the padding is not looked at."""
+    """A mistake: the padding is not compared."""
     found, at = [], 0
     for g in got:
         w = want[at : at + len(g)]

@@ -12,7 +12,7 @@ from .launched import OneLaunch, coalesced, launch_of
 
 
 def add(x: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
-    """In float64."""
+    """The sum in float64."""
     return x.double() + r.double()
 
 

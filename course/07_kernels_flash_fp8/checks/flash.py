@@ -1,4 +1,6 @@
-"""Checks of lab 07, second part: what attention moves, and flash attention tile by tile from a memory that counts."""
+"""Checks of lab 07, second part: bytes that attention moves, and flash attention tile by tile from a memory that
+counts.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
 
 
 def _keys_seen(s: int, rows: int, cols: int) -> list[int]:
-    """Keys that each block of queries loads: whole blocks, up to the one with its last query."""
+    """The number of keys that each block of queries loads: whole blocks, up to the one with its last query."""
     return [-(-end // cols) * cols for end in range(rows, s + 1, rows)]
 
 
@@ -127,7 +129,7 @@ FLASH_BYTES = Exercise(
 
 
 def _drive_tiles(exercise: Any, rows: int, cols: int) -> None:
-    """The tensors are in the judge's memory, where what is moved is counted."""
+    """Run the learner's loop on tensors in the judge's memory, which counts loads and stores."""
     from labkit.hbm import JudgedMemory
 
     memory = JudgedMemory()
@@ -135,7 +137,7 @@ def _drive_tiles(exercise: Any, rows: int, cols: int) -> None:
 
 
 def _memory(answer: Answer) -> dict[str, Any]:
-    """What was loaded and stored, and what is there in the end."""
+    """The loads and stores, and the final contents of the memory."""
     found = answer.evidence[0].memory
     assert found is not None
     return found
@@ -148,7 +150,13 @@ def attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = True, power: float = 0.5, seen: Any = None,
     zero: Any = None, score: float = 0.0,
 ) -> Any:  # fmt: skip
-    """out and lse by the formula, in float64; mistakes take another power of d, see other keys, score some (`zero`)."""
+    """out and lse by the formula, in float64.
+
+    Args:
+        power: mistake: another power of d.
+        seen: mistake: the keys that are visible.
+        zero: mistake: the scores that are 0 in place of -inf.
+    """
     q, k, v = q.double(), k.double(), v.double()
     s = q @ k.T / q.shape[1] ** power
     if zero is not None:
@@ -161,11 +169,12 @@ def attention(
 def _added_up(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: int, cols: int, shrinks: str = "lo", wrong: str = ""
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """out and lse block by block, in float64; mistakes.
+    """Mistaken out and lse, block by block in float64.
 
     Args:
-        shrinks: what is rescaled when m grows, "o", "l" or both.
-        wrong: "divides" o by l at every block, or "goes on" from one block of queries to the next with m, l and o.
+        shrinks: what is rescaled when m grows: "o", "l" or both.
+        wrong: "divides": o is divided by l at every block; "goes on": m, l and o of a block of queries go on with the
+            next.
     """
     q, k, v = q.double(), k.double(), v.double()
     places, outs, lses = torch.arange(len(q)), [], []
@@ -195,13 +204,13 @@ def _top(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
 
 
 def _without_weight(q: torch.Tensor, k: torch.Tensor, rows: int) -> torch.Tensor:
-    """Queries whose weights are all 0 when a block of queries has one m."""
+    """The queries whose weights are all 0 when a block of queries shares one m."""
     top = _top(q, k)
     return torch.exp(top - top.view(-1, rows).amax(1).repeat_interleave(rows)) == 0
 
 
 def _lost(q: torch.Tensor, k: torch.Tensor, start: float, grows: bool) -> torch.Tensor:
-    """Queries for which e^(score - m) of all keys is 0, or of one is infinite, when m begins at `start`."""
+    """The queries for which e^(score - m) is 0 for all keys, or infinite for one, when m begins at `start`."""
     top = _top(q, k)
     m = top.clamp(min=start) if grows else torch.full_like(top, start)
     highest = torch.exp(top - m)
@@ -263,7 +272,7 @@ def _right(answer: Answer) -> str | None:
 
 
 def _moves(answer: Answer) -> str | None:
-    """Exactly what is predicted: more is waste, and for less the chip would have to hold what it has no room for."""
+    """Check that exactly the predicted bytes are moved: more is waste, and fewer need more room than the chip has."""
     got, i = _memory(answer), answer.inputs
     s, d = i["q"].shape
     keys = d * sum(_keys_seen(s, i["rows"], i["cols"]))
@@ -287,12 +296,12 @@ def _moves(answer: Answer) -> str | None:
 
 
 def _chip(inputs: dict[str, Any]) -> int:
-    """Bytes of K: twice what a handful of tiles takes, and half of what a block of queries needs of K and V."""
+    """The size of the chip: twice the bytes of a handful of tiles, and half of K and V for a block of queries."""
     return int(inputs["k"].nbytes)
 
 
 def _inputs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: int, cols: int) -> dict[str, Any]:
-    """With room for the results, filled with NaN."""
+    """The tensors, with room for the results, which is filled with NaN."""
     empty = {"out": torch.full_like(q, torch.nan), "lse": torch.full_like(q[:, 0], torch.nan)}
     return {"q": q, "k": k, "v": v, **empty, "rows": rows, "cols": cols}
 
@@ -311,7 +320,8 @@ def _of_size(draw: Draw, s: int, d: int, rows: int, cols: int, scale: float = 1.
 
 
 def _low_scores(draw: Draw) -> dict[str, Any]:
-    """Scores far below 0: a maximum that begins at 0 shows. Those of the last query lie far above: no maximum shows."""
+    """Draw scores far below 0, so that a maximum that begins at 0 is found. Those of the last query lie far above, so
+    that a missing maximum is found."""
     inputs = _of_size(draw, 32, 3, 4, 8)
     inputs["q"][:, 0], inputs["k"][:, 0] = -60.0, 5.0
     inputs["q"][-1, 0] = 60.0
@@ -319,9 +329,9 @@ def _low_scores(draw: Draw) -> dict[str, Any]:
 
 
 def _far_below(draw: Draw) -> dict[str, Any]:
-    """All scores are -32768: what stands for -∞ must lie far below.
+    """Draw scores that are all -32768: a substitute for -∞ must be far lower.
 
-    All weights are equal and there is one block of keys, so that nothing depends on how such scores are rounded.
+    All weights are equal and there is one block of keys, so the result does not depend on how such scores are rounded.
     """
     inputs = _of_size(draw, 16, 4, 4, 16)
     for name, first in (("q", -256.0), ("k", 256.0)):

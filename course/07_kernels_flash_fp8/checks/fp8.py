@@ -22,7 +22,7 @@ OTHERS = (
 
 
 def grid(mantissa: int, lowest: int, top: float) -> torch.Tensor:
-    """All numbers of a format that are not negative, ascending, float64. Even places have an even last bit."""
+    """All numbers of a format that are not negative, ascending, in float64. Even places have an even last bit."""
     steps = 2**mantissa
     numbers = [m / steps * 2.0**lowest for m in range(steps)]
     exponent = lowest
@@ -33,7 +33,8 @@ def grid(mantissa: int, lowest: int, top: float) -> torch.Tensor:
 
 
 def to_fp8(x: torch.Tensor, mantissa: int, lowest: int, top: float) -> torch.Tensor:
-    """By looking for the two neighbours in the grid, a way of its own; see `tests/course/test_lab07.py` for torch's."""
+    """The reference cast: the nearer of the two neighbours in the grid. `tests/course/test_lab07.py` compares it with
+    torch's."""
     numbers = grid(mantissa, lowest, top)
     a = x.double().abs().clamp(max=top).nan_to_num(0.0)
     above = torch.searchsorted(numbers, a.contiguous()).clamp(1, len(numbers) - 1)
@@ -75,7 +76,7 @@ def _by_torch(dtypes: tuple[torch.dtype, torch.dtype]) -> Callable[..., torch.Te
 
 
 def _awkward(draw: Draw, mantissa: int, lowest: int, top: float) -> dict[str, Any]:
-    """Ties, numbers below the lowest exponent, beyond the top, of both signs, and zeros."""
+    """Draw ties, numbers below the lowest exponent and beyond the top, of both signs, and zeros."""
     numbers = grid(mantissa, lowest, top)
     ties = (numbers[1:] + numbers[:-1]) / 2
     pick = torch.randint(len(ties), (12,), generator=draw.generator)
@@ -93,7 +94,7 @@ def _every(format: dict[str, Any]) -> Callable[[Draw], dict[str, Any]]:
 
 
 def _every_tie(format: dict[str, Any]) -> dict[str, Any]:
-    """All of them, the numbers of float32 right beside each, and what is beyond the top or no number."""
+    """All ties, the float32 numbers next to each, and numbers beyond the top, infinities and NaN."""
     numbers = grid(**format)
     ties = ((numbers[1:] + numbers[:-1]) / 2).float()
     beside = [torch.nextafter(ties, torch.full_like(ties, end)) for end in (0.0, torch.inf)]
@@ -166,7 +167,7 @@ def _amaxes(x: torch.Tensor, tile: Sequence[int]) -> torch.Tensor:
 
 
 def _largest_power(top: float, amax: float) -> int:
-    """The largest e with 2**e in float32 and amax * 2**e <= top, exactly: no logarithm is rounded."""
+    """The largest e such that 2**e is a float32 and amax * 2**e <= top, exactly: no logarithm is rounded."""
     fraction, exponent = math.frexp(top / 2 ** math.frexp(amax)[1])
     mantissa = math.frexp(amax)[0]
     e = exponent
@@ -203,7 +204,8 @@ def _larger_tile(draw: Draw) -> dict[str, Any]:
 
 
 def _at_the_edge(top: float) -> dict[str, Any]:
-    """Largest magnitudes at and right beside top times a power of two; a logarithm in float32 rounds across."""
+    """The top times a power of two and its neighbours, as largest magnitudes: a logarithm in float32 rounds across the
+    edge."""
     at = torch.tensor([top * 2.0**e for e in (-30, -9, -1, 0, 1, 7, 30)])
     beside = [torch.nextafter(at, torch.full_like(at, end)) for end in (0.0, torch.inf)]
     x = torch.stack((at, *beside))
@@ -240,12 +242,12 @@ def _in_float32(x: torch.Tensor, tile: Sequence[int], top: float) -> torch.Tenso
 
 
 def _exponents(of_zeros: float) -> Callable[..., torch.Tensor]:
-    """A wrong answer: log2 of the scales."""
+    """Return a wrong answer: log2 of the scales."""
     return lambda x, tile, top: torch.where(_amaxes(x, tile) > 0, tile_scales(x, tile, top).log2(), of_zeros)
 
 
 def _of_zeros(scale: float) -> Callable[..., torch.Tensor]:
-    """A wrong scale for tiles of zeros."""
+    """Return a mistake: another scale for tiles of zeros."""
     return lambda x, tile, top: torch.where(_amaxes(x, tile) > 0, tile_scales(x, tile, top), scale)
 
 

@@ -1,4 +1,5 @@
-"""Checks of lab 07, third part: a linear layer in FP8, what it keeps for its backward pass, and its scales."""
+"""Checks of lab 07, third part: a linear layer in FP8, the tensors that it keeps for its backward pass, and its
+scales."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from .fp8 import E4M3, E5M2, to_fp8
 
 
 def _drive_linear(exercise: Any, x: Any, weight: Any, dy: Any, scales: Any, later: Any) -> dict[str, Any]:
-    """`kept`: bytes of what is alive after the forward pass and was not before, inputs that only it keeps included."""
+    """Run the learner's layer. `kept` counts the bytes that are alive after the forward pass and were not before,
+    including inputs that only the layer keeps."""
     import gc
     import weakref
 
@@ -32,7 +34,7 @@ def _drive_linear(exercise: Any, x: Any, weight: Any, dy: Any, scales: Any, late
         return {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}
 
     def numbers(value, seen):
-        """Bytes of plain numbers and arrays behind an object, as far as lists, dicts and cells lead."""
+        """The bytes of plain numbers and arrays that an object refers to through lists, dicts and cells."""
         if id(value) in seen:
             return 0
         seen.add(id(value))
@@ -79,7 +81,8 @@ def _drive_linear(exercise: Any, x: Any, weight: Any, dy: Any, scales: Any, late
 def fp8_linear(x: Any, weight: Any, dy: Any, scales: Any, later: Any, gradient: dict[str, Any] | None = E5M2,
                stale: bool = False, of_x: dict[str, Any] | None = E4M3, of_w: dict[str, Any] | None = E4M3,
                ) -> dict[str, Any]:  # fmt: skip
-    """What is `kept` and `changed` is not compared here. `gradient`, `of_x` and `of_w` are formats; None: no cast."""
+    """The right answer; `kept` and `changed` are not compared here. `gradient`, `of_x` and `of_w` are formats, None for
+    no cast."""
     sx, sw, sdy = scales
     used = later[2]  # the gradient is cast when it comes
     formats = ((x, sx, of_x), (weight, sw, of_w), (dy, used, gradient))
@@ -93,12 +96,12 @@ def fp8_linear(x: Any, weight: Any, dy: Any, scales: Any, later: Any, gradient: 
 
 
 def _dy_early(**i: Any) -> dict[str, Any]:
-    """dy is cast with the scale that its state had in the forward pass."""
+    """A mistake: dy is cast with the scale that its state had in the forward pass."""
     return fp8_linear(**{**i, "later": [*i["later"][:2], i["scales"][2]]})
 
 
 def _current(*names: str, **i: Any) -> dict[str, Any]:
-    """x, W and dy, as far as they are named, are cast with scales of their own."""
+    """A mistake: those of x, W and dy that are named are cast with current scales."""
     tops = {"x": 448.0, "weight": 448.0, "dy": 57344.0}
     own = {name: top / i[name].detach().abs().max().item() for name, top in tops.items() if name in names}
     scales = [own.get(name, scale) for name, scale in zip(tops, i["scales"], strict=True)]
@@ -111,7 +114,7 @@ def _plain(**i: Any) -> dict[str, Any]:
 
 
 def _one_unrounded(**i: Any) -> list[tuple[dict[str, Any], str]]:
-    """One of the three tensors is not rounded in one of the products that it belongs to."""
+    """Mistakes: one of the three tensors is not rounded in one of its products."""
     right, found = fp8_linear(**i), []
     for name, said, of in (("of_x", "x", ("y", "dw")), ("of_w", "W", ("y", "dx")), ("gradient", "dy", ("dx", "dw"))):
         raw = fp8_linear(**{**i, name: None})
@@ -166,7 +169,7 @@ def _linear_right(answer: Answer) -> str | None:
 
 
 def _kept(answer: Answer) -> str | None:
-    """Two scales and the like may be tensors: 64 bytes."""
+    """Check the bytes that are kept; two scales and the like may be tensors of 64 bytes."""
     i, kept = answer.inputs, answer.value["kept"]
     most = i["x"].numel() + i["weight"].numel()
     if kept <= most + 64:

@@ -1,8 +1,9 @@
-"""How lab 07 judges a kernel: one launch, of what the function was given, that writes every number of its result once.
+"""How lab 07 judges a kernel: one launch, on the arguments of the function, that writes every number of its result
+once.
 
-A kernel is judged by what it wrote, in several orders of its threads, and by what it did to memory, as the emulator in
-the judge's process counted it. One launch must do all of it, from the arrays as they were given; with other arrays the
-same launch must be right, too, so nothing that Python computed from them can be passed.
+A kernel is judged by its result, in several orders of its threads, and by its memory accesses, which the emulator in
+the judge's process counts. One launch must compute everything from the arrays as they were given. The same launch must
+be right with other arrays as well, so nothing that Python computed from the arrays can be passed as a number.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from labkit.exercises import Accept, Answer
 
 @dataclasses.dataclass(frozen=True)
 class OneLaunch:
-    """What a function that launches one kernel is held against.
+    """The requirements on a function that launches one kernel.
 
     Attributes:
         function: its name, for messages.
@@ -26,7 +27,7 @@ class OneLaunch:
         want: the right result, in float64.
         wrong: results of known mistakes, each with a sentence about it.
         number: the input that the kernel gets as a number, beside sizes.
-        threads: whether a launch of `grid` blocks of `block` threads is the one that was asked for, or what is wrong.
+        threads: checks a launch of `grid` blocks of `block` threads; returns what is wrong, or None.
     """
 
     function: str
@@ -37,7 +38,7 @@ class OneLaunch:
     threads: Callable[[torch.Tensor, int, int], str | None] = lambda x, grid, block: None
 
     def right(self, answer: Answer) -> str | None:
-        """y is right in every order of the threads, and one launch of a kernel wrote each element of it once."""
+        """Check that y is right in every order of the threads, and that one launch wrote each element of it once."""
         if sentence := self._given(answer):
             return sentence
         y, launch = answer.value, launch_of(answer)
@@ -66,7 +67,7 @@ class OneLaunch:
         return None
 
     def _given(self, answer: Answer) -> str | None:
-        """One launch, of the arrays and the number as given: so what is in y came into being in the kernel."""
+        """Check for one launch on the arrays and the number as given, so that y was computed in the kernel."""
         launches = answer.evidence[0].launches
         if not launches:
             return f"no kernel ran: {self.function} must call it"
@@ -93,7 +94,7 @@ class OneLaunch:
         return None
 
     def _on_others(self, launch: dict[str, Any], name: str, inputs: dict[str, Any]) -> str | None:
-        """The same launch on other arrays: what Python computed from x, and passed as numbers, is wrong there."""
+        """Repeat the launch on other arrays: a number that Python computed from x is wrong there."""
         other = launch["other"] or {"arrays": {}, "outputs": {}}
 
         def drawn(array: torch.Tensor) -> torch.Tensor | None:
@@ -122,23 +123,23 @@ class OneLaunch:
 
 
 def launch_of(answer: Answer) -> dict[str, Any]:
-    """The first launch."""
+    """The first launch of an answer."""
     return answer.evidence[0].launches[0]
 
 
 def close(got: torch.Tensor, want: torch.Tensor) -> bool:
-    """Equal as far as float32 is."""
+    """Whether two results are equal up to rounding in float32."""
     return torch.allclose(got.double(), want, rtol=1e-4, atol=1e-5)
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Bit for bit, in any shape."""
+    """Whether two results have the same bits, in any shape."""
     return one.dtype == other.dtype and one.numel() == other.numel() and torch.equal(
         one.flatten().view(torch.int32), other.contiguous().flatten().view(torch.int32))  # fmt: skip
 
 
 def reads(most: float) -> Accept:
-    """x is read `most` times at most."""
+    """Return a check that x is read at most `most` times."""
 
     def accept(answer: Answer) -> str | None:
         read = sum(of["read"] for of in counts_of(answer, "x"))
@@ -156,7 +157,7 @@ def counts_of(answer: Answer, what: str) -> list[dict[str, Any]]:
 
 
 def coalesced(answer: Answer) -> str | None:
-    """Of the bytes that are fetched for x, most were asked for."""
+    """Check that most of the bytes that are fetched for x were asked for."""
     counts = counts_of(answer, "x")
     share = sum(of["read"] for of in counts) / max(1, sum(of["served"] for of in counts))
     if share < 0.6:

@@ -1,7 +1,7 @@
-"""Checks of lab 07, third part: RMSNorm in CUDA C++ up a ladder.
+"""Checks of lab 07, third part: RMSNorm in CUDA C++ in three versions.
 
-Beside what it wrote (`launched`) a kernel is judged by what it did to memory: how often x was read, how many of the
-fetched bytes were asked for, how wide a load was, how many barriers.
+Beside its result (`launched`) a kernel is judged by its memory accesses: how often x was read, how many of the
+fetched bytes were asked for, how wide a load was, how many barriers there were.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .launched import OneLaunch, coalesced, counts_of, launch_of, reads
 
 
 def rms_norm(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> torch.Tensor:
-    """In float64."""
+    """RMSNorm in float64."""
     x = x.double()
     return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * gamma.double()
 
@@ -58,7 +58,7 @@ def _a_row_a_block(x: torch.Tensor, grid: int, block: int) -> str | None:
 
 
 def _a_row_a_warp(x: torch.Tensor, grid: int, block: int) -> str | None:
-    """At least."""
+    """Check for at least one warp for each row."""
     if grid * block >= 32 * len(x):
         return None
     return f"{grid} x {block} threads are less than a warp for each of {len(x)} rows: most of the GPU stands idle"
@@ -90,7 +90,8 @@ def _few_barriers(answer: Answer) -> str | None:
 
 
 def _tree(answer: Answer) -> str | None:
-    """No thread reads as many parts as one that adds up all of them alone; nor are they added to one word in turn."""
+    """Check for a tree: no thread reads as many parts as one that adds all of them alone, and they are not added to one
+    word one after the other."""
     launch = launch_of(answer)
     if launch["counts"]["atomics"] > launch["block"] // 2:
         return (f"{launch['counts']['atomics']:.0f} atomic additions a block change one word, one after another; in a "

@@ -1,4 +1,4 @@
-"""Checks of lab 07, first part: what a norm moves, and the roofline."""
+"""Checks of lab 07, first part: bytes that a norm moves, and the roofline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def norm_bytes(rows: int, cols: int, element_size: int) -> dict[str, int]:
 
 
 def _small_ones(fused: bool) -> Callable[..., dict[str, int]]:
-    """What a row's mean, its root and gamma move is counted, too."""
+    """Return a mistake: the bytes of a row's mean, its root and gamma are counted as well."""
 
     def counted(rows: int, cols: int, element_size: int) -> dict[str, int]:
         right = norm_bytes(rows, cols, element_size)

@@ -1,4 +1,4 @@
-"""Checks of lab 07, fourth part: scales that follow a tensor over steps and ranks, ranks that disagree, the answers."""
+"""Checks of lab 07, fourth part: delayed scales over steps and ranks, ranks that disagree, the questions at the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Inputs = list[dict[str, Any]]
 
 
 def _drive_delayed(exercise: Any, amaxes: Any, history: int, top: float, tp: Any) -> dict[str, Any]:
-    """`noted`: what `note` did to the tensors that it was given, "" for nothing."""
+    """Run the learner's scales. `noted` says how `note` changed the tensors that it was given, "" for not at all."""
     import gc
 
     import torch as t
@@ -52,7 +52,7 @@ def _nothing_else(answer: Answer) -> str | None:
 
 
 def _told(of: Callable[[Inputs], list[list[list[float]]]]) -> Callable[[Inputs], list[dict[str, Any]]]:
-    """Traces as `_drive_delayed` returns them."""
+    """Return an answer in the form of `_drive_delayed`, from traces of scales."""
     return lambda ranks: [{"scales": trace, "noted": ANYTHING} for trace in of(ranks)]
 
 
@@ -61,7 +61,8 @@ def _wrong(**how: Any) -> Callable[[Inputs], list[dict[str, Any]]]:
 
 
 def _maxima(ranks: Inputs) -> Inputs:
-    """With the largest number of each tensor in the place of its largest magnitude: `_drive_delayed` turns signs."""
+    """The inputs of a program that takes the largest number in place of the largest magnitude: `_drive_delayed` turns
+    signs."""
 
     def one(amaxes: Any) -> Any:
         sign = itertools.cycle((1 / 3, 1.0))
@@ -71,7 +72,7 @@ def _maxima(ranks: Inputs) -> Inputs:
 
 
 def _largest(amaxes: list[float]) -> float:
-    """NaN where one of them is."""
+    """The largest of the amaxes; NaN where one of them is NaN."""
     return math.nan if any(math.isnan(a) for a in amaxes) else max(amaxes)
 
 
@@ -159,7 +160,7 @@ def _steps(history: tuple[int, int], ranks: tuple[int, int], microbatches: int =
 
 
 def _series(history: int, *tensors: Sequence[Sequence[float]]) -> Inputs:
-    """One rank; of each tensor, step by step, the amax of each microbatch."""
+    """Inputs of one rank: for each tensor and step the amax of each microbatch."""
     steps = [[list(microbatch) for microbatch in zip(*step, strict=True)] for step in zip(*tensors, strict=True)]
     return [{"amaxes": steps, "history": history, "top": 448.0}]
 
@@ -270,13 +271,13 @@ DELAYED = Exercise(
 
 
 def shares(outs: list[torch.Tensor], parts: list[torch.Tensor]) -> list[list[float]]:
-    """Least squares in float64."""
+    """The factor of each part in each result, by least squares in float64."""
     columns = torch.stack([p.double().flatten() for p in parts], 1)
     return [torch.linalg.lstsq(columns, out.double().flatten()[:, None]).solution.flatten().tolist() for out in outs]
 
 
 def _own_part_whole(outs: list[torch.Tensor], parts: list[torch.Tensor]) -> list[list[float]]:
-    """A wrong answer: of its own part each rank has 1, and only the others are looked for."""
+    """A mistake: each rank takes the factor of its own part as 1, and computes only the others."""
     rest = [shares([out - parts[r]], parts[:r] + parts[r + 1 :])[0] for r, out in enumerate(outs)]
     return [[*of[:r], 1.0, *of[r:]] for r, of in enumerate(rest)]
 
@@ -293,7 +294,7 @@ def _mixed(tp: tuple[int, int], noise: float = 0.0, equal: bool = False) -> Call
 
 
 def _any_factors(draw: Draw) -> dict[str, Any]:
-    """Parts that have much in common, and factors that obey no rule."""
+    """Draw parts that have much in common, and arbitrary factors."""
     common = draw.tensor(6, 8)
     parts = [common + 0.5 * draw.tensor(6, 8) for _ in range(3)]
     factors = [[0.5, 2.0, -1.0], [0.0, 3.0, 0.25], [1.5, 0.5, 0.75]]
@@ -355,7 +356,7 @@ def _run(draw: Draw) -> dict[str, Any]:
 
 
 def _another(draw: Draw) -> dict[str, Any]:
-    """No number of tokens that is whole before it is rounded up."""
+    """Draw numbers of tokens that are not whole before they are rounded up."""
     while True:
         inputs = _run(draw)
         ridge, h, e = inputs["peak"] / inputs["bandwidth"], inputs["hidden"], inputs["element_size"]

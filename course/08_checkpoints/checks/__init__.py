@@ -1,1 +1,1 @@
-"""Checks, by part of the lab."""
+"""The exercises of lab 08, by part of the lab: their inputs, reference answers and recognised mistakes."""

@@ -1,10 +1,10 @@
-"""Lab 08, a save that is there whole or not at all: killed at every change, and its power cut after every change.
+"""Lab 08, an atomic save: the program is killed at every change, and its power is cut after every change.
 
-The disk is in the judge's process (`labkit.disk_service`), where every change is noted and the killer sits. The program
-runs once alive. Then it is killed at its first change, its second, ..., on a fresh disk each time, and after each death
-a new program saves on what is left: the next step; and, on a disk with the same death, the same step once more, as a
-run does that goes on from the older checkpoint. From the notes the judge computes what a power cut can leave after each
-change (`labkit.disk`).
+The disk is in the judge's process (`labkit.disk_service`), where every change is noted and where a program is killed.
+The program runs once to its end. Then it is killed at its first change, its second, ..., on a fresh disk each time.
+After each death a new program saves on the same disk: the next step; and, on a disk with the same death, the same step
+once more, as a run does that resumes from the older checkpoint. From the notes the judge computes what a power cut can
+leave after each change (`labkit.disk`).
 
 | asked                                          | how it is seen                                                   |
 |------------------------------------------------|------------------------------------------------------------------|
@@ -63,7 +63,7 @@ def _drive(exercise: Any, step: int, files: Any, later: Any) -> Any:
 
 
 def _saves(inputs: Mapping[str, Any]) -> dict[str, dict[str, bytes]]:
-    """{folder: its files} of every checkpoint that there may be."""
+    """Every checkpoint that there may be, as {folder: its files}."""
     found: dict[str, dict[str, bytes]] = {}
     for path, text in inputs["before"].items():
         folder, _, name = path.rpartition("/")
@@ -74,7 +74,7 @@ def _saves(inputs: Mapping[str, Any]) -> dict[str, dict[str, bytes]]:
 
 
 def _half(folder: str, left: Left, saves: Mapping[str, Mapping[str, bytes]]) -> str | None:
-    """What is wrong with a folder that a reader sees."""
+    """Say what is wrong with a folder that a reader sees."""
     want = saves.get(folder)
     if want is None:
         return f"a folder {folder}, which is no checkpoint that was saved"
@@ -101,7 +101,7 @@ def _seen(folders: Mapping[str, Left], saves: Mapping[str, Mapping[str, bytes]],
 
 
 def _cut(disk: Disk, saves: Mapping[str, Mapping[str, bytes]], old: str, new: str = "") -> str | None:
-    """The worst that a power cut can leave now; with `new` it must be there."""
+    """Say the worst that a power cut can leave now; with `new` this checkpoint must be there."""
     for folders in disk.after_a_power_cut():
         if old not in folders:
             return f"no {old}: the older checkpoint has to stay"
@@ -144,7 +144,7 @@ def _said(change: tuple[str, ...]) -> str:
 
 
 def _published(answer: Answer) -> str | None:
-    """What a reader finds after a save that nothing has disturbed."""
+    """Check what a reader finds after a save that nothing has disturbed."""
     inputs, saves, new = answer.inputs, _saves(answer.inputs), f"step-{answer.inputs['step']}"
     log = _runs(answer)[0]["log"]
     disk = _after(inputs, log)
@@ -159,7 +159,7 @@ def _published(answer: Answer) -> str | None:
 
 
 def _killed(answer: Answer) -> str | None:
-    """What programs find after each death."""
+    """Check what programs find after each death."""
     if wrong := _published(answer):
         return wrong
     inputs, saves, old = answer.inputs, _saves(answer.inputs), _old(answer.inputs)
@@ -191,7 +191,7 @@ def _killed(answer: Answer) -> str | None:
 
 
 def _after_deaths(answer: Answer) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """(the change at which it was killed, the step that was saved then, the run) of every death."""
+    """Yield (the change at which it was killed, the step that was saved then, the run) for every death."""
     first, *others = _runs(answer)
     deaths, step = len(first["log"]), answer.inputs["step"]
     for place, then in ((0, step + 10), (deaths + 1, step)):
@@ -200,7 +200,7 @@ def _after_deaths(answer: Answer) -> Iterator[tuple[int, int, dict[str, Any]]]:
 
 
 def _run(disk: Disk, log: list[Any]) -> None:
-    """Do again what a program did, up to its death."""
+    """Repeat what a program did, up to its death."""
     from labkit.disk import Killed
 
     try:
@@ -211,7 +211,8 @@ def _run(disk: Disk, log: list[Any]) -> None:
 
 
 def _without_power(answer: Answer) -> str | None:
-    """What can be left after each change, of a save on a disk as it was and on one that a death has left."""
+    """Check what can be left after each change, by a save on the first disk and by one on a disk that a death has
+    left."""
     if wrong := _published(answer):
         return wrong
     inputs, saves, old = answer.inputs, _saves(answer.inputs), _old(answer.inputs)
@@ -236,7 +237,7 @@ def _log(answer: Answer) -> list[tuple[str, ...]]:
 
 
 def _stays(answer: Answer) -> str | None:
-    """What can be left when the save has returned."""
+    """Check what can be left when the save has returned."""
     if wrong := _published(answer):
         return wrong
     inputs, new = answer.inputs, f"step-{answer.inputs['step']}"
@@ -263,7 +264,7 @@ def _some(draw: Draw) -> dict[str, Any]:
 
 
 def _three(draw: Draw) -> dict[str, Any]:
-    """More digits than the older step, more files than the next save."""
+    """Draw a step number with more digits than the older one, and more files than the next save."""
     inputs = _some(draw)
     old = {re.sub(r"step-\d+", "step-90", path): text for path, text in inputs["before"].items()}
     return {**inputs, "before": old, "step": 100, "files": {f"shard-{r}": _text(draw) for r in range(3)},

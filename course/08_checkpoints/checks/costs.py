@@ -1,4 +1,4 @@
-"""Lab 08, what is predicted: bytes of a checkpoint, seconds of a save, and the best interval between two saves."""
+"""Lab 08, predictions: bytes of a checkpoint, seconds of a save, and the best interval between two saves."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _wrong = partial(instead, costs)
 
 
 def _with(change: Any) -> Any:
-    """The answer where an intermediate result is another one: `change(seconds, failures) -> (seconds, failures)`."""
+    """Return a mistake in which an intermediate result differs: `change(seconds, failures) -> (seconds, failures)`."""
 
     def answer(**inputs: Any) -> dict[str, float]:
         right = costs(**inputs)

@@ -1,4 +1,4 @@
-"""Lab 08, the planted bug: whose moments an optimizer has been given, and moments that find their parameter by name."""
+"""Lab 08, the planted bug: which parameter's moments an optimizer was given, and moments that are found by name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NAMES = ("embed", "norm", "q", "k", "v", "out", "fc1", "fc2")
 
 
 def _moments(draw: Draw) -> Tensors:
-    """Some have equal shapes, two the same numbers in another order, two are nearly the same."""
+    """Draw moments: some have equal shapes, two have the same numbers in another order, two are nearly the same."""
     side = draw.integer(2, 4)
     found = {name: draw.tensor(side, side).square() for name in _NAMES}
     found["norm"] = draw.tensor(side).square()
@@ -46,14 +46,15 @@ def _moved(draw: Draw) -> dict[str, Any]:
 
 
 def _in_order(draw: Draw) -> dict[str, Any]:
-    """All right, in another order of names; two are equal, which is no mix-up."""
+    """Draw a right state with names in another order; two moments are equal, which is no mix-up."""
     saved = _moments(draw)
     saved["fc2"] = saved["embed"].clone()
     return {"saved": saved, "restored": {name: saved[name].clone() for name in reversed(saved)}}
 
 
 def _equal_ones(draw: Draw) -> dict[str, Any]:
-    """Of two that are equal the first is named; transposed, reshaped and shorter ones are others."""
+    """Draw two equal moments, of which the first is to be named; transposed, reshaped and shorter ones are
+    different."""
     saved = _moments(draw)
     saved["fc2"] = saved["embed"].clone()
     restored = {"v": saved["embed"].clone(), "q": saved["q"].mT.clone(), "fc1": saved["fc1"].mT.clone(),
@@ -69,7 +70,7 @@ _PAIR = {
 
 
 def _by(alike: Any) -> Any:
-    """The first that `alike(saved, restored)` takes for the same."""
+    """Return a search for the first moment with `alike(saved, restored)`."""
     return lambda saved, restored: {
         name: next((s for s in (name, *saved) if s in saved and alike(saved[s], tensor)), None)
         for name, tensor in restored.items()
@@ -85,7 +86,7 @@ def _near(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _each_once(saved: Tensors, restored: Tensors) -> dict[str, str | None]:
-    """A name that was found is not looked for again."""
+    """A mistake: a name that was found is not considered again."""
     free, found = dict(saved), dict[str, str | None]()
     for name, tensor in restored.items():
         source = found[name] = whose(free, {name: tensor})[name]
@@ -139,7 +140,7 @@ WHOSE = Exercise(
 def by_name(
     state: dict[int, Any], saved_names: list[str], names: list[str], refused: str = "", *, position: bool = False,
 ) -> Any:  # fmt: skip
-    """`position`: a mistake."""
+    """The state by parameter; with `position` a mistake."""
     if refused:
         return "refused"
     if position:
@@ -149,7 +150,8 @@ def by_name(
 
 
 def _drive(exercise: Any, state: Any, saved_names: Any, names: Any, refused: str) -> Any:
-    """`refused`: the name that a `ValueError` has to say; "" where all is well."""
+    """Run the learner's function. `refused` is the name that its `ValueError` must contain, "" where it must not
+    raise."""
     try:
         return exercise.by_name(state, saved_names, names)
     except ValueError as error:
@@ -175,23 +177,23 @@ def _orders(draw: Draw) -> dict[str, Any]:
 
 
 def _grown(draw: Draw) -> dict[str, Any]:
-    """Parameters that are new, at the front and in the middle, have no state yet."""
+    """Draw new parameters, at the front and in the middle, which have no state yet."""
     names = ["adapter", *_NAMES[:3], "gate", *_NAMES[:2:-1]]
     return {"state": _states(draw, list(range(8))), "saved_names": list(_NAMES), "names": names, "refused": ""}
 
 
 def _empty(draw: Draw) -> dict[str, Any]:
-    """Nothing has been stepped."""
+    """Draw an optimizer that has made no step."""
     return {"state": {}, "saved_names": list(_NAMES), "names": list(reversed(_NAMES)), "refused": ""}
 
 
 def _stateless_one_gone(draw: Draw) -> dict[str, Any]:
-    """The parameter that is gone never had a state: nothing is lost."""
+    """Draw a removed parameter that never had a state, so nothing is lost."""
     return {"state": _states(draw, [0, 2]), "saved_names": ["a", "b", "c"], "names": ["c", "a"], "refused": ""}
 
 
 def _gone(draw: Draw) -> dict[str, Any]:
-    """A state whose parameter is not there, be it the last or the first."""
+    """Draw a state whose parameter was removed, the last or the first."""
     there, gone = draw.choice([
         (["fc1", "embed"], "fc2"), (["fc2", "fc1"], "embed"), (["fc2", "fc1", "new"], "embed"),
     ])  # fmt: skip
@@ -208,7 +210,7 @@ def _sorted_names(state: dict[int, Any], saved_names: list[str], names: list[str
 
 
 def _dense(state: dict[int, Any], saved_names: list[str], names: list[str], refused: str) -> Any:
-    """States numbered as they come, parameters without one not counted."""
+    """A mistake: states are numbered without the parameters that have none."""
     return dict(enumerate(by_name(state, saved_names, names).values()))
 
 

@@ -25,7 +25,7 @@ _OF_LAYER = {
 
 
 def packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, groups: int) -> torch.Tensor:
-    """For each group its query heads, its key head, its value head."""
+    """The packed matrix: for each group its query heads, its key head, its value head."""
     return torch.cat([piece for of in zip(*(x.chunk(groups) for x in (q, k, v)), strict=True) for piece in of])
 
 
@@ -33,7 +33,7 @@ def converted(
     theirs: Tensors, heads: int, groups: int, refused: str = "", pack: Callable[..., torch.Tensor] = packed,
     stack: Callable[..., torch.Tensor] = lambda gate, up: torch.cat([gate, up]), plain_bias: bool = False,
 ) -> Any:  # fmt: skip
-    """`pack`, `stack` and `plain_bias` are mistakes."""
+    """The converted tensors; `pack`, `stack` and `plain_bias` make mistakes."""
     if refused:
         return "refused"
     ours: Tensors = {}
@@ -56,7 +56,8 @@ def converted(
 
 
 def _drive(exercise: Any, theirs: Any, heads: int, groups: int, refused: str) -> Any:
-    """`refused`: what stands in the name of the tensor that a `ValueError` has to name; "" where all is well."""
+    """Run the learner's converter. `refused` is a part of the tensor's name that its `ValueError` must contain, ""
+    where it must not raise."""
     if not refused:
         return exercise.from_hf(theirs, heads, groups)
     try:
@@ -71,7 +72,7 @@ def model(
     draw: Draw | None, layers: int, heads: int, groups: int, head: int, hidden: int, ffn: int, tied: bool = True,
     bias: bool = True, vocabulary: int = 5,
 ) -> Tensors:  # fmt: skip
-    """Numbers of a published model; without a draw 0, 1, 2, ... from tensor to tensor."""
+    """The tensors of a published model; without a draw their numbers are 0, 1, 2, ... from tensor to tensor."""
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden)}
     for i in range(layers):
         at = f"model.layers.{i}."
@@ -124,7 +125,7 @@ def _eleven_layers(draw: Draw) -> dict[str, Any]:
 
 
 def _shuffled(draw: Draw) -> dict[str, Any]:
-    """The order of the file says nothing."""
+    """Draw tensors in another order, which has no meaning."""
     inputs = _some(draw, tied=False)
     names = list(inputs["theirs"])
     draw.random.shuffle(names)
@@ -132,7 +133,7 @@ def _shuffled(draw: Draw) -> dict[str, Any]:
 
 
 def _with_more(name: str) -> Any:
-    """A tensor that Qwen2 does not have."""
+    """Return a draw with a tensor that Qwen2 does not have."""
 
     def inputs(draw: Draw) -> dict[str, Any]:
         found = _some(draw)
@@ -142,7 +143,7 @@ def _with_more(name: str) -> Any:
 
 
 def _without(name: str) -> Any:
-    """The other layers have it, so nothing else can be the one that is missing."""
+    """Return a draw in which one layer lacks a tensor that the other layers have, so that no other explanation fits."""
 
     def inputs(draw: Draw) -> dict[str, Any]:
         found = _some(draw)
@@ -152,14 +153,14 @@ def _without(name: str) -> Any:
 
 
 def _one_layer_without_biases(draw: Draw) -> dict[str, Any]:
-    """Layer 1 has none of the three, layer 0 has them: it lacks them, or layer 0 has some too many."""
+    """Draw a model whose layer 1 lacks all three biases, which layer 0 has: either may be wrong."""
     found = _some(draw)
     theirs = {n: t for n, t in found["theirs"].items() if not (n.startswith("model.layers.1.") and n.endswith("bias"))}
     return {**found, "theirs": theirs, "refused": "_proj.bias"}
 
 
 def _without_layer_1(draw: Draw) -> dict[str, Any]:
-    """Of three."""
+    """Draw a model of three layers that lacks layer 1."""
     found = _some(draw, layers=3)
     theirs = {n: t for n, t in found["theirs"].items() if not n.startswith("model.layers.1.")}
     return {**found, "theirs": theirs, "refused": "model.layers."}
@@ -177,7 +178,7 @@ def _all_q_first(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, 
 
 
 def _repeated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, groups: int) -> torch.Tensor:
-    """A key and a value for each query head."""
+    """A mistake: a key and a value for each query head."""
     k, v = (torch.cat([piece for piece in x.chunk(groups) for _ in range(heads // groups)]) for x in (k, v))
     return packed(q, k, v, heads, heads)
 
@@ -185,7 +186,7 @@ def _repeated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, gro
 def _every_head_of_other_groups(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, groups: int
 ) -> torch.Tensor:  # fmt: skip
-    """Query heads g, g + groups, ... in group g."""
+    """A mistake: query heads g, g + groups, ... in group g."""
     dealt = q.view(heads // groups, groups, -1, *q.shape[1:]).transpose(0, 1).reshape(q.shape)
     return packed(dealt, k, v, heads, groups)
 

@@ -1,7 +1,7 @@
-"""Lab 08, regions: which boxes of the logical tensor a rank holds, and a box put together from those that were stored.
+"""Lab 08, regions: which boxes of the logical tensor a rank holds, and a box assembled from stored ones.
 
 Files lie in the judge's process and are read through a memory that counts (`labkit.hbm`): a program that reads a whole
-file, a whole region, or a number twice gets the right tensor and is seen.
+file, a whole region, or a number twice gets the right tensor and is recognised by its reads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FILES = tuple(f"shard_{rank}" for rank in range(4))
 def boxes_of(
     rows: int, columns: int, dim: int, parts: int, part: int, start: int, stop: int, *, local: bool = False
 ) -> list[Box]:
-    """`local`: a mistake."""
+    """The boxes; `local` makes a mistake."""
     size = [rows, columns]
     size[dim] //= parts
     offset = [0, 0]
@@ -64,7 +64,7 @@ _BOXES = [
 
 
 def _around(**inputs: Any) -> list[Box]:
-    """One box around all of it."""
+    """A mistake: one box around all boxes."""
     found = boxes_of(**inputs)
     return [[[min(b[d][0] for b in found), max(b[d][1] for b in found)] for d in (0, 1)]] if found else []
 
@@ -74,7 +74,7 @@ def _row_by_row(**inputs: Any) -> list[Box]:
 
 
 def _cut_elsewhere(**inputs: Any) -> list[Box]:
-    """The flat range is taken of the whole tensor, and what belongs to the part is not looked at."""
+    """A mistake: the flat range is taken of the whole tensor, without regard to the part."""
     return boxes_of(**{**inputs, "parts": 1, "part": 0})
 
 
@@ -83,7 +83,7 @@ def _lengths(**inputs: Any) -> list[Box]:
 
 
 def _whole_rows(**inputs: Any) -> list[Box]:
-    """Without the ends of rows."""
+    """A mistake: only whole rows, without the pieces of rows at both ends."""
     width = inputs["columns"] // (inputs["parts"] if inputs["dim"] == 1 else 1)
     return [box for box in boxes_of(**inputs) if box[1][1] - box[1][0] == width]
 
@@ -98,7 +98,7 @@ def _included(**inputs: Any) -> list[Box]:
 
 
 def _first_row_alone(**inputs: Any) -> list[Box]:
-    """The row with the first number is a box of its own, whole or not."""
+    """A mistake: the row with the first number is a box of its own even if it is whole."""
     found = boxes_of(**inputs)
     if not found or found[0][0][1] - found[0][0][0] == 1:
         return found
@@ -107,7 +107,7 @@ def _first_row_alone(**inputs: Any) -> list[Box]:
 
 
 def _column_by_column(**inputs: Any) -> list[Box]:
-    """The numbers of a part of columns, counted down its columns."""
+    """A mistake: the numbers of a part of columns are counted down its columns."""
     if inputs["dim"] == 0:
         return boxes_of(**inputs)
     turned = boxes_of(**{**inputs, "rows": inputs["columns"], "columns": inputs["rows"], "dim": 0})
@@ -148,7 +148,7 @@ BOXES = Exercise(
 
 
 def load_box(regions: list[Any], box: Box, hole: bool = False, **files: torch.Tensor) -> dict[str, Any]:
-    """The judge's own answer reads whole files."""
+    """The box. The judge's own answer reads whole files."""
     (top, bottom), (left, right) = box
     if hole:
         return {"box": "a ValueError"}
@@ -203,7 +203,8 @@ def _reads(answer: Answer) -> str | None:
 
 
 def stored(shape: tuple[int, int], pieces: list[list[Box]], before: int = 0, order: int = 1) -> dict[str, Any]:
-    """Files and regions: the boxes of each rank one after the other in its file, behind numbers of another tensor."""
+    """Files and regions: the boxes of each rank one after the other in its file, after the numbers of another
+    tensor."""
     whole = torch.arange(float(shape[0] * shape[1])).view(shape)
     files, regions = {name: torch.tensor([-1.0]) for name in FILES}, []
     for name, boxes in zip(FILES, pieces, strict=False):
@@ -216,7 +217,7 @@ def stored(shape: tuple[int, int], pieces: list[list[Box]], before: int = 0, ord
 
 
 def _layout(rows: int, columns: int, dim: int, parts: int, pieces: int) -> list[list[Box]]:
-    """The boxes of each rank: cut along a dim, and each part's elements dealt out evenly."""
+    """The boxes of each rank: the tensor is cut along a dim, and the elements of each part are dealt out evenly."""
     share = rows * columns // parts // pieces
     return [
         boxes_of(rows, columns, dim, parts, part, i * share, (i + 1) * share)
@@ -239,7 +240,7 @@ def _wanted(box: Box, *layout: int, before: int = 3, order: int = 1) -> dict[str
 
 
 def _with_a_hole(at: int, box: Box, *layout: int) -> dict[str, Any]:
-    """A region is not there: the shard was never written."""
+    """Inputs without one region: its shard was never written."""
     inputs = _wanted(box, *layout)
     del inputs["regions"][at]
     return {**inputs, "hole": True}
@@ -268,19 +269,19 @@ def _mistaken(change: Callable[..., torch.Tensor]) -> Callable[..., dict[str, An
 
 
 def _numbers_in_the_hole(regions: list[Any], box: Box, hole: bool, **files: torch.Tensor) -> Any:
-    """Zeros, or whatever was in memory."""
+    """A mistake: zeros, or whatever was in memory, in place of the missing region."""
     return {"box": NUMBERS} if hole else NotImplemented
 
 
 def _from_the_start(regions: list[Any], box: Box, **files: torch.Tensor) -> torch.Tensor:
-    """Each region as if it began at 0 of its file."""
+    """A mistake: each region is read as if it began at 0 of its file."""
     found = load_box([[file, 0, region] for file, _, region in regions], box, False, **files)["box"]
     assert isinstance(found, torch.Tensor)
     return found
 
 
 def _one_stretch(regions: list[Any], box: Box, hole: bool, **files: torch.Tensor) -> Any:
-    """As many numbers as are wanted of a region, from the first one on."""
+    """A mistake: the wanted count of numbers is read of a region, from the first one on."""
     if hole:
         return {"box": "a ValueError"}
     (top, bottom), (left, right) = box

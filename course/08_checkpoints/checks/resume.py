@@ -1,4 +1,4 @@
-"""Lab 08, going on: what a second process makes of a saved state is, to the bit, what the first would have made.
+"""Lab 08, resuming: a second process computes from a saved state the same bits as the first process would have.
 
 Rank 0 trains, saves and trains on; its state travels as plain data, after it has trained on. Rank 1 is another process
 with another seed, which has trained a step of its own; it loads the state and trains. The judge trains a third one.
@@ -62,9 +62,13 @@ def _resumed(
     ranks: Inputs, forgotten: str = "", aliased: bool = False, then: Callable[[Run, int], Any] | None = None,
     saving: Callable[[Run], Any] | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Of both ranks; mistakes: `forgotten` is not loaded, `aliased`: the state is of a later step, `then` is done.
+    """The results of both ranks, and mistakes.
 
-    And `saving` is done to the run that is saved, when that is copied.
+    Args:
+        forgotten: a part of the state that is not loaded.
+        aliased: the state is that of a later step.
+        then: what is done to the run after loading.
+        saving: what is done to the saved run when it is copied.
     """
     r = ranks[0]
     made = {name: r[name] for name in ("dropout", "decays", "rows", "batch")}
@@ -101,7 +105,8 @@ def _both(seed: int, at: int = 3, after: int = 4, dropout: float = 0.0, decays: 
 
 
 def _falling(draw: Draw) -> Inputs:
-    """Every third step; rank 1 has made one: where the save came after 1, 4, 7, ... its own count would be right."""
+    """Draw a schedule that falls every third step. Rank 1 has made one step; after 1, 4, 7, ... steps its own count
+    would be right by chance."""
     return _both(draw.integer(1, 99), at=draw.choice([2, 3, 5, 6]), decays=True)
 
 
@@ -110,7 +115,8 @@ def _with_dropout(draw: Draw) -> Inputs:
 
 
 def _within_an_epoch(draw: Draw) -> Inputs:
-    """Six rows by two, three steps an epoch: the run saves after two of a later one, rank 1 has made one."""
+    """Draw a run that saves after two of the three steps of a later epoch (six rows by two); rank 1 has made one
+    step."""
     return _both(draw.integer(1, 99), at=draw.choice([5, 8]), after=6, rows=6, batch=2)
 
 
@@ -123,12 +129,12 @@ def _forgot(what: str) -> Any:
 
 
 def _drawn_again(run: Run, seed: int) -> None:
-    """The order of the epoch, from a generator that has drawn it already."""
+    """A mistake: the order of the epoch is drawn from a generator that has drawn it already."""
     run.data.order = torch.randperm(len(run.data.order), generator=run.data.generator)
 
 
 def _one_step_counted(run: Run, seed: int) -> None:
-    """The optimizer's own count, of the step that rank 1 has made."""
+    """A mistake: the optimizer keeps its own count of the step that rank 1 has made."""
     for one in run.optimizer.state.values():
         one["step"].fill_(1)
 

@@ -1,4 +1,6 @@
-"""Lab 12, what a microbatch leaves behind: bytes of a layer, and of all layers and microbatches of a pipeline rank."""
+"""Lab 12, what a microbatch keeps for its backward pass: bytes of a layer, and of all layers and live microbatches of a
+pipeline rank.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from labkit.exercises import Case, Draw, Exercise, Mistake, instead
 
 
 def live(p: int, v: int, m: int, rank: int) -> Fraction:
-    """Microbatches under way, each in all layers of the rank."""
+    """The number of live microbatches, each counted in all layers of the rank."""
     if v == 1:
         return Fraction(min(m, p - rank))
     return Fraction(min(v * m, 2 * (p - rank - 1) + (v - 1) * p + 1), v)
@@ -21,7 +23,7 @@ def activation_bytes(
     model: dict[str, int], tokens: int, tp: int, sp: bool, recompute: str, layers: int, p: int, v: int, m: int,
     rank: int, **mistake: Any,
 ) -> dict[str, int]:  # fmt: skip
-    """Keywords of `mistake` are mistakes."""
+    """The bytes of a rank's activations; keywords of `mistake` make mistakes."""
     h, heads, groups, d, f = (model[name] for name in ("h", "heads", "groups", "d", "f"))
     cut = tokens // (tp if sp or mistake.get("all_cut") else 1)
     inputs = cut * (8 * h + (0 if mistake.get("no_statistics") else 8))
@@ -90,7 +92,7 @@ def _alive(number: Callable[[int, int, int, int], Any]) -> Callable[..., dict[st
 
 
 def _warm(p: int, v: int, m: int, rank: int) -> Fraction:
-    """Of the warm-up alone."""
+    """The number of live microbatches of the warm-up alone."""
     return Fraction(min(v * m, 2 * (p - rank - 1) + (v - 1) * p), v) if v > 1 else Fraction(min(m, p - rank - 1))
 
 

@@ -51,7 +51,7 @@ def _wrong(**which: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
 
 
 def _only(name: str) -> Callable[..., dict[str, Any]]:
-    """Right where one of the five is."""
+    """Return an answer in which one of the five numbers is compared."""
     return lambda **inputs: {**dict.fromkeys(asked(**inputs), ANYTHING), name: asked(**inputs)[name]}
 
 

@@ -1,7 +1,7 @@
 """Lab 12, the capstone: a layout for 1,024 GPUs, judged by the package's own planner.
 
-The fastest layout that a search finds with the margin is kept here as a layout and not in seconds, so that the rates of
-a cluster can change without this file; `tests/course/test_lab12.py` searches again.
+The fastest layout that a search finds is kept here, not its seconds, so that the rates of a cluster can change without
+this file; `tests/course/test_lab12.py` searches again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def planned(**layout: Any) -> Any:
     """The plan of a layout.
 
     Raises:
-        ConfigError: it cannot be.
+        ConfigError: the layout is impossible.
     """
     from minimegatron.planner.cluster import CLUSTERS
     from minimegatron.planner.layouts import Layout
@@ -43,7 +43,7 @@ def planned(**layout: Any) -> Any:
 
 
 def _fields(value: Any) -> str | None:
-    """What is wrong with the form of an answer."""
+    """Say what is wrong with the form of an answer."""
     names = {*SIZES, "recompute", "left", "largest"}
     if not isinstance(value, dict) or set(value) != names:
         return f"a dict with the keys {', '.join(sorted(names))} is asked for"

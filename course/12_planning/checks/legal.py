@@ -1,4 +1,4 @@
-"""Lab 12, all layouts that divide what they must; none twice, in any order."""
+"""Lab 12, all layouts that satisfy the divisibility rules, each once, in any order."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def legal(model: dict[str, int], gpus: int, node: int, batch: int) -> list[tuple
 
 
 def _same(answer: Answer) -> str | None:
-    """Compared as sets; said is which rule a layout breaks, or which values never come."""
+    """Compare as sets, and say which rule a layout breaks, or which values are missing."""
     inputs = answer.inputs
     if not isinstance(answer.value, list | tuple) or not all(
         isinstance(one, list | tuple) and len(one) == len(NAMES) and all(type(n) is int for n in one)

@@ -12,7 +12,7 @@ def bytes_sent(
     model: dict[str, int], layout: dict[str, int], tokens: int, layers: int, m: int, rank: int, dense: int,
     experts: int, **mistake: Any,
 ) -> dict[str, int]:  # fmt: skip
-    """Keywords of `mistake` are mistakes."""
+    """The bytes that a rank sends, by axis; keywords of `mistake` make mistakes."""
     tp, cp, pp, dp, ep, zero, v = (layout[name] for name in ("tp", "cp", "pp", "dp", "ep", "zero", "v"))
     h, moe = model["h"], model["topk"] > 0
     tokens //= cp if mistake.get("cp_again") else 1

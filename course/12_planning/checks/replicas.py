@@ -11,7 +11,7 @@ REFUSED = "a ValueError"
 
 
 def _counted(world: int, tp: int, cp: int, pp: int, ep: int, etp: int) -> dict[str, Any]:
-    """Rounded down, whatever the layout."""
+    """The counts, rounded down, for any layout."""
     dp = world // (tp * cp * pp)
     return {"dp": dp, "dense": dp * cp, "expert": world // (etp * ep * pp)}
 

@@ -12,7 +12,7 @@ def step_time(
     matrices: float, square: float, batch: int, gpus: int, peak: float, reached: float, p: int, v: int, m: int,
     full: bool, waits: float, gradients: float, **mistake: Any,
 ) -> dict[str, float]:  # fmt: skip
-    """Keywords of `mistake` are mistakes."""
+    """The seconds of a step and its terms; keywords of `mistake` make mistakes."""
     sample = matrices + square * mistake.get("half", 0.5)
     model = mistake.get("three", 3) * batch * sample
     forward = batch * sample / (gpus * (1 if mistake.get("whole_batch") else m) * peak * reached)

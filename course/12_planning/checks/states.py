@@ -1,4 +1,6 @@
-"""Lab 12, what lasts from step to step: parameters of a rank, their bytes, and those of gradients and AdamW's state."""
+"""Lab 12, memory that lasts from step to step: parameters of a rank, their bytes, and those of gradients and AdamW's
+state.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ def padded(vocab: int, tp: int) -> int:
 def stage_parameters(
     model: Model, layers: int, first: bool, last: bool, tp: int, ep: int, etp: int, **mistake: Any
 ) -> dict[str, int]:
-    """Keywords of `mistake` are mistakes."""
+    """The parameters of a stage; keywords of `mistake` make mistakes."""
     h, heads, groups, d, f = (model[name] for name in ("h", "heads", "groups", "d", "f"))
     experts = model["experts"]
     if mistake.get("d_of_h"):

@@ -38,7 +38,7 @@ struct Places {  // which tokens are whose, and where
 };
 
 template <typename T, int VEC, int PER>
-__global__ void __launch_bounds__(THREADS) attend_range(const T* __restrict__ q, const T* __restrict__ keys, const T* __restrict__ values,
+__global__ void __launch_bounds__(THREADS, 4) attend_range(const T* __restrict__ q, const T* __restrict__ keys, const T* __restrict__ values,
                                                         T* __restrict__ out, Acc<T>* __restrict__ partial, Acc<T>* __restrict__ stats,
                                                         Places p, Acc<T> scale, Acc<T> softcap) {
   using A = Acc<T>;
@@ -158,6 +158,11 @@ __global__ void __launch_bounds__(THREADS) join_ranges(const Acc<T>* __restrict_
   }
 }
 
+// nvcc cannot launch a kernel that is chosen by an expression: each is named where it is launched.
+#define MM_ATTEND(WIDTH, PER)                                                                                                                 \
+  MM_LAUNCH((attend_range<T, WIDTH, PER>), grid, THREADS, bytes, stream, (const T*)q, (const T*)keys, (const T*)values, (T*)out, (A*)partial, \
+            (A*)stats, p, (A)scale, (A)softcap)
+
 // q [n, heads, d] and out [n, heads, dv] are dense; keys and values have strides of (page, row, head) in elements, and
 // dense channels. Sequences with more than `longest` new tokens are left out. window 0 and softcap 0 for none. With more
 // than one split, each of `range` keys: partial [n, heads, splits, dv] and stats [n, heads, splits, 2] are written.
@@ -179,12 +184,7 @@ MM_EXPORT mm_paged_attention(const void* q, const void* keys, const void* values
     constexpr int VEC = vector_width<T>();
     const bool packs = d % VEC == 0 && key_page % VEC == 0 && key_row % VEC == 0 && key_head % VEC == 0 && aligned16(keys);
     const int bytes = (int)(HEADS * d * sizeof(A));
-    auto launch = [&](auto kernel) {
-      return MM_LAUNCH(kernel, grid, THREADS, bytes, stream, (const T*)q, (const T*)keys, (const T*)values, (T*)out, (A*)partial, (A*)stats, p,
-                       (A)scale, (A)softcap);
-    };
-    const int error = dv <= THREADS ? launch(packs ? attend_range<T, VEC, 1> : attend_range<T, 1, 1>)
-                                    : launch(packs ? attend_range<T, VEC, 4> : attend_range<T, 1, 4>);
+    const int error = dv <= THREADS ? (packs ? MM_ATTEND(VEC, 1) : MM_ATTEND(1, 1)) : (packs ? MM_ATTEND(VEC, 4) : MM_ATTEND(1, 4));
     if (error || splits == 1) return error;
     return MM_LAUNCH((join_ranges<T>), (unsigned)(n * heads), THREADS, 0, stream, (const A*)partial, (const A*)stats, (T*)out, p);
   });

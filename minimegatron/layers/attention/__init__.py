@@ -1,1 +1,1 @@
-"""Attention: its cores, masks, and how a sequence is shared over ranks."""
+"""Attention: cores, masks, multi-latent attention, and context parallelism."""

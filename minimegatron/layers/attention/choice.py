@@ -1,4 +1,4 @@
-"""Which program computes attention: a table of GPUs, dtypes and masks.
+"""The choice of `attention_backend auto`: a table of GPUs, dtypes and masks.
 
 | GPU                          | plain or causal | documents, window                                   |
 |------------------------------|-----------------|-----------------------------------------------------|
@@ -10,17 +10,17 @@
 | any, keys on other ranks     | `sdpa`, in pieces (`context_parallel.py`)                             ||
 | any, scores with a cap       | `local`; with dropout of weights `reference`                          ||
 
-`auto` is the first of a cell that is installed and takes these heads. `flash` is the flash-attn package, version 2;
-`varlen` is the FlashAttention-2 inside torch (`torch.nn.attention.varlen.varlen_attn`, from torch 2.12 on with windows
-and grouped heads), called with the documents' boundaries.
+`auto` is the first backend of a cell that is installed and supports these heads. `flash` is the flash-attn package,
+version 2; `varlen` is the FlashAttention-2 inside torch (`torch.nn.attention.varlen.varlen_attn`, from torch 2.12 on
+with windows and grouped heads), called with the documents' boundaries.
 
 - On 9.0 and 10.0 torch's function prefers cuDNN's attention to FlashAttention-2 (torch 2.13,
   `aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`, `check_prefer_cudnn_attention`). FlashAttention-2 reaches 35 %
-  of an H100's peak, programs that use Hopper's own instructions about twice that (Shah et al. 2024, arXiv 2407.08608,
+  of an H100's peak, kernels that use Hopper's own instructions about twice that (Shah et al. 2024, arXiv 2407.08608,
   section 1). So flash-attn 2 would make plain attention slower there.
-- On 8.x FlashAttention-2 is the program of this generation (Dao 2023, arXiv 2307.08691), and torch has a copy of it.
-- Documents and windows reach torch's function as a table of s x s entries, which only its slower programs take, and
-  every pair is computed. FlashAttention-2 takes the boundaries and skips what no query sees.
+- On 8.x FlashAttention-2 is the fastest (Dao 2023, arXiv 2307.08691), and torch has a copy of it.
+- Documents and windows reach torch's function as a table of s x s entries, which only its slower kernels take, and
+  every pair is computed. FlashAttention-2 takes the boundaries and skips pairs that are not visible.
 - FlashAttention-2 needs 16 bits, a GPU of 8.0 or newer, and heads of at most 256 channels; `varlen_attn` also needs a
   multiple of 8 channels, and has no dropout.
 
@@ -50,7 +50,7 @@ FLASH_HEAD = 256
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What attention could be computed with.
+    """The device and the installed packages that could compute attention.
 
     Attributes:
         capability: of the GPU, such as (9, 0); None on a CPU.
@@ -63,14 +63,14 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What attention has to compute.
+    """The properties of an attention that decide which backends can compute it.
 
     Attributes:
-        dtype: of queries, keys and values.
+        dtype: dtype of queries, keys and values.
         head: channels of a query and a key.
         value: channels of a value.
         rule: whether the mask has documents, or a window shorter than the sequence.
-        dropout: whether weights are dropped.
+        dropout: whether attention weights are dropped.
     """
 
     dtype: torch.dtype
@@ -96,9 +96,9 @@ def fastest(machine: Machine, task: Task) -> str:
 def groups_share(machine: Machine, task: Task) -> bool:
     """Whether torch's function computes grouped heads without copies of keys and values, and without an s x s matrix.
 
-    FlashAttention-2 and cuDNN do, in 16 bits and without a table. Up to torch 2.13 the program for everything else
-    (fp32, tables) wants as many key heads as query heads, and with fewer torch falls back to the formula, whose matrix
-    of weights is stored: a copy of the keys is much less.
+    FlashAttention-2 and cuDNN do, in 16 bits and without a table. Up to torch 2.13 the backend for all other cases
+    (fp32, tables) needs as many key heads as query heads; with fewer, torch falls back to the formula and stores its
+    matrix of weights, which is much larger than a copy of the keys.
     """
     fits = _flash_kernel(machine, task) and task.head == task.value
     return machine.capability is None or (fits and not task.rule)
@@ -111,14 +111,14 @@ def _flash_kernel(machine: Machine, task: Task) -> bool:
 
 
 def installed(backend: str) -> bool:
-    """Whether the package that a backend needs is there."""
+    """Whether the package of a backend is installed."""
     if backend == "varlen":
         return _varlen_there()
     return backend not in PACKAGES or importlib.util.find_spec(PACKAGES[backend][0]) is not None
 
 
 def this_machine(device: torch.device) -> Machine:
-    """What is here, for tensors on `device`."""
+    """The `Machine` for tensors on `device`."""
     if device.type != "cuda":
         return Machine(None)
     programs = frozenset(name for name in ("flash", "varlen") if installed(name))
@@ -133,7 +133,7 @@ NAMES = {
 
 
 def in_words(machine: Machine) -> str:
-    """What `auto` takes here in bf16, in a sentence."""
+    """The choice of `auto` on this machine in bf16, as a sentence."""
     if machine.capability is None:
         return NAMES["sdpa"]
     plain, rule = (NAMES[fastest(machine, Task(torch.bfloat16, 128, 128, rule))] for rule in (False, True))
@@ -143,7 +143,8 @@ def in_words(machine: Machine) -> str:
 
 @functools.cache
 def _varlen_there() -> bool:
-    """torch's own variable-length attention, with the two arguments that came later than the function."""
+    """Whether torch has variable-length attention with windows and grouped heads, which came later than the
+    function."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -155,7 +156,7 @@ def check_backend(backend: str) -> None:
     """Refuse a backend whose package is missing.
 
     Raises:
-        ConfigError: saying what to install.
+        ConfigError: with what to install.
     """
     if not installed(backend):
         package = PACKAGES[backend][1]

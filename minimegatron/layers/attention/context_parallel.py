@@ -4,7 +4,7 @@ Everything in a transformer acts on one token at a time, except attention, where
 all tokens before it. Four ways to bring them together; C ranks, n = s/C tokens each, a query heads and g groups of
 width d on each rank:
 
-| `cp_comm_type` | what travels                          | elements sent by a rank, forward     | needs               |
+| `cp_comm_type` | messages                              | elements sent by a rank, forward     | needs               |
 |----------------|---------------------------------------|--------------------------------------|---------------------|
 | `p2p`          | K, V round a ring, while one computes | 2 (C-1) n b g d                      | C blocks to overlap |
 | `allgather`    | K, V to all ranks, before             | 2 (C-1) n b g d                      | memory for all K, V |
@@ -13,18 +13,18 @@ width d on each rank:
 
 (g' is g, copied until it is a multiple of C: with fewer groups than ranks each rank still gets a key/value head.)
 
-**Ring.** The blocks of K and V go round (`comm/ring`), and each rank attends to a block as it comes by. In the backward
-pass the blocks go round again, and the gradient of each block travels one step behind it: every rank adds its part, and
-the last one sends the sum home. That makes C-1 messages of K, V and C-1 of dK, dV (in fp32): twice the elements of the
-forward pass. **All-gather** brings the same blocks at once; dK, dV are reduce-scattered in fp32.
+**Ring.** The blocks of K and V go round (`comm/ring`), and each rank attends to a block while it has it. In the
+backward pass the blocks go round again, and the gradient of each block follows one step behind it: every rank adds its
+part, and the last one sends the sum to the owner. That makes C-1 messages of K, V and C-1 of dK, dV (in fp32): twice
+the elements of the forward pass. **All-gather** brings the same blocks at once; dK, dV are reduce-scattered in fp32.
 
 **All-to-all** (Ulysses). Afterwards each rank has *all* tokens of a/C heads, so any attention works unchanged, and a
 second all-to-all brings the output back. Nothing overlaps, but the volume falls with C. **Hierarchical**: all-to-all
 inside `cp_inner` (fast links), ring over `cp_outer` (slow ones), whose blocks have C1 times the tokens and a C1-th of
 the heads.
 
-**Joining pieces.** Attention over some of the keys gives `out_i`, divided by the sum `exp(lse_i)` over *those* keys.
-Two pieces are joined exactly by weighing each with its share of the whole sum, in fp32::
+**Joining pieces.** Attention over some of the keys gives `out_i`, normalised by the sum `exp(lse_i)` over *those* keys.
+Two pieces are joined exactly by weighting each with its share of the whole sum, in fp32::
 
     l_new = log(exp(l) + exp(lse_i))
     O     = exp(l - l_new) O + exp(lse_i - l_new) out_i            begin with l = -inf, O = 0
@@ -38,7 +38,7 @@ pieces (`kernels/blockwise.py`), added up in fp32 too, so rounding does not grow
 | `FULL`, `DIAGONAL` | aten's `scaled_dot_product_flash_attention`: that of the CPU, or of a GPU in 16 bits         |
 | `PARTIAL`          | blockwise, `kernels/blockwise.py`; with the backend `local` everything                       |
 
-RoPE happens before all this, with the angles of the tokens' places in the sequence.
+RoPE is applied before, with the tokens' positions in the whole sequence.
 
 Liu et al. 2023 (arXiv 2310.01889); Brandon et al. 2023 (arXiv 2311.09431) for the balance; Jacobs et al. 2023 (arXiv
 2309.14509), Fang, Zhao 2024 (arXiv 2405.07719). Megatron-LM: `megatron/core/extensions/transformer_engine.py`; the
@@ -81,13 +81,13 @@ def context_attention(
     Args:
         q: [n, b, a, d], this rank's tokens as `comm/sequence` cuts them.
         k, v: [n, b, g, d].
-        mask: who sees whom, in places of the whole sequence.
-        mesh: whose cp axes share the sequence, by `mesh.parallel.cp_comm_type`.
-        scale: of the scores.
-        backend: of the pieces, see `layers/attention/context_parallel`.
-        whole: attention over a whole sequence, q [s, b, a', d], k and v [s, b, g', d] -> [s, b, a', d]: what remains
-            to be done where only heads are exchanged.
-        softcap: of the scores, see `layers/attention/context_parallel`.
+        mask: which query sees which key, in positions of the whole sequence.
+        mesh: its cp axes share the sequence, by `mesh.parallel.cp_comm_type`.
+        scale: factor of the scores.
+        backend: the backend for pieces, see `attend`.
+        whole: attention over a whole sequence, q [s, b, a', d], k and v [s, b, g', d] -> [s, b, a', d]; used where only
+            heads are exchanged.
+        softcap: cap of the scores, see `attend`.
 
     Returns:
         [n, b, a, d].
@@ -249,7 +249,7 @@ _RULE = {FULL: AttentionMask(causal=False), DIAGONAL: AttentionMask()}
 
 
 class Joined:
-    """Pieces of attention joined so far.
+    """The pieces of attention joined so far.
 
     Attributes:
         out: [b, a, n, d], and
@@ -292,12 +292,12 @@ def attend(
 
     Args:
         joined: receives the result.
-        q: [b, a, n, d], standing at `q_spans`, n tokens together.
-        k, v: [b, g, m, d], standing at `k_spans`.
-        mask: who sees whom.
-        scale: of the scores.
+        q: [b, a, n, d], n tokens at the positions `q_spans`.
+        k, v: [b, g, m, d], m tokens at the positions `k_spans`.
+        mask: which query sees which key.
+        scale: factor of the scores.
         backend: `sdpa`, `local` or `reference`.
-        softcap: of the scores (`kernels/blockwise.flash_forward`); `sdpa` has none.
+        softcap: cap of the scores (`kernels/blockwise.flash_forward`); `sdpa` has none.
     """
     for tile in mask.tiles(q_spans, k_spans):
         rows, cols = slice(*tile.rows), slice(*tile.cols)
@@ -323,7 +323,7 @@ def attend_backward(
     """Add this piece's part of dq to `dq`; return its dk and dv, [b, g, m, d] in fp32 (fp64).
 
     Args:
-        dout, out, lse: of the queries' whole attention.
+        dout, out, lse: those of the queries' whole attention.
         dq: [b, a, n, d] in fp32 (fp64).
     """
     tiles = mask.tiles(q_spans, k_spans)

@@ -1,20 +1,21 @@
-"""softmax(q k^T / sqrt(d) + mask) v, by one of six programs.
+"""softmax(q k^T / sqrt(d) + mask) v, by one of six implementations.
 
-| backend     | what computes                                                    | where                      |
+| backend     | computed by                                                      | where                      |
 |-------------|------------------------------------------------------------------|----------------------------|
 | `reference` | the formula: the whole matrix of weights, softmax in fp32        | anywhere; s x s memory     |
-| `local`     | ours: a kernel, or blockwise in torch (`kernels/blockwise.py`)   | anywhere; no dropout       |
+| `local`     | this package: a kernel, or blockwise in torch (`kernels/blockwise`) | anywhere; no dropout    |
 | `sdpa`      | torch's `scaled_dot_product_attention` (FlashAttention-2, cuDNN) | anywhere                   |
 | `flash`     | the flash-attn package                                           | GPU, 16 bits               |
-| `varlen`    | torch's `varlen_attn`; only `auto` takes it                      | GPU, 16 bits; no dropout   |
+| `varlen`    | torch's `varlen_attn`; only `auto` chooses it                    | GPU, 16 bits; no dropout   |
 | `te`        | Transformer Engine's `DotProductAttention`                       | GPU, 16 bits; no documents |
-| `auto`      | the fastest on this GPU for this mask: `layers/attention/choice` |                            |
 
-Who sees whom is an `AttentionMask`; `reference` and `sdpa` make a table of it where plain causal attention is not
-enough. Under context parallelism the sequence is on several ranks, and `layers/attention/context_parallel` calls the
-backend on *some* of the keys at a time.
+`auto` chooses the fastest of `sdpa`, `flash` and `varlen` on this GPU for this mask (`layers/attention/choice`).
 
-In generation (`generate`) the core puts the keys and values of new tokens into pages and attends to the pages
+An `AttentionMask` says which query sees which key; `reference` and `sdpa` make a boolean matrix of it, unless causal
+attention says the same. Under context parallelism the sequence is on several ranks, and
+`layers/attention/context_parallel` calls the backend on *some* of the keys at a time.
+
+In generation (`generate`) the core writes keys and values of new tokens into pages and attends to the pages
 (`ops.paged_attention`), whatever the backend.
 
 Megatron-LM: `transformer/dot_product_attention.py`, `TEDotProductAttention` in `extensions/transformer_engine.py`.
@@ -47,7 +48,7 @@ class CoreAttention(nn.Module):
 
     Args:
         config: backend, head width, attention dropout.
-        mesh: whose cp axes share the sequence.
+        mesh: its cp axes share the sequence.
         rng: streams for the dropout of attention weights.
 
     Raises:
@@ -85,7 +86,7 @@ class CoreAttention(nn.Module):
     def generate(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask, state: LayerState
     ) -> torch.Tensor:
-        """`forward` for new tokens, whose keys and values are kept, and which see those that were kept before."""
+        """`forward` for new tokens: keeps their keys and values, and attends to them and to those of earlier tokens."""
         state.write_tokens(key=k, value=v)
         out = ops.paged_attention(
             q[:, 0],
@@ -100,7 +101,7 @@ class CoreAttention(nn.Module):
         return out.flatten(1).unsqueeze(1)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
-        """Where the whole sequence is here: q [s, b, a', d], k and v [s, b, g', d] -> [s, b, a', d]."""
+        """Attention over a whole sequence on this rank: q [s, b, a', d], k and v [s, b, g', d] -> [s, b, a', d]."""
         backend = self.backend_for(q, v, mask)
         if backend in ("flash", "varlen", "te"):
             return getattr(self, f"_{backend}")(q, k, v, mask)  # type: ignore[no-any-return]
@@ -109,7 +110,7 @@ class CoreAttention(nn.Module):
         return out.permute(2, 0, 1, 3)
 
     def backend_for(self, q: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> str:
-        """The program that computes these shapes under this mask: `backend`, with `auto` resolved."""
+        """The backend for these shapes under this mask: `backend`, with `auto` resolved."""
         return fastest(self.machine, self._task(q, v, mask)) if self.backend == "auto" else self.backend
 
     def _task(self, q: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> Task:
@@ -121,7 +122,7 @@ class CoreAttention(nn.Module):
         return self.dropout.p if self.training else 0.0
 
     def _reference(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
-        """The formula as it stands, softmax in fp32: what the other backends are compared with."""
+        """The formula, softmax in fp32: tests compare the other backends with it."""
         repeat, s = q.shape[1] // k.shape[1], q.shape[2]
         k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
         scores = (q @ k.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * self.scale
@@ -209,6 +210,6 @@ class CoreAttention(nn.Module):
 
 
 def window_size(mask: AttentionMask) -> tuple[int, int]:
-    """How many keys before and after itself a query sees, -1 for all: the packages' `window_size`."""
+    """The packages' `window_size`: how many keys before and after itself a query sees, -1 for all."""
     back = -1 if mask.window is None else mask.window - 1
     return back, 0 if mask.causal else back

@@ -38,9 +38,9 @@ class Tile:
     """A rectangle of queries x keys.
 
     Attributes:
-        rows, cols: which of the local queries and keys, as [start, stop).
+        rows, cols: the local queries and keys, as [start, stop).
         relation: `FULL`, `DIAGONAL` or `PARTIAL`.
-        q_start, k_start: for `PARTIAL`, where the first row and column stand in the sequence.
+        q_start, k_start: for `PARTIAL`, the positions of the first row and column in the sequence.
     """
 
     rows: Span
@@ -52,11 +52,11 @@ class Tile:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AttentionMask:
-    """The rule.
+    """The rule that says which query sees which key.
 
     Args:
-        causal: a query sees no key after it.
-        window: keys at a distance of this or more are not seen; 1 leaves the token itself.
+        causal: a query sees no later key.
+        window: keys at a distance of this or more are not seen; with 1 a token sees only itself.
         document_ids: [b, s] of the *whole* sequence; only keys with the query's own id are seen.
     """
 
@@ -70,7 +70,7 @@ class AttentionMask:
         return self if window in (None, self.window) else dataclasses.replace(self, window=window)
 
     def relation(self, q: Span, k: Span) -> str:
-        """How the queries [a, b) see the keys [c, d), all four being places in the sequence."""
+        """How the queries [a, b) see the keys [c, d), both given as positions in the sequence."""
         nearest, farthest = q[0] - (k[1] - 1), q[1] - 1 - k[0]  # of the signed distance i - j
         limit = float("inf") if self.window is None else self.window - 1
         least = 0 if self.causal else -limit
@@ -96,11 +96,12 @@ class AttentionMask:
         return seen
 
     def plain(self, s: int) -> bool:
-        """Whether s tokens see all of each other, or all of their past: no table and no boundaries say more."""
+        """Whether causal or full attention over s tokens says the same, so that no table and no boundaries are
+        needed."""
         return self.document_ids is None and (self.window is None or self.window >= s)
 
     def dense(self, s: int, device: torch.device | None = None) -> torch.Tensor | None:
-        """The whole table, or None where attention that is causal, or whole, says the same."""
+        """The whole table; None where causal or full attention says the same."""
         if self.plain(s):
             return None
         key = "dense", s, self.window
@@ -109,9 +110,10 @@ class AttentionMask:
         return self._cache[key]
 
     def boundaries(self, device: torch.device) -> tuple[torch.Tensor, int]:
-        """Where documents begin, [documents + 1] int32 on `device`, and the longest: of all samples end to end.
+        """The first token of each document, [documents + 1] int32 on `device`, of all samples end to end; and the
+        longest length.
 
-        Computed once, on the CPU: on a GPU their number and the longest would make the host wait in every layer.
+        Computed once, on the CPU: on a GPU the count and the longest length would make the host wait in every layer.
         """
         if "boundaries" not in self._cache:
             borders, longest = cu_seqlens(self._ids())
@@ -142,7 +144,7 @@ class AttentionMask:
         return _merge(_merge(tiles, "rows"), "cols")
 
     def pairs(self, tiles: list[Tile]) -> int:
-        """How many pairs of a query and a key are computed and visible, of one sample."""
+        """The number of (query, key) pairs that are computed and visible, for one sample."""
         total = 0
         for tile in tiles:
             n, m = tile.rows[1] - tile.rows[0], tile.cols[1] - tile.cols[0]
@@ -155,7 +157,7 @@ class AttentionMask:
         return total
 
     def _documents(self, q: Span, k: Span) -> str:
-        """What document ids alone say of a rectangle: `NONE`, `FULL` or `PARTIAL`."""
+        """The relation of a rectangle by document ids alone: `NONE`, `FULL` or `PARTIAL`."""
         if self.document_ids is None:
             return FULL
         of_q, of_k = self._range(q), self._range(k)
@@ -204,7 +206,7 @@ def _cut_at(k: Span, q_spans: Spans) -> list[Span]:
 
 
 def _merge(tiles: list[Tile], along: str) -> list[Tile]:
-    """Join `FULL` rectangles that are neighbours along one dim ("rows" or "cols") and equal across it."""
+    """Join adjacent `FULL` rectangles along one dim ("rows" or "cols") that are equal in the other."""
     across = "cols" if along == "rows" else "rows"
     out: list[Tile] = []
     for tile in sorted(tiles, key=lambda t: (getattr(t, across), getattr(t, along))):

@@ -1,25 +1,25 @@
-"""Multi-latent attention: keys and values of all heads, made from one short vector a token.
+"""Multi-latent attention: keys and values of all heads are projections of one short vector a token.
 
 The problem in a sentence: the KV cache of generation holds 2 g d numbers for every token and layer, and with 128 heads
 that is more than the model itself.
 
-Cache a latent c of r numbers in place of keys and values, and one key of d_r numbers, shared by all heads, that
-RoPE has turned:
+Cache a latent c of r numbers in place of keys and values, and one key of d_r numbers, shared by all heads, to which
+RoPE is applied:
 
     c_kv   = norm(x W_dkv^T)                     [s, b, r]           k_r = rope(x W_kr^T)    [s, b, d_r]
     k_i    = [c_kv W_uk,i^T ; k_r]               d_n + d_r           v_i = c_kv W_uv,i^T     d_v
     q_i    = [c_q W_uq,i^T ; rope(c_q W_qr,i^T)]                     c_q = norm(x W_dq^T), or x itself
     o      = concat_i softmax(q_i k_i^T / sqrt(d_n + d_r)) v_i       y = o W_o^T
 
-RoPE must not touch what comes out of c, or the following could not be done: W_uk moves to the other side of the dot
-product, (c W_uk^T) . q = c . (q W_uk), and W_uv behind the sum over tokens. So generation never makes keys or values:
-it compares q W_uk [r] with c itself, and turns P c [r] into a head's output at the end (`absorbed`). It is attention
-with one key/value head of width r + d_r, whose memory is that of the latent:
+RoPE is not applied to keys that are made from c, so W_uk can move to the other side of the dot product, (c W_uk^T) . q
+= c . (q W_uk), and W_uv after the sum over tokens. So generation computes no keys or values: the score is q W_uk [r]
+times c itself, and W_uv is applied to the sum of latents [r] at the end (`absorbed`). This is attention with one
+key/value head of width r + d_r, which needs the memory of the latent:
 
-| kept for a token and layer       | numbers           | DeepSeek-V3 (128 heads, d_n + d_r = 192, d_v = 128, r = 512) |
-|----------------------------------|-------------------|---------------------------------------------------------------|
-| keys and values of all heads     | a (d_n + d_r + d_v) | 40,960                                                      |
-| latent and turned key            | r + d_r           | 576                                                           |
+| kept for a token and layer   | numbers             | DeepSeek-V3 (128 heads, d_n + d_r = 192, d_v = 128, r = 512) |
+|------------------------------|---------------------|--------------------------------------------------------------|
+| keys and values of all heads | a (d_n + d_r + d_v) | 40,960                                                       |
+| latent and key after RoPE    | r + d_r             | 576                                                          |
 
 **Over tp** the heads are divided: W_uq, W_uk, W_uv are column-parallel, W_o is row-parallel. The down-projections are
 small and replicated: each rank computes c of the tokens it holds. With sequence parallelism these are its own s/t, so
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 
 class ReplicatedLinear(nn.Module):
-    """`y = x A^T`, the whole of A on every tp rank, each with the tokens that it holds."""
+    """`y = x A^T`, the whole of A on every tp rank, each for its own tokens."""
 
     def __init__(self, input_size: int, output_size: int, init: Init, dtype: torch.dtype) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class ReplicatedLinear(nn.Module):
 
 
 class MultiLatentAttention(nn.Module):
-    """See the module docstring.
+    """Multi-latent attention, as in the module docstring.
 
     Args:
         config: the model.
@@ -143,16 +143,16 @@ class MultiLatentAttention(nn.Module):
 
     @property
     def supports_context_parallel(self) -> bool:
-        """Whether a sequence may be cut over cp: the core's to say."""
+        """Whether a sequence may be cut over cp, which depends on the core."""
         return getattr(self.core_attention, "supports_context_parallel", False)
 
     def inference_state(self) -> dict[str, StateSpec]:
-        """The latent, and the key that RoPE has turned, for each token."""
+        """The latent, and the key after RoPE, for each token."""
         inference_state_of(self.core_attention, "the core of a MultiLatentAttention")  # `absorbed` is its formula
         return {"latent": StateSpec((1, self.r + self.d_r))}
 
     def queries(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
-        """x [s', b, h] -> q [s, b, a/t, d_n + d_r], its last d_r channels turned."""
+        """x [s', b, h] -> q [s, b, a/t, d_n + d_r], its last d_r channels after RoPE."""
         if self.config.q_lora_rank is None:
             q = self.linear_q_proj(x)
         else:
@@ -161,7 +161,7 @@ class MultiLatentAttention(nn.Module):
         return torch.cat([without, self._turn(turn, context)], -1)
 
     def latents(self, x: torch.Tensor, context: AttentionContext) -> tuple[torch.Tensor, torch.Tensor]:
-        """x [s', b, h] -> c_kv [s', b, r] of the tokens that are here, and k_r [s, b, 1, d_r] of all, turned."""
+        """x [s', b, h] -> c_kv [s', b, r] of this rank's tokens, and k_r [s, b, 1, d_r] of all tokens after RoPE."""
         latent, turn = self.linear_kv_down_proj(x).split([self.r, self.d_r], -1)
         if self.mesh.sequence_parallel:
             turn = c.gather_from_sequence_region(turn, self.mesh.tp)
@@ -189,7 +189,7 @@ class MultiLatentAttention(nn.Module):
         return self.linear_proj(out)
 
     def _core(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
-        """Attention with values narrower than keys: zeros make them equally wide where the core wants that."""
+        """Attention with values narrower than keys: padded with zeros if the core needs equal widths."""
         backend = self.core_attention.backend_for(q, v, mask)
         any_width = self.mesh.cp.size == 1 and backend in ("sdpa", "reference")
         if any_width or self.d_v == q.shape[-1]:
@@ -203,14 +203,14 @@ class MultiLatentAttention(nn.Module):
         return ops.rope(x, *context.rotary, self.config.rotary_interleaved, kernels=self.config.kernels)
 
     def absorbed(self, q: torch.Tensor, state: LayerState) -> torch.Tensor:
-        """Attention that never makes a key or a value: what generation computes from its latents.
+        """Attention without keys and values: generation computes it from latents.
 
         Args:
             q: [n, 1, a/t, d_n + d_r] of the new tokens, from `queries`.
-            state: has [latent, turned key] of these tokens and of all before.
+            state: has [latent, key after RoPE] of these and of all earlier tokens.
 
         Returns:
-            [n, 1, a/t * d_v], what `linear_proj` wants.
+            [n, 1, a/t * d_v], the input of `linear_proj`.
         """
         w_k, w_v = self.linear_kv_up_proj.weight.unflatten(0, (-1, self.d_n + self.d_v)).split([self.d_n, self.d_v], 1)
         without, turned = q[:, 0].split([self.d_n, self.d_r], -1)
@@ -222,7 +222,7 @@ class MultiLatentAttention(nn.Module):
 
 
 def score_factor(config: TransformerConfig) -> float:
-    """What scores are multiplied by besides 1 / sqrt(d): not 1 with YaRN and `yarn_mscale_all_dim` only."""
+    """Factor of scores beside 1 / sqrt(d): 1 except with YaRN and `yarn_mscale_all_dim`."""
     factor, mscale = config.rope_scaling_factor, config.yarn_mscale_all_dim
     if config.rope_scaling_type != "yarn" or not mscale or factor <= 1:
         return 1.0

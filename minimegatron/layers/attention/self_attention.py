@@ -1,9 +1,9 @@
 """Self-attention with its heads divided over tp.
 
-The problem in a sentence: heads do not talk to each other, so give each rank some of them.
+The problem in a sentence: the heads of a layer are computed independently, so each rank can have some of them.
 
     qkv = x A_qkv^T      column-parallel: a rank computes q, k, v of its own heads
-    o   = softmax(q k^T / sqrt(d) + mask) v          nothing travels
+    o   = softmax(q k^T / sqrt(d) + mask) v          no message
     y   = o A_proj^T     row-parallel: the sum over heads is the sum over ranks
 
 One all-reduce forward and one backward, as for any column-row pair.
@@ -15,17 +15,18 @@ of a group: the ranks gather the packed output, whose gradient is summed because
 their query heads and their one key/value head. No row of A_qkv ever lives on two ranks, so nothing needs a second
 reduction.
 
-| tensor          | shape                        |
-|-----------------|------------------------------|
+| tensor          | shape                                            |
+|-----------------|--------------------------------------------------|
 | x, y            | [s, b, h], [s/t, b, h] with sequence parallelism |
-| packed qkv      | [s, b, g/t * (a/g + 2) * d]  |
-| q; k, v; o      | [s, b, a/t, d]; [s, b, max(1, g/t), d]; [s, b, a/t, d] |
+| packed qkv      | [s, b, g/t * (a/g + 2) * d]                      |
+| q, o            | [s, b, a/t, d]                                   |
+| k, v            | [s, b, max(1, g/t), d]                           |
 
 With context parallelism s is s/cp everywhere here; only the core attention needs the other ranks' tokens
 (`layers/attention/context_parallel.py`). Which query sees which key is an `AttentionMask` (`layers/attention/mask.py`):
 its own past (causal), at most `sliding_window` tokens including itself, and only its own document when there are
-`document_ids`. Who computes it is `--attention-backend` (`layers/attention/core_attention.py`). In generation the core
-keeps the keys and values, and reads those of earlier tokens (`layers/inference_context.py`).
+`document_ids`. `--attention-backend` chooses the implementation (`layers/attention/core_attention.py`). In generation
+the core keeps keys and values, and reads those of earlier tokens (`layers/inference_context.py`).
 
 Vaswani et al. 2017; Ainslie et al. 2023 (arXiv 2305.13245). Megatron-LM: `megatron/core/transformer/attention.py`,
 `dot_product_attention.py`.
@@ -57,12 +58,12 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionContext:
-    """What every layer needs to know about the batch; made once per forward pass.
+    """The properties of the batch that every layer needs; made once per forward pass.
 
     Attributes:
         rotary: cos and sin, [n, b, 1, d/2] each, or None without RoPE; n tokens are on this cp rank.
         mask: the attention mask, in positions of the whole sequence.
-        inference: in generation, what layers keep of earlier tokens; None in training.
+        inference: in generation, the states that layers keep of earlier tokens; None in training.
     """
 
     rotary: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -70,7 +71,7 @@ class AttentionContext:
     inference: InferenceContext | None = None
 
     def state_of(self, layer_number: int) -> LayerState | None:
-        """What a layer keeps of earlier tokens, in generation."""
+        """The state that a layer keeps of earlier tokens; None in training."""
         return None if self.inference is None else LayerState(self.inference, layer_number)
 
 
@@ -145,11 +146,11 @@ class SelfAttention(nn.Module):
 
     @property
     def supports_context_parallel(self) -> bool:
-        """Whether a sequence may be cut over cp: the core's to say."""
+        """Whether a sequence may be cut over cp, which depends on the core."""
         return getattr(self.core_attention, "supports_context_parallel", False)
 
     def inference_state(self) -> dict[str, StateSpec]:
-        """What the core keeps."""
+        """The state that the core keeps."""
         return inference_state_of(self.core_attention, "the core of a SelfAttention")
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

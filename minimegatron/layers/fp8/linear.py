@@ -1,11 +1,11 @@
-"""FP8 in column- and row-parallel linear layers: whose scale, what travels, what is kept, and which layers have it.
+"""FP8 in column- and row-parallel linear layers: shared scales, messages, what is kept, and which layers have it.
 
-In FP8 are the linear layers of attention, MLP and experts. Embedding, output layer, norms, routers and the core of
-attention are not, as in Megatron-LM. An expert has its own scales and multiplies the rows that came to it.
+The linear layers of attention, MLP and experts compute in FP8. Embedding, output layer, norms, routers and the core of
+attention do not, as in Megatron-LM. An expert has its own scales, for the rows that are sent to it.
 
-**Whose scale.** A tensor that is cut over tp must have one scale, or the layers of tp = 2 are another model than those
-of tp = 1. Delayed scaling agrees once a step (`move_scales`). Current scaling agrees at once, where the tensor is cut
-over an axis:
+**Shared scales.** A tensor that is cut over tp must have one scale, or the layers of tp = 2 are another model than
+those of tp = 1. Delayed scaling agrees once a step (`move_scales`). Current scaling agrees at once, over the axis over
+which the tensor is cut:
 
 | layer      | x                              | W   | dy                             |
 |------------|--------------------------------|-----|--------------------------------|
@@ -14,22 +14,22 @@ over an axis:
 | replicated | tp with sequence parallelism   | -   | tp with sequence parallelism   |
 | an expert  | fc1: -, fc2: etp               | etp | fc1: etp, fc2: -               |
 
-Ranks of cp have other tokens, and with current scaling a scale of their own. Tiles are a rank's own; W is cut at
-multiples of a tile (`check_fp8_dims`), so no layout has other tiles.
+Ranks of cp have other tokens, and with current scaling a scale of their own. A tile is on one rank; W is cut at
+multiples of a tile (`check_fp8_dims`), so all layouts have the same tiles of W.
 
-**What travels.** With sequence parallelism x is gathered before the product and again before wgrad. With one scale a
+**Messages.** With sequence parallelism x is gathered before the product and again before wgrad. With one scale a
 tensor each rank quantises its own tokens and the bytes are gathered: a quarter of fp32, half of bf16. Tiles for wgrad
-run over tokens of several ranks, so there x itself is gathered.
+run over tokens of several ranks, so with tiles x itself is gathered.
 
 | sequence parallelism, gather of x | delayed, tensorwise | blockwise, mxfp8           |
 |-----------------------------------|---------------------|----------------------------|
 | bytes                             | s b i               | s b i times x's element    |
-| besides, tensorwise               | 4 a tensor, max     | -                          |
+| also, if tensorwise               | 4 a tensor, max     | -                          |
 
-**What is kept** for the backward pass: with one scale a tensor q of x and of W, 1 byte an element; with tiles x itself,
+**Kept** for the backward pass: with one scale a tensor q of x and of W, 1 byte an element; with tiles x itself,
 because wgrad needs other tiles of it. So each has an autograd function (`_OneScale`, `_Tiles`). Within a step the
-weights do not move, so W is quantised by the first microbatch and kept for the others (`keeping_weights`). A second
-forward pass (recompute) finds the same scale and the same W.
+weights do not change, so W is quantised by the first microbatch and kept for the others (`keeping_weights`). A second
+forward pass (recompute) uses the same scale and the same W.
 
 **wgrad** goes where `layers/wgrad` says; a deferred one keeps its factors in FP8. With `fp8_wgrad` off it is a product
 in the model's own precision, and x is kept as it is.
@@ -65,19 +65,20 @@ TENSORS = ("input", "weight", "gradient")
 
 
 class ParallelFp8(nn.Module):
-    """The FP8 products of one parallel layer ; what the layer itself is does not change.
+    """The FP8 products of one parallel layer; the layer itself does not change.
 
     Args:
-        recipe: which scales.
+        recipe: how scales are chosen.
         axes: input, weight, gradient -> ranks that hold parts of it.
-        wgrad: dW in FP8 too.
+        wgrad: whether wgrad is in FP8 too.
         agree_over: axis over which delayed scaling agrees at the end of a step.
-        siblings, index: of an expert, whose place other ranks may have given to others (`layers/fp8/scaling.py`): for
-            each of the three tensors the experts of its layer, and its number among them.
+        siblings, index: for an expert, because ranks of ep have other experts in the same place
+            (`layers/fp8/scaling.py`): for each of the three tensors the experts of its layer, and its number among
+            them.
 
     Attributes:
-        input, weight, gradient: where their scales come from. Histories grow in training alone.
-        kept: {transposed: the weight in FP8} while a step lasts, or None.
+        input, weight, gradient: the scaling of each tensor. Histories grow in training alone.
+        kept: {transposed: the weight in FP8} during a step, or None.
     """
 
     def __init__(
@@ -98,14 +99,15 @@ class ParallelFp8(nn.Module):
         self.kept: dict[bool, Quantised] | None = None
 
     def quantise(self, x: torch.Tensor, which: str, transposed: bool = False) -> Quantised:
-        """`which` is input, weight or gradient; transposed: x^T, for a product that sums over the rows of x."""
+        """x in FP8; `which` is input, weight or gradient; transposed: x^T, for a product that sums over the rows
+        of x."""
         made: Quantised = getattr(self, which)(x.t().contiguous() if transposed else x)
         return made
 
     def weight_copy(self, weight: torch.Tensor, transposed: bool = False) -> Quantised:
-        """W [o, i], or W^T, in FP8; made once a step where `fp8_model.keeping_weights` says so.
+        """W [o, i], or W^T, in FP8; made once a step if `keeping_weights` says so.
 
-        It is the layer's one weight, wherever it lies: one that is gathered on use comes to another place each time.
+        The key is the layer, not the address of W: a weight that is gathered on use has another address each time.
         """
         if self.kept is not None and transposed in self.kept:
             return self.kept[transposed]
@@ -145,9 +147,9 @@ class ParallelFp8(nn.Module):
 
 
 class _OneScale(torch.autograd.Function):
-    """`LinearFunction` of factors with one scale each. Kept: q of x, or x itself where wgrad is not in FP8; q of W^T.
+    """`LinearFunction` of factors with one scale each. Kept: q of x, or x itself if wgrad is not in FP8; q of W^T.
 
-    Where x is not gathered again, q of x^T is kept, which wgrad reads and which the cast may have written.
+    If x is not gathered again, q of x^T is kept, which wgrad reads and which the cast may have written.
     """
 
     @staticmethod
@@ -195,9 +197,9 @@ class _OneScale(torch.autograd.Function):
 
 
 class _Tiles(torch.autograd.Function):
-    """`LinearFunction` of factors with a scale for every tile. Kept: x and W, whose other tiles follow.
+    """`LinearFunction` of factors with a scale for every tile. Kept: x and W, from which other tiles are made.
 
-    Tiles for wgrad run over tokens, which are those of all ranks with sequence parallelism.
+    Tiles for wgrad run over tokens, with sequence parallelism over those of all ranks.
     """
 
     @staticmethod
@@ -243,13 +245,13 @@ def _backward(
     x: torch.Tensor,
     dw: Callable[[torch.Tensor], torch.Tensor],
 ) -> tuple[torch.Tensor | None, ...]:
-    """The order of `LinearFunction.backward`, of products in FP8.
+    """The order of `LinearFunction.backward`, with products in FP8.
 
     Args:
         dy: [n, o].
         dgrad: computes this rank's part of dgrad.
-        x: what is gathered for wgrad.
-        dw: computes wgrad from what has been gathered.
+        x: the tensor that is gathered for wgrad.
+        dw: computes wgrad from the gathered tensor.
     """
     tp, sequence_parallel = ctx.tp, ctx.sequence_parallel
     needs_dgrad, needs_wgrad, needs_db = ctx.needs_input_grad[:3]
@@ -280,7 +282,7 @@ def _as_rows_of(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None = No
 
 
 def _bytes(q: torch.Tensor) -> torch.Tensor:
-    """FP8 numbers as bytes, because gloo knows no others of their size."""
+    """FP8 numbers as bytes: gloo has no FP8 dtype."""
     return q.view(torch.uint8)
 
 
@@ -290,7 +292,7 @@ KINDS = {"delayed": "delayed", "tensorwise": "current", "blockwise": "block", "m
 
 
 def recipe_of(config: TransformerConfig) -> Fp8Recipe:
-    """What the model's `fp8_...` fields ask for."""
+    """The recipe of the model's `fp8_...` fields."""
     return Fp8Recipe(
         KINDS[config.fp8_recipe],
         hybrid=config.fp8_format == "hybrid",
@@ -317,7 +319,7 @@ def enable_fp8(module: nn.Module, config: TransformerConfig, mesh: Mesh, where: 
     """Give every linear layer inside `module` its FP8 products and, with delayed scaling, their state.
 
     Raises:
-        ConfigError: a matrix whose dims on this rank do not suit the recipe.
+        ConfigError: the recipe does not allow the size of a matrix on this rank.
     """
     agree_over = "tp_cp" if config.tp_only_amax_red else "tp_dp_cp"
 
@@ -361,9 +363,9 @@ def enable_fp8_layers(stack: nn.Module, layers: Iterable[Any], config: Transform
 
 
 def move_scales(model: nn.Module, mesh: Mesh) -> None:
-    """End of a step: delayed scales of all layers agree and move on; all ranks of a stage must call.
+    """End of a step: delayed scales of all layers agree and are updated; all ranks of a stage must call it.
 
-    One message of 4 bytes a tensor, of an expert's tensor 4 bytes for every expert of its layer.
+    One message of 4 bytes a tensor; for an expert's tensor 4 bytes for every expert of its layer.
     """
     states = _delayed(model)
     if states:
@@ -382,9 +384,9 @@ def _delayed(model: nn.Module) -> list[DelayedScale]:
 
 @contextlib.contextmanager
 def keeping_weights(model: nn.Module) -> Iterator[None]:
-    """The passes of a step: weights do not move, so those that FP8 layers have quantised are kept until its end.
+    """In the block, the passes of a step, weights that FP8 layers have quantised are kept.
 
-    Scales get their places here, before a CUDA graph is recorded of what reads them.
+    Scales are placed in their common tensor here, before a CUDA graph is recorded that reads them.
     """
     layers, states = _layers(model), _delayed(model)
     if states:
@@ -400,7 +402,7 @@ def keeping_weights(model: nn.Module) -> Iterator[None]:
 
 @step_hook
 class Fp8Step(StepHook):
-    """A step of the FP8 layers: weights are kept during its passes, scales move at its end."""
+    """The step hook of FP8 layers: quantised weights are kept during the passes, scales are updated at the end."""
 
     def during_passes(self) -> contextlib.AbstractContextManager[None]:
         return keeping_weights(self.model)

@@ -1,7 +1,8 @@
-"""FP8 matrix products from scratch: formats, scales, and what they cost in accuracy.
+"""FP8 matrix products from scratch: formats, scales, and their accuracy.
 
 An FP8 number has three or four significant binary digits and a range of 2^18 (E4M3) or 2^32 (E5M2). So a tensor must be
-multiplied by a scale that puts its largest element just below the top, and the scale must be known before the product.
+multiplied by a scale that puts its largest element just below the format's largest number, and the scale must be known
+before the product.
 
     y  = x W^T       x, W in E4M3
     dx = dy W        dy in E5M2 (HYBRID: gradients need range more than digits), W in E4M3
@@ -18,12 +19,13 @@ Tiles run along the index that a product sums over: x is summed over features in
 recipes quantise it twice, each time from the original. A tile never crosses ranks.
 
 A tensor's scale must be the same on every rank that holds a piece or a replica of it, or the ranks' models drift apart.
-Delayed scaling agrees once a step over tp x cp x dp (`layers/fp8/scaling`). Current scaling all-reduces one number a
-use, over the ranks that share the tensor (tp). A second forward pass of a step (recompute) uses the same scale.
+With delayed scaling ranks agree once a step over tp x cp x dp (`layers/fp8/scaling`). Current scaling all-reduces one
+number a use, over the ranks that share the tensor (tp). A second forward pass of a step (recompute) uses the same
+scale.
 
 Each factor is rounded by at most 2^-4 of itself (E4M3) or 2^-3 (E5M2) where it is not below the format's smallest
-normal number. Beyond the top it is cut off: with delayed scaling when a tensor grows, with MX by up to 1/8 of a tile's
-largest. Casts saturate and round to nearest even, bit for bit the same wherever they run.
+normal number. Larger numbers saturate: with delayed scaling when a tensor grows, with MX by up to 1/8 of a tile's
+largest. Casts round to nearest even, bit for bit the same wherever they run.
 
 The product is that of the dequantised factors, summed in fp32:
 
@@ -40,7 +42,7 @@ tensor cores, at half of the rate of FP8 and some ten times that of fp32. Scales
 multiples of 16; the rows of an expert, which dW sums over, are filled up with zeros.
 
 FP8 tensor cores of an H100 keep about 14 binary digits of a partial sum (DeepSeek-V3, section 3.3.2) unless it is added
-up in fp32 every so often, which takes time. As in Transformer Engine, gradients do that and y does not
+up in fp32 at intervals, which takes time. As in Transformer Engine, gradients do that and y does not
 (`module/base.py`: `_2X_ACC_FPROP = False`, `_2X_ACC_DGRAD = _2X_ACC_WGRAD = True`).
 
 Micikevicius et al. 2022 (arXiv 2209.05433); DeepSeek-V3 (arXiv 2412.19437) for blocks; Rouhani et al. 2023 (arXiv
@@ -73,8 +75,8 @@ class Fp8Recipe:
         hybrid: gradients in E5M2; only for scales of a whole tensor.
         history: H, steps that delayed scaling remembers.
         algorithm: "max" of the history, or "most_recent".
-        margin: leave this many powers of two below the top.
-        kernels: `config.kernels`: what casts.
+        margin: leave this many powers of two below the largest number of the format.
+        kernels: `config.kernels`, for the casts.
     """
 
     kind: str = "delayed"
@@ -96,7 +98,7 @@ class Fp8Recipe:
 
 @dataclasses.dataclass(frozen=True)
 class Quantised:
-    """q [m, n] in FP8; x is about q times `inverse`: one number, or one for each tile."""
+    """q [m, n] in FP8, with x close to q times `inverse`: one number, or one for each tile."""
 
     q: torch.Tensor
     inverse: torch.Tensor
@@ -105,12 +107,12 @@ class Quantised:
     kernels: str = "auto"  # `config.kernels`: what dequantises tiles
 
     def t(self) -> Quantised:
-        """x^T, of a tensor with one scale; that of tiles must be quantised anew, along its other dim."""
+        """x^T, for a tensor with one scale; a tensor with tiles must be quantised again, along its other dim."""
         assert self.tile is None, "tiles run along one dim"
         return Quantised(self.q.t() if self.transposed is None else self.transposed, self.inverse, None, self.q)
 
     def dequantise(self) -> torch.Tensor:
-        """[m, n] in fp32; of tiles exact."""
+        """[m, n] in fp32; exact for tiles."""
         if self.tile is None:
             return self.q.float() * self.inverse
         return self.q.float() * reference.spread_tiles(self.inverse, self.tile, self.q.shape)
@@ -119,7 +121,7 @@ class Quantised:
         """[m, n]: with tiles what `dequantise` gives, else q without its scale.
 
         Exact: q has at most four binary digits, bf16 has eight and the exponents of fp32, and the scale of a tile is a
-        power of two. Only where that is below 2^-124, in tiles of numbers below 1e-34, the smallest may be rounded.
+        power of two. Only if that is below 2^-124, in tiles of numbers below 1e-34, the smallest may be rounded.
         """
         if self.tile is None:
             return self.q.bfloat16()
@@ -136,14 +138,14 @@ def cast(
 
     Args:
         kernels: `config.kernels`.
-        seen: fp32 scalar that becomes the largest magnitude of x where that is larger; NaN where x has one.
+        seen: fp32 scalar that is raised to the amax of x; NaN if x has one.
     """
     q, transposed, inverse = ops.fp8_cast(x, scale, dtype, seen, kernels=kernels)
     return Quantised(q, inverse, None, transposed)
 
 
 def cast_at_once(x: torch.Tensor, dtype: torch.dtype, margin: int, axis: Axis, kernels: str) -> Quantised:
-    """x [m, n] in FP8, scaled by its own largest magnitude, over the ranks of `axis`."""
+    """x [m, n] in FP8, scaled by its own amax over the ranks of `axis`."""
     amaxes = ops.fp8_magnitudes(x, kernels=kernels)
     if axis.size > 1:
         amaxes = all_reduce(amaxes.amax(), axis, "max")
@@ -177,20 +179,20 @@ def product(a: Quantised, b: Quantised, dtype: torch.dtype, fast: bool = False) 
 
 
 def scaled_mm(a: Quantised, b: Quantised, dtype: torch.dtype, fast: bool = False) -> torch.Tensor:
-    """The same by torch's own FP8 product; one scale a tensor, n a multiple of 16."""
+    """`product` by torch's own FP8 product; one scale a tensor, n a multiple of 16."""
     assert a.tile is None and b.tile is None, "one scale a tensor"
     x, y = _filled(a.q), _filled(b.q).t()
     return torch._scaled_mm(x, y, a.inverse, b.inverse, out_dtype=dtype, use_fast_accum=fast)
 
 
 def _filled(q: torch.Tensor) -> torch.Tensor:
-    """q [m, k], zeros added to k up to a multiple of 16; torch fills bytes, and not FP8."""
+    """q [m, k] with zeros added to k up to a multiple of 16; torch pads bytes, but not FP8."""
     short = -q.shape[1] % 16
     return F.pad(q.view(torch.uint8), (0, short)).view(q.dtype) if short else q.contiguous()
 
 
 def product_in_bf16(a: Quantised, b: Quantised, dtype: torch.dtype) -> torch.Tensor:
-    """The same from factors in bf16, which are exact; a whole tensor's scales are multiplied in after the sum."""
+    """`product` of factors in bf16, which are exact; scales of a whole tensor are multiplied in after the sum."""
     assert (a.tile is None) == (b.tile is None), "both factors have tiles, or neither"
     x, y = a.in_bf16(), b.in_bf16().t()
     if a.tile is not None and dtype == torch.bfloat16:

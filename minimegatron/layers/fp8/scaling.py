@@ -63,7 +63,7 @@ class TileScales(Scaling):
 
 
 class CurrentScale(Scaling):
-    """The scale of the tensor itself, of which the ranks of `axis` hold parts."""
+    """The scale of the tensor itself; the ranks of `axis` hold parts of it."""
 
     def __init__(self, recipe: Fp8Recipe, dtype: torch.dtype, axis: Axis) -> None:
         super().__init__(recipe, dtype)
@@ -75,21 +75,21 @@ class CurrentScale(Scaling):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Siblings:
-    """Matrices that share one place in the model, as the experts of a layer do: there are `number` of them."""
+    """`number` matrices in one place of the model, such as the experts of a layer."""
 
     number: int = 1
 
 
 class DelayedScale(Scaling):
-    """A scale from the steps before. Scale and history are saved with the model, so a resumed run continues with them.
+    """A scale from earlier steps. Scale and history are saved with the model, so a resumed run continues with them.
 
-    In training the magnitude of this step is noted; a second forward pass (recompute) finds the same scale and changes
+    In training the amax of this step is recorded; a second forward pass (recompute) uses the same scale and changes
     nothing, because maxima are idempotent.
 
     Args:
         recipe: length of the history, algorithm, margin.
-        dtype: format whose top the scale aims at.
-        siblings, index: its place among the ranks' tensors, where ranks have other ones: see `Scales`.
+        dtype: the FP8 format.
+        siblings, index: its number among its siblings, if ranks have different ones: see `Scales`.
     """
 
     amax_history: torch.Tensor
@@ -108,7 +108,8 @@ class DelayedScale(Scaling):
         return cast(x, self.scale, self.dtype, self.recipe.kernels, seen)
 
     def _apply(self, fn: Callable[..., torch.Tensor], recurse: bool = True) -> DelayedScale:
-        """Values follow the module to another device; `half()` does not round, `to_empty` does not lose them."""
+        """Move values to another device with the module; `half()` does not round them, `to_empty` does not lose
+        them."""
         device = fn(self.scale).device
         if device.type != "meta":
             self.amax_history, self.scale = self.amax_history.to(device), self.scale.to(device)
@@ -118,12 +119,12 @@ class DelayedScale(Scaling):
 class Scales:
     """Scales and histories of many tensors, of one recipe and on one device, in one tensor; see the module docstring.
 
-    **The message** has a place for every tensor, and for a tensor of an expert one for each of the E experts, of which
-    a rank fills its own: ranks of ep hold other experts in the same places of the model, those that hold the same
-    expert agree, and no others.
+    **The message** has a place for every tensor; for an expert's tensor it has one for each of the E experts, and a
+    rank fills that of its own: ranks of ep hold different experts in the same places of the model, and only ranks with
+    the same expert agree.
 
     Args:
-        states: whose buffers become views.
+        states: their buffers become views.
     """
 
     def __init__(self, states: Sequence[DelayedScale]) -> None:
@@ -146,7 +147,7 @@ class Scales:
         self.places = None if straight else torch.tensor(places, device=device)
 
     def holds(self, states: Sequence[DelayedScale]) -> bool:
-        """Whether these are the states, and their buffers still views."""
+        """Whether the tensor is that of these states, and their buffers are still views of it."""
         at, n = self.values.data_ptr(), self.values.shape[1]
         return len(states) == n and all(
             s.whole is self and s.scale.data_ptr() == at + 4 * i and s.amax_history.data_ptr() == at + 4 * (n + i)
@@ -155,7 +156,7 @@ class Scales:
 
     @torch.no_grad()
     def move(self, axis: Axis) -> None:
-        """End of a step: the ranks of `axis` agree, scales and histories move on. The host waits for nothing."""
+        """End of a step: the ranks of `axis` agree, scales and histories are updated. The host does not wait."""
         scale, now, history = self.values[0], self.values[1], self.values[1:]
         now.nan_to_num_(nan=torch.inf, posinf=torch.inf)  # a maximum over ranks could lose a NaN
         if self.places is None:
@@ -173,7 +174,7 @@ class Scales:
 
 
 def together(states: Sequence[DelayedScale]) -> Scales:
-    """The tensor of which these states are views; a new one where they no longer are.
+    """The tensor of which these states are views; a new one if they no longer are.
 
     Raises:
         ConfigError: a scale is not fp32, as after `load_state_dict(..., assign=True)` of rounded ones.
@@ -188,7 +189,7 @@ def scaling_of(recipe: Fp8Recipe, which: str, axis: Axis, **place: Any) -> Scali
     """The `Scaling` of a layer's input, weight or gradient.
 
     Args:
-        axis: ranks that share the tensor, for current scaling.
+        axis: ranks that hold parts of the tensor, for current scaling.
         place: `siblings` and `index` of delayed scaling.
     """
     dtype = recipe.dtype(which == "gradient")

@@ -1,9 +1,9 @@
-"""The load of the experts: counted, summed over ranks once a step, and the bias that evens it out.
+"""The load of the experts: counted, summed over ranks once a step; and the bias that balances it.
 
 Each router has counted its rank's tokens in the backward pass (`layers/moe/router`). At the end of a step the counts of
-all layers travel in one message, and every rank has the whole table:
+all layers are summed by one message, and every rank has the whole table:
 
-| what travels                                                   | axis    | bytes                        |
+| message                                                        | axis    | bytes                        |
 |----------------------------------------------------------------|---------|------------------------------|
 | per layer with experts: E counts, 4 sums; in fp64              | `world` | 8 (E + 4) per such layer     |
 
@@ -11,13 +11,13 @@ all layers travel in one message, and every rank has the whole table:
 
 Ranks of other stages contribute zeros; tp, cp and dp ranks have different tokens, so the sum counts each once.
 
-**The expert bias** (without an auxiliary loss) moves after every step by `rate` towards an even load:
+**The expert bias** (without an auxiliary loss) is updated after every step by `rate` towards an even load:
 
     bias_e += rate * sign(mean_e' n_e' - n_e)
 
-It moves after the checks of a step, as weights do (`move_biases`). n_e is what the tokens chose, before a capacity
-drops any. Megatron-LM counts what is left after that: with padding it is the same for all experts, and the bias never
-moves.
+It is updated after the checks of a step, as weights are (`move_biases`). n_e counts what the tokens chose, before a
+capacity drops any. Megatron-LM counts what is left after that: with padding it is the same for all experts, and the
+bias never changes.
 
 Wang et al. 2024 (arXiv 2408.15664). Megatron-LM: `get_updated_expert_bias` in `transformer/moe/moe_utils.py`, called in
 `finalize_model_grads.py`.
@@ -44,12 +44,12 @@ from minimegatron.layers.step_hooks import StepHook, step_hook
 
 @dataclasses.dataclass(frozen=True)
 class LayerLoad:
-    """What the router of one layer did in a step, over all ranks.
+    """The routing of one layer in a step, over all ranks.
 
     Attributes:
         layer: its global number.
-        tokens: how many tokens asked for each expert.
-        dropped: how many of these requests a capacity refused.
+        tokens: how many tokens chose each expert.
+        dropped: how many of these choices a capacity refused.
         balancing_loss, z_loss: means over the tokens of the step, coefficients included.
         penalties: each loss under Megatron's name and, as Megatron logs it, without its coefficient: a balancing loss
             is 1 where the load is even.
@@ -64,7 +64,7 @@ class LayerLoad:
 
 
 def imbalance(tokens: list[int]) -> float:
-    """The load of the busiest expert over the mean load: 1 is even, E / k is everything to the same k."""
+    """The load of the busiest expert over the mean load: 1 if it is even, E / k if all tokens choose the same k."""
     return max(tokens) * len(tokens) / max(sum(tokens), 1)
 
 
@@ -84,7 +84,7 @@ class ExpertLoad:
         self._experts = config.num_experts or 0
 
     def tokens(self, layer: int) -> torch.Tensor:
-        """How many tokens asked for each expert of a layer, [E] in fp64."""
+        """How many tokens chose each expert of a layer, [E] in fp64."""
         return self.table[self._layers.index(layer), : self._experts]
 
     def to_host(self) -> list[LayerLoad]:
@@ -92,7 +92,7 @@ class ExpertLoad:
         return self.rows(self.table.flatten().tolist())
 
     def rows(self, numbers: Sequence[float]) -> list[LayerLoad]:
-        """The same from the numbers of the table, in order, that have been read already."""
+        """One entry for each layer, from the numbers of the table in order, which the host has read."""
         loads, width = [], self.table.shape[1]
         for i, layer in enumerate(self._layers):
             row = numbers[i * width : (i + 1) * width]
@@ -105,11 +105,11 @@ class ExpertLoad:
 
 @torch.no_grad()
 def count_loads(model: nn.Module, mesh: Mesh) -> ExpertLoad | None:
-    """Add up what all routers have counted since the last call.
+    """Sum the counts of all routers since the last call over ranks.
 
     Args:
-        model: what this rank holds of the model, wrapped or not.
-        mesh: the layout; all ranks must call.
+        model: this rank's part of the model, wrapped or not.
+        mesh: the layout; all ranks must call it.
 
     Returns:
         The table, None for a model without experts.
@@ -133,7 +133,7 @@ def count_loads(model: nn.Module, mesh: Mesh) -> ExpertLoad | None:
 
 @torch.no_grad()
 def move_biases(model: nn.Module, load: ExpertLoad) -> None:
-    """Move the expert biases of a model, wrapped or not, towards an even load."""
+    """Update the expert biases of a model, wrapped or not, towards an even load."""
     for router in model.modules():
         if isinstance(router, TopKRouter) and router.expert_bias is not None:
             tokens = load.tokens(router.layer_number)
@@ -150,10 +150,10 @@ def _mark(load: ExpertLoad) -> None:
 
 @step_hook
 class Balance(StepHook):
-    """A step of the routers: they get the loss scale before it; after it loads are summed and reported, biases move.
+    """The step hook of routers: sets their loss scale; after the passes sums and reports loads, and updates biases.
 
     Attributes:
-        load: of the last step whose gradients are finished; None without experts.
+        load: the load of the last step whose gradients are finished; None without experts.
     """
 
     load: ExpertLoad | None = None

@@ -66,14 +66,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Dispatched:
-    """What this rank's experts are to work on, and how to send it back.
+    """The rows for this rank's experts, and how to send results back.
 
     Attributes:
         rows: [n, h], sorted by expert.
         probs: [n], the weight of each row.
         counts: rows of each expert of this rank.
-        back: [n, h], what the experts made of the rows -> [T, h], summed for every token of this rank.
-        sizes: `counts` on the device, [E'] int64, where the dispatcher has them there.
+        back: results [n, h] of the rows -> [T, h], summed for every token of this rank.
+        sizes: `counts` on the device, [E'] int64, if the dispatcher has them there.
     """
 
     rows: torch.Tensor
@@ -83,7 +83,7 @@ class Dispatched:
     sizes: torch.Tensor | None = None
 
     def ends(self) -> torch.Tensor:
-        """Behind the last row of each expert, [E'] int32 on the device."""
+        """Index after the last row of each expert, [E'] int32 on the device."""
         sizes = self.rows.new_tensor(self.counts, dtype=torch.int64) if self.sizes is None else self.sizes
         return sizes.cumsum(0, dtype=torch.int32)
 
@@ -98,11 +98,11 @@ class Dispatcher(Protocol):
 
 
 class AllGatherDispatcher:
-    """See the module docstring.
+    """Sends all tokens to all ranks of `etp_ep`; see the module docstring.
 
     Args:
         config: how many experts.
-        mesh: whose `etp_ep` shares a layer's experts.
+        mesh: its `etp_ep` shares a layer's experts.
     """
 
     def __init__(self, config: TransformerConfig, mesh: Mesh) -> None:
@@ -111,7 +111,7 @@ class AllGatherDispatcher:
         self.here = slice(*experts_here(config.num_experts, mesh.ep))
 
     def dispatch(self, tokens: torch.Tensor, routing: Routing) -> Callable[[], Dispatched]:
-        """tokens [T, h], their routing over all experts -> the rows of this rank's."""
+        """tokens [T, h] and their routing over all experts -> the rows for this rank's experts."""
         tokens = c.gather_from_sequence_region(tokens, self.axis)
         probs = c.gather_from_sequence_region(routing.probs, self.axis)[:, self.here]
         wanted = c.all_gather(routing.map.to(torch.uint8), self.axis)[:, self.here].bool()
@@ -127,17 +127,17 @@ class AllGatherDispatcher:
         return lambda: sent
 
     def _expected(self, tokens: int) -> list[int]:
-        """Rows of each expert of this rank, of the `tokens` of all ranks together."""
+        """Rows of each expert of this rank, for the `tokens` of all ranks together."""
         counts = planned_loads(tokens // self.axis.size, self.config, self.here)
         return [self.axis.size * n for n in counts[self.here]]
 
 
 class AllToAllDispatcher:
-    """See the module docstring.
+    """Sends each token to the ranks of its experts; see the module docstring.
 
     Args:
         config: how many experts.
-        mesh: whose `ep` shares a layer's experts, and `etp` an expert.
+        mesh: its `ep` shares a layer's experts, its `etp` each expert.
     """
 
     def __init__(self, config: TransformerConfig, mesh: Mesh) -> None:
@@ -149,7 +149,8 @@ class AllToAllDispatcher:
         self.local = config.num_experts // mesh.ep.size
 
     def dispatch(self, tokens: torch.Tensor, routing: Routing) -> Callable[[], Dispatched]:
-        """tokens [T, h], their routing over all experts -> the rows of this rank's, once the result is called."""
+        """tokens [T, h] and their routing over all experts -> a function that gives the rows for this rank's
+        experts."""
         order = Permutation(tokens, routing, self.config)
         splits = self._splits(routing.map)
         rows = order.rows(sum(splits.inp))
@@ -169,7 +170,7 @@ class AllToAllDispatcher:
         return arrive
 
     def _splits(self, wanted: torch.Tensor) -> _Splits:
-        """What goes where, from the counts of all ranks; waits for the device, once."""
+        """Row counts of the messages, from the counts of all ranks; waits for the device, once."""
         p, q, local = self.ep.size, self.etp.size, self.local
         counts = wanted.sum(0)  # [E]
         all_counts = c.all_gather(counts[None], self.etp_ep).view(p, q, p * local)  # etp varies fastest
@@ -193,7 +194,7 @@ class AllToAllDispatcher:
         return self._table(counts, counts.expand(self.ep.size, self.etp.size, -1))[0].tolist()  # type: ignore[no-any-return]
 
     def _table(self, counts: torch.Tensor, all_counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """All numbers of `_Splits` that the host wants, and the rows of each expert here.
+        """All numbers of `_Splits` that the host needs, and the rows of each expert of this rank.
 
         Args:
             counts: [E], rows of this rank for each expert.
@@ -208,11 +209,11 @@ class AllToAllDispatcher:
 
 @dataclasses.dataclass
 class Loads:
-    """What a run that is planned takes for the loads of experts.
+    """The loads of experts that a plan assumes.
 
     Attributes:
         crowded: the experts of this rank get all rows that they can; else all experts get equally many.
-        asked: whether it has mattered.
+        asked: whether a layer has used the assumption.
     """
 
     crowded: bool = False
@@ -223,12 +224,12 @@ LOADS: ContextVar[Loads] = ContextVar("loads of experts in a run that is planned
 
 
 def planned_loads(tokens: int, config: TransformerConfig, here: slice) -> list[int]:
-    """Rows that a rank sends to each of the E experts, where tensors have no numbers (`LOADS`).
+    """Rows that a rank sends to each of the E experts, where tensors have no values (`LOADS`).
 
     Args:
-        tokens: of the rank.
+        tokens: tokens of the rank.
         config: how many experts a token has, and an expert's capacity.
-        here: the experts that get all that they can, where loads are crowded.
+        here: the experts that get all that they can, if loads are crowded.
     """
     assert config.num_experts is not None
     loads, count, k = LOADS.get(Loads()), config.num_experts, config.moe_router_topk
@@ -266,7 +267,7 @@ class _Splits:
 
 
 def _gather_uneven(x: torch.Tensor, axis: Axis, lengths: list[int]) -> torch.Tensor:
-    """[lengths[r], ...] of each rank -> all of them; the gradient is summed over the ranks."""
+    """[lengths[r], ...] of each rank r -> all of them; the gradient is summed over the ranks."""
     if axis.size == 1:
         return x
     copies = x.repeat(axis.size, *[1] * (x.dim() - 1))
@@ -297,13 +298,13 @@ def dispatch_bytes(config: TransformerConfig, tokens: int, ep: int, etp: int, el
     """Payload bytes of one layer's forward pass on a rank, when every expert gets as many tokens from every rank.
 
     Args:
-        config: h, E, k, the dispatcher and the router's dtype (in which weights of experts travel).
+        config: h, E, k, the dispatcher and the router's dtype, which is that of the weights of experts.
         tokens: T of one rank.
         ep, etp: P and Q.
         element_size: bytes of an element of an activation.
 
     Returns:
-        {"collective/axis": bytes} as `trace.Log` counts them; the backward pass moves as much, but for counts and maps.
+        {"collective/axis": bytes} as `trace.Log` counts them; the backward pass sends as much, without counts and maps.
     """
     assert config.num_experts is not None
     weight = 8 if config.moe_router_dtype == "fp64" else 4
@@ -329,14 +330,14 @@ def dispatch_bytes(config: TransformerConfig, tokens: int, ep: int, etp: int, el
 
 
 def pairs_of(wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which (token, expert) pair each row is, without knowing how many rows there are.
+    """The (token, expert) pair of each row, computed without knowing the number of rows.
 
     Args:
         wanted: [T, E'] map of some experts.
 
     Returns:
-        pairs [T E'], t E' + e of every row, sorted by expert and then by token, garbage behind the last row; and
-        [E', T], the row of every pair, garbage where it is not wanted.
+        pairs [T E'], t E' + e of every row, sorted by expert and then by token, garbage after the last row; and
+        [E', T], the row of every pair, garbage where the pair is not wanted.
     """
     tokens, experts = wanted.shape
     by_expert = wanted.t().flatten()
@@ -348,12 +349,12 @@ def pairs_of(wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Permutation:
-    """The rows of one batch of tokens, and back.
+    """Permutes the tokens of one batch into rows, and back.
 
     Args:
         tokens: [T, h].
-        routing: of these tokens, over some experts.
-        config: how many experts a token has, and what computes.
+        routing: their routing over some experts.
+        config: how many experts a token has, and `kernels`.
     """
 
     def __init__(self, tokens: torch.Tensor, routing: Routing, config: TransformerConfig) -> None:
@@ -371,7 +372,7 @@ class Permutation:
         return self._order.permute(pairs), weights
 
     def back(self, rows: torch.Tensor) -> torch.Tensor:
-        """rows [n, h] -> [T, h]: each row added to its token."""
+        """rows [n, h] -> [T, h]: each row is added to its token."""
         return self._order.unpermute(rows)
 
 
@@ -382,12 +383,12 @@ def regroup(sizes: Sequence[int], order: Sequence[int], device: torch.device) ->
 
 
 class Reorder:
-    """Rows that arrive sorted by sender, sorted by expert, and back.
+    """Sorts rows that arrive sorted by sender by expert, and back.
 
     Args:
         sizes: rows of each block (sender, expert), in the order of arrival.
         by_expert: the blocks in the order of the experts.
-        device: of the rows.
+        device: device of the rows.
     """
 
     def __init__(self, sizes: Sequence[int], by_expert: Sequence[int], device: torch.device) -> None:
@@ -407,7 +408,8 @@ class Reorder:
 
 
 class _Reordered(torch.autograd.Function):
-    """x[there]. The gradient of an index adds up what might be there twice; here it is the inverse index."""
+    """x[there]. The gradient of an index sums entries that occur twice; none does here, so the inverse index gives
+    it."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, there: torch.Tensor, back: torch.Tensor) -> torch.Tensor:

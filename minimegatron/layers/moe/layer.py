@@ -1,11 +1,11 @@
-"""A mixture of experts in place of the MLP: E of them, of which each token passes k.
+"""A mixture of E experts in place of the MLP; each token passes k of them.
 
-The problem in a sentence: parameters are what a model knows, arithmetic is what it costs, and an MLP ties the two; E
-experts hold E times as much and cost k/E of it.
+The problem in a sentence: in an MLP the work of a token grows with the parameters; E experts have E times the
+parameters of one, and the work of k.
 
     y_x = sum over the k experts e of token x:  p_xe  fc2_e( act( fc1_e(x) ) )        + shared(x)
 
-| stage     | shapes                                        | travels                            |
+| stage     | shapes                                        | sent                               |
 |-----------|-----------------------------------------------|------------------------------------|
 | route     | x [T, h] -> probs, map [T, E]                 | E counts for the balancing loss    |
 | dispatch  | -> rows [n, h] sorted by expert               | tokens (`layers/moe/dispatch`)     |
@@ -28,7 +28,7 @@ edp. It is divided once, by the number of tokens of the whole batch, so there is
 Megatron, which takes means over dp, it is 1/dp and not 1/edp.)
 
 **Shared experts** are an MLP that all tokens pass; with a gate, times sigmoid(x w). With `moe_shared_expert_overlap` it
-is computed while the tokens travel.
+is computed while the tokens are sent.
 
 Shazeer et al. 2017 (arXiv 1701.06538); Dai et al. 2024 (arXiv 2401.06066). Megatron-LM:
 `megatron/core/transformer/moe/moe_layer.py`, `experts.py`, `shared_experts.py`.
@@ -67,10 +67,10 @@ class Experts(nn.Module):
 
     Args:
         config: sizes, activation.
-        mesh: whose `ep` shares the experts, and `etp` each of them.
+        mesh: its `ep` shares the experts, its `etp` each of them.
 
     Raises:
-        ConfigError: f cannot be cut over etp, or a grouped product is asked for that torch does not have.
+        ConfigError: f cannot be cut over etp, or torch has no grouped product.
     """
 
     def __init__(self, config: TransformerConfig, mesh: Mesh) -> None:
@@ -107,14 +107,15 @@ class Experts(nn.Module):
         return _product([fc2 for _, fc2 in each], inner, self.weight2, sent.counts)
 
     def _products(self, expert: int, rows: int) -> tuple[Product, Product]:
-        """How the two products of an expert are computed; of no rows there is nothing to quantise."""
+        """The functions that compute the two products of an expert; for no rows the plain ones, as there is nothing to
+        quantise."""
         if self.fp8 is None or rows == 0:
             return F.linear, F.linear
         both: Any = self.fp8[str(self.here[0] + expert)]
         return both[0].linear, both[1].linear
 
     def amax_axes(self) -> tuple[dict[str, Axis], dict[str, Axis]]:
-        """See `layers.fp8.linear`, of fc1 and fc2: rows are on all ranks of etp, features are cut."""
+        """input, weight, gradient -> ranks that hold parts of it, for fc1 and for fc2 (`layers/fp8/linear`)."""
         return (
             {"input": ALONE, "weight": self.etp, "gradient": self.etp},
             {"input": self.etp, "weight": self.etp, "gradient": ALONE},
@@ -145,7 +146,7 @@ class SharedExperts(MLP):
     """The MLP that every token passes.
 
     Args:
-        config: its size; with `moe_shared_expert_gate` the gate [1, h], replicated, each rank having its own tokens.
+        config: its size; with `moe_shared_expert_gate` a gate [1, h], replicated, while each rank has its own tokens.
         mesh: its layout.
     """
 
@@ -163,7 +164,7 @@ class SharedExperts(MLP):
 
 
 class MoELayer(nn.Module):
-    """Router, dispatcher, experts, and shared experts where there are some.
+    """Router, dispatcher, experts, and shared experts if the model has them.
 
     Args:
         config: the model.
@@ -202,10 +203,10 @@ class MoELayer(nn.Module):
         return f"the host must know how many tokens each of its {self.config.num_experts} experts has got"
 
     def check_generation(self) -> None:
-        """Refuse to generate where a sequence would depend on its neighbours (`inference/engine`).
+        """Refuse to generate if a sequence would depend on the others of its batch (`inference/engine`).
 
         Raises:
-            ConfigError: a capacity.
+            ConfigError: experts have a capacity.
         """
         if self.config.moe_expert_capacity_factor is not None:
             raise ConfigError(

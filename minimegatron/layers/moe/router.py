@@ -55,10 +55,10 @@ if TYPE_CHECKING:
 
 
 class Routing(NamedTuple):
-    """Where T tokens go.
+    """The routing of T tokens.
 
     Attributes:
-        probs: [T, E] weight of each expert for each token, 0 for those it does not go to.
+        probs: [T, E] weight of each expert for each token, 0 for experts that the token does not go to.
         map: [T, E] bool; which tokens an expert gets. Padding may be among them, with weight 0.
     """
 
@@ -67,18 +67,18 @@ class Routing(NamedTuple):
 
 
 class TopKRouter(nn.Module):
-    """See the module docstring.
+    """The router, as in the module docstring.
 
     Args:
         config: number of experts, the choice, the penalties.
-        mesh: whose axes share a microbatch's tokens.
+        mesh: its axes share a microbatch's tokens.
         layer_number: global number from 0, for reports.
         rng: streams for the jitter.
 
     Attributes:
-        expert_bias: [E] in fp32, moved by `layers/moe/balance`; None without.
-        loss_scale: factor of the loss whose backward pass comes next.
-        tally: [`tally_size`] in fp64, since the last `reset`: how many tokens wanted each expert, how many were
+        expert_bias: [E] in fp32, updated by `layers/moe/balance`; None without.
+        loss_scale: factor of the loss of the next backward pass.
+        tally: [`tally_size`] in fp64, since the last `reset`: how many tokens chose each expert, how many were
             dropped, how many tokens there were, and summed over them each balancing loss (0 without) and the z-loss.
         microbatches: how many have been counted in it.
     """
@@ -132,7 +132,7 @@ class TopKRouter(nn.Module):
         return routing._replace(probs=_Attach.apply(routing.probs, penalties, counts, self))
 
     def reset(self) -> None:
-        """Forget the statistics, at the end of a step."""
+        """Zero the statistics, at the end of a step."""
         self.tally.zero_()
         self.microbatches = 0
 
@@ -171,7 +171,7 @@ class TopKRouter(nn.Module):
 
 
 class _Attach(torch.autograd.Function):
-    """Identity on the weights; its backward pass adds the gradient of the penalties, and counts."""
+    """Identity on the weights; its backward pass adds the gradient of the penalties, and counts the statistics."""
 
     @staticmethod
     def forward(ctx: Any, probs: torch.Tensor, penalties: torch.Tensor, counts: torch.Tensor, router: Any) -> Any:
@@ -188,13 +188,13 @@ class _Attach(torch.autograd.Function):
 
 
 def tally_size(config: TransformerConfig) -> int:
-    """Numbers that a router counts."""
+    """The length of a router's `tally`."""
     assert config.num_experts is not None
     return config.num_experts + 3 + max(1, len(config.balancing_losses))
 
 
 def set_loss_scale(model: nn.Module, scale: float) -> None:
-    """Give every router the factor of the loss before `backward`."""
+    """Set every router's `loss_scale` before `backward`."""
     for module in model.modules():
         if isinstance(module, TopKRouter):
             module.loss_scale = scale
@@ -226,7 +226,7 @@ def choose(
 
 @torch.no_grad()
 def best(scores: torch.Tensor, config: TransformerConfig) -> torch.Tensor:
-    """Numbers of the k best experts [T, k] by `scores` [T, E], of the best groups alone where there are groups."""
+    """Numbers of the k best experts [T, k] by `scores` [T, E]; with groups, among the best groups."""
     groups, k = config.moe_router_num_groups, config.moe_router_topk
     if groups is not None and config.moe_router_group_topk is not None:
         kept = config.moe_router_group_topk
@@ -241,9 +241,10 @@ def best(scores: torch.Tensor, config: TransformerConfig) -> torch.Tensor:
 
 
 def balance_scores(logits: torch.Tensor, config: TransformerConfig) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the balancing loss is about: p [T, E], whose rows sum to 1, and the k largest of each row [T, E] bool.
+    """The scores that the balancing loss uses: p [T, E], whose rows sum to 1, and the k largest of each row [T, E]
+    bool.
 
-    Neither the bias nor groups enter: the loss pulls at what the router itself says.
+    Neither the bias nor groups enter: the loss acts on the router's own scores.
     """
     if config.moe_router_score_function == "sigmoid":
         scores = logits.sigmoid()
@@ -255,7 +256,7 @@ def balance_scores(logits: torch.Tensor, config: TransformerConfig) -> tuple[tor
 
 
 def balancing_loss(scores: torch.Tensor, shares: torch.Tensor, k: int) -> torch.Tensor:
-    """E/k sum_x sum_e p_xe share_e: each token pays for the experts it likes by the load they have.
+    """E/k sum_x sum_e p_xe share_e: each token pays for the experts that it prefers in proportion to their load.
 
     Args:
         scores: p [T, E].
@@ -270,14 +271,14 @@ def balancing_loss(scores: torch.Tensor, shares: torch.Tensor, k: int) -> torch.
 
 
 def capacity(tokens: int, config: TransformerConfig) -> int:
-    """C: how many of a rank's `tokens` an expert takes at most."""
+    """C: the most of a rank's `tokens` that an expert takes."""
     assert config.num_experts is not None and config.moe_expert_capacity_factor is not None
     wanted = tokens * config.moe_router_topk / config.num_experts * config.moe_expert_capacity_factor
     return math.ceil(wanted) if wanted < tokens else tokens  # also where the factor is infinite, or no token is here
 
 
 def limit(routing: Routing, most: int, config: TransformerConfig) -> Routing:
-    """Leave every expert at most `most` tokens; exactly so many with padding."""
+    """Leave every expert at most `most` tokens; exactly that many with padding."""
     by = routing.probs.detach() if config.moe_token_drop_policy == "probs" else routing.map.to(routing.probs.dtype)
     # stable: among equals the first tokens are kept, which topk does not promise
     order = by.argsort(dim=0, descending=True, stable=True)[:most]
@@ -342,12 +343,12 @@ def sinkhorn(logits: torch.Tensor, axis: Axis, tol: float = TOLERANCE) -> torch.
 
 
 def assign(logits: torch.Tensor, k: int, axis: Axis | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """logits [T, E] -> (weights [T, k], numbers of the experts [T, k]).
+    """Sinkhorn routing: logits [T, E] -> (weights [T, k], numbers of the experts [T, k]).
 
     Args:
         logits: of this rank's tokens.
         k: experts of a token.
-        axis: who shares the microbatch; None where tokens choose for themselves (evaluation).
+        axis: the ranks that share the microbatch; None where tokens choose for themselves (evaluation).
     """
     scores = logits.sigmoid() if k == 1 else logits.softmax(-1)
     by = scores.detach() if axis is None else sinkhorn(logits, axis)

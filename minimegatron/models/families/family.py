@@ -1,18 +1,18 @@
 """A family of models as a value: its presets, its `config.json` both ways, its tensors both ways.
 
-The problem in a sentence: the same mathematics has other names in every family, and whatever knows them all in one
-place has to be changed in as many places as there are things to know.
+The problem in a sentence: the same architecture has other names in every family; one place that knows them all has to
+be changed for every family, and grows with each.
 
-So a family says everything itself, in one file, and whoever presets, reads, writes or converts a model asks it:
+So each family is described in one file, and presets, readers, writers and converters ask that description:
 
-| of a `Family`       | is                                                              | asked by                    |
-|---------------------|-----------------------------------------------------------------|-----------------------------|
-| `fields`, `presets` | fields of `TransformerConfig`: of all members, of each size     | `--preset`, `family_config` |
-| `defaults`, `parts` | keys of `config.json`, each part read and written by one object | `checkpoint/hf_config`      |
-| `tensors`           | which tensors of theirs hold the numbers of which of ours       | `checkpoint/huggingface`    |
+| attribute of `Family` | contents                                                     | used by                     |
+|-----------------------|--------------------------------------------------------------|-----------------------------|
+| `fields`, `presets`   | fields of `TransformerConfig`: of all members, of each size  | `--preset`, `family_config` |
+| `defaults`, `parts`   | keys of `config.json`; one object reads and writes each part | `checkpoint/hf_config`      |
+| `tensors`             | which of their tensors hold which of ours                    | `checkpoint/huggingface`    |
 
 Both directions come from the same rows: `config_from_hf` and `config_to_hf` from the parts, import and export of
-weights from the tensors. A family knows names and sizes, and neither torch nor a file.
+weights from the tensors. A family has names and sizes, and uses neither torch nor files.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Part(NamedTuple):
 
     Attributes:
         read: raises ConfigError for a value that has no counterpart here.
-        write: the best that the family can say of a model; whoever exports reads it back and compares.
+        write: the closest description that the family has; an exporter reads it back and compares.
     """
 
     read: Callable[[Keys], Fields]
@@ -41,14 +41,14 @@ class Part(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One logical tensor of ours and what it is made of.
+    """One of our logical tensors, and the tensors of theirs that it consists of.
 
     Attributes:
         ours: its name; `{}` stands for the layer's number.
-        theirs: names of theirs; `{e}` stands for an expert's number: published files store every expert by itself, we
+        theirs: their names; `{e}` stands for an expert's number: published files store every expert by itself, we
             stack them.
-        how: theirs lie in ours, see `checkpoint/huggingface.py`.
-        when: the model has such a tensor.
+        how: how their tensors are arranged in ours, see `checkpoint/huggingface.py`.
+        when: whether the model has such a tensor.
         on: which layers have it: all, dense, or those with experts.
     """
 
@@ -60,11 +60,11 @@ class Row(NamedTuple):
 
 
 class Match(NamedTuple):
-    """A row for one layer, and of a stack for one expert.
+    """A row for one layer, and for one expert of a stack.
 
     Attributes:
         ours, theirs, how: see `Row`.
-        expert: its number in the stack; None where ours is no stack.
+        expert: its number in the stack; None if ours is no stack.
         stacked: how many matrices our tensor stacks; 0 for none.
     """
 
@@ -77,22 +77,22 @@ class Match(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
-    """What all members of a family share, and its members.
+    """The common properties of a family of models, and its members.
 
     Attributes:
         name: Hugging Face's `model_type`.
-        architecture: Hugging Face's class of a language model.
-        fields: of `TransformerConfig`, the same in all members.
+        architecture: Hugging Face's class of the language model.
+        fields: fields of `TransformerConfig` that are the same in all members.
         presets: name of a member -> its further fields.
         defaults: the keys of `config.json` that are read, with the defaults of the family's class.
-        parts: what the keys say, each both ways; of two that say the same, the later one counts.
+        parts: the meaning of the keys, each part both ways; if two parts write a key, the later one counts.
         tensors: rows, the embedding first.
         aliases: other names of a key, which transformers accepts.
-        prefix: of their names, which files may leave out.
-        renamed: in a name of theirs, of a model in memory -> as it is published.
-        tokenizer: the class that transformers reads every folder's tokenizer as, whatever the folder says.
-        tensorrt_llm: what a TensorRT-LLM checkpoint says of the family beside the sizes; None where its classes do not
-            compute it.
+        prefix: prefix of their names, which files may leave out.
+        renamed: part of a name in their model in memory -> as published.
+        tokenizer: the class with which transformers reads every folder's tokenizer, whatever the folder says.
+        tensorrt_llm: what a TensorRT-LLM checkpoint states about the family beside the sizes; None if its classes do
+            not compute it.
     """
 
     name: str
@@ -114,7 +114,7 @@ class Family:
         return any(row.on == "experts" for row in self.tensors)
 
     def is_like(self, config: TransformerConfig) -> bool:
-        """Whether both the model and the members of the family are mixtures of experts, or neither."""
+        """Whether both the model and the family are mixtures of experts, or neither."""
         return self.has_experts == any(config.expert_layers)
 
     def config_from_hf(self, hf: Mapping[str, Any]) -> TransformerConfig:
@@ -131,10 +131,9 @@ class Family:
         return TransformerConfig.from_dict(fields)
 
     def config_to_hf(self, config: TransformerConfig) -> dict[str, Any]:
-        """The best that a `config.json` of this family can say of the model; the caller reads it back.
+        """The `config.json` of this family that is closest to the model; the caller reads it back and compares.
 
-        What a class of transformers has a default of its own for is said, so that no default of theirs looks as if it
-        had been chosen here.
+        Keys for which a class of transformers has another default are written, too.
 
         Raises:
             ConfigError: the model is no mixture of experts, and the members of the family are; or the other way round.
@@ -169,10 +168,10 @@ PRESETS: dict[str, Family] = {}
 
 
 def register(family: Family) -> Family:
-    """Make a family known by its name and its presets.
+    """Register a family under its name and its presets.
 
     Raises:
-        ConfigError: there is one of this name, or with such a preset.
+        ConfigError: the name or a preset is taken.
     """
     taken = [name for name in (family.name,) if name in FAMILIES] + [name for name in family.presets if name in PRESETS]
     if taken:
@@ -186,7 +185,7 @@ def register(family: Family) -> Family:
 
 
 def named(names: Mapping[str, str]) -> Part:
-    """Keys of theirs that are fields of ours; null is a field's default."""
+    """The part for keys that are fields of ours under other names; null is the field's default."""
     return Part(
         lambda keys: {ours: keys[theirs] for theirs, ours in names.items() if keys[theirs] is not None},
         lambda config: {theirs: getattr(config, ours) for theirs, ours in names.items()},
@@ -194,12 +193,13 @@ def named(names: Mapping[str, str]) -> Part:
 
 
 def one_of(key: str, names: Mapping[str, str], field: str, where: str) -> Part:
-    """A key whose values have other names here: theirs -> ours; of two of theirs for one of ours, the first is written.
+    """The part for a key whose values have other names here: theirs -> ours; if two are one of ours, the first is
+    written.
 
     Args:
-        key: of `config.json`.
-        names: the values.
-        field: of `TransformerConfig`.
+        key: key of `config.json`.
+        names: their value -> ours.
+        field: field of `TransformerConfig`.
         where: for the error, e.g. "a gated MLP".
     """
 
@@ -216,7 +216,7 @@ def one_of(key: str, names: Mapping[str, str], field: str, where: str) -> Part:
 
 
 def only(**wanted: Any) -> Part:
-    """Keys that may have one value, which is also what they mean where they are missing."""
+    """The part for keys with one supported value, which is also their default."""
 
     def read(keys: Keys) -> Fields:
         for key, value in wanted.items():
@@ -227,7 +227,7 @@ def only(**wanted: Any) -> Part:
 
 
 def noted(**fields: str) -> Part:
-    """Keys without effect on the model, such as dropout, which are written and not read: key=field of ours."""
+    """The part for keys without effect on the model, such as dropout: written, not read; key=field of ours."""
     return Part(lambda keys: {}, lambda config: {key: getattr(config, ours) for key, ours in fields.items()})
 
 

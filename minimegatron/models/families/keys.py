@@ -1,17 +1,17 @@
 """The keys of a Hugging Face `config.json`: each is read, known to be without effect, or refused.
 
-The problem in a sentence: a key that a reader does not know, or one that is missing and gets a default of ours, gives a
-model that runs and says something else.
+The problem in a sentence: a reader that ignores a key, or gives a missing key another default, builds a model that runs
+and computes something else.
 
 A file leaves out what equals the default of its family's class, and the classes differ: Mixtral's RoPE has base 1e6
-where the others have 1e4, Qwen3's heads have 128 channels whatever h / a is. A family's `defaults` hold what this
-package reads, as the classes of transformers 5 have it (null is a value: Mistral without `sliding_window` has a window
-of 4096, with `"sliding_window": null` it has none).
+where the others have 1e4, Qwen3's heads have 128 channels whatever h / a is. A family's `defaults` are those of the
+classes of transformers 5, for the keys that this package reads (null is a value: Mistral without `sliding_window` has a
+window of 4096, with `"sliding_window": null` it has none).
 
-`Keys` hands out values and remembers which were asked for; what is left over at the end is refused, unless `HARMLESS`
-says that it changes nothing about logits. A key that the family's class does not have is not read, whoever asks for it:
-`sliding_window` is Mistral's and no key of Llama's, where transformers passes over it. So neither this reader nor an
-export, which is believed when it has been read back, can say what nobody else would understand.
+`Keys` hands out values and remembers which were asked for; a key that is left over at the end is refused, unless
+`HARMLESS` says that it does not change logits. A key that the family's class does not have is not read: transformers
+ignores `sliding_window` in a file of Llama, and so does this reader. So what is read here, or exported and read back,
+means the same to transformers.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ ONLY: dict[str, Any] = {
 
 
 class Keys(Mapping[str, Any]):
-    """A file's keys over the defaults of its family; remembers what was read.
+    """A file's keys over the defaults of its family; remembers which were read.
 
     Args:
-        hf: what `config.json` holds.
-        family: its `model_type`; of another dictionary in the file, its name.
-        defaults: of the family's class; None for a dictionary whose keys are all read.
+        hf: the contents of `config.json`.
+        family: its `model_type`; for a dictionary inside the file, its name.
+        defaults: those of the family's class; None for a dictionary whose keys are all read.
         aliases: other names of a key, which transformers accepts.
 
     Raises:
@@ -100,10 +100,10 @@ class Keys(Mapping[str, Any]):
         return len(self._values)
 
     def only(self, key: str, wanted: Any, why: str = "is not supported") -> None:
-        """Read a key that may have one value, which is also what it means where it is missing.
+        """Read a key with one supported value, which is also its default.
 
         Raises:
-            ConfigError: it has another.
+            ConfigError: the key has another value.
         """
         self._read.add(key)
         value = self._values.get(key, self._given.get(key, wanted))
@@ -111,10 +111,10 @@ class Keys(Mapping[str, Any]):
             raise ConfigError(f"{key}={value!r} {why}", fix=f"use a model with {key}={wanted!r}")
 
     def finish(self) -> None:
-        """Everything has been read.
+        """Check that every key has been read.
 
         Raises:
-            ConfigError: naming the keys that were not read.
+            ConfigError: with the keys that were not read.
         """
         for key, wanted in ONLY.items():
             if key not in self._read:

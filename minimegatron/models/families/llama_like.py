@@ -1,12 +1,12 @@
-"""What the descendants of Llama share: RMSNorm before attention and MLP, RoPE, a gated MLP, no biases.
+"""The parts and rows that descendants of Llama share: RMSNorm before attention and MLP, RoPE, a gated MLP, no biases.
 
-| name                                | is                                                                 |
+| name                                | contents                                                           |
 |-------------------------------------|--------------------------------------------------------------------|
 | `FIELDS`, `DEFAULTS`                | the fields of all; the defaults of most classes of transformers    |
 | `SIZES`, `GATE`, `biases`, `WINDOW` | parts of their `config.json`                                       |
-| `rope`                              | RoPE and the ways of stretching it; transformers 5 keeps them in   |
+| `rope`                              | RoPE and its scaling; transformers 5 keeps both in                 |
 |                                     | `rope_parameters`, before that in `rope_theta` and `rope_scaling`  |
-| `WORDS`, `HEAD`, `ENDS`,            | rows of their tensors; `ENDS` has the norms of a layer besides,    |
+| `WORDS`, `HEAD`, `ENDS`,            | rows of their tensors; `ENDS` also has the norms of a layer,       |
 | `ATTENTION`, `MLP`, `DENSE`         | `DENSE` is all of them                                             |
 | `experts`, `shared_experts`         | the same of a mixture                                              |
 
@@ -47,7 +47,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def sizes(layers: int, h: int, a: int, vocab: int, **more: Any) -> dict[str, Any]:
-    """The fields of a preset: those that every member has, and its own."""
+    """The fields of a preset: the sizes that every member has, and more."""
     return {"num_layers": layers, "hidden_size": h, "num_attention_heads": a, "vocab_size": vocab, **more}
 
 
@@ -75,7 +75,7 @@ WINDOW = Part(
 
 
 def biases(*names: str) -> Part:
-    """Biases everywhere or nowhere; `names` are the keys that the family has of attention_bias and mlp_bias."""
+    """The part for biases everywhere or nowhere; `names` are the family's keys among attention_bias and mlp_bias."""
 
     def read(keys: Keys) -> Fields:
         attention, mlp = bool(keys.get("attention_bias")), bool(keys.get("mlp_bias"))
@@ -90,7 +90,7 @@ def biases(*names: str) -> Part:
 
 
 def rope(*kinds: str) -> Part:
-    """RoPE; `kinds` are the scalings that the family's class computes.
+    """The part for RoPE; `kinds` are the scalings that the family's class supports.
 
     Lengths that a file leaves out are `max_position_embeddings`, as in transformers.
     """
@@ -164,7 +164,7 @@ def _write_rope(config: TransformerConfig) -> Fields:
 
 
 def pattern(has_experts: Sequence[bool]) -> str:
-    """`moe_layer_freq` that says it layer by layer."""
+    """`moe_layer_freq` as a list, layer by layer."""
     return "[" + ",".join("1" if has else "0" for has in has_experts) + "]"
 
 
@@ -222,7 +222,7 @@ DENSE = (*ENDS, *ATTENTION, *MLP)
 
 
 def experts(their_layer: str, gate: str, up: str, down: str) -> tuple[Row, ...]:
-    """Router and experts, whose three matrices have these names as they are published."""
+    """Rows of the router and of the experts, whose three matrices have these published names."""
     one = T + their_layer + ".experts.{e}."
     fc1 = (f"{one}{gate}.weight", f"{one}{up}.weight")
     return (
@@ -233,7 +233,7 @@ def experts(their_layer: str, gate: str, up: str, down: str) -> tuple[Row, ...]:
 
 
 def shared_experts(their_name: str) -> tuple[Row, ...]:
-    """The MLP's rows, for the expert that every token passes."""
+    """Rows of the MLP that every token passes."""
     return tuple(
         row._replace(
             ours=row.ours.replace("mlp.", "mlp.shared_experts."),

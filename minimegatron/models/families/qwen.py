@@ -31,10 +31,10 @@ _TIED = {"untie_embeddings_and_output_weights": False}
 
 
 def _windows(windowed: Callable[[int, int], bool]) -> Part:
-    """One window for all layers, or none.
+    """The part for a window of all layers, or of none.
 
     Args:
-        windowed: (number of a layer, `max_window_layers`) -> whether it has one, where the file does not list them.
+        windowed: (number of a layer, `max_window_layers`) -> whether it has a window, if the file does not list them.
     """
 
     def read(keys: Keys) -> Fields:
@@ -60,7 +60,7 @@ def _windows(windowed: Callable[[int, int], bool]) -> Part:
 
 
 def _read_window(keys: Keys) -> Fields:
-    """Of Qwen3-MoE, whose class has no `layer_types`: all layers are alike."""
+    """The window of Qwen3-MoE, whose class has no `layer_types`: all layers are alike."""
     window, windowed = keys["sliding_window"], keys["use_sliding_window"]
     keys.only("layer_types", [_WINDOWED if windowed else _FULL] * keys["num_hidden_layers"])
     return {"sliding_window": int(window) if windowed and window is not None else None}

@@ -1,11 +1,11 @@
-"""Where every parameter lies in one flat buffer, and which stretch of it each data-parallel rank owns.
+"""The layout of a flat gradient buffer: the place of every parameter, buckets, and the shards of data-parallel ranks.
 
 The problem in a sentence: a model has hundreds of gradients; hundreds of small messages pay hundreds of latencies, and
 one message of everything cannot start before the last gradient is there.
 
-So the gradients lie in one buffer, cut into *buckets* of about `bucket_size` elements, each of which travels by
-itself. Parameters are laid out in reverse order of registration: the backward pass produces gradients from the last
-layer to the first, so the first bucket is complete first and can travel while the rest is computed.
+So the gradients are in one buffer, cut into *buckets* of about `bucket_size` elements, one message each. Parameters are
+laid out in reverse order of registration: the backward pass produces gradients from the last layer to the first, so the
+first bucket is complete first and can be reduced while the rest is computed.
 
     forward order    embedding  layer 0  layer 1  output
     buffer           [output | layer 1 | layer 0 | embedding]
@@ -19,7 +19,7 @@ begin and end. A parameter may lie in several shards and a shard holds pieces of
     rank 1's shard                [ b[64:100] |..| a: 10 |..]
 
 For the parts to be equal a bucket ends at a multiple of lcm(D, 128), and every parameter starts at a multiple of 64.
-(The dots are padding: always 0, it travels and is counted nowhere.) A weight whose copies on two pipeline stages are
+(The dots are padding: it is always 0, is sent, and counts in no norm.) A weight whose copies on two pipeline stages are
 summed shard by shard has a bucket of its own, so that its shards are the same on both stages.
 
 Rajbhandari et al. 2020 (arXiv 1910.02054). Megatron-LM: `_ParamAndGradBuffer` in
@@ -52,7 +52,7 @@ class Span:
         return Span(self.start + by, self.stop + by)
 
     def overlap(self, other: Span) -> Span | None:
-        """What both contain; None where that is nothing."""
+        """The elements in both spans; None if there are none."""
         start, stop = max(self.start, other.start), min(self.stop, other.stop)
         return Span(start, stop) if start < stop else None
 
@@ -62,7 +62,7 @@ class Span:
 
 
 def gaps(spans: Iterable[Span], whole: Span) -> list[Span]:
-    """What is left of `whole` without these spans, which do not overlap."""
+    """The parts of `whole` outside of these spans, which do not overlap."""
     free, start = [], whole.start
     for span in [*sorted(spans, key=lambda span: span.start), Span(whole.stop, whole.stop)]:
         if start < span.start:
@@ -76,9 +76,9 @@ class BucketSpan:
     """One bucket.
 
     Attributes:
-        span: of the buffer, padding included.
+        span: its elements of the buffer, padding included.
         unpadded: elements up to the end of its last parameter.
-        members: its parameters, by their place in the order of registration.
+        members: its parameters, by their index in the order of registration.
     """
 
     span: Span
@@ -93,10 +93,10 @@ class BucketSpan:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """The part of a parameter that lies in one shard.
+    """The part of a parameter in one shard.
 
     Attributes:
-        param: the parameter's place in the order of registration.
+        param: the parameter's index in the order of registration.
         bucket: number of its bucket.
         of_param: elements of the flattened parameter.
         of_buffer: elements of the buffer.
@@ -112,12 +112,12 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True)
 class BufferLayout:
-    """Where everything lies in a buffer.
+    """The places of parameters, buckets and shards in a buffer.
 
     Attributes:
         params: the span of each parameter, in the order of registration.
         buckets: in the order in which they become complete.
-        shards: ranks that own a part each; None where nothing is cut or padded.
+        shards: number of ranks that own a shard each; None if nothing is sharded or padded.
     """
 
     params: tuple[Span, ...]
@@ -130,7 +130,7 @@ class BufferLayout:
         return self.buckets[-1].span.stop if self.buckets else 0
 
     def pieces(self, rank: int) -> list[Piece]:
-        """What a rank owns of each parameter, bucket by bucket in the buffer's order."""
+        """The pieces of parameters that a rank owns, bucket by bucket in the buffer's order."""
         assert self.shards is not None, "this buffer is not cut into shards"
         pieces = []
         for number, bucket in enumerate(self.buckets):
@@ -153,8 +153,8 @@ def bucket_layout(
     Args:
         numels: sizes of the parameters in the order of registration.
         bucket_size: a bucket is closed when it holds at least this many elements; None means one bucket.
-        shards: ranks among which every bucket is cut; None cuts and pads nothing.
-        groups: of each parameter; those of different groups share no bucket.
+        shards: number of ranks over which every bucket is sharded; None shards and pads nothing.
+        groups: a key for each parameter; parameters with different keys share no bucket.
     """
     spans = [Span(0, 0)] * len(numels)
     buckets: list[BucketSpan] = []

@@ -1,6 +1,6 @@
-"""What a training step asks of a wrapped model, whichever class sums its gradients over the replicas.
+"""The interface of a data-parallel model: what a training step asks of it, whichever class sums its gradients.
 
-| class                     | file                       | the replicas share out                   | used by  |
+| class                     | file                       | sharded over the replicas                | used by  |
 |---------------------------|----------------------------|------------------------------------------|----------|
 | `DistributedDataParallel` | `parallel/data/ddp`        | nothing, or ZeRO-1, -2, -3; written here | training |
 | `TorchFSDP2`              | `parallel/data/torch_fsdp` | ZeRO-3, by torch's `fully_shard`         | training |
@@ -28,8 +28,8 @@ class Shard:
 
     Attributes:
         piece: elements of the flattened parameter; None for all of it.
-        grad: their gradients after `finish_grad_sync`, flat where there is a piece.
-        data: the weights themselves; a view of what the model reads, or of what that is gathered from.
+        grad: their gradients after `finish_grad_sync`, flat if there is a piece.
+        data: their weights; a view of the model's weights, or of the shard from which these are gathered.
     """
 
     piece: slice | None
@@ -38,7 +38,7 @@ class Shard:
 
 
 class DataParallel(nn.Module):
-    """A model and its replicas.
+    """A model that is replicated over data-parallel ranks.
 
     Args:
         module: the model of this rank.
@@ -80,16 +80,16 @@ class DataParallel(nn.Module):
         return {param: name for name, param in self.params.items()}
 
     def ready(self, names: Iterable[str]) -> None:
-        """The last gradients of the step of these parameters are complete: their buckets may travel."""
+        """The last gradients of the step of these parameters are complete: their buckets may be reduced."""
 
     @contextlib.contextmanager
     def sync_only(self, names: Collection[str]) -> Iterator[None]:
-        """In the block only the gradients of these parameters are the last of the step; others are only added up."""
+        """In the block only these parameters get their last gradient of the step; others are only accumulated."""
         yield
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """In the block gradients are only added up: for every microbatch of a step but the last."""
+        """In the block gradients are only accumulated: for every microbatch of a step but the last."""
         with self.sync_only(()):
             yield
 
@@ -99,14 +99,14 @@ class DataParallel(nn.Module):
         yield
 
     def release_weights(self) -> None:
-        """A backward pass has ended: free weights that were gathered for it."""
+        """Free weights that were gathered for a backward pass."""
 
     def zero_grad_buffer(self) -> None:
-        """Forget the gradients; call at the start of every step."""
+        """Zero the gradients; called at the start of every step."""
         raise NotImplementedError
 
     def finish_grad_sync(self) -> None:
-        """Wait until gradients, or shards of them, are sums over the replicas; call it once a step."""
+        """Wait until gradients, or shards of them, are sums over the replicas; called once a step."""
 
     def divide_gradients(self, divisor: torch.Tensor) -> None:
         """Divide every gradient."""
@@ -117,11 +117,13 @@ class DataParallel(nn.Module):
         raise NotImplementedError
 
     def shards(self) -> dict[str, Shard]:
-        """What this rank updates, by the parameter's logical name; a parameter may have no part here."""
+        """{logical name: the part of the parameter that this rank updates}; parameters without a part here are left
+        out."""
         raise NotImplementedError
 
     def whole_gradients(self) -> dict[str, torch.Tensor]:
-        """Every gradient whole, from the shards of all replicas: for checks; training does not need it."""
+        """{logical name: whole gradient}, gathered from the shards of all replicas, for checks; training does not need
+        it."""
         raise NotImplementedError
 
     def held(self) -> dict[str, list[torch.Tensor]]:
@@ -129,7 +131,7 @@ class DataParallel(nn.Module):
         raise NotImplementedError
 
     def start_param_gather(self) -> None:
-        """The optimizer has written the shards of the weights: gather them, or begin to."""
+        """Gather the weights, or begin to: the optimizer has updated the shards."""
 
     @contextlib.contextmanager
     def whole_weights(self) -> Iterator[None]:

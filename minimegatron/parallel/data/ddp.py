@@ -1,4 +1,4 @@
-"""Data parallelism as it trains: gradients travel while others are computed, and ranks may share out what they hold.
+"""Data parallelism for training: buckets are reduced while gradients are computed; states may be sharded (ZeRO).
 
 The problem in a sentence: D replicas see different samples and must take the same step, without waiting for the network
 any longer than they must. (`parallel/data/plain` is the same idea in one short file, to be read first.)
@@ -10,7 +10,7 @@ replicas as soon as its last gradient arrives, while the layers before it are st
     backward   |  layer 3  |  layer 2  |  layer 1  |  layer 0  |
     network                | bucket 0  |    bucket 1   |  bucket 2 |      only the last one is waited for
 
-The strategy (`parallel/data/zero`) decides which part of gradients, optimizer state and weights a rank keeps.
+The sharding strategy (`parallel/data/zero`) decides which part of gradients, optimizer state and weights a rank keeps.
 
 **How a gradient enters its buffer.** Each parameter has a `grad_accumulator` (`GradAccumulator`), which adds to the
 buffer and tells this wrapper when a gradient is complete. There are three sources: a linear layer's wgrad product,
@@ -22,9 +22,8 @@ which is added to the buffer as it is computed, so that the gradient itself neve
 of per-rank means is a different number as soon as the counts differ. The one division, by the global token count, is in
 `parallel/data/finalize`.
 
-**Experts** have buffers of their own, because other ranks hold copies of them: those of `edp`, which is what expert
-parallelism leaves of tp x cp x dp. Tokens of the other ranks have reached an expert in the forward pass, so their
-gradients are in its sum already.
+**Experts** have buffers of their own, because their replicas are other ranks: those of `edp`, the ranks of tp x cp x dp
+with the same experts. The dispatcher has brought tokens of other ranks to the expert, so its gradient includes theirs.
 
 Li et al. 2020 (arXiv 2006.15704). Megatron-LM: `megatron/core/distributed/distributed_data_parallel.py`.
 """
@@ -47,12 +46,12 @@ from minimegatron.parallel.data.zero import STRATEGIES
 
 
 def data_parallel(module: nn.Module, mesh: Mesh, grad_dtype: torch.dtype = torch.float32) -> DataParallel:
-    """The model as one of its replicas, as `mesh.parallel` says.
+    """Wrap the model as `mesh.parallel` says.
 
     Args:
-        module: of this rank, on its device.
+        module: the model of this rank, on its device.
         mesh: its layout.
-        grad_dtype: in which gradients are added up.
+        grad_dtype: dtype in which gradients are accumulated.
     """
     parallel = mesh.parallel
     if parallel.use_torch_fsdp2:
@@ -74,20 +73,20 @@ class DistributedDataParallel(DataParallel):
     """Wrap a model so that its gradients are summed over the ranks that hold the same weights.
 
     Args:
-        module: the model; every trainable parameter gets a place in a buffer of gradients, and as `main_grad` a view of
-            it where the buffer lasts.
-        mesh: gradients are summed over `mesh.dp_cp`, those of experts over `mesh.edp`; shards are dealt out
-            among `mesh.dp_shard`, `mesh.edp_shard`.
-        bucket_size: elements of a bucket; default max(40e6, 1e6 * dp_cp). There is one bucket where none travels
-            before the last gradient is there.
+        module: the model; every trainable parameter gets a place in a gradient buffer, and a view of it as `main_grad`
+            if the buffer lasts from step to step.
+        mesh: gradients are summed over `mesh.dp_cp`, those of experts over `mesh.edp`; shards are divided over
+            `mesh.dp_shard`, `mesh.edp_shard`.
+        bucket_size: elements of a bucket; default max(40e6, 1e6 * dp_cp). There is one bucket if none is reduced
+            before the last gradient is complete.
         overlap: reduce buckets while the backward pass runs.
-        grad_dtype: of the buffers.
-        sharding: what replicas share out: a key of `zero.STRATEGIES`.
+        grad_dtype: dtype of the buffers.
+        sharding: what is sharded over replicas: a key of `zero.STRATEGIES`.
         overlap_param_gather: wait for updated weights when they are used, not after the step.
 
     Attributes:
-        strategy: owns the buffers, and knows when what travels.
-        grad_buffers: those of experts last; where weights are sharded, one for each dtype of weights.
+        strategy: owns the buffers, and decides when they are reduced and gathered.
+        grad_buffers: those of experts last; if weights are sharded, one for each dtype of weights.
     """
 
     def __init__(
@@ -186,8 +185,8 @@ class GradAccumulator:
     Args:
         ddp: the wrapper, which is told when a gradient is complete.
         name: the parameter's logical name.
-        bucket: where its gradient is added up.
-        fuses: a wgrad product may be added to the buffer as it is computed: the weight has the buffer's dtype.
+        bucket: the bucket in which its gradient is accumulated.
+        fuses: whether wgrad may be added to the buffer as it is computed: the weight has the buffer's dtype.
     """
 
     def __init__(self, ddp: DistributedDataParallel, name: str, bucket: Bucket, fuses: bool) -> None:
@@ -199,23 +198,24 @@ class GradAccumulator:
         self.fuses = fuses
 
     def add_wgrad(self, dy: torch.Tensor, x: torch.Tensor) -> None:
-        """In a backward pass: add the wgrad dy^T x; `collect` follows."""
+        """In a backward pass: add the wgrad dy^T x; autograd calls `collect` afterwards."""
         place, again = self._bucket.place(self._name)
         place.addmm_(dy.reshape(-1, dy.shape[-1]).t(), x.reshape(-1, x.shape[-1]), beta=int(again))
         self._added = True
 
     def add(self, grad: torch.Tensor) -> None:
-        """In a backward pass: add a gradient that is not given to autograd; `collect` follows."""
+        """In a backward pass: add a gradient that autograd does not get; autograd calls `collect` afterwards."""
         self._add(grad)
         self._added = True
 
     def accumulate(self, grad: torch.Tensor) -> None:
-        """Add a gradient, which is complete with it: from autograd, or a deferred wgrad."""
+        """Add a complete gradient: from autograd, or a deferred wgrad."""
         self._add(grad)
         self._ddp.complete(self._name)
 
     def collect(self, param: torch.Tensor) -> None:
-        """A hook after autograd has accumulated: take `param.grad`; without one, a product was added or deferred."""
+        """A hook, called when autograd has accumulated: take `param.grad`; if it is None, wgrad was added or
+        deferred."""
         added, self._added = self._added, False
         if param.grad is not None:
             self.accumulate(param.grad)

@@ -39,7 +39,7 @@ from minimegatron.parallel.data.data_parallel import DataParallel
 
 
 def partial_axes(mesh: Mesh) -> dict[str, Axis | None]:
-    """For each kind of partial gradient the axis it must be summed over, or None where it is complete."""
+    """{kind of partial gradient: the axis over which it must be summed, or None if it is complete}."""
     return {"": None, "sequence": mesh.tp if mesh.sequence_parallel else None, "heads": mesh.tp}
 
 
@@ -69,7 +69,7 @@ def finalize_model_grads(model: DataParallel, mesh: Mesh, num_tokens: torch.Tens
     """Turn summed gradients, or shards of them, into those of the mean loss per token of the whole batch, in place.
 
     Args:
-        model: after the last backward pass of the step, its loss having been a *sum* over tokens.
+        model: after the last backward pass of the step; its loss was a *sum* over tokens.
         mesh: the layout.
         num_tokens: tokens of this rank's microbatches that are not masked (a scalar); 0 on all stages but the last.
 

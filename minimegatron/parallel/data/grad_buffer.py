@@ -13,23 +13,23 @@ rank keeps decides how much memory a model costs.
     TemporaryBucket        microbatch 1 -> bucket -> sum over ranks -> shard       the bucket's memory is freed
                            microbatch 2 -> bucket -> sum over ranks -> + shard
 
-A sum of sums is the same sum, so a bucket may be reduced in every pass; that costs a reduce-scatter a microbatch where
-the others pay one a step.
+A bucket may be reduced in every pass, because a sum of sums is the same sum; that costs a reduce-scatter for each
+microbatch instead of one a step.
 
-With several *instances* (`num_distributed_optimizer_instances`, HSDP) the ranks of one instance share out the shards,
-and an all-reduce adds up each shard over the instances:
+With several *instances* (`num_distributed_optimizer_instances`, HSDP) the shards are divided over the ranks of one
+instance, and an all-reduce sums each shard over the instances:
 
     4 ranks, 2 instances     reduce-scatter of a bucket over {0, 1} and {2, 3}     then
                              all-reduce of its first half over {0, 2}, of its second over {1, 3}
 
-This costs more memory than one instance and keeps most of the traffic among neighbours. The shards of temporary buckets
-cross once a step; those of the others as soon as the next bucket has started.
+This costs more memory than one instance and keeps most of the traffic among neighbours. Shards of temporary buckets
+are summed over instances once a step; those of other buckets as soon as the next bucket has started.
 
 Buckets start strictly in order. If a parameter got no gradient on one rank only, the ranks would otherwise start their
 buckets in different orders, and mismatched collectives return wrong numbers or hang.
 
-Gradients are added up in fp32: 1000 ones added in bf16 stop at 256. `--main-grads-dtype bf16` halves memory and traffic
-and accepts that.
+Gradients are accumulated in fp32: 1000 ones added in bf16 stop at 256. `--main-grads-dtype bf16` halves memory and
+traffic at this price.
 
 Rajbhandari et al. 2020 (arXiv 1910.02054), section 5. Megatron-LM:
 `megatron/core/distributed/param_and_grad_buffer.py`.
@@ -52,10 +52,10 @@ IN_FLIGHT = 2  # temporary buckets that exist at a time
 
 
 class Bucket:
-    """Gradients that travel in one message: an all-reduce, after which every rank has the whole sum.
+    """Gradients that are reduced by one message: an all-reduce, after which every rank has the whole sum.
 
     Args:
-        memory: what lasts from step to step: here all of the bucket.
+        memory: the tensor that lasts from step to step: here all of the bucket.
         span: its place in the buffer.
         members: {name: (span in the buffer, shape)} of its parameters.
         axis: ranks that hold replicas of the parameters.
@@ -77,12 +77,13 @@ class Bucket:
         self.pending: Work | None = None
 
     def view(self, data: torch.Tensor, name: str) -> torch.Tensor:
-        """A parameter's part of a bucket in memory, in its shape."""
+        """A parameter's part of the bucket `data`, in its shape."""
         place, shape = self.members[name]
         return data[place.shifted(-self.span.start).slice].view(shape)
 
     def place(self, name: str) -> tuple[torch.Tensor, bool]:
-        """Where this parameter's next gradient goes, and whether it is added to what is there or replaces it."""
+        """Where this parameter's next gradient is written, and whether it is added to the values there or replaces
+        them."""
         return self.view(self._memory, name), True
 
     @property
@@ -100,7 +101,7 @@ class Bucket:
         self.pending = self._begin()
 
     def cross(self) -> None:
-        """After `start`: begin the sum over the instances."""
+        """After `start`: begin to sum over the instances."""
         if self.instances.size > 1:
             assert self.pending is not None, "cross() before start()"
             self.pending.wait()
@@ -120,7 +121,7 @@ class Bucket:
 
 
 class ShardedBucket(Bucket):
-    """A reduce-scatter writes the sum of this rank's shard in its place; the rest of the bucket is void after it."""
+    """A reduce-scatter writes the sum of this rank's shard in its place; the rest of the bucket is garbage after it."""
 
     @property
     def owned(self) -> torch.Tensor:
@@ -134,14 +135,14 @@ class ShardedBucket(Bucket):
 
 
 class TemporaryBucket(ShardedBucket):
-    """Only the shard lasts; the bucket has memory from its first gradient of a pass to the end of its message.
+    """Only the shard lasts; the bucket has memory from its first gradient of a pass until it has been reduced.
 
     Args:
         memory: the shard.
 
     Attributes:
-        data: the bucket in memory, during a pass; else None.
-        empty: the shard holds no sum of this step yet, so the next one is written to it and not added.
+        data: the whole bucket, during a pass; else None.
+        empty: the shard has no sum of this step yet, so the next one overwrites it.
     """
 
     def __init__(self, memory: torch.Tensor, *args: Any) -> None:
@@ -160,10 +161,10 @@ class TemporaryBucket(ShardedBucket):
         return self._memory
 
     def cross(self) -> None:
-        """Its shard crosses once a step (`TemporaryGradBuffer.finish`)."""
+        """Nothing: shards are summed over instances once a step (`TemporaryGradBuffer.finish`)."""
 
     def _allocated(self) -> torch.Tensor:
-        """The bucket in memory; uninitialised where no gradient has been written in this pass."""
+        """The whole bucket; uninitialised if no gradient has been written in this pass."""
         if self.data is None:
             self.data = owned(self._memory.new_empty(self.span.size), "communication")
         return self.data
@@ -183,21 +184,21 @@ class TemporaryBucket(ShardedBucket):
 
 
 class GradBuffer:
-    """The gradients of a list of parameters, added up over the microbatches of a step and then summed over ranks.
+    """The gradients of a list of parameters, accumulated over the microbatches of a step and then summed over ranks.
 
     Args:
         params: (name, parameter) in the order of registration.
-        layout: where they lie; cut into shards if `bucket` is a sharded one.
+        layout: their places; sharded if `bucket` is a sharded class.
         axis: ranks that hold replicas of the parameters.
         instances: ranks that own the same shards.
-        dtype: of the sums.
-        overlap: a bucket travels while gradients of other buckets are computed.
+        dtype: dtype of the sums.
+        overlap: reduce a bucket while gradients of other buckets are computed.
         bucket: class of the buckets.
 
     Attributes:
-        data: what lasts from step to step, of all buckets one after the other.
-        buckets: in the order in which they travel.
-        temporary: buckets travel in every pass, and only their shards last.
+        data: the memory of all buckets that lasts from step to step.
+        buckets: in the order in which they are reduced.
+        temporary: buckets are reduced in every pass, and only their shards last.
     """
 
     temporary = False
@@ -232,10 +233,10 @@ class GradBuffer:
             param.main_grad, _ = self.bucket_of[name].place(name)  # type: ignore[attr-defined]
 
     def begin_pass(self, names: Collection[str]) -> None:
-        """A backward pass begins, which computes gradients of these parameters."""
+        """Begin a backward pass that computes gradients of these parameters."""
 
     def ready(self, name: str) -> None:
-        """This parameter's gradient is complete; start every bucket that now may travel."""
+        """This parameter's gradient is complete; start every bucket that may now be reduced."""
         self.bucket_of[name].missing.discard(name)
         while self._waiting and not self._waiting[0].missing:
             self._start_next()
@@ -244,28 +245,28 @@ class GradBuffer:
         """The gradients of a microbatch are complete."""
 
     def finish(self) -> None:
-        """At the end of a step: start what has not travelled yet, then wait for all."""
+        """At the end of a step: start the buckets that have not been reduced yet, then wait for all."""
         self._flush()
         self._waiting = list(self.buckets)
 
     def zero(self) -> None:
-        """Forget every gradient, at the start of a step."""
+        """Zero every gradient, at the start of a step."""
         self.data.zero_()
 
     def divide(self, divisor: torch.Tensor) -> None:
-        """Divide what this rank owns."""
+        """Divide the sums that this rank owns."""
         for part in self._owned:
             exact = torch.promote_types(part.dtype, torch.float32)  # bf16 rounds most counts of tokens
             part.div_(divisor.to(exact).view(1))
 
     def multiply(self, factor: torch.Tensor | float) -> None:
-        """Multiply what this rank owns."""
+        """Multiply the sums that this rank owns."""
         for part in self._owned:
             part.mul_(factor)
 
     @property
     def _owned(self) -> list[torch.Tensor]:
-        """What this rank has of the sums: all of its buffer in one piece, or a shard of each bucket."""
+        """The sums that this rank owns: its whole buffer in one piece, or a shard of each bucket."""
         return [bucket.owned for bucket in self.buckets] if self.layout.shards else [self.data]
 
     def _flush(self) -> None:
@@ -285,7 +286,7 @@ class GradBuffer:
 
 
 class TemporaryGradBuffer(GradBuffer):
-    """Gradients that are summed over ranks in every pass; this rank's shards of the sums are added up."""
+    """Gradients that are reduced in every pass; this rank's shards of the sums are accumulated."""
 
     temporary = True
 
@@ -293,7 +294,7 @@ class TemporaryGradBuffer(GradBuffer):
         """No bucket waits outside of a pass, and no parameter has a `main_grad`."""
 
     def begin_pass(self, names: Collection[str]) -> None:
-        """Buckets that have none of these parameters do not travel in this pass."""
+        """Buckets without any of these parameters are not reduced in this pass."""
         self._waiting = [bucket for bucket in self.buckets if not bucket.members.keys().isdisjoint(names)]
 
     def end_pass(self) -> None:
@@ -303,7 +304,7 @@ class TemporaryGradBuffer(GradBuffer):
         """Sum the shards over the instances.
 
         Raises:
-            RuntimeError: gradients came outside of a pass.
+            RuntimeError: gradients were added outside of a pass.
         """
         for bucket in self._temporary:
             if bucket.data is not None:

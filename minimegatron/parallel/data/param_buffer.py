@@ -1,7 +1,7 @@
-"""Sharded weights: in flat buffers of their gradients' layout, each rank updates its shards, all-gathers complete them.
+"""Sharded weights in flat buffers of the gradients' layout: each rank updates its shards, all-gathers complete them.
 
-The problem in a sentence: when each of D ranks has updated 1/D of every bucket, all ranks need all of it, in as few
-messages as there are buckets; the question is when, and for how long.
+The problem in a sentence: when each of D ranks has updated 1/D of every bucket, all ranks need all of it, in one
+message a bucket; the question is when, and for how long.
 
 | class           | a rank keeps | a bucket is gathered                     | bytes a step, of bf16   | used by        |
 |-----------------|--------------|------------------------------------------|-------------------------|----------------|
@@ -32,12 +32,12 @@ again with the same numbers before the backward pass reads it. `GatherOnUse` gat
 |--------------------------------------------|-----------------------------------------------------------------|
 | before a unit's forward                    | wait for its weights, start to gather those of the next unit    |
 | after it                                   | free them, unless a backward pass runs: recomputed layers stay  |
-| before its backward (a hook on its output) | as before its forward, towards the front                        |
-| its last gradient of the pass is there     | free them                                                       |
+| before its backward (a hook on its output) | wait for its weights, start to gather those of the unit before  |
+| its last gradient of the pass is complete  | free them                                                       |
 | the end of a microbatch's backward         | free everything                                                 |
 
-What is in no list, embedding and output layer, is needed at both ends of a forward pass; without a pipeline it stays
-until the backward pass has ended, as the root of torch's FSDP does.
+Embedding and output layer, which are outside of lists, are used at the ends of a forward pass; without a pipeline they
+stay gathered until the backward pass has ended, as the root of torch's FSDP does.
 
 Rajbhandari et al. 2020 (arXiv 1910.02054); Zhao et al. 2023 (arXiv 2304.11277) for the storage that is freed.
 Megatron-LM: `start_param_sync`, `finish_param_sync` in `megatron/core/distributed/param_and_grad_buffer.py`;
@@ -63,11 +63,11 @@ from minimegatron.parallel.data.units import Unit
 
 
 class WholeParams:
-    """The memory of parameters of one dtype; each of them becomes a view of `data`.
+    """A buffer for all parameters of one dtype; each of them becomes a view of `data`.
 
     Args:
         params: (name, parameter) in the order of registration.
-        layout: where they lie, cut into shards.
+        layout: their places, cut into shards.
         axis: ranks that own a shard each.
     """
 
@@ -83,12 +83,12 @@ class WholeParams:
         return self.data[self.layout.buckets[bucket].shard(self.axis.rank, self.axis.size).slice]
 
     def start(self) -> None:
-        """The shards are new: begin to gather the bucket that the forward pass needs first."""
+        """Begin to gather the bucket that the forward pass needs first: the shards are new."""
         self._left = len(self.layout.buckets)
         self._start_next()
 
     def require(self, bucket: int) -> None:
-        """Wait until this bucket is complete, and begin the one after it."""
+        """Wait until this bucket is complete, and begin to gather the next one."""
         while self._left > bucket:
             self._start_next()
         if bucket in self._pending:
@@ -96,7 +96,7 @@ class WholeParams:
             self._start_next()
 
     def finish(self) -> None:
-        """Wait until everything is complete."""
+        """Wait until all buckets are complete."""
         while self._left:
             self._start_next()
         while self._pending:
@@ -114,8 +114,8 @@ class ShardedParams:
 
     Args:
         params: (name, parameter) of the whole buffer in the order of registration.
-        layout: where they lie.
-        bucket: the one of these parameters.
+        layout: their places.
+        bucket: number of the bucket.
         axis: ranks that own a shard each.
 
     Attributes:
@@ -137,7 +137,7 @@ class ShardedParams:
         self.release()
 
     def start(self) -> None:
-        """Begin to gather, unless it is gathered or under way."""
+        """Begin to gather, unless the bucket is gathered or under way."""
         if not self._gathered and self._pending is None:
             self.whole.untyped_storage().resize_(self._bytes)
             if self.axis.size == 1:
@@ -145,14 +145,14 @@ class ShardedParams:
             self._pending = all_gather_start(self.shard, self.axis, self.whole)
 
     def require(self) -> None:
-        """After this the parameters have their numbers."""
+        """Wait until the parameters have their values."""
         self.start()
         if self._pending is not None:
             self._pending.wait()
             self._pending, self._gathered = None, True
 
     def release(self) -> None:
-        """Free the memory."""
+        """Free the memory of `whole`."""
         if self._pending is not None:
             self.require()
         if self._gathered:
@@ -161,11 +161,11 @@ class ShardedParams:
 
 
 class GatherOnUse:
-    """Hooks on the units of a model.
+    """Hooks that gather the weights of units when they run.
 
     Args:
         units: (unit, its buckets, names of its own parameters), in the order in which they run forward.
-        keep_outside: weights outside of lists stay from forward to backward.
+        keep_outside: weights outside of lists stay gathered from forward to backward.
     """
 
     def __init__(self, units: Sequence[tuple[Unit, list[ShardedParams], Collection[str]]], keep_outside: bool) -> None:
@@ -187,7 +187,8 @@ class GatherOnUse:
             bucket.start()
 
     def _after(self, index: int, backward: bool) -> int | None:
-        """The layer that runs after this unit; of what is in no list, the first layer, or backward the last."""
+        """The layer that runs after this unit; after parameters outside of lists the first layer, in backward the
+        last."""
         unit = self.units[index][0]
         if backward and not unit.in_list:
             layers = [i for i, (other, _, _) in enumerate(self.units) if other.stage == unit.stage and other.in_list]
@@ -199,20 +200,21 @@ class GatherOnUse:
         return after if other.in_list and other.stage == unit.stage else None
 
     def ran(self, index: int) -> None:
-        """A unit's forward pass has ended."""
+        """A unit's forward pass has ended: free its weights, unless a backward pass runs or they stay for other
+        reasons."""
         stays = self._keep and torch.is_grad_enabled() and not self.units[index][0].in_list
         if not (stays or self._all_stay or _in_backward()):
             self.release(index)
 
     def complete(self, name: str) -> None:
-        """A parameter's gradient of this pass is there."""
+        """A parameter's gradient of this pass is complete."""
         index = self._unit_of[name]
         self._missing[index].discard(name)
         if not self._missing[index]:
             self.release(index)
 
     def end_pass(self) -> None:
-        """A backward pass has ended."""
+        """A backward pass has ended: free all weights."""
         for index in range(len(self.units)):
             self.release(index)
 
@@ -260,7 +262,7 @@ def _before_backward(units: GatherOnUse, index: int, grad: torch.Tensor) -> None
 def _laid_out(
     params: Sequence[tuple[str, nn.Parameter]], layout: BufferLayout, total: int | None = None
 ) -> torch.Tensor:
-    """A new buffer of which the parameters are views from now on."""
+    """A new buffer; the parameters become views of it."""
     dtype, device = params[0][1].dtype, params[0][1].device
     data = torch.zeros(layout.total if total is None else total, dtype=dtype, device=device)
     for (_, param), place in zip(params, layout.params, strict=True):

@@ -26,8 +26,8 @@ Three rules make it right:
 
 Replicas of a weight are the ranks of dp and of cp; those of an expert are the ranks of `edp`.
 
-This is the simplified version. Training uses `parallel/data/ddp`, and a test compares the two; `ddp` also adds products
-to the buffer as they are computed, and shares out state, gradients and weights among the replicas (ZeRO).
+This is the simplified version. Training uses `parallel/data/ddp`, and a test compares the two; `ddp` also adds wgrad
+to the buffer as it is computed, and shards state, gradients and weights over the replicas (ZeRO).
 
 Li et al. 2020 (arXiv 2006.15704). Megatron-LM: `megatron/core/distributed/distributed_data_parallel.py`.
 """
@@ -67,7 +67,7 @@ class PlainDataParallel(DataParallel):
         module: the model.
         mesh: gradients are summed over `mesh.dp_cp`, those of experts over `mesh.edp`.
         bucket_size: a bucket is closed when it has at least this many elements.
-        grad_dtype: of the sums.
+        grad_dtype: dtype of the sums.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class PlainDataParallel(DataParallel):
 
     @contextlib.contextmanager
     def sync_only(self, names: Collection[str]) -> Iterator[None]:
-        """In the block gradients are only added up (`no_sync`)."""
+        """In the block gradients are only accumulated (`no_sync`)."""
         self.last_microbatch = False
         yield
         self.last_microbatch = True

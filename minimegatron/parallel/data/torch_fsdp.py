@@ -3,7 +3,7 @@
 The problem in a sentence: `parallel/data/zero.Zero3` is written to be read, torch's FSDP2 is tested and tuned by many
 people; a run should be able to choose, and both must take the same steps.
 
-`fully_shard` is called on the units of `parallel/data/units`, then on each stage for what is in no list. Every
+`fully_shard` is called on the units of `parallel/data/units`, then on each stage for parameters outside of lists. Every
 parameter becomes a `DTensor` that is cut along dim 0 over the replicas: rank r holds rows of it.
 
 | here (`optim_grads_params`)          | torch's FSDP2                                                      |
@@ -43,7 +43,7 @@ from minimegatron.parallel.data.units import units_of
 
 
 class _AllGather(AllGather):
-    """FSDP2's all-gather on gloo, as `comm/collectives` makes it: with a third of the copies."""
+    """FSDP2's all-gather on gloo, by `comm/collectives`: with a third of the copies."""
 
     def __init__(self, axis: Axis) -> None:
         self.axis = axis
@@ -56,14 +56,14 @@ class _AllGather(AllGather):
 
 
 class _ReduceScatter(_AllGather, ReduceScatter):
-    """Its reduce-scatter likewise; a sum, in the dtype of the input."""
+    """FSDP2's reduce-scatter on gloo, by `comm/collectives`; a sum, in the dtype of the input."""
 
     def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         reduce_scatter_start(input_tensor, self.axis, output_tensor).wait()
 
 
 class TorchFSDP2(DataParallel):
-    """See the module docstring.
+    """A model sharded by torch's `fully_shard`.
 
     Args:
         module: the model of this rank.
@@ -140,7 +140,7 @@ class TorchFSDP2(DataParallel):
             grad.mul_(factor)
 
     def start_param_gather(self) -> None:
-        """Free weights that a forward pass without its backward pass has left gathered: they are old."""
+        """Free outdated weights that a forward pass without a backward pass has left gathered."""
         for part in self._parts:
             part.reshard()
 
@@ -171,7 +171,7 @@ class TorchFSDP2(DataParallel):
 
     @contextlib.contextmanager
     def whole_weights(self) -> Iterator[None]:
-        """In the block the model has plain parameters, with their layouts, also after layers have run."""
+        """In the block the model has plain parameters with their layouts, also if layers have run before."""
         sharded = {name: layout_of(param) for name, param in self.module.named_parameters()}
         inside = [part for part in self._parts if not getattr(part, "is_stage", False)]
         for part in inside:
@@ -194,7 +194,7 @@ def _local(x: torch.Tensor) -> torch.Tensor:
 
 
 def _first_row(param: torch.Tensor) -> int:
-    """Where this rank's rows of dim 0 begin."""
+    """Index in dim 0 of this rank's first row."""
     assert isinstance(param, DTensor), "fully_shard has made it one"
     rows = -(-param.shape[0] // param.device_mesh.size(-1))
     return min(rows * param.device_mesh.get_local_rank(-1), param.shape[0])

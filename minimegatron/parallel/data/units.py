@@ -1,27 +1,28 @@
-"""The units of a model: what runs as a whole, and whose weights are therefore needed at one moment.
+"""The units of a model: modules whose weights are gathered together, because they run together.
 
 The problem in a sentence: weights that are gathered on use must come in portions smaller than the model (else no memory
 is saved) and larger than a matrix (else no gather is hidden behind computation); a transformer layer is just right.
 
-    stage          what is in no list: embedding, last norm, output layer
+    stage          parameters outside of lists: embedding, last norm, output layer
       layer 0      an element of a `ModuleList` or `ModuleDict` is a unit ...
-      layer 1      ... with all that is in it
+      layer 1      ... with everything inside it
 
 A stage is the model, or one of several of a pipeline rank, which are elements of a list themselves and are marked
-`is_stage`. What is in no list may be used anywhere in the stage (a tied embedding is used at both of its ends). In a
-V-shaped pipeline the first stage and the last share one on one rank: it belongs to the first, the last borrows it.
+`is_stage`. Parameters outside of lists may be used anywhere in the stage (a tied embedding is used at both of its
+ends). In a V-shaped pipeline the first stage and the last share one on one rank: it belongs to the first, the last
+borrows it.
 
 torch's `fully_shard` is called with the same units. Megatron-LM: `fsdp_unit_modules` of
 `megatron/core/distributed/fsdp/mcore_fsdp_adapter.py`.
 
-**Units in the trace.** Whether a gather was hidden can only be seen where computation that waits for weights is told
-apart from computation that runs. Inside of `units_in_trace` each unit's passes are spans:
+**Units in the trace.** A trace shows whether a gather was hidden only if waiting for weights is told apart from
+computing. Inside of `units_in_trace` each unit's passes are spans:
 
     forward unit 1 |  | forward unit 2 | ... | backward unit 2 |  | backward unit 1
                     ^^ a wait for the weights of unit 2
 
-`outside` is what is in no list, and the loss. A recomputed layer's second forward pass is a part of its backward pass
-and named so.
+`outside` names the parameters outside of lists, and the loss. The second forward pass of a recomputed layer belongs to
+its backward pass and has that name.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ LISTS = (nn.ModuleList, nn.ModuleDict)
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """Parameters that are needed together.
+    """Parameters that are gathered together.
 
     Attributes:
-        module: runs with them.
+        module: the module that uses them.
         params: each once; a parameter that several units share belongs to the first.
-        borrowed: what it shares with units before it.
+        borrowed: parameters that it shares with earlier units.
         stage: number of its stage.
-        in_list: it is an element of a list.
+        in_list: whether it is an element of a list.
     """
 
     module: nn.Module
@@ -63,7 +64,7 @@ class Unit:
 
 
 def units_of(model: nn.Module) -> list[Unit]:
-    """The units in the order of registration: of each stage what is in no list, then its layers."""
+    """The units in the order of registration: for each stage the parameters outside of lists, then its layers."""
     seen: set[int] = set()
     units = []
     for number, stage in enumerate(_stages(model)):
@@ -80,7 +81,8 @@ def units_of(model: nn.Module) -> list[Unit]:
 
 
 def leaves_of(unit: Unit) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
-    """The parts of a unit that run one after the other, each with its parameters: a layer, or what is beside a list."""
+    """The parts of a unit that run one after the other, each with its parameters: a layer, or a module outside of
+    lists."""
     if not _elements_exist(unit.module):
         yield unit.module, [*unit.params, *unit.borrowed]
         return
@@ -115,11 +117,12 @@ def _elements_exist(module: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def units_in_trace(ddp: DataParallel, tell: Callable[[str], None] = lambda text: None) -> Iterator[None]:
-    """In the block the passes of units are spans `forward` and `backward` of kind `unit`, their note is the unit.
+    """In the block the passes of units are spans `forward` and `backward` of kind `unit`, with the unit as their note.
 
     Args:
-        ddp: a wrapped model; its hooks that gather weights wait before these spans begin.
-        tell: called with what begins (`backward unit 2`), and with "" where nothing does (`memory.Tracker.tell`).
+        ddp: a wrapped model; its hooks that gather weights run before these spans begin.
+        tell: called with the name of each pass that begins (`backward unit 2`), and with "" when none is under way
+            (`memory.Tracker.tell`).
     """
     clock = _Clock(tell)
     hooks = []
@@ -144,7 +147,7 @@ def units_in_trace(ddp: DataParallel, tell: Callable[[str], None] = lambda text:
 
 
 class _Clock:
-    """One span at a time is open.
+    """Keeps one span open at a time.
 
     Attributes:
         outer: units whose forward pass contains the one that runs.
@@ -156,7 +159,7 @@ class _Clock:
         self._open: tuple[str, str, float] | None = None
 
     def switch(self, what: tuple[str, str] | None) -> None:
-        """End what is open, and begin (pass, unit)."""
+        """End the open span, and begin that of (pass, unit)."""
         now = time.monotonic()
         if self._open is not None:
             name, unit, start = self._open

@@ -1,14 +1,14 @@
-"""Sharding strategies: what the ranks of data parallelism share out. One class a stage of ZeRO.
+"""Sharding strategies of data parallelism: what is sharded over the replicas. One class for each stage of ZeRO.
 
-| class     | strategy             | gradients travel               | weights travel           | a rank keeps 1/D of |
+| class     | strategy             | gradients are reduced by       | weights are gathered     | a rank keeps 1/D of |
 |-----------|----------------------|--------------------------------|--------------------------|---------------------|
 | `NoShard` | `no_shard`           | all-reduce, last microbatch    | never                    | nothing             |
-| `Zero1`   | `optim`              | reduce-scatter, last one       | all-gather, after a step | AdamW's state       |
-| `Zero2`   | `optim_grads`        | reduce-scatter, every one      | all-gather, after a step | and gradients       |
-| `Zero3`   | `optim_grads_params` | reduce-scatter, every one      | all-gather, on use       | and weights         |
+| `Zero1`   | `optim`              | reduce-scatter, last one       | after a step             | AdamW's state       |
+| `Zero2`   | `optim_grads`        | reduce-scatter, every one      | after a step             | and gradients       |
+| `Zero3`   | `optim_grads_params` | reduce-scatter, every one      | on use                   | and weights         |
 
-Each class has only what differs from the one before it: where gradients and weights lie (`add_params`, `shards`), what
-happens when a gradient is complete (`complete`, `begin_pass`, `end_pass`), when weights are gathered
+Each class has only what differs from the one before it: where gradients and weights are stored (`add_params`,
+`shards`), what happens when a gradient is complete (`complete`, `begin_pass`, `end_pass`), when weights are gathered
 (`start_param_gather`, `register_hooks`, `whole_weights`). The buckets of gradients are in `parallel/data/grad_buffer`,
 the buffers of weights in `parallel/data/param_buffer`.
 
@@ -43,14 +43,14 @@ class NoShard:
     Args:
         module: the model.
         mesh: its layout.
-        bucket_size: elements of a bucket, where buckets travel one by one.
+        bucket_size: elements of a bucket, if there is more than one.
         overlap: reduce buckets while the backward pass runs.
-        grad_dtype: of the buffers of gradients.
+        grad_dtype: dtype of the gradient buffers.
         overlap_param_gather: wait for updated weights when they are used, not after the step.
 
     Attributes:
-        grad_buffers: of each group of parameters, in the order in which they were added.
-        buffer_of: the buffer of a parameter, by its logical name.
+        grad_buffers: one for each call of `add_params`, in that order.
+        buffer_of: logical name of a parameter -> its buffer.
     """
 
     def __init__(
@@ -69,15 +69,15 @@ class NoShard:
         self.buffer_of: dict[str, GradBuffer] = {}
 
     def _uses_buckets(self) -> bool:
-        """Whether anything travels before the last gradient is there; else there is one bucket."""
+        """Whether anything is sent before the last gradient is complete; else one bucket suffices."""
         return self.overlap or self.overlap_param_gather
 
     def add_params(self, params: Params, axis: Axis, instances: Axis) -> None:
-        """Lay out parameters.
+        """Lay out parameters in a buffer.
 
         Args:
-            params: whose gradients are summed over the same ranks.
-            axis: these ranks; of one instance, where shards are dealt out.
+            params: parameters whose gradients are summed over the same ranks.
+            axis: these ranks; with instances those of one instance, over which shards are divided.
             instances: ranks that own the same shards.
         """
         if params:
@@ -89,10 +89,10 @@ class NoShard:
         self.buffer_of |= dict.fromkeys(buffer.params, buffer)
 
     def register_hooks(self) -> None:
-        """Once all parameters have been added: hooks that gather weights."""
+        """Register the hooks that gather weights, once all parameters have been added."""
 
     def shards(self) -> dict[str, Shard]:
-        """What this rank updates (`DataParallel.shards`)."""
+        """The parts of parameters that this rank updates (`DataParallel.shards`)."""
         buckets = {name: bucket for buffer in self.grad_buffers for name, bucket in buffer.bucket_of.items()}
         return {
             name: Shard(None, buckets[name].view(buckets[name].owned, name), param.detach())
@@ -111,7 +111,7 @@ class NoShard:
         """A backward pass begins, through `module`."""
 
     def complete(self, name: str, last: bool) -> None:
-        """A parameter's gradient of this microbatch is complete; `last`: of the step."""
+        """A parameter's gradient of this microbatch is complete; `last` if it is the last of the step."""
         if last and self.overlap:
             self.buffer_of[name].ready(name)
 
@@ -119,17 +119,17 @@ class NoShard:
         """The backward pass has ended."""
 
     def finish(self) -> None:
-        """The last backward pass of the step has ended: after this the gradients are sums over the ranks."""
+        """Finish the reductions of the step: after this the gradients are sums over the ranks."""
         for buffer in self.grad_buffers:
             buffer.finish()
 
     # --------------------------------------------------------------------------------------------- weights
 
     def start_param_gather(self) -> None:
-        """The optimizer has written the shards of the weights."""
+        """Start to gather weights: the optimizer has updated this rank's shards."""
 
     def release_weights(self) -> None:
-        """A backward pass has ended: free weights that were gathered for it."""
+        """Free weights that were gathered for a backward pass."""
 
     @contextlib.contextmanager
     def whole_weights(self) -> Iterator[None]:
@@ -140,11 +140,11 @@ class NoShard:
 class Zero1(NoShard):
     """Each rank updates its shard of every bucket, and the whole weights are gathered after the step.
 
-    Only that shard needs the sum of the gradients and AdamW's state. A shard ends anywhere, within a parameter too.
-    Weights lie in buffers of the gradients' layout, each of one dtype.
+    A rank needs the summed gradients and AdamW's state of its shards alone. A shard may begin and end within a
+    parameter. Weights are stored in buffers of the gradients' layout, each of one dtype.
 
     Attributes:
-        weights: of each buffer of gradients, its shards of the weights by bucket.
+        weights: for each gradient buffer this rank's shards of the weights, by bucket.
     """
 
     grad_buffer: type[GradBuffer] = GradBuffer
@@ -166,11 +166,12 @@ class Zero1(NoShard):
             self.weights.append(self._add_weights(members, layout, axis))
 
     def _bucket_group(self, name: str, param: nn.Parameter) -> Any:
-        """Parameters of different groups share no bucket: a weight with copies on several stages is alone in one."""
+        """A key; parameters with different keys share no bucket: a weight with copies on several stages is alone in
+        one."""
         return layout_of(param).copies and name
 
     def _add_weights(self, params: Params, layout: BufferLayout, axis: Axis) -> list[torch.Tensor]:
-        """Put the weights into a buffer; this rank's shards of its buckets."""
+        """Put the weights into a buffer; returns this rank's shards of its buckets."""
         self._params.append(WholeParams(params, layout, axis))
         return [self._params[-1].shard(bucket) for bucket in range(len(layout.buckets))]
 
@@ -214,7 +215,7 @@ class Zero1(NoShard):
 
 
 class Zero2(Zero1):
-    """Only this rank's shards of the gradients last: every backward pass sums its buckets over ranks and frees them."""
+    """Only this rank's shards of the gradients are kept: every backward pass reduces its buckets and frees them."""
 
     grad_buffer = TemporaryGradBuffer
     bucket = TemporaryBucket
@@ -236,9 +237,9 @@ class Zero2(Zero1):
 
 
 class Zero3(Zero2):
-    """Only this rank's shards of the weights last: a unit's weights are gathered when it runs, and freed after it.
+    """Only this rank's shards of the weights are kept: a unit's weights are gathered when it runs, and freed after it.
 
-    A bucket holds parameters of one unit, so that nothing is gathered for another.
+    A bucket has parameters of one unit, so a gather brings no weights of another unit.
     """
 
     def __init__(self, module: nn.Module, mesh: Mesh, *args: Any) -> None:

@@ -3,16 +3,15 @@
 The layers of a model are cut into `stages`, numbered from the embedding to the loss. A rank holds `v` of them, its
 *chunks*; `placement` says which. A batch is cut into `m` microbatches, and a rank does one thing at a time:
 
-| action | is                                                 | needs                           | sends to         |
-|--------|----------------------------------------------------|---------------------------------|------------------|
-| `F3.1` | forward of microbatch 3 through the rank's chunk 1 | F of the stage before           | the stage after  |
-| `B3.1` | its backward: dgrad, and wgrad unless a W follows   | its F, and B of the stage after | the stage before |
-| `W3.1` | the wgrads of that backward, computed later        | its B                           | nowhere          |
+| action | computes                                           | needs                          | sends to           |
+|--------|----------------------------------------------------|--------------------------------|--------------------|
+| `F3.1` | forward of microbatch 3 through the rank's chunk 1 | F of the previous stage        | the next stage     |
+| `B3.1` | its backward: dgrad, and wgrad unless a W follows  | its F, and B of the next stage | the previous stage |
+| `W3.1` | the wgrad of that backward                         | its B                          | nowhere            |
 
-`B` leaves the wgrads to `W` where the list has a `W` for the same microbatch and chunk. Sends and receives
-are no actions: they follow from the lists (`Schedule.messages`), so they cannot be in a wrong order. A rank
-sends an output right after computing it, and receives the messages of one neighbour in the order in which that
-neighbour makes them.
+`B` leaves wgrad to `W` if the list has a `W` for the same microbatch and chunk. Sends and receives are no actions: they
+follow from the lists (`Schedule.messages`), so they cannot be in a wrong order. A rank sends an output right after
+computing it, and receives the messages of one neighbour in the order in which that neighbour makes them.
 
 Three placements, with `p` ranks:
 
@@ -39,7 +38,7 @@ Placement = tuple[tuple[int, ...], ...]
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Action:
-    """One thing that a rank does: `kind` is F, B or W (see the table), `chunk` a virtual stage of this rank."""
+    """One action of a rank: `kind` is F, B or W (see the table), `chunk` a virtual stage of this rank."""
 
     kind: str
     microbatch: int
@@ -74,23 +73,23 @@ class Message:
 
     @property
     def from_stage(self) -> int:
-        """The stage that makes it."""
+        """The stage that sends it."""
         return self.to_stage + (-1 if self.kind == "F" else 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """What every rank does, in order.
+    """The list of actions of every rank.
 
     Attributes:
-        name: for messages and pictures.
+        name: its name in messages and pictures.
         actions: `[rank]` -> its actions in order.
         placement: `[rank][chunk]` -> stage; every rank has the same number of chunks, every stage one place.
 
     Only the shape is checked here; `schedule_sim.check` finds lists that cannot run.
 
     Raises:
-        ConfigError: lists and placement are not of the same ranks, or the placement is no numbering of the stages.
+        ConfigError: lists and placement have different ranks, or the placement does not have every stage once.
     """
 
     name: str
@@ -145,7 +144,7 @@ class Schedule:
         return bool(self._split)
 
     def is_split(self, microbatch: int, stage: int) -> bool:
-        """Whether B of this microbatch and stage leaves the weights' gradients to a W."""
+        """Whether B of this microbatch and stage leaves wgrad to a W."""
         return (microbatch, stage) in self._split
 
     def stage_of(self, rank: int, chunk: int) -> int:
@@ -157,7 +156,7 @@ class Schedule:
         return self._places[stage]
 
     def needs(self, rank: int, action: Action) -> list[tuple[int, Action]]:
-        """What must be done before this action of this rank: (rank, action) of each, its own rank's first."""
+        """The (rank, action) pairs that must be done before this action of this rank, its own rank's first."""
         stage, i = self.stage_of(rank, action.chunk), action.microbatch
         if action.kind == "W":
             return [(rank, Action("B", i, action.chunk))]
@@ -169,13 +168,15 @@ class Schedule:
         return [*own, (owner, Action(action.kind, i, chunk))]
 
     def input_of(self, rank: int, action: Action) -> Message | None:
-        """What this action of this rank needs from another stage; None at the ends of the pipeline, and for W."""
+        """The message from another stage that this action of this rank needs; None at the ends of the pipeline, and for
+        W."""
         stage = self.stage_of(rank, action.chunk)
         from_stage = stage + {"F": -1, "B": 1}.get(action.kind, self.stages)
         return Message(action.kind, action.microbatch, stage) if 0 <= from_stage < self.stages else None
 
     def output_of(self, rank: int, action: Action) -> Message | None:
-        """What this action of this rank makes for another stage; None at the ends of the pipeline, and for W."""
+        """The message to another stage that this action of this rank makes; None at the ends of the pipeline, and for
+        W."""
         to_stage = self.stage_of(rank, action.chunk) + {"F": 1, "B": -1}.get(action.kind, self.stages)
         return Message(action.kind, action.microbatch, to_stage) if 0 <= to_stage < self.stages else None
 
@@ -188,11 +189,11 @@ class Schedule:
         return self.rank_of(message.to_stage)[0]
 
     def messages(self, source: int, destination: int) -> list[Message]:
-        """What rank `source` sends to rank `destination`, in the order in which it is made and received."""
+        """Messages from rank `source` to rank `destination`, in the order in which they are made and received."""
         return list(self._edges.get((source, destination), ()))
 
     def message_of(self, rank: int, action: Action) -> Message | None:
-        """What this action of this rank sends; None where it makes nothing, or for a stage on the same rank."""
+        """The message to another rank that this action of this rank makes, or None."""
         message = self.output_of(rank, action)
         return None if message is None or self.destination_of(message) == rank else message
 

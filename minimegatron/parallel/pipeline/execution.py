@@ -1,4 +1,4 @@
-"""What the two executors of pipeline schedules share: the stage that they call, and what they check and record.
+"""The parts that both executors of pipeline schedules share: the interface of a stage, checks, and trace events.
 
 | executor     | receives                        | sent tensors                    | used by              |
 |--------------|---------------------------------|---------------------------------|----------------------|
@@ -8,9 +8,9 @@
 Both run any schedule with the same call, `run(schedule, stages, p2p)`, and give the same gradients. Which messages an
 action needs and makes is derived from the lists (`Schedule.input_of`, `Schedule.output_of`).
 
-A stage is anything with `forward`, `backward` and `weights`: a part of a model (`parallel/pipeline/stage`), or a
-`sleep`. It declares the named tensors that it takes and gives (`inputs`, `outputs`): a decoder's hidden state, in
-another model the encoder's memory too. Gradients come back under the same names.
+A stage is any object with `forward`, `backward` and `weights`: a part of a model (`parallel/pipeline/stage`), or a
+`sleep`. It declares the named tensors of its input and its output (`inputs`, `outputs`): the hidden state of a
+decoder, in another model also the output of an encoder. Gradients come back under the same names.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class TensorSpec:
-    """A tensor that travels between stages, where both sides know it beforehand.
+    """Shape and dtype of a tensor that is sent between stages, as far as both sides know them beforehand.
 
     Attributes:
-        shape: None where microbatches differ: a header before the tensor says it.
-        dtype: None where a header says it; of a tensor of integers no gradient comes back.
+        shape: None where microbatches have different shapes: a header before the tensor has it.
+        dtype: None where a header has it; a tensor of integers has no gradient.
     """
 
     shape: torch.Size | None = None
@@ -48,29 +48,31 @@ class TensorSpec:
         return self.dtype is None or self.dtype.is_floating_point
 
 
-Tensors = dict[str, torch.Tensor]  # what travels for a microbatch; sent in the order of the names
+Tensors = dict[str, torch.Tensor]  # of one microbatch, between stages; sent in the order of the names
 Specs = Mapping[str, TensorSpec]
 
 
 class Stage(Protocol):
-    """What an executor needs of a stage.
+    """The interface that an executor needs of a stage.
 
     Attributes:
-        inputs: what it takes from the stage before.
-        outputs: what it gives to the stage after: what that takes.
+        inputs: specs of its input, from the previous stage.
+        outputs: specs of its output, which are the inputs of the next stage.
     """
 
     inputs: Specs
     outputs: Specs
 
     def forward(self, microbatch: int, x: Tensors | None) -> Tensors | None:
-        """Output for the next stage (unused on the last); `x` is the output of the stage before, None on the first."""
+        """Compute the output for the next stage (unused on the last); `x` is that of the previous stage, None on the
+        first."""
 
     def backward(self, microbatch: int, dy: Tensors | None) -> Tensors | None:
-        """Gradients of the input (unused on the first stage); `dy` are those of the output, None on the last stage."""
+        """Compute gradients of the input (unused on the first stage); `dy` are those of the output, None on the last
+        stage."""
 
     def weights(self, microbatch: int) -> None:
-        """The weights' gradients that `backward` of this microbatch has left (only where the schedule has a W)."""
+        """Compute the wgrad that `backward` of this microbatch has left (only if the schedule has a W)."""
 
 
 ONE_TENSOR: Specs = {"hidden": TensorSpec()}
@@ -85,8 +87,8 @@ class FunctionStage:
 
     Args:
         forward, backward: (microbatch, tensor or None) -> tensor or None.
-        weights: of a microbatch.
-        hidden: the tensor that travels; default one with a header.
+        weights: microbatch -> None.
+        hidden: spec of the tensor that is sent; default one with a header.
     """
 
     def __init__(
@@ -112,13 +114,13 @@ class FunctionStage:
 
 
 def input_specs(schedule: Schedule, stages: Sequence[Stage], message: Message) -> Specs:
-    """The tensors of a message to one of these stages: what it takes, or the gradients of what it gave."""
+    """The tensors of a message to one of these stages: its input, or the gradients of its output."""
     stage = stages[schedule.rank_of(message.to_stage)[1]]
     return stage.inputs if message.kind == "F" else _gradients(stage.outputs)
 
 
 def output_specs(stages: Sequence[Stage], action: Action) -> Specs:
-    """The tensors that an action of one of these stages makes: what it gives, or the gradients of what it took."""
+    """The tensors that an action of one of these stages makes: its output, or the gradients of its input."""
     stage = stages[action.chunk]
     return stage.outputs if action.kind == "F" else _gradients(stage.inputs)
 
@@ -131,10 +133,10 @@ class PendingTensors:
     """Posted receives of one message's tensors. `wait()` returns them.
 
     Args:
-        p2p: which receives.
+        p2p: the connection.
         source: position of the sender.
-        what: the message, for the record.
-        specs: its tensors; behind one without a shape nothing can be posted before its header has come.
+        what: the message, for the trace.
+        specs: its tensors; those after one without a shape cannot be posted before its header has come.
     """
 
     def __init__(self, p2p: PointToPoint, source: int, what: str, specs: Specs) -> None:
@@ -157,7 +159,7 @@ class PendingTensors:
             self._post()
 
     def wait(self) -> Tensors:
-        """Block until the tensors are here.
+        """Block until the tensors have arrived.
 
         Raises:
             RuntimeError: the sender has gone, or did not send within the deadline.
@@ -173,18 +175,18 @@ class PendingTensors:
 
 
 def send(p2p: PointToPoint, tensors: Tensors, to: int, what: str, specs: Specs) -> None:
-    """Start sending a message's tensors, and go on; those without a known shape behind a header."""
+    """Start sending a message's tensors, and go on; a tensor without a known shape is sent after a header."""
     for name in sorted(specs):
         p2p.isend(tensors[name], to, label(what, name, specs), header=specs[name].shape is None)
 
 
 def label(what: str, name: str, specs: Specs) -> str:
-    """A tensor of a message, for the record: the message alone where it has only one."""
+    """The name of a tensor in the trace: the message, and the tensor's name if there are several."""
     return what if len(specs) == 1 else f"{what} {name}"
 
 
 def begin(schedule: Schedule, stages: Sequence[Stage], p2p: PointToPoint | None, checked: bool) -> int:
-    """Check that the schedule can run here, and open the connections; this rank's position in the pipeline.
+    """Check that the schedule can run here, and open the connections; returns this rank's position in the pipeline.
 
     Raises:
         ConfigError: the sentences of `schedule_sim.check`, or a schedule for another number of ranks or chunks.
@@ -217,7 +219,7 @@ def compute(stage: Stage, action: Action, x: Tensors | None) -> Tensors | None:
 def require_output(
     schedule: Schedule, rank: int, action: Action, output: Tensors | None, stages: Sequence[Stage]
 ) -> Tensors:
-    """The output, which another stage needs.
+    """The output, checked to be what another stage needs.
 
     Raises:
         ConfigError: there is none, it has other names, or another rank expects another shape or dtype.
@@ -261,7 +263,7 @@ class LiveActivations:
         self._live: set[tuple[int, int]] = set()  # microbatch, chunk
 
     def record(self, action: Action) -> None:
-        """Count the action, where a trace is recorded."""
+        """Count the action, if a trace is recorded."""
         if not trace.recording():
             return
         stage = self._schedule.stage_of(self._rank, action.chunk)

@@ -1,26 +1,26 @@
 """The executor of pipeline schedules that trains: messages travel while their receiver computes.
 
-The problem in a sentence: the executor to read (`parallel/pipeline/plain`) posts a receive when its action has come, so
+The problem in a sentence: the simple executor (`parallel/pipeline/plain`) posts a receive when its action is next, so
 a message can travel only while its receiver waits.
 
     for action in schedule.actions[rank]:
-        post the receive of the next action      it travels while this one is computed
-        wait for its input                       (it was posted one action ahead)
-        F: y  = stage.forward(mb, x)    send y to the stage after
-        B: dx = stage.backward(mb, dy)  send dx to the stage before
+        post the receive of the next action      it travels while this action computes
+        wait for its input                       (its receive was posted one action ahead)
+        F: y  = stage.forward(mb, x)    send y to the next stage
+        B: dx = stage.backward(mb, dy)  send dx to the previous stage
         W: stage.weights(mb)
     wait for the sends that are pending
 
-The call, the lists and the results are those of the plain executor. What is added:
+The call, the lists and the results are those of the plain executor. Three things are added:
 
-- **One action ahead, and no further.** On a GPU a posted receive is a kernel that spins on some multiprocessors until
-  its message comes. The first rank of GPipe receives nothing before its first gradient, and would compute all forwards
-  beside such a kernel.
-- **Sent tensors are released on the way.** A message from a rank proves that this rank had received the inputs of all
-  its actions before (`_arrivals`).
-- **Headers only where they are needed.** An activation of unknown shape has a header; its gradient has none, because
-  the sender of y knows the shape of dy. A receive without a known shape is posted when its header has come, in two
-  parts.
+- **Receives are posted one action ahead, and no further.** On a GPU a posted receive is a kernel that spins on some
+  multiprocessors until its message comes. The first rank of GPipe receives nothing before its first gradient, and would
+  compute all forwards beside such a kernel.
+- **Sent tensors are released before the end.** A message from a rank proves that this rank had received the inputs of
+  all its earlier actions (`_arrivals`).
+- **Headers are sent only where they are needed.** An activation of unknown shape has a header; its gradient has none,
+  because the sender of y knows the shape of dy. A receive of unknown shape is posted in two parts, the second when its
+  header has come.
 
 Receives of one edge are posted in the sender's order, whatever the order in which they are needed. On NCCL each edge
 has a communicator of its own, and no schedule that `schedule_sim.check` accepts deadlocks (`comm/p2p`).
@@ -75,7 +75,7 @@ def run(
 
 
 class _Executor:
-    """One run of one rank's list."""
+    """Runs one rank's list once."""
 
     def __init__(self, schedule: Schedule, rank: int, stages: Sequence[Stage], p2p: PointToPoint | None) -> None:
         self.schedule = schedule
@@ -95,7 +95,7 @@ class _Executor:
         self.live = LiveActivations(schedule, rank, stages)
 
     def step(self, index: int) -> None:
-        """Do the action at this place of the list."""
+        """Run the action at this index of the list."""
         action = self.actions[index]
         self._post(action)  # first: the sender of the next input may wait for this receive
         self._look_ahead(self.ahead[index])  # costs nothing while the input is still under way
@@ -109,13 +109,13 @@ class _Executor:
     # ---------------------------------------------------------------------------------------------- receives
 
     def _one_ahead(self) -> list[Message | None]:
-        """For each place of the list the message that the action after it needs from another rank, if it needs one."""
+        """For each index of the list the message from another rank that the following action needs, or None."""
         needed = [self.schedule.input_of(self.rank, action) for action in self.actions]
         remote = [m if m is not None and self.schedule.source_of(m) != self.rank else None for m in needed]
         return [*remote[1:], None]
 
     def _post(self, action: Action) -> None:
-        """Post the receive of the action's input, if another rank makes it and it is not posted yet."""
+        """Post the receive of the action's input, if another rank sends it and it is not posted yet."""
         message = self.schedule.input_of(self.rank, action)
         if message is not None and (source := self.schedule.source_of(message)) != self.rank:
             self._post_until(message, source)
@@ -128,13 +128,14 @@ class _Executor:
                 self._post_until(message, source)
 
     def _specs(self, message: Message) -> Specs:
-        """The tensors of a message that comes, as far as they are known here."""
+        """The tensors of a message to this rank, as far as they are known here."""
         if message.kind == "B" and (sent := self.sent.get(_activation_of(message))) is not None:
             return sent
         return input_specs(self.schedule, self.stages, message)
 
     def _needs_no_header(self, message: Message, source: int) -> bool:
-        """Whether all receives up to this one can be posted without waiting for a header, or for a shape from here."""
+        """Whether all receives up to this one can be posted without waiting for a header, or for an output of this
+        rank."""
         if message in self.posted or not all(r.payload_posted for r in self.posted.values()):
             return False
         edge = self.edges[source]
@@ -144,7 +145,7 @@ class _Executor:
         return coming == [message] and message.kind == "F"
 
     def _post_until(self, message: Message, source: int) -> None:
-        """Post this edge's receives, in order, up to and with this message."""
+        """Post this edge's receives, in order, up to and including this message."""
         assert self.p2p is not None, "a message from another rank"
         while message not in self.posted:
             for earlier in self.posted.values():
@@ -174,7 +175,7 @@ class _Executor:
     # ---------------------------------------------------------------------------------------------- sends
 
     def _output(self, action: Action, output: Tensors | None) -> None:
-        """Send what an action made, or keep it for the next stage on this rank."""
+        """Send the action's output, or keep it for the next stage on this rank."""
         message = self.schedule.output_of(self.rank, action)
         if message is None:
             return
@@ -193,14 +194,15 @@ class _Executor:
 
 
 def _activation_of(gradient: Message) -> Message:
-    """The activation whose gradient this is."""
+    """The activation of which this message is the gradient."""
     return Message("F", gradient.microbatch, gradient.to_stage + 1)
 
 
 def _arrivals(schedule: Schedule, rank: int, other: int) -> dict[Message, int]:
-    """For each message from `other`: how many messages to `other` it proves to have arrived, since the one before.
+    """For each message from `other`: how many more messages to `other` it proves to have arrived than the message
+    before.
 
-    `other` made it in an action of its list, and had by then received the inputs of all its actions before. Messages
+    `other` made it in an action of its list, and had by then received the inputs of all its earlier actions. Messages
     are counted in the order in which they are sent, up to the first that is not proved.
     """
     used = {}  # our message -> place in the other's list of the action that needs it

@@ -5,33 +5,35 @@ orders, and three hand-written loops would have three sets of bugs.
 
     for action in schedule.actions[rank]:
         receive its input, if another rank makes it
-        F: y  = stage.forward(mb, x)    send y to the stage after
-        B: dx = stage.backward(mb, dy)  send dx to the stage before
+        F: y  = stage.forward(mb, x)    send y to the next stage
+        B: dx = stage.backward(mb, dy)  send dx to the previous stage
         W: stage.weights(mb)
     wait for the sends
 
-Sends and receives are not in the list. They follow from it: a rank receives from a neighbour what the neighbour's list
-makes, in that order (`Schedule.messages`). A receive blocks, a send does not, so a deadlock needs a
+The list has no sends and receives, because they follow from it: a rank receives its neighbour's outputs in the order in
+which the neighbour's list makes them (`Schedule.messages`). A receive blocks, a send does not, so a deadlock needs a
 cycle between lists, and `schedule_sim.check` finds those before anything runs. Neighbouring stages on one rank
 (V-shaped placements) pass their tensors directly.
 
-| what travels               | bytes   | to                     |
-|----------------------------|---------|------------------------|
-| activation of a microbatch | s b h k | rank of the next stage |
-| its gradient               | s b h k | and back               |
+| message                    | bytes   | to                         |
+|----------------------------|---------|----------------------------|
+| activation of a microbatch | s b h k | rank of the next stage     |
+| its gradient               | s b h k | rank of the previous stage |
 
-(k bytes an element; s/cp, and s/(cp t) with sequence parallelism. A stage may declare more tensors, by name.)
+(k bytes an element; s is s/cp with context parallelism, s/(cp t) with sequence parallelism as well. A stage may send
+more tensors, by name.)
 
-What an action does to a stage is `execution.compute`: autograd runs from the detached input of the stage to its output.
+`execution.compute` runs an action on a stage: autograd runs from the detached input of the stage to its output.
 
-`parallel/pipeline/overlapped` takes the same call, gives the same bits, and does three things better: it posts receives
+`parallel/pipeline/overlapped` has the same call, gives the same bits, and does three things better: it posts receives
 one action ahead, so that messages travel while their receiver computes; it releases a sent tensor when it has arrived,
 not at the end of the list; and it sends no header before a gradient, whose shape its receiver knows.
 
-On NCCL every directed edge has a communicator of its own (`comm/p2p`), and a receive holds up the stream, not the host.
+On NCCL every directed edge has a communicator of its own (`comm/p2p`), and a receive blocks the stream, not the host.
 
-Measured: a span for every action (name F, B or W, note `microbatch.chunk`), `send` and `recv` on axis `pp`, `wait` for
-time spent without input, and after every action the stage's activations that are alive (`live`, kind memory).
+The trace has a span for every action (name F, B or W, note `microbatch.chunk`), `send` and `recv` on axis `pp`, `wait`
+for the time that the rank waits for input, and after every action the live activations of the stage (`live`, kind
+memory).
 
 Megatron-LM: the three `forward_backward_*` functions in `megatron/core/pipeline_parallel/schedules.py`.
 """
@@ -75,7 +77,7 @@ def run(
 
     Args:
         schedule: which rank does what.
-        stages: this rank's stages by chunk, which say what travels.
+        stages: this rank's stages by chunk, which declare the tensors of their input and output.
         p2p: messages to the other ranks; None where the schedule has one rank.
         checked: the schedule has passed `schedule_sim.check` already.
 

@@ -1,22 +1,22 @@
-"""A schedule on paper: whether it can run, how many activations it keeps alive, and how long it takes.
+"""Checks and simulates a schedule: whether it can run, how many activations it keeps alive, and how long it takes.
 
-**Whether it can run.** Two orders must fit together: each rank's own list, from top to bottom, and the data, from F to
-F down the stages and from B to B back up. A schedule runs if and only if both together have no circle. Messages add
-nothing: they travel as soon as they are made, and a rank receives a neighbour's messages in the order in which they
-were made, so no message waits behind one that has not been sent. `check` returns sentences. It looks for four kinds of
-mistakes in turn, and stops at the first kind that it finds:
+**Whether it can run.** Two orders must fit together: each rank's own list, from top to bottom, and the flow of data,
+from F to F down the stages and from B to B back up. A schedule runs if and only if both together have no cycle.
+Messages add no constraint: they are sent as soon as they are made, and a rank receives a neighbour's messages in the
+order in which they were made, so no message waits behind one that has not been sent. `check` returns sentences. It
+looks for four kinds of mistakes in turn, and stops at the first kind that it finds:
 
 | kind       | mistake                                                               |
 |------------|-----------------------------------------------------------------------|
-| foreign    | an action of another kind, chunk or microbatch than there can be      |
+| foreign    | an action of an unknown kind, chunk or microbatch                     |
 | incomplete | an action that is missing, or that occurs twice                       |
 | disordered | on one rank, a backward before its forward, or a W before its B       |
-| deadlock   | ranks that wait for each other, reported as a chain round the circle  |
+| deadlock   | ranks that wait for each other, reported as a chain round the cycle   |
 
-**How long it takes.** A rank starts an action when it has finished the one before and everything the action needs has
+**How long it takes.** A rank starts an action when it has finished the previous one and all inputs of the action have
 arrived::
 
-    start(a) = max(end of the rank's previous action, max over what a needs of end + latency if from another rank)
+    start(a) = max(end of the rank's previous action, max over inputs of a of end + latency if from another rank)
     end(a)   = start(a) + cost(a)
 
 Nothing else is modelled: sends cost the sender no time and do not wait for each other. Costs may be integers or
@@ -94,7 +94,7 @@ def peak_live(schedule: Schedule) -> list[int]:
 
 
 def stuck(schedule: Schedule) -> tuple[list[int], list[Wait]]:
-    """How many actions each rank can do, and the circle of waits that stops them; no circle if all lists run."""
+    """How many actions each rank can do, and the cycle of waits that stops them; no cycle if all lists run."""
     at = _run_until_stuck(schedule)
     rank = next((rank for rank, row in enumerate(schedule.actions) if at[rank] < len(row)), -1)
     chain: dict[int, Wait] = {}
@@ -111,11 +111,11 @@ PerStage = Number | Sequence[Number]
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """What one action takes, in any unit of time; each a number, or one number per stage.
+    """The time of one action, in any unit; each a number, or one number per stage.
 
     Attributes:
         forward: F.
-        backward_input: B that leaves the weights to a W.
+        backward_input: a B whose wgrad is left to a W.
         backward_weight: W. An undivided B takes the sum of both.
         latency: from the end of an action to the moment another rank can use its result.
     """
@@ -126,7 +126,7 @@ class Costs:
     latency: Number = 0
 
     def divided(self, v: int) -> Costs:
-        """The costs of a chunk where these are the costs of a rank with v of them; the latency stays."""
+        """The costs of one of v chunks, if these are the costs of a rank; the latency stays."""
 
         def part(cost: PerStage) -> Number:
             if isinstance(cost, Sequence):
@@ -148,7 +148,7 @@ class Costs:
 
 @dataclasses.dataclass(frozen=True)
 class TimedAction:
-    """One action of one rank in time; `live` is how many activations the rank holds meanwhile."""
+    """One action of one rank with its start and end; `live` is how many activations the rank holds meanwhile."""
 
     rank: int
     action: Action
@@ -159,7 +159,7 @@ class TimedAction:
 
 @dataclasses.dataclass(frozen=True)
 class Simulation:
-    """The spans of every rank, `[rank]` in order, and what follows from them."""
+    """The timed actions of every rank, `[rank]` in order, and what follows from them."""
 
     schedule: Schedule
     spans: tuple[tuple[TimedAction, ...], ...]
@@ -170,12 +170,12 @@ class Simulation:
 
     @property
     def busy(self) -> list[Number]:
-        """Time that each rank works."""
+        """The time that each rank works."""
         return [sum((s.end - s.start for s in row), start=0) for row in self.spans]
 
     @property
     def bubbles(self) -> list[Number]:
-        """Of each rank, idle time / work, from the start of the first rank to the end of the last."""
+        """For each rank, idle time / work, from the start of the first rank to the end of the last."""
         return [_ratio(self.makespan - busy, busy) for busy in self.busy]
 
     @property
@@ -186,7 +186,7 @@ class Simulation:
 
     @property
     def inner_bubbles(self) -> list[Number]:
-        """Of each rank, idle time / work between its own first and last action."""
+        """For each rank, idle time / work between its own first and last action."""
         return [
             _ratio(row[-1].end - row[0].start - busy, busy) for row, busy in zip(self.spans, self.busy, strict=True)
         ]
@@ -197,7 +197,8 @@ class Simulation:
         return [max(s.live for s in row) for row in self.spans]
 
     def events(self, unit: float = 1.0) -> list[Event]:
-        """What a run would emit, if one unit of cost took `unit` seconds: named F, B or W; the note is `3` or `3.1`."""
+        """The events that a run would emit if one unit of cost took `unit` seconds: named F, B or W; the note is `3` or
+        `3.1`."""
         return [
             Event(
                 s.action.kind, "compute", s.rank, float(s.start) * unit, float(s.end) * unit,
@@ -209,7 +210,7 @@ class Simulation:
 
 
 def simulate(schedule: Schedule, costs: Costs | None = None, *, checked: bool = False) -> Simulation:
-    """Run the schedule on paper.
+    """Simulate the schedule.
 
     Args:
         costs: default: F, B and W take 1, so an undivided backward takes 2; messages take no time.
@@ -261,7 +262,7 @@ def _frees(schedule: Schedule, rank: int, action: Action) -> bool:
 
 
 def _foreign(schedule: Schedule) -> Iterator[str]:
-    """Actions of a kind, microbatch or chunk that cannot be."""
+    """Actions with an unknown kind, microbatch or chunk."""
     for rank, row in enumerate(schedule.actions):
         for action in row:
             if action.kind not in ("F", "B", "W"):
@@ -274,7 +275,8 @@ def _foreign(schedule: Schedule) -> Iterator[str]:
 
 
 def _incomplete(schedule: Schedule) -> Iterator[str]:
-    """Every F once on every stage; every B once, unless there is none at all; W at most once."""
+    """Actions that are missing or occur twice: F once on every stage; B once, unless no list has any; W at most
+    once."""
     if not schedule.m:
         yield "no rank does anything"
     kinds = "F" if schedule.forward_only else "FB"
@@ -296,7 +298,7 @@ def _incomplete(schedule: Schedule) -> Iterator[str]:
 
 
 def _disordered(schedule: Schedule) -> Iterator[str]:
-    """On one rank: B after its F, W after its B."""
+    """Actions out of order on one rank: B before its F, W before its B."""
     for rank, row in enumerate(schedule.actions):
         place = {action: i for i, action in enumerate(row)}
         for action, i in place.items():
@@ -309,7 +311,7 @@ def _disordered(schedule: Schedule) -> Iterator[str]:
 
 
 def _deadlock(schedule: Schedule) -> Iterator[str]:
-    """Let every rank go on until none can; if lists are left, follow the waits from rank to rank round the circle."""
+    """Run every rank until none can go on; if lists are left, follow the waits from rank to rank round the cycle."""
     at, circle = stuck(schedule)
     if circle:
         yield "deadlock: " + "; ".join(_wait_sentence(schedule, at, wait[0]) for wait in circle)
@@ -366,7 +368,7 @@ def _at(cost: PerStage, stage: int, schedule: Schedule) -> Number:
 
 
 def _ratio(part: Number, whole: Number) -> Number:
-    """Exact where both are."""
+    """A fraction if both numbers are exact."""
     if isinstance(part, float) or isinstance(whole, float):
         return part / whole
     return Fraction(part) / Fraction(whole)

@@ -1,8 +1,7 @@
 """The schedules by name: GPipe, 1F1B, interleaved 1F1B, and ZB-H1, ZB-V and DualPipeV, which split the backward.
 
 `p` ranks, `m` microbatches, `v` chunks a rank. Ranks idle while the pipeline fills and while it drains: the *bubble*.
-With equal stages and F = B = W = 1 (a full backward takes 2), in units of the ideal time
-3m:
+With equal stages and F = B = W = 1 (a full backward takes 2), in units of the ideal time 3m:
 
 | schedule       | bubble               | live activations of a chunk, rank r            | paper                |
 |----------------|----------------------|------------------------------------------------|----------------------|
@@ -13,27 +12,27 @@ With equal stages and F = B = W = 1 (a full backward takes 2), in units of the i
 | `zb_v`         | (p-1)/(6m)           | at most 2p of 1/2 size                         | 2401.10241, 2405.15362 |
 | `dualpipe_v`   | (p-1)/(6m)           | at most 2p + 1 of 1/2 size                     | 2412.19437           |
 
-**1F1B** has the bubble of GPipe; what it bounds is memory. (Messages are free here. With a latency L, 1F1B
-stalls for 2 L in every microbatch, GPipe only while it fills and drains.)
+**1F1B** has the bubble of GPipe, but keeps the activations of at most p microbatches. (Messages take no time here. With
+a latency L, 1F1B stalls for 2 L in every microbatch, GPipe only while it fills and drains.)
 
-**Interleaving** shrinks the bubble and pays with v times the messages and more memory. It runs
-through one table of T = v*m slots, the same on every rank: microbatches go in groups of N (default p), and a group
-passes chunk 0, then chunk 1, and so on. Forward slot k is `table[k]`; backward slot k is the same microbatch with the
-chunks counted from behind. Rank r warms up with 2(p-r-1) + (v-1)N forwards, then alternates. The factor
-2, where 1 would do, leaves time for one hop of latency in each direction. A group smaller than p would leave the last
-rank without work between groups, so Megatron's rule is: p <= N <= m, and m % N is 0 or at least p.
+**Interleaving** shrinks the bubble and costs v times the messages and more memory. All ranks run through one table of
+T = v*m slots: microbatches go in groups of N (default p), and a group passes chunk 0, then chunk 1, and so on. Forward
+slot k is `table[k]`; backward slot k is the same microbatch with the chunks in reverse order. Rank r warms up with
+2(p-r-1) + (v-1)N forwards, then alternates. The factor 2, where 1 would do, leaves time for one hop of latency in each
+direction. A group smaller than p would leave the last rank without work between groups, so Megatron's rule is:
+p <= N <= m, and m % N is 0 or at least p.
 
-**Splitting the backward.** A backward computes the gradient of the stage's input (B), which the stage before is waiting
-for, and those of its weights (W), for which only the optimizer waits. Send B's result at once, and do W where the rank
-would otherwise be idle. Let F, B and W be the times of a rank, all its chunks, for a microbatch. Each rank idles for
+**Splitting the backward.** A backward computes the gradient of the stage's input (B), for which the previous stage
+waits, and those of its weights (W), for which only the optimizer waits. Send B's result at once, and do W while the
+rank would otherwise be idle. Let F, B and W be the times of all chunks of a rank for a microbatch. Each rank idles for
 
     1f1b          (p-1)(F + B + W)
     zb_h1         (p-1) max(F, B, F + B - W)
     zb_v          (p-1)/2 F  if F = B = W        rank r starts r/2 later and is never idle from then on
     dualpipe_v    (p-1)/2 F  if F = B = W
 
-`zb_h1` is 1F1B in which rank r does each W r microbatches later: the last ranks, which can go back early, save their
-wgrads for the time when the first ranks are still busy going back.
+`zb_h1` is 1F1B in which rank r does each W r microbatches later: the last ranks, whose backwards come first, keep their
+wgrads for the time when the first ranks still run backwards.
 
 In a V (`zb_v`, `dualpipe_v`) rank r holds stages r and 2p-1-r, so the first rank also has the last stage: the loss of a
 microbatch is computed where it entered, and its backward begins on rank 0 at once.
@@ -44,9 +43,8 @@ executors run a pair one after the other, so here it shows its order and its mem
 DeepSeek counts it, F's output is sent when the pair ends and the bubble is p-1 pairs: worth it where a pair takes less
 than F + B, because messages are hidden.
 
-Dropping a whole microbatch from a valid schedule leaves it valid (every dependency is between actions of one
-microbatch), so the V-shaped ones serve fewer microbatches than their warm-up needs by dropping some of
-a larger schedule.
+A valid schedule without one of its microbatches is valid (every dependency is between actions of one microbatch). So a
+V-shaped schedule for fewer microbatches than its warm-up needs is a larger one without some of them.
 
 In Megatron-LM: `core/pipeline_parallel/schedules.py` (`get_schedule_table`, `get_pp_rank_microbatches`, and the two
 `forward_backward_pipelining_*`). It has no ZB-H1, ZB-V or DualPipeV.
@@ -87,7 +85,7 @@ def gpipe(p: int, m: int) -> Schedule:
 
 
 def one_f_one_b(p: int, m: int) -> Schedule:
-    """As soon as a rank can go back it does: p - r - 1 forwards to warm up, then forward and backward in turn."""
+    """A rank runs a backward as soon as it can: p - r - 1 forwards to warm up, then forward and backward in turn."""
     table = [(i, 0) for i in range(m)]
     rows = [alternate(table, table, warmup=p - rank - 1) for rank in range(p)]
     return Schedule("1f1b", tuple(rows), straight(p))
@@ -162,7 +160,7 @@ class _Hand:
         self.waiting: deque[Action] = deque()  # W of every B that was split, oldest first
 
     def do(self, *words: str) -> None:
-        """`F0` forward of chunk 0; `B0` full backward; `I0` backward for the input only; `W0` the weights' half."""
+        """Append actions: `F0` forward of chunk 0; `B0` full backward; `I0` backward without wgrad; `W0` its wgrad."""
         for word in words:
             kind, chunk = word[0], int(word[1])
             i = self.done(word)
@@ -213,7 +211,8 @@ def dualpipe_v(p: int, m: int) -> Schedule:
 
 
 def _dualpipe_v_row(p: int, m: int, rank: int) -> tuple[Action, ...]:
-    """The eight steps of DeepSeek's description; `after` is how many ranks lie between this one and the V's turn."""
+    """The eight steps of DeepSeek's description; `after` is how many ranks are between this one and the turn of
+    the V."""
     after, hand = p - rank - 1, _Hand()
     hand.do(*["F0"] * (2 * after))
     hand.do(*["F0", "F1"] * (rank + 1))
@@ -245,7 +244,7 @@ def _first_microbatches(schedule: Schedule, m: int) -> Schedule:
 
 @dataclasses.dataclass(frozen=True)
 class ScheduleKind:
-    """How a schedule is generated, how many chunks a rank has (None: any), and where its stages lie."""
+    """How a schedule is generated, how many chunks a rank has (None: any), and its placement."""
 
     generate: Callable[..., Schedule]
     chunks: int | None

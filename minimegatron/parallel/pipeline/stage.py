@@ -1,4 +1,4 @@
-"""A pipeline stage made of an autograd graph per microbatch.
+"""A pipeline stage that keeps an autograd graph for each microbatch.
 
     forward    y = f(mb, x), x leaves                keep x and the graph of y
     backward   the graph of y, with dy -> x.grad     release both
@@ -8,7 +8,7 @@ x and y are named tensors, one or more (`parallel/pipeline/execution`). Of y onl
 tensor itself has gone to the next stage, and this rank does not read it again. (Megatron-LM empties it for the same
 reason: `deallocate_output_tensor`.)
 
-The data-parallel sum of a bucket may start when the last gradient of the step has come to it. In a pipeline that
+Data parallelism may start to sum a bucket when the bucket has the last gradient of the step. In a pipeline that
 follows from the list: a parameter's last gradient comes in the last B or W of a chunk that it belongs to
 (`last_gradients`). A tied matrix belongs to two chunks of a V-shaped placement, and is complete after the second.
 """
@@ -37,16 +37,16 @@ class ModuleStage:
     """The stage that computes `forward(microbatch, x)`.
 
     Args:
-        forward: (microbatch, tensors of the stage before) -> tensors for the next stage, or on the last stage the
+        forward: (microbatch, tensors of the previous stage) -> tensors for the next stage, or on the last stage the
             scaled loss of the microbatch.
-        module: what it runs; its linear layers defer their weights' gradients where the schedule splits.
-        schedule, rank, chunk: which list this is a part of.
-        ddp: what sums gradients over replicas, and is told which of them are complete.
+        module: the module that `forward` runs; its linear layers defer wgrad where the schedule splits.
+        schedule, rank, chunk: the schedule, and the stage's place in it.
+        ddp: the data-parallel wrapper, which is told which gradients are complete.
         last: (kind, microbatch) -> parameters whose last gradient of the step comes in this action of this chunk.
         inputs, outputs: see `execution.Stage`.
 
     Attributes:
-        live_bytes: what autograd has saved for microbatches under way; counted while a trace is recorded.
+        live_bytes: bytes that autograd has saved for microbatches under way; counted while a trace is recorded.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class ModuleStage:
 
     @contextlib.contextmanager
     def _completing(self, kind: str, microbatch: int) -> Iterator[None]:
-        """Around an action: the gradients that are complete with it may travel."""
+        """Around an action: gradients that the action completes may be reduced."""
         if self._ddp is None:
             yield
             return
@@ -156,7 +156,7 @@ def _named(y: Tensors | torch.Tensor) -> Tensors:
 
 
 def _gradients(x: Tensors) -> Tensors | None:
-    """Of the tensors that can have one: zero where the stage has not used it; None where it has used none of them."""
+    """Gradients of the tensors that have one, zero for those that the stage has not used; None if it has used none."""
     leaves = {name: tensor for name, tensor in x.items() if tensor.requires_grad}
     if all(tensor.grad is None for tensor in leaves.values()):
         return None

@@ -1,4 +1,4 @@
-"""Observers of a training: whatever logs, profiles, counts memory, compares replicas, evaluates or saves.
+"""Observers of training: they log, profile, count memory, compare replicas, evaluate and save.
 
 The trainer knows none of them by name. It calls each observer, in the order of its list:
 
@@ -6,11 +6,11 @@ The trainer knows none of them by name. It calls each observer, in the order of 
 |----------------------------------------------|-----------------------|-----------------------------------------------|
 | before the first step                        | `begin(done)`         | the first batch in one process (`checks`)     |
 | before each step                             | `before_step(done)`   | a profile begins                              |
-| around it, and what follows from a bad one   | `during_step(done)`   | memory is counted                             |
-| before the optimizer moves the weights       | `before_update()`     | the copies of a save are waited for           |
+| around it, and the handling of a bad one     | `during_step(done)`   | memory is counted                             |
+| before the optimizer updates the weights     | `before_update()`     | wait for the copies of a save                 |
 | after each step, good or bad                 | `after_step(step)`    | a line, an evaluation, a checkpoint           |
-| after the last                               | `end(done, reason)`   | the last evaluations                          |
-| when the run is over, or has failed          | `close()`, backwards  | files                                         |
+| after the last step                          | `end(done, reason)`   | the last evaluations                          |
+| when the run has ended or failed             | `close()`, backwards  | files are closed                              |
 
 All ranks have the same observers, because some of them communicate.
 """
@@ -25,15 +25,15 @@ from minimegatron.training.reports import StepReport
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A step that is over.
+    """A step that has ended.
 
     Attributes:
         iteration: steps taken, this one included; after a rollback those of the checkpoint.
-        first: its first sample; as many as `batch_size` were read over all ranks.
-        batch_size: in samples, over all ranks.
-        consumed_samples: of all steps up to and with this one.
+        first: number of its first sample.
+        batch_size: samples over all ranks.
+        consumed_samples: samples of all steps up to and including this one.
         seconds: its wall time.
-        report: what it did; None for a bad step, in which nothing has moved.
+        report: its report; None for a bad step, in which nothing was updated.
         stops: a rank has asked for the end of the run.
         last: the run ends after it.
     """
@@ -49,26 +49,26 @@ class Step:
 
 
 class Observer:
-    """Watches a training; every method here does nothing."""
+    """Called at fixed moments of training; every method here does nothing."""
 
     def begin(self, done: int) -> None:
-        """Called once, before the first step; `done` are behind a run that goes on."""
+        """Called once, before the first step; a run that goes on has taken `done` steps."""
 
     def before_step(self, done: int) -> None:
-        """Called before each step, when `done` are behind us."""
+        """Called before each step; `done` steps have been taken."""
 
     def during_step(self, done: int) -> contextlib.AbstractContextManager[None]:
-        """Entered before the step, left after it and what followed from a bad one."""
+        """Entered before the step, left after it and after the handling of a bad one."""
         return contextlib.nullcontext()
 
     def before_update(self) -> None:
-        """Called before the optimizer moves the weights."""
+        """Called before the optimizer updates the weights."""
 
     def after_step(self, step: Step) -> None:
         """Called after each step."""
 
     def end(self, done: int, reason: str) -> None:
-        """Called after the last step; `reason` says why the run ends before it is done, else it is empty."""
+        """Called after the last step; `reason` says why the run ends early, or is empty."""
 
     def close(self) -> None:
-        """Called when the run is over, also after an error: let go of files."""
+        """Called when the run has ended, also after an error: close files."""

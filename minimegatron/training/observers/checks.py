@@ -5,23 +5,23 @@ is made twice, over the wrong ranks or with a wrong scale gives every replica th
 all the same, and Adam hides a wrong scale. `--check-first-step` finds those.
 
 Before the first step the gradients of its batch are computed twice: by all ranks in the layout of the run, and by rank
-0 alone on a mesh of ones. Both start from the weights of step 0, a function of the seed; what begins as a
-constant is shaken first, because a bias of 0 that is added twice is still 0. Both compute in fp64, where only mistakes
-are visible: roundings are near 1e-15, the limit is 1e-7 of a tensor's largest element.
+0 alone on a mesh of ones. Both start from the weights of step 0, a function of the seed; parameters with constant
+initial values get random ones first, because a bias of 0 that is added twice is still 0. Both compute in fp64, so that
+only mistakes are visible: roundings are near 1e-15, the limit is 1e-7 of a tensor's largest element.
 
     every rank    model, backward, reductions in fp64        g of its own part
     rank 0        serial twin, the same samples              G of the logical tensor, broadcast one by one
-    every rank    gathers g, compares: max |g - G| / max |G|; its norm of the gradient, by which it clips, as well
+    every rank    gathers g, compares: max |g - G| / max |G|; and the gradient norm that it would clip by
 
-| what travels, besides the step's own | axis            | bytes               |
+| message, beside the step's own       | axis            | bytes               |
 |--------------------------------------|-----------------|---------------------|
 | parts of each gradient               | `tp`, or experts' axes | 8 per element |
 | each gradient of the twin            | `world`         | 8 per element       |
 
-Both models are extra ones, made for this and thrown away: no random number, statistic or weight of the run moves. It
+Both models are extra ones and are thrown away: no random number, statistic or weight of the run changes. The check
 costs the memory of the model in fp64 and of its gradients on every rank, and the time of a whole batch on one rank; a
-run for which that is too much is refused before it starts (`rules.check_twin`). Dropout is off, and torch's functions
-compute what kernels would, so what is checked is the layout, not the kernels.
+run for which that is too much is refused before it starts (`training/rules`). Dropout is off, and torch's functions
+compute in place of kernels, so the check is of the layout, not of the kernels.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ SHAKE = 0.1  # standard deviation of what is added to norms and biases
 
 
 class Gradients(NamedTuple):
-    """What a batch gives: mean losses by name, the model that has its gradients, and the norm that clips them here."""
+    """The result of a batch: mean losses by name, the model with its gradients, and the norm by which this rank would
+    clip."""
 
     losses: dict[str, float]
     model: DataParallel
@@ -72,10 +73,10 @@ class Gradients(NamedTuple):
 
 
 class FirstStepCheck(Observer):
-    """`check_first_step` before the first step; see there for the arguments.
+    """Runs `check_first_step` before the first step; see there for the arguments.
 
     Args:
-        say: prints what was found.
+        say: prints the result.
     """
 
     def __init__(
@@ -95,20 +96,20 @@ class FirstStepCheck(Observer):
 
 
 def check_first_step(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: int, forward_step: ForwardStep) -> str:
-    """Compare the gradients of the first batch with those of one process; all ranks must call.
+    """Compare the gradients of the first batch with those of one process; all ranks must call it.
 
     Args:
-        run: what is trained, with the vocabulary of its data.
+        run: the configuration, with the vocabulary of its data.
         mesh: the layout.
-        dataset: whose first `batch_size` samples are the batch.
+        dataset: its first `batch_size` samples are the batch.
         batch_size: samples of the step, over all ranks.
         forward_step: the model's forward pass and its loss.
 
     Returns:
-        A line that says how large the largest difference is.
+        A line with the largest difference.
 
     Raises:
-        RankError: on every rank: how many gradients differ, by how much, and the first of them seen from the loss.
+        RankError: on every rank: how many gradients differ, by how much, and which of them is closest to the loss.
     """
     twins: list[Gradients] = []
 
@@ -141,7 +142,7 @@ def check_first_step(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: i
 
 
 def gradients(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: int, forward_step: ForwardStep) -> Gradients:
-    """The first batch through a new model in fp64, in the layout of `mesh`."""
+    """Run the first batch through a new model in fp64, in the layout of `mesh`."""
     config = run.model.replace(
         hidden_dropout=0.0, attention_dropout=0.0, params_dtype="fp32", kernels="torch", attention_backend="auto"
     )
@@ -169,11 +170,11 @@ def distances(
     logical: list[tuple[str, tuple[int, ...]]],
     floor: float,
 ) -> torch.Tensor:
-    """max |g - G| / max |G| of every gradient, in fp64; 0 where this rank has no part of the parameter.
+    """max |g - G| / max |G| of every gradient, in fp64; 0 if this rank has no part of the parameter.
 
     Args:
-        model: whose gradients g are compared; all ranks of its mesh call.
-        twin: has the gradients G, on rank 0; None elsewhere.
+        model: has the gradients g; all ranks of its mesh call.
+        twin: has the gradients G, on rank 0; None on other ranks.
         logical: (name, shape) of every parameter of the twin.
         floor: the smallest max |G| that counts.
     """
@@ -194,7 +195,7 @@ def distances(
 
 @torch.no_grad()
 def shake(model: torch.nn.Module, seed: int) -> None:
-    """Add numbers to what starts as a constant, norms and biases; the same to the logical model in every layout."""
+    """Add random numbers to parameters with constant initial values, norms and biases; the same in every layout."""
     for name, param in logical_parameters(model):
         layout = layout_of(param)
         if layout.init.std == 0.0:
@@ -203,7 +204,7 @@ def shake(model: torch.nn.Module, seed: int) -> None:
 
 
 def _of_norm(norms: list[float], twin: float, clip_grad: float) -> RankError:
-    """Every gradient is right, and a rank takes another norm for theirs."""
+    """The error if every gradient is right, and a rank's gradient norm is not."""
     held = ranks_by_value([f"{norm:.9g}" for norm in norms], range(len(norms)))
     factor = f": {clip_coefficient(twin, clip_grad):.6g} clips it" if clip_grad > 0 else ""
     return RankError(
@@ -241,12 +242,13 @@ def _refusal(
 
 
 class ReplicaCheck(Observer):
-    """Compares every parameter with its copies on other ranks, and what each rank has moved its own part by.
+    """Compares every parameter with its copies on other ranks, and the numbers with which each rank has updated its
+    part.
 
     Args:
-        model: whose parameters.
+        model: its parameters are compared.
         mesh: its layout.
-        interval: steps between comparisons; None for none.
+        interval: steps between comparisons; None for no comparisons.
     """
 
     def __init__(self, model: DataParallel, mesh: Mesh, interval: int | None) -> None:
@@ -254,7 +256,7 @@ class ReplicaCheck(Observer):
         self._report: StepReport | None = None  # of the last good step
 
     def after_step(self, step: Step) -> None:
-        """Compare if it is time to.
+        """Compare if a comparison is due.
 
         Raises:
             RankError: copies differ.

@@ -1,9 +1,9 @@
-"""Loss and perplexity on held-out text, without a trace in the training.
+"""Loss and perplexity on held-out text, without any effect on training.
 
 An evaluation that draws one random number, leaves dropout off, or moves the training data by one sample would change
 every step after it. So it has a data iterator of its own, draws nothing (dropout is off in eval mode), computes no
-gradient, and puts every module back into the mode it was in. It may be called between steps, or by an observer between
-the passes of a step and its update. The mean is over tokens, not over batches:
+gradient, and puts every module back into its mode. It may be called between steps, or by an observer between the passes
+of a step and its update. The mean is over tokens, not over batches:
 
     loss = sum over batches, dp, cp of sum_i m_i l_i  /  sum of m_i          perplexity = exp(loss)
 
@@ -40,7 +40,7 @@ def evaluate(
     model: DataParallel,
     num_microbatches: int,
 ) -> dict[str, float]:
-    """Mean losses over `num_microbatches` of every rank; all ranks must call.
+    """Mean losses over `num_microbatches` of every rank; all ranks must call it.
 
     Args:
         forward_step: as in training.
@@ -49,7 +49,7 @@ def evaluate(
         num_microbatches: forward passes of each rank.
 
     Returns:
-        name -> mean over all counted tokens, equal on all ranks; without those of no token.
+        name -> mean over all counted tokens, equal on all ranks; losses without counted tokens are left out.
     """
     modes = {module: module.training for module in model.modules()}
     model.eval()
@@ -70,12 +70,12 @@ def evaluate(
 
 
 class Evaluation(Observer):
-    """Evaluates every `eval_interval` steps, and at the end of a run that is done.
+    """Evaluates every `eval_interval` steps, and at the end of a complete run.
 
     Args:
-        state: whose model; its counters say what has been read of the validation set.
+        state: the run; its counters say how much of the validation set has been read.
         data: the sets.
-        batch_sizes: of the run; a round of an evaluation is a global batch.
+        batch_sizes: batch sizes of the run; a round of an evaluation is a global batch.
         forward_step: as in training.
         metrics: prints the losses.
     """
@@ -99,7 +99,7 @@ class Evaluation(Observer):
         self.evaluate("test", "on test set")
 
     def evaluate(self, split: str = "validation", where: str = "") -> dict[str, float]:
-        """Losses of `eval_iters` global batches of a split, printed; {} where it is empty, or no label of it counts."""
+        """Losses of `eval_iters` global batches of a split, printed; {} if it is empty, or no label of it counts."""
         dataset: Dataset | None = self.data.valid if split == "validation" else self.data.test
         training, mesh, counters = self.state.run.training, self.state.mesh, self.state.counters
         rounds, micro = training.eval_iters, training.micro_batch_size

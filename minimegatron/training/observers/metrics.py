@@ -1,22 +1,22 @@
-"""The lines of the log: one a step from rank 0, in Megatron's own words.
+"""The lines of the log: one a step from rank 0, in Megatron's own format.
 
     iteration        1/     100 | consumed samples:            8 | elapsed time per iteration (ms): 61.5 | ...
 
 Ranks sum their losses first (`training/step`), rank 0 prints, and the same numbers go to every sink:
 
-| sink        | flag                | what it gets                                                         |
+| sink        | flag                | contents                                                             |
 |-------------|---------------------|----------------------------------------------------------------------|
 | JSON lines  | `--log-file`        | the whole configuration first, then an object a line, full precision |
 | TensorBoard | `--tensorboard-dir` | Megatron's tags                                                      |
 | W&B         | `--wandb-project`   | the same tags; the `wandb` package must be installed                 |
 
-A log file holds one run: one that exists is renamed, unless the run goes on with `--load` in the same file.
+A log file holds one run: an existing file is renamed, unless the run goes on with `--load` in the same file.
 
 With `--log-interval k` the loss, time and throughput of a line are means over its k steps. A step that was skipped
-(fp16 overflow), or whose loss is not finite, is counted as such and is not in the mean: one infinity would fill it.
+(fp16 overflow), or whose loss is not finite, is counted as such and is not in the mean.
 
 TFLOP/s and MFU count model FLOPs with the causal half of attention against the dense bf16 peak (`training/flops`);
-MFU is printed where the peak of the device is known and the model computes in 16 bits. Peak memory is what rank 0
+MFU is printed if the peak of the device is known and the model computes in 16 bits. Peak memory is what rank 0
 allocated on its GPU, or its resident set on a CPU.
 
 Megatron-LM: `training_log` and `evaluate_and_print_results` in `megatron/training/training.py`.
@@ -54,7 +54,7 @@ LARGEST_EXPONENT = 20.0  # perplexity is exp(loss); Megatron stops it here so th
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """The most this rank has held: allocated on its GPU, or resident on a CPU."""
+    """The peak memory of this rank: allocated on its GPU, or resident on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -65,10 +65,10 @@ class Metrics(Observer):
     """Collects steps, prints a line every `log_interval` of them, and feeds the sinks.
 
     Args:
-        run: what is trained, and where to log.
+        run: the configuration, with where to log.
         train_iters: steps of the run.
-        mesh: the ranks; rank 0 speaks.
-        quiet: no rank speaks.
+        mesh: the ranks; rank 0 prints.
+        quiet: no rank prints.
 
     Raises:
         ConfigError: a log file that cannot be written.
@@ -91,7 +91,7 @@ class Metrics(Observer):
         self._forget()
 
     def say(self, text: str) -> None:
-        """Print, on the rank that speaks."""
+        """Print a line, on the rank that prints."""
         if self.speaks:
             print(text, flush=True)
 
@@ -114,9 +114,9 @@ class Metrics(Observer):
         """Count a step; print when the interval is full.
 
         Args:
-            report: what the step did.
+            report: the step's report.
             iteration: its number, from 1.
-            consumed_samples: of all steps up to and with this one.
+            consumed_samples: samples of all steps up to and including this one.
             batch_size: its samples, over all ranks.
             seconds: its wall time.
         """
@@ -169,9 +169,9 @@ class Metrics(Observer):
 
         Args:
             losses: name -> mean over the tokens of the split.
-            iteration: when.
+            iteration: the step after which it was evaluated.
             split: `validation` or `test`.
-            where: said after the iteration, e.g. "on test set".
+            where: printed after the iteration, e.g. "on test set".
         """
         if not self.speaks:
             return
@@ -184,7 +184,7 @@ class Metrics(Observer):
             sink.log(tags, record, iteration)
 
     def experts(self, reports: Sequence[StepReport], iteration: int) -> None:
-        """Say how evenly experts were loaded in these steps (`layers/moe/placement`); nothing without experts."""
+        """Print how evenly experts were loaded in these steps (`layers/moe/placement`); nothing without experts."""
         if not self.speaks or not any(report.experts for report in reports):
             return
         loads = summarise([r.experts for r in reports], self.expert_ranks, self.model.moe_router_num_groups)
@@ -201,7 +201,7 @@ class Metrics(Observer):
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss), the number of equally likely next tokens it amounts to; the exponent stops at 20 as in Megatron."""
+    """exp(loss), the equivalent number of equally likely next tokens; the exponent is capped at 20 as in Megatron."""
     return math.exp(min(LARGEST_EXPONENT, loss))
 
 
@@ -244,7 +244,7 @@ def format_validation(losses: dict[str, float], where: str) -> str:
 
 
 def step_tags(record: dict[str, Any]) -> dict[str, float]:
-    """The record under the tags that Megatron gives TensorBoard."""
+    """The record under Megatron's TensorBoard tags."""
     tags = {
         "learning-rate": record["learning_rate"],
         "batch-size": record["global_batch_size"],
@@ -269,7 +269,7 @@ def penalties(record: dict[str, Any]) -> dict[str, float]:
 
 
 def rank_imbalances(record: dict[str, Any]) -> list[float]:
-    """For each layer the tokens asked of the busiest rank's experts, over the mean of the ranks of ep."""
+    """For each layer the tokens sent to the busiest rank's experts, over the mean of the ranks of ep."""
     ranks = record["expert_ranks"]
     each = [len(layer["tokens"]) // ranks for layer in record["experts"]]
     return [
@@ -279,7 +279,8 @@ def rank_imbalances(record: dict[str, Any]) -> list[float]:
 
 
 def load_tags(record: dict[str, Any]) -> dict[str, float]:
-    """For each layer the load of each expert over the mean, the busiest expert's and rank's, and the share dropped."""
+    """For each layer the load of each expert over the mean, that of the busiest expert and rank, and the share
+    dropped."""
     tags: dict[str, float] = {}
     for layer in record["experts"]:
         total = max(sum(layer["tokens"]), 1)
@@ -293,16 +294,17 @@ def load_tags(record: dict[str, Any]) -> dict[str, float]:
 
 
 def _short(value: float) -> str:
-    """412.3 as Megatron prints it; 0.0123 where one decimal would show nothing (a laptop)."""
+    """412.3 as Megatron prints it; 0.0123 if one decimal would show 0.0 (on a laptop)."""
     return f"{value:.1f}" if value >= 10 else f"{value:.3g}"
 
 
 class EpochLines(Observer):
-    """A line when an epoch begins, but for the first; of several in an interval of the log the last.
+    """Prints a line when an epoch begins, except for the first; if several begin in an interval of the log, for the
+    last.
 
     Args:
         train: the training set.
-        samples: of all steps.
+        samples: samples of all steps.
         interval: steps between lines of the log.
         say: prints a line; None on ranks that print nothing.
     """
@@ -327,7 +329,7 @@ class EpochLines(Observer):
 
 
 class Sink(Protocol):
-    """Where numbers go besides the console."""
+    """A destination of numbers beside the console."""
 
     def log(self, tags: dict[str, float], record: dict[str, Any], iteration: int) -> None: ...
 
@@ -335,7 +337,7 @@ class Sink(Protocol):
 
 
 class JsonLines:
-    """One JSON object a line. The first one holds the configuration, no secrets and no environment."""
+    """A file with one JSON object a line. The first has the configuration, no secrets and no environment."""
 
     def __init__(self, path: str, config: dict[str, Any]) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -391,7 +393,7 @@ class WeightsAndBiases:
 
 
 def set_aside(path: Path) -> Path | None:
-    """Give a log file that is there another name, run.jsonl.1 or the next that is free; which."""
+    """Rename an existing log file to run.jsonl.1 or the next free number; returns the new path, or None."""
     if not path.is_file() or path.stat().st_size == 0:
         return None
     names = (path.with_name(f"{path.name}.{n}") for n in itertools.count(1))
@@ -401,10 +403,10 @@ def set_aside(path: Path) -> Path | None:
 
 
 def open_sinks(run: RunConfig, say: Callable[[str], None]) -> list[Sink]:
-    """Every sink that is configured. Only the rank that speaks calls it.
+    """Open every configured sink; called only on the rank that prints.
 
     Args:
-        run: what is trained, and where to log.
+        run: the configuration, with where to log.
         say: prints a line.
 
     Raises:

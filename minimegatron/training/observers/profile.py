@@ -29,12 +29,12 @@ from minimegatron.training.observers import Observer, Step
 
 
 class Profile(Observer):
-    """The window. Does nothing without `--profile`, or on other ranks.
+    """Profiles a window of steps. Does nothing without `--profile`, or on other ranks.
 
     Args:
-        training: which steps, which ranks, which profiler.
-        rank: this one.
-        device: that it computes on.
+        training: the steps, the ranks and the profiler.
+        rank: this rank.
+        device: its device.
         say: prints a line.
 
     Raises:
@@ -71,13 +71,13 @@ class Profile(Observer):
         return Path(self.training.profile_dir) / f"rank{self.rank}_steps{steps}.json"
 
     def before_step(self, done: int) -> None:
-        """Open the window when `done` steps are behind us."""
+        """Open the window after `--profile-step-start` steps."""
         if self.wanted and self._open is None and done == self.training.profile_step_start:
             self._open = contextlib.ExitStack()
             (self._torch if self.training.use_pytorch_profiler else self._nvtx)(self._open)
 
     def after_step(self, step: Step) -> None:
-        """Close it when its last step is over."""
+        """Close the window after its last step."""
         if step.iteration >= self.training.profile_step_end:
             self.close()
 

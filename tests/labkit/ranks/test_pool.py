@@ -18,7 +18,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from labkit.fresh import Nursery
 from labkit.ranks.agent import marked
+from labkit.ranks.fork_server import trunk
 from labkit.ranks.pool import WarmPool, shared_pool, this_process
 from labkit.ranks.torchrun import Run, launch
 from minimegatron.errors import ConfigError, DeadlineError, RankError
@@ -239,6 +241,11 @@ def test_shared_pools_are_kept_and_all_pools_have_one_server() -> None:
     assert shared_pool(2) is shared_pool(2) is not shared_pool(2, fingerprints=True)
     with WarmPool(1):
         assert this_process().running_server() is server
+
+
+def test_warm_ranks_and_the_judges_processes_have_one_trunk(nursery: Nursery) -> None:
+    """What imports torch is one process."""
+    assert nursery.warm_up().trunk is this_process().running_server().trunk is trunk()
 
 
 def test_ranks_see_the_callers_environment_and_directory(

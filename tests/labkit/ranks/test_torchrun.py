@@ -16,8 +16,10 @@ from labkit.ranks.torchrun import Run, launch, render
 from minimegatron.errors import ConfigError
 from tests.thorough import mostly_thorough
 
-# Scripts without torch start in a moment; `TALK` is what a learner's cell looks like.
+# `TALK` is what a learner's cell looks like.
 TALK = """
+    import atexit, os, sys
+    import numpy
     import torch
     import torch.distributed as dist
     from minimegatron.launch.rank import finish, init, report
@@ -26,8 +28,10 @@ TALK = """
     x = torch.full((2,), float(rank))
     dist.all_reduce(x)
     print("sum", x.tolist())
-    report({"rank": rank, "sum": x.tolist()})
-    if "fail" in __import__("sys").argv and rank == 1:
+    own = [__name__, sys.argv[1:], sys.path[0], os.getsid(0) == os.getpid()]
+    report({"rank": rank, "sum": x.tolist(), "own": own, "random": numpy.random.rand()})
+    atexit.register(print, "the end")
+    if "fail" in sys.argv and rank == 1:
         raise ValueError("shape mismatch")
     dist.barrier()
     finish()
@@ -54,12 +58,21 @@ def test_a_run_brings_back_output_and_reports_and_nothing_of_an_earlier_run(scri
         (tmp_path / stale).write_text("[]")
     run = launch(script, 2, tmp_path, timeout=60, args=["--fast", "a b"])
     assert run.returncode == 0 and run.explain() == "", run.explain()
-    assert render(run.stdout) == "[ranks 0-1] sum [1.0, 1.0]"
-    assert run.reports == [{"rank": r, "sum": [1.0, 1.0]} for r in range(2)]
+    assert render(run.stdout) == "[ranks 0-1] sum [1.0, 1.0]\n[ranks 0-1] the end"
+    assert len({report.pop("random") for report in run.reports}) == 2, "forked ranks do not draw the same numbers"
+    own = ["__main__", ["--fast", "a b"], str(tmp_path), True]
+    assert run.reports == [{"rank": r, "sum": [1.0, 1.0], "own": own} for r in range(2)]
     assert run.cmd == f"CUDA_VISIBLE_DEVICES= torchrun --standalone --nproc-per-node=2 {script} --fast 'a b'"
     assert run.where() == "2 ranks on CPUs (gloo)"
     assert not run.hung and run.errors == [None, None] and run.seconds > 0
     assert "".join(run.stderr) + run.agent_output == ""
+
+
+def test_ranks_get_what_libraries_read_when_they_are_loaded(script: Path, tmp_path: Path) -> None:
+    """It is not in the trunk's environment: then the agent is executed."""
+    write(script, "import torch\nprint(torch.get_num_threads())")
+    run = launch(script, 1, tmp_path, timeout=60, env={"OMP_NUM_THREADS": "2"})
+    assert (run.stdout, run.returncode) == (["2\n"], 0), run.explain()
 
 
 EXPLAINED = [
@@ -100,7 +113,7 @@ def test_a_rank_that_waits_in_a_collective_is_ended_with_the_one_that_failed(scr
     assert run.returncode == 5
     assert run.explain(source) == (
         "FAILED on rank 1: ValueError: shape mismatch\n"
-        '  at line 12 of this cell: raise ValueError("shape mismatch")\n'
+        '  at line 16 of this cell: raise ValueError("shape mismatch")\n'
         "  (rank 0 was ended with it: a consequence, not the cause)"
     )
     assert run.stderr[0] == "" and run.stderr[1].count("Traceback") == 1

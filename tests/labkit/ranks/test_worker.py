@@ -54,6 +54,7 @@ def probe(rank: int, world: int) -> dict[str, Any]:
         "counter": len(COUNTER),
         "fingerprints": fingerprints._Running.fingerprints is not None,
         "torch": torch.allclose(torch.ones(2), torch.zeros(2)),
+        "builtins": hasattr(builtins, "mine"),
     }
 
 
@@ -91,6 +92,7 @@ def _process() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     warnings.simplefilter("error")
     sys.stdout = open(os.devnull, "w")
+    builtins.mine = 1  # type: ignore[attr-defined]
 
 
 def _groups() -> None:

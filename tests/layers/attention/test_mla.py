@@ -16,20 +16,14 @@ from minimegatron.layers.attention.self_attention import AttentionContext
 from minimegatron.layers.logical import initialize
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.layers.rope import RotaryEmbedding
+from tests.axes import CP, SP, TP
 from tests.twin import Case
 
 LATENT: dict[str, Any] = {
-    "multi_latent_attention": True,
-    "num_query_groups": 4,
-    "kv_lora_rank": 12,
-    "q_lora_rank": 10,
-    "qk_head_dim": 8,
-    "qk_pos_emb_head_dim": 6,
-    "v_head_dim": 10,
-    "rotary_interleaved": True,
-}
+    "multi_latent_attention": True, "num_query_groups": 4, "kv_lora_rank": 12, "q_lora_rank": 10, "qk_head_dim": 8,
+    "qk_pos_emb_head_dim": 6, "v_head_dim": 10, "rotary_interleaved": True,
+}  # fmt: skip
 YARN = {"rope_scaling_type": "yarn", "rope_scaling_factor": 4.0, "yarn_mscale": 1.0, "yarn_mscale_all_dim": 0.8}
-TP, SP, CP = "tensor_model_parallel_size", "sequence_parallel", "context_parallel_size"
 
 
 def config(**fields: Any) -> TransformerConfig:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
@@ -47,15 +45,11 @@ def rounded(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.T
 
 
 def tiled(x: torch.Tensor, bm: int, bn: int, top_power: int) -> torch.Tensor:
-    """E4M3 with a power of two for every bm x bn tile, one tile after the other; x [m, n] in fp64."""
-    out = torch.empty(x.shape, dtype=torch.float64)
-    for i in range(0, x.shape[0], bm):
-        for j in range(0, x.shape[1], bn):
-            part = x[i : i + bm, j : j + bn]
-            mantissa, exponent = math.frexp(part.abs().max().item())
-            power = exponent - 1 - 8 + (top_power and mantissa > 0.875)
-            out[i : i + bm, j : j + bn] = rounded(part, torch.tensor(2.0**-power), E4M3) * 2.0**power
-    return out
+    """E4M3 with a power of two for every bm x bn tile; x [m, n], the result in fp64."""
+    tiles = x.unflatten(1, (-1, min(bn, x.shape[1]))).unflatten(0, (-1, min(bm, x.shape[0])))  # [m/bm, bm, n/bn, bn]
+    mantissa, exponent = torch.frexp(tiles.abs().amax((1, 3), keepdim=True))
+    power = exponent - 1 - 8 + top_power * (mantissa > 0.875)
+    return (rounded(tiles, 2.0**-power, E4M3) * (2.0**power).double()).flatten(2).flatten(0, 1)
 
 
 class Opinion:

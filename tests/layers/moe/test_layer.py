@@ -18,27 +18,16 @@ from minimegatron.layers.moe.balance import count_loads, move_biases
 from minimegatron.layers.moe.layer import MoELayer
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.parallel.data.ddp import DistributedDataParallel
+from tests.axes import EP, ETP, SP, TP
 
 H, FFN, E = 16, 24, 8
-TP, SP, EP, ETP = (
-    "tensor_model_parallel_size",
-    "sequence_parallel",
-    "expert_model_parallel_size",
-    "expert_tensor_parallel_size",
-)
 
 
 def config(**fields: Any) -> TransformerConfig:
     sizes: dict[str, Any] = {
-        "num_layers": 1,
-        "hidden_size": H,
-        "num_experts": E,
-        "moe_ffn_hidden_size": FFN,
-        "add_bias_linear": False,
-        "activation": "swiglu",
-        "init_method_std": 0.3,
-        "moe_router_topk": 3,
-    }
+        "num_layers": 1, "hidden_size": H, "num_experts": E, "moe_ffn_hidden_size": FFN, "add_bias_linear": False,
+        "activation": "swiglu", "init_method_std": 0.3, "moe_router_topk": 3,
+    }  # fmt: skip
     return TransformerConfig(**{**sizes, **fields})
 
 

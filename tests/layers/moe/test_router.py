@@ -20,7 +20,8 @@ from minimegatron.layers.moe import router as s
 from minimegatron.layers.moe.balance import count_loads, move_biases
 from minimegatron.layers.recompute import recompute
 from tests import twin
-from tests.parallel.test_expert_twin import CP, EP, ETP, EXPERTS, SP, TP
+from tests.axes import CP, EP, ETP, SP, TP
+from tests.parallel.test_expert_twin import EXPERTS
 from tests.twin import Case
 
 T, E, H = 12, 8, 16

@@ -10,9 +10,9 @@ import torch
 
 from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
+from tests.axes import EP, PP, TP
 from tests.twin import Case, accumulate, compare_all, parallel_model, problems
 
-TP, PP, EP = "tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size"
 TIED = {"family": "gpt2", "num_query_groups": 4, "untie_embeddings_and_output_weights": False}
 EXPERTS = {"num_experts": 4, "moe_ffn_hidden_size": 24}
 

@@ -18,10 +18,11 @@ from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.data.data_parallel import DataParallel
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.parallel.data.torch_fsdp import TorchFSDP2
+from tests.axes import EP, TP
 from tests.thorough import mostly_thorough
 from tests.twin import Case, accumulate, parallel_model
 
-INSTANCES, TP, EP = "num_distributed_optimizer_instances", "tensor_model_parallel_size", "expert_model_parallel_size"
+INSTANCES = "num_distributed_optimizer_instances"
 ZERO1 = {"use_distributed_optimizer": True}
 
 
@@ -136,8 +137,7 @@ def kept(rank: int, world: int, sharding: str, instances: int) -> tuple[int, dic
 
 
 LAWS = [(s, world, 1) for world in (2, 4) for s in STAGES] + [(s, 4, n) for n in (2, 4) for s in STAGES[1:]]
-ORDINARY = (("no_shard", 2, 1), ("optim", 4, 4), ("optim_grads", 4, 1),
-            ("optim_grads_params", 4, 1), ("optim_grads_params", 4, 2))  # fmt: skip
+ORDINARY = (("no_shard", 2, 1), ("optim", 4, 4), ("optim_grads", 2, 1), ("optim_grads_params", 4, 2))
 
 
 @pytest.mark.parametrize(

@@ -10,23 +10,16 @@ from typing import Any
 import pytest
 
 from minimegatron.config.parallel import SPLIT
+from tests.axes import CP, EP, ETP, PP, SP, TP, VP
 from tests.thorough import mostly_thorough
 from tests.twin import Case, compare_all, problems
 
-TP, SP, PP, VP = (
-    "tensor_model_parallel_size",
-    "sequence_parallel",
-    "pipeline_model_parallel_size",
-    "num_virtual_stages_per_pipeline_rank",
-)
-CP, EP, ETP = "context_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size"
 STAGES = ("no_shard", "optim", "optim_grads", "optim_grads_params", "fsdp2")
 TIED = {"untie_embeddings_and_output_weights": False}
 FOUR = {"num_layers": 4, **TIED}
 GPT2 = {"family": "gpt2", "num_query_groups": 4, **TIED}
 EXPERTS = {"num_layers": 4, "num_experts": 4, "moe_ffn_hidden_size": 24, "moe_layer_freq": "2"}
 PENALTIES = {"moe_aux_loss_coeff": 0.5, "moe_z_loss_coeff": 0.1}
-SHARED = {"moe_shared_expert_intermediate_size": 40}
 AGAIN = {"recompute_granularity": "full"}
 SELECTIVE = {"recompute_granularity": "selective"}
 MTP = {"mtp_num_layers": 2}
@@ -63,8 +56,7 @@ FEATURES: dict[str, tuple[int, dict[str, Any], dict[str, Any], dict[str, Any]]] 
 }  # fmt: skip
 # Feature and whether messages travel behind computation; FSDP2 decides that by itself.
 ORDINARY = (
-    ("frozen, unused, experts", False), ("documents, cp", False), ("dualpipe_v", True),
-    ("a stage without weights that train", True),
+    ("frozen, unused, experts", False), ("dualpipe_v", True), ("a stage without weights that train", True),
 )  # fmt: skip
 
 

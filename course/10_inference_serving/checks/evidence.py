@@ -1,0 +1,146 @@
+"""Lab 10, the planted bugs: from tokens and log-probabilities to the part of the engine that is wrong."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from labkit.exercises import Case, Draw, Exercise, Mistake
+
+Answer = dict[str, list[Any]]
+NEAR = 1e-3
+
+
+def diagnose(served: Answer, alone: Answer, scored: list[float]) -> list[Any]:
+    for i, (token, value) in enumerate(zip(served["tokens"], served["log_probs"], strict=True)):
+        if abs(value - scored[i]) > NEAR:
+            return ["memory", i]
+        if token != alone["tokens"][i]:
+            return ["draw", i]
+    return ["right", None]
+
+
+def _answer(draw: Draw, n: int) -> Answer:
+    return {"tokens": [draw.integer(0, 99) for _ in range(n)],
+            "log_probs": [round(-6 * draw.random.random() - 0.1, 4) for _ in range(n)]}  # fmt: skip
+
+
+def _other(draw: Draw, answer: Answer, at: int) -> Answer:
+    """The same before place `at`, another token there, and another text after it."""
+    more = _answer(draw, len(answer["tokens"]) - at)
+    more["tokens"][0] = (answer["tokens"][at] + 1) % 100
+    return {name: answer[name][:at] + more[name] for name in answer}
+
+
+def _damaged(served: Answer, at: int, by: float) -> list[float]:
+    """What a sound pass says of the same tokens; from place `at` on something else than the engine."""
+    values = served["log_probs"]
+    return [value + (by * (1 + i % 3) if i >= at else 1e-5 * (-1) ** i) for i, value in enumerate(values)]
+
+
+def _case(draw: Draw, token: int | None, value: int | None, by: float = 0.3) -> dict[str, Any]:
+    """The first token that differs from the answer alone, and the first value that differs from a sound pass."""
+    n = draw.integer(7, 10)
+    alone = _answer(draw, n)
+    served = alone if token is None else _other(draw, alone, token)
+    served = {name: list(values) for name, values in served.items()}
+    return {"served": served, "alone": alone, "scored": _damaged(served, n if value is None else value, by)}
+
+
+def _some(draw: Draw) -> dict[str, Any]:
+    token, value = draw.choice([(None, None), (2, None), (5, None), (None, 3), (4, 2), (3, 3), (2, 5)])
+    return _case(draw, token, value)
+
+
+_MEMORY = {
+    "served": {"tokens": [7, 3, 9], "log_probs": [-1.0, -2.0, -0.5]}, "alone": {"tokens": [7, 3, 4], "log_probs": [
+        -1.0, -1.5, -1.0]}, "scored": [-1.0, -1.5, -4.0],
+}  # fmt: skip
+_DRAW = {
+    "served": {"tokens": [7, 3, 9], "log_probs": [-1.0, -2.0, -0.5]}, "alone": {"tokens": [7, 4, 8], "log_probs": [
+        -1.0, -1.5, -1.0]}, "scored": [-1.0, -2.0, -0.5],
+}  # fmt: skip
+
+
+def _by_values_alone(served: Answer, alone: Answer, scored: list[float]) -> list[Any]:
+    """The log-probabilities of the same request alone are taken for the judge."""
+    return diagnose(served, alone, alone["log_probs"])
+
+
+def _tokens_first(served: Answer, alone: Answer, scored: list[float]) -> list[Any]:
+    for i, token in enumerate(served["tokens"]):
+        if token != alone["tokens"][i]:
+            return ["draw", i]
+    return diagnose(served, alone, scored)
+
+
+def _any_value(served: Answer, alone: Answer, scored: list[float]) -> list[Any]:
+    """Memory wins wherever it is."""
+    found = diagnose(served, served, scored)
+    return found if found[0] == "memory" else diagnose(served, alone, scored)
+
+
+def _draw_before_memory(served: Answer, alone: Answer, scored: list[float]) -> list[Any]:
+    for i, (token, value) in enumerate(zip(served["tokens"], served["log_probs"], strict=True)):
+        if token != alone["tokens"][i]:
+            return ["draw", i]
+        if abs(value - scored[i]) > NEAR:
+            return ["memory", i]
+    return ["right", None]
+
+
+def _exactly(served: Answer, alone: Answer, scored: list[float]) -> list[Any]:
+    for i, value in enumerate(served["log_probs"]):
+        if value != scored[i]:
+            return ["memory", i]
+    return diagnose(served, alone, scored)
+
+
+def _named(change: Callable[[list[Any]], list[Any]]) -> Callable[..., list[Any]]:
+    return lambda **inputs: change(diagnose(**inputs))
+
+
+def _one_sided(served: Answer, alone: Answer, scored: list[float]) -> list[Any]:
+    return diagnose(served, alone, [max(a, b) for a, b in zip(served["log_probs"], scored, strict=True)])
+
+
+def _other_side(served: Answer, alone: Answer, scored: list[float]) -> list[Any]:
+    return diagnose(served, alone, [min(a, b) for a, b in zip(served["log_probs"], scored, strict=True)])
+
+
+_SWAP = {"memory": "draw", "draw": "memory", "right": "right"}
+
+DIAGNOSE = Exercise(
+    "diagnose",
+    reference=diagnose,
+    cases=[
+        Case("the second value is not what the weights give", _MEMORY),
+        Case("all values are, and the second token is another one", _DRAW),
+        Case("other requests", _some, points=2, hidden=True, draws=6, fixed=[
+            *((lambda draw, t=token, v=value: _case(draw, t, v)) for token, value in itertools.product(
+                (None, 0, 3, 6), (None, 0, 3, 6))),
+            lambda draw: _case(draw, 2, 2, -0.4), lambda draw: _case(draw, None, 4, -0.004),
+            lambda draw: _case(draw, None, 4, 0.002), lambda draw: _case(draw, 5, 0, -0.002),
+        ]),
+    ],
+    mistakes=[
+        Mistake(_by_values_alone, "Behind another token the values of the request alone are those of another text: "
+                "compare with `scored`."),
+        Mistake(_draw_before_memory, "Where value and token differ in the same place, wrong numbers explain the token: "
+                "it is memory."),
+        Mistake(_tokens_first, "The first difference counts, be it a value's or a token's."),
+        Mistake(_any_value, "A token that differs earlier counts: the first difference says which part is wrong."),
+        Mistake(_exactly, "Two passes add up in another order: the last digits differ, and that is no damage."),
+        Mistake(_named(lambda found: [_SWAP[found[0]], found[1]]), "The names are exchanged: a wrong draw leaves the "
+                "values right."),
+        Mistake(_named(lambda found: [found[0], found[1] if found[1] is None else found[1] + 1]), "Places are counted "
+                "from 0."),
+        Mistake(_one_sided, "A value may also be lower than it should be."),
+        Mistake(_other_side, "A value may also be higher than it should be."),
+    ],
+    idea="Which of the two comparisons says something about the model's numbers, and which about the draw?",
+    hint="For each place i: if served and scored differ by more than 1e-3, return ("
+    "'memory', i); then, if the tokens of "
+    "served and alone differ, return ('draw', i). At the end ('right', None).",
+)  # fmt: skip

@@ -1,0 +1,117 @@
+"""Lab 10, keys and values in pages: what is written where, what is read, and what belongs to somebody else.
+
+Every row that is nobody's, or another sequence's, holds NaN: a canary, which shows in whatever is computed with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from labkit.exercises import Case, Draw, Exercise, Mistake
+
+Tensor = torch.Tensor
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, table: list[int], kept: int, **mistake: Any
+) -> dict[str, Tensor]:
+    """The output, and the pages as they are then. Keywords of `mistake` are mistakes."""
+    keys, values = keys.clone(), values.clone()
+    n, size, total = len(q), keys.shape[1], kept + len(q)
+    if mistake.get("no_table"):
+        table = list(range(len(table)))
+    at = torch.arange(total if not mistake.get("all_rows") else len(table) * size)
+    rows = torch.tensor(table)[at // size] * size + at % size
+    first = mistake.get("first", kept)
+    written = torch.arange(first, first + n)
+    places = torch.tensor(table)[(written // size).clamp(max=len(table) - 1)] * size + written % size
+    if not mistake.get("not_written"):
+        keys.flatten(0, 1)[places], values.flatten(0, 1)[places] = k, v
+    seen_k, seen_v = (pages.flatten(0, 1)[rows] for pages in (keys, values))
+    if mistake.get("only_new"):
+        seen_k, seen_v, at = k, v, torch.arange(kept, total)
+    if mistake.get("only_old"):
+        seen_k, seen_v, at = seen_k[:kept], seen_v[:kept], at[:kept]
+    scores = q @ seen_k.mT * mistake.get("scale", 1 / math.sqrt(q.shape[1]))
+    own = torch.arange(kept, total)[:, None] + mistake.get("sees", 0)
+    scores = scores.masked_fill((at > own) & (not mistake.get("not_causal")), -math.inf)
+    return {"out": scores.softmax(-1) @ seen_v, "keys": keys, "values": values}
+
+
+def _drive(exercise: Any, q: Any, k: Any, v: Any, keys: Any, values: Any, table: Any, kept: Any) -> Any:
+    out = exercise.attend(q, k, v, keys, values, table, kept)
+    return {"out": out, "keys": keys, "values": values}
+
+
+def _filled(kept: int, new: int, size: int, table: list[int], pages: int, numbers: Callable[..., Tensor]) -> Any:
+    """Of a sequence that has `kept` tokens and gets `new` ones; all other rows are NaN."""
+    d = 4
+    keys, values = (torch.full((pages, size, d), math.nan) for _ in range(2))
+    for j in range(kept):
+        keys[table[j // size], j % size], values[table[j // size], j % size] = numbers(d), numbers(d)
+    q, k, v = (numbers(new, d) for _ in range(3))
+    return {"q": q, "k": k, "v": v, "keys": keys, "values": values, "table": table, "kept": kept}
+
+
+def _some(draw: Draw, kept: int | None = None, new: int | None = None, size: int | None = None, spare: int = 0) -> Any:
+    size = draw.integer(2, 5) if size is None else size
+    kept = draw.integer(3, 14) if kept is None else kept
+    new = draw.integer(2, 6) if new is None else new
+    needed = -(-(kept + new) // size) + spare
+    pages = needed + draw.integer(2, 4)
+    table = draw.random.sample(range(1, pages), needed)
+    return _filled(kept, new, size, table, pages, draw.tensor)
+
+
+def _small(*shape: int) -> Tensor:
+    return torch.arange(1.0, 1 + math.prod(shape)).view(*shape) % 5 / 4
+
+
+def _with(**mistake: Any) -> Callable[..., Any]:
+    return lambda **inputs: attend(**inputs, **mistake)
+
+
+def _only_old(**inputs: Any) -> Any:
+    return attend(**inputs, only_old=True) if inputs["kept"] else NotImplemented
+
+
+ATTEND = Exercise(
+    "attend",
+    reference=attend,
+    drive=_drive,
+    changes=("keys", "values"),
+    outputs=("out", "keys", "values"),
+    cases=[
+        Case("one new token behind two, in pages 2 and 0 of size 2", _filled(2, 1, 2, [2, 0], 3, _small)),
+        Case("a prompt of three tokens, nothing kept", _filled(0, 3, 2, [1, 0], 2, _small)),
+        Case("other sequences, one new token", lambda draw: _some(draw, new=1), hidden=True, fixed=[
+            lambda draw: _some(draw, kept=7, new=1, size=4), lambda draw: _some(draw, kept=8, new=1, size=4),
+            lambda draw: _some(draw, kept=5, new=1, size=1)]),
+        Case("other sequences, a chunk of a prompt", _some, points=2, hidden=True, fixed=[
+            lambda draw: _some(draw, kept=0, new=5, size=2), lambda draw: _some(draw, kept=3, new=6, size=4),
+            lambda draw: _some(draw, kept=6, new=3, size=3, spare=1)]),
+    ],
+    mistakes=[
+        Mistake(_with(no_table=True), "Page i of the sequence is not page i of the memory: the table says which one."),
+        Mistake(_with(all_rows=True), "Rows behind the last token are read: they hold nothing of this sequence."),
+        Mistake(_with(not_written=True), "The new keys and values are not written into their rows."),
+        Mistake(lambda **i: {**attend(**i), "keys": i["keys"], "values": i["values"]}, "The new keys and values are "
+                "not written into their rows."),
+        Mistake(_with(first=0), "The new tokens come behind the kept ones; here they are written over the first."),
+        Mistake(_with(only_new=True), "The tokens that were kept before are not looked at."),
+        Mistake(_only_old, "A new token sees itself, too, and the new ones before it."),
+        Mistake(_with(not_causal=True), "A new token sees new ones that come after it."),
+        Mistake(_with(sees=-1), "A new token sees itself, too."),
+        Mistake(_with(scale=1.0), "The scores are not divided by the square root of d."),
+        Mistake(lambda **i: attend(**i, scale=1 / i["q"].shape[1]), "The scores are divided by d, not by its square "
+                "root."),
+    ],
+    errors={"out of range": "A token's page is its place divided by the page size; only then the table is asked."},
+    idea="Token j of the sequence: which entry of the table, and which row of that page?",
+    hint="For the new token i: j = kept + i; keys[table[j // size], j % size] = k[i]. Then keys[table].flatten(0, 1)"
+    "[: kept + n] are all keys in order; mask places beyond j; softmax(q k^T / sqrt(d)) v.",
+)  # fmt: skip

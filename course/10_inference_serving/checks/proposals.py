@@ -1,0 +1,114 @@
+"""Lab 10, proposed tokens: which are accepted, and what is drawn in place of the first that is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from labkit.exercises import Case, Draw, Exercise, Mistake
+
+Tensor = torch.Tensor
+
+
+def _draw(weights: Tensor, number: float) -> int:
+    mass = weights.cumsum(0)
+    return int((mass <= number * mass[-1]).sum())
+
+
+def verify(p: Tensor, q: Tensor, proposed: list[int], u: list[float], v: list[float], **mistake: Any) -> list[int]:
+    """Keywords of `mistake` are mistakes."""
+    left = mistake.get("left", lambda p, q: (p - q).clamp(min=0))
+    accepts = mistake.get("accepts", lambda p, q, u: u * q < p)
+    tokens, number = list[int](), mistake.get("number", lambda i: i)
+    for i, token in enumerate(proposed):
+        if accepts(float(p[i, token]), float(q[i, token]), u[i]):
+            tokens.append(token)
+            continue
+        drawn = u[i] if mistake.get("same_number") else v[number(i)]
+        if not mistake.get("nothing_drawn"):
+            tokens.append(_draw(left(p[i], q[i]), drawn))
+        if not mistake.get("goes_on"):
+            return tokens
+    k = len(proposed)
+    if mistake.get("none_more"):
+        return tokens
+    return [*tokens, _draw(p[max(0, k + mistake.get("last", 0))], v[number(k)])]
+
+
+def _apart(shares: Tensor) -> Tensor:
+    """Shares that add up to 1, in fp64."""
+    return shares.double() / shares.double().sum(-1, keepdim=True)
+
+
+def _some(draw: Draw, k: int | None = None, near: float = 0.6, size: int = 6) -> dict[str, Any]:
+    k = draw.integer(2, 4) if k is None else k
+    p = _apart(draw.tensor(k + 1, size).exp())
+    q = _apart(p[:k] * (near * draw.tensor(k, size)).exp())
+    proposed = [draw.random.choices(range(size), q[i].tolist())[0] for i in range(k)]
+    u, v = ([draw.random.random() for _ in range(n)] for n in (k, k + 1))
+    return {"p": p, "q": q, "proposed": proposed, "u": u, "v": v}
+
+
+def _refused(draw: Draw, at: int) -> dict[str, Any]:
+    """All before place `at` are accepted, and the one there is not: the model cannot say it."""
+    inputs = _some(draw, k=3)
+    inputs["u"] = [0.0, 0.0, 0.0]
+    p = inputs["p"].clone()
+    p[at, inputs["proposed"][at]] = 0.0
+    return {**inputs, "p": _apart(p)}
+
+
+def _same_shares(draw: Draw) -> dict[str, Any]:
+    """p = q: all are accepted, however large u is."""
+    inputs = _some(draw, k=3)
+    return {**inputs, "q": inputs["p"][:3].clone(), "u": [0.999, 0.9, 0.99]}
+
+
+_P = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.125, 0.375, 0.5]], dtype=torch.float64)
+_Q = torch.tensor([[0.5, 0.5, 0.0], [0.75, 0.25, 0.0]], dtype=torch.float64)
+_EXAMPLE = {"p": _P, "q": _Q, "proposed": [0, 0], "u": [0.9, 0.6], "v": [0.1, 0.4, 0.7]}
+_ALL = {"p": _P, "q": _Q, "proposed": [0, 1], "u": [0.9, 0.6], "v": [0.1, 0.4, 0.7]}
+
+
+def _with(**mistake: Any) -> Callable[..., list[int]]:
+    return lambda **inputs: verify(**inputs, **mistake)
+
+
+VERIFY = Exercise(
+    "verify",
+    reference=verify,
+    cases=[
+        Case("the example: the second proposal is rejected", _EXAMPLE),
+        Case("both are accepted", _ALL),
+        Case("other proposals", _some, points=2, hidden=True, draws=12, fixed=[
+            lambda draw: _refused(draw, 0), lambda draw: _refused(draw, 1), lambda draw: _refused(draw, 2),
+            lambda draw: _some(draw, k=1), lambda draw: _some(draw, k=4, near=2.0), lambda draw: _some(draw, k=0),
+            {"p": _P, "q": _Q, "proposed": [1, 1], "u": [0.55, 0.1], "v": [0.5, 0.2, 0.3]}]),
+        Case("a proposer that is as good as the model", _same_shares, hidden=True),
+    ],
+    mistakes=[
+        Mistake(_with(left=lambda p, q: p), "After a rejection p itself is drawn from: then what q likes comes too "
+                "often."),
+        Mistake(_with(left=lambda p, q: q), "After a rejection q is drawn from, the proposer's distribution."),
+        Mistake(_with(left=lambda p, q: (p - q).abs()), "Where q is above p nothing is left to draw."),
+        Mistake(_with(left=lambda p, q: (q - p).clamp(min=0)), "Drawn is what p has more than q, not the other way "
+                "round."),
+        Mistake(_with(accepts=lambda p, q, u: u < p), "The chance is p of the token divided by q of it, not p alone."),
+        Mistake(_with(accepts=lambda p, q, u: u * p < q), "p and q are exchanged in the chance of acceptance."),
+        Mistake(_with(accepts=lambda p, q, u: p >= q), "Where q is above p, the proposal is accepted now and then."),
+        Mistake(_with(accepts=lambda p, q, u: u * q >= p), "The verdict is turned round."),
+        Mistake(_with(goes_on=True), "What was proposed behind a rejected token continues another text: stop there."),
+        Mistake(_with(nothing_drawn=True), "In place of the rejected token another one is drawn."),
+        Mistake(_with(none_more=True), "If all are accepted, the pass has the distribution of one more token."),
+        Mistake(_with(last=-1), "The token after all proposals has the last row of p."),
+        Mistake(_with(same_number=True), "u has decided the verdict; the draw has a number of its own."),
+        Mistake(_with(number=lambda i: 0), "Each place has its own number in v."),
+        Mistake(_with(number=lambda i: -1), "Each place has its own number in v."),
+    ],
+    errors={"IndexError": "There is one row of p more than proposals; q, proposed and u have one for each."},
+    idea="One place after the other; at the first rejection the answer ends with one token of the model's own.",
+    hint="For each i: accept if u[i] * q[i, token] < p[i, token]; else return what you have and draw((p[i] - q[i])"
+    ".clamp(min=0), v[i]). At the end: draw(p[k], v[k]).",
+)  # fmt: skip

@@ -1,0 +1,182 @@
+"""Lab 10, a step's plan: which tokens of which sequences are computed together, and who loses its pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from labkit.exercises import Case, Draw, Exercise, Mistake
+
+Row = dict[str, Any]
+
+
+def _pages(tokens: int, size: int) -> int:
+    return -(-tokens // size)
+
+
+def schedule(
+    running: list[Row], waiting: list[Row], budget: int, seats: int, free: int, size: int, **mistake: Any
+) -> dict[str, Any]:
+    """Keywords of `mistake` are mistakes."""
+    chunks, preempted, left = list[tuple[str, int]](), list[str](), list(running)
+    behind = len(running) if mistake.get("seats_kept") else None
+
+    def admit() -> None:
+        nonlocal budget, free
+        for one in waiting:
+            if preempted and not mistake.get("admits_after"):
+                return
+            count, seated = min(one["tokens"], budget), len(left) if behind is None else behind
+            asked = count if mistake.get("chunk_pages") else one["tokens"] + mistake.get("next", 1)
+            fits = free >= _pages(asked, size) and (seated < seats or mistake.get("no_seats"))
+            whole = count == one["tokens"] or not mistake.get("whole_prompts")
+            if not budget or not fits or not whole:
+                if mistake.get("skips") and budget:
+                    continue
+                return
+            free -= _pages(asked if mistake.get("reserves") else count, size)
+            budget -= count
+            left.append(one)
+            chunks.append((one["name"], count))
+
+    if mistake.get("waiting_first"):
+        admit()
+        left = list(running)
+    i = 0
+    while i < len(left):
+        one = left[i]
+        count = min(one["tokens"] - one["computed"], budget if not mistake.get("no_budget") else 10**9)
+        count = min(count, 1) if mistake.get("one_each") else count
+        more = _pages(one["computed"] + count, size) - one["pages"]
+        if mistake.get("all_new"):
+            more = _pages(count, size)
+        while count and free < more and i < len(left):
+            if mistake.get("waits"):
+                break
+            victim = left.pop(0 if mistake.get("oldest") else -1)
+            free += 0 if mistake.get("keeps_pages") else victim["pages"]
+            preempted.append(victim["name"])
+            if mistake.get("oldest"):
+                i -= 1
+                if victim is one:
+                    break
+        if 0 <= i < len(left) and left[i] is one and count and free >= more:
+            free -= more
+            budget -= count
+            chunks.append((one["name"], count))
+        i += 1
+    if not mistake.get("waiting_first"):
+        admit()
+    return {"preempted": preempted, "chunks": chunks}
+
+
+def _row(name: str, tokens: int, computed: int, size: int) -> Row:
+    return {"name": name, "tokens": tokens, "computed": computed, "pages": _pages(computed, size)}
+
+
+def _state(running: list[tuple[int, int]], waiting: list[int], budget: int, seats: int, free: int, size: int) -> Any:
+    names = iter("abcdefghijklmnopqrstuvwxyz")
+    return {
+        "running": [_row(next(names), tokens, computed, size) for tokens, computed in running],
+        "waiting": [_row(next(names), tokens, 0, size) for tokens in waiting],
+        "budget": budget, "seats": seats, "free": free, "size": size,
+    }  # fmt: skip
+
+
+def _some(draw: Draw, scarce: bool = False) -> Any:
+    size, seats = draw.integer(2, 5), draw.integer(3, 6)
+    running = []
+    for _ in range(draw.integer(2, seats)):
+        computed = draw.integer(1, 3 * size)
+        left = draw.choice([1, 1, 1, draw.integer(2, 9)])
+        running.append((computed + left, computed))
+    waiting = [draw.integer(1, 12) for _ in range(draw.integer(1, 4))]
+    free = draw.integer(0, 2) if scarce else draw.integer(4, 30)
+    return _state(running, waiting, draw.integer(seats, seats + 12), seats, free, size)
+
+
+def _tight(draw: Draw) -> Any:
+    """All pages are full and most sequences need one more: some have to go."""
+    size, seats = draw.integer(2, 4), draw.integer(3, 6)
+    running = []
+    for _ in range(seats):
+        computed = size * draw.integer(1, 3) - draw.choice([0, 0, 1])
+        running.append((computed + 1, computed))
+    return _state(running, [draw.integer(1, 5)], draw.integer(seats, seats + 6), seats + 1, draw.integer(0, 1), size)
+
+
+def _with(**mistake: Any) -> Callable[..., Any]:
+    return lambda **inputs: schedule(**inputs, **mistake)
+
+
+_EXAMPLE = _state([(9, 8), (6, 5)], [7, 3], 6, 4, 5, 4)
+_SCARCE = _state([(9, 8), (5, 4), (4, 3)], [2], 6, 4, 0, 4)
+_FIXED = [
+    _state([(5, 4)], [4, 9], 8, 8, 9, 4),  # the second prompt in part
+    _state([(20, 4), (6, 5)], [3], 8, 4, 9, 4),  # the oldest reads its prompt, and takes all
+    _state([(5, 4), (5, 4)], [3], 8, 2, 9, 4),  # no seat
+    _state([(5, 4)], [8, 1], 12, 4, 3, 4),  # pages for 8 tokens and not for the next: nobody passes by
+    _state([(5, 4)], [7, 1], 12, 4, 3, 4),  # ... for 7 and the next
+    _state([], [8, 3], 4, 4, 9, 4),  # a chunk takes pages for itself alone
+    _state([], [7, 7], 16, 4, 5, 4),
+    _state([], [5, 2, 2], 16, 4, 3, 4),
+    _state([(4, 3)], [6], 1, 1, 9, 4),
+    _state([], [], 4, 4, 4, 4),
+    _state([(6, 5), (9, 4)], [2, 2], 4, 3, 9, 4),
+    _state([], [3, 6, 9], 6, 6, 7, 3),
+    _state([], [6, 2], 3, 4, 3, 4),
+    _state([], [4, 3], 16, 4, 2, 4),  # a full page is taken, and the next one only asked for
+    _state([(4, 3), (6, 5)], [], 4, 4, 0, 4),  # both have a row left
+    _state([], [1, 1, 1], 8, 2, 9, 4),  # those that are admitted take the seats
+    _state([], [9], 4, 4, 2, 4),  # pages for a chunk, and not for all
+    _state([(5, 4)], [11], 5, 4, 3, 4),
+]
+_FIXED_SCARCE = [
+    _state([(5, 4)], [1], 4, 4, 0, 4),  # it loses its own
+    _state([(13, 12), (5, 4), (9, 8)], [1], 8, 4, 0, 4),  # the last one's two pages are enough for both
+    _state([(9, 8), (9, 8), (3, 2)], [1], 8, 4, 0, 4),  # one page: a, not b, which goes itself
+    _state([(9, 8), (5, 4), (5, 4), (5, 4)], [], 8, 4, 1, 4),
+    _state([(8, 4), (5, 4), (5, 4)], [1], 8, 4, 0, 2),  # two pages: two have to go
+    _state([(4, 3), (9, 8)], [1, 1], 8, 8, 0, 4),
+    _state([(21, 4), (8, 7)], [1], 8, 4, 1, 4),  # a chunk whose pages are another's
+    _state([(20, 4), (5, 4)], [1], 4, 4, 1, 4),  # no budget, so no page is wanted
+    _state([(6, 4), (3, 2), (8, 7)], [1], 8, 4, 0, 4),
+    _state([(4, 3), (21, 4)], [], 20, 4, 1, 4),  # it goes itself, and nobody older
+    _state([(12, 4), (4, 3), (3, 2)], [], 12, 4, 1, 4),  # what was free counts, too
+]  # fmt: skip
+
+SCHEDULE = Exercise(
+    "schedule",
+    reference=schedule,
+    cases=[
+        Case("the example: two generate, two wait", _EXAMPLE),
+        Case("no page is free, and a needs one", _SCARCE),
+        Case("other steps with pages enough for who runs", _some, points=2, hidden=True, fixed=_FIXED),
+        Case("other steps, pages run out", _tight, points=2, hidden=True, fixed=[
+            *_FIXED_SCARCE, lambda draw: _some(draw, scarce=True)]),
+    ],
+    mistakes=[
+        Mistake(_with(waiting_first=True), "Those that wait are served before those that run: answers stall."),
+        Mistake(_with(whole_prompts=True), "A prompt that is longer than the room left is computed in part: its chunk "
+                "fills the step."),
+        Mistake(_with(oldest=True), "The oldest loses its pages here: then nobody's answer is sure to end."),
+        Mistake(_with(waits=True), "A sequence that runs and finds no page waits here; the newest must give its up."),
+        Mistake(_with(keeps_pages=True), "What a preempted sequence gives back can be taken at once."),
+        Mistake(_with(admits_after=True), "In a step that takes pages away from somebody nobody is admitted."),
+        Mistake(_with(next=0), "Its next token needs a place, too: else it may be preempted in the next step."),
+        Mistake(_with(chunk_pages=True), "Admitted is who finds pages for all its tokens and the next, not for a chunk "
+                "alone."),
+        Mistake(_with(reserves=True), "A chunk takes pages for itself; the others are asked for, not taken."),
+        Mistake(_with(skips=True), "One that does not fit makes those behind it wait: else it may wait for ever."),
+        Mistake(_with(seats_kept=True), "Those that were admitted in this step have seats, too."),
+        Mistake(_with(no_seats=True), "There are only so many seats."),
+        Mistake(_with(one_each=True), "One that runs may have more than one token to compute: the rest of its prompt."),
+        Mistake(_with(no_budget=True), "Those that run share the budget, too."),
+        Mistake(_with(all_new=True), "It has pages already: only those beyond them are taken."),
+    ],
+    errors={"KeyError": "A row has the keys name, tokens, computed and pages."},
+    idea="First those that run, oldest first; then those that wait, until one of four things is used up.",
+    hint="For each that runs: count = min(tokens - computed, budget); more = ceil((computed + count) / size) - pages; "
+    "while free < more: pop the last of those that run, add its pages to free. Then, if nobody was preempted, for each "
+    "that waits: stop without budget, seat or ceil((tokens + 1) / size) pages; else take min(tokens, budget) tokens.",
+)  # fmt: skip

@@ -1,0 +1,231 @@
+"""`minimegatron grade HANDED_IN --capstone NN`: run what a learner built, and hold it against published criteria.
+
+A lab's exercise is a function, which is called; a capstone is a program, which is run. Its criteria are about what it
+does, seen from outside, and any program that does it passes.
+
+    folder with the hand-in ──> Capstone.run, on inputs drawn anew ──> Result of each criterion ──> table, CSV, JSON
+
+Names, points and limits of the criteria are published (docs/capstones.md); the seed of what they ask is drawn when
+grading begins, and the JSON has it. A criterion is met or not. A learner's own grading is the same program.
+
+**What is handed in is run with your rights**, in no sandbox: it is a server, a training, a measurement. Read it first,
+or grade in a container.
+
+Exit status: 0 graded, however bad; 2 the command line; 4 nothing to grade; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import importlib
+import io
+import json
+import os
+import pkgutil
+import re
+import secrets
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from labkit import marks as files
+from labkit.shown import clean
+from minimegatron.errors import ConfigError, DataError, did_you_mean
+from minimegatron.flags import Parser
+
+
+@dataclasses.dataclass(frozen=True)
+class Criterion:
+    """One thing that a hand-in has to do.
+
+    Attributes:
+        name: in tables, and of `--only`.
+        points: all or none.
+        limit: what has to hold, as it is published.
+    """
+
+    name: str
+    points: int
+    limit: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """Whether a criterion is met.
+
+    Attributes:
+        told: what was seen; where it is not met, what was wanted instead.
+    """
+
+    criterion: Criterion
+    met: bool
+    told: str
+
+    @property
+    def points(self) -> int:
+        return self.criterion.points if self.met else 0
+
+
+Tell = Callable[[Result], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Capstone:
+    """A project with criteria.
+
+    Attributes:
+        name: its folder in `course/capstones`.
+        file: what a folder holds that is a hand-in.
+        criteria: in the order in which they are tried.
+        options: adds the command line's own of this capstone.
+        run: (folder, options, random, tell): tries each criterion of `options.criteria`, and tells each result.
+    """
+
+    name: str
+    file: str
+    criteria: Sequence[Criterion]
+    options: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[Path, argparse.Namespace, Random, Tell], None]
+
+
+def known(package: str = "course.capstones") -> dict[str, str]:
+    """Capstones by name: {name: its module}."""
+    found = importlib.import_module(package).__path__
+    names = sorted(info.name for info in pkgutil.iter_modules(found) if info.ispkg and re.match(r"\d\d_", info.name))
+    return {name: f"{package}.{name}" for name in names}
+
+
+def load(wanted: str) -> Capstone:
+    """A capstone by its name or number.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    modules = known()
+    for name, module in modules.items():
+        if wanted in (name, name.split("_")[0], name.split("_")[0].lstrip("0")):
+            capstone = importlib.import_module(module).CAPSTONE
+            assert isinstance(capstone, Capstone), module
+            return capstone
+    fix = did_you_mean(wanted, modules) or f"one of {', '.join(modules)}"
+    raise ConfigError(f"there is no capstone `{wanted}`", fix=fix)
+
+
+def handed_in(folder: Path, capstone: Capstone) -> list[tuple[str, Path]]:
+    """(learner, folder) of each hand-in: the folder itself, or those in it.
+
+    Raises:
+        DataError: there is none.
+    """
+    if (folder / capstone.file).is_file():
+        return [(folder.resolve().name, folder)]
+    found = sorted(path.parent for path in folder.glob(f"*/{capstone.file}"))
+    if not found:
+        raise DataError(
+            f"there is no {capstone.file}", where=str(folder), fix="the folder that holds it, or all of them"
+        )
+    return [(path.name, path) for path in found]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Grade, print, write.
+
+    Raises:
+        MinimegatronError: the command line, or nothing to grade.
+    """
+    first = Parser("minimegatron grade", add_help=False)
+    first.add_argument("--capstone", required=True)
+    capstone = load(first.parse_known_args(argv)[0].capstone)
+    parser = Parser(
+        "minimegatron grade", description=f"Grade capstone {capstone.name}. What is handed in is run with your rights."
+    )
+    add = parser.add_argument
+    add("folder", type=Path, metavar="HANDED_IN", help=f"folder with {capstone.file}, or a folder of such folders")
+    add("--capstone", required=True, metavar="NN", help="which")
+    add("--only", default="", metavar="NAME,...", help=f"of {', '.join(c.name for c in capstone.criteria)}")
+    add("--seed", default="", help="of what is asked; by default a new secret one")
+    add("--out", type=Path, metavar="CSV", help="points as a table, a row a learner")
+    add("--json", type=Path, metavar="FILE", help="every result, and the seed")
+    capstone.options(parser)
+    options = parser.parse_args(argv)
+    options.criteria = chosen(options.only, capstone)
+    seed = options.seed or secrets.token_hex(8)
+    graded: list[tuple[str, list[Result]]] = []
+    for learner, folder in handed_in(options.folder, capstone):
+        print(f"{learner}: capstone {capstone.name}")
+        results: list[Result] = []
+
+        def tell(result: Result, results: list[Result] = results) -> None:
+            results.append(result)
+            print(line(result), flush=True)
+
+        capstone.run(folder, options, Random(f"{seed} {capstone.name}"), tell)
+        graded.append((learner, results))
+        print(f"  {points(results)} of {of(options.criteria)} points")
+    if options.out is not None:
+        files.write(options.out, as_csv(graded, options.criteria))
+    if options.json is not None:
+        files.write(options.json, as_json(graded, capstone, seed))
+    print(f"seed: {seed}")
+    return 0
+
+
+def environment() -> dict[str, str]:
+    """For a hand-in's commands: ours, in which `minimegatron` and `python` are those of this interpreter."""
+    return {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])}
+
+
+def chosen(only: str, capstone: Capstone) -> list[Criterion]:
+    """The criteria that are asked for.
+
+    Raises:
+        ConfigError: there is no such.
+    """
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    there = [criterion.name for criterion in capstone.criteria]
+    for name in names:
+        if name not in there:
+            raise ConfigError(f"no criterion `{name}`", fix=did_you_mean(name, there) or f"of {', '.join(there)}")
+    return [criterion for criterion in capstone.criteria if not names or criterion.name in names]
+
+
+def points(results: Sequence[Result]) -> int:
+    """Of all that is met."""
+    return sum(result.points for result in results)
+
+
+def of(criteria: Sequence[Criterion]) -> int:
+    """Points of all."""
+    return sum(criterion.points for criterion in criteria)
+
+
+def line(result: Result) -> str:
+    """A result, and what was wanted where it is not met."""
+    wanted = "" if result.met else f"\n      wanted: {result.criterion.limit}"
+    mark, criterion = "✔" if result.met else "✘", result.criterion
+    return f"  {mark} {criterion.name:<16} {result.points:>2}/{criterion.points:<2}  {clean(result.told)}{wanted}"
+
+
+def as_csv(graded: Sequence[tuple[str, Sequence[Result]]], criteria: Sequence[Criterion]) -> str:
+    """A row a learner: points of each criterion, and of all."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["learner", *(criterion.name for criterion in criteria), "points", "of"])
+    for learner, results in graded:
+        by_name = {result.criterion.name: result.points for result in results}
+        each = [by_name.get(criterion.name, 0) for criterion in criteria]
+        writer.writerow([clean(learner), *each, sum(each), of(criteria)])
+    return text.getvalue()
+
+
+def as_json(graded: Sequence[tuple[str, Sequence[Result]]], capstone: Capstone, seed: str) -> str:
+    """Every result, with what was seen."""
+    learners: dict[str, Any] = {
+        learner: [{**dataclasses.asdict(r.criterion), "met": r.met, "told": r.told} for r in results]
+        for learner, results in graded
+    }
+    return json.dumps({"capstone": capstone.name, "seed": seed, "learners": learners}, indent=1) + "\n"

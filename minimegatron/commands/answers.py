@@ -1,0 +1,138 @@
+"""What `minimegatron generate` does between its command line and its output: prompts to ids, ids to answers."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minimegatron.data.tokenizer import HuggingFaceTokenizer
+    from minimegatron.inference.engine import Engine
+    from minimegatron.inference.sequence import Output, Request
+    from minimegatron.inference.sequence import Sequence as Answer
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The prompts of a file.
+
+    Raises:
+        DataError: the file does not exist, has no prompt, or has a line without one.
+    """
+    from minimegatron.errors import DataError
+
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"no prompts can be read: {error}", where=str(path), fix="a file of UTF-8 text") from error
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        prompt: Any = line
+        if path.suffix == ".jsonl":
+            try:
+                prompt = json.loads(line)["prompt"]
+            except (ValueError, KeyError, TypeError):
+                prompt = None
+        if not isinstance(prompt, str) or not prompt:
+            fix = 'a line {"prompt": "text"} each' if path.suffix == ".jsonl" else "a prompt in every line"
+            raise DataError("a line without a prompt", where=f"{path}, line {number}", fix=fix)
+        prompts.append(prompt)
+    if not prompts:
+        raise DataError("no prompt in it", where=str(path), fix="a prompt a line")
+    return prompts
+
+
+def read_prompt(
+    prompt: str, tokenizer: HuggingFaceTokenizer, *, chat: bool = False, add_special_tokens: bool | None = None
+) -> tuple[list[int], list[str]]:
+    """The ids of a prompt, and lines about its special tokens.
+
+    Args:
+        chat: the prompt is what a user says, in the model's chat template.
+        add_special_tokens: begin as the tokenizer does; None: unless the prompt does.
+    """
+    notes, split = [], tokenizer.split_special_tokens
+    if spelled := tokenizer.spelled(prompt):
+        counts = ", ".join(f"{text} {count}" for text, count in spelled.items())
+        other = "" if chat else f"; --{'no-' * split}split-special-tokens reads {'tokens' if split else 'letters'}"
+        notes.append(f"the prompt spells special tokens ({counts}), read as {'letters' if split else 'tokens'}{other}")
+    if chat:
+        text = tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
+        return tokenizer.tokenize(text, add_special_tokens=False), notes
+    begins, add = tokenizer.named.get("bos_token"), add_special_tokens
+    if add is None and begins and not split and prompt.startswith(begins):
+        add = False
+        notes.append(f"the prompt begins with {begins}, so no other is put before it (--add-special-tokens does)")
+    return tokenizer.tokenize(prompt, add_special_tokens=add), notes
+
+
+def compute(
+    engine: Engine, requests: Sequence[Request], tokenizer: HuggingFaceTokenizer, stops: Sequence[str]
+) -> list[list[Answer]]:
+    """The answers to each request on rank 0, computed by all replicas; prints lines on stderr while it takes long."""
+    from minimegatron.comm.agree import gather_objects, gather_to_first
+
+    world = engine.model.mesh.world
+    leader = engine.runner.tell(world.rank)
+    leaders = sorted(set(gather_objects(leader, world)))
+    mine = range(leaders.index(leader), len(requests), len(leaders))
+    total = sum(requests[i].n for i in mine)
+    watch = watcher(engine, tokenizer, stops, total if world.rank == 0 else None)
+    made = dict(zip(mine, engine.complete([requests[i] for i in mine], watch), strict=True))
+    for i, answers in made.items():
+        for answer in answers:
+            answer.request_id = str(i)
+    gathered = gather_to_first(made, world) or [made]
+    whole = {i: answers for each in gathered for i, answers in each.items()}
+    return [whole[i] for i in sorted(whole)]
+
+
+EVERY = 5.0  # seconds between two lines
+
+
+def watcher(
+    engine: Engine, tokenizer: HuggingFaceTokenizer, stops: Sequence[str], total: int | None
+) -> Callable[[list[Output]], None]:
+    """A function to be called after each step: it ends answers that have a stop string, and prints progress now and
+    then.
+
+    Args:
+        total: answers of this replica; None prints nothing.
+    """
+    from minimegatron.inference.sequence import FinishReason
+
+    began = said = time.monotonic()
+    done = 0
+
+    def watch(outputs: list[Output]) -> None:
+        nonlocal said, done
+        for output in outputs:
+            over = output.reason is not None
+            if not over and stops:
+                answer = engine.sequences[output.request_id][output.index]
+                if isinstance(ending(answer, tokenizer, stops)[1], str):
+                    engine.finish(answer, FinishReason.STOP)
+                    over = True
+            done += over
+        now, tokens = time.monotonic(), engine.drawn_tokens
+        if total is not None and now - said >= EVERY:
+            said = now
+            speed = tokens / (now - began)
+            print(f"{done} of {total} answers, {tokens} tokens, {speed:.0f} a second", file=sys.stderr, flush=True)
+
+    return watch
+
+
+def ending(answer: Answer, tokenizer: HuggingFaceTokenizer, stops: Sequence[str]) -> tuple[str, str | int | None]:
+    """(Text of an answer, what ended it: a stop string, before which the text is cut, a stop id, or None)."""
+    prompt = list(answer.request.prompt)
+    text = tokenizer.detokenize(prompt + answer.answer)[len(tokenizer.detokenize(prompt)) :]
+    found = [(text.find(stop), stop) for stop in stops if stop in text]
+    if found:
+        place, stop = min(found)
+        return text[:place], stop
+    last = answer.answer[-1] if answer.answer else None
+    return text, last if last in answer.request.stop_ids else None
