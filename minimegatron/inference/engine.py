@@ -14,7 +14,7 @@ requests (`sequence`, `block_manager`, `scheduler`) is plain data that is tested
 | shards of weights              | no rank holds the model                                                            |
 | `check_generation` of a module | e.g. experts with a capacity: a sequence would depend on its neighbours            |
 | a layer without `inference_state` | it would be asked about tokens that it has forgotten                            |
-| recorded or compiled: messages, `reads_device` | a recording holds none                                             |
+| recorded or compiled: messages, `reads_device`, the method "mtp" | a recording holds none of them                   |
 | speculative decoding: a layer that keeps something for a sequence | it cannot go back to before a rejected token    |
 
 Yu et al. 2022 (Orca, OSDI); Kwon et al. 2023 (arXiv 2309.06180). Megatron-LM:
