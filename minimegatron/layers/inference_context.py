@@ -31,12 +31,13 @@ Kwon et al. 2023 (arXiv 2309.06180). Megatron-LM: `megatron/core/inference/conte
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import torch
 
 from minimegatron.errors import ConfigError
+from minimegatron.kernels import ops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,11 +48,14 @@ class StateSpec:
         shape: its shape for one token, or for one sequence.
         per: `token` or `sequence`.
         dtype: its dtype; default that of the model's weights.
+        by_head: of a shape (heads, ...) for a token: each head's part of a page is contiguous in memory, so that a CPU
+            reads it in order. Otherwise a page is its tokens, one after the other.
     """
 
     shape: tuple[int, ...]
     per: Literal["token", "sequence"] = "token"
     dtype: torch.dtype | None = None
+    by_head: bool = False
 
 
 def inference_state_of(module: Any, what: str) -> dict[str, StateSpec]:
@@ -102,18 +106,17 @@ class InferenceContext:
         """[r], how many tokens each sequence had before the pass."""
         return self.lengths - self.starts.diff()
 
-    def without_first(self, count: int) -> InferenceContext:
-        """The same new tokens, for layers that keep nothing of the first `count` tokens of a sequence.
+    def without_first(self, count: int, numbers: Iterable[int]) -> InferenceContext:
+        """The same new tokens, for layers `numbers`, which keep nothing of the first `count` tokens of a sequence.
 
         To these layers pages have one token each: then a table can begin behind any token.
         """
-        size = next(buffer.shape[1] for layer in self.state.values() for buffer in layer.values())
+        state = {number: self.state[number] for number in numbers}
+        size = next(buffer.shape[1] for layer in state.values() for buffer in layer.values())
         within = torch.arange(size, dtype=torch.int32, device=self.page_table.device)
         return dataclasses.replace(
             self,
-            state={
-                n: {name: x.flatten(0, 1).unsqueeze(1) for name, x in layer.items()} for n, layer in self.state.items()
-            },
+            state={n: {name: x.flatten(0, 1).unsqueeze(1) for name, x in layer.items()} for n, layer in state.items()},
             lengths=self.lengths - count,
             page_table=(self.page_table[..., None] * size + within).flatten(1)[:, count:],
             totals=None if self.totals is None else tuple(total - count for total in self.totals),
@@ -136,11 +139,11 @@ class LayerState:
 
     def write_tokens(self, **new: torch.Tensor) -> None:
         """Store the state of the new tokens, [n, 1, *shape] each."""
-        for name, rows in new.items():
-            self.pages(name).flatten(0, 1).index_copy_(0, self.context.rows, rows.flatten(0, 1))
+        for name, tokens in new.items():
+            ops.keep_tokens(tokens.flatten(0, 1), self.pages(name), self.context.rows)
 
     def pages(self, name: str) -> torch.Tensor:
-        """All pages of this layer, [pages, page size, *shape]; attention reads a sequence's pages in place."""
+        """All pages of this layer, [pages, page size, *shape], strided; attention reads a sequence's pages in place."""
         return self.context.state[self.layer_number][name]
 
     def padded(self, x: torch.Tensor) -> torch.Tensor:

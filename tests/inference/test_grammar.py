@@ -36,7 +36,7 @@ WORDS = Words()
 GRAMMARS = Grammars(WORDS, VOCABULARY)
 EOS = VOCABULARY - 4
 COMPACT = {"x-guidance": {"whitespace_flexible": False}}
-TIGHT = EngineConfig(160, page_size=4, num_pages=61, max_num_seqs=6, max_num_batched_tokens=24)
+TIGHT = EngineConfig(160, page_size=4, num_pages=22, max_num_seqs=8, max_num_batched_tokens=32)
 NGRAM, DRAFT = SpeculativeConfig("ngram", 3, 3, 1), SpeculativeConfig("draft_model", 3)
 
 
@@ -80,7 +80,7 @@ def test_answers_are_valid(speculative):
         sampling = dataclasses.replace(params[i % 4], logit_bias=no_blanks if i % 6 else ())
         prompt = tuple(dice.randint(0, 90) for _ in range(1 + 5 * (i % 4)))
         stops = frozenset([EOS]) if i % 2 else frozenset()
-        requests.append(Request(prompt, 140, sampling, stops, seed=i, n=2, grammar=of_json_schema(schemas[-1])))
+        requests.append(Request(prompt, 65, sampling, stops, seed=i, n=2, grammar=of_json_schema(schemas[-1])))
     made = engine(speculative=speculative)
     found = answers(made, requests, 2)
     assert {sequence.reason for sequence in found.values()} <= {FinishReason.STOP, FinishReason.LENGTH}
