@@ -97,7 +97,7 @@ class PredictionLayer(nn.Module):
 
     def inference_state(self) -> dict[str, StateSpec]:
         """What its layer keeps of a token; and "hidden", the state that it reads for the next one."""
-        kept: dict[str, StateSpec] = self.transformer_layer.inference_state()
+        kept: dict[str, StateSpec] = self.transformer_layer.inference_state()  # type: ignore[operator]
         return {**kept, "hidden": StateSpec((self.hnorm.weight.shape[0],))}
 
 
@@ -156,20 +156,24 @@ class MultiTokenPrediction(nn.Module):
             deeper.append(loss_of(hidden, self.rolled(labels, k)))
         return _AddLosses.apply(losses, self, context.mask.document_ids, *deeper)  # type: ignore[no-any-return]
 
+    @property
+    def _depths(self) -> list[PredictionLayer]:
+        return list(self.layers)  # type: ignore[arg-type]
+
     def inference_state(self) -> dict[int, dict[str, StateSpec]]:
         """Layer number of each depth -> what it keeps of a token in generation."""
-        return {layer.layer_number: layer.inference_state() for layer in self.layers}
+        return {layer.layer_number: layer.inference_state() for layer in self._depths}
 
     def keep(self, hidden: torch.Tensor, depth: int, context: InferenceContext) -> None:
         """Keep the state [s', 1, h] of a depth, 0 for the model's, where there is a next one that takes part."""
-        if depth < len(self.layers) and (number := self.layers[depth].layer_number) in context.state:
+        if depth < len(self.layers) and (number := self._depths[depth].layer_number) in context.state:
             if self.mesh.sequence_parallel:
                 hidden = c.gather_from_sequence_region(hidden, self.mesh.tp)
             LayerState(context, number).write_tokens(hidden=hidden)
 
     def state_before(self, depth: int, before: torch.Tensor, context: InferenceContext) -> torch.Tensor:
         """What a depth reads for new tokens, [s', 1, h], of the rows `before` [n] them."""
-        pages = LayerState(context, self.layers[depth - 1].layer_number).pages("hidden")
+        pages = LayerState(context, self._depths[depth - 1].layer_number).pages("hidden")
         hidden = pages.flatten(0, 1)[before].unsqueeze(1)
         return c.scatter_to_sequence_region(hidden, self.mesh.tp) if self.mesh.sequence_parallel else hidden
 
