@@ -868,10 +868,6 @@ MUTANTS = (
         "context.without_first(depth, ", "context.without_first(0, ", _PROPOSALS,
     ),
     Mutant(
-        "a depth turns by the place of its token", "minimegatron/models/decoder.py",
-        "self.rotary(context.position_ids - depth)", "self.rotary(context.position_ids)", _PROPOSALS,
-    ),
-    Mutant(
         "depths propose in the step that computes the token before", _SCHEDULER, "(self.newest_alone and count > 1)",
         "False", _PROPOSALS,
     ),
