@@ -14,7 +14,7 @@ requests (`sequence`, `block_manager`, `scheduler`) is plain data that is tested
 | shards of weights              | no rank holds the model                                                            |
 | `check_generation` of a module | e.g. experts with a capacity: a sequence would depend on its neighbours            |
 | a layer without `inference_state` | it would be asked about tokens that it has forgotten                            |
-| recorded or compiled: messages, `reads_device` | a recording holds none                                             |
+| recorded or compiled: messages, `reads_device`, the method "mtp" | a recording holds none of them                   |
 | speculative decoding: a layer that keeps something for a sequence | it cannot go back to before a rejected token    |
 
 Yu et al. 2022 (Orca, OSDI); Kwon et al. 2023 (arXiv 2309.06180). Megatron-LM:
@@ -195,6 +195,11 @@ class Engine:
             check_can_generate(draft)
         stage, states = stage_of(model), [stage_of(each).inference_state() for each in models]
         if self.heads:
+            if not hasattr(stage, "prediction_state"):
+                raise ConfigError(
+                    f'speculative method "mtp" with a {type(stage).__name__}, which does not say what its depths keep',
+                    fix="another method, or give the class `prediction_state` and `predicted` (models/contract)",
+                )
             states[0] |= stage.prediction_state()
         weights = [next(iter(each.parameters())) for each in models]
 

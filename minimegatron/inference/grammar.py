@@ -122,31 +122,33 @@ class Grammars:
 
     def _matcher(self, grammar: str) -> Any:
         with self._lock:
-            if grammar not in self._known:
-                package = llguidance()
-                limits = package.LLParserLimits(verbose_errors=False)
-                text = package.LLMatcher.grammar_from_lark(grammar)
-                matcher = package.LLMatcher(self._whole_reader(), text, log_level=0, limits=limits)
-                state = GrammarState(matcher.deep_copy(), self.vocab_size)
-                if failure := matcher.get_error() or state.failure:
-                    raise ConfigError(f"the grammar cannot be read: {failure}", fix="another grammar")
-                if state.over:
-                    raise ConfigError(
-                        "no token can begin an answer of this grammar", fix="a grammar with a text of this vocabulary"
-                    )
-                self._known[grammar] = matcher
-                if len(self._known) > KEPT:
-                    self._known.popitem(last=False)
-            self._known.move_to_end(grammar)
-            return self._known[grammar]
+            matcher = self._known.pop(grammar, None)
+        if matcher is None:  # outside of the lock: a large grammar takes a second, and the engine has others to begin
+            package = llguidance()
+            limits = package.LLParserLimits(verbose_errors=False)
+            text = package.LLMatcher.grammar_from_lark(grammar)
+            matcher = package.LLMatcher(self._whole_reader(), text, log_level=0, limits=limits)
+            state = GrammarState(matcher.deep_copy(), self.vocab_size)
+            if failure := matcher.get_error() or state.failure:
+                raise ConfigError(f"the grammar cannot be read: {failure}", fix="another grammar")
+            if state.over:
+                raise ConfigError(
+                    "no token can begin an answer of this grammar", fix="a grammar with a text of this vocabulary"
+                )
+        with self._lock:
+            self._known[grammar] = matcher
+            if len(self._known) > KEPT:
+                self._known.popitem(last=False)
+        return matcher
 
     def _whole_reader(self) -> Any:
         """llguidance's form of the vocabulary."""
-        if self._reader is None:
-            package, end = llguidance(), self.vocab_size
-            words = package.TokenizerWrapper(_AsBytes(self.tokenizer, end))
-            self._reader = package.LLTokenizer(words, n_vocab=end + 1, eos_token=end)
-        return self._reader
+        with self._lock:
+            if self._reader is None:
+                package, end = llguidance(), self.vocab_size
+                words = package.TokenizerWrapper(_AsBytes(self.tokenizer, end))
+                self._reader = package.LLTokenizer(words, n_vocab=end + 1, eos_token=end)
+            return self._reader
 
 
 class _AsBytes:

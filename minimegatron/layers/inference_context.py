@@ -31,7 +31,7 @@ Kwon et al. 2023 (arXiv 2309.06180). Megatron-LM: `megatron/core/inference/conte
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -106,20 +106,17 @@ class InferenceContext:
         """[r], how many tokens each sequence had before the pass."""
         return self.lengths - self.starts.diff()
 
-    def without_first(self, count: int) -> InferenceContext:
-        """The same new tokens, for layers that keep nothing of the first `count` tokens of a sequence.
+    def without_first(self, count: int, numbers: Iterable[int]) -> InferenceContext:
+        """The same new tokens, for layers `numbers`, which keep nothing of the first `count` tokens of a sequence.
 
         To these layers pages have one token each: then a table can begin behind any token.
         """
-        size = next(buffer.shape[1] for layer in self.state.values() for buffer in layer.values())
+        state = {number: self.state[number] for number in numbers}
+        size = next(buffer.shape[1] for layer in state.values() for buffer in layer.values())
         within = torch.arange(size, dtype=torch.int32, device=self.page_table.device)
         return dataclasses.replace(
             self,
-            state={
-                n: {name: x.flatten(0, 1).unsqueeze(1) for name, x in layer.items()}
-                for n, layer in self.state.items()
-                if all(x.stride(0) == size * x.stride(1) for x in layer.values())  # others are no such layers
-            },
+            state={n: {name: x.flatten(0, 1).unsqueeze(1) for name, x in layer.items()} for n, layer in state.items()},
             lengths=self.lengths - count,
             page_table=(self.page_table[..., None] * size + within).flatten(1)[:, count:],
             totals=None if self.totals is None else tuple(total - count for total in self.totals),

@@ -8,6 +8,7 @@ builds them: `GPTModel` of `models/decoder`, or the class that a spec names. Oth
 | `training`, `parallel` | `forward`: losses of tokens, logits, or tensors for the next stage; `stage_specs`         |
 | `footprint`, `planner` | `layers`, `layer_groups`: the order in which layers run, and which are recomputed         |
 | `inference`            | `full_logits` with an `inference_context`; `inference_state`: what layers keep            |
+|                        | where its depths propose: `prediction_state`, and `predicted` (`models/decoder`)          |
 | `checkpoint`, `optim`  | the `ParamLayout` of every parameter (`layers/param`): name, place and shape in the whole |
 
 A layer of a stage (`models/block`) has `forward(x, context)` and `inference_state`, the state that it keeps during

@@ -249,7 +249,7 @@ class GPTModel(nn.Module):
             Logits of the tokens that follow these, [k, 1, V'/t]; None where none were asked for.
         """
         assert self.mtp is not None and self.embedding is not None, "the last stage of a model with depths"
-        own = context.without_first(depth)
+        own = context.without_first(depth, [layer.layer_number for layer in self.mtp.layers])
         rotary = self.rotary(context.position_ids - depth) if self.rotary is not None else None
         embedded = self.embedding(tokens, context.position_ids)
         hidden = self.mtp.state_before(depth, before, own)

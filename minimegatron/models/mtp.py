@@ -85,7 +85,7 @@ class PredictionLayer(nn.Module):
         self.layer_number = layer_number
         self.enorm, self.hnorm = Norm(config), Norm(config)
         self.eh_proj = ReplicatedLinear(2 * h, h, Init(std=config.init_method_std), config.dtype)
-        self.transformer_layer = build_module(spec, config, mesh, layer_number, rng)
+        self.transformer_layer: Any = build_module(spec, config, mesh, layer_number, rng)
         self.final_layernorm = Norm(config)
         # with the method "block" only the first layers of the model are recomputed, and these are behind the last
         if config.recompute_granularity == "full" and config.recompute_method == "uniform":
@@ -124,7 +124,7 @@ class MultiTokenPrediction(nn.Module):
         assert config.mtp_num_layers, "the config has no depths"
         self.mesh, self.factor = mesh, config.mtp_loss_scaling_factor / config.mtp_num_layers
         first = config.num_layers
-        self.layers = nn.ModuleList(
+        self.layers: Any = nn.ModuleList(
             PredictionLayer(config, mesh, spec, first + k, rng) for k in range(config.mtp_num_layers)
         )
         tally = torch.zeros(config.mtp_num_layers, 2, dtype=torch.float64, device="cpu")

@@ -263,7 +263,7 @@ class Service:
             for prompt in body.prompts
         ]
         log_probs = body.logprobs if best_of == n else body.logprobs or 0
-        more = {"n": best_of, "seed": seed_of(body), "log_probs": log_probs}
+        more: dict[str, Any] = {"n": best_of, "seed": seed_of(body), "log_probs": log_probs}
         more["prompt_log_probs"] = body.logprobs if echo else None
         more["grammar"] = await self.grammar(body)
         requests = [self.request(body, prompt, max_tokens, **more) for prompt in prompts]

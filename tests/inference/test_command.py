@@ -22,8 +22,10 @@ from minimegatron.inference.generate import generate
 from minimegatron.inference.sampling import GREEDY, SamplingParams
 from minimegatron.inference.sequence import Request
 from minimegatron.inference.speculative import SpeculativeConfig
+from minimegatron.training.arguments import parse_args
 from tests.inference.models import ours, theirs
 from tests.inference.ranked import asked
+from tests.mock_data import small_trainer
 from tests.thorough import mostly_thorough
 
 LETTERS = [*map(chr, range(32, 127)), "<eos>", "<1>", "<2>", "<3>"]  # 99, as many as the model has
@@ -266,6 +268,20 @@ def test_who_proposes_changes_no_answer(ranks, llama2):
     accepted, proposed = re.search(r"(\d+) of (\d+) proposed tokens were accepted", drafted[1]).groups()
     assert accepted == proposed != "0" and "accepted" not in plain[1]
     assert "num_speculative_tokens is 1, and the model has 0 depths" in refused
+
+
+RUN = (
+    "--mock-data --seq-length 16 --num-layers 2 --hidden-size 32 --num-attention-heads 4 --vocab-size 99 --lr 3e-3 "
+    "--train-iters 2 --micro-batch-size 2 --global-batch-size 4 --mtp-num-layers 2 --save-interval 2 --save"
+)
+
+
+def test_depths_that_a_run_has_trained_propose(ranks, llama2, tmp_path):
+    run = tmp_path / "run"
+    small_trainer(parse_args([*RUN.split(), str(run)]), quiet=True).train()
+    line = [str(run), "abc", "--tokenizer-model", str(llama2), "--max-new-tokens", "12", "--stop-token-ids"]
+    (plain, _), (text, said) = ranks(1).run(asked, [line, [*line, SPECULATE, '{"method": "mtp"}']])[0]
+    assert text == plain != "" and re.search(r"\d+ of [1-9]\d* proposed tokens were accepted", said)
 
 
 @pytest.mark.parametrize(

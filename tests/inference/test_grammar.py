@@ -36,7 +36,7 @@ WORDS = Words()
 GRAMMARS = Grammars(WORDS, VOCABULARY)
 EOS = VOCABULARY - 4
 COMPACT = {"x-guidance": {"whitespace_flexible": False}}
-TIGHT = EngineConfig(160, page_size=4, num_pages=61, max_num_seqs=6, max_num_batched_tokens=24)
+TIGHT = EngineConfig(160, page_size=4, num_pages=22, max_num_seqs=14, max_num_batched_tokens=56)
 NGRAM, DRAFT = SpeculativeConfig("ngram", 3, 3, 1), SpeculativeConfig("draft_model", 3)
 
 
@@ -80,15 +80,15 @@ def test_answers_are_valid(speculative):
         sampling = dataclasses.replace(params[i % 4], logit_bias=no_blanks if i % 6 else ())
         prompt = tuple(dice.randint(0, 90) for _ in range(1 + 5 * (i % 4)))
         stops = frozenset([EOS]) if i % 2 else frozenset()
-        requests.append(Request(prompt, 140, sampling, stops, seed=i, n=2, grammar=of_json_schema(schemas[-1])))
+        requests.append(Request(prompt, 65, sampling, stops, seed=i, n=2, grammar=of_json_schema(schemas[-1])))
     made = engine(speculative=speculative)
-    found = answers(made, requests, 2)
+    found = answers(made, requests)
     assert {sequence.reason for sequence in found.values()} <= {FinishReason.STOP, FinishReason.LENGTH}
     whole = {key: sequence for key, sequence in found.items() if sequence.reason is FinishReason.STOP}
     assert len({i for i, _ in whole}) >= 22
     for (i, _), sequence in whole.items():
         jsonschema.validate(json.loads(WORDS.text(sequence.answer)), schemas[i])
-    assert made.scheduler.preemptions > 3
+    assert made.scheduler.preemptions > 0
     if speculative is not None:
         assert 0 < made.accepted_tokens < made.proposed_tokens
 

@@ -864,12 +864,8 @@ MUTANTS = (
         "kept", _PROPOSALS,
     ),
     Mutant(
-        "a depth sees rows that it has not made", "minimegatron/models/decoder.py", "context.without_first(depth)",
-        "context.without_first(0)", _PROPOSALS,
-    ),
-    Mutant(
-        "a depth turns by the place of its token", "minimegatron/models/decoder.py",
-        "self.rotary(context.position_ids - depth)", "self.rotary(context.position_ids)", _PROPOSALS,
+        "a depth sees rows that it has not made", "minimegatron/models/decoder.py",
+        "context.without_first(depth, ", "context.without_first(0, ", _PROPOSALS,
     ),
     Mutant(
         "depths propose in the step that computes the token before", _SCHEDULER, "(self.newest_alone and count > 1)",

@@ -182,7 +182,10 @@ def test_penalties_and_biases_change_what_is_drawn(tiny, tokenizer):
 
 PERSON = {
     "type": "object",
-    "properties": {"NAME": {"type": "string", "pattern": "^[A-N]{1,3}$"}, "AGE": {"type": "integer", "maximum": 99}},
+    "properties": {
+        "NAME": {"type": "string", "pattern": "^[A-N]{1,3}$"},
+        "AGE": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
     "required": ["NAME", "AGE"],
     "additionalProperties": False,
     "x-guidance": {"whitespace_flexible": False},
@@ -192,7 +195,7 @@ PERSON = {
 def test_answers_keep_to_a_schema(tiny):
     """In chats and completions, streamed or not, several at once; log-probabilities are the model's own."""
     form = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
-    options = {"model": "tiny", "max_tokens": 50, "temperature": 1.0, "seed": 3, "n": 2, "extra_body": {"min_p": 0.01}}
+    options = {"model": "tiny", "max_tokens": 40, "temperature": 1.0, "seed": 3, "n": 2, "extra_body": {"min_p": 0.01}}
     chat = {**options, "messages": ASK, "response_format": form}
     made = tiny.openai.chat.completions.create(**chat, logprobs=True)
     text = {**options, "prompt": "A", "extra_body": {"response_format": form}}
