@@ -66,7 +66,7 @@ MOST = 3  # rows of a product
 
 def fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether `linear` is for these."""
-    return x.numel() <= MOST * x.shape[-1] and x.dtype == torch.float32 and weight.is_contiguous()
+    return 0 < x.numel() <= MOST * x.shape[-1] and x.dtype == torch.float32 and weight.is_contiguous()
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
