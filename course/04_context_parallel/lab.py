@@ -408,7 +408,7 @@ check("ring_forward")
 # ### Is zigzag faster, and are the messages hidden?
 #
 # The folded cell times your ring on four ranks in four ways: with the contiguous cut; with zigzag; and with zigzag on a
-# slow link, first with a wait for each block before computing, then as you wrote it. Each way runs five times, in
+# slow link, first with a wait for each block before computing, then as you wrote it. Each way runs three times, in
 # turns, and the fastest run counts.
 #
 # The computing is real, the rest is simulated. Your machine may have fewer than four cores, so the ranks compute one
@@ -431,7 +431,7 @@ from labkit.evidence import Witness
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 
-HEADS, TOKENS, WIDTH, RUNS = 2, 1024, 64, 5  # tokens of a rank
+HEADS, TOKENS, WIDTH, RUNS = 2, 1024, 64, 3  # tokens of a rank
 cp = Mesh.build(ParallelConfig(context_parallel_size=world)).cp
 contiguous = list(torch.arange(TOKENS * world).chunk(world))
 zigzag = [positions(TOKENS * world, world, r) for r in range(world)]

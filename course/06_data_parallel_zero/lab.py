@@ -674,7 +674,7 @@ from zero_parts import RUNS, build, one_step
 
 curves = {}
 for name, switch in RUNS.items():
-    mesh, ddp, optimizer = build(switch)
+    mesh, ddp, optimizer = build(switch, num_layers=2)
     curves[name] = [one_step(mesh, ddp, optimizer, number, rows=8) for number in range(10)]
     apart = max(abs(a - b) for a, b in zip(curves[name], curves["stage 0"]))
     print(f"{name:8}  loss {curves[name][0]:.3f} at first, {curves[name][-1]:.3f} after ten steps;",
@@ -709,8 +709,11 @@ found = {}
 for name, switch in RUNS.items():
     mesh, ddp, optimizer = build(switch, params_dtype="bf16")
     held = {**ddp.held(), **optimizer.held()}
-    with Tracker(held) as tracker:
-        one_step(mesh, ddp, optimizer, 0, 4, part=tracker.phase)
+    if rank == 0:
+        with Tracker(held) as tracker:
+            one_step(mesh, ddp, optimizer, 0, 4, part=tracker.phase)
+    else:
+        one_step(mesh, ddp, optimizer, 0, 4)
     samples = [(s.seconds, dict(s.owners), s.where) for s in tracker.samples] if rank == 0 else []
     found[name] = lasting(held), samples
     if name == "stage 0":
@@ -801,6 +804,9 @@ for dtype, weight, several in (("fp32", 4, (1,)), ("bf16", 2, (1, 2))):
             every = sum(p.numel() for p in ddp.module.parameters())
             layers = sum(p.numel() for part, p in ddp.module.named_parameters() if ".layers." in f".{part}")
         for microbatches in several:
+            if rank > 0:
+                one_step(mesh, ddp, optimizer, 0, microbatches)
+                continue
             with Witness(rank) as witness:
                 one_step(mesh, ddp, optimizer, 0, microbatches)
             asked = [event for event in witness.evidence().events if event.kind == "comm"]
@@ -809,10 +815,9 @@ for dtype, weight, several in (("fp32", 4, (1,)), ("bf16", 2, (1, 2))):
             predicted = sum(bytes_sent(stage, weight * n, 4 * n, 4, microbatches, kept)
                             for n, kept in ((layers, False), (every - layers, True)))  # fmt: skip
             found[weight, name, microbatches] = predicted, counted
-            if rank == 0:
-                print(f"  {name:7} microbatches {microbatches}   predicted {predicted / 1e6:5.2f} MB   "
-                      f"counted {counted / 1e6:5.2f} MB   "
-                      f"against stage 0: {counted / found[weight, 'stage 0', microbatches][1]:.2f}")  # fmt: skip
+            print(f"  {name:7} microbatches {microbatches}   predicted {predicted / 1e6:5.2f} MB   "
+                  f"counted {counted / 1e6:5.2f} MB   "
+                  f"against stage 0: {counted / found[weight, 'stage 0', microbatches][1]:.2f}")  # fmt: skip
 report(found)
 
 # %% [markdown]
@@ -825,7 +830,7 @@ report(found)
 # ### Reduce-scatters beside the backward pass
 #
 # Your `GradientShards` on two ranks, eight layers of a matrix 512 × 512 and a bucket for each, above a program that
-# waits for each bucket as soon as it has left. Each is the best of five backward passes. Layer 7 goes back first, and
+# waits for each bucket as soon as it has left. Each is the best of three backward passes. Layer 7 goes back first, and
 # b0 is its bucket.
 #
 # A bucket's bar begins when the bucket leaves. It ends when the rank has waited for it. The bucket may have arrived
@@ -902,7 +907,7 @@ def timed_backward(kind):
 
 
 ways = {"your GradientShards": GradientShards, "waits at once": AtOnce}
-runs = [{name: timed_backward(kind) for name, kind in ways.items()} for _ in range(6)][1:]
+runs = [{name: timed_backward(kind) for name, kind in ways.items()} for _ in range(4)][1:]
 best = {}
 for name in ways:
     passes = [run[name][0] for run in runs]
@@ -935,7 +940,7 @@ display(beside(named, title="One backward pass of eight layers, rank 0"))
 # ### Gathers beside computation
 #
 # Your `forward_backward` on two ranks, eight units of a matrix 512 × 512, above a program that asks for a unit's
-# weights when it needs them and waits for each message at once. Each is the best of five passes. A pale message is
+# weights when it needs them and waits for each message at once. Each is the best of three passes. A pale message is
 # hidden behind computation, a dark one kept the rank waiting. Your first gather has nothing to hide behind; on a busy
 # machine others may be late too.
 
@@ -950,7 +955,7 @@ from exercises.gather_on_use import forward_backward
 from labkit.watched import travels
 from minimegatron.trace import Event
 
-UNITS, WIDTH, ROWS = 8, 512, 2048
+UNITS, WIDTH, ROWS = 8, 512, 1024
 torch.set_num_threads(1)
 shards = [torch.randn(WIDTH * WIDTH // world, generator=torch.Generator().manual_seed(i)) / WIDTH for i in range(UNITS)]
 x, inputs = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(99)), {}
@@ -996,7 +1001,7 @@ def timed_pass(way):
 
 
 ways = {"your forward_backward": forward_backward, "waits at once": at_once}
-runs = [{name: timed_pass(way) for name, way in ways.items()} for _ in range(6)][1:]
+runs = [{name: timed_pass(way) for name, way in ways.items()} for _ in range(4)][1:]
 best = {}
 for name in ways:
     lasted = torch.tensor([max(e.end for e in run[name]) - min(e.start for e in run[name]) for run in runs])

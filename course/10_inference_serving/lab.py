@@ -647,7 +647,7 @@ tokens_per_second(COUNTS, [step["rate"] for step in steps], limits=bounds, title
 
 # %% [markdown]
 # Now measured, on this computer, with one core. The folded cell measures how fast it reads and how fast it
-# multiplies, puts both into your formula, and lets a model of 23 million parameters in fp32 (93 MB, too much for most
+# multiplies, puts both into your formula, and lets a model of 31 million parameters in fp32 (125 MB, too much for most
 # caches) generate 1 to 32 answers at once.
 
 # %% jupyter={"source_hidden": true}
@@ -674,11 +674,11 @@ def least(function, times=3):
 numbers, square = torch.ones(32 << 20), torch.randn(768, 768)
 flops = 2 * 768**3 / least(lambda: square @ square)
 cpu = {"memory": 4e9, "bandwidth": numbers.nbytes / least(numbers.sum), "flops": flops}
-wide = family_config("llama", num_layers=6, hidden_size=512, num_attention_heads=8, num_query_groups=2,
-                     ffn_hidden_size=2048, vocab_size=258)  # fmt: skip
+wide = family_config("llama", num_layers=2, hidden_size=1024, num_attention_heads=16, num_query_groups=4,
+                     ffn_hidden_size=4096, vocab_size=258)  # fmt: skip
 model = build_model(wide, Mesh.serial(), 1).eval()
-counts = {"parameters": sum(p.numel() for p in model.parameters()), "layers": 6, "groups": 2, "d": 64, "bytes": 4}
-engine = Engine(model, EngineConfig(max_model_len=64, num_pages=160, max_num_seqs=32, lay_out_weights=False))
+counts = {"parameters": sum(p.numel() for p in model.parameters()), "layers": 2, "groups": 4, "d": 64, "bytes": 4}
+engine = Engine(model, EngineConfig(max_model_len=64, num_pages=160, max_num_seqs=32))
 here, predicted, measured = [1, 2, 4, 8, 16, 32], [], []
 for n in here:
     for i in range(n):
@@ -689,12 +689,13 @@ for n in here:
     predicted.append(decode_step(counts, n, 8, 16, cpu)["rate"])
     while engine.has_work:
         engine.step()
-tokens_per_second(here, predicted, measured, title="23 million parameters on one core of this computer")
+tokens_per_second(here, predicted, measured, title="31 million parameters on one core of this computer")
 
 # %% [markdown]
-# Where the lines part, the formula has left something out. At the left it is what each operation costs beside its
-# bytes: Python, and the start of each kernel. At the right a product of 32 rows does not yet reach the rate of a
-# large one.
+# The predicted line turns flat where computing begins to take longer than reading: on one core of a CPU at about ten
+# sequences, where an H100 needs 295. Where the lines part, the formula has left something out. At the left it is what
+# each operation costs beside its bytes: Python, and the start of each kernel. At the right a product of 32 rows does not
+# yet reach the rate of a large one.
 #
 # On a GPU the left end is the interesting one: a step of this size launches hundreds of kernels, each of which waits
 # for Python. A CUDA graph launches all of them at once. With a GPU the next cell measures a model of about a billion
@@ -717,10 +718,10 @@ HIDDEN, LAYERS, COUNTS = 2048, 16, (1, 8, 64)
 init()
 config = family_config("llama", num_layers=LAYERS, hidden_size=HIDDEN, num_attention_heads=16, num_query_groups=4,
                        ffn_hidden_size=4 * HIDDEN, vocab_size=258, params_dtype="bf16")
-model = build_model(config, Mesh.serial(torch.device("cuda")), 1).eval()
+model = build_model(config, Mesh.serial(device="cuda"), 1).eval()
 parameters, found = sum(p.numel() for p in model.parameters()), []
 for graph in (False, True):
-    recorder = CudaRecorder(torch.device("cuda")) if graph else None
+    recorder = CudaRecorder(torch.device("cuda", 0)) if graph else None
     engine = Engine(model, EngineConfig(max_model_len=64, max_num_seqs=64, num_pages=320), recorder=recorder)
     for n in COUNTS:
         for i in range(n):
@@ -860,11 +861,14 @@ check("diagnose")
 
 # %%
 # %%needs diagnose
-print("as the colleague has made it: ", {name: diagnose(*given) for name, *given in evidence()})
-print("with the package's own draws: ", {name: diagnose(*given) for name, *given in evidence(engine_cls=Engine)})
-print("with the package's own pages: ", {name: diagnose(*given) for name, *given in evidence(scheduler_cls=Scheduler)})
-both = {"engine_cls": Engine, "scheduler_cls": Scheduler}
-print("with both:                    ", {name: diagnose(*given) for name, *given in evidence(**both)})
+ways = {
+    "the colleague's": {}, "the package's draws": {"engine_cls": Engine},
+    "the package's pages": {"scheduler_cls": Scheduler}, "both": {"engine_cls": Engine, "scheduler_cls": Scheduler},
+}  # fmt: skip
+for way, classes in ways.items():
+    found = {name: diagnose(*given) for name, *given in evidence(**classes)}
+    told = (f"{name} {what}{'' if at is None else f' at {at}'}" for name, (what, at) in found.items())
+    print(f"{way:20}", ", ".join(told))
 
 # %% [markdown]
 # e suffers from both: only the first place shows, and the second bug appears when the first is gone.

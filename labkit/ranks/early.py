@@ -35,7 +35,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from labkit.ranks.fork_server import receive, send
+from labkit.ranks.fork_server import Mail, send
 
 _OURS = ("torch", "numpy", "minimegatron", "labkit")  # what is the same in every process that imports it
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD)
@@ -141,11 +141,11 @@ def _become_rank(sock: socket.socket) -> NoReturn:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sock.sendall(b"+")
     try:
-        order, descriptors = receive(sock, most_fds=2)
+        order = (mail := Mail(sock)).next()
     except ConnectionError:  # the agent has ended
         os._exit(0)
     sock.close()
-    for number, descriptor in zip(order["streams"], descriptors, strict=True):
+    for number, descriptor in zip(order["streams"], mail.fds(2), strict=True):
         os.dup2(descriptor, number)
         os.close(descriptor)
     os.environ.clear()

@@ -44,7 +44,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -90,6 +90,7 @@ class _NearSide:
     def __init__(self) -> None:
         self.sock, self._far = socket.socketpair()
         self.sock.settimeout(START_SECONDS)
+        self._mail = Mail(self.sock)
         self.lock, self._ids = threading.Lock(), itertools.count()
         self._ahead: dict[int, Forked] = {}  # what has been forked by a request whose answer has not been read
 
@@ -119,11 +120,12 @@ class _NearSide:
             return answer
 
     def _send(self, request: dict[str, Any], fds: Iterable[int]) -> int:
-        send(self.sock, {**request, "id": (number := next(self._ids))}, fds)
+        given = list(fds)
+        send(self.sock, {**request, "id": (number := next(self._ids)), "fds": len(given)}, given)
         return number
 
     def _receive(self) -> dict[str, Any]:
-        answer: dict[str, Any] = receive(self.sock)[0]
+        answer: dict[str, Any] = self._mail.next()
         if (forked := self._ahead.pop(answer["id"], None)) is not None:
             forked.number = answer["pid"]
         return answer
@@ -308,19 +310,47 @@ def send(sock: socket.socket, message: Any, fds: Iterable[int] = ()) -> None:
     sock.sendall(line[sent:])
 
 
-def receive(sock: socket.socket, most_fds: int = 0) -> tuple[Any, list[int]]:
-    """The next message and its descriptors. One message is under way at a time.
+class Mail:
+    """Messages as they arrive, several at once, and the descriptors that came with them."""
 
-    Raises:
-        ConnectionError: the other side has hung up.
-    """
-    line, fds, _, _ = socket.recv_fds(sock, 1 << 16, most_fds)
-    while not line.endswith(b"\n"):
-        part = sock.recv(1 << 16) if line else b""
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock, self._bytes, self._fds = sock, b"", list[int]()
+
+    def next(self) -> Any:
+        """The next message; waits for it.
+
+        Raises:
+            ConnectionError: the other side has hung up.
+        """
+        while b"\n" not in self._bytes:
+            self._read()
+        return self._first()
+
+    def arrived(self) -> Iterator[Any]:
+        """Once something can be read: the messages that are whole.
+
+        Raises:
+            ConnectionError: the other side has hung up.
+        """
+        self._read()
+        while b"\n" in self._bytes:
+            yield self._first()
+
+    def fds(self, number: int) -> list[int]:
+        """The descriptors of the message that was taken last."""
+        taken, self._fds = self._fds[:number], self._fds[number:]
+        return taken
+
+    def _read(self) -> None:
+        part, fds, _, _ = socket.recv_fds(self._sock, 1 << 16, _MOST_FDS)
         if not part:
             raise ConnectionError("its connection closed")
-        line += part
-    return json.loads(line), fds
+        self._bytes += part
+        self._fds += fds
+
+    def _first(self) -> Any:
+        line, _, self._bytes = self._bytes.partition(b"\n")
+        return json.loads(line)
 
 
 def obey(sock: socket.socket, folder: str, live: Callable[..., object], patience: float = 0.0) -> None:
@@ -331,7 +361,7 @@ def obey(sock: socket.socket, folder: str, live: Callable[..., object], patience
         live: what a rank does with (order, *descriptors).
         patience: seconds in which children may end by themselves when the other side has hung up.
     """
-    parent, deaths = os.getppid(), _deaths()
+    parent, deaths, mail = os.getppid(), _deaths(), Mail(sock)
     ranks, statuses = set[int](), dict[int, int]()
     procs.adopt_orphans()
     try:
@@ -342,19 +372,22 @@ def obey(sock: socket.socket, folder: str, live: Callable[..., object], patience
             _reap(ranks, statuses)
             if sock.fileno() not in ready:
                 continue
-            request, fds = receive(sock, most_fds=_MOST_FDS)
-            answer: dict[str, int | None] = {"id": request["id"]}
-            if request["do"] == "fork":
-                answer["pid"] = pid = _fork(functools.partial(live, request["order"], *fds), [sock.fileno(), *deaths])
-                ranks.add(pid)
-                for fd in fds:
-                    os.close(fd)
-            elif request["do"] == "kill" and request["pid"] in ranks:
-                procs.send(request["pid"], signal.SIGKILL, group=True)
-                procs.send(request["pid"], signal.SIGKILL)  # if it had no time yet to found its group
-            elif request["do"] == "status":
-                answer["status"] = statuses.pop(request["pid"], None)
-            send(sock, answer)
+            for request in mail.arrived():
+                answer: dict[str, int | None] = {"id": request["id"]}
+                if request["do"] == "fork":
+                    fds = mail.fds(request["fds"])
+                    answer["pid"] = pid = _fork(
+                        functools.partial(live, request["order"], *fds), [sock.fileno(), *deaths]
+                    )
+                    ranks.add(pid)
+                    for fd in fds:
+                        os.close(fd)
+                elif request["do"] == "kill" and request["pid"] in ranks:
+                    procs.send(request["pid"], signal.SIGKILL, group=True)
+                    procs.send(request["pid"], signal.SIGKILL)  # if it had no time yet to found its group
+                elif request["do"] == "status":
+                    answer["status"] = statuses.pop(request["pid"], None)
+                send(sock, answer)
     except ConnectionError:
         return
     finally:

@@ -43,7 +43,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import IO, Any
 
-from labkit.ranks.fork_server import REPLY_SECONDS, START_SECONDS, ForkServer, receive, stacks
+from labkit.ranks.fork_server import REPLY_SECONDS, START_SECONDS, ForkServer, stacks
 from labkit.ranks.worker import RANK_ENVIRONMENT, Failure, Job
 from minimegatron.errors import ConfigError, DeadlineError, RankError, named
 from minimegatron.launch import procs
@@ -319,7 +319,7 @@ class WarmServer(ForkServer):
             if deadline.is_over():
                 return False
         with contextlib.suppress(OSError):
-            return receive(self.sock)[0] == "ready"
+            return bool(self._mail.next() == "ready")
         return False
 
     def ask(self, request: dict[str, Any], fds: Iterable[int] = ()) -> dict[str, Any]:

@@ -20,6 +20,7 @@ https://github.com/vllm-project/compressed-tensors (the format).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -213,14 +214,15 @@ class Dequantised:
 
     Args:
         source: the tensors of the files.
-        scheme: the scheme.
+        scheme: how they are quantised.
+        part: "weight" q * scale; "q", or "scale" of each element, of the same shape and dtype, alone.
 
     Raises:
         CheckpointError: the tensors of a matrix are missing, or do not fit each other.
     """
 
-    def __init__(self, source: Source, scheme: Scheme) -> None:
-        self.source, self.scheme, self.tensors = source, scheme, dict[str, Described]()
+    def __init__(self, source: Source, scheme: Scheme, part: str = "weight") -> None:
+        self.source, self.scheme, self.part, self.tensors = source, scheme, part, dict[str, Described]()
         self.stems: set[str] = set()
         problems: list[str] = []
         for name, described in source.tensors.items():
@@ -271,7 +273,27 @@ class Dequantised:
         else:
             q = self.source.read(name, (rows, (first, last)))
         groups = (0, 1) if size is None else (first // size, -(-last // size))
-        return dequantize(q, self.source.read(stem + _SCALE, (rows, groups)), self.scheme, first)
+        scale = self.source.read(stem + _SCALE, (rows, groups))
+        if self.part == "q":
+            return q.to(scale.dtype)
+        return dequantize(q if self.part == "weight" else torch.ones_like(q), scale, self.scheme, first)
+
+
+@dataclasses.dataclass(frozen=True)
+class Words:
+    """What `Dequantised` multiplies, apart and under our names.
+
+    Attributes:
+        scheme: int of 4 or 8 bits.
+        names: of our weights that are quantised as wholes.
+        q: them, as whole numbers.
+        scales: of each element of them.
+    """
+
+    scheme: Scheme
+    names: frozenset[str]
+    q: Source
+    scales: Source
 
 
 def dequantised(source: Source, keys: Any) -> Source:

@@ -24,6 +24,7 @@ import torch
 
 from minimegatron.checkpoint import megatron, tensorrt_llm, torch_dist
 from minimegatron.checkpoint.companions import CONFIG, FOLDER, GENERATION, TOKENIZER, token_ids, verified
+from minimegatron.checkpoint.compressed_tensors import Words
 from minimegatron.checkpoint.hf_config import (
     check_pad_token,
     config_to_huggingface,
@@ -31,7 +32,7 @@ from minimegatron.checkpoint.hf_config import (
     read_config,
     read_json,
 )
-from minimegatron.checkpoint.huggingface import as_theirs, open_published, write_published
+from minimegatron.checkpoint.huggingface import as_theirs, open_published, open_words, write_published
 from minimegatron.checkpoint.megatron_optimizer import WEIGHTS_ONLY, continued, optimizer_state
 from minimegatron.checkpoint.ours import Checkpoint, Continued, write_checkpoint
 from minimegatron.checkpoint.regions import Logical
@@ -59,6 +60,7 @@ class Model:
         continued: reads that state, for a configuration and its weights; None if it cannot be read.
         family: family of a published model.
         companions_hash: hash of these files, from the manifest of a checkpoint.
+        words: its packed weights as they are; None if nothing is packed.
     """
 
     kind: str
@@ -69,6 +71,7 @@ class Model:
     continued: Callable[[TransformerConfig, Source], Continued] | None = None
     family: str | None = None
     companions_hash: str | None = None
+    words: Words | None = None
 
     @property
     def companions(self) -> Path | None:
@@ -149,7 +152,8 @@ def open_model(
         raise ConfigError(f"--ckpt-step {step}: a published model has no steps", fix="drop it")
     family, config, weights = open_published(folder)
     words_dtype = weights.tensors["embedding.word_embeddings.weight"].dtype
-    return Model(kind, config.replace(params_dtype=_DTYPES[words_dtype]), weights, folder, family=family)
+    config = config.replace(params_dtype=_DTYPES[words_dtype])
+    return Model(kind, config, weights, folder, family=family, words=open_words(folder))
 
 
 def _open_megatrons(folder: Path, step: int | None, vocab_size: int | None, companions: Path | None) -> Model:

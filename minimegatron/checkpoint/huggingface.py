@@ -43,7 +43,7 @@ from typing import Any
 import torch
 
 from minimegatron.checkpoint.companions import copy_companions, to_json
-from minimegatron.checkpoint.compressed_tensors import dequantised
+from minimegatron.checkpoint.compressed_tensors import Dequantised, Words, dequantised, linear_weights, scheme_of
 from minimegatron.checkpoint.disk import files_in, staged, write_bytes
 from minimegatron.checkpoint.hf_config import QUANTIZED, read_config, read_json
 from minimegatron.checkpoint.sources import (
@@ -278,6 +278,23 @@ def open_published(folder: Path) -> tuple[str, TransformerConfig, View]:
     if prefix and words.removeprefix(prefix) in weights.tensors:  # as OpenAI's is published: saved without its head
         weights = Prefixed(weights, prefix)
     return family, config, as_ours(weights, config, family)
+
+
+def open_words(folder: Path) -> Words | None:
+    """The packed weights of a published folder, as they are; None where none is packed.
+
+    Raises:
+        CheckpointError, ConfigError: as `open_published`.
+    """
+    keys = read_json(folder / "config.json", "a folder with config.json").get(QUANTIZED)
+    if keys is None or not (scheme := scheme_of(keys)).packs:
+        return None
+    family, config = read_config(folder)
+    files = SafetensorsFiles(_weight_files(folder))
+    q, scales = (Dequantised(files, scheme, part) for part in ("q", "scale"))
+    quantised = {f"{stem}.weight" for stem in q.stems} & linear_weights(config, family)[0]
+    names = {match.ours for match in FAMILIES[family].matches(config) if quantised.issuperset(match.theirs)}
+    return Words(scheme, frozenset(names), as_ours(q, config, family), as_ours(scales, config, family))
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -27,10 +27,10 @@ synchronises its *device* (`torch.cuda.synchronize()`) and so waits for the rece
 waits for this rank; whatever frees memory of the device (`torch.cuda.empty_cache()`, or torch itself when memory is
 short); and `CUDA_DEVICE_MAX_CONNECTIONS=1`, which puts the edges into one queue (`launch/hardware`).
 
-| message                 | bytes                          | when                                        |
+| part                    | bytes                          | when                                        |
 |-------------------------|--------------------------------|---------------------------------------------|
-| a message               | its elements                   | `isend`                                     |
-| its header              | 8 * `HEADER` before it         | only where the receiver cannot know a shape |
+| the tensor              | its elements                   | `isend`                                     |
+| the header              | 8 * `HEADER` before it         | only where the receiver cannot know a shape |
 
 Megatron-LM: `megatron/core/pipeline_parallel/p2p_communication.py`, which fuses a send with a receive to the same end.
 """

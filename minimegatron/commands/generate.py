@@ -159,6 +159,7 @@ def continue_prompt(args: argparse.Namespace) -> None:
     from minimegatron.data.tokenizer import HuggingFaceTokenizer
     from minimegatron.errors import CheckpointError
     from minimegatron.inference.loading import load
+    from minimegatron.inference.packed import memory
     from minimegatron.inference.sequence import Request
     from minimegatron.launch.rank import init
 
@@ -204,6 +205,8 @@ def continue_prompt(args: argparse.Namespace) -> None:
     ]
     speculative, draft = speculative_of(args.speculative_config, model_folder.config)
     model = load(model_folder, mesh, args.params_dtype)
+    if model_folder.words is not None:
+        notes.append(f"({memory(model)})")
     engine = engine_for(args, model, mesh, requests, notes, speculative, load_draft(draft, mesh, args.params_dtype))
     began = time.monotonic()
     found = compute(engine, requests, tokenizer, args.stop)

@@ -189,7 +189,7 @@ def _load(model: Model) -> Any:
     from minimegatron.comm.mesh import Mesh
     from minimegatron.inference.loading import load
 
-    return load(model, Mesh.serial(), "fp32")
+    return load(model, Mesh.serial(), "fp32", packed=False)
 
 
 def _scaled(model: Any, tokens: torch.Tensor, scheme: Scheme) -> Source:

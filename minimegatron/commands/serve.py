@@ -160,6 +160,7 @@ def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: 
     from minimegatron.inference.engine import Engine, EngineConfig
     from minimegatron.inference.grammar import Grammars
     from minimegatron.inference.loading import load
+    from minimegatron.inference.packed import memory
     from minimegatron.launch.rank import init
     from minimegatron.serving.protocol import Defaults
 
@@ -193,9 +194,12 @@ def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: 
     said: dict[str, Any] = {}
     if args.generation_config == "auto" and (companions / GENERATION).is_file():
         said = read_json(companions / GENERATION, "a folder with config.json")
+    model = load(model_folder, mesh, args.params_dtype)
+    if rank == 0:
+        print(memory(model), file=sys.stderr)
     speculative, draft = speculative_of(args.speculative_config, model_folder.config)
     engine = Engine(
-        load(model_folder, mesh, args.params_dtype),
+        model,
         EngineConfig(
             max_model_len=args.max_model_len,
             page_size=args.block_size,

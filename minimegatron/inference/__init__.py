@@ -16,6 +16,7 @@
 | `generate`      | prompts in, continuations out                                                         |
 | `loading`       | a published model or a checkpoint, as a model that generates                          |
 | `refit`         | weights from a trainer's layout to an engine's                                        |
+| `packed`        | quantised weights that stay packed in memory                                          |
 | `detokenizer`   | ids to text while they come; stop strings                                             |
 
 The first three are plain data: they import no tensor and are tested without a model. The forward pass is the model's

@@ -26,6 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
+from minimegatron.kernels import huge_pages
 from minimegatron.layers.inference_context import InferenceContext, StateSpec
 
 
@@ -67,7 +68,11 @@ class PagedCache:
 
         def zeros(spec: StateSpec) -> torch.Tensor:
             rows = (num_pages, page_size) if spec.per == "token" else (num_slots,)
-            return torch.zeros((*rows, *spec.shape), dtype=spec.dtype or dtype, device=device)
+            shape = (*rows, *spec.shape)
+            if spec.by_head:
+                shape = (num_pages, spec.shape[0], page_size, *spec.shape[1:])
+            buffer = huge_pages.empty(shape, spec.dtype or dtype, device).zero_()
+            return buffer.transpose(1, 2) if spec.by_head else buffer
 
         self._specs = [spec for layer in state.values() for spec in layer.values()]
         self.layers: Mapping[int, Mapping[str, torch.Tensor]] = {

@@ -115,7 +115,6 @@ class Runner:
                     fix=f"the same prompts, sampling parameters, stop ids and seed on every rank of {axis.name}",
                 )
 
-    @torch.no_grad()
     def run(self, batch: Batch) -> Result | None:
         """Compute a step; all ranks call it with the same batch.
 
@@ -124,11 +123,17 @@ class Runner:
         """
         if batch.draft is not None and self.draft is not None:
             return self.draft.run(batch)
+        if self._records(batch):
+            with torch.no_grad():  # a recording knows torch's operators alone
+                self.cache.copy(batch.copies, batch.slot_copies)
+                return self._play(batch)
+        with torch.inference_mode():
+            return self._run(batch)
+
+    def _run(self, batch: Batch) -> Result | None:
         self.cache.copy(batch.copies, batch.slot_copies)
         result: Result | None = None
-        if self._records(batch):
-            result = self._play(batch)
-        elif (logits := self._all_logits(batch)) is not None:
+        if (logits := self._all_logits(batch)) is not None:
             if batch.draft is not None:
                 del self.shares[batch.draft :]
                 params = [draw.params for draw in batch.draws]

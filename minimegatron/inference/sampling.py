@@ -23,9 +23,10 @@ request may ask for those of softmax(l) (`raw_log_probs`).
 
 Each row of a batch has parameters of its own (`Rows`), as tensors: one recording of a step serves any of them.
 
-**Few candidates.** To sort a row of V logits costs more than a layer of a small model. Where every row has a top_k, the
-largest top_k and some more are found without sorting the rest, and everything else is done with these alone
-(`candidates`). Should more logits equal a k-th than were found, which is seen by the last of them, the row is sorted.
+**Few candidates.** To sort a row of V logits costs more than a layer of a small model. Where every row leaves something
+out, the most likely tokens are found without sorting the rest, and everything else is done with these alone
+(`candidates`): the largest top_k and some more, `NUCLEUS` where a row has only top_p or min_p. Should they not be all
+that such a row keeps, which is seen by their mass and by the last of them, the rows are sorted.
 
 Holtzman et al. 2020 (arXiv 1904.09751). Megatron-LM: `megatron/core/inference/sampling_params.py`, and `sample` in
 `text_generation_controllers/text_generation_controller.py` (there top_k and top_p exclude each other).
@@ -105,6 +106,7 @@ class SamplingParams:
 
 
 GREEDY = SamplingParams(top_k=1)
+NUCLEUS = 256  # candidates of a row without a top_k: as many as hold 0.95 of what a trained model expects
 
 
 def uniform(seed: int, answer: int, place: int, of: str = "") -> float:
@@ -121,7 +123,8 @@ class Rows:
         temperature, top_p, min_p: [r] fp64; top_k: [r] int64, each 0 for none.
         greedy: [r] bool.
         all_greedy, filters: on the host: nothing is drawn; something is left out.
-        most: on the host: the largest top_k, 0 where a row has none.
+        counted: on the host: every row has a top_k.
+        most: on the host: how many candidates hold what any row keeps, as far as one can know; 0 where a row keeps all.
     """
 
     temperature: torch.Tensor
@@ -131,6 +134,7 @@ class Rows:
     greedy: torch.Tensor
     all_greedy: bool
     filters: bool
+    counted: bool = False
     most: int = 0
 
     @classmethod
@@ -141,6 +145,7 @@ class Rows:
             return torch.tensor([getattr(each, name) for each in params], dtype=dtype, device=device)
 
         drawn = [each for each in params if not each.greedy]
+        few = [each.top_k or (NUCLEUS if 0.0 < each.top_p < 1.0 or each.min_p else 0) for each in params]
         return cls(
             column("temperature", torch.float64),
             column("top_k", torch.int64),
@@ -149,7 +154,8 @@ class Rows:
             column("greedy", torch.bool),
             all_greedy=not drawn,
             filters=any(each.top_k or 0.0 < each.top_p < 1.0 or each.min_p for each in drawn),
-            most=max(each.top_k for each in params) if all(each.top_k for each in params) else 0,
+            counted=all(each.top_k for each in params),
+            most=max(few) if all(few) else 0,
         )
 
 
@@ -169,8 +175,14 @@ def penalise(logits: torch.Tensor, params: SamplingParams, prompt: Sequence[int]
         logits[ids] += torch.tensor([bias for _, bias in params.logit_bias], dtype=logits.dtype, device=device)
 
 
-def filtered(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """logits [r, V] -> logits / T, with minus infinity for tokens that may not be drawn."""
+def filtered(logits: torch.Tensor, rows: Rows, rest: torch.Tensor | None = None) -> torch.Tensor:
+    """logits [r, V] -> logits / T, with minus infinity for tokens that may not be drawn.
+
+    Args:
+        logits: of all tokens, or of the `candidates`.
+        rows: which may be drawn.
+        rest: [r], logarithm of what e^(l / T) of all other tokens add up to; default there are none.
+    """
     logits = logits / rows.temperature[:, None].to(logits.dtype)
     if not rows.filters:
         return logits
@@ -178,7 +190,8 @@ def filtered(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
     ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
     last = torch.where(rows.top_k == 0, size, rows.top_k.clamp(max=size)) - 1
     least = ordered.gather(-1, last[:, None])
-    share = ordered.masked_fill(ordered < least, -math.inf).softmax(-1)
+    share = ordered.masked_fill(ordered < least, -math.inf)
+    share = share.softmax(-1) if rest is None else torch.cat([share, rest[:, None]], -1).softmax(-1)[:, :-1]
     before = share.cumsum(-1) - share  # mass of all more likely tokens; 0 for the first, which always stays
     limits = (rows.top_p > 0.0) & (rows.top_p < 1.0)
     leave = (before >= rows.top_p[:, None].to(share.dtype)) & limits[:, None]
@@ -196,21 +209,33 @@ def distribution(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
 
 
 SPARE = 32  # candidates beyond the largest top_k: as many logits may equal a k-th
+Candidates = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 
-def candidates(logits: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The logits [r, c] that `filtered` could keep, in the order of their tokens, and these: None where c = V is less
-    work, or would be needed. The host waits for the answer.
+def candidates(logits: torch.Tensor, rows: Rows) -> Candidates | None:
+    """The logits [r, c] that `filtered` could keep, in the order of their tokens, these, and its `rest`.
+
+    None where c = V is less work, or would be needed. The host waits for the answer.
     """
     count = rows.most + SPARE
     if not rows.most or 4 * count > logits.shape[-1]:
         return None
     found, tokens = logits.topk(count, dim=-1)
-    tempered = found / rows.temperature[:, None].to(logits.dtype)  # by which different logits can become equal
-    if bool((tempered.gather(-1, rows.top_k[:, None] - 1) <= tempered[:, -1:]).any()):
+    heat = rows.temperature[:, None].to(logits.dtype)
+    tempered = found / heat  # by which different logits can become equal
+    last, rest = tempered[:, -1], None
+    enough = tempered.gather(-1, rows.top_k.clamp(min=1)[:, None] - 1).squeeze(-1) > last
+    if not rows.counted:
+        whole = (logits / heat).logsumexp(-1)
+        mass = (tempered.logsumexp(-1) - whole).exp().clamp(max=1.0)
+        holds = (mass >= rows.top_p) & (rows.top_p > 0.0) & (rows.top_p < 1.0)
+        holds |= last - tempered[:, 0] < rows.min_p.log()
+        enough = torch.where(rows.top_k > 0, enough, holds)
+        rest = torch.where(rows.top_k > 0, -math.inf, whole + torch.log1p(-mass))
+    if not bool(enough.all()):
         return None
     tokens, order = tokens.sort(dim=-1)
-    return found.gather(-1, order), tokens
+    return found.gather(-1, order), tokens, rest
 
 
 def draw(shares: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
@@ -236,10 +261,14 @@ def sample(logits: torch.Tensor, rows: Rows, u: torch.Tensor) -> torch.Tensor:
     if rows.all_greedy:
         return logits.argmax(-1)
     if (few := candidates(logits, rows)) is not None:
-        found, tokens = few
-        return tokens.gather(-1, sample(found, dataclasses.replace(rows, most=0), u)[:, None]).squeeze(-1)
-    best = logits.argmax(-1)
-    return torch.where(rows.greedy, best, draw(filtered(logits, rows).softmax(-1), u))
+        logits, tokens, rest = few
+        return tokens.gather(-1, _drawn(logits, rows, u, rest)[:, None]).squeeze(-1)
+    return _drawn(logits, rows, u)
+
+
+def _drawn(logits: torch.Tensor, rows: Rows, u: torch.Tensor, rest: torch.Tensor | None = None) -> torch.Tensor:
+    """Which of the logits [r, c]: see `sample` and `filtered`."""
+    return torch.where(rows.greedy, logits.argmax(-1), draw(filtered(logits, rows, rest).softmax(-1), u))
 
 
 def log_probabilities(

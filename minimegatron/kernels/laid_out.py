@@ -14,6 +14,10 @@ GFLOP/s of one core (fp32, AVX-512) for [rows, 512] times [512, 2816]:
 |-----------------|----|----|-----|-----|-----|
 | `F.linear`      | 40 | 52 | 69  | 79  | 77  |
 | laid out        | 85 | 81 | 104 | 109 | 104 |
+
+These have the weight in a cache. A model's weights are in memory: 24 M of them, one layer after the other, are
+multiplied at 68 to 86 GFLOP/s for 16 to 64 rows, and in `huge_pages` at 80 to 98. Up to three rows are multiplied by
+the weight as it is (`few_rows`).
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
+
+from minimegatron.kernels import huge_pages
 
 ROWS = 32  # what oneDNN is told to expect; it is faster with any number from 2 on
 
@@ -37,7 +43,8 @@ class LaidOut:
         """The copy of this weight as it is now."""
         version = weight.data_ptr(), weight._version
         if self._of != version:
-            self._copy = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), ROWS)
+            copy = self._copy = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), ROWS)
+            huge_pages.collapse(torch.ops.mkldnn.data_ptr(copy), torch.ops.mkldnn._nbytes(copy))
             self._of = version
         assert self._copy is not None, "it was made above"
         return self._copy
@@ -60,6 +67,7 @@ def lay_out(weights: Iterable[torch.Tensor]) -> int:
     for weight in weights:
         if possible(weight):
             weight.laid_out = LaidOut()  # type: ignore[attr-defined]
+            huge_pages.collapse(weight.data_ptr(), weight.nbytes)
             copied += weight.nbytes
     return copied
 

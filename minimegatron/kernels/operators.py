@@ -76,8 +76,10 @@ class Library:
             (a.data_ptr() if a is not None else None) if kind is ctypes.c_void_p else a
             for a, kind in zip(args, kinds, strict=False)
         ]
-        device = next((a.device for a in args if isinstance(a, torch.Tensor)), torch.device("cpu"))
-        stream = None if self.target != "cuda" else torch.cuda.current_stream(device).cuda_stream
+        stream = None
+        if self.target == "cuda":
+            device = next(a.device for a in args if isinstance(a, torch.Tensor))
+            stream = torch.cuda.current_stream(device).cuda_stream
         error = getattr(self._c, name)(*raw, stream)
         if error:
             raise self._error(name, error, args)

@@ -7,7 +7,7 @@ The problem in a sentence: a layer should say which operation it needs, and not 
 
 | `kernels=` | on a GPU                                  | on a CPU                                          |
 |------------|-------------------------------------------|---------------------------------------------------|
-| `auto`     | CUDA kernels, torch where they cannot be  | torch; a kernel for CPUs where there is one       |
+| `auto`     | CUDA kernels, torch where they cannot be  | torch; in inference mode kernels for CPUs         |
 | `torch`    | torch                                     | torch                                             |
 | `cuda`     | CUDA kernels, torch where they cannot be  | torch, and a line says so                         |
 | `emulated` | torch, and a line says so                 | the same kernels, thread by thread: slow, to learn |
@@ -38,6 +38,7 @@ from minimegatron.errors import DeadlineError
 from minimegatron.kernels import (
     blockwise,
     build,
+    few_rows,
     flash,
     fp8,
     laid_out,
@@ -50,6 +51,7 @@ from minimegatron.kernels import (
     reference,
 )
 from minimegatron.kernels import cross_entropy as cross_entropy_kernel
+from minimegatron.kernels.quantized import Packed
 
 BACKENDS = ("auto", "torch", "cuda", "emulated")
 
@@ -61,20 +63,22 @@ class Row(NamedTuple):
         file: in `csrc`, without `.cu`; None if there is no kernel.
         kernel: by that file, on a GPU or emulated.
         torch: by torch's operations, anywhere.
-        cpu: by `FILE.cpp`, a kernel for CPUs that `auto` uses there.
+        cpu: by a kernel for CPUs, which has no backward pass: `auto` takes it in `torch.inference_mode()`.
+        cpu_file: in `csrc`, without `.cpp`.
     """
 
     file: str | None
     kernel: Callable[..., Any] | None
     torch: Callable[..., Any]
     cpu: Callable[..., Any] | None = None
+    cpu_file: str = "few_rows"
 
 
 TABLE = {
     # operation               kernel file         by a kernel                 by torch
-    "norm":               Row("norm",             pointwise.norm,                 plain.norm),
-    "add_norm":           Row("norm",             pointwise.add_norm,             plain.add_norm),
-    "swiglu":             Row("activation",       pointwise.swiglu,         plain.swiglu),
+    "norm":               Row("norm",             pointwise.norm,             plain.norm,     few_rows.norm),
+    "add_norm":           Row("norm",             pointwise.add_norm,         plain.add_norm, few_rows.add_norm),
+    "swiglu":             Row("activation",       pointwise.swiglu,           plain.swiglu,   few_rows.swiglu),
     "geglu":              Row(None,               None,                       plain.geglu),
     "geglu_tanh":         Row(None,               None,                       plain.geglu_tanh),
     "gelu":               Row(None,               None,                       F.gelu),
@@ -83,10 +87,13 @@ TABLE = {
     "squared_relu":       Row(None,               None,                       plain.squared_relu),
     "silu":               Row(None,               None,                       F.silu),
     "bias_gelu":          Row("activation",       pointwise.gelu_of,        plain.bias_gelu),
-    "rope":               Row("rope",             pointwise.turn,                plain.rope),
+    "rope":               Row("rope",             pointwise.turn,             plain.rope,     few_rows.rope),
     "scaled_softmax":     Row("softmax",          pointwise.scaled_softmax,   reference.scaled_softmax),
     "flash_attention":    Row("flash_attention",  flash.causal,               blockwise.flash_attention),
-    "paged_attention":    Row("paged_attention",  paged.by_a_kernel,          paged.paged_attention, paged.on_a_cpu),
+    "paged_attention":    Row("paged_attention",  paged.by_a_kernel,          paged.paged_attention, paged.on_a_cpu,
+                              "paged_attention"),
+    "keep_tokens":        Row(None,               None,                       paged.keep_tokens, paged.keep_on_a_cpu,
+                              "paged_attention"),
     "cross_entropy":      Row("cross_entropy",    cross_entropy_kernel.CrossEntropyPart,     plain.CrossEntropyPart),
     "permutation":        Row("permute",          permute.Permutation,        plain.Permutation),
     "fp8_cast":           Row("fp8",              fp8.cast_both_ways,         plain.fp8_cast),
@@ -108,7 +115,7 @@ def choose(op: str, kernels: str, *tensors: torch.Tensor | None) -> Callable[...
         tensors: arguments that decide; kernels need one dtype, which they support.
     """
     row = TABLE[op]
-    if row.cpu is not None and row.file is not None and usable_on_a_cpu(kernels, row.file, *tensors):
+    if row.cpu is not None and usable_on_a_cpu(kernels, row.cpu_file, *tensors):
         return row.cpu
     if row.kernel is not None and row.file is not None and usable(kernels, row.file, *tensors):
         return row.kernel
@@ -133,13 +140,13 @@ def usable(backend: str, file: str, *tensors: torch.Tensor | None) -> bool:
 
 
 def usable_on_a_cpu(backend: str, file: str, *tensors: torch.Tensor | None) -> bool:
-    """Whether the kernel for CPUs computes; see `usable`."""
+    """Whether the kernel for CPUs is to compute; see `usable`."""
+    if backend != "auto" or laid_out.observed() or not torch.is_inference_mode_enabled():
+        return False
     given = [t for t in tensors if t is not None]
-    if backend != "auto" or any(t.device.type != "cpu" or t.dtype != given[0].dtype for t in given):
+    if any(not t.is_cpu or t.dtype != given[0].dtype for t in given) or given[0].dtype not in operators.CPU_DTYPES:
         return False
-    if laid_out.observed():
-        return False
-    return given[0].dtype in operators.CPU_DTYPES and _possible("cpu") and _available(file, "cpu")
+    return _possible("cpu") and _available(file, "cpu")
 
 
 def target_of(backend: str, device: str) -> str:
@@ -190,8 +197,19 @@ def _say(backend: str, reason: str) -> None:
     warnings.warn(f"kernels={backend}: torch computes instead, because {reason}", stacklevel=2)
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [..., i], weight [o, i] -> [..., o] without a gradient, by a layout for few rows where the weight has one."""
+def linear(x: torch.Tensor, weight: torch.Tensor | Packed, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [..., i], weight [o, i] -> [..., o] without a gradient, by what the weight has for it.
+
+    Args:
+        x: as many rows as one likes.
+        weight: a tensor, by a kernel for very few rows (`few_rows`) or a layout where it has one (`laid_out`); or words
+            (`quantized.Packed`).
+        bias: [o].
+    """
+    if isinstance(weight, Packed):
+        return weight.linear(x, bias, usable_on_a_cpu("auto", "quantized", x))
+    if few_rows.fits(x, weight) and usable_on_a_cpu("auto", "few_rows", x, weight, bias):
+        return few_rows.linear(x, weight, bias)
     return laid_out.linear(x, weight, bias)
 
 
@@ -333,8 +351,21 @@ def paged_attention(
     Returns:
         [n, a, d_v].
     """
+    if kernels == "auto" and paged.fits_flash_attn(q, key_pages, value_pages, context):
+        return paged.by_flash_attn(q, key_pages, value_pages, context, scale, window, softcap)
     attend = choose("paged_attention", kernels, q, key_pages, value_pages)
     return attend(q, key_pages, value_pages, context, scale, window, softcap)  # type: ignore[no-any-return]
+
+
+def keep_tokens(tokens: torch.Tensor, pages: torch.Tensor, rows: torch.Tensor) -> None:
+    """Write what is kept of new tokens into pages.
+
+    Args:
+        tokens: [n, *shape].
+        pages: [pages, page size, *shape], by strides.
+        rows: [n] int64, the row of each token in all pages one behind the other.
+    """
+    choose("keep_tokens", "auto", tokens, pages)(tokens, pages, rows)
 
 
 class CrossEntropyPart(Protocol):

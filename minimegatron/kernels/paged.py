@@ -15,6 +15,7 @@ one call, padded to the longest and under a mask; every other sequence, a prompt
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -104,12 +105,43 @@ def on_a_cpu(
     window: int | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """The same by `csrc/paged_attention.cpp`, for sequences with at most `FEW` new tokens; longer chunks by torch."""
-    if key_pages.stride(-1) != 1 or value_pages.stride(-1) != 1:
+    """The same by `csrc/paged_attention.cpp`; see `_by`."""
+    return _by(_launch, True, q, key_pages, value_pages, context, scale, window, softcap)
+
+
+def by_a_kernel(
+    q: torch.Tensor,
+    key_pages: torch.Tensor,
+    value_pages: torch.Tensor,
+    context: Paged,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """The same by `csrc/paged_attention.cu`; see `_by`."""
+    fits = q.shape[-1] <= MAX_KEY and value_pages.shape[-1] <= MAX_VALUE
+    return _by(_kernel, fits, q, key_pages, value_pages, context, scale, window, softcap)
+
+
+def _by(
+    kernel: Callable[..., torch.Tensor],
+    fits: bool,
+    q: torch.Tensor,
+    key_pages: torch.Tensor,
+    value_pages: torch.Tensor,
+    context: Paged,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    """By a kernel for sequences with at most `FEW` new tokens; longer chunks, and what does not fit it, by torch."""
+    if not fits or key_pages.stride(-1) != 1 or value_pages.stride(-1) != 1:
         return paged_attention(q, key_pages, value_pages, context, scale, window, softcap)
-    arguments = (context.starts, context.lengths, context.page_table, scale, window or 0, softcap or 0.0)
-    out = _launch(q, key_pages, value_pages, *arguments)
-    if max(context.new) > FEW:
+    new = context.new
+    few, longest = context.once("few", lambda: (max(sum(count for count in new if count <= FEW), 1), max(new)))
+    where = context.starts, context.lengths, context.page_table
+    out = kernel(q, key_pages, value_pages, *where, scale, window or 0, softcap or 0.0, few)
+    if longest > FEW:
         assert context.totals is not None, "a recording has one new token of each sequence"
         _chunks(q, key_pages, value_pages, context, scale, window, softcap, out, FEW)
     return out
@@ -125,7 +157,9 @@ def _launch(
     scale: float,
     window: int,
     softcap: float,
+    few: int,
 ) -> torch.Tensor:
+    """Threads share sequences, and groups of heads where these are few."""
     q, page_table = q.contiguous(), page_table.contiguous()
     out = _outputs(q, key_pages, value_pages)
     strides = (*key_pages.stride()[:3], *value_pages.stride()[:3])
@@ -138,6 +172,23 @@ def _launch(
     return out
 
 
+def keep_tokens(tokens: torch.Tensor, pages: torch.Tensor, rows: torch.Tensor) -> None:
+    """See `ops.keep_tokens`."""
+    size = pages.shape[1]
+    pages.index_put_((rows // size, rows % size), tokens)
+
+
+def keep_on_a_cpu(tokens: torch.Tensor, pages: torch.Tensor, rows: torch.Tensor) -> None:
+    """The same by `csrc/paged_attention.cpp`."""
+    if tokens.dim() != 3 or tokens.stride(-1) != 1 or pages.stride(-1) != 1:
+        return keep_tokens(tokens, pages, rows)
+    (n, heads, d), size = tokens.shape, tokens.itemsize
+    strides = (stride * size for stride in (*tokens.stride()[:2], *pages.stride()[:3]))
+    operators.library("paged_attention", "cpu").call(
+        "mm_keep_tokens", tokens, pages, rows, n, pages.shape[1], heads, d * size, *strides
+    )
+
+
 def _outputs(q: torch.Tensor, key_pages: torch.Tensor, value_pages: torch.Tensor, *_: Any) -> torch.Tensor:
     return q.new_empty((*q.shape[:2], value_pages.shape[-1]))
 
@@ -146,7 +197,36 @@ MAX_KEY, MAX_VALUE = 640, 512  # channels of `csrc/paged_attention.cu`
 RANGE = 32  # keys of a block are a multiple of it
 
 
-def by_a_kernel(
+FLASH_PAGE, FLASH_HEAD = 256, 256  # flash-attn 2: pages of a multiple of so many tokens, heads of so many channels
+
+
+@functools.cache
+def _flash_attn() -> Callable[..., torch.Tensor] | None:
+    """The call of the package flash-attn for pages, where it is installed."""
+    try:
+        from flash_attn import flash_attn_with_kvcache
+    except ImportError:
+        return None
+    return flash_attn_with_kvcache  # type: ignore[no-any-return]
+
+
+def fits_flash_attn(q: torch.Tensor, key_pages: torch.Tensor, value_pages: torch.Tensor, context: Paged) -> bool:
+    """Whether the package can compute this: one new token of each sequence, in 16 bits on a GPU, in large pages."""
+    return (
+        q.is_cuda
+        and q.dtype in (torch.float16, torch.bfloat16)
+        and q.dtype == key_pages.dtype
+        and key_pages.shape == value_pages.shape
+        and key_pages.shape[1] % FLASH_PAGE == 0
+        and q.shape[-1] <= FLASH_HEAD
+        and q.shape[-1] % 8 == 0
+        and len(q) == len(context.new)
+        and max(context.new) == 1
+        and _flash_attn() is not None
+    )
+
+
+def by_flash_attn(
     q: torch.Tensor,
     key_pages: torch.Tensor,
     value_pages: torch.Tensor,
@@ -155,17 +235,21 @@ def by_a_kernel(
     window: int | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """The same by `csrc/paged_attention.cu`, for sequences with at most `FEW` new tokens; longer chunks by torch."""
-    dense = key_pages.stride(-1) == 1 and value_pages.stride(-1) == 1
-    if not dense or q.shape[-1] > MAX_KEY or value_pages.shape[-1] > MAX_VALUE:
-        return paged_attention(q, key_pages, value_pages, context, scale, window, softcap)
-    few = sum(count for count in context.new if count <= FEW)
-    arguments = (context.starts, context.lengths, context.page_table, scale, window or 0, softcap or 0.0, max(few, 1))
-    out: torch.Tensor = _kernel(q, key_pages, value_pages, *arguments)
-    if max(context.new) > FEW:
-        assert context.totals is not None, "a recording has one new token of each sequence"
-        _chunks(q, key_pages, value_pages, context, scale, window, softcap, out, FEW)
-    return out
+    """The same by the package flash-attn, where `fits_flash_attn`."""
+    attend = _flash_attn()
+    assert attend is not None, "fits_flash_attn has asked for it"
+    out = attend(
+        q.unsqueeze(1),
+        key_pages,
+        value_pages,
+        cache_seqlens=context.lengths,
+        block_table=context.page_table.contiguous(),
+        softmax_scale=scale,
+        causal=True,
+        window_size=(-1, -1) if window is None else (window - 1, 0),
+        softcap=softcap or 0.0,
+    )
+    return out.squeeze(1)
 
 
 @operators.operator("paged_attention", _outputs)

@@ -16,6 +16,10 @@ step. The last group of a row is shorter where the size of a group does not divi
 stored without sign, 2^(bits - 1) added, 32 / bits to an int32, the first in its lowest bits; the last word of a row is
 filled with zeros.
 
+**In memory.** An engine keeps the words and the scales and never the matrix (`Packed`). A product of few rows, which
+costs what it reads, makes numbers of some rows at a time in the nearest cache (`csrc/quantized.cpp`); one of many rows,
+which costs its multiplications, makes them of `BLOCK` rows for torch's own product.
+
 This is the arithmetic of the package `compressed-tensors`, the oracle of the tests, which has no shorter last group;
 the files are in `checkpoint/compressed_tensors`.
 """
@@ -23,11 +27,14 @@ the files are in `checkpoint/compressed_tensors`.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from minimegatron.errors import ConfigError
+from minimegatron.kernels import operators
 
 FP8 = torch.float8_e4m3fn
 WORD = 32  # bits of a packed word
@@ -133,3 +140,77 @@ def unpack(words: torch.Tensor, bits: int, columns: int) -> torch.Tensor:
     shifts = torch.arange(0, WORD, bits, dtype=torch.int32, device=words.device)
     unsigned = (words.unsqueeze(-1) >> shifts).bitwise_and_((1 << bits) - 1).flatten(1)[:, :columns]
     return (unsigned - (1 << (bits - 1))).to(torch.int8)
+
+
+FEW = 32  # rows of x up to which a product makes numbers of the weight itself
+BLOCK = 256  # rows of a weight of which numbers are made at a time for torch's product: 1 MB in fp32 where i is 1,024
+
+
+class Packed:
+    """A matrix [o, i] of a model that is kept as words and scales: what stands in a linear layer in place of `weight`.
+
+    Args:
+        q: [o, i] int8.
+        scale: [o, groups], from the group of the first column on, in the dtype that they are stored in.
+        scheme: int of 4 or 8 bits.
+        dtype: of x and of the result.
+        first: which column of the whole matrix the first one here is.
+
+    Attributes:
+        shape: (o, i).
+    """
+
+    def __init__(
+        self, q: torch.Tensor, scale: torch.Tensor, scheme: Scheme, dtype: torch.dtype, first: int = 0
+    ) -> None:
+        assert scheme.packs, "floats of 8 bits are no words"
+        self.shape, self.scheme, self.dtype, self.first = tuple(q.shape), scheme, dtype, first
+        self.words, self._stored = pack(q, scheme.bits), scale.dtype
+        self.scale = scale.float().contiguous()
+
+    @property
+    def nbytes(self) -> int:
+        """Of words and scales."""
+        return self.words.nbytes + self.scale.nbytes
+
+    def to(self, device: torch.device) -> Packed:
+        """The same there."""
+        self.words, self.scale = self.words.to(device), self.scale.to(device)
+        return self
+
+    def numbers(self, first: int = 0, last: int | None = None) -> torch.Tensor:
+        """Some of its rows, or all, by torch."""
+        rows = slice(first, last)
+        q = unpack(self.words[rows], self.scheme.bits, self.shape[1])
+        return dequantize(q, self.scale[rows].to(self._stored), self.scheme, self.first).to(self.dtype)
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None, by_a_kernel: bool) -> torch.Tensor:
+        """x [..., i] -> [..., o].
+
+        Args:
+            x: as many rows as one likes.
+            bias: [o].
+            by_a_kernel: that for CPUs makes the numbers; otherwise torch.
+        """
+        (o, i), rows = self.shape, x.reshape(-1, x.shape[-1]).contiguous()
+        n = len(rows)
+        by_a_kernel = by_a_kernel and self.dtype == torch.float32 and self._stored in (torch.float32, torch.bfloat16)
+        out = rows.new_empty((n, o))
+        if by_a_kernel and n <= FEW:
+            self._call("mm_quantized_linear", rows, self.words, self.scale, bias, out, n, o, i)
+            return out.view(*x.shape[:-1], o)
+        room = rows.new_empty((min(BLOCK, o), i)) if by_a_kernel else None
+        for first in range(0, o, BLOCK):
+            last = min(o, first + BLOCK)
+            if room is None:
+                block = self.numbers(first, last)
+            else:
+                block = room[: last - first]
+                self._call("mm_dequantize", self.words, self.scale, block, first, last - first, i)
+            out[:, first:last] = F.linear(rows, block, None if bias is None else bias[first:last])
+        return out.view(*x.shape[:-1], o)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        call: Callable[..., Any] = operators.library("quantized", "cpu").call
+        rest = self.words.shape[1], self.scale.shape[1], self.scheme.group_size or 0, self.first
+        call(name, *arguments, *rest, int(self._stored == torch.bfloat16), self.scheme.bits, torch.get_num_threads())

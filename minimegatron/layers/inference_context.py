@@ -37,6 +37,7 @@ from typing import Any, Literal
 import torch
 
 from minimegatron.errors import ConfigError
+from minimegatron.kernels import ops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,11 +48,14 @@ class StateSpec:
         shape: its shape for one token, or for one sequence.
         per: `token` or `sequence`.
         dtype: its dtype; default that of the model's weights.
+        by_head: of a shape (heads, ...) for a token: each head's part of a page is contiguous in memory, so that a CPU
+            reads it in order. Otherwise a page is its tokens, one after the other.
     """
 
     shape: tuple[int, ...]
     per: Literal["token", "sequence"] = "token"
     dtype: torch.dtype | None = None
+    by_head: bool = False
 
 
 def inference_state_of(module: Any, what: str) -> dict[str, StateSpec]:
@@ -135,11 +139,11 @@ class LayerState:
 
     def write_tokens(self, **new: torch.Tensor) -> None:
         """Store the state of the new tokens, [n, 1, *shape] each."""
-        for name, rows in new.items():
-            self.pages(name).flatten(0, 1).index_copy_(0, self.context.rows, rows.flatten(0, 1))
+        for name, tokens in new.items():
+            ops.keep_tokens(tokens.flatten(0, 1), self.pages(name), self.context.rows)
 
     def pages(self, name: str) -> torch.Tensor:
-        """All pages of this layer, [pages, page size, *shape]; attention reads a sequence's pages in place."""
+        """All pages of this layer, [pages, page size, *shape], strided; attention reads a sequence's pages in place."""
         return self.context.state[self.layer_number][name]
 
     def padded(self, x: torch.Tensor) -> torch.Tensor:

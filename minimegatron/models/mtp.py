@@ -44,6 +44,7 @@ DeepSeek-V3 (arXiv 2412.19437) section 2.2; Gloeckle et al. 2024 (arXiv 2404.197
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -98,6 +99,7 @@ class PredictionLayer(nn.Module):
     def inference_state(self) -> dict[str, StateSpec]:
         """What its layer keeps of a token; and "hidden", the state that it reads for the next one."""
         kept: dict[str, StateSpec] = self.transformer_layer.inference_state()  # type: ignore[operator]
+        kept = {name: dataclasses.replace(spec, by_head=False) for name, spec in kept.items()}  # for `without_first`
         return {**kept, "hidden": StateSpec((self.hnorm.weight.shape[0],))}
 
 

@@ -81,15 +81,14 @@ def cells(tmp_path_factory) -> Path:
 @pytest.mark.thorough  # the solution's notebook prints the same in an ordinary run
 def test_the_lab_counts_the_bytes_that_it_predicts(cells: Path) -> None:
     """What a rank asks for is what `bytes_sent` says, but for padding; with 4 + 4 bytes stages send 1, 1, 1, 1.5."""
-    reported, printed = run(cells, "wire_bytes", 4)
-    for found in reported:
-        assert len(found) == 5 + 2 * 5
-        for (_, name, _), (predicted, counted) in found.items():
-            padding = 0 if name in ("stage 0", "FSDP2") else 2e-3 * predicted
-            assert 0 <= counted - predicted <= padding, (name, predicted, counted)
-        sent = {name: found[4, name, 1][1] / found[4, "stage 0", 1][1] for _, name, _ in found}
-        assert [f"{sent[f'stage {stage}']:.2f}" for stage in range(3)] == ["1.00", "1.00", "1.00"]
-        assert 1.4 < sent["stage 3"] < 1.5 and sent["FSDP2"] == pytest.approx(sent["stage 3"], rel=1e-3)
+    (found, *_), printed = run(cells, "wire_bytes", 4)
+    assert len(found) == 5 + 2 * 5
+    for (_, name, _), (predicted, counted) in found.items():
+        padding = 0 if name in ("stage 0", "FSDP2") else 2e-3 * predicted
+        assert 0 <= counted - predicted <= padding, (name, predicted, counted)
+    sent = {name: found[4, name, 1][1] / found[4, "stage 0", 1][1] for _, name, _ in found}
+    assert [f"{sent[f'stage {stage}']:.2f}" for stage in range(3)] == ["1.00", "1.00", "1.00"]
+    assert 1.4 < sent["stage 3"] < 1.5 and sent["FSDP2"] == pytest.approx(sent["stage 3"], rel=1e-3)
     assert "stage 3 microbatches 1   predicted  3.16 MB   counted  3.16 MB   against stage 0: 1.45" in printed
 
 

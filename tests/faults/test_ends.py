@@ -226,10 +226,8 @@ def stay(rank: int, world: int, folder: str) -> None:
 
 
 @pytest.mark.thorough
-def test_a_killed_pool_leaves_no_rank_no_daemon_and_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = tmp_path / "a temporary folder"
-    place.mkdir()
-    monkeypatch.setenv("TMPDIR", str(place))
+def test_a_killed_pool_leaves_no_rank_no_daemon_and_no_file(tmp_path: Path) -> None:
+    place = tmp_path / "temporary"  # of the owner's
     with helpers.background(tmp_path, "-c", OWNER, str(tmp_path)) as (owner, token):
         pids = daemons(tmp_path, 2)
         assert list(place.glob("minimegatron-*")), "the ranks meet somewhere"

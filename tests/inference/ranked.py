@@ -19,6 +19,7 @@ from minimegatron.inference.engine import Continuation, Engine, EngineConfig
 from minimegatron.inference.generate import generate
 from minimegatron.inference.grammar import Grammars
 from minimegatron.inference.loading import load
+from minimegatron.inference.packed import packed_of
 from minimegatron.inference.paged_cache import PagedCache
 from minimegatron.inference.sampling import SamplingParams
 from minimegatron.inference.sequence import Request, Sequence
@@ -82,7 +83,7 @@ def pages_of(model: GPTModel, sequences: int, tokens: int, page_size: int = 4) -
     return cache, [[1 + (pages - 1 - i) * sequences + sequence for i in range(pages)] for sequence in range(sequences)]
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def in_pieces(model: GPTModel, tokens: torch.Tensor) -> torch.Tensor:
     """Logits of every position [b, s, V], computed piece by piece."""
     b, at, found = len(tokens), 0, []
@@ -247,3 +248,10 @@ def speculated(
         engine.step()
     engine.stop()
     return {key: sequence.answer for key, sequence in found.items()}
+
+
+def packed_words(rank: int, world: int, folder: Path) -> tuple[list[Continuation], int]:
+    """(greedy answers of a quantised folder over tp, how many of its matrices are packed)."""
+    model = load(open_model(folder), Mesh.build(ParallelConfig(tensor_model_parallel_size=world)), "fp32")
+    found = Engine(model, EngineConfig(64, max_num_seqs=2, max_num_batched_tokens=8)).generate(PROMPTS, 12)
+    return found, len(packed_of(model))

@@ -41,7 +41,7 @@ def after_prompts(model, prompts, leftover=0.0):
     row = [token for prompt in prompts for token in prompt]
     for i in range(7):
         context = cache.context(new, kept, tables, slots)
-        with torch.no_grad():
+        with torch.inference_mode():
             logits = model.full_logits(
                 torch.tensor([row]), inference_context=context, logits_at=context.starts[1:].long() - 1
             )

@@ -106,6 +106,21 @@ def test_few_candidates_draw_the_words_that_all_would(seed, grid, others):
         assert few[0].shape == (len(params), 20 + SPARE) and torch.equal(logits.gather(-1, few[1]), few[0])
 
 
+@settings(max_examples=60)
+@given(st.integers(0, 10**6), st.sampled_from([None, 0.125]), st.sampled_from([1.0, 4.0]))
+def test_a_nucleus_draws_the_words_that_all_would(seed, grid, spread):
+    """What a row without a top_k keeps is known by its mass, or by its least likely token; flat rows are sorted."""
+    params = [SamplingParams(0.8, top_p=0.9), SamplingParams(1.2, min_p=0.05), SamplingParams(0.7, 20, 0.95), GREEDY]
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(len(params), 1400, generator=generator) * spread
+    logits = logits if grid is None else (logits / grid).round() * grid
+    u = torch.rand(len(params), dtype=torch.float64, generator=generator)
+    rows = Rows.of(params)
+    assert torch.equal(sample(logits, rows, u), sample(logits, dataclasses.replace(rows, most=0), u))
+    assert (candidates(logits, rows) is None) == (spread == 1.0)
+    assert Rows.of([*params, SamplingParams(0.7)]).most == 0, "one that leaves nothing out needs all"
+
+
 def test_log_probabilities_are_those_before_anything_is_left_out():
     words = draws(LOGITS, SamplingParams(0.5, 3, 0.9), uniforms(0, 0, 50))
     log_probs = log_probabilities(LOGITS.expand(50, -1), words, torch.full((50,), 0.5))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from minimegatron.kernels import build, operators, ops, paged
 from tests.kernels.compare import close, random
@@ -98,6 +100,21 @@ def test_any_shape_is_torchs(kernel, sequences, size, heads, channels, dtype, sh
     close([found], [fp64(places, *tensors, *options)], dtype)
 
 
+@pytest.mark.parametrize("shape", [(2, 8), (1, 5), (3,)])
+@pytest.mark.parametrize("heads_first", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tokens_are_kept_in_their_rows(shape, heads_first, dtype):
+    packed = random(4, 2, *shape, dtype=dtype)[:, 0]  # a view of packed keys and values
+    pages = torch.zeros(3, 4, *shape, dtype=dtype)
+    if heads_first:
+        pages = pages.transpose(1, 2).contiguous().transpose(1, 2)
+    expected, rows = pages.flatten(0, 1).clone(), torch.tensor([9, 4, 0, 11])
+    expected[rows] = packed
+    for kept in (paged.keep_tokens, paged.keep_on_a_cpu):
+        kept(packed, pages.zero_(), rows)
+        assert torch.equal(pages.flatten(0, 1), expected)
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_what_is_no_number_spreads_in_its_own_sequence(kernel):
     places = Places((1, 1, 2), (7, 7, 6), 4)
@@ -153,11 +170,61 @@ def test_no_compiler_leaves_torch_computing(monkeypatch):
         function.cache_clear()
     try:
         with pytest.warns(UserWarning, match=r"torch computes instead, because this machine has no g\+\+ or clang\+\+"):
-            found = ops.paged_attention(*tensors, places, 0.25)
-        with warnings.catch_warnings():  # once a process
+            with torch.inference_mode():
+                found = ops.paged_attention(*tensors, places, 0.25)
+        with warnings.catch_warnings(), torch.inference_mode():  # once a process
             warnings.simplefilter("error")
             assert torch.equal(ops.paged_attention(*tensors, places, 0.25), found)
     finally:
         for function in cached:
             function.cache_clear()
     assert torch.equal(found, paged.paged_attention(*tensors, places, 0.25))
+
+
+def package(q, key_pages, value_pages, *, cache_seqlens, block_table, softmax_scale, causal, window_size, softcap):
+    """What flash-attn 2 says of `flash_attn_with_kvcache`, by the formula."""
+    assert q.dim() == 4 and key_pages.shape[1] % 256 == 0 and causal
+    assert cache_seqlens.dtype == block_table.dtype == torch.int32 and block_table.is_contiguous()
+    out = torch.zeros_like(q)
+    for i, length in enumerate(cache_seqlens.tolist()):
+        k, v = (t[block_table[i].long()].flatten(0, 1)[:length] for t in (key_pages, value_pages))
+        k, v = (t.repeat_interleave(q.shape[2] // t.shape[1], 1) for t in (k, v))
+        scores = torch.einsum("ad,mad->am", q[i, 0], k) * softmax_scale
+        scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+        if window_size[0] >= 0:
+            scores[:, : max(0, length - 1 - window_size[0])] = -torch.inf
+        out[i, 0] = torch.einsum("am,mad->ad", scores.softmax(-1), v)
+    return out
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (5, None), (None, 2.0)])
+def test_flash_attn_is_told_what_is_meant(window, softcap, monkeypatch):
+    """A stub with its signature, on a CPU: the package itself runs on GPUs alone."""
+    monkeypatch.setattr(paged, "_flash_attn", lambda: package)
+    places = Places((1, 1, 1), (3, 255, 300), 256)
+    tensors = case(places, 2, 2, 16, 16, torch.float32, rest=0.0)
+    found = paged.by_flash_attn(*tensors, places, 0.25, window, softcap)
+    close([found], [fp64(places, *tensors, 0.25, window, softcap)], torch.float32)
+
+
+def test_flash_attn_is_asked_only_where_it_can(monkeypatch):
+    def fits(new=(1, 1), page=256, dtype=torch.bfloat16, device="cuda", d=64, dv=64):
+        with FakeTensorMode():
+            q = torch.empty(sum(new), 4, d, dtype=dtype, device=device)
+            keys, values = (torch.empty(3, page, 2, x, dtype=dtype, device=device) for x in (d, dv))
+        return paged.fits_flash_attn(q, keys, values, SimpleNamespace(new=new))
+
+    monkeypatch.setattr(paged, "_flash_attn", lambda: package)
+    assert fits() and fits(page=512)
+    assert not any(
+        (
+            fits(new=(1, 2)),
+            fits(page=16),
+            fits(dtype=torch.float32),
+            fits(device="cpu"),
+            fits(d=512, dv=512),
+            fits(dv=32),
+        )
+    )
+    monkeypatch.setattr(paged, "_flash_attn", lambda: None)
+    assert not fits()

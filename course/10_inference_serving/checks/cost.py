@@ -29,12 +29,17 @@ def decode_step(
     return {"token": token, "read": read, "seconds": seconds, "rate": rate, "most": most}
 
 
-_SMALL = {"parameters": 1000, "layers": 2, "groups": 1, "d": 5, "bytes": 2}
+_SMALL: dict[str, int] = {"parameters": 1000, "layers": 2, "groups": 1, "d": 5, "bytes": 2}
 _EXAMPLE: dict[str, Any] = {
     "model": _SMALL, "sequences": 4, "length": 25, "page": 10,
     "gpu": {"memory": 10_000, "bandwidth": 1000, "flops": 4000},
 }  # fmt: skip
-_BUSY: dict[str, Any] = {**_EXAMPLE, "sequences": 5, "length": 20, "gpu": {"memory": 10_000, "bandwidth": 1000, "flops": 1000}}
+_BUSY: dict[str, Any] = {
+    **_EXAMPLE,
+    "sequences": 5,
+    "length": 20,
+    "gpu": {"memory": 10_000, "bandwidth": 1000, "flops": 1000},
+}
 
 
 def _some(draw: Draw) -> dict[str, Any]:

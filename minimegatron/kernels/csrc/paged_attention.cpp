@@ -1,7 +1,8 @@
 // Attention of a few new tokens of each sequence to all tokens of it, on a CPU, from pages where they lie.
 //
-// A token passes over its keys and then over its values, a few at a time for all its heads, so that memory is read once
-// and in order; that is what it waits for:
+// A token passes over its keys and then over its values, a page at a time for all its heads, so that memory is read once;
+// that is what it waits for. It is read in order where the heads of a page lie one behind the other, as they do in
+// `inference/paged_cache`: a CPU then foresees what comes, but for the next page, whose beginning is asked for:
 //
 //     s_j = q . k_j            the scores of all keys, four keys and two heads that share them at once
 //     w_j = e^(s_j - max s)
@@ -10,130 +11,14 @@
 // Sums are in fp32, for fp64 in fp64. Keys and values behind a sequence's last are never read, and a score that is not
 // a number makes its output none. Sequences, and groups of heads where sequences are few, are shared by threads.
 
-#include <algorithm>
-#include <atomic>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <limits>
-#include <system_error>
-#include <thread>
-#include <vector>
-
-#define MM_EXPORT extern "C" __attribute__((visibility("default"))) int
+#include "vector.h"
 
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int WIDTH = 64;  // bytes of a vector
-#elif defined(__AVX__)
-constexpr int WIDTH = 32;
-#else
-constexpr int WIDTH = 16;
-#endif
-constexpr int BLOCK = 8;  // keys, or values, that are read for all heads before the next ones
+constexpr int BLOCK = 16;  // keys, or values, that are read for all heads before the next ones: a page, as a rule
+constexpr int FIRST = 512;  // bytes of the next page that are asked for
 constexpr int KEYS = 4;   // of them at once: with two heads 8 sums, since two can begin in each of an addition's four cycles
 constexpr int TILE = 4;   // vectors of a value that are summed at once
-constexpr double WORTH_A_THREAD = 1 << 21;  // products: about 0.1 ms, several times what it costs to start one
-
-struct bf16 {
-    uint16_t bits;
-};
-
-template <typename A, int bytes = WIDTH>
-struct Vector {
-    typedef A type __attribute__((vector_size(bytes)));
-    static constexpr int lanes = bytes / sizeof(A);
-};
-
-inline float wide(float x) { return x; }
-inline double wide(double x) { return x; }
-inline float wide(bf16 x) {
-    uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
-    float value;
-    std::memcpy(&value, &bits, 4);
-    return value;
-}
-
-template <typename A>
-inline typename Vector<A>::type load(const A* from) {
-    typename Vector<A>::type x;
-    std::memcpy(&x, from, WIDTH);
-    return x;
-}
-inline Vector<float>::type load(const bf16* from) {
-    float x[Vector<float>::lanes];
-    for (int i = 0; i < Vector<float>::lanes; ++i) x[i] = wide(from[i]);
-    return load(x);
-}
-
-template <typename A>
-inline void store(typename Vector<A>::type x, A* to) {
-    std::memcpy(to, &x, WIDTH);
-}
-
-inline void put(float x, float* to) { *to = x; }
-inline void put(double x, double* to) { *to = x; }
-inline void put(float x, bf16* to) {  // to nearest even; not a number stays none
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    to->bits = std::isnan(x) ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
-// The sum of a vector: of its halves, until they are 16 bytes.
-template <typename A, int bytes = WIDTH>
-inline A total(typename Vector<A, bytes>::type x) {
-    if constexpr (bytes > 16) {
-        typename Vector<A, bytes / 2>::type low, high;
-        std::memcpy(&low, &x, bytes / 2);
-        std::memcpy(&high, reinterpret_cast<const char*>(&x) + bytes / 2, bytes / 2);
-        return total<A, bytes / 2>(low + high);
-    } else if constexpr (sizeof(A) == 8) {
-        return x[0] + x[1];
-    } else {
-        return (x[0] + x[2]) + (x[1] + x[3]);
-    }
-}
-
-// e^x for x <= 0, in a form that a compiler makes vectors of: 2^n times a polynomial of degree 6 on [-1/2, 1/2] ln 2.
-inline float exponential(float x) {
-    x = x < -87.0f ? -87.0f : x;
-    float n = std::nearbyint(x * 1.44269504f);
-    float r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    float p = 1.0f + r * (1.0f + r * (0.5f + r * (0.16666667f + r * (0.041666667f + r * (0.0083333333f + r * 0.0013888889f)))));
-    int32_t bits = (static_cast<int32_t>(n) + 127) << 23;
-    float scale;
-    std::memcpy(&scale, &bits, 4);
-    return p * scale;
-}
-inline double exponential(double x) { return std::exp(x); }
-
-// scores[r][j] = q[r] . k[j] of `rows` heads and `keys` keys.
-template <int rows, int keys, typename T, typename A>
-inline void dots(const A* q, const T* k, int64_t key_row, int64_t d, A* scores, int64_t scores_row) {
-    using V = typename Vector<A>::type;
-    constexpr int lanes = Vector<A>::lanes;
-    V sums[rows][keys] = {};
-    int64_t c = 0;
-    for (; c + lanes <= d; c += lanes) {
-        V x[keys];
-#pragma GCC unroll 4
-        for (int j = 0; j < keys; ++j) x[j] = load(k + j * key_row + c);
-#pragma GCC unroll 2
-        for (int r = 0; r < rows; ++r) {
-            const V y = load(q + r * d + c);
-#pragma GCC unroll 4
-            for (int j = 0; j < keys; ++j) sums[r][j] += y * x[j];
-        }
-    }
-    for (int r = 0; r < rows; ++r) {
-        for (int j = 0; j < keys; ++j) {
-            A dot = total<A>(sums[r][j]);
-            for (int64_t e = c; e < d; ++e) dot += q[r * d + e] * wide(k[j * key_row + e]);
-            scores[r * scores_row + j] = dot;
-        }
-    }
-}
 
 // out[r][0 .. tile vectors) += sum over `count` keys of weights[r][j] v[j].
 template <int rows, int tile, typename T, typename A>
@@ -197,13 +82,19 @@ struct Attention {
                     sums[r * dv + c] += weights[r * weights_row + j] * wide(v[j * value_row + c]);
     }
 
-    // Call `visit(page, first row, rows, number of keys before them)` for blocks of the keys first .. last.
+    // Call `visit(from, rows, number of keys before them)` for blocks of the keys or values first .. last.
     template <typename Visit>
-    void each_block(const int32_t* pages, int64_t first, int64_t last, Visit visit) const {
+    void each_block(const T* base, const int64_t* strides, const int32_t* pages, int64_t first, int64_t last,
+                    Visit visit) const {
         for (int64_t j = first; j <= last;) {
             const int64_t row = j % page_size, size = std::min({page_size - row, last + 1 - j, int64_t(BLOCK)});
-            visit(pages[j / page_size], row, size, j - first);
-            j += size;
+            const int64_t next = j + size;
+            if (next <= last && next % page_size == 0) {
+                const char* line = reinterpret_cast<const char*>(base + pages[next / page_size] * strides[0]);
+                for (int b = 0; b < FIRST; b += 64) __builtin_prefetch(line + b);
+            }
+            visit(base + pages[j / page_size] * strides[0] + row * strides[1], size, j - first);
+            j = next;
         }
     }
 
@@ -227,17 +118,15 @@ struct Attention {
         for (int64_t i = 0; i < mine * d; ++i) queries[i] = wide(from[i]) * scale;
         std::fill(sums, sums + mine * dv, A(0));
 
-        each_block(pages, first, last, [&](int64_t page, int64_t begin, int64_t size, int64_t at) {
-            const T* block = keys + page * key_strides[0] + begin * key_strides[1] + g0 * key_strides[2];
-            auto keys_of = [&](int64_t h) { return block + h / shared * key_strides[2]; };
+        each_block(keys + g0 * key_strides[2], key_strides, pages, first, last, [&](const T* from, int64_t size, int64_t at) {
+            auto keys_of = [&](int64_t h) { return from + h / shared * key_strides[2]; };
             each_head(
                 mine, [&](int64_t h) { score<2>(queries + h * d, keys_of(h), size, scores + h * count + at, count); },
                 [&](int64_t h) { score<1>(queries + h * d, keys_of(h), size, scores + h * count + at, count); });
         });
         for (int64_t h = 0; h < mine; ++h) soften(scores + h * count, count);
-        each_block(pages, first, last, [&](int64_t page, int64_t begin, int64_t size, int64_t at) {
-            const T* block = values + page * value_strides[0] + begin * value_strides[1] + g0 * value_strides[2];
-            auto values_of = [&](int64_t h) { return block + h / shared * value_strides[2]; };
+        each_block(values + g0 * value_strides[2], value_strides, pages, first, last, [&](const T* from, int64_t size, int64_t at) {
+            auto values_of = [&](int64_t h) { return from + h / shared * value_strides[2]; };
             each_head(
                 mine, [&](int64_t h) { gather<2>(scores + h * count + at, count, values_of(h), size, sums + h * dv); },
                 [&](int64_t h) { gather<1>(scores + h * count + at, count, values_of(h), size, sums + h * dv); });
@@ -278,23 +167,12 @@ struct Attention {
         for (int64_t s = 0; s < sequences; ++s)
             if (starts[s + 1] - starts[s] <= longest) work += double(starts[s + 1] - starts[s]) * lengths[s];
         work *= double(heads) * (d + dv);
-        threads = std::max<int64_t>(std::min<int64_t>(threads, work / WORTH_A_THREAD), 1);
-        const int64_t parts = std::min(groups, (threads + sequences - 1) / std::max<int64_t>(sequences, 1));
-        std::atomic<int64_t> next{0};
-        auto take = [&] {
-            std::vector<A> room;
-            for (int64_t i; (i = next++) < sequences * parts;) {
-                const int64_t part = i % parts;
-                sequence(i / parts, part * groups / parts, (part + 1) * groups / parts, room);
-            }
-        };
-        std::vector<std::thread> others;
-        try {
-            while (static_cast<int64_t>(others.size()) + 1 < threads) others.emplace_back(take);
-        } catch (const std::system_error&) {  // no more threads: those that are there do it
-        }
-        take();
-        for (std::thread& other : others) other.join();
+        const int64_t some = std::max<int64_t>(std::min<int64_t>(threads, work / WORTH_A_THREAD), 1);
+        const int64_t parts = std::min(groups, (some + sequences - 1) / std::max<int64_t>(sequences, 1));
+        share<A>(sequences * parts, threads, work, [&](int64_t i, std::vector<A>& room) {
+            const int64_t part = i % parts;
+            sequence(i / parts, part * groups / parts, (part + 1) * groups / parts, room);
+        });
     }
 };
 
@@ -322,4 +200,19 @@ MM_EXPORT mm_paged_attention(const void* q, const void* keys, const void* values
         case 3: MM_ATTEND(double, double); return 0;
         default: return -1;
     }
+}
+
+// Put new tokens [n, heads, bytes] into pages: token i into row rows[i] of all pages, [page, row of it, head, bytes] by
+// strides. Strides are in bytes.
+MM_EXPORT mm_keep_tokens(const void* tokens, void* pages, const void* rows, int64_t n, int64_t page_size, int64_t heads,
+                         int64_t bytes, int64_t token, int64_t token_head, int64_t page, int64_t row, int64_t head,
+                         void* stream) {
+    (void)stream;
+    for (int64_t i = 0; i < n; ++i) {
+        const int64_t where = static_cast<const int64_t*>(rows)[i];
+        char* to = static_cast<char*>(pages) + where / page_size * page + where % page_size * row;
+        const char* from = static_cast<const char*>(tokens) + i * token;
+        for (int64_t h = 0; h < heads; ++h) std::memcpy(to + h * head, from + h * token_head, bytes);
+    }
+    return 0;
 }

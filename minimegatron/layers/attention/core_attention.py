@@ -81,7 +81,7 @@ class CoreAttention(nn.Module):
     def inference_state(self) -> dict[str, StateSpec]:
         """The key and the value of this rank's groups, for each token."""
         groups = max(1, self.config.num_query_groups // self.mesh.tp.size)
-        return {name: StateSpec((groups, self.config.kv_channels)) for name in ("key", "value")}
+        return {name: StateSpec((groups, self.config.kv_channels), by_head=True) for name in ("key", "value")}
 
     def generate(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask, state: LayerState

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from labkit.fresh import Nursery
 from labkit.ranks.agent import marked
-from labkit.ranks.fork_server import trunk
+from labkit.ranks.fork_server import Mail, send, trunk
 from labkit.ranks.pool import WarmPool, shared_pool, this_process
 from labkit.ranks.torchrun import Run, launch
 from minimegatron.errors import ConfigError, DeadlineError, RankError
@@ -241,6 +241,23 @@ def test_shared_pools_are_kept_and_all_pools_have_one_server() -> None:
     assert shared_pool(2) is shared_pool(2) is not shared_pool(2, fingerprints=True)
     with WarmPool(1):
         assert this_process().running_server() is server
+
+
+def test_messages_that_arrive_at_once_are_several(tmp_path: Path) -> None:
+    """As a trunk finds them when it has imported, and its answers find a process that waited for them."""
+    near, far = socket.socketpair()
+    with near, far, open(tmp_path / "a", "w") as a, open(tmp_path / "b", "w") as b:
+        for message, files in (("first", []), ("second", [a]), ("third", []), ("fourth", [b, a])):
+            send(near, message, [file.fileno() for file in files])
+        mail, messages, descriptors = Mail(far), list[str](), list[int]()
+        while len(messages) < 4:
+            messages += mail.arrived()
+        for number, names in ((1, "a"), (2, "ba")):
+            descriptors += (fds := mail.fds(number))
+            assert [os.readlink(f"/proc/self/fd/{fd}")[-1] for fd in fds] == list(names)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    assert messages == ["first", "second", "third", "fourth"]
 
 
 def test_warm_ranks_and_the_judges_processes_have_one_trunk(nursery: Nursery) -> None:

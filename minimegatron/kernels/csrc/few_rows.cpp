@@ -1,0 +1,148 @@
+// Norms, SwiGLU, RoPE and products of a few rows in fp32, on a CPU, each in one pass.
+//
+// torch computes RMSNorm in six passes and RoPE in eight; for forty rows of 512 numbers, as a step of generation has
+// them, starting a pass takes longer than the pass. A product of one row reads each weight for one multiplication: it
+// is as fast as memory, which is read in order here, and asked for ahead of time. Forward alone: generation needs no
+// gradients.
+
+#include "vector.h"
+
+namespace {
+
+using V = Vector<float>::type;
+constexpr int LANES = Vector<float>::lanes;
+
+// out = x / sqrt(mean(x^2) + eps) * weight, of x itself or of h = x + residual, which is stored.
+void rms_norm(const float* x, const float* residual, const float* weight, float* h, float* out, int64_t n, float eps) {
+    if (residual) {
+        for (int64_t i = 0; i < n; ++i) h[i] = x[i] + residual[i];
+        x = h;
+    }
+    V squares[4] = {};
+    int64_t i = 0;
+    for (; i + 4 * LANES <= n; i += 4 * LANES)
+        for (int k = 0; k < 4; ++k) {
+            const V y = load(x + i + k * LANES);
+            squares[k] += y * y;
+        }
+    float sum = total<float>((squares[0] + squares[1]) + (squares[2] + squares[3]));
+    for (; i < n; ++i) sum += x[i] * x[i];
+    const float scale = 1 / std::sqrt(sum / n + eps);
+    for (i = 0; i < n; ++i) out[i] = x[i] * scale * weight[i];
+}
+
+// out = silu(gate) * up
+void swiglu(const float* gate, const float* up, float* out, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) {
+        const float g = gate[i], e = exponential(g < 0 ? g : -g);
+        out[i] = g * ((g < 0 ? e : 1.0f) / (1 + e)) * up[i];
+    }
+}
+
+// The first 2 * half channels of a head turned, the others copied.
+void turn(const float* x, const float* cos, const float* sin, float* out, int64_t half, int64_t d, bool interleaved) {
+    if (interleaved) {
+        for (int64_t i = 0; i < half; ++i) {
+            const float a = x[2 * i], b = x[2 * i + 1];
+            out[2 * i] = a * cos[i] - b * sin[i];
+            out[2 * i + 1] = b * cos[i] + a * sin[i];
+        }
+    } else {
+        for (int64_t i = 0; i < half; ++i) {
+            const float a = x[i], b = x[half + i];
+            out[i] = a * cos[i] - b * sin[i];
+            out[half + i] = b * cos[i] + a * sin[i];
+        }
+    }
+    if (d > 2 * half) std::memcpy(out + 2 * half, x + 2 * half, (d - 2 * half) * sizeof(float));
+}
+
+constexpr int64_t AHEAD = 1024;  // elements: 4 KB, beyond which a CPU does not look by itself
+
+// y[r] = x[r] . w of R rows x.
+template <int R>
+void products(const float* x, const float* w, int64_t n, float* y, int64_t stride) {
+    constexpr int K = R == 1 ? 4 : 2;  // sums of each row at once
+    V sums[R][K] = {};
+    int64_t c = 0;
+    for (; c + K * LANES <= n; c += K * LANES) {
+#pragma GCC unroll 4
+        for (int k = 0; k < K; ++k) {
+            __builtin_prefetch(w + c + k * LANES + AHEAD);
+            const V v = load(w + c + k * LANES);
+#pragma GCC unroll 4
+            for (int r = 0; r < R; ++r) sums[r][k] += load(x + r * n + c + k * LANES) * v;
+        }
+    }
+    for (int r = 0; r < R; ++r) {
+        V all = sums[r][0];
+        for (int k = 1; k < K; ++k) all += sums[r][k];
+        float sum = total<float>(all);
+        for (int64_t e = c; e < n; ++e) sum += x[r * n + e] * w[e];
+        y[r * stride] = sum;
+    }
+}
+
+constexpr int64_t ROWS = 16;  // of a piece that a thread takes
+
+template <typename Row>
+void each_row(int64_t rows, int64_t threads, double elements, Row row) {
+    share<float>((rows + ROWS - 1) / ROWS, threads, elements * 8, [&](int64_t piece, std::vector<float>&) {
+        for (int64_t i = piece * ROWS; i < std::min(rows, (piece + 1) * ROWS); ++i) row(i);
+    });
+}
+
+}  // namespace
+
+// All dense, [rows, n]; residual and h may be null together.
+MM_EXPORT mm_rms_norm(const void* x, const void* residual, const void* weight, void* h, void* out, int64_t rows,
+                      int64_t n, double eps, int64_t threads, void* stream) {
+    (void)stream;
+    const float *from = static_cast<const float*>(x), *add = static_cast<const float*>(residual);
+    float *sum = static_cast<float*>(h), *to = static_cast<float*>(out);
+    each_row(rows, threads, double(rows) * n, [&](int64_t i) {
+        rms_norm(from + i * n, add ? add + i * n : nullptr, static_cast<const float*>(weight),
+                 sum ? sum + i * n : nullptr, to + i * n, n, static_cast<float>(eps));
+    });
+    return 0;
+}
+
+// Dense: x [rows, 2 n] = [gate, up], out [rows, n].
+MM_EXPORT mm_swiglu(const void* x, void* out, int64_t rows, int64_t n, int64_t threads, void* stream) {
+    (void)stream;
+    const float* from = static_cast<const float*>(x);
+    each_row(rows, threads, double(rows) * n * 4, [&](int64_t i) {
+        swiglu(from + 2 * i * n, from + (2 * i + 1) * n, static_cast<float*>(out) + i * n, n);
+    });
+    return 0;
+}
+
+// x [tokens, heads, d] by strides of (token, head), with dense channels; cos and sin [tokens, half] and out are dense.
+MM_EXPORT mm_rope(const void* x, const void* cos, const void* sin, void* out, int64_t tokens, int64_t heads, int64_t d,
+                  int64_t half, int64_t token_stride, int64_t head_stride, int interleaved, int64_t threads,
+                  void* stream) {
+    (void)stream;
+    const float *from = static_cast<const float*>(x), *c = static_cast<const float*>(cos), *s = static_cast<const float*>(sin);
+    each_row(tokens, threads, double(tokens) * heads * d, [&](int64_t i) {
+        for (int64_t h = 0; h < heads; ++h)
+            turn(from + i * token_stride + h * head_stride, c + i * half, s + i * half,
+                 static_cast<float*>(out) + (i * heads + h) * d, half, d, interleaved != 0);
+    });
+    return 0;
+}
+
+// y = x W^T + bias of 1 to 3 rows: x [rows, i], w [o, i], bias [o] or null, y [rows, o], all dense.
+MM_EXPORT mm_product(const void* x, const void* w, const void* bias, void* y, int64_t rows, int64_t o, int64_t i,
+                     int64_t threads, void* stream) {
+    (void)stream;
+    const float *from = static_cast<const float*>(x), *add = static_cast<const float*>(bias);
+    float* to = static_cast<float*>(y);
+    auto* multiply = rows == 1 ? products<1> : rows == 2 ? products<2> : products<3>;
+    if (rows < 1 || rows > 3) return -1;
+    each_row(o, threads, double(o) * i * rows / 8, [&](int64_t j) {
+        multiply(from, static_cast<const float*>(w) + j * i, i, to + j, o);
+        if (add)
+            for (int64_t r = 0; r < rows; ++r) to[r * o + j] += add[j];
+    });
+    return 0;
+}

@@ -1,0 +1,82 @@
+"""Norms, SwiGLU, RoPE and products of a few rows on a CPU, without a gradient: `csrc/few_rows.cpp`, each in one pass.
+
+The problem in a sentence: a step of generation has a row for each sequence, and torch spends more time on starting the
+six passes of an RMSNorm than on the numbers.
+
+`ops` takes these in `torch.inference_mode()`, for fp32: in 16 bits torch rounds after every pass, and so do those with
+whom words are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from minimegatron.kernels import operators, plain
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """[..., n] -> [..., n], RMSNorm; LayerNorm is one pass of torch's."""
+    if bias is not None or x.dtype != torch.float32:
+        return plain.norm(x, weight, bias, eps)
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    n = x.shape[-1]
+    _call("mm_rms_norm", x, None, weight, None, out, x.numel() // n, n, eps)
+    return out
+
+
+def add_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(norm(h), h) of h = x + residual."""
+    if bias is not None or x.dtype != torch.float32:
+        return plain.add_norm(x, residual, weight, bias, eps)
+    x, residual = x.contiguous(), residual.contiguous()
+    h, out, n = torch.empty_like(x), torch.empty_like(x), x.shape[-1]
+    _call("mm_rms_norm", x, residual, weight, h, out, x.numel() // n, n, eps)
+    return out, h
+
+
+def swiglu(x: torch.Tensor) -> torch.Tensor:
+    """[..., 2 f] = [gate, up] -> [..., f]."""
+    if x.dtype != torch.float32:
+        return plain.swiglu(x)
+    x, n = x.contiguous(), x.shape[-1] // 2
+    out = x.new_empty((*x.shape[:-1], n))
+    _call("mm_swiglu", x, out, x.numel() // (2 * n), n)
+    return out
+
+
+def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """[n, 1, heads, d], one row of tokens; see `ops.rope`."""
+    tokens, b, heads, d = x.shape
+    if b != 1 or x.stride(-1) != 1 or not x.dtype == cos.dtype == torch.float32:
+        return plain.rope(x, cos, sin, interleaved)
+    out = x.new_empty(x.shape)
+    half, strides = cos.shape[-1], (x.stride(0), x.stride(2))
+    _call("mm_rope", x, cos.contiguous(), sin.contiguous(), out, tokens, heads, d, half, *strides, int(interleaved))
+    return out
+
+
+MOST = 3  # rows of a product
+
+
+def fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether `linear` is for these."""
+    return x.numel() <= MOST * x.shape[-1] and x.dtype == torch.float32 and weight.is_contiguous()
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x [..., i] of at most `MOST` rows, weight [o, i] -> [..., o]."""
+    x, (o, i) = x.contiguous(), weight.shape
+    out = x.new_empty((*x.shape[:-1], o))
+    _call("mm_product", x, weight, bias, out, x.numel() // i, o, i)
+    return out
+
+
+def _call(name: str, *arguments: Any) -> None:
+    library: Callable[..., Any] = operators.library("few_rows", "cpu").call
+    library(name, *arguments, torch.get_num_threads())
