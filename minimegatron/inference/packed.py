@@ -1,17 +1,17 @@
 """Quantised weights of a folder stay packed in an engine's memory: 4 or 8 bits a weight, and its scales.
 
-The problem in a sentence: a model of 14 GB in 4 bits is a file of 4 GB, and read as numbers it is a model of 14 GB.
+The problem in a sentence: a model of 14 GB is a file of 4 GB in 4 bits, and 14 GB again once it is dequantised.
 
-A matrix of ours is made of rows of theirs, in another order, of which a rank has some: packed q, k and v, gate above
-up, a range of columns. q and its scales, one for each element, lie as the weights do, so both are read as if they were
-weights (`checkpoint/compressed_tensors.Words`), and packed again as the rank holds them, one matrix at a time.
+A matrix here is made of rows of the file's matrices in another order, and a rank holds some of them: packed q, k and v,
+gate above up, a range of columns. Therefore q and the scale of each element are read like weights
+(`checkpoint/compressed_tensors.Words`), and packed again as the rank holds them, one matrix at a time.
 
-| stays packed                                      | is made numbers when it is read                          |
-|---------------------------------------------------|----------------------------------------------------------|
-| linear layers of attention, MLP, shared experts   | experts (one product for all), the up-projection of      |
-| in int4 and int8                                  | latents (its halves are used by themselves), fp8         |
+| stays packed                                     | is dequantised when it is loaded                             |
+|--------------------------------------------------|--------------------------------------------------------------|
+| linear layers of attention, MLP, shared experts, | experts (one grouped product), the up-projection of latents  |
+| in int4 and int8                                 | (its halves are used separately), fp8                        |
 
-Who holds packed weights generates and nothing else: it is given no new weights, and there is no gradient.
+A model with packed weights only generates: it has no gradient, and `Refit` refuses to give it new weights.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NUMBERS = ("linear_kv_up_proj.weight",)
 
 
 def keep_packed(model: Any, words: Words) -> list[str]:
-    """Give linear layers packed weights, before the others get memory.
+    """Give linear layers packed weights, before the other parameters are allocated.
 
     Args:
         model: on the meta device.
@@ -58,7 +58,7 @@ def keep_packed(model: Any, words: Words) -> list[str]:
 
 
 def _packed(name: str, layout: ParamLayout, dtype: torch.dtype, words: Words) -> Packed | None:
-    """A rank's part of a matrix; None where its scales have a dtype that no kernel knows."""
+    """A rank's part of a matrix; None if no kernel supports the dtype of its scales."""
     scheme, stored = words.scheme, words.scales.tensors[name].dtype
     if stored not in (torch.float32, torch.bfloat16):
         return None
@@ -80,7 +80,7 @@ def packed_of(model: Any) -> list[Packed]:
 
 
 def memory(model: Any) -> str:
-    """How many bytes a rank's weights have, in words."""
+    """How many bytes the weights of a rank take, as a line for a log."""
     numbers = sum({p.data_ptr(): p.nbytes for p in model.parameters()}.values())
     packed = packed_of(model)
     if not packed:
@@ -90,5 +90,5 @@ def memory(model: Any) -> str:
     group = f", groups of {scheme.group_size}" if scheme.group_size else ""
     return (
         f"weights: {(numbers + kept) / 1e6:.1f} MB, of which {kept / 1e6:.1f} MB in int{scheme.bits}{group}, "
-        f"which would be {wide / 1e6:.1f} MB as numbers"
+        f"which would be {wide / 1e6:.1f} MB dequantised"
     )

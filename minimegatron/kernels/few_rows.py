@@ -1,10 +1,10 @@
 """Norms, SwiGLU, RoPE and products of a few rows on a CPU, without a gradient: `csrc/few_rows.cpp`, each in one pass.
 
 The problem in a sentence: a step of generation has a row for each sequence, and torch spends more time on starting the
-six passes of an RMSNorm than on the numbers.
+six passes of an RMSNorm than on computing them.
 
-`ops` takes these in `torch.inference_mode()`, for fp32: in 16 bits torch rounds after every pass, and so do those with
-whom words are compared.
+`ops` uses these in `torch.inference_mode()`, for fp32. In 16 bits torch computes, which rounds after every pass, as
+Hugging Face's models do.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Large arrays in pages of 2 MiB of the operating system, so that a CPU need not look for each 4 KiB of them.
+"""Large arrays in huge pages of the operating system (2 MiB), which need fewer address translations.
 
 The problem in a sentence: generation reads all weights and all keys again for every token, and a CPU that reads 100 MB
-in pages of 4 KiB spends half of its time on looking up where they are.
+in pages of 4 KiB spends half of its time on address translation.
 
-One core of a virtual machine (AMD, AVX-512) reads 512 MB at 16 GB/s in pages of 4 KiB, and at 30 GB/s in huge ones. On
-Linux a program may ask for them (`madvise`), which changes nothing but time; elsewhere nothing happens.
+One core of a virtual machine (AMD, AVX-512) reads 512 MB at 16 GB/s in pages of 4 KiB, and at 30 GB/s in huge pages. On
+Linux a program requests them with `madvise`, which changes nothing but time; on other systems nothing happens.
 
-    empty(...)       memory that nobody has written to: it comes in huge pages from the beginning (MADV_HUGEPAGE)
-    collapse(...)    memory that is in use: it is moved to huge pages now (MADV_COLLAPSE, Linux 6.1), or later
+    empty(...)       new memory: it is allocated in huge pages (MADV_HUGEPAGE)
+    collapse(...)    memory in use: it is moved to huge pages now (MADV_COLLAPSE, Linux 6.1), or later
 
 Linux: `Documentation/admin-guide/mm/transhuge.rst`.
 """
@@ -22,13 +22,13 @@ from collections.abc import Callable
 import torch
 
 SIZE = 2 << 20
-WORTH = SIZE // 8  # bytes of an array from which on it is moved, with what lies beside it
+WORTH = SIZE // 8  # smaller arrays are not moved; an array is moved with its neighbours in the same 2 MiB
 MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25
 
 
 @functools.cache
 def _madvise() -> Callable[[int, int, int], int] | None:
-    """libc's, on a CPU whose huge pages have this size; None elsewhere."""
+    """libc's `madvise`; None on other systems than Linux."""
     if sys.platform != "linux":
         return None
     function = ctypes.CDLL(None, use_errno=True).madvise
@@ -54,5 +54,5 @@ def collapse(address: int, nbytes: int) -> None:
     if madvise is None or nbytes < WORTH:
         return
     for page in range(address // SIZE * SIZE, address + nbytes, SIZE):
-        if madvise(page, SIZE, MADV_COLLAPSE):  # such as where a part of it is nobody's
+        if madvise(page, SIZE, MADV_COLLAPSE):  # fails if a part of the range is not mapped
             madvise(page, SIZE, MADV_HUGEPAGE)

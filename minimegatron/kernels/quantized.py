@@ -16,9 +16,9 @@ step. The last group of a row is shorter where the size of a group does not divi
 stored without sign, 2^(bits - 1) added, 32 / bits to an int32, the first in its lowest bits; the last word of a row is
 filled with zeros.
 
-**In memory.** An engine keeps the words and the scales and never the matrix (`Packed`). A product of few rows, which
-costs what it reads, makes numbers of some rows at a time in the nearest cache (`csrc/quantized.cpp`); one of many rows,
-which costs its multiplications, makes them of `BLOCK` rows for torch's own product.
+**In memory** an engine keeps the words and the scales, not the matrix (`Packed`). A product with few rows is limited by
+memory: `csrc/quantized.cpp` dequantises 16 rows of the weight at a time into the L1 cache. A product with many rows is
+limited by multiplications: `BLOCK` rows are dequantised at a time for torch's own product.
 
 This is the arithmetic of the package `compressed-tensors`, the oracle of the tests, which has no shorter last group;
 the files are in `checkpoint/compressed_tensors`.
@@ -142,12 +142,12 @@ def unpack(words: torch.Tensor, bits: int, columns: int) -> torch.Tensor:
     return (unsigned - (1 << (bits - 1))).to(torch.int8)
 
 
-FEW = 32  # rows of x up to which a product makes numbers of the weight itself
-BLOCK = 256  # rows of a weight of which numbers are made at a time for torch's product: 1 MB in fp32 where i is 1,024
+FEW = 32  # rows of x up to which `csrc/quantized.cpp` multiplies
+BLOCK = 256  # rows of a weight that are dequantised at a time for torch's product: 1 MB in fp32 if i is 1,024
 
 
 class Packed:
-    """A matrix [o, i] of a model that is kept as words and scales: what stands in a linear layer in place of `weight`.
+    """A matrix [o, i] that is kept as words and scales; a linear layer has it in place of `weight`.
 
     Args:
         q: [o, i] int8.
@@ -179,7 +179,7 @@ class Packed:
         return self
 
     def numbers(self, first: int = 0, last: int | None = None) -> torch.Tensor:
-        """Some of its rows, or all, by torch."""
+        """Rows `first` to `last` dequantised, by torch."""
         rows = slice(first, last)
         q = unpack(self.words[rows], self.scheme.bits, self.shape[1])
         return dequantize(q, self.scale[rows].to(self._stored), self.scheme, self.first).to(self.dtype)
@@ -190,7 +190,7 @@ class Packed:
         Args:
             x: as many rows as one likes.
             bias: [o].
-            by_a_kernel: that for CPUs makes the numbers; otherwise torch.
+            by_a_kernel: the kernel for CPUs dequantises; otherwise torch does.
         """
         (o, i), rows = self.shape, x.reshape(-1, x.shape[-1]).contiguous()
         n = len(rows)

@@ -85,7 +85,7 @@ class PredictionLayer(nn.Module):
         self.layer_number = layer_number
         self.enorm, self.hnorm = Norm(config), Norm(config)
         self.eh_proj = ReplicatedLinear(2 * h, h, Init(std=config.init_method_std), config.dtype)
-        self.transformer_layer = build_module(spec, config, mesh, layer_number, rng)
+        self.transformer_layer: Any = build_module(spec, config, mesh, layer_number, rng)
         self.final_layernorm = Norm(config)
         # with the method "block" only the first layers of the model are recomputed, and these are behind the last
         if config.recompute_granularity == "full" and config.recompute_method == "uniform":
@@ -124,7 +124,7 @@ class MultiTokenPrediction(nn.Module):
         assert config.mtp_num_layers, "the config has no depths"
         self.mesh, self.factor = mesh, config.mtp_loss_scaling_factor / config.mtp_num_layers
         first = config.num_layers
-        self.layers = nn.ModuleList(
+        self.layers: Any = nn.ModuleList(
             PredictionLayer(config, mesh, spec, first + k, rng) for k in range(config.mtp_num_layers)
         )
         tally = torch.zeros(config.mtp_num_layers, 2, dtype=torch.float64, device="cpu")
@@ -158,24 +158,20 @@ class MultiTokenPrediction(nn.Module):
             deeper.append(loss_of(hidden, self.rolled(labels, k)))
         return _AddLosses.apply(losses, self, context.mask.document_ids, *deeper)  # type: ignore[no-any-return]
 
-    @property
-    def _depths(self) -> list[PredictionLayer]:
-        return list(self.layers)  # type: ignore[arg-type]
-
     def inference_state(self) -> dict[int, dict[str, StateSpec]]:
         """Layer number of each depth -> what it keeps of a token in generation."""
-        return {layer.layer_number: layer.inference_state() for layer in self._depths}
+        return {layer.layer_number: layer.inference_state() for layer in self.layers}
 
     def keep(self, hidden: torch.Tensor, depth: int, context: InferenceContext) -> None:
         """Keep the state [s', 1, h] of a depth, 0 for the model's, where there is a next one that takes part."""
-        if depth < len(self.layers) and (number := self._depths[depth].layer_number) in context.state:
+        if depth < len(self.layers) and (number := self.layers[depth].layer_number) in context.state:
             if self.mesh.sequence_parallel:
                 hidden = c.gather_from_sequence_region(hidden, self.mesh.tp)
             LayerState(context, number).write_tokens(hidden=hidden)
 
     def state_before(self, depth: int, before: torch.Tensor, context: InferenceContext) -> torch.Tensor:
         """What a depth reads for new tokens, [s', 1, h], of the rows `before` [n] them."""
-        pages = LayerState(context, self._depths[depth - 1].layer_number).pages("hidden")
+        pages = LayerState(context, self.layers[depth - 1].layer_number).pages("hidden")
         hidden = pages.flatten(0, 1)[before].unsqueeze(1)
         return c.scatter_to_sequence_region(hidden, self.mesh.tp) if self.mesh.sequence_parallel else hidden
 

@@ -1,4 +1,4 @@
-"""An engine of packed weights says what one of the numbers they stand for says, and has no such numbers in memory."""
+"""An engine with packed weights gives the words of one with dequantised weights, which it never has in memory."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_cut_over_tp_goes_through_words_and_groups(scheme, tmp_path, ranks):
 def test_the_command_says_how_much_memory_they_take(tmp_path, ranks):
     folder = small("llama2", "int4", tmp_path)
     ((_, said),) = ranks(1).run(asked, [[str(folder), "w5 w6", "--max-new-tokens", "1"]])[0]
-    assert "in int4, groups of 32, which would be" in said
+    assert "in int4, groups of 32, which would be" in said and "dequantised" in said
 
 
 def test_packed_weights_are_given_no_others(tmp_path):

@@ -1,7 +1,7 @@
 // Products of a few rows with a matrix of packed weights, on a CPU: y = x W'^T, w' = q * scale.
 //
-// A thread takes some rows of W: it makes numbers of them, in the nearest cache, and multiplies all rows of x by them.
-// So each word is read from memory once, and that is what a product of few rows costs. Sums are in fp32.
+// A thread takes 16 rows of W, dequantises them into the L1 cache, and multiplies all rows of x by them. So each word is
+// read from memory once, which is what limits a product with few rows. Sums are in fp32.
 //
 // A word of 32 bits holds 8 or 4 elements, the first in its lowest bits, without sign (2^(bits - 1) was added). A row
 // begins at a word. Groups of columns share a scale; of a matrix that is cut over ranks, the first column here is
@@ -51,7 +51,7 @@ inline float element(const uint32_t* words, int64_t k) {
     return static_cast<float>(q) - (1 << (bits - 1));
 }
 
-// To the nearest bf16, as whoever stores a weight in 16 bits rounds it.
+// To the nearest bf16.
 inline float rounded(float x) {
     uint32_t raw;
     std::memcpy(&raw, &x, 4);
@@ -80,7 +80,7 @@ struct Matrix {
     int64_t columns, words_of_row, groups, group, first;
     bool round;
 
-    // Row `row` as numbers.
+    // Row `row` dequantised.
     template <int bits>
     void numbers(int64_t row, float* out) const {
         const uint32_t* from = words + row * words_of_row;
@@ -145,7 +145,7 @@ void linear(const float* x, const Matrix& m, const float* bias, float* y, int64_
 }  // namespace
 
 // x [n, columns], y [n, rows], bias [rows] or null, scales [rows, groups] and words [rows, words_of_row], all dense.
-// group 0: one scale for a row. round: numbers are rounded to bf16, the dtype that the scales were stored in.
+// group 0: one scale for a row. round: dequantised weights are rounded to bf16, the dtype of the stored scales.
 MM_EXPORT mm_quantized_linear(const void* x, const void* words, const void* scales, const void* bias, void* y, int64_t n,
                               int64_t rows, int64_t columns, int64_t words_of_row, int64_t groups, int64_t group,
                               int64_t first, int round, int bits, int64_t threads, void* stream) {
@@ -158,7 +158,7 @@ MM_EXPORT mm_quantized_linear(const void* x, const void* words, const void* scal
     return 0;
 }
 
-// Rows first_row .. first_row + count of the matrix as numbers, out [count, columns].
+// Rows first_row .. first_row + count of the matrix, dequantised: out [count, columns].
 MM_EXPORT mm_dequantize(const void* words, const void* scales, void* out, int64_t first_row, int64_t count,
                         int64_t columns, int64_t words_of_row, int64_t groups, int64_t group, int64_t first, int round,
                         int bits, int64_t threads, void* stream) {
