@@ -52,8 +52,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 # Files are dealt out to processes whole (--dist=loadfile). One that takes a minute must not be the last to begin.
 LONGEST = (
-    "tests/notebooks/test_any_cpu.py", "tests/notebooks/test_browser.py", "solutions/05", "solutions/06",
-    "solutions/08", "solutions/07", "solutions/01", "solutions/03", "solutions/02", "solutions/04", "solutions/12",
+    "tests/notebooks/test_any_cpu.py", "tests/notebooks/test_browser.py", "solutions/12", "solutions/05",
+    "solutions/06", "solutions/10", "solutions/03", "solutions/07", "solutions/08", "solutions/01", "solutions/02",
+    "solutions/04",
     "tests/e2e/", "tests/labkit/test_build.py", "tests/labkit/", "tests/training/", "tests/parallel/", "labs/",
     "tests/faults/", "tests/kernels/",
 )  # fmt: skip

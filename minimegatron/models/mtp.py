@@ -98,7 +98,7 @@ class PredictionLayer(nn.Module):
 
     def inference_state(self) -> dict[str, StateSpec]:
         """What its layer keeps of a token; and "hidden", the state that it reads for the next one."""
-        kept: dict[str, StateSpec] = self.transformer_layer.inference_state()
+        kept: dict[str, StateSpec] = self.transformer_layer.inference_state()  # type: ignore[operator]
         kept = {name: dataclasses.replace(spec, by_head=False) for name, spec in kept.items()}  # for `without_first`
         return {**kept, "hidden": StateSpec((self.hnorm.weight.shape[0],))}
 
