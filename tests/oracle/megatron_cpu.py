@@ -73,7 +73,7 @@ class _NoStream:
 def quiet() -> None:
     """Silence Megatron's warnings about missing Apex and Transformer Engine; the CPU twins are what is wanted."""
     warnings.filterwarnings("ignore")
-    logging.disable(logging.WARNING)
+    logging.getLogger("megatron").setLevel(logging.ERROR)
 
 
 def install() -> None:
