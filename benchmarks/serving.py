@@ -108,7 +108,7 @@ def ours(load: Load, sampled: bool) -> Serve:
     model = GPTModel(config, Mesh.serial()).eval()
     load_logical(model, state_from_huggingface(theirs.state_dict(), config, family))
     longest = load.prompt[1] + load.answer[1]
-    sizes = EngineConfig(longest, max_num_seqs=64, max_num_batched_tokens=256, enable_prefix_caching=False)
+    sizes = EngineConfig(longest, max_num_seqs=64, max_num_batched_tokens=1024, enable_prefix_caching=False)
     engine, sampling = Engine(model, sizes), SamplingParams(**SAMPLED) if sampled else GREEDY
     prompts, answers = load.drawn()
 
