@@ -106,6 +106,7 @@ def test_the_page_streams_stops_and_says_what_is_wrong(slow, page, monkeypatch):
     def fail(batch):
         raise RuntimeError("out of memory")
 
+    page.fill("#tokens", "20")  # of 256, how many of the 150 had come when it was stopped
     with monkeypatch.context() as broken:
         broken.setattr(slow.engine.runner, "run", fail)
         ask(page, "AND NOW?")
