@@ -45,7 +45,12 @@ def paired(a: Callable[[], float], b: Callable[[], float], pairs: int = 7, warmu
         a, b: do one run each and return its cost, e.g. CPU-seconds.
         pairs: at least 2; each is one run of A and one of B.
         warmups: uncounted runs of each.
+
+    Raises:
+        ValueError: fewer pairs, of which there are no quartiles.
     """
+    if pairs < 2:
+        raise ValueError(f"pairs is {pairs}; fix: at least 2")
     for _ in range(warmups):
         a(), b()
     costs = []
