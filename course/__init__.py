@@ -3,6 +3,7 @@
     NN_name/__init__.py    LAB: the exercises in their order
     NN_name/lab.py         the one source of labs/NN_name.ipynb and solutions/NN_name.ipynb (`labkit/source`)
     NN_name/checks/        the exercises: inputs, the judge's own answer, what can go wrong, what to say then
+    NN_name/given/         tools that only this lab uses; `course.labNN` is this folder: `from course.lab08.disk import Disk`
     NN_name/answers/       programs that try the checks: other right ones, and wrong ones with what is said to them
     NN_name/mistakes.py    the same as small edits of the solution (`labkit/answers`)
     figures/               what labs draw, a module for each
@@ -17,6 +18,9 @@ A name that begins with a digit is for `importlib` and for relative imports: `co
 from __future__ import annotations
 
 import gc
+import sys
+import types
+from pathlib import Path
 from typing import Any
 
 # What a lab asks to be written is in these packages. `comm` is a tool that labs use, where it is not the subject.
@@ -26,6 +30,12 @@ CLOSED = (
     "minimegatron.data", "minimegatron.viz", "minimegatron.commands", "course.figures", "course.rehearsal",
     "course.own_scheduler",
 )  # fmt: skip
+
+
+for _given in Path(__file__).parent.glob("[0-9][0-9]_*/given"):
+    _package = types.ModuleType(f"{__name__}.lab{_given.parent.name[:2]}")
+    _package.__path__ = [str(_given)]
+    sys.modules[_package.__name__] = _package
 
 
 def load_ipython_extension(shell: Any) -> None:

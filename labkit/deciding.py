@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from labkit import channel
+from labkit import plain
 from labkit.compare import counted, difference, show
 from labkit.evidence import Evidence
 from labkit.exercises import Answer, Case, Exercise, Mistake, load_lab
@@ -35,7 +35,7 @@ _HIDDEN = "the inputs and answers of this case stay hidden"
 _MOST_INPUTS = 80  # characters of inputs that are shown before what is wrong
 
 
-def conduct(lines: Sequence[socket.socket], control: socket.socket, job: dict[str, Any]) -> dict[str, Any]:
+def conduct(control: socket.socket, job: dict[str, Any]) -> dict[str, Any]:
     """The verdict, and {case: trial} to be played once more, plain.
 
     In between it asks the judge for the outcomes of the learner's processes.
@@ -43,7 +43,7 @@ def conduct(lines: Sequence[socket.socket], control: socket.socket, job: dict[st
 
     def work(asked: Exercise) -> dict[str, Any]:
         drawn = trials(asked, job["seed"])
-        outcomes = channel.confer(control, [[trial.to_plain() for trial in case] for case in drawn])
+        outcomes = plain.confer(control, [[trial.to_plain() for trial in case] for case in drawn])
         return _decide(asked, {**job, "outcomes": outcomes}, drawn)
 
     return _guarded(work, job)
@@ -167,8 +167,6 @@ def _wrong(
     try:
         value = outcome["answers"] if on_ranks else outcome["answers"][0]
         evidence = [Evidence.from_plain(one) for one in outcome["evidence"]]
-        if on_ranks:
-            evidence = [e.with_log(log, outcome["members"]) for e, log in zip(evidence, outcome["log"], strict=True)]
         changed = {str(name) for of_rank in outcome["changed"] for name in of_rank}.difference(
             asked.changes, asked.spoil
         )

@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from labkit.deciding import NOT_TRIED, conduct, decide
-from labkit.exercises import load_lab
+from labkit.exercises import Prepared, load_lab
 from labkit.fresh import Nursery, Reply
 from labkit.nursery import Limits
 from labkit.player import STUB
-from labkit.playing import compiled, play
+from labkit.playing import play
 from labkit.verdict import Verdict
 from minimegatron.errors import MinimegatronError
 
@@ -64,10 +64,10 @@ def judge(
         return Verdict(exercise, "todo", asked.points, note=f"run its cell, %%exercise {exercise}, first")
     job = {"course": course, "exercise": exercise, "seed": secrets.token_hex(16) if seed is None else seed}
     hidden = str(Path(str(sys.modules[course].__file__)).resolve().parent)
-    libraries, refused = compiled(nursery, exercise, sources[exercise], hidden) if asked.kernels else (None, None)
+    prepared = asked.prepare(nursery, sources[exercise], hidden) if asked.prepare else Prepared()
 
     def played(drawn: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [refused] if refused else play(nursery, asked, sources, drawn, hidden, libraries)
+        return [prepared.outcome] if prepared.outcome else play(nursery, asked, sources, drawn, hidden, prepared.data)
 
     outcomes: list[list[dict[str, Any]]] = []
 

@@ -36,13 +36,15 @@ def version() -> int:
     return max(0, _libc().syscall(_CREATE_RULESET, None, 0, 1))
 
 
-def restrict(read: Iterable[str], write: Iterable[str], hidden: Iterable[str], *, run: bool) -> bool:
+def restrict(read: Iterable[str], write: Iterable[str], hidden: Iterable[str], *, run: bool, connect: bool) -> bool:
     """Forbid all other files; and, if the kernel can, all connections.
 
     Args:
         read: may be read; with `run` also executed.
         write: may be read, and changed in every way.
         hidden: folders below those of `read` whose files may not be read.
+        run: whether what may be read may be executed.
+        connect: whether TCP connections stay allowed.
 
     Returns:
         Whether the kernel has Landlock.
@@ -54,7 +56,7 @@ def restrict(read: Iterable[str], write: Iterable[str], hidden: Iterable[str], *
     change = _CHANGES | (_REFER if known >= 2 else 0) | (_TRUNCATE if known >= 3 else 0)
     look = _READ_FILE | _READ_DIR | (_EXECUTE if run else 0)
     files = change | _EXECUTE | _READ_FILE | _READ_DIR | (_IOCTL_DEV if known >= 5 else 0)
-    attributes = struct.pack("QQQ", files, 3 if known >= 4 else 0, 3 if known >= 6 else 0)
+    attributes = struct.pack("QQQ", files, 3 if known >= 4 and not connect else 0, 3 if known >= 6 else 0)
     size = 8 if known < 4 else 16 if known < 6 else 24
     rules = libc.syscall(_CREATE_RULESET, attributes, size, 0)
     if rules < 0:

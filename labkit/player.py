@@ -9,23 +9,26 @@ job, by rank::
     drive      source of a function `drive(exercise, **inputs)` that calls it in its own way, or None
     trials     keyword arguments of each call, one after the other; on ranks there is one
     strided    of each trial: hand tensors over as views that are not contiguous
-    world      number of ranks, whose default process group goes over the line to the judge's broker
-               (`transport_group`), or 0 for a plain call in one process
+    world      number of ranks, whose default process group is gloo's (`process_group`), or 0 for a plain call in one
+               process
     members    ranks that call; the others only stand beside
     groups     what they get beside the inputs: [name, whether it is an `Axis`, lists of places in members]
     spoil      inputs that are overwritten with NaN when the first wait begins
     seconds    that a call may take
     hidden     folder of the checks, closed to this process
     without    modules of the package that it may not import
-    services   names of the judge's services beside it (`beside`) that are told when a trial begins
+    prepared   for the lab's tools (`labkit.tools`)
+    late       of each trial the numbers that the drive gets one by one, or []
 
-It returns `{"trials": [{"value": ..., "evidence": ..., "changed": inputs that are not what they were}, ...]}`, or fails
+It returns `{"trials": [{"value": ..., "evidence": ..., "changed": inputs that are not what they were}, ...], "groups":
+how many were made}`, or fails
 with `{"todo": exercise}` where a stub raised NotImplementedError, or `{"error": text, "line": n, "peer": whether it is
 only another rank's failure seen from here}`, and the trials before it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import re
 import sys
@@ -35,7 +38,7 @@ from typing import Any
 
 import torch
 
-from labkit import channel, closing, cuda, holdings, plain, sandbox, transport_group
+from labkit import closing, plain, process_group, sandbox, tools
 from labkit.evidence import OpRecorder
 from labkit.exercises import GIVEN
 from labkit.nursery import Failed
@@ -50,12 +53,6 @@ _BESIDE = {  # words of an error, and what a learner does not know of the place 
     "Default process group has not been initialized": "there is no process group yet where a cell is imported: create "
     "groups inside the function",
 }
-
-
-def begins(trial: int) -> str:
-    """The mark that each rank sets when a trial begins; before the first, no code of the learner's has been
-    imported."""
-    return f"trial {trial} begins"
 
 
 def rehearse() -> None:
@@ -76,30 +73,25 @@ def play(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
         Failed: with what the learner's code raised, as plain data.
     """
     torch.set_num_threads(1)
-    sandbox.enter(Path.cwd(), hidden=(Path(job["hidden"]), *closing.files_of(job["without"])))
+    sandbox.enter(Path.cwd(), hidden=(Path(job["hidden"]), *closing.files_of(job["without"])), ranks=job["world"] > 0)
     closing.close(job["without"])
     _install(job["sources"])
-    cuda.Kernel.judged = "kernels" in job.get("services", ())
+    tools.prepared = job["prepared"]
     done: list[dict[str, Any]] = []
     try:
+        before = [digests(inputs) for inputs in job["trials"]]
         if not job["world"]:
-            before = [digests(inputs) for inputs in job["trials"]]
             exercise = _import(job)
             for number, was in enumerate(before):
                 done.append(_call(exercise, job, number, {}, was, 0))
             return {"trials": done}
-        transport_group.connect(channel.mine(), rank, world)
-        given, calls = groups_of(job, rank), rank in job["members"]
-        before = [digests(inputs) for inputs in job["trials"]]
-        transport_group.mark(begins(0))
+        process_group.connect(sandbox.shared_folder(), rank, world, job["seconds"])
+        given = groups_of(job, rank)
         for number, was in enumerate(before):
-            if number:
-                transport_group.mark(begins(number))
-            with transport_group.without_a_group():
+            with process_group.without_a_group():
                 exercise = _import(job)
             done.append(_call(exercise, job, number, given, was, job["members"].index(rank)))
-        transport_group.finish(took_part=calls)
-        return {"trials": done}
+        return {"trials": done, "groups": process_group.groups_made()}
     except NotImplementedError as error:
         todo = {"todo": _exercise_of(error) or job["exercise"]}
         said = todo if STUB in str(error) else _error(error, job["exercise"])
@@ -120,29 +112,16 @@ def _call(
     random.seed(place)
     inputs = job["trials"][number]
     mine = strided(inputs) if job["strided"][number] else inputs
-    transport_group.begin(number, [mine[name] for name in job["spoil"]])
-    for name in job.get("services", ()):
-        channel.mine().ask({"to": name, "do": "trial"})
-    given = holdings.reached([mine])
     with OpRecorder(place) as recorder:
-        transport_group.watch(lambda: recorder.ops)
-        said = _drive(exercise, job, {**mine, **groups})
-        returned = holdings.reached([said])
-        value = plain.settled(said)  # iterators run here, where they are seen
-        del said
-    alive = recorder.alive(value) + _held(mine, recorder).beyond(given, returned)
+        process_group.LOG.begin(lambda: recorder.ops, [mine[name] for name in job["spoil"]], job["late"][number])
+        value = plain.settled(_drive(exercise, job, {**mine, **groups}))  # iterators run here, where they are seen
+    evidence, log = recorder.evidence(recorder.alive(value)), process_group.LOG
+    evidence = dataclasses.replace(evidence, notes=tools.take_notes(), calls=())
+    if job["world"]:
+        evidence = evidence.with_calls(log.placed(job["members"]), log.marks)
     now = digests(mine)
     changed = [name for name in was if now[name] != was[name]]
-    return {
-        "value": plain.loads(plain.dumps(value)), "changed": changed,
-        "evidence": recorder.evidence(alive).to_plain(),
-    }  # fmt: skip
-
-
-def _held(inputs: dict[str, Any], recorder: OpRecorder) -> holdings.Holdings:
-    """Memory that the learner's modules and the inputs reach, without tensors that the recorder counts."""
-    modules = [module for name, module in sys.modules.items() if name.startswith("exercises.")]
-    return holdings.reached([*modules, inputs], recorder.counts)
+    return {"value": plain.loads(plain.dumps(value)), "changed": changed, "evidence": evidence.to_plain()}
 
 
 def _install(sources: dict[str, str]) -> None:
@@ -156,7 +135,7 @@ def _install(sources: dict[str, str]) -> None:
 def _drive(exercise: Any, job: dict[str, Any], inputs: dict[str, Any]) -> Any:
     if job["drive"] is None:
         return getattr(exercise, job["function"])(**inputs)
-    namespace: dict[str, Any] = {name: getattr(transport_group, name) for name in GIVEN}
+    namespace: dict[str, Any] = {name: getattr(process_group, name) for name in GIVEN}
     # Its annotations stay unevaluated: compile inherits the future import of this file.
     exec(compile(job["drive"], "<how the check calls it>", "exec"), namespace)  # noqa: S102  in a process made for it
     drive = next(value for name, value in namespace.items() if name not in ("__builtins__", *GIVEN))
@@ -180,8 +159,7 @@ def _error(error: BaseException, name: str) -> dict[str, Any]:
             line = frame.lineno
     if isinstance(error, SyntaxError):
         line = error.lineno
-    if isinstance(error, cuda.LaunchError):
-        line = error.line or line  # of the CUDA statement
+    line = getattr(error, "line", 0) or line  # an error of a lab's tool may know it better
     first = text.strip().splitlines()[0][:400] if text.strip() else ""
     if isinstance(error, AttributeError) and (missing := _NO_FUNCTION.fullmatch(first)):
         return {"error": _not_defined(*missing.groups()), "line": None, "peer": False}

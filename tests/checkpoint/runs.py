@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from labkit.killer import operations
+from course.lab08.killer import operations
 from minimegatron.checkpoint.commit import (
     Keep,
     RootLock,

@@ -1,7 +1,7 @@
 """Lab 08, regions: which boxes of the logical tensor a rank holds, and a box assembled from stored ones.
 
-Files lie in the judge's process and are read through a memory that counts (`labkit.hbm`): a program that reads a whole
-file, a whole region, or a number twice gets the right tensor and is recognised by its reads.
+Files are read through a memory that counts (`labkit.hbm`): a program that reads a whole file, a
+whole region, or a number twice gets the right tensor and is recognised by its reads.
 """
 
 from __future__ import annotations
@@ -158,19 +158,19 @@ def load_box(regions: list[Any], box: Box, hole: bool = False, **files: torch.Te
     return {"box": whole[top:bottom, left:right]}
 
 
-def _drive(exercise: Any, regions: Any, box: Any, hole: bool) -> Any:
-    from labkit.hbm import JudgedMemory
+def _drive(exercise: Any, regions: Any, box: Any, hole: bool, **files: Any) -> Any:
+    from labkit.hbm import Memory
+    from labkit.tools import note
 
-    numbers = "numbers, though some of them were never stored"
-
-    memory = JudgedMemory()
+    memory = Memory(**files)
+    note("memory", memory.evidence())
     if not hole:
         return {"box": exercise.load_box(memory, regions, box)}
     try:
         exercise.load_box(memory, regions, box)
     except ValueError:
         return {"box": "a ValueError"}
-    return {"box": numbers}
+    return {"box": "numbers, though some of them were never stored"}
 
 
 def _meeting(inputs: dict[str, Any]) -> list[Box]:
@@ -184,8 +184,7 @@ def _meeting(inputs: dict[str, Any]) -> list[Box]:
 
 
 def _reads(answer: Answer) -> str | None:
-    memory = answer.evidence[0].memory
-    assert memory is not None
+    [memory] = answer.evidence[0].notes["memory"]
     loads = [tuple(one[1:]) for one in memory["order"]]
     meeting = _meeting(answer.inputs)
     wanted, rows = sum((b - a) * (d - c) for (a, b), (c, d) in meeting), sum(b - a for (a, b), _ in meeting)
@@ -302,7 +301,6 @@ LOAD = Exercise(
     "load_box",
     reference=load_box,
     drive=_drive,
-    memory=FILES,
     cases=[
         Case("[2, 4] in two files, columns 0 to 2 and 2 to 4; wanted are columns 1 to 3", _TWO),
         Case("the second file is not there: refused with a ValueError", _ONE_MISSING),

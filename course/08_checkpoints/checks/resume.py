@@ -15,7 +15,7 @@ import torch
 from labkit import plain
 from labkit.checks import count, only
 from labkit.exercises import Case, Draw, Exercise, Mistake
-from labkit.small_run import Run
+from course.lab08.small_run import Run
 
 Inputs = list[dict[str, Any]]
 
@@ -27,7 +27,7 @@ def _drive(
     import torch.distributed as dist
 
     from labkit import plain as data
-    from labkit.small_run import Run as SmallRun
+    from course.lab08.small_run import Run as SmallRun
 
     rank = dist.get_rank()
     run = SmallRun(seed + rank, dropout, decays, rows, batch)

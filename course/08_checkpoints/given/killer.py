@@ -4,7 +4,7 @@ The problem in a sentence: "what if it dies there?" has an answer for each place
 
 `operations(at)` counts changes of the disk and ends the process at number `at`; if that number is too high it gives
 their number. A run with each number tries them all. Buffers of the operating system survive the death of a process;
-power cuts are tried on a simulated disk (`labkit.disk`).
+power cuts are tried on a simulated disk (`course.lab08.disk`).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def operations(at: int, error: OSError | None = None) -> Iterator[list[int]]:
 
 
 class RealDisk:
-    """The interface of `labkit.disk.Disk`, on real files below a folder."""
+    """The interface of `course.lab08.disk.Disk`, on real files below a folder."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
