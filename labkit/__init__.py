@@ -7,6 +7,7 @@
     %%torchrun -n 4 --needs ring_all_reduce       the real torchrun on a cell; ranks on CPUs, on every machine
     %%torchrun --gpus 2                           the same on all GPUs of this machine; left out with fewer than 2
     %%ranks 4                                     the same on warm ranks on CPUs, in a fraction of a second
+    hint("ring_all_reduce")                       how it can be solved
     progress()                                    all exercises and the sum
     guess("gpus", 12, "How many?")                keeps a guess
     guessed("gpus", 7.3, "GPUs")                  shows it beside the measured number

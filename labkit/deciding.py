@@ -5,12 +5,11 @@
     decide    exercise, seed, outcomes   -> the same verdict after some trials have been played once more
 
 Both compare with references after the trials have been played; `decide` draws again. The first wrong trial of a case
-becomes the case's note. Checks run in this order: is there an answer, does it change its inputs, does it equal the
-reference, do the judges (`accept`) agree.
+becomes the case's note. Checks run in this order: is there an answer, does it change its inputs, has it waited for what
+it has started, does it equal the reference, do the judges (`accept`) agree.
 
 Feedback about a wrong answer: for a visible case the answer and the expected one; for a hidden case the part that is
-wrong, without numbers; the mistake, if most wrong answers are those of one of the exercise's mistakes: on small inputs
-two mistakes give the same number by chance (`Suspects`).
+wrong, without numbers; the mistake, if one of the exercise's mistakes gives every wrong answer (`Suspects`).
 """
 
 from __future__ import annotations
@@ -70,10 +69,8 @@ def _decide(asked: Exercise, job: dict[str, Any], drawn: list[list[Trial]]) -> d
         return {"verdict": Verdict(asked.name, "todo", asked.points, note=note).to_plain(), "again": {}}
     rows, suspects, again = list[Row](), Suspects(asked), dict[int, Trial]()
     only_settings = True  # as far as it is seen, nothing is wrong where nothing is special
-    answered = False  # with something wrong: beside an error the idea waits for the second failure
     for index, (case, of_case, tried) in enumerate(zip(asked.cases, drawn, outcomes, strict=True)):
         wrong, how, trial = _first_wrong(asked, case, of_case, tried, suspects)
-        answered = answered or how in (VALUE, REFUSED)
         if wrong and how is None:
             first = all(not row.note for row in rows)
             words = {**asked.errors, **(case.errors if first else {})}
@@ -92,8 +89,9 @@ def _decide(asked: Exercise, job: dict[str, Any], drawn: list[list[Trial]]) -> d
     if passed:
         verdict = Verdict(asked.name, "passed", asked.points, tuple(rows))
     else:
-        texts = everywhere, suspects.told(), asked.idea, asked.hint
-        verdict = Verdict(asked.name, "wrong", asked.points, tuple(rows), *texts, answered=answered)
+        tried = not all(of_case[-1].get("unread") for of_case in outcomes)
+        texts = everywhere, suspects.told(), asked.idea
+        verdict = Verdict(asked.name, "wrong", asked.points, tuple(rows), *texts, tried=tried)
     asks = only_settings and "again" not in job
     return {
         "verdict": verdict.to_plain(),
@@ -104,10 +102,9 @@ def _decide(asked: Exercise, job: dict[str, Any], drawn: list[list[Trial]]) -> d
 class Suspects:
     """The mistakes of an exercise that lead to the learner's answers.
 
-    A mistake may lead to the answer of one trial by chance, so the feedback names one that explains more than half of
-    the wrong trials. Not all: at the edges (an empty rank, scores in the hundreds) two programs with one mistake
-    differ. A mistake is identified by its hint; several ways of making it may share one. If none of them has an answer
-    for a trial (`NotImplemented`), the trial does not count.
+    A mistake may lead to the answer of one trial by chance, so the feedback names one that explains every wrong trial.
+    A mistake is identified by its hint; several ways of making it may share one. If none of them has an answer for a
+    trial (`NotImplemented`), the trial does not count.
     """
 
     def __init__(self, asked: Exercise) -> None:
@@ -129,9 +126,9 @@ class Suspects:
             self._misses[hint] += True not in found and False in found
 
     def told(self) -> str:
-        """The mistake that explains most trials, the first of equals; "" if none explains enough of them."""
-        enough = {hint: fits for hint, fits in self._fits.items() if fits > self._misses[hint]}
-        return max(enough, key=lambda hint: enough[hint], default="")
+        """The mistake that explains all wrong trials, and most of them; the first of equals; "" if there is none."""
+        whole = {hint: fits for hint, fits in self._fits.items() if not self._misses[hint]}
+        return max(whole, key=lambda hint: whole[hint], default="")
 
 
 # How a trial is wrong; None: there is no answer, or one that was computed by destroying its inputs.
@@ -200,10 +197,10 @@ def _wrong(
 
     if changed:
         return f"it changes its input `{min(changed)}`: compute on a copy", None
+    if unfinished := _never_waited_for(evidence):
+        return unfinished, None
     reference = case.reference or asked.reference
     if reference and (phrase := apart(reference, case.hidden)):
-        if unfinished := _never_waited_for(evidence):
-            return unfinished, REFUSED
         suspects.seen(gives_it)
         return phrase, VALUE
     for accept in (*asked.accept, *case.accept):
@@ -219,7 +216,7 @@ def _wrong(
 
 
 def _never_waited_for(evidence: Sequence[Evidence]) -> str | None:
-    """The communication that the answer needs and that was never waited for: its numbers have not arrived."""
+    """A communication that was never waited for, if there is one: what it brings has not arrived."""
     for rank, one in enumerate(evidence):
         if call := next((call for call in one.calls if call.waited is None and call.name != "send"), None):
             return f"rank {rank} never waits for its {call.name}: what it brings may not be there when it is used"

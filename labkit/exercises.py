@@ -180,7 +180,7 @@ class Case:
 class Mistake:
     """A mistake that many make: the answer it leads to (called as `reference` is), and what the mistake is.
 
-    `hint` is shown at the first failure already, so it says what was done, never the recipe. It is shown where most
+    `hint` is shown at the first failure already, so it says what was done, never the recipe. It is shown where all
     wrong trials gave this answer; `answer` returns `NotImplemented` for inputs on which the mistake says nothing.
     """
 
@@ -213,12 +213,11 @@ class Exercise:
         function: name of the learner's function; by default the exercise's name.
         drive: calls the learner's module in another way than `function(**inputs)`.
         accept: judges of every case, after the comparison with the reference.
-        mistakes: compared with every wrong answer; told is the one that gives the same in most of them
+        mistakes: compared with every wrong answer; told is one that gives the same in all of them
             (`deciding.Suspects`). Where no case has a reference, with those that `accept` refuses.
         errors: {words of an error: what the mistake is}, where an error comes in place of an answer.
-        idea: one sentence that points the way, without code: shown at the first two failures where no mistake is
-            recognised; beside an error at the second.
-        hint: the recipe, shown from the third failure on.
+        idea: one sentence that points the way, without code: shown from the second failure on.
+        hint: the recipe, shown when the learner asks for it: `hint("name")`.
         outputs: names of the values where an answer is a tuple of several: `("dq", "dk", "dv")`. A learner is told
             which of them is wrong, in a hidden case too.
         counted: an answer is a list of names, which are what the learner is to find: told is how many are wrong.

@@ -32,7 +32,7 @@ from typing import Any
 
 from labkit import plain
 from labkit.nursery import Limits
-from labkit.ranks.fork_server import REPLY_SECONDS, START_SECONDS, ForkServer
+from labkit.ranks.fork_server import START_SECONDS, ForkServer
 from labkit.replies import Answers, Process, Reply, ends, held, processor, used
 from labkit.sandbox import THREADS
 from minimegatron.errors import DeadlineError, RankError

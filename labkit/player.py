@@ -23,7 +23,8 @@ job, by rank::
 It returns `{"trials": [{"value": ..., "evidence": ..., "changed": inputs that are not what they were}, ...], "groups":
 how many were made}`, or fails
 with `{"todo": exercise}` where a stub raised NotImplementedError, or `{"error": text, "line": n, "peer": whether it is
-only another rank's failure seen from here}`, and the trials before it.
+only another rank's failure seen from here, "unread": whether the cell cannot be read or lacks the function}`, and the
+trials before it.
 """
 
 from __future__ import annotations
@@ -162,13 +163,13 @@ def _error(error: BaseException, name: str) -> dict[str, Any]:
     line = getattr(error, "line", 0) or line  # an error of a lab's tool may know it better
     first = text.strip().splitlines()[0][:400] if text.strip() else ""
     if isinstance(error, AttributeError) and (missing := _NO_FUNCTION.fullmatch(first)):
-        return {"error": _not_defined(*missing.groups()), "line": None, "peer": False}
+        return {"error": _not_defined(*missing.groups()), "line": None, "peer": False, "unread": True}
     beside = next((said for words, said in _BESIDE.items() if words in first), "")
     first = f"{first} ({beside})" if beside else first
     if type(error) is NameError:  # the notebook may have the name
         first += ": the cell of an exercise sees only what it imports or defines itself"
     return {"error": f"{type(error).__name__}: {first}" if first else type(error).__name__,
-            "line": line, "peer": is_consequence(error)}  # fmt: skip
+            "line": line, "peer": is_consequence(error), "unread": isinstance(error, SyntaxError)}  # fmt: skip
 
 
 def _not_defined(module: str, wanted: str) -> str:

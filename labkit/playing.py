@@ -9,7 +9,8 @@
 |-----------------------------------------|-------------------------------------------------------------------------|
 | `{"answers", "evidence", "changed"}`    | lists by rank                                                           |
 | `{"todo": exercise}`                    | a stub has been called                                                  |
-| `{"error": text}`                       | no answer, in the learner's own words and lines; `late`: out of time    |
+| `{"error": text}`                       | no answer, in the learner's own words and lines; `late`: out of time;   |
+|                                         | `unread`: the cell cannot be read, or has no such function              |
 
 An outcome other than the first kind is the last one of its case. Several ranks that fail are one failure: that of the
 rank that failed first, and not because another had gone.
@@ -137,7 +138,7 @@ def _failure(replies: list[Reply], asked: Exercise, sources: Mapping[str, str]) 
         rank = min(errors)[2]
         same = [r for r, one in enumerate(said) if one.get("error") == said[rank]["error"]]
         text = f"{_who(same, len(said))}{said[rank]['error']}{_at([said[r].get('line') for r in same], same, source)}"
-        return {"error": text}
+        return {"error": text, "unread": bool(said[rank].get("unread"))}
     if any(reply.ended in ("late", "stuck") for reply in replies):
         late = any(reply.ended == "late" for reply in replies)
         what = f"no answer within {asked.seconds:g} s" if late else "no answer: nothing goes on any more"

@@ -302,10 +302,11 @@ class CountedWork(Work):
     def _collect(self) -> None:
         """Bring the results into the program's tensors; autograd does not see it, as with gloo."""
         with self._lock:
-            into, self._into = self._into, []
-        with _disable_current_modes():
-            for output, result in zip(_tensors(self._outputs) if into else (), _tensors(into), strict=False):
-                output.data.copy_(result)
+            into, self._into = self._into, None
+        if into is not None:
+            with _disable_current_modes():
+                for output, result in zip(_tensors(self._outputs), _tensors(into), strict=True):
+                    output.data.copy_(result)
         if self._call.name == "recv" and self._call.peer < 0:
             self._call.peer = self._ranks[self._work._source_rank()]
 

@@ -152,7 +152,9 @@ def ends(
     late = {index: processes[index].pid for index in sorted(answers.waiting) if index not in full}
     # The fault handler of each answers SIGABRT with its Python stack.
     found = stacks(late, signal.SIGABRT, lambda index: processes[index].dump(), seconds=0.5)
-    unanswered = {index: Reply(ended="stuck" if stuck else "late", stack=tuple(frames)) for index, frames in found.items()}
+    unanswered = {
+        index: Reply(ended="stuck" if stuck else "late", stack=tuple(frames)) for index, frames in found.items()
+    }
     unanswered |= {index: Reply(ended=why) for index, why in full.items()}
     statuses = server.end(*(process.pid for process in processes))
     return [

@@ -43,7 +43,7 @@ def _drive(
     import torch as t
     import torch.distributed as dist
 
-    from labkit.transport_group import mark
+    from labkit.process_group import mark
 
     if own:
         params = [t.zeros_like(grad).requires_grad_() for grad in own]

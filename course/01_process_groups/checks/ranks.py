@@ -154,7 +154,7 @@ RING = Exercise(
 def _drive_pair(exercise: Any, x: Any, w: Any, what: str) -> dict[str, Any]:
     import torch as t
 
-    from labkit.transport_group import mark
+    from labkit.process_group import mark
 
     x = x.requires_grad_()
     if what == "copy_to":

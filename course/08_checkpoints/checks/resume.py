@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from course.lab08.small_run import Run
 from labkit import plain
 from labkit.checks import count, only
 from labkit.exercises import Case, Draw, Exercise, Mistake
-from course.lab08.small_run import Run
 
 Inputs = list[dict[str, Any]]
 
@@ -26,8 +26,8 @@ def _drive(
     import torch as t
     import torch.distributed as dist
 
-    from labkit import plain as data
     from course.lab08.small_run import Run as SmallRun
+    from labkit import plain as data
 
     rank = dist.get_rank()
     run = SmallRun(seed + rank, dropout, decays, rows, batch)
