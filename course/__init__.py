@@ -3,7 +3,7 @@
     NN_name/__init__.py    LAB: the exercises in their order
     NN_name/lab.py         the one source of labs/NN_name.ipynb and solutions/NN_name.ipynb (`labkit/source`)
     NN_name/checks/        the exercises: inputs, the judge's own answer, what can go wrong, what to say then
-    NN_name/given/         tools that only this lab uses; `course.labNN` is this folder: `from course.lab08.disk import Disk`
+    NN_name/given/         tools that only this lab uses; the folder is the package `course.labNN`
     NN_name/answers/       programs that try the checks: other right ones, and wrong ones with what is said to them
     NN_name/mistakes.py    the same as small edits of the solution (`labkit/answers`)
     figures/               what labs draw, a module for each

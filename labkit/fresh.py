@@ -38,7 +38,7 @@ from labkit.sandbox import THREADS
 from minimegatron.errors import DeadlineError, RankError
 
 _LOOK_SECONDS = 0.5  # between two looks at how full the ranks' folder is
-_STILL_SECONDS = 2.5  # in which ranks that wait for each other use no processor
+_STILL_SECONDS = 4.0  # in which ranks that wait for each other use no processor
 _IDLE_SHARE = 0.02  # of a processor: what looking for a peer's address in a file takes
 
 

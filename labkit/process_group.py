@@ -3,9 +3,9 @@
 The problem in a sentence: a check must know which communications a program has started, when it has waited for them,
 and how many bytes they moved; the program itself uses `torch.distributed` as it would anywhere.
 
-    dist.all_reduce(x, async_op=True) -> CountedGroup.allreduce([x])     a Call: its bytes, peer, group, time of the start
+    dist.all_reduce(x, async_op=True) -> CountedGroup.allreduce([x])     a `Call`: bytes, peer, group, time of the start
                                            -> gloo, on copies of x
-    handle.wait()                     -> CountedWork.wait()               the time of the first wait; x gets its result
+    handle.wait()                     -> CountedWork.wait()              time of the first wait; x gets its result
 
 `connect` makes every group of the backend "gloo" a `CountedGroup`, which hands each operation to a real one of gloo;
 errors are gloo's own. Gloo works on copies, and `wait` brings the results into the program's tensors. So a program

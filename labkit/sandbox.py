@@ -81,7 +81,8 @@ def begin(scratch: str) -> None:
 
 
 def readable(programs: bool = False) -> list[str]:
-    """Paths that a learner's code needs: libraries, the interpreter, and of this checkout the two packages and the labs' tools."""
+    """Paths that a learner's code needs: libraries, the interpreter, and of this checkout two packages and the labs'
+    tools."""
     prefixes = dict.fromkeys([sys.prefix, sys.base_prefix, sys.exec_prefix])
     places = [os.path.join(prefix, name) for prefix in prefixes for name in ("lib", "lib64", "pyvenv.cfg")]
     places += [*_LIBRARIES, *namespaces.DEVICES, site.getusersitepackages()]
@@ -142,7 +143,7 @@ def _audit(folder: Path, hidden: tuple[Path, ...]) -> None:
 
 
 def room(disk: int, shared: str = "") -> None:
-    """Set, before `enter`, the bytes that this process may write, and the folder that it shares with its job's ranks."""
+    """Set, before `enter`, the bytes that this process may write, and the folder that all ranks of its job share."""
     _HERE.disk, _HERE.shared = disk, shared
 
 

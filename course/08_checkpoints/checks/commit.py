@@ -1,6 +1,7 @@
 """Lab 08, an atomic save: the program is killed at every change, and its power is cut after every change.
 
-The disk notes every change, and kills the program at one (`course.lab08.disk`). The program runs once to its end. Then it is killed at its first change, its second, ..., on a fresh disk each time.
+The disk notes every change, and kills the program at one (`course.lab08.disk`). The program runs once to its end. Then
+it is killed at its first change, its second, ..., on a fresh disk each time.
 After each death a new program saves on the same disk: the next step; and, on a disk with the same death, the same step
 once more, as a run does that resumes from the older checkpoint. From the notes the judge computes what a power cut can
 leave after each change.
