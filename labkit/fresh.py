@@ -38,8 +38,8 @@ from labkit.sandbox import THREADS
 from minimegatron.errors import DeadlineError, RankError
 
 _LOOK_SECONDS = 0.5  # between two looks at how full the ranks' folder is
-_STILL_SECONDS = 4.0  # in which ranks that wait for each other use no processor
-_IDLE_SHARE = 0.02  # of a processor: what looking for a peer's address in a file takes
+_STILL_SECONDS = 2.5  # in which ranks that wait for each other use no processor
+_IDLE_SECONDS = 0.001  # of processor, between two looks
 
 
 class Nursery:
@@ -191,7 +191,7 @@ class _Job:
         The clock starts when all processes have given a sign of life.
         """
         deadline, looked, running = time.monotonic() + START_SECONDS, time.monotonic(), False
-        still: dict[int, tuple[float, float]] = {}  # rank -> (seconds of processor, when it last had used some)
+        still: dict[int, tuple[float, float]] = {}  # rank -> (seconds of processor, since when it has not used more)
         while answers.waiting and (left := deadline - time.monotonic()) > 0:
             if time.monotonic() - looked > _LOOK_SECONDS:
                 looked = time.monotonic()
@@ -213,8 +213,8 @@ class _Job:
         for rank in waiting:
             sleeps, used = processor(self.started[rank].pid)
             before, since = still.get(rank, (-1.0, now))
-            if not sleeps or used - before > _IDLE_SHARE * (now - since + _LOOK_SECONDS):
-                still[rank] = used, now
+            idle = sleeps and used - before < _IDLE_SECONDS
+            still[rank] = used, since if idle else now
         return all(now - still[rank][1] > _STILL_SECONDS for rank in waiting)
 
     def _too_much(self) -> str:

@@ -14,7 +14,7 @@ It is a tmpfs with bind mounts, made by each process for itself in a mount names
 against the size of the tmpfs also when they have no name any more, and are gone with the process.
 
 A process without privileges gets a user namespace first, in which it may mount. Not every machine allows that:
-`begin` tries all of it in a child, and returns whether it works. If it does not, `landlock` still forbids to read.
+`begin` tries all of it in a child, and returns whether it works. If it does not, an audit hook alone says no.
 
 Sources: man 7 mount_namespaces, 7 user_namespaces, 2 pivot_root ("pivot_root(".", ".")"), 2 mount_setattr, 5 tmpfs.
 """

@@ -141,8 +141,8 @@ def _failure(replies: list[Reply], asked: Exercise, sources: Mapping[str, str]) 
         return {"error": text, "unread": bool(said[rank].get("unread"))}
     if any(reply.ended in ("late", "stuck") for reply in replies):
         late = any(reply.ended == "late" for reply in replies)
-        what = f"no answer within {asked.seconds:g} s" if late else "no answer: nothing goes on any more"
-        return {"error": f"{what}{_waiting(replies, asked.name, source)}", "late": True}
+        what = f"no answer within {asked.seconds:g} s" if late else "deadlock: nothing goes on any more"
+        return {"error": f"{what}{_waiting(replies, asked.name, source)}", **({"late": True} if late else {})}
     for rank, (reply, one) in enumerate(zip(replies, said, strict=True)):
         if reply.ended or "trials" not in one:
             why = reply.ended or "sent what cannot be read"

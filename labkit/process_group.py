@@ -131,14 +131,22 @@ def connect(folder: Path, rank: int, world: int, seconds: float) -> None:
     """Initialise the default process group; from now on `backend="gloo"` means `CountedGroup`.
 
     Args:
-        folder: one that all ranks of this job can write in.
+        folder: one that all ranks of this job can write in: there rank 0 says where its store listens.
         seconds: after which gloo gives up a wait.
     """
     setattr(distributed_c10d, "ProcessGroupGloo", CountedGroup)  # noqa: B010  mypy forbids the assignment
-    store = dist.FileStore(str(folder / "store"), world)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world, timeout=datetime.timedelta(seconds=seconds)
-    )
+    patience, place = datetime.timedelta(seconds=seconds), folder / "port"
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, world, is_master=True, wait_for_workers=False, timeout=patience)
+        (folder / "new").write_text(str(store.port))
+        (folder / "new").rename(place)
+    else:
+        deadline = time.monotonic() + seconds
+        while not place.exists() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        port = int(place.read_text())
+        store = dist.TCPStore("127.0.0.1", port, world, is_master=False, wait_for_workers=False, timeout=patience)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=patience)
 
 
 @contextlib.contextmanager

@@ -82,7 +82,7 @@ def advice(settings: Path = Path("/proc/sys")) -> str:
                 return f"sudo sysctl {name}={good}"
     if any(Path(mark).exists() for mark in ("/.dockerenv", "/run/.containerenv")):
         return "start the container with --security-opt seccomp=unconfined --security-opt apparmor=unconfined"
-    return "take a kernel with Landlock (Linux 5.13) and user namespaces"
+    return "take a kernel with user namespaces"
 
 
 # ----------------------------------------------------------------------------------------- in a process of its own

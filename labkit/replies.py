@@ -201,15 +201,15 @@ def used(folder: Path, enough: int) -> int:
 
 
 def processor(pid: int) -> tuple[bool, float]:
-    """Whether a process's main thread sleeps, and the seconds of processor that the process has used.
+    """Whether a process's main thread sleeps, and the seconds of processor that it has used.
 
     (False, 0) if it cannot be read.
     """
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state == "S", int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+    except (OSError, ValueError, IndexError):
         return False, 0.0
-    return fields[0] == "S", (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def held(pid: int) -> tuple[int, int]:

@@ -7,7 +7,6 @@ part is the operating system's, needs no root and no extra program, and is left 
 | part              | since         | forbids                                                                       |
 |-------------------|---------------|-------------------------------------------------------------------------------|
 | `namespaces`      | Linux 3.8     | to see: other files, other processes, the host's sockets and networks         |
-| `landlock`        | Linux 5.13    | to read, write, make and remove outside, without a root of its own            |
 | `seccomp`         | Linux 3.5     | processes, programs, sockets, signals, uncounted memory, other limits         |
 | capabilities      | Linux 2.2     | what only root may, if the grader runs as root                                |
 | limits            | POSIX         | memory, time, files, threads                                                  |
@@ -32,7 +31,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from labkit import landlock, namespaces, seccomp
+from labkit import namespaces, seccomp
 
 _ROOT = Path(__file__).resolve().parents[1]
 HIDDEN = (_ROOT / "course", _ROOT / "solutions")
@@ -113,16 +112,17 @@ _CHANGING = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.chmod", "os.c
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
-def _audit(folder: Path, hidden: tuple[Path, ...]) -> None:
+def _audit(folders: tuple[Path, ...], hidden: tuple[Path, ...]) -> None:
     """Refuse from Python what the parts above refuse from anywhere, with a message that says why."""
-    mine, own, closed = os.fspath(folder.resolve()), os.getpid(), tuple(map(os.fspath, hidden))
-    absolute, fsdecode, below, given = os.path.abspath, os.fsdecode, os.path.commonpath, tuple(map(os.fspath, GIVEN))
+    own, closed = os.getpid(), tuple(map(os.fspath, hidden))
+    mine = tuple(os.fspath(folder.resolve()) for folder in folders)
+    absolute, fsdecode, given = os.path.abspath, os.fsdecode, tuple(map(os.fspath, GIVEN))
 
     def under(path: str, folders: tuple[str, ...]) -> bool:
         return any(path == one or path.startswith(one + os.sep) for one in folders)
 
     def outside(path: Any) -> bool:
-        return isinstance(path, str | bytes | os.PathLike) and below([absolute(fsdecode(path)), mine]) != mine
+        return isinstance(path, str | bytes | os.PathLike) and not under(absolute(fsdecode(path)), mine)
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
         if event in _NEVER or (event == "os.kill" and args[0] != own):
@@ -172,7 +172,7 @@ def enter(
     closed = tuple(one for one in (*HIDDEN, *hidden) if one not in _ROOT.parents and one != _ROOT)
     restrict(folder, hidden=closed, programs=programs, ranks=ranks, extra=extra)
     if not programs:
-        _audit(Path.cwd(), closed)
+        _audit((Path.cwd(), *([shared_folder()] if ranks else [])), closed)
 
 
 def restrict(
@@ -184,14 +184,11 @@ def restrict(
     if sys.platform == "linux":
         if _HERE.rooted:
             namespaces.own_root(read, closed, os.fspath(folder), _HERE.disk, _HERE.shared if ranks else "")
-            read, closed = ["/"], []
             _HERE.shared = namespaces.SHARED
         if not programs:
             _limit_threads()
         _drop_capabilities()
-        write = [os.getcwd(), os.devnull, *([_HERE.shared] if ranks else [])]
-        landlock.restrict(read, write, closed, run=programs, connect=ranks)
-        seccomp.restrict(programs=programs, attributes=_HERE.rooted, sockets=ranks)
+        seccomp.restrict(programs=programs, sockets=ranks)
     os.environ["HOME"] = os.environ["TMPDIR"] = tempfile.tempdir = os.getcwd()
 
 

@@ -39,14 +39,6 @@ _FORBIDDEN: dict[str, tuple[int | None, int | None]] = {
     "add_key": (248, 217), "request_key": (249, 218), "settimeofday": (164, 170), "clock_settime": (227, 112),
     "sethostname": (170, 161), "syslog": (103, 116), "acct": (163, 89), "swapon": (167, 224),
 }  # fmt: skip
-# What Landlock lets pass, outside of a root of its own.
-_ATTRIBUTES: dict[str, tuple[int | None, int | None]] = {
-    "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None),
-    "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None),
-    "futimesat": (261, None), "utimensat": (280, 88), "setxattr": (188, 5), "lsetxattr": (189, 6),
-    "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
-    "setxattrat": (463, 463), "removexattrat": (466, 466),
-}  # fmt: skip
 _SOCKETS = ("socket", "socketpair")
 _TO_START = ("fork", "vfork", "execve")  # what a compiler needs to call its parts
 _CLONE, _CLONE3, _KILL, _TGKILL, _PRLIMIT, _PRCTL = (56, 220), (435, 435), (62, 129), (234, 131), (302, 261), (157, 167)
@@ -56,24 +48,23 @@ _LOAD, _IF_EQUAL, _IF_ANY_BIT, _IF_ABOVE, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
 Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, constant
 
 
-def restrict(*, programs: bool, attributes: bool, sockets: bool) -> bool:
+def restrict(*, programs: bool, sockets: bool) -> bool:
     """Forbid the calls.
 
     Args:
         programs: whether programs may be started.
-        attributes: whether modes, owners and times of files may be changed.
         sockets: whether sockets may be opened.
 
     Returns:
         Whether the kernel has it.
     """
-    program = [*_head(), *_program(programs, attributes, sockets), (_RETURN, 0, 0, _ALLOW)]
+    program = [*_head(), *_program(programs, sockets), (_RETURN, 0, 0, _ALLOW)]
     return _install(program) if platform.machine() in ("x86_64", "aarch64") else False
 
 
 def refuse(*names: str) -> bool:
     """Refuse these calls, as a kernel would that does not allow them. For tests: another machine on this one."""
-    numbers = [_number({**_FORBIDDEN, "landlock_create_ruleset": (444, 444)}[name]) for name in names]
+    numbers = [_number(_FORBIDDEN[name]) for name in names]
     return _install([*_head(), *(one for nr in numbers for one in _refuse(nr)), (_RETURN, 0, 0, _ALLOW)])
 
 
@@ -94,10 +85,10 @@ def _number(pair: tuple[int | None, int | None]) -> int | None:
     return pair[0 if platform.machine() == "x86_64" else 1]
 
 
-def _program(programs: bool, attributes: bool, sockets: bool) -> list[Instruction]:
+def _program(programs: bool, sockets: bool) -> list[Instruction]:
     own, program = os.getpid(), list[Instruction]()
     allowed = (*(_TO_START if programs else ()), *(_SOCKETS if sockets else ()))
-    for name, pair in (_FORBIDDEN | ({} if attributes else _ATTRIBUTES)).items():
+    for name, pair in _FORBIDDEN.items():
         program += [] if name in allowed else _refuse(_number(pair))
     program += _refuse(_number(_CLONE3), _ENOSYS)  # glibc then takes clone, whose flags a filter can read
     if not programs:

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from labkit.checks import at_most, count, only
+from labkit.compare import ANYTHING
 from labkit.exercises import Case, Draw, Exercise, Mistake
-from labkit.wanted import ANYTHING
 
 Inputs = list[dict[str, Any]]
 

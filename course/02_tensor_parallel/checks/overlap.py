@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from labkit.checks import at_most, count, only
+from labkit.compare import ANYTHING
 from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
-from labkit.wanted import ANYTHING
 
 from .linear import Inputs, by_hand, column, in_whole_numbers, local_linear
 

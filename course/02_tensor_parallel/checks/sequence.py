@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from labkit.compare import ANYTHING
 from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
-from labkit.wanted import ANYTHING
 
 Inputs = list[dict[str, Any]]
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from labkit.checks import no_tensor_above, peak_at_most
+from labkit.compare import ANYTHING
 from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
-from labkit.wanted import ANYTHING
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 

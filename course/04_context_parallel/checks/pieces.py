@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from labkit.compare import ANYTHING
 from labkit.exercises import Case, Draw, Exercise, Mistake
-from labkit.wanted import ANYTHING
 
 from .attention import Pair, dense, named, scores_of
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from labkit.compare import ANYTHING
 from labkit.exercises import Case, Draw, Exercise, Mistake, instead
-from labkit.wanted import ANYTHING
 
 DAY = 86_400
 
