@@ -7,10 +7,10 @@ WRONG = [
         "world // (tp * cp * pp)",
         "world // (tp * cp * pp * ep)",
         ("range(cp * dp)", "range(cp * dp * ep)"),
-        told="no ranks of its own",
+        mistake="dp: you divide by ep. Expert parallelism takes no ranks of its own.",
     ),
-    Edit("2 * gigabytes", "gigabytes", told="ring's bytes"),
-    Edit("tp * i for", "i for", told="dp-cp group"),
+    Edit("2 * gigabytes", "gigabytes", mistake="all_reduce_seconds: the time of one half of the ring's bytes. An all-reduce has two phases."),
+    Edit("tp * i for", "i for", mistake="same_weights_as_rank_0: neighbours of rank 0 are its tp group. They hold other weights; asked is" " its dp-cp group."),
 ]
 
 RIGHT = [
@@ -60,16 +60,6 @@ def answers(world, tp, cp, pp, ep, etp, gigabytes, gb_per_second):
                 all_reduce_seconds=numpy.float64(gigabytes) * 2 * (1 - 1 / peers.size) / gb_per_second)
 
 
-# %% right: torch: a DeviceMesh-like view, and tuples
-import torch
-def answers(world, tp, cp, pp, ep, etp, gigabytes, gb_per_second):
-    grid = torch.arange(world).view(pp, world // (tp * cp * pp), cp, tp)
-    peers = tuple(grid[0, ..., 0].flatten().tolist())
-    n = len(peers)
-    return {"dp": grid.size(1), "edp": float(world / (etp * ep * pp)), "same_weights_as_rank_0": peers[:4],
-            "all_reduce_seconds": torch.tensor(2 * gigabytes * (n - 1) / n / gb_per_second, dtype=torch.float64)}
-
-
 # %% right: from the exercises before
 from exercises.axis_groups import axis_groups
 from exercises.bytes_sent import bytes_sent
@@ -81,7 +71,7 @@ def answers(world, tp, cp, pp, ep, etp, gigabytes, gb_per_second):
 
 
 # %% wrong: all of the tensor travels twice
-# told: own part
+# mistake: all_reduce_seconds: a rank does not send its own part. In each phase N-1 of N parts travel.
 def answers(world, tp, cp, pp, ep, etp, gigabytes, gb_per_second):
     dp = world // (tp * cp * pp)
     return {
@@ -92,18 +82,8 @@ def answers(world, tp, cp, pp, ep, etp, gigabytes, gb_per_second):
     }
 
 
-# %% wrong: always four ranks
-# told: same_weights_as_rank_0 is wrong (its length)
-def answers(world, tp, cp, pp, ep, etp, gigabytes, gb_per_second):
-    n = world // (tp * pp)
-    return {
-        "dp": n // cp, "edp": world // (pp * ep * etp), "same_weights_as_rank_0": [tp * i for i in range(4)],
-        "all_reduce_seconds": 2 * gigabytes * (n - 1) / n / gb_per_second,
-    }
-
-
 # %% wrong: dp group for dp cp
-# told: The cp ranks hold the same weights
+# mistake: same_weights_as_rank_0: this is rank 0's dp group. The cp ranks hold the same weights, too.
 def answers(world, tp, cp, pp, ep, etp, gigabytes, gb_per_second):
     dp = world // (tp * cp * pp)
     edp = world // (etp * ep * pp)
@@ -111,21 +91,8 @@ def answers(world, tp, cp, pp, ep, etp, gigabytes, gb_per_second):
             "all_reduce_seconds": 2 * gigabytes * (dp - 1) / dp / gb_per_second}
 
 
-# %% wrong: dp group of rank 0
-# told: dp group
-def answers(world, tp, cp, pp, ep, etp, gigabytes, gb_per_second):
-    dp = world // (tp * cp * pp)
-    n = dp * cp
-    return {
-        "dp": dp,
-        "edp": world // (etp * ep * pp),
-        "same_weights_as_rank_0": [tp * cp * i for i in range(dp)][:4],
-        "all_reduce_seconds": 2 * gigabytes * (n - 1) / n / gb_per_second,
-    }
-
-
 # %% wrong: edp out of dp
-# told: divide dp by ep
+# mistake: edp: you divide dp by ep. The expert grid lays out all tp * cp * dp ranks.
 def answers(world, tp, cp, pp, ep, etp, gigabytes, gb_per_second):
     dp = world // (tp * cp * pp)
     n = dp * cp
@@ -133,18 +100,8 @@ def answers(world, tp, cp, pp, ep, etp, gigabytes, gb_per_second):
             "all_reduce_seconds": 2 * gigabytes * (n - 1) / n / gb_per_second}
 
 
-# %% wrong: ep takes ranks
-# told: no ranks of its own
-def answers(world, tp, cp, pp, ep, etp, gigabytes, gb_per_second):
-    dp = world // (tp * cp * pp * ep)
-    edp = world // (etp * ep * pp)
-    n = max(dp * cp, 1)
-    return {"dp": dp, "edp": edp, "same_weights_as_rank_0": [tp * i for i in range(min(4, n))],
-            "all_reduce_seconds": 2 * gigabytes * (n - 1) / n / gb_per_second}
-
-
 # %% wrong: gigabits
-# told: gigabits
+# mistake: all_reduce_seconds: eight times too long. The link sends gigabytes per second, not gigabits.
 def answers(world, tp, cp, pp, ep, etp, gigabytes, gb_per_second):
     dp = world // (tp * cp * pp)
     edp = world // (etp * ep * pp)
@@ -154,7 +111,7 @@ def answers(world, tp, cp, pp, ep, etp, gigabytes, gb_per_second):
 
 
 # %% wrong: ring of the first four
-# told: first four ranks only
+# mistake: all_reduce_seconds: your ring has the first four ranks only. The whole dp-cp group sums its gradients.
 def answers(world, tp, cp, pp, ep, etp, gigabytes, gb_per_second):
     dp = world // (tp * cp * pp)
     edp = world // (etp * ep * pp)
@@ -165,10 +122,20 @@ def answers(world, tp, cp, pp, ep, etp, gigabytes, gb_per_second):
 
 
 # %% wrong: the whole in each step
-# told: N times too long
+# mistake: all_reduce_seconds: N times too long. A step of the ring sends one part of N.
 def answers(world, tp, cp, pp, ep, etp, gigabytes, gb_per_second):
     dp = world // (tp * cp * pp)
     edp = world // (etp * ep * pp)
     n = dp * cp
     return {"dp": dp, "edp": edp, "same_weights_as_rank_0": [tp * i for i in range(min(4, n))],
             "all_reduce_seconds": 2 * gigabytes * (n - 1) / gb_per_second}
+# %% wrong: always four ranks
+# told: same_weights_as_rank_0 is wrong (its length)
+def answers(world, tp, cp, pp, ep, etp, gigabytes, gb_per_second):
+    n = world // (tp * pp)
+    return {
+        "dp": n // cp, "edp": world // (pp * ep * etp), "same_weights_as_rank_0": [tp * i for i in range(4)],
+        "all_reduce_seconds": 2 * gigabytes * (n - 1) / n / gb_per_second,
+    }
+
+

@@ -1,8 +1,8 @@
 from labkit.answers import Edit
 
 WRONG = [
-    Edit("list(reversed(sizes))", "list(sizes)", told="slowest first"),
-    Edit("grid.permute(*fixed, *free)", "grid", told="blocks of neighbours"),
+    Edit("list(reversed(sizes))", "list(sizes)", mistake="The first axis in `sizes` varies fastest; `view` and `reshape` want the slowest first."),
+    Edit("grid.permute(*fixed, *free)", "grid", mistake="You cut the ranks into blocks of neighbours. Neighbours are a group along the fastest axis only."),
     Edit(".tolist()", ".tolist()[::-1]", told="grid ="),
     # sizes may name the axes in another order
     Edit(
@@ -51,28 +51,6 @@ def axis_groups(sizes, axes):
             yield tuple(sorted(r + sum(m) for m in itertools.product(*moves)))
 
 
-# %% right: one torch tensor, a row for each group
-import math
-from torch import arange
-def axis_groups(sizes, axes):
-    grid = arange(math.prod(sizes.values())).view(*list(sizes.values())[::-1])
-    dims = {name: len(sizes) - 1 - i for i, name in enumerate(sizes)}
-    last = sorted(dims[a] for a in axes)
-    return grid.movedim(last, list(range(-len(last), 0))).reshape(-1, math.prod(sizes[a] for a in axes))
-
-
-# %% right: a NumPy array, by sorting the ranks by the coordinates that stay fixed
-import math, numpy
-def axis_groups(sizes, axes):
-    ranks = numpy.arange(math.prod(sizes.values()))
-    coordinates = dict(zip(sizes, numpy.unravel_index(ranks, tuple(sizes.values()), order="F")))
-    key = numpy.zeros_like(ranks)
-    for name in reversed(sizes):
-        if name not in axes:
-            key = key * sizes[name] + coordinates[name]
-    return ranks[numpy.argsort(key, kind="stable")].reshape(-1, math.prod(sizes[a] for a in axes))
-
-
 # %% right: digits of a rank by division, collected in a dict
 def axis_groups(sizes, axes):
     world = 1
@@ -83,6 +61,100 @@ def axis_groups(sizes, axes):
         key, rest = [], rank
         for name, n in sizes.items():
             if name not in axes:
+                key.append(rest % n)
+            rest //= n
+        groups.setdefault(tuple(key), []).append(rank)
+    return list(groups.values())
+
+
+# %% wrong: dims in the order of axes
+# mistake: You list the ranks of a group in the order of `axes`. The order in `axes` says nothing: the ranks of a group ascend.
+import math, torch
+def axis_groups(sizes, axes):
+    names = list(reversed(sizes))
+    grid = torch.arange(math.prod(sizes.values())).view([sizes[n] for n in names])
+    fixed = [i for i, n in enumerate(names) if n not in axes]
+    return grid.permute(*fixed, *(names.index(a) for a in axes)).reshape(-1, math.prod(sizes[n] for n in axes)).tolist()
+
+
+# %% wrong: each axis by itself
+# mistake: You list the groups of each axis by itself. With several axes a group holds the ranks that differ in any of them.
+import math
+def axis_groups(sizes, axes):
+    out = []
+    for axis in axes:
+        groups = {}
+        for rank in range(math.prod(sizes.values())):
+            key, rest = [], rank
+            for name, n in sizes.items():
+                if name != axis:
+                    key.append(rest % n)
+                rest //= n
+            groups.setdefault(tuple(key), []).append(rank)
+        out += list(groups.values())
+    return out
+
+
+# %% wrong: first of axes only
+# mistake: These are the groups along one of the axes only. With several axes a group holds the ranks that differ in any of them.
+import math
+
+import torch
+
+
+def axis_groups(sizes, axes):
+    names = list(sizes)[::-1]
+    grid = torch.arange(math.prod(sizes.values())).reshape([sizes[n] for n in names])
+    return grid.movedim(names.index(axes[0]), -1).reshape(-1, sizes[axes[0]]).tolist()
+
+
+# %% wrong: groups are not ordered
+# mistake: The groups are right and their order is not. Groups are ordered by their first rank.
+import math, torch
+def axis_groups(sizes, axes):
+    names = list(reversed(sizes))
+    grid = torch.arange(math.prod(sizes.values())).view([sizes[n] for n in names])
+    fixed = [i for i, n in enumerate(names) if n not in axes][::-1]
+    free = [i for i, n in enumerate(names) if n in axes]
+    return grid.permute(*fixed, *free).reshape(-1, math.prod(sizes[n] for n in axes)).tolist()
+
+
+# %% wrong: of one rank are left out
+# mistake: Groups of one rank are missing. Along an axis of size 1 every rank is such a group.
+import math, torch
+def axis_groups(sizes, axes):
+    names = list(reversed(sizes))
+    grid = torch.arange(math.prod(sizes.values())).view([sizes[n] for n in names])
+    fixed = [i for i, n in enumerate(names) if n not in axes]
+    free = [i for i, n in enumerate(names) if n in axes]
+    groups = grid.permute(*fixed, *free).reshape(-1, math.prod(sizes[n] for n in axes)).tolist()
+    return [g for g in groups if len(g) > 1]
+
+
+# %% wrong: only that of rank 0
+# mistake: This is the group of rank 0. Asked are all groups.
+import math
+def axis_groups(sizes, axes):
+    groups = {}
+    for rank in range(math.prod(sizes.values())):
+        key, rest = [], rank
+        for name, n in sizes.items():
+            if name not in axes:
+                key.append(rest % n)
+            rest //= n
+        groups.setdefault(tuple(key), []).append(rank)
+    return groups[min(groups)]
+
+
+# %% wrong: same place along the axes
+# mistake: Your groups hold the ranks with the same place along `axes`. Along `axes` the ranks of a group differ.
+def axis_groups(sizes, axes):
+    import math
+    groups = {}
+    for rank in range(math.prod(sizes.values())):
+        key, rest = [], rank
+        for name, n in sizes.items():
+            if name in axes:
                 key.append(rest % n)
             rest //= n
         groups.setdefault(tuple(key), []).append(rank)
@@ -103,70 +175,6 @@ def axis_groups(sizes, axes):
     return torch.arange(math.prod(shape)).view(shape).permute(*fixed, *free).reshape(-1, members).tolist()
 
 
-# %% wrong: dims in the order of axes
-# told: order in `axes` says nothing
-import math, torch
-def axis_groups(sizes, axes):
-    names = list(reversed(sizes))
-    grid = torch.arange(math.prod(sizes.values())).view([sizes[n] for n in names])
-    fixed = [i for i, n in enumerate(names) if n not in axes]
-    return grid.permute(*fixed, *(names.index(a) for a in axes)).reshape(-1, math.prod(sizes[n] for n in axes)).tolist()
-
-
-# %% wrong: each axis by itself
-# told: each axis by itself
-import math
-def axis_groups(sizes, axes):
-    out = []
-    for axis in axes:
-        groups = {}
-        for rank in range(math.prod(sizes.values())):
-            key, rest = [], rank
-            for name, n in sizes.items():
-                if name != axis:
-                    key.append(rest % n)
-                rest //= n
-            groups.setdefault(tuple(key), []).append(rank)
-        out += list(groups.values())
-    return out
-
-
-# %% wrong: first of axes only
-# told: one of the axes only
-import math
-
-import torch
-
-
-def axis_groups(sizes, axes):
-    names = list(sizes)[::-1]
-    grid = torch.arange(math.prod(sizes.values())).reshape([sizes[n] for n in names])
-    return grid.movedim(names.index(axes[0]), -1).reshape(-1, sizes[axes[0]]).tolist()
-
-
-# %% wrong: groups are not ordered
-# told: ordered by their first rank
-import math, torch
-def axis_groups(sizes, axes):
-    names = list(reversed(sizes))
-    grid = torch.arange(math.prod(sizes.values())).view([sizes[n] for n in names])
-    fixed = [i for i, n in enumerate(names) if n not in axes][::-1]
-    free = [i for i, n in enumerate(names) if n in axes]
-    return grid.permute(*fixed, *free).reshape(-1, math.prod(sizes[n] for n in axes)).tolist()
-
-
-# %% wrong: of one rank are left out
-# told: Groups of one rank are missing
-import math, torch
-def axis_groups(sizes, axes):
-    names = list(reversed(sizes))
-    grid = torch.arange(math.prod(sizes.values())).view([sizes[n] for n in names])
-    fixed = [i for i, n in enumerate(names) if n not in axes]
-    free = [i for i, n in enumerate(names) if n in axes]
-    groups = grid.permute(*fixed, *free).reshape(-1, math.prod(sizes[n] for n in axes)).tolist()
-    return [g for g in groups if len(g) > 1]
-
-
 # %% wrong: of the package
 # told: `minimegatron.comm.mesh` is closed in this exercise
 def axis_groups(sizes, axes):
@@ -175,55 +183,3 @@ def axis_groups(sizes, axes):
     return rank_groups(sizes, axes)
 
 
-# %% wrong: one box of ranks
-# told: grid =
-# several axes are taken for one axis from the fastest to the slowest of them: right while they are neighbours
-import math
-def axis_groups(sizes, axes):
-    names = list(sizes)
-    at = sorted(names.index(a) for a in axes)
-    low, high = at[0], at[-1]
-    step, n = math.prod(sizes[a] for a in names[:low]), math.prod(sizes[a] for a in names[low : high + 1])
-    world = math.prod(sizes.values())
-    return [list(range(r, r + step * n, step)) for r in range(world) if r // step % n == 0]
-
-
-# %% wrong: only that of rank 0
-# told: group of rank 0
-import math
-def axis_groups(sizes, axes):
-    groups = {}
-    for rank in range(math.prod(sizes.values())):
-        key, rest = [], rank
-        for name, n in sizes.items():
-            if name not in axes:
-                key.append(rest % n)
-            rest //= n
-        groups.setdefault(tuple(key), []).append(rank)
-    return groups[min(groups)]
-
-
-# %% wrong: same place along the axes
-# told: same place along
-def axis_groups(sizes, axes):
-    import math
-    groups = {}
-    for rank in range(math.prod(sizes.values())):
-        key, rest = [], rank
-        for name, n in sizes.items():
-            if name in axes:
-                key.append(rest % n)
-            rest //= n
-        groups.setdefault(tuple(key), []).append(rank)
-    return list(groups.values())
-
-
-# %% wrong: sorts axes in place
-# told: changes
-import math, torch
-def axis_groups(sizes, axes):
-    names = list(reversed(sizes))
-    axes.sort(key=names.index)
-    grid = torch.arange(math.prod(sizes.values())).view([sizes[n] for n in names])
-    fixed = [i for i, n in enumerate(names) if n not in axes]
-    return grid.permute(*fixed, *(names.index(a) for a in axes)).reshape(-1, math.prod(sizes[n] for n in axes)).tolist()

@@ -1,9 +1,9 @@
 from labkit.answers import Edit
 
 WRONG = [
-    Edit("2 * once", "once", told="reduce-scatter and then an all-gather"),
-    Edit("nbytes * (ranks - 1) / ranks", "nbytes", told="N-1 of N parts"),
-    Edit("(ranks - 1) / ranks", "(ranks - 1)", told="one part, n/N bytes"),
+    Edit("2 * once", "once", mistake="An all-reduce is a reduce-scatter and then an all-gather."),
+    Edit("nbytes * (ranks - 1) / ranks", "nbytes", mistake="Each rank already has its own part: N-1 of N parts travel."),
+    Edit("(ranks - 1) / ranks", "(ranks - 1)", mistake="N times too much. In a step a rank sends one part, n/N bytes."),
     # on one rank nothing travels
     Edit("    return 2", "    once = max(once, nbytes / 2)\n    return 2", told="expected 0.0"),
     Edit("else once", "else max(once, nbytes / 2)", told="hidden"),
@@ -30,12 +30,6 @@ def bytes_sent(op, nbytes, ranks):
     return nbytes - nbytes / ranks
 
 
-# %% right: a Fraction, not rounded to a float
-from fractions import Fraction
-def bytes_sent(op, nbytes, ranks):
-    return Fraction(nbytes * (ranks - 1), ranks) * (2 if op == "all_reduce" else 1)
-
-
 # %% right: a tensor of no dimensions
 import torch
 def bytes_sent(op, nbytes, ranks):
@@ -43,14 +37,8 @@ def bytes_sent(op, nbytes, ranks):
     return torch.tensor(nbytes, dtype=torch.float64) * steps / ranks
 
 
-# %% right: a NumPy number, summed over the steps
-import numpy
-def bytes_sent(op, nbytes, ranks):
-    return numpy.full((1 + (op == "all_reduce")) * (ranks - 1), nbytes / ranks).sum()
-
-
 # %% wrong: counts what arrives
-# told: what arrives is not sent
+# mistake: Twice too much. An all-gather or a reduce-scatter is one phase of two, and what arrives is not sent.
 def bytes_sent(op, nbytes, ranks):
     sent = nbytes * (ranks - 1) / ranks
     received = sent
@@ -58,27 +46,15 @@ def bytes_sent(op, nbytes, ranks):
 
 
 # %% wrong: is the number of steps
-# told: number of steps
+# mistake: This is the number of steps. Asked are the bytes that are sent in all of them.
 def bytes_sent(op, nbytes, ranks):
     return (2 if op == "all_reduce" else 1) * (ranks - 1)
 
 
-# %% wrong: of all ranks together
-# told: N times too much
-def bytes_sent(op, nbytes, ranks):
-    return (2 if op == "all_reduce" else 1) * nbytes * (ranks - 1)
-
-
 # %% wrong: steps of a tree
-# told: those of a tree
+# mistake: You count log2 N steps, those of a tree. In a ring a part passes every rank.
 import math
 def bytes_sent(op, nbytes, ranks):
     return (2 if op == "all_reduce" else 1) * math.log2(ranks) * nbytes / ranks
 
 
-# %% wrong: takes nbytes for one part
-# told: one part, n/N bytes
-def bytes_sent(op, nbytes, ranks):
-    if op == "all_gather":
-        return float(nbytes * (ranks - 1))
-    return (2 if op == "all_reduce" else 1) * nbytes * (ranks - 1) / ranks

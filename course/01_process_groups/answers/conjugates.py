@@ -3,7 +3,7 @@ from labkit.answers import Edit, Same
 _DENSE = "a clone of a transpose is dense, and an all-reduce takes dense memory"
 
 WRONG = [
-    Edit("        dist.all_reduce(grad)\n", "", told="copy_to must sum"),
+    Edit("        dist.all_reduce(grad)\n", "", mistake="copy_to must sum in its backward, and wait for the sum: each rank holds only the gradient " "through its own work."),
     Edit(
         """    def backward(ctx, grad):
         return grad""",
@@ -11,14 +11,14 @@ WRONG = [
         grad = grad.contiguous().clone()
         dist.all_reduce(grad)
         return grad""",
-        told="once too often",
+        mistake="A gradient is summed once too often: behind an all-reduce it is the same on every rank already.",
     ),
     Edit(
         """y = x.contiguous().clone()
         dist.all_reduce(y)
         return y""",
         "return x * 1",
-        told="all-reduce",
+        mistake="A gradient is summed once too often: behind an all-reduce it is the same on every rank already.",
     ),
     # gradient in place
     Edit(
@@ -34,7 +34,7 @@ def reduce_from(x):
             """def copy_to(x): return Copy.apply(x)
 def reduce_from(x): return Reduce.apply(x)""",
         ),
-        told="in place",
+        mistake="You sum the gradient in place. It belongs to autograd, which may hand the same tensor to other " "functions.",
     ),
     # sum on rank 0 only
     Edit(
@@ -97,32 +97,6 @@ def reduce_from(x):
     return x + (total - x.detach())
 
 
-# %% right: functional collectives inside the autograd functions
-import torch
-import torch.distributed as dist
-import torch.distributed._functional_collectives as fc
-def add(x):
-    return fc.wait_tensor(fc.all_reduce(x.contiguous(), "sum", dist.group.WORLD))
-class Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(x):
-        return x.clone()
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-    @staticmethod
-    def backward(ctx, grad):
-        return add(grad)
-class Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return add(x)
-    @staticmethod
-    def backward(ctx, grad):
-        return grad.clone()
-copy_to, reduce_from = Copy.apply, Reduce.apply
-
-
 # %% right: names imported one by one; a reduce-scatter and an all-gather of a flat copy; work handles
 import torch
 from torch.autograd import Function
@@ -175,25 +149,8 @@ def copy_to(x): return Copy.apply(x)
 def reduce_from(x): return Reduce.apply(x)
 
 
-# %% right: a hook on x, and detach around the sum; sums by an all-gather
-import torch
-import torch.distributed as dist
-def summed(x):
-    x = x.detach().contiguous()
-    parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, x)
-    return torch.stack(parts).sum(0)
-def copy_to(x):
-    y = x * 1
-    if y.requires_grad:
-        y.register_hook(summed)
-    return y
-def reduce_from(x):
-    return x + (summed(x) - x).detach()
-
-
 # %% wrong: backward averages what is complete
-# told: reduce_from sends nothing in its backward
+# mistake: reduce_from sends nothing in its backward: each rank's gradient is complete.
 import torch
 import torch.distributed as dist
 def total(x):
@@ -219,7 +176,7 @@ def reduce_from(x): return Reduce.apply(x)
 
 
 # %% wrong: backward returns nothing
-# told: No gradient comes back
+# mistake: No gradient comes back. A backward that sends nothing still returns the gradient.
 import torch
 import torch.distributed as dist
 class Copy(torch.autograd.Function):
@@ -245,7 +202,7 @@ def reduce_from(x): return Reduce.apply(x)
 
 
 # %% wrong: f and g swapped
-# told: swapped
+# mistake: You have f and g swapped: one of them communicates in the pass in which the other should.
 import torch
 import torch.distributed as dist
 
@@ -282,6 +239,82 @@ def reduce_from(x):
     return Reduce.apply(x)
 
 
+# %% wrong: g divides the gradient
+# mistake: reduce_from divides the gradient by the number of ranks. Each rank has the whole gradient of y, and its product is one term of the sum.
+import torch
+import torch.distributed as dist
+class Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+    @staticmethod
+    def backward(ctx, grad):
+        total = grad.contiguous().clone()
+        dist.all_reduce(total)
+        return total
+class Reduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        total = x.contiguous().clone()
+        dist.all_reduce(total)
+        return total
+    @staticmethod
+    def backward(ctx, grad):
+        return grad / dist.get_world_size()
+def copy_to(x): return Copy.apply(x)
+def reduce_from(x): return Reduce.apply(x)
+
+
+# %% wrong: mean
+# mistake: This is the mean of the gradients. A sum does not divide.
+import torch
+import torch.distributed as dist
+def total(x):
+    x = x.contiguous().clone()
+    dist.all_reduce(x)
+    return x
+class Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+    @staticmethod
+    def backward(ctx, grad):
+        return total(grad) / dist.get_world_size()
+class Reduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return total(x)
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+def copy_to(x): return Copy.apply(x)
+def reduce_from(x): return Reduce.apply(x)
+
+
+# %% wrong: own gradient times ranks
+# mistake: You multiply each rank's own gradient by the number of ranks. The other ranks have other gradients.
+import torch
+import torch.distributed as dist
+class Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * dist.get_world_size()
+class Reduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        total = x.contiguous().clone()
+        dist.all_reduce(total)
+        return total
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+def copy_to(x): return Copy.apply(x)
+def reduce_from(x): return Reduce.apply(x)
+
+
 # %% wrong: f broadcasts x
 # told: copy_to sends nothing forward
 import torch
@@ -310,152 +343,8 @@ def copy_to(x): return Copy.apply(x)
 def reduce_from(x): return Reduce.apply(x)
 
 
-# %% wrong: forward averages
-# told: copy_to sends nothing forward
-import torch
-import torch.distributed as dist
-def total(x):
-    x = x.contiguous().clone()
-    dist.all_reduce(x)
-    return x
-class Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return total(x) / dist.get_world_size()
-    @staticmethod
-    def backward(ctx, grad):
-        return total(grad)
-class Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return total(x)
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
-def copy_to(x): return Copy.apply(x)
-def reduce_from(x): return Reduce.apply(x)
-
-
-# %% wrong: g divides the gradient
-# told: whole gradient of y
-import torch
-import torch.distributed as dist
-class Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.contiguous().clone()
-        dist.all_reduce(total)
-        return total
-class Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        total = x.contiguous().clone()
-        dist.all_reduce(total)
-        return total
-    @staticmethod
-    def backward(ctx, grad):
-        return grad / dist.get_world_size()
-def copy_to(x): return Copy.apply(x)
-def reduce_from(x): return Reduce.apply(x)
-
-
-# %% wrong: input in place
-# told: in place | changes
-import torch
-import torch.distributed as dist
-class Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-    @staticmethod
-    def backward(ctx, grad):
-        grad = grad.contiguous().clone()
-        dist.all_reduce(grad)
-        return grad
-class Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        dist.all_reduce(x.detach())
-        return x.clone()
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
-def copy_to(x): return Copy.apply(x)
-def reduce_from(x): return Reduce.apply(x)
-
-
-# %% wrong: mean
-# told: does not divide
-import torch
-import torch.distributed as dist
-def total(x):
-    x = x.contiguous().clone()
-    dist.all_reduce(x)
-    return x
-class Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-    @staticmethod
-    def backward(ctx, grad):
-        return total(grad) / dist.get_world_size()
-class Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return total(x)
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
-def copy_to(x): return Copy.apply(x)
-def reduce_from(x): return Reduce.apply(x)
-
-
 # %% wrong: of the package
 # told: `minimegatron.comm.collectives` is closed in this exercise
 from minimegatron.comm.collectives import copy_to_region, reduce_from_region
 
 
-# %% wrong: own gradient times ranks
-# told: other gradients
-import torch
-import torch.distributed as dist
-class Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * dist.get_world_size()
-class Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        total = x.contiguous().clone()
-        dist.all_reduce(total)
-        return total
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
-def copy_to(x): return Copy.apply(x)
-def reduce_from(x): return Reduce.apply(x)
-
-
-# %% wrong: sums twice through distributed nn
-# told: once too often
-# torch's own all-reduce with a gradient sums in its backward, too
-import torch
-import torch.distributed as dist
-import torch.distributed.nn.functional as dnn
-class Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-    @staticmethod
-    def backward(ctx, grad):
-        grad = grad.contiguous().clone()
-        dist.all_reduce(grad)
-        return grad
-def copy_to(x): return Copy.apply(x)
-def reduce_from(x): return dnn.all_reduce(x.contiguous())

@@ -1,26 +1,26 @@
 from labkit.answers import Edit
 
 WRONG = [
-    Edit("seed + epoch", "seed", told="order of its own"),
-    Edit("divmod(position, num_samples)", "(first // num_samples, position % num_samples)", told="the same epoch"),
+    Edit("seed + epoch", "seed", mistake="You read every epoch in the same order. Each has an order of its own, from a seed of its own."),
+    Edit("divmod(position, num_samples)", "(first // num_samples, position % num_samples)", mistake="You give all samples of a rank the same epoch. A micro-batch can begin in one epoch and end in " "the next."),
     Edit(
         "first = consumed + dp_rank * micro_batch",
         "first = consumed + dp_rank",
         ("range(first, first + micro_batch)", "range(first, first + micro_batch * dp_size, dp_size)"),
-        told="contiguous block",
+        mistake="You deal the samples out one by one, in turn. Each rank takes a contiguous block.",
     ),
     # all ranks the same
     Edit(
         "    first = consumed + dp_rank * micro_batch\n",
         "",
         ("first, first", "consumed, consumed"),
-        told="same samples",
+        mistake="Every rank gets the same samples, those of rank 0.",
     ),
     # consumed of one rank
     Edit(
         "first = consumed + dp_rank * micro_batch",
         "first = consumed * dp_size + dp_rank * micro_batch",
-        told="whole run",
+        mistake="`consumed` counts the samples of the whole run already, not those of one rank.",
     ),
 ]
 
@@ -45,26 +45,6 @@ def my_samples(consumed, micro_batch, dp_rank, dp_size, num_samples, seed):
         out += p[place : place + micro_batch - len(out)].tolist()
         epoch, place = epoch + 1, 0
     return out
-
-
-# %% right: a NumPy array
-import numpy
-def my_samples(consumed, micro_batch, dp_rank, dp_size, num_samples, seed):
-    at = consumed + dp_rank * micro_batch + numpy.arange(micro_batch)
-    epochs = at // num_samples
-    orders = {e: numpy.random.RandomState(seed + e).permutation(num_samples) for e in map(int, set(epochs.tolist()))}
-    return numpy.array([orders[int(e)][int(p)] for e, p in zip(epochs, at % num_samples)])
-
-
-# %% right: a generator
-from itertools import count, islice
-from numpy.random import RandomState
-def stream(num_samples, seed):
-    for epoch in count():
-        yield from RandomState(seed + epoch).permutation(num_samples)
-def my_samples(consumed, micro_batch, dp_rank, dp_size, num_samples, seed):
-    first = consumed + micro_batch * dp_rank
-    return islice(stream(num_samples, seed), first, first + micro_batch)
 
 
 # %% right: recursion: what is left of this epoch, and then the same for the next one
@@ -97,7 +77,7 @@ def my_samples(consumed, micro_batch, dp_rank, dp_size, num_samples, seed):
 
 
 # %% wrong: drops the end of an epoch
-# told: fill no batch
+# mistake: You drop the samples at the end of an epoch that fill no batch. Every sample is read: a batch goes on in the next epoch.
 import numpy
 def my_samples(consumed, micro_batch, dp_rank, dp_size, num_samples, seed):
     batch = micro_batch * dp_size
@@ -110,7 +90,7 @@ def my_samples(consumed, micro_batch, dp_rank, dp_size, num_samples, seed):
 
 
 # %% wrong: ends with the epoch
-# told: ends with the epoch
+# mistake: Your list ends with the epoch. The samples of the next epoch follow at once.
 import numpy
 def my_samples(consumed, micro_batch, dp_rank, dp_size, num_samples, seed):
     e, at = divmod(consumed, num_samples)
@@ -118,19 +98,8 @@ def my_samples(consumed, micro_batch, dp_rank, dp_size, num_samples, seed):
     return order[at + dp_rank * micro_batch : at + (dp_rank + 1) * micro_batch]
 
 
-# %% wrong: epoch of the whole batch
-# told: the epoch in which the batch begins | the same epoch
-# the epoch in which the batch of all ranks begins
-import numpy
-def my_samples(consumed, micro_batch, dp_rank, dp_size, num_samples, seed):
-    epoch, place = divmod(consumed, num_samples)
-    both = [numpy.random.RandomState(seed + epoch).permutation(num_samples) for _ in range(2)]
-    first = place + dp_rank * micro_batch
-    return [int(both[0][(first + i) % num_samples]) for i in range(micro_batch)]
-
-
 # %% wrong: of all ranks
-# told: samples of all ranks
+# mistake: These are the samples of all ranks. Asked are those of one.
 import numpy
 def my_samples(consumed, micro_batch, dp_rank, dp_size, num_samples, seed):
     def at(p):
@@ -139,7 +108,7 @@ def my_samples(consumed, micro_batch, dp_rank, dp_size, num_samples, seed):
 
 
 # %% wrong: one generator for all epochs
-# told: generator of the first
+# mistake: Your later epochs come from the generator of the first. Each epoch has a seed of its own.
 import numpy
 def my_samples(consumed, micro_batch, dp_rank, dp_size, num_samples, seed):
     rng = numpy.random.RandomState(seed)
@@ -151,7 +120,7 @@ def my_samples(consumed, micro_batch, dp_rank, dp_size, num_samples, seed):
 
 
 # %% wrong: order of torch
-# told: torch.randperm
+# mistake: Your orders come from another generator, `torch.randperm`. Asked are those of `numpy.random.RandomState`.
 import torch
 def my_samples(consumed, micro_batch, dp_rank, dp_size, num_samples, seed):
     def at(p):
@@ -162,7 +131,7 @@ def my_samples(consumed, micro_batch, dp_rank, dp_size, num_samples, seed):
 
 
 # %% wrong: own part of the data
-# told: part of the data set
+# mistake: You give each rank a part of the data set for a whole epoch. All ranks read from one stream, a batch after the other.
 import numpy
 def my_samples(consumed, micro_batch, dp_rank, dp_size, num_samples, seed):
     e, at = divmod(consumed, num_samples)
@@ -174,14 +143,14 @@ def my_samples(consumed, micro_batch, dp_rank, dp_size, num_samples, seed):
 
 
 # %% wrong: places instead of samples
-# told: places in the order
+# mistake: These are places in the order of an epoch. Asked are the samples that stand there.
 def my_samples(consumed, micro_batch, dp_rank, dp_size, num_samples, seed):
     first = consumed + dp_rank * micro_batch
     return [(first + i) % num_samples for i in range(micro_batch)]
 
 
 # %% wrong: two epochs at most
-# told: more than one epoch
+# mistake: You look at two epochs at most. With few samples a micro-batch holds the ends of more than one epoch.
 import numpy
 def my_samples(consumed, micro_batch, dp_rank, dp_size, num_samples, seed):
     epoch, place = divmod(consumed + dp_rank * micro_batch, num_samples)

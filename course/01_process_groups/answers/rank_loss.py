@@ -8,21 +8,21 @@ WRONG = [
         "mask.mean()",
         ("(losses * mask).sum()", "(losses * mask).mean()"),
         ("min=1.0", "min=1e-6"),
-        told="Ranks may have other numbers of tokens",
+        mistake="You add up the shares of tokens that count. Ranks may have other numbers of tokens: add up their" " counts.",
     ),
     # a python number
-    Edit("sum() / count.clamp(min=1.0)", "sum().item() / max(count.item(), 1.0)", told="no gradient"),
+    Edit("sum() / count.clamp(min=1.0)", "sum().item() / max(count.item(), 1.0)", mistake="On a rank without a counted token your loss has no gradient, so backward() fails there. Its " "gradient is 0."),
     # an empty rank counts one
     Edit(
         "count = mask.sum()",
         "count = mask.sum().clamp(min=1.0)",
         ("count.clamp(min=1.0)", "count"),
-        told="a rank without any",
+        mistake="Your divisor is too large where a rank has no counted token: a rank without any adds 0 to the " "count.",
     ),
     # at least two tokens
     Edit("clamp(min=1.0)", "clamp(min=2.0)", told="number of counted tokens"),
     # averages over ranks too
-    Edit("clamp(min=1.0)", "clamp(min=1.0) / dist.get_world_size(group)", told="summed over ranks"),
+    Edit("clamp(min=1.0)", "clamp(min=1.0) / dist.get_world_size(group)", mistake="You divide by the number of ranks as well. The gradients are summed over ranks, not averaged."),
     # changes the mask
     Edit(
         "return (losses * mask).sum() / count.clamp(min=1.0)",
@@ -41,23 +41,23 @@ WRONG = [
     Edit(
         "return (losses * mask).sum() / count.clamp(min=1.0)",
         "return torch.tensor(float((losses * mask).sum() / count.clamp(min=1.0)))",
-        told="no gradient",
+        mistake="On a rank without a counted token your loss has no gradient, so backward() fails there. Its " "gradient is 0.",
     ),
     # divides by nothing when nothing counts
-    Edit("count.clamp(min=1.0)", "count", told="0 where no rank"),
+    Edit("count.clamp(min=1.0)", "count", mistake="That is 0 / 0. The loss is 0 where no rank of the group counts a token."),
     # for gradients that are averaged
     Edit(
         "sum() / count.clamp(min=1.0)",
         "sum() * dist.get_world_size(group) / count.clamp(min=1)",
-        told="number of ranks",
+        mistake="You divide by the number of ranks as well. The gradients are summed over ranks, not averaged.",
     ),
     # ignores the group
-    Edit("dist.all_reduce(count, group=group)", "dist.all_reduce(count)", told="in `group`"),
+    Edit("dist.all_reduce(count, group=group)", "dist.all_reduce(count)", mistake="You count the tokens of all ranks; asked are those of the ranks in `group`."),
     # losses of padding
     Edit(
         "return (losses * mask).sum() / count.clamp(min=1.0)",
         "return losses.sum() / count.clamp(min=1)",
-        told="where the mask is 0",
+        mistake="The losses where the mask is 0 are in your sum.",
     ),
     # masked afterwards
     Edit("return (losses * mask)", "return losses.mean() * mask", told="number of counted tokens"),
@@ -83,16 +83,6 @@ def rank_loss(losses, mask, group=None):
     return torch.dot(losses.flatten(), mask.flatten()) / max(n.sum().item(), 1)
 
 
-# %% right: the counts as Python objects; the weights are divided before the product
-import torch
-import torch.distributed as dist
-def rank_loss(losses, mask, group=None):
-    counts = [None] * dist.get_world_size(group)
-    dist.all_gather_object(counts, int(mask.sum()), group=group)
-    weights = mask / max(1, sum(counts))
-    return (losses * weights).sum()
-
-
 # %% right: names imported one by one; the count by an object, as a Python number
 import torch
 from torch.distributed import ReduceOp, all_reduce
@@ -112,16 +102,6 @@ def rank_loss(losses, mask, group=None):
     return torch.where(mask > 0, losses, 0.0).sum() / torch.clamp_min(n, 1)
 
 
-# %% right: torch.distributed.nn; picks the counted losses
-import torch
-import torch.distributed as dist
-from torch.distributed.nn.functional import all_reduce
-def rank_loss(losses, mask, group=None):
-    with torch.no_grad():
-        n = all_reduce(mask.sum(), group=group or dist.group.WORLD)
-    return losses[mask.bool()].sum().div(n if n > 0 else 1)
-
-
 # %% right: the counts of all ranks are gathered and added up; without any, the sum of nothing is 0
 import torch
 import torch.distributed as dist
@@ -136,27 +116,14 @@ def rank_loss(losses, mask, group=None):
     return share / everywhere if everywhere > 0 else share * 0.0
 
 
-# %% wrong: a constant where nothing counts
-# told: has no gradient
-import torch
-import torch.distributed as dist
-def rank_loss(losses, mask, group=None):
-    own = mask.sum()
-    count = own.clone()
-    dist.all_reduce(count, group=group)
-    if own == 0:
-        return torch.tensor(0.0)
-    return (losses * mask).sum() / count
-
-
 # %% wrong: divides by own count
-# told: this rank's own count
+# mistake: You divide by this rank's own count. The batch is spread over all ranks.
 def rank_loss(losses, mask, group=None):
     return (losses * mask).sum() / mask.sum()
 
 
 # %% wrong: is reduced already
-# told: this rank's share
+# mistake: Your loss is the mean over all ranks already. Asked is this rank's share, which the caller sums.
 import torch
 import torch.distributed as dist
 def rank_loss(losses, mask, group=None):
@@ -167,20 +134,8 @@ def rank_loss(losses, mask, group=None):
     return loss
 
 
-# %% wrong: is the mean with a local gradient
-# told: this rank's share
-import torch
-import torch.distributed as dist
-def rank_loss(losses, mask, group=None):
-    both = torch.stack([(losses * mask).sum().detach(), mask.sum()])
-    dist.all_reduce(both, group=group)
-    count = both[1].clamp(min=1.0)
-    mine = (losses * mask).sum() / count
-    return mine + (both[0] / count - mine).detach()
-
-
 # %% wrong: mean of means
-# told: mean of the ranks' means
+# mistake: This is the mean of the ranks' means. All tokens should weigh the same, and here all ranks do.
 import torch
 import torch.distributed as dist
 def rank_loss(losses, mask, group=None):
@@ -188,13 +143,13 @@ def rank_loss(losses, mask, group=None):
 
 
 # %% wrong: not divided
-# told: nothing divides it
+# mistake: This is a sum, and nothing divides it. Asked is a share of a mean.
 def rank_loss(losses, mask, group=None):
     return (losses * mask).sum()
 
 
 # %% wrong: one rank counts
-# told: all tokens | number of counted tokens
+# mistake: You count all tokens, and only those with a 1 in the mask count.
 import torch
 import torch.distributed as dist
 def rank_loss(losses, mask, group=None):
@@ -204,7 +159,7 @@ def rank_loss(losses, mask, group=None):
 
 
 # %% wrong: sequences weigh the same
-# told: sequences' means
+# mistake: You take the mean of the sequences' means. All tokens should weigh the same, and here all sequences do.
 import torch
 import torch.distributed as dist
 def rank_loss(losses, mask, group=None):

@@ -1,16 +1,16 @@
 from labkit.answers import Edit
 
 WRONG = [
-    Edit("whole + divided / t", "(whole + divided) / t", told="10 of the 34"),
-    Edit("(whole + divided) / t if sequence_parallel else ", "", told="cut over the sequence"),
-    Edit("(24 * h + 5 * a * s)", "(24 * h)", told="scores are missing"),
-    Edit("10 * s * b * h", "8 * s * b * h", told="masks are bytes"),
-    Edit("10 * s * b * h", "6 * s * b * h", ("(24 * h", "(28 * h"), told="what f copies"),
-    Edit("h + 5 * a * s", "h + 5 * (h / 128) * s", told="heads of 128 features"),
-    Edit("b * h, (24 * h + 5 * a * s) * s * b", "h, (24 * h + 5 * a * s) * s", told="You count one sequence"),
-    Edit("h, (24 * h + 5 * a * s) * s * b", "h, 24 * h * s * b + 5 * a * s * s", told="scores of one sequence"),
+    Edit("whole + divided / t", "(whole + divided) / t", mistake="Without sequence parallelism norms, dropouts and the inputs of column layers are whole on every " "rank: 10 of the 34 bytes."),
+    Edit("(whole + divided) / t if sequence_parallel else ", "", mistake="With sequence parallelism the 10 bytes of norms, dropouts and inputs are cut over the sequence " "as well."),
+    Edit("(24 * h + 5 * a * s)", "(24 * h)", mistake="The scores are missing: softmax output, dropout mask and dropout output, 5 a s^2 b."),
+    Edit("10 * s * b * h", "8 * s * b * h", mistake="Dropout masks are bytes too: one at the end of attention, one of the MLP."),
+    Edit("10 * s * b * h", "6 * s * b * h", ("(24 * h", "(28 * h"), mistake="The input of a column layer is whole on every rank: it is what f copies."),
+    Edit("h + 5 * a * s", "h + 5 * (h / 128) * s", mistake="You count heads of 128 features; a is the number of heads."),
+    Edit("b * h, (24 * h + 5 * a * s) * s * b", "h, (24 * h + 5 * a * s) * s", mistake="You count one sequence: a batch has b of them."),
+    Edit("h, (24 * h + 5 * a * s) * s * b", "h, 24 * h * s * b + 5 * a * s * s", mistake="You count the scores of one sequence: a batch has b of them."),
     # twice
-    Edit("10 * s * b * h, (24 * h + 5 * a * s)", "2 * 10 * s * b * h, 2 * (24 * h + 5 * a * s)", told="bytes already"),
+    Edit("10 * s * b * h, (24 * h + 5 * a * s)", "2 * 10 * s * b * h, 2 * (24 * h + 5 * a * s)", mistake="Twice too much: the numbers of the table are bytes already, for 16 bits."),
 ]
 
 
@@ -47,14 +47,14 @@ def activation_bytes(s, b, h, a, t, sequence_parallel):
 
 
 # %% wrong: all heads on every rank
-# told: heads are divided
+# mistake: Attention scores belong to heads, and heads are divided.
 def activation_bytes(s, b, h, a, t, sequence_parallel):
     n = s * b * h
     return n * 34 / t + 5 * a * s * s * b if sequence_parallel else n * (10 + 24 / t) + 5 * a * s * s * b
 
 
 # %% wrong: dropout cut
-# told: behind the sum
+# mistake: The dropouts stand behind the sum, where every rank has the whole tensor: their masks are not cut by features.
 def activation_bytes(s, b, h, a, t, sequence_parallel):
     n = s * b * h
     sc = 5 * a * s * s * b
@@ -62,14 +62,14 @@ def activation_bytes(s, b, h, a, t, sequence_parallel):
 
 
 # %% wrong: flag the wrong way round
-# told: the wrong way round
+# mistake: The flag is taken the wrong way round: *without* sequence parallelism 10 of the 34 bytes are whole.
 def activation_bytes(s, b, h, a, t, sequence_parallel):
     whole, divided = 10 * s * b * h, (24 * h + 5 * a * s) * s * b
     return whole + divided / t if sequence_parallel else (whole + divided) / t
 
 
 # %% wrong: gathered inputs whole
-# told: inputs of the column layers whole
+# mistake: You keep the inputs of the column layers whole. With sequence parallelism a rank keeps its own tokens of them, and gathers them again.
 def activation_bytes(s, b, h, a, t, sequence_parallel):
     n = s * b * h
     sc = 5 * a * s * s * b
@@ -77,7 +77,7 @@ def activation_bytes(s, b, h, a, t, sequence_parallel):
 
 
 # %% wrong: proj input whole
-# told: input of a row layer is cut
+# mistake: The input of a row layer is cut by features: a rank has the results of its own heads, or of its own features of the MLP.
 def activation_bytes(s, b, h, a, t, sequence_parallel):
     n = s * b * h
     sc = 5 * a * s * s * b
@@ -85,7 +85,7 @@ def activation_bytes(s, b, h, a, t, sequence_parallel):
 
 
 # %% wrong: scores cut twice
-# told: divided twice
+# mistake: The scores are divided twice: they belong to heads, and a rank has a/t.
 def activation_bytes(s, b, h, a, t, sequence_parallel):
     scores = 5 * a * s * s * b / t
     if sequence_parallel:
@@ -94,7 +94,7 @@ def activation_bytes(s, b, h, a, t, sequence_parallel):
 
 
 # %% wrong: sp only norms
-# told: by tokens than norms
+# mistake: With sequence parallelism more is cut by tokens than norms: all that lies between the pairs.
 def activation_bytes(s, b, h, a, t, sequence_parallel):
     n = s * b * h
     sc = 5 * a * s * s * b
@@ -102,7 +102,7 @@ def activation_bytes(s, b, h, a, t, sequence_parallel):
 
 
 # %% wrong: term not times n
-# told: is per s b h, too
+# mistake: The row of the scores is per s b h, too: 5 a s/h is multiplied by s b h.
 def activation_bytes(s, b, h, a, t, sequence_parallel):
     n = s * b * h
     sc = 5 * a * s * s * b

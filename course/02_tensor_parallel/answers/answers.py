@@ -7,17 +7,17 @@ WRONG = [
     Edit(
         "sorted({q // (heads // groups) for q in queries})",
         "list(range(rank * groups // tp, rank * groups // tp + groups // tp))",
-        told="use the same key/value head",
+        mistake="A rank uses the key/value heads of all its queries: that may be several, and several ranks may " "use the same key/value head.",
     ),
     Edit(
         "[[half + rank * ffn // tp, half + (rank + 1) * ffn // tp] for half in (0, ffn)]",
         "[[rank * 2 * ffn // tp, (rank + 1) * 2 * ffn // tp]]",
-        told="only gates",
+        mistake="One cut through the stack gives rank 0 only gates. A rank needs the same rows of both halves: " "two ranges.",
     ),
-    Edit("2 * layers + 1", "2 * layers", told="embedding is summed"),
-    Edit("2 * layers + 1", "4 * layers + 1", told="Forward only"),
-    Edit("vocab / (2 * 3)", "vocab / 3", told="twice what an all-gather"),
-    Edit("3 * 12 * hidden**2", "2 * 12 * hidden**2", told="three times"),
+    Edit("2 * layers + 1", "2 * layers", mistake="The embedding is summed too."),
+    Edit("2 * layers + 1", "4 * layers + 1", mistake="Forward only: two sums a layer, one for each pair."),
+    Edit("vocab / (2 * 3)", "vocab / 3", mistake="A ring all-reduce of n bytes sends twice what an all-gather of n bytes does."),
+    Edit("3 * 12 * hidden**2", "2 * 12 * hidden**2", mistake="ZeRO-3 moves the weights three times: gathered forward and backward, gradients scattered."),
 ]
 
 RIGHT = [
@@ -86,22 +86,8 @@ def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
     }
 
 
-# %% wrong: both directions
-# told: Forward only
-def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
-    queries = list(range(rank * heads // tp, (rank + 1) * heads // tp))
-    return {
-        "query_heads": queries,
-        "kv_heads": sorted({q * groups // heads for q in queries}),
-        "gate_up_rows": [[half + rank * ffn // tp, half + (rank + 1) * ffn // tp] for half in (0, ffn)],
-        "all_reduces_forward": 4 * layers + 2,
-        "logits_over_three": vocab / 6,
-        "zero3_sends_less_from": 9 * hidden // 2 + 1,
-    }
-
-
 # %% wrong: both send the same
-# told: both send the same
+# mistake: With so many tokens both send the same. Asked is the first number with which ZeRO-3 sends less.
 def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
     queries = list(range(rank * heads // tp, (rank + 1) * heads // tp))
     return {
@@ -114,22 +100,8 @@ def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
     }
 
 
-# %% wrong: equal cut of the groups
-# told: same key/value head
-def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
-    queries = list(range(rank * heads // tp, (rank + 1) * heads // tp))
-    return {
-        "query_heads": queries,
-        "kv_heads": list(range(rank * groups // tp, (rank + 1) * groups // tp)),
-        "gate_up_rows": [[half + rank * ffn // tp, half + (rank + 1) * ffn // tp] for half in (0, ffn)],
-        "all_reduces_forward": 2 * layers + 1,
-        "logits_over_three": vocab / 6,
-        "zero3_sends_less_from": 9 * hidden // 2 + 1,
-    }
-
-
 # %% wrong: four products
-# told: tp sends 8 b s h
+# mistake: tp sends 8 b s h: four all-reduces, and each sends its tensor twice.
 def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
     n, f, per = heads // tp, ffn // tp, heads // groups
     q = list(range(rank * n, (rank + 1) * n))
@@ -144,7 +116,7 @@ def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
 
 
 # %% wrong: group by remainder
-# told: all key/value heads
+# mistake: These are all key/value heads: asked are those that this rank's queries use.
 def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
     queries = list(range(rank * heads // tp, (rank + 1) * heads // tp))
     return {
@@ -158,7 +130,7 @@ def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
 
 
 # %% wrong: kv local numbers
-# told: heads of rank 0
+# mistake: These are the heads of rank 0, or numbers that begin at 0 on each rank: asked are those of the whole model.
 def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
     n, f, per = heads // tp, ffn // tp, heads // groups
     q = list(range(rank * n, (rank + 1) * n))
@@ -173,7 +145,7 @@ def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
 
 
 # %% wrong: kv one for each query
-# told: once for each query
+# mistake: You name a key/value head once for each query that uses it: each is asked for once.
 def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
     n, f, per = heads // tp, ffn // tp, heads // groups
     q = list(range(rank * n, (rank + 1) * n))
@@ -188,7 +160,7 @@ def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
 
 
 # %% wrong: last row included
-# told: last row
+# mistake: Your stop is the last row; asked is the row behind it, as in Python.
 def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
     queries = list(range(rank * heads // tp, (rank + 1) * heads // tp))
     return {
@@ -202,7 +174,7 @@ def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
 
 
 # %% wrong: loss summed too
-# told: One too many
+# mistake: One too many: behind the layers no s b h is summed.
 def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
     queries = list(range(rank * heads // tp, (rank + 1) * heads // tp))
     return {
@@ -215,22 +187,8 @@ def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
     }
 
 
-# %% wrong: one gather of weights
-# told: three times
-def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
-    queries = list(range(rank * heads // tp, (rank + 1) * heads // tp))
-    return {
-        "query_heads": queries,
-        "kv_heads": sorted({q * groups // heads for q in queries}),
-        "gate_up_rows": [[half + rank * ffn // tp, half + (rank + 1) * ffn // tp] for half in (0, ffn)],
-        "all_reduces_forward": 2 * layers + 1,
-        "logits_over_three": vocab / 6,
-        "zero3_sends_less_from": 12 * hidden**2 // (8 * hidden) + 1,
-    }
-
-
 # %% wrong: one group is the first
-# told: query q uses head
+# mistake: With fewer groups than ranks, neighbouring ranks use the same key/value head: query q uses head q // (a/g).
 def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
     queries = list(range(rank * heads // tp, (rank + 1) * heads // tp))
     return {
@@ -243,22 +201,8 @@ def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
     }
 
 
-# %% wrong: one head of several
-# told: that may be several
-def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
-    queries = list(range(rank * heads // tp, (rank + 1) * heads // tp))
-    return {
-        "query_heads": queries,
-        "kv_heads": [queries[0] // (heads // groups)],
-        "gate_up_rows": [[half + rank * ffn // tp, half + (rank + 1) * ffn // tp] for half in (0, ffn)],
-        "all_reduces_forward": 2 * layers + 1,
-        "logits_over_three": vocab / 6,
-        "zero3_sends_less_from": 9 * hidden // 2 + 1,
-    }
-
-
 # %% wrong: one number a token
-# told: not one
+# mistake: There are three numbers a token, not one.
 def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
     queries = list(range(rank * heads // tp, (rank + 1) * heads // tp))
     return {
@@ -272,7 +216,7 @@ def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
 
 
 # %% wrong: over three inverse
-# told: other way round
+# mistake: You divide the three numbers by the logits; asked is the other way round.
 def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
     n, f, per = heads // tp, ffn // tp, heads // groups
     q = list(range(rank * n, (rank + 1) * n))
@@ -287,7 +231,7 @@ def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
 
 
 # %% wrong: rows of one half
-# told: begins at row ffn
+# mistake: The second half, up, begins at row ffn of the stack.
 def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
     queries = list(range(rank * heads // tp, (rank + 1) * heads // tp))
     return {
@@ -301,7 +245,7 @@ def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
 
 
 # %% wrong: start and length
-# told: start and length
+# mistake: These are start and length: asked is [start, stop].
 def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
     n, f, per = heads // tp, ffn // tp, heads // groups
     q = list(range(rank * n, (rank + 1) * n))
@@ -316,7 +260,7 @@ def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
 
 
 # %% wrong: tokens of a rank
-# told: tokens of one rank
+# mistake: These are the tokens of one rank; b s counts those of all t ranks together.
 def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
     n, f, per = heads // tp, ffn // tp, heads // groups
     q = list(range(rank * n, (rank + 1) * n))

@@ -3,17 +3,17 @@ from labkit.answers import Edit, Same
 _ANY = "with one query a group, enable_gqa changes nothing"
 
 WRONG = [
-    Edit("is_causal=True", "is_causal=False", told="see only itself"),
+    Edit("is_causal=True", "is_causal=False", mistake="Each token sees the tokens behind it, too. It may see only itself and what came before it."),
     Edit("enable_gqa=queries_per_group > 1", "enable_gqa=queries_per_group > 2", told="RuntimeError"),
     Edit(
         "    out = F",
         """    k, v = (t.repeat(1, queries_per_group, 1, 1) for t in (k, v))
     out = F""",
         (", enable_gqa=queries_per_group > 1", ""),
-        told="repeat_interleave",
+        mistake="Query heads 0 .. n-1 use group 0, the next n group 1: repeat_interleave, not repeat.",
     ),
-    Edit("is_causal=True", "is_causal=True, scale=1.0", told="sqrt(d)"),
-    Edit("column_linear(x, *qkv, tp)", "F.linear(x, *qkv)", told="share of this rank's heads"),
+    Edit("is_causal=True", "is_causal=True, scale=1.0", mistake="Your scores are not divided by sqrt(d)."),
+    Edit("column_linear(x, *qkv, tp)", "F.linear(x, *qkv)", mistake="dx is only the share of this rank's heads."),
     Edit(
         "row_linear(out.permute(2, 0, 1, 3).flatten(2), *proj, tp)",
         "row_linear(out.permute(2, 0, 1, 3).flatten(2), proj[0], proj[1] * tp.size, tp)",
@@ -83,24 +83,6 @@ def attention(x, qkv, proj, d, queries_per_group, tp):
     return row_linear(torch.einsum("bgnij,jbgd->ibgnd", p, v).flatten(2), *proj, tp)
 
 
-# %% right: one group after the other, one sequence after the other
-import torch
-import torch.nn.functional as F
-from minimegatron.comm.collectives import copy_to_region, reduce_from_region
-
-
-def attention(x, qkv, proj, d, queries_per_group, tp):
-    packed, n = F.linear(copy_to_region(x, tp), *qkv), queries_per_group
-    rows = []
-    for sequence in packed.unbind(1):
-        heads = []
-        for group in sequence.split((n + 2) * d, -1):
-            *queries, k, v = group.split(d, -1)
-            heads += [F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)[0] for q in queries]
-        rows.append(torch.cat(heads, -1))
-    return reduce_from_region(torch.stack(rows, 1) @ proj[0].t(), tp) + proj[1]
-
-
 # %% right: one group after the other, the keys not repeated
 import torch
 import torch.nn.functional as F
@@ -140,7 +122,7 @@ def attention(x, qkv, proj, d, queries_per_group, tp):
 
 
 # %% wrong: adds the residual
-# told: added x itself
+# mistake: You added x itself. The residual stands outside of attention, in the layer.
 import math
 import torch
 import torch.nn.functional as F
@@ -161,7 +143,7 @@ def attention(x, qkv, proj, d, queries_per_group, tp):
 
 
 # %% wrong: as wide as x
-# told: another number than sqrt(d)
+# mistake: Your scores are divided by another number than sqrt(d), where d is the width of one head.
 import torch.nn.functional as F
 from exercises.column_linear import column_linear
 from exercises.row_linear import row_linear
@@ -177,7 +159,7 @@ def attention(x, qkv, proj, d, queries_per_group, tp):
 
 
 # %% wrong: attends over heads
-# told: heads of a token attend
+# mistake: The heads of a token attend to each other: dim -2 of what SDPA gets is the token.
 import math
 import torch
 import torch.nn.functional as F
@@ -199,7 +181,7 @@ def attention(x, qkv, proj, d, queries_per_group, tp):
 
 
 # %% wrong: batch and sequence swapped
-# told: different sequences
+# mistake: Tokens of different sequences see each other: dim 0 of x is the token, dim 1 the sequence.
 import torch.nn.functional as F
 from exercises.column_linear import column_linear
 from exercises.row_linear import row_linear
@@ -216,7 +198,7 @@ def attention(x, qkv, proj, d, queries_per_group, tp):
 
 
 # %% wrong: heads not put back
-# told: put back
+# mistake: The heads' results are right, and reshaped from [b, heads, s, d] as they lie; the dims must first be put back in the order s, b, heads, d.
 import math
 import torch
 import torch.nn.functional as F
@@ -237,7 +219,7 @@ def attention(x, qkv, proj, d, queries_per_group, tp):
 
 
 # %% wrong: key and value swapped
-# told: changed places
+# mistake: Keys and values have changed places: a group is its queries, its key, its value.
 import torch.nn.functional as F
 from exercises.column_linear import column_linear
 from exercises.row_linear import row_linear
@@ -252,7 +234,7 @@ def attention(x, qkv, proj, d, queries_per_group, tp):
 
 
 # %% wrong: mask upside down
-# told: upside down
+# mistake: Your mask is upside down: each token sees itself and what comes behind it.
 import math
 import torch
 import torch.nn.functional as F
@@ -282,7 +264,7 @@ def attention(x, qkv, proj, d, queries_per_group, tp):
 
 
 # %% wrong: no g
-# told: y is only the share
+# mistake: y is only the share of this rank's heads.
 import math
 import torch
 import torch.nn.functional as F
@@ -302,54 +284,8 @@ def attention(x, qkv, proj, d, queries_per_group, tp):
     return F.linear(out.permute(2, 0, 1, 3).reshape(s, b, -1), *proj)
 
 
-# %% wrong: of one sequence
-import torch.nn.functional as F
-from exercises.column_linear import column_linear
-from exercises.row_linear import row_linear
-
-
-def attention(x, qkv, proj, d, queries_per_group, tp):
-    n = queries_per_group
-    packed = column_linear(x, *qkv, tp)[:, 0].unflatten(-1, (-1, n + 2, d))
-    q, k, v = packed.split([n, 1, 1], dim=2)
-    q, k, v = (part.flatten(1, 2).transpose(0, 1)[None] for part in (q, k, v))
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=n > 1)
-    out = out[0].transpose(0, 1).flatten(1)[:, None].expand(-1, x.shape[1], -1)
-    return row_linear(out, *proj, tp)
-
-
-# %% wrong: scale by h
-# told: another number than sqrt(d)
-import math
-import torch
-import torch.nn.functional as F
-from exercises.column_linear import column_linear
-from exercises.row_linear import row_linear
-
-
-def attention(x, qkv, proj, d, queries_per_group, tp):
-    s, b, _ = x.shape
-    p = queries_per_group
-    y = column_linear(x, *qkv, tp)
-    g = y.shape[-1] // (d * (p + 2))
-    y = y.view(s, b, g, p + 2, d)
-    q, k, v = y.split([p, 1, 1], 3)
-    q, k, v = (z.permute(1, 2, 3, 0, 4).reshape(b, -1, s, d) for z in (q, k, v))
-    k, v = k.repeat_interleave(p, 1), v.repeat_interleave(p, 1)
-    out = torch.matmul(
-        torch.softmax(
-            (q @ k.transpose(-1, -2) / math.sqrt(x.shape[-1])).masked_fill(
-                torch.ones(s, s, dtype=torch.bool).triu(1), -math.inf
-            ),
-            -1,
-        ),
-        v,
-    )
-    return row_linear(out.permute(2, 0, 1, 3).reshape(s, b, -1), *proj, tp)
-
-
 # %% wrong: softmax over queries
-# told: runs over the queries
+# mistake: Your softmax runs over the queries: the weights that one query gives to the keys must add up to 1.
 import math
 import torch
 import torch.nn.functional as F
@@ -377,7 +313,7 @@ def attention(x, qkv, proj, d, queries_per_group, tp):
 
 
 # %% wrong: split as a stack
-# told: as a stack
+# mistake: You cut the packed features as a stack [Q; K; V]. They are packed group by group: the queries of a group, its key, its value.
 import torch.nn.functional as F
 from exercises.column_linear import column_linear
 from exercises.row_linear import row_linear
@@ -392,39 +328,19 @@ def attention(x, qkv, proj, d, queries_per_group, tp):
     return row_linear(out.permute(2, 0, 1, 3).flatten(2), *proj, tp)
 
 
-# %% wrong: sums without the group
-import torch
-import torch.distributed as dist
+# %% wrong: of one sequence
 import torch.nn.functional as F
-
-
-class Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        grad = grad.clone()
-        dist.all_reduce(grad)
-        return grad
-
-
-class Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        x = x.clone()
-        dist.all_reduce(x)
-        return x
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
+from exercises.column_linear import column_linear
+from exercises.row_linear import row_linear
 
 
 def attention(x, qkv, proj, d, queries_per_group, tp):
-    packed = F.linear(Copy.apply(x), *qkv).unflatten(-1, (-1, queries_per_group + 2, d))
-    q, k, v = packed.split([queries_per_group, 1, 1], dim=3)
-    q, k, v = (part.flatten(2, 3).permute(1, 2, 0, 3) for part in (q, k, v))
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=queries_per_group > 1)
-    return Reduce.apply(F.linear(out.permute(2, 0, 1, 3).flatten(2), proj[0])) + proj[1]
+    n = queries_per_group
+    packed = column_linear(x, *qkv, tp)[:, 0].unflatten(-1, (-1, n + 2, d))
+    q, k, v = packed.split([n, 1, 1], dim=2)
+    q, k, v = (part.flatten(1, 2).transpose(0, 1)[None] for part in (q, k, v))
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=n > 1)
+    out = out[0].transpose(0, 1).flatten(1)[:, None].expand(-1, x.shape[1], -1)
+    return row_linear(out, *proj, tp)
+
+

@@ -1,14 +1,14 @@
 from labkit.answers import Edit
 
 WRONG = [
-    Edit("(2 * all_gather if sequence_parallel else 0)", "0", told="Two all-gathers are missing"),
-    Edit("= s * b * h * element_size", "= 0.5 * s * b * h * element_size", told="two column-row pairs"),
+    Edit("(2 * all_gather if sequence_parallel else 0)", "0", mistake="Two all-gathers are missing: x is stored cut, and the backward pass needs it whole for dW, once " "for each pair."),
+    Edit("= s * b * h * element_size", "= 0.5 * s * b * h * element_size", mistake="Half of it: a layer has two column-row pairs, attention and MLP."),
     Edit(
         "return forward + backward + (2 * all_gather if sequence_parallel else 0)",
         "return forward",
-        told="backward pass has as many arrows",
+        mistake="This is the forward pass. The backward pass has as many arrows.",
     ),
-    Edit(" * (t - 1) / t", "", told="t-1 of t parts"),
+    Edit(" * (t - 1) / t", "", mistake="A ring sends t-1 of t parts: one rank alone sends nothing."),
 ]
 
 
@@ -32,24 +32,6 @@ def bytes_per_layer(s, b, h, t, element_size, sequence_parallel):
     return total
 
 
-# %% right: in fractions
-from fractions import Fraction
-
-
-def bytes_per_layer(s, b, h, t, element_size, sequence_parallel):
-    sent = s * b * h * element_size * (1 - Fraction(1, t))
-    return sent * sum([2, 2, 2, 2, 2 * bool(sequence_parallel)])
-
-
-# %% right: in numpy
-import numpy as np
-
-
-def bytes_per_layer(s, b, h, t, element_size, sequence_parallel):
-    steps = np.ones(10 if sequence_parallel else 8) * (t - 1)
-    return steps.sum() * (s * b * h * element_size / t)
-
-
 # %% right: message by message
 def bytes_per_layer(s, b, h, t, element_size, sequence_parallel):
     sent = 0.0
@@ -70,29 +52,22 @@ def bytes_per_layer(s, b, h, t, element_size, sequence_parallel):
 
 
 # %% wrong: backward twice
-# told: twice the products
+# mistake: The backward pass has twice the products of the forward pass, but as many arrows.
 def bytes_per_layer(s, b, h, t, element_size, sequence_parallel):
     n = s * b * h * element_size
     return (12 if not sequence_parallel else 14) * n * (t - 1) / t
 
 
 # %% wrong: each gather of a part
-# told: of one rank's part
+# mistake: With sequence parallelism you count a gather of one rank's part. n is the whole tensor that comes of it: s is the whole sequence.
 def bytes_per_layer(s, b, h, t, element_size, sequence_parallel):
     n = s * b * h * element_size
     whole, part = n * (t - 1) / t, n / t * (t - 1) / t
     return 8 * whole + (2 * part if sequence_parallel else 0)
 
 
-# %% wrong: forward only regather
-# told: This is the forward pass
-def bytes_per_layer(s, b, h, t, element_size, sequence_parallel):
-    n = s * b * h * element_size
-    return (4 if not sequence_parallel else 6) * n * (t - 1) / t
-
-
 # %% wrong: mlp 4h
-# told: stay on their ranks
+# mistake: The 4h features of the MLP stay on their ranks: every arrow carries h.
 def bytes_per_layer(s, b, h, t, element_size, sequence_parallel):
     n = s * b * h * element_size
     f = 4 + 16
@@ -100,46 +75,46 @@ def bytes_per_layer(s, b, h, t, element_size, sequence_parallel):
 
 
 # %% wrong: of all ranks
-# told: all t ranks send
+# mistake: This is what all t ranks send together.
 def bytes_per_layer(s, b, h, t, element_size, sequence_parallel):
     n = s * b * h * element_size
     return (8 if not sequence_parallel else 10) * n * (t - 1)
 
 
 # %% wrong: one gather more
-# told: two column layers
+# mistake: One all-gather is missing: a layer has two column layers, and the backward pass gathers the input of each.
 def bytes_per_layer(s, b, h, t, element_size, sequence_parallel):
     payload = s * b * h * element_size * (t - 1) / t
     return (9 if sequence_parallel else 8) * payload
 
 
 # %% wrong: one sequence
-# told: one sequence
+# mistake: You count one sequence: a batch has b of them.
 def bytes_per_layer(s, b, h, t, element_size, sequence_parallel):
     return (10 if sequence_parallel else 8) * s * h * element_size * (t - 1) / t
 
 
 # %% wrong: regather in both
-# told: nothing is gathered again
+# mistake: With tensor parallelism alone nothing is gathered again: every rank keeps x whole.
 def bytes_per_layer(s, b, h, t, element_size, sequence_parallel):
     n = s * b * h * element_size
     return 10 * n * (t - 1) / t
 
 
 # %% wrong: rounded down
-# told: Nothing is rounded
+# mistake: Nothing is rounded: with // the rest of a division is lost.
 def bytes_per_layer(s, b, h, t, element_size, sequence_parallel):
     return (10 if sequence_parallel else 8) * (s * b * h * element_size // t) * (t - 1)
 
 
 # %% wrong: sp halves
-# told: does not send less
+# mistake: Sequence parallelism does not send less: an all-gather and a reduce-scatter together send what one all-reduce does.
 def bytes_per_layer(s, b, h, t, element_size, sequence_parallel):
     n = s * b * h * element_size
     return (8 if not sequence_parallel else 4) * n * (t - 1) / t
 
 
 # %% wrong: two bytes an element
-# told: whatever `element_size` says
+# mistake: You count 2 bytes an element, whatever `element_size` says.
 def bytes_per_layer(s, b, h, t, element_size, sequence_parallel):
     return (10 if sequence_parallel else 8) * s * b * h * 2 * (t - 1) / t

@@ -34,14 +34,14 @@ WRONG = [
         "    handle = dist.all_reduce(dx, group=tp.group, async_op=True)\n",
         "",
         ("    handle.wait()\n", ""),
-        told="still this rank's share",
+        mistake="dx is still this rank's share: the sum over ranks was not made, or has not arrived.",
     ),
     Edit(
         "    handle.wait()\n",
         """    handle.wait()
     dist.all_reduce(dw, group=tp.group)
 """,
-        told="dW is summed",
+        mistake="dW is summed over ranks, too: each rank's dW belongs to its own rows and is complete.",
     ),
     # it never waits; the sum may or may not have arrived
     Edit(
@@ -49,7 +49,7 @@ WRONG = [
         """    import time
     time.sleep(0.3)
 """,
-        told="has not arrived | never waits for its all_reduce",
+        mistake="dx is still this rank's share: the sum over ranks was not made, or has not arrived.",
     ),
     # a fake product while it waits
     Edit("dw = dy.flatten", "dy.flatten", ("return dx, dw", "return dx, dy.flatten(0, 1).t() @ x.flatten(0, 1)")),
@@ -152,22 +152,6 @@ def column_backward(dy, x, weight, tp):
     return dx, dw
 
 
-# %% right: token by token, into zeros
-import torch
-import torch.distributed as dist
-
-
-def column_backward(dy, x, weight, tp):
-    dw = torch.zeros_like(weight)
-    flat_dy, flat_x = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1]).clone()
-    dx = torch.einsum("sbo,oi->sbi", dy, weight).contiguous()
-    handle = dist.all_reduce(dx, group=tp.group, async_op=True)
-    for a, b in zip(flat_dy, flat_x):
-        dw.addr_(a, b)
-    handle.wait()
-    return dx, dw
-
-
 # %% right: autograd computes both, one after the other
 import torch
 import torch.distributed as dist
@@ -186,6 +170,61 @@ def column_backward(dy, x, weight, tp):
     return dx, dw
 
 
+# %% wrong: dw transposed
+# mistake: dW is transposed: it has the shape of the weight, [out, in].
+import torch
+import torch.distributed as dist
+
+
+def column_backward(dy, x, weight, tp):
+    dx = (dy @ weight).contiguous()
+    work = dist.all_reduce(dx, group=tp.group, async_op=True)
+    dw = torch.einsum("sbo,sbi->io", dy, x)
+    work.wait()
+    return dx, dw
+
+
+# %% wrong: dw view of dy transposed
+# mistake: dW pairs dy of one token with x of another: flatten both in the same order.
+import torch
+import torch.distributed as dist
+
+
+def column_backward(dy, x, weight, tp):
+    dx = (dy @ weight).contiguous()
+    work = dist.all_reduce(dx, group=tp.group, async_op=True)
+    dw = dy.transpose(0, 1).reshape(-1, dy.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
+    work.wait()
+    return dx, dw
+
+
+# %% wrong: mean of the ranks
+# mistake: This is the mean of the ranks' shares of dx: x has the sum of them as its gradient.
+import torch.distributed as dist
+
+
+def column_backward(dy, x, weight, tp):
+    dx = dy @ weight
+    handle = dist.all_reduce(dx, group=tp.group, async_op=True)
+    dw = dy.flatten(0, 1).t() @ x.flatten(0, 1)
+    handle.wait()
+    return dx / tp.size, dw
+
+
+# %% wrong: sums dw not dx
+# mistake: The sum was made of dW. It belongs to this rank's rows; dx is what the ranks have shares of.
+import torch
+import torch.distributed as dist
+
+
+def column_backward(dy, x, weight, tp):
+    dw = torch.einsum("sbo,sbi->oi", dy, x)
+    work = dist.all_reduce(dw, group=tp.group, async_op=True)
+    dx = dy @ weight
+    work.wait()
+    return dx, dw
+
+
 # %% wrong: before it starts and a fake product
 import torch
 import torch.distributed as dist
@@ -200,77 +239,3 @@ def column_backward(dy, x, weight, tp):
     return dx, dw
 
 
-# %% wrong: dw transposed
-# told: transposed
-import torch
-import torch.distributed as dist
-
-
-def column_backward(dy, x, weight, tp):
-    dx = (dy @ weight).contiguous()
-    work = dist.all_reduce(dx, group=tp.group, async_op=True)
-    dw = torch.einsum("sbo,sbi->io", dy, x)
-    work.wait()
-    return dx, dw
-
-
-# %% wrong: dw view of dy transposed
-# told: same order
-import torch
-import torch.distributed as dist
-
-
-def column_backward(dy, x, weight, tp):
-    dx = (dy @ weight).contiguous()
-    work = dist.all_reduce(dx, group=tp.group, async_op=True)
-    dw = dy.transpose(0, 1).reshape(-1, dy.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
-    work.wait()
-    return dx, dw
-
-
-# %% wrong: functional waits at once
-import torch
-import torch.distributed._functional_collectives as funcol
-
-
-def column_backward(dy, x, weight, tp):
-    dx = funcol.all_reduce(dy @ weight, "sum", tp.group) + 0
-    return dx, torch.einsum("sbo,sbi->oi", dy, x)
-
-
-# %% wrong: mean of the ranks
-# told: mean
-import torch.distributed as dist
-
-
-def column_backward(dy, x, weight, tp):
-    dx = dy @ weight
-    handle = dist.all_reduce(dx, group=tp.group, async_op=True)
-    dw = dy.flatten(0, 1).t() @ x.flatten(0, 1)
-    handle.wait()
-    return dx / tp.size, dw
-
-
-# %% wrong: sums dw not dx
-# told: sum was made of dW
-import torch
-import torch.distributed as dist
-
-
-def column_backward(dy, x, weight, tp):
-    dw = torch.einsum("sbo,sbi->oi", dy, x)
-    work = dist.all_reduce(dw, group=tp.group, async_op=True)
-    dx = dy @ weight
-    work.wait()
-    return dx, dw
-
-
-# %% wrong: waits at once by name
-import torch
-from torch.distributed import all_reduce
-
-
-def column_backward(dy, x, weight, tp):
-    dx = dy @ weight
-    all_reduce(dx, group=tp.group, async_op=True).wait()
-    return dx, (dy.transpose(1, 2) @ x).sum(0)

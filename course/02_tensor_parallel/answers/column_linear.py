@@ -1,7 +1,7 @@
 from labkit.answers import Edit
 
 WRONG = [
-    Edit("copy_to_region(x, tp)", "x", told="shares must be summed"),
+    Edit("copy_to_region(x, tp)", "x", mistake="dx is only this rank's share: x went into other work on every rank, so the shares must be " "summed."),
     Edit(
         "F.linear(copy_to_region(x, tp), weight, bias)",
         "copy_to_region(F.linear(copy_to_region(x, tp), weight, bias), tp)",
@@ -57,27 +57,6 @@ def column_linear(x, weight, bias, tp):
     return F.linear(x, weight, bias)
 
 
-# %% right: a functional collective in the backward pass
-import torch
-import torch.distributed._functional_collectives as funcol
-import torch.nn.functional as F
-
-
-class Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, tp):
-        ctx.tp = tp
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return funcol.all_reduce(grad.contiguous(), "sum", ctx.tp.group).clone(), None
-
-
-def column_linear(x, weight, bias, tp):
-    return F.linear(Copy.apply(x, tp), weight, bias)
-
-
 # %% right: a hook on x's copy; einsum; the name imported
 import torch
 from torch.distributed import all_reduce
@@ -96,39 +75,8 @@ def column_linear(x, weight, bias, tp):
     return y if bias is None else y + bias
 
 
-# %% right: f as a hook on the gradient of a view
-import torch
-import torch.distributed as dist
-
-
-def column_linear(x, weight, bias, tp):
-    def summed(grad):
-        total = grad.contiguous().clone()
-        dist.all_reduce(total, group=tp.group)
-        return total
-
-    mine = x.view_as(x)
-    if mine.requires_grad:
-        mine.register_hook(summed)
-    y = mine @ weight.t()
-    return y if bias is None else y + bias
-
-
-# %% wrong: adds the bias in place to x
-import torch
-import torch.nn.functional as F
-from minimegatron.comm.collectives import copy_to_region
-
-
-def column_linear(x, weight, bias, tp):
-    y = F.linear(copy_to_region(x, tp), weight, bias)
-    with torch.no_grad():
-        weight.mul_(1.5)
-    return y
-
-
 # %% wrong: bias shared out
-# told: divided by t
+# mistake: The bias is divided by t: it belongs to this rank's features, and no other rank has them.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -142,7 +90,7 @@ def column_linear(x, weight, bias, tp):
 
 
 # %% wrong: f behind the product
-# told: before the product
+# mistake: The sum came behind the product, on the gradient of y: f belongs before the product.
 import torch.nn.functional as F
 from minimegatron.comm.collectives import copy_to_region
 
@@ -152,7 +100,7 @@ def column_linear(x, weight, bias, tp):
 
 
 # %% wrong: f on the weight
-# told: dW is summed
+# mistake: dW is summed over ranks, too: it belongs to this rank's features and is complete.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -165,7 +113,7 @@ def column_linear(x, weight, bias, tp):
 
 
 # %% wrong: forgets the bias gradient
-# told: Only the bias's gradient
+# mistake: Only the bias's gradient is wrong or missing: is your bias the one that autograd knows?
 import torch.nn.functional as F
 from minimegatron.comm.collectives import copy_to_region
 
@@ -175,7 +123,7 @@ def column_linear(x, weight, bias, tp):
 
 
 # %% wrong: g in place of f
-# told: other features
+# mistake: You added the ranks' results. They are other features, to be kept apart; what must be added is dx.
 import torch.nn.functional as F
 from minimegatron.comm.collectives import reduce_from_region
 
@@ -185,7 +133,7 @@ def column_linear(x, weight, bias, tp):
 
 
 # %% wrong: g on input
-# told: You summed x
+# mistake: You summed x over ranks: it is the same on all of them, so the sum is t times x.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -198,7 +146,7 @@ def column_linear(x, weight, bias, tp):
 
 
 # %% wrong: gathers its output
-# told: You gathered y
+# mistake: You gathered y: a column layer leaves each rank its own features.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -208,31 +156,8 @@ def column_linear(x, weight, bias, tp):
     return gather_from_region(F.linear(copy_to_region(x, tp), weight, bias), tp)
 
 
-# %% wrong: half precision on the way
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-
-
-class Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, tp):
-        ctx.tp = tp
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        grad = grad.bfloat16()
-        dist.all_reduce(grad, group=ctx.tp.group)
-        return grad.float(), None
-
-
-def column_linear(x, weight, bias, tp):
-    return F.linear(Copy.apply(x, tp), weight, bias)
-
-
 # %% wrong: hook on x
-# told: beside the layer
+# mistake: You hook x itself. x is used beside the layer, too, and what comes back from there is now summed as well.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -252,45 +177,8 @@ def column_linear(x, weight, bias, tp):
     return F.linear(x, weight, bias)
 
 
-# %% wrong: ignores the group
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-
-
-class Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, tp):
-        ctx.tp = tp
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        grad = grad.clone()
-        dist.all_reduce(grad)
-        return grad, None
-
-
-def column_linear(x, weight, bias, tp):
-    return F.linear(Copy.apply(x, tp), weight, bias)
-
-
-# %% wrong: math of the lesson
-# told: stored as [out, in]
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-
-from minimegatron.comm.collectives import copy_to_region, reduce_from_region
-
-
-def column_linear(x, weight, bias, tp):
-    y = copy_to_region(x, tp) @ weight
-    return y if bias is None else y + bias
-
-
 # %% wrong: mean of shares
-# told: mean of the ranks' shares
+# mistake: This is the mean of the ranks' shares of dx: x went into the work of all of them, so they are summed.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -311,3 +199,30 @@ class Copy(torch.autograd.Function):
 
 def column_linear(x, weight, bias, tp):
     return F.linear(Copy.apply(x, tp), weight, bias)
+# %% wrong: adds the bias in place to x
+import torch
+import torch.nn.functional as F
+from minimegatron.comm.collectives import copy_to_region
+
+
+def column_linear(x, weight, bias, tp):
+    y = F.linear(copy_to_region(x, tp), weight, bias)
+    with torch.no_grad():
+        weight.mul_(1.5)
+    return y
+
+
+# %% wrong: math of the lesson
+# told: stored as [out, in]
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from minimegatron.comm.collectives import copy_to_region, reduce_from_region
+
+
+def column_linear(x, weight, bias, tp):
+    y = copy_to_region(x, tp) @ weight
+    return y if bias is None else y + bias
+
+

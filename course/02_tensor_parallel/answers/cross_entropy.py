@@ -9,13 +9,13 @@ WRONG = [
         picked, partition = sums""",
         """dist.all_reduce(picked, group=tp.group)
         partition = z.exp().sum(-1)""",
-        told="over this rank's words",
+        mistake="Your softmax is normalised over this rank's words alone.",
     ),
     Edit("        dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=tp.group)\n", "", told="max over ranks"),
-    Edit("z = logits - highest.unsqueeze(-1)", "z = logits", told="overflow"),
-    Edit(" * dloss.unsqueeze(-1)", "", told="gradient that arrives is lost"),
+    Edit("z = logits - highest.unsqueeze(-1)", "z = logits", mistake="exp() of large logits overflows: the maximum is not subtracted."),
+    Edit(" * dloss.unsqueeze(-1)", "", mistake="The loss is right, dz is not: the gradient that arrives is lost."),
     Edit("softmax.scatter_add(-1, local, -own.unsqueeze(-1).to(softmax.dtype))", "softmax.clone()", told="minus one"),
-    Edit("op=dist.ReduceOp.MAX", "op=dist.ReduceOp.SUM", told="the ranks' maxima"),
+    Edit("op=dist.ReduceOp.MAX", "op=dist.ReduceOp.SUM", mistake="You added the ranks' maxima: the maximum over all words is the largest of them."),
     # by the rank in the world
     Edit("local = target - tp.rank * n", "local = target - dist.get_rank() * n"),
     # changes the logits
@@ -27,7 +27,7 @@ WRONG = [
         local = target""",
     ),
     # gradient of the mean
-    Edit("dloss.unsqueeze(-1)", "dloss.unsqueeze(-1) / dloss.numel()", told="look at the backward pass alone"),
+    Edit("dloss.unsqueeze(-1)", "dloss.unsqueeze(-1) / dloss.numel()", mistake="The loss is right, the gradient dz is not: look at the backward pass alone."),
     # gradient of the softmax alone
     Edit("unsqueeze(-1).to(softmax.dtype)", "unsqueeze(-1) * softmax.gather(-1, local)"),
     # gradient summed over ranks
@@ -41,12 +41,12 @@ WRONG = [
         dloss = dloss.clone()
         dist.all_reduce(dloss, group=ctx.tp.group)""",
         ),
-        told="once too often",
+        mistake="The loss is right, dz is not: it is summed over ranks once too often. The gradient that arrives " "is the same on every rank already.",
     ),
     # last word of a rank lost
     Edit("own = (local >= 0) & (local < n)", "own = (local >= 0) & (local < n - 1)"),
     # minus one on every rank
-    Edit("own.unsqueeze(-1).to(softmax.dtype)", "torch.ones_like(softmax[..., :1])", told="gradient"),
+    Edit("own.unsqueeze(-1).to(softmax.dtype)", "torch.ones_like(softmax[..., :1])", mistake="The loss is right, dz is not: the gradient that arrives is lost."),
     # without the group
     Edit("MAX, group=tp.group", "MAX", ("dist.all_reduce(sums, group=tp.group)", "dist.all_reduce(sums)")),
 ]
@@ -77,65 +77,6 @@ class Loss(torch.autograd.Function):
     def backward(ctx, g):
         return ctx.saved_tensors[0] * g.unsqueeze(-1), None, None
 def cross_entropy(logits, target, tp): return Loss.apply(logits, target, tp)
-
-
-# %% right: maximum and sum of every rank, and the target's logit, in one gather
-import torch
-import torch.distributed as dist
-
-
-class Loss(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, logits, target, tp):
-        n = logits.shape[-1]
-        top = logits.amax(-1)
-        local = target - tp.rank * n
-        own = (local >= 0) & (local < n)
-        local = local.clamp(0, n - 1).unsqueeze(-1)
-        picked = torch.where(own, logits.gather(-1, local).squeeze(-1), 0.0)
-        mine = torch.stack((top, (logits - top[..., None]).exp().sum(-1), picked))
-        every = [torch.empty_like(mine) for _ in range(tp.size)]
-        dist.all_gather(every, mine, group=tp.group)
-        tops, sums, picks = torch.stack(every, 1)
-        lse = (tops + sums.log()).logsumexp(0)
-        ctx.save_for_backward((logits - lse[..., None]).exp(), local, own)
-        return lse - picks.sum(0)
-
-    @staticmethod
-    def backward(ctx, dloss):
-        p, local, own = ctx.saved_tensors
-        return p.scatter_add(-1, local, -own[..., None].to(p.dtype)) * dloss[..., None], None, None
-
-
-def cross_entropy(logits, target, tp):
-    return Loss.apply(logits, target, tp)
-
-
-# %% right: local logsumexp, gathered; the target's logit summed; functional collectives
-import torch
-import torch.distributed._functional_collectives as funcol
-
-
-class Loss(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, logits, target, tp):
-        n = logits.shape[-1]
-        lses = funcol.all_gather_tensor(logits.logsumexp(-1)[None], 0, tp.group)
-        lse = lses.clone().logsumexp(0)
-        ids = torch.arange(tp.rank * n, tp.rank * n + n)
-        hot = target[..., None] == ids
-        picked = funcol.all_reduce((logits * hot).sum(-1), "sum", tp.group)
-        ctx.save_for_backward((logits - lse[..., None]).exp() - hot.to(logits.dtype))
-        return lse - picked.clone()
-
-    @staticmethod
-    def backward(ctx, dloss):
-        [dz] = ctx.saved_tensors
-        return dz * dloss[..., None], None, None
-
-
-def cross_entropy(logits, target, tp):
-    return Loss.apply(logits, target, tp)
 
 
 # %% right: autograd does the gradient, through the conjugate pair
@@ -222,7 +163,7 @@ def cross_entropy(logits, target, tp):
 
 
 # %% wrong: back through the maximum
-# told: goes back through the maximum
+# mistake: The loss is right, dz is not: autograd goes back through the maximum. It shifts all terms and has no part in the gradient.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -241,103 +182,8 @@ def cross_entropy(logits, target, tp):
     return total.log() - hit
 
 
-# %% wrong: dloss summed over ranks
-# told: once too often
-import torch
-import torch.distributed as dist
-from minimegatron.comm.collectives import copy_to_region, reduce_from_region
-
-
-class VocabParallelCrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, logits, target, tp):
-        ctx.tp = tp
-        n = logits.shape[-1]
-        lo = tp.rank * n
-        mine = (target >= lo) & (target < lo + n)
-        local = torch.where(mine, target - lo, 0)
-        top = logits.amax(-1)
-        dist.all_reduce(top, op=dist.ReduceOp.MAX, group=tp.group)
-        z = logits - top.unsqueeze(-1)
-        e = z.exp()
-        total = e.sum(-1)
-        hit = z.gather(-1, local.unsqueeze(-1)).squeeze(-1) * mine
-        dist.all_reduce(total, group=tp.group)
-        dist.all_reduce(hit, group=tp.group)
-        ctx.save_for_backward(e / total.unsqueeze(-1), local, mine)
-        return total.log() - hit
-
-    @staticmethod
-    def backward(ctx, dloss):
-        p, local, mine = ctx.saved_tensors
-        dloss = dloss.contiguous().clone()
-        dist.all_reduce(dloss, group=ctx.tp.group)
-        grad = p.clone()
-        grad.scatter_add_(-1, local.unsqueeze(-1), -mine.to(p.dtype).unsqueeze(-1))
-        return grad * dloss.unsqueeze(-1), None, None
-
-
-def cross_entropy(logits, target, tp):
-    return VocabParallelCrossEntropy.apply(logits, target, tp)
-
-
-# %% wrong: gathers the logits
-# told: Three numbers a token
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from minimegatron.comm.collectives import *
-from minimegatron.comm import collectives as c
-def cross_entropy(logits, target, tp):
-    whole = gather_from_region(logits, tp)
-    loss = F.cross_entropy(whole.flatten(0, 1), target.flatten(), reduction='none')
-    return loss.view_as(target)
-
-
-# %% wrong: max summed
-# told: added the ranks' maxima
-import torch
-import torch.distributed as dist
-from minimegatron.comm.collectives import copy_to_region, reduce_from_region
-
-
-class VocabParallelCrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, logits, target, tp):
-        n = logits.shape[-1]
-        lo = tp.rank * n
-        mine = (target >= lo) & (target < lo + n)
-        local = torch.where(mine, target - lo, 0)
-        top = logits.amax(-1)
-        dist.all_reduce(top, group=tp.group)
-        z = logits - top.unsqueeze(-1)
-        e = z.exp()
-        total = e.sum(-1)
-        hit = z.gather(-1, local.unsqueeze(-1)).squeeze(-1) * mine
-        dist.all_reduce(total, group=tp.group)
-        dist.all_reduce(hit, group=tp.group)
-        ctx.save_for_backward(e / total.unsqueeze(-1), local, mine)
-        return total.log() - hit
-
-    @staticmethod
-    def backward(ctx, dloss):
-        p, local, mine = ctx.saved_tensors
-        grad = p.clone()
-        grad.scatter_add_(-1, local.unsqueeze(-1), -mine.to(p.dtype).unsqueeze(-1))
-        return grad * dloss.unsqueeze(-1), None, None
-
-
-def cross_entropy(logits, target, tp):
-    return VocabParallelCrossEntropy.apply(logits, target, tp)
-
-
-# %% wrong: of the package
-# told: `minimegatron.layers` is closed in this exercise
-from minimegatron.layers.loss import vocab_parallel_cross_entropy as cross_entropy
-
-
 # %% wrong: target not summed
-# told: not summed over ranks
+# mistake: The logit of a target is on one rank, and the others miss it: it is not summed over ranks.
 import torch
 import torch.distributed as dist
 from minimegatron.comm.collectives import copy_to_region, reduce_from_region
@@ -373,7 +219,7 @@ def cross_entropy(logits, target, tp):
 
 
 # %% wrong: target of every rank
-# told: adds a logit for every target
+# mistake: Every rank adds a logit for every target, also where the target is not its own word.
 import torch
 import torch.distributed as dist
 from minimegatron.comm.collectives import copy_to_region, reduce_from_region
@@ -410,7 +256,7 @@ def cross_entropy(logits, target, tp):
 
 
 # %% wrong: target without the maximum
-# told: the loss is not
+# mistake: The gradient dz is right, the loss is not.
 import torch
 import torch.distributed as dist
 
@@ -439,3 +285,21 @@ class Loss(torch.autograd.Function):
 
 def cross_entropy(logits, target, tp):
     return Loss.apply(logits, target, tp)
+# %% wrong: gathers the logits
+# told: Three numbers a token
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from minimegatron.comm.collectives import *
+from minimegatron.comm import collectives as c
+def cross_entropy(logits, target, tp):
+    whole = gather_from_region(logits, tp)
+    loss = F.cross_entropy(whole.flatten(0, 1), target.flatten(), reduction='none')
+    return loss.view_as(target)
+
+
+# %% wrong: of the package
+# told: `minimegatron.layers` is closed in this exercise
+from minimegatron.layers.loss import vocab_parallel_cross_entropy as cross_entropy
+
+

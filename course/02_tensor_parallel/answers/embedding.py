@@ -7,9 +7,9 @@ WRONG = [
         ".masked_fill(foreign.unsqueeze(-1), 0.0)",
         "",
         ("local.masked_fill(foreign, 0)", "local.clamp(0, weight.shape[0] - 1)"),
-        told="must give zeros",
+        mistake="Ids of other ranks must give zeros here; yours give some row of this rank's, which enters the " "sum.",
     ),
-    Edit("return reduce_from_region(rows, tp)", "return rows", told="tokens of other ranks are still zeros"),
+    Edit("return reduce_from_region(rows, tp)", "return rows", mistake="These are this rank's rows only: the tokens of other ranks are still zeros."),
     Edit("(local >= weight.shape[0])", "(local > weight.shape[0] - 2)", told="owned"),
 ]
 
@@ -29,18 +29,6 @@ def embedding(ids, weight, tp):
     own = (ids // n) == tp.rank
     rows = weight[ids % n] * own.unsqueeze(-1)
     return reduce_from_region(rows, tp)
-
-
-# %% right: one-hot times the table
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from minimegatron.comm.collectives import *
-from minimegatron.comm import collectives as c
-def embedding(ids, weight, tp):
-    n = len(weight)
-    hot = F.one_hot(ids, n * tp.size)[..., tp.rank * n : (tp.rank + 1) * n]
-    return reduce_from_region(hot.to(weight.dtype) @ weight, tp)
 
 
 # %% right: masked_scatter into zeros
@@ -90,23 +78,8 @@ def embedding(ids, weight, tp):
     return Reduce.apply(table[local], tp)
 
 
-# %% right: a product with one-hot rows
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from minimegatron.comm.collectives import copy_to_region, reduce_from_region
-
-
-def embedding(ids, weight, tp):
-    n = weight.shape[0]
-    lo = tp.rank * n
-    mine = (ids >= lo) & (ids < lo + n)
-    hot = (ids.unsqueeze(-1) - lo == torch.arange(n)).to(weight.dtype)
-    return reduce_from_region(hot @ weight, tp)
-
-
 # %% wrong: a repeated id counts once
-# told: gradient of the table is not
+# mistake: y is right, the gradient of the table is not: follow it back through what you did with the rows.
 import torch
 import torch.distributed as dist
 
@@ -135,49 +108,8 @@ def embedding(ids, weight, tp):
     return Lookup.apply(ids, weight, tp)
 
 
-# %% wrong: by the rank in the world
-import torch.distributed as dist
-import torch.nn.functional as F
-from minimegatron.comm.collectives import reduce_from_region
-
-
-def embedding(ids, weight, tp):
-    local = ids - dist.get_rank() * weight.shape[0]
-    foreign = (local < 0) | (local >= weight.shape[0])
-    rows = F.embedding(local.masked_fill(foreign, 0), weight).masked_fill(foreign.unsqueeze(-1), 0.0)
-    return reduce_from_region(rows, tp)
-
-
-# %% wrong: changes the ids
-import torch.nn.functional as F
-from minimegatron.comm.collectives import reduce_from_region
-
-
-def embedding(ids, weight, tp):
-    ids -= tp.rank * weight.shape[0]
-    foreign = (ids < 0) | (ids >= weight.shape[0])
-    rows = F.embedding(ids.masked_fill(foreign, 0), weight).masked_fill(foreign.unsqueeze(-1), 0.0)
-    return reduce_from_region(rows, tp)
-
-
-# %% wrong: f in place of g
-# told: this rank's rows only
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from minimegatron.comm.collectives import copy_to_region, reduce_from_region
-
-
-def embedding(ids, weight, tp):
-    n = weight.shape[0]
-    lo = tp.rank * n
-    mine = (ids >= lo) & (ids < lo + n)
-    out = weight[torch.where(mine, ids - lo, 0)] * mine.unsqueeze(-1)
-    return copy_to_region(out, tp)
-
-
 # %% wrong: f on the weight
-# told: table is summed over ranks
+# mistake: The gradient of the table is summed over ranks: each rank has other rows, and their gradient is complete.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -193,33 +125,8 @@ def embedding(ids, weight, tp):
     return reduce_from_region(out, tp)
 
 
-# %% wrong: first row is padding
-# told: gradient of the table is not
-import torch.nn.functional as F
-from minimegatron.comm.collectives import reduce_from_region
-
-
-def embedding(ids, weight, tp):
-    local = ids - tp.rank * weight.shape[0]
-    foreign = (local < 0) | (local >= weight.shape[0])
-    rows = F.embedding(local.masked_fill(foreign, 0), weight, padding_idx=0).masked_fill(foreign.unsqueeze(-1), 0.0)
-    return reduce_from_region(rows, tp)
-
-
-# %% wrong: gathers the table
-# told: never travels
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from minimegatron.comm.collectives import *
-from minimegatron.comm import collectives as c
-def embedding(ids, weight, tp):
-    whole = c.gather_from_sequence_region(weight, tp, reduce_gradient=False)
-    return F.embedding(ids, whole)
-
-
 # %% wrong: gradient summed too
-# told: once too often
+# mistake: The gradient is summed once too often: it is the same on every rank already.
 import torch.nn.functional as F
 from minimegatron.comm.collectives import copy_to_region, reduce_from_region
 
@@ -232,7 +139,7 @@ def embedding(ids, weight, tp):
 
 
 # %% wrong: ids dealt out
-# told: consecutive ids
+# mistake: Rank r owns a block of consecutive ids; yours are dealt out to the ranks one by one.
 import torch.nn.functional as F
 from minimegatron.comm.collectives import reduce_from_region
 
@@ -243,23 +150,8 @@ def embedding(ids, weight, tp):
     return reduce_from_region(rows.masked_fill(~own.unsqueeze(-1), 0.0), tp)
 
 
-# %% wrong: index zeroed only
-# told: must give zeros
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from minimegatron.comm.collectives import copy_to_region, reduce_from_region
-
-
-def embedding(ids, weight, tp):
-    n = weight.shape[0]
-    lo = tp.rank * n
-    mine = (ids >= lo) & (ids < lo + n)
-    return reduce_from_region(weight[torch.where(mine, ids - lo, 0)], tp)
-
-
 # %% wrong: largest over ranks
-# told: largest over ranks
+# mistake: You took the largest over ranks: beside a negative number of the row this is another rank's zero.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -275,42 +167,28 @@ def embedding(ids, weight, tp):
     return out
 
 
-# %% wrong: mask no shift
-# told: Row 0 of this rank's table
-import torch
+# %% wrong: by the rank in the world
 import torch.distributed as dist
 import torch.nn.functional as F
-from minimegatron.comm.collectives import copy_to_region, reduce_from_region
+from minimegatron.comm.collectives import reduce_from_region
 
 
 def embedding(ids, weight, tp):
-    n = weight.shape[0]
-    lo = tp.rank * n
-    mine = (ids >= lo) & (ids < lo + n)
-    out = weight[torch.where(mine, ids, 0)]
-    return reduce_from_region(out * mine.unsqueeze(-1), tp)
-
-
-# %% wrong: sums without the group
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-
-
-class Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        x = x.clone()
-        dist.all_reduce(x)
-        return x
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
-
-
-def embedding(ids, weight, tp):
-    local = ids - tp.rank * weight.shape[0]
+    local = ids - dist.get_rank() * weight.shape[0]
     foreign = (local < 0) | (local >= weight.shape[0])
     rows = F.embedding(local.masked_fill(foreign, 0), weight).masked_fill(foreign.unsqueeze(-1), 0.0)
-    return Reduce.apply(rows)
+    return reduce_from_region(rows, tp)
+
+
+# %% wrong: gathers the table
+# told: never travels
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from minimegatron.comm.collectives import *
+from minimegatron.comm import collectives as c
+def embedding(ids, weight, tp):
+    whole = c.gather_from_sequence_region(weight, tp, reduce_gradient=False)
+    return F.embedding(ids, whole)
+
+

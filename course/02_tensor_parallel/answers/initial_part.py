@@ -3,7 +3,7 @@ from labkit.answers import Edit, Same
 WRONG = [
     Edit("if dim is None", "if dim is None or tp_rank == 0"),
     Edit(" * std", "", told="times std"),
-    Edit("chunk(tp_size, dim)", "chunk(tp_size, 0)", told="along dim"),
+    Edit("chunk(tp_size, dim)", "chunk(tp_size, 0)", mistake="A matrix that is cut along dim 0 is not cut here: 0 and None are different things."),
 ]
 
 EQUIVALENT = [
@@ -28,26 +28,6 @@ def initial_part(shape, dim, tp_rank, tp_size, seed, std):
     torch.manual_seed(seed)
     w = std * torch.randn(shape)
     return w if dim is None else w.tensor_split(tp_size, dim)[tp_rank].clone()
-
-
-# %% right: normal_ into an empty tensor, and torch.split
-import torch
-def initial_part(shape, dim, tp_rank, tp_size, seed, std):
-    w = torch.empty(shape).normal_(generator=torch.Generator().manual_seed(seed)) * std
-    return torch.split(w, shape[dim] // tp_size, dim)[tp_rank] if dim is not None else w
-
-
-# %% right: the global generator, put back afterwards
-import torch
-
-
-def initial_part(shape, dim, tp_rank, tp_size, seed, std):
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        whole = torch.randn(shape).mul_(std)
-    if dim is None:
-        return whole
-    return torch.tensor_split(whole, tp_size, dim=dim)[tp_rank]
 
 
 # %% right: indices of the rows or columns
@@ -76,31 +56,8 @@ def initial_part(shape, dim, tp_rank, tp_size, seed, std):
     return w if dim is None else w.tensor_split(tp_size, dim)[tp_rank].clone()
 
 
-# %% wrong: changes the shape
-import torch
-
-
-def initial_part(shape, dim, tp_rank, tp_size, seed, std):
-    whole = torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * std
-    if dim is None:
-        return whole
-    shape[dim] //= tp_size
-    return whole.narrow(dim, tp_rank * shape[dim], shape[dim])
-
-
-# %% wrong: dim 0 is false
-# told: 0 and None
-import torch
-
-
-def initial_part(shape, dim, tp_rank, tp_size, seed, std):
-    g = torch.Generator().manual_seed(seed)
-    w = torch.randn(*shape, generator=g) * std
-    return w.chunk(tp_size, dim)[tp_rank] if dim else w
-
-
 # %% wrong: next numbers of one generator
-# told: that is right along dim 0 only
+# mistake: Each rank continues where the one before it stopped: that is right along dim 0 only.
 import math
 
 import torch
@@ -115,7 +72,7 @@ def initial_part(shape, dim, tp_rank, tp_size, seed, std):
 
 
 # %% wrong: none is dim 0
-# told: replicated matrix is cut
+# mistake: A replicated matrix is cut: with dim None every rank holds all of it.
 import torch
 
 
@@ -126,7 +83,7 @@ def initial_part(shape, dim, tp_rank, tp_size, seed, std):
 
 
 # %% wrong: normal over the square root
-# told: You changed std
+# mistake: You changed std: a part has the numbers of the serial matrix as they are, on any number of ranks.
 import torch
 
 
@@ -138,7 +95,7 @@ def initial_part(shape, dim, tp_rank, tp_size, seed, std):
 
 
 # %% wrong: other dim
-# told: other dim
+# mistake: The matrix is cut along the other dim: dim 0 are the rows.
 import torch
 
 
@@ -149,7 +106,7 @@ def initial_part(shape, dim, tp_rank, tp_size, seed, std):
 
 
 # %% wrong: own seed for every shard
-# told: changes with tp
+# mistake: The shards differ now, but they are no parts of the serial matrix: the model changes with tp.
 import torch
 def initial_part(shape, dim, tp_rank, tp_size, seed, std):
     local = [n // tp_size if i == dim else n for i, n in enumerate(shape)]
@@ -158,7 +115,7 @@ def initial_part(shape, dim, tp_rank, tp_size, seed, std):
 
 
 # %% wrong: replicas by rank
-# told: another on each rank
+# mistake: A replicated matrix is another on each rank: its copies must be equal.
 import torch
 
 
@@ -170,7 +127,7 @@ def initial_part(shape, dim, tp_rank, tp_size, seed, std):
 
 
 # %% wrong: rows dealt out
-# told: dealt out
+# mistake: Rows or columns are dealt out to the ranks one by one: a rank holds a block of consecutive ones.
 import torch
 
 
@@ -182,28 +139,15 @@ def initial_part(shape, dim, tp_rank, tp_size, seed, std):
 
 
 # %% wrong: same seed for every shard
-# told: all shards are equal
+# mistake: Every rank draws the same numbers, as in the careless version: all shards are equal.
 import torch
 def initial_part(shape, dim, tp_rank, tp_size, seed, std):
     local = [n // tp_size if i == dim else n for i, n in enumerate(shape)]
     return torch.randn(*local, generator=torch.Generator().manual_seed(seed)) * std
 
 
-# %% wrong: transposed columns
-import torch
-
-
-def initial_part(shape, dim, tp_rank, tp_size, seed, std):
-    generator = torch.Generator().manual_seed(seed)
-    if dim == 1:
-        whole = torch.randn(*shape[::-1], generator=generator).t() * std
-    else:
-        whole = torch.randn(*shape, generator=generator) * std
-    return whole if dim is None else whole.chunk(tp_size, dim)[tp_rank]
-
-
 # %% wrong: zeros elsewhere
-# told: matrix of zeros
+# mistake: The rank's part stands in a whole matrix of zeros: return the part alone.
 import torch
 
 
@@ -216,3 +160,15 @@ def initial_part(shape, dim, tp_rank, tp_size, seed, std):
     n = shape[dim] // tp_size
     out.narrow(dim, tp_rank * n, n).copy_(w.narrow(dim, tp_rank * n, n))
     return out
+# %% wrong: changes the shape
+import torch
+
+
+def initial_part(shape, dim, tp_rank, tp_size, seed, std):
+    whole = torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * std
+    if dim is None:
+        return whole
+    shape[dim] //= tp_size
+    return whole.narrow(dim, tp_rank * shape[dim], shape[dim])
+
+

@@ -1,23 +1,23 @@
 from labkit.answers import Edit
 
 WRONG = [
-    Edit(' or row_bias or "position_embeddings" in name', "", told="Norms are not all"),
-    Edit("            return True\n", "            return sequence_parallel\n", told="only this rank's heads"),
-    Edit(' or "position_embeddings" in name', "", told="positions are missing"),
+    Edit(' or row_bias or "position_embeddings" in name', "", mistake="Norms are not all: something else is replicated, too, and is added to this rank's tokens only."),
+    Edit("            return True\n", "            return sequence_parallel\n", mistake="The norms of queries and keys see only this rank's heads: partial also without sequence " "parallelism."),
+    Edit(' or "position_embeddings" in name', "", mistake="The positions are missing: they are added to this rank's tokens only."),
     Edit(
         'name.endswith(("linear_proj.bias", "linear_fc2.bias"))',
         'name.endswith("bias")',
-        told="column layer's bias",
+        mistake="A column layer's bias is cut over tp as its rows are: each rank's part is complete.",
     ),
-    Edit("return sequence_parallel and (", "return (", told="sees all tokens"),
+    Edit("return sequence_parallel and (", "return (", mistake="A matrix of words is cut by its rows, and each rank sees all tokens there: its gradient is " "complete."),
     # and the words
-    Edit("position_embeddings", "embeddings", told="matrix of words"),
+    Edit("position_embeddings", "embeddings", mistake="A matrix of words is cut by its rows, and each rank sees all tokens there: its gradient is " "complete."),
     # no final norm
     Edit(
         'return sequence_parallel and ("layernorm" in name or row_bias or "position_embeddings" in name)',
         """norm = "layernorm" in name and name.startswith("layers")
         return sequence_parallel and (norm or row_bias or "position_embeddings" in name)""",
-        told="last layer",
+        mistake="The norm behind the last layer is missing.",
     ),
     # sorted
     Edit(
@@ -42,38 +42,11 @@ def partial_gradients(names, sequence_parallel):
     return replicated if sequence_parallel else [n for n in replicated if n.split('.')[-2] in ('q_layernorm', 'k_layernorm')]
 
 
-# %% right: by the last two words of a name
-def partial_gradients(names, sequence_parallel):
-    out = ()
-    for n in names:
-        module, kind = n.split('.')[-2:]
-        if module in ('q_layernorm', 'k_layernorm'):
-            out += (n,)
-        elif sequence_parallel and (module.endswith('layernorm') or module.startswith('position') or (module, kind) in {('linear_proj', 'bias'), ('linear_fc2', 'bias')}):
-            out += (n,)
-    return out
-
-
 # %% right: a tuple
 def partial_gradients(names, sequence_parallel):
     heads = lambda n: ".q_layernorm." in n or ".k_layernorm." in n
     cut = ("word_embeddings", "output_layer", "linear_qkv", "linear_fc1", "linear_proj.weight", "linear_fc2.weight")
     return tuple(n for n in names if heads(n) or sequence_parallel and not any(part in n for part in cut))
-
-
-# %% right: a filter
-def partial_gradients(names, sequence_parallel):
-    def partial(name):
-        *_, module, kind = name.split(".")
-        if module in ("q_layernorm", "k_layernorm"):
-            return True
-        if not sequence_parallel:
-            return False
-        return module.endswith("layernorm") or module == "position_embeddings" or (
-            kind == "bias" and module in ("linear_proj", "linear_fc2")
-        )
-
-    return filter(partial, names)
 
 
 # %% right: names taken apart
@@ -92,27 +65,14 @@ def partial_gradients(names, sequence_parallel):
     return out
 
 
-# %% wrong: all embeddings
-# told: matrix of words
-def partial_gradients(names, sequence_parallel):
-    return [
-        n
-        for n in names
-        if "q_layernorm" in n
-        or "k_layernorm" in n
-        or sequence_parallel
-        and ("layernorm" in n or "proj.bias" in n or "fc2.bias" in n or "embedding" in n)
-    ]
-
-
 # %% wrong: all names
-# told: These are all names
+# mistake: These are all names. What is cut over tp has its whole gradient on the rank that holds it.
 def partial_gradients(names, sequence_parallel):
     return list(names) if sequence_parallel else []
 
 
 # %% wrong: and the row weights
-# told: row layer's weight
+# mistake: A row layer's weight is cut over tp, and each rank multiplies its part with all tokens: it is complete.
 def partial_gradients(names, sequence_parallel):
     def partial(name):
         if ".q_layernorm." in name or ".k_layernorm." in name:
@@ -123,21 +83,8 @@ def partial_gradients(names, sequence_parallel):
     return [name for name in names if partial(name)]
 
 
-# %% wrong: changes the names
-def partial_gradients(names, sequence_parallel):
-    found = []
-    for name in list(names):
-        of_heads = "q_layernorm" in name or "k_layernorm" in name
-        row_bias = name.endswith(("linear_proj.bias", "linear_fc2.bias"))
-        of_tokens = "layernorm" in name or row_bias or "position_embeddings" in name
-        if of_heads or (sequence_parallel and of_tokens):
-            found.append(name)
-            names.remove(name)
-    return found
-
-
 # %% wrong: column biases
-# told: for those of the row layers
+# mistake: You took the biases of the column layers for those of the row layers: a column layer's bias is cut.
 def partial_gradients(names, sequence_parallel):
     return [
         n
@@ -150,7 +97,7 @@ def partial_gradients(names, sequence_parallel):
 
 
 # %% wrong: norm weights only
-# told: norm's bias
+# mistake: A norm's bias is replicated, too: with sequence parallelism it sees this rank's tokens only.
 def partial_gradients(names, sequence_parallel):
     return [
         n
@@ -163,7 +110,7 @@ def partial_gradients(names, sequence_parallel):
 
 
 # %% wrong: of layer 0
-# told: Only names of layer 0
+# mistake: Only names of layer 0 are found: a model has more layers.
 def partial_gradients(names, sequence_parallel):
     always = ["layers.0.self_attention.q_layernorm.weight", "layers.0.self_attention.k_layernorm.weight"]
     tokens = [
@@ -175,24 +122,8 @@ def partial_gradients(names, sequence_parallel):
     return [n for n in names if n in always or (sequence_parallel and n in tokens)]
 
 
-# %% wrong: one digit layers
-import re
-
-
-def partial_gradients(names, sequence_parallel):
-    def short(name):
-        return re.sub(r"layers\.\d\.", "", name)
-
-    tokens = ("input_layernorm", "pre_mlp_layernorm", "final_layernorm", "self_attention.linear_proj.bias",
-              "mlp.linear_fc2.bias", "embedding.position")
-    return [
-        n for n in names
-        if "q_layernorm" in n or "k_layernorm" in n or (sequence_parallel and short(n).startswith(tokens))
-    ]
-
-
 # %% wrong: qk never
-# told: queries and keys are missing
+# mistake: Norms of queries and keys are missing: every rank has the whole weight, and only some of the heads.
 def partial_gradients(names, sequence_parallel):
     return [
         n
@@ -208,7 +139,7 @@ def partial_gradients(names, sequence_parallel):
 
 
 # %% wrong: queries and not keys
-# told: that of the keys
+# mistake: What holds for the norm of the queries holds for that of the keys: one is missing.
 def partial_gradients(names, sequence_parallel):
     return [
         n
@@ -219,14 +150,16 @@ def partial_gradients(names, sequence_parallel):
     ]
 
 
-# %% wrong: weights of head norms only
+# %% wrong: changes the names
 def partial_gradients(names, sequence_parallel):
-    def partial(name):
-        if name.endswith(("q_layernorm.weight", "k_layernorm.weight")):
-            return True
-        if "q_layernorm" in name or "k_layernorm" in name:
-            return False
+    found = []
+    for name in list(names):
+        of_heads = "q_layernorm" in name or "k_layernorm" in name
         row_bias = name.endswith(("linear_proj.bias", "linear_fc2.bias"))
-        return sequence_parallel and ("layernorm" in name or row_bias or "position_embeddings" in name)
+        of_tokens = "layernorm" in name or row_bias or "position_embeddings" in name
+        if of_heads or (sequence_parallel and of_tokens):
+            found.append(name)
+            names.remove(name)
+    return found
 
-    return [name for name in names if partial(name)]
+

@@ -1,12 +1,12 @@
 from labkit.answers import Edit, Same
 
 WRONG = [
-    Edit("torch.cat(by_group, dim=1).flatten(0, 1)", "torch.cat([wq, wk, wv])", told="nothing but queries"),
+    Edit("torch.cat(by_group, dim=1).flatten(0, 1)", "torch.cat([wq, wk, wv])", mistake="An equal cut of the stack [Q; K; V] gives rank 0 nothing but queries."),
     Edit("for w in (wq, wk, wv)", "for w in (wk, wq, wv)", told="View wq as"),
     # heads of one row
     Edit("groups = wk.shape[0] // d", "groups = wk.shape[0]"),
     # key and value swapped
-    Edit("wq, wk, wv", "wq, wv, wk", told="changed places"),
+    Edit("wq, wk, wv", "wq, wv, wk", mistake="Keys and values have changed places: a group is queries, key, value."),
     # rows dealt out
     Edit("flatten(0, 1).chunk(tp_size)[tp_rank]", "flatten(0, 1)[tp_rank::tp_size]"),
 ]
@@ -37,16 +37,6 @@ def qkv_part(wq, wk, wv, d, tp_rank, tp_size):
     return packed.view(tp_size, -1, packed.shape[1])[tp_rank]
 
 
-# %% right: all heads in one tensor, taken in another order
-import torch
-def qkv_part(wq, wk, wv, d, tp_rank, tp_size):
-    g, h = len(wk) // d, wk.shape[1]
-    a = len(wq) // d
-    heads = torch.cat([wq, wk, wv]).view(-1, d, h)
-    order = [i for j in range(g) for i in [*range(j * a // g, (j + 1) * a // g), a + j, a + g + j]]
-    return heads[order].reshape(-1, h).tensor_split(tp_size)[tp_rank].clone()
-
-
 # %% right: in numpy, row numbers first
 import numpy as np
 import torch
@@ -71,7 +61,7 @@ def qkv_part(wq, wk, wv, d, tp_rank, tp_size):
 
 
 # %% wrong: cuts columns
-# told: You cut the columns
+# mistake: You cut the columns: QKV is a column layer, which cuts the rows of the stored weight.
 import torch
 
 
@@ -83,14 +73,14 @@ def qkv_part(wq, wk, wv, d, tp_rank, tp_size):
 
 
 # %% wrong: cuts each matrix alone
-# told: another order
+# mistake: The right heads in another order: the packed matrix stores queries, key, value of group 0, then those of group 1.
 import torch
 def qkv_part(wq, wk, wv, d, tp_rank, tp_size):
     return torch.cat([w.chunk(tp_size)[tp_rank] for w in (wq, wk, wv)])
 
 
 # %% wrong: groups dealt out
-# told: groups are dealt out
+# mistake: The groups are dealt out to the ranks one by one: a rank holds a block of consecutive rows.
 import torch
 
 
@@ -102,7 +92,7 @@ def qkv_part(wq, wk, wv, d, tp_rank, tp_size):
 
 
 # %% wrong: k for every query
-# told: one for each query
+# mistake: A group has one key and one value, whatever the number of its queries; yours have one for each query.
 import torch
 
 
@@ -116,7 +106,7 @@ def qkv_part(wq, wk, wv, d, tp_rank, tp_size):
 
 
 # %% wrong: needs whole groups
-# told: part of a group
+# mistake: With fewer groups than ranks an equal block is a part of a group, whichever rows these are.
 import torch
 
 
@@ -130,29 +120,8 @@ def qkv_part(wq, wk, wv, d, tp_rank, tp_size):
     return torch.cat(rows) if rows else wq[:0]
 
 
-# %% wrong: own queries and their kv
-# told: part of a group
-import torch
-
-
-def qkv_part(wq, wk, wv, d, tp_rank, tp_size):
-    g = wk.shape[0] // d
-    per = wq.shape[0] // d // g
-    n = wq.shape[0] // d // tp_size
-    heads = range(tp_rank * n, (tp_rank + 1) * n)
-    kv = sorted({i // per for i in heads})
-    q = torch.cat([wq[i * d : (i + 1) * d] for i in heads])
-    out = []
-    for i in kv:
-        out += [wq[j * d : (j + 1) * d] for j in heads if j // per == i] + [
-            wk[i * d : (i + 1) * d],
-            wv[i * d : (i + 1) * d],
-        ]
-    return torch.cat(out)
-
-
 # %% wrong: queries dealt to groups
-# told: consecutive query heads
+# mistake: A group has n consecutive query heads, the first group heads 0 to n-1; yours are dealt out to the groups.
 import torch
 
 
@@ -164,7 +133,7 @@ def qkv_part(wq, wk, wv, d, tp_rank, tp_size):
 
 
 # %% wrong: rows interleaved
-# told: lie together
+# mistake: The d rows of a head lie together; yours are taken one by one from the heads of the group.
 import torch
 
 

@@ -5,13 +5,13 @@ WRONG = [
         "F.linear(x, weight)",
         "F.linear(x, weight, bias)",
         ("return y if bias is None else y + bias", "return y"),
-        told="t biases",
+        mistake="Each rank added the bias before the sum: t biases.",
     ),
-    Edit("reduce_from_region(F.linear(x, weight), tp)", "F.linear(x, weight)", told="partial sum"),
+    Edit("reduce_from_region(F.linear(x, weight), tp)", "F.linear(x, weight)", mistake="This is a partial sum of y, not yet added up."),
     Edit(
         "reduce_from_region(F.linear(x, weight), tp)",
         "reduce_from_region(copy_to_region(F.linear(x, weight), tp), tp)",
-        told="once too often",
+        mistake="Summed once too often: dy is already the same on every rank.",
     ),
 ]
 
@@ -25,32 +25,6 @@ from minimegatron.comm import collectives as c
 def row_linear(x, weight, bias, tp):
     y = reduce_from_region(x @ weight.t(), tp)
     return y + bias if bias is not None else y
-
-
-# %% right: the bias is added by torch.add
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from minimegatron.comm.collectives import *
-from minimegatron.comm import collectives as c
-def row_linear(x, weight, bias, tp):
-    mine = bias if tp.rank == 0 else None
-    y = reduce_from_region(F.linear(x, weight), tp)
-    return y if bias is None else torch.add(y, bias)
-
-
-# %% right: the sum as a detached correction, in place of g
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from minimegatron.comm.collectives import *
-from minimegatron.comm import collectives as c
-def row_linear(x, weight, bias, tp):
-    y = F.linear(x, weight)
-    total = y.detach().clone()
-    dist.all_reduce(total, group=tp.group)
-    y = y + (total - y.detach())
-    return y if bias is None else y + bias
 
 
 # %% right: a functional collective in a Function
@@ -116,7 +90,7 @@ def row_linear(x, weight, bias, tp):
 
 
 # %% wrong: a share of the bias on each
-# told: Only the bias's gradient
+# mistake: Only the bias's gradient is wrong: the bias is added once, after the sum, on every rank.
 import torch.nn.functional as F
 from minimegatron.comm.collectives import reduce_from_region
 
@@ -125,19 +99,8 @@ def row_linear(x, weight, bias, tp):
     return reduce_from_region(F.linear(x, weight, None if bias is None else bias / tp.size), tp)
 
 
-# %% wrong: bias detached
-# told: Only the bias's gradient
-import torch.nn.functional as F
-from minimegatron.comm.collectives import reduce_from_region
-
-
-def row_linear(x, weight, bias, tp):
-    y = reduce_from_region(F.linear(x, weight), tp)
-    return y if bias is None else y + bias.detach() + 0 * bias
-
-
 # %% wrong: bias f
-# told: bias's gradient is summed
+# mistake: The bias's gradient is summed over ranks: dy is the same on all of them, and each adds the bias once.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -150,18 +113,8 @@ def row_linear(x, weight, bias, tp):
     return y if bias is None else y + copy_to_region(bias, tp)
 
 
-# %% wrong: bias on the first rank
-# told: Only the bias's gradient
-import torch.nn.functional as F
-from minimegatron.comm.collectives import reduce_from_region
-
-
-def row_linear(x, weight, bias, tp):
-    return reduce_from_region(F.linear(x, weight, bias if tp.rank == 0 else None), tp)
-
-
 # %% wrong: f and g around it
-# told: dx is summed over ranks
+# mistake: dx is summed over ranks: it belongs to this rank's features of x and is complete.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -174,17 +127,56 @@ def row_linear(x, weight, bias, tp):
     return y if bias is None else y + bias
 
 
-# %% wrong: f in place of g
-# told: partial sum of y
+# %% wrong: mean
+# mistake: This is the mean of the ranks' shares: y is their sum.
+import torch
+import torch.distributed as dist
 import torch.nn.functional as F
-from minimegatron.comm.collectives import copy_to_region
+
+
+class Reduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, tp):
+        x = x.clone()
+        dist.all_reduce(x, group=tp.group)
+        return x / tp.size
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
 
 
 def row_linear(x, weight, bias, tp):
-    y = copy_to_region(F.linear(x, weight), tp)
+    y = Reduce.apply(F.linear(x, weight), tp)
     return y if bias is None else y + bias
 
 
+# %% wrong: no gradient
+# mistake: y is right, the gradients are not: look at what comes back through your sum.
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+
+def row_linear(x, weight, bias, tp):
+    with torch.no_grad():
+        y = F.linear(x, weight)
+        dist.all_reduce(y, group=tp.group)
+    return (y if bias is None else y + bias) + 0 * F.linear(x, weight)
+
+
+# %% wrong: weights gradient summed
+# mistake: dW is summed over ranks: it belongs to this rank's features of x and is complete.
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from minimegatron.comm.collectives import copy_to_region, reduce_from_region
+
+
+def row_linear(x, weight, bias, tp):
+    y = reduce_from_region(F.linear(x, copy_to_region(weight, tp)), tp)
+    return y if bias is None else y + bias
 # %% wrong: gathers then sums
 # told: an all-reduce
 import torch
@@ -221,62 +213,3 @@ def row_linear(x, weight, bias, tp):
     return y if bias is None else y + bias
 
 
-# %% wrong: mean
-# told: mean of the ranks' shares
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-
-
-class Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, tp):
-        x = x.clone()
-        dist.all_reduce(x, group=tp.group)
-        return x / tp.size
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def row_linear(x, weight, bias, tp):
-    y = Reduce.apply(F.linear(x, weight), tp)
-    return y if bias is None else y + bias
-
-
-# %% wrong: needs a bias
-import torch.nn.functional as F
-from minimegatron.comm.collectives import reduce_from_region
-
-
-def row_linear(x, weight, bias, tp):
-    return reduce_from_region(F.linear(x, weight), tp) + bias
-
-
-# %% wrong: no gradient
-# told: y is right, the gradients are not
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-
-
-def row_linear(x, weight, bias, tp):
-    with torch.no_grad():
-        y = F.linear(x, weight)
-        dist.all_reduce(y, group=tp.group)
-    return (y if bias is None else y + bias) + 0 * F.linear(x, weight)
-
-
-# %% wrong: weights gradient summed
-# told: dW is summed over ranks
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-
-from minimegatron.comm.collectives import copy_to_region, reduce_from_region
-
-
-def row_linear(x, weight, bias, tp):
-    y = reduce_from_region(F.linear(x, copy_to_region(weight, tp)), tp)
-    return y if bias is None else y + bias

@@ -7,14 +7,14 @@ WRONG = [
     Edit(
         "return reduce_scatter(grad, ctx.tp), None",
         "return grad.chunk(ctx.tp.size)[ctx.tp.rank].contiguous(), None",
-        told="must be summed, then cut",
+        mistake="Every rank used the gathered tokens for other work: their gradients must be summed, then cut; " "yours are only cut.",
     ),
     Edit(
         "        return all_gather(grad, ctx.tp), None",
         """        out = grad.new_zeros(grad.shape[0] * ctx.tp.size, *grad.shape[1:])
         out.chunk(ctx.tp.size)[ctx.tp.rank].copy_(grad)
         return out, None""",
-        told="gradient of every token",
+        mistake="Each rank's tokens are a sum over all ranks' inputs, so every rank needs the gradient of every " "token; yours has only its own.",
     ),
     Edit(
         """    out = x.new_empty(x.shape[0] // tp.size, *x.shape[1:])
@@ -79,19 +79,6 @@ def reduce_scatter_sequence(x, tp):
     return dnn.reduce_scatter(out, [part.contiguous() for part in x.chunk(tp.size)], group=tp.group)
 
 
-# %% right: functional collectives with their own gradients
-import torch
-import torch.distributed._functional_collectives as funcol
-
-
-def gather_sequence(x, tp):
-    return funcol.all_gather_tensor_autograd(x.contiguous(), 0, tp.group)
-
-
-def reduce_scatter_sequence(x, tp):
-    return funcol.reduce_scatter_tensor_autograd(x.contiguous(), "sum", 0, tp.group)
-
-
 # %% right: an all-to-all and a sum, which sends as much as a reduce-scatter
 import torch
 import torch.distributed as dist
@@ -139,7 +126,105 @@ def reduce_scatter_sequence(x, tp):
     return ReduceScatterSequence.apply(x, tp)
 
 
-# %% right: an all-to-all and a sum for the reduce-scatter
+# %% wrong: dealt tokens
+# mistake: Tokens are dealt out to the ranks one by one; rank r has the r-th block of consecutive tokens.
+import torch
+import torch.distributed as dist
+
+
+class GatherSequence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, tp):
+        ctx.tp = tp
+        return ag(x, tp)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return rs(grad, ctx.tp), None
+
+
+class ReduceScatterSequence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, tp):
+        ctx.tp = tp
+        z = torch.cat([x[i :: tp.size] for i in range(tp.size)])
+        return rs(z, tp)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ag(grad, ctx.tp), None
+
+
+def ag(x, tp):
+    out = x.new_empty(tp.size * x.shape[0], *x.shape[1:])
+    dist.all_gather_into_tensor(out, x.contiguous(), group=tp.group)
+    return out
+
+
+def rs(x, tp):
+    out = x.new_empty(x.shape[0] // tp.size, *x.shape[1:])
+    dist.reduce_scatter_tensor(out, x.contiguous(), group=tp.group)
+    return out
+
+
+def gather_sequence(x, tp):
+    return GatherSequence.apply(x, tp)
+
+
+def reduce_scatter_sequence(x, tp):
+    return ReduceScatterSequence.apply(x, tp)
+
+
+# %% wrong: mean of the ranks
+# mistake: This is the mean of the gradients of all ranks: each rank's work counts once, so they are summed.
+import torch
+import torch.distributed as dist
+
+
+def all_gather(x, tp):
+    out = x.new_empty(x.shape[0] * tp.size, *x.shape[1:])
+    dist.all_gather_into_tensor(out, x.contiguous(), group=tp.group)
+    return out
+
+
+def reduce_scatter(x, tp):
+    out = x.new_empty(x.shape[0] // tp.size, *x.shape[1:])
+    dist.reduce_scatter_tensor(out, x.contiguous(), group=tp.group)
+    return out / tp.size
+
+
+class GatherSequence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, tp):
+        ctx.tp = tp
+        return all_gather(x, tp)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return reduce_scatter(grad, ctx.tp), None
+
+
+class ReduceScatterSequence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, tp):
+        ctx.tp = tp
+        return reduce_scatter(x, tp)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return all_gather(grad, ctx.tp), None
+
+
+def gather_sequence(x, tp):
+    return GatherSequence.apply(x, tp)
+
+
+def reduce_scatter_sequence(x, tp):
+    return ReduceScatterSequence.apply(x, tp)
+
+
+# %% wrong: rs backward repeats own
+# mistake: You repeat this rank's gradient for the tokens of other ranks: their gradient is on these ranks.
 import torch
 import torch.distributed as dist
 
@@ -163,6 +248,54 @@ class ReduceScatterSequence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
+        return torch.cat([grad] * ctx.tp.size), None
+
+
+def ag(x, tp):
+    out = x.new_empty(tp.size * x.shape[0], *x.shape[1:])
+    dist.all_gather_into_tensor(out, x.contiguous(), group=tp.group)
+    return out
+
+
+def rs(x, tp):
+    out = x.new_empty(x.shape[0] // tp.size, *x.shape[1:])
+    dist.reduce_scatter_tensor(out, x.contiguous(), group=tp.group)
+    return out
+
+
+def gather_sequence(x, tp):
+    return GatherSequence.apply(x, tp)
+
+
+def reduce_scatter_sequence(x, tp):
+    return ReduceScatterSequence.apply(x, tp)
+
+
+# %% wrong: rs forward scatters only
+# mistake: Each rank keeps its tokens of its own tensor: what a row layer leaves is a part, to be summed over ranks.
+import torch
+import torch.distributed as dist
+
+
+class GatherSequence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, tp):
+        ctx.tp = tp
+        return ag(x, tp)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return rs(grad, ctx.tp), None
+
+
+class ReduceScatterSequence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, tp):
+        ctx.tp = tp
+        return x.chunk(tp.size)[tp.rank].clone()
+
+    @staticmethod
+    def backward(ctx, grad):
         return ag(grad, ctx.tp), None
 
 
@@ -173,9 +306,9 @@ def ag(x, tp):
 
 
 def rs(x, tp):
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    dist.all_to_all_single(out, x.contiguous(), group=tp.group)
-    return out.view(tp.size, -1, *x.shape[1:]).sum(0)
+    out = x.new_empty(x.shape[0] // tp.size, *x.shape[1:])
+    dist.reduce_scatter_tensor(out, x.contiguous(), group=tp.group)
+    return out
 
 
 def gather_sequence(x, tp):
@@ -235,102 +368,6 @@ def reduce_scatter_sequence(x, tp):
     return ReduceScatterSequence.apply(x, tp)
 
 
-# %% wrong: as wide as two ranks
-import torch
-import torch.distributed as dist
-
-
-def all_gather(x, tp):
-    out = x.new_empty(x.shape[0] * 2, *x.shape[1:])
-    dist.all_gather_into_tensor(out, x.contiguous(), group=tp.group)
-    return out
-
-
-def reduce_scatter(x, tp):
-    out = x.new_empty(x.shape[0] // 2, *x.shape[1:])
-    dist.reduce_scatter_tensor(out, x.contiguous(), group=tp.group)
-    return out
-
-
-class GatherSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, tp):
-        ctx.tp = tp
-        return all_gather(x, tp)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return reduce_scatter(grad, ctx.tp), None
-
-
-class ReduceScatterSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, tp):
-        ctx.tp = tp
-        return reduce_scatter(x, tp)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return all_gather(grad, ctx.tp), None
-
-
-def gather_sequence(x, tp):
-    return GatherSequence.apply(x, tp)
-
-
-def reduce_scatter_sequence(x, tp):
-    return ReduceScatterSequence.apply(x, tp)
-
-
-# %% wrong: dealt tokens
-# told: dealt out
-import torch
-import torch.distributed as dist
-
-
-class GatherSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, tp):
-        ctx.tp = tp
-        return ag(x, tp)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return rs(grad, ctx.tp), None
-
-
-class ReduceScatterSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, tp):
-        ctx.tp = tp
-        z = torch.cat([x[i :: tp.size] for i in range(tp.size)])
-        return rs(z, tp)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return ag(grad, ctx.tp), None
-
-
-def ag(x, tp):
-    out = x.new_empty(tp.size * x.shape[0], *x.shape[1:])
-    dist.all_gather_into_tensor(out, x.contiguous(), group=tp.group)
-    return out
-
-
-def rs(x, tp):
-    out = x.new_empty(x.shape[0] // tp.size, *x.shape[1:])
-    dist.reduce_scatter_tensor(out, x.contiguous(), group=tp.group)
-    return out
-
-
-def gather_sequence(x, tp):
-    return GatherSequence.apply(x, tp)
-
-
-def reduce_scatter_sequence(x, tp):
-    return ReduceScatterSequence.apply(x, tp)
-
-
 # %% wrong: gather backward passes
 # told: another shape
 import torch
@@ -379,332 +416,3 @@ def reduce_scatter_sequence(x, tp):
     return ReduceScatterSequence.apply(x, tp)
 
 
-# %% wrong: gathers in reverse
-import torch
-import torch.distributed as dist
-
-
-def all_gather(x, tp):
-    out = x.new_empty(x.shape[0] * tp.size, *x.shape[1:])
-    dist.all_gather_into_tensor(out, x.contiguous(), group=tp.group)
-    return torch.cat(out.chunk(tp.size)[::-1])
-
-
-def reduce_scatter(x, tp):
-    out = x.new_empty(x.shape[0] // tp.size, *x.shape[1:])
-    dist.reduce_scatter_tensor(out, x.contiguous(), group=tp.group)
-    return out
-
-
-class GatherSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, tp):
-        ctx.tp = tp
-        return all_gather(x, tp)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return reduce_scatter(grad, ctx.tp), None
-
-
-class ReduceScatterSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, tp):
-        ctx.tp = tp
-        return reduce_scatter(x, tp)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return all_gather(grad, ctx.tp), None
-
-
-def gather_sequence(x, tp):
-    return GatherSequence.apply(x, tp)
-
-
-def reduce_scatter_sequence(x, tp):
-    return ReduceScatterSequence.apply(x, tp)
-
-
-# %% wrong: gathers to reduce
-import torch
-import torch.distributed as dist
-
-
-def all_gather(x, tp):
-    out = x.new_empty(x.shape[0] * tp.size, *x.shape[1:])
-    dist.all_gather_into_tensor(out, x.contiguous(), group=tp.group)
-    return out
-
-
-def reduce_scatter(x, tp):
-    parts = all_gather(x, tp).unflatten(0, (tp.size, -1)).sum(0)
-    return parts.chunk(tp.size)[tp.rank].contiguous()
-
-
-class GatherSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, tp):
-        ctx.tp = tp
-        return all_gather(x, tp)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return reduce_scatter(grad, ctx.tp), None
-
-
-class ReduceScatterSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, tp):
-        ctx.tp = tp
-        return reduce_scatter(x, tp)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return all_gather(grad, ctx.tp), None
-
-
-def gather_sequence(x, tp):
-    return GatherSequence.apply(x, tp)
-
-
-def reduce_scatter_sequence(x, tp):
-    return ReduceScatterSequence.apply(x, tp)
-
-
-# %% wrong: mean of the ranks
-# told: This is the mean
-import torch
-import torch.distributed as dist
-
-
-def all_gather(x, tp):
-    out = x.new_empty(x.shape[0] * tp.size, *x.shape[1:])
-    dist.all_gather_into_tensor(out, x.contiguous(), group=tp.group)
-    return out
-
-
-def reduce_scatter(x, tp):
-    out = x.new_empty(x.shape[0] // tp.size, *x.shape[1:])
-    dist.reduce_scatter_tensor(out, x.contiguous(), group=tp.group)
-    return out / tp.size
-
-
-class GatherSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, tp):
-        ctx.tp = tp
-        return all_gather(x, tp)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return reduce_scatter(grad, ctx.tp), None
-
-
-class ReduceScatterSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, tp):
-        ctx.tp = tp
-        return reduce_scatter(x, tp)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return all_gather(grad, ctx.tp), None
-
-
-def gather_sequence(x, tp):
-    return GatherSequence.apply(x, tp)
-
-
-def reduce_scatter_sequence(x, tp):
-    return ReduceScatterSequence.apply(x, tp)
-
-
-# %% wrong: no sum
-import torch
-import torch.distributed as dist
-
-
-def all_gather(x, tp):
-    out = x.new_empty(x.shape[0] * tp.size, *x.shape[1:])
-    dist.all_gather_into_tensor(out, x.contiguous(), group=tp.group)
-    return out
-
-
-def reduce_scatter(x, tp):
-    out = torch.empty_like(x)
-    dist.all_to_all_single(out, x.contiguous(), group=tp.group)
-    return out.chunk(tp.size)[tp.rank].contiguous()
-
-
-class GatherSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, tp):
-        ctx.tp = tp
-        return all_gather(x, tp)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return reduce_scatter(grad, ctx.tp), None
-
-
-class ReduceScatterSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, tp):
-        ctx.tp = tp
-        return reduce_scatter(x, tp)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return all_gather(grad, ctx.tp), None
-
-
-def gather_sequence(x, tp):
-    return GatherSequence.apply(x, tp)
-
-
-def reduce_scatter_sequence(x, tp):
-    return ReduceScatterSequence.apply(x, tp)
-
-
-# %% wrong: rs backward repeats own
-# told: You repeat
-import torch
-import torch.distributed as dist
-
-
-class GatherSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, tp):
-        ctx.tp = tp
-        return ag(x, tp)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return rs(grad, ctx.tp), None
-
-
-class ReduceScatterSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, tp):
-        ctx.tp = tp
-        return rs(x, tp)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return torch.cat([grad] * ctx.tp.size), None
-
-
-def ag(x, tp):
-    out = x.new_empty(tp.size * x.shape[0], *x.shape[1:])
-    dist.all_gather_into_tensor(out, x.contiguous(), group=tp.group)
-    return out
-
-
-def rs(x, tp):
-    out = x.new_empty(x.shape[0] // tp.size, *x.shape[1:])
-    dist.reduce_scatter_tensor(out, x.contiguous(), group=tp.group)
-    return out
-
-
-def gather_sequence(x, tp):
-    return GatherSequence.apply(x, tp)
-
-
-def reduce_scatter_sequence(x, tp):
-    return ReduceScatterSequence.apply(x, tp)
-
-
-# %% wrong: rs forward scatters only
-# told: tokens of its own tensor
-import torch
-import torch.distributed as dist
-
-
-class GatherSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, tp):
-        ctx.tp = tp
-        return ag(x, tp)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return rs(grad, ctx.tp), None
-
-
-class ReduceScatterSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, tp):
-        ctx.tp = tp
-        return x.chunk(tp.size)[tp.rank].clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return ag(grad, ctx.tp), None
-
-
-def ag(x, tp):
-    out = x.new_empty(tp.size * x.shape[0], *x.shape[1:])
-    dist.all_gather_into_tensor(out, x.contiguous(), group=tp.group)
-    return out
-
-
-def rs(x, tp):
-    out = x.new_empty(x.shape[0] // tp.size, *x.shape[1:])
-    dist.reduce_scatter_tensor(out, x.contiguous(), group=tp.group)
-    return out
-
-
-def gather_sequence(x, tp):
-    return GatherSequence.apply(x, tp)
-
-
-def reduce_scatter_sequence(x, tp):
-    return ReduceScatterSequence.apply(x, tp)
-
-
-# %% wrong: without the group
-import torch
-import torch.distributed as dist
-
-
-def all_gather(x, tp):
-    out = x.new_empty(x.shape[0] * tp.size, *x.shape[1:])
-    dist.all_gather_into_tensor(out, x.contiguous())
-    return out
-
-
-def reduce_scatter(x, tp):
-    out = x.new_empty(x.shape[0] // tp.size, *x.shape[1:])
-    dist.reduce_scatter_tensor(out, x.contiguous())
-    return out
-
-
-class GatherSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, tp):
-        ctx.tp = tp
-        return all_gather(x, tp)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return reduce_scatter(grad, ctx.tp), None
-
-
-class ReduceScatterSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, tp):
-        ctx.tp = tp
-        return reduce_scatter(x, tp)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return all_gather(grad, ctx.tp), None
-
-
-def gather_sequence(x, tp):
-    return GatherSequence.apply(x, tp)
-
-
-def reduce_scatter_sequence(x, tp):
-    return ReduceScatterSequence.apply(x, tp)

@@ -1,17 +1,17 @@
 from labkit.answers import Edit, Same
 
 WRONG = [
-    Edit("bubble / (1 + bubble)", "bubble", told="work and idle time together"),
-    Edit("chunks * (layers // (p * v))", "m * (layers // p)", told="GPipe's memory"),
-    Edit("chunks * (layers // (p * v))", "chunks * layers", told="what all layers together keep"),
-    Edit("2 * (p * v - 1)", "(p * v - 1)", told="This is half of the bytes"),
-    Edit("2 * (p * v - 1)", "2 * (p - 1)", told="p*v - 1 borders"),
-    Edit("2 * (p * v - 1)", "2 * p * v", told="one border fewer"),
-    Edit("2 * (p * v - 1)", "2 * v * (p - 1)", told="back to the first: that is a border, too"),
-    Edit("2 * (p * v - 1) * m", "2 * (p * v - 1)", told="bytes of one microbatch"),
-    Edit("warmup + 1", "warmup", told="the warm-up alone"),
-    Edit("bubble / (1 + bubble)", "100 * bubble / (1 + bubble)", told="in percent here"),
-    Edit("bubble / (1 + bubble)", "round(bubble / (1 + bubble), 2)", told="rounded"),
+    Edit("bubble / (1 + bubble)", "bubble", mistake="That is idle time over work, the bubble. Asked is the part of *all* time, work and idle time " "together."),
+    Edit("chunks * (layers // (p * v))", "m * (layers // p)", mistake="That is GPipe's memory: all m microbatches. 1F1B goes back earlier."),
+    Edit("chunks * (layers // (p * v))", "chunks * layers", mistake="That is what all layers together keep. A chunk of rank 0 has layers/p of them, and with v > 1 " "less still."),
+    Edit("2 * (p * v - 1)", "(p * v - 1)", mistake="This is half of the bytes: activations go forward *and* gradients come back, and a number in " "bf16 has 2 bytes."),
+    Edit("2 * (p * v - 1)", "2 * (p - 1)", mistake="With v chunks a microbatch crosses p*v - 1 borders, not p - 1."),
+    Edit("2 * (p * v - 1)", "2 * p * v", mistake="There are p*v stages here, and one border fewer."),
+    Edit("2 * (p * v - 1)", "2 * v * (p - 1)", mistake="Between two chunks a microbatch goes from the last rank back to the first: that is a border, " "too."),
+    Edit("2 * (p * v - 1) * m", "2 * (p * v - 1)", mistake="These are the bytes of one microbatch; a batch has m of them."),
+    Edit("warmup + 1", "warmup", mistake="That is the warm-up alone. Before the first backward comes one more forward."),
+    Edit("bubble / (1 + bubble)", "100 * bubble / (1 + bubble)", mistake="The idle share is in percent here; asked is the fraction itself."),
+    Edit("bubble / (1 + bubble)", "round(bubble / (1 + bubble), 2)", mistake="The idle share is rounded here. Return the number as it is."),
 ]
 
 RIGHT = [
@@ -90,13 +90,137 @@ def answers(p, m, v, layers, tokens, hidden, kept_bytes_per_token_and_layer):
 
 
 # %% wrong: 5 percent of all time
-# told: not 5 percent of all
+# mistake: The *bubble* is to be at most 0.05, idle time over work; that is not 5 percent of all the time.
 import math
 def answers(p, m, v, layers, tokens, hidden, kept_bytes_per_token_and_layer):
     bubble = (p - 1) / (v * m)
     warmup = p - 1 if v == 1 else 2 * (p - 1) + (v - 1) * p
     chunks = min(m * v, warmup + 1)
     fewest = math.ceil(19 * (p - 1) / v)
+    if v > 1:
+        fewest = math.ceil(fewest / p) * p
+    return {
+        "idle_share": bubble / (1 + bubble),
+        "microbatches_for_5_percent": fewest,
+        "kept_bytes_on_rank_0": chunks * (layers // (p * v)) * tokens * kept_bytes_per_token_and_layer,
+        "bytes_between_ranks": 2 * (p * v - 1) * m * tokens * hidden * 2,
+    }
+
+
+# %% wrong: a multiple of p without chunks
+# mistake: That is the idle share with one chunk a rank.
+import math
+def answers(p, m, v, layers, tokens, hidden, kept_bytes_per_token_and_layer):
+    bubble = (p - 1) / (v * m)
+    warmup = p - 1 if v == 1 else 2 * (p - 1) + (v - 1) * p
+    chunks = min(m * v, warmup + 1)
+    fewest = math.ceil(20 * (p - 1) / v)
+    if True:
+        fewest = math.ceil(fewest / p) * p
+    return {
+        "idle_share": bubble / (1 + bubble),
+        "microbatches_for_5_percent": fewest,
+        "kept_bytes_on_rank_0": chunks * (layers // (p * v)) * tokens * kept_bytes_per_token_and_layer,
+        "bytes_between_ranks": 2 * (p * v - 1) * m * tokens * hidden * 2,
+    }
+
+
+# %% wrong: fp32 activations
+# mistake: These are twice the bytes: a number has 2 bytes, and a message counts once, where it is sent.
+import math
+def answers(p, m, v, layers, tokens, hidden, kept_bytes_per_token_and_layer):
+    bubble = (p - 1) / (v * m)
+    warmup = p - 1 if v == 1 else 2 * (p - 1) + (v - 1) * p
+    chunks = min(m * v, warmup + 1)
+    fewest = math.ceil(20 * (p - 1) / v)
+    if v > 1:
+        fewest = math.ceil(fewest / p) * p
+    return {
+        "idle_share": bubble / (1 + bubble),
+        "microbatches_for_5_percent": fewest,
+        "kept_bytes_on_rank_0": chunks * (layers // (p * v)) * tokens * kept_bytes_per_token_and_layer,
+        "bytes_between_ranks": 2 * (p * v - 1) * m * tokens * hidden * 4,
+    }
+
+
+# %% wrong: interleaved keeps as 1f1b
+# mistake: With chunks rank 0 warms up otherwise than in plain 1F1B: look at your `interleaved`.
+import math
+def answers(p, m, v, layers, tokens, hidden, kept_bytes_per_token_and_layer):
+    bubble = (p - 1) / (v * m)
+    warmup = p - 1
+    chunks = min(m * v, warmup + 1)
+    fewest = math.ceil(20 * (p - 1) / v)
+    if v > 1:
+        fewest = math.ceil(fewest / p) * p
+    return {
+        "idle_share": bubble / (1 + bubble),
+        "microbatches_for_5_percent": fewest,
+        "kept_bytes_on_rank_0": chunks * (layers // (p * v)) * tokens * kept_bytes_per_token_and_layer,
+        "bytes_between_ranks": 2 * (p * v - 1) * m * tokens * hidden * 2,
+    }
+
+
+# %% wrong: layers of a rank
+# mistake: A chunk is layers/(pv) layers, not all layers of the rank.
+import math
+def answers(p, m, v, layers, tokens, hidden, kept_bytes_per_token_and_layer):
+    bubble = (p - 1) / (v * m)
+    warmup = p - 1 if v == 1 else 2 * (p - 1) + (v - 1) * p
+    chunks = min(m * v, warmup + 1)
+    fewest = math.ceil(20 * (p - 1) / v)
+    if v > 1:
+        fewest = math.ceil(fewest / p) * p
+    return {
+        "idle_share": bubble / (1 + bubble),
+        "microbatches_for_5_percent": fewest,
+        "kept_bytes_on_rank_0": chunks * (layers // p) * tokens * kept_bytes_per_token_and_layer,
+        "bytes_between_ranks": 2 * (p * v - 1) * m * tokens * hidden * 2,
+    }
+
+
+# %% wrong: minimum of microbatches
+# mistake: A batch has no more than m*v chunks of activations, also where the warm-up would keep more.
+import math
+def answers(p, m, v, layers, tokens, hidden, kept_bytes_per_token_and_layer):
+    bubble = (p - 1) / (v * m)
+    warmup = p - 1 if v == 1 else 2 * (p - 1) + (v - 1) * p
+    chunks = min(m, warmup + 1)
+    fewest = math.ceil(20 * (p - 1) / v)
+    if v > 1:
+        fewest = math.ceil(fewest / p) * p
+    return {
+        "idle_share": bubble / (1 + bubble),
+        "microbatches_for_5_percent": fewest,
+        "kept_bytes_on_rank_0": chunks * (layers // (p * v)) * tokens * kept_bytes_per_token_and_layer,
+        "bytes_between_ranks": 2 * (p * v - 1) * m * tokens * hidden * 2,
+    }
+
+
+# %% wrong: not a multiple of p
+# mistake: With chunks the microbatches go in groups of p (cell `interleaved`): the fewest is a multiple of p.
+import math
+def answers(p, m, v, layers, tokens, hidden, kept_bytes_per_token_and_layer):
+    bubble = (p - 1) / (v * m)
+    warmup = p - 1 if v == 1 else 2 * (p - 1) + (v - 1) * p
+    chunks = min(m * v, warmup + 1)
+    fewest = math.ceil(20 * (p - 1) / v)
+    return {
+        "idle_share": bubble / (1 + bubble),
+        "microbatches_for_5_percent": fewest,
+        "kept_bytes_on_rank_0": chunks * (layers // (p * v)) * tokens * kept_bytes_per_token_and_layer,
+        "bytes_between_ranks": 2 * (p * v - 1) * m * tokens * hidden * 2,
+    }
+
+
+# %% wrong: one way for every v
+# mistake: Plain 1F1B warms up with p - 1 for one chunk; the factor 2 belongs to interleaving.
+import math
+def answers(p, m, v, layers, tokens, hidden, kept_bytes_per_token_and_layer):
+    bubble = (p - 1) / (v * m)
+    warmup = 2 * (p - 1) + (v - 1) * p
+    chunks = min(m * v, warmup + 1)
+    fewest = math.ceil(20 * (p - 1) / v)
     if v > 1:
         fewest = math.ceil(fewest / p) * p
     return {
@@ -116,184 +240,6 @@ def answers(p, m, v, layers, tokens, hidden, kept_bytes_per_token_and_layer):
         "idle_share": idle / (1 + idle),
         "kept_bytes_on_rank_0": min(m * v, ahead + 1) * layers // (p * v) * tokens * kept_bytes_per_token_and_layer,
         "bytes_between_ranks": 4 * (p * v - 1) * m * tokens * hidden,
-    }
-
-
-# %% wrong: a multiple of p without chunks
-# told: one chunk
-import math
-def answers(p, m, v, layers, tokens, hidden, kept_bytes_per_token_and_layer):
-    bubble = (p - 1) / (v * m)
-    warmup = p - 1 if v == 1 else 2 * (p - 1) + (v - 1) * p
-    chunks = min(m * v, warmup + 1)
-    fewest = math.ceil(20 * (p - 1) / v)
-    if True:
-        fewest = math.ceil(fewest / p) * p
-    return {
-        "idle_share": bubble / (1 + bubble),
-        "microbatches_for_5_percent": fewest,
-        "kept_bytes_on_rank_0": chunks * (layers // (p * v)) * tokens * kept_bytes_per_token_and_layer,
-        "bytes_between_ranks": 2 * (p * v - 1) * m * tokens * hidden * 2,
-    }
-
-
-# %% wrong: fp32 activations
-# told: 2 bytes
-import math
-def answers(p, m, v, layers, tokens, hidden, kept_bytes_per_token_and_layer):
-    bubble = (p - 1) / (v * m)
-    warmup = p - 1 if v == 1 else 2 * (p - 1) + (v - 1) * p
-    chunks = min(m * v, warmup + 1)
-    fewest = math.ceil(20 * (p - 1) / v)
-    if v > 1:
-        fewest = math.ceil(fewest / p) * p
-    return {
-        "idle_share": bubble / (1 + bubble),
-        "microbatches_for_5_percent": fewest,
-        "kept_bytes_on_rank_0": chunks * (layers // (p * v)) * tokens * kept_bytes_per_token_and_layer,
-        "bytes_between_ranks": 2 * (p * v - 1) * m * tokens * hidden * 4,
-    }
-
-
-# %% wrong: interleaved keeps as 1f1b
-# told: warms up otherwise than in plain 1F1B
-import math
-def answers(p, m, v, layers, tokens, hidden, kept_bytes_per_token_and_layer):
-    bubble = (p - 1) / (v * m)
-    warmup = p - 1
-    chunks = min(m * v, warmup + 1)
-    fewest = math.ceil(20 * (p - 1) / v)
-    if v > 1:
-        fewest = math.ceil(fewest / p) * p
-    return {
-        "idle_share": bubble / (1 + bubble),
-        "microbatches_for_5_percent": fewest,
-        "kept_bytes_on_rank_0": chunks * (layers // (p * v)) * tokens * kept_bytes_per_token_and_layer,
-        "bytes_between_ranks": 2 * (p * v - 1) * m * tokens * hidden * 2,
-    }
-
-
-# %% wrong: layers of a rank
-# told: layers/(pv)
-import math
-def answers(p, m, v, layers, tokens, hidden, kept_bytes_per_token_and_layer):
-    bubble = (p - 1) / (v * m)
-    warmup = p - 1 if v == 1 else 2 * (p - 1) + (v - 1) * p
-    chunks = min(m * v, warmup + 1)
-    fewest = math.ceil(20 * (p - 1) / v)
-    if v > 1:
-        fewest = math.ceil(fewest / p) * p
-    return {
-        "idle_share": bubble / (1 + bubble),
-        "microbatches_for_5_percent": fewest,
-        "kept_bytes_on_rank_0": chunks * (layers // p) * tokens * kept_bytes_per_token_and_layer,
-        "bytes_between_ranks": 2 * (p * v - 1) * m * tokens * hidden * 2,
-    }
-
-
-# %% wrong: minimum of microbatches
-# told: no more than m*v
-import math
-def answers(p, m, v, layers, tokens, hidden, kept_bytes_per_token_and_layer):
-    bubble = (p - 1) / (v * m)
-    warmup = p - 1 if v == 1 else 2 * (p - 1) + (v - 1) * p
-    chunks = min(m, warmup + 1)
-    fewest = math.ceil(20 * (p - 1) / v)
-    if v > 1:
-        fewest = math.ceil(fewest / p) * p
-    return {
-        "idle_share": bubble / (1 + bubble),
-        "microbatches_for_5_percent": fewest,
-        "kept_bytes_on_rank_0": chunks * (layers // (p * v)) * tokens * kept_bytes_per_token_and_layer,
-        "bytes_between_ranks": 2 * (p * v - 1) * m * tokens * hidden * 2,
-    }
-
-
-# %% wrong: no minimum
-# told: no more than m*v
-import math
-def answers(p, m, v, layers, tokens, hidden, kept_bytes_per_token_and_layer):
-    bubble = (p - 1) / (v * m)
-    warmup = p - 1 if v == 1 else 2 * (p - 1) + (v - 1) * p
-    chunks = warmup + 1
-    fewest = math.ceil(20 * (p - 1) / v)
-    if v > 1:
-        fewest = math.ceil(fewest / p) * p
-    return {
-        "idle_share": bubble / (1 + bubble),
-        "microbatches_for_5_percent": fewest,
-        "kept_bytes_on_rank_0": chunks * (layers // (p * v)) * tokens * kept_bytes_per_token_and_layer,
-        "bytes_between_ranks": 2 * (p * v - 1) * m * tokens * hidden * 2,
-    }
-
-
-# %% wrong: not a multiple of p
-# told: multiple of p
-import math
-def answers(p, m, v, layers, tokens, hidden, kept_bytes_per_token_and_layer):
-    bubble = (p - 1) / (v * m)
-    warmup = p - 1 if v == 1 else 2 * (p - 1) + (v - 1) * p
-    chunks = min(m * v, warmup + 1)
-    fewest = math.ceil(20 * (p - 1) / v)
-    return {
-        "idle_share": bubble / (1 + bubble),
-        "microbatches_for_5_percent": fewest,
-        "kept_bytes_on_rank_0": chunks * (layers // (p * v)) * tokens * kept_bytes_per_token_and_layer,
-        "bytes_between_ranks": 2 * (p * v - 1) * m * tokens * hidden * 2,
-    }
-
-
-# %% wrong: one way for every v
-# told: p - 1 for one chunk
-import math
-def answers(p, m, v, layers, tokens, hidden, kept_bytes_per_token_and_layer):
-    bubble = (p - 1) / (v * m)
-    warmup = 2 * (p - 1) + (v - 1) * p
-    chunks = min(m * v, warmup + 1)
-    fewest = math.ceil(20 * (p - 1) / v)
-    if v > 1:
-        fewest = math.ceil(fewest / p) * p
-    return {
-        "idle_share": bubble / (1 + bubble),
-        "microbatches_for_5_percent": fewest,
-        "kept_bytes_on_rank_0": chunks * (layers // (p * v)) * tokens * kept_bytes_per_token_and_layer,
-        "bytes_between_ranks": 2 * (p * v - 1) * m * tokens * hidden * 2,
-    }
-
-
-# %% wrong: rounded down
-# told: fewest
-import math
-def answers(p, m, v, layers, tokens, hidden, kept_bytes_per_token_and_layer):
-    bubble = (p - 1) / (v * m)
-    warmup = p - 1 if v == 1 else 2 * (p - 1) + (v - 1) * p
-    chunks = min(m * v, warmup + 1)
-    fewest = 20 * (p - 1) // v
-    if v > 1:
-        fewest = math.ceil(fewest / p) * p
-    return {
-        "idle_share": bubble / (1 + bubble),
-        "microbatches_for_5_percent": fewest,
-        "kept_bytes_on_rank_0": chunks * (layers // (p * v)) * tokens * kept_bytes_per_token_and_layer,
-        "bytes_between_ranks": 2 * (p * v - 1) * m * tokens * hidden * 2,
-    }
-
-
-# %% wrong: rounded to the nearest
-# told: fewest
-import math
-def answers(p, m, v, layers, tokens, hidden, kept_bytes_per_token_and_layer):
-    bubble = (p - 1) / (v * m)
-    warmup = p - 1 if v == 1 else 2 * (p - 1) + (v - 1) * p
-    chunks = min(m * v, warmup + 1)
-    fewest = round(20 * (p - 1) / v)
-    if v > 1:
-        fewest = math.ceil(fewest / p) * p
-    return {
-        "idle_share": bubble / (1 + bubble),
-        "microbatches_for_5_percent": fewest,
-        "kept_bytes_on_rank_0": chunks * (layers // (p * v)) * tokens * kept_bytes_per_token_and_layer,
-        "bytes_between_ranks": 2 * (p * v - 1) * m * tokens * hidden * 2,
     }
 
 

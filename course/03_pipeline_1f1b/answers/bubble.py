@@ -1,12 +1,12 @@
 from labkit.answers import Edit
 
 WRONG = [
-    Edit("(v * m)", "m", told="steps of a v-th"),
-    Edit("(p - 1)", "p", told="p-1 steps from the last"),
-    Edit("(p - 1) / (v * m)", "round((p - 1) / (v * m), 3)", told="Close: this is rounded"),
-    Edit("(p - 1) / (v * m)", "100 * (p - 1) / (v * m)", told="in percent"),
-    Edit("(p - 1) / (v * m)", "(p - 1) / (v * v * m)", told="v is counted twice"),
-    Edit("(p - 1) / (v * m)", "0.5", told="the same number for every pipeline"),
+    Edit("(v * m)", "m", mistake="With v chunks a rank, filling and draining take steps of a v-th."),
+    Edit("(p - 1)", "p", mistake="The first rank is p-1 steps from the last, not p."),
+    Edit("(p - 1) / (v * m)", "round((p - 1) / (v * m), 3)", mistake="Close: this is rounded. Return the number as it is."),
+    Edit("(p - 1) / (v * m)", "100 * (p - 1) / (v * m)", mistake="That is the bubble in percent. Asked is the fraction itself."),
+    Edit("(p - 1) / (v * m)", "(p - 1) / (v * v * m)", mistake="v is counted twice here: a hop takes 1/v as long, once."),
+    Edit("(p - 1) / (v * m)", "0.5", mistake="This is the same number for every pipeline."),
     Edit("p: int, m: int, v: int", "ranks: int, m: int, v: int", ("(p - 1)", "(ranks - 1)"), told="calls by name"),
     Edit("def bubble(", "def bubbles(", told="defines `bubbles`"),
 ]
@@ -22,17 +22,6 @@ def bubble(p, m, v):
 from fractions import Fraction
 def bubble(p, m, v):
     return float(Fraction(3 * (p - 1), v) / (3 * m))
-
-
-# %% right: the whole time over the work, less one
-def bubble(p, m, v):
-    return (m * v + p - 1) / (m * v) - 1
-
-
-# %% right: a Fraction
-from fractions import Fraction
-def bubble(p, m, v):
-    return Fraction(p - 1, m * v)
 
 
 # %% right: NumPy numbers
@@ -52,70 +41,52 @@ def bubble(p, m, v):
 
 
 # %% wrong: chunks multiply
-# told: takes v times as long
+# mistake: Chunks make the bubble larger here: a hop takes v times as long.
 def bubble(p, m, v):
     return v * (p - 1) / m
 
 
 # %% wrong: idle steps
-# told: idle steps alone
+# mistake: These are the idle steps alone. Asked is idle time over work.
 def bubble(p, m, v):
     total = 3 * (m + (p - 1) / v)
     return total - 3 * m
 
 
-# %% wrong: microbatches in groups of p
-# told: 1/v as long
-def bubble(p, m, v):
-    return (p - 1) / (m // p * p * v)
-
-
-# %% wrong: one microbatch has none
-# told: wrong; the inputs and answers of this case stay hidden
-def bubble(p, m, v):
-    return (p - 1) / (m * v) if m > 1 else 0.0
-
-
 # %% wrong: one step a hop
-# told: a backward takes 2
+# mistake: You count 1 step of waiting a hop: a forward is 1, but a backward takes 2, and the pipeline drains over as many hops as it fills.
 def bubble(p, m, v):
     steps_of_waiting = p - 1
     return steps_of_waiting / (3 * m * v)
 
 
 # %% wrong: share of whole time
-# told: share of the whole time
+# mistake: This is the share of the whole time. Asked is idle time over *work*: divide by the work alone.
 def bubble(p, m, v):
     b = (p - 1) / (v * m)
     return b / (1 + b)
 
 
-# %% wrong: share of whole time without v
-# told: idle time over *work*
-def bubble(p, m, v):
-    return (p - 1) / (m + p - 1)
-
-
 # %% wrong: stages in place of ranks
-# told: the last *rank*
+# mistake: With chunks the pipeline has more stages, but it fills when the first microbatch has reached the last *rank*.
 def bubble(p, m, v):
     stages = p * v
     return (stages - 1) / (m * v)
 
 
-# %% wrong: two chunks at most
-# told: 1/v as long
-def bubble(p, m, v):
-    return (p - 1) / m / (2 if v > 1 else 1)
-
-
 # %% wrong: whole numbers
-# told: lose the remainder
+# mistake: You divide whole numbers and lose the remainder: a bubble is a fraction.
 def bubble(p, m, v):
     return (p - 1) // v / m
 
 
 # %% wrong: with the warm up of interleaving
-# told: count each hop twice
+# mistake: With chunks you count each hop twice. The warm-up is longer then, but the pipeline fills over p-1 hops.
 def bubble(p, m, v):
     return (p - 1) / m if v == 1 else 2 * (p - 1) / (m * v)
+# %% wrong: one microbatch has none
+# told: wrong; the inputs and answers of this case stay hidden
+def bubble(p, m, v):
+    return (p - 1) / (m * v) if m > 1 else 0.0
+
+

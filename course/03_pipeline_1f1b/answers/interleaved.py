@@ -1,15 +1,15 @@
 from labkit.answers import Edit, Same
 
 WRONG = [
-    Edit("v - 1 - c", "c", told="A gradient comes out of the last chunk first"),
-    Edit("2 * (p - rank - 1) + (v - 1) * p", "p - rank - 1", told="before microbatch 0 has passed the last chunk"),
-    Edit("2 * (p - rank - 1) + (v - 1) * p", "2 * (p - rank - 1)", told="before microbatch 0 has passed"),
-    Edit("2 * (p - rank - 1) + (v - 1) * p", "len(table)", told="This is GPipe with chunks"),
-    Edit("2 * (p - rank - 1)", "2 * rank", told="rank 0 is the farthest"),
-    Edit("2 * (p - rank - 1)", "2 * (p - rank)", told="with two forwards more than asked"),
-    Edit("(v - 1) * p", "v * p", told="a whole group of p forwards more"),
-    Edit("(v - 1) * p", "(v - 1) * m", told="The warm-up grows with m"),
-    Edit("min(len(table), ", "min(m, ", told="cut off at m forwards"),
+    Edit("v - 1 - c", "c", mistake="The backward takes the chunks in the order of the forward here. A gradient comes out of the last" " chunk first."),
+    Edit("2 * (p - rank - 1) + (v - 1) * p", "p - rank - 1", mistake="On the last rank this warm-up ends before microbatch 0 has passed the last chunk, so no backward" " can begin."),
+    Edit("2 * (p - rank - 1) + (v - 1) * p", "2 * (p - rank - 1)", mistake="On the last rank this warm-up ends before microbatch 0 has passed the last chunk, so no backward" " can begin."),
+    Edit("2 * (p - rank - 1) + (v - 1) * p", "len(table)", mistake="This is GPipe with chunks: all forwards come first."),
+    Edit("2 * (p - rank - 1)", "2 * rank", mistake="The warm-up grows with the rank here. But rank 0 is the farthest from the last rank."),
+    Edit("2 * (p - rank - 1)", "2 * (p - rank)", mistake="Each rank warms up with two forwards more than asked."),
+    Edit("(v - 1) * p", "v * p", mistake="Each rank warms up with a whole group of p forwards more than asked."),
+    Edit("(v - 1) * p", "(v - 1) * m", mistake="The warm-up grows with m here: it takes whole batches through the first chunks in place of one " "group."),
+    Edit("min(len(table), ", "min(m, ", mistake="The warm-up is cut off at m forwards here; a rank has m forwards in each of its chunks."),
     Edit(
         "return todo + backward[len(table) - warmup :]",
         "return ' '.join(todo + backward[len(table) - warmup :])",
@@ -115,20 +115,31 @@ def interleaved(rank, p, m, v):
     return words.split()
 
 
-# %% right: by the number of the slot, without a table
+# %% wrong: chunk before the point
+# mistake: F2.1 is microbatch 2 in chunk 1. Here the chunk comes before the point and the microbatch behind it.
 def interleaved(rank, p, m, v):
-    def slot(k):
-        group, rest = divmod(k, p * v)
-        chunk, i = divmod(rest, p)
-        return group * p + i, chunk
+    table = [(g + i, c) for g in range(0, m, p) for c in range(v) for i in range(p)]
+    forward = [f"F{c}.{i}" for i, c in table]
+    backward = [f"B{v - 1 - c}.{i}" for i, c in table]
+    ahead = min(len(table), 2 * (p - rank - 1) + (v - 1) * p)
+    todo = forward[:ahead]
+    for k in range(len(table) - ahead):
+        todo += [forward[ahead + k], backward[k]]
+    return todo + backward[len(table) - ahead :]
 
-    def word(kind, k):
-        i, chunk = slot(k)
-        return f"{kind}{i}.{chunk if kind == 'F' else v - 1 - chunk}"
 
-    n, ahead = m * v, 2 * (p - 1 - rank) + (v - 1) * p
-    steps = [(kind, k if kind == "F" else k - ahead) for k in range(n + ahead) for kind in "FB"]
-    return [word(kind, k) for kind, k in steps if 0 <= k < n]
+# %% wrong: groups of one
+# mistake: Here a microbatch passes all chunks before the next one begins: the groups are too small.
+def interleaved(rank, p, m, v):
+    """A microbatch passes all chunks, then the next one."""
+    table = [(i, c) for i in range(m) for c in range(v)]
+    forward = [f"F{i}.{c}" for i, c in table]
+    backward = [f"B{i}.{v - 1 - c}" for i, c in table]
+    ahead = min(len(table), 2 * (p - rank - 1) + (v - 1) * p)
+    todo = forward[:ahead]
+    for k in range(len(table) - ahead):
+        todo += [forward[ahead + k], backward[k]]
+    return todo + backward[len(table) - ahead :]
 
 
 # %% wrong: all forwards first
@@ -150,56 +161,3 @@ def interleaved(rank, p, m, v):
     return todo + [f"B{i}.{c}" for i, c in back[len(table) - n :]]
 
 
-# %% wrong: chunk before the point
-# told: the chunk comes before the point
-def interleaved(rank, p, m, v):
-    table = [(g + i, c) for g in range(0, m, p) for c in range(v) for i in range(p)]
-    forward = [f"F{c}.{i}" for i, c in table]
-    backward = [f"B{v - 1 - c}.{i}" for i, c in table]
-    ahead = min(len(table), 2 * (p - rank - 1) + (v - 1) * p)
-    todo = forward[:ahead]
-    for k in range(len(table) - ahead):
-        todo += [forward[ahead + k], backward[k]]
-    return todo + backward[len(table) - ahead :]
-
-
-# %% wrong: chunks inside of microbatches
-# told: waits for the | deadlock | are enough | before its own
-def interleaved(rank, p, m, v):
-    table = [(i, c) for i in range(m) for c in range(v)]
-    back = [(i, v - 1 - c) for i, c in table]
-    n = min(len(table), 2 * (p - rank - 1) + (v - 1) * p)
-    todo = [f"F{i}.{c}" for i, c in table[:n]]
-    for (fi, fc), (bi, bc) in zip(table[n:], back):
-        todo += [f"F{fi}.{fc}", f"B{bi}.{bc}"]
-    return todo + [f"B{i}.{c}" for i, c in back[len(table) - n :]]
-
-
-# %% wrong: gpipe of chunks
-# told: activations at a time | are enough
-def interleaved(rank, p, m, v):
-    table = [(i, c) for first in range(0, m, p) for c in range(v) for i in range(first, first + p)]
-    return [f"F{i}.{c}" for i, c in table] + [f"B{i}.{v - 1 - c}" for i, c in table]
-
-
-# %% wrong: groups of one
-# told: the groups are too small
-def interleaved(rank, p, m, v):
-    """A microbatch passes all chunks, then the next one."""
-    table = [(i, c) for i in range(m) for c in range(v)]
-    forward = [f"F{i}.{c}" for i, c in table]
-    backward = [f"B{i}.{v - 1 - c}" for i, c in table]
-    ahead = min(len(table), 2 * (p - rank - 1) + (v - 1) * p)
-    todo = forward[:ahead]
-    for k in range(len(table) - ahead):
-        todo += [forward[ahead + k], backward[k]]
-    return todo + backward[len(table) - ahead :]
-
-
-# %% wrong: imports the package
-# told: closed
-from minimegatron.parallel.pipeline.schedules import alternate, interleaved_table, interleaved_warmup
-def interleaved(rank, p, m, v):
-    table = interleaved_table(m, v, p)
-    back = [(i, v - 1 - c) for i, c in table]
-    return [str(a) for a in alternate(table, back, interleaved_warmup(p, rank, v, p))]

@@ -4,38 +4,38 @@ WRONG = [
     Edit(
         "groups * element_size * flops / (heads",
         "groups * element_size * flops / (2 * heads",
-        told="half of a block's pairs",
+        mistake="That is half of it: at a step half of a block's pairs are visible, and both K and V travel.",
     ),
     Edit(
         "groups * element_size * flops / (heads * bandwidth)",
         "element_size * flops / bandwidth",
-        told="the work has `heads`",
+        mistake="Keys and values have `groups` heads, the work has `heads`.",
     ),
-    Edit("2 * cp * tp", "2 * cp", told="again, over tp"),
-    Edit("groups // tp", "heads // tp", told="fewer heads than queries"),
-    Edit("groups // tp", "groups", told="tp has already divided the groups"),
+    Edit("2 * cp * tp", "2 * cp", mistake="Sequence parallelism cuts each of the 2C chunks again, over tp."),
+    Edit("groups // tp", "heads // tp", mistake="Keys and values have fewer heads than queries; without copies the *groups* of a tp rank are what" " can be divided."),
+    Edit("groups // tp", "groups", mistake="tp has already divided the groups: Ulysses can only divide the part that a tp rank has."),
     Edit(
         "groups * element_size * flops / (heads * bandwidth)",
         "-(-groups * element_size * flops // (heads * bandwidth))",
-        told="not rounded",
+        mistake="tokens_to_hide is asked for not rounded.",
     ),
     Edit(
         "groups * element_size * flops / (heads * bandwidth)",
         "int(groups * element_size * flops / (heads * bandwidth))",
-        told="not rounded",
+        mistake="tokens_to_hide is asked for not rounded.",
     ),
     Edit(
         "groups * element_size * flops / (heads",
         "tp * groups * element_size * flops / (heads",
-        told="tp cuts the work and the messages alike",
+        mistake="tp cuts the work and the messages alike: tokens_to_hide is the same for every tp.",
     ),
     Edit(
         "groups * element_size * flops / (heads",
         "groups / tp * element_size * flops / (heads",
-        told="tp cuts the work and the messages alike",
+        mistake="tp cuts the work and the messages alike: tokens_to_hide is the same for every tp.",
     ),
-    Edit("cp * groups / (heads + groups)", "cp", told="the ring 2 groups"),
-    Edit("(2 * cp - 1) / cp", "cp", told="the mean is 1/C"),
+    Edit("cp * groups / (heads + groups)", "cp", mistake="Ulysses moves q, k, v and the output: 2 heads + 2 groups, the ring 2 groups."),
+    Edit("(2 * cp - 1) / cp", "cp", mistake="The last of C contiguous pieces has (2C-1)/C^2 of the pairs, the mean is 1/C."),
 ]
 
 RIGHT = [
@@ -94,20 +94,8 @@ def answers(s, cp, tp, heads, groups, element_size, flops, bandwidth):
     }
 
 
-# %% wrong: all groups for ulysses
-# told: tp has already divided
-def answers(s, cp, tp, heads, groups, element_size, flops, bandwidth):
-    return {
-        "slowest_over_mean": 2 - 1 / cp,
-        "ring_over_ulysses": cp * groups / (heads + groups),
-        "largest_ulysses": groups,
-        "sequence_multiple": 2 * cp * tp,
-        "tokens_to_hide": groups * element_size * flops / (heads * bandwidth),
-    }
-
-
 # %% wrong: hide times ranks
-# told: number of ranks
+# mistake: One step is compared with one block: the number of ranks is not in tokens_to_hide.
 def answers(s, cp, tp, heads, groups, element_size, flops, bandwidth):
     return {
         "slowest_over_mean": 2 - 1 / cp,
@@ -119,70 +107,19 @@ def answers(s, cp, tp, heads, groups, element_size, flops, bandwidth):
 
 
 # %% wrong: largest is cp
-# told: whatever cp is now
+# mistake: largest_ulysses is the largest cp that is possible, whatever cp is now.
 def answers(s, cp, tp, heads, groups, element_size, flops, bandwidth):
     return {
         "slowest_over_mean": 2 - 1 / cp,
         "ring_over_ulysses": cp * groups / (heads + groups),
         "largest_ulysses": min(cp, groups // tp),
         "sequence_multiple": 2 * cp * tp,
-        "tokens_to_hide": groups * element_size * flops / (heads * bandwidth),
-    }
-
-
-# %% wrong: largest no more than cp
-# told: whatever cp is now
-def answers(s, cp, tp, heads, groups, element_size, flops, bandwidth):
-    return {
-        "slowest_over_mean": 2 - 1 / cp,
-        "ring_over_ulysses": cp * groups / (heads + groups),
-        "largest_ulysses": min(cp, groups // tp),
-        "sequence_multiple": 2 * cp * tp,
-        "tokens_to_hide": element_size * groups * flops / (heads * bandwidth),
-    }
-
-
-# %% wrong: multiple of each by itself
-# told: again, over tp
-import math
-
-
-def answers(s, cp, tp, heads, groups, element_size, flops, bandwidth):
-    return {
-        "slowest_over_mean": 2 - 1 / cp,
-        "ring_over_ulysses": cp * groups / (heads + groups),
-        "largest_ulysses": groups // tp,
-        "sequence_multiple": math.lcm(2 * cp, cp * tp),
-        "tokens_to_hide": groups * element_size * flops / (heads * bandwidth),
-    }
-
-
-# %% wrong: multiple without zigzag
-# told: again, over tp
-def answers(s, cp, tp, heads, groups, element_size, flops, bandwidth):
-    return {
-        "slowest_over_mean": 2 - 1 / cp,
-        "ring_over_ulysses": cp * groups / (heads + groups),
-        "largest_ulysses": groups // tp,
-        "sequence_multiple": cp * tp,
         "tokens_to_hide": groups * element_size * flops / (heads * bandwidth),
     }
 
 
 # %% wrong: multiply add is one
-# told: two operations for a multiply-add
-def answers(s, cp, tp, heads, groups, element_size, flops, bandwidth):
-    return {
-        "slowest_over_mean": 2 - 1 / cp,
-        "ring_over_ulysses": cp * groups / (heads + groups),
-        "largest_ulysses": groups // tp,
-        "sequence_multiple": 2 * cp * tp,
-        "tokens_to_hide": 2 * groups * element_size * flops / (heads * bandwidth),
-    }
-
-
-# %% wrong: one product
-# told: two products
+# mistake: A step computes twice as much as you count: two products, and two operations for a multiply-add.
 def answers(s, cp, tp, heads, groups, element_size, flops, bandwidth):
     return {
         "slowest_over_mean": 2 - 1 / cp,
@@ -194,7 +131,7 @@ def answers(s, cp, tp, heads, groups, element_size, flops, bandwidth):
 
 
 # %% wrong: ratio for as many groups
-# told: queries and the output
+# mistake: Keys and values have `groups` heads, queries and the output have `heads`.
 def answers(s, cp, tp, heads, groups, element_size, flops, bandwidth):
     return {
         "slowest_over_mean": 2 - 1 / cp,
@@ -206,7 +143,7 @@ def answers(s, cp, tp, heads, groups, element_size, flops, bandwidth):
 
 
 # %% wrong: ratio without the output
-# told: the output is exchanged
+# mistake: In Ulysses the output is exchanged, too: 2 heads + 2 groups.
 def answers(s, cp, tp, heads, groups, element_size, flops, bandwidth):
     return {
         "slowest_over_mean": 2 - 1 / cp,
@@ -218,7 +155,7 @@ def answers(s, cp, tp, heads, groups, element_size, flops, bandwidth):
 
 
 # %% wrong: ratio without the share kept
-# told: keeps its own share
+# mistake: In an all-to-all a rank keeps its own share: (C-1)/C leaves, as in `bytes_per_layer`.
 def answers(s, cp, tp, heads, groups, element_size, flops, bandwidth):
     return {
         "slowest_over_mean": 2 - 1 / cp,
@@ -230,7 +167,7 @@ def answers(s, cp, tp, heads, groups, element_size, flops, bandwidth):
 
 
 # %% wrong: slowest of zigzag
-# told: That is zigzag
+# mistake: That is zigzag; asked is the contiguous cut.
 def answers(s, cp, tp, heads, groups, element_size, flops, bandwidth):
     return {
         "slowest_over_mean": 1.0,
@@ -242,7 +179,7 @@ def answers(s, cp, tp, heads, groups, element_size, flops, bandwidth):
 
 
 # %% wrong: slowest over fastest
-# told: over the fastest
+# mistake: That is the slowest over the fastest rank; asked is the slowest over the mean.
 def answers(s, cp, tp, heads, groups, element_size, flops, bandwidth):
     return {
         "slowest_over_mean": 2 * cp - 1,
@@ -254,7 +191,7 @@ def answers(s, cp, tp, heads, groups, element_size, flops, bandwidth):
 
 
 # %% wrong: two bytes an element
-# told: not always 2
+# mistake: An element has `element_size` bytes, not always 2.
 def answers(s, cp, tp, heads, groups, element_size, flops, bandwidth):
     return {
         "slowest_over_mean": 2 - 1 / cp,
@@ -266,7 +203,7 @@ def answers(s, cp, tp, heads, groups, element_size, flops, bandwidth):
 
 
 # %% wrong: ulysses over ring
-# told: Ulysses over the ring
+# mistake: That is Ulysses over the ring; asked is the ring over Ulysses.
 def answers(s, cp, tp, heads, groups, element_size, flops, bandwidth):
     return {
         "slowest_over_mean": 2 - 1 / cp,

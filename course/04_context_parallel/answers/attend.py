@@ -1,24 +1,24 @@
 from labkit.answers import Edit, Same
 
 WRONG = [
-    Edit("(*q.shape[:2], 1), -torch.inf)", "(*q.shape[:2], 1), -1e4)", told="hidden"),
-    Edit(" / q.shape[-1] ** 0.5", "", told="divided by sqrt(d)"),
+    Edit("(*q.shape[:2], 1), -torch.inf)", "(*q.shape[:2], 1), -1e4)", mistake="-1e9 is a score: a query that sees nothing then averages what is hidden. Use -inf."),
+    Edit(" / q.shape[-1] ** 0.5", "", mistake="The scores are divided by sqrt(d)."),
     Edit(
         ".masked_fill(at > q_at[:, None], -torch.inf)",
         "",
         ("if at.min() > q_at.max():", "if False:"),
-        told="j <= i only",
+        mistake="A query at place i sees keys at places j <= i only.",
     ),
-    Edit("total * shrink", "total", ("out * shrink", "out"), told="shrinks by exp"),
-    Edit("out * shrink", "out", told="O shrinks by exp"),
+    Edit("total * shrink", "total", ("out * shrink", "out"), mistake="When the maximum grows, what was summed before shrinks by exp(m_old - m_new)."),
+    Edit("out * shrink", "out", mistake="When the maximum grows, O shrinks by exp(m_old - m_new) as l does."),
     Edit(
         """        if at.min() > q_at.max():
             continue
 """,
         "",
-        told="not computed and masked",
+        mistake="A block that no query sees is skipped, not computed and masked: it may hold NaN, and 0 times NaN" " is NaN.",
     ),
-    Edit("total.masked_fill(total == 0, 1.0)", "total", told="A query that sees nothing"),
+    Edit("total.masked_fill(total == 0, 1.0)", "total", mistake="A query that sees nothing: -inf minus -inf and 0 / 0 are no numbers. Its out is 0."),
     Edit(
         "    top = q.new_full",
         """    block = 3
@@ -46,7 +46,7 @@ WRONG = [
         ),
         told="out is wrong",
     ),
-    Edit("q_at[:, None], -torch.inf)", "q_at[:, None], -1e9)", told="-1e9 is a score"),
+    Edit("q_at[:, None], -torch.inf)", "q_at[:, None], -1e9)", mistake="-1e9 is a score: a query that sees nothing then averages what is hidden. Use -inf."),
     # blind queries have lse zero
     Edit(
         "top = q.new_full((*q.shape[:2], 1), -torch.inf)",
@@ -82,21 +82,21 @@ WRONG = [
         out = (out * shrink + p @ values) / total.masked_fill(total == 0, 1.0)
         top = higher
     return out, (top + total.log()).squeeze(-1)""",
-        told="divided by l after every block",
+        mistake="O is divided by l after every block. Until the last block neither of the two is final.",
     ),
     Edit(
         """p, shrink = torch.exp(scores - finite), torch.exp(top - finite)
         total, out, top = total * shrink + p.sum(-1, keepdim=True), out * shrink + p @ values, higher""",
         """p, grow = torch.exp(scores - finite), torch.exp(finite - top).masked_fill(top == -torch.inf, 0.0)
         total, out, top = total * grow + p.sum(-1, keepdim=True), out * grow + p @ values, higher""",
-        told="grows instead of shrinking",
+        mistake="What was summed before grows instead of shrinking: its factor is exp(m_old - m_new), at most 1.",
     ),
     # hides its own place
     Edit(
         "if at.min() > q_at.max():",
         "if at.min() >= q_at.max():",
         ("at > q_at[:, None]", "at >= q_at[:, None]"),
-        told="at its own place",
+        mistake="A query also sees the key at its own place: j <= i.",
     ),
     # last partial block lost
     Edit(
@@ -104,18 +104,18 @@ WRONG = [
         """total, out = torch.zeros_like(top), torch.zeros_like(q)
     m = k.shape[1] // block * block
     k, v, k_at = k[:, :m], v[:, :m], k_at[:m]""",
-        told="its keys are missing",
+        mistake="The last block may be shorter than the others: its keys are missing.",
     ),
     # lse without the maximum
     Edit(
         "masked_fill(total == 0, 1.0), (top + total.log())",
         "masked_fill(total == 0, 1.0), total.log()",
-        told="m is missing",
+        mistake="out is right; lse = m + log l, and m is missing.",
     ),
     # maximum of all rows
     Edit("amax(-1, keepdim=True)", "amax((-2, -1), keepdim=True).expand_as(top)"),
     # maximum starts at zero
-    Edit("new_full((*q.shape[:2], 1), -torch.inf)", "new_zeros((*q.shape[:2], 1))", told="it begins at -inf"),
+    Edit("new_full((*q.shape[:2], 1), -torch.inf)", "new_zeros((*q.shape[:2], 1))", mistake="exp overflows for a large score and is 0 for a very negative one: subtract the running maximum " "first; it begins at -inf."),
     # only the first two blocks rescaled
     Edit(
         "total, out = torch.zeros_like(top), torch.zeros_like(q)",
@@ -128,17 +128,17 @@ WRONG = [
         ),
     ),
     # out not divided
-    Edit("out / total.masked_fill(total == 0, 1.0)", "out", told="O / l, is missing"),
+    Edit("out / total.masked_fill(total == 0, 1.0)", "out", mistake="out is O: the end of the calculation, O / l, is missing."),
     # skips by the first place
-    Edit("if at.min() > q_at.max():", "if at[0] > q_at.max():", told="*lowest* place"),
+    Edit("if at.min() > q_at.max():", "if at[0] > q_at.max():", mistake="A block is skipped by its *lowest* place: places need not ascend, at[0] may be any of them."),
     # skips by the last query
-    Edit("if at.min() > q_at.max():", "if at.min() > q_at[-1]:", told="*highest* place"),
+    Edit("if at.min() > q_at.max():", "if at.min() > q_at[-1]:", mistake="A block is skipped when even the query at the *highest* place sees none of it; the last need not" " be that one."),
     # skips one place early
     Edit("if at.min() > q_at.max():", "if at.min() >= q_at.max():"),
     # skips what is partly hidden
-    Edit("if at.min() > q_at.max():", "if at.max() > q_at.max():", told="*all* of it"),
+    Edit("if at.min() > q_at.max():", "if at.max() > q_at.max():", mistake="You skip blocks of which some keys are seen. Skip one only if *all* of it is hidden."),
     # skips what one query does not see
-    Edit("if at.min() > q_at.max():", "if at.min() > q_at.min():", told="*no* query"),
+    Edit("if at.min() > q_at.max():", "if at.min() > q_at.min():", mistake="You skip blocks that some queries see. Skip one only if *no* query sees any of it."),
     # stops at the first hidden block
     Edit("continue", "break"),
 ]
@@ -187,46 +187,6 @@ def attend(q, k, v, q_at, k_at, block):
         p = (S(c) - f).exp()
         l, o = l + p.sum(-1), o + p @ v[:, c]
     return o / l.clamp_min(1e-30)[..., None], m + l.log()
-
-
-# %% right: head by head, query by query
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-def attend(q, k, v, q_at, k_at, block):
-    outs, lses = [], []
-    for a in range(q.shape[0]):
-        top = torch.full((q.shape[1],), -1e30); l = torch.zeros(q.shape[1]); o = torch.zeros(q.shape[1:])
-        for i in range(0, k.shape[1], block):
-            c = slice(i, i + block)
-            if k_at[c].min() > q_at.max():
-                continue
-            s = (q[a] @ k[a, c].T / q.shape[-1] ** 0.5).masked_fill(q_at[:, None] < k_at[c], -torch.inf)
-            m = torch.maximum(top, s.max(1).values)
-            p = (s - m[:, None]).exp(); r = (top - m).exp()
-            l = l * r + p.sum(1); o = o * r[:, None] + p @ v[a, c]; top = m
-        outs.append(o / torch.where(l > 0, l, 1.0)[:, None]); lses.append(top + l.log())
-    return torch.stack(outs), torch.stack(lses)
-
-
-# %% right: hidden queries picked out: work on those that see something
-import torch
-
-
-def attend(q, k, v, q_at, k_at, block):
-    out, lse = torch.zeros_like(q), torch.full(q.shape[:-1], float("-inf"), dtype=q.dtype)
-    for first in range(0, k.shape[1], block):
-        cols = torch.arange(first, min(first + block, k.shape[1]))
-        rows = torch.nonzero(q_at >= k_at[cols].min()).flatten()
-        if rows.numel() == 0:
-            continue
-        s = torch.einsum("and,amd->anm", q[:, rows], k[:, cols]) * q.shape[-1] ** -0.5
-        s = s.masked_fill(q_at[rows][:, None] < k_at[cols][None], float("-inf"))
-        new = torch.logaddexp(lse[:, rows], s.logsumexp(-1))
-        old = torch.exp(lse[:, rows] - new)[..., None]
-        out[:, rows] = out[:, rows] * old + torch.exp(s - new[..., None]) @ v[:, cols]
-        lse[:, rows] = new
-    return out, lse
 
 
 # %% right: blocks from the last to the first, in float64; a list for an answer
@@ -278,23 +238,8 @@ def attend(q, k, v, q_at, k_at, block):
     return torch.where(l[..., None] > 0, o / l[..., None], o), m + l.log()
 
 
-# %% wrong: all scores at once
-# told: half of one head's scores
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-
-def piece(q, k, v, q_at, k_at):
-    see = (q_at[:, None] >= k_at[None]) & (k_at[None] >= 0)
-    s = torch.where(see, torch.einsum('and,amd->anm', q, k) * q.shape[-1] ** -0.5, -torch.inf)
-    lse = torch.logsumexp(s, -1)
-    return torch.exp(s - lse.nan_to_num(neginf=0.0)[..., None]) @ v, lse
-def attend(q, k, v, q_at, k_at, block):
-    return piece(q, k, v, q_at, k_at)
-
-
 # %% wrong: blind in the first block
-# told: it becomes NaN
+# mistake: A query that sees nothing of the blocks so far has m = -inf, and -inf minus -inf is no number: it becomes NaN and stays NaN.
 import torch
 
 
@@ -318,7 +263,7 @@ def attend(q, k, v, q_at, k_at, block):
 
 
 # %% wrong: hidden scores are zero
-# told: e^0 = 1
+# mistake: A hidden key has the score 0 here, and e^0 = 1 counts. Its score must be -inf.
 import torch
 
 
@@ -341,6 +286,57 @@ def attend(q, k, v, q_at, k_at, block):
     return o / l[..., None], m + l.log()
 
 
+# %% wrong: mask by index
+# mistake: The mask compares the places q_at and k_at, not the numbers of rows and columns.
+import torch
+
+
+def attend(q, k, v, q_at, k_at, block):
+    out, lse = torch.zeros_like(q), torch.full_like(q[..., 0], -torch.inf)
+    for i in range(0, k.shape[1], block):
+        rows, cols = torch.arange(q.shape[1]), torch.arange(i, min(i + block, k.shape[1]))
+        hidden = cols > rows[:, None]
+        if hidden.all():
+            continue
+        s = (q @ k[:, cols].mT * q.shape[-1] ** -0.5).masked_fill(hidden, -torch.inf)
+        total = torch.logaddexp(lse, torch.logsumexp(s, -1))
+        ref = torch.where(total == -torch.inf, torch.zeros_like(total), total)
+        out = out * (lse - ref).exp().unsqueeze(-1) + (s - ref.unsqueeze(-1)).exp() @ v[:, cols]
+        lse = total
+    return out, lse
+
+
+# %% wrong: softmax of each block
+# mistake: Each block has a softmax of its own here, and they are averaged: all blocks share one sum.
+import torch
+
+
+def attend(q, k, v, q_at, k_at, block):
+    a, n, d = q.shape
+    outs, lses = [], []
+    for i in range(0, len(k_at), block):
+        see = q_at[:, None] >= k_at[i : i + block][None]
+        if not see.any():
+            continue
+        s = (q @ k[:, i : i + block].mT / d**0.5).masked_fill(~see, -torch.inf)
+        outs.append(torch.nan_to_num(s.softmax(-1)) @ v[:, i : i + block])
+        lses.append(s.logsumexp(-1))
+    return torch.stack(outs).mean(0), torch.stack(lses).logsumexp(0)
+# %% wrong: all scores at once
+# told: half of one head's scores
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+def piece(q, k, v, q_at, k_at):
+    see = (q_at[:, None] >= k_at[None]) & (k_at[None] >= 0)
+    s = torch.where(see, torch.einsum('and,amd->anm', q, k) * q.shape[-1] ** -0.5, -torch.inf)
+    lse = torch.logsumexp(s, -1)
+    return torch.exp(s - lse.nan_to_num(neginf=0.0)[..., None]) @ v, lse
+def attend(q, k, v, q_at, k_at, block):
+    return piece(q, k, v, q_at, k_at)
+
+
 # %% wrong: in numpy all at once
 # told: compute with torch
 import numpy as np
@@ -361,91 +357,3 @@ def attend(q, k, v, q_at, k_at, block):
     return torch.from_numpy(out.astype(np.float32)), torch.from_numpy(lse.astype(np.float32))
 
 
-# %% wrong: mask by index
-# told: the places q_at and k_at
-import torch
-
-
-def attend(q, k, v, q_at, k_at, block):
-    out, lse = torch.zeros_like(q), torch.full_like(q[..., 0], -torch.inf)
-    for i in range(0, k.shape[1], block):
-        rows, cols = torch.arange(q.shape[1]), torch.arange(i, min(i + block, k.shape[1]))
-        hidden = cols > rows[:, None]
-        if hidden.all():
-            continue
-        s = (q @ k[:, cols].mT * q.shape[-1] ** -0.5).masked_fill(hidden, -torch.inf)
-        total = torch.logaddexp(lse, torch.logsumexp(s, -1))
-        ref = torch.where(total == -torch.inf, torch.zeros_like(total), total)
-        out = out * (lse - ref).exp().unsqueeze(-1) + (s - ref.unsqueeze(-1)).exp() @ v[:, cols]
-        lse = total
-    return out, lse
-
-
-# %% wrong: no running maximum
-# told: subtract the running maximum
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-def attend(q, k, v, q_at, k_at, block):
-    p = torch.exp((q @ k.mT / q.shape[-1] ** 0.5).masked_fill(q_at[:, None] < k_at, -torch.inf))
-    l = p.sum(-1)
-    return p @ v / l[..., None], l.log()
-
-
-# %% wrong: scores kept in a list
-import torch
-
-
-def attend(q, k, v, q_at, k_at, block):
-    parts = [slice(i, i + block) for i in range(0, k.shape[1], block)]
-    parts = [c for c in parts if k_at[c].min() <= q_at.max()]
-    kept = [(q @ k[:, c].mT / q.shape[-1] ** 0.5).masked_fill(k_at[c] > q_at[:, None], -torch.inf) for c in parts]
-    if not kept:
-        return torch.zeros_like(q), q.new_full(q.shape[:2], -torch.inf)
-    top = torch.stack([s.amax(-1) for s in kept]).amax(0)
-    finite = top.masked_fill(top == -torch.inf, 0.0)[..., None]
-    total = sum((s - finite).exp().sum(-1) for s in kept)
-    out = sum((s - finite).exp() @ v[:, c] for s, c in zip(kept, parts))
-    return out / total.masked_fill(total == 0, 1.0)[..., None], top + total.log()
-
-
-# %% wrong: scores of one head at a time
-import torch
-
-
-def attend(q, k, v, q_at, k_at, block):
-    outs, lses = [], []
-    for head in range(q.shape[0]):
-        parts = [slice(i, i + block) for i in range(0, k.shape[1], block)]
-        parts = [c for c in parts if k_at[c].min() <= q_at.max()]
-        kept = [q[head] @ k[head, c].mT / q.shape[-1] ** 0.5 for c in parts]
-        kept = [s.masked_fill(k_at[c] > q_at[:, None], -torch.inf) for s, c in zip(kept, parts)]
-        if not kept:
-            outs.append(torch.zeros_like(q[head]))
-            lses.append(q.new_full(q.shape[1:2], -torch.inf))
-            continue
-        top = torch.stack([s.amax(-1) for s in kept]).amax(0)
-        finite = top.masked_fill(top == -torch.inf, 0.0)[..., None]
-        total = sum((s - finite).exp().sum(-1) for s in kept)
-        out = sum((s - finite).exp() @ v[head, c] for s, c in zip(kept, parts))
-        outs.append(out / total.masked_fill(total == 0, 1.0)[..., None])
-        lses.append(top + total.log())
-    return torch.stack(outs), torch.stack(lses)
-
-
-# %% wrong: softmax of each block
-# told: all blocks share one sum
-import torch
-
-
-def attend(q, k, v, q_at, k_at, block):
-    a, n, d = q.shape
-    outs, lses = [], []
-    for i in range(0, len(k_at), block):
-        see = q_at[:, None] >= k_at[i : i + block][None]
-        if not see.any():
-            continue
-        s = (q @ k[:, i : i + block].mT / d**0.5).masked_fill(~see, -torch.inf)
-        outs.append(torch.nan_to_num(s.softmax(-1)) @ v[:, i : i + block])
-        lses.append(s.logsumexp(-1))
-    return torch.stack(outs).mean(0), torch.stack(lses).logsumexp(0)

@@ -8,14 +8,14 @@ WRONG = [
     Edit(
         "int(torch.stack(apart).argmin())",
         "next(j for j, one in enumerate(apart) if one < 1e-2)",
-        told="Your tolerance is a number of its own",
+        mistake="Your tolerance is a number of its own: where gradients are small every block is within it. Take " "the nearest, or measure by the size of dq.",
     ),
-    Edit("int(torch.stack(apart).argmin())", "[bool(one < 1e-3) for one in apart].index(True)", told="Your tolerance"),
+    Edit("int(torch.stack(apart).argmin())", "[bool(one < 1e-3) for one in apart].index(True)", mistake="Your tolerance is a number of its own: where gradients are small every block is within it. Take " "the nearest, or measure by the size of dq."),
     # as distances
     Edit(
         "int(torch.stack(apart).argmin())",
         "(rank - int(torch.stack(apart).argmin())) % len(ks)",
-        told="how far away the owner is",
+        mistake="That is how far away the owner is. Return the owner's rank.",
     ),
     # each only once
     Edit(
@@ -30,10 +30,10 @@ WRONG = [
     Edit(
         "apart = [(piece_backward(dout, q, k, v, out, lse, at[rank], k_at)[0] - got).norm() for k, v in zip(ks, vs)]",
         "apart = [(piece_backward(dout, q, k, v, out, lse, at[rank], p)[0] - got).norm() for k, v, p in zip(ks, vs, at)]",
-        told="another mask",
+        mistake="You try the blocks under another mask than the ring's. At step i it used the places of rank (r -" " i) mod C, whatever block it had.",
     ),
     # mask of the next
-    Edit("k_at = at[(rank - step) % len(ks)]", "k_at = at[(rank + step) % len(ks)]", told="another mask"),
+    Edit("k_at = at[(rank - step) % len(ks)]", "k_at = at[(rank + step) % len(ks)]", mistake="You try the blocks under another mask than the ring's. At step i it used the places of rank (r -" " i) mod C, whatever block it had."),
     # no mask at all
     Edit("lse, at[rank]", "lse, at[rank] + 10**6"),
 ]
@@ -75,19 +75,6 @@ def blocks_used(dqs, dout, q, out, lse, ks, vs, at, rank):
     return used
 
 
-# %% right: a tensor of all differences; a tuple
-import torch
-from exercises.piece_backward import piece_backward
-
-
-def blocks_used(dqs, dout, q, out, lse, ks, vs, at, rank):
-    def of(step, j):
-        return piece_backward(dout, q, ks[j], vs[j], out, lse, at[rank], at[(rank - step) % len(ks)])[0]
-
-    apart = torch.tensor([[(of(i, j) - dq).abs().max() for j in range(len(ks))] for i, dq in enumerate(dqs)])
-    return tuple(apart.argmin(1).tolist())
-
-
 # %% right: one step after the other, as they are asked for
 import torch
 from exercises.piece_backward import piece_backward
@@ -119,19 +106,19 @@ def blocks_used(dqs, dout, q, out, lse, ks, vs, at, rank):
 
 
 # %% wrong: as it should be
-# told: *should* be used
+# mistake: That is which blocks *should* be used. Find out which were.
 def blocks_used(dqs, dout, q, out, lse, ks, vs, at, rank):
     return [(rank - i) % len(ks) for i in range(len(ks))]
 
 
 # %% wrong: one block late
-# told: Test every block
+# mistake: This ring is not always one ahead. Test every block at every step.
 def blocks_used(dqs, dout, q, out, lse, ks, vs, at, rank):
     return [(rank + 1 - i) % len(ks) for i in range(len(ks))]
 
 
 # %% wrong: ranks ahead
-# told: ahead. Return the rank
+# mistake: That is how many ranks the ring was ahead. Return the rank whose block was used.
 import torch
 from exercises.piece_backward import piece_backward
 def blocks_used(dqs, dout, q, out, lse, ks, vs, at, rank):
@@ -142,17 +129,3 @@ def blocks_used(dqs, dout, q, out, lse, ks, vs, at, rank):
     return used
 
 
-# %% wrong: tolerance of its own
-# told: Your tolerance is a number of its own
-import torch
-from exercises.piece_backward import piece_backward
-
-
-def blocks_used(dqs, dout, q, out, lse, ks, vs, at, rank):
-    size = len(ks)
-    for step, dq in enumerate(dqs):
-        for j in range(size):
-            mine = piece_backward(dout, q, ks[j], vs[j], out, lse, at[rank], at[(rank - step) % size])
-            if torch.allclose(mine[0], dq, rtol=1e-3, atol=1e-2):
-                yield j
-                break

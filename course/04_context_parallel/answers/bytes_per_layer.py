@@ -3,11 +3,11 @@ from labkit.answers import Edit, Same
 _WHOLE = "2C divides s"
 
 WRONG = [
-    Edit("* 2 * groups * a_head", "* groups * a_head", told="Keys *and* values"),
-    Edit("* 2 * groups * a_head", "* 2 * heads * a_head", told="`groups` heads, not"),
-    Edit("(cp - 1) * 2 * groups", "cp * 2 * groups", told="C-1 steps"),
-    Edit("(cp - 1) / cp * (2", "(2", told="keeps its own share"),
-    Edit("(2 * heads + 2 * groups)", "(heads + 2 * groups)", told="*output* comes back"),
+    Edit("* 2 * groups * a_head", "* groups * a_head", mistake="Keys *and* values travel: two tensors a step, both whole, as the mask saves no bytes."),
+    Edit("* 2 * groups * a_head", "* 2 * heads * a_head", mistake="Keys and values have `groups` heads, not `heads`, in both numbers."),
+    Edit("(cp - 1) * 2 * groups", "cp * 2 * groups", mistake="A block visits C ranks and is already on one of them: C-1 steps."),
+    Edit("(cp - 1) / cp * (2", "(2", mistake="In an all-to-all a rank keeps its own share: (C-1)/C of what it holds leaves."),
+    Edit("(2 * heads + 2 * groups)", "(heads + 2 * groups)", mistake="Queries, keys, values go out, and the *output* comes back: another all-to-all of `heads` heads."),
 ]
 
 RIGHT = [
@@ -44,7 +44,7 @@ def bytes_per_layer(s, b, heads, groups, d, cp, element_size):
 
 
 # %% wrong: all to each
-# told: C-th of what
+# mistake: Each of the C-1 others gets a C-th of what this rank holds.
 def bytes_per_layer(s, b, heads, groups, d, cp, element_size):
     n = s // cp
     return {
@@ -53,15 +53,8 @@ def bytes_per_layer(s, b, heads, groups, d, cp, element_size):
     }
 
 
-# %% wrong: as many groups as heads
-# told: `groups` heads
-def bytes_per_layer(s, b, heads, groups, d, cp, element_size):
-    n = s // cp * b * d * element_size
-    return {"ring": 2 * (cp - 1) * groups * n, "ulysses": (cp - 1) / cp * 4 * heads * n}
-
-
 # %% wrong: block is the sequence
-# told: s/C tokens
+# mistake: A block is what one rank holds: s/C tokens.
 def bytes_per_layer(s, b, heads, groups, d, cp, element_size):
     n = s // cp
     return {
@@ -70,39 +63,29 @@ def bytes_per_layer(s, b, heads, groups, d, cp, element_size):
     }
 
 
-# %% wrong: half is hidden
-# told: the mask saves no bytes
-def bytes_per_layer(s, b, heads, groups, d, cp, element_size):
-    n = s // cp
-    return {
-        "ring": (cp - 1) * 2 * groups * d * n * b * element_size / 2,
-        "ulysses": (2 * heads + 2 * groups) * d * n * b * element_size * (cp - 1) / cp,
-    }
-
-
 # %% wrong: of all ranks
-# told: what all ranks send together
+# mistake: That is what all ranks send together; asked is one rank.
 def bytes_per_layer(s, b, heads, groups, d, cp, element_size):
     number = s * b * d * element_size
     return {"ring": (cp - 1) * 2 * groups * number, "ulysses": (cp - 1) / cp * 2 * (heads + groups) * number}
 
 
 # %% wrong: one sequence
-# told: for one sequence
+# mistake: That is for one sequence; here are b.
 def bytes_per_layer(s, b, heads, groups, d, cp, element_size):
     n = s // cp * d * element_size
     return {"ring": 2 * (cp - 1) * groups * n, "ulysses": (cp - 1) / cp * 2 * (heads + groups) * n}
 
 
 # %% wrong: only queries exchange
-# told: exchanged, too
+# mistake: Keys and values are exchanged, too, not only queries and output.
 def bytes_per_layer(s, b, heads, groups, d, cp, element_size):
     n = s // cp * b * d * element_size
     return {"ring": 2 * (cp - 1) * groups * n, "ulysses": (cp - 1) / cp * 2 * heads * n}
 
 
 # %% wrong: output of groups
-# told: as the queries have
+# mistake: The output has `heads` heads, as the queries have.
 def bytes_per_layer(s, b, heads, groups, d, cp, element_size):
     n = s // cp
     return {
@@ -112,7 +95,7 @@ def bytes_per_layer(s, b, heads, groups, d, cp, element_size):
 
 
 # %% wrong: queries go round
-# told: only K and V
+# mistake: Queries stay where they are: only K and V go round.
 def bytes_per_layer(s, b, heads, groups, d, cp, element_size):
     n = s // cp
     return {
@@ -122,14 +105,9 @@ def bytes_per_layer(s, b, heads, groups, d, cp, element_size):
 
 
 # %% wrong: two bytes an element
-# told: not always 2
+# mistake: An element has `element_size` bytes, not always 2.
 def bytes_per_layer(s, b, heads, groups, d, cp, element_size):
     n = s // cp * b * d * 2
     return {"ring": 2 * (cp - 1) * groups * n, "ulysses": (cp - 1) / cp * 2 * (heads + groups) * n}
 
 
-# %% wrong: whole sequence at each step
-# told: s/C tokens
-def bytes_per_layer(s, b, heads, groups, d, cp, element_size):
-    n = s // cp * b * d * element_size
-    return {"ring": 2 * (cp - 1) * groups * n * cp, "ulysses": (cp - 1) / cp * 2 * (heads + groups) * n}

@@ -1,14 +1,14 @@
 from labkit.answers import Edit
 
 WRONG = [
-    Edit("more, total", "more, lse + more_lse", told="not their logarithms"),
-    Edit("total.masked_fill(total == -torch.inf, 0.0)", "total", told="take 0 in its place"),
-    Edit("torch.logaddexp(lse, more_lse)", "(lse.exp() + more_lse.exp()).log()", told="exp(lse) overflows"),
+    Edit("more, total", "more, lse + more_lse", mistake="The sums add, not their logarithms: lse_new = log(exp(lse) + exp(more_lse))."),
+    Edit("total.masked_fill(total == -torch.inf, 0.0)", "total", mistake="Where neither has seen anything, -inf minus -inf is no number: take 0 in its place, so that out " "stays 0."),
+    Edit("torch.logaddexp(lse, more_lse)", "(lse.exp() + more_lse.exp()).log()", mistake="exp(lse) overflows for a large lse, and is 0 for a very negative one. Take exp of differences " "only: exp(lse - lse_new)."),
     Edit(
         "torch.logaddexp(lse, more_lse)",
         "(lse.exp() + more_lse.exp()).log()",
         ("total.masked_fill(total == -torch.inf, 0.0)", "total"),
-        told="exp(lse) overflows",
+        mistake="exp(lse) overflows for a large lse, and is 0 for a very negative one. Take exp of differences " "only: exp(lse - lse_new).",
     ),
     # lse in base two
     Edit("total = torch.logaddexp(lse, more_lse)", "total = torch.logaddexp2(lse, more_lse)"),
@@ -18,7 +18,7 @@ WRONG = [
     Edit(
         "exp(lse - finite)[..., None] * out + torch.exp(more_lse - finite)",
         "exp(more_lse - finite)[..., None] * out + torch.exp(lse - finite)",
-        told="shares are exchanged",
+        mistake="The shares are exchanged: `out` counts with exp(lse - lse_new), `more` with exp(more_lse - " "lse_new).",
     ),
 ]
 
@@ -33,24 +33,6 @@ def merge(out, lse, more, more_lse):
     total = a + b
     safe = torch.where(total > 0, total, 1.0)
     return (out * (a / safe)[..., None] + more * (b / safe)[..., None]), top + total.log()
-
-
-# %% right: a softmax of the two logarithms
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-def merge(out, lse, more, more_lse):
-    w = torch.stack((lse, more_lse)).softmax(0).nan_to_num(0.0)
-    return w[0, ..., None] * out + w[1, ..., None] * more, torch.logsumexp(torch.stack((lse, more_lse)), 0)
-
-
-# %% right: one sigmoid: the share of the second piece
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-def merge(out, lse, more, more_lse):
-    w = torch.sigmoid((more_lse - lse).nan_to_num(0.0, posinf=1e9, neginf=-1e9))[..., None]
-    return out + w * (more - out), torch.logaddexp(lse, more_lse)
 
 
 # %% right: a sigmoid of the difference
@@ -83,7 +65,7 @@ def merge(out, lse, more, more_lse):
 
 
 # %% wrong: adds
-# told: divided by its own sum
+# mistake: Each piece is already divided by its own sum; weigh it with exp(lse - lse_new).
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -92,7 +74,7 @@ def merge(out, lse, more, more_lse):
 
 
 # %% wrong: averages
-# told: This is the average
+# mistake: This is the average. Each piece counts with its share of the whole sum, exp(lse - lse_new).
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -100,53 +82,8 @@ def merge(out, lse, more, more_lse):
     return (out + more) / 2, torch.logaddexp(lse, more_lse)
 
 
-# %% wrong: changes lse
-import torch
-
-
-def merge(out, lse, more, more_lse):
-    before = lse.clone()
-    torch.logaddexp(lse, more_lse, out=lse)
-    finite = lse.masked_fill(lse == -torch.inf, 0.0)
-    return torch.exp(before - finite)[..., None] * out + torch.exp(more_lse - finite)[..., None] * more, lse
-
-
-# %% wrong: changes out
-import torch
-
-
-def merge(out, lse, more, more_lse):
-    total = torch.logaddexp(lse, more_lse)
-    finite = total.masked_fill(total == -torch.inf, 0.0)
-    out *= torch.exp(lse - finite)[..., None]
-    out += torch.exp(more_lse - finite)[..., None] * more
-    return out, total
-
-
-# %% wrong: clamped at ten
-import torch
-
-
-def merge(out, lse, more, more_lse):
-    lse, more_lse = lse.clamp(max=80.0), more_lse.clamp(max=80.0)
-    total = torch.logaddexp(lse, more_lse)
-    finite = total.masked_fill(total == -torch.inf, 0.0)
-    return torch.exp(lse - finite)[..., None] * out + torch.exp(more_lse - finite)[..., None] * more, total
-
-
-# %% wrong: empty first piece only
-import torch
-
-
-def merge(out, lse, more, more_lse):
-    if torch.isinf(lse).all():
-        return more, more_lse
-    total = lse + torch.log1p(torch.exp(more_lse - lse))
-    return torch.exp(lse - total)[..., None] * out + torch.exp(more_lse - total)[..., None] * more, total
-
-
 # %% wrong: empty for all or none
-# told: row by row
+# mistake: A piece may be empty for some queries and not for others: decide row by row.
 import torch
 
 
@@ -159,38 +96,8 @@ def merge(out, lse, more, more_lse):
     return (lse - t).exp()[..., None] * out + (more_lse - t).exp()[..., None] * more, t
 
 
-# %% wrong: exponential of lse
-# told: exp(lse) overflows
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-def merge(out, lse, more, more_lse):
-    a, b = lse.exp()[..., None], more_lse.exp()[..., None]
-    return (a * out + b * more) / (a + b), (a + b).log().squeeze(-1)
-
-
-# %% wrong: keeps one of two empty rows as nan
-import torch
-
-
-def merge(out, lse, more, more_lse):
-    top = torch.maximum(lse, more_lse)
-    a, b = torch.exp(lse - top), torch.exp(more_lse - top)
-    new = (a[..., None] * out + b[..., None] * more) / (a + b)[..., None]
-    return new, top + torch.log(a + b)
-
-
-# %% wrong: larger piece only
-import torch
-
-
-def merge(out, lse, more, more_lse):
-    larger = (more_lse > lse)[..., None]
-    return torch.where(larger, more, out), torch.logaddexp(lse, more_lse)
-
-
 # %% wrong: larger piece whole
-# told: larger piece counts whole
+# mistake: The shares do not add up to 1: the larger piece counts whole. Divide by the *new* sum.
 import torch
 
 
@@ -202,7 +109,7 @@ def merge(out, lse, more, more_lse):
 
 
 # %% wrong: lse of the larger
-# told: lse is that of the larger piece
+# mistake: out is right; lse is that of the larger piece alone, and the smaller one has its sum, too.
 import torch
 
 
@@ -213,10 +120,21 @@ def merge(out, lse, more, more_lse):
 
 
 # %% wrong: shares of the logarithms
-# told: ratios of the sums
+# mistake: An lse is a logarithm. The shares are ratios of the sums, exp(lse), not of their logarithms.
 import torch
 
 
 def merge(out, lse, more, more_lse):
     w = torch.nan_to_num(lse / (lse + more_lse))
     return w[..., None] * out + (1 - w)[..., None] * more, torch.logaddexp(lse, more_lse)
+# %% wrong: changes lse
+import torch
+
+
+def merge(out, lse, more, more_lse):
+    before = lse.clone()
+    torch.logaddexp(lse, more_lse, out=lse)
+    finite = lse.masked_fill(lse == -torch.inf, 0.0)
+    return torch.exp(before - finite)[..., None] * out + torch.exp(more_lse - finite)[..., None] * more, lse
+
+

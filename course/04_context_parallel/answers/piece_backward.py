@@ -1,32 +1,32 @@
 from labkit.answers import Edit
 
 WRONG = [
-    Edit(" - (dout * out).sum(-1, keepdim=True)", "", told="P (dP - D)"),
-    Edit("keepdim=True)) * sigma", "keepdim=True))", told="so are dS"),
+    Edit(" - (dout * out).sum(-1, keepdim=True)", "", mistake="Softmax's gradient is P (dP - D), D = rowsum(dout*out)."),
+    Edit("keepdim=True)) * sigma", "keepdim=True))", mistake="The scores were divided by sqrt(d); so are dS."),
     Edit(
         "scores - lse[..., None]",
         "scores - scores.logsumexp(-1, keepdim=True).nan_to_num(neginf=0.0)",
-        told="*final* lse",
+        mistake="P = exp(S - lse) with the *final* lse, of all keys. The sum over this piece alone is too small.",
     ),
     # dq and dk swapped
     Edit(
-        "return ds @ k, ds.mT @ q, p.mT @ dout", "return ds.mT @ q, ds @ k, p.mT @ dout", told="dQ and dK are exchanged"
+        "return ds @ k, ds.mT @ q, p.mT @ dout", "return ds.mT @ q, ds @ k, p.mT @ dout", mistake="dQ and dK are exchanged: dV is right, and so is dS. The order is dq, dk, dv."
     ),
     # dv of the unnormalised
     Edit("return ds @ k, ds.mT @ q, p.mT @ dout", "return ds @ k, ds.mT @ q, torch.exp(scores).mT @ dout"),
     # hides its own place
-    Edit("k_at > q_at", "k_at >= q_at", told="at its own place"),
+    Edit("k_at > q_at", "k_at >= q_at", mistake="A query also sees the key at its own place: P is 0 only where k_at > q_at."),
     # mask by index
     Edit(
         "k_at > q_at[:, None]",
         "torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).triu(k.shape[1] - q.shape[1] + 1)",
-        told="The mask compares the places",
+        mistake="The mask compares the places q_at and k_at, not the numbers of rows and columns.",
     ),
     # no mask
     Edit(
         "scores = (q @ k.mT * sigma).masked_fill(k_at > q_at[:, None], -torch.inf)",
         "scores = (q @ k.mT * sigma)",
-        told="P is 0 where",
+        mistake="A key that a query does not see takes no part: P is 0 where k_at > q_at.",
     ),
     # out of this piece
     Edit("dout * out", "dout * (p @ v)"),
@@ -102,6 +102,65 @@ def piece_backward(dout, q, k, v, out, lse, q_at, k_at):
         return torch.autograd.grad(total, (qq, kk, vv))
 
 
+# %% wrong: dk and dv exchanged
+# mistake: dK and dV are exchanged: the order is dq, dk, dv.
+import torch
+
+
+def piece_backward(dout, q, k, v, out, lse, q_at, k_at):
+    sigma = q.shape[-1] ** -0.5
+    p = torch.exp((q @ k.mT * sigma).masked_fill(k_at > q_at[:, None], -torch.inf) - lse[..., None])
+    ds = p * (dout @ v.mT - (dout * out).sum(-1, keepdim=True)) * sigma
+    return ds @ k, p.mT @ dout, ds.mT @ q
+
+
+# %% wrong: dv first
+# mistake: These are dV, dQ, dK. The order is dq, dk, dv.
+import torch
+
+
+def piece_backward(dout, q, k, v, out, lse, q_at, k_at):
+    c = q.shape[-1] ** -0.5
+    p = torch.where(q_at[:, None] >= k_at, (q @ k.mT * c - lse[..., None]).exp(), 0)
+    ds = p * (dout @ v.mT - (dout * out).sum(-1, keepdim=True)) * c
+    return p.mT @ dout, ds @ k, ds.mT @ q
+
+
+# %% wrong: exponential of lse
+# mistake: exp of a score of 120 overflows, and so does exp(lse). Subtract first: exp(S - lse).
+import torch
+
+
+def piece_backward(dout, q, k, v, out, lse, q_at, k_at):
+    c = q.shape[-1] ** -0.5
+    s = (q @ k.mT * c).masked_fill(q_at[:, None] < k_at, -torch.inf)
+    p = s.exp() / lse.exp()[..., None]
+    ds = p * (dout @ v.mT - (dout * out).sum(-1, keepdim=True)) * c
+    return ds @ k, ds.mT @ q, p.mT @ dout
+
+
+# %% wrong: scale in dq alone
+# mistake: dQ and dV are right, dK is not: dK = dS^T Q.
+import torch
+
+
+def piece_backward(dout, q, k, v, out, lse, q_at, k_at):
+    sigma = q.shape[-1] ** -0.5
+    p = torch.exp((q @ k.mT * sigma).masked_fill(k_at > q_at[:, None], -torch.inf) - lse[..., None])
+    ds = p * (dout @ v.mT - (dout * out).sum(-1, keepdim=True))
+    return sigma * (ds @ k), ds.mT @ q, p.mT @ dout
+
+
+# %% wrong: scores not scaled
+# mistake: P is wrong: its scores are divided by sqrt(d), as in the forward pass.
+import torch
+
+
+def piece_backward(dout, q, k, v, out, lse, q_at, k_at):
+    c = q.shape[-1] ** -0.5
+    p = torch.where(q_at[:, None] >= k_at, (q @ k.mT - lse[..., None]).exp(), 0)
+    ds = p * (dout @ v.mT - (dout * out).sum(-1, keepdim=True)) * c
+    return ds @ k, ds.mT @ q, p.mT @ dout
 # %% wrong: changes q
 import torch
 
@@ -115,62 +174,3 @@ def piece_backward(dout, q, k, v, out, lse, q_at, k_at):
     return ds @ k, ds.mT @ q / sigma, p.mT @ dout
 
 
-# %% wrong: dk and dv exchanged
-# told: dK and dV are exchanged
-import torch
-
-
-def piece_backward(dout, q, k, v, out, lse, q_at, k_at):
-    sigma = q.shape[-1] ** -0.5
-    p = torch.exp((q @ k.mT * sigma).masked_fill(k_at > q_at[:, None], -torch.inf) - lse[..., None])
-    ds = p * (dout @ v.mT - (dout * out).sum(-1, keepdim=True)) * sigma
-    return ds @ k, p.mT @ dout, ds.mT @ q
-
-
-# %% wrong: dv first
-# told: These are dV, dQ, dK
-import torch
-
-
-def piece_backward(dout, q, k, v, out, lse, q_at, k_at):
-    c = q.shape[-1] ** -0.5
-    p = torch.where(q_at[:, None] >= k_at, (q @ k.mT * c - lse[..., None]).exp(), 0)
-    ds = p * (dout @ v.mT - (dout * out).sum(-1, keepdim=True)) * c
-    return p.mT @ dout, ds @ k, ds.mT @ q
-
-
-# %% wrong: exponential of lse
-# told: overflows, and so does
-import torch
-
-
-def piece_backward(dout, q, k, v, out, lse, q_at, k_at):
-    c = q.shape[-1] ** -0.5
-    s = (q @ k.mT * c).masked_fill(q_at[:, None] < k_at, -torch.inf)
-    p = s.exp() / lse.exp()[..., None]
-    ds = p * (dout @ v.mT - (dout * out).sum(-1, keepdim=True)) * c
-    return ds @ k, ds.mT @ q, p.mT @ dout
-
-
-# %% wrong: scale in dq alone
-# told: dK is not
-import torch
-
-
-def piece_backward(dout, q, k, v, out, lse, q_at, k_at):
-    sigma = q.shape[-1] ** -0.5
-    p = torch.exp((q @ k.mT * sigma).masked_fill(k_at > q_at[:, None], -torch.inf) - lse[..., None])
-    ds = p * (dout @ v.mT - (dout * out).sum(-1, keepdim=True))
-    return sigma * (ds @ k), ds.mT @ q, p.mT @ dout
-
-
-# %% wrong: scores not scaled
-# told: as in the forward
-import torch
-
-
-def piece_backward(dout, q, k, v, out, lse, q_at, k_at):
-    c = q.shape[-1] ** -0.5
-    p = torch.where(q_at[:, None] >= k_at, (q @ k.mT - lse[..., None]).exp(), 0)
-    ds = p * (dout @ v.mT - (dout * out).sum(-1, keepdim=True)) * c
-    return ds @ k, ds.mT @ q, p.mT @ dout

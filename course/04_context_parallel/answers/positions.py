@@ -1,15 +1,15 @@
 from labkit.answers import Edit
 
 WRONG = [
-    Edit("(chunks[rank], chunks[2 * cp - 1 - rank])", "(chunks[2 * cp - 1 - rank], chunks[rank])", told="comes first"),
+    Edit("(chunks[rank], chunks[2 * cp - 1 - rank])", "(chunks[2 * cp - 1 - rank], chunks[rank])", mistake="The early chunk comes first, so that places ascend."),
     # as floats
     Edit("cat((chunks[rank], chunks[2 * cp - 1 - rank]))", "cat((chunks[rank], chunks[2 * cp - 1 - rank])).float()"),
     # late chunk backwards
-    Edit("chunks[2 * cp - 1 - rank]", "chunks[2 * cp - 1 - rank].flip(0)", told="backwards"),
+    Edit("chunks[2 * cp - 1 - rank]", "chunks[2 * cp - 1 - rank].flip(0)", mistake="The late chunk stands backwards: places ascend in it, too."),
     # mirror off by one
     Edit("chunks[2 * cp - 1 - rank]", "chunks[-rank] if rank else chunks[-1]"),
     # of the next half
-    Edit("2 * cp - 1 - rank", "cp + rank", told="counted from the end"),
+    Edit("2 * cp - 1 - rank", "cp + rank", mistake="The late chunk is counted from the end: rank 0 has the first chunk and the last."),
     # two neighbours
     Edit("chunks[rank], chunks[2 * cp - 1 - rank]", "chunks[2 * rank], chunks[2 * rank + 1]"),
 ]
@@ -35,26 +35,6 @@ def positions(s, cp, rank):
     return torch.arange(s).view(2 * cp, -1)[[rank, -1 - rank]].reshape(-1)
 
 
-# %% right: a mask of all places
-import torch
-
-
-def positions(s, cp, rank):
-    chunk = torch.arange(s) // (s // (2 * cp))
-    return torch.nonzero((chunk == rank) | (chunk == 2 * cp - 1 - rank)).squeeze(1)
-
-
-# %% right: numpy
-import numpy as np
-import torch
-
-
-def positions(s, cp, rank):
-    n = s // (2 * cp)
-    late = s - (rank + 1) * n
-    return torch.from_numpy(np.r_[rank * n : rank * n + n, late : late + n].astype(np.int64))
-
-
 # %% right: a numpy array
 import numpy as np
 
@@ -64,6 +44,27 @@ def positions(s, cp, rank):
     return np.concatenate((chunks[rank], chunks[-1 - rank]))
 
 
+# %% wrong: contiguous
+# mistake: This is the contiguous cut: the last rank works most. Rank r holds chunks r and 2C-1-r of 2C.
+import torch
+def positions(s, cp, rank):
+    return torch.arange(s).chunk(cp)[rank]
+
+
+# %% wrong: counted from the rank
+# mistake: These are places on the rank. RoPE and the mask need places in the *whole* sequence.
+import torch
+def positions(s, cp, rank):
+    return torch.arange(s // cp)
+
+
+# %% wrong: striped
+# mistake: Striped, token by token, is balanced too, nearly. Here the cut is in 2C chunks.
+import torch
+def positions(s, cp, rank):
+    return torch.arange(rank, s, cp)
+
+
 # %% wrong: as a list
 # told: expected a tensor
 def positions(s, cp, rank):
@@ -71,32 +72,3 @@ def positions(s, cp, rank):
     return [*range(rank * n, (rank + 1) * n), *range(s - (rank + 1) * n, s - rank * n)]
 
 
-# %% wrong: contiguous
-# told: contiguous cut
-import torch
-def positions(s, cp, rank):
-    return torch.arange(s).chunk(cp)[rank]
-
-
-# %% wrong: counted from the rank
-# told: places on the rank
-import torch
-def positions(s, cp, rank):
-    return torch.arange(s // cp)
-
-
-# %% wrong: striped
-# told: Striped
-import torch
-def positions(s, cp, rank):
-    return torch.arange(rank, s, cp)
-
-
-# %% wrong: zigzag of single tokens
-# told: token by token
-import torch
-
-
-def positions(s, cp, rank):
-    rounds = torch.arange(s).view(-1, 2 * cp)
-    return rounds[:, [rank, 2 * cp - 1 - rank]].flatten()

@@ -21,16 +21,16 @@ WRONG = [
     dk, dv = own
 """,
         ),
-        told="must travel with the block",
+        mistake="dK and dV hold only what your own queries add. Other ranks' queries saw your keys too: the " "gradient must travel with the block and collect their parts.",
     ),
     # the last hop is missing
     Edit(
         "    dk, dv = behind.wait()",
         """    behind.wait()
     dk, dv = part""",
-        told="one more hop",
+        mistake="Each rank returns the gradient of the next rank's block: one more hop brings it home.",
     ),
-    Edit("part += behind.wait()", "behind.wait()", told="must be *added*"),
+    Edit("part += behind.wait()", "behind.wait()", mistake="The gradient that arrives must be *added* to this rank's part before it travels on."),
     # stale: each rank begins with the block it received last in the forward
     Edit(
         "torch.stack((k, v))\n",
@@ -38,14 +38,14 @@ WRONG = [
     for _ in range(cp.size - 1):
         block = Shift(block, cp, tag=2).wait()
 """,
-        told="another rank's keys and values",
+        mistake="You use another rank's keys and values: at step i the block must be that of rank (r - i) mod C, " "at step 0 your own.",
     ),
     Edit(
         "torch.stack((k, v))\n",
         """torch.stack((k, v))
     block = Shift(block, cp, tag=2).wait()
 """,
-        told="another rank's keys and values",
+        mistake="You use another rank's keys and values: at step i the block must be that of rank (r - i) mod C, " "at step 0 your own.",
     ),
     Edit("at[owner])", "at[cp.rank])", told="At each step"),
 ]
@@ -174,6 +174,117 @@ def ring_backward(dout, q, k, v, out, lse, at, cp):
     return dq, dk + b, dv + c
 
 
+# %% wrong: dq averaged
+# mistake: dQ is divided by the number of ranks: it is the sum of the pieces' terms, not their mean.
+import torch
+from exercises.piece_backward import piece_backward
+
+from minimegatron.comm.ring import Shift
+
+
+def ring_backward(dout, q, k, v, out, lse, at, cp):
+    dq, block, part = torch.zeros_like(q), torch.stack((k, v)), torch.zeros(2, *k.shape, dtype=k.dtype)
+    for step in range(cp.size):
+        shift = Shift(block, cp) if step < cp.size - 1 else None
+        owner = (cp.rank - step) % cp.size
+        more, *both = piece_backward(dout, q, block[0], block[1], out, lse, at[cp.rank], at[owner])
+        dq += more / cp.size
+        part = Shift(part + torch.stack(both), cp, tag=1).wait()
+        if shift:
+            block = shift.wait()
+    return dq, part[0], part[1]
+
+
+# %% wrong: dq of the last step
+# mistake: dQ is that of the last step alone: the other blocks have their terms, too.
+import torch
+import torch.distributed as dist
+from exercises.piece_backward import piece_backward
+
+
+def ring_backward(dout, q, k, v, out, lse, at, cp):
+    to, source = cp.ranks[(cp.rank + 1) % cp.size], cp.ranks[cp.rank - 1]
+
+    def shift(x, tag):
+        new = torch.empty_like(x)
+        works = [dist.isend(x, to, group=cp.group, tag=tag), dist.irecv(new, source, group=cp.group, tag=tag)]
+        return new, works, x
+
+    def wait(new, works, x):
+        for work in works:
+            work.wait()
+        return new
+
+    dq, block = torch.zeros_like(q), torch.stack((k, v))
+    for step in range(cp.size):
+        ahead = shift(block, 0) if step < cp.size - 1 else None
+        owner = (cp.rank - step) % cp.size
+        more, dk, dv = piece_backward(dout, q, block[0], block[1], out, lse, at[cp.rank], at[owner])
+        dq = more
+        part = torch.stack((dk, dv))
+        if step > 0:
+            part += wait(*behind)
+        behind = shift(part, 1)
+        if ahead:
+            block = wait(*ahead)
+    dk, dv = wait(*behind)
+    return dq, dk, dv
+
+
+# %% wrong: dq with the block
+# mistake: dQ has travelled and holds what other ranks' queries added. It stays here: only dK and dV travel.
+import torch
+from exercises.piece_backward import piece_backward
+from minimegatron.comm.ring import Shift
+def ring_backward(dout, q, k, v, out, lse, at, cp):
+    block = torch.stack((k, v)); g = torch.zeros(3, *k.shape, dtype=k.dtype)
+    for i in range(cp.size):
+        sh = Shift(block, cp) if i < cp.size - 1 else None
+        part = torch.stack(piece_backward(dout, q, block[0], block[1], out, lse, at[cp.rank], at[(cp.rank - i) % cp.size]))
+        g = Shift(g + part, cp, tag=1).wait()
+        if sh: block = sh.wait()
+    return g[0], g[1], g[2]
+
+
+# %% wrong: own part twice
+# mistake: Your own part of dK and dV is in the sum twice.
+import torch
+from exercises.piece_backward import piece_backward
+
+from minimegatron.comm.ring import Shift
+
+
+def ring_backward(dout, q, k, v, out, lse, at, cp):
+    dq, block, part = torch.zeros_like(q), torch.stack((k, v)), torch.zeros(2, *k.shape, dtype=k.dtype)
+    for step in range(cp.size):
+        shift = Shift(block, cp) if step < cp.size - 1 else None
+        owner = (cp.rank - step) % cp.size
+        more, *both = piece_backward(dout, q, block[0], block[1], out, lse, at[cp.rank], at[owner])
+        dq += more
+        if step == 0:
+            own = torch.stack(both)
+        part = Shift(part + torch.stack(both), cp, tag=1).wait()
+        if shift:
+            block = shift.wait()
+    part = part + own
+    return dq, part[0], part[1]
+
+
+# %% wrong: sums of different blocks
+# mistake: You add up gradients of different blocks. Those of a block belong to its owner: they travel with it and collect the parts of all ranks.
+import torch
+from exercises.piece_backward import piece_backward
+from minimegatron.comm.ring import Shift
+def ring_backward(dout, q, k, v, out, lse, at, cp):
+    block = torch.stack((k, v)); dq = torch.zeros_like(q); g = torch.zeros_like(block)
+    for i in range(cp.size):
+        sh = Shift(block, cp) if i < cp.size - 1 else None
+        a, b, c = piece_backward(dout, q, block[0], block[1], out, lse, at[cp.rank], at[(cp.rank - i) % cp.size])
+        dq += a; g += torch.stack((b, c))
+        if sh: block = sh.wait()
+    return dq, g[0], g[1]
+
+
 # %% wrong: adds into dout
 import torch
 import torch.distributed as dist
@@ -210,115 +321,6 @@ def ring_backward(dout, q, k, v, out, lse, at, cp):
     return dq, dk, dv
 
 
-# %% wrong: dq averaged
-# told: divided by the number of ranks
-import torch
-from exercises.piece_backward import piece_backward
-
-from minimegatron.comm.ring import Shift
-
-
-def ring_backward(dout, q, k, v, out, lse, at, cp):
-    dq, block, part = torch.zeros_like(q), torch.stack((k, v)), torch.zeros(2, *k.shape, dtype=k.dtype)
-    for step in range(cp.size):
-        shift = Shift(block, cp) if step < cp.size - 1 else None
-        owner = (cp.rank - step) % cp.size
-        more, *both = piece_backward(dout, q, block[0], block[1], out, lse, at[cp.rank], at[owner])
-        dq += more / cp.size
-        part = Shift(part + torch.stack(both), cp, tag=1).wait()
-        if shift:
-            block = shift.wait()
-    return dq, part[0], part[1]
-
-
-# %% wrong: dq of the last step
-# told: of the last step alone
-import torch
-import torch.distributed as dist
-from exercises.piece_backward import piece_backward
-
-
-def ring_backward(dout, q, k, v, out, lse, at, cp):
-    to, source = cp.ranks[(cp.rank + 1) % cp.size], cp.ranks[cp.rank - 1]
-
-    def shift(x, tag):
-        new = torch.empty_like(x)
-        works = [dist.isend(x, to, group=cp.group, tag=tag), dist.irecv(new, source, group=cp.group, tag=tag)]
-        return new, works, x
-
-    def wait(new, works, x):
-        for work in works:
-            work.wait()
-        return new
-
-    dq, block = torch.zeros_like(q), torch.stack((k, v))
-    for step in range(cp.size):
-        ahead = shift(block, 0) if step < cp.size - 1 else None
-        owner = (cp.rank - step) % cp.size
-        more, dk, dv = piece_backward(dout, q, block[0], block[1], out, lse, at[cp.rank], at[owner])
-        dq = more
-        part = torch.stack((dk, dv))
-        if step > 0:
-            part += wait(*behind)
-        behind = shift(part, 1)
-        if ahead:
-            block = wait(*ahead)
-    dk, dv = wait(*behind)
-    return dq, dk, dv
-
-
-# %% wrong: dq travels too
-import torch
-import torch.distributed as dist
-from exercises.piece_backward import piece_backward
-
-
-def ring_backward(dout, q, k, v, out, lse, at, cp):
-    to, source = cp.ranks[(cp.rank + 1) % cp.size], cp.ranks[cp.rank - 1]
-
-    def shift(x, tag):
-        new = torch.empty_like(x)
-        works = [dist.isend(x, to, group=cp.group, tag=tag), dist.irecv(new, source, group=cp.group, tag=tag)]
-        return new, works, x
-
-    def wait(new, works, x):
-        for work in works:
-            work.wait()
-        return new
-
-    dq, block = torch.zeros_like(q), torch.stack((k, v))
-    for step in range(cp.size):
-        ahead = shift(block, 0) if step < cp.size - 1 else None
-        owner = (cp.rank - step) % cp.size
-        more, dk, dv = piece_backward(dout, q, block[0], block[1], out, lse, at[cp.rank], at[owner])
-        dq += more
-        dq = dq.contiguous()
-        wait(*shift(dq, 2))
-        part = torch.stack((dk, dv))
-        if step > 0:
-            part += wait(*behind)
-        behind = shift(part, 1)
-        if ahead:
-            block = wait(*ahead)
-    dk, dv = wait(*behind)
-    return dq, dk, dv
-
-
-# %% wrong: dq with the block
-# told: dQ has travelled
-import torch
-from exercises.piece_backward import piece_backward
-from minimegatron.comm.ring import Shift
-def ring_backward(dout, q, k, v, out, lse, at, cp):
-    block = torch.stack((k, v)); g = torch.zeros(3, *k.shape, dtype=k.dtype)
-    for i in range(cp.size):
-        sh = Shift(block, cp) if i < cp.size - 1 else None
-        part = torch.stack(piece_backward(dout, q, block[0], block[1], out, lse, at[cp.rank], at[(cp.rank - i) % cp.size]))
-        g = Shift(g + part, cp, tag=1).wait()
-        if sh: block = sh.wait()
-    return g[0], g[1], g[2]
-
-
 # %% wrong: gathers keys and values
 # told: it calls all_gather
 import torch
@@ -340,202 +342,3 @@ def ring_backward(dout, q, k, v, out, lse, at, cp):
     return dq, dk[:, mine].contiguous(), dv[:, mine].contiguous()
 
 
-# %% wrong: key and value swapped
-import torch
-import torch.distributed as dist
-from exercises.piece_backward import piece_backward
-
-
-def ring_backward(dout, q, k, v, out, lse, at, cp):
-    to, source = cp.ranks[(cp.rank + 1) % cp.size], cp.ranks[cp.rank - 1]
-
-    def shift(x, tag):
-        new = torch.empty_like(x)
-        works = [dist.isend(x, to, group=cp.group, tag=tag), dist.irecv(new, source, group=cp.group, tag=tag)]
-        return new, works, x
-
-    def wait(new, works, x):
-        for work in works:
-            work.wait()
-        return new
-
-    dq, block = torch.zeros_like(q), torch.stack((k, v))
-    for step in range(cp.size):
-        ahead = shift(block, 0) if step < cp.size - 1 else None
-        owner = (cp.rank - step) % cp.size
-        more, dk, dv = piece_backward(dout, q, block[0], block[1], out, lse, at[cp.rank], at[owner])
-        dq += more
-        part = torch.stack((dk, dv))
-        if step > 0:
-            part += wait(*behind)
-        behind = shift(part, 1)
-        if ahead:
-            block = wait(*ahead)
-    dv, dk = wait(*behind)
-    return dq, dk, dv
-
-
-# %% wrong: neighbours in the world
-import torch
-import torch.distributed as dist
-from exercises.piece_backward import piece_backward
-
-
-def ring_backward(dout, q, k, v, out, lse, at, cp):
-    to, source = (dist.get_rank() + 1) % dist.get_world_size(), (dist.get_rank() - 1) % dist.get_world_size()
-
-    def shift(x, tag):
-        new = torch.empty_like(x)
-        works = [dist.isend(x, to, tag=tag), dist.irecv(new, source, tag=tag)]
-        return new, works, x
-
-    def wait(new, works, x):
-        for work in works:
-            work.wait()
-        return new
-
-    dq, block = torch.zeros_like(q), torch.stack((k, v))
-    for step in range(cp.size):
-        ahead = shift(block, 0) if step < cp.size - 1 else None
-        owner = (cp.rank - step) % cp.size
-        more, dk, dv = piece_backward(dout, q, block[0], block[1], out, lse, at[cp.rank], at[owner])
-        dq += more
-        part = torch.stack((dk, dv))
-        if step > 0:
-            part += wait(*behind)
-        behind = shift(part, 1)
-        if ahead:
-            block = wait(*ahead)
-    dk, dv = wait(*behind)
-    return dq, dk, dv
-
-
-# %% wrong: own part twice
-# told: in the sum twice
-import torch
-from exercises.piece_backward import piece_backward
-
-from minimegatron.comm.ring import Shift
-
-
-def ring_backward(dout, q, k, v, out, lse, at, cp):
-    dq, block, part = torch.zeros_like(q), torch.stack((k, v)), torch.zeros(2, *k.shape, dtype=k.dtype)
-    for step in range(cp.size):
-        shift = Shift(block, cp) if step < cp.size - 1 else None
-        owner = (cp.rank - step) % cp.size
-        more, *both = piece_backward(dout, q, block[0], block[1], out, lse, at[cp.rank], at[owner])
-        dq += more
-        if step == 0:
-            own = torch.stack(both)
-        part = Shift(part + torch.stack(both), cp, tag=1).wait()
-        if shift:
-            block = shift.wait()
-    part = part + own
-    return dq, part[0], part[1]
-
-
-# %% wrong: owner by the rank in the world
-import torch
-import torch.distributed as dist
-from exercises.piece_backward import piece_backward
-
-
-def ring_backward(dout, q, k, v, out, lse, at, cp):
-    to, source = cp.ranks[(cp.rank + 1) % cp.size], cp.ranks[cp.rank - 1]
-
-    def shift(x, tag):
-        new = torch.empty_like(x)
-        works = [dist.isend(x, to, group=cp.group, tag=tag), dist.irecv(new, source, group=cp.group, tag=tag)]
-        return new, works, x
-
-    def wait(new, works, x):
-        for work in works:
-            work.wait()
-        return new
-
-    dq, block = torch.zeros_like(q), torch.stack((k, v))
-    for step in range(cp.size):
-        ahead = shift(block, 0) if step < cp.size - 1 else None
-        owner = (dist.get_rank() - step) % cp.size
-        more, dk, dv = piece_backward(dout, q, block[0], block[1], out, lse, at[cp.rank], at[owner])
-        dq += more
-        part = torch.stack((dk, dv))
-        if step > 0:
-            part += wait(*behind)
-        behind = shift(part, 1)
-        if ahead:
-            block = wait(*ahead)
-    dk, dv = wait(*behind)
-    return dq, dk, dv
-
-
-# %% wrong: sums at the end
-import torch
-import torch.distributed as dist
-from exercises.piece_backward import piece_backward
-from minimegatron.comm.ring import Shift
-
-
-def ring_backward(dout, q, k, v, out, lse, at, cp):
-    dq, block = torch.zeros_like(q), torch.stack((k, v))
-    parts = block.new_zeros(cp.size, *block.shape)
-    for step in range(cp.size):
-        shift = Shift(block, cp) if step < cp.size - 1 else None
-        owner = (cp.rank - step) % cp.size
-        more, dk, dv = piece_backward(dout, q, block[0], block[1], out, lse, at[cp.rank], at[owner])
-        dq += more
-        parts[owner] = torch.stack((dk, dv))
-        if shift:
-            block = shift.wait()
-    dist.all_reduce(parts, group=cp.group)
-    return dq, *parts[cp.rank]
-
-
-# %% wrong: sums of different blocks
-# told: gradients of different blocks
-import torch
-from exercises.piece_backward import piece_backward
-from minimegatron.comm.ring import Shift
-def ring_backward(dout, q, k, v, out, lse, at, cp):
-    block = torch.stack((k, v)); dq = torch.zeros_like(q); g = torch.zeros_like(block)
-    for i in range(cp.size):
-        sh = Shift(block, cp) if i < cp.size - 1 else None
-        a, b, c = piece_backward(dout, q, block[0], block[1], out, lse, at[cp.rank], at[(cp.rank - i) % cp.size])
-        dq += a; g += torch.stack((b, c))
-        if sh: block = sh.wait()
-    return dq, g[0], g[1]
-
-
-# %% wrong: two ranks only
-import torch
-import torch.distributed as dist
-from exercises.piece_backward import piece_backward
-
-
-def ring_backward(dout, q, k, v, out, lse, at, cp):
-    to, source = cp.ranks[(cp.rank + 1) % cp.size], cp.ranks[cp.rank - 1]
-
-    def shift(x, tag):
-        new = torch.empty_like(x)
-        works = [dist.isend(x, to, group=cp.group, tag=tag), dist.irecv(new, source, group=cp.group, tag=tag)]
-        return new, works, x
-
-    def wait(new, works, x):
-        for work in works:
-            work.wait()
-        return new
-
-    dq, block = torch.zeros_like(q), torch.stack((k, v))
-    for step in range(2):
-        ahead = shift(block, 0) if step < 1 else None
-        owner = (cp.rank - step) % cp.size
-        more, dk, dv = piece_backward(dout, q, block[0], block[1], out, lse, at[cp.rank], at[owner])
-        dq += more
-        part = torch.stack((dk, dv))
-        if step > 0:
-            part += wait(*behind)
-        behind = shift(part, 1)
-        if ahead:
-            block = wait(*ahead)
-    dk, dv = wait(*behind)
-    return dq, dk, dv

@@ -6,14 +6,14 @@ WRONG = [
     Edit(
         "            block = shift.wait()",
         "            shift.wait()",
-        told="The same keys and values at every step",
+        mistake="The same keys and values at every step: go on with what `wait()` returns.",
     ),
-    Edit("range(cp.size):", "range(1):", told="own block alone"),
+    Edit("range(cp.size):", "range(1):", mistake="That is this rank's own block alone. All blocks must come by."),
     Edit(
         "mine = q.shape[1] // 2, at[cp.rank]",
         "mine = q.shape[1] // 2, torch.arange(q.shape[1])",
         ("at[owner]", "mine"),
-        told="at[cp.rank] and at[owner]",
+        mistake="The mask needs places in the whole sequence: at[cp.rank] and at[owner].",
     ),
     # waits before it computes
     Edit(
@@ -75,36 +75,6 @@ def ring_forward(q, k, v, at, cp):
         if works:
             k, v = new
     return out, lse
-
-
-# %% right: batch_isend_irecv by name, K and V side by side in one tensor
-import torch
-from exercises.attend import attend
-from exercises.merge import merge
-from torch.distributed import P2POp, batch_isend_irecv, irecv, isend
-
-
-def ring_forward(q, k, v, at, cp):
-    half, r, d = q.shape[1] // 2, cp.rank, k.shape[-1]
-    kv = torch.cat((k, v), -1).contiguous()
-    rows = [slice(0, half), slice(half, 2 * half)]
-    parts = [None, None]
-    for step in range(cp.size):
-        works = []
-        if step + 1 < cp.size:
-            new = torch.empty_like(kv)
-            works = batch_isend_irecv([
-                P2POp(irecv, new, cp.ranks[(r - 1) % cp.size], cp.group),
-                P2POp(isend, kv, cp.ranks[(r + 1) % cp.size], cp.group),
-            ])
-        places = at[(r - step) % cp.size]
-        for i, cut in enumerate(rows):
-            piece = attend(q[:, cut], kv[..., :d], kv[..., d:], at[r][cut], places, half)
-            parts[i] = piece if parts[i] is None else merge(*parts[i], *piece)
-        [work.wait() for work in works]
-        if works:
-            kv = new
-    return torch.cat([p[0] for p in parts], 1), torch.cat([p[1] for p in parts], 1)
 
 
 # %% right: sends first, receives in a blocking call after the work
@@ -183,111 +153,8 @@ def ring_forward(q, k, v, at, cp):
     return out, lse
 
 
-# %% right: attend for each half of the rows, over a whole block
-import torch
-from exercises.attend import attend
-from exercises.merge import merge
-from minimegatron.comm.ring import Shift
-def ring_forward(q, k, v, at, cp):
-    n = q.shape[1]
-    parts = [(torch.zeros_like(x), x.new_full(x.shape[:2], float("-inf"))) for x in q.chunk(2, 1)]
-    block, owner = torch.cat((k[None], v[None])), cp.rank
-    while True:
-        more = (owner - 1) % cp.size != cp.rank
-        moving = Shift(block, cp) if more else None
-        kk, vv = block.unbind()
-        parts = [merge(*old, *attend(x, kk, vv, p, at[owner], n // 2)) for old, x, p in zip(parts, q.chunk(2, 1), at[cp.rank].chunk(2))]
-        if not more:
-            break
-        block = moving.wait()
-        owner = (owner - 1) % cp.size
-    outs, lses = zip(*parts)
-    return torch.cat(outs, 1), torch.cat(lses, 1)
-
-
-# %% wrong: a fake product while it travels
-import torch
-import torch.distributed as dist
-from exercises.attend import attend
-from exercises.merge import merge
-
-
-def ring_forward(q, k, v, at, cp):
-    half, mine = q.shape[1] // 2, at[cp.rank]
-    to, source = cp.ranks[(cp.rank + 1) % cp.size], cp.ranks[cp.rank - 1]
-    out, lse = torch.zeros_like(q), q.new_full(q.shape[:2], -torch.inf)
-    block = torch.stack((k, v))
-    for step in range(cp.size):
-        works, new = [], torch.empty_like(block)
-        if step < cp.size - 1:
-            works = [dist.isend(block, to, group=cp.group), dist.irecv(new, source, group=cp.group)]
-        for rows in (slice(0, half), slice(half, None)):
-            attend(q[:, rows], block[0], block[1], mine[rows], at[(cp.rank - step) % cp.size], half)
-        for work in works:
-            work.wait()
-        owner = (cp.rank - step) % cp.size
-        for rows in (slice(0, half), slice(half, None)):
-            piece = attend(q[:, rows], block[0], block[1], mine[rows], at[owner], half)
-            out[:, rows], lse[:, rows] = merge(out[:, rows], lse[:, rows], *piece)
-        block = new
-    return out, lse
-
-
-# %% wrong: against the ring
-import torch
-import torch.distributed as dist
-from exercises.attend import attend
-from exercises.merge import merge
-
-
-def ring_forward(q, k, v, at, cp):
-    half, mine = q.shape[1] // 2, at[cp.rank]
-    to, source = cp.ranks[cp.rank - 1], cp.ranks[(cp.rank + 1) % cp.size]
-    out, lse = torch.zeros_like(q), q.new_full(q.shape[:2], -torch.inf)
-    block = torch.stack((k, v))
-    for step in range(cp.size):
-        works, new = [], torch.empty_like(block)
-        if step < cp.size - 1:
-            works = [dist.isend(block, to, group=cp.group), dist.irecv(new, source, group=cp.group)]
-        owner = (cp.rank + step) % cp.size
-        for rows in (slice(0, half), slice(half, None)):
-            piece = attend(q[:, rows], block[0], block[1], mine[rows], at[owner], half)
-            out[:, rows], lse[:, rows] = merge(out[:, rows], lse[:, rows], *piece)
-        for work in works:
-            work.wait()
-        block = new
-    return out, lse
-
-
-# %% wrong: all blocks sent before any work
-# told: Nothing is computed between sending and waiting
-import torch
-import torch.distributed as dist
-from exercises.attend import attend
-from exercises.merge import merge
-
-
-def ring_forward(q, k, v, at, cp):
-    half, mine = q.shape[1] // 2, at[cp.rank]
-    to, source = cp.ranks[(cp.rank + 1) % cp.size], cp.ranks[cp.rank - 1]
-    out, lse = torch.zeros_like(q), q.new_full(q.shape[:2], -torch.inf)
-    blocks = [torch.stack((k, v))]
-    for step in range(cp.size - 1):
-        new = torch.empty_like(blocks[0])
-        works = [dist.isend(blocks[-1], to, group=cp.group), dist.irecv(new, source, group=cp.group)]
-        for work in works:
-            work.wait()
-        blocks.append(new)
-    for step, block in enumerate(blocks):
-        owner = (cp.rank - step) % cp.size
-        for rows in (slice(0, half), slice(half, None)):
-            piece = attend(q[:, rows], block[0], block[1], mine[rows], at[owner], half)
-            out[:, rows], lse[:, rows] = merge(out[:, rows], lse[:, rows], *piece)
-    return out, lse
-
-
 # %% wrong: averages pieces
-# told: not averaged
+# mistake: Pieces are not averaged: merge them by their lse.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -307,47 +174,8 @@ def ring_forward(q, k, v, at, cp):
     return torch.stack(outs).mean(0), torch.logsumexp(torch.stack(lses), 0)
 
 
-# %% wrong: blocks kept until the end
-# told: Nothing is computed between sending and waiting
-import torch
-from exercises.attend import attend
-from minimegatron.comm.ring import Shift
-
-
-def ring_forward(q, k, v, at, cp):
-    blocks, block = [], torch.stack((k, v))
-    for step in range(cp.size):
-        shift = Shift(block, cp) if step < cp.size - 1 else None
-        blocks.append((block, at[(cp.rank - step) % cp.size]))
-        if shift:
-            block = shift.wait()
-    k, v = torch.cat([b for b, _ in blocks], 2)
-    return attend(q, k, v, at[cp.rank], torch.cat([places for _, places in blocks]), q.shape[1] // 2)
-
-
-# %% wrong: gathers keys and values
-# told: it calls all_gather
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-
-def piece(q, k, v, q_at, k_at):
-    see = (q_at[:, None] >= k_at[None]) & (k_at[None] >= 0)
-    s = torch.where(see, torch.einsum('and,amd->anm', q, k) * q.shape[-1] ** -0.5, -torch.inf)
-    lse = torch.logsumexp(s, -1)
-    return torch.exp(s - lse.nan_to_num(neginf=0.0)[..., None]) @ v, lse
-
-def ring_forward(q, k, v, at, cp):
-    both = []
-    for x in (k, v):
-        parts = [torch.empty_like(x) for _ in range(cp.size)]
-        dist.all_gather(parts, x, group=cp.group)
-        both.append(torch.cat(parts, 1))
-    return piece(q, *both, at[cp.rank], torch.cat(at))
-
-
 # %% wrong: knows zigzag alone
-# told: right for zigzag alone
+# mistake: You skip the late half of every earlier rank's block. That is right for zigzag alone: compare the places in `at`.
 import torch
 from exercises.attend import attend
 from exercises.merge import merge
@@ -370,34 +198,8 @@ def ring_forward(q, k, v, at, cp):
     return out, lse
 
 
-# %% wrong: last block not merged
-import torch
-import torch.distributed as dist
-from exercises.attend import attend
-from exercises.merge import merge
-
-
-def ring_forward(q, k, v, at, cp):
-    half, mine = q.shape[1] // 2, at[cp.rank]
-    to, source = cp.ranks[(cp.rank + 1) % cp.size], cp.ranks[cp.rank - 1]
-    out, lse = torch.zeros_like(q), q.new_full(q.shape[:2], -torch.inf)
-    block = torch.stack((k, v))
-    for step in range(cp.size - 1):
-        works, new = [], torch.empty_like(block)
-        if step < cp.size - 1:
-            works = [dist.isend(block, to, group=cp.group), dist.irecv(new, source, group=cp.group)]
-        owner = (cp.rank - step) % cp.size
-        for rows in (slice(0, half), slice(half, None)):
-            piece = attend(q[:, rows], block[0], block[1], mine[rows], at[owner], half)
-            out[:, rows], lse[:, rows] = merge(out[:, rows], lse[:, rows], *piece)
-        for work in works:
-            work.wait()
-        block = new
-    return out, lse
-
-
 # %% wrong: later ranks not hidden
-# told: Blocks of later ranks are not hidden
+# mistake: Blocks of later ranks are not hidden: with zigzag your late half sees all of them.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -432,98 +234,8 @@ def ring_forward(q, k, v, at, cp):
     return out, lse
 
 
-# %% wrong: needs contiguous inputs
-# told: contiguous
-import torch
-import torch.distributed as dist
-from exercises.attend import attend
-from exercises.merge import merge
-
-
-def ring_forward(q, k, v, at, cp):
-    half, mine = q.shape[1] // 2, at[cp.rank]
-    to, source = cp.ranks[(cp.rank + 1) % cp.size], cp.ranks[cp.rank - 1]
-    out, lse = torch.zeros_like(q), q.new_full(q.shape[:2], -torch.inf)
-    for step in range(cp.size):
-        works, new = [], (torch.empty_like(k), torch.empty_like(v))
-        if step < cp.size - 1:
-            works = [dist.irecv(t, source, group=cp.group) for t in new]
-            works += [dist.isend(t, to, group=cp.group) for t in (k, v)]
-        owner = (cp.rank - step) % cp.size
-        for rows in (slice(0, half), slice(half, None)):
-            piece = attend(q[:, rows], k, v, mine[rows], at[owner], half)
-            out[:, rows], lse[:, rows] = merge(out[:, rows], lse[:, rows], *piece)
-        for work in works:
-            work.wait()
-        k, v = new
-    return out, lse
-
-
-# %% wrong: neighbours in the world
-# told: a group smaller than the world
-import torch
-import torch.distributed as dist
-from exercises.attend import attend
-from exercises.merge import merge
-
-
-def ring_forward(q, k, v, at, cp):
-    half, mine = q.shape[1] // 2, at[cp.rank]
-    to, source = (dist.get_rank() + 1) % dist.get_world_size(), (dist.get_rank() - 1) % dist.get_world_size()
-    out, lse = torch.zeros_like(q), q.new_full(q.shape[:2], -torch.inf)
-    block = torch.stack((k, v))
-    for step in range(cp.size):
-        works, new = [], torch.empty_like(block)
-        if step < cp.size - 1:
-            works = [dist.isend(block, to), dist.irecv(new, source)]
-        owner = (cp.rank - step) % cp.size
-        for rows in (slice(0, half), slice(half, None)):
-            piece = attend(q[:, rows], block[0], block[1], mine[rows], at[owner], half)
-            out[:, rows], lse[:, rows] = merge(out[:, rows], lse[:, rows], *piece)
-        for work in works:
-            work.wait()
-        block = new
-    return out, lse
-
-
-# %% wrong: no mask
-# told: At step i
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-
-def piece(q, k, v, q_at, k_at):
-    see = (q_at[:, None] > -1) | (q_at[:, None] >= k_at[None]) & (k_at[None] >= 0)
-    s = torch.where(see, torch.einsum('and,amd->anm', q, k) * q.shape[-1] ** -0.5, -torch.inf)
-    lse = torch.logsumexp(s, -1)
-    return torch.exp(s - lse.nan_to_num(neginf=0.0)[..., None]) @ v, lse
-
-from exercises.merge import merge
-def ring_forward(q, k, v, at, cp):
-    h, r = q.shape[1] // 2, cp.rank
-    to, source = cp.ranks[(r + 1) % cp.size], cp.ranks[r - 1]
-    for step in range(cp.size):
-        j, works = (r - step) % cp.size, []
-        if step < cp.size - 1:
-            new = torch.empty_like(k), torch.empty_like(v)
-            works = [dist.irecv(t, source, group=cp.group) for t in new]
-            works += [dist.isend(t, to, group=cp.group) for t in (k, v)]
-        if j == r:
-            out, lse = piece(q, k, v, at[r], at[r])
-        elif j < r:
-            out, lse = merge(out, lse, *piece(q, k[:, :h], v[:, :h], at[r], at[j][:h]))
-        else:
-            late = merge(out[:, h:], lse[:, h:], *piece(q[:, h:], k, v, at[r][h:], at[j]))
-            out, lse = torch.cat((out[:, :h], late[0]), 1), torch.cat((lse[:, :h], late[1]), 1)
-        for work in works:
-            work.wait()
-        if works:
-            k, v = new
-    return out, lse
-
-
 # %% wrong: own block at every step
-# told: your own block at every step
+# mistake: You send your own block at every step. Send on the block that came.
 import torch
 from exercises.attend import attend
 from exercises.merge import merge
@@ -539,51 +251,8 @@ def ring_forward(q, k, v, at, cp):
     return torch.cat([p[0] for p in parts], 1), torch.cat([p[1] for p in parts], 1)
 
 
-# %% wrong: own places for all keys
-# told: at[cp.rank] and at[owner]
-import torch
-from exercises.attend import attend
-from exercises.merge import merge
-from minimegatron.comm.ring import Shift
-def ring_forward(q, k, v, at, cp):
-    h = q.shape[1] // 2
-    parts = [(torch.zeros_like(x), x.new_full(x.shape[:2], float("-inf"))) for x in q.split(h, 1)]
-    block = torch.stack((k, v))
-    for i in range(cp.size):
-        sh = Shift(block, cp) if i < cp.size - 1 else None
-        parts = [merge(*old, *attend(x, *block, p, at[cp.rank], h)) for old, x, p in zip(parts, q.split(h, 1), at[cp.rank].split(h))]
-        if sh: block = sh.wait()
-    return torch.cat([p[0] for p in parts], 1), torch.cat([p[1] for p in parts], 1)
-
-
-# %% wrong: owner by the rank in the world
-import torch
-import torch.distributed as dist
-from exercises.attend import attend
-from exercises.merge import merge
-
-
-def ring_forward(q, k, v, at, cp):
-    half, mine = q.shape[1] // 2, at[cp.rank]
-    to, source = cp.ranks[(cp.rank + 1) % cp.size], cp.ranks[cp.rank - 1]
-    out, lse = torch.zeros_like(q), q.new_full(q.shape[:2], -torch.inf)
-    block = torch.stack((k, v))
-    for step in range(cp.size):
-        works, new = [], torch.empty_like(block)
-        if step < cp.size - 1:
-            works = [dist.isend(block, to, group=cp.group), dist.irecv(new, source, group=cp.group)]
-        owner = (dist.get_rank() - step) % cp.size
-        for rows in (slice(0, half), slice(half, None)):
-            piece = attend(q[:, rows], block[0], block[1], mine[rows], at[owner], half)
-            out[:, rows], lse[:, rows] = merge(out[:, rows], lse[:, rows], *piece)
-        for work in works:
-            work.wait()
-        block = new
-    return out, lse
-
-
 # %% wrong: owner counts up
-# told: places of another rank
+# mistake: The mask has the places of another rank: at step i the keys are those of rank (r - i) mod C.
 import torch
 import torch.distributed as dist
 from exercises.attend import attend
@@ -609,64 +278,8 @@ def ring_forward(q, k, v, at, cp):
     return out, lse
 
 
-# %% wrong: places of the group as ranks
-# told: a group smaller than the world
-import torch
-import torch.distributed as dist
-from exercises.attend import attend
-from exercises.merge import merge
-
-
-def ring_forward(q, k, v, at, cp):
-    half, mine = q.shape[1] // 2, at[cp.rank]
-    to, source = (cp.rank + 1) % cp.size, (cp.rank - 1) % cp.size
-    out, lse = torch.zeros_like(q), q.new_full(q.shape[:2], -torch.inf)
-    block = torch.stack((k, v))
-    for step in range(cp.size):
-        works, new = [], torch.empty_like(block)
-        if step < cp.size - 1:
-            works = [dist.isend(block, to), dist.irecv(new, source)]
-        owner = (cp.rank - step) % cp.size
-        for rows in (slice(0, half), slice(half, None)):
-            piece = attend(q[:, rows], block[0], block[1], mine[rows], at[owner], half)
-            out[:, rows], lse[:, rows] = merge(out[:, rows], lse[:, rows], *piece)
-        for work in works:
-            work.wait()
-        block = new
-    return out, lse
-
-
-# %% wrong: receives into k and v
-import torch
-import torch.distributed as dist
-from exercises.attend import attend
-from exercises.merge import merge
-
-
-def ring_forward(q, k, v, at, cp):
-    half, mine = q.shape[1] // 2, at[cp.rank]
-    to, source = cp.ranks[(cp.rank + 1) % cp.size], cp.ranks[cp.rank - 1]
-    out, lse = torch.zeros_like(q), q.new_full(q.shape[:2], -torch.inf)
-    for step in range(cp.size):
-        works = []
-        if step < cp.size - 1:
-            block = torch.stack((k, v))
-            new = torch.empty_like(block)
-            works = [dist.isend(block, to, group=cp.group), dist.irecv(new, source, group=cp.group)]
-        owner = (cp.rank - step) % cp.size
-        for rows in (slice(0, half), slice(half, None)):
-            piece = attend(q[:, rows], k, v, mine[rows], at[owner], half)
-            out[:, rows], lse[:, rows] = merge(out[:, rows], lse[:, rows], *piece)
-        for work in works:
-            work.wait()
-        if works:
-            k.copy_(new[0])
-            v.copy_(new[1])
-    return out, lse
-
-
 # %% wrong: scores not scaled
-# told: divided by sqrt(d)
+# mistake: The scores are divided by sqrt(d).
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -701,47 +314,7 @@ def ring_forward(q, k, v, at, cp):
     return out, lse
 
 
-# %% wrong: sends to every rank
-# told: to the next rank only
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-
-def piece(q, k, v, q_at, k_at):
-    see = (q_at[:, None] >= k_at[None]) & (k_at[None] >= 0)
-    s = torch.where(see, torch.einsum('and,amd->anm', q, k) * q.shape[-1] ** -0.5, -torch.inf)
-    lse = torch.logsumexp(s, -1)
-    return torch.exp(s - lse.nan_to_num(neginf=0.0)[..., None]) @ v, lse
-def ring_forward(q, k, v, at, cp):
-    mine = torch.stack((k, v))
-    got, works = [mine if r == cp.rank else torch.empty_like(mine) for r in range(cp.size)], []
-    for r in range(cp.size):
-        if r != cp.rank:
-            works += [dist.isend(mine, r), dist.irecv(got[r], r)]
-    [w.wait() for w in works]
-    kv = torch.cat(got, 2)
-    return piece(q, kv[0], kv[1], at[cp.rank], torch.cat(at))
-
-
-# %% wrong: sends when it has computed
-# told: Nothing is computed between sending
-import torch
-from exercises.attend import attend
-from exercises.merge import merge
-from minimegatron.comm.ring import Shift
-def ring_forward(q, k, v, at, cp):
-    h = q.shape[1] // 2
-    parts = [(torch.zeros_like(x), x.new_full(x.shape[:2], float("-inf"))) for x in q.split(h, 1)]
-    block = torch.stack((k, v))
-    for i in range(cp.size):
-        if i > 0:
-            s = Shift(block, cp)
-            block = s.wait()
-        parts = [merge(*old, *attend(x, *block, p, at[(cp.rank - i) % cp.size], h)) for old, x, p in zip(parts, q.split(h, 1), at[cp.rank].split(h))]
-    return torch.cat([p[0] for p in parts], 1), torch.cat([p[1] for p in parts], 1)
-
-
-# %% wrong: two ranks only
+# %% wrong: a fake product while it travels
 import torch
 import torch.distributed as dist
 from exercises.attend import attend
@@ -753,15 +326,40 @@ def ring_forward(q, k, v, at, cp):
     to, source = cp.ranks[(cp.rank + 1) % cp.size], cp.ranks[cp.rank - 1]
     out, lse = torch.zeros_like(q), q.new_full(q.shape[:2], -torch.inf)
     block = torch.stack((k, v))
-    for step in range(2):
+    for step in range(cp.size):
         works, new = [], torch.empty_like(block)
-        if step < 1:
+        if step < cp.size - 1:
             works = [dist.isend(block, to, group=cp.group), dist.irecv(new, source, group=cp.group)]
+        for rows in (slice(0, half), slice(half, None)):
+            attend(q[:, rows], block[0], block[1], mine[rows], at[(cp.rank - step) % cp.size], half)
+        for work in works:
+            work.wait()
         owner = (cp.rank - step) % cp.size
         for rows in (slice(0, half), slice(half, None)):
             piece = attend(q[:, rows], block[0], block[1], mine[rows], at[owner], half)
             out[:, rows], lse[:, rows] = merge(out[:, rows], lse[:, rows], *piece)
-        for work in works:
-            work.wait()
         block = new
     return out, lse
+
+
+# %% wrong: gathers keys and values
+# told: it calls all_gather
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+def piece(q, k, v, q_at, k_at):
+    see = (q_at[:, None] >= k_at[None]) & (k_at[None] >= 0)
+    s = torch.where(see, torch.einsum('and,amd->anm', q, k) * q.shape[-1] ** -0.5, -torch.inf)
+    lse = torch.logsumexp(s, -1)
+    return torch.exp(s - lse.nan_to_num(neginf=0.0)[..., None]) @ v, lse
+
+def ring_forward(q, k, v, at, cp):
+    both = []
+    for x in (k, v):
+        parts = [torch.empty_like(x) for _ in range(cp.size)]
+        dist.all_gather(parts, x, group=cp.group)
+        both.append(torch.cat(parts, 1))
+    return piece(q, *both, at[cp.rank], torch.cat(at))
+
+

@@ -5,12 +5,12 @@ WRONG = [
     Edit(
         "chunks = torch.cat((halves[:, :, 0], halves[:, :, 1].flip(0)))",
         "chunks = halves.transpose(1, 2).flatten(0, 1)",
-        told="Put them in the order",
+        mistake="The tokens arrive rank by rank, chunks 0, 2C-1, 1, 2C-2, ... Put them in the order of the " "sequence, and back on the way out.",
     ),
     Edit(
         "torch.stack((chunks[: cp.size], chunks[cp.size :].flip(0)), dim=2).flatten(2, 3)",
         "chunks.unflatten(0, (cp.size, 2)).transpose(1, 2).flatten(2, 3)",
-        told="not a contiguous piece",
+        mistake="On the way back rank r gets chunks r and 2C-1-r, not a contiguous piece.",
     ),
     # empty like a view
     Edit("x, memory_format=torch.contiguous_format", "x"),
@@ -39,7 +39,7 @@ WRONG = [
         "arrived[:, None].unflatten(2, (2, -1))",
     ),
     # sends a view
-    Edit("x.contiguous()", "x", told="contiguous"),
+    Edit("x.contiguous()", "x", mistake="On the way back rank r gets chunks r and 2C-1-r, not a contiguous piece."),
     # without the group
     Edit("contiguous(), group=cp.group", "contiguous()", ("for_each, group=cp.group", "for_each")),
 ]
@@ -145,29 +145,8 @@ def tokens_for_heads(y, cp):
     return all_to_all(torch.cat(y[:, order(y.shape[1], cp.size)].chunk(cp.size, 1)), cp)
 
 
-# %% wrong: as wide as the world
-import torch
-import torch.distributed as dist
-
-
-def heads_for_tokens(x, cp):
-    arrived = torch.empty_like(x, memory_format=torch.contiguous_format)
-    dist.all_to_all_single(arrived, x.contiguous(), group=cp.group)
-    halves = arrived.unflatten(0, (dist.get_world_size(), -1)).unflatten(2, (2, -1))
-    chunks = torch.cat((halves[:, :, 0], halves[:, :, 1].flip(0)))
-    return chunks.transpose(0, 1).flatten(1, 2)
-
-
-def tokens_for_heads(y, cp):
-    chunks = y.unflatten(1, (2 * dist.get_world_size(), -1)).transpose(0, 1)
-    for_each = torch.stack((chunks[: dist.get_world_size()], chunks[dist.get_world_size() :].flip(0)), dim=2).flatten(2, 3).flatten(0, 1)
-    arrived = torch.empty_like(for_each)
-    dist.all_to_all_single(arrived, for_each, group=cp.group)
-    return arrived
-
-
 # %% wrong: deals heads out
-# told: heads one by one
+# mistake: You deal the heads one by one. Rank r gets a/C heads that stand next to each other.
 import torch
 import torch.distributed as dist
 
@@ -192,6 +171,43 @@ def tokens_for_heads(y, cp):
     return out.unflatten(0, (cp.size, -1)).transpose(0, 1).flatten(0, 1)
 
 
+# %% wrong: order for its inverse
+# mistake: The two orders are exchanged: the list of the places that arrive takes tokens from the sequence; its argsort brings them into the sequence.
+import torch
+import torch.distributed as dist
+from exercises.positions import positions
+def heads_for_tokens(x, cp):
+    a, n, d = x.shape; C = cp.size; x = x.contiguous(); got = torch.empty_like(x)
+    dist.all_to_all_single(got, x, group=cp.group)
+    y = torch.cat(got.chunk(C), 1)
+    return y[:, torch.cat([positions(C * n, C, r) for r in range(C)])]
+def tokens_for_heads(y, cp):
+    C = cp.size
+    o = torch.cat([positions(y.shape[1], C, r) for r in range(C)]).argsort()
+    x = torch.cat(y[:, o].chunk(C, 1)); got = torch.empty_like(x)
+    dist.all_to_all_single(got, x, group=cp.group)
+    return got
+# %% wrong: as wide as the world
+import torch
+import torch.distributed as dist
+
+
+def heads_for_tokens(x, cp):
+    arrived = torch.empty_like(x, memory_format=torch.contiguous_format)
+    dist.all_to_all_single(arrived, x.contiguous(), group=cp.group)
+    halves = arrived.unflatten(0, (dist.get_world_size(), -1)).unflatten(2, (2, -1))
+    chunks = torch.cat((halves[:, :, 0], halves[:, :, 1].flip(0)))
+    return chunks.transpose(0, 1).flatten(1, 2)
+
+
+def tokens_for_heads(y, cp):
+    chunks = y.unflatten(1, (2 * dist.get_world_size(), -1)).transpose(0, 1)
+    for_each = torch.stack((chunks[: dist.get_world_size()], chunks[dist.get_world_size() :].flip(0)), dim=2).flatten(2, 3).flatten(0, 1)
+    arrived = torch.empty_like(for_each)
+    dist.all_to_all_single(arrived, for_each, group=cp.group)
+    return arrived
+
+
 # %% wrong: gathers instead
 # told: it calls all_gather
 import torch
@@ -211,19 +227,3 @@ def tokens_for_heads(y, cp):
     return torch.cat(parts)[:, order(n, cp.size)].chunk(cp.size, 1)[cp.rank].contiguous()
 
 
-# %% wrong: order for its inverse
-# told: two orders are exchanged
-import torch
-import torch.distributed as dist
-from exercises.positions import positions
-def heads_for_tokens(x, cp):
-    a, n, d = x.shape; C = cp.size; x = x.contiguous(); got = torch.empty_like(x)
-    dist.all_to_all_single(got, x, group=cp.group)
-    y = torch.cat(got.chunk(C), 1)
-    return y[:, torch.cat([positions(C * n, C, r) for r in range(C)])]
-def tokens_for_heads(y, cp):
-    C = cp.size
-    o = torch.cat([positions(y.shape[1], C, r) for r in range(C)]).argsort()
-    x = torch.cat(y[:, o].chunk(C, 1)); got = torch.empty_like(x)
-    dist.all_to_all_single(got, x, group=cp.group)
-    return got

@@ -3,8 +3,8 @@ from labkit.answers import Edit, Same
 _WHOLE = "2C divides s"
 
 WRONG = [
-    Edit("range(c * n + 1, (c + 1) * n + 1)", "range(c * n, (c + 1) * n)", told="also sees itself"),
-    Edit("if zigzag else pairs", "if False else pairs[:cp]", ("2 * cp if zigzag else cp", "cp"), told="chunks r and"),
+    Edit("range(c * n + 1, (c + 1) * n + 1)", "range(c * n, (c + 1) * n)", mistake="A token also sees itself: the token at place i sees i+1 keys."),
+    Edit("if zigzag else pairs", "if False else pairs[:cp]", ("2 * cp if zigzag else cp", "cp"), mistake="With zigzag rank r holds chunks r and 2C-1-r of 2C."),
     # chunks of zigzag, also where nothing needs two of them
     Edit(
         "2 * cp if zigzag else cp",
@@ -25,25 +25,6 @@ def work(s, cp, zigzag):
         return [s * (s + 1) // 2 // cp] * cp
     n = s // cp
     return [r * n * n + n * (n + 1) // 2 for r in range(cp)]
-
-
-# %% right: token by token
-def work(s, cp, zigzag):
-    out, n = [0.0] * cp, s // cp
-    for i in range(s):
-        c = 2 * i // n
-        out[min(c, 2 * cp - 1 - c) if zigzag else i // n] += i + 1
-    return out
-
-
-# %% right: numpy, as a mask
-import numpy as np
-
-
-def work(s, cp, zigzag):
-    chunks = np.arange(s).reshape(cp + cp * zigzag, -1)
-    mine = [(r, 2 * cp - 1 - r) if zigzag else (r,) for r in range(cp)]
-    return [(chunks[list(two)] + 1).sum() for two in mine]
 
 
 # %% right: a numpy array
@@ -83,7 +64,7 @@ def work(s, cp, zigzag):
 
 
 # %% wrong: chunk of the second half
-# told: counted from the end
+# mistake: The second chunk of rank r is counted from the end, 2C-1-r.
 def work(s, cp, zigzag):
     h = s // (2 * cp)
     total = lambda c: sum(range(c * h + 1, (c + 1) * h + 1))
@@ -93,7 +74,7 @@ def work(s, cp, zigzag):
 
 
 # %% wrong: contiguous backwards
-# told: how many queries see
+# mistake: That is how many queries see each rank's keys. Asked is how many keys each rank's queries see.
 def work(s, cp, zigzag):
     n = s // (2 * cp)
     pairs = [sum(range(c * n + 1, (c + 1) * n + 1)) for c in range(2 * cp)]
@@ -103,7 +84,7 @@ def work(s, cp, zigzag):
 
 
 # %% wrong: deals tokens one by one
-# told: one by one
+# mistake: Your zigzag deals tokens one by one to the ranks. It cuts the sequence into 2C chunks.
 def work(s, cp, zigzag):
     n = s // cp
     if not zigzag:
@@ -112,7 +93,7 @@ def work(s, cp, zigzag):
 
 
 # %% wrong: keys of its own
-# told: own keys alone
+# mistake: These are pairs with the rank's own keys alone: a query sees the keys of earlier tokens on all ranks.
 def work(s, cp, zigzag):
     n = s // (2 * cp)
     pairs = [sum(range(c * n + 1, (c + 1) * n + 1)) for c in range(2 * cp)]
@@ -122,7 +103,7 @@ def work(s, cp, zigzag):
 
 
 # %% wrong: no mask
-# told: nothing that comes after
+# mistake: The mask is causal: a token sees nothing that comes after it.
 def work(s, cp, zigzag):
     return [s // cp * s] * cp
 
@@ -136,19 +117,3 @@ def work(s, cp, zigzag):
     return [pairs[2 * r] + pairs[2 * r + 1] for r in range(cp)]
 
 
-# %% wrong: zigzag is even
-def work(s, cp, zigzag):
-    n = s // (2 * cp)
-    pairs = [sum(range(c * n + 1, (c + 1) * n + 1)) for c in range(2 * cp)]
-    if zigzag:
-        return [s * s // (2 * cp)] * cp
-    return [pairs[2 * r] + pairs[2 * r + 1] for r in range(cp)]
-
-
-# %% wrong: zigzag of two ranks
-def work(s, cp, zigzag):
-    n = s // (2 * cp)
-    pairs = [sum(range(c * n + 1, (c + 1) * n + 1)) for c in range(2 * cp)]
-    if zigzag:
-        return [pairs[r] + pairs[3 - r] for r in range(cp)]
-    return [pairs[2 * r] + pairs[2 * r + 1] for r in range(cp)]

@@ -3,15 +3,15 @@ from labkit.answers import Edit, Same
 _EVEN = "the load is even: as many whole rows, and as many copies, everywhere"
 
 WRONG = [
-    Edit("3 * h * f", "2 * h * f", told="three matrices"),
-    Edit(" + experts * h", "", told="The router is a matrix, too"),
-    Edit("k * one + experts * h", "k * (one + h)", told="the whole router"),
-    Edit("dp // ep", "dp", told="dp/ep copies"),
-    Edit("rows * ep / experts", "rows / experts", told="rows from all ep ranks"),
-    Edit("ep / k", "(ep - 1) / k", told="keeps its own share"),
-    Edit("2 * one * rows", "one * rows", told="is two operations"),
-    Edit("2 * rows * h", "rows * h", told="there and back"),
-    Edit("* (ep - 1) / ep /", "/", told="(P-1)/P travel"),
+    Edit("3 * h * f", "2 * h * f", mistake="A gated expert has three matrices: gate, up and down."),
+    Edit(" + experts * h", "", mistake="The router is a matrix, too, [E, h], and every token passes all of it."),
+    Edit("k * one + experts * h", "k * (one + h)", mistake="A token passes the whole router: it needs the logits of all experts."),
+    Edit("dp // ep", "dp", mistake="Experts take their ranks from dp: dp/ep copies of each."),
+    Edit("rows * ep / experts", "rows / experts", mistake="An expert gets rows from all ep ranks."),
+    Edit("ep / k", "(ep - 1) / k", mistake="All-to-all keeps its own share: k T (P-1)/P rows. All-gather sends T (P-1)."),
+    Edit("2 * one * rows", "one * rows", mistake="A multiply-add is two operations: 6 h f of them a row."),
+    Edit("2 * rows * h", "rows * h", mistake="A row travels twice: there and back."),
+    Edit("* (ep - 1) / ep /", "/", mistake="A row goes to *one* rank: of a rank's rows (P-1)/P travel, not P-1 copies of all."),
     Edit("dp // ep", "2"),
     Edit("dp // ep", "ep // 2"),
     Edit("rows * ep / experts", "rows * dp / experts"),
@@ -21,7 +21,7 @@ WRONG = [
     Edit("h * element_size *", "h * 2 *"),
     Edit("2 * one * rows", "2 * one * tokens"),
     Edit("2 * one * rows / flops / travel", "travel / (2 * one * rows / flops)"),
-    Edit("k * one + experts * h", "k * one + k * h", told="the whole router"),
+    Edit("k * one + experts * h", "k * one + k * h", mistake="A token passes the whole router: it needs the logits of all experts."),
     Edit("h * f, k * tokens", "h * f, 2 * tokens"),
 ]
 
@@ -79,7 +79,7 @@ def answers(tokens, h, f, experts, k, ep, dp, element_size, flops, bandwidth):
 
 
 # %% wrong: one row a token
-# told: computes k rows for each token
+# mistake: A rank computes k rows for each token, and as many travel.
 def answers(tokens, h, f, experts, k, ep, dp, element_size, flops, bandwidth):
     expert, router = 3 * h * f, experts * h
     seconds = 2 * expert * tokens / flops
@@ -92,7 +92,7 @@ def answers(tokens, h, f, experts, k, ep, dp, element_size, flops, bandwidth):
 
 
 # %% wrong: rows of a rank
-# told: experts of a rank together
+# mistake: Those are the rows of all experts of a rank together.
 def answers(tokens, h, f, experts, k, ep, dp, element_size, flops, bandwidth):
     expert, router = 3 * h * f, experts * h
     seconds = 2 * expert * k * tokens / flops
@@ -105,7 +105,7 @@ def answers(tokens, h, f, experts, k, ep, dp, element_size, flops, bandwidth):
 
 
 # %% wrong: rows of all copies
-# told: rows of all copies
+# mistake: Those are the rows of all copies of an expert. One copy gets those of its own ep group.
 def answers(tokens, h, f, experts, k, ep, dp, element_size, flops, bandwidth):
     expert, router = 3 * h * f, experts * h
     seconds = 2 * expert * k * tokens / flops
@@ -118,7 +118,7 @@ def answers(tokens, h, f, experts, k, ep, dp, element_size, flops, bandwidth):
 
 
 # %% wrong: travel over compute
-# told: travel over compute
+# mistake: That is travel over compute.
 def answers(tokens, h, f, experts, k, ep, dp, element_size, flops, bandwidth):
     expert, router = 3 * h * f, experts * h
     seconds = 2 * expert * k * tokens / flops

@@ -5,14 +5,14 @@ WRONG = [
     Edit(
         "logits.topk(k, dim=-1).indices.flatten().bincount(minlength=experts)",
         "(logits >= logits.topk(k, dim=-1).values[:, -1:]).sum(0)",
-        told="exactly k",
+        mistake="Where experts are equally good, a token still counts for exactly k of them. Here it counts for " "all that are as good as the k-th.",
     ),
-    Edit("p * (price - paid)\n", "(p * (price - paid)).float()\n", told="dtype of the logits"),
-    Edit("p * (price - paid)", "price.expand_as(p).clone()", told="behind a softmax"),
-    Edit("p * (price - paid)", "p * price", told="two terms"),
-    Edit("tokens**2", "tokens", told="divide by T^2"),
-    Edit("coeff * experts / (", "coeff / (", told="whatever E is"),
-    Edit("(k * tokens**2)", "tokens**2", told="counts for k experts"),
+    Edit("p * (price - paid)\n", "(p * (price - paid)).float()\n", mistake="The gradient is fp32, and the logits are not: it is asked for in the dtype of the logits."),
+    Edit("p * (price - paid)", "price.expand_as(p).clone()", mistake="That is the gradient with respect to p. The logits are behind a softmax, which has a gradient of" " its own."),
+    Edit("p * (price - paid)", "p * price", mistake="The gradient of a softmax has two terms; here is the first."),
+    Edit("tokens**2", "tokens", mistake="Both the sum of p and n_e grow with the tokens: divide by T^2."),
+    Edit("coeff * experts / (", "coeff / (", mistake="The factor is E / (k T^2): at an even load the loss is coeff, whatever E is."),
+    Edit("(k * tokens**2)", "tokens**2", mistake="n_e counts the first choice of each token only. A token counts for k experts."),
     Edit("topk(k, dim=-1)", "topk(1, dim=-1)"),
     Edit("topk(k, dim=-1)", "topk(min(k, 2), dim=-1)"),
     Edit("logits.topk(k, dim=-1)", "logits.abs().topk(k, dim=-1)"),
@@ -37,7 +37,7 @@ WRONG = [
     Edit(
         "return paid.sum(), p * (price - paid)",
         "return paid.sum(), p * (price - paid) / tokens",
-        told="divided by the tokens once more",
+        mistake="The loss is right; its gradient is divided by the tokens once more.",
     ),
 ]
 
@@ -57,21 +57,6 @@ def balance(logits, k, coeff):
     return loss.float(), (p * c - p * (p @ c)[:, None]).to(logits)
 
 
-# %% right: the softmax's Jacobian, written out
-import math
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from minimegatron.comm.collectives import all_reduce
-def balance(logits, k, coeff):
-    T, E = logits.shape
-    p = logits.softmax(-1)
-    f = torch.bincount(logits.argsort(-1)[:, -k:].flatten(), minlength=E).to(logits) / (k * T)
-    g = coeff * E * f / T
-    J = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
-    return (p @ g).sum().item(), torch.einsum('tij,j->ti', J, g)
-
-
 # %% right: NumPy
 import numpy as np
 import torch
@@ -86,21 +71,6 @@ def balance(logits, k, coeff):
     c = coeff * E / (k * T * T) * n
     paid = p @ c
     return float(paid.sum()), torch.from_numpy((p * (c - paid[:, None])).astype(logits.numpy().dtype))
-
-
-# %% right: token by token, a tuple turned round
-import torch
-
-
-def balance(logits, k, coeff):
-    T, E = logits.shape
-    hot = torch.nn.functional.one_hot(logits.topk(k, sorted=False).indices, E).sum((0, 1)).to(logits)
-    price = coeff * E * hot / k / T / T
-    loss, rows = 0.0, []
-    for p in logits.softmax(1).unbind():
-        loss = loss + torch.dot(p, price)
-        rows.append(p * price - p * torch.dot(p, price))
-    return [loss, torch.stack(rows)]
 
 
 # %% right: torch.func in place of the formula
@@ -129,7 +99,7 @@ def balance(logits, k, coeff):
 
 
 # %% wrong: a step down
-# told: a step down
+# mistake: That is a step down. Asked is the gradient, which points up.
 import torch
 
 def balance(logits, k, coeff):
@@ -140,6 +110,72 @@ def balance(logits, k, coeff):
     return (p * c).sum(), -p * (c - (p @ c)[:, None])
 
 
+# %% wrong: gradient of the counts
+# mistake: n_e counts tokens, k for each. It is a number without a gradient, not a sum of probabilities.
+import math
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from minimegatron.comm.collectives import all_reduce
+def balance(logits, k, coeff):
+    T, E = logits.shape
+    p = logits.softmax(-1)
+    m = p.mean(0)
+    c = 2 * coeff * E * m / T
+    return coeff * E * (m * m).sum(), p * (c - (p * c).sum(-1, keepdim=True))
+
+
+# %% wrong: of counts alone
+# mistake: That is a loss of counts alone: n_e times n_e. One of the two factors is the sum of p.
+import torch
+
+def balance(logits, k, coeff):
+    T, E = logits.shape
+    p = logits.softmax(-1)
+    n = torch.bincount(logits.topk(k).indices.flatten(), minlength=E).to(p.dtype)
+    share = n / (k * T)
+    c = coeff * E / (k * T * T) * n
+    return coeff * E * (share**2).sum(), p * (c - (p @ c)[:, None])
+
+
+# %% wrong: paid by the chosen
+# mistake: Here a token pays only for the experts that it chose. The sum over t holds the p of all tokens, chosen or not.
+import torch
+
+def balance(logits, k, coeff):
+    T, E = logits.shape
+    p = logits.softmax(-1)
+    m = torch.zeros_like(p).scatter(1, logits.topk(k).indices, 1.0)
+    c = coeff * E / (k * T * T) * m.sum(0)
+    g = m * c
+    return (p * g).sum(), p * (g - (p * g).sum(-1, keepdim=True))
+
+
+# %% wrong: price over the plain mean
+# mistake: The price is compared with the plain mean of all prices. Compare it with what the token pays: the mean weighted by its p.
+import torch
+
+def balance(logits, k, coeff):
+    T, E = logits.shape
+    p = logits.softmax(-1)
+    n = torch.bincount(logits.topk(k).indices.flatten(), minlength=E).to(p.dtype)
+    c = coeff * E / (k * T * T) * n
+    return (p * c).sum(), p * (c - c.mean())
+
+
+# %% wrong: softmax over the chosen
+# mistake: Here p is the softmax over the chosen experts. The balancing loss takes it over *all* of them: experts that are not chosen must learn, too, that they are cheap.
+import torch
+
+
+def balance(logits, k, coeff):
+    tokens, experts = logits.shape
+    best = logits.topk(k, dim=-1)
+    p = torch.zeros_like(logits).scatter(1, best.indices, best.values.softmax(-1))
+    counts = best.indices.flatten().bincount(minlength=experts)
+    price = coeff * experts / (k * tokens**2) * counts
+    paid = (p * price).sum(-1, keepdim=True)
+    return paid.sum(), p * (price - paid)
 # %% wrong: autograd
 # told: no autograd here
 import math
@@ -156,81 +192,3 @@ def balance(logits, k, coeff):
     return loss, x.grad
 
 
-# %% wrong: first choices
-# told: counts the first choice
-import torch
-
-def balance(logits, k, coeff):
-    T, E = logits.shape
-    p = logits.softmax(-1)
-    n = torch.bincount(logits.argmax(-1), minlength=E).to(p.dtype)
-    c = coeff * E / (k * T * T) * n
-    return (p * c).sum(), p * (c - (p @ c)[:, None])
-
-
-# %% wrong: gradient of the counts
-# told: without a gradient
-import math
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from minimegatron.comm.collectives import all_reduce
-def balance(logits, k, coeff):
-    T, E = logits.shape
-    p = logits.softmax(-1)
-    m = p.mean(0)
-    c = 2 * coeff * E * m / T
-    return coeff * E * (m * m).sum(), p * (c - (p * c).sum(-1, keepdim=True))
-
-
-# %% wrong: of counts alone
-# told: a loss of counts alone
-import torch
-
-def balance(logits, k, coeff):
-    T, E = logits.shape
-    p = logits.softmax(-1)
-    n = torch.bincount(logits.topk(k).indices.flatten(), minlength=E).to(p.dtype)
-    share = n / (k * T)
-    c = coeff * E / (k * T * T) * n
-    return coeff * E * (share**2).sum(), p * (c - (p @ c)[:, None])
-
-
-# %% wrong: paid by the chosen
-# told: only for the experts that it chose
-import torch
-
-def balance(logits, k, coeff):
-    T, E = logits.shape
-    p = logits.softmax(-1)
-    m = torch.zeros_like(p).scatter(1, logits.topk(k).indices, 1.0)
-    c = coeff * E / (k * T * T) * m.sum(0)
-    g = m * c
-    return (p * g).sum(), p * (g - (p * g).sum(-1, keepdim=True))
-
-
-# %% wrong: price over the plain mean
-# told: plain mean of all prices
-import torch
-
-def balance(logits, k, coeff):
-    T, E = logits.shape
-    p = logits.softmax(-1)
-    n = torch.bincount(logits.topk(k).indices.flatten(), minlength=E).to(p.dtype)
-    c = coeff * E / (k * T * T) * n
-    return (p * c).sum(), p * (c - c.mean())
-
-
-# %% wrong: softmax over the chosen
-# told: over *all* of them
-import torch
-
-
-def balance(logits, k, coeff):
-    tokens, experts = logits.shape
-    best = logits.topk(k, dim=-1)
-    p = torch.zeros_like(logits).scatter(1, best.indices, best.values.softmax(-1))
-    counts = best.indices.flatten().bincount(minlength=experts)
-    price = coeff * experts / (k * tokens**2) * counts
-    paid = (p * price).sum(-1, keepdim=True)
-    return paid.sum(), p * (price - paid)

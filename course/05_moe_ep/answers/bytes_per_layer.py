@@ -1,16 +1,16 @@
 from labkit.answers import Edit
 
 WRONG = [
-    Edit("(row + 4 + row)", "(row + 4)", told="travels back, too"),
-    Edit("(row + 4 + row)", "(row + row)", told="takes its weight along"),
-    Edit("(ep - 1) / ep * k", "k", told="and stays"),
-    Edit("ep * k * tokens", "ep * tokens", told="for each of its k experts"),
-    Edit("5 * experts + row", "5 * experts", told="come back by a reduce-scatter"),
-    Edit("(ep - 1) * tokens", "ep * tokens", told="the P-1 *others*"),
-    Edit("row + 5 * experts + row", "row + row", told="each token"),
-    Edit("5 * experts + row", "4 * experts + row", told="E flags of one"),
+    Edit("(row + 4 + row)", "(row + 4)", mistake="All-to-all: what the experts make of the rows travels back, too."),
+    Edit("(row + 4 + row)", "(row + row)", mistake="All-to-all: each row takes its weight along, 4 bytes."),
+    Edit("(ep - 1) / ep * k", "k", mistake="All-to-all: of P rows one is for an expert of this very rank, and stays."),
+    Edit("ep * k * tokens", "ep * tokens", mistake="All-to-all: a token is a row for each of its k experts."),
+    Edit("5 * experts + row", "5 * experts", mistake="All-gather: the partial sums come back by a reduce-scatter, as many bytes as the tokens " "themselves."),
+    Edit("(ep - 1) * tokens", "ep * tokens", mistake="All-gather: a rank sends its tokens to the P-1 *others*."),
+    Edit("row + 5 * experts + row", "row + row", mistake="All-gather: with each token go E weights of 4 bytes and E flags of one."),
+    Edit("5 * experts + row", "4 * experts + row", mistake="All-gather: with each token go E weights of 4 bytes and E flags of one."),
     Edit("5 * experts + row", "5 * k + row", told="E weights of 4 bytes"),
-    Edit("(row + 4 + row)", "(row + 8 + row)", told="nobody needs them back"),
+    Edit("(row + 4 + row)", "(row + 8 + row)", mistake="All-to-all: the weights go there; nobody needs them back."),
     Edit("h * element_size", "h * 2"),
     Edit("k * tokens *", "2 * tokens *"),
     Edit("5 * experts", "5 * 8"),
@@ -52,16 +52,6 @@ def bytes_per_layer(tokens, h, experts, k, ep, element_size):
     return OrderedDict(allgather=gather + routing + scatter, alltoall=float(there + weights + back))
 
 
-# %% right: in torch, float32
-import torch
-
-
-def bytes_per_layer(tokens, h, experts, k, ep, element_size):
-    row = torch.tensor(float(h * element_size))
-    others = 1 - 1 / ep
-    return {"alltoall": k * tokens * others * (2 * row + 4), "allgather": (ep - 1) * tokens * (2 * row + 5 * experts)}
-
-
 # %% right: added up over the other ranks
 def bytes_per_layer(tokens, h, experts, k, ep, element_size):
     a2a = ag = 0.0
@@ -75,7 +65,7 @@ def bytes_per_layer(tokens, h, experts, k, ep, element_size):
 
 
 # %% wrong: one message for all
-# told: a message of its own
+# mistake: All-gather: each of the P-1 other ranks gets a message of its own. Each of them counts.
 def bytes_per_layer(tokens, h, experts, k, ep, element_size):
     row = h * element_size
     leaving = k * tokens * (ep - 1) / ep
@@ -83,7 +73,7 @@ def bytes_per_layer(tokens, h, experts, k, ep, element_size):
 
 
 # %% wrong: only its own expert stays
-# told: which holds E/P experts
+# mistake: All-to-all: what stays goes to this *rank*, which holds E/P experts and not one.
 def bytes_per_layer(tokens, h, experts, k, ep, element_size):
     row = h * element_size
     leaving = k * tokens * (experts - 1) / experts
@@ -91,13 +81,19 @@ def bytes_per_layer(tokens, h, experts, k, ep, element_size):
 
 
 # %% wrong: routing travels back
-# told: What comes back is
+# mistake: All-gather: weights and flags go there. What comes back is [P T, h] alone.
 def bytes_per_layer(tokens, h, experts, k, ep, element_size):
     row = h * element_size
     leaving = k * tokens * (ep - 1) / ep
     return {"alltoall": leaving * (2 * row + 4), "allgather": 2 * (ep - 1) * tokens * (row + 5 * experts)}
 
 
+# %% wrong: weights like elements
+# mistake: A weight has 4 bytes, whatever the size of an element of a row.
+def bytes_per_layer(tokens, h, experts, k, ep, element_size):
+    row = h * element_size
+    leaving = k * tokens * (ep - 1) / ep
+    return {"alltoall": leaving * (2 * row + element_size), "allgather": (ep - 1) * tokens * (2 * row + experts * (element_size + 1))}
 # %% wrong: sent and received
 # what a rank gets is counted beside what it sends
 def bytes_per_layer(tokens, h, experts, k, ep, element_size):
@@ -108,9 +104,3 @@ def bytes_per_layer(tokens, h, experts, k, ep, element_size):
     }
 
 
-# %% wrong: weights like elements
-# told: whatever the size of an element
-def bytes_per_layer(tokens, h, experts, k, ep, element_size):
-    row = h * element_size
-    leaving = k * tokens * (ep - 1) / ep
-    return {"alltoall": leaving * (2 * row + element_size), "allgather": (ep - 1) * tokens * (2 * row + experts * (element_size + 1))}

@@ -1,10 +1,10 @@
 from labkit.answers import Edit, Same
 
 WRONG = [
-    Edit("over / mean", "over / (k * tokens)", told="All E of them"),
-    Edit("over / mean", "over * experts / tokens", told="not of the T tokens"),
-    Edit("p, mean = k / experts", "p, mean = 1 / experts", told="one of them is k/E"),
-    Edit("math.ceil", "math.floor", told="rounded up"),
+    Edit("over / mean", "over / (k * tokens)", mistake="That is one expert's share. All E of them drop."),
+    Edit("over / mean", "over * experts / tokens", mistake="The share is of the k*T rows, not of the T tokens."),
+    Edit("p, mean = k / experts", "p, mean = 1 / experts", mistake="A token chooses k of E experts: the chance that this expert is one of them is k/E."),
+    Edit("math.ceil", "math.floor", mistake="The rows are counted over a capacity that is not rounded up."),
     Edit("math.ceil(mean * factor)", "min(tokens, math.ceil(mean * factor))", told="capacity is wrong"),
     Edit("math.ceil(mean * factor)", "int(mean * factor) + 1"),
     Edit("math.ceil(mean * factor)", "round(mean * factor)"),
@@ -79,6 +79,55 @@ def expected_drops(tokens, experts, k, factor):
     return {"capacity": C, "dropped": lost / (tokens * p)}
 
 
+# %% wrong: chance of any
+# mistake: That is the chance that an expert drops anything. Asked is how many rows: n - C where n is larger.
+import math
+
+def expected_drops(tokens, experts, k, factor):
+    C = math.ceil(tokens * k / experts * factor)
+    p = k / experts
+    return {"capacity": C, "dropped": sum(math.comb(tokens, n) * p**n * (1 - p) ** (tokens - n) for n in range(C + 1, tokens + 1))}
+
+
+# %% wrong: chance taken for even
+# mistake: That is what an exactly even load would drop. Chance is never even: n is binomial, and an expert drops n - C where n is larger.
+import math
+def expected_drops(tokens, experts, k, factor):
+    return {'capacity': math.ceil(tokens * k / experts * factor), 'dropped': max(0.0, 1 - factor)}
+
+
+# %% wrong: free choices
+# mistake: Those are k T free choices. A token's k experts are different, so it chooses an expert once at most: T trials, each with probability k/E.
+import math
+
+def expected_drops(tokens, experts, k, factor):
+    C = math.ceil(tokens * k / experts * factor)
+    p, N = 1 / experts, k * tokens
+    over = sum((n - C) * math.comb(N, n) * p**n * (1 - p) ** (N - n) for n in range(C + 1, N + 1))
+    return {"capacity": C, "dropped": experts * over / N}
+
+
+# %% wrong: mean of quotients
+# mistake: That is a mean of quotients. A busy expert has more rows than others: take the mean number of dropped rows, and divide by all rows afterwards.
+import math
+
+def expected_drops(tokens, experts, k, factor):
+    C = math.ceil(tokens * k / experts * factor)
+    p = k / experts
+    return {"capacity": C, "dropped": sum((n - C) / n * math.comb(tokens, n) * p**n * (1 - p) ** (tokens - n) for n in range(C + 1, tokens + 1))}
+
+
+# %% wrong: room without k
+# mistake: The capacity counts rows: there are k of them for each token.
+import math
+
+def expected_drops(tokens, experts, k, factor):
+    C = math.ceil(tokens / experts * factor)
+    p = k / experts
+    over = sum((n - C) * math.comb(tokens, n) * p**n * (1 - p) ** (tokens - n) for n in range(C + 1, tokens + 1))
+    return {"capacity": C, "dropped": experts * over / (k * tokens)}
+
+
 # %% wrong: by simulation
 # two thousand throws, where the exact mean is asked for
 import math
@@ -94,75 +143,3 @@ def expected_drops(tokens, experts, k, factor):
     return {"capacity": capacity, "dropped": (n - capacity).clamp(min=0).float().mean().item() / mean}
 
 
-# %% wrong: chance of any
-# told: chance that an expert drops anything
-import math
-
-def expected_drops(tokens, experts, k, factor):
-    C = math.ceil(tokens * k / experts * factor)
-    p = k / experts
-    return {"capacity": C, "dropped": sum(math.comb(tokens, n) * p**n * (1 - p) ** (tokens - n) for n in range(C + 1, tokens + 1))}
-
-
-# %% wrong: chance taken for even
-# told: Chance is never even
-import math
-def expected_drops(tokens, experts, k, factor):
-    return {'capacity': math.ceil(tokens * k / experts * factor), 'dropped': max(0.0, 1 - factor)}
-
-
-# %% wrong: free choices
-# told: T trials
-import math
-
-def expected_drops(tokens, experts, k, factor):
-    C = math.ceil(tokens * k / experts * factor)
-    p, N = 1 / experts, k * tokens
-    over = sum((n - C) * math.comb(N, n) * p**n * (1 - p) ** (N - n) for n in range(C + 1, N + 1))
-    return {"capacity": C, "dropped": experts * over / N}
-
-
-# %% wrong: mean of quotients
-# told: mean of quotients
-import math
-
-def expected_drops(tokens, experts, k, factor):
-    C = math.ceil(tokens * k / experts * factor)
-    p = k / experts
-    return {"capacity": C, "dropped": sum((n - C) / n * math.comb(tokens, n) * p**n * (1 - p) ** (tokens - n) for n in range(C + 1, tokens + 1))}
-
-
-# %% wrong: normal
-# the normal distribution in place of the binomial
-import math
-
-
-def expected_drops(tokens, experts, k, factor):
-    p, mean = k / experts, tokens * k / experts
-    capacity = math.ceil(mean * factor)
-    sigma = math.sqrt(tokens * p * (1 - p))
-    z = (capacity - mean) / sigma
-    density, above = math.exp(-z * z / 2) / math.sqrt(2 * math.pi), 0.5 * math.erfc(z / math.sqrt(2))
-    return {"capacity": capacity, "dropped": sigma * (density - z * above) / mean}
-
-
-# %% wrong: room without k
-# told: k of them for each token
-import math
-
-def expected_drops(tokens, experts, k, factor):
-    C = math.ceil(tokens / experts * factor)
-    p = k / experts
-    over = sum((n - C) * math.comb(tokens, n) * p**n * (1 - p) ** (tokens - n) for n in range(C + 1, tokens + 1))
-    return {"capacity": C, "dropped": experts * over / (k * tokens)}
-
-
-# %% wrong: unrounded
-# told: not rounded up
-import math
-
-def expected_drops(tokens, experts, k, factor):
-    C = tokens * k / experts * factor
-    p = k / experts
-    over = sum(max(0, n - C) * math.comb(tokens, n) * p**n * (1 - p) ** (tokens - n) for n in range(tokens + 1))
-    return {"capacity": math.ceil(C), "dropped": experts * over / (k * tokens)}

@@ -1,11 +1,11 @@
 from labkit.answers import Edit
 
 WRONG = [
-    Edit("kept = scores * map", "kept = (scores + bias) * map", told="not in what it counts"),
-    Edit("(scores + bias).topk", "scores.topk", told="score plus bias"),
-    Edit("(counts.mean() - counts)", "(counts - counts.mean())", told="*larger* bias"),
-    Edit("(counts.mean() - counts).sign()", "(counts.mean() - counts)", told="not the gap"),
-    Edit("(counts.mean() - counts).sign()", "(counts.mean() - counts) / counts.sum()", told="not the gap"),
+    Edit("kept = scores * map", "kept = (scores + bias) * map", mistake="The bias has a say in who is chosen, not in what it counts: the weights are the *scores* of the " "chosen, over their sum."),
+    Edit("(scores + bias).topk", "scores.topk", mistake="The choice is by score plus bias."),
+    Edit("(counts.mean() - counts)", "(counts - counts.mean())", mistake="An expert with fewer tokens than the mean needs a *larger* bias."),
+    Edit("(counts.mean() - counts).sign()", "(counts.mean() - counts)", mistake="The bias moves by the rate, up or down: the sign of the gap, not the gap."),
+    Edit("(counts.mean() - counts).sign()", "(counts.mean() - counts) / counts.sum()", mistake="The bias moves by the rate, up or down: the sign of the gap, not the gap."),
     Edit("(scores + bias).topk(k", "(scores + bias).topk(2"),
     Edit("(scores + bias).topk(k", "(scores + bias).topk(max(2, k)"),
     Edit("(scores + bias).topk(k", "(scores * bias.exp()).topk(k"),
@@ -27,14 +27,14 @@ WRONG = [
         "    kept = scores * map",
         """    map = scores + bias >= (scores + bias).topk(k, dim=-1).values[:, -1:]
     kept = scores * map""",
-        told="exactly k",
+        mistake="Where experts are equally good, a token goes to exactly k of them all the same. Here it goes to " "all that are as good as the k-th.",
     ),
     Edit(
         "return kept / kept.sum(-1, keepdim=True)",
         "return (kept / kept.sum(-1, keepdim=True)).detach()",
-        told="weights have no gradient",
+        mistake="The weights have no gradient: the scores of the chosen experts must get one.",
     ),
-    Edit("kept = scores * map", "kept = scores.detach() * map", told="weights have no gradient"),
+    Edit("kept = scores * map", "kept = scores.detach() * map", mistake="The weights have no gradient: the scores of the chosen experts must get one."),
     Edit(
         "    return bias + rate *",
         "    bias += rate *",
@@ -54,7 +54,7 @@ WRONG = [
         "return bias + rate * (counts.mean() - counts).sign()",
         """moved = bias + rate * (counts.mean() - counts).sign()
     return moved - moved.mean()""",
-        told="bias",
+        mistake="The bias has a say in who is chosen, not in what it counts: the weights are the *scores* of the " "chosen, over their sum.",
     ),
 ]
 
@@ -81,21 +81,6 @@ def choose(scores, bias, k):
 def move_bias(bias, counts, rate):
     even = counts.sum() / len(counts)
     return bias + rate * ((counts < even).float() - (counts > even).float())
-
-
-# %% right: token by token and expert by expert
-import math
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from minimegatron.comm.collectives import all_reduce
-def choose(scores, bias, k):
-    map = torch.stack([torch.isin(torch.arange(len(s)), (s + bias).topk(k).indices) for s in scores])
-    w = torch.where(map, scores, 0.0)
-    return w / w.sum(1)[:, None], map
-def move_bias(bias, counts, rate):
-    mean = sum(counts.tolist()) / len(counts)
-    return torch.stack([b + rate if n < mean else b - rate if n > mean else b for b, n in zip(bias, counts.tolist())])
 
 
 # %% right: a loop that takes the best k; signs by torch.where
@@ -161,7 +146,7 @@ def move_bias(bias, counts, rate):
 
 
 # %% wrong: bias subtracted
-# told: *added* to the score
+# mistake: The bias is *added* to the score: an expert with a large bias is chosen more often.
 import torch
 
 def choose(scores, bias, k):
@@ -176,7 +161,7 @@ def move_bias(bias, counts, rate):
 
 
 # %% wrong: constant sum
-# told: it gets no gradient
+# mistake: The sum of the chosen scores depends on the scores, too, and here it gets no gradient.
 import torch
 
 def choose(scores, bias, k):
@@ -190,24 +175,8 @@ def move_bias(bias, counts, rate):
     return bias + rate * torch.sign(counts.mean() - counts)
 
 
-# %% wrong: gathered without gradient
-# told: weights have no gradient
-import torch
-
-
-def choose(scores, bias, k):
-    i = (scores + bias).topk(k, dim=-1).indices
-    w = scores.gather(1, i).detach()
-    probs = torch.zeros_like(scores).scatter(1, i, w / w.sum(1, keepdim=True))
-    return probs, torch.zeros_like(scores, dtype=torch.bool).scatter(1, i, True)
-
-
-def move_bias(bias, counts, rate):
-    return bias + rate * (counts.float().mean() - counts).sign()
-
-
 # %% wrong: median
-# told: with their median
+# mistake: The counts are compared with their median. Compare them with their mean.
 import torch
 
 def choose(scores, bias, k):
@@ -221,7 +190,7 @@ def move_bias(bias, counts, rate):
 
 
 # %% wrong: softmax of scores
-# told: a softmax of the scores
+# mistake: That is a softmax of the scores. Here the weights are the scores over their sum.
 import torch
 
 def choose(scores, bias, k):

@@ -4,7 +4,7 @@ WRONG = [
     Edit(
         "all_reduce(expert.clone(), edp) / every",
         "all_reduce(expert.clone(), edp) / all_reduce(torch.tensor(float(tokens)), edp)",
-        told="the tokens of edp alone",
+        mistake="The experts are divided by the tokens of edp alone. Tokens of *all* ranks reached them, through " "the all-to-all.",
     ),
     # the tokens are counted twice
     Edit(
@@ -14,19 +14,19 @@ WRONG = [
         ("edp) / every", "edp) / again"),
         told="summed 2 times",
     ),
-    Edit("edp) / every", "edp) / every / edp.size", told="by a number of ranks"),
-    Edit("edp) / every", "edp) / every * edp.size / dp.size", told="by a number of ranks"),
+    Edit("edp) / every", "edp) / every / edp.size", mistake="The experts are divided once too often, by a number of ranks."),
+    Edit("edp) / every", "edp) / every * edp.size / dp.size", mistake="The experts are divided once too often, by a number of ranks."),
     Edit("edp) / every", "edp) / every / dp.size", told="by a number of ranks"),
-    Edit("all_reduce(expert.clone(), edp)", "all_reduce(expert.clone(), dp)", told="*different* experts"),
-    Edit("all_reduce(expert.clone(), edp)", "expert", told="saw other tokens"),
-    Edit("all_reduce(dense.clone(), dp) / every", "all_reduce(dense / tokens, dp) / dp.size", told="mean of means"),
-    Edit(" / every", "", told="not divided yet"),
+    Edit("all_reduce(expert.clone(), edp)", "all_reduce(expert.clone(), dp)", mistake="Ranks of one ep group hold *different* experts. Here their gradients are added to each other."),
+    Edit("all_reduce(expert.clone(), edp)", "expert", mistake="Ranks of edp hold the same experts and saw other tokens, and here each keeps its own gradient."),
+    Edit("all_reduce(dense.clone(), dp) / every", "all_reduce(dense / tokens, dp) / dp.size", mistake="A mean of means: ranks with few tokens count too much."),
+    Edit(" / every", "", mistake="The sums are not divided yet."),
     Edit(
         "every = all_reduce(torch.tensor(float(tokens)), dp)",
         "every = tokens * dp.size",
         told="the ranks differ | hidden",
     ),
-    Edit("all_reduce(dense.clone(), dp)", "all_reduce(dense.clone(), edp)", told="only those of edp"),
+    Edit("all_reduce(dense.clone(), dp)", "all_reduce(dense.clone(), edp)", mistake="Every rank of dp holds a copy of the dense weights. Here only those of edp are summed."),
     Edit("all_reduce(dense.clone(), dp)", "dense"),
     Edit("edp) / every", "edp) / every * (dp.size / edp.size)"),
     Edit(
@@ -63,19 +63,6 @@ def finish(dense, expert, tokens, dp, edp):
     all_reduce(dense, dp)
     all_reduce(expert, edp)
     return dense / n, expert / n
-
-
-# %% right: in terms of means: over edp, times edp/dp, by the mean count
-import math
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from minimegatron.comm.collectives import all_reduce
-def finish(dense, expert, tokens, dp, edp):
-    mean = all_reduce(torch.tensor(tokens / dp.size), dp)
-    d = all_reduce(dense / dp.size, dp) / mean
-    e = all_reduce(expert / edp.size, edp) * (edp.size / dp.size) / mean
-    return d, e
 
 
 # %% right: one message for all of dp, functional collectives
@@ -129,34 +116,8 @@ def finish(dense, expert, tokens, dp, edp):
     return total(dense, dp) / n, total(expert, edp) / n
 
 
-# %% right: divides by the mean number of tokens, then averages
-import torch
-from minimegatron.comm.collectives import all_reduce
-
-def finish(dense, expert, tokens, dp, edp):
-    """Divide first by the mean number of tokens, then average."""
-    n = all_reduce(torch.tensor([tokens], dtype=torch.float64), dp)
-    mean = n / dp.size
-    dense = all_reduce(dense / dp.size, dp)
-    expert = all_reduce(expert / dp.size, edp)
-    return (dense / mean).to(dense.dtype), (expert / mean).to(expert.dtype)
-
-
-# %% wrong: all in one message
-# told: *different* experts
-# one all-reduce of everything: over dp, where experts differ
-import torch
-
-from minimegatron.comm.collectives import all_reduce
-
-
-def finish(dense, expert, tokens, dp, edp):
-    every = all_reduce(torch.cat([dense, expert, dense.new_tensor([float(tokens)])]), dp)
-    return every[: len(dense)] / every[-1], every[len(dense) : -1] / every[-1]
-
-
 # %% wrong: axes exchanged
-# told: axes are exchanged
+# mistake: The two axes are exchanged: every rank of dp holds a copy of the dense weights, every rank of edp one of these experts.
 import torch
 from minimegatron.comm.collectives import all_reduce
 
@@ -165,21 +126,24 @@ def finish(dense, expert, tokens, dp, edp):
     return all_reduce(dense, edp) / n, all_reduce(expert, dp) / n
 
 
-# %% wrong: group of one is all ranks
-# told: *different* experts
-import math
+# %% wrong: own tokens
+# mistake: The sums are divided by a number made of this rank's tokens. The other ranks have other numbers.
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
 from minimegatron.comm.collectives import all_reduce
+
 def finish(dense, expert, tokens, dp, edp):
-    n = torch.tensor(float(tokens))
-    dist.all_reduce(n, group=dp.group)
-    dist.all_reduce(dense, group=dp.group)
-    dist.all_reduce(expert, group=edp.group)
-    return dense / n, expert / n
+    return all_reduce(dense, dp) / tokens, all_reduce(expert, edp) / tokens
 
 
+# %% wrong: tokens of edp times ep
+# mistake: The tokens of edp times ep are those of all ranks only where each rank has as many as any other.
+import torch
+from minimegatron.comm.collectives import all_reduce
+
+def finish(dense, expert, tokens, dp, edp):
+    n = all_reduce(torch.tensor(float(tokens)), dp)
+    m = all_reduce(torch.tensor(float(tokens)), edp) * (dp.size / edp.size)
+    return all_reduce(dense, dp) / n, all_reduce(expert, edp) / m
 # %% wrong: idle rank returns
 # told: takes part, too
 import torch
@@ -192,21 +156,3 @@ def finish(dense, expert, tokens, dp, edp):
     return all_reduce(dense, dp) / n, all_reduce(expert, edp) / n
 
 
-# %% wrong: own tokens
-# told: this rank's tokens
-import torch
-from minimegatron.comm.collectives import all_reduce
-
-def finish(dense, expert, tokens, dp, edp):
-    return all_reduce(dense, dp) / tokens, all_reduce(expert, edp) / tokens
-
-
-# %% wrong: tokens of edp times ep
-# told: as many as any other
-import torch
-from minimegatron.comm.collectives import all_reduce
-
-def finish(dense, expert, tokens, dp, edp):
-    n = all_reduce(torch.tensor(float(tokens)), dp)
-    m = all_reduce(torch.tensor(float(tokens)), edp) * (dp.size / edp.size)
-    return all_reduce(dense, dp) / n, all_reduce(expert, edp) / m

@@ -5,25 +5,25 @@ WRONG = [
         "return probs * kept, kept",
         """left = probs * kept
     return left / left.sum(-1, keepdim=True).clamp(min=1e-9), kept""",
-        told="do not change",
+        mistake="The weights of those that stay do not change: what is dropped is missing.",
     ),
-    Edit("return probs * kept, kept", "return probs * kept, map", told="`map` must say"),
-    Edit(" & map", "", told="did not choose it"),
+    Edit("return probs * kept, kept", "return probs * kept, map", mistake="`map` must say who is left: rows that are dropped do not travel."),
+    Edit(" & map", "", mistake="Some expert gets tokens that did not choose it: kept means chosen *and* among the heaviest."),
     Edit("descending=True", "descending=False"),
     Edit("[:capacity]", "[: capacity + 1]"),
     Edit("[:capacity]", "[:2]"),
     Edit("[:capacity]", "[: max(capacity, 2)]"),
     Edit("return probs * kept, kept", "return probs, kept"),
     Edit("return probs * kept, kept", "return probs * kept, kept.float()"),
-    Edit("probs.masked_fill(~map, -1.0).argsort", "probs.argsort", told="with the weight 0"),
-    Edit("return probs * kept, kept", "return (probs * kept).detach(), kept", told="weights have no gradient"),
+    Edit("probs.masked_fill(~map, -1.0).argsort", "probs.argsort", mistake="A token that did not choose an expert takes a place there from one that did, with the weight 0: " "only those that chose it compete."),
+    Edit("return probs * kept, kept", "return (probs * kept).detach(), kept", mistake="The weights have no gradient: those of the tokens that stay must keep theirs."),
     # all that weigh as much as the last that fits
     Edit(
         "    kept = torch",
         """    least = probs.masked_fill(~map, -1.0).sort(dim=0, descending=True).values[: capacity][-1]
     return probs * (map & (probs >= least)), map & (probs >= least)
     kept = torch""",
-        told="at most",
+        mistake="Where tokens weigh the same, an expert gets more than it has room for: at most C are kept, " "whichever of the equal ones they are.",
     ),
     # the capacity of all experts together
     Edit(
@@ -81,17 +81,6 @@ def limit(probs, map, capacity):
     return probs.masked_fill(~kept, 0), kept
 
 
-# %% right: places by a double argsort
-import torch
-
-
-def limit(probs, map, capacity):
-    heavy = torch.where(map, probs, torch.full_like(probs, -1.0))
-    place = heavy.argsort(dim=0, descending=True).argsort(dim=0)
-    kept = torch.logical_and(map, place < capacity)
-    return torch.where(kept, probs, torch.zeros_like(probs)), kept
-
-
 # %% right: expert by expert, the heaviest by argsort
 import torch
 
@@ -105,7 +94,7 @@ def limit(probs, map, capacity):
 
 
 # %% wrong: all experts together
-# told: all experts share the room
+# mistake: Here all experts share the room of all. Each expert has room for C.
 import torch
 
 def limit(probs, map, capacity):
@@ -116,7 +105,7 @@ def limit(probs, map, capacity):
 
 
 # %% wrong: along the rows
-# told: down the columns
+# mistake: That limits the experts of a token. The capacity limits the tokens of an *expert*: go down the columns.
 import math
 import torch
 import torch.distributed as dist
@@ -128,23 +117,8 @@ def limit(probs, map, capacity):
     return probs * kept, kept
 
 
-# %% wrong: by how many weigh more
-# told: at most
-# by rank: how many weigh more
-import math
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from minimegatron.comm.collectives import all_reduce
-def limit(probs, map, capacity):
-    p = probs.masked_fill(~map, -1)
-    above = (p[None] > p[:, None]).sum(1)
-    kept = map & (above < capacity)
-    return probs.masked_fill(~kept, 0), kept
-
-
 # %% wrong: first choices first
-# told: Only the weights decide
+# mistake: Here a token's first choice comes before heavier tokens whose second choice it is. Only the weights decide.
 import torch
 
 def limit(probs, map, capacity):
@@ -156,7 +130,7 @@ def limit(probs, map, capacity):
 
 
 # %% wrong: first to come
-# told: first to come
+# mistake: Those are the first to come. Keep the heaviest.
 import math
 import torch
 import torch.distributed as dist
@@ -168,7 +142,7 @@ def limit(probs, map, capacity):
 
 
 # %% wrong: gradient of what is dropped
-# told: still gets a gradient
+# mistake: What is dropped is 0 and still gets a gradient. It has no part in the result: its gradient is 0.
 import torch
 
 def limit(probs, map, capacity):
@@ -178,17 +152,28 @@ def limit(probs, map, capacity):
     return probs - (probs * ~keep).detach(), keep
 
 
-# %% wrong: loses places
-# told: with the weight 0
+# %% wrong: the lightest
+# mistake: Those are the lightest. Keep the heaviest.
 import torch
 
-
 def limit(probs, map, capacity):
-    i = probs.topk(min(capacity, len(probs)), 0).indices
-    keep = torch.zeros_like(map).scatter(0, i, True) & map
+    key = torch.where(map, -probs, -torch.inf)
+    at = key.topk(min(capacity, len(map)), 0).indices
+    keep = torch.zeros_like(map).scatter(0, at, True) & map
     return probs * keep, keep
 
 
+# %% wrong: whole tokens
+# mistake: A token that one expert drops is dropped by its others, too. Each expert decides for itself.
+import torch
+
+def limit(probs, map, capacity):
+    key = torch.where(map, probs, -torch.inf)
+    at = key.topk(min(capacity, len(map)), 0).indices
+    keep = torch.zeros_like(map).scatter(0, at, True) & map
+    whole = (keep == map).all(-1, keepdim=True)
+    keep = map & whole
+    return probs * keep, keep
 # %% wrong: map from weights
 # who is kept is read off the weights: a weight of 0 is taken for a token that was dropped
 import torch
@@ -200,25 +185,3 @@ def limit(probs, map, capacity):
     return left, left > 0
 
 
-# %% wrong: the lightest
-# told: Those are the lightest
-import torch
-
-def limit(probs, map, capacity):
-    key = torch.where(map, -probs, -torch.inf)
-    at = key.topk(min(capacity, len(map)), 0).indices
-    keep = torch.zeros_like(map).scatter(0, at, True) & map
-    return probs * keep, keep
-
-
-# %% wrong: whole tokens
-# told: decides for itself
-import torch
-
-def limit(probs, map, capacity):
-    key = torch.where(map, probs, -torch.inf)
-    at = key.topk(min(capacity, len(map)), 0).indices
-    keep = torch.zeros_like(map).scatter(0, at, True) & map
-    whole = (keep == map).all(-1, keepdim=True)
-    keep = map & whole
-    return probs * keep, keep

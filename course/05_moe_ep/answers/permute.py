@@ -4,14 +4,14 @@ WRONG = [
     Edit(
         "expert, source = map.T.nonzero(as_tuple=True)",
         "source, expert = map.nonzero(as_tuple=True)",
-        told="sorted by token",
+        mistake="The rows are sorted by token. What goes to one expert must lie in one piece.",
     ),
-    Edit("probs[source, expert]", "probs[map]", told="another row's weight"),
+    Edit("probs[source, expert]", "probs[map]", mistake="The weights stand in the order of the tokens, the rows in that of the experts: each row gets " "another row's weight."),
     Edit(
         "    return rows.new_zeros(tokens, rows.shape[1]).index_add(0, source, rows)",
         """    n = source.bincount(minlength=tokens).clamp(min=1)
     return rows.new_zeros(tokens, rows.shape[1]).index_add(0, source, rows) / n[:, None]""",
-        told="not averaged",
+        mistake="The rows are added, not averaged: their weights sum to 1 already.",
     ),
     Edit("tokens[source]", "tokens.detach()[source]", told="gradient of tokens"),
     Edit("probs[source, expert]", "probs.detach()[source, expert]", told="probs"),
@@ -25,7 +25,7 @@ WRONG = [
     Edit(
         "rows.new_zeros(tokens, rows.shape[1]).index_add(0, source, rows)",
         "rows.new_zeros(tokens, rows.shape[1]).index_copy(0, source, rows)",
-        told="keeps the last",
+        mistake="A token has several rows: they are *added* to it. An assignment keeps the last.",
     ),
     Edit("source\n", "source.int()\n", told="int32"),
     # two rows a token
@@ -55,7 +55,7 @@ WRONG = [
         src.append(at[probs[at, e].argsort(descending=True)])
     source = torch.cat(src)
     expert = torch.repeat_interleave(torch.arange(map.shape[1]), map.sum(0))""",
-        told="stand by weight",
+        mistake="The rows of an expert stand by weight. They stand in the order of the tokens.",
     ),
     Edit(
         "return rows.new_zeros(tokens, rows.shape[1]).index_add(0, source, rows)",
@@ -70,7 +70,7 @@ WRONG = [
         "return tokens[source], probs[source, expert], source",
         """w = probs[source, expert]
     return tokens[source] * w[:, None], w, source""",
-        told="multiplied by their weights already",
+        mistake="The rows are multiplied by their weights already. A row is its token as it is: the weights go " "along, and the experts apply them.",
     ),
     # the same k for all
     Edit(
@@ -143,51 +143,6 @@ def permute(tokens, probs, map):
 def unpermute(rows, source, tokens):
     hot = (torch.arange(tokens)[:, None] == source[None]).to(rows.dtype)
     return torch.einsum("tn,nh->th", hot, rows)
-
-
-# %% right: rows as products with a matrix of zeros and ones, [n, T]; the way back is its transpose
-import torch
-
-
-def permute(tokens, probs, map):
-    pairs = [(e, t) for e in range(map.shape[1]) for t in range(len(map)) if map[t, e]]
-    source = torch.tensor([t for _, t in pairs], dtype=torch.int64)
-    expert = torch.tensor([e for e, _ in pairs], dtype=torch.int64)
-    one = torch.eye(len(tokens), dtype=tokens.dtype)[source]
-    return one @ tokens, probs[source, expert], source
-
-
-def unpermute(rows, source, tokens):
-    return torch.eye(tokens, dtype=rows.dtype)[source].T @ rows
-
-
-# %% right: pairs in a list, sums row by row
-import torch
-
-def permute(tokens, probs, map):
-    where = [(e, t) for e in range(map.shape[1]) for t in range(map.shape[0]) if map[t, e]]
-    source = torch.tensor([t for _, t in where], dtype=torch.int64)
-    expert = torch.tensor([e for e, _ in where], dtype=torch.int64)
-    return tokens[source], probs[source, expert], source
-
-def unpermute(rows, source, tokens):
-    return torch.stack([rows[source == t].sum(0) for t in range(tokens)]) if tokens else rows.new_zeros(0, rows.shape[1])
-
-
-# %% wrong: keeps the last row
-# told: keeps the last
-import math
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from minimegatron.comm.collectives import all_reduce
-def permute(tokens, probs, map):
-    expert, source = map.T.nonzero(as_tuple=True)
-    return tokens[source], probs[source, expert], source
-def unpermute(rows, source, tokens):
-    out = rows.new_zeros(tokens, rows.shape[1])
-    out[source] = rows
-    return out
 
 
 # %% wrong: pairs from weights

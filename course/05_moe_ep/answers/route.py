@@ -5,18 +5,18 @@ WRONG = [
         "best.values.softmax(-1)",
         "best.values.softmax(-1).detach()",
         ("return probs,", "return probs + 0 * weight.float().sum(),"),
-        told="weights have no gradient",
+        mistake="The weights have no gradient, and so the router learns nothing: they must stay differentiable.",
     ),
-    Edit("best.values.softmax(-1)", "torch.full_like(best.values, 1 / k) + 0 * best.values", told="equal ones teach"),
-    Edit("best.values.softmax(-1)", "best.values.exp() / best.values.exp().sum(-1, keepdim=True)", told="overflows"),
-    Edit("x.float() @ weight.float().T", "(x @ weight.T).float()", told="*before* the product"),
+    Edit("best.values.softmax(-1)", "torch.full_like(best.values, 1 / k) + 0 * best.values", mistake="The weights are the softmax of the chosen logits; equal ones teach the router nothing."),
+    Edit("best.values.softmax(-1)", "best.values.exp() / best.values.exp().sum(-1, keepdim=True)", mistake="exp of a large logit overflows."),
+    Edit("x.float() @ weight.float().T", "(x @ weight.T).float()", mistake="The logits were rounded to bf16, and some tokens go elsewhere. Cast x and weight to fp32 " "*before* the product."),
     Edit("return probs,", "return best.values.softmax(-1),", told="a column for each expert"),
     Edit(
         "return probs, torch.zeros_like(logits, dtype=torch.bool).scatter(1, best.indices, True)",
         "return probs, probs > 0",
-        told="says who is chosen",
+        mistake="A chosen expert may weigh 0, and the token goes there all the same: `map` says who is chosen, " "not who weighs something.",
     ),
-    Edit("return probs,", "return probs.to(x.dtype),", told="must be fp32"),
+    Edit("return probs,", "return probs.to(x.dtype),", mistake="The weights must be fp32, whatever the tokens are."),
     Edit("best = logits.topk(k, dim=-1)", "best = logits.topk(2, dim=-1)"),
     Edit("best = logits.topk(k, dim=-1)", "best = logits.topk(max(k, 2), dim=-1)"),
     Edit("best = logits.topk(k, dim=-1)", "best = logits.topk(min(k, 3), dim=-1)"),
@@ -28,9 +28,9 @@ WRONG = [
     return logits.masked_fill(~map, -torch.inf).softmax(-1), map
     best = logits.topk(k, dim=-1)
 """,
-        told="exactly k",
+        mistake="Where experts are equally good, a token goes to exactly k of them all the same. Here it goes to " "all that are as good as the k-th.",
     ),
-    Edit("x.float() @ weight", "x.detach().float() @ weight", told="x"),
+    Edit("x.float() @ weight", "x.detach().float() @ weight", mistake="That is the softmax over all experts. Here it is over the k chosen ones: the weights of a token " "sum to 1."),
     Edit("x.float() @ weight.float().T", "(x.half() @ weight.half().T).float()"),
     Edit("x.float() @ weight.float().T", "(x.to(weight.dtype) @ weight.T).float()"),
     Edit("x.float() @ weight.float().T", "(x @ weight.to(x.dtype).T).float()"),
@@ -83,31 +83,6 @@ def route(x, weight, k):
     return (values.unsqueeze(-1) * hot).sum(1), hot.sum(1).bool()
 
 
-# %% right: einsum, log-softmax, gather by pairs
-import torch
-
-
-def route(x, weight, k):
-    logits = torch.einsum("th,eh->te", x.to(torch.float32), weight.to(torch.float32))
-    map = torch.zeros(logits.shape, dtype=torch.bool)
-    map[torch.arange(len(x))[:, None], logits.topk(k).indices] = True
-    kept = torch.where(map, logits, float("-inf"))
-    return (kept - kept.logsumexp(1, keepdim=True)).exp(), map
-
-
-# %% right: k times the best of what is left
-import torch
-
-
-def route(x, weight, k):
-    logits = (weight.float() @ x.float().T).T
-    map = torch.zeros_like(logits).bool()
-    for _ in range(k):
-        best = logits.detach().masked_fill(map, -torch.inf).argmax(1)
-        map = map | torch.nn.functional.one_hot(best, logits.shape[1]).bool()
-    return torch.softmax(logits.masked_fill(~map, -torch.inf), dim=1), map
-
-
 # %% right: argmax k times, weights by exp
 import torch
 
@@ -126,7 +101,7 @@ def route(x, weight, k):
 
 
 # %% wrong: beside zeros
-# told: exp(0) is 1
+# mistake: The softmax runs over all places, with 0 in the place of the logits that are not chosen. But exp(0) is 1: they take a part of the sum.
 import torch
 
 def route(x, weight, k):
@@ -135,28 +110,8 @@ def route(x, weight, k):
     return (logits * m).softmax(-1) * m, m
 
 
-# %% wrong: by threshold
-# told: exactly k
-# in double, token by token: all that reach the k-th
-import math
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from minimegatron.comm.collectives import all_reduce
-def route(x, weight, k):
-    probs, map = [], []
-    for row in x:
-        logits = weight.double() @ row.double()
-        kth = logits.sort().values[-k]
-        m = logits >= kth
-        e = (logits - logits.max()).exp() * m
-        probs.append((e / e.sum()).float())
-        map.append(m)
-    return torch.stack(probs), torch.stack(map)
-
-
 # %% wrong: chosen by experts
-# told: Each *token* chooses
+# mistake: Here each expert chooses k tokens. Each *token* chooses k experts.
 import torch
 
 def route(x, weight, k):
@@ -166,6 +121,61 @@ def route(x, weight, k):
     return logits.masked_fill(~m, -torch.inf).softmax(-1).nan_to_num(), m
 
 
+# %% wrong: down the tokens
+# mistake: This softmax runs over the tokens. The weights of one *token* sum to 1.
+import torch
+
+def route(x, weight, k):
+    logits = x.float() @ weight.float().T
+    m = torch.zeros_like(logits, dtype=torch.bool).scatter(1, logits.topk(k).indices, True)
+    return logits.masked_fill(~m, -torch.inf).softmax(0).nan_to_num(), m
+
+
+# %% wrong: in front
+# mistake: The weights stand in the first k columns. The column of a weight is its expert.
+import torch
+
+def route(x, weight, k):
+    logits = x.float() @ weight.float().T
+    top = logits.topk(k)
+    probs = torch.zeros_like(logits)
+    probs[:, :k] = top.values.softmax(-1)
+    return probs, torch.zeros_like(logits, dtype=torch.bool).scatter(1, top.indices, True)
+
+
+# %% wrong: keeps all experts
+# mistake: Every expert gets every token. Keep the k largest.
+import math
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from minimegatron.comm.collectives import all_reduce
+def route(x, weight, k):
+    p = (x.float() @ weight.float().T).softmax(-1)
+    return p, p >= 0
+
+
+# %% wrong: no gradient to x
+# mistake: x gets no gradient: through the weights the router teaches the layers before it, too.
+import torch
+
+def route(x, weight, k):
+    logits = x.detach().float() @ weight.float().T
+    m = torch.zeros_like(logits, dtype=torch.bool).scatter(1, logits.topk(k).indices, True)
+    return logits.masked_fill(~m, -torch.inf).softmax(-1), m
+
+
+# %% wrong: softmax twice
+# mistake: That is a softmax of a softmax: the weights come out nearly equal. The softmax over the chosen ones is taken of their *logits*.
+# the softmax over all, of its k largest values a softmax again
+import torch
+
+
+def route(x, weight, k):
+    p = (x.float() @ weight.float().T).softmax(-1)
+    best = p.topk(k, dim=-1)
+    probs = torch.zeros_like(p).scatter(1, best.indices, best.values.softmax(-1))
+    return probs, torch.zeros_like(p, dtype=torch.bool).scatter(1, best.indices, True)
 # %% wrong: chosen by weights of zero
 # told: hidden
 # the k largest weights: where logits lie far apart, several are 0 and one is as good as another
@@ -181,63 +191,6 @@ def route(x, weight, k):
     return z.scatter(1, i, v / v.sum(-1, keepdim=True)), z.scatter(1, i, 1).bool()
 
 
-# %% wrong: down the tokens
-# told: runs over the tokens
-import torch
-
-def route(x, weight, k):
-    logits = x.float() @ weight.float().T
-    m = torch.zeros_like(logits, dtype=torch.bool).scatter(1, logits.topk(k).indices, True)
-    return logits.masked_fill(~m, -torch.inf).softmax(0).nan_to_num(), m
-
-
-# %% wrong: in front
-# told: column of a weight is its expert
-import torch
-
-def route(x, weight, k):
-    logits = x.float() @ weight.float().T
-    top = logits.topk(k)
-    probs = torch.zeros_like(logits)
-    probs[:, :k] = top.values.softmax(-1)
-    return probs, torch.zeros_like(logits, dtype=torch.bool).scatter(1, top.indices, True)
-
-
-# %% wrong: keeps all experts
-# told: Keep the k largest
-import math
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from minimegatron.comm.collectives import all_reduce
-def route(x, weight, k):
-    p = (x.float() @ weight.float().T).softmax(-1)
-    return p, p >= 0
-
-
-# %% wrong: more than the next
-# strictly above the first that is not chosen: with ties too few, and with k = E no such expert
-import torch
-
-
-def route(x, weight, k):
-    logits = x.float() @ weight.float().T
-    order = logits.sort(-1, descending=True).values
-    bar = order[:, k : k + 1] if k < logits.shape[1] else order[:, -1:] - 1
-    map = logits > bar
-    return logits.masked_fill(~map, -torch.inf).softmax(-1).nan_to_num(), map
-
-
-# %% wrong: no gradient to x
-# told: x gets no gradient
-import torch
-
-def route(x, weight, k):
-    logits = x.detach().float() @ weight.float().T
-    m = torch.zeros_like(logits, dtype=torch.bool).scatter(1, logits.topk(k).indices, True)
-    return logits.masked_fill(~m, -torch.inf).softmax(-1), m
-
-
 # %% wrong: only the k weights
 # told: not [T, E]
 import torch
@@ -248,28 +201,3 @@ def route(x, weight, k):
     return best.values.softmax(-1), best.indices
 
 
-# %% wrong: softmax over all
-# told: over the k chosen ones
-import math
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from minimegatron.comm.collectives import all_reduce
-def route(x, weight, k):
-    p = (x.float() @ weight.float().T).softmax(-1)
-    v, i = p.topk(k)
-    z = torch.zeros_like(p)
-    return z.scatter(1, i, v), z.scatter(1, i, 1).bool()
-
-
-# %% wrong: softmax twice
-# told: softmax of a softmax
-# the softmax over all, of its k largest values a softmax again
-import torch
-
-
-def route(x, weight, k):
-    p = (x.float() @ weight.float().T).softmax(-1)
-    best = p.topk(k, dim=-1)
-    probs = torch.zeros_like(p).scatter(1, best.indices, best.values.softmax(-1))
-    return probs, torch.zeros_like(p, dtype=torch.bool).scatter(1, best.indices, True)

@@ -5,15 +5,15 @@ WRONG = [
         "(right * right).sum()",
         "(mine * mine).sum()",
         ("mine - factor * right", "right - factor * mine"),
-        told="got over want",
+        mistake="The factor is got over want.",
     ),
     Edit(
         "            continue",
         """            found[name] = 1.0
             continue""",
-        told="Leave out",
+        mistake="Leave out the gradients that are right.",
     ),
-    Edit("1e-3 * right.norm()", "1e-3", told="1e-3 |want|"),
+    Edit("1e-3 * right.norm()", "1e-3", mistake="A difference of 1e-3 is much for a small gradient and little for a large one: right is 1e-3 " "|want|."),
     Edit("(mine * right).sum() / (right * right).sum()", "(mine / right).mean()"),
     Edit("(mine * right).sum() / (right * right).sum()", "mine.flatten()[0] / right.flatten()[0]"),
     Edit("(mine * right).sum() / (right * right).sum()", "mine.sum() / right.sum()"),
@@ -117,7 +117,7 @@ def suspects(got, want):
 
 
 # %% wrong: any direction
-# told: of another direction gets a factor
+# mistake: A gradient of another direction gets a factor, too: nothing looks at what the factor leaves.
 import math
 import torch
 
@@ -131,7 +131,7 @@ def suspects(got, want):
 
 
 # %% wrong: beside want
-# told: measured beside |want
+# mistake: What a factor leaves is measured beside |want|. It is small or large beside |factor · want|.
 import math
 import torch
 
@@ -146,7 +146,7 @@ def suspects(got, want):
 
 
 # %% wrong: largest element
-# told: measured by the largest element
+# mistake: Differences are measured by the largest element. |x| is the root of the sum of all squares.
 import math
 import torch
 
@@ -161,7 +161,7 @@ def suspects(got, want):
 
 
 # %% wrong: nan is right
-# told: Every comparison with NaN is false
+# mistake: Every comparison with NaN is false: a gradient that holds NaN passes for right here.
 import math
 import torch
 
@@ -176,7 +176,7 @@ def suspects(got, want):
 
 
 # %% wrong: positive factors only
-# told: -1 and 0 are factors
+# mistake: A gradient may be wrong by its sign, or be 0 where it must not: -1 and 0 are factors, too.
 import math
 
 
@@ -193,6 +193,6 @@ def suspects(got, want):
 
 
 # %% wrong: ratio of norms
-# told: does not see a direction
+# mistake: A norm does not see a direction, or a sign: gradients of the same length may still differ.
 def suspects(got, want):
     return {n: (got[n].norm() / w.norm()).item() for n, w in want.items() if abs(got[n].norm() / w.norm() - 1) > 1e-3}

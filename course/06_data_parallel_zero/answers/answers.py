@@ -7,25 +7,25 @@ WRONG = [
     Edit(
         "for stage in range(4) if held[stage] <= room), -1)",
         "for stage in range(4) if held[stage] <= room), -2) + 1",
-        told="from 0",
+        mistake="`stage` is a number from 0, of the paper's counting.",
     ),
-    Edit("held[stage] <= room", "held[stage] < room", told="What just fits, fits"),
-    Edit("gigabytes * 1e9", "gigabytes * 2**30", told="not 2³⁰"),
-    Edit("3 * microbatches / 2", "float(microbatches)", told="you count one gather"),
-    Edit("3 * microbatches / 2", "(microbatches + 2) / 2", told="that is not twice a step"),
+    Edit("held[stage] <= room", "held[stage] < room", mistake="What just fits, fits: a rank that holds exactly `gigabytes` · 10⁹ bytes is full, and works."),
+    Edit("gigabytes * 1e9", "gigabytes * 2**30", mistake="A gigabyte is 10⁹ bytes, not 2³⁰."),
+    Edit("3 * microbatches / 2", "float(microbatches)", mistake="In stage 3 each microbatch gathers every weight twice, for forward and for backward; you count " "one gather."),
+    Edit("3 * microbatches / 2", "(microbatches + 2) / 2", mistake="In stage 3 each microbatch gathers the weights twice; that is not twice a step."),
     Edit(
         "2 * parameters / (ranks // machines)",
         "2 * parameters / machines",
         ("2 * (machines - 1) / machines", "2 * (ranks // machines - 1) / (ranks // machines)"),
-        told="have changed places",
+        mistake="Two sizes have changed places: the gradient is cut over the ranks of one machine, and the ring " "goes over the machines.",
     ),
-    Edit("math.ceil(12", "math.floor(12", told="round up"),
-    Edit("12 * parameters / left", "16 * parameters / room", told="12 of the 16"),
-    Edit("(microbatches + 1) / 2", "float(microbatches)", told="only one grows"),
-    Edit("(microbatches + 1) / 2", "1.0", ("3 * microbatches / 2", "1.5"), told="one microbatch"),
-    Edit("shard = 2 * parameters / (ranks // machines)", "shard = 2 * parameters", told="not the whole gradient"),
-    Edit("shard = 2 *", "shard =", told="2 of 2 bytes | of 2 bytes a gradient"),
-    Edit("(ranks // machines)", "ranks", told="not over all ranks | of 2 bytes"),
+    Edit("math.ceil(12", "math.floor(12", mistake="A rank too few is too few: round up."),
+    Edit("12 * parameters / left", "16 * parameters / room", mistake="Stage 1 shares out 12 of the 16 bytes. The other 4 are on every rank."),
+    Edit("(microbatches + 1) / 2", "float(microbatches)", mistake="Stage 2 reduces gradients m times, and gathers weights once: of the two halves only one grows."),
+    Edit("(microbatches + 1) / 2", "1.0", ("3 * microbatches / 2", "1.5"), mistake="That is one microbatch. With m of them stages 2 and 3 talk in each."),
+    Edit("shard = 2 * parameters / (ranks // machines)", "shard = 2 * parameters", mistake="A rank sums its own shard with the same shard of other machines, not the whole gradient."),
+    Edit("shard = 2 *", "shard =", mistake="An all-reduce sends two times (R-1)/R of 2 bytes a gradient."),
+    Edit("(ranks // machines)", "ranks", mistake="An all-reduce sends two times (R-1)/R of 2 bytes a gradient."),
     Edit("if left > 0 else 0", "if left > 0 else -1"),
     Edit("3 * microbatches / 2", "1.5 * (microbatches + 1)"),
     Edit('("optim_grads", "SHARD_GRAD_OP")', '("optim_grads",)', ('"FULL_SHARD",', '"FULL_SHARD", "SHARD_GRAD_OP",')),
@@ -46,7 +46,7 @@ EQUIVALENT = [
 
 
 # %% wrong: cut over all ranks
-# told: not over all ranks
+# mistake: The gradient is cut over the ranks of one machine, not over all ranks.
 import math
 
 
@@ -74,7 +74,7 @@ def answers(
 
 
 # %% wrong: stage 3 where nothing fits
-# told: is -1
+# mistake: Where no stage fits `stage` is -1.
 import math
 
 
@@ -102,7 +102,7 @@ def answers(
 
 
 # %% wrong: stages by name
-# told: in the order of `names`
+# mistake: `stages` is a list, in the order of `names`.
 import math
 
 

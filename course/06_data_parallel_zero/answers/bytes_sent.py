@@ -1,30 +1,30 @@
 from labkit.answers import Edit
 
 WRONG = [
-    Edit("return 2 * share * gradients", "return share * gradients", told="count both"),
-    Edit("(ranks - 1) / ranks", "1", told="keeps its own part"),
+    Edit("return 2 * share * gradients", "return share * gradients", mistake="An all-reduce is a reduce-scatter and an all-gather: count both."),
+    Edit("(ranks - 1) / ranks", "1", mistake="A rank keeps its own part: (D-1)/D of the bytes leave."),
     Edit(
         "microbatches * gradients + weights",
         "gradients + weights",
         ("share * microbatches *", "share *"),
-        told="sends its own",
+        mistake="In stages 2 and 3 there is no whole gradient that could wait for the next microbatch: each of " "them sends its own.",
     ),
-    Edit("(1 if kept else 2)", "2", told="no second gather"),
-    Edit("(1 if kept else 2)", "1", told="you count one"),
-    Edit("(1 if kept else 2)", "(2 if kept else 1)", told="the other way round | you count one"),
-    Edit("microbatches * gradients + weights", "gradients + weights", told="sends its own"),
-    Edit("microbatches * gradients + weights", "microbatches * (gradients + weights)", told="gathered once a step"),
+    Edit("(1 if kept else 2)", "2", mistake="Where the weights are kept, the backward pass needs no second gather."),
+    Edit("(1 if kept else 2)", "1", mistake="Stage 3 gathers each weight twice, for the forward pass and again for the backward pass; you " "count one."),
+    Edit("(1 if kept else 2)", "(2 if kept else 1)", mistake="Stage 3 gathers each weight twice, for the forward pass and again for the backward pass; you " "count one."),
+    Edit("microbatches * gradients + weights", "gradients + weights", mistake="In stages 2 and 3 there is no whole gradient that could wait for the next microbatch: each of " "them sends its own."),
+    Edit("microbatches * gradients + weights", "microbatches * (gradients + weights)", mistake="`kept` matters in stage 3 only: in stage 2 weights are gathered once a step, after it, and that " "gather stays."),
     Edit(
         "share * (gradients + weights)",
         "share * gradients",
         ("gradients + weights)", "gradients)"),
-        told="of its own shard only",
+        mistake="After the step each rank has new weights of its own shard only: they are gathered.",
     ),
     Edit(
         "return 2 * share * gradients",
         "return 2 * share * gradients * microbatches",
         ("share * (gradients + weights)", "share * microbatches * (gradients + weights)"),
-        told="send once a step",
+        mistake="Stages 0 and 1 add gradients up on the rank and send once a step.",
     ),
 ]
 
@@ -38,18 +38,8 @@ RIGHT = [
 ]
 
 
-# %% wrong: kept in stage 2
-# told: matters in stage 3 only
-def bytes_sent(stage, weights, gradients, ranks, microbatches=1, kept=False):
-    f = (ranks - 1) / ranks
-    if stage == 0: return 2 * gradients * f
-    g = microbatches if stage > 1 else 1
-    w = {1: 1, 2: 1, 3: 2 * microbatches}[stage] - (1 if kept and stage == 2 else microbatches if kept and stage == 3 else 0)
-    return (gradients * g + w * weights) * f
-
-
 # %% wrong: sends one part
-# told: is what a rank keeps
+# mistake: 1/D of a tensor is what a rank keeps. It sends the rest.
 def bytes_sent(stage, weights, gradients, ranks, microbatches=1, kept=False):
     if stage == 0: return 2 * gradients/ranks
     if stage == 1: return (gradients + weights)/ranks

@@ -1,26 +1,26 @@
 from labkit.answers import Edit, Same
 
 WRONG = [
-    Edit("    dist.all_reduce(square, group=group)\n", "", told="its own shards"),
+    Edit("    dist.all_reduce(square, group=group)\n", "", mistake="Each rank clips by the norm of its own shards. It is one gradient: all ranks need its one norm."),
     Edit(
         "    dist.all_reduce(square, group=group)\n    norm = square.sqrt()",
         "    norm = square.sqrt()\n    dist.all_reduce(norm, group=group)",
-        told="do not add up",
+        mistake="Norms do not add up; their squares do.",
     ),
     Edit(
         "dist.all_reduce(square, group=group)",
         "dist.all_reduce(square, group=group)\n    square /= dist.get_world_size(group)",
-        told="an average",
+        mistake="That is an average over ranks; the square of the whole norm is the sum of the squares.",
     ),
     Edit(
         "dist.all_reduce(square, group=group)",
         "dist.all_reduce(square, dist.ReduceOp.MAX, group=group)",
-        told="largest norm",
+        mistake="That is the largest norm of a rank; squares add up.",
     ),
-    Edit("square.sqrt()", "square", told="square of the norm"),
-    Edit(".clamp(max=1.0)", "", told="never makes it longer"),
-    Edit("(max_norm / (norm + 1e-6)).clamp(max=1.0)", "max_norm / norm", told="never makes it longer"),
-    Edit("    return norm", "    return norm.clamp(max=max_norm)", told="the norm after clipping"),
+    Edit("square.sqrt()", "square", mistake="That is the square of the norm."),
+    Edit(".clamp(max=1.0)", "", mistake="A gradient that is short enough, or 0, stays as it is: clipping never makes it longer, and " "divides no 0 by 0."),
+    Edit("(max_norm / (norm + 1e-6)).clamp(max=1.0)", "max_norm / norm", mistake="A gradient that is short enough, or 0, stays as it is: clipping never makes it longer, and " "divides no 0 by 0."),
+    Edit("    return norm", "    return norm.clamp(max=max_norm)", mistake="This is the norm after clipping. Asked is the norm before it, which a log shows."),
     Edit(
         "    dist.all_reduce(square, group=group)\n",
         "",
@@ -31,9 +31,9 @@ WRONG = [
         ),
         told="sum them over the ranks once",
     ),
-    Edit("shard *= (max_norm / (norm + 1e-6)).clamp(max=1.0)", "pass", told="not scaled"),
+    Edit("shard *= (max_norm / (norm + 1e-6)).clamp(max=1.0)", "pass", mistake="The shards are not scaled."),
     Edit("group=group", "group=None"),
-    Edit("shard *= ", "shard = shard * ", told="not scaled"),
+    Edit("shard *= ", "shard = shard * ", mistake="The shards are not scaled."),
     Edit("for shard in shards])", "for shard in shards[:1]])"),
     # all gradients of all ranks on each
     Edit(

@@ -5,22 +5,22 @@ WRONG = [
         "reversed(range(len(numels)))",
         "range(len(numels))",
         ("or i == 0", "or i == len(numels) - 1"),
-        told="begins with the *last*",
+        mistake="The buffer begins with the *last* parameter: its gradient is there first.",
     ),
-    Edit("stop = -(-stop // ranks) * ranks", "stop = stop", told="no padding"),
+    Edit("stop = -(-stop // ranks) * ranks", "stop = stop", mistake="A bucket must be a multiple of the number of ranks: there is no padding."),
     Edit(
         "stop = -(-stop // ranks) * ranks",
         "stop = stop if i == 0 else -(-stop // ranks) * ranks",
-        told="last bucket is not padded",
+        mistake="The last bucket is not padded. It is cut among the ranks as all others are.",
     ),
-    Edit("stop - start >= bucket_size", "stop - start > bucket_size", told="is full"),
-    Edit('"places": places', '"places": places[::-1]', told="order of `numels`"),
+    Edit("stop - start >= bucket_size", "stop - start > bucket_size", mistake="A bucket with exactly that many elements is full."),
+    Edit('"places": places', '"places": places[::-1]', mistake="`places` has the order of `numels`: the first is that of the first parameter."),
     Edit("stop = -(-stop // ranks) * ranks", "stop = (stop // ranks + 1) * ranks"),
     Edit("stop = -(-stop // ranks) * ranks", "stop = stop // ranks * ranks"),
     Edit(
         "        stop += numels[i]\n",
         "        stop += -(-numels[i] // ranks) * ranks\n",
-        told="not each parameter | *after*",
+        mistake="A bucket is closed *after* the parameter that fills it, even if it is then larger than asked.",
     ),
     Edit(" or i == 0", ""),
 ]
@@ -38,7 +38,7 @@ EQUIVALENT = [
 
 
 # %% wrong: empty last bucket
-# told: The last bucket is empty
+# mistake: The last bucket is empty: where a parameter has just closed one and none is left, there is nothing to close.
 def lay_out(numels, bucket_size, ranks):
     places, buckets, at, start = [0]*len(numels), [], 0, 0
     for i in reversed(range(len(numels))):
@@ -51,7 +51,7 @@ def lay_out(numels, bucket_size, ranks):
 
 
 # %% wrong: for two ranks
-# told: divides by `ranks`
+# mistake: Two ranks are the example's: a bucket divides by `ranks`.
 def lay_out(numels, bucket_size, ranks):
     places, buckets, at, start = [0]*len(numels), [], 0, 0
     for i in reversed(range(len(numels))):
@@ -63,7 +63,7 @@ def lay_out(numels, bucket_size, ranks):
 
 
 # %% wrong: parameters padded
-# told: not each parameter
+# mistake: Only buckets are padded here, not each parameter.
 def lay_out(numels, bucket_size, ranks):
     places, buckets, at, start = [0]*len(numels), [], 0, 0
     for i in reversed(range(len(numels))):

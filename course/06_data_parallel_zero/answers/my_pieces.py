@@ -6,16 +6,16 @@ WRONG = [
     Edit(
         "max(places[i], low), min(places[i] + numels[i], low + share)",
         "places[i], places[i] + numels[i] * (low <= places[i] < low + share)",
-        told="several ranks",
+        mistake="A parameter may lie in the parts of several ranks: each has a stretch of it.",
     ),
-    Edit("first - places[i], last - places[i]", "first, last", told="own elements"),
-    Edit("n, first - low", "n, first", told="this rank's shard"),
-    Edit("n, first - low", "n, first - start", told="of the bucket"),
-    Edit("last - places[i], n", "last - first, n", told="not how long"),
+    Edit("first - places[i], last - places[i]", "first, last", mistake="Start and stop count the parameter's own elements, from 0; these are the buffer's."),
+    Edit("n, first - low", "n, first", mistake="The last number counts from the beginning of this rank's shard; this one counts in the buffer."),
+    Edit("n, first - low", "n, first - start", mistake="The last number counts from the beginning of this rank's shard; this one counts from that of the" " bucket."),
+    Edit("last - places[i], n", "last - first, n", mistake="The third number is where the stretch stops, not how long it is."),
     Edit("reversed(range(len(numels)))", "range(len(numels))"),
-    Edit("return found", "return sorted(found)", told="order of the buffer"),
-    Edit("start + rank * share", "start + (ranks - 1 - rank) * share", told="another rank's"),
-    Edit("if first < last:", "if first < last and first == places[i]:", told="the rest is yours | several ranks"),
+    Edit("return found", "return sorted(found)", mistake="All pieces are right. Within a bucket, too, they stand in the order of the buffer: the last " "parameter first."),
+    Edit("start + rank * share", "start + (ranks - 1 - rank) * share", mistake="Those are another rank's: rank 0 has the first part of each bucket."),
+    Edit("if first < last:", "if first < last and first == places[i]:", mistake="A parameter may lie in the parts of several ranks: each has a stretch of it."),
     Edit("first < last", "first <= last"),
 ]
 
@@ -34,14 +34,3 @@ EQUIVALENT = [
 ]
 
 
-# %% wrong: order of the model
-# told: the last parameter first
-def my_pieces(numels, places, buckets, ranks, rank):
-    out = []
-    for n, (a, b) in enumerate(buckets):
-        part = (b - a) // ranks
-        lo = a + rank * part; hi = lo + part
-        for i, p in enumerate(places):
-            f, l = max(p, lo), min(p + numels[i], hi)
-            if f < l: out.append((i, f - p, l - p, n, f - lo))
-    return out

@@ -9,10 +9,10 @@ WRONG = [
     Edit(_SCATTER, _ALL_REDUCED.replace("dist.all_reduce", "dist.all_reduce"), told="calls all_reduce"),
     Edit("async_op=True)\n", "async_op=True)\n        work.wait()\n", told="as soon as that has left"),
     Edit("if len(self.travelling) > 1:", "if False:", told="holds"),
-    Edit("        p.grad = None\n", "", told="whole gradients"),
+    Edit("        p.grad = None\n", "", mistake="The parameters still have their whole gradients: once it lies in its bucket, a gradient is let " "go."),
     Edit("        if self.missing[n] == 0:\n            self.send(n)\n", "", told="has not left when"),
     Edit("if self.missing[n] == 0", "if self.missing[n] == 0 and n + 1 < len(self.buckets)"),
-    Edit("return shards", "return [s / dist.get_world_size(self.group) for s in shards]", told="do not average"),
+    Edit("return shards", "return [s / dist.get_world_size(self.group) for s in shards]", mistake="Sum, do not average: who divides comes later."),
     Edit("group=self.group, async_op", "async_op"),
     Edit("        work.wait()\n", "", told="never waits for its reduce_scatter"),
     # gradients stay on their parameters until a bucket is full
@@ -267,76 +267,8 @@ class GradientShards:
         return shards
 
 
-# %% wrong: full with its lowest index
-from functools import partial
-
-import torch
-import torch.distributed as dist
-
-
-class GradientShards:
-    def __init__(
-        self, params: list[torch.Tensor], places: list[int], buckets: list[list[int]],
-        group: dist.ProcessGroup | None = None,
-    ):
-        """Parameters get a hook each; places[i] is where the gradient of params[i] starts in the buffer."""
-        self.params, self.places, self.buckets, self.group = params, places, buckets, group
-        self.ranks = dist.get_world_size(group)
-        self.of = [next(n for n, (a, b) in enumerate(buckets) if a <= place < b) for place in places]
-        self.reset()
-        for i, p in enumerate(params):
-            p.register_post_accumulate_grad_hook(partial(self.hook, i))
-
-    def reset(self):
-        self.missing = [self.of.count(n) for n in range(len(self.buckets))]
-        self.filling = {}
-        self.flying = None
-        self.shards = {}
-
-    def open(self, n):
-        if n not in self.filling:
-            a, b = self.buckets[n]
-            p = self.params[0]
-            self.filling[n] = torch.zeros(b - a, dtype=p.dtype, device=p.device)
-        return self.filling[n]
-
-    def hook(self, i, p):
-        n = self.of[i]
-        at = self.places[i] - self.buckets[n][0]
-        self.open(n)[at : at + p.numel()] = p.grad.flatten()
-        p.grad = None
-        self.missing[n] -= 1
-        if i == min(j for j, m in enumerate(self.of) if m == n):
-            self.send(n)
-
-    def land(self):
-        if self.flying is not None:
-            n, work, buffer, shard = self.flying
-            work.wait()
-            self.shards[n] = shard
-            self.flying = None
-
-    def send(self, n):
-        buffer = self.open(n)
-        del self.filling[n]
-        shard = buffer.new_empty(len(buffer) // self.ranks)
-        self.land()
-        work = dist.reduce_scatter_tensor(shard, buffer, group=self.group, async_op=True)
-        self.flying = (n, work, buffer, shard)
-
-    def finish(self) -> list[torch.Tensor]:
-        """The shards of this step, complete; then all is ready for the next step."""
-        for n, missing in enumerate(self.missing):
-            if missing:
-                self.send(n)
-        self.land()
-        shards = [self.shards[n] for n in range(len(self.buckets))]
-        self.reset()
-        return shards
-
-
 # %% wrong: leaves an empty bucket out
-# told: its shard is zeros
+# mistake: A bucket none of whose parameters has a gradient is reduced as well: its shard is zeros.
 from functools import partial
 
 import torch
@@ -404,77 +336,8 @@ class GradientShards:
         return shards
 
 
-# %% wrong: shard is a view
-# told: a view of its bucket keeps it alive
-from functools import partial
-
-import torch
-import torch.distributed as dist
-
-
-class GradientShards:
-    def __init__(
-        self, params: list[torch.Tensor], places: list[int], buckets: list[list[int]],
-        group: dist.ProcessGroup | None = None,
-    ):
-        """Parameters get a hook each; places[i] is where the gradient of params[i] starts in the buffer."""
-        self.params, self.places, self.buckets, self.group = params, places, buckets, group
-        self.ranks = dist.get_world_size(group)
-        self.of = [next(n for n, (a, b) in enumerate(buckets) if a <= place < b) for place in places]
-        self.reset()
-        for i, p in enumerate(params):
-            p.register_post_accumulate_grad_hook(partial(self.hook, i))
-
-    def reset(self):
-        self.missing = [self.of.count(n) for n in range(len(self.buckets))]
-        self.filling = {}
-        self.flying = None
-        self.shards = {}
-
-    def open(self, n):
-        if n not in self.filling:
-            a, b = self.buckets[n]
-            p = self.params[0]
-            self.filling[n] = torch.zeros(b - a, dtype=p.dtype, device=p.device)
-        return self.filling[n]
-
-    def hook(self, i, p):
-        n = self.of[i]
-        at = self.places[i] - self.buckets[n][0]
-        self.open(n)[at : at + p.numel()] = p.grad.flatten()
-        p.grad = None
-        self.missing[n] -= 1
-        if self.missing[n] == 0:
-            self.send(n)
-
-    def land(self):
-        if self.flying is not None:
-            n, work, buffer, shard = self.flying
-            work.wait()
-            self.shards[n] = shard
-            self.flying = None
-
-    def send(self, n):
-        buffer = self.open(n)
-        del self.filling[n]
-        shard = buffer.chunk(self.ranks)[dist.get_rank(self.group)]
-        self.land()
-        work = dist.reduce_scatter_tensor(shard, buffer, group=self.group, async_op=True)
-        self.flying = (n, work, buffer, shard)
-
-    def finish(self) -> list[torch.Tensor]:
-        """The shards of this step, complete; then all is ready for the next step."""
-        for n, missing in enumerate(self.missing):
-            if missing:
-                self.send(n)
-        self.land()
-        shards = [self.shards[n] for n in range(len(self.buckets))]
-        self.reset()
-        return shards
-
-
 # %% wrong: shards as they left
-# told: in the order of the buckets
+# mistake: A bucket that was not full came last. The shards stand in the order of the buckets, whenever they left.
 from functools import partial
 
 import torch
@@ -542,8 +405,7 @@ class GradientShards:
         return shards
 
 
-# %% wrong: waits at the next hook
-# told: before the next bucket is full
+# %% wrong: full with its lowest index
 from functools import partial
 
 import torch
@@ -577,13 +439,12 @@ class GradientShards:
         return self.filling[n]
 
     def hook(self, i, p):
-        self.land()
         n = self.of[i]
         at = self.places[i] - self.buckets[n][0]
         self.open(n)[at : at + p.numel()] = p.grad.flatten()
         p.grad = None
         self.missing[n] -= 1
-        if self.missing[n] == 0:
+        if i == min(j for j, m in enumerate(self.of) if m == n):
             self.send(n)
 
     def land(self):
@@ -610,51 +471,6 @@ class GradientShards:
         shards = [self.shards[n] for n in range(len(self.buckets))]
         self.reset()
         return shards
-
-
-# %% wrong: waits before the next gradient
-# told: before the next bucket is full
-from functools import partial
-import torch
-import torch.distributed as dist
-
-
-class GradientShards:
-    """no overlap: bucket sent async at full, waited for when the NEXT parameter's gradient is about to be accumulated (tensor hook)"""
-    def __init__(self, params, places, buckets, group=None):
-        self.params, self.places, self.buckets, self.group = params, places, buckets, group
-        self.ranks = dist.get_world_size(group)
-        self.of = [next(n for n, (a, b) in enumerate(buckets) if a <= place < b) for place in places]
-        for i, p in enumerate(params):
-            p.register_hook(lambda g: self.land())
-            p.register_post_accumulate_grad_hook(partial(self.hook, i))
-        self.reset()
-    def reset(self):
-        self.missing = [self.of.count(n) for n in range(len(self.buckets))]
-        self.filling, self.flying, self.shards = {}, None, {}
-    def open(self, n):
-        if n not in self.filling:
-            a, b = self.buckets[n]
-            self.filling[n] = torch.zeros(b - a, dtype=self.params[0].dtype)
-        return self.filling[n]
-    def hook(self, i, p):
-        n = self.of[i]; at = self.places[i] - self.buckets[n][0]
-        self.open(n)[at:at + p.numel()] = p.grad.flatten(); p.grad = None
-        self.missing[n] -= 1
-        if not self.missing[n]: self.send(n)
-    def land(self):
-        if self.flying:
-            n, work, buffer, shard = self.flying; work.wait(); self.shards[n] = shard; self.flying = None
-    def send(self, n):
-        buffer = self.open(n); del self.filling[n]; self.land()
-        shard = buffer.new_empty(len(buffer) // self.ranks)
-        self.flying = n, dist.reduce_scatter_tensor(shard, buffer, group=self.group, async_op=True), buffer, shard
-    def finish(self):
-        for n, m in enumerate(self.missing):
-            if m: self.send(n)
-        self.land()
-        out = [self.shards[n] for n in range(len(self.buckets))]; self.reset()
-        return out
 
 
 # %% wrong: whole gradient in numpy

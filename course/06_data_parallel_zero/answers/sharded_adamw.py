@@ -16,23 +16,23 @@ WRONG = [
         ("self.lr * self.m /", "self.lr * m /"),
         told="keeps",
     ),
-    Edit(_GATHER, "pass", told="still old"),
+    Edit(_GATHER, "pass", mistake="Each rank has new weights in its own part only; the parts of others are still old. (What is " "gathered into another tensor is not in `weights`.)"),
     Edit(
         _GATHER,
         "whole = torch.empty_like(self.weights)\n        "
         "dist.all_gather_into_tensor(whole, self.own.clone(), group=self.group)\n        self.weights = whole",
-        told="is not in `weights`",
+        mistake="Each rank has new weights in its own part only; the parts of others are still old. (What is " "gathered into another tensor is not in `weights`.)",
     ),
-    Edit(" / (1 - b2**self.t)", "", (" / (1 - b1**self.t)", ""), told="begin at 0"),
-    Edit("        self.t += 1\n", "        self.t = 1\n", told="stays 1"),
-    Edit("for start, stop in self.decay:", "for start, stop in [(0, len(self.own))]:", told="must not"),
-    Edit("self.own[start:stop] *= 1 - self.lr * self.weight_decay", "pass", told="Nothing decays"),
+    Edit(" / (1 - b2**self.t)", "", (" / (1 - b1**self.t)", ""), mistake="The moments begin at 0 and are too small in the first steps: both are divided by 1 - beta^t."),
+    Edit("        self.t += 1\n", "        self.t = 1\n", mistake="In the correction of the moments t counts the steps; it stays 1 here."),
+    Edit("for start, stop in self.decay:", "for start, stop in [(0, len(self.own))]:", mistake="Weights decay that must not: only the stretches in `decay` do."),
+    Edit("self.own[start:stop] *= 1 - self.lr * self.weight_decay", "pass", mistake="Nothing decays."),
     Edit(
         "self.own[start:stop] *= 1 - self.lr * self.weight_decay",
         "grad = grad.clone(); grad[start:stop] += self.weight_decay * self.own[start:stop]",
-        told="its W | Nothing decays",
+        mistake="Nothing decays.",
     ),
-    Edit(".sqrt() + self.eps", ".add(self.eps).sqrt()", told="not under it"),
+    Edit(".sqrt() + self.eps", ".add(self.eps).sqrt()", mistake="eps is added to the root, not under it."),
     # zeros elsewhere, then a sum: twice the bytes
     Edit(
         _GATHER,
@@ -190,7 +190,7 @@ class ShardedAdamW:
 
 
 # %% wrong: decay through the gradient
-# told: that is its W
+# mistake: The decay goes through the gradient, and so through the moments. In AdamW it stands beside them: that is its W.
 import torch
 import torch.distributed as dist
 
@@ -258,108 +258,3 @@ class ShardedAdamW:
         w -= self.lr * m / (1 - b1**self.t) / (numpy.sqrt(v / (1 - b2**self.t)) + self.eps)
 
 
-# %% wrong: state in lists
-# told: the moments of all weights
-import numpy
-import torch
-import torch.distributed as dist
-
-STATE = {}
-
-
-class ShardedAdamW:
-    """Moments of all weights, in lists of a global dict: the gradient is gathered, and every rank updates everything."""
-
-    def __init__(self, weights, decay, lr, weight_decay, betas, eps, group=None):
-        self.weights, self.lr, self.betas, self.eps, self.group, self.t = weights, lr, betas, eps, group, 0
-        ranks = dist.get_world_size(group)
-        ends, every = torch.zeros(4, dtype=torch.int32), torch.zeros(4 * ranks, dtype=torch.int32)
-        for i, (a, b) in enumerate(decay):
-            ends[2 * i], ends[2 * i + 1] = a, b
-        dist.all_gather_into_tensor(every, ends, group=group)
-        part = len(weights) // ranks
-        of_ranks = enumerate(every.view(ranks, 2, 2).tolist())
-        self.shrink = [(r * part + a, r * part + b) for r, spans in of_ranks for a, b in spans]
-        self.kept = 1 - lr * weight_decay
-        STATE["m"], STATE["v"] = [0.0] * len(weights), [0.0] * len(weights)
-
-    @torch.no_grad()
-    def step(self, grad):
-        whole = torch.empty_like(self.weights)
-        dist.all_gather_into_tensor(whole, grad.contiguous(), group=self.group)
-        g, w, (b1, b2) = whole.numpy(), self.weights.numpy(), self.betas
-        self.t += 1
-        for a, b in self.shrink:
-            w[a:b] *= self.kept
-        m, v = (numpy.array(STATE[name], g.dtype) for name in "mv")
-        m += (1 - b1) * (g - m)
-        v += (1 - b2) * (g * g - v)
-        STATE["m"], STATE["v"] = m.tolist(), v.tolist()
-        w -= self.lr * m / (1 - b1**self.t) / (numpy.sqrt(v / (1 - b2**self.t)) + self.eps)
-
-
-# %% wrong: state of all weights
-# told: the moments of all weights
-import torch
-import torch.distributed as dist
-
-
-class ShardedAdamW:
-    def __init__(
-        self, weights: torch.Tensor, decay: list[tuple[int, int]], lr: float, weight_decay: float,
-        betas: tuple[float, float], eps: float, group: dist.ProcessGroup | None = None,
-    ):
-        """weights [n], n divides by the number of ranks of `group`."""
-        self.weights, self.decay, self.lr, self.weight_decay = weights, decay, lr, weight_decay
-        self.betas, self.eps, self.group, self.t = betas, eps, group, 0
-        self.mine = weights.detach(); self.ranks = dist.get_world_size(group); self.rank = dist.get_rank(group); spans = [None] * self.ranks; dist.all_gather_object(spans, decay, group=group); part = len(weights) // self.ranks; self.decay = [(r * part + a, r * part + b) for r, s in enumerate(spans) for a, b in s]
-        self.m = torch.zeros_like(self.mine)
-        self.v = torch.zeros_like(self.mine)
-
-    @torch.no_grad()
-    def step(self, grad: torch.Tensor) -> None:
-        """grad: of this rank's part. Afterwards `weights` is new everywhere, on every rank."""
-        self.t += 1; whole = torch.empty_like(self.weights); dist.all_gather_into_tensor(whole, grad, group=self.group); grad = whole
-        b1, b2 = self.betas
-        for a, b in self.decay:
-            self.mine[a:b] *= 1 - self.lr * self.weight_decay
-        self.m.mul_(b1).add_(grad, alpha=1 - b1)
-        self.v.mul_(b2).addcmul_(grad, grad, value=1 - b2)
-        self.mine -= self.lr * (self.m / (1 - b1**self.t)) / ((self.v / (1 - b2**self.t)).sqrt() + self.eps)
-
-
-# %% wrong: state over numpy
-# told: the moments of all weights
-import numpy
-import torch
-import torch.distributed as dist
-
-
-class ShardedAdamW:
-    """Moments of all weights, in tensors over numpy's memory: the gradient is gathered, and every rank updates everything."""
-
-    def __init__(self, weights, decay, lr, weight_decay, betas, eps, group=None):
-        self.weights, self.lr, self.betas, self.eps, self.group, self.t = weights, lr, betas, eps, group, 0
-        ranks = dist.get_world_size(group)
-        ends, every = torch.zeros(4, dtype=torch.int32), torch.zeros(4 * ranks, dtype=torch.int32)
-        for i, (a, b) in enumerate(decay):
-            ends[2 * i], ends[2 * i + 1] = a, b
-        dist.all_gather_into_tensor(every, ends, group=group)
-        part = len(weights) // ranks
-        of_ranks = enumerate(every.view(ranks, 2, 2).tolist())
-        self.shrink = [(r * part + a, r * part + b) for r, spans in of_ranks for a, b in spans]
-        self.kept = 1 - lr * weight_decay
-        dtype = weights.numpy().dtype
-        self.m, self.v = (torch.from_numpy(numpy.zeros(len(weights), dtype)) for _ in range(2))
-
-    @torch.no_grad()
-    def step(self, grad):
-        whole = torch.empty_like(self.weights)
-        dist.all_gather_into_tensor(whole, grad.contiguous(), group=self.group)
-        g, w, (b1, b2) = whole, self.weights, self.betas
-        self.t += 1
-        for a, b in self.shrink:
-            w[a:b] *= self.kept
-        self.m.lerp_(g, 1 - b1)
-        self.v.lerp_(g * g, 1 - b2)
-        w -= self.lr * self.m / (1 - b1**self.t) / ((self.v / (1 - b2**self.t)).sqrt() + self.eps)

@@ -5,7 +5,7 @@ WRONG = [
         "(right * right).sum()",
         "(mine * mine).sum()",
         ("mine - factor * right", "right - factor * mine"),
-        told="got over want",
+        mistake="The factor is got over want.",
     ),
     Edit("(mine * right).sum() / (right * right).sum()", "mine.norm() / right.norm()"),
     Edit(
@@ -15,7 +15,7 @@ WRONG = [
     ),
     Edit("else math.nan", "else 0.0"),
     Edit("proportional = (mine - factor * right).norm() <= 1e-3 * (factor * right).norm()", "proportional = True"),
-    Edit("factor.item() if proportional", "factor.item() if proportional and factor > 0", told="may be 0"),
+    Edit("factor.item() if proportional", "factor.item() if proportional and factor > 0", mistake="A factor may be 0, or negative."),
     Edit("1e-3 * (factor * right).norm()", "1e-3 * right.norm()"),
 ]
 
@@ -77,7 +77,7 @@ def suspects(got: list[torch.Tensor], want: torch.Tensor) -> list[float]:
 
 
 # %% wrong: element by element
-# told: element by element
+# mistake: You compare element by element. A part is right if the norm of its *whole* error is small: rounding leaves a little where 0 is right.
 import math
 
 import torch
@@ -100,22 +100,8 @@ def suspects(got: list[torch.Tensor], want: torch.Tensor) -> list[float]:
     return found
 
 
-# %% wrong: isclose
-# told: element by element
-import math, torch
-def suspects(got, want):
-    whole = torch.cat(list(got)); pad = len(whole) - len(want); want = torch.nn.functional.pad(want, (0, pad))
-    out, at = [], 0
-    for g in got:
-        w = want[at:at + len(g)]; at += len(g)
-        ks = [1.0] + [float(g[k] / w[k]) for k in [int(w.abs().argmax())] if len(g) and w[k]]
-        fit = [f for f in ks if torch.isclose(g, torch.as_tensor(f, dtype=w.dtype) * w, rtol=1e-3, atol=0).all()]
-        out.append(fit[0] if fit else math.nan)
-    return out
-
-
 # %% wrong: padding ignored
-# told: Padding belongs to the last part
+# mistake: Padding belongs to the last part. Where it is not 0, the part is wrong.
 import math
 
 import torch

@@ -1,23 +1,23 @@
 from labkit.answers import Edit
 
 WRONG = [
-    Edit("offset[dim] = part * size[dim]", "pass", told="places in the part"),
-    Edit("many = (stop - start) // width if column == 0 else 0", "many = 0", told="are one box"),
+    Edit("offset[dim] = part * size[dim]", "pass", mistake="These are places in the part. A checkpoint knows places in the whole tensor only."),
+    Edit("many = (stop - start) // width if column == 0 else 0", "many = 0", mistake="All rows are right. Whole rows that follow each other are one box."),
     Edit("[row, row + many], [0, width]", "[row, many], [0, width]"),
-    Edit("size[dim] //= parts", "pass", ("part * size[dim]", "0"), told="counted in the part"),
+    Edit("size[dim] //= parts", "pass", ("part * size[dim]", "0"), mistake="The numbers are counted in the part, row by row, not in the whole tensor."),
     Edit(
         "found.append([[a + o, b + o]",
         "found.append([[a + o, b - a]",
-        told="not how long",
+        mistake="The second number of a range is where it stops, not how long it is.",
     ),
-    Edit("part * size[dim]", "(parts - 1 - part) * size[dim]", told="another part"),
-    Edit("found.append(", "found.insert(0, ", told="order of the numbers"),
+    Edit("part * size[dim]", "(parts - 1 - part) * size[dim]", mistake="That is another part: part 0 is the first."),
+    Edit("found.append(", "found.insert(0, ", mistake="The boxes stand in the order of the numbers."),
     Edit("min(width, column + stop - start)", "width"),
     Edit("if column == 0 else 0", "if True else 0"),
     Edit("while start < stop:", "while start <= stop:"),
-    Edit("while start < stop:", "while stop - start >= size[1]:", told="ends are missing"),
+    Edit("while start < stop:", "while stop - start >= size[1]:", mistake="The ends are missing: a piece may begin and end in the middle of a row."),
     Edit("size = [rows, columns]", "dim = 1 - dim\n    size = [rows, columns]"),
-    Edit("many = (stop - start) // width if", "many = min(1, (stop - start) // width) if", told="are one box"),
+    Edit("many = (stop - start) // width if", "many = min(1, (stop - start) // width) if", mistake="All rows are right. Whole rows that follow each other are one box."),
 ]
 
 RIGHT = [
@@ -65,7 +65,7 @@ def boxes_of(
 
 
 # %% wrong: down the columns
-# told: row by row, too
+# mistake: A part of columns is counted row by row, too.
 # a part of columns is counted down its columns
 def boxes_of(
     rows: int, columns: int, dim: int, parts: int, part: int, start: int, stop: int
@@ -96,7 +96,7 @@ def boxes_of(
 
 
 # %% wrong: ends included
-# told: not included
+# mistake: The last row and the last column of a range are not included, as in Python.
 # the last row and column are included
 def boxes_of(
     rows: int, columns: int, dim: int, parts: int, part: int, start: int, stop: int
@@ -117,7 +117,7 @@ def boxes_of(
 
 
 # %% wrong: first row alone
-# told: they are one box
+# mistake: The first row is held whole, and whole rows follow it: they are one box.
 # three boxes, even where the first row is whole
 def boxes_of(
     rows: int, columns: int, dim: int, parts: int, part: int, start: int, stop: int
@@ -137,7 +137,7 @@ def boxes_of(
 
 
 # %% wrong: one box around
-# told: numbers that this rank does not have
+# mistake: One box around the piece holds numbers that this rank does not have.
 def boxes_of(rows, columns, dim, parts, part, start, stop):
     height, width = (rows // parts, columns) if dim == 0 else (rows, columns // parts)
     if start >= stop:

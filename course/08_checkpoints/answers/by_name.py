@@ -4,25 +4,25 @@ WRONG = [
     Edit(
         "{number: table[name] for number, name in enumerate(names) if name in table}",
         "{number: state[number] for number in range(len(names)) if number in state}",
-        told="by position",
+        mistake="That is by position: the first state goes to the first parameter, whatever its name.",
     ),
-    Edit("enumerate(names) if name in table}", "enumerate(n for n in names if n in table)}", told="do not move up"),
+    Edit("enumerate(names) if name in table}", "enumerate(n for n in names if n in table)}", mistake="A parameter that has no averages keeps its number; those after it do not move up."),
     Edit(
         "if lost := [name for name in table if name not in names]",
         "if lost := []",
-        told="dropped without a message",
+        mistake="Averages whose parameter is gone are dropped without a message. Refuse them, by the parameter's " "name.",
     ),
     Edit(
         "{saved_names[number]: one",
         "{sorted(saved_names)[number]: one",
         ("enumerate(names)", "enumerate(sorted(names))"),
-        told="Sorting the names",
+        mistake="Sorting the names gives a position again, and only where both have the same names.",
     ),
     Edit("saved_names[number]: one", "names[number]: one", ("enumerate(names)", "enumerate(saved_names)")),
     Edit(
         "{number: table[name] for number, name in enumerate(names) if name in table}",
         "table",
-        told="keys are places",
+        mistake="The optimizer knows its parameters by number: the keys are places, not names.",
     ),
     Edit("raise ValueError(", "print("),
     Edit(
@@ -75,7 +75,7 @@ def by_name(state, saved_names, names):
 
 
 # %% wrong: empty entries
-# told: not an empty one
+# mistake: A parameter that has no averages has no entry, not an empty one.
 # a new parameter gets an empty state
 def by_name(state: dict[int, dict], saved_names: list[str], names: list[str]) -> dict[int, dict]:
     of = {saved_names[i]: s for i, s in state.items()}
@@ -86,7 +86,7 @@ def by_name(state: dict[int, dict], saved_names: list[str], names: list[str]) ->
 
 
 # %% wrong: refuses by number
-# told: does not have the name
+# mistake: It is refused, but the text of the ValueError does not have the name of the parameter.
 # refused, with the number of the state
 def by_name(state: dict[int, dict], saved_names: list[str], names: list[str]) -> dict[int, dict]:
     for i in state:
@@ -105,13 +105,3 @@ def by_name(state: dict[int, dict], saved_names: list[str], names: list[str]) ->
     return {names.index(saved_names[i]): s for i, s in state.items()}
 
 
-# %% wrong: skips what does not fit
-# told: dropped without a message
-def by_name(state, saved_names, names):
-    moved = {}
-    for number, one in state.items():
-        try:
-            moved[names.index(saved_names[number])] = one
-        except ValueError:
-            continue
-    return moved

@@ -1,18 +1,18 @@
 from labkit.answers import Edit
 
 WRONG = [
-    Edit("14 * parameters", "16 * parameters", told="no gradients"),
-    Edit("14 * parameters", "18 * parameters", told="no gradients"),
-    Edit("14 * parameters", "12 * parameters", told="weights are missing"),
-    Edit("14 * parameters", "2 * parameters", told="optimizer's averages"),
-    Edit("(ranks * gigabytes * 1e9)", "(gigabytes * 1e9)", told="All ranks write at once"),
-    Edit("gpu_hours * 3600 / ranks", "gpu_hours * 3600", told="the first that fails"),
-    Edit("gpu_hours * 3600 / ranks", "gpu_hours / ranks", told="in seconds"),
-    Edit("every / (2 * failures)", "every / failures", told="half an interval"),
-    Edit("seconds / every + every / (2 * failures)", "seconds / every", told="What failures undo"),
-    Edit("seconds / every + every / (2 * failures)", "every / (2 * failures)", told="in which the run saves"),
-    Edit("math.sqrt(2 * seconds * failures)", "math.sqrt(seconds * failures)", told="are equal"),
-    Edit("math.sqrt(2 * seconds * failures)", "2 * seconds * failures", told="square of an interval"),
+    Edit("14 * parameters", "16 * parameters", mistake="A checkpoint holds no gradients: a step begins without them."),
+    Edit("14 * parameters", "18 * parameters", mistake="A checkpoint holds no gradients: a step begins without them."),
+    Edit("14 * parameters", "12 * parameters", mistake="The bf16 weights are missing. (They could be rounded again, but here they are saved.)"),
+    Edit("14 * parameters", "2 * parameters", mistake="These are the weights alone. To go on training a run needs the fp32 copy and the optimizer's " "averages."),
+    Edit("(ranks * gigabytes * 1e9)", "(gigabytes * 1e9)", mistake="All ranks write at once, each its share."),
+    Edit("gpu_hours * 3600 / ranks", "gpu_hours * 3600", mistake="That is one GPU. Of many, the first that fails ends the run."),
+    Edit("gpu_hours * 3600 / ranks", "gpu_hours / ranks", mistake="Hours and seconds are mixed: all answers are in seconds."),
+    Edit("every / (2 * failures)", "every / failures", mistake="A failure comes, on average, in the middle between two saves: half an interval is lost."),
+    Edit("seconds / every + every / (2 * failures)", "seconds / every", mistake="What failures undo is lost, too."),
+    Edit("seconds / every + every / (2 * failures)", "every / (2 * failures)", mistake="The seconds in which the run saves are lost, too."),
+    Edit("math.sqrt(2 * seconds * failures)", "math.sqrt(seconds * failures)", mistake="At the best interval the two losses are equal; here they are not."),
+    Edit("math.sqrt(2 * seconds * failures)", "2 * seconds * failures", mistake="That is the square of an interval."),
     Edit("1e9", "2**30"),
     Edit("seconds / every + every / (2 * failures)", "seconds / (every + seconds) + every / (2 * failures)"),
 ]
@@ -55,21 +55,8 @@ def costs(parameters: int, ranks: int, gigabytes: float, gpu_hours: float, every
     return {"lost": seconds / every + every * rate / 2, "best": t, "bytes": float(size), "seconds": seconds, "between_failures": 1 / rate}
 
 
-# %% wrong: hours between failures
-# told: Hours and seconds
-# one answer in hours
-import math
-
-
-def costs(parameters: int, ranks: int, gigabytes: float, gpu_hours: float, every: float) -> dict[str, float]:
-    size = 14 * parameters
-    seconds = size / (ranks * gigabytes * 1e9)
-    between = gpu_hours / ranks
-    return {"bytes": size, "seconds": seconds, "between_failures": between, "lost": seconds / every + every / (2 * between * 3600), "best": math.sqrt(2 * seconds * between * 3600)}
-
-
 # %% wrong: lost at the best interval
-# told: at the best interval
+# mistake: This is the share at the best interval. The run saves every `every` seconds.
 # the share is that at the best interval
 import math
 
@@ -82,14 +69,3 @@ def costs(parameters: int, ranks: int, gigabytes: float, gpu_hours: float, every
     return {"bytes": size, "seconds": seconds, "between_failures": between, "lost": seconds / best + best / (2 * between), "best": best}
 
 
-# %% wrong: the whole interval is lost
-# told: half an interval
-# formula and best interval without the half
-import math
-
-
-def costs(parameters: int, ranks: int, gigabytes: float, gpu_hours: float, every: float) -> dict[str, float]:
-    size = 14 * parameters
-    seconds = size / (ranks * gigabytes * 1e9)
-    between = gpu_hours * 3600 / ranks
-    return {"bytes": size, "seconds": seconds, "between_failures": between, "lost": seconds / every + every / between, "best": math.sqrt(seconds * between)}

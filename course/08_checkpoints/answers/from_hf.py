@@ -3,15 +3,15 @@ from labkit.answers import Edit
 _GROUPS = "for group in zip(*pieces) for piece in group"
 
 WRONG = [
-    Edit(_GROUPS, "for piece in [p for of in pieces for p in of]", told="Each group's heads"),
-    Edit("torch.cat([gate, up])", "torch.cat([up, gate])", told="changed places"),
-    Edit('for x in "qkv"]', 'for x in "qvk"]', told="keys stand before values"),
+    Edit(_GROUPS, "for piece in [p for of in pieces for p in of]", mistake="First all q, then all k, then all v: a cut into halves of rows would give one rank no value at " "all. Each group's heads stand together."),
+    Edit("torch.cat([gate, up])", "torch.cat([up, gate])", mistake="The gate comes above up: here they have changed places, and the activation is applied to the " "wrong one."),
+    Edit('for x in "qkv"]', 'for x in "qvk"]', mistake="Within a group keys stand before values; here they have changed places, and no shape shows it."),
     Edit(
         '= packed(at, "bias")',
         '= torch.cat([take(f"{at}self_attn.{x}_proj.bias") for x in "qkv"])',
-        told="biases are not",
+        mistake="The weights are packed and the biases are not: the rows of a bias go with those of its weight.",
     ),
-    Edit("torch.cat([gate, up])", "torch.stack([gate, up], 1).flatten(0, 1)", told="row by row"),
+    Edit("torch.cat([gate, up])", "torch.stack([gate, up], 1).flatten(0, 1)", mistake="Gate and up alternate row by row; they stand one above the other."),
     Edit("    if left:\n", "    if False:\n"),
     Edit('raise ValueError(f"{name} is missing")', "return torch.zeros(1)"),
     Edit('if "lm_head.weight" in left:', "if True:", told="is tied to the embedding there is no lm_head"),
@@ -19,19 +19,19 @@ WRONG = [
     Edit(
         'any(".self_attn.q_proj.bias" in name for name in left)',
         '"model.layers.0.self_attn.q_proj.bias" in theirs',
-        told="does not have the name of the tensor that is missing",
+        mistake="It is refused, but the text of the ValueError does not have the name of the tensor that is " "missing, or that does not belong there.",
     ),
     Edit(
         "    layer = 0\n",
         '    layer, layers = 0, sum(name.endswith("input_layernorm.weight") for name in theirs)\n',
         ('while any(name.startswith(f"model.layers.{layer}.") for name in left):', "while layer < layers:"),
-        told="does not have the name of the tensor that is missing",
+        mistake="It is refused, but the text of the ValueError does not have the name of the tensor that is " "missing, or that does not belong there.",
     ),
     Edit(
         'if "lm_head.weight" in left:',
         "if True:",
         ('take("lm_head.weight")', 'left.pop("lm_head.weight", theirs["model.embed_tokens.weight"])'),
-        told="there is one tensor",
+        mistake="Where embedding and output layer are tied there is one tensor, not two.",
     ),
     Edit("        if biases:\n", "        if False:\n"),
     Edit("        if biases:\n", "        if True:\n"),
@@ -128,207 +128,8 @@ def from_hf(theirs: dict[str, torch.Tensor], heads: int, groups: int) -> dict[st
     return out
 
 
-# %% wrong: does not say which
-# told: does not have the name
-# refused, without the name
-import torch
-
-
-def from_hf(theirs: dict[str, torch.Tensor], heads: int, groups: int) -> dict[str, torch.Tensor]:
-    left = dict(theirs)
-
-    def take(name):
-        if name not in left:
-            raise ValueError("a tensor is missing")
-        return left.pop(name)
-
-    def pack(q, k, v):
-        size = len(q) // heads
-        qs, ks, vs = (list(t.split(size)) for t in (q, k, v))
-        per = heads // groups
-        rows = []
-        for g in range(groups):
-            rows += qs[g * per : (g + 1) * per] + [ks[g], vs[g]]
-        return torch.cat(rows)
-
-    ours = {"embedding.word_embeddings.weight": take("model.embed_tokens.weight"), "decoder.final_layernorm.weight": take("model.norm.weight")}
-    if "lm_head.weight" in left:
-        ours["output_layer.weight"] = take("lm_head.weight")
-    biased = any(n.endswith("_proj.bias") for n in left)
-    layers = {int(n.split(".")[2]) for n in left if n.startswith("model.layers.")}
-    for i in range(len(layers)):
-        t, o = f"model.layers.{i}.", f"decoder.layers.{i}."
-        ours[o + "input_layernorm.weight"] = take(t + "input_layernorm.weight")
-        for kind in ("weight", "bias") if biased else ("weight",):
-            ours[o + "self_attention.linear_qkv." + kind] = pack(*[take(t + f"self_attn.{x}_proj.{kind}") for x in "qkv"])
-        ours[o + "self_attention.linear_proj.weight"] = take(t + "self_attn.o_proj.weight")
-        ours[o + "pre_mlp_layernorm.weight"] = take(t + "post_attention_layernorm.weight")
-        ours[o + "mlp.linear_fc1.weight"] = torch.cat([take(t + "mlp.gate_proj.weight"), take(t + "mlp.up_proj.weight")])
-        ours[o + "mlp.linear_fc2.weight"] = take(t + "mlp.down_proj.weight")
-    if left:
-        raise ValueError(f"unknown: {sorted(left)}")
-    return ours
-
-
-# %% wrong: drops rotary tables
-# told: wrong
-# a tensor that is not in the tables is left out in silence
-import torch
-
-
-def from_hf(theirs: dict[str, torch.Tensor], heads: int, groups: int) -> dict[str, torch.Tensor]:
-    left = dict(theirs)
-
-    def take(name):
-        if name not in left:
-            raise ValueError(f"{name} is missing")
-        return left.pop(name)
-
-    def pack(q, k, v):
-        size = len(q) // heads
-        qs, ks, vs = (list(t.split(size)) for t in (q, k, v))
-        per = heads // groups
-        rows = []
-        for g in range(groups):
-            rows += qs[g * per : (g + 1) * per] + [ks[g], vs[g]]
-        return torch.cat(rows)
-
-    ours = {"embedding.word_embeddings.weight": take("model.embed_tokens.weight"), "decoder.final_layernorm.weight": take("model.norm.weight")}
-    if "lm_head.weight" in left:
-        ours["output_layer.weight"] = take("lm_head.weight")
-    biased = any(n.endswith("_proj.bias") for n in left)
-    layers = {int(n.split(".")[2]) for n in left if n.startswith("model.layers.")}
-    for i in range(len(layers)):
-        t, o = f"model.layers.{i}.", f"decoder.layers.{i}."
-        ours[o + "input_layernorm.weight"] = take(t + "input_layernorm.weight")
-        for kind in ("weight", "bias") if biased else ("weight",):
-            ours[o + "self_attention.linear_qkv." + kind] = pack(*[take(t + f"self_attn.{x}_proj.{kind}") for x in "qkv"])
-        ours[o + "self_attention.linear_proj.weight"] = take(t + "self_attn.o_proj.weight")
-        ours[o + "pre_mlp_layernorm.weight"] = take(t + "post_attention_layernorm.weight")
-        ours[o + "mlp.linear_fc1.weight"] = torch.cat([take(t + "mlp.gate_proj.weight"), take(t + "mlp.up_proj.weight")])
-        ours[o + "mlp.linear_fc2.weight"] = take(t + "mlp.down_proj.weight")
-    left = {n: t for n, t in left.items() if not n.endswith("rotary_emb.inv_freq")}
-    if left:
-        raise ValueError(f"unknown: {sorted(left)}")
-    return ours
-
-
-# %% wrong: each layer with or without biases
-# told: wrong
-# a layer without biases in a model that has them is let through
-import torch
-
-
-def from_hf(theirs: dict[str, torch.Tensor], heads: int, groups: int) -> dict[str, torch.Tensor]:
-    left = dict(theirs)
-
-    def take(name):
-        if name not in left:
-            raise ValueError(f"{name} is missing")
-        return left.pop(name)
-
-    def pack(q, k, v):
-        size = len(q) // heads
-        qs, ks, vs = (list(t.split(size)) for t in (q, k, v))
-        per = heads // groups
-        rows = []
-        for g in range(groups):
-            rows += qs[g * per : (g + 1) * per] + [ks[g], vs[g]]
-        return torch.cat(rows)
-
-    ours = {"embedding.word_embeddings.weight": take("model.embed_tokens.weight"), "decoder.final_layernorm.weight": take("model.norm.weight")}
-    if "lm_head.weight" in left:
-        ours["output_layer.weight"] = take("lm_head.weight")
-    biased = any(n.endswith("_proj.bias") for n in left)
-    layers = {int(n.split(".")[2]) for n in left if n.startswith("model.layers.")}
-    for i in range(len(layers)):
-        t, o = f"model.layers.{i}.", f"decoder.layers.{i}."
-        ours[o + "input_layernorm.weight"] = take(t + "input_layernorm.weight")
-        for kind in ("weight", "bias") if t + "self_attn.q_proj.bias" in left else ("weight",):
-            ours[o + "self_attention.linear_qkv." + kind] = pack(*[take(t + f"self_attn.{x}_proj.{kind}") for x in "qkv"])
-        ours[o + "self_attention.linear_proj.weight"] = take(t + "self_attn.o_proj.weight")
-        ours[o + "pre_mlp_layernorm.weight"] = take(t + "post_attention_layernorm.weight")
-        ours[o + "mlp.linear_fc1.weight"] = torch.cat([take(t + "mlp.gate_proj.weight"), take(t + "mlp.up_proj.weight")])
-        ours[o + "mlp.linear_fc2.weight"] = take(t + "mlp.down_proj.weight")
-    if left:
-        raise ValueError(f"unknown: {sorted(left)}")
-    return ours
-
-
-# %% wrong: layers by their norm
-# told: does not have the name of the tensor that is missing
-# how many layers there are, and whether there are biases, is read from one name
-import torch
-
-
-def from_hf(theirs: dict[str, torch.Tensor], heads: int, groups: int) -> dict[str, torch.Tensor]:
-    layers = 0
-    while f"model.layers.{layers}.input_layernorm.weight" in theirs:
-        layers += 1
-    kinds = ["weight", "bias"] if "model.layers.0.self_attn.q_proj.bias" in theirs else ["weight"]
-    table = {"embedding.word_embeddings.weight": ["model.embed_tokens.weight"], "decoder.final_layernorm.weight": ["model.norm.weight"]}
-    if "lm_head.weight" in theirs:
-        table["output_layer.weight"] = ["lm_head.weight"]
-    for i in range(layers):
-        here, there = f"decoder.layers.{i}.", f"model.layers.{i}."
-        for ours, names in {"input_layernorm.weight": ["input_layernorm.weight"], "self_attention.linear_proj.weight": ["self_attn.o_proj.weight"], "pre_mlp_layernorm.weight": ["post_attention_layernorm.weight"], "mlp.linear_fc1.weight": ["mlp.gate_proj.weight", "mlp.up_proj.weight"], "mlp.linear_fc2.weight": ["mlp.down_proj.weight"], **{f"self_attention.linear_qkv.{k}": [f"self_attn.{x}_proj.{k}" for x in "qkv"] for k in kinds}}.items():
-            table[here + ours] = [there + n for n in names]
-    wanted = {n for names in table.values() for n in names}
-    for name in sorted(wanted ^ set(theirs)):
-        raise ValueError(name)
-    out = {}
-    for ours, names in table.items():
-        parts = [theirs[n] for n in names]
-        if len(parts) == 3:
-            parts = [p for g in zip(*(t.chunk(groups) for t in parts)) for p in g]
-        out[ours] = torch.cat(parts).clone()
-    return out
-
-
-# %% wrong: layers with a gap
-# told: wrong
-# layers 0 and 2 are a model of two layers
-import torch
-
-
-def from_hf(theirs: dict[str, torch.Tensor], heads: int, groups: int) -> dict[str, torch.Tensor]:
-    left = dict(theirs)
-
-    def take(name):
-        if name not in left:
-            raise ValueError(f"{name} is missing")
-        return left.pop(name)
-
-    def pack(q, k, v):
-        size = len(q) // heads
-        qs, ks, vs = (list(t.split(size)) for t in (q, k, v))
-        per = heads // groups
-        rows = []
-        for g in range(groups):
-            rows += qs[g * per : (g + 1) * per] + [ks[g], vs[g]]
-        return torch.cat(rows)
-
-    ours = {"embedding.word_embeddings.weight": take("model.embed_tokens.weight"), "decoder.final_layernorm.weight": take("model.norm.weight")}
-    if "lm_head.weight" in left:
-        ours["output_layer.weight"] = take("lm_head.weight")
-    biased = any(n.endswith("_proj.bias") for n in left)
-    layers = {int(n.split(".")[2]) for n in left if n.startswith("model.layers.")}
-    for i in sorted(layers):
-        t, o = f"model.layers.{i}.", f"decoder.layers.{i}."
-        ours[o + "input_layernorm.weight"] = take(t + "input_layernorm.weight")
-        for kind in ("weight", "bias") if biased else ("weight",):
-            ours[o + "self_attention.linear_qkv." + kind] = pack(*[take(t + f"self_attn.{x}_proj.{kind}") for x in "qkv"])
-        ours[o + "self_attention.linear_proj.weight"] = take(t + "self_attn.o_proj.weight")
-        ours[o + "pre_mlp_layernorm.weight"] = take(t + "post_attention_layernorm.weight")
-        ours[o + "mlp.linear_fc1.weight"] = torch.cat([take(t + "mlp.gate_proj.weight"), take(t + "mlp.up_proj.weight")])
-        ours[o + "mlp.linear_fc2.weight"] = take(t + "mlp.down_proj.weight")
-    if left:
-        raise ValueError(f"unknown: {sorted(left)}")
-    return ours
-
-
 # %% wrong: norms change places
-# told: norms of a layer
+# mistake: The two norms of a layer have changed places: ours are named after what follows, Qwen2's second one after what stands before it.
 # post_attention is taken for what comes after attention in the table
 import torch
 
@@ -369,45 +170,8 @@ def from_hf(theirs: dict[str, torch.Tensor], heads: int, groups: int) -> dict[st
     return ours
 
 
-# %% wrong: shapes only
-# told: changed places
-# pieces are recognised by their shapes: k and v are alike
-import torch
-
-
-def from_hf(theirs, heads, groups):
-    left, ours = dict(theirs), {}
-
-    def take(name):
-        if name not in left:
-            raise ValueError(name)
-        return left.pop(name)
-
-    ours["embedding.word_embeddings.weight"] = take("model.embed_tokens.weight")
-    ours["decoder.final_layernorm.weight"] = take("model.norm.weight")
-    if "lm_head.weight" in left:
-        ours["output_layer.weight"] = take("lm_head.weight")
-    layer, biased = 0, any(name.endswith("q_proj.bias") for name in left)
-    while any(name.startswith(f"model.layers.{layer}.") for name in left):
-        a, b = f"model.layers.{layer}.", f"decoder.layers.{layer}."
-        for kind in ("weight", "bias") if biased else ("weight",):
-            parts = [take(f"{a}self_attn.{x}_proj.{kind}") for x in "vqk"]
-            parts.sort(key=len, reverse=True)
-            pieces = [part.chunk(groups) for part in parts]
-            ours[f"{b}self_attention.linear_qkv.{kind}"] = torch.cat([p for group in zip(*pieces) for p in group])
-        ours[f"{b}self_attention.linear_proj.weight"] = take(f"{a}self_attn.o_proj.weight")
-        ours[f"{b}mlp.linear_fc1.weight"] = torch.cat([take(f"{a}mlp.{x}_proj.weight") for x in ("gate", "up")])
-        ours[f"{b}mlp.linear_fc2.weight"] = take(f"{a}mlp.down_proj.weight")
-        ours[f"{b}input_layernorm.weight"] = take(f"{a}input_layernorm.weight")
-        ours[f"{b}pre_mlp_layernorm.weight"] = take(f"{a}post_attention_layernorm.weight")
-        layer += 1
-    if left:
-        raise ValueError(str(list(left)))
-    return ours
-
-
 # %% wrong: shares heads as cards
-# told: group 0 has the first ones
+# mistake: The query heads of a group follow each other: group 0 has the first ones, not each `groups`-th one.
 import torch
 
 

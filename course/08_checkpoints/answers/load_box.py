@@ -26,7 +26,7 @@ WRONG = [
         told="side by side",
     ),
     Edit(_LOAD, f"({_LOAD}, {_LOAD})[1]", told="more than once"),
-    Edit("start = at + (row", "start = (row", told="where `at` says"),
+    Edit("start = at + (row", "start = (row", mistake="A region begins in its file where `at` says; before it lie numbers of others."),
     Edit(
         "torch.empty(",
         "torch.zeros(",
@@ -35,11 +35,11 @@ WRONG = [
             '- filled} numbers of {box} are in no region")\n',
             "",
         ),
-        told="nothing was stored",
+        mistake="Where nothing was stored it returns zeros, or what was in memory. A run that begins with them " "trains on without an error.",
     ),
     Edit("(row - r0) * (c1 - c0)", "(row - r0) * (right - left)"),
     Edit("+ first - c0\n", "\n"),
-    Edit("raise ValueError(", "print(", told="never stored | what was in memory"),
+    Edit("raise ValueError(", "print(", mistake="Where nothing was stored it returns zeros, or what was in memory. A run that begins with them " "trains on without an error."),
     Edit("filled < found.numel()", "filled == 0"),
     Edit("if first >= last:", "if False:", told="an empty read"),
     Edit("range(max(top, r0), min(bottom, r1))", "range(top, bottom)"),
@@ -126,6 +126,30 @@ def load_box(memory, regions: list, box: list[list[int]]) -> torch.Tensor:
     return torch.tensor([[numbers[r, c] for c in range(c0, c1)] for r in range(r0, r1)])
 
 
+# %% wrong: one stretch
+# mistake: Of each region one stretch is taken. Its rows are wider than the box, so the stretch runs on into columns that are not wanted.
+# the box is taken for a stretch of the file
+import torch
+
+
+def load_box(memory, regions: list, box: list[list[int]]) -> torch.Tensor:
+    (r0, r1), (c0, c1) = box
+    out = torch.zeros(r1 - r0, c1 - c0)
+    seen = 0
+    for file, at, ((a, b), (c, d)) in regions:
+        left, right = max(c, c0), min(d, c1)
+        top, bottom = max(a, r0), min(b, r1)
+        if left >= right or top >= bottom:
+            continue
+        first = at + (top - a) * (d - c) + left - c
+        n = (right - left) * (bottom - top)
+        out[top - r0 : bottom - r0, left - c0 : right - c0] = memory.load(file, first, first + n).view(bottom - top, right - left)
+        seen += n
+    if seen < out.numel():
+        raise ValueError("missing")
+    return out
+
+
 # %% wrong: nan marks a hole
 # told: every number of this box
 # a stored NaN is taken for a hole
@@ -146,30 +170,6 @@ def load_box(memory, regions: list, box: list[list[int]]) -> torch.Tensor:
             filled += right - left
     if out.isnan().any():
         raise ValueError("a shard is missing")
-    return out
-
-
-# %% wrong: one stretch
-# told: one stretch
-# the box is taken for a stretch of the file
-import torch
-
-
-def load_box(memory, regions: list, box: list[list[int]]) -> torch.Tensor:
-    (r0, r1), (c0, c1) = box
-    out = torch.zeros(r1 - r0, c1 - c0)
-    seen = 0
-    for file, at, ((a, b), (c, d)) in regions:
-        left, right = max(c, c0), min(d, c1)
-        top, bottom = max(a, r0), min(b, r1)
-        if left >= right or top >= bottom:
-            continue
-        first = at + (top - a) * (d - c) + left - c
-        n = (right - left) * (bottom - top)
-        out[top - r0 : bottom - r0, left - c0 : right - c0] = memory.load(file, first, first + n).view(bottom - top, right - left)
-        seen += n
-    if seen < out.numel():
-        raise ValueError("missing")
     return out
 
 

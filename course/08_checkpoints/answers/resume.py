@@ -1,21 +1,21 @@
 from labkit.answers import Edit
 
 WRONG = [
-    Edit("copy.deepcopy({", "({", told="not copies"),
-    Edit('    run.optimizer.load_state_dict(state["optimizer"])\n', "", told="begins anew"),
-    Edit('    run.scheduler.load_state_dict(state["scheduler"])\n', "", told="schedule begins anew"),
-    Edit('    torch.set_rng_state(state["dropout"])', "    pass", told="Dropout draws other"),
-    Edit('    run.data.order = state["order"]\n', "", told="not those drawn"),
-    Edit('    run.data.position = state["position"]\n', "", told="how far"),
-    Edit('    run.data.generator.set_state(state["generator"])\n', "", told="another stream"),
-    Edit('    run.model.load_state_dict(state["model"])\n', "", told="weights are not"),
+    Edit("copy.deepcopy({", "({", mistake="What is saved changes while the run trains on: a state dict holds the tensors themselves, not " "copies."),
+    Edit('    run.optimizer.load_state_dict(state["optimizer"])\n', "", mistake="The optimizer begins anew: its averages and its count of steps are state too."),
+    Edit('    run.scheduler.load_state_dict(state["scheduler"])\n', "", mistake="The schedule begins anew, and the rate with it."),
+    Edit('    torch.set_rng_state(state["dropout"])', "    pass", mistake="Dropout draws other numbers: the place in torch's own stream of random numbers is state too."),
+    Edit('    run.data.order = state["order"]\n', "", mistake="The rows of the epoch that has begun are not those drawn for it."),
+    Edit('    run.data.position = state["position"]\n', "", mistake="The order of this epoch is right; how far the run had come in it is not."),
+    Edit('    run.data.generator.set_state(state["generator"])\n', "", mistake="This epoch is right, and the next one is drawn from another stream."),
+    Edit('    run.model.load_state_dict(state["model"])\n', "", mistake="The weights are not those that were saved."),
     Edit('"position": run.data.position,', '"position": 0,'),
     Edit("    return copy.deepcopy({", "    torch.manual_seed(0)\n    return copy.deepcopy({"),
     Edit(
         "    return copy.deepcopy({",
         "    state = torch.get_rng_state()\n    torch.manual_seed(0)\n    return copy.deepcopy({",
         ('"dropout": torch.get_rng_state()', '"dropout": state'),
-        told="Saving has changed the run itself",
+        mistake="Saving has changed the run itself: rank 0, which only saves and trains on, no longer makes its " "own steps.",
     ),
     # the order is drawn again from the generator
     Edit(
@@ -146,7 +146,7 @@ def load_state(run, state):
 
 
 # %% wrong: averages without their count
-# told: count of steps is not
+# mistake: The averages are right; the optimizer's count of steps is not.
 # the averages are copied, the count of steps is not
 import copy
 
@@ -173,7 +173,7 @@ def load_state(run, state: dict) -> None:
 
 
 # %% wrong: data from its seed
-# told: not at its place
+# mistake: The stream of the data begins at its seed again, not at its place.
 # the seed of the generator is kept, not its state
 import copy
 
@@ -197,55 +197,8 @@ def load_state(run, state: dict) -> None:
     torch.set_rng_state(state["rng"])
 
 
-# %% wrong: dropout from its seed
-# told: not at its place
-# the seed of the stream is kept, not its state
-import copy
-
-import torch
-
-
-def save_state(run) -> dict:
-    return copy.deepcopy({
-        "model": run.model.state_dict(), "optimizer": run.optimizer.state_dict(), "scheduler": run.scheduler.state_dict(),
-        "order": run.data.order, "position": run.data.position, "generator": run.data.generator.get_state(),
-        "rng": torch.initial_seed(),
-    })
-
-
-def load_state(run, state: dict) -> None:
-    run.model.load_state_dict(state["model"])
-    run.optimizer.load_state_dict(state["optimizer"])
-    run.scheduler.load_state_dict(state["scheduler"])
-    run.data.order, run.data.position = state["order"], state["position"]
-    run.data.generator.set_state(state["generator"])
-    torch.manual_seed(state["rng"])
-
-
-# %% wrong: epoch drawn again
-# told: rows of the epoch
-# only the generator and the position are kept; the order of the epoch cannot be drawn again from it
-import copy
-
-import torch
-
-
-def save_state(run):
-    return copy.deepcopy({"m": run.model.state_dict(), "o": run.optimizer.state_dict(), "s": run.scheduler.state_dict(),
-                          "p": run.data.position, "g": run.data.generator.get_state(), "r": torch.get_rng_state()})
-
-
-def load_state(run, state):
-    run.model.load_state_dict(state["m"])
-    run.optimizer.load_state_dict(state["o"])
-    run.scheduler.load_state_dict(state["s"])
-    run.data.position = state["p"]
-    run.data.generator.set_state(state["g"])
-    torch.set_rng_state(state["r"])
-
-
 # %% wrong: in evaluation mode
-# told: evaluation mode
+# mistake: The model is in evaluation mode: nothing is dropped any more.
 # loaded as for a test
 import copy
 

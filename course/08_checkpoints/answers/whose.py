@@ -1,26 +1,26 @@
 from labkit.answers import Edit
 
 WRONG = [
-    Edit("torch.equal(saved[source], numbers)", "saved[source].shape == numbers.shape", told="Equal shapes"),
+    Edit("torch.equal(saved[source], numbers)", "saved[source].shape == numbers.shape", mistake="Equal shapes are no proof: half of the parameters of a layer have the same one."),
     Edit(
         "torch.equal(saved[source], numbers)",
         "saved[source].shape == numbers.shape and torch.isclose(saved[source].sum(), numbers.sum())",
-        told="Sums and norms",
+        mistake="Sums and norms are the same for other numbers, or the same in another order.",
     ),
     Edit(
         "torch.equal(saved[source], numbers)",
         "saved[source].shape == numbers.shape and torch.allclose(saved[source], numbers)",
-        told="Near is not",
+        mistake="Near is not the same: what was saved and read again is equal in every bit.",
     ),
     Edit("torch.equal(saved[source], numbers)", "torch.isclose(saved[source].norm(), numbers.norm())"),
-    Edit("name if name in sources else sources[0]", "sources[0]", told="its own comes first"),
-    Edit("else None", "else name", told="belongs to no parameter"),
+    Edit("name if name in sources else sources[0]", "sources[0]", mistake="Where several are equal, its own comes first: that is no mix-up."),
+    Edit("else None", "else name", mistake="What was never saved belongs to no parameter: None."),
     Edit("name if name in sources else sources[0]", "sources[-1]"),
-    Edit("return found", "return {source: name for name, source in found.items()}", told="other way round"),
+    Edit("return found", "return {source: name for name, source in found.items()}", mistake="The other way round: asked is, of each name of `restored`, where its numbers come from."),
     Edit(
         "return found",
         "return {name: None if name == source else source for name, source in found.items()}",
-        told="its own name",
+        mistake="A parameter that has its own is named too, with its own name.",
     ),
     Edit(
         "torch.equal(saved[source], numbers)",
@@ -81,7 +81,7 @@ def whose(saved: dict[str, torch.Tensor], restored: dict[str, torch.Tensor]) -> 
 
 
 # %% wrong: each name once
-# told: averages of the same one
+# mistake: Several parameters may have been given the averages of the same one.
 # a name that was found is not looked for again
 import torch
 
@@ -96,7 +96,7 @@ def whose(saved: dict[str, torch.Tensor], restored: dict[str, torch.Tensor]) -> 
 
 
 # %% wrong: last of equals
-# told: here it is the last
+# mistake: Of several that are equal, the first in the order of `saved` is named; here it is the last.
 # the last of several that are equal
 import torch
 

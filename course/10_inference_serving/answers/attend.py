@@ -6,22 +6,22 @@ WRONG = [
         "(kept + i) // size",
         ("keys[table]", "keys[: len(table)]"),
         ("values[table]", "values[: len(table)]"),
-        told="Page i of the sequence",
+        mistake="Page i of the sequence is not page i of the memory: the table says which one.",
     ),
     Edit(
-        "[: kept + n]", "", ("torch.arange(kept + n)", "torch.arange(len(seen_k))"), told="Rows behind the last token"
+        "[: kept + n]", "", ("torch.arange(kept + n)", "torch.arange(len(seen_k))"), mistake="Rows behind the last token are read: they hold nothing of this sequence."
     ),
-    Edit("        keys[page, row], values[page, row] = k[i], v[i]\n", "", told="not written"),
-    Edit("(kept + i) // size], (kept + i) % size", "i // size], i % size", told="written over the first"),
+    Edit("        keys[page, row], values[page, row] = k[i], v[i]\n", "", mistake="The new keys and values are not written into their rows."),
+    Edit("(kept + i) // size], (kept + i) % size", "i // size], i % size", mistake="The new tokens come behind the kept ones; here they are written over the first."),
     Edit("    return scores", "    scores = q @ k.T / math.sqrt(d)\n    seen_v = v\n    return scores"),
     Edit(
         "torch.arange(kept + n) > torch.arange(kept, kept + n)[:, None]",
         "torch.zeros(n, kept + n).bool()",
-        told="come after it",
+        mistake="A new token sees new ones that come after it.",
     ),
-    Edit("> torch.arange", ">= torch.arange", told="sees itself"),
-    Edit(" / math.sqrt(d)", "", told="not divided"),
-    Edit("math.sqrt(d)", "d", told="by d, not"),
+    Edit("> torch.arange", ">= torch.arange", mistake="A new token sees itself, too, and the new ones before it."),
+    Edit(" / math.sqrt(d)", "", mistake="The scores are not divided by the square root of d."),
+    Edit("math.sqrt(d)", "d", mistake="The scores are divided by d, not by its square root."),
     Edit("keys[page, row], values[page, row] = k[i], v[i]", "keys[page, row], values[page, row] = v[i], k[i]"),
     Edit("keys[table]", "keys[torch.tensor(table).sort().values]"),
 ]
@@ -91,23 +91,8 @@ def attend(q, k, v, keys, values, table, kept):
     return out / mass
 
 
-# %% wrong: copies the pages
-# told: not written
-import math
-import torch
-
-
-def attend(q, k, v, keys, values, table, kept):
-    total = kept + len(q)
-    all_k, all_v = keys[table].flatten(0, 1), values[table].flatten(0, 1)
-    all_k[kept:total], all_v[kept:total] = k, v
-    hidden = torch.arange(total) > torch.arange(kept, total)[:, None]
-    scores = (q @ all_k[:total].T / math.sqrt(q.shape[1])).masked_fill(hidden, -math.inf)
-    return scores.softmax(-1) @ all_v[:total]
-
-
 # %% wrong: prompts only
-# told: kept before are not looked at
+# mistake: The tokens that were kept before are not looked at.
 import math
 import torch
 
@@ -119,23 +104,6 @@ def attend(q, k, v, keys, values, table, kept):
         values[table[(kept + i) // size], (kept + i) % size] = v[i]
     hidden = torch.ones(len(q), len(q)).triu(1).bool()
     return (q @ k.T / math.sqrt(q.shape[1])).masked_fill(hidden, -math.inf).softmax(-1) @ v
-
-
-# %% wrong: rows behind weigh nothing
-# told: Rows behind the last token
-import math
-import torch
-
-
-def attend(q, k, v, keys, values, table, kept):
-    size, total = keys.shape[1], kept + len(q)
-    for i in range(len(q)):
-        keys[table[(kept + i) // size], (kept + i) % size] = k[i]
-        values[table[(kept + i) // size], (kept + i) % size] = v[i]
-    all_k, all_v = keys[table].flatten(0, 1), values[table].flatten(0, 1)
-    hidden = torch.arange(len(all_k)) > torch.arange(kept, total)[:, None]
-    scores = (q @ all_k.T / math.sqrt(q.shape[1])).masked_fill(hidden, -math.inf)
-    return scores.softmax(-1) @ all_v
 
 
 # %% wrong: zeroes what is nan

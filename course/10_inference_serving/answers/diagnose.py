@@ -1,7 +1,7 @@
 from labkit.answers import Edit, Same
 
 WRONG = [
-    Edit("abs(value - scored[i])", 'abs(value - alone["log_probs"][i])', told="another text"),
+    Edit("abs(value - scored[i])", 'abs(value - alone["log_probs"][i])', mistake="Behind another token the values of the request alone are those of another text: compare with " "`scored`."),
     Edit(
         '        if abs(value - scored[i]) > 1e-3:\n            return ("memory", i)\n',
         "",
@@ -10,13 +10,13 @@ WRONG = [
             '    for i, value in enumerate(served["log_probs"]):\n        if abs(value - '
             'scored[i]) > 1e-3:\n            return ("memory", i)\n    return ("right"',
         ),
-        told="The first difference counts",
+        mistake="The first difference counts, be it a value's or a token's.",
     ),
-    Edit("> 1e-3", "> 0", told="last digits differ"),
-    Edit('("memory", i)', '("draw", i )', ('("draw", i)', '("memory", i)'), told="exchanged"),
-    Edit('("memory", i)', '("memory", i + 1)', ('("draw", i)', '("draw", i + 1)'), told="counted from 0"),
-    Edit("abs(value - scored[i])", "value - scored[i]", told="lower than it should be | higher than it should be"),
-    Edit("abs(value - scored[i])", "scored[i] - value", told="lower than it should be | higher than it should be"),
+    Edit("> 1e-3", "> 0", mistake="Two passes add up in another order: the last digits differ, and that is no damage."),
+    Edit('("memory", i)', '("draw", i )', ('("draw", i)', '("memory", i)'), mistake="The names are exchanged: a wrong draw leaves the values right."),
+    Edit('("memory", i)', '("memory", i + 1)', ('("draw", i)', '("draw", i + 1)'), mistake="Places are counted from 0."),
+    Edit("abs(value - scored[i])", "value - scored[i]", mistake="A value may also be lower than it should be."),
+    Edit("abs(value - scored[i])", "scored[i] - value", mistake="A value may also be lower than it should be."),
     Edit("> 1e-3", "> 1e-2"),
 ]
 

@@ -4,20 +4,20 @@ WRONG = [
     Edit(
         'count = min(one["tokens"], budget)\n        free',
         'count = one["tokens"]\n        if count > budget:\n            break\n        free',
-        told="computed in part",
+        mistake="A prompt that is longer than the room left is computed in part: its chunk fills the step.",
     ),
-    Edit("newest = left.pop()", "newest = left.pop(0)", told="The oldest loses"),
-    Edit('            free += newest["pages"]\n', "", told="can be taken at once"),
-    Edit("preempted or budget == 0", "budget == 0", told="nobody is admitted"),
-    Edit('-(-(one["tokens"] + 1) // size)', '-(-min(one["tokens"], budget) // size)', told="not for a chunk"),
-    Edit('(one["tokens"] + 1)', '(one["tokens"])', told="next token needs a place"),
-    Edit("free - -(-count // size)", "free - pages", told="asked for, not taken"),
-    Edit("            break\n", "            continue\n", told="makes those behind it wait"),
-    Edit("len(left) == seats or ", "", told="so many seats"),
-    Edit("        left.append(one)\n", "", told="have seats, too"),
-    Edit('min(one["tokens"] - one["computed"], budget)', "min(1, budget)", told="the rest of its prompt"),
-    Edit('min(one["tokens"] - one["computed"], budget)', 'one["tokens"] - one["computed"]', told="share the budget"),
-    Edit(' - one["pages"]', "", ('(one["computed"] + count) // size)', "count // size)"), told="has pages already"),
+    Edit("newest = left.pop()", "newest = left.pop(0)", mistake="The oldest loses its pages here: then nobody's answer is sure to end."),
+    Edit('            free += newest["pages"]\n', "", mistake="What a preempted sequence gives back can be taken at once."),
+    Edit("preempted or budget == 0", "budget == 0", mistake="In a step that takes pages away from somebody nobody is admitted."),
+    Edit('-(-(one["tokens"] + 1) // size)', '-(-min(one["tokens"], budget) // size)', mistake="Admitted is who finds pages for all its tokens and the next, not for a chunk alone."),
+    Edit('(one["tokens"] + 1)', '(one["tokens"])', mistake="Its next token needs a place, too: else it may be preempted in the next step."),
+    Edit("free - -(-count // size)", "free - pages", mistake="A chunk takes pages for itself; the others are asked for, not taken."),
+    Edit("            break\n", "            continue\n", mistake="One that does not fit makes those behind it wait: else it may wait for ever."),
+    Edit("len(left) == seats or ", "", mistake="There are only so many seats."),
+    Edit("        left.append(one)\n", "", mistake="Those that were admitted in this step have seats, too."),
+    Edit('min(one["tokens"] - one["computed"], budget)', "min(1, budget)", mistake="One that runs may have more than one token to compute: the rest of its prompt."),
+    Edit('min(one["tokens"] - one["computed"], budget)', 'one["tokens"] - one["computed"]', mistake="Those that run share the budget, too."),
+    Edit(' - one["pages"]', "", ('(one["computed"] + count) // size)', "count // size)"), mistake="It has pages already: only those beyond them are taken."),
     Edit("budget - count\n            chunks", "budget\n            chunks"),
     Edit("preempted.append(", "preempted.insert(0, "),
 ]
@@ -137,7 +137,7 @@ def schedule(running, waiting, budget, seats, free, size):
 
 
 # %% wrong: never preempts
-# told: the newest must give its up
+# mistake: A sequence that runs and finds no page waits here; the newest must give its up.
 def schedule(running, waiting, budget, seats, free, size):
     chunks, left = [], len(running)
     for one in running:
@@ -155,15 +155,8 @@ def schedule(running, waiting, budget, seats, free, size):
     return {"preempted": [], "chunks": chunks}
 
 
-# %% wrong: one static batch
-def schedule(running, waiting, budget, seats, free, size):
-    if running:
-        return {"preempted": [], "chunks": [(one["name"], 1) for one in running]}
-    return {"preempted": [], "chunks": [(one["name"], one["tokens"]) for one in waiting[:seats]]}
-
-
 # %% wrong: prompts first
-# told: answers stall
+# mistake: Those that wait are served before those that run: answers stall.
 def schedule(running, waiting, budget, seats, free, size):
     chunks, preempted, left = [], [], list(running)
     for one in waiting:
@@ -187,3 +180,10 @@ def schedule(running, waiting, budget, seats, free, size):
             free, budget = free - more, budget - count
             chunks.append((one["name"], count))
     return {"preempted": preempted, "chunks": chunks}
+# %% wrong: one static batch
+def schedule(running, waiting, budget, seats, free, size):
+    if running:
+        return {"preempted": [], "chunks": [(one["name"], 1) for one in running]}
+    return {"preempted": [], "chunks": [(one["name"], one["tokens"]) for one in waiting[:seats]]}
+
+

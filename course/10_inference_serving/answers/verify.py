@@ -1,24 +1,24 @@
 from labkit.answers import Edit
 
 WRONG = [
-    Edit("(p[i] - q[i]).clamp(min=0)", "p[i]", told="p itself is drawn"),
-    Edit("(p[i] - q[i]).clamp(min=0)", "q[i]", told="the proposer's distribution"),
-    Edit("(p[i] - q[i]).clamp(min=0)", "(p[i] - q[i]).abs()", told="nothing is left to draw"),
-    Edit("(p[i] - q[i])", "(q[i] - p[i])", told="not the other way"),
-    Edit("u[i] * q[i, token] >=", "u[i] >=", told="not p alone"),
-    Edit("u[i] * q[i, token] >= p[i, token]", "u[i] * p[i, token] >= q[i, token]", told="are exchanged"),
-    Edit("u[i] * q[i, token] >= p[i, token]", "p[i, token] < q[i, token]", told="now and then"),
-    Edit("u[i] * q[i, token] >= p", "u[i] * q[i, token] < p", told="turned round"),
+    Edit("(p[i] - q[i]).clamp(min=0)", "p[i]", mistake="After a rejection p itself is drawn from: then what q likes comes too often."),
+    Edit("(p[i] - q[i]).clamp(min=0)", "q[i]", mistake="After a rejection q is drawn from, the proposer's distribution."),
+    Edit("(p[i] - q[i]).clamp(min=0)", "(p[i] - q[i]).abs()", mistake="Where q is above p nothing is left to draw."),
+    Edit("(p[i] - q[i])", "(q[i] - p[i])", mistake="Drawn is what p has more than q, not the other way round."),
+    Edit("u[i] * q[i, token] >=", "u[i] >=", mistake="The chance is p of the token divided by q of it, not p alone."),
+    Edit("u[i] * q[i, token] >= p[i, token]", "u[i] * p[i, token] >= q[i, token]", mistake="p and q are exchanged in the chance of acceptance."),
+    Edit("u[i] * q[i, token] >= p[i, token]", "p[i, token] < q[i, token]", mistake="Where q is above p, the proposal is accepted now and then."),
+    Edit("u[i] * q[i, token] >= p", "u[i] * q[i, token] < p", mistake="The verdict is turned round."),
     Edit(
         "            return [*tokens, draw((p[i] - q[i]).clamp(min=0), v[i])]\n        tokens.append(token)",
         "            token = draw((p[i] - q[i]).clamp(min=0), v[i])\n        tokens.append(token)",
-        told="continues another text",
+        mistake="What was proposed behind a rejected token continues another text: stop there.",
     ),
-    Edit("return [*tokens, draw((p[i] - q[i]).clamp(min=0), v[i])]", "return tokens", told="another one is drawn"),
-    Edit("return [*tokens, draw(p[len(proposed)], v[len(proposed)])]", "return tokens", told="one more token"),
-    Edit("draw(p[len(proposed)]", "draw(p[len(proposed) - 1]", told="the last row"),
-    Edit("clamp(min=0), v[i])", "clamp(min=0), u[i])", told="a number of its own"),
-    Edit("v[len(proposed)]", "v[0]", ("clamp(min=0), v[i])", "clamp(min=0), v[0])"), told="its own number"),
+    Edit("return [*tokens, draw((p[i] - q[i]).clamp(min=0), v[i])]", "return tokens", mistake="In place of the rejected token another one is drawn."),
+    Edit("return [*tokens, draw(p[len(proposed)], v[len(proposed)])]", "return tokens", mistake="If all are accepted, the pass has the distribution of one more token."),
+    Edit("draw(p[len(proposed)]", "draw(p[len(proposed) - 1]", mistake="The token after all proposals has the last row of p."),
+    Edit("clamp(min=0), v[i])", "clamp(min=0), u[i])", mistake="u has decided the verdict; the draw has a number of its own."),
+    Edit("v[len(proposed)]", "v[0]", ("clamp(min=0), v[i])", "clamp(min=0), v[0])"), mistake="Each place has its own number in v."),
     # draws of the model alone
     Edit(
         """if u[i] * q[i, token] >= p[i, token]:
@@ -100,12 +100,3 @@ def verify(p, q, proposed, u, v):
     return [*proposed, int((mass <= v[len(proposed)] * mass[-1]).sum())]
 
 
-# %% wrong: most likely token
-def verify(p, q, proposed, u, v):
-    tokens = []
-    for i, token in enumerate(proposed):
-        best = int(p[i].argmax())
-        tokens.append(best)
-        if best != token:
-            return tokens
-    return [*tokens, int(p[len(proposed)].argmax())]

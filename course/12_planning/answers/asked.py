@@ -5,30 +5,30 @@ _AT_LEAST = "max(1, -(-100 * (p - 1) // (v * percent)))"
 _WHOLE = "every division here divides evenly"
 
 WRONG = [
-    Edit("6 * parameters * tokens", "2 * parameters * tokens", told="twice as many"),
-    Edit("6 * parameters * tokens", "8 * parameters * tokens", told="full recompute"),
-    Edit(_DAYS, _DAYS.replace(" / 86_400", ""), told="seconds"),
-    Edit("86_400", "3_600", told="hours"),
-    Edit("-(-100 * (p - 1) // (v * percent))", "100 * (p - 1) // (v * percent)", told="rounded down"),
-    Edit("-(-100 * (p - 1) // (v * percent))", "round(100 * (p - 1) / (v * percent))", told="nearest | rounded"),
-    Edit("-(-100 * (p - 1) // (v * percent))", "100 * (p - 1) // (v * percent) + 1", told="exactly that share"),
-    Edit("// (v * percent))", "// percent)", told="chunks"),
-    Edit(_AT_LEAST, "-(-100 * (p - 1) // (v * percent))", told="of one rank"),
-    Edit(_AT_LEAST, "-(-100 * (p - 1) // (v * percent)) or -1", told="of one rank"),
-    Edit("(gpus * tflops * 1e12)", "(tflops * 1e12)", told="each GPU"),
-    Edit("-(-100 * (p - 1)", "-(-100 * p", told="p - 1 passes"),
-    Edit("14 * parameters", "16 * parameters", told="no gradients"),
-    Edit("14 * parameters", "18 * parameters", told="no gradients"),
-    Edit("14 * parameters", "12 * parameters", told="weights are missing"),
-    Edit("14 * parameters", "2 * parameters", told="main parameters"),
-    Edit("-(-16 * parameters // 80_000_000_000)", "16 * parameters // 80_000_000_000", told="does not fit"),
-    Edit("-16 * parameters", "-18 * parameters", told="have 2 bytes"),
-    Edit("-16 * parameters", "-14 * parameters", told="gradients are missing"),
-    Edit("80_000_000_000", "(80 * 2**30)", told="80e9"),
-    Edit("9 * h // 2", "6 * h", told="numbers are counted"),
-    Edit("9 * h // 2", "9 * h", told="four all-reduces"),
-    Edit("9 * h // 2", "3 * h", told="scatters"),
-    Edit("9 * h // 2", "36 * h * h", told="36 h^2"),
+    Edit("6 * parameters * tokens", "2 * parameters * tokens", mistake="days: a forward pass has 2 FLOPs for each parameter and token, and the backward pass twice as " "many."),
+    Edit("6 * parameters * tokens", "8 * parameters * tokens", mistake="days: 8 FLOPs count what full recompute does; the TFLOP/s are model FLOPs."),
+    Edit(_DAYS, _DAYS.replace(" / 86_400", ""), mistake="days: these are seconds."),
+    Edit("86_400", "3_600", mistake="days: these are hours."),
+    Edit("-(-100 * (p - 1) // (v * percent))", "100 * (p - 1) // (v * percent)", mistake="microbatches: rounded down, the bubble is larger than what is allowed."),
+    Edit("-(-100 * (p - 1) // (v * percent))", "round(100 * (p - 1) / (v * percent))", mistake="microbatches: rounded down, the bubble is larger than what is allowed."),
+    Edit("-(-100 * (p - 1) // (v * percent))", "100 * (p - 1) // (v * percent) + 1", mistake="microbatches: exactly that share is allowed."),
+    Edit("// (v * percent))", "// percent)", mistake="microbatches: v chunks make the bubble smaller."),
+    Edit(_AT_LEAST, "-(-100 * (p - 1) // (v * percent))", mistake="microbatches: of one rank, too, a step has a microbatch."),
+    Edit(_AT_LEAST, "-(-100 * (p - 1) // (v * percent)) or -1", mistake="microbatches: of one rank, too, a step has a microbatch."),
+    Edit("(gpus * tflops * 1e12)", "(tflops * 1e12)", mistake="days: `tflops` are those of each GPU, and all of them compute."),
+    Edit("-(-100 * (p - 1)", "-(-100 * p", mistake="microbatches: a pipeline of p ranks has a bubble of p - 1 passes."),
+    Edit("14 * parameters", "16 * parameters", mistake="checkpoint: it holds no gradients."),
+    Edit("14 * parameters", "18 * parameters", mistake="checkpoint: it holds no gradients."),
+    Edit("14 * parameters", "12 * parameters", mistake="checkpoint: the weights are missing."),
+    Edit("14 * parameters", "2 * parameters", mistake="checkpoint: to go on, a run needs the main parameters and the moments, too."),
+    Edit("-(-16 * parameters // 80_000_000_000)", "16 * parameters // 80_000_000_000", mistake="smallest: rounded down, it does not fit."),
+    Edit("-16 * parameters", "-18 * parameters", mistake="smallest: here gradients have 2 bytes."),
+    Edit("-16 * parameters", "-14 * parameters", mistake="smallest: the gradients are missing."),
+    Edit("80_000_000_000", "(80 * 2**30)", mistake="smallest: 80 GB are 80e9 bytes."),
+    Edit("9 * h // 2", "6 * h", mistake="tokens: numbers are counted, whatever bytes they have; ZeRO-3 sends three times 12 h^2, tp eight" " payloads."),
+    Edit("9 * h // 2", "9 * h", mistake="tokens: four all-reduces send eight payloads; ten are sent with sequence parallelism."),
+    Edit("9 * h // 2", "3 * h", mistake="tokens: ZeRO-3 gathers weights twice and scatters gradients once: three times 12 h^2."),
+    Edit("9 * h // 2", "36 * h * h", mistake="tokens: at how many tokens is 8 tokens h 36 h^2?"),
     Edit("tflops * 1e12", "tflops * 2**40"),
 ]
 
@@ -83,7 +83,7 @@ def asked(parameters, tokens, gpus, tflops, p, v, percent, h):
 
 
 # %% wrong: floor plus1
-# told: fits
+# mistake: smallest: what fills the last GPU exactly fits.
 # one more than the quotient
 def asked(parameters, tokens, gpus, tflops, p, v, percent, h):
     import math
@@ -96,19 +96,8 @@ def asked(parameters, tokens, gpus, tflops, p, v, percent, h):
     }
 
 
-# %% wrong: in floats
-# a bubble of exactly that share is rounded up by the last bit
-import math
-
-
-def asked(parameters, tokens, gpus, tflops, p, v, percent, h):
-    share = percent / 100 - 1e-9
-    return {"days": 6 * parameters * tokens / gpus / tflops / 1e12 / 86400, "microbatches": math.ceil((p - 1) / (v * share)),
-            "checkpoint": 14 * parameters, "smallest": math.ceil(16 * parameters / 80e9), "tokens": 4.5 * h}
-
-
 # %% wrong: multiple of p
-# told: whether or not p
+# mistake: microbatches: asked is the smallest number, whether or not p divides it.
 # rounded up to rounds of interleaved 1F1B
 def asked(parameters, tokens, gpus, tflops, p, v, percent, h):
     import math
@@ -122,7 +111,7 @@ def asked(parameters, tokens, gpus, tflops, p, v, percent, h):
 
 
 # %% wrong: share of step
-# told: as a share of the work
+# mistake: microbatches: asked is the bubble as a share of the work, not of the whole step.
 # the bubble as a share of the step
 def asked(parameters, tokens, gpus, tflops, p, v, percent, h):
     import math
@@ -133,3 +122,14 @@ def asked(parameters, tokens, gpus, tflops, p, v, percent, h):
         "smallest": -(-16*parameters//(80*10**9)),
         "tokens": 9*h//2,
     }
+# %% wrong: in floats
+# a bubble of exactly that share is rounded up by the last bit
+import math
+
+
+def asked(parameters, tokens, gpus, tflops, p, v, percent, h):
+    share = percent / 100 - 1e-9
+    return {"days": 6 * parameters * tokens / gpus / tflops / 1e12 / 86400, "microbatches": math.ceil((p - 1) / (v * share)),
+            "checkpoint": 14 * parameters, "smallest": math.ceil(16 * parameters / 80e9), "tokens": 4.5 * h}
+
+

@@ -6,41 +6,41 @@ _WHOLE = "every division here divides evenly"
 
 WRONG = [
     Edit("payload * (ranks - 1) // ranks", "payload * (ranks > 1)"),
-    Edit("payload * (ranks - 1) // ranks", "payload * (ranks - 1)", told="(n - 1)/n"),
-    Edit("(5 if topk else 10)", "(4 if topk else 8)", told="once more"),
-    Edit("(5 if topk else 10)", "10", told="one pair"),
-    Edit("(5 if topk else 10)", "(2 if topk else 4)", told="forward pass alone"),
-    Edit("(2 + 2 + 4) * numbers", "4 * numbers", told="half of it"),
-    Edit("(2 + 2 + 4) * numbers", "2 * numbers", told="backward pass is missing"),
-    Edit("(2 + 2 + 4) * numbers", "(2 + 2 + 2) * numbers", told="in fp32"),
-    Edit("sends * stream // tp", "sends * stream", told="cut over tp"),
-    Edit(_SENDS, 'm * 2 * layout["v"] if pp > 1 else 0', told="no next one"),
-    Edit('2 * layout["v"] -', "2 -", told="v times"),
+    Edit("payload * (ranks - 1) // ranks", "payload * (ranks - 1)", mistake="In a ring of n ranks a rank sends (n - 1)/n of a payload."),
+    Edit("(5 if topk else 10)", "(4 if topk else 8)", mistake="tp: the backward pass of the first matrix of a pair gathers its input once more."),
+    Edit("(5 if topk else 10)", "10", mistake="tp: a layer with experts has one pair of matrices that tp cuts, attention's."),
+    Edit("(5 if topk else 10)", "(2 if topk else 4)", mistake="tp: that is the forward pass alone."),
+    Edit("(2 + 2 + 4) * numbers", "4 * numbers", mistake="cp: half of it is missing: keys and values both travel, forward and again backward, and their " "gradients with them, in fp32."),
+    Edit("(2 + 2 + 4) * numbers", "2 * numbers", mistake="cp: the backward pass is missing: keys and values come by once more, and their gradients with " "them, in fp32."),
+    Edit("(2 + 2 + 4) * numbers", "(2 + 2 + 2) * numbers", mistake="cp: the backward pass is missing: keys and values come by once more, and their gradients with " "them, in fp32."),
+    Edit("sends * stream // tp", "sends * stream", mistake="pp: the message between stages is cut over tp, as with sequence parallelism all of the stream " "is."),
+    Edit(_SENDS, 'm * 2 * layout["v"] if pp > 1 else 0', mistake="pp: the last stage has no next one, and the first has none before it."),
+    Edit('2 * layout["v"] -', "2 -", mistake="pp: with v chunks a microbatch comes to each rank v times."),
     Edit(
         '(2 * layout["v"] - (rank == 0) - (rank == pp - 1))',
         'layout["v"] * (2 - (rank == 0) - (rank == pp - 1))',
-        told="sends its outputs to the first",
+        mistake="pp: with v chunks the last rank sends its outputs to the first one, but for its last chunk.",
     ),
-    Edit(_SENDS, 'm * layout["v"] if pp > 1 else 0', told="gradients go back"),
-    Edit("many * 4 * ring", "many * 2 * ring", told="so do their gradients"),
-    Edit("ring(topk * stream // tp, ep)", "ring(topk * stream, ep)", told="its own tokens"),
-    Edit("ring(dense, dp * cp)", "ring(dense, dp)", told="ranks of cp"),
-    Edit("ring(experts, expert_dp)", "ring(experts, dp * cp)", told="other ranks"),
-    Edit("0: 2 * 4", "0: 4", told="all-reduce"),
-    Edit("3: m * (2 + 2 + 4)", "3: 2 + 2 + 4", told="every microbatch"),
-    Edit("1: 4 + 2", "1: 4 + 4", told="2 bytes"),
-    Edit("1: 4 + 2", "1: 4", told="updated weights"),
-    Edit("3: m * (2 + 2 + 4)", "3: m * (2 + 4)", told="again for the backward"),
-    Edit(" + ring(experts, expert_dp)", "", told="experts are summed"),
+    Edit(_SENDS, 'm * layout["v"] if pp > 1 else 0', mistake="pp: outputs go forward, gradients go back."),
+    Edit("many * 4 * ring", "many * 2 * ring", mistake="ep: rows go there and back, and so do their gradients."),
+    Edit("ring(topk * stream // tp, ep)", "ring(topk * stream, ep)", mistake="ep: with sequence parallelism each rank of tp sends its own tokens, not those of all."),
+    Edit("ring(dense, dp * cp)", "ring(dense, dp)", mistake="dp: ranks of cp have the same dense parameters, so their gradients are summed over dp * cp " "ranks."),
+    Edit("ring(experts, expert_dp)", "ring(experts, dp * cp)", mistake="dp: other ranks hold the same experts."),
+    Edit("0: 2 * 4", "0: 4", mistake="dp: an all-reduce is a reduce-scatter and an all-gather; what ZeRO-3 sends it sends for every " "microbatch."),
+    Edit("3: m * (2 + 2 + 4)", "3: 2 + 2 + 4", mistake="dp: an all-reduce is a reduce-scatter and an all-gather; what ZeRO-3 sends it sends for every " "microbatch."),
+    Edit("1: 4 + 2", "1: 4 + 4", mistake="dp: after the step ZeRO-1 gathers weights, which have 2 bytes."),
+    Edit("1: 4 + 2", "1: 4", mistake="dp: after the step ZeRO-1 gathers the updated weights."),
+    Edit("3: m * (2 + 2 + 4)", "3: m * (2 + 4)", mistake="dp: ZeRO-3 gathers weights for the forward pass and again for the backward pass."),
+    Edit(" + ring(experts, expert_dp)", "", mistake="dp: the gradients of experts are summed, too."),
     Edit('model["topk"], layers * m', 'model["topk"], layers'),
     Edit("* tokens // tp\n", "* tokens\n"),
-    Edit("* ring(stream, tp)", "* stream * (tp > 1)", told="(n - 1)/n"),
-    Edit("many * (cp - 1) * (2 + 2 + 4) * numbers", "many * (2 + 2 + 4) * ring(numbers, cp)", told="whole block"),
-    Edit('2 * model["groups"]', 'model["groups"]', told="half of it"),
-    Edit("ring(topk * stream", "ring(stream * (topk > 0)", told="topk experts"),
-    Edit("1: 4 + 2", "1: m * (4 + 2)", told="once a step"),
-    Edit("many * 4 * ring", "many * 8 * ring", told="four times"),
-    Edit("tp * cp * dp // ep", "max(1, dp // ep)", told="among all"),
+    Edit("* ring(stream, tp)", "* stream * (tp > 1)", mistake="In a ring of n ranks a rank sends (n - 1)/n of a payload."),
+    Edit("many * (cp - 1) * (2 + 2 + 4) * numbers", "many * (2 + 2 + 4) * ring(numbers, cp)", mistake="cp: neighbours send a whole block in each of cp - 1 rounds; (n - 1)/n is the share of a ring " "that gathers."),
+    Edit('2 * model["groups"]', 'model["groups"]', mistake="cp: half of it is missing: keys and values both travel, forward and again backward, and their " "gradients with them, in fp32."),
+    Edit("ring(topk * stream", "ring(stream * (topk > 0)", mistake="ep: every token goes to topk experts, a row for each."),
+    Edit("1: 4 + 2", "1: m * (4 + 2)", mistake="dp: ZeRO-1 scatters gradients and gathers weights once a step, however many microbatches it has."),
+    Edit("many * 4 * ring", "many * 8 * ring", mistake="ep: a row goes there and back, forward and backward: four times, whatever room experts have."),
+    Edit("tp * cp * dp // ep", "max(1, dp // ep)", mistake="dp: etp is 1, so the ranks that hold the same expert are among all tp * cp * dp ranks of a " "stage."),
     Edit("(cp - 1) * (2 + 2 + 4)", "(2 + 2 + 4)"),
 ]
 
@@ -119,7 +119,7 @@ def bytes_sent(model, layout, tokens, layers, m, rank, dense, experts):
 
 
 # %% wrong: dp zero when dp one
-# told: with dp 1, too
+# mistake: dp: the ring has dp * cp ranks, or those with the same expert: with dp 1, too.
 # dp 1 sends nothing
 def bytes_sent(model, layout, tokens, layers, m, rank, dense, experts):
     tp, cp, pp, dp, ep, v = (layout[x] for x in ("tp","cp","pp","dp","ep","v"))
@@ -138,7 +138,7 @@ def bytes_sent(model, layout, tokens, layers, m, rank, dense, experts):
 
 
 # %% wrong: experts ring dp over ep
-# told: experts' ring
+# mistake: dp: etp is 1, so ranks of tp hold whole experts: they are in the experts' ring, too.
 # ep is taken out of dp
 def bytes_sent(model, layout, tokens, layers, m, rank, dense, experts):
     tp, cp, pp, dp, ep, v = (layout[x] for x in ("tp","cp","pp","dp","ep","v"))
@@ -156,17 +156,8 @@ def bytes_sent(model, layout, tokens, layers, m, rank, dense, experts):
     }
 
 
-# %% wrong: from closed forms
-# told: closed in this exercise
-def bytes_sent(model, layout, tokens, layers, m, rank, dense, experts):
-    from minimegatron.planner.closed_forms import tensor_parallel_volume
-
-    tp = 2 * m * layers * tensor_parallel_volume(tokens, 1, model["h"], layout["tp"], True)
-    return {"tp": tp, "cp": 0, "pp": 0, "ep": 0, "dp": 0}
-
-
 # %% wrong: tokens divided by cp again
-# told: already
+# mistake: `tokens` are those of this rank of cp already: they are not divided once more.
 # cp divides the tokens once more
 def bytes_sent(model, layout, tokens, layers, m, rank, dense, experts):
     tokens = tokens // layout["cp"]
@@ -186,7 +177,7 @@ def bytes_sent(model, layout, tokens, layers, m, rank, dense, experts):
 
 
 # %% wrong: zero3 overlap weights once
-# told: scatters gradients in every
+# mistake: dp: ZeRO-3 scatters gradients in every microbatch.
 # ZeRO-3 scatters gradients once a step
 def bytes_sent(model, layout, tokens, layers, m, rank, dense, experts):
     tp, cp, pp, dp, ep, v = (layout[x] for x in ("tp","cp","pp","dp","ep","v"))
@@ -202,3 +193,12 @@ def bytes_sent(model, layout, tokens, layers, m, rank, dense, experts):
       "ep": share(ep)*2*model["topk"]*tokens/tp*model["h"]*layers*m*4,
       "dp": sum(rounds)*(dense*share(dp*cp)+experts*share(tp*cp*dp/ep)),
     }
+# %% wrong: from closed forms
+# told: closed in this exercise
+def bytes_sent(model, layout, tokens, layers, m, rank, dense, experts):
+    from minimegatron.planner.closed_forms import tensor_parallel_volume
+
+    tp = 2 * m * layers * tensor_parallel_volume(tokens, 1, model["h"], layout["tp"], True)
+    return {"tp": tp, "cp": 0, "pp": 0, "ep": 0, "dp": 0}
+
+

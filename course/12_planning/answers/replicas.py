@@ -9,25 +9,25 @@ WRONG = [
         "dp = world // (tp * cp * pp)",
         "dp = world // (tp * cp * pp * ep)",
         ("world // (etp * ep * pp)}", "dp * cp}"),
-        told="colleague's bug",
+        mistake="This is the colleague's bug: the ranks of ep are among the tp cp dp ranks, they are no further " "factor.",
     ),
     Edit(
         "dp = world // (tp * cp * pp)",
         "dp = world // (tp * cp * pp * ep)",
         ("world // (etp * ep * pp)}", "dp * cp}"),
         (_REFUSES, "if world % (tp * cp * pp * ep):"),
-        told="colleague's bug",
+        mistake="This is the colleague's bug: the ranks of ep are among the tp cp dp ranks, they are no further " "factor.",
     ),
-    Edit('"expert": world // (etp * ep * pp)', '"expert": dp * cp // ep or 1', told="ranks of tp are"),
-    Edit('"expert": world // (etp * ep * pp)', '"expert": dp // ep or 1', told="of tp and of cp"),
-    Edit('"expert": world // (etp * ep * pp)', '"expert": world // (etp * pp)', told="different experts"),
-    Edit('"expert": world // (etp * ep * pp)', '"expert": dp * tp // (ep * etp)', told="Ranks of cp"),
-    Edit('"expert": world // (etp * ep * pp)', '"expert": world // (ep * pp)', told="etp cuts"),
-    Edit('"expert": world // (etp * ep * pp)', '"expert": world // (ep * etp)', told="stages"),
-    Edit('"dense": dp * cp', '"dense": dp', told="cp hold the same"),
-    Edit(_REFUSES, "if world % (tp * cp * pp):", told="must divide"),
-    Edit(_REFUSES, "if False:", told="rounded down"),
-    Edit(_REFUSES, f"{_REFUSES[:-1]} or (world // (tp * cp * pp)) % ep:", told="need not divide dp"),
+    Edit('"expert": world // (etp * ep * pp)', '"expert": dp * cp // ep or 1', mistake="The ranks of tp are among those over which experts are spread: all tp cp dp ranks of a stage are" " cut by etp and ep."),
+    Edit('"expert": world // (etp * ep * pp)', '"expert": dp // ep or 1', mistake="The ranks of tp and of cp are among those over which experts are spread: all tp cp dp ranks of a" " stage are cut by etp and ep."),
+    Edit('"expert": world // (etp * ep * pp)', '"expert": world // (etp * pp)', mistake="Ranks of ep hold different experts."),
+    Edit('"expert": world // (etp * ep * pp)', '"expert": dp * tp // (ep * etp)', mistake="Ranks of cp are among those that hold the same expert: they see other tokens, not other weights."),
+    Edit('"expert": world // (etp * ep * pp)', '"expert": world // (ep * pp)', mistake="etp cuts each expert: its ranks hold different parts."),
+    Edit('"expert": world // (etp * ep * pp)', '"expert": world // (ep * etp)', mistake="The stages of the pipeline hold other layers, and other experts."),
+    Edit('"dense": dp * cp', '"dense": dp', mistake="Ranks of cp hold the same dense parameters."),
+    Edit(_REFUSES, "if world % (tp * cp * pp):", mistake="The experts' layout must divide the ranks, too."),
+    Edit(_REFUSES, "if False:", mistake="Ranks that a layout does not divide are rounded down."),
+    Edit(_REFUSES, f"{_REFUSES[:-1]} or (world // (tp * cp * pp)) % ep:", mistake="ep need not divide dp: it divides tp cp dp / etp."),
     Edit(_REFUSES, "if world % (etp * ep * pp):"),
     Edit("raise ValueError(", "return dict(error="),
     Edit('"dense": dp * cp', '"dense": dp * cp * pp'),
@@ -74,6 +74,14 @@ def replicas(world, tp, cp, pp, ep, etp):
     return {"dp": dp, "dense": dp*cp, "expert": world//(pp*ep*etp)}
 
 
+# %% wrong: refuses etp not 1 or tp
+# mistake: An etp other than 1 or tp gives whole numbers, too.
+# the rule of another table is asked for, too
+def replicas(world, tp, cp, pp, ep, etp):
+    if world%(tp*cp*pp) or world%(pp*ep*etp) or etp not in (1,tp):
+        raise ValueError("not whole")
+    dp = world//(tp*cp*pp)
+    return {"dp": dp, "dense": dp*cp, "expert": world//(pp*ep*etp)}
 # %% wrong: asks the configuration
 # told: closed in this exercise
 def replicas(world, tp, cp, pp, ep, etp):
@@ -84,21 +92,3 @@ def replicas(world, tp, cp, pp, ep, etp):
     return {"dp": dp, "dense": dp * cp, "expert": world // (etp * ep * pp)}
 
 
-# %% wrong: dense includes tp
-# told: different parts
-# ranks of tp count as copies
-def replicas(world, tp, cp, pp, ep, etp):
-    if world%(tp*cp*pp) or world%(pp*ep*etp):
-        raise ValueError("not whole")
-    dp = world//(tp*cp*pp)
-    return {"dp": dp, "dense": world//pp, "expert": world//(pp*ep*etp)}
-
-
-# %% wrong: refuses etp not 1 or tp
-# told: gives whole numbers
-# the rule of another table is asked for, too
-def replicas(world, tp, cp, pp, ep, etp):
-    if world%(tp*cp*pp) or world%(pp*ep*etp) or etp not in (1,tp):
-        raise ValueError("not whole")
-    dp = world//(tp*cp*pp)
-    return {"dp": dp, "dense": dp*cp, "expert": world//(pp*ep*etp)}

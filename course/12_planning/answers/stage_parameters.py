@@ -5,31 +5,31 @@ _TIED = '    if model["tied"] and first and last:\n        ends -= table\n'
 _WHOLE = "every division here divides evenly"
 
 WRONG = [
-    Edit('model["heads"] + model["groups"]', '2 * model["heads"]', told="not as many as queries"),
-    Edit('(model["heads"] + model["groups"]) * d', '(h + model["groups"] * d)', told="need not be h"),
-    Edit("layer = 2 * h +", "layer = 2 * h // tp +", told="norms whole"),
-    Edit("layer = 2 * h +", "layer =", told="two norms"),
-    Edit("mlp = 3 * h * f", "mlp = 2 * h * f", told="third matrix"),
-    Edit(_WORDS, 'model["vocab"]', told="is padded"),
-    Edit(_WORDS, '-(-model["vocab"] // 128) * 128', told="on each rank"),
-    Edit("h * experts if experts", "0 if experts", told="has a router"),
-    Edit("h * experts if experts", "h * experts // tp if experts", told="router whole"),
-    Edit("last * (h + table)", "last * table", told="one more norm"),
-    Edit(_TIED, "", told="has one table"),
-    Edit('model["tied"] and first and last', 'model["tied"] and last', told="a copy of the table"),
+    Edit('model["heads"] + model["groups"]', '2 * model["heads"]', mistake="Keys and values have `groups` heads, not as many as queries."),
+    Edit('(model["heads"] + model["groups"]) * d', '(h + model["groups"] * d)', mistake="The heads are d wide, which need not be h / heads."),
+    Edit("layer = 2 * h +", "layer = 2 * h // tp +", mistake="Every rank of tp has the norms whole: they are vectors of h numbers."),
+    Edit("layer = 2 * h +", "layer =", mistake="A layer has two norms."),
+    Edit("mlp = 3 * h * f", "mlp = 2 * h * f", mistake="SwiGLU has a third matrix: gate, up and down."),
+    Edit(_WORDS, 'model["vocab"]', mistake="The table is padded, so that each rank has a multiple of 128 words."),
+    Edit(_WORDS, '-(-model["vocab"] // 128) * 128', mistake="The padding is to a multiple of 128 words on each rank, not of the whole table."),
+    Edit("h * experts if experts", "0 if experts", mistake="A layer with experts has a router, outside of the experts."),
+    Edit("h * experts if experts", "h * experts // tp if experts", mistake="Every rank has the router whole."),
+    Edit("last * (h + table)", "last * table", mistake="The last stage has one more norm."),
+    Edit(_TIED, "", mistake="A rank that has both ends of a tied model has one table."),
+    Edit('model["tied"] and first and last', 'model["tied"] and last', mistake="The last stage of a tied model has a copy of the table when the first one is another rank: it " "cannot multiply with a table that lies there."),
     Edit(
-        "first * table + last * (h + table)", "2 * table + h", (" and first and last", ""), told="Only the first stage"
+        "first * table + last * (h + table)", "2 * table + h", (" and first and last", ""), mistake="Only the first stage has the table of words, only the last one the output layer."
     ),
-    Edit("(experts // ep)", "experts", told="experts / ep"),
-    Edit("* mlp // etp", "* mlp // tp", told="over etp"),
+    Edit("(experts // ep)", "experts", mistake="A rank has experts / ep of the experts."),
+    Edit("* mlp // etp", "* mlp // tp", mistake="Experts are cut over etp, not over tp."),
     Edit(
         '{"dense": layers * layer + ends, "experts": layers * (experts // ep) * mlp // etp}',
         '{"dense": layers * layer + ends + layers * (experts // ep) * mlp // etp, "experts": 0}',
-        told="counted by themselves",
+        mistake="The parameters of experts are counted by themselves: other ranks share their state.",
     ),
-    Edit("(h * experts if experts else mlp // tp)", "h * experts + mlp // tp", told="in place of the MLP"),
-    Edit("h * experts if experts", "2 * h * experts if experts", told="one router"),
-    Edit("else mlp // tp", "else mlp", told="cut over tp"),
+    Edit("(h * experts if experts else mlp // tp)", "h * experts + mlp // tp", mistake="The experts stand in place of the MLP: a layer with experts has no other MLP."),
+    Edit("h * experts if experts", "2 * h * experts if experts", mistake="A layer with experts has one router."),
+    Edit("else mlp // tp", "else mlp", mistake="Keys and values are cut over tp, as queries are: each rank has its own groups."),
     Edit("last * (h + table)", "last * (h // tp + table)"),
     Edit("* mlp // etp", "* mlp"),
     Edit("* mlp // etp", "* mlp // (etp * ep)"),
@@ -90,52 +90,8 @@ def stage_parameters(model, layers, first, last, tp, ep, etp):
     return {"dense": dense, "experts": layers*E/ep*3*h*f/etp}
 
 
-# %% wrong: asks the planner
-# told: closed in this exercise
-def stage_parameters(model, layers, first, last, tp, ep, etp):
-    from minimegatron.footprint.states import meta_model
-    from minimegatron.models.families import family_config
-
-    config = family_config("llama", num_layers=layers, hidden_size=model["h"])
-    return {"dense": sum(p.numel() for p in meta_model(config).parameters()), "experts": 0}
-
-
-# %% wrong: experts besides mlp
-# told: in place of the MLP
-# experts stand beside the MLP
-def stage_parameters(model, layers, first, last, tp, ep, etp):
-    h, d, f = model["h"], model["d"], model["f"]
-    per = 2*h + (2*h*model["heads"]*d + 2*h*model["groups"]*d)//tp + 3*h*f//tp
-    exp = 0
-    if model["experts"]:
-        per += h*model["experts"]
-        exp = layers*(model["experts"]//ep)*3*h*f//etp
-    V = -(-model["vocab"]//(128*tp))*128*tp
-    n = layers*per + first*V*h//tp + last*h
-    if last and not (model["tied"] and first): n += V*h//tp
-    return {"dense": n, "experts": exp}
-
-
-# %% wrong: kv not cut
-# told: as queries are
-# keys and values are few, so every rank has all of them
-def stage_parameters(model, layers, first, last, tp, ep, etp):
-    h, d, f = model["h"], model["d"], model["f"]
-    per = 2*h + (2*h*model["heads"]*d)//tp + 2*h*model["groups"]*d
-    exp = 0
-    if model["experts"]:
-        per += h*model["experts"]
-        exp = layers*(model["experts"]//ep)*3*h*f//etp
-    else:
-        per += 3*h*f//tp
-    V = -(-model["vocab"]//(128*tp))*128*tp
-    n = layers*per + first*V*h//tp + last*h
-    if last and not (model["tied"] and first): n += V*h//tp
-    return {"dense": n, "experts": exp}
-
-
 # %% wrong: router counted as expert
-# told: counts as dense
+# mistake: The router is no part of an expert: it counts as dense.
 # the router belongs to the experts
 def stage_parameters(model, layers, first, last, tp, ep, etp):
     h, d, f = model["h"], model["d"], model["f"]
@@ -152,7 +108,7 @@ def stage_parameters(model, layers, first, last, tp, ep, etp):
 
 
 # %% wrong: router of local experts
-# told: choose among all experts
+# mistake: Every rank has the router whole: its tokens choose among all experts, not among those of the rank.
 # the router of a rank chooses among its own experts
 def stage_parameters(model, layers, first, last, tp, ep, etp):
     h, d, f = model["h"], model["d"], model["f"]
@@ -167,3 +123,13 @@ def stage_parameters(model, layers, first, last, tp, ep, etp):
     n = layers*per + first*V*h//tp + last*h
     if last and not (model["tied"] and first): n += V*h//tp
     return {"dense": n, "experts": exp}
+# %% wrong: asks the planner
+# told: closed in this exercise
+def stage_parameters(model, layers, first, last, tp, ep, etp):
+    from minimegatron.footprint.states import meta_model
+    from minimegatron.models.families import family_config
+
+    config = family_config("llama", num_layers=layers, hidden_size=model["h"])
+    return {"dense": sum(p.numel() for p in meta_model(config).parameters()), "experts": 0}
+
+

@@ -3,52 +3,52 @@ from labkit.answers import Edit
 _BUBBLE = "(1 + (p - 1) / (v * m))"
 
 WRONG = [
-    Edit("square / 2", "square", told="whole square"),
-    Edit("sample = matrices + square / 2", "sample = matrices", told="scores and values"),
+    Edit("square / 2", "square", mistake="That is the whole square of attention. Megatron's convention counts the half that a causal mask " "shows."),
+    Edit("sample = matrices + square / 2", "sample = matrices", mistake="Attention's scores and values are missing."),
     Edit(
         "(3 if full else 2) * forward",
         "(2 if full else 1) * forward",
         ("3 * batch", "2 * batch"),
-        told="twice the products",
+        mistake="A backward pass has twice the products of the forward pass.",
     ),
     Edit(
         "3 * batch * sample / (seconds",
         "(4 if full else 3) * batch * sample / (seconds",
         ("mfu * 4 / 3 if full else mfu", "mfu"),
-        told="counts in the HFU",
+        mistake="What is computed a second time counts in the HFU, not in the MFU.",
     ),
     Edit(
         '"mfu": mfu, "hfu": mfu * 4 / 3 if full else mfu',
         '"mfu": mfu * 3 / 4 if full else mfu, "hfu": mfu',
-        told="does not lose",
+        mistake="The MFU does not lose by recompute but by the time that it takes: model FLOPs stay the same.",
     ),
-    Edit("mfu * 4 / 3 if full else mfu", "mfu", told="HFU counts it"),
-    Edit("(seconds * gpus * peak)", "(seconds * gpus * peak * reached)", told="not of what large products"),
-    Edit("(3 if full else 2) * forward", "2 * forward", told="second time"),
-    Edit(f" * {_BUBBLE}", "", told="bubble is missing"),
-    Edit("/ (v * m))", "/ m)", told="v chunks"),
-    Edit("/ (v * m))", "/ (v * m + p - 1))", told="share of the whole time"),
-    Edit("(p - 1) / (v * m)", "p / (v * m)", told="one rank"),
+    Edit("mfu * 4 / 3 if full else mfu", "mfu", mistake="With full recompute the GPU computes a forward pass more than the model needs: the HFU counts " "it."),
+    Edit("(seconds * gpus * peak)", "(seconds * gpus * peak * reached)", mistake="Both are shares of the peak, not of what large products reach."),
+    Edit("(3 if full else 2) * forward", "2 * forward", mistake="What is computed a second time counts in the HFU, not in the MFU."),
+    Edit(f" * {_BUBBLE}", "", mistake="The bubble is missing."),
+    Edit("/ (v * m))", "/ m)", mistake="With v chunks the bubble is smaller."),
+    Edit("/ (v * m))", "/ (v * m + p - 1))", mistake="That is the share of the whole time. As a share of the work the bubble is larger."),
+    Edit("(p - 1) / (v * m)", "p / (v * m)", mistake="A pipeline of one rank has no bubble."),
     Edit(
         f"m * (forward + backward + waits) * {_BUBBLE}",
         f"m * ((forward + backward) * {_BUBBLE} + waits)",
-        told="ranks behind it",
+        mistake="While a rank waits for messages in a microbatch, the ranks behind it wait, too: the bubble is a " "share of all of a microbatch's time.",
     ),
-    Edit("backward + waits", "backward", told="waits"),
-    Edit("(gpus * m * peak * reached)", "(gpus * peak * reached)", told="one of m"),
-    Edit("gradients - backward", "gradients", told="only what takes longer"),
-    Edit("gradients - backward", "gradients - m * backward", told="last backward"),
-    Edit("gradients - backward", "gradients - forward - backward", told="backward pass alone"),
-    Edit("max(0.0, gradients - backward)", "gradients - backward", told="do not make"),
+    Edit("backward + waits", "backward", mistake="While a rank waits for messages in a microbatch, the ranks behind it wait, too: the bubble is a " "share of all of a microbatch's time."),
+    Edit("(gpus * m * peak * reached)", "(gpus * peak * reached)", mistake="That is the time of all microbatches; a rank computes one of m at a time."),
+    Edit("gradients - backward", "gradients", mistake="Gradients travel while the last backward pass still computes: only what takes longer is waited " "for."),
+    Edit("gradients - backward", "gradients - m * backward", mistake="Gradients travel while the last backward pass still computes: only what takes longer is waited " "for."),
+    Edit("gradients - backward", "gradients - forward - backward", mistake="Gradients hide behind the backward pass alone."),
+    Edit("max(0.0, gradients - backward)", "gradients - backward", mistake="Gradients that are fast do not make a step shorter."),
     Edit("max(0.0, gradients - backward)", "0.0", told="waited for"),
-    Edit("* reached)\n    backward", ")\n    backward", told="share of the peak"),
-    Edit("gradients - backward", "gradients - backward / m", told="of one microbatch"),
-    Edit("(3 if full else 2) * forward", "(2 if full else 1) * forward", told="twice the products"),
-    Edit("(gpus * m * peak * reached)", "(m * peak * reached)", told="by all GPUs"),
-    Edit("(p - 1) / (v * m)", "min(1, (p - 1) / (v * m))", told="nothing limits"),
-    Edit("(p - 1) / (v * m)", "min(p - 1, m) / (v * m)", told="nothing limits"),
-    Edit("(p - 1) / (v * m)", "((p - 1) / (v * m) if m >= p else 0)", told="longest one"),
-    Edit("(p - 1) / (v * m)", "((p - 1) / (v * m) if m > p else 0)", told="as many microbatches"),
+    Edit("* reached)\n    backward", ")\n    backward", mistake="Products reach a share of the peak, `reached`; at the peak itself they would be faster."),
+    Edit("gradients - backward", "gradients - backward / m", mistake="`m` is in the backward pass already: it is that of one microbatch."),
+    Edit("(3 if full else 2) * forward", "(2 if full else 1) * forward", mistake="A backward pass has twice the products of the forward pass."),
+    Edit("(gpus * m * peak * reached)", "(m * peak * reached)", mistake="The FLOPs of a microbatch are shared by all GPUs."),
+    Edit("(p - 1) / (v * m)", "min(1, (p - 1) / (v * m))", mistake="With fewer microbatches than ranks the bubble is more than the work, p - 1 passes: nothing " "limits it."),
+    Edit("(p - 1) / (v * m)", "min(p - 1, m) / (v * m)", mistake="With fewer microbatches than ranks the bubble is more than the work, p - 1 passes: nothing " "limits it."),
+    Edit("(p - 1) / (v * m)", "((p - 1) / (v * m) if m >= p else 0)", mistake="A pipeline with fewer microbatches than ranks has a bubble, too, and the longest one."),
+    Edit("(p - 1) / (v * m)", "((p - 1) / (v * m) if m > p else 0)", mistake="A pipeline with as many microbatches as ranks, or fewer, has a bubble, too."),
     Edit("mfu * 4 / 3 if full", "mfu * 4 / 3 if True"),
     Edit("batch * sample / (gpus", "sample / (gpus"),
     Edit("(gpus * m * peak * reached)", "(gpus // p * m * peak * reached)"),
@@ -80,7 +80,7 @@ def step_time(matrices, square, batch, gpus, peak, reached, p, v, m, full, waits
 
 
 # %% wrong: grad hides under two forwards only
-# told: hides more
+# mistake: With full recompute the backward pass is longer, and hides more.
 # gradients hide behind twice the forward pass
 def step_time(matrices, square, batch, gpus, peak, reached, p, v, m, full, waits, gradients):
     F = matrices + square/2
@@ -92,18 +92,8 @@ def step_time(matrices, square, batch, gpus, peak, reached, p, v, m, full, waits
     return {"seconds": t, "mfu": mfu, "hfu": mfu*4/3 if full else mfu}
 
 
-# %% wrong: plays one microbatch
-# told: one of m
-def step_time(matrices, square, batch, gpus, peak, reached, p, v, m, full, waits, gradients):
-    forward = batch * (matrices + square / 2) / (gpus * peak * reached)
-    backward = 3 * forward if full else 2 * forward
-    seconds = m * (forward + backward + waits) * (1 + (p - 1) / (v * m)) + max(0, gradients - backward)
-    mfu = 3 * batch * (matrices + square / 2) / (seconds * gpus * peak)
-    return {"seconds": seconds, "mfu": mfu, "hfu": mfu * (4 / 3 if full else 1)}
-
-
 # %% wrong: square whole in time
-# told: half square
+# mistake: The time, too, follows from model FLOPs: attention's half square.
 # the GPU computes the whole square
 def step_time(matrices, square, batch, gpus, peak, reached, p, v, m, full, waits, gradients):
     F = matrices + square/2
@@ -116,7 +106,7 @@ def step_time(matrices, square, batch, gpus, peak, reached, p, v, m, full, waits
 
 
 # %% wrong: waits twice
-# told: both passes together
+# mistake: `waits` are the seconds of both passes together.
 # each pass waits
 def step_time(matrices, square, batch, gpus, peak, reached, p, v, m, full, waits, gradients):
     F = matrices + square/2
