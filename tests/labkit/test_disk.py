@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from course.lab08.disk import Disk, Killed, fates, replay
+from course.lab08.killer import RealDisk, operations
+from labkit.broker import serve
+from labkit.disk_service import DiskService, JudgedDisk
 
 from labkit import channel
-from labkit.broker import serve
-from course.lab08.disk import Disk, Killed, fates, replay
-from labkit.disk_service import DiskService, JudgedDisk
-from course.lab08.killer import RealDisk, operations
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from labkit.transport import listen
 
-from labkit.checks import overlaps, in_order, peak_at_most
+from labkit.checks import in_order, overlaps, peak_at_most
 from labkit.evidence import Evidence, Witness
 from labkit.exercises import Answer
 from labkit.fresh import Nursery
 from labkit.nursery import Limits
 from labkit.player import play
 from labkit.playing import of_the_call
-from labkit.transport import listen
 
 TALK = """
 import torch, torch.distributed as dist
