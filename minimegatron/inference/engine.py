@@ -8,6 +8,7 @@
 |--------------------------------------------|----------------------------------------------------------------|
 | `add_request`, `step`, `abort`, `stop`     | rank 0, which schedules; the other ranks are in `follow`       |
 | `generate`, `score`, `complete`            | all ranks of tp, pp and ep, with the same arguments            |
+| `new_weights`                              | all ranks, between two steps                                   |
 
 | refused                                                           | why                                             |
 |-------------------------------------------------------------------|-------------------------------------------------|
@@ -51,7 +52,7 @@ from minimegatron.kernels.laid_out import lay_out
 
 @dataclasses.dataclass(frozen=True)
 class EngineConfig:
-    """How an engine divides its memory and time; vLLM's names.
+    """How an engine divides its memory and its steps.
 
     Args:
         max_model_len: most tokens of a prompt and its answer together; default the model's `max_position_embeddings`.

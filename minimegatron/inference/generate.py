@@ -21,10 +21,9 @@ def generate(
 ) -> list[Continuation]:
     """Continue all prompts together, with an engine that has exactly the pages they need.
 
-    Args and errors as `Engine.generate`, and:
-
     Args:
         model: see `Engine`.
+        prompts, max_new_tokens, sampling, stop_ids, seed: see `Engine.generate`; so are returns and errors.
         max_model_len: most tokens of a prompt and its answer; default the model's `max_position_embeddings`.
     """
     size = EngineConfig.page_size
