@@ -44,7 +44,8 @@ from typing import Any
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
 from minimegatron.config.stages import StagePlan, plan_stages
-from minimegatron.footprint.dry_run import Sizes, StageRun
+from minimegatron.footprint.dry_run import Sizes
+from minimegatron.footprint.kinds import StageRun
 from minimegatron.footprint.recorder import Unpredicted, require_known
 from minimegatron.footprint.states import fsdp2_states, meta_model, meta_wrapper, states
 from minimegatron.models.block import TransformerBlock

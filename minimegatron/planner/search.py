@@ -25,7 +25,8 @@ from minimegatron.config.parallel import SPLIT, V_SHAPED
 from minimegatron.config.run import RunConfig
 from minimegatron.config.stages import StagePlan, plan_stages
 from minimegatron.errors import ConfigError, require
-from minimegatron.footprint.dry_run import Sizes, Step, Tape, kinds_of, one_of_each
+from minimegatron.footprint.dry_run import Sizes, Step, Tape
+from minimegatron.footprint.kinds import kinds_of, one_of_each
 from minimegatron.footprint.prediction import Work, sizes_of
 from minimegatron.footprint.states import meta_wrapper, states
 from minimegatron.layers.param import layout_of, logical_parameters

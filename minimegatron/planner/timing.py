@@ -4,7 +4,7 @@ simulated.
 The problem in a sentence: ranks wait for links, for memory and for each other, and the time of a step is not the sum of
 the times of its parts.
 
-One layer of each kind is run on fake tensors (`footprint/dry_run`), with the operators that compute on a GPU. Its
+One layer of each kind is run on fake tensors (`footprint/kinds`), with the operators that compute on a GPU. Its
 operations and messages are then timed in the order in which they were issued:
 
     product       FLOPs / (peak * share) + bytes / (copy * share)            `Cluster.operation`
@@ -36,7 +36,8 @@ from minimegatron.comm.mesh import Mesh, rank_groups
 from minimegatron.config.parallel import SPLIT
 from minimegatron.config.run import RunConfig
 from minimegatron.config.stages import StagePlan, plan_stages
-from minimegatron.footprint.dry_run import Run, Sizes, kinds_of, run_of
+from minimegatron.footprint.dry_run import Run, Sizes
+from minimegatron.footprint.kinds import kinds_of, run_of
 from minimegatron.footprint.prediction import sizes_of
 from minimegatron.footprint.recorder import (
     AGAIN,
