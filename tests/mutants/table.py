@@ -337,7 +337,7 @@ MUTANTS = (
         "tests/checkpoint/test_continued.py -k larger",
     ),
     Mutant(
-        "of two sets of weights the shards are read", "minimegatron/checkpoint/huggingface.py",
+        "of two sets of weights the shards are read", "minimegatron/checkpoint/hf_folder.py",
         "    if single.exists() and second_set is not None and", "    if not second_set and",
         "tests/models/test_folder.py -k two_sets",
     ),
