@@ -36,6 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="at how many random moments each fault of tests/faults strikes, and with how many seeds a notebook runs",
     )
     parser.addoption("--thorough", action="store_true", help="also what is marked `thorough`: whole matrices")
+    parser.addoption("--quick", action="store_true", help="without what is marked `slow`, unless --thorough")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -44,10 +45,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `thorough`, unless it was asked for by option or by its own name."""
-    named = any("::" in argument for argument in config.args)
-    if not (config.getoption("--thorough") or named):
-        left = {item for item in items if item.get_closest_marker("thorough")}
+    """Leave out what is marked `thorough` or, with --quick, `slow`, unless it is asked for.
+
+    By --thorough, by the name of a test, and what is `slow` by the name of its file.
+    """
+    named = "".join(config.args)
+    if not (config.getoption("--thorough") or "::" in named):
+        unwanted = ["thorough"] + ["slow"] * (config.getoption("--quick") and ".py" not in named)
+        left = {item for item in items if any(map(item.get_closest_marker, unwanted))}
         config.hook.pytest_deselected(items=[item for item in items if item in left])
         items[:] = [item for item in items if item not in left]
 
