@@ -20,9 +20,10 @@ from minimegatron.models.families import family_config
 from minimegatron.optim.muon import newton_schulz
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.planner.cluster import CLUSTERS
+from minimegatron.planner.pass_time import PEAK
 from minimegatron.planner.planning import plan
 from minimegatron.planner.search import search
-from minimegatron.planner.timing import PEAK, step_time
+from minimegatron.planner.timing import step_time
 from minimegatron.planner.update import muon_products, optimizer_of, update_time
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.flops import step_flops

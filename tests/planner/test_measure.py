@@ -14,7 +14,8 @@ from minimegatron.footprint.prediction import Work, sizes_of
 from minimegatron.planner import measure as operations
 from minimegatron.planner.cluster import CLUSTERS, Cluster
 from minimegatron.planner.measure import CPU, SHIFT, Timed, fits, fitted, measure, trials
-from minimegatron.planner.timing import pieces_run, step_time
+from minimegatron.planner.pass_time import pieces_run
+from minimegatron.planner.timing import step_time
 from tests.planner.test_timing import run_of
 
 COSTS = [3e-5, 2e-11, 7e-10]

@@ -21,7 +21,8 @@ import pytest
 
 from minimegatron.planner import closed_forms
 from minimegatron.planner.cluster import CLUSTERS
-from minimegatron.planner.timing import LAUNCHES, step_time
+from minimegatron.planner.pass_time import LAUNCHES
+from minimegatron.planner.timing import step_time
 from minimegatron.training.flops import step_flops
 from tests.planner import published
 from tests.thorough import mostly_thorough

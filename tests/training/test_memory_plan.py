@@ -68,6 +68,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "pp2 interleaved": (2, {"pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 2}, {}),
     "zb-h1": (2, PP2 | {"pipeline_schedule": "zb_h1"}, {}),
     "zb-v": (2, PP2 | {"pipeline_schedule": "zb_v"}, {}),
+    "zb-v, recompute": (2, PP2 | {"pipeline_schedule": "zb_v"}, FULL),
     "dualpipe-v, bf16": (2, PP2 | {"pipeline_schedule": "dualpipe_v"}, BF16),
     "cp2 ring": (2, CP2, {}),
     "cp2 ring, bf16": (2, CP2, BF16),
