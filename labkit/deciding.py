@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import socket
 import traceback
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +26,7 @@ from labkit.exercises import Answer, Case, Exercise, Mistake, load_lab
 from labkit.nursery import Failed
 from labkit.parts import named, other_number, wrong_parts
 from labkit.settings import PLAIN, Trial, place, trials
+from labkit.suspects import Suspects
 from labkit.verdict import Row, Verdict
 
 NOT_TRIED = "not tried after that"
@@ -66,11 +66,15 @@ def _decide(asked: Exercise, job: dict[str, Any], drawn: list[list[Trial]]) -> d
     if len(todo) == len(outcomes):
         other = [name for name in todo if name != asked.name]
         note = f"it waits for exercise {other[0]}" if other else ""
-        return {"verdict": Verdict(asked.name, "todo", asked.points, note=note).to_plain(), "again": {}}
-    rows, suspects, again = list[Row](), Suspects(asked), dict[int, Trial]()
+        return {"verdict": Verdict(asked.name, "todo", asked.points, note=note).to_plain(), "again": {}, "wrong": {}}
+    rows, again, wrong_trials = list[Row](), dict[int, Trial](), dict[int, Trial]()
+    suspects = Suspects(asked, job.get("hints", []))
     only_settings = True  # as far as it is seen, nothing is wrong where nothing is special
     for index, (case, of_case, tried) in enumerate(zip(asked.cases, drawn, outcomes, strict=True)):
-        wrong, how, trial = _first_wrong(asked, case, of_case, tried, suspects)
+        given = job.get("known", {}).get(index)  # what known mistakes give on the first wrong trial
+        wrong, how, trial = _first_wrong(asked, case, of_case, tried, suspects, given)
+        if trial and how == VALUE:
+            wrong_trials[index] = trial
         if wrong and how is None:
             first = all(not row.note for row in rows)
             words = {**asked.errors, **(case.errors if first else {})}
@@ -92,57 +96,27 @@ def _decide(asked: Exercise, job: dict[str, Any], drawn: list[list[Trial]]) -> d
         tried = not all(of_case[-1].get("unread") for of_case in outcomes)
         texts = everywhere, suspects.told(), asked.idea
         verdict = Verdict(asked.name, "wrong", asked.points, tuple(rows), *texts, tried=tried)
-    asks = only_settings and "again" not in job
+    asks = "again" not in job
     return {
         "verdict": verdict.to_plain(),
-        "again": {index: trial.to_plain() for index, trial in again.items()} if asks else {},
+        "again": {index: trial.to_plain() for index, trial in again.items()} if asks and only_settings else {},
+        "wrong": {index: trial.to_plain() for index, trial in wrong_trials.items()} if asks else {},
     }
 
 
-class Suspects:
-    """The mistakes of an exercise that lead to the learner's answers.
-
-    A mistake may lead to the answer of one trial by chance, so the feedback names one that explains every wrong trial.
-    A mistake is identified by its hint; several ways of making it may share one. If none of them has an answer for a
-    trial (`NotImplemented`), the trial does not count.
-    """
-
-    def __init__(self, asked: Exercise) -> None:
-        self._ways = dict[str, list[Mistake]]()
-        for mistake in asked.mistakes:
-            self._ways.setdefault(mistake.hint, []).append(mistake)
-        self._fits, self._misses = Counter[str](), Counter[str]()
-
-    def named(self, hint: str) -> None:
-        """Note that the words of an error have named this mistake."""
-        self._fits[hint] += bool(hint)
-
-    def seen(self, gives_it: Callable[[Mistake], bool | None]) -> None:
-        """Note a wrong trial: `gives_it` says whether a mistake leads to the learner's answer; None: it does not
-        apply."""
-        for hint, ways in self._ways.items():
-            found = {gives_it(way) for way in ways}
-            self._fits[hint] += True in found
-            self._misses[hint] += True not in found and False in found
-
-    def told(self) -> str:
-        """The mistake that explains all wrong trials, and most of them; the first of equals; "" if there is none."""
-        whole = {hint: fits for hint, fits in self._fits.items() if not self._misses[hint]}
-        return max(whole, key=lambda hint: whole[hint], default="")
-
-
 # How a trial is wrong; None: there is no answer, or one that was computed by destroying its inputs.
-VALUE = "it is not what the reference gives"
+VALUE = "it is not what was asked for"
 REFUSED = "its value is right, and a judge refuses it"
 
 
 def _first_wrong(
-    asked: Exercise, case: Case, drawn: list[Trial], tried: list[dict[str, Any]], suspects: Suspects
-) -> tuple[str | None, str | None, Trial | None]:
+    asked: Exercise, case: Case, drawn: list[Trial], tried: list[dict[str, Any]], suspects: Suspects,
+    known: Sequence[tuple[str, Any]] | None,
+) -> tuple[str | None, str | None, Trial | None]:  # fmt: skip
     """(What is wrong in the first wrong trial, how, that trial or None: not tried); the suspects see all trials."""
     first: tuple[str | None, str | None, Trial | None] | None = None
     for trial, outcome in zip(drawn, tried, strict=False):
-        wrong, how = _wrong(asked, case, trial, outcome, suspects)
+        wrong, how = _wrong(asked, case, trial, outcome, suspects, known if first is None else None)
         if wrong and first is None:
             if how is not None and not case.hidden and len(drawn) > 1:
                 wrong = f"{_with(trial.given)}{wrong}"
@@ -153,9 +127,14 @@ def _first_wrong(
 
 
 def _wrong(
-    asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any], suspects: Suspects
-) -> tuple[str | None, str | None]:
-    """(what is wrong or None, how); the suspects see it."""
+    asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any], suspects: Suspects,
+    known: Sequence[tuple[str, Any]] | None = None,
+) -> tuple[str | None, str | None]:  # fmt: skip
+    """(what is wrong or None, how); the suspects see it.
+
+    Args:
+        known: (hint, what it gives on this trial: by rank, or alone) of each known mistake; None: they were not tried.
+    """
     if "todo" in outcome:
         return "not done yet", None
     if "error" in outcome:
@@ -175,6 +154,9 @@ def _wrong(
         want = function(inputs) if isinstance(inputs, list) else function(**inputs)
         if want is NotImplemented:
             raise NotImplementedError
+        return apart_from(want, hidden)
+
+    def apart_from(want: Any, hidden: bool) -> str | None:
         pairs = zip(value, want, strict=True) if on_ranks else [(value, want)]
         for rank, (one, other) in enumerate(pairs):
             try:
@@ -184,6 +166,9 @@ def _wrong(
             if phrase:
                 return f"rank {rank}: {phrase}" if on_ranks else phrase
         return None
+
+    def explained() -> list[str] | None:
+        return None if known is None else [hint for hint, want in known if apart_from(want, hidden=False) is None]
 
     def gives_it(mistake: Mistake) -> bool | None:
         try:
@@ -201,7 +186,7 @@ def _wrong(
         return unfinished, None
     reference = case.reference or asked.reference
     if reference and (phrase := apart(reference, case.hidden)):
-        suspects.seen(gives_it)
+        suspects.seen(gives_it, explained())
         return phrase, VALUE
     for accept in (*asked.accept, *case.accept):
         try:
@@ -210,7 +195,8 @@ def _wrong(
             sentence = f"the answer has not the form that was asked for ({type(error).__name__})"
         if sentence:
             if not _compares(asked):  # else the answer is right in value, and no mistake
-                suspects.seen(gives_it)
+                suspects.seen(gives_it, explained())
+                return sentence, VALUE
             return sentence, REFUSED
     return None, None
 

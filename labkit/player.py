@@ -29,6 +29,7 @@ trials before it.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import datetime
 import hashlib
@@ -77,11 +78,7 @@ def play(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
     Raises:
         Failed: with what the learner's code raised, as plain data.
     """
-    torch.set_num_threads(1)
-    sandbox.enter(Path.cwd(), hidden=(Path(job["hidden"]), *closing.files_of(job["without"])), ranks=job["world"] > 0)
-    closing.close(job["without"])
-    _install(job["sources"])
-    tools.prepared = job["prepared"]
+    _enter(job)
     done: list[dict[str, Any]] = []
     try:
         before = [digests(inputs) for inputs in job["trials"]]
@@ -103,6 +100,49 @@ def play(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
         raise Failed({**said, "trials": done}) from None
     except BaseException as error:
         raise Failed({**_error(error, job["exercise"]), "trials": done}) from None
+
+
+def vary(rank: int, world: int, job: dict[str, Any]) -> list[Any]:
+    """The values of each of the job's `variants` of the exercise on the trials; None for one that fails.
+
+    A variant on ranks gets a default process group of its own, whose waits end after `patience` seconds: a rank that
+    another has left alone goes on to the next.
+    """
+    _enter(job)
+    values: list[Any] = []
+    for number, text in enumerate(job["variants"]):
+        _install({job["exercise"]: text})
+        try:
+            if job["world"]:
+                (place := sandbox.shared_folder() / str(number)).mkdir(exist_ok=True)
+                process_group.connect(place, rank, world, job["patience"])
+            given = groups_of(job, rank) if job["world"] else {}
+            values.append([_value(job, at, given) for at in range(len(job["trials"]))])
+        except Exception:
+            values.append(None)
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+    return values
+
+
+def _value(job: dict[str, Any], number: int, groups: dict[str, Any]) -> Any:
+    for name in [one for one in sys.modules if one.startswith("exercises.")]:
+        del sys.modules[name]
+    inputs = copy.deepcopy(job["trials"][number])
+    process_group.LOG.begin(spoiled=[inputs[name] for name in job["spoil"]], late=job["late"][number])
+    mine = strided(inputs) if job["strided"][number] else inputs
+    said = plain.settled(_drive(_import(job), job, {**mine, **groups}))
+    tools.take_notes()
+    return plain.loads(plain.dumps(said))
+
+
+def _enter(job: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    sandbox.enter(Path.cwd(), hidden=(Path(job["hidden"]), *closing.files_of(job["without"])), ranks=job["world"] > 0)
+    closing.close(job["without"])
+    _install(job["sources"])
+    tools.prepared = job["prepared"]
 
 
 def _import(job: dict[str, Any]) -> Any:
@@ -134,7 +174,8 @@ def _install(sources: dict[str, str]) -> None:
     folder.mkdir(exist_ok=True)
     for name, text in sources.items():
         (folder / f"{name}.py").write_text(text)
-    sys.path.insert(0, str(Path.cwd()))
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
 
 
 def _drive(exercise: Any, job: dict[str, Any], inputs: dict[str, Any]) -> Any:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -33,6 +33,7 @@ from labkit.process_group import Call
 from minimegatron.errors import ranges
 
 _NAME, _GROUP = ([field.name for field in dataclasses.fields(Call)].index(name) for name in ("name", "group"))
+_PATIENCE = 2.0  # seconds that ranks wait for each other in a known mistake
 _SENT = {"answers": "value", "evidence": "evidence", "changed": "changed"}  # by rank, and in what a rank sends
 
 
@@ -47,36 +48,77 @@ def play(
         hidden: the folder of the checks.
         prepared: for the lab's tools.
     """
+    outcomes: list[dict[str, Any]] = []
+    for _, alike in itertools.groupby(drawn, key=lambda trial: (trial["world"], trial["members"], trial["groups"])):
+        if not outcomes or "answers" in outcomes[-1]:
+            outcomes += _play_alike(nursery, asked, sources, list(alike), hidden, prepared)
+    return outcomes
+
+
+def _jobs(
+    asked: Exercise, sources: Mapping[str, str], drawn: Sequence[dict[str, Any]], hidden: str, prepared: Any = None
+) -> list[dict[str, Any]]:
+    """The job of each process, for trials on the same ranks (`player`)."""
+    world, members = drawn[0]["world"], drawn[0]["members"]
     common: dict[str, Any] = {
         "sources": dict(sources), "exercise": asked.name, "function": asked.function or asked.name,
         "drive": asked.drive_source, "seconds": asked.seconds, "hidden": hidden, "spoil": list(asked.spoil),
         "prepared": prepared, "without": list(asked.without),
+        **{key: drawn[0][key] for key in ("world", "members", "groups")},
     }  # fmt: skip
-    outcomes: list[dict[str, Any]] = []
-    for _, alike in itertools.groupby(drawn, key=lambda trial: (trial["world"], trial["members"], trial["groups"])):
-        if not outcomes or "answers" in outcomes[-1]:
-            outcomes += _play_alike(nursery, asked, sources, list(alike), common)
-    return outcomes
-
-
-def _play_alike(
-    nursery: Nursery, asked: Exercise, sources: Mapping[str, str], drawn: list[dict[str, Any]], common: dict[str, Any]
-) -> list[dict[str, Any]]:
-    """Outcomes of trials in the same processes, one after the other, up to the first that fails."""
-    world, members = drawn[0]["world"], drawn[0]["members"]
-    place = {key: drawn[0][key] for key in ("world", "members", "groups")}
-    jobs = [{**common, **place, "strided": [], "trials": [], "late": []} for _ in range(world or 1)]
+    jobs = [{**common, "strided": [], "trials": [], "late": []} for _ in range(world or 1)]
     for trial in drawn:
         given = zip(members, trial["inputs"], strict=True) if world else [(0, trial["inputs"])]
         for rank, inputs in given:  # each rank sees its own alone
             jobs[rank]["trials"].append({name: value for name, value in inputs.items() if name != asked.late})
             jobs[rank]["strided"].append(trial["strided"])
             jobs[rank]["late"].append(inputs.get(asked.late, []))
+    return jobs
+
+
+def _play_alike(
+    nursery: Nursery, asked: Exercise, sources: Mapping[str, str], drawn: list[dict[str, Any]], hidden: str,
+    prepared: Any,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Outcomes of trials in the same processes, one after the other, up to the first that fails."""
+    world, members = drawn[0]["world"], drawn[0]["members"]
+    jobs = _jobs(asked, sources, drawn, hidden, prepared)
     replies = nursery.call(player.play, jobs, Limits(seconds=asked.seconds))
     outcomes = _outcomes(replies, members, len(drawn), asked, sources)
     if world and "answers" in outcomes[-1] and (wrong := _out_of_step(outcomes, replies)):
         return [*outcomes[:-1], {"error": wrong}]
     return outcomes
+
+
+def vary(
+    nursery: Nursery, asked: Exercise, sources: Mapping[str, str], variants: Sequence[str],
+    drawn: Sequence[dict[str, Any]], hidden: str,
+) -> list[list[Any] | None]:  # fmt: skip
+    """What each of several texts of the cell gives on each of these trials, by rank or alone; None if it ends in an
+    error or gives no answer in time.
+
+    Args:
+        sources: the lab's other exercises, solved.
+        variants: texts of the course's author.
+        drawn: the trials, plain.
+    """
+    found: list[list[Any] | None] = [[] for _ in variants]
+    places = [(trial["world"], trial["members"], trial["groups"]) for trial in drawn]
+    for key, alike in itertools.groupby(range(len(drawn)), key=lambda at: places[at]):
+        jobs = _jobs(asked, sources, [drawn[at] for at in alike], hidden)
+        jobs = [{**job, "variants": list(variants), "patience": _PATIENCE} for job in jobs]
+        limits = Limits(seconds=asked.seconds + _PATIENCE * len(variants))
+        said = [
+            reply.value if isinstance(reply.value, list) else [] for reply in nursery.call(player.vary, jobs, limits)
+        ]
+        mine = [said[rank] for rank in key[1]] if key[0] else said
+        for number in range(len(variants)):
+            by_rank = [of_rank[number] if number < len(of_rank) else None for of_rank in mine]
+            if found[number] is None or None in by_rank:
+                found[number] = None
+                continue
+            found[number] += [list(ranks) if key[0] else ranks[0] for ranks in zip(*by_rank, strict=True)]  # type: ignore[operator]
+    return found
 
 
 def _out_of_step(outcomes: list[dict[str, Any]], replies: list[Reply]) -> str:
