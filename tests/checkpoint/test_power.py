@@ -18,8 +18,8 @@ from typing import Any
 from unittest import mock
 
 import pytest
-
 from course.lab08.disk import fates, replay
+
 from minimegatron.checkpoint.disk import staged, write_durable
 from tests.checkpoint.runs import save_steps
 

@@ -15,6 +15,7 @@ from labkit.fresh import Nursery
 from labkit.nursery import Limits
 from labkit.player import play
 
+
 def played(nursery: Nursery, source: str, function: str, inputs: dict[str, Any], ranks: int = 2) -> list[Evidence]:
     """The evidence of each rank of a call."""
     job: dict[str, Any] = {

@@ -60,7 +60,11 @@ def test_a_stub_is_not_done_and_cells_wait_for_it(kernel: Kernel) -> None:
 
 
 def test_the_idea_comes_at_the_second_failure_and_in_grading_at_once(kernel: Kernel) -> None:
-    later, idea, how = "(the second try shows an idea)", "idea: Which part of the whole is idle?", 'hint("bubble") says how'
+    later, idea, how = (
+        "(the second try shows an idea)",
+        "idea: Which part of the whole is idle?",
+        'hint("bubble") says how',
+    )
     kernel.run(BUBBLE)
     kernel.run('check("bubble")')
     cannot = "return = 1"

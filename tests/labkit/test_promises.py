@@ -20,6 +20,7 @@ MACHINES = {
 }
 BY_FILES = {
     "read what others wrote", "read the inputs of other ranks", "see other processes", "write outside its folder",
+    "change files outside its folder",
 }  # fmt: skip
 
 

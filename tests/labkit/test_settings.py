@@ -199,7 +199,9 @@ def test_what_is_wrong_everywhere_is_not_laid_on_a_setting(nursery: Nursery) -> 
 def test_a_group_that_is_ignored_hangs_in_the_smaller_one_only(nursery: Nursery) -> None:
     verdict = check(nursery, "total", TOTAL.replace(", group=group", ""))
     assert [row.points for row in verdict.rows] == [1, 1, 1, 0]
-    said = "with a group smaller than the world: deadlock: nothing goes on any more; every rank: line 5: dist.all_reduce"
+    said = (
+        "with a group smaller than the world: deadlock: nothing goes on any more; every rank: line 5: dist.all_reduce"
+    )
     assert notes(verdict)[3].startswith(said)
 
 
