@@ -4,8 +4,8 @@
     NN_name/lab.py         the one source of labs/NN_name.ipynb and solutions/NN_name.ipynb (`labkit/source`)
     NN_name/checks/        the exercises: inputs, the judge's own answer, what can go wrong, what to say then
     NN_name/given/         tools that only this lab uses; the folder is the package `course.labNN`
-    NN_name/answers/       programs that try the checks: other right ones, and wrong ones with what is said to them
-    NN_name/mistakes.py    the same as small edits of the solution (`labkit/answers`)
+    NN_name/answers/       what tries the checks, a file an exercise: other right answers, and wrong ones with what is
+                           said to them (`labkit/answers`)
     figures/               what labs draw, a module for each
     capstones/             projects that are run and held against published criteria
     rehearsal.py           pipeline schedules run with sleep in the place of computation, for labs 03 and 12

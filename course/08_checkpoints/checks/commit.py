@@ -24,7 +24,6 @@ from typing import Any
 from course.lab08.disk import Disk, Left, replay
 from labkit.exercises import Answer, Case, Draw, Exercise
 
-Files = dict[str, str]
 _MOST = 100  # changes of a save
 
 
