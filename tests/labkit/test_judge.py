@@ -7,6 +7,7 @@ import pytest
 from labkit.exercises import load_lab
 from labkit.fresh import Nursery
 from labkit.judge import CourseError, judge
+from labkit.nursery import Limits
 from labkit.verdict import Verdict
 from minimegatron.errors import ConfigError, RankError
 from tests.labkit.cheats import CHEATS
@@ -283,6 +284,22 @@ def test_the_inputs_of_the_judge_cannot_be_changed(nursery: Nursery) -> None:
     """An answer computed in place is judged against untouched inputs."""
     verdict = check(nursery, "ring_all_reduce", "def ring_all_reduce(x):\n    x.zero_()\n    return x")
     assert verdict.points == 0
+
+
+def imports(rank: int, world: int, job: None) -> list[str]:
+    import importlib
+    import sys
+
+    before = set(sys.modules)
+    importlib.import_module("labkit.deciding")
+    return sorted(set(sys.modules) - before)
+
+
+def test_a_process_that_decides_imports_nothing_large(nursery: Nursery) -> None:
+    """Each check has one or two; they are forked from one that has torch, not Jupyter's formats (2 s)."""
+    [reply] = nursery.call(imports, [None], Limits())
+    assert "labkit.deciding" in reply.value
+    assert [name for name in reply.value if not name.startswith("labkit.")] == []
 
 
 # -------------------------------------------------------------------------------------------------------- cheats
