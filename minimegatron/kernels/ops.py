@@ -143,10 +143,13 @@ def usable_on_a_cpu(backend: str, file: str, *tensors: torch.Tensor | None) -> b
     """Whether the kernel for CPUs is to compute; see `usable`."""
     if backend != "auto" or laid_out.observed() or not torch.is_inference_mode_enabled():
         return False
-    given = [t for t in tensors if t is not None]
-    if any(not t.is_cpu or t.dtype != given[0].dtype for t in given) or given[0].dtype not in operators.CPU_DTYPES:
-        return False
-    return _possible("cpu") and _available(file, "cpu")
+    dtype = None  # asked for several times a layer: a loop is cheaper than a generator
+    for t in tensors:
+        if t is not None:
+            dtype = dtype or t.dtype
+            if t.dtype != dtype or not t.is_cpu:
+                return False
+    return dtype in operators.CPU_DTYPES and _possible("cpu") and _available(file, "cpu")
 
 
 def target_of(backend: str, device: str) -> str:
@@ -366,6 +369,39 @@ def keep_tokens(tokens: torch.Tensor, pages: torch.Tensor, rows: torch.Tensor) -
         rows: [n] int64, the row of each token in all pages one behind the other.
     """
     choose("keep_tokens", "auto", tokens, pages)(tokens, pages, rows)
+
+
+def turn_and_keep(
+    packed: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    interleaved: bool,
+    key_pages: torch.Tensor,
+    value_pages: torch.Tensor,
+    rows: torch.Tensor,
+    *,
+    kernels: str = "auto",
+) -> torch.Tensor:
+    """`rope` of queries and keys, and `keep_tokens` of keys and values; on a CPU in one pass.
+
+    Args:
+        packed: [n, 1, g, a/g + 2, d], the queries, the key and the value of each group.
+        cos, sin: [n, 1, 1, rotated / 2].
+        interleaved: see `rope`.
+        key_pages, value_pages, rows: see `keep_tokens`.
+
+    Returns:
+        The turned queries, [n, 1, a, d].
+    """
+    if usable_on_a_cpu(kernels, "few_rows", packed, key_pages, value_pages):
+        turned = few_rows.turn_and_keep(packed, cos, sin, interleaved, key_pages, value_pages, rows)
+        if turned is not None:
+            return turned
+    q, k, v = packed.split([packed.shape[3] - 2, 1, 1], 3)
+    q, k = (rope(t, cos, sin, interleaved, kernels=kernels) for t in (q.flatten(2, 3), k.squeeze(3)))
+    keep_tokens(k.flatten(0, 1), key_pages, rows)
+    keep_tokens(v.squeeze(3).flatten(0, 1), value_pages, rows)
+    return q
 
 
 class CrossEntropyPart(Protocol):
