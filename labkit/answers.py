@@ -26,8 +26,9 @@ programs of another shape, a cell each::
 
 A wrong answer must lose points. One with a `mistake` (in a cell `# mistake: ...`) is a known mistake: learners who make
 it are told this sentence (`labkit/suspects`). For others the feedback must contain the words of `told`; ` | ` separates
-alternatives. Without words it suffices that points are lost. A mutant of the solution (`labkit/mutants`) that is right, too, is
-listed in EQUIVALENT. A cell `# %% empty` has the program that does nothing, where functions that return None are none.
+alternatives. Without words it suffices that points are lost. A mutant of the solution (`labkit/mutants`) that is right,
+too, is listed in EQUIVALENT. A cell `# %% empty` has the program that does nothing, where functions that return None
+are none.
 
 The table is run when it is read; a program is text, which only the judge runs.
 """
@@ -140,3 +141,10 @@ def read_answers(path: Path, solution: str) -> Answers:
         told, mistake = said[2] if said else "", said[2] if said and said[1] == "mistake" else ""
         given.append(GivenAnswer(exercise, f"{exercise}: {title}", kind == "right", source, told, mistake))
     return Answers(given, table.get("EQUIVALENT", []), empty)
+
+
+def solutions(source: str) -> dict[str, str]:
+    """{exercise: text of its solved cell} of a lab's `lab.py`, in its order."""
+    cells = re.findall(r"^# %%\n# %%exercise (\w+)\n(.*?)(?=^# %%)", source, flags=re.S | re.M)
+    marks = re.compile(r"^[ \t]*(?:// )?### (?:BEGIN|END) SOLUTION[ \t]*\n", re.M)
+    return {name: marks.sub("", body) for name, body in cells}

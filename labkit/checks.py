@@ -1,7 +1,7 @@
-"""Ready-made judges of evidence, for `Exercise.accept` and `Case.accept`; and the comparison of answers.
+"""Ready-made judges of evidence, for `Exercise.accept` and `Case.accept`.
 
-Each maker builds a function of an `Answer` that returns None, or a sentence about what is wrong. `difference`, in
-`labkit.compare`, does the same for the values themselves.
+Each maker builds a function of an `Answer` that returns None, or a sentence about what is wrong. `labkit.compare` does
+the same for the values themselves.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from labkit.compare import TOLERANCES, difference, show
 from labkit.evidence import Evidence
 from labkit.exercises import Accept, Answer
 

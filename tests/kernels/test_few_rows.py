@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minimegatron.kernels import few_rows, ops, plain
+from minimegatron.kernels import choice, few_rows, ops, plain
 from tests.kernels.compare import close, random
 
 ROWS, WIDTHS = st.sampled_from([1, 2, 17, 40]), st.sampled_from([1, 5, 16, 64, 100, 515])
@@ -86,6 +86,30 @@ def test_a_gradient_is_torchs():
     x, weight = random(5, 1, 64), random(64, seed=1)
     with torch.no_grad():
         assert torch.equal(ops.norm(x, weight, None, 1e-6), plain.norm(x, weight, None, 1e-6))
-    assert ops.choose("norm", "auto", x, weight) is plain.norm
+    assert choice.choose("norm", "auto", x, weight) is plain.norm
     with torch.inference_mode():
-        assert ops.choose("norm", "auto", x, weight) is few_rows.norm
+        assert choice.choose("norm", "auto", x, weight) is few_rows.norm
+
+
+@settings(max_examples=40)
+@given(
+    ROWS,
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.sampled_from([(8, 8), (80, 20), (6, 4)]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_turning_and_keeping_at_once_is_torchs(n, groups, shared, channels, interleaved, by_head):
+    d, rotated = channels
+    packed, angle = random(n, 1, groups, shared + 2, d), random(n, 1, 1, rotated // 2, seed=1) * 9
+    rows = torch.randperm(15 * 4, generator=torch.Generator().manual_seed(n))[:n]
+    found = []
+    for kernels in ("auto", "torch"):
+        pages = [torch.full((15, groups, 4, d), 7.0).transpose(1, 2) for _ in "kv"]
+        pages = pages if by_head else [page.contiguous() for page in pages]
+        with torch.inference_mode():
+            q = ops.turn_and_keep(packed, angle.cos(), angle.sin(), interleaved, *pages, rows, kernels=kernels)
+        found.append((q, *pages))
+    assert torch.equal(found[0][2], found[1][2])  # values are copied
+    close(found[0], [t.double() for t in found[1]], torch.float32)

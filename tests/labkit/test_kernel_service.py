@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from labkit.broker import serve
+from labkit.kernel_service import ORDERS, KernelService
 
 from labkit import channel
-from labkit.broker import serve
 from labkit.cuda import build_library
 from labkit.cuda_text import digest, parsed
 from labkit.fresh import Nursery
 from labkit.hbm import JudgedMemory, MemoryService
 from labkit.judge import judge
-from labkit.kernel_service import ORDERS, KernelService
 from minimegatron.errors import ConfigError
 from minimegatron.kernels.operators import KernelError
 from tests.labkit.cells import exercise_cells

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from labkit.checks import at_most, overlaps, count, only, to_the_next
+from labkit.checks import at_most, count, only, overlaps, to_the_next
 from labkit.exercises import Answer, Case, Draw, Exercise
 
 from .attention import dense

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from labkit.checks import keeps_alive, every_wait_follows, peak_at_most
+from labkit.checks import every_wait_follows, keeps_alive, peak_at_most
 from labkit.evidence import Evidence
 from labkit.exercises import Answer, Case, Draw, Exercise
 
