@@ -3,15 +3,15 @@ from labkit.answers import Edit
 _SCORES = "5 * a * s) * s * b"
 
 WRONG = [
-    Edit("(whole + divided) / t if sequence_parallel else whole + divided / t",
-         "whole + divided / t if sequence_parallel else (whole + divided) / t",
-         mistake="The flag is taken the wrong way round: *without* sequence parallelism 10 of the 34 bytes are whole."),
     Edit("whole + divided / t", "(whole + divided) / t",
          mistake="Without sequence parallelism norms, dropouts and the inputs of column layers are whole on every "
                  "rank: 10 of the 34 bytes."),
     Edit("(whole + divided) / t if sequence_parallel else ", "",
          mistake="With sequence parallelism the 10 bytes of norms, dropouts and inputs are cut over the sequence as "
                  "well."),
+    Edit("(whole + divided) / t if sequence_parallel else whole + divided / t",
+         "whole + divided / t if sequence_parallel else (whole + divided) / t",
+         mistake="The flag is taken the wrong way round: *without* sequence parallelism 10 of the 34 bytes are whole."),
     Edit("divided / t", "divided",
          mistake="Tensor parallelism alone divides nothing here. Which rows of the table are cut by features?"),
     Edit("10 * s * b * h, (24 * h + 5", "20 * s * b * h, (48 * h + 10",

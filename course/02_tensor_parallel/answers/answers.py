@@ -16,8 +16,7 @@ WRONG = [
          mistake="These are all key/value heads: asked are those that this rank's queries use."),
     Edit(_KV, "[q // (heads // groups) for q in queries]",
          mistake="You name a key/value head once for each query that uses it: each is asked for once."),
-    Edit(_KV, "sorted({q % groups for q in queries})",
-         mistake="You deal the queries out to the key/value heads one by one: a/g consecutive queries share a head."),
+    Edit(_KV, "sorted({q % groups for q in queries})", told="kv_heads"),
     Edit(_KV, "list(range(rank * groups // tp, rank * groups // tp + groups // tp))",
          mistake="A rank uses the key/value heads of all its queries: that may be several, and several ranks may use "
                  "the same key/value head."),

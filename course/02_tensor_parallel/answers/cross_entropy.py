@@ -33,7 +33,7 @@ WRONG = [
          mistake="The loss is right, dz is not: it is summed over ranks once too often. The gradient that arrives is "
                  "the same on every rank already."),
     Edit("dloss.unsqueeze(-1)", "dloss.unsqueeze(-1) / dloss.numel()", told="dz is wrong"),
-    Edit(_ONE, "own.unsqueeze(-1) * softmax.gather(-1, local)", told="dz is wrong"),
+    Edit(_ONE, "(softmax.gather(-1, local) * own.unsqueeze(-1))", told="dz is wrong"),
     Edit("tp.rank *", "dist.get_rank() *"),
     Edit("MAX, group=tp.group", "MAX", ("sums, group=tp.group", "sums")),
     Edit("local < n)", "local < n - 1)"),

@@ -6,6 +6,8 @@ _LOCAL = "    local = [n // tp_size if i == dim else n for i, n in enumerate(sha
 
 WRONG = [
     Edit(" * std", "", mistake="The numbers are not multiplied by std."),
+    Edit("if dim is None", "if not dim",
+         mistake="A matrix that is cut along dim 0 is not cut here: 0 and None are different things."),
     Edit(f"whole if dim is None else {_CUT}", "whole",
          mistake="This is the whole matrix on every rank: of one that is cut, a rank holds a part."),
     Edit(_DRAW, _LOCAL + "    whole = torch.randn(*local,", (f"whole if dim is None else {_CUT}", "whole"),
@@ -15,11 +17,9 @@ WRONG = [
          mistake="The shards differ now, but they are no parts of the serial matrix: the model changes with tp."),
     Edit("    return", _LOCAL + "    return", (_CUT, "whole.flatten().chunk(tp_size)[tp_rank].view(local)"),
          mistake="Each rank continues where the one before it stopped: that is right along dim 0 only."),
+    Edit("chunk(tp_size, dim)", "chunk(tp_size, 0)", mistake="The matrix is cut along dim 0, whatever dim says."),
     Edit("chunk(tp_size, dim)", "chunk(tp_size, 1 - dim)",
          mistake="The matrix is cut along the other dim: dim 0 are the rows."),
-    Edit("chunk(tp_size, dim)", "chunk(tp_size, 0)", mistake="The matrix is cut along dim 0, whatever dim says."),
-    Edit("if dim is None", "if not dim",
-         mistake="A matrix that is cut along dim 0 is not cut here: 0 and None are different things."),
     Edit("whole if dim is None else whole.chunk(tp_size, dim)", "whole.chunk(tp_size, dim or 0)",
          mistake="A replicated matrix is cut: with dim None every rank holds all of it."),
     Edit("manual_seed(seed)", "manual_seed(seed + tp_rank * (dim is None))",

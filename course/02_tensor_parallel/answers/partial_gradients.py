@@ -4,15 +4,15 @@ _NAMES = "[name for name in names if partial(name)]"
 _OF_HEADS = '"q_layernorm" in name or "k_layernorm" in name'
 
 WRONG = [
+    Edit("return True", "return sequence_parallel",
+         mistake="The norms of queries and keys see only this rank's heads: partial also without sequence "
+                 "parallelism."),
     Edit(_NAMES, "list(names) if sequence_parallel else []",
          mistake="These are all names. What is cut over tp has its whole gradient on the rank that holds it."),
     Edit("if partial", "if not partial",
          mistake="These are all the others: asked are the names whose gradients are only a part."),
     Edit("return sequence_parallel and (", "return (",
          mistake="Without sequence parallelism every rank sees all tokens: norms and row biases are complete then."),
-    Edit("return True", "return sequence_parallel",
-         mistake="The norms of queries and keys see only this rank's heads: partial also without sequence "
-                 "parallelism."),
     Edit("return True", "return False",
          mistake="Norms of queries and keys are missing: every rank has the whole weight, and only some of the heads."),
     Edit(' or row_bias or "position_embeddings" in name', "",

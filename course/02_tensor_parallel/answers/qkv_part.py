@@ -17,6 +17,9 @@ WRONG = [
                  "those of group 1."),
     Edit("chunk(tp_size)", "tensor_split(tp_size, 1)",
          mistake="You cut the columns: QKV is a column layer, which cuts the rows of the stored weight."),
+    Edit("    return", "    mine = max(1, groups // tp_size)\n    return", ("flatten(0, 1).chunk(tp_size)[tp_rank]",
+         "split(mine)[tp_rank].flatten(0, 1) if tp_rank * mine < groups else wq[:0]"),
+         mistake="With fewer groups than ranks an equal block is a part of a group, whichever rows these are."),
     Edit(_CUT, "torch.cat(by_group, dim=1)[tp_rank::tp_size].flatten(0, 1)",
          mistake="The groups are dealt out to the ranks one by one: a rank holds a block of consecutive rows."),
     Edit(f"[{_EACH}]",
@@ -27,9 +30,6 @@ WRONG = [
     Edit(f"[{_EACH}]", f"[{_EACH}]\n    by_group[0] = wq.unflatten(0, (-1, groups, d)).transpose(0, 1).flatten(1, 2)",
          mistake="A group has n consecutive query heads, the first group heads 0 to n-1; yours are dealt out to the "
                  "groups."),
-    Edit("    return", "    mine = max(1, groups // tp_size)\n    return", ("flatten(0, 1).chunk(tp_size)[tp_rank]",
-         "split(mine)[tp_rank].flatten(0, 1) if tp_rank * mine < groups else wq[:0]"),
-         mistake="With fewer groups than ranks an equal block is a part of a group, whichever rows these are."),
     Edit("wk.shape[0] // d", "wk.shape[0]"),
     Edit("chunk(tp_size)[tp_rank]", "unflatten(0, (-1, tp_size))[:, tp_rank]"),
 ]

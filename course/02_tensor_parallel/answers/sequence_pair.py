@@ -3,6 +3,8 @@ from labkit.answers import Edit, Same
 _GLOO = "gloo takes views, too; NCCL would not"
 _MEAN = "This is the mean over ranks: parts are summed, and nothing is divided."
 _DEALT = "Tokens are dealt out one by one: rank r has the r-th block of consecutive tokens."
+_SHAPE = ("A gradient has another shape than what the forward pass got: after a gather it is cut again, "
+          "after a reduce-scatter it is whole again.")
 _SUM = "    dist.reduce_scatter_tensor(out, x.contiguous(), group=tp.group)\n    return out"
 _FORWARD, _ALL = "return reduce_scatter(x, tp)", "return all_gather(grad, ctx.tp), None"
 _BACK = "return reduce_scatter(grad, ctx.tp), None"
@@ -29,7 +31,7 @@ WRONG = [
          "return all_gather(x, tp).unflatten(0, (tp.size, -1)).transpose(0, 1).flatten(0, 1)",
          mistake=_DEALT),
     Edit("return all_gather(x, tp)", "return torch.cat(all_gather(x, tp).chunk(tp.size), 1)", told="got a tensor"),
-    Edit(_BACK, "return grad, None", told="another shape"),
+    Edit(_BACK, "return grad, None", mistake=_SHAPE),
     Edit(_BACK, _BACK.removesuffix(", None"), told="one value for each input"),
     Edit(_SUM,
          "    x = x.clone()\n    dist.all_reduce(x, group=tp.group)\n    return x.chunk(tp.size)[tp.rank].contiguous()",
