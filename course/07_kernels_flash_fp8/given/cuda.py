@@ -70,7 +70,7 @@ ORDERS = (0, 1, 2, 3)  # of the threads, in a check
 MOST_LAUNCHES = 256  # that are noted
 _TEXT = (
     "-O0", "-g1", "-fno-exceptions", "-fno-threadsafe-statics", "-fwrapv", "-fno-strict-aliasing",
-    "-fno-delete-null-pointer-checks", "-w", "-fmax-errors=1", "-fsanitize=thread",
+    "-fno-delete-null-pointer-checks", "-Werror=vla", "-fmax-errors=1", "-fsanitize=thread",
     "-fsanitize=bounds,alignment,integer-divide-by-zero", "-fsanitize-coverage=trace-pc", "--param",
     "tsan-instrument-func-entry-exit=0", "-ftrivial-auto-var-init=pattern", f"-I{CSRC}", f"-I{CSRC / 'include'}",
     f"-I{build.CSRC}", "-include", "lab.h",

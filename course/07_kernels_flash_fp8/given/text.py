@@ -188,7 +188,7 @@ def annotated(assembly: str, source: str, line: int) -> str:
     names: dict[str, str] = {}
     shared: dict[str, int] = {}
     where = ("", 0, 0)
-    for one in assembly.split("\n"):
+    for one in assembly.replace("\t.byte\t-2\n" * 4, f"\t.long\t{0x7FFFFFFF}\n").split("\n"):
         for pattern, instead in _UNSET:
             one = pattern.sub(instead, one)
         if found := _LOC.match(one):
@@ -261,6 +261,9 @@ def named(text: str, line: int, row: int, column: int) -> str:
 # --------------------------------------------------------------------------------------------------------- an error
 
 _SAID = (  # what a compiler says, and what it means here
+    (re.compile(r"(assignment of read-only .*)"), r"\1: is it const?"),
+    (re.compile(r"(invalid types .* for array subscript)"), r"\1: an index is an integer"),
+    (re.compile(r"variable length array (\S+) is used.*"), r"the size of \1 is not known when it is compiled"),
     (re.compile(r"([\w/.]+): No such file or directory"), r"there is no `\1` here: what CUDA C++ itself has is there "
      "without #include"),
     (re.compile(r"(.*was not declared.*)"), r"\1: there is no such name here"),

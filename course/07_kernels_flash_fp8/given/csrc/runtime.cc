@@ -204,11 +204,11 @@ static void in_shared(Shared& r, long long at, size_t bytes, int how, int line) 
   std::memcpy(p.old, r.begin + at, bytes);
 }
 // Where an address is: 0 in an array, 1 in shared memory, 2 elsewhere in memory of this thread or of its text, which is its own
-// affair. Stops the launch if it is nowhere, or beyond the end of what it is in.
-static int find(const char* at, size_t bytes, int how, int line, int& id) {
+// affair. Stops the launch if it is nowhere, or beyond the end of what it is in. Below `frame` are functions that have ended.
+static int find(const char* at, size_t bytes, int how, int line, const char* frame, int& id) {
   const auto& fiber = S.fibers[S.current];
   if (at >= fiber.stack && at < fiber.stack + emulator::STACK) {
-    if (at < (const char*)__builtin_frame_address(0))
+    if (at < frame)
       stop(700, line, "thread %d %s an array of a function that has ended", S.current, verb(how));
     return 2;
   }
@@ -237,28 +237,31 @@ static int find(const char* at, size_t bytes, int how, int line, int& id) {
       stop(700, line, "thread %d %s a variable of thread %d: only shared and global memory is for all", S.current, verb(how), i);
   stop(700, line, "thread %d of block %u uses a pointer that points to no array", S.current, S.block_id.x);
 }
-void touch(const void* address, size_t bytes, int how, int line, const void* site) {
+static void access(const void* address, size_t bytes, int how, int line, const void* site, const char* frame) {
   if (!S.running) return;                            // a launcher's own code
   settle();
   const char* at = (const char*)address;
-  const auto& fiber = S.fibers[S.current];
-  if (at >= (const char*)__builtin_frame_address(0) && at < fiber.stack + emulator::STACK) return;
+  if (at >= frame && at < S.fibers[S.current].stack + emulator::STACK) return;
   const int place = place_of(site);
   if (line < 0) line = L.places[place].first;
   if (line) L.lines[S.current] = line;
   else line = L.lines[S.current];
   if (L.block != S.serial) next_block();
+  S.counters[3] += how == ATOMIC;
   int id;
-  const int where = find(at, bytes, how, line, id);
+  const int where = find(at, bytes, how, line, frame, id);
   if (where == 0) in_array(id, at - L.arrays[id].begin, bytes, how, line, place);
   if (where == 1) in_shared(L.shared[id], at - L.shared[id].begin, bytes, how, line);
 }
+void touch(const void* at, size_t bytes, int how, int line, const void* site) {
+  access(at, bytes, how, line, site, (const char*)__builtin_dwarf_cfa());
+}
 // An access of a size that is no power of two, or to less than its multiples: piece by piece, as a GPU does it.
-static void range(const void* address, size_t bytes, int how, const void* site) {
+static void range(const void* address, size_t bytes, int how, const void* site, const char* frame) {
   const char* at = (const char*)address;
   for (size_t done = 0, piece; done < bytes; done += piece) {
     for (piece = 16; piece > bytes - done || (uintptr_t)(at + done) % piece;) piece /= 2;
-    touch(at + done, piece, how, -1, site);
+    access(at + done, piece, how, -1, site, frame);
   }
 }
 
@@ -417,19 +420,20 @@ int launch(const unsigned* grid, const unsigned* block, size_t shared, void (*bo
 
 // -------------------------------------------------------------------------------------------- what the compiler calls
 #define SITE __builtin_return_address(0)
+#define CALLER SITE, (const char*)__builtin_dwarf_cfa()
 #define TSAN(n)                                                                                                           \
-  void __tsan_read##n(void* p) { lab::touch(p, n, lab::LOAD, -1, SITE); }                                                 \
-  void __tsan_write##n(void* p) { lab::touch(p, n, lab::STORE, -1, SITE); }                                               \
-  void __tsan_unaligned_read##n(void* p) { lab::range(p, n, lab::LOAD, SITE); }                                           \
-  void __tsan_unaligned_write##n(void* p) { lab::range(p, n, lab::STORE, SITE); }                                         \
-  void __tsan_volatile_read##n(void* p) { lab::touch(p, n, lab::LOAD, -1, SITE); }                                        \
-  void __tsan_volatile_write##n(void* p) { lab::touch(p, n, lab::STORE, -1, SITE); }
+  void __tsan_read##n(void* p) { lab::access(p, n, lab::LOAD, -1, CALLER); }                                                 \
+  void __tsan_write##n(void* p) { lab::access(p, n, lab::STORE, -1, CALLER); }                                               \
+  void __tsan_unaligned_read##n(void* p) { lab::range(p, n, lab::LOAD, CALLER); }                                           \
+  void __tsan_unaligned_write##n(void* p) { lab::range(p, n, lab::STORE, CALLER); }                                         \
+  void __tsan_volatile_read##n(void* p) { lab::access(p, n, lab::LOAD, -1, CALLER); }                                        \
+  void __tsan_volatile_write##n(void* p) { lab::access(p, n, lab::STORE, -1, CALLER); }
 struct Source { const char* file; unsigned line, column; };
 struct Type { uint16_t kind, info; char name[1]; };
 extern "C" {
 TSAN(1) TSAN(2) TSAN(4) TSAN(8) TSAN(16)
-void __tsan_read_range(void* p, size_t n) { lab::range(p, n, lab::LOAD, SITE); }
-void __tsan_write_range(void* p, size_t n) { lab::range(p, n, lab::STORE, SITE); }
+void __tsan_read_range(void* p, size_t n) { lab::range(p, n, lab::LOAD, CALLER); }
+void __tsan_write_range(void* p, size_t n) { lab::range(p, n, lab::STORE, CALLER); }
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
@@ -465,7 +469,7 @@ void __ubsan_handle_type_mismatch_v1(const void* data, uintptr_t pointer) {
   const size_t multiple = 1ull << d.log;
   const int how = d.kind == 1 ? STORE : LOAD;
   int id;
-  const int where = find((const char*)pointer, multiple, how, d.at.line, id);
+  const int where = find((const char*)pointer, multiple, how, d.at.line, (const char*)__builtin_dwarf_cfa(), id);
   char name[64] = "";
   for (const char* p = d.type->name; *p && std::strlen(name) < 60; ++p)
     if (*p != '\'') std::strncat(name, p, 1);
