@@ -3,8 +3,9 @@
     NN_name/__init__.py    LAB: the exercises in their order
     NN_name/lab.py         the one source of labs/NN_name.ipynb and solutions/NN_name.ipynb (`labkit/source`)
     NN_name/checks/        the exercises: inputs, the judge's own answer, what can go wrong, what to say then
-    NN_name/answers/       programs that try the checks: other right ones, and wrong ones with what is said to them
-    NN_name/mistakes.py    the same as small edits of the solution (`labkit/answers`)
+    NN_name/given/         tools that only this lab uses; the folder is the package `course.labNN`
+    NN_name/answers/       what tries the checks, a file an exercise: other right answers, and wrong ones with what is
+                           said to them (`labkit/answers`)
     figures/               what labs draw, a module for each
     capstones/             projects that are run and held against published criteria
     rehearsal.py           pipeline schedules run with sleep in the place of computation, for labs 03 and 12
@@ -30,11 +31,11 @@ CLOSED = (
     "course.own_scheduler",
 )  # fmt: skip
 
-# `course.lab07` is what a lab gives: course/07_*/given
+
 for _given in Path(__file__).parent.glob("[0-9][0-9]_*/given"):
-    _lab = types.ModuleType(f"course.lab{_given.parent.name[:2]}")
-    _lab.__path__ = [str(_given)]
-    sys.modules[_lab.__name__] = _lab
+    _package = types.ModuleType(f"{__name__}.lab{_given.parent.name[:2]}")
+    _package.__path__ = [str(_given)]
+    sys.modules[_package.__name__] = _package
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -7,6 +7,7 @@
     %%torchrun -n 4 --needs ring_all_reduce       the real torchrun on a cell; ranks on CPUs, on every machine
     %%torchrun --gpus 2                           the same on all GPUs of this machine; left out with fewer than 2
     %%ranks 4                                     the same on warm ranks on CPUs, in a fraction of a second
+    hint("ring_all_reduce")                       how it can be solved
     progress()                                    all exercises and the sum
     guess("gpus", 12, "How many?")                keeps a guess
     guessed("gpus", 7.3, "GPUs")                  shows it beside the measured number
@@ -21,28 +22,19 @@
 | `compare`, `parts`      | comparison of an answer in words; which of several outputs is wrong       |
 | `judge`                 | draw, play, decide: the verdict from plain data, never from the learner   |
 | `playing`, `deciding`   | runs the learner's code; references and the verdict                       |
+| `settings`              | the settings in which every exercise on ranks is tried                    |
 | `player`, `evidence`    | the learner's side; what it did, not only what it returned                |
+| `process_group`         | gloo, and a log of what passes through it                                 |
+| `tools`                 | what the tools of a lab exchange with a check                             |
 | `fresh`, `plain`        | fresh processes with limits and deadlines; the data that they exchange    |
-| `bounded_json`, `shown` | input of strangers: parsed at a bounded cost, and cleaned for display     |
 | `nursery`, `replies`    | the server of fresh processes; their answers and how they end             |
-| `cuda`, `cuda_text`     | a learner's kernel in CUDA C++, on a CPU too; its text and its file       |
-| `cuda_lex`,             | the lexer of kernels,                                                     |
-| `cuda_types`,           | names and types,                                                          |
-| `cuda_expressions`,     | expressions,                                                              |
-| `cuda_statements`,      | statements,                                                               |
-| `cuda_parse`            | whole texts: the allowed grammar, and C++ for the emulator                |
-| `emulator`              | launches a compiled kernel and counts its accesses                        |
 | `hbm`                   | a memory that counts what is moved                                        |
-| `disk`, `disk_service`, | a simulated disk that loses what is not fsynced; the judge's, which kills; |
-| `killer`                | a real process that dies at its n-th change of real files                 |
-| `small_run`             | a training run small enough to look at every part of its state            |
-| `beside`,               | the judge's own process beside a learner's, with kernels, memory and disk |
-| `kernel_service`        |                                                                           |
-| `sandbox`               | limits what a learner's process can do, by `namespaces`, `landlock` and   |
-|                         | `seccomp`; `promises` tests them on this machine                          |
+| `shown`                 | text of strangers, cleaned for display                                    |
+| `sandbox`               | limits what a learner's process can do, by `namespaces` and `seccomp`;    |
+|                         | `closing` closes modules, `promises` tests all of it on this machine      |
 | `record`, `progress`    | what has been passed, kept from one kernel to the next                    |
 | `grade`                 | a folder of submissions: `submissions`, `grading`, `marks`, `report`      |
 | `acceptance`            | a capstone: what is run, held against published criteria                  |
 | `build`, `pictures`     | one source for the lab and its solution; stored pictures in few bytes     |
-| `answers`               | other answers to a lab's exercises, right and wrong, which test its checks |
+| `answers`, `mutants`    | other answers to a lab's exercises, right and wrong, which test its checks |
 """

@@ -1,31 +1,56 @@
 """Answers to a lab's exercises beside its solution, right and wrong; `tests/course` judges them to test the checks.
 
-| in the lab's folder                       | contents                                                           |
-|-------------------------------------------|--------------------------------------------------------------------|
-| `answers/right/EXERCISE_1.py`             | a whole program that is right in another way than the solution     |
-| `answers/wrong/EXERCISE_what_is_wrong.py` | a whole program that is wrong; first line: `# told: words`         |
-| `answers/empty/EXERCISE.py`               | a program that does nothing, for functions that return None        |
-| `mistakes.py`                             | RIGHT and WRONG, {exercise: [`Edit`, ...]}: edits of the solution  |
-|                                           | EQUIVALENT, {exercise: [`Same`, ...]}: mutants that are right      |
+All of an exercise stand in `course/NN_name/answers/EXERCISE.py`: a table of small changes of the solution, then
+programs of another shape, a cell each::
 
-A wrong answer must lose points, and the feedback must contain the words of `told`. ` | ` separates alternatives.
-Without words it suffices that points are lost.
+    from labkit.answers import Edit, Same
+
+    WRONG = [
+        Edit("(p - 1)", "p", mistake="The last stage begins p-1 steps after the first, not p."),
+        Edit("m + p", "m", told="expected 7"),
+    ]
+    RIGHT = [
+        Edit("(p - 1) / (v * m)", "(p - 1) / v / m"),
+    ]
+    EQUIVALENT = [Same("line 3: `<` for `<=`", "p is never equal to m here")]
+
+
+    # %% right: exact fractions
+    from fractions import Fraction
+    def bubble(p, m, v): ...
+
+
+    # %% wrong: stages in place of ranks
+    # told: the last *rank* | each rank
+    def bubble(p, m, v): ...
+
+A wrong answer must lose points. One with a `mistake` (in a cell `# mistake: ...`) is a known mistake: learners who make
+it are told this sentence (`labkit/suspects`). For others the feedback must contain the words of `told`; ` | ` separates
+alternatives. Without words it suffices that points are lost. A mutant of the solution (`labkit/mutants`) that is right,
+too, is listed in EQUIVALENT. A cell `# %% empty` has the program that does nothing, where functions that return None
+are none.
+
+The table is run when it is read; a program is text, which only the judge runs.
 """
 
 from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+_TABLE = {"Edit", "Same", "WRONG", "RIGHT", "EQUIVALENT"}  # other names in it begin with an underscore
+_CELL = re.compile(r"^# %%(.*)\n", re.M)
 
 
 class Edit:
     """The solution with some text replaced: `Edit("old text", "new text", ("more old", "more new"), told="words")`."""
 
-    def __init__(self, old: str, new: str, *more: tuple[str, str], told: str = "") -> None:
-        self.replaced, self.told = ((old, new), *more), told
+    def __init__(self, old: str, new: str, *more: tuple[str, str], told: str = "", mistake: str = "") -> None:
+        self.replaced, self.told, self.mistake = ((old, new), *more), told or mistake, mistake
 
     def applied(self, solution: str) -> str:
         """The edited solution; each old text must be there."""
@@ -37,7 +62,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Same:
-    """A mutant of the solution (`labkit/mutants`) that is right, too: its name or its edited line, and why."""
+    """A mutant of the solution that is right, too: its name or its edited line, and why."""
 
     mutant: str
     why: str
@@ -49,10 +74,11 @@ class GivenAnswer:
 
     Attributes:
         exercise: its exercise.
-        name: name of its file, or `EXERCISE edit N`, counted from 1 in the table.
+        name: `EXERCISE: TITLE` of a program, `EXERCISE edit N` of an edit, counted from 1 in its table.
         right: whether full marks are due.
         source: the cell's text.
         told: words that the feedback for a wrong one must contain, alternatives between ` | `.
+        mistake: the sentence that is told to learners who make this mistake; "" if it is no known one.
     """
 
     exercise: str
@@ -60,50 +86,58 @@ class GivenAnswer:
     right: bool
     source: str
     told: str = ""
+    mistake: str = ""
 
     def is_told(self, text: str) -> bool:
         """Whether the feedback `text` contains the words."""
         return any(words in text for words in self.told.split(" | "))
 
 
-def answers_of(lab: str, solutions: Mapping[str, str]) -> list[GivenAnswer]:
-    """The right and the wrong answers of a course module, exercise by exercise, edits before whole programs.
+@dataclass(frozen=True)
+class Answers:
+    """What the file of an exercise contains: right and wrong answers, mutants that are right, and the empty program."""
+
+    given: list[GivenAnswer]
+    equivalent: list[Same]
+    empty: str = ""
+
+
+def answers_of(lab: str, solutions: Mapping[str, str]) -> dict[str, Answers]:
+    """{exercise: its answers} of a course module, in the lab's order.
 
     Args:
         lab: the module, e.g. `course.01_process_groups`.
         solutions: {exercise: text of its cell, solved}, in the lab's order.
     """
-    found = [*_edited(lab, solutions), *_programs(folder_of(lab), solutions)]
-    order = list(solutions)
-    return sorted(found, key=lambda answer: order.index(answer.exercise))
+    folder = Path(str(importlib.import_module(lab).__file__)).parent / "answers"
+    files = {path.stem for path in folder.glob("*.py")}
+    assert files == set(solutions), f"{folder}: a file for each exercise; not so {sorted(files ^ set(solutions))}"
+    return {exercise: read_answers(folder / f"{exercise}.py", solution) for exercise, solution in solutions.items()}
 
 
-def folder_of(lab: str) -> Path:
-    """The folder of the answers of a course module."""
-    return Path(str(importlib.import_module(lab).__file__)).parent / "answers"
-
-
-def _edited(lab: str, solutions: Mapping[str, str]) -> Iterator[GivenAnswer]:
-    mistakes = importlib.import_module(f"{lab}.mistakes")
-    for right, table in ((True, mistakes.RIGHT), (False, mistakes.WRONG)):
-        for exercise, edits in table.items():
-            for number, edit in enumerate(edits, 1):
-                source = edit.applied(solutions[exercise])
-                yield GivenAnswer(exercise, f"{exercise} edit {number}", right, source, edit.told)
-
-
-def _programs(folder: Path, solutions: Mapping[str, str]) -> Iterator[GivenAnswer]:
-    for right in (True, False):
-        for path in sorted((folder / ("right" if right else "wrong")).glob("*.py")):
-            source = path.read_text()
-            told = re.match(r"# told: ?(.*)", source)
-            assert right or told, f"{path}: the first line of a wrong answer is `# told: words`"
-            words = told[1] if told and not right else ""
-            yield GivenAnswer(_exercise_of(path, solutions), path.stem, right, source, words)
-
-
-def _exercise_of(path: Path, solutions: Mapping[str, str]) -> str:
-    """The exercise with which a file's name begins; the longest such name."""
-    names = [name for name in solutions if path.stem.startswith(f"{name}_")]
-    assert names, f"{path}: a file of answers is named EXERCISE_something.py"
-    return max(names, key=len)
+def read_answers(path: Path, solution: str) -> Answers:
+    """The answers in a file `EXERCISE.py`."""
+    text, *cells = _CELL.split(path.read_text())
+    table: dict[str, Any] = {}
+    exec(compile(text, path, "exec"), table)  # noqa: S102  a file of the course, as far as its programs
+    unknown = {name for name in table if not name.startswith("_")} - _TABLE
+    assert not unknown, f"{path}: {sorted(unknown)} in the table; a constant begins with an underscore"
+    exercise, empty = path.stem, ""
+    given = [
+        GivenAnswer(
+            exercise, f"{exercise} edit {number}", name == "RIGHT", edit.applied(solution), edit.told, edit.mistake
+        )
+        for name in ("RIGHT", "WRONG")
+        for number, edit in enumerate(table.get(name, ()), 1)
+    ]
+    for mark, program in zip(cells[::2], cells[1::2], strict=True):
+        kind, _, title = mark.strip().partition(": ")
+        source = program.strip("\n") + "\n"
+        if kind == "empty":
+            empty = source
+            continue
+        assert kind in ("right", "wrong") and title, f"{path}: `# %%{mark}` is neither right, wrong nor empty"
+        said = re.match(r"# (told|mistake): (.+)", source)
+        told, mistake = said[2] if said else "", said[2] if said and said[1] == "mistake" else ""
+        given.append(GivenAnswer(exercise, f"{exercise}: {title}", kind == "right", source, told, mistake))
+    return Answers(given, table.get("EQUIVALENT", []), empty)

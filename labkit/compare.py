@@ -11,7 +11,8 @@ whatever plain data an answer is. For a list or a tensor it names the first diff
 | dtype and shape of a tensor                    | a number or a tensor of no dimensions                     |
 | floating-point numbers within `TOLERANCES`     | a tensor of the numbers where a list of them is asked for |
 
-Two values with the same text are shown with more digits; two of different types with their types.
+Two values with the same text are shown with more digits; two of different types with their types. A reference may hold
+placeholders: `OneOf(36864.0, 36865)` where either is right, `ANYTHING` where a mistake leaves the value arbitrary.
 """
 
 from __future__ import annotations
@@ -22,8 +23,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-
-from labkit.wanted import ANYTHING, OneOf
 
 # dtype -> (relative, absolute): wide enough for another order of summation, narrower than any wrong formula.
 TOLERANCES = {
@@ -39,6 +38,21 @@ _NAMES = {bool: "a truth value", int: "a number", float: "a number", str: "a tex
           list: "a list", dict: "a dict"}  # fmt: skip
 
 Tolerance = tuple[float | None, float | None]
+
+
+class OneOf:
+    """Any of these values is right; the first is shown as the expected one."""
+
+    def __init__(self, *values: Any) -> None:
+        self.values = values
+
+
+class _Anything:
+    def __repr__(self) -> str:
+        return "anything"
+
+
+ANYTHING = _Anything()
 
 
 def difference(got: Any, want: Any, rtol: float | None = None, atol: float | None = None) -> str | None:

@@ -5,29 +5,28 @@
     decide    exercise, seed, outcomes   -> the same verdict after some trials have been played once more
 
 Both compare with references after the trials have been played; `decide` draws again. The first wrong trial of a case
-becomes the case's note. Checks run in this order: is there an answer, does it change its inputs, does it equal the
-reference, do the judges (`accept`) agree.
+becomes the case's note. Checks run in this order: is there an answer, does it change its inputs, has it waited for what
+it has started, does it equal the reference, do the judges (`accept`) agree.
 
 Feedback about a wrong answer: for a visible case the answer and the expected one; for a hidden case the part that is
-wrong, without numbers; the mistake, if most wrong answers are those of one of the exercise's mistakes: on small inputs
-two mistakes give the same number by chance (`Suspects`).
+wrong, without numbers; the mistake, if one of the exercise's mistakes gives every wrong answer (`Suspects`).
 """
 
 from __future__ import annotations
 
 import socket
 import traceback
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from labkit import channel
+from labkit import plain
 from labkit.compare import counted, difference, show
 from labkit.evidence import Evidence
 from labkit.exercises import Answer, Case, Exercise, Mistake, load_lab
 from labkit.nursery import Failed
 from labkit.parts import named, other_number, wrong_parts
 from labkit.settings import PLAIN, Trial, place, trials
+from labkit.suspects import Suspects
 from labkit.verdict import Row, Verdict
 
 NOT_TRIED = "not tried after that"
@@ -35,7 +34,7 @@ _HIDDEN = "the inputs and answers of this case stay hidden"
 _MOST_INPUTS = 80  # characters of inputs that are shown before what is wrong
 
 
-def conduct(lines: Sequence[socket.socket], control: socket.socket, job: dict[str, Any]) -> dict[str, Any]:
+def conduct(control: socket.socket, job: dict[str, Any]) -> dict[str, Any]:
     """The verdict, and {case: trial} to be played once more, plain.
 
     In between it asks the judge for the outcomes of the learner's processes.
@@ -43,7 +42,7 @@ def conduct(lines: Sequence[socket.socket], control: socket.socket, job: dict[st
 
     def work(asked: Exercise) -> dict[str, Any]:
         drawn = trials(asked, job["seed"])
-        outcomes = channel.confer(control, [[trial.to_plain() for trial in case] for case in drawn])
+        outcomes = plain.confer(control, [[trial.to_plain() for trial in case] for case in drawn])
         return _decide(asked, {**job, "outcomes": outcomes}, drawn)
 
     return _guarded(work, job)
@@ -67,13 +66,15 @@ def _decide(asked: Exercise, job: dict[str, Any], drawn: list[list[Trial]]) -> d
     if len(todo) == len(outcomes):
         other = [name for name in todo if name != asked.name]
         note = f"it waits for exercise {other[0]}" if other else ""
-        return {"verdict": Verdict(asked.name, "todo", asked.points, note=note).to_plain(), "again": {}}
-    rows, suspects, again = list[Row](), Suspects(asked), dict[int, Trial]()
+        return {"verdict": Verdict(asked.name, "todo", asked.points, note=note).to_plain(), "again": {}, "wrong": {}}
+    rows, again, wrong_trials = list[Row](), dict[int, Trial](), dict[int, Trial]()
+    suspects = Suspects(asked, job.get("hints", []))
     only_settings = True  # as far as it is seen, nothing is wrong where nothing is special
-    answered = False  # with something wrong: beside an error the idea waits for the second failure
     for index, (case, of_case, tried) in enumerate(zip(asked.cases, drawn, outcomes, strict=True)):
-        wrong, how, trial = _first_wrong(asked, case, of_case, tried, suspects)
-        answered = answered or how in (VALUE, REFUSED)
+        given = job.get("known", {}).get(index)  # what known mistakes give on the first wrong trial
+        wrong, how, trial = _first_wrong(asked, case, of_case, tried, suspects, given)
+        if trial and how == VALUE:
+            wrong_trials[index] = trial
         if wrong and how is None:
             first = all(not row.note for row in rows)
             words = {**asked.errors, **(case.errors if first else {})}
@@ -92,60 +93,30 @@ def _decide(asked: Exercise, job: dict[str, Any], drawn: list[list[Trial]]) -> d
     if passed:
         verdict = Verdict(asked.name, "passed", asked.points, tuple(rows))
     else:
-        texts = everywhere, suspects.told(), asked.idea, asked.hint
-        verdict = Verdict(asked.name, "wrong", asked.points, tuple(rows), *texts, answered=answered)
-    asks = only_settings and "again" not in job
+        tried = not all(of_case[-1].get("unread") for of_case in outcomes)
+        texts = everywhere, suspects.told(), asked.idea
+        verdict = Verdict(asked.name, "wrong", asked.points, tuple(rows), *texts, tried=tried)
+    asks = "again" not in job
     return {
         "verdict": verdict.to_plain(),
-        "again": {index: trial.to_plain() for index, trial in again.items()} if asks else {},
+        "again": {index: trial.to_plain() for index, trial in again.items()} if asks and only_settings else {},
+        "wrong": {index: trial.to_plain() for index, trial in wrong_trials.items()} if asks else {},
     }
 
 
-class Suspects:
-    """The mistakes of an exercise that lead to the learner's answers.
-
-    A mistake may lead to the answer of one trial by chance, so the feedback names one that explains more than half of
-    the wrong trials. Not all: at the edges (an empty rank, scores in the hundreds) two programs with one mistake
-    differ. A mistake is identified by its hint; several ways of making it may share one. If none of them has an answer
-    for a trial (`NotImplemented`), the trial does not count.
-    """
-
-    def __init__(self, asked: Exercise) -> None:
-        self._ways = dict[str, list[Mistake]]()
-        for mistake in asked.mistakes:
-            self._ways.setdefault(mistake.hint, []).append(mistake)
-        self._fits, self._misses = Counter[str](), Counter[str]()
-
-    def named(self, hint: str) -> None:
-        """Note that the words of an error have named this mistake."""
-        self._fits[hint] += bool(hint)
-
-    def seen(self, gives_it: Callable[[Mistake], bool | None]) -> None:
-        """Note a wrong trial: `gives_it` says whether a mistake leads to the learner's answer; None: it does not
-        apply."""
-        for hint, ways in self._ways.items():
-            found = {gives_it(way) for way in ways}
-            self._fits[hint] += True in found
-            self._misses[hint] += True not in found and False in found
-
-    def told(self) -> str:
-        """The mistake that explains most trials, the first of equals; "" if none explains enough of them."""
-        enough = {hint: fits for hint, fits in self._fits.items() if fits > self._misses[hint]}
-        return max(enough, key=lambda hint: enough[hint], default="")
-
-
 # How a trial is wrong; None: there is no answer, or one that was computed by destroying its inputs.
-VALUE = "it is not what the reference gives"
+VALUE = "it is not what was asked for"
 REFUSED = "its value is right, and a judge refuses it"
 
 
 def _first_wrong(
-    asked: Exercise, case: Case, drawn: list[Trial], tried: list[dict[str, Any]], suspects: Suspects
-) -> tuple[str | None, str | None, Trial | None]:
+    asked: Exercise, case: Case, drawn: list[Trial], tried: list[dict[str, Any]], suspects: Suspects,
+    known: Sequence[tuple[str, Any]] | None,
+) -> tuple[str | None, str | None, Trial | None]:  # fmt: skip
     """(What is wrong in the first wrong trial, how, that trial or None: not tried); the suspects see all trials."""
     first: tuple[str | None, str | None, Trial | None] | None = None
     for trial, outcome in zip(drawn, tried, strict=False):
-        wrong, how = _wrong(asked, case, trial, outcome, suspects)
+        wrong, how = _wrong(asked, case, trial, outcome, suspects, known if first is None else None)
         if wrong and first is None:
             if how is not None and not case.hidden and len(drawn) > 1:
                 wrong = f"{_with(trial.given)}{wrong}"
@@ -156,9 +127,14 @@ def _first_wrong(
 
 
 def _wrong(
-    asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any], suspects: Suspects
-) -> tuple[str | None, str | None]:
-    """(what is wrong or None, how); the suspects see it."""
+    asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any], suspects: Suspects,
+    known: Sequence[tuple[str, Any]] | None = None,
+) -> tuple[str | None, str | None]:  # fmt: skip
+    """(what is wrong or None, how); the suspects see it.
+
+    Args:
+        known: (hint, what it gives on this trial: by rank, or alone) of each known mistake; None: they were not tried.
+    """
     if "todo" in outcome:
         return "not done yet", None
     if "error" in outcome:
@@ -167,8 +143,6 @@ def _wrong(
     try:
         value = outcome["answers"] if on_ranks else outcome["answers"][0]
         evidence = [Evidence.from_plain(one) for one in outcome["evidence"]]
-        if on_ranks:
-            evidence = [e.with_log(log, outcome["members"]) for e, log in zip(evidence, outcome["log"], strict=True)]
         changed = {str(name) for of_rank in outcome["changed"] for name in of_rank}.difference(
             asked.changes, asked.spoil
         )
@@ -180,6 +154,9 @@ def _wrong(
         want = function(inputs) if isinstance(inputs, list) else function(**inputs)
         if want is NotImplemented:
             raise NotImplementedError
+        return apart_from(want, hidden)
+
+    def apart_from(want: Any, hidden: bool) -> str | None:
         pairs = zip(value, want, strict=True) if on_ranks else [(value, want)]
         for rank, (one, other) in enumerate(pairs):
             try:
@@ -189,6 +166,9 @@ def _wrong(
             if phrase:
                 return f"rank {rank}: {phrase}" if on_ranks else phrase
         return None
+
+    def explained() -> list[str] | None:
+        return None if known is None else [hint for hint, want in known if apart_from(want, hidden=False) is None]
 
     def gives_it(mistake: Mistake) -> bool | None:
         try:
@@ -202,11 +182,11 @@ def _wrong(
 
     if changed:
         return f"it changes its input `{min(changed)}`: compute on a copy", None
+    if unfinished := _never_waited_for(evidence):
+        return unfinished, None
     reference = case.reference or asked.reference
     if reference and (phrase := apart(reference, case.hidden)):
-        if unfinished := _never_waited_for(evidence):
-            return unfinished, REFUSED
-        suspects.seen(gives_it)
+        suspects.seen(gives_it, explained())
         return phrase, VALUE
     for accept in (*asked.accept, *case.accept):
         try:
@@ -215,13 +195,14 @@ def _wrong(
             sentence = f"the answer has not the form that was asked for ({type(error).__name__})"
         if sentence:
             if not _compares(asked):  # else the answer is right in value, and no mistake
-                suspects.seen(gives_it)
+                suspects.seen(gives_it, explained())
+                return sentence, VALUE
             return sentence, REFUSED
     return None, None
 
 
 def _never_waited_for(evidence: Sequence[Evidence]) -> str | None:
-    """The communication that the answer needs and that was never waited for: its numbers have not arrived."""
+    """A communication that was never waited for, if there is one: what it brings has not arrived."""
     for rank, one in enumerate(evidence):
         if call := next((call for call in one.calls if call.waited is None and call.name != "send"), None):
             return f"rank {rank} never waits for its {call.name}: what it brings may not be there when it is used"

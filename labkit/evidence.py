@@ -1,25 +1,25 @@
 """What a program did, beside what it returned: messages, bytes, order, and memory.
 
 One's own all-reduce and torch's give the same numbers; so does a "ZeRO" that keeps every optimizer state. So a
-check looks at what happened, from two sides:
+check looks at what happened, too:
 
-| what                               | seen by                       | where                                     |
-|------------------------------------|-------------------------------|-------------------------------------------|
-| communications, their order, bytes | the broker (`transport`)      | outside of the learner's process          |
-| matrix products, sizes, memory     | `OpRecorder`, a dispatch mode | on the rank, before each operation's work |
-| layers and axes                    | `minimegatron.trace`          | on the rank                               |
+| what                               | seen by                                                               |
+|------------------------------------|-----------------------------------------------------------------------|
+| communications, their order, bytes | the process group (`process_group`)                                   |
+| matrix products, sizes, memory     | `OpRecorder`, a dispatch mode, before each operation's work           |
+| layers and axes                    | `minimegatron.trace`                                                  |
+| what a lab's tool has done         | the tool (`labkit.tools.note`): launches of kernels, files on a disk  |
 
     evidence.count("send"), evidence.nbytes("send")       # of this rank
-    evidence.calls[0].started < evidence.calls[1].waited   # one order for all ranks
+    evidence.calls[0].started < evidence.calls[1].waited   # one clock for all ranks
     evidence.order                                         # all_reduce, matmul, wait: computed while it was under way
     evidence.largest, evidence.peak, evidence.alive        # bytes; an attention that builds S x S shows here
 
-Each message to the broker has the number of operations that the rank had done, which places products between starts
-and waits. In a notebook, over gloo, the recorder (`Witness`) sees the communications as well.
+All of it is taken in the process that runs the learner's code, and sent to the judge as plain data. In a notebook,
+over gloo itself, the recorder (`Witness`) sees the communications, their bytes and their order.
 
 `peak` counts storages that were allocated while it ran, until they are freed, without those that were given. `alive`
-counts those that still exist at the end, without what was returned; in a check the player adds numpy arrays, bytes and
-lists of numbers that the learner's objects hold (`holdings`).
+counts those that still exist at the end, without what was returned.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ import torch
 from torch.distributed.distributed_c10d import Work
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from labkit.transport_log import Entry
+from labkit.process_group import Call
 from minimegatron import trace
 from minimegatron.comm import shared_memory
 
@@ -62,34 +62,6 @@ _MAX_CALLS = 50_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
-    """One communication of one rank.
-
-    Attributes:
-        name: `all_reduce`, `send`, ... as in torch.distributed.
-        nbytes: the larger of input and output, as `trace` counts.
-        peer: the other rank of a send or receive, its place in the case whatever the group; -1 otherwise.
-        at: number of torch's operations before it on this rank.
-        group: global ranks of its group; in a check on some ranks of a larger world, their places among those.
-        started: its number in the order of all starts, waits and marks of all ranks; -1 without a broker.
-        waited: number of the first wait for it in the same order; None if it was never waited for.
-        sent, received: bytes to and from the broker.
-        waited_at: as `at`, for the first wait.
-    """
-
-    name: str
-    nbytes: int
-    peer: int
-    at: int
-    group: tuple[int, ...] = ()
-    started: int = -1
-    waited: int | None = None
-    sent: int = 0
-    received: int = 0
-    waited_at: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
 class Evidence:
     """What one rank did while the learner's function ran.
 
@@ -102,12 +74,9 @@ class Evidence:
         order: (what, how much) in order: communications with their bytes, `matmul` with the elements of its result
             times the length of the sum, `wait` for a communication that was started before.
         places: for each step of `order`, the number of torch's operations before it.
-        alive: bytes of tensors that were allocated meanwhile and still exist, without those returned; in a check also
-            those of arrays, bytes and numbers that the learner's objects hold.
-        marks: (text, number in the order of all ranks) of the drive's marks.
-        launches: of kernels, counted in the judge's process (`kernel_service`).
-        memory: what was moved, counted in the judge's process (`hbm`); None without one.
-        disk: the runs on the judge's disk (`disk_service`); None without one.
+        alive: bytes of tensors that were allocated meanwhile and still exist, without those returned.
+        marks: (text, time) of the drive's marks.
+        notes: what the lab's tools have noted, by kind (`labkit.tools`).
     """
 
     calls: tuple[Call, ...] = ()
@@ -119,9 +88,7 @@ class Evidence:
     places: tuple[int, ...] = ()
     alive: int = 0
     marks: tuple[tuple[str, int], ...] = ()
-    launches: tuple[dict[str, Any], ...] = ()
-    memory: dict[str, Any] | None = None
-    disk: list[dict[str, Any]] | None = None
+    notes: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
 
     def count(self, *names: str) -> int:
         """Number of communications with one of these names; of all, if none is given."""
@@ -132,60 +99,31 @@ class Evidence:
         return sum(call.nbytes for call in self.calls if not names or call.name in names)
 
     def to_plain(self) -> dict[str, Any]:
-        return {
+        lists = {
             "calls": [list(vars(call).values()) for call in self.calls],
             "events": [list(vars(event).values()) for event in self.events],
-            "ops": self.ops,
-            "largest": self.largest,
-            "peak": self.peak,
-            "order": [list(step) for step in self.order],
-            "places": list(self.places),
-            "alive": self.alive,
-            "marks": [list(mark) for mark in self.marks],
-            "launches": list(self.launches),
-            "memory": self.memory,
-            "disk": self.disk,
         }
+        return {**vars(self), **lists}
 
     @classmethod
     def from_plain(cls, data: dict[str, Any]) -> Evidence:
-        calls = tuple(dataclasses.replace(one, group=tuple(one.group)) for one in (Call(*c) for c in data["calls"]))
+        calls = tuple(Call(*one) for one in data["calls"])
+        pairs = {name: tuple((text, number) for text, number in data[name]) for name in ("order", "marks")}
         events = tuple(trace.Event(*event) for event in data["events"])
-        order = tuple((str(what), int(much)) for what, much in data["order"])
-        places, marks = tuple(data["places"]), tuple((text, number) for text, number in data["marks"])
-        return cls(
-            calls, events, data["ops"], data["largest"], data["peak"], order, places, data["alive"], marks,
-            tuple(data["launches"]), data["memory"], data["disk"],
-        )  # fmt: skip
+        return cls(**{**data, **pairs, "calls": tuple(dataclasses.replace(c, group=tuple(c.group)) for c in calls),
+                      "events": events, "places": tuple(data["places"])})  # fmt: skip
 
-    def with_log(self, log: Sequence[Sequence[Any]], places: Sequence[int]) -> Evidence:
-        """The evidence with the communications that the broker has seen in place of those of the rank.
-
-        Args:
-            log: entries of this rank (`transport_log.Entry`, as lists).
-            places: the ranks that take part; a rank's number here is its place among them.
-        """
-        entries = [Entry(*entry) for entry in log]
-        here = {rank: place for place, rank in enumerate(places)}
-
-        def peer_of(entry: Entry) -> int:
-            return here.get(entry.group[entry.peer], -1) if entry.peer >= 0 else -1
-
-        calls = tuple(
-            Call(e.name, max(e.sent, e.received), peer_of(e), e.at, tuple(here.get(r, -1) for r in e.group), e.started,
-                 e.waited, e.sent, e.received, e.waited_at)
-            for e in entries if e.name != "mark"
-        )  # fmt: skip
-        seen = zip(self.places, self.order, strict=False)
+    def with_calls(self, calls: Sequence[Call], marks: Sequence[tuple[str, int]]) -> Evidence:
+        """The evidence with the communications that the process group has seen; `order` has both, by `at`."""
+        seen = zip(self.places, self.order, strict=True)
         steps = [(at, -1, step) for at, step in seen if step[0] == "matmul"]  # it comes before what says `at`
-        for entry in entries:
-            steps.append((entry.at, entry.started, (entry.name, max(entry.sent, entry.received))))
-            if entry.waited is not None:
-                steps.append((entry.waited_at, entry.waited, ("wait", 0)))
+        for call in calls:
+            steps.append((call.at, call.started, (call.name, call.nbytes)))
+            if call.waited is not None:
+                steps.append((call.waited_at, call.waited, ("wait", 0)))
         steps.sort(key=lambda step: step[:2])
-        marks = tuple((entry.op, entry.started) for entry in entries if entry.name == "mark")
-        order, at = tuple(step for _, _, step in steps), tuple(place for place, _, _ in steps)
-        return dataclasses.replace(self, calls=calls, order=order, places=at, marks=marks)
+        order, places = tuple(step for _, _, step in steps), tuple(at for at, _, _ in steps)
+        return dataclasses.replace(self, calls=tuple(calls), order=order, places=places, marks=tuple(marks))
 
 
 class OpRecorder(TorchDispatchMode):

@@ -70,15 +70,18 @@ import random
 import textwrap
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from labkit.evidence import Evidence
 from minimegatron.errors import ConfigError, did_you_mean
 
+if TYPE_CHECKING:
+    from labkit.fresh import Nursery
+
 Inputs = dict[str, Any] | list[dict[str, Any]]
-GIVEN = ("mark", "late")  # functions of `transport_group` that the player gives to a drive
+GIVEN = ("mark", "late")  # functions of `process_group` that the player gives to a drive
 # The groups that the ranks of a case fall into, each a list of their places: `split(inputs) -> [[0, 2], [1, 3]]`.
 Split = Callable[[list[dict[str, Any]]], list[list[int]]]
 Groups = str | Mapping[str, Split | None]
@@ -177,7 +180,7 @@ class Case:
 class Mistake:
     """A mistake that many make: the answer it leads to (called as `reference` is), and what the mistake is.
 
-    `hint` is shown at the first failure already, so it says what was done, never the recipe. It is shown where most
+    `hint` is shown at the first failure already, so it says what was done, never the recipe. It is shown where all
     wrong trials gave this answer; `answer` returns `NotImplemented` for inputs on which the mistake says nothing.
     """
 
@@ -191,6 +194,15 @@ def instead(right: Callable[..., dict[str, Any]], **wrong: Callable[..., Any]) -
 
 
 @dataclasses.dataclass(frozen=True)
+class Prepared:
+    """What `Exercise.prepare` makes of a cell: `data` for the lab's tools, or the `outcome` of every case, `{"error":
+    text}` or `{"todo": exercise}` (`labkit.playing`)."""
+
+    data: Any = None
+    outcome: dict[str, Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Exercise:
     """One idea that the learner implements in one cell, `%%exercise name`.
 
@@ -201,27 +213,21 @@ class Exercise:
         function: name of the learner's function; by default the exercise's name.
         drive: calls the learner's module in another way than `function(**inputs)`.
         accept: judges of every case, after the comparison with the reference.
-        mistakes: compared with every wrong answer; told is the one that gives the same in most of them
+        mistakes: compared with every wrong answer; told is one that gives the same in all of them
             (`deciding.Suspects`). Where no case has a reference, with those that `accept` refuses.
         errors: {words of an error: what the mistake is}, where an error comes in place of an answer.
-        idea: one sentence that points the way, without code: shown at the first two failures where no mistake is
-            recognised; beside an error at the second.
-        hint: the recipe, shown from the third failure on.
+        idea: one sentence that points the way, without code: shown from the second failure on.
+        hint: the recipe, shown when the learner asks for it: `hint("name")`.
         outputs: names of the values where an answer is a tuple of several: `("dq", "dk", "dv")`. A learner is told
             which of them is wrong, in a hidden case too.
         counted: an answer is a list of names, which are what the learner is to find: told is how many are wrong.
         seconds: for one case, from the moment its ranks have started.
-        kernels: the cell holds `Kernel(...)`s (`labkit/cuda.py`), which are compiled before the cases are tried, and
-            launched in the judge's process: `evidence.launches`.
-        memory: names of inputs that stay in the judge's process; `drive` reaches them by a `labkit.hbm.JudgedMemory`,
-            what is moved is in `evidence.memory`. Of exercises that run alone.
-        disk: name of an input, {path: text}: the files of a disk in the judge's process (`labkit.disk_service`), on
-            which `drive` has the learner's program killed; what it did is in `evidence.disk`. Of the same exercises.
+        prepare: called by the judge before the learner's process: `prepare(nursery, cell, hidden)` returns what the
+            lab's tools find as `labkit.tools.prepared`, or the outcome of every case (`Prepared`).
         rtol, atol: of floating-point answers; None takes the defaults of the dtype (`compare.TOLERANCES`).
         changes: inputs that the call may change; all others are compared with what was given.
-        late: on ranks, an input, a list of numbers, that stays in the judge's process; `drive` gets them one by one
-            by `late(i)`, and each moment is in the evidence. What is computed with one comes later, whatever a
-            learner patches.
+        late: on ranks, an input, a list of numbers, that the function does not get; `drive` hands them out one by one
+            by `late(i)`, and each moment is in the evidence.
         spoil: inputs that are overwritten with NaN when a rank first waits for a communication: what should be computed
             from them meanwhile, and is computed afterwards, is wrong.
         group: name of the input through which a process group comes; several: {name: how the ranks are split, or
@@ -244,9 +250,7 @@ class Exercise:
     outputs: Sequence[str] = ()
     counted: bool = False
     seconds: float = 20.0
-    kernels: bool = False
-    memory: Sequence[str] = ()
-    disk: str = ""
+    prepare: Callable[[Nursery, str, str], Prepared] | None = None
     rtol: float | None = None
     atol: float | None = None
     changes: Sequence[str] = ()

@@ -7,14 +7,13 @@ rank of every job.
 
     notebook or grader ──socket──> nursery (torch imported, one thread, clean environment)
            ^                          │ fork, once a rank
-           ├────── pipe, JSON ──── rank 0, rank 1, ...   own session, resource limits, own empty folder, own job
-           │                          │ a line each
-           └────── pipe, JSON ──── broker                the judge's own code (`broker`), if the call asks for one
+           └────── pipe, JSON ──── rank 0, rank 1, ...   own session, resource limits, own empty folder, own job
 
 * The environment of the ranks is a short white list; their standard output goes nowhere.
 * What comes back is one line of JSON a rank (`plain`), read with a limit and a deadline. Never a pickle.
-* The deadline runs from the moment all ranks have started. At the end the ranks are asked for their Python stacks, so
-  that a hang can be explained line by line; then their process groups are killed. Nothing of a job outlives it.
+* The deadline runs from the moment all ranks have started. Ranks that all wait, and use no processor, wait for each
+  other: they are not waited for. Those that give no answer are asked for their Python stacks, so that a hang can be
+  explained line by line; then their process groups are killed. Nothing of a job outlives it.
 * If the caller dies, the nursery reads the end of its socket and ends; if the nursery dies, the kernel ends its ranks.
 """
 
@@ -31,14 +30,16 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit import channel
+from labkit import plain
 from labkit.nursery import Limits
-from labkit.ranks.fork_server import REPLY_SECONDS, START_SECONDS, ForkServer
-from labkit.replies import Answers, Process, Reply, ends, held, used
+from labkit.ranks.fork_server import START_SECONDS, ForkServer
+from labkit.replies import Answers, Process, Reply, ends, held, processor, used
 from labkit.sandbox import THREADS
 from minimegatron.errors import DeadlineError, RankError
 
 _LOOK_SECONDS = 0.5  # between two looks at how full the ranks' folder is
+_STILL_SECONDS = 2.5  # in which ranks that wait for each other use no processor
+_IDLE_SECONDS = 0.001  # of processor, between two looks
 
 
 class Nursery:
@@ -82,7 +83,6 @@ class Nursery:
 
     def call(
         self, function: Callable[..., Any], jobs: Sequence[Any], limits: Limits, *, path: Sequence[str] = (),
-        beside: tuple[Callable[..., Any], Any] | None = None,
     ) -> list[Reply]:  # fmt: skip
         """Run `function(rank, world, job)` in one fresh process for each job; the replies by rank.
 
@@ -92,24 +92,21 @@ class Nursery:
             jobs: plain data, one a rank. A rank gets its own only.
             limits: what a rank may use.
             path: put in front of the processes' `sys.path`.
-            beside: (function, job) of one more process, of the judge's own: `function(lines, control, job)` gets a
-                socket to each rank, whose other end is the rank's `channel.mine()`, and a socket on which one byte
-                arrives when all ranks have answered, ended or are late. Then it must answer; its reply is the last.
         Raises:
             RankError: the nursery itself cannot be started or was killed.
             DeadlineError: the nursery did not answer.
         """
         with self._job(limits, path) as job:
-            return job.run(function, jobs, beside)
+            return job.run(function, jobs)
 
     def confer(
         self, function: Callable[..., Any], job: Any, limits: Limits, between: Callable[[Any], Any], *,
         path: Sequence[str] = (),
     ) -> Reply:  # fmt: skip
-        """Run `function([], control, job)` of the judge's own in a fresh process that asks a question meanwhile.
+        """Run `function(control, job)` of the judge's own in a fresh process that asks a question meanwhile.
 
         Args:
-            between: called with the question (`channel.confer`), returns the answer; it may `call`.
+            between: called with the question (`plain.confer`), returns the answer; it may `call`.
             limits: its time counts before the question and after the answer, not while `between` runs.
         Raises:
             RankError, DeadlineError: as `call`; and what `between` raises.
@@ -146,96 +143,83 @@ class _Job:
 
     def __init__(self, server: ForkServer, folder: Path, limits: Limits, path: Sequence[str]) -> None:
         self.server, self.folder, self.limits = server, folder, limits
-        self.order = {"path": list(path), "limits": dataclasses.asdict(limits)}
+        (folder / "shared").mkdir()
+        self.order = {"path": list(path), "limits": dataclasses.asdict(limits), "shared": str(folder / "shared")}
         self.started: list[Process] = []
         self.processes = contextlib.ExitStack()
 
-    def run(
-        self, function: Callable[..., Any], jobs: Sequence[Any], beside: tuple[Callable[..., Any], Any] | None
-    ) -> list[Reply]:
-        ranks = range(len(jobs))
-        control = self._start_beside(*beside, len(jobs)) if beside else None
-        for rank, job in zip(ranks, jobs, strict=True):
-            mine = [self.lines[rank]] if beside else []
-            self._start(function, job, mine, rank=rank, world=len(jobs))
-        if control is not None:  # last in the list of replies, and first to live
-            self.started.append(self.started.pop(0))
+    def run(self, function: Callable[..., Any], jobs: Sequence[Any]) -> list[Reply]:
+        for rank, job in enumerate(jobs):
+            self._start(function, job, (), rank=rank, world=len(jobs))
+        return self._answers()
+
+    def _answers(self) -> list[Reply]:
         answers = Answers([process.answer for process in self.started], self.limits.answer)
         self.processes.callback(answers.close)
-        full = self._watch(answers, ranks)
-        if control is not None:
-            with contextlib.suppress(OSError):
-                control.send(b".")
-            answers.read_until(time.monotonic() + REPLY_SECONDS, [len(jobs)])
-        return ends(self.server, self.started, answers, full)
+        wrong = self._watch(answers)
+        return ends(self.server, self.started, answers, *wrong)
 
     def confer(self, function: Callable[..., Any], job: Any, between: Callable[[Any], Any]) -> Reply:
         control, far = socket.socketpair()
         self.processes.callback(control.close)
         with far:
             self._start(function, job, [far], rank=None, world=1)
-        answers = Answers([process.answer for process in self.started], self.limits.answer)
-        self.processes.callback(answers.close)
         control.settimeout(START_SECONDS + self.limits.seconds)
         try:
-            question = channel.receive_plain(control)
+            question = plain.receive(control)
         except OSError:  # it has ended or is late, as its reply will say
-            return ends(self.server, self.started, answers, self._watch(answers, [0]))[0]
+            return self._answers()[0]
         given = between(question)
         with contextlib.suppress(OSError):
-            channel.send_plain(control, given)
-        return ends(self.server, self.started, answers, self._watch(answers, [0]))[0]
-
-    def _start_beside(self, function: Callable[..., Any], job: Any, world: int) -> socket.socket:
-        control, far = socket.socketpair()
-        pairs = [socket.socketpair() for _ in range(world)]
-        self.processes.callback(control.close)
-        self.lines = [near for near, _ in pairs]
-        for line in self.lines:
-            self.processes.callback(line.close)
-        theirs = [far, *(line for _, line in pairs)]
-        try:
-            self._start(function, job, theirs, rank=None, world=world)
-        finally:
-            for one in theirs:
-                one.close()
-        return control
+            plain.send(control, given)
+        return self._answers()[0]
 
     def _start(
         self, function: Callable[..., Any], job: Any, sockets: Sequence[socket.socket], rank: int | None, world: int
     ) -> None:
         name = f"{function.__module__}:{function.__qualname__}"
-        folder = str(self.folder / ("beside" if rank is None else f"rank.{rank}"))
+        folder = str(self.folder / f"rank.{rank}")
         order = {**self.order, "function": name, "folder": folder, "rank": rank, "world": world}
         process = Process(self.server, order, job, [one.fileno() for one in sockets])
         self.processes.callback(process.close)
         self.started.append(process)
-        if rank is not None:
-            for one in sockets:  # the end of file must be seen when the rank ends
-                one.close()
 
-    def _watch(self, answers: Answers, ranks: Collection[int]) -> dict[int, str]:
-        """Read until all ranks have answered, ended, or are late; {rank: the limit that it has exceeded}.
+    def _watch(self, answers: Answers) -> tuple[dict[int, str], bool]:
+        """Read until all ranks have answered, ended, or are late; {rank: the limit that it has exceeded}, and whether
+        those that have not answered only wait.
 
         The clock starts when all processes have given a sign of life.
         """
         deadline, looked, running = time.monotonic() + START_SECONDS, time.monotonic(), False
-        while answers.waiting.intersection(ranks) and (left := deadline - time.monotonic()) > 0:
+        still: dict[int, tuple[float, float]] = {}  # rank -> (seconds of processor, since when it has not used more)
+        while answers.waiting and (left := deadline - time.monotonic()) > 0:
             if time.monotonic() - looked > _LOOK_SECONDS:
                 looked = time.monotonic()
                 if self.server.process.poll() is not None:
                     raise ConnectionError("it was killed")
-                if self._too_much(ranks):
+                if self._too_much():
                     break
+                if running and self._all_wait(answers.waiting, still):
+                    return {}, True
             answers.read(min(left, _LOOK_SECONDS))
             if not running and len(answers.started) == len(self.started):
                 running, deadline = True, time.monotonic() + self.limits.seconds
-        why = self._too_much(ranks)  # also when all have answered: each still holds what it has taken
-        return dict.fromkeys(ranks, why) if why else {}
+        why = self._too_much()  # also when all have answered: each still holds what it has taken
+        return dict.fromkeys(range(len(self.started)), why) if why else {}, False
 
-    def _too_much(self, ranks: Collection[int]) -> str:
+    def _all_wait(self, waiting: Collection[int], still: dict[int, tuple[float, float]]) -> bool:
+        """Whether each of these ranks has slept for `_STILL_SECONDS`: then it waits for one that never answers."""
+        now = time.monotonic()
+        for rank in waiting:
+            sleeps, used = processor(self.started[rank].pid)
+            before, since = still.get(rank, (-1.0, now))
+            idle = sleeps and used - before < _IDLE_SECONDS
+            still[rank] = used, since if idle else now
+        return all(now - still[rank][1] > _STILL_SECONDS for rank in waiting)
+
+    def _too_much(self) -> str:
         """The limit that the ranks have exceeded, in words, or ""."""
-        unnamed, threads = zip(*(held(self.started[rank].pid) for rank in ranks), strict=True)
+        unnamed, threads = zip(*(held(process.pid) for process in self.started), strict=True)
         if used(self.folder, self.limits.disk) + sum(unnamed) > self.limits.disk:
             return f"wrote more than {self.limits.disk >> 20} MiB of files"
         return f"started more than {THREADS} threads" if max(threads) > THREADS else ""

@@ -27,11 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from labkit.deciding import NOT_TRIED, conduct, decide
-from labkit.exercises import load_lab
+from labkit.exercises import Exercise, Prepared, load_lab
 from labkit.fresh import Nursery, Reply
 from labkit.nursery import Limits
 from labkit.player import STUB
-from labkit.playing import compiled, play
+from labkit.playing import play, vary
+from labkit.suspects import known
 from labkit.verdict import Verdict
 from minimegatron.errors import MinimegatronError
 
@@ -64,10 +65,10 @@ def judge(
         return Verdict(exercise, "todo", asked.points, note=f"run its cell, %%exercise {exercise}, first")
     job = {"course": course, "exercise": exercise, "seed": secrets.token_hex(16) if seed is None else seed}
     hidden = str(Path(str(sys.modules[course].__file__)).resolve().parent)
-    libraries, refused = compiled(nursery, exercise, sources[exercise], hidden) if asked.kernels else (None, None)
+    prepared = asked.prepare(nursery, sources[exercise], hidden) if asked.prepare else Prepared()
 
     def played(drawn: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [refused] if refused else play(nursery, asked, sources, drawn, hidden, libraries)
+        return [prepared.outcome] if prepared.outcome else play(nursery, asked, sources, drawn, hidden, prepared.data)
 
     outcomes: list[list[dict[str, Any]]] = []
 
@@ -78,14 +79,30 @@ def judge(
         return outcomes
 
     decided = _result(nursery.confer(conduct, job, _OWN, play_all, path=sys.path), exercise)
-    if decided["again"] and not brief:
-        again = {index: played([trial])[0] for index, trial in decided["again"].items()}
-        [reply] = nursery.call(decide, [{**job, "outcomes": outcomes, "again": again}], _OWN, path=sys.path)
+    if (decided["again"] or decided["wrong"]) and not brief:
+        more: dict[str, Any] = {"again": {index: played([trial])[0] for index, trial in decided["again"].items()}}
+        more |= _known(nursery, asked, course, decided["wrong"], hidden)
+        [reply] = nursery.call(decide, [{**job, "outcomes": outcomes, **more}], _OWN, path=sys.path)
         decided = _result(reply, exercise)
     verdict = Verdict.from_plain(decided["verdict"])
     if verdict.state == "todo" and not verdict.note:
         return dataclasses.replace(verdict, note=_left_over(sources[exercise]))
     return verdict
+
+
+def _known(
+    nursery: Nursery, asked: Exercise, course: str, wrong: dict[int, dict[str, Any]], hidden: str
+) -> dict[str, Any]:
+    """What the known mistakes of an exercise give on the wrong trial of each case: {case: [(hint, answer), ...]}."""
+    if not wrong or asked.prepare:  # a kernel's mistakes would each be compiled
+        return {}
+    solved, mistakes = known(course, asked.name)
+    given = vary(nursery, asked, solved, [one.source for one in mistakes], list(wrong.values()), hidden)
+    found = {
+        index: [(mistake.hint, values[at]) for mistake, values in zip(mistakes, given, strict=True) if values]
+        for at, index in enumerate(wrong)
+    }
+    return {"hints": [one.hint for one in mistakes], "known": found}
 
 
 def _left_over(source: str) -> str:

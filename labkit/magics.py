@@ -68,7 +68,8 @@ class LabMagics(Magics):
         self._made = Made(self._names)
         self._note, self._last_shown = "", ""
         self._handle: DisplayHandle | None = None
-        self._names.update(check=self.check, progress=self.progress, guess=self.guess, guessed=self.guessed)
+        self._names.update(check=self.check, hint=self.hint, progress=self.progress)
+        self._names.update(guess=self.guess, guessed=self.guessed)
         shell.set_custom_exc((NameError, ModuleNotFoundError), self._made.show)
 
     @property
@@ -171,6 +172,11 @@ class LabMagics(Magics):
         verdict = work.remember(verdict)
         self._move_panel()
         return verdict
+
+    @plain
+    def hint(self, name: str) -> None:
+        """Print how one exercise can be solved."""
+        print(self.lab_and_work[0][name].hint)
 
     @plain
     def progress(self) -> Progress:

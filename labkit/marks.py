@@ -99,7 +99,6 @@ def as_rows(marks: Sequence[Mark]) -> list[dict[str, Any]]:
                     "note": verdict.note,
                     "mistake": verdict.mistake,
                     "idea": verdict.idea,
-                    "hint": verdict.hint,
                     "cases": [
                         {"case": row.what, "points": row.points, "max": row.of, "note": row.note}
                         for row in verdict.rows

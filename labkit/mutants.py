@@ -10,9 +10,9 @@ that are one small step from the solution.
 The edits are those that learners make: a reduction or its group left out, another dim, a bound off by one, a factor too
 many, `>` for `>=`, a missing copy, a wait too early, a world of two taken for granted. Each is applied to every
 place of the solution where it fits, and to no line that the learner is given. A survivor either shows what a case must
-fix (`Case.fixed`), or is right in another way: then `mistakes.py` of the lab lists it with the reason::
+fix (`Case.fixed`), or is right in another way: then the file of the exercise's answers lists it with the reason::
 
-    EQUIVALENT = {"bubble": [Same("line 3: `<` for `<=`", "p is never equal to m here")]}
+    EQUIVALENT = [Same("line 3: `<` for `<=`", "p is never equal to m here")]
 
     python -m labkit.mutants 01                     # survivors of lab 01
     python -m labkit.mutants 01 bytes_sent          # of one exercise
@@ -34,7 +34,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from labkit.answers import Same
+from labkit.answers import Same, answers_of
 from labkit.edits import edits
 from labkit.exercises import Lab, load_lab
 from labkit.fresh import Nursery
@@ -114,8 +114,8 @@ class Course:
         self.lab: Lab = load_lab(self.module)
         folder = Path(str(importlib.import_module(self.module).__file__)).parent
         self.cells = cells((folder / "lab.py").read_text())
-        mistakes = importlib.import_module(f"{self.module}.mistakes")
-        self.equivalent: Mapping[str, Sequence[Same]] = getattr(mistakes, "EQUIVALENT", {})
+        given = answers_of(self.module, {name: cell.text for name, cell in self.cells.items()})
+        self.equivalent: Mapping[str, Sequence[Same]] = {name: answers.equivalent for name, answers in given.items()}
 
     def mutants(self, exercise: str) -> list[Mutant]:
         """The mutants that must be killed."""

@@ -6,14 +6,15 @@ line in `/proc`, a socket of the host), so a learner's process gets a root folde
     /usr/lib, /lib, the interpreter's lib, site-packages   as outside, read-only
     minimegatron/, labkit/ of this checkout                as outside, read-only; nothing else of it
     /dev/null, zero, random, urandom                       as outside; their modes and times cannot be changed
-    /cell                                                  empty, of limited size, its own; nothing else exists
+    /cell                                                  empty, of limited size, its own
+    /ranks                                                 empty, of all ranks of its job; nothing else exists
 
 It is a tmpfs with bind mounts, made by each process for itself in a mount namespace (2 ms), which it then enters with
 `pivot_root`; the old root is detached. There is no `/proc`, so other processes are not visible. Files count
 against the size of the tmpfs also when they have no name any more, and are gone with the process.
 
 A process without privileges gets a user namespace first, in which it may mount. Not every machine allows that:
-`begin` tries all of it in a child, and returns whether it works. If it does not, `landlock` still forbids to read.
+`begin` tries all of it in a child, and returns whether it works. If it does not, an audit hook alone says no.
 
 Sources: man 7 mount_namespaces, 7 user_namespaces, 2 pivot_root ("pivot_root(".", ".")"), 2 mount_setattr, 5 tmpfs.
 """
@@ -21,7 +22,9 @@ Sources: man 7 mount_namespaces, 7 user_namespaces, 2 pivot_root ("pivot_root(".
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
+import socket
 import struct
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -29,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 HOME = "/cell"
+SHARED = "/ranks"  # the folder that all ranks of a job see
 MAX_FILES = 20_000
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
@@ -56,11 +60,13 @@ def begin(paths: Sequence[str], scratch: str) -> bool:
 
     def all_of_it() -> None:
         _unshare(_NEWNET)
+        _loopback()
         own_root(paths, (), scratch, 1 << 20)
 
     if not _works(all_of_it):
         return False
     _unshare(_NEWNET)
+    _loopback()
     return True
 
 
@@ -69,7 +75,14 @@ def without_network() -> bool:
     if sys.platform != "linux" or not _works(lambda: _unshare(_NEWNET)):
         return False
     _unshare(_NEWNET)
+    _loopback()
     return True
+
+
+def _loopback() -> None:
+    """Set up the loopback interface of a new network, the only one that it has: ranks meet there."""
+    with socket.socket() as any_socket:
+        fcntl.ioctl(any_socket, 0x8914, struct.pack("16sH14x", b"lo", 1))  # SIOCSIFFLAGS, IFF_UP
 
 
 def has_own_users() -> bool:
@@ -80,7 +93,7 @@ def has_own_users() -> bool:
         return False
 
 
-def own_root(paths: Iterable[str], hidden: Iterable[str], scratch: str, size: int) -> None:
+def own_root(paths: Iterable[str], hidden: Iterable[str], scratch: str, size: int, shared: str = "") -> None:
     """Give this process a root folder of its own; its working directory is then `HOME`, which is empty.
 
     Args:
@@ -88,6 +101,7 @@ def own_root(paths: Iterable[str], hidden: Iterable[str], scratch: str, size: in
         hidden: folders and files below them that are empty.
         scratch: an empty folder; the new root is put there.
         size: bytes of all files that it may write.
+        shared: a folder that is there as `SHARED`, to be written in; "" for none.
     Raises:
         OSError: the kernel does not allow it.
     """
@@ -108,6 +122,9 @@ def own_root(paths: Iterable[str], hidden: Iterable[str], scratch: str, size: in
     os.makedirs(scratch + HOME)
     quota = f"size={size},nr_inodes={MAX_FILES},mode=777"
     _mount("none", scratch + HOME, "tmpfs", _NO_SUID | _NO_DEVICES, quota)
+    if shared:
+        os.makedirs(scratch + SHARED)
+        _mount(shared, scratch + SHARED, None, _BIND)
     _mount(None, scratch, None, _REMOUNT | _BIND | _READ_ONLY | _NO_SUID | _NO_DEVICES)
     os.chdir(scratch)
     _call("syscall", _PIVOT_ROOT[os.uname().machine], b".", b".")

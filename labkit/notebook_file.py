@@ -20,7 +20,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from labkit import bounded_json
+from labkit.plain import bounded_json
 from minimegatron.errors import DataError
 
 MAX_BYTES = 32 << 20  # pictures in outputs are large
@@ -93,7 +93,7 @@ def _percent_cells(text: str) -> list[str]:
 
 def _notebook_cells(text: str) -> tuple[list[str], dict[str, Any]]:
     try:
-        notebook = bounded_json.loads(text, MAX_VALUES)
+        notebook = bounded_json(text, MAX_VALUES)
     except ValueError as error:
         raise DataError(f"it is not a notebook: {error}"[:200]) from None
     try:

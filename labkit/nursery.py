@@ -27,7 +27,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from labkit import channel, closing, plain, sandbox, seccomp
+from labkit import closing, plain, sandbox, seccomp
 from labkit.ranks.fork_server import obey
 
 
@@ -84,31 +84,29 @@ def live(order: dict[str, Any], answer: int, job: int, stack: int, *sockets: int
     """The life of a process: limits, sign of life, work, answer, and waiting for the end.
 
     Args:
-        order: what to do; `rank` is None for the judge's own process beside the ranks.
+        order: what to do; `rank` is None for a process of the judge's own, which asks it a question.
         answer: pipe for the answer.
         job: a file with the job.
         stack: pipe for the Python stack at the end of the time.
-        sockets: of a rank its line to the broker, if there is one; of the broker `control` and one for each rank.
+        sockets: of the judge's own process one to the judge.
     """
     _keep_open({0, 1, 2, answer, stack, job, *sockets})
     limits = Limits(**order["limits"])
     os.chdir(order["folder"])
     os.environ["HOME"] = os.environ["TMPDIR"] = tempfile.tempdir = order["folder"]
-    sandbox.room(limits.disk // order["world"])
+    sandbox.room(limits.disk // order["world"], order["shared"])
     faulthandler.enable(stack)
-    _limit(limits, beside=order["rank"] is None)
+    _limit(limits, own=order["rank"] is None)
     with open(job, "rb") as text:
         given = plain.loads(text.read(), most=None)
     sys.path[:0] = order["path"]
     module, name = order["function"].split(":")
     function = getattr(importlib.import_module(module), name)
-    ends = [socket.socket(fileno=one) for one in sockets]
     os.write(answer, b"+")
     try:
         if order["rank"] is None:
-            _send(answer, function(ends[1:], ends[0], given))
+            _send(answer, function(socket.socket(fileno=sockets[0]), given))
         else:
-            channel.attach(ends[0] if ends else None)
             _send(answer, function(order["rank"], order["world"], given))
         signal.pause()
     except Failed as failure:
@@ -124,10 +122,10 @@ def _keep_open(descriptors: set[int]) -> None:
         first = descriptor + 1
 
 
-def _limit(limits: Limits, beside: bool) -> None:
+def _limit(limits: Limits, own: bool) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file, limits.file))
-    if beside:  # it works for all ranks, and is the judge's own
+    if own:  # it runs no learner's code
         return
     resource.setrlimit(resource.RLIMIT_CPU, (int(2 * limits.seconds) + 5,) * 2)
     if sys.platform == "linux":

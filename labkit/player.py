@@ -9,37 +9,46 @@ job, by rank::
     drive      source of a function `drive(exercise, **inputs)` that calls it in its own way, or None
     trials     keyword arguments of each call, one after the other; on ranks there is one
     strided    of each trial: hand tensors over as views that are not contiguous
-    world      number of ranks, whose default process group goes over the line to the judge's broker
-               (`transport_group`), or 0 for a plain call in one process
+    world      number of ranks, whose default process group is gloo's (`process_group`), or 0 for a plain call in one
+               process
     members    ranks that call; the others only stand beside
     groups     what they get beside the inputs: [name, whether it is an `Axis`, lists of places in members]
     spoil      inputs that are overwritten with NaN when the first wait begins
     seconds    that a call may take
     hidden     folder of the checks, closed to this process
     without    modules of the package that it may not import
-    services   names of the judge's services beside it (`beside`) that are told when a trial begins
+    prepared   for the lab's tools (`labkit.tools`)
+    late       of each trial the numbers that the drive gets one by one, or []
 
-It returns `{"trials": [{"value": ..., "evidence": ..., "changed": inputs that are not what they were}, ...]}`, or fails
+It returns `{"trials": [{"value": ..., "evidence": ..., "changed": inputs that are not what they were}, ...], "groups":
+how many were made}`, or fails
 with `{"todo": exercise}` where a stub raised NotImplementedError, or `{"error": text, "line": n, "peer": whether it is
-only another rank's failure seen from here}`, and the trials before it.
+only another rank's failure seen from here, "unread": whether the cell cannot be read or lacks the function}`, and the
+trials before it.
 """
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import datetime
+import hashlib
 import random
 import re
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from labkit import channel, closing, cuda, holdings, plain, sandbox, transport_group
+from labkit import closing, plain, process_group, sandbox, tools
 from labkit.evidence import OpRecorder
 from labkit.exercises import GIVEN
 from labkit.nursery import Failed
-from labkit.placing import digests, groups_of, strided
+from minimegatron.comm.axis import Axis
 from minimegatron.errors import MinimegatronError
 from minimegatron.launch.error_report import is_consequence
 
@@ -50,12 +59,6 @@ _BESIDE = {  # words of an error, and what a learner does not know of the place 
     "Default process group has not been initialized": "there is no process group yet where a cell is imported: create "
     "groups inside the function",
 }
-
-
-def begins(trial: int) -> str:
-    """The mark that each rank sets when a trial begins; before the first, no code of the learner's has been
-    imported."""
-    return f"trial {trial} begins"
 
 
 def rehearse() -> None:
@@ -75,37 +78,71 @@ def play(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
     Raises:
         Failed: with what the learner's code raised, as plain data.
     """
-    torch.set_num_threads(1)
-    sandbox.enter(Path.cwd(), hidden=(Path(job["hidden"]), *closing.files_of(job["without"])))
-    closing.close(job["without"])
-    _install(job["sources"])
-    cuda.Kernel.judged = "kernels" in job.get("services", ())
+    _enter(job)
     done: list[dict[str, Any]] = []
     try:
+        before = [digests(inputs) for inputs in job["trials"]]
         if not job["world"]:
-            before = [digests(inputs) for inputs in job["trials"]]
             exercise = _import(job)
             for number, was in enumerate(before):
                 done.append(_call(exercise, job, number, {}, was, 0))
             return {"trials": done}
-        transport_group.connect(channel.mine(), rank, world)
-        given, calls = groups_of(job, rank), rank in job["members"]
-        before = [digests(inputs) for inputs in job["trials"]]
-        transport_group.mark(begins(0))
+        process_group.connect(sandbox.shared_folder(), rank, world, job["seconds"])
+        given = groups_of(job, rank)
         for number, was in enumerate(before):
-            if number:
-                transport_group.mark(begins(number))
-            with transport_group.without_a_group():
+            with process_group.without_a_group():
                 exercise = _import(job)
             done.append(_call(exercise, job, number, given, was, job["members"].index(rank)))
-        transport_group.finish(took_part=calls)
-        return {"trials": done}
+        return {"trials": done, "groups": process_group.groups_made()}
     except NotImplementedError as error:
         todo = {"todo": _exercise_of(error) or job["exercise"]}
         said = todo if STUB in str(error) else _error(error, job["exercise"])
         raise Failed({**said, "trials": done}) from None
     except BaseException as error:
         raise Failed({**_error(error, job["exercise"]), "trials": done}) from None
+
+
+def vary(rank: int, world: int, job: dict[str, Any]) -> list[Any]:
+    """The values of each of the job's `variants` of the exercise on the trials; None for one that fails.
+
+    A variant on ranks gets a default process group of its own, whose waits end after `patience` seconds: a rank that
+    another has left alone goes on to the next.
+    """
+    _enter(job)
+    values: list[Any] = []
+    for number, text in enumerate(job["variants"]):
+        _install({job["exercise"]: text})
+        try:
+            if job["world"]:
+                (place := sandbox.shared_folder() / str(number)).mkdir(exist_ok=True)
+                process_group.connect(place, rank, world, job["patience"])
+            given = groups_of(job, rank) if job["world"] else {}
+            values.append([_value(job, at, given) for at in range(len(job["trials"]))])
+        except Exception:
+            values.append(None)
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+    return values
+
+
+def _value(job: dict[str, Any], number: int, groups: dict[str, Any]) -> Any:
+    for name in [one for one in sys.modules if one.startswith("exercises.")]:
+        del sys.modules[name]
+    inputs = copy.deepcopy(job["trials"][number])
+    process_group.LOG.begin(spoiled=[inputs[name] for name in job["spoil"]], late=job["late"][number])
+    mine = strided(inputs) if job["strided"][number] else inputs
+    said = plain.settled(_drive(_import(job), job, {**mine, **groups}))
+    tools.take_notes()
+    return plain.loads(plain.dumps(said))
+
+
+def _enter(job: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    sandbox.enter(Path.cwd(), hidden=(Path(job["hidden"]), *closing.files_of(job["without"])), ranks=job["world"] > 0)
+    closing.close(job["without"])
+    _install(job["sources"])
+    tools.prepared = job["prepared"]
 
 
 def _import(job: dict[str, Any]) -> Any:
@@ -120,29 +157,16 @@ def _call(
     random.seed(place)
     inputs = job["trials"][number]
     mine = strided(inputs) if job["strided"][number] else inputs
-    transport_group.begin(number, [mine[name] for name in job["spoil"]])
-    for name in job.get("services", ()):
-        channel.mine().ask({"to": name, "do": "trial"})
-    given = holdings.reached([mine])
     with OpRecorder(place) as recorder:
-        transport_group.watch(lambda: recorder.ops)
-        said = _drive(exercise, job, {**mine, **groups})
-        returned = holdings.reached([said])
-        value = plain.settled(said)  # iterators run here, where they are seen
-        del said
-    alive = recorder.alive(value) + _held(mine, recorder).beyond(given, returned)
+        process_group.LOG.begin(lambda: recorder.ops, [mine[name] for name in job["spoil"]], job["late"][number])
+        value = plain.settled(_drive(exercise, job, {**mine, **groups}))  # iterators run here, where they are seen
+    evidence, log = recorder.evidence(recorder.alive(value)), process_group.LOG
+    evidence = dataclasses.replace(evidence, notes=tools.take_notes(), calls=())
+    if job["world"]:
+        evidence = evidence.with_calls(log.placed(job["members"]), log.marks)
     now = digests(mine)
     changed = [name for name in was if now[name] != was[name]]
-    return {
-        "value": plain.loads(plain.dumps(value)), "changed": changed,
-        "evidence": recorder.evidence(alive).to_plain(),
-    }  # fmt: skip
-
-
-def _held(inputs: dict[str, Any], recorder: OpRecorder) -> holdings.Holdings:
-    """Memory that the learner's modules and the inputs reach, without tensors that the recorder counts."""
-    modules = [module for name, module in sys.modules.items() if name.startswith("exercises.")]
-    return holdings.reached([*modules, inputs], recorder.counts)
+    return {"value": plain.loads(plain.dumps(value)), "changed": changed, "evidence": evidence.to_plain()}
 
 
 def _install(sources: dict[str, str]) -> None:
@@ -150,13 +174,14 @@ def _install(sources: dict[str, str]) -> None:
     folder.mkdir(exist_ok=True)
     for name, text in sources.items():
         (folder / f"{name}.py").write_text(text)
-    sys.path.insert(0, str(Path.cwd()))
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
 
 
 def _drive(exercise: Any, job: dict[str, Any], inputs: dict[str, Any]) -> Any:
     if job["drive"] is None:
         return getattr(exercise, job["function"])(**inputs)
-    namespace: dict[str, Any] = {name: getattr(transport_group, name) for name in GIVEN}
+    namespace: dict[str, Any] = {name: getattr(process_group, name) for name in GIVEN}
     # Its annotations stay unevaluated: compile inherits the future import of this file.
     exec(compile(job["drive"], "<how the check calls it>", "exec"), namespace)  # noqa: S102  in a process made for it
     drive = next(value for name, value in namespace.items() if name not in ("__builtins__", *GIVEN))
@@ -172,6 +197,44 @@ def _exercise_of(error: BaseException) -> str | None:
     return None
 
 
+def groups_of(job: dict[str, Any], rank: int) -> dict[str, Any]:
+    """The groups for the function, by the name of the input; {} on a rank that only stands beside. Made by all
+    ranks."""
+    members, world = job["members"], job["world"]
+    patience = datetime.timedelta(seconds=job["seconds"] + 10)
+    given: dict[str, Any] = {}
+    for name, as_axis, parts in job["groups"]:
+        for part in parts:
+            ranks = [members[place] for place in part]
+            alone = as_axis and len(ranks) == 1 and len(parts) > 1  # as the package's axes of one rank: no group
+            whole = ranks == list(range(world))
+            group = None if alone else dist.group.WORLD if whole else dist.new_group(ranks, timeout=patience)
+            if rank in ranks:
+                given[name] = Axis(name, tuple(ranks), ranks.index(rank), group) if as_axis else group
+    return given
+
+
+def strided(value: Any) -> Any:
+    """The same values in views that are not contiguous: of a transposed buffer, or of every second number of one."""
+    if isinstance(value, list | tuple):
+        return type(value)(strided(item) for item in value)
+    if isinstance(value, dict):
+        return {key: strided(item) for key, item in value.items()}
+    if not isinstance(value, torch.Tensor) or value.numel() < 2:
+        return value
+    if value.ndim > 1:
+        view = value.transpose(0, -1).contiguous().transpose(0, -1)
+        if not view.is_contiguous():
+            return view
+    view = value.new_zeros((*value.shape, 2))[..., 0]
+    return view.copy_(value)
+
+
+def digests(inputs: Mapping[str, Any]) -> dict[str, str]:
+    """{input: digest of its values}, to be compared before and after a call."""
+    return {name: hashlib.sha256(plain.dumps(value).encode()).hexdigest() for name, value in inputs.items()}
+
+
 def _error(error: BaseException, name: str) -> dict[str, Any]:
     text = error.what if isinstance(error, MinimegatronError) else str(error)
     line = None
@@ -180,17 +243,16 @@ def _error(error: BaseException, name: str) -> dict[str, Any]:
             line = frame.lineno
     if isinstance(error, SyntaxError):
         line = error.lineno
-    if isinstance(error, cuda.LaunchError):
-        line = error.line or line  # of the CUDA statement
+    line = getattr(error, "line", 0) or line  # an error of a lab's tool may know it better
     first = text.strip().splitlines()[0][:400] if text.strip() else ""
     if isinstance(error, AttributeError) and (missing := _NO_FUNCTION.fullmatch(first)):
-        return {"error": _not_defined(*missing.groups()), "line": None, "peer": False}
+        return {"error": _not_defined(*missing.groups()), "line": None, "peer": False, "unread": True}
     beside = next((said for words, said in _BESIDE.items() if words in first), "")
     first = f"{first} ({beside})" if beside else first
     if type(error) is NameError:  # the notebook may have the name
         first += ": the cell of an exercise sees only what it imports or defines itself"
     return {"error": f"{type(error).__name__}: {first}" if first else type(error).__name__,
-            "line": line, "peer": is_consequence(error)}  # fmt: skip
+            "line": line, "peer": is_consequence(error), "unread": isinstance(error, SyntaxError)}  # fmt: skip
 
 
 def _not_defined(module: str, wanted: str) -> str:

@@ -1,18 +1,16 @@
 """Play: runs the learner's code in fresh processes; one outcome for each trial, or why there is no answer.
 
-The problem in a sentence: an answer comes from a process that may do anything, so it is read as plain data, and what
-the process did is taken from processes that it cannot reach.
-
-| trials of a case    | run in                                    | beside them the judge's own process                |
-|---------------------|-------------------------------------------|----------------------------------------------------|
-| without ranks       | one process, one after the other          | the emulator, memory or disk (`beside`), if needed |
-| on the same ranks   | a process a rank, one after the other     | the broker of their communications (`transport`)   |
+| trials of a case    | run in                                                                               |
+|---------------------|--------------------------------------------------------------------------------------|
+| without ranks       | one process, one after the other                                                     |
+| on the same ranks   | a process a rank, one after the other, with a process group of gloo (`process_group`) |
 
 | an outcome                              | means                                                                   |
 |-----------------------------------------|-------------------------------------------------------------------------|
-| `{"answers", "evidence", "changed"}`    | lists by rank; with `log` and `members` if there was a broker           |
+| `{"answers", "evidence", "changed"}`    | lists by rank                                                           |
 | `{"todo": exercise}`                    | a stub has been called                                                  |
-| `{"error": text}`                       | no answer, in the learner's own words and lines; `late`: out of time    |
+| `{"error": text}`                       | no answer, in the learner's own words and lines; `late`: out of time;   |
+|                                         | `unread`: the cell cannot be read, or has no such function              |
 
 An outcome other than the first kind is the last one of its case. Several ranks that fail are one failure: that of the
 rank that failed first, and not because another had gone.
@@ -22,136 +20,131 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from labkit import cuda, player, transport
-from labkit.beside import run as beside_run
+from labkit import player
 from labkit.exercises import Exercise
 from labkit.fresh import Nursery, Reply
 from labkit.nursery import Limits
-from labkit.transport_log import Entry
+from labkit.process_group import Call
 from minimegatron.errors import ranges
-from minimegatron.kernels.build import KernelsUnavailable
 
-Plain = dict[str, Any] | None
+_NAME, _GROUP = ([field.name for field in dataclasses.fields(Call)].index(name) for name in ("name", "group"))
+_PATIENCE = 2.0  # seconds that ranks wait for each other in a known mistake
 _SENT = {"answers": "value", "evidence": "evidence", "changed": "changed"}  # by rank, and in what a rank sends
-_NAME, _OP = ([field.name for field in dataclasses.fields(Entry)].index(name) for name in ("name", "op"))
-_CAUSES = {"SIGFPE": "an integer was divided by 0", "SIGSEGV": "functions that call themselves too often?"}
-
-
-def compiled(nursery: Nursery, asked: str, cell: str, hidden: str) -> tuple[Plain, Plain]:
-    """The libraries of a cell's kernels, or the outcome of every case if they cannot be made.
-
-    Raises:
-        KernelsUnavailable: the machine cannot compile, which is no wrong answer.
-    """
-    if cuda.todo(cell):  # asked here too: a lab that has not been begun needs no compiler
-        return {}, {"todo": asked}
-    job = {"cell": cell, "header": str(cuda.header()), "hidden": hidden}
-    [reply] = nursery.call(cuda.compile_cell, [job], Limits(seconds=cuda.COMPILE_SECONDS))
-    said = reply.value if isinstance(reply.value, dict) else {}
-    if "libraries" in said:
-        return said["libraries"], None
-    if "todo" in said:
-        return {}, {"todo": asked}
-    if "unavailable" in said:
-        raise KernelsUnavailable(said["unavailable"], where="kernels", fix="install g++")
-    if "error" in said:
-        line = _line(cell, said.get("line"))
-        return {}, {"error": f"{said['error']}{f' ({line})' if line else ''}"}
-    why = f"it was not done after {cuda.COMPILE_SECONDS:g} s" if reply.ended == "late" else reply.ended
-    return {}, {"error": f"the compiler gave no answer: {why or 'it sent what cannot be read'}"}
 
 
 def play(
     nursery: Nursery, asked: Exercise, sources: Mapping[str, str], drawn: list[dict[str, Any]], hidden: str,
-    libraries: Plain,
+    prepared: Any = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """An outcome for each trial of a case, up to the first that fails."""
-    common: dict[str, Any] = {
-        "sources": dict(sources), "exercise": asked.name, "function": asked.function or asked.name,
-        "drive": asked.drive_source, "seconds": asked.seconds, "hidden": hidden, "spoil": list(asked.spoil),
-        "services": [], "without": list(asked.without),
-    }  # fmt: skip
-    limits = Limits(seconds=asked.seconds)
-    if not drawn[0]["world"]:
-        services = ["kernels"] * (libraries is not None) + ["memory"] * bool(asked.memory) + ["disk"] * bool(asked.disk)
-        apart = (*asked.memory, asked.disk)
-        given = [{k: v for k, v in trial["inputs"].items() if k not in apart} for trial in drawn]
-        job = {**common, "world": 0, "strided": [False] * len(drawn), "trials": given, "services": services}
-        if not services:
-            return _outcomes(nursery.call(player.play, [job], limits), [], len(drawn), asked, sources)
-        stays = [{name: trial["inputs"][name] for name in asked.memory} for trial in drawn]
-        disks = [trial["inputs"][asked.disk] for trial in drawn] if asked.disk else None
-        beside = {"libraries": libraries, "memory": stays if asked.memory else None, "disk": disks, "hidden": hidden,
-                  "seconds": asked.seconds}  # fmt: skip
-        reply, judged = nursery.call(player.play, [job], limits, beside=(beside_run, beside))
-        played = _outcomes([reply], [], len(drawn), asked, sources)
-        if judged.ended or not isinstance(judged.value, dict):
-            cause = next((f" ({why})" for signal, why in _CAUSES.items() if signal in judged.ended), "")
-            return [*played[:-1], {"error": f"the kernel ended the process that ran it: it {judged.ended}{cause}"}]
-        if len(judged.value.get("kernels", [])) > len(drawn):
-            return [*played[:-1], {"error": "it begins trials of its own"}]
-        _witnessed(played, judged.value)
-        return played
+    """An outcome for each trial of a case, up to the first that fails.
+
+    Args:
+        drawn: the trials, plain.
+        hidden: the folder of the checks.
+        prepared: for the lab's tools.
+    """
     outcomes: list[dict[str, Any]] = []
     for _, alike in itertools.groupby(drawn, key=lambda trial: (trial["world"], trial["members"], trial["groups"])):
         if not outcomes or "answers" in outcomes[-1]:
-            outcomes += _play_on_ranks(nursery, asked, sources, list(alike), common)
+            outcomes += _play_alike(nursery, asked, sources, list(alike), hidden, prepared)
     return outcomes
 
 
-def _play_on_ranks(
-    nursery: Nursery, asked: Exercise, sources: Mapping[str, str], drawn: list[dict[str, Any]], common: dict[str, Any]
+def _jobs(
+    asked: Exercise, sources: Mapping[str, str], drawn: Sequence[dict[str, Any]], hidden: str, prepared: Any = None
 ) -> list[dict[str, Any]]:
-    """Outcomes of trials on the same ranks, one after the other in the same processes, up to the first that fails."""
+    """The job of each process, for trials on the same ranks (`player`)."""
     world, members = drawn[0]["world"], drawn[0]["members"]
-    place = {key: drawn[0][key] for key in ("world", "members", "groups")}
-    jobs = [{**common, **place, "strided": [], "trials": []} for _ in range(world)]
-    late: dict[int, list[Any]] = {rank: [] for rank in members}
+    common: dict[str, Any] = {
+        "sources": dict(sources), "exercise": asked.name, "function": asked.function or asked.name,
+        "drive": asked.drive_source, "seconds": asked.seconds, "hidden": hidden, "spoil": list(asked.spoil),
+        "prepared": prepared, "without": list(asked.without),
+        **{key: drawn[0][key] for key in ("world", "members", "groups")},
+    }  # fmt: skip
+    jobs = [{**common, "strided": [], "trials": [], "late": []} for _ in range(world or 1)]
     for trial in drawn:
-        for rank, inputs in zip(members, trial["inputs"], strict=True):  # each rank sees its own alone
+        given = zip(members, trial["inputs"], strict=True) if world else [(0, trial["inputs"])]
+        for rank, inputs in given:  # each rank sees its own alone
             jobs[rank]["trials"].append({name: value for name, value in inputs.items() if name != asked.late})
             jobs[rank]["strided"].append(trial["strided"])
-            late[rank].append(inputs.get(asked.late, ()))
-    *replies, heard = nursery.call(player.play, jobs, Limits(seconds=asked.seconds), beside=(transport.listen, late))
+            jobs[rank]["late"].append(inputs.get(asked.late, []))
+    return jobs
+
+
+def _play_alike(
+    nursery: Nursery, asked: Exercise, sources: Mapping[str, str], drawn: list[dict[str, Any]], hidden: str,
+    prepared: Any,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Outcomes of trials in the same processes, one after the other, up to the first that fails."""
+    world, members = drawn[0]["world"], drawn[0]["members"]
+    jobs = _jobs(asked, sources, drawn, hidden, prepared)
+    replies = nursery.call(player.play, jobs, Limits(seconds=asked.seconds))
     outcomes = _outcomes(replies, members, len(drawn), asked, sources)
-    return [_with_log(one, heard, members, index, index == len(drawn) - 1) for index, one in enumerate(outcomes)]
+    if world and "answers" in outcomes[-1] and (wrong := _out_of_step(outcomes, replies)):
+        return [*outcomes[:-1], {"error": wrong}]
+    return outcomes
 
 
-def _with_log(outcome: dict[str, Any], heard: Reply, members: list[int], index: int, last: bool) -> dict[str, Any]:
-    """An outcome on ranks with the broker's log: `log`, of each member; or the reason why it is wrong."""
-    if "answers" not in outcome:
-        return outcome
-    if heard.ended:
-        return {"error": f"no answer: the judge's broker {heard.ended}"}
-    if last and heard.value["out_of_step"]:
-        return {"error": heard.value["out_of_step"]}
-    logs = [of_the_call(heard.value["entries"][rank], index, last) for rank in members]
-    return {**outcome, "log": logs, "members": members}
+def vary(
+    nursery: Nursery, asked: Exercise, sources: Mapping[str, str], variants: Sequence[str],
+    drawn: Sequence[dict[str, Any]], hidden: str,
+) -> list[list[Any] | None]:  # fmt: skip
+    """What each of several texts of the cell gives on each of these trials, by rank or alone; None if it ends in an
+    error or gives no answer in time.
 
-
-def of_the_call(entries: list[list[Any]], index: int, last: bool) -> list[list[Any]]:
-    """The entries of a rank between the player's marks of this trial and the next; for the last trial, all that follow.
-
-    A learner's code can set such a mark too: then what it does before the player's own counts in the next trial.
+    Args:
+        sources: the lab's other exercises, solved.
+        variants: texts of the course's author.
+        drawn: the trials, plain.
     """
-    marks = {one[_OP]: at for at, one in reversed([*enumerate(entries)]) if one[_NAME] == "mark"}  # the first of each
-    end = None if last else marks.get(player.begins(index + 1))
-    return entries[marks.get(player.begins(index), -1) + 1 : end]
+    found: list[list[Any] | None] = [[] for _ in variants]
+    places = [(trial["world"], trial["members"], trial["groups"]) for trial in drawn]
+    for key, alike in itertools.groupby(range(len(drawn)), key=lambda at: places[at]):
+        jobs = _jobs(asked, sources, [drawn[at] for at in alike], hidden)
+        jobs = [{**job, "variants": list(variants), "patience": _PATIENCE} for job in jobs]
+        limits = Limits(seconds=asked.seconds + _PATIENCE * len(variants))
+        said = [
+            reply.value if isinstance(reply.value, list) else [] for reply in nursery.call(player.vary, jobs, limits)
+        ]
+        mine = [said[rank] for rank in key[1]] if key[0] else said
+        for number in range(len(variants)):
+            by_rank = [of_rank[number] if number < len(of_rank) else None for of_rank in mine]
+            if found[number] is None or None in by_rank:
+                found[number] = None
+                continue
+            found[number] += [list(ranks) if key[0] else ranks[0] for ranks in zip(*by_rank, strict=True)]  # type: ignore[operator]
+    return found
 
 
-def _witnessed(outcomes: list[dict[str, Any]], said: dict[str, Any]) -> None:
-    """Replace what a learner's process says about itself by what the judge's own process saw."""
-    launches, moved, runs = (said.get(name, []) for name in ("kernels", "memory", "disk"))
-    for index, outcome in enumerate(outcomes):
-        for one in outcome.get("evidence", []):
-            if isinstance(one, dict):
-                one["launches"] = launches[index] if index < len(launches) else []
-                one["memory"] = moved[index] if index < len(moved) else None
-                one["disk"] = runs[index] if index < len(runs) else None
+def _out_of_step(outcomes: list[dict[str, Any]], replies: list[Reply]) -> str:
+    """What would hang the next program: a group that only some ranks have made, a collective that only some have
+    started; or ""."""
+    made = [reply.value.get("groups", 0) for reply in replies]
+    if len(set(made)) > 1:
+        more = max(made) - min(made)
+        return (
+            f"some ranks have made {more} group{'s' * (more > 1)} more than others; the next group would hang: "
+            "every rank calls dist.new_group for each group, its members or not"
+        )
+    started: dict[tuple[int, ...], Counter[int]] = {}
+    for outcome in outcomes:
+        for place, one in enumerate(outcome["evidence"]):
+            for call in one["calls"]:
+                if call[_NAME] not in ("send", "recv"):
+                    started.setdefault(tuple(call[_GROUP]), Counter())[place] += 1
+    for group, counts in started.items():
+        if len({counts[place] for place in group if place >= 0}) > 1:
+            where = "the world" if len(group) == len(replies) else f"group {list(group)}"
+            return (
+                f"after the call the ranks no longer meet in {where}: some have started a communication that others "
+                "have not"
+            )
+    return ""
 
 
 def _outcomes(
@@ -167,8 +160,6 @@ def _outcomes(
     together = [
         {key: [one.get(name) for one in ranks] for key, name in _SENT.items()} for ranks in zip(*done, strict=False)
     ]
-    for outcome in together:
-        _witnessed([outcome], {})
     return [*together[: trials - 1], failed] if failed else together
 
 
@@ -189,10 +180,11 @@ def _failure(replies: list[Reply], asked: Exercise, sources: Mapping[str, str]) 
         rank = min(errors)[2]
         same = [r for r, one in enumerate(said) if one.get("error") == said[rank]["error"]]
         text = f"{_who(same, len(said))}{said[rank]['error']}{_at([said[r].get('line') for r in same], same, source)}"
-        return {"error": text}
-    if any(reply.ended == "late" for reply in replies):
-        where = _waiting(replies, asked.name, source)
-        return {"error": f"no answer within {asked.seconds:g} s{where}", "late": True}
+        return {"error": text, "unread": bool(said[rank].get("unread"))}
+    if any(reply.ended in ("late", "stuck") for reply in replies):
+        late = any(reply.ended == "late" for reply in replies)
+        what = f"no answer within {asked.seconds:g} s" if late else "deadlock: nothing goes on any more"
+        return {"error": f"{what}{_waiting(replies, asked.name, source)}", **({"late": True} if late else {})}
     for rank, (reply, one) in enumerate(zip(replies, said, strict=True)):
         if reply.ended or "trials" not in one:
             why = reply.ended or "sent what cannot be read"
@@ -233,10 +225,10 @@ def _line(source: str, number: Any) -> str:
 
 
 def _waiting(replies: list[Reply], exercise: str, source: str) -> str:
-    """The line of the learner's code at which each rank waits."""
+    """Where each rank is: the line of the learner's code, or that it has returned."""
     places: dict[str, list[int]] = {}
     for rank, reply in enumerate(replies):
         here = (f.line for f in reply.stack if PurePath(f.file).parts[-2:] == ("exercises", f"{exercise}.py"))
-        line = next(here, None)
-        places.setdefault(_line(source, line) or "outside of this cell", []).append(rank)
+        where = "has returned" if not reply.ended else _line(source, next(here, None)) or "outside of this cell"
+        places.setdefault(where, []).append(rank)
     return "".join(f"; {_who(ranks, len(replies)) or 'stuck at '}{place}" for place, ranks in places.items())

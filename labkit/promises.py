@@ -50,7 +50,8 @@ def tried(nursery: Nursery, secrets: Iterable[Path]) -> dict[str, bool]:
         secrets: files and folders that it must not read, beside the checks, the solutions and the history.
     """
     root = Path(sandbox.__file__).resolve().parents[1]
-    names = [*secrets, *sandbox.HIDDEN, root / ".git", root / "tests"]
+    course = [one for one in root.glob("course/[0-9][0-9]_*/*") if one not in sandbox.GIVEN]
+    names = [*secrets, *course, root / "solutions", root / ".git", root / "tests"]
     with tempfile.TemporaryDirectory(prefix="minimegatron-") as folder:
         (Path(folder) / "file").touch()
         job = {"outside": folder, "secrets": [str(one.resolve()) for one in names if one.exists()]}
@@ -81,7 +82,7 @@ def advice(settings: Path = Path("/proc/sys")) -> str:
                 return f"sudo sysctl {name}={good}"
     if any(Path(mark).exists() for mark in ("/.dockerenv", "/run/.containerenv")):
         return "start the container with --security-opt seccomp=unconfined --security-opt apparmor=unconfined"
-    return "take a kernel with Landlock (Linux 5.13) and user namespaces"
+    return "take a kernel with user namespaces"
 
 
 # ----------------------------------------------------------------------------------------- in a process of its own
@@ -91,7 +92,7 @@ def probe(rank: int, world: int, job: dict[str, Any]) -> dict[str, bool]:
     """Whether each attempt fails, in a process that has given up what a learner's gives up."""
     job = {**job, "ranks": os.path.dirname(os.getcwd())}
     sys.dont_write_bytecode = True
-    sandbox.restrict(Path.cwd())
+    sandbox.restrict(Path.cwd(), ranks=True)
     return {name: not _succeeds(trial, job) for name, trial in _TRIALS.items()}
 
 

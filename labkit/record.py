@@ -4,8 +4,8 @@ A verdict is stored with a digest of what it judged: the exercise's text, the ex
 the lab. When one of them changes, the verdict is no longer shown. The file is a convenience for the learner; the
 instructor's `minimegatron grade` never reads it.
 
-It also has how often the exercise has failed since it last passed: `check` shows its hint at the third failure
-(`verdict`). A failure counts if the text of the cell is not that of the last failure.
+It also has how often the exercise has failed since it last passed: `check` says more from the second failure on
+(`verdict`). A failure counts if the text of the cell is not that of the last failure, and could be tried.
 
 | event                                    | result                                                                 |
 |------------------------------------------|------------------------------------------------------------------------|
@@ -34,8 +34,8 @@ from typing import Any
 
 from labkit.verdict import SIGNS, Verdict
 
-FORMAT = 2
-_READ = (1, FORMAT)  # 1 counts no failures
+FORMAT = 3
+_READ = (1, 2, FORMAT)  # 1 counts no failures, 2 has hints
 NAME = "progress.json"
 _MAX_BYTES = 4 << 20
 _LOCK_SECONDS = 5.0
@@ -143,7 +143,7 @@ class Record:
         text = _text_digest(sources.get(verdict.exercise, ""))
         if verdict.state == "passed":
             failures, failed = 0, ""
-        elif verdict.state == "wrong":
+        elif verdict.state == "wrong" and verdict.tried:
             failures, failed = failures + (text != failed), text
         counted = dataclasses.replace(verdict, attempt=failures)
         self._kept[verdict.exercise] = {

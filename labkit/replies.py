@@ -37,8 +37,9 @@ class Reply:
 
     Attributes:
         value: the plain data it returned; None without an answer.
-        ended: "" with an answer; "late" at the deadline; else how the process ended ("was killed by SIGKILL").
-        stack: the stack of a late process, the innermost frame first.
+        ended: "" with an answer; "late" at the deadline; "stuck" when all that had not answered only waited; else how
+            the process ended ("was killed by SIGKILL").
+        stack: the stack of a late or stuck process, the innermost frame first.
         order: position in the order of arrival of the answers.
     """
 
@@ -139,16 +140,21 @@ class Answers:
         self._selector.close()
 
 
-def ends(server: ForkServer, processes: Sequence[Process], answers: Answers, full: Mapping[int, str]) -> list[Reply]:
+def ends(
+    server: ForkServer, processes: Sequence[Process], answers: Answers, full: Mapping[int, str], stuck: bool
+) -> list[Reply]:
     """Ask late processes for their stacks, kill all, and return the reply of each.
 
     Args:
         full: process -> the limit that it, or its job, has exceeded.
+        stuck: those that have not answered wait for each other.
     """
     late = {index: processes[index].pid for index in sorted(answers.waiting) if index not in full}
     # The fault handler of each answers SIGABRT with its Python stack.
     found = stacks(late, signal.SIGABRT, lambda index: processes[index].dump(), seconds=0.5)
-    unanswered = {index: Reply(ended="late", stack=tuple(frames)) for index, frames in found.items()}
+    unanswered = {
+        index: Reply(ended="stuck" if stuck else "late", stack=tuple(frames)) for index, frames in found.items()
+    }
     unanswered |= {index: Reply(ended=why) for index, why in full.items()}
     statuses = server.end(*(process.pid for process in processes))
     return [
@@ -192,6 +198,18 @@ def used(folder: Path, enough: int) -> int:
                 if files > _MAX_FILES or total > enough:
                     return max(total, enough + 1)
     return total
+
+
+def processor(pid: int) -> tuple[bool, float]:
+    """Whether a process's main thread sleeps, and the seconds of processor that it has used.
+
+    (False, 0) if it cannot be read.
+    """
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state == "S", int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return False, 0.0
 
 
 def held(pid: int) -> tuple[int, int]:

@@ -7,7 +7,6 @@ part is the operating system's, needs no root and no extra program, and is left 
 | part              | since         | forbids                                                                       |
 |-------------------|---------------|-------------------------------------------------------------------------------|
 | `namespaces`      | Linux 3.8     | to see: other files, other processes, the host's sockets and networks         |
-| `landlock`        | Linux 5.13    | to read, write, make and remove outside, without a root of its own            |
 | `seccomp`         | Linux 3.5     | processes, programs, sockets, signals, uncounted memory, other limits         |
 | capabilities      | Linux 2.2     | what only root may, if the grader runs as root                                |
 | limits            | POSIX         | memory, time, files, threads                                                  |
@@ -32,10 +31,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from labkit import landlock, namespaces, seccomp
+from labkit import namespaces, seccomp
 
 _ROOT = Path(__file__).resolve().parents[1]
 HIDDEN = (_ROOT / "course", _ROOT / "solutions")
+# Of the first: the tools that labs give to learners.
+GIVEN = (_ROOT / "course" / "__init__.py", *sorted(_ROOT.glob("course/[0-9][0-9]_*/given")))
 THREADS = 128  # of all ranks together, where the kernel counts them so; else of each
 
 # Of the libraries that a program loads, and of the compiler.
@@ -50,11 +51,13 @@ class _Here:
     Attributes:
         rooted: whether processes forked from this one can have a root of their own.
         disk: bytes that it may write.
+        shared: a folder in which all ranks of its job may write; "" for none.
         packages: folders of packages outside of the usual places.
     """
 
     rooted: bool = False
     disk: int = 64 << 20
+    shared: str = ""
     packages: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -77,12 +80,13 @@ def begin(scratch: str) -> None:
 
 
 def readable(programs: bool = False) -> list[str]:
-    """Paths that a learner's code needs: libraries, the interpreter, and of this checkout the two packages."""
+    """Paths that a learner's code needs: libraries, the interpreter, and of this checkout two packages and the labs'
+    tools."""
     prefixes = dict.fromkeys([sys.prefix, sys.base_prefix, sys.exec_prefix])
     places = [os.path.join(prefix, name) for prefix in prefixes for name in ("lib", "lib64", "pyvenv.cfg")]
     places += [*_LIBRARIES, *namespaces.DEVICES, site.getusersitepackages()]
     places += [*_PROGRAMS, *prefixes] if programs else []
-    places += [str(_ROOT / name) for name in ("minimegatron", "labkit")]
+    places += [str(_ROOT / name) for name in ("minimegatron", "labkit")] + [str(one) for one in GIVEN]
     found = [os.path.abspath(place) for place in places if os.path.lexists(place)]
     return list(dict.fromkeys(found + _HERE.packages))
 
@@ -108,20 +112,24 @@ _CHANGING = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.chmod", "os.c
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
-def _audit(folder: Path, hidden: tuple[Path, ...]) -> None:
+def _audit(folders: tuple[Path, ...], hidden: tuple[Path, ...]) -> None:
     """Refuse from Python what the parts above refuse from anywhere, with a message that says why."""
-    mine, own, closed = os.fspath(folder.resolve()), os.getpid(), tuple(map(os.fspath, hidden))
-    absolute, fsdecode, below = os.path.abspath, os.fsdecode, os.path.commonpath
+    own, closed = os.getpid(), tuple(map(os.fspath, hidden))
+    mine = tuple(os.fspath(folder.resolve()) for folder in folders)
+    absolute, fsdecode, given = os.path.abspath, os.fsdecode, tuple(map(os.fspath, GIVEN))
+
+    def under(path: str, folders: tuple[str, ...]) -> bool:
+        return any(path == one or path.startswith(one + os.sep) for one in folders)
 
     def outside(path: Any) -> bool:
-        return isinstance(path, str | bytes | os.PathLike) and below([absolute(fsdecode(path)), mine]) != mine
+        return isinstance(path, str | bytes | os.PathLike) and not under(absolute(fsdecode(path)), mine)
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
         if event in _NEVER or (event == "os.kill" and args[0] != own):
             raise PermissionError(f"a check may not use {_NEVER.get(event, 'signals to others')}")
         if event == "open" and isinstance(args[0], str | bytes):
             path = absolute(fsdecode(args[0]))
-            if any(path == one or path.startswith(one + os.sep) for one in closed):
+            if under(path, closed) and not under(path, given):
                 raise PermissionError("a check may not read the checks or the solutions")
             if args[2] & _WRITING and path != os.devnull and outside(path):
                 raise PermissionError("a check may write in its own folder only")
@@ -134,12 +142,20 @@ def _audit(folder: Path, hidden: tuple[Path, ...]) -> None:
 # --------------------------------------------------------------------------------------------------------- together
 
 
-def room(disk: int) -> None:
-    """Set, before `enter`, the bytes that this process may write."""
-    _HERE.disk = disk
+def room(disk: int, shared: str = "") -> None:
+    """Set, before `enter`, the bytes that this process may write, and the folder that all ranks of its job share."""
+    _HERE.disk, _HERE.shared = disk, shared
 
 
-def enter(folder: Path, *, hidden: tuple[Path, ...] = (), programs: bool = False, extra: tuple[Path, ...] = ()) -> None:
+def shared_folder() -> Path:
+    """The folder that the ranks of a job share, where `enter(ranks=True)` has left it."""
+    return Path(_HERE.shared)
+
+
+def enter(
+    folder: Path, *, hidden: tuple[Path, ...] = (), programs: bool = False, ranks: bool = False,
+    extra: tuple[Path, ...] = (),
+) -> None:  # fmt: skip
     """Give up, for the rest of this process, everything that a check does not need. Only the main thread may exist yet.
 
     Its working directory is then an empty folder, the only one in which it may write.
@@ -148,29 +164,31 @@ def enter(folder: Path, *, hidden: tuple[Path, ...] = (), programs: bool = False
         folder: an empty folder.
         hidden: folders that it may not read, beside `HIDDEN`.
         programs: whether it may start programs: for our own code that calls a compiler, never for a learner's.
+        ranks: whether it may open sockets to the other ranks of its job, which share a network of their own with it
+            (where the kernel has none, the machine's), and write in their common folder.
         extra: further paths that it may read.
     """
     sys.dont_write_bytecode = True
     closed = tuple(one for one in (*HIDDEN, *hidden) if one not in _ROOT.parents and one != _ROOT)
-    restrict(folder, hidden=closed, programs=programs, extra=extra)
+    restrict(folder, hidden=closed, programs=programs, ranks=ranks, extra=extra)
     if not programs:
-        _audit(Path.cwd(), closed)
+        _audit((Path.cwd(), *([shared_folder()] if ranks else [])), closed)
 
 
 def restrict(
-    folder: Path, *, hidden: tuple[Path, ...] = HIDDEN, programs: bool = False, extra: tuple[Path, ...] = ()
-) -> None:
+    folder: Path, *, hidden: tuple[Path, ...] = HIDDEN, programs: bool = False, ranks: bool = False,
+    extra: tuple[Path, ...] = (),
+) -> None:  # fmt: skip
     """The kernel's part of `enter`."""
     read, closed = [*readable(programs), *map(os.fspath, extra)], [os.fspath(one) for one in hidden]
     if sys.platform == "linux":
         if _HERE.rooted:
-            namespaces.own_root(read, closed, os.fspath(folder), _HERE.disk)
-            read, closed = ["/"], []
+            namespaces.own_root(read, closed, os.fspath(folder), _HERE.disk, _HERE.shared if ranks else "")
+            _HERE.shared = namespaces.SHARED
         if not programs:
             _limit_threads()
         _drop_capabilities()
-        landlock.restrict(read, [os.getcwd(), os.devnull], closed, run=programs)
-        seccomp.restrict(programs=programs, attributes=_HERE.rooted)
+        seccomp.restrict(programs=programs, sockets=ranks)
     os.environ["HOME"] = os.environ["TMPDIR"] = tempfile.tempdir = os.getcwd()
 
 

@@ -1,8 +1,8 @@
 """seccomp: a filter on the calls that this process makes to the kernel, which it cannot take off again.
 
 It sees numbers, not what pointers point to. So it forbids whole calls: to start processes and programs, to look into
-others, to send them signals, to open sockets, to hold memory that no limit counts, and to survive its parent. It also
-forbids calls that leave a note which another rank can read: a lock on a library that both see has room for 126 bits.
+others, to send them signals, to open sockets (but for ranks), to hold memory that no limit counts, and to survive its
+parent.
 
 Sources: man 2 seccomp; linux/filter.h; the tables of calls of x86_64 and aarch64.
 """
@@ -39,26 +39,7 @@ _FORBIDDEN: dict[str, tuple[int | None, int | None]] = {
     "add_key": (248, 217), "request_key": (249, 218), "settimeofday": (164, 170), "clock_settime": (227, 112),
     "sethostname": (170, 161), "syslog": (103, 116), "acct": (163, 89), "swapon": (167, 224),
 }  # fmt: skip
-# What one process does and others can read: a lock, its priority, which file it opens, which pages it has read.
-_NOTES: dict[str, tuple[int | None, int | None]] = {
-    "flock": (73, 32), "inotify_init": (253, None), "inotify_init1": (294, 26), "mincore": (27, 232),
-    "cachestat": (451, 451), "preadv2": (327, 286), "getpriority": (140, 141), "setpriority": (141, 140),
-    "ioprio_get": (252, 31), "ioprio_set": (251, 30), "sched_setaffinity": (203, 122), "sched_setparam": (142, 118),
-    "sched_setscheduler": (144, 119), "sched_setattr": (314, 274), "getpgid": (121, 155), "getsid": (124, 156),
-}  # fmt: skip
-_FCNTL = (72, 25)
-# F_GETLK, F_SETLK, F_SETLKW, F_OFD_GETLK, F_OFD_SETLK, F_OFD_SETLKW, F_SETLEASE, F_GETLEASE, F_NOTIFY
-_LOCKS = (5, 6, 7, 36, 37, 38, 1024, 1025, 1026)
-# clock_gettime, clock_getres, clock_nanosleep, timer_create: a clock with the top bit is another's time on the CPU
-_CLOCKS = ((228, 113), (229, 114), (230, 115), (222, 107))
-# What Landlock lets pass, outside of a root of its own.
-_ATTRIBUTES: dict[str, tuple[int | None, int | None]] = {
-    "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None),
-    "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None),
-    "futimesat": (261, None), "utimensat": (280, 88), "setxattr": (188, 5), "lsetxattr": (189, 6),
-    "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
-    "setxattrat": (463, 463), "removexattrat": (466, 466),
-}  # fmt: skip
+_SOCKETS = ("socket", "socketpair")
 _TO_START = ("fork", "vfork", "execve")  # what a compiler needs to call its parts
 _CLONE, _CLONE3, _KILL, _TGKILL, _PRLIMIT, _PRCTL = (56, 220), (435, 435), (62, 129), (234, 131), (302, 261), (157, 167)
 _ALLOW, _EPERM, _ENOSYS, _KILL_PROCESS = 0x7FFF0000, 0x50001, 0x50026, 0x80000000
@@ -67,23 +48,23 @@ _LOAD, _IF_EQUAL, _IF_ANY_BIT, _IF_ABOVE, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
 Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, constant
 
 
-def restrict(*, programs: bool, attributes: bool) -> bool:
+def restrict(*, programs: bool, sockets: bool) -> bool:
     """Forbid the calls.
 
     Args:
         programs: whether programs may be started.
-        attributes: whether modes, owners and times of files may be changed.
+        sockets: whether sockets may be opened.
 
     Returns:
         Whether the kernel has it.
     """
-    program = [*_head(), *_program(programs, attributes), (_RETURN, 0, 0, _ALLOW)]
+    program = [*_head(), *_program(programs, sockets), (_RETURN, 0, 0, _ALLOW)]
     return _install(program) if platform.machine() in ("x86_64", "aarch64") else False
 
 
 def refuse(*names: str) -> bool:
     """Refuse these calls, as a kernel would that does not allow them. For tests: another machine on this one."""
-    numbers = [_number({**_FORBIDDEN, "landlock_create_ruleset": (444, 444)}[name]) for name in names]
+    numbers = [_number(_FORBIDDEN[name]) for name in names]
     return _install([*_head(), *(one for nr in numbers for one in _refuse(nr)), (_RETURN, 0, 0, _ALLOW)])
 
 
@@ -104,16 +85,14 @@ def _number(pair: tuple[int | None, int | None]) -> int | None:
     return pair[0 if platform.machine() == "x86_64" else 1]
 
 
-def _program(programs: bool, attributes: bool) -> list[Instruction]:
+def _program(programs: bool, sockets: bool) -> list[Instruction]:
     own, program = os.getpid(), list[Instruction]()
-    for name, pair in (_FORBIDDEN | ({} if attributes else _ATTRIBUTES) | ({} if programs else _NOTES)).items():
-        program += [] if programs and name in _TO_START else _refuse(_number(pair))
+    allowed = (*(_TO_START if programs else ()), *(_SOCKETS if sockets else ()))
+    for name, pair in _FORBIDDEN.items():
+        program += [] if name in allowed else _refuse(_number(pair))
     program += _refuse(_number(_CLONE3), _ENOSYS)  # glibc then takes clone, whose flags a filter can read
     if not programs:
         program += _unless(_CLONE, _IF_ANY_BIT, 0x10000)  # a thread, not a process
-        program += _when(_FCNTL, _IF_EQUAL, _LOCKS, argument=1)
-        for pair in _CLOCKS:
-            program += _when(pair, _IF_ANY_BIT, [1 << 31])
     program += _unless(_KILL, _IF_EQUAL, own)
     program += _unless(_TGKILL, _IF_EQUAL, own)
     program += _when(_PRCTL, _IF_EQUAL, [1])  # PR_SET_PDEATHSIG: it ends with its parent
@@ -128,12 +107,12 @@ def _unless(pair: tuple[int, int], test: int, value: int) -> list[Instruction]:
     ]  # fmt: skip
 
 
-def _when(pair: tuple[int, int], test: int, values: Sequence[int], argument: int = 0) -> list[Instruction]:
-    """Refuse the call if the low word of this argument passes the test with one of the values."""
+def _when(pair: tuple[int, int], test: int, values: Sequence[int]) -> list[Instruction]:
+    """Refuse the call if the low word of its first argument passes the test with one of the values."""
     nr, tests = pair[0 if platform.machine() == "x86_64" else 1], list[Instruction]()
     for value in values:
         tests += [(test, 0, 1, value), (_RETURN, 0, 0, _EPERM)]
-    body = [(_LOAD, 0, 0, 16 + 8 * argument), *tests, (_RETURN, 0, 0, _ALLOW)]
+    body = [(_LOAD, 0, 0, 16), *tests, (_RETURN, 0, 0, _ALLOW)]
     return [(_IF_EQUAL, 0, len(body), nr), *body]
 
 

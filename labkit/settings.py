@@ -133,7 +133,7 @@ def draws_of(asked: Exercise, case: Case, on_ranks: bool) -> int:
         return 1
     if case.draws is not None:
         return case.draws
-    return 1 if on_ranks or asked.kernels or asked.drive else CHEAP_DRAWS
+    return 1 if on_ranks or asked.prepare or asked.drive else CHEAP_DRAWS
 
 
 def _given(asked: Exercise, case: Case, seed: str) -> list[Inputs]:

@@ -13,6 +13,7 @@ as a fault of this program.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import hashlib
 import json
@@ -31,6 +32,14 @@ _MAX_REMARKS = 20
 _MAX_NAME = 80  # no exercise and no lab has a longer one
 _MAGIC = re.compile(r"\s*%%exercise\b[ \t]*(\S*)[^\n]*(?:\n|\Z)")
 _LATE_MAGIC = re.compile(r"^%%exercise\b", re.M)
+_ODD_MODULES = (
+    "labkit.", "torch._C", "torch.utils._python_dispatch", "torch.distributed.distributed_c10d", "builtins", "ctypes",
+    "gc", "importlib", "inspect", "os", "signal", "socket", "subprocess", "sys",
+)  # fmt: skip
+_ODD_NAMES = {
+    "__builtins__", "__dict__", "__file__", "__globals__", "__import__", "__subclasses__", "_getframe", "eval", "exec",
+    "modules", "setattr",
+}  # fmt: skip
 _LAB = re.compile(r"^[ \t]*%lab[ \t]+(\S+)", re.M)
 
 
@@ -141,6 +150,7 @@ def _read(root: Path, learner: str, path: Path, labs: Mapping[str, Lab], only: s
     kept = {one: text for one, text in written.items() if one in lab.exercises}
     if not kept:
         remarks.append("no cell starts with %%exercise NAME")
+    remarks += [f"look at {one}: it names {', '.join(found)}" for one, text in kept.items() if (found := odd(text))]
     return Submission(learner, name, file, kept, tuple(remarks))
 
 
@@ -168,6 +178,23 @@ def exercises(cells: Iterable[str]) -> tuple[dict[str, str], list[str]]:
         written.pop(name, None)
         written[name] = f"# %%exercise {name}\n{cell[match.end() :]}"
     return written, list(dict.fromkeys(remarks))
+
+
+def odd(source: str) -> list[str]:
+    """What an answer names that no exercise needs: modules with which a program can change what is noted about it."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    named = set[str]()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            named |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            named |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Name | ast.Attribute):
+            named |= {node.id if isinstance(node, ast.Name) else node.attr} & _ODD_NAMES
+    return sorted(one for one in named if one in _ODD_NAMES or one.startswith(_ODD_MODULES))
 
 
 def _which_lab(cells: Iterable[str], metadata: dict[str, Any], written: Iterable[str], labs: Mapping[str, Lab]) -> str:

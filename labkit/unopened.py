@@ -10,7 +10,7 @@ from typing import Any
 
 from labkit.plainly import NotebookError
 
-FUNCTIONS = ("check", "progress", "guess", "guessed")
+FUNCTIONS = ("check", "hint", "progress", "guess", "guessed")
 CELLS = ("exercise", "needs", "torchrun", "ranks")
 
 

@@ -15,13 +15,13 @@ A note that several rows share is printed once; the others name that row.
 
 Below the table is what helps at this failure of the exercise (`Verdict.said`; `record` counts):
 
-| failure          | the mistake is known      | it is not                                           |
-|------------------|---------------------------|-----------------------------------------------------|
-| first and second | what the mistake is       | the idea: one sentence that points the way          |
-| third and later  | that, and the hint        | the hint: the recipe                                |
-| not counted      | that, the idea, the hint  | the idea and the hint (grading, nbgrader)           |
+| failure          | shown                                                                                       |
+|------------------|---------------------------------------------------------------------------------------------|
+| first            | what the mistake is, where it is known                                                      |
+| second and later | that, the idea (one sentence that points the way), and that `hint("name")` says the rest    |
+| not counted      | what the mistake is, and the idea (grading, nbgrader)                                       |
 
-If there are only errors the idea waits for the second failure: the error's own words come first.
+A cell that Python or a compiler cannot read, or that has no function of this name, is no try and counts as none.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from typing import Any
 
 from labkit.shown import clean
 
-HINT_FROM = 3  # the failure that shows the hint
-LATER = "(a hint follows at the third try)"
+IDEA_FROM = 2  # the failure that shows the idea
+LATER = "(the second try shows an idea)"
 SIGNS = {"todo": ("○", "not done yet"), "wrong": ("✘", "not right yet"), "passed": ("✔", "passed")}
 _COLOURS = {
     "todo": "--jp-ui-font-color2, #616161",
@@ -69,9 +69,8 @@ class Verdict:
         note: one line about the whole, e.g. an error that came before any case, cleaned.
         mistake: the mistake, if it is known, cleaned.
         idea: of a wrong exercise, cleaned.
-        hint: of a wrong exercise, cleaned.
         attempt: how many different texts of the cell have failed since it last passed; 0 if this is not counted.
-        answered: whether there was an answer, which is wrong; False if there were only errors.
+        tried: False if the cell could not be read, or has no such function: then it is no try.
     """
 
     exercise: str
@@ -81,12 +80,11 @@ class Verdict:
     note: str = ""
     mistake: str = ""
     idea: str = ""
-    hint: str = ""
     attempt: int = 0
-    answered: bool = True
+    tried: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("note", "mistake", "idea", "hint"):
+        for name in ("note", "mistake", "idea"):
             object.__setattr__(self, name, clean(getattr(self, name)))
 
     @property
@@ -102,19 +100,21 @@ class Verdict:
 
     @classmethod
     def from_plain(cls, data: dict[str, Any]) -> Verdict:
-        return cls(**{**data, "rows": tuple(Row(*row) for row in data["rows"])})
+        known = {field.name for field in dataclasses.fields(cls)}  # one that an earlier version has kept may have more
+        rows = tuple(Row(*row) for row in data["rows"])
+        return cls(**{**{name: value for name, value in data.items() if name in known}, "rows": rows})
 
     @property
     def said(self) -> list[tuple[str, str]]:
         """(label, text) of the lines below the table at this attempt."""
-        if self.state != "wrong":
+        if self.state != "wrong" or not self.tried:
             return []
-        early = 0 < self.attempt < HINT_FROM
-        points_the_way = not self.attempt or (early and not self.mistake and (self.answered or self.attempt > 1))
-        idea, hint = self.idea * points_the_way, self.hint * (not early)
-        texts = {"mistake": self.mistake, "idea": idea, "hint": hint}
-        said = [(label, text) for label, text in texts.items() if text]
-        return said or ([("", LATER)] if early and self.hint else [])
+        said = [("mistake", self.mistake)] if self.mistake else []
+        if self.idea and not 0 < self.attempt < IDEA_FROM:
+            said.append(("idea", self.idea))
+        if self.attempt >= IDEA_FROM:
+            said.append(("", f'hint("{self.exercise}") says how'))
+        return said or ([("", LATER)] if self.idea else [])
 
     @property
     def _shown(self) -> tuple[Row, ...]:

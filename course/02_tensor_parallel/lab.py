@@ -582,7 +582,7 @@ if __name__ == "__main__":
 import torch
 from my_model import config, my_losses, my_model
 
-from labkit.twins import departing, gradients, norm, shake
+from course.lab02.twins import departing, gradients, norm, shake
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.models.decoder import build_model
@@ -618,7 +618,7 @@ import itertools
 import torch
 from my_model import config, my_losses, my_model
 
-from labkit.twins import train
+from course.lab02.twins import train
 from minimegatron.launch.rank import finish, init, report
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
@@ -808,7 +808,7 @@ import torch.nn.functional as F
 from exercises.partial_gradients import partial_gradients
 from exercises.sequence_pair import gather_sequence, reduce_scatter_sequence
 
-from labkit.twins import departing, gradients, replicas_agree
+from course.lab02.twins import departing, gradients, replicas_agree
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.layers.mlp import MLP
@@ -1203,7 +1203,7 @@ def loss_of(model, step):
 from batches import loss_of
 from careless import careless, model_from
 
-from labkit.twins import train
+from course.lab02.twins import train
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 
@@ -1226,7 +1226,7 @@ losses({"tp 2": suspected[0]}, title="Would you stop this run?")
 from batches import loss_of
 from careless import careless, model_from
 
-from labkit.twins import equal_shards, gradients, norm, shards_of, train
+from course.lab02.twins import equal_shards, gradients, norm, shards_of, train
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 
@@ -1289,7 +1289,7 @@ from batches import loss_of
 from careless import model_from
 from exercises.initial_part import initial_part
 
-from labkit.twins import equal_shards, gradients, norm, shards_of, train
+from course.lab02.twins import equal_shards, gradients, norm, shards_of, train
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 

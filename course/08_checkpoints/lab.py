@@ -266,7 +266,7 @@ check("load_box")
 # `old` checkpoint as the newest, the `new` one, or something `broken`. Look at the simplest save.
 
 # %% jupyter={"source_hidden": true}
-from labkit.disk import Disk, fates, replay
+from course.lab08.disk import Disk, fates, replay
 from course.figures.checkpoints import crash_map
 
 BEFORE = {"step-10/shard-0": b"old numbers", "step-10/manifest": b"step 10"}
@@ -365,7 +365,7 @@ crash_map({"yours": crashes(save_checkpoint)})
 # is drawn anew each epoch.
 
 # %%
-from labkit.small_run import Run
+from course.lab08.small_run import Run
 
 straight = Run(seed=1)
 straight.train(4)
@@ -542,7 +542,7 @@ import torch.distributed as dist
 from exercises.boxes_of import boxes_of
 from exercises.save_checkpoint import save_checkpoint
 
-from labkit.killer import RealDisk
+from course.lab08.killer import RealDisk
 
 ROOT = Path(__file__).parent / "checkpoints"
 part, piece = divmod(rank, 2)
@@ -609,7 +609,7 @@ from pathlib import Path
 CHILD = """
 import sys
 from exercises.save_checkpoint import save_checkpoint
-from labkit.killer import RealDisk, operations
+from course.lab08.killer import RealDisk, operations
 root, step, at = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 files = {name: f"{name} of {step}".encode() for name in ("shard-0", "shard-1", "manifest")}
 with operations(at):

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from course.lab08.killer import operations
 
-from labkit.killer import operations
 from minimegatron.checkpoint.commit import (
     Keep,
     RootLock,

@@ -1,7 +1,7 @@
 """The power fails during a save: the disk holds the checkpoint before or the new one, whatever it had not confirmed.
 
-A real save on real ranks is recorded, and replayed on the disk of `labkit.disk`, which after each change says all that
-a power cut may leave of it.
+A real save on real ranks is recorded, and replayed on the disk of `course.lab08.disk`, which after each change says all
+that a power cut may leave of it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from course.lab08.disk import fates, replay
 
-from labkit.disk import fates, replay
 from minimegatron.checkpoint.disk import staged, write_durable
 from tests.checkpoint.runs import save_steps
 
-Change = tuple[int, tuple[str, ...]]  # when, and what `labkit.disk.Disk` calls it
+Change = tuple[int, tuple[str, ...]]  # when, and what `course.lab08.disk.Disk` calls it
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from labkit.answers import answers_of, folder_of
+from labkit.answers import answers_of
 from labkit.exercises import load_lab
 from labkit.fresh import Nursery
 from labkit.judge import judge
@@ -19,22 +19,22 @@ class MarkedLab:
         self.name, self.course = name, f"course.{name}"
         self.lab = load_lab(self.course)
         self.solutions, self.stubs = exercise_cells(name, solved=True), exercise_cells(name, solved=False)
-        self.answers = answers_of(self.course, self.solutions)
+        self.given = answers_of(self.course, self.solutions)
+        self.answers = [answer for given in self.given.values() for answer in given.given]
 
     def check(self, nursery: Nursery, exercise: str, source: str) -> Verdict:
         """The judge's verdict on one answer; the lab's other exercises, which it may import, are solved."""
         return judge(nursery, self.course, exercise, {**self.solutions, exercise: source})
 
-    def wrong_program(self, name: str) -> str:
-        """The source of `answers/wrong/NAME.py`."""
-        return (folder_of(self.course) / "wrong" / f"{name}.py").read_text()
+    def source(self, name: str) -> str:
+        """The source of an answer of that name, e.g. `bubble: exact fractions`."""
+        return next(answer.source for answer in self.answers if answer.name == name)
 
     def empty(self, exercise: str) -> str:
         """A program that runs and does nothing: of the lab's folder, or every function of the stub returns None."""
-        if (own := folder_of(self.course) / "empty" / f"{exercise}.py").exists():
-            return own.read_text()
         names = re.findall(r"^(?:def|class) (\w+)", self.stubs[exercise], flags=re.M)
-        return "".join(f"def {name}(*args, **kwargs):\n    return None\n" for name in names)
+        nothing = "".join(f"def {name}(*args, **kwargs):\n    return None\n" for name in names)
+        return self.given[exercise].empty or nothing
 
 
 LABS = {path.parent.name: MarkedLab(path.parent.name) for path in SOURCES}

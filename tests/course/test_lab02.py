@@ -25,7 +25,7 @@ HEADS, PREDICTED, REPLICATED = (
 
 def test_a_loss_that_gathers_the_logits_is_right_in_numbers_and_loses_points_by_bytes(nursery):
     lab = LABS["02_tensor_parallel"]
-    source = lab.wrong_program("cross_entropy_gathers_the_logits")
+    source = lab.source("cross_entropy: gathers the logits")
     verdict = lab.check(nursery, "cross_entropy", source)
     assert [row.points == row.of for row in verdict.rows] == [True, True, False], verdict
     assert "bytes; the bound" in verdict.rows[-1].note

@@ -24,7 +24,7 @@ PREDICTED = import_module("course.03_pipeline_1f1b.checks.predicted")
     [("imports", "`minimegatron.parallel.pipeline.schedules` is closed"), ("reads", "may not read")],
 )
 def test_the_packages_own_generators_are_closed(nursery: Nursery, name: str, words: str) -> None:
-    verdict = LAB.check(nursery, "one_f_one_b", LAB.wrong_program(f"one_f_one_b_{name}_the_package"))
+    verdict = LAB.check(nursery, "one_f_one_b", LAB.source(f"one_f_one_b: {name} the package"))
     assert (verdict.state, verdict.points) == ("wrong", 0) and words in said(verdict), verdict
 
 
@@ -91,12 +91,12 @@ def test_the_row_about_activations_says_nothing_about_steps(nursery: Nursery) ->
 
 
 def test_a_stage_that_keeps_a_microbatch_is_told_so_at_once(nursery: Nursery) -> None:
-    verdict = LAB.check(nursery, "split_stage", LAB.wrong_program("split_stage_never_frees"))
+    verdict = LAB.check(nursery, "split_stage", LAB.source("split_stage: never frees"))
     assert [row.points for row in verdict.rows] == [1, 0, 1, 1] and "are still kept" in verdict.rows[1].note
 
 
 def test_a_group_of_its_members_only_is_refused(nursery: Nursery) -> None:
-    verdict = LAB.check(nursery, "sync_tied", LAB.wrong_program("sync_tied_group_of_its_members_only"))
+    verdict = LAB.check(nursery, "sync_tied", LAB.source("sync_tied: group of its members only"))
     assert verdict.points == 2 and "the next group would hang" in verdict.rows[2].note, verdict
 
 

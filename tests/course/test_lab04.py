@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.answers import GivenAnswer, folder_of
+from labkit.answers import GivenAnswer
 from labkit.judge import judge
 from tests.course.marked import LABS
 
@@ -14,7 +14,9 @@ PARTS = [answer for answer in LAB.answers if answer.right and answer.exercise in
 
 def test_a_ring_with_attention_of_its_own_needs_no_attend(nursery):
     """The check counts what `attend` costs; who has not written it yet loses nothing."""
-    source = (folder_of(LAB.course) / "right" / "ring_forward_1.py").read_text()
+    source = LAB.source(
+        "ring_forward: own isends, K and V in two messages, own attention over the quarters of which something is seen"
+    )
     assert "exercises.attend" not in source
     sources = {"merge": LAB.solutions["merge"], "ring_forward": source, "attend": LAB.stubs["attend"]}
     verdict = judge(nursery, LAB.course, "ring_forward", sources, "seed")
@@ -24,7 +26,7 @@ def test_a_ring_with_attention_of_its_own_needs_no_attend(nursery):
 @pytest.mark.thorough
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
 def test_a_ring_of_other_right_parts_is_right(nursery, part: GivenAnswer):
-    """attend_2 goes twice over the scores, merge_5 merges by a product: neither is work on what is hidden."""
+    """One `attend` goes twice over the scores, one `merge` is a softmax: neither is work on what is hidden."""
     sources = {**LAB.solutions, part.exercise: part.source}
     verdict = judge(nursery, LAB.course, "ring_forward", sources, "seed")
     assert verdict.state == "passed", verdict

@@ -6,10 +6,10 @@ from importlib import import_module
 
 import pytest
 import torch
+from course.lab08.small_run import Run
 
 from labkit.exercises import Draw
 from labkit.hbm import Memory
-from labkit.small_run import Run
 from minimegatron.checkpoint.huggingface import state_from_huggingface
 from minimegatron.checkpoint.regions import regions
 from minimegatron.comm.mesh import Mesh

@@ -1,6 +1,6 @@
 """No variant of a solution that differs by one wrong step gets full marks, in any lab.
 
-Those that survive are right in another way, and listed with the reason in the lab's `mistakes.py`. All take half an
+Those that survive are right in another way, and listed with the reason among the exercise's answers. All take half an
 hour.
 """
 

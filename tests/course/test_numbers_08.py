@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from course.lab08.disk import Disk
 
-from labkit.disk import Disk
 from tests.course.marked import LABS
 
 LAB = LABS["08_checkpoints"].lab

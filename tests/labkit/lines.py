@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from labkit.channel import Line
 
 from labkit import broker, transport, transport_group
-from labkit.channel import Line
 
 _DEADLINE = 120  # seconds
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-
 from labkit.broker import Letter, serve
 from labkit.channel import Frames, Line, attach, mine, pack
+from labkit.transport import Transport
+
 from labkit.evidence import OpRecorder
 from labkit.hbm import JudgedMemory, MemoryService
-from labkit.transport import Transport
 from minimegatron.errors import DataError
 
 

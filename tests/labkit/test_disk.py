@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from course.lab08.disk import Disk, Killed, fates, replay
+from course.lab08.killer import RealDisk, operations
+from labkit.broker import serve
+from labkit.disk_service import DiskService, JudgedDisk
 
 from labkit import channel
-from labkit.broker import serve
-from labkit.disk import Disk, Killed, fates, replay
-from labkit.disk_service import DiskService, JudgedDisk
-from labkit.killer import RealDisk, operations
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -211,7 +211,7 @@ def test_a_real_disk_does_what_the_simulated_one_does(tmp_path):
 
 def test_a_process_dies_at_the_change_that_was_asked_for(tmp_path):
     program = (
-        "import sys; from labkit.killer import RealDisk, operations\n"
+        "import sys; from course.lab08.killer import RealDisk, operations\n"
         "with operations(int(sys.argv[2])):\n"
         "    disk = RealDisk(sys.argv[1]); disk.mkdir('a'); disk.write('a/f', b'1234'); disk.rename('a', 'b')\n"
     )

@@ -83,8 +83,7 @@ LAB = "course.01_process_groups"
     [
         "tests.labkit.mini_course",
         f"{LAB}.checks.predicted",
-        f"{LAB}.mistakes",
-        f"{LAB}.answers.right.bytes_sent_1",
+        f"{LAB}.answers.bytes_sent",
     ],
 )
 def test_the_checks_cannot_be_read(nursery: Nursery, module: str) -> None:

@@ -10,7 +10,7 @@ import torch
 from labkit.exercises import Case, Draw, Exercise, load_lab
 from labkit.fresh import Nursery
 from labkit.judge import judge
-from labkit.placing import strided
+from labkit.player import strided
 from labkit.settings import PLAIN, trials
 from labkit.verdict import Verdict
 from minimegatron.errors import ConfigError

@@ -9,9 +9,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
 from labkit.transport import Transport
 from labkit.transport_log import Entry
+
 from minimegatron.errors import DataError
 from minimegatron.launch.error_report import is_consequence, timed_out
 from tests.labkit.lines import Ranks

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from course.lab02.twins import departing, equal_shards, gradients, norm, replicas_agree, shake, shards_of, train
 
 from labkit.ranks.pool import WarmPool
-from labkit.twins import departing, equal_shards, gradients, norm, replicas_agree, shake, shards_of, train
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.models.decoder import build_model

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from labkit.compare import difference
-from labkit.wanted import ANYTHING, OneOf
+from labkit.compare import ANYTHING, OneOf, difference
 
 
 def test_one_of_several_values_is_right():

@@ -23,7 +23,7 @@ import torch
 
 from labkit.checks import only
 from labkit.evidence import Evidence
-from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
+from labkit.exercises import Answer, Case, Draw, Exercise
 
 Inputs = list[dict[str, Any]]
 
@@ -43,7 +43,7 @@ def _drive(
     import torch as t
     import torch.distributed as dist
 
-    from labkit.transport_group import mark
+    from labkit.process_group import mark
 
     if own:
         params = [t.zeros_like(grad).requires_grad_() for grad in own]
@@ -117,57 +117,6 @@ def _summed(ranks: Inputs, groups: Callable[[Inputs], list[list[int]]] = _parts)
             for rank in group:
                 said[rank].append(total)
     return said
-
-
-def _changed(change: Callable[[Inputs, list[Any], int], list[Any]]) -> Callable[[Inputs], list[list[Any]]]:
-    """Return a mistaken answer: `change(ranks, the right answer of one rank, rank)` gives its steps."""
-    return lambda ranks: [change(ranks, one, rank) for rank, one in enumerate(_summed(ranks))]
-
-
-def _average(ranks: Inputs, one: list[Any], rank: int) -> list[Any]:
-    n = next(len(group) for group in _parts(ranks) if rank in group)
-    return [[g / n for g in grads] for grads in one]
-
-
-def _average_over_all(ranks: Inputs, one: list[Any], rank: int) -> list[Any]:
-    return [[g / len(ranks) for g in grads] for grads in one]
-
-
-def _own_last_bucket(ranks: Inputs, one: list[Any], rank: int) -> list[Any]:
-    """The bucket that `finish()` should have sent keeps this rank's own gradients."""
-    left = _buckets(ranks[0])[1]
-    own = [_gradients(ranks, step)[rank] for step in range(len(one))]
-    return [[*mine[:left], *sums[left:]] for mine, sums in zip(own, one, strict=True)]
-
-
-def _second_step_own(ranks: Inputs, one: list[Any], rank: int) -> list[Any]:
-    return [one[0], *(_gradients(ranks, step)[rank] for step in range(1, len(one)))]
-
-
-def _stale(ranks: Inputs, one: list[Any], rank: int) -> list[Any]:
-    return [one[0]] * len(one)
-
-
-def _own_and_sum(ranks: Inputs, one: list[Any], rank: int) -> list[Any]:
-    own = [_gradients(ranks, step)[rank] for step in range(len(one))]
-    return [[a + b for a, b in zip(mine, sums, strict=True)] for mine, sums in zip(own, one, strict=True)]
-
-
-def _last_bucket_over_all(ranks: Inputs, one: list[Any], rank: int) -> list[Any]:
-    left, all_ranks = _buckets(ranks[0])[1], _summed(ranks, _everyone)[rank]
-    return [[*whole[:left], *sums[left:]] for whole, sums in zip(all_ranks, one, strict=True)]
-
-
-def _everyone(ranks: Inputs) -> list[list[int]]:
-    return [list(range(len(ranks)))]
-
-
-def _own(ranks: Inputs, one: list[Any], rank: int) -> list[Any]:
-    """Every bucket keeps this rank's own gradients. Where no bucket is full before `finish()`, `_own_last_bucket` looks
-    the same."""
-    if not any(_buckets(ranks[0])[0]):
-        return []
-    return [_gradients(ranks, step)[rank] for step in range(len(one))]
 
 
 def _goes_on(answer: Answer) -> str | None:
@@ -301,21 +250,6 @@ BUCKETS = Exercise(
             only("all_reduce"), _each_once, _one_launch_a_bucket]),
         Case("full buckets leave while backward still runs", _net, points=2, hidden=True,
              fixed=[_MIXED, _APART], accept=[_each_once, _at_once]),
-    ],
-    mistakes=[
-        Mistake(_changed(_average), "Sum, do not average. The divisor comes in section 6."),
-        Mistake(_changed(_average_over_all), "Sum, do not average. The divisor comes in section 6."),
-        Mistake(lambda ranks: _summed(ranks, _everyone), "You sum over all ranks; asked are those in `group`."),
-        Mistake(_changed(_last_bucket_over_all), "The bucket that finish() sends is summed over all ranks; asked are "
-                "those in `group`."),
-        Mistake(_changed(_own_and_sum), "The sum was added to the rank's own gradient. It replaces it."),
-        Mistake(_changed(_own), "Every gradient is still this rank's own: finish() never waits for its all_reduce, or "
-                "no sum is copied back."),
-        Mistake(_changed(_second_step_own), "The second step's gradients are not summed: something of the first step "
-                "is still there after finish()."),
-        Mistake(_changed(_stale), "The second step ends with the first one's sums: something of the first step is "
-                "still there after finish()."),
-        Mistake(_changed(_own_last_bucket), "The last bucket is never sent: it is not full, so no hook sends it."),
     ],
     errors={"'NoneType' object has no attribute": "`.grad` is None when you read it: a hook of `register_hook` runs "
             "before the gradient is stored."},

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from labkit.checks import at_most, every_wait_follows, only, to_the_next
-from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
+from labkit.exercises import Answer, Case, Draw, Exercise
 
 Inputs = list[dict[str, Any]]
 
@@ -67,44 +67,6 @@ def _numbers(*shape: int, ranks: int) -> Callable[[Draw], Inputs]:
     return lambda draw: [{"x": draw.tensor(*shape)} for _ in range(ranks)]
 
 
-def _ring(ranks: Inputs, steps: range, adds: Callable[[int], bool]) -> list[torch.Tensor]:
-    """What the usual ring leaves on each rank after these steps; the part that arrives in step k is added if
-    `adds(k)`."""
-    n, held = len(ranks), [r["x"].clone().flatten() for r in ranks]
-    for k in steps:
-        message = [of_rank.tensor_split(n)[(rank - k) % n].clone() for rank, of_rank in enumerate(held)]
-        for rank, of_rank in enumerate(held):
-            part = of_rank.tensor_split(n)[(rank - 1 - k) % n]
-            part.copy_(message[rank - 1] + part if adds(k) else message[rank - 1])
-    return [of_rank.view_as(r["x"]) for of_rank, r in zip(held, ranks, strict=True)]
-
-
-def _passes_on(ranks: Inputs) -> list[torch.Tensor]:
-    """A ring whose first phase sends on what arrived, without the rank's own part; its second phase is right."""
-    n, held = len(ranks), [list(r["x"].clone().flatten().tensor_split(len(ranks))) for r in ranks]
-    moving = [held[rank][rank] for rank in range(n)]
-    for k in range(n - 1):
-        moving = [moving[rank - 1] for rank in range(n)]
-        for rank in range(n):
-            part = (rank - 1 - k) % n
-            held[rank][part] = held[rank][part] + moving[rank]
-    # part p is finished on rank p - 1
-    finished = torch.cat([held[part - 1][part] for part in range(n)])
-    return [finished.view_as(r["x"]) for r in ranks]
-
-
-def _first_phase(ranks: Inputs) -> list[torch.Tensor]:
-    return _ring(ranks, range(len(ranks) - 1), lambda k: True)
-
-
-def _adds_always(ranks: Inputs) -> list[torch.Tensor]:
-    return _ring(ranks, range(2 * len(ranks) - 2), lambda k: True)
-
-
-def _replaces_always(ranks: Inputs) -> list[torch.Tensor]:
-    return _ring(ranks, range(2 * len(ranks) - 2), lambda k: False)
-
-
 _TURNED = [{"x": 10.0**r * torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), "turned": True} for r in range(3)]
 
 RING = Exercise(
@@ -129,18 +91,6 @@ RING = Exercise(
             accept=[to_the_next, at_most("2 (N-1)/N n", _ring_bound, "send")],
         ),
     ],
-    mistakes=[
-        Mistake(lambda ranks: [t / len(ranks) for t in _sum_of_ranks(ranks)], "This is the mean. A sum "
-                "does not divide."),
-        Mistake(lambda ranks: [r["x"] for r in ranks], "Every rank still has its own tensor, as if nothing had "
-                "arrived."),
-        Mistake(_passes_on, "You send on what has arrived, without this rank's own numbers. From step 2 on a rank "
-                "sends the sum that it has just made."),
-        Mistake(_first_phase, "Each part is finished on one rank only. The finished parts have to reach the others."),
-        Mistake(_adds_always, "The second half still adds what arrives. What arrives there is finished already."),
-        Mistake(_replaces_always, "Each part ends as the input of one rank. The second half sends parts that are not "
-                "finished."),
-    ],
     idea="In the drawing, which part does a rank send right after it has received one? And which does it send first?",
     hint="Phase 1, step k: send part (rank - k) % N, add what arrives to part (rank - k - 1) % N. "
     "Phase 2, step k: send part (rank + 1 - k) % N, put what arrives in the place of part (rank - k) % N. "
@@ -154,7 +104,7 @@ RING = Exercise(
 def _drive_pair(exercise: Any, x: Any, w: Any, what: str) -> dict[str, Any]:
     import torch as t
 
-    from labkit.transport_group import mark
+    from labkit.process_group import mark
 
     x = x.requires_grad_()
     if what == "copy_to":
@@ -181,70 +131,6 @@ def _pair(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     y = sum((x * r["w"]).tanh() for r in ranks)
     (grad,) = torch.autograd.grad(y.sum(), x)
     return [{"y": y.detach(), "grad": grad, "given": torch.ones_like(x)}] * len(ranks)
-
-
-def _no_backward_sum(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    right = _pair(ranks)
-    if ranks[0]["what"] == "copy_to":
-        return [{**a, "grad": r["w"]} for a, r in zip(right, ranks, strict=True)]
-    grads = [r["w"] * (1 - (r["x"] * r["w"]).tanh() ** 2) for r in ranks]
-    return [{**a, "grad": g} for a, g in zip(right, grads, strict=True)]
-
-
-def _sum_twice(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    right = _pair(ranks)
-    if ranks[0]["what"] == "reduce_from":
-        total = sum(r["w"] for r in ranks)
-        return [{**a, "grad": total} for a in right]
-    return [{**a, "grad": a["grad"] * len(ranks)} for a in right]
-
-
-def _mean_of_gradients(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    return [{**a, "grad": a["grad"] / len(ranks)} for a in _pair(ranks)]
-
-
-def _own_times_ranks(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    return [{**a, "grad": a["grad"] * len(ranks)} for a in _no_backward_sum(ranks)]
-
-
-def _given_divided(ranks: Inputs) -> Any:
-    """reduce_from divides its sum by the ranks; copy_to is right."""
-    right = _pair(ranks)
-    if ranks[0]["what"] == "copy_to":
-        return NotImplemented
-    return [{**a, "grad": a["grad"] / len(ranks)} for a in right]
-
-
-def _no_way_back(ranks: Inputs) -> Any:
-    """Neither function has a gradient. One of them may have, so the result of each is compared by itself."""
-    if ranks[0]["what"] == "pair":
-        return NotImplemented
-    return [{**a, "grad": None} for a in _pair(ranks)]
-
-
-def _mean_of_what_is_complete(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    right = _pair(ranks)
-    mean = torch.stack([a["grad"] for a in right]).mean(0)
-    return [{**a, "grad": mean} for a in right]
-
-
-def _on_the_first_rank(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    own = _no_backward_sum(ranks)
-    return [_pair(ranks)[0], *own[1:]]
-
-
-def _swapped(ranks: Inputs) -> list[dict[str, Any]]:
-    """copy_to in place of reduce_from, and the reverse. Together the two give right values, so they are compared one by
-    one."""
-    right, other = _pair(ranks), {"copy_to": "reduce_from", "reduce_from": "copy_to"}.get(ranks[0]["what"])
-    if other is None:
-        return [{"y": None} for _ in right]
-    return list(_pair([{**r, "what": other} for r in ranks]))
-
-
-def _in_place(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    """copy_to sums the gradient that it was given in place, so that the given tensor changes."""
-    return [{**a, "given": a["grad"]} for a in _pair(ranks)]
 
 
 def _one_way_only(answer: Answer) -> str | None:
@@ -289,24 +175,6 @@ PAIR = Exercise(
         Case("reduce_from: forward and gradient", _tensors("reduce_from"), hidden=True),
         Case("the pair around different work on each rank", _tensors("pair"), hidden=True, fixed=[_tensors("pair", 4)]),
     ],
-    mistakes=[
-        Mistake(_swapped, "You have f and g swapped: one of them communicates in the pass in which the other should."),
-        Mistake(_no_backward_sum, "copy_to must sum in its backward, and wait for the sum: each rank holds only the "
-                "gradient through its own work."),
-        Mistake(_sum_twice, "A gradient is summed once too often: behind an all-reduce it is the same on every rank "
-                "already."),
-        Mistake(_own_times_ranks, "You multiply each rank's own gradient by the number of ranks. The other ranks have "
-                "other gradients."),
-        Mistake(_given_divided, "reduce_from divides the gradient by the number of ranks. Each rank has the whole "
-                "gradient of y, and its product is one term of the sum."),
-        Mistake(_no_way_back, "No gradient comes back. A backward that sends nothing still returns the gradient."),
-        Mistake(_mean_of_gradients, "This is the mean of the gradients. A sum does not divide."),
-        Mistake(_mean_of_what_is_complete, "reduce_from sends nothing in its backward: each rank's gradient is "
-                "complete."),
-        Mistake(_on_the_first_rank, "Only rank 0 has the sum, and every rank needs it."),
-        Mistake(_in_place, "You sum the gradient in place. It belongs to autograd, which may hand the same tensor to "
-                "other functions."),
-    ],
     idea="In which of the two passes does each rank know only its own share of a sum?",
     hint="copy_to: return x forward; all-reduce a clone of the gradient backward. reduce_from: all-reduce a clone of x "
     "forward; return the gradient as it is backward.",
@@ -345,65 +213,6 @@ def _by_group(answer: Callable[[Inputs], list[Any]]) -> Callable[[Inputs], list[
 def _global_mean(ranks: Inputs) -> list[dict[str, Any]]:
     count = max(sum(float(r["mask"].sum()) for r in ranks), 1.0)
     return [{"loss": (r["losses"] * r["mask"]).sum() / count, "grad": r["mask"] / count} for r in ranks]
-
-
-def _scaled(scale: Any) -> Callable[[Inputs], list[dict[str, Any]]]:
-    """Return an answer in which each rank's masked losses are multiplied by `scale(mask, number of ranks)`."""
-
-    def answer(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-        weights = [r["mask"] * scale(r["mask"], len(ranks)) for r in ranks]
-        return [{"loss": (r["losses"] * w).sum(), "grad": w} for r, w in zip(ranks, weights, strict=True)]
-
-    return answer
-
-
-def _divided_by_nothing(ranks: Inputs) -> list[dict[str, Any]]:
-    count = sum(r["mask"].sum() for r in ranks)
-    return [{"loss": (r["losses"] * r["mask"]).sum() / count, "grad": r["mask"] / count} for r in ranks]
-
-
-def _shares_of_means(ranks: Inputs) -> list[dict[str, Any]]:
-    share = max(sum(float(r["mask"].mean()) for r in ranks), 1e-6)
-    return [{"loss": (r["losses"] * r["mask"]).mean() / share, "grad": r["mask"] / r["mask"].numel() / share}
-            for r in ranks]  # fmt: skip
-
-
-def _empty_counts_one(ranks: Inputs) -> list[dict[str, Any]]:
-    count = sum(max(float(r["mask"].sum()), 1.0) for r in ranks)
-    return [{"loss": (r["losses"] * r["mask"]).sum() / count, "grad": r["mask"] / count} for r in ranks]
-
-
-def _divided_by_ranks(ranks: Inputs) -> list[dict[str, Any]]:
-    return [{key: value / len(ranks) for key, value in a.items()} for a in _global_mean(ranks)]
-
-
-def _times_ranks(ranks: Inputs) -> list[dict[str, Any]]:
-    return [{key: value * len(ranks) for key, value in a.items()} for a in _global_mean(ranks)]
-
-
-def _padding_too(ranks: Inputs) -> list[dict[str, Any]]:
-    count = max(sum(float(r["mask"].sum()) for r in ranks), 1.0)
-    return [{"loss": r["losses"].sum() / count, "grad": torch.ones_like(r["mask"]) / count} for r in ranks]
-
-
-def _sequences_weigh_the_same(ranks: Inputs) -> list[dict[str, Any]]:
-    rows = sum(len(r["mask"]) for r in ranks)
-    weights = [r["mask"] / r["mask"].sum(1, keepdim=True).clamp(min=1) / rows for r in ranks]
-    return [{"loss": (r["losses"] * w).sum(), "grad": w} for r, w in zip(ranks, weights, strict=True)]
-
-
-def _no_gradient_where_empty(ranks: Inputs) -> list[dict[str, Any]]:
-    right = _global_mean(ranks)
-    return [a if r["mask"].any() else {**a, "grad": None} for a, r in zip(right, ranks, strict=True)]
-
-
-def _summed_already(ranks: Inputs) -> list[dict[str, Any]]:
-    right = _global_mean(ranks)
-    return [{**a, "loss": sum(b["loss"] for b in right)} for a in right]
-
-
-def _cut_off(ranks: Inputs) -> list[dict[str, Any]]:
-    return [{**a, "grad": None} for a in _global_mean(ranks)]
 
 
 def _masked(draw: Draw, ranks: int = 0, groups: int = 1) -> Inputs:
@@ -458,36 +267,6 @@ LOSS = Exercise(
         Case("rank 0 counts the losses 1, 2, 3, and rank 1 counts 4", _ONE_TO_FOUR),
         Case("any counts, in each of two groups", _two_groups, points=2, hidden=True, fixed=[_masked, _other_sizes]),
         Case("a rank without a single counted token", _one_empty, hidden=True, fixed=[_one_token, _all_empty]),
-    ],
-    mistakes=[
-        Mistake(_by_group(_divided_by_nothing), "That is 0 / 0. The loss is 0 where no rank of the group counts "
-                "a token."),
-        Mistake(_global_mean, "You count the tokens of all ranks; asked are those of the ranks in `group`."),
-        Mistake(_by_group(_shares_of_means), "You add up the shares of tokens that count. Ranks may have other "
-                "numbers of tokens: add up their counts."),
-        Mistake(_by_group(_empty_counts_one), "Your divisor is too large where a rank has no counted token: a rank "
-                "without any adds 0 to the count."),
-        Mistake(_by_group(_scaled(lambda m, n: 1 / (m.sum() * n))), "This is the mean of the ranks' means. All "
-                "tokens should weigh the same, and here all ranks do."),
-        Mistake(_by_group(_scaled(lambda m, n: 1 / m.sum())), "You divide by this rank's own count. The batch is "
-                "spread over all ranks."),
-        Mistake(_by_group(_scaled(lambda m, n: 1 / (m.numel() * n))), "You count all tokens, and only those with "
-                "a 1 in the mask count."),
-        Mistake(_by_group(_scaled(lambda m, n: 1.0)), "This is a sum, and nothing divides it. Asked is a share of a "
-                "mean."),
-        Mistake(_by_group(_divided_by_ranks), "You divide by the number of ranks as well. The gradients are summed "
-                "over ranks, not averaged."),
-        Mistake(_by_group(_times_ranks), "Your share is too large by the number of ranks. The gradients are summed "
-                "over ranks, not averaged."),
-        Mistake(_by_group(_padding_too), "The losses where the mask is 0 are in your sum."),
-        Mistake(_by_group(_sequences_weigh_the_same), "You take the mean of the sequences' means. All tokens should "
-                "weigh the same, and here all sequences do."),
-        Mistake(_by_group(_no_gradient_where_empty), "On a rank without a counted token your loss has no gradient, so "
-                "backward() fails there. Its gradient is 0."),
-        Mistake(_by_group(_summed_already), "Your loss is the mean over all ranks already. Asked is this rank's share, "
-                "which the caller sums."),
-        Mistake(_by_group(_cut_off), "Your loss has no gradient: .item(), float() or detach() cuts it off from "
-                "`losses`."),
     ],
     errors={"has returned": "Every rank of the group takes part in each all-reduce, also one without a counted token."},
     idea="By which one number must all ranks divide, so that their shares add up to the mean over all counted tokens?",

@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from labkit.checks import at_most, count, only
-from labkit.exercises import Case, Draw, Exercise, Mistake
-from labkit.wanted import ANYTHING
+from labkit.exercises import Case, Draw, Exercise
 
 Inputs = list[dict[str, Any]]
 
@@ -31,46 +30,6 @@ def qkv_part(wq: torch.Tensor, wk: torch.Tensor, wv: torch.Tensor, d: int, tp_ra
 def _packed(wq: torch.Tensor, wk: torch.Tensor, wv: torch.Tensor, d: int) -> torch.Tensor:
     """The packed matrix as [groups, rows of a group, h]."""
     return torch.cat([w.unflatten(0, (wk.shape[0] // d, -1)) for w in (wq, wk, wv)], 1)
-
-
-def _key_for_each_query(
-    wq: torch.Tensor, wk: torch.Tensor, wv: torch.Tensor, d: int, tp_rank: int, tp_size: int
-) -> torch.Tensor:
-    n = len(wq) // len(wk)
-    k, v = (w.unflatten(0, (-1, d)).repeat_interleave(n, 0).flatten(0, 1) for w in (wk, wv))
-    return qkv_part(wq, k, v, d, tp_rank, tp_size)
-
-
-def _whole_groups(
-    wq: torch.Tensor, wk: torch.Tensor, wv: torch.Tensor, d: int, tp_rank: int, tp_size: int
-) -> torch.Tensor:
-    """A mistaken part: each rank gets the same number of whole groups, at least one."""
-    packed = _packed(wq, wk, wv, d)
-    own = max(len(packed) // tp_size, 1)
-    return packed[tp_rank * own : (tp_rank + 1) * own].flatten(0, 1)
-
-
-def _queries_and_what_they_use(
-    wq: torch.Tensor, wk: torch.Tensor, wv: torch.Tensor, d: int, tp_rank: int, tp_size: int
-) -> torch.Tensor:
-    """A mistaken part: the rank's queries, and the whole key and value of each of their groups."""
-    own, n = len(wq) // d // tp_size, len(wq) // len(wk)
-    queries, rows = range(tp_rank * own, (tp_rank + 1) * own), []
-    for group in sorted({query // n for query in queries}):
-        rows += [wq[q * d : (q + 1) * d] for q in queries if q // n == group]
-        rows += [w[group * d : (group + 1) * d] for w in (wk, wv)]
-    return torch.cat(rows)
-
-
-def _rows_of_a_group_dealt(wq: torch.Tensor, wk: torch.Tensor, d: int) -> torch.Tensor:
-    """A mistaken packing: row j of each query of a group, then row j + 1 of each."""
-    return wq.unflatten(0, (len(wk) // d, d, -1)).transpose(1, 2).flatten(0, 2)
-
-
-def _dealt(wq: torch.Tensor, wk: torch.Tensor, wv: torch.Tensor, d: int, tp_rank: int, tp_size: int) -> torch.Tensor:
-    """A mistaken part: query head i belongs to group i modulo the number of groups."""
-    dealt = wq.unflatten(0, (-1, wk.shape[0] // d, d)).transpose(0, 1).flatten(0, 2)
-    return qkv_part(dealt, wk, wv, d, tp_rank, tp_size)
 
 
 def _rows(a: int, g: int, t: int, rank: int) -> dict[str, Any]:
@@ -106,62 +65,6 @@ QKV = Exercise(
                 partial(_grouped, t=4, g=2, n=4),
                 partial(_grouped, t=2, g=6, n=3),
             ],
-        ),
-    ],
-    mistakes=[
-        Mistake(
-            lambda wq, wk, wv, d, tp_rank, tp_size: torch.cat([wq, wk, wv]).tensor_split(tp_size)[tp_rank],
-            "An equal cut of the stack [Q; K; V] gives rank 0 nothing but queries.",
-        ),
-        Mistake(
-            lambda wq, wk, wv, d, tp_rank, tp_size: (
-                _packed(wq, wk, wv, d).flatten(0, 1).tensor_split(tp_size, 1)[tp_rank]
-            ),
-            "You cut the columns: QKV is a column layer, which cuts the rows of the stored weight.",
-        ),
-        *(
-            Mistake(
-                wrong,
-                "With fewer groups than ranks an equal block is a part of a group, whichever rows these are.",
-            )
-            for wrong in (_whole_groups, _queries_and_what_they_use)
-        ),
-        Mistake(
-            lambda wq, wk, wv, d, tp_rank, tp_size: _packed(wq, wk, wv, d).flatten(0, 1),
-            "This is the whole packed matrix: of tp_size equal blocks a rank holds one.",
-        ),
-        Mistake(
-            lambda wq, wk, wv, d, tp_rank, tp_size: _packed(wq, wk, wv, d)[tp_rank::tp_size].flatten(0, 1),
-            "The groups are dealt out to the ranks one by one: a rank holds a block of consecutive rows.",
-        ),
-        Mistake(
-            _key_for_each_query,
-            "A group has one key and one value, whatever the number of its queries; yours have one for each query.",
-        ),
-        Mistake(
-            lambda wq, wk, wv, d, **rest: qkv_part(_rows_of_a_group_dealt(wq, wk, d), wk, wv, d, **rest),
-            "The d rows of a head lie together; yours are taken one by one from the heads of the group.",
-        ),
-        Mistake(
-            lambda wq, wk, wv, d, tp_rank, tp_size: (
-                torch.cat([w.unflatten(0, (len(wk) // d, -1)) for w in (wk, wv, wq)], 1)
-                .flatten(0, 1)
-                .chunk(tp_size)[tp_rank]
-            ),
-            "The order in a group is queries, key, value; yours has the queries last.",
-        ),
-        Mistake(
-            lambda wq, wk, wv, **rest: qkv_part(wq, wv, wk, **rest),
-            "Keys and values have changed places: a group is queries, key, value.",
-        ),
-        Mistake(
-            _dealt,
-            "A group has n consecutive query heads, the first group heads 0 to n-1; yours are dealt out to the groups.",
-        ),
-        Mistake(
-            lambda wq, wk, wv, d, tp_rank, tp_size: torch.cat([w.tensor_split(tp_size)[tp_rank] for w in (wq, wk, wv)]),
-            "The right heads in another order: the packed matrix stores queries, key, value of group 0, then those of "
-            "group 1.",
         ),
     ],
     idea="One group is its queries, its key and its value: put the rows of a group next to each other, then cut.",
@@ -219,29 +122,6 @@ def _heads(
     return torch.einsum(f"bhst,tbhd->{back}", scores.softmax(over), v).reshape(s, b, -1)
 
 
-def _within_a_token(x: torch.Tensor, qkv: Any, d: int, per_group: int) -> torch.Tensor:
-    """A mistaken answer: the heads of one token attend to each other, because dim -2 is the head, where SDPA wants the
-    token."""
-    packed = F.linear(x, *qkv).unflatten(-1, (-1, per_group + 2, d))
-    q, k, v = packed.split([per_group, 1, 1], 3)
-    q, k, v = q.flatten(2, 3), *(z.expand(-1, -1, -1, per_group, -1).flatten(2, 3) for z in (k, v))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True).flatten(2)
-
-
-def _one_long_sequence(x: torch.Tensor, *part: Any) -> torch.Tensor:
-    """A mistaken answer: the dims of tokens and of sequences are flattened to one."""
-    s, b, h = x.shape
-    return _heads(x.reshape(s * b, 1, h), *part).reshape(s, b, -1)
-
-
-def _over_sequences(x: torch.Tensor, *part: Any, reshaped: bool, **how: Any) -> torch.Tensor:
-    """A mistaken answer: a token attends to other sequences, because [s, b] is taken for [b, s], or reshaped to it."""
-    s, b, _ = x.shape
-    x = x.reshape(b, s, -1).transpose(0, 1) if reshaped else x.transpose(0, 1)
-    out = _heads(x, *part, **how).transpose(0, 1)
-    return out.reshape(s, b, -1) if reshaped else out
-
-
 def _attention(
     ranks: Inputs, f: bool = True, g: bool = True, g_bias: int = 1, residual: int = 0, heads: Any = _heads, **how: Any
 ) -> list[dict[str, Any]]:
@@ -262,12 +142,6 @@ def _attention(
          "dproj": p.grad, "dproj_bias": db}
         for x, part, (w, c, p, _) in zip(xs, parts, leaves, strict=True)
     ]  # fmt: skip
-
-
-def _without_the_bias(ranks: Inputs, g_bias: int) -> list[dict[str, Any]]:
-    """A mistaken answer: QKV without its bias, and the projection with its bias or without."""
-    bare = [{**r, "qkv": [r["qkv"][0], torch.zeros_like(r["qkv"][1])]} for r in ranks]
-    return [{**one, "dqkv_bias": None} for one in _attention(bare, g_bias=g_bias)]
 
 
 def _heads_of(t: int = 0, per_group: int = 0) -> Callable[[Draw], Inputs]:
@@ -314,79 +188,6 @@ ATTENTION = Exercise(
             "right numbers, and one sum forward and one backward", _heads_of(), hidden=True,
             accept=[only("all_reduce"), count("all_reduce", 2), at_most("y and dx", lambda i: 2 * i[0]["x"].nbytes)],
         ),
-    ],
-    mistakes=[
-        Mistake(
-            lambda ranks: _attention(ranks, sees=lambda ones: ones),
-            "Each token sees the tokens behind it, too. It may see only itself and what came before it.",
-        ),
-        Mistake(
-            lambda ranks: _attention(ranks, sees=torch.triu),
-            "Your mask is upside down: each token sees itself and what comes behind it.",
-        ),
-        Mistake(
-            lambda ranks: _attention(ranks, over=-2),
-            "Your softmax runs over the queries: the weights that one query gives to the keys must add up to 1.",
-        ),
-        *(
-            Mistake(
-                lambda ranks, reshaped=reshaped: _attention(ranks, heads=_over_sequences, reshaped=reshaped),
-                "Tokens of different sequences see each other: dim 0 of x is the token, dim 1 the sequence.",
-            )
-            for reshaped in (False, True)
-        ),
-        Mistake(
-            lambda ranks: _attention(ranks, heads=_one_long_sequence),
-            "Tokens of different sequences see each other: dim 0 of x is the token, dim 1 the sequence.",
-        ),
-        Mistake(
-            lambda ranks: _attention(ranks, stacked=True),
-            "You cut the packed features as a stack [Q; K; V]. They are packed group by group: the queries of a group, "
-            "its key, its value.",
-        ),
-        Mistake(lambda ranks: _attention(ranks, divisor=lambda d, h: 1.0), "Your scores are not divided by sqrt(d)."),
-        *(
-            Mistake(
-                lambda ranks, divisor=divisor: _attention(ranks, divisor=divisor),
-                "Your scores are divided by another number than sqrt(d), where d is the width of one head.",
-            )
-            for divisor in (lambda d, h: d, lambda d, h: math.sqrt(h))
-        ),
-        Mistake(lambda ranks: _attention(ranks, swapped=True), "Keys and values have changed places: a group is its "
-                "queries, its key, its value."),
-        Mistake(
-            lambda ranks: _attention(ranks, heads=_within_a_token),
-            "The heads of a token attend to each other: dim -2 of what SDPA gets is the token.",
-        ),
-        Mistake(
-            lambda ranks: _attention(ranks, back="bhsd"),
-            "The heads' results are right, and reshaped from [b, heads, s, d] as they lie; the dims must first be put "
-            "back in the order s, b, heads, d.",
-        ),
-        Mistake(
-            lambda ranks: _attention(ranks, tile=True),
-            "Query heads 0 .. n-1 use group 0, the next n group 1: repeat_interleave, not repeat.",
-        ),
-        Mistake(lambda ranks: _attention(ranks, f=False), "dx is only the share of this rank's heads."),
-        Mistake(lambda ranks: _attention(ranks, g=False), "y is only the share of this rank's heads."),
-        Mistake(lambda ranks: _attention(ranks, g_bias=len(ranks)), "Every rank added the output bias before the sum."),
-        Mistake(
-            lambda ranks: [
-                {**dict.fromkeys(one, ANYTHING), "y": one["y"]} for one in _attention(ranks, g=False)
-            ],
-            "y is only the share of this rank's heads.",
-        ),
-        Mistake(
-            lambda ranks: [{**one, "dx": len(ranks) * one["dx"]} for one in _attention(ranks)],
-            "dx is summed once too often: `column_linear` sums it already.",
-        ),
-        Mistake(lambda ranks: _attention(ranks, g_bias=0), "The bias of the projection is not added."),
-        *(
-            Mistake(lambda ranks, g_bias=g_bias: _without_the_bias(ranks, g_bias), "The bias of QKV is not added.")
-            for g_bias in (0, 1)
-        ),
-        Mistake(lambda ranks: _attention(ranks, residual=1), "You added x itself. The residual stands outside of "
-                "attention, in the layer."),
     ],
     idea="Write the shape beside each line: which dim is the token, which the batch, which the head?",
     hint="column_linear, unflatten(-1, (-1, n + 2, d)), split into n queries, one key, one value; SDPA wants "

@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from labkit.checks import at_most, count, only
-from labkit.exercises import Case, Draw, Exercise, Mistake
-from labkit.wanted import ANYTHING
+from labkit.exercises import Case, Draw, Exercise
 
 Inputs = list[dict[str, Any]]
 
@@ -47,37 +46,6 @@ def column(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     return [{**p, "dx": total} for p in parts]
 
 
-def _added_features(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    """A mistaken answer: g in place of f."""
-    parts = [local_linear(r) for r in ranks]
-    return [{**p, "y": torch.stack([one["y"] for one in parts]).sum(0)} for p in parts]
-
-
-def _f_behind(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    """A mistaken answer: f stands behind the product, so the ranks sum dy, whose features differ from rank to rank."""
-    total = torch.stack([r["dy"] for r in ranks]).sum(0)
-    return [{**local_linear({**r, "dy": total}), "y": local_linear(r)["y"]} for r in ranks]
-
-
-def _changed(right: Callable[[Inputs], Any], **parts: Callable[[Inputs, int], Any]) -> Callable[[Inputs], Any]:
-    """Return the right answer with these parts of each rank replaced."""
-    return lambda ranks: [
-        {**one, **{name: part(ranks, r) for name, part in parts.items() if name in one}}
-        for r, one in enumerate(right(ranks))
-    ]
-
-
-def _sum_of(name: str) -> Callable[[Inputs, int], torch.Tensor]:
-    """Return the sum over the ranks of this part, as each rank computes it alone."""
-    return lambda ranks, r: torch.stack([local_linear(one)[name] for one in ranks]).sum(0)
-
-
-def _right_but(right: Callable[[Inputs], Any], *parts: str) -> Callable[[Inputs], Any]:
-    """Return the right answer, in which these parts are not compared."""
-    return lambda ranks: [{name: ANYTHING if name in parts else part for name, part in one.items()}
-                          for one in right(ranks)]  # fmt: skip
-
-
 def _row(
     ranks: Inputs, bias_times: float = 1, gradient_times: float = 1, y_times: float = 1
 ) -> list[dict[str, torch.Tensor]]:
@@ -89,16 +57,6 @@ def _row(
         one = {"y": y, "dx": gradient_times * p["dx"], "dw": gradient_times * p["dw"]}
         out.append(one if bias is None else {**one, "db": r["dy"].sum((0, 1))})
     return out
-
-
-def _with_bias(times: Callable[[int, int], float]) -> Callable[[Inputs], Any]:
-    """Return the answer of the column layer that adds the bias `times(r, t)` times on rank r of t."""
-
-    def y(ranks: Inputs, r: int) -> torch.Tensor:
-        bias = ranks[r]["bias"]
-        return local_linear({**ranks[r], "bias": None if bias is None else times(r, len(ranks)) * bias})["y"]
-
-    return _changed(_right_but(column, "db"), y=y)
 
 
 def by_hand(kind: str) -> Inputs:
@@ -161,50 +119,6 @@ COLUMN = Exercise(
             accept=[only("all_reduce"), count("all_reduce", 1), at_most("dx", lambda i: i[0]["x"].nbytes)],
         ),
     ],
-    mistakes=[
-        Mistake(
-            lambda ranks: [local_linear(r) for r in ranks],
-            "dx is only this rank's share: x went into other work on every rank, so the shares must be summed.",
-        ),
-        Mistake(
-            _added_features,
-            "You added the ranks' results. They are other features, to be kept apart; what must be added is dx.",
-        ),
-        Mistake(_f_behind, "The sum came behind the product, on the gradient of y: f belongs before the product."),
-        Mistake(
-            _changed(column, dx=lambda ranks, r: _sum_of("dx")(ranks, r) + 2.0 * (len(ranks) - 1)),
-            "You hook x itself. x is used beside the layer, too, and what comes back from there is now summed as well.",
-        ),
-        Mistake(
-            _changed(column, dx=lambda ranks, r: _sum_of("dx")(ranks, r) / len(ranks)),
-            "This is the mean of the ranks' shares of dx: x went into the work of all of them, so they are summed.",
-        ),
-        *(
-            Mistake(_changed(column, **{name: _sum_of(name)}), f"{said} is summed over ranks, too: it belongs to this "
-                    "rank's features and is complete.")
-            for name, said in (("dw", "dW"), ("db", "The bias's gradient"))
-        ),
-        Mistake(
-            lambda ranks: [{**one, "y": torch.cat([each["y"] for each in column(ranks)], -1), **dict.fromkeys(
-                [name for name in one if name != "y"], ANYTHING)} for one in column(ranks)],
-            "You gathered y: a column layer leaves each rank its own features.",
-        ),  # fmt: skip
-        Mistake(
-            _changed(_right_but(column, "dx", "dw", "db"), y=lambda ranks, r: local_linear(
-                {**ranks[r], "x": ranks[r]["x"] * len(ranks)})["y"]),
-            "You summed x over ranks: it is the same on all of them, so the sum is t times x.",
-        ),  # fmt: skip
-        Mistake(_with_bias(lambda r, t: 1 / t), "The bias is divided by t: it belongs to this rank's features, and no "
-                "other rank has them."),
-        Mistake(_with_bias(lambda r, t: r == 0), "Only rank 0 adds its bias: each rank's belongs to its own features."),
-        Mistake(_with_bias(lambda r, t: 0), "The bias is not added."),
-        Mistake(
-            _right_but(column, "db"),
-            "Only the bias's gradient is wrong or missing: is your bias the one that autograd knows?",
-        ),
-        Mistake(_right_but(column, "dx"), "y is right, dx is not. What is summed over ranks on the way back, and how "
-                "often?"),
-    ],
     errors={"shapes cannot be multiplied": "The weight is stored as [out, in]: the product takes it transposed."},
     idea="Look at the left end of the picture of f and g: what happens to x there, and what to dx?",
     hint="F.linear with this rank's rows, behind f: nothing travels forward, dx is summed backward. Do not gather y: "
@@ -223,53 +137,6 @@ ROW = Exercise(
         Case(
             "right numbers, and y alone travels, once", _linear_inputs("row_linear"), hidden=True,
             accept=[only("all_reduce"), count("all_reduce", 1), at_most("y", lambda i: i[0]["dy"].nbytes)],
-        ),
-    ],
-    mistakes=[
-        Mistake(lambda ranks: _row(ranks, bias_times=len(ranks)), "Each rank added the bias before the sum: t biases."),
-        Mistake(lambda ranks: [local_linear(r) for r in ranks], "This is a partial sum of y, not yet added up."),
-        Mistake(
-            _right_but(lambda ranks: [local_linear(r) for r in ranks], "dx", "dw", "db"),
-            "This is a partial sum of y, not yet added up: the ranks' shares must be summed forward.",
-        ),
-        Mistake(
-            lambda ranks: _row(ranks, gradient_times=len(ranks)),
-            "Summed once too often: dy is already the same on every rank.",
-        ),
-        Mistake(
-            lambda ranks: _row(ranks, bias_times=1 / len(ranks), y_times=1 / len(ranks)),
-            "This is the mean of the ranks' shares: y is their sum.",
-        ),
-        Mistake(
-            lambda ranks: _row(ranks, y_times=1 / len(ranks)),
-            "This is the mean of the ranks' shares: y is their sum.",
-        ),
-        Mistake(
-            lambda ranks: _row(ranks, y_times=1 / len(ranks), gradient_times=1 / len(ranks)),
-            "This is the mean of the ranks' shares: y is their sum.",
-        ),
-        *(
-            Mistake(_changed(_row, **{name: _sum_of(name)}), f"{said} is summed over ranks: it belongs to this rank's "
-                    "features of x and is complete.")
-            for name, said in (("dx", "dx"), ("dw", "dW"))
-        ),
-        Mistake(
-            lambda ranks: [{**one, "db": len(ranks) * one["db"]} if "db" in one else one for one in _row(ranks)],
-            "The bias's gradient is summed over ranks: dy is the same on all of them, and each adds the bias once.",
-        ),
-        *(
-            Mistake(
-                lambda ranks, gone=gone: [{**one, "db": gone} if "db" in one else one for one in _row(
-                    ranks, bias_times=0)],
-                "The bias is not added.",
-            )
-            for gone in (None, ANYTHING)
-        ),  # fmt: skip
-        Mistake(_right_but(_row, "db"), "Only the bias's gradient is wrong: the bias is added once, after the sum, on "
-                "every rank."),
-        Mistake(
-            _right_but(_row, "dx", "dw", "db"),
-            "y is right, the gradients are not: look at what comes back through your sum.",
         ),
     ],
     idea="Look at the right end of the picture of f and g: what each rank has before the sum, and what may be added to "

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from labkit.checks import at_most, count, only
-from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
-from labkit.wanted import ANYTHING
+from labkit.exercises import Answer, Case, Draw, Exercise
 
-from .linear import Inputs, by_hand, column, in_whole_numbers, local_linear
+from .linear import Inputs, by_hand, column, in_whole_numbers
 
 
 def _drive_overlap(exercise: Any, dy: Any, x: Any, weight: Any, watch: bool, tp: Any) -> dict[str, Any]:
@@ -68,23 +67,6 @@ def _gradients(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     return [{"dx": p["dx"], "dw": p["dw"]} for p in column([{**r, "bias": None} for r in ranks])]
 
 
-def _own_gradients(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    parts = [local_linear({**r, "bias": None}) for r in ranks]
-    return [{"dx": p["dx"], "dw": p["dw"]} for p in parts]
-
-
-def _everything_summed(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    right = _gradients(ranks)
-    total = torch.stack([one["dw"] for one in right]).sum(0)
-    return [{"dx": one["dx"], "dw": total} for one in right]
-
-
-def _rows_that_do_not_meet(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    """A mistaken answer: rows of dy are ordered by sequence, those of x by token."""
-    pairs = [r["dy"].transpose(0, 1).flatten(0, 1).t() @ r["x"].flatten(0, 1) for r in ranks]
-    return [{**one, "dw": dw} for one, dw in zip(_gradients(ranks), pairs, strict=True)]
-
-
 def _backward_inputs(watch: bool = False, t: int = 2) -> Callable[[Draw], Inputs]:
     def inputs(draw: Draw) -> Inputs:
         s, b, i, o = draw.shape(4, 2, 9)
@@ -128,36 +110,6 @@ OVERLAP = Exercise(
         Case("other sizes, 3 ranks: dx and dW", _backward_inputs(t=3), points=2, hidden=True, reference=_gradients),
         Case("dx travels while dW is computed", _backward_inputs(watch=True), points=3, hidden=True,
              accept=[_travels_while_computing]),
-    ],
-    mistakes=[
-        Mistake(_own_gradients, "dx is still this rank's share: the sum over ranks was not made, or has not arrived."),
-        Mistake(
-            lambda ranks: [{**one, "dx": one["dx"] / len(ranks)} for one in _gradients(ranks)],
-            "This is the mean of the ranks' shares of dx: x has the sum of them as its gradient.",
-        ),
-        Mistake(
-            lambda ranks: [{"dx": own["dx"], "dw": one["dw"]} for own, one in zip(
-                _own_gradients(ranks), _everything_summed(ranks), strict=True)],
-            "The sum was made of dW. It belongs to this rank's rows; dx is what the ranks have shares of.",
-        ),  # fmt: skip
-        Mistake(
-            lambda ranks: [{"dx": sum(each["dy"] for each in ranks) @ r["weight"], "dw": ANYTHING} for r in ranks],
-            "You summed dy. It belongs to other features on each rank; what is summed are the products dy W.",
-        ),
-        Mistake(
-            lambda ranks: [{**one, "dw": one["dw"].t()} for one in _gradients(ranks)],
-            "dW is transposed: it has the shape of the weight, [out, in].",
-        ),
-        Mistake(
-            lambda ranks: [{**one, "dw": one["dw"] / ranks[0]["dy"].shape[1]} for one in _gradients(ranks)],
-            "This dW is a mean over sequences: the gradients of all tokens are summed.",
-        ),
-        Mistake(
-            _rows_that_do_not_meet,
-            "dW pairs dy of one token with x of another: flatten both in the same order.",
-        ),
-        Mistake(_everything_summed, "dW is summed over ranks, too: each rank's dW belongs to its own rows and is "
-                "complete."),
     ],
     idea="Which of the two products do the other ranks wait for, and what can this rank do until the sum arrives?",
     hint="Four steps in this order: dx = dy @ weight; handle = dist.all_reduce(dx, group=tp.group, async_op=True); "

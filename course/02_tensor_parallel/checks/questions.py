@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from labkit.exercises import Case, Draw, Exercise, Mistake, instead
+from labkit.exercises import Case, Draw, Exercise
 
 
 def answers(
@@ -21,38 +21,6 @@ def answers(
         "logits_over_three": vocab / 6,
         "zero3_sends_less_from": 36 * hidden**2 // (8 * hidden) + 1,
     }
-
-
-def _equal_cut(groups: int, tp: int, rank: int, **_: int) -> list[int]:
-    return list(range(rank * groups // tp, rank * groups // tp + groups // tp))
-
-
-def _cut_groups(groups: int, tp: int, rank: int, **_: int) -> list[int]:
-    return list(range(rank * groups // tp, (rank + 1) * groups // tp))
-
-
-def _first_head(heads: int, groups: int, tp: int, rank: int, **_: int) -> list[int]:
-    return [rank * (heads // tp) // (heads // groups)]
-
-
-def _middle_cut(ffn: int, tp: int, rank: int, **_: int) -> list[list[int]]:
-    return [[rank * 2 * ffn // tp, (rank + 1) * 2 * ffn // tp]]
-
-
-_HEADS = ("query_heads", "kv_heads")
-
-
-def _by_remainder(groups: int, tp: int, rank: int, **_: int) -> list[int]:
-    return [rank % groups] if groups < tp else _cut_groups(groups, tp, rank)
-
-
-def _one_for_each_rank(groups: int, tp: int, rank: int, **_: int) -> list[int]:
-    own = max(groups // tp, 1)
-    return list(range(rank * own, (rank + 1) * own))
-
-
-def _dealt_heads(heads: int, tp: int, rank: int, **_: int) -> list[int]:
-    return list(range(rank, heads, tp))
 
 
 def _some_model(few: bool) -> Callable[[Draw], dict[str, Any]]:
@@ -85,121 +53,6 @@ QUESTIONS = Exercise(
         Case("other models", _some_model(few=False), hidden=True, fixed=[_UNEVEN, _THREE_GROUPS]),
         Case("fewer groups than ranks", _some_model(few=True), points=2, hidden=True,
              fixed=[_FEW, {**_FEW, "rank": 6}]),
-    ],
-    mistakes=[
-        *(
-            Mistake(
-                instead(answers, kv_heads=heads),
-                "A rank uses the key/value heads of all its queries: that may be several, and several ranks may use "
-                "the same key/value head.",
-            )
-            for heads in (_equal_cut, _cut_groups, _first_head)
-        ),
-        Mistake(
-            instead(answers, gate_up_rows=_middle_cut),
-            "One cut through the stack gives rank 0 only gates. A rank needs the same rows of both halves: two ranges.",
-        ),
-        Mistake(
-            instead(answers, kv_heads=lambda heads, groups, tp, rank, **_: [
-                q * groups // heads for q in range(rank * heads // tp, (rank + 1) * heads // tp)]),
-            "You name a key/value head once for each query that uses it: each is asked for once.",
-        ),  # fmt: skip
-        Mistake(
-            instead(answers, kv_heads=lambda groups, **_: list(range(groups))),
-            "These are all key/value heads: asked are those that this rank's queries use.",
-        ),
-        *(
-            Mistake(
-                instead(answers, kv_heads=heads),
-                "With fewer groups than ranks, neighbouring ranks use the same key/value head: query q uses head "
-                "q // (a/g).",
-            )
-            for heads in (_by_remainder, _one_for_each_rank)
-        ),
-        Mistake(
-            lambda **given: {**answers(**given), **{name: answers(**{**given, "rank": 0})[name] for name in _HEADS}},
-            "These are the heads of rank 0, or numbers that begin at 0 on each rank: asked are those of the whole "
-            "model.",
-        ),
-        Mistake(
-            instead(answers, query_heads=_dealt_heads, kv_heads=lambda heads, groups, **given: sorted(
-                {q * groups // heads for q in _dealt_heads(heads=heads, **given)})),
-            "The query heads are dealt out to the ranks one by one: a rank has a block of consecutive heads.",
-        ),  # fmt: skip
-        *(
-            Mistake(instead(answers, gate_up_rows=rows), text)
-            for rows, text in (
-                (lambda ffn, tp, rank, **_: [[rank * ffn // tp, (rank + 1) * ffn // tp]],
-                 "These are rows of gate alone: up has rows, too, which begin at ffn."),
-                (lambda ffn, tp, rank, **_: [[rank * ffn // tp, (rank + 1) * ffn // tp]] * 2,
-                 "The second half, up, begins at row ffn of the stack."),
-                (lambda ffn, tp, rank, **_: [[half + rank * ffn // tp, ffn // tp] for half in (0, ffn)],
-                 "These are start and length: asked is [start, stop]."),
-                (lambda ffn, tp, rank, **_: [
-                    [half + rank * ffn // tp, half + (rank + 1) * ffn // tp - 1] for half in (0, ffn)],
-                 "Your stop is the last row; asked is the row behind it, as in Python."),
-            )
-        ),  # fmt: skip
-        *(
-            Mistake(instead(answers, all_reduces_forward=sums), text)
-            for sums, text in (
-                (lambda layers, **_: layers + 1, "A layer has two pairs, attention and MLP, with a sum each."),
-                (lambda layers, **_: 2 * layers + 2, "One too many: behind the layers no s b h is summed."),
-                (lambda layers, **_: 2 * layers + 4, "The loss is not to be counted: it sums three numbers a token."),
-            )
-        ),
-        Mistake(instead(answers, all_reduces_forward=lambda layers, **_: 2 * layers), "The embedding is summed too."),
-        *(
-            Mistake(instead(answers, all_reduces_forward=sums), "Forward only: two sums a layer, one for each pair.")
-            for sums in (lambda layers, **_: 4 * layers, lambda layers, **_: 4 * layers + 1)
-        ),
-        Mistake(
-            instead(answers, all_reduces_forward=lambda layers, **_: 4 * layers + 2),
-            "Forward only: two sums a layer, and one for the embedding.",
-        ),
-        Mistake(
-            instead(answers, logits_over_three=lambda vocab, **_: vocab / 3),
-            "A ring all-reduce of n bytes sends twice what an all-gather of n bytes does.",
-        ),
-        *(
-            Mistake(instead(answers, logits_over_three=ratio), text)
-            for ratio, text in (
-                (lambda vocab, **_: 6 / vocab, "You divide the three numbers by the logits; asked is the other way "
-                 "round."),
-                (lambda vocab, **_: 2 * vocab / 3, "Of the two it is the all-reduce, of the three numbers, that sends "
-                 "its tensor twice."),
-                (lambda vocab, tp, **_: vocab / tp / 6, "An all-gather is counted by the whole tensor that comes of "
-                 "it, all V logits."),
-                (lambda vocab, tp, **_: vocab * (tp - 1) / tp / 6, "Both send (t-1)/t of their bytes: the factor "
-                 "cancels."),
-                (lambda vocab, **_: vocab / 2, "There are three numbers a token, not one."),
-            )
-        ),
-        *(
-            Mistake(instead(answers, zero3_sends_less_from=tokens), text)
-            for tokens, text in (
-                (lambda hidden, **_: 9 * hidden + 1, "tp sends 8 b s h: four all-reduces, and each sends its tensor "
-                 "twice."),
-                (lambda hidden, tp, **_: 36 * hidden // 8 // tp + 1, "These are the tokens of one rank; b s counts "
-                 "those of all t ranks together."),
-                (lambda hidden, tp, **_: 36 * hidden * tp // 8 + 1, "You multiply by the number of ranks: b s counts "
-                 "the tokens of all t ranks already."),
-                (lambda hidden, layers, **_: 36 * hidden * layers // 8 + 1, "One layer against one layer: the number "
-                 "of layers is on both sides."),
-                (lambda hidden, **_: 6 * hidden + 1, "A reduce-scatter sends its tensor once, as a gather does: an "
-                 "all-reduce sends it twice."),
-                (lambda hidden, **_: 12 * hidden // 8 + 1, "ZeRO-3 moves the weights three times: gathered forward and "
-                 "backward, gradients scattered."),
-            )
-        ),
-        Mistake(
-            instead(answers, zero3_sends_less_from=lambda hidden, **_: 3 * hidden + 1),
-            "ZeRO-3 moves the weights three times: gathered forward and backward, gradients scattered.",
-        ),
-        Mistake(
-            instead(answers, zero3_sends_less_from=lambda hidden, **_: 4.5 * hidden),
-            "With so many tokens both send the same. Asked is the first number with which ZeRO-3 sends less.",
-        ),
     ],
     idea="Each entry counts something that you have built: heads of a rank, rows of a stack, sums on the way forward, "
     "elements that travel.",

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
-from labkit.wanted import ANYTHING
+from labkit.exercises import Answer, Case, Draw, Exercise
 
 Inputs = list[dict[str, Any]]
 
@@ -81,35 +80,6 @@ def _scattered(wholes: Tensors) -> Tensors:
     return _own([torch.stack(wholes).sum(0)] * len(wholes))
 
 
-def _dealt(wholes: Tensors) -> Tensors:
-    """The sum is right, but token i goes to rank i modulo t."""
-    return [torch.stack(wholes).sum(0)[r :: len(wholes)] for r in range(len(wholes))]
-
-
-def _averaged(wholes: Tensors) -> Tensors:
-    return [part / len(wholes) for part in _scattered(wholes)]
-
-
-def _own_gradient(parts: Tensors) -> Tensors:
-    """The gradient is zero for all tokens except the rank's own."""
-    return [torch.cat([p if i == r else 0 * p for i, p in enumerate(parts)]) for r in range(len(parts))]
-
-
-def _in_turn(parts: Tensors) -> Tensors:
-    return [torch.stack(parts, 1).flatten(0, 1)] * len(parts)
-
-
-def _joined(join: Callable[[Tensors], torch.Tensor]) -> Callable[[Inputs], list[dict[str, Any]]]:
-    """Return the answer of a gather that joins in another way; the other function is right."""
-
-    def answer(ranks: Inputs) -> list[dict[str, Any]]:
-        busy = [r["x"] for r in ranks if r["what"] == "gather"]
-        wrong = {"y": join(busy), "dx": ANYTHING, "gathered again": ANYTHING} if busy else {}
-        return [{**one, **wrong} if one else {} for one in SEQUENCE_PAIR(ranks)]
-
-    return answer
-
-
 SEQUENCE_PAIR = Pair(_gathered, _scattered, _scattered, _gathered)
 
 
@@ -169,69 +139,6 @@ SEQUENCE = Exercise(
         Case("gather_sequence: forward and gradient", _tokens("gather", 3), points=2, hidden=True),
         # Last, as its ranks are a part of the world: torch.distributed.nn cannot scatter there, which is torch's fault.
         Case("reduce_scatter_sequence: forward and gradient", _tokens("reduce_scatter", 3), points=2, hidden=True),
-    ],
-    mistakes=[
-        Mistake(
-            dataclasses.replace(SEQUENCE_PAIR, scatter_back=_own_gradient),
-            "Each rank's tokens are a sum over all ranks' inputs, so every rank needs the gradient of every token; "
-            "yours has only its own.",
-        ),
-        Mistake(
-            dataclasses.replace(SEQUENCE_PAIR, scatter_back=lambda parts: [torch.cat([p] * len(parts)) for p in parts]),
-            "You repeat this rank's gradient for the tokens of other ranks: their gradient is on these ranks.",
-        ),
-        Mistake(
-            dataclasses.replace(
-                SEQUENCE_PAIR, scatter_back=lambda parts: [whole / len(parts) for whole in _gathered(parts)]
-            ),
-            "The backward pass of a sum divides nothing: each rank's input counts once in it.",
-        ),
-        # Around the pair of two ranks this and `_own_gradient` give the same; the gather alone is tried before it.
-        Mistake(
-            dataclasses.replace(SEQUENCE_PAIR, gather_back=_own),
-            "Every rank used the gathered tokens for other work: their gradients must be summed, then cut; yours are "
-            "only cut.",
-        ),
-        Mistake(
-            dataclasses.replace(SEQUENCE_PAIR, gather_back=_averaged),
-            "This is the mean of the gradients of all ranks: each rank's work counts once, so they are summed.",
-        ),
-        Mistake(
-            dataclasses.replace(SEQUENCE_PAIR, scatter=_own),
-            "Each rank keeps its tokens of its own tensor: what a row layer leaves is a part, to be summed over ranks.",
-        ),
-        Mistake(
-            dataclasses.replace(SEQUENCE_PAIR, scatter=_averaged),
-            "This is the mean over ranks: the parts of a row layer are summed, not divided.",
-        ),
-        Mistake(
-            dataclasses.replace(SEQUENCE_PAIR, gather_back=_averaged, scatter=_averaged),
-            "This is the mean over ranks, forward and backward: parts are summed, nothing is divided.",
-        ),
-        *(
-            Mistake(
-                _joined(join),
-                "The ranks' tokens are joined along another dim: tokens are dim 0, and the batch is dim 1.",
-            )
-            for join in (lambda parts: torch.cat(parts, 1), torch.stack)
-        ),
-        *(
-            Mistake(
-                pair, "The ranks' tokens come one by one in turn: those of rank 0 come first, then those of rank 1."
-            )
-            for pair in (
-                dataclasses.replace(SEQUENCE_PAIR, gather=_in_turn),
-                dataclasses.replace(SEQUENCE_PAIR, gather=_in_turn, scatter_back=_in_turn),
-            )
-        ),
-        Mistake(
-            dataclasses.replace(SEQUENCE_PAIR, scatter=_dealt, gather_back=_dealt),
-            "Tokens are dealt out to the ranks one by one; rank r has the r-th block of consecutive tokens.",
-        ),
-        Mistake(
-            dataclasses.replace(SEQUENCE_PAIR, scatter=_dealt),
-            "Tokens are dealt out to the ranks one by one; rank r has the r-th block of consecutive tokens.",
-        ),
     ],
     errors={
         "returned an invalid gradient": "A gradient has another shape than what the forward pass got: after a gather "

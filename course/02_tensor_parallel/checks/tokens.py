@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from labkit.checks import at_most, count, only
-from labkit.exercises import Case, Draw, Exercise, Mistake
-from labkit.wanted import ANYTHING
+from labkit.exercises import Case, Draw, Exercise
 
 from .linear import in_whole_numbers
 
@@ -62,20 +61,6 @@ def _nearest(local: torch.Tensor, n: int) -> torch.Tensor:
     return local.clamp(0, n - 1)
 
 
-def _largest(ranks: Inputs) -> torch.Tensor:
-    return torch.stack([one["y"] for one in _own_rows(ranks)]).amax(0)
-
-
-def _added(ranks: Inputs) -> torch.Tensor:
-    return torch.stack([one["dw"] for one in _own_rows(ranks)]).sum(0)
-
-
-def _dealt_out(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    """A mistaken answer: id i is on rank i modulo t, in row i // t."""
-    t, n = len(ranks), ranks[0]["weight"].shape[0]
-    return _embedding([{**r, "ids": r["ids"] % t * n + r["ids"] // t} for r in ranks])
-
-
 def _with_borders(draw: Draw, t: int, n: int, s: int, b: int) -> torch.Tensor:
     """Draw ids [s, b] of t * n words: the first and last of each rank, others, and the last row of the table once
     more."""
@@ -120,43 +105,6 @@ EMBEDDING = Exercise(
             accept=[only("all_reduce"), count("all_reduce", 1), at_most("s*b*h elements", lambda i: i[0]["dy"].nbytes)],
         ),
     ],
-    mistakes=[
-        *(
-            Mistake(
-                lambda ranks, foreign=foreign: _embedding(ranks, foreign),
-                "Ids of other ranks must give zeros here; yours give some row of this rank's, which enters the sum.",
-            )
-            for foreign in (_nearest, lambda local, n: local % n, lambda local, n: 0 * local)
-        ),
-        Mistake(_dealt_out, "Rank r owns a block of consecutive ids; yours are dealt out to the ranks one by one."),
-        *(
-            Mistake(
-                lambda ranks, gradient=gradient: [{**one, **gradient} for one in _own_rows(ranks)],
-                "These are this rank's rows only: the tokens of other ranks are still zeros.",
-            )
-            for gradient in ({}, {"dw": ANYTHING})
-        ),
-        Mistake(
-            lambda ranks: [{name: part / len(ranks) for name, part in one.items()} for one in _embedding(ranks)],
-            "This is the mean over ranks: one rank has the row, the others add zeros, and nothing is divided.",
-        ),
-        Mistake(
-            lambda ranks: [{**one, "y": _largest(ranks)} for one in _embedding(ranks)],
-            "You took the largest over ranks: beside a negative number of the row this is another rank's zero.",
-        ),
-        Mistake(
-            lambda ranks: [{**one, "dw": len(ranks) * one["dw"]} for one in _embedding(ranks)],
-            "The gradient is summed once too often: it is the same on every rank already.",
-        ),
-        Mistake(
-            lambda ranks: [{**one, "dw": _added(ranks)} for one in _embedding(ranks)],
-            "The gradient of the table is summed over ranks: each rank has other rows, and their gradient is complete.",
-        ),
-        Mistake(
-            lambda ranks: [{**one, "dw": ANYTHING} for one in _embedding(ranks)],
-            "y is right, the gradient of the table is not: follow it back through what you did with the rows.",
-        ),
-    ],
     errors={
         "does not require grad": "The rows that you return do not lead back to the table: what is detached, or filled "
         "in without autograd, has no gradient.",
@@ -187,113 +135,6 @@ def _cross_entropy(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     loss.backward(ranks[0]["dloss"].double())
     assert z.grad is not None, "the reference has a gradient"
     return [{"loss": loss.detach().float(), "dz": dz.float()} for dz in z.grad.chunk(len(ranks), -1)]
-
-
-def _nothing(highest: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(highest)
-
-
-def _by_parts(
-    local_softmax: bool = False, shift: Callable[[torch.Tensor], torch.Tensor] = _nothing
-) -> Callable[[Inputs], list[dict[str, torch.Tensor]]]:
-    """Return the answer of a loss whose softmax is normalised over the local vocabulary, or that subtracts another
-    shift than the maximum.
-
-    Args:
-        shift: from the maxima of the ranks, [t, s, b, 1], to what each rank subtracts.
-    """
-
-    def answer(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-        n, target, dloss = ranks[0]["logits"].shape[-1], ranks[0]["target"], ranks[0]["dloss"]
-        shifts = shift(torch.stack([r["logits"].amax(-1, keepdim=True) for r in ranks]))
-        zs = [r["logits"] - one for r, one in zip(ranks, shifts, strict=True)]
-        sums = [z.exp().sum(-1) for z in zs]
-        total = torch.stack(sums).sum(0)
-        own = [(target >= r * n) & (target < (r + 1) * n) for r in range(len(zs))]
-        at = [(target - r * n).clamp(0, n - 1).unsqueeze(-1) for r in range(len(zs))]
-        picked = sum(z.gather(-1, i).squeeze(-1) * o for z, i, o in zip(zs, at, own, strict=True))
-        out = []
-        for z, s, i, o in zip(zs, sums, at, own, strict=True):
-            partition = s if local_softmax else total
-            dz = z.exp() / partition.unsqueeze(-1)
-            dz = dz.scatter_add(-1, i, -o.unsqueeze(-1).float()) * dloss.unsqueeze(-1)
-            out.append({"loss": partition.log() - picked, "dz": dz})
-        return out
-
-    return answer
-
-
-def _through_the_maximum(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    """A mistaken gradient: autograd goes back through the maximum. Its contribution is 0 over all ranks together, and
-    not 0 on a single rank."""
-    out = []
-    for r, one in zip(ranks, _cross_entropy(ranks), strict=True):
-        highest = (r["logits"] == r["logits"].amax(-1, keepdim=True)).to(one["dz"].dtype)
-        passed = -one["dz"].sum(-1, keepdim=True)
-        out.append({**one, "dz": one["dz"] + passed * highest / highest.sum(-1, keepdim=True)})
-    return out
-
-
-def _of_other_words(ranks: Inputs, every_rank: bool, at: Callable[[torch.Tensor, int], torch.Tensor]) -> Any:
-    """A mistaken logit of the target: every rank adds one, also where the target is another rank's word; or only this
-    rank does."""
-    n, target, picked = ranks[0]["logits"].shape[-1], ranks[0]["target"], []
-    z = torch.cat([r["logits"].double() for r in ranks], -1)
-    highest = z.amax(-1)
-    for rank, r in enumerate(ranks):
-        local = target - rank * n
-        own = (local >= 0) & (local < n)
-        where = torch.where(own, local, at(local, n)).unsqueeze(-1)
-        found = r["logits"].double().gather(-1, where).squeeze(-1) - highest
-        picked.append(found if every_rank else found * own)
-    hits = [torch.stack(picked).sum(0)] * len(ranks) if every_rank else picked
-    partition = (z - highest.unsqueeze(-1)).exp().sum(-1).log()
-    return [{**one, "loss": (partition - hit).float()} for one, hit in zip(_cross_entropy(ranks), hits, strict=True)]
-
-
-def _of_its_rank(ranks: Inputs) -> list[dict[str, Any]]:
-    """A mistaken answer: F.cross_entropy over the words of the rank that owns the target, and zeros on the other
-    ranks."""
-    n, target = ranks[0]["logits"].shape[-1], ranks[0]["target"]
-    each = [
-        F.cross_entropy(r["logits"].flatten(0, 1), (target % n).flatten(), reduction="none").view_as(target)
-        * (target // n == rank)
-        for rank, r in enumerate(ranks)
-    ]
-    return [{"loss": torch.stack(each).sum(0), "dz": ANYTHING} for _ in ranks]
-
-
-def _gradients_added(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    right = _cross_entropy(ranks)
-    total = torch.stack([one["dz"] for one in right]).sum(0)
-    return [{**one, "dz": total} for one in right]
-
-
-def _upstream_lost(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    right = _cross_entropy(ranks)
-    dloss = ranks[0]["dloss"].unsqueeze(-1)
-    return [{"loss": a["loss"], "dz": a["dz"] / dloss} for a in right]
-
-
-def _one_on_every_rank(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    """A mistaken gradient: the target's local index is clamped into this rank's words, and one is subtracted there on
-    each rank."""
-    right, target, n = _cross_entropy(ranks), ranks[0]["target"], ranks[0]["logits"].shape[-1]
-    out = []
-    for rank, (r, one) in enumerate(zip(ranks, right, strict=True)):
-        local = target - rank * n
-        foreign = (local < 0) | (local >= n)
-        at = local.masked_fill(foreign, 0).unsqueeze(-1)
-        less = -(foreign * r["dloss"]).unsqueeze(-1).to(one["dz"].dtype)
-        out.append({**one, "dz": one["dz"].scatter_add(-1, at, less)})
-    return out
-
-
-def _not_the_target(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    z = torch.cat([r["logits"] for r in ranks], -1)
-    dz = z.softmax(-1) * ranks[0]["dloss"].unsqueeze(-1)
-    parts = dz.chunk(len(ranks), -1)
-    return [{"loss": a["loss"], "dz": p} for a, p in zip(_cross_entropy(ranks), parts, strict=True)]
 
 
 def _logits(scale: float = 1.0, t: int = 0) -> Callable[[Draw], Inputs]:
@@ -333,65 +174,6 @@ LOSS = Exercise(
         Case(
             "right numbers; three numbers a token travel, never the logits", _logits(), points=2, hidden=True,
             accept=[at_most("the bound, three numbers a token of every rank,", _few_numbers)],
-        ),
-    ],
-    mistakes=[
-        Mistake(
-            _by_parts(),
-            "exp() of large logits overflows: the maximum is not subtracted.",
-        ),
-        Mistake(
-            _of_its_rank,
-            "Your softmax is normalised over this rank's words alone.",
-        ),
-        Mistake(
-            _by_parts(local_softmax=True),
-            "Your softmax is normalised over this rank's words alone.",
-        ),
-        Mistake(
-            _by_parts(shift=lambda highest: highest),
-            "Each rank subtracted its own maximum: the terms of the sum are on different scales.",
-        ),
-        Mistake(
-            _by_parts(shift=lambda highest: highest.sum(0, keepdim=True).expand_as(highest)),
-            "You added the ranks' maxima: the maximum over all words is the largest of them.",
-        ),
-        *(
-            Mistake(
-                lambda ranks, at=at: _of_other_words(ranks, True, at),
-                "Every rank adds a logit for every target, also where the target is not its own word.",
-            )
-            for at in (lambda local, n: 0 * local, lambda local, n: local % n, lambda local, n: local.clamp(0, n - 1))
-        ),
-        Mistake(
-            lambda ranks: _of_other_words(ranks, False, lambda local, n: 0 * local),
-            "The logit of a target is on one rank, and the others miss it: it is not summed over ranks.",
-        ),
-        Mistake(_upstream_lost, "The loss is right, dz is not: the gradient that arrives is lost."),
-        Mistake(_one_on_every_rank, "The loss is right, dz is not: every rank subtracts one at a target, also where it "
-                "is not its own word."),
-        Mistake(
-            lambda ranks: [{**one, "dz": len(ranks) * one["dz"]} for one in _cross_entropy(ranks)],
-            "The loss is right, dz is not: it is summed over ranks once too often. The gradient that arrives is the "
-            "same on every rank already.",
-        ),
-        Mistake(
-            _gradients_added,
-            "The loss is right, dz is not: it is summed over ranks. Each rank's dz belongs to its own words.",
-        ),
-        Mistake(
-            _through_the_maximum,
-            "The loss is right, dz is not: autograd goes back through the maximum. It shifts all terms and has no "
-            "part in the gradient.",
-        ),
-        Mistake(_not_the_target, "The loss is right, dz is not: this is softmax alone, without the target."),
-        Mistake(
-            lambda ranks: [{"loss": one["loss"], "dz": ANYTHING} for one in _cross_entropy(ranks)],
-            "The loss is right, the gradient dz is not: look at the backward pass alone.",
-        ),
-        Mistake(
-            lambda ranks: [{"loss": ANYTHING, "dz": one["dz"]} for one in _cross_entropy(ranks)],
-            "The gradient dz is right, the loss is not.",
         ),
     ],
     idea="Which three numbers of a token need all ranks, and what of the gradient needs no other rank?",

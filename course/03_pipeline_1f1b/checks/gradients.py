@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from labkit.checks import at_most
-from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
+from labkit.exercises import Answer, Case, Draw, Exercise
 
-from .survived import MISTAKES, survivors
+from .survived import survivors
 
 Inputs = list[dict[str, Any]]
 
@@ -39,26 +39,6 @@ def _in_two_steps(one: Callable[[Inputs], list[Any]]) -> Callable[[Inputs], list
 def _tied(ranks: Inputs) -> list[Any]:
     total = ranks[0]["grad"] + ranks[-1]["grad"]
     return [total if r["grad"] is not None else None for r in ranks]
-
-
-def _zeros_between(ranks: Inputs) -> list[Any]:
-    return [torch.zeros_like(ranks[0]["grad"]) if t is None else t for t in _tied(ranks)]
-
-
-def _between_too(ranks: Inputs) -> list[Any]:
-    return [_tied(ranks)[0]] * len(ranks)
-
-
-def _own_twice(ranks: Inputs) -> list[Any]:
-    return [None if t is None else t + r["grad"] for r, t in zip(ranks, _tied(ranks), strict=True)]
-
-
-def _one_end_only(end: int) -> Callable[[Inputs], list[Any]]:
-    return lambda ranks: [t if r is ranks[end] else r["grad"] for r, t in zip(ranks, _tied(ranks), strict=True)]
-
-
-def _of_rank_0(ranks: Inputs) -> list[Any]:
-    return [None if r["grad"] is None else ranks[0]["grad"] for r in ranks]
 
 
 def _on(ranks: int) -> Callable[[Draw], Inputs]:
@@ -92,38 +72,6 @@ TIED = Exercise(
         Case("3 ranks: the one between has nothing to sum", _on(3), hidden=True),
         Case("4 ranks: those without a copy stay silent", _on(4), hidden=True, accept=[
             _middle_is_quiet, at_most("two steps of the size of the matrix", _both_matrices, "all_reduce", "send")]),
-    ],
-    mistakes=[
-        *(
-            Mistake(
-                _in_two_steps(divided),
-                "Both are gradients of one matrix, from its two uses. They add up; nothing is divided.",
-            )
-            for divided in (
-                lambda ranks: [None if t is None else t / 2 for t in _tied(ranks)],
-                lambda ranks: [None if t is None else t / len(ranks) for t in _tied(ranks)],
-            )
-        ),
-        Mistake(
-            _in_two_steps(lambda ranks: [r["grad"] for r in ranks]),
-            "Each copy still has the gradient of its own use only; after one step the two matrices differ.",
-        ),
-        Mistake(_in_two_steps(_zeros_between), "A rank between holds no copy: it gets None and returns None."),
-        Mistake(_in_two_steps(_between_too), "A rank between holds no copy: it gets None and returns None."),
-        Mistake(
-            lambda ranks: [[None, None] for _ in ranks],
-            "Every rank gets None back. dist.all_reduce changes its tensor and returns nothing.",
-        ),
-        Mistake(
-            _in_two_steps(lambda ranks: [ranks[-1]["grad"], *[None] * (len(ranks) - 2), ranks[0]["grad"]]),
-            "Each copy gets the other's gradient here, without its own.",
-        ),
-        Mistake(
-            _in_two_steps(_own_twice),
-            "Each copy's own gradient is in its sum twice.",
-        ),
-        *(Mistake(_in_two_steps(wrong), "Both copies need the sum: the one on the first and the one on the last rank.")
-          for wrong in (_one_end_only(0), _one_end_only(-1), _of_rank_0)),
     ],
     errors={
         "Default process group": "There is no process group yet where the cell is imported, as in a real program.",
@@ -214,7 +162,6 @@ SURVIVORS = Exercise(
             _these(7, 1, 2, 4, 6), _these(4, 0, 1, 3),
             _these(8, 0, 2, 3, 5, 6, 7), _these(8, 0, 1, 2, 4, 6), _these(8, 1, 2, 5, 7, alike=2.0)]),
     ],
-    mistakes=MISTAKES,
     idea="Each microbatch is in the sum or is not: one unknown for each, and every entry of the tensor is an equation.",
     hint="got = sum of w_i grads[i] with each w_i 0 or 1, and any number of them 1. Solve for all weights together: a "
     "least-squares problem with a column for each microbatch. The weights come out right up to rounding: one of "

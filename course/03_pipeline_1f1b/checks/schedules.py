@@ -21,8 +21,6 @@ from minimegatron.errors import ConfigError
 from minimegatron.parallel.pipeline.actions import Action, Schedule, round_robin
 from minimegatron.parallel.pipeline.schedule_sim import Costs, check, peak_live, simulate
 
-from . import misread
-
 Sizes = dict[str, int]
 Rule = Callable[[Schedule, Sizes], str | None]
 
@@ -258,7 +256,6 @@ GPIPE = Exercise(
         _case("gpipe", "as many as ranks, or more", _MANY, _large(1, 3), points=2, after=[_GPIPE_SHOWN],
               accept=[_runs(_gpipe, after=[_GPIPE_SHOWN])]),
     ],
-    mistakes=misread.GPIPE,
     idea="Look at the picture of two ranks and two microbatches: which words differ from rank to rank?",
     hint="Every rank has the same list: F of all m microbatches, then B of all m, in an order that all ranks share.",
 )  # fmt: skip
@@ -283,7 +280,6 @@ ONE_F_ONE_B = Exercise(
         _case("one_f_one_b", "rank r keeps at most p - r activations", _FEW + _MANY, _large(1, 3), points=2,
               accept=[_judged(_MEMORY, runs=_whole, before=_TIME)]),
     ],
-    mistakes=misread.ONE_F_ONE_B,
     idea="How many forwards can rank r do before the gradient of its first microbatch can be back at it?",
     hint="Rank r does min(m, p-r-1) forwards to warm up. Then a forward and a backward in turn while forwards are "
     "left, then the backwards that remain.",
@@ -357,7 +353,6 @@ INTERLEAVED = Exercise(
         _case("interleaved", "no more activations than warm-up + 1", _SOME, _many_groups,
               accept=[_judged(_WARM, runs=_whole, before=_FASTER)]),
     ],
-    mistakes=misread.INTERLEAVED,
     idea="All ranks read the same two rows of slots, in groups of p microbatches; only the warm-up differs.",
     hint="One table for all ranks: for each group of p microbatches, for each chunk, for each microbatch of the group. "
     "F(k) is table[k]; B(k) is the same microbatch with chunk v-1-c. Warm up with 2(p-r-1) + (v-1)p forwards, "
@@ -392,7 +387,6 @@ ZB_H1 = Exercise(
         _case("zb_h1", "no rank keeps more than p activations", _FEW + _MANY, _large(1, 3),
               accept=[_judged(_AS_BEFORE, runs=_all_split, before=_third_if_many)]),
     ],
-    mistakes=misread.ZB_H1,
     idea="Leave the F and B of your 1F1B where they are: only the W get places, which depend on the rank.",
     hint="Start from your 1F1B. Rank r does W of a microbatch r microbatches later: after B of microbatch i, do W of "
     "i - r (if there is one); what is left of W comes at the end.",

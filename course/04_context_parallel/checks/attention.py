@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 
 from labkit.checks import no_tensor_above, peak_at_most
-from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
-from labkit.wanted import ANYTHING
+from labkit.exercises import Answer, Case, Draw, Exercise
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -150,120 +148,6 @@ def _mostly_nan(draw: Draw) -> dict[str, Any]:
     return inputs
 
 
-def _plain_exp(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int) -> Any:
-    p = torch.exp(scores_of(q, k, q_at, k_at))
-    total = p.sum(-1, keepdim=True)
-    lse = total.log().squeeze(-1)
-    return {"out": p @ v / total if lse.isfinite().all() else ANYTHING, "lse": lse}
-
-
-def _not_rescaled(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int, total_too: bool) -> Any:
-    s = scores_of(q, k, q_at, k_at)
-    top = q.new_full((*q.shape[:2], 1), -torch.inf)
-    total, out = torch.zeros_like(top), torch.zeros_like(q)
-    for part, values in zip(s.split(block, -1), v.split(block, 1), strict=True):
-        higher = torch.maximum(top, part.amax(-1, keepdim=True))
-        finite = higher.masked_fill(higher == -torch.inf, 0.0)
-        p, shrink = torch.exp(part - finite), 1.0 if total_too else torch.exp(top - finite)
-        total, out, top = total * shrink + p.sum(-1, keepdim=True), out + p @ values, higher
-    return named((out / total, (top + total.log()).squeeze(-1)))
-
-
-def _unguarded(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int) -> Any:
-    """A mistake: -inf minus -inf is not guarded, which gives NaN from the first block of which a query sees nothing."""
-    top = q.new_full((*q.shape[:2], 1), -torch.inf)
-    total, out = torch.zeros_like(top), torch.zeros_like(q)
-    for keys, values, at in zip(k.split(block, 1), v.split(block, 1), k_at.split(block), strict=True):
-        if at.min() <= q_at.max():
-            s = scores_of(q, keys, q_at, at)
-            higher = torch.maximum(top, s.amax(-1, keepdim=True))
-            p, shrink = torch.exp(s - higher), torch.exp(top - higher)
-            total, out, top = total * shrink + p.sum(-1, keepdim=True), out * shrink + p @ values, higher
-    return named((out / total, (top + total.log()).squeeze(-1)))
-
-
-def _each_block_by_itself(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int) -> Any:
-    """A mistake: the mean of every block's own softmax, with the right lse."""
-    parts = [dense(q, keys, values, q_at, at) for keys, values, at in
-             zip(k.split(block, 1), v.split(block, 1), k_at.split(block), strict=True)]  # fmt: skip
-    return named((torch.stack([out for out, _ in parts]).mean(0), torch.stack([lse for _, lse in parts]).logsumexp(0)))
-
-
-def _zeros_where_hidden(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int) -> Any:
-    s = scores_of(q, k, q_at, k_at, causal=False).masked_fill(q_at[:, None] < k_at, 0.0)
-    return named((s.softmax(-1) @ v, s.logsumexp(-1)))
-
-
-def _log_of_l(block: int, **inputs: Any) -> Any:
-    """A mistake: log l in place of m + log l."""
-    out, lse = dense(**inputs)
-    top = scores_of(*(inputs[name] for name in ("q", "k", "q_at", "k_at"))).amax(-1)
-    return named((out, lse - top.masked_fill(top == -torch.inf, 0.0)))
-
-
-def _by_index(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int) -> Any:
-    return named(dense(q, k, v, torch.arange(len(q_at)), torch.arange(len(k_at))))
-
-
-def _by_block(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int, grows: bool, divided: bool) -> Any:
-    """A mistake: O and l are multiplied by exp(m_new - m_old) only where they `grow`; or O is divided by l after every
-    block."""
-    s = scores_of(q, k, q_at, k_at)
-    top = q.new_full((*q.shape[:2], 1), -torch.inf)
-    total, out = torch.zeros_like(top), torch.zeros_like(q)
-    for part, values in zip(s.split(block, -1), v.split(block, 1), strict=True):
-        higher = torch.maximum(top, part.amax(-1, keepdim=True))
-        finite = higher.masked_fill(higher == -torch.inf, 0.0)
-        p, shrink = torch.exp(part - finite), torch.exp(finite - top if grows else top - finite)
-        shrink = shrink.masked_fill(top == -torch.inf, 0.0)
-        total, out, top = total * shrink + p.sum(-1, keepdim=True), out * shrink + p @ values, higher
-        out = out / total.masked_fill(total == 0, 1.0) if divided else out
-    return named((out if divided else out / total.masked_fill(total == 0, 1.0), (top + total.log()).squeeze(-1)))
-
-
-def _not_divided(block: int, **inputs: Any) -> Any:
-    """A mistake: O in place of O / l."""
-    out, lse = dense(**inputs)
-    top = scores_of(*(inputs[name] for name in ("q", "k", "q_at", "k_at"))).amax(-1)
-    finite = top.masked_fill(top == -torch.inf, 0.0)
-    return named((out * torch.exp(lse - finite).unsqueeze(-1), lse))
-
-
-def _a_large_negative_score(skips: bool) -> Callable[..., Any]:
-    def answer(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int) -> Any:
-        keep = torch.cat([(at <= q_at.max()).any().expand(len(at)) for at in k_at.split(block)]) | (not skips)
-        k, v, k_at = k[:, keep], v[:, keep], k_at[keep]
-        s = scores_of(q.double(), k.double(), q_at, k_at, causal=False).masked_fill(q_at[:, None] < k_at, -1e9)
-        return named(((s.softmax(-1) @ v.double()).to(q.dtype), s.logsumexp(-1).to(q.dtype)))
-
-    return answer
-
-
-def _nothing_is_nan(block: int, **inputs: Any) -> Any:
-    out, lse = dense(**inputs)
-    return named((out.masked_fill((lse == -torch.inf).unsqueeze(-1), torch.nan), lse))
-
-
-def _last_block_lost(block: int, **inputs: Any) -> Any:
-    whole = inputs["k"].shape[1] // block * block
-    return named(
-        dense(**{**inputs, **{name: inputs[name][:, :whole] for name in "kv"}, "k_at": inputs["k_at"][:whole]})
-    )
-
-
-def _lost(hides: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    """Return a mistake: attention without the blocks for which `hides(places of the block, places of the queries)`
-    holds."""
-
-    def answer(block: int, **inputs: Any) -> Any:
-        kept = [not hides(at, inputs["q_at"]) for at in inputs["k_at"].split(block)]
-        keep = torch.tensor(kept).repeat_interleave(block)[: inputs["k"].shape[1]]
-        some = {name: inputs[name][:, keep] for name in "kv"}
-        return named(dense(**{**inputs, **some, "k_at": inputs["k_at"][keep]}))
-
-    return answer
-
-
 def products(answer: Answer) -> list[int]:
     """The multiply-adds of each rank's matrix products."""
     return [sum(much for what, much in one.order if what == "matmul") for one in answer.evidence]
@@ -308,47 +192,6 @@ ATTEND = Exercise(
             peak_at_most("half of one head's scores", _half_of_a_heads_scores), _in_torch, _by_blocks]),
         Case("a block that no query sees is skipped", _mostly_hidden, hidden=True, fixed=[_mostly_nan],
              accept=[_skips]),
-    ],
-    mistakes=[
-        Mistake(lambda block, **i: named(dense(**i, scaled=False)), "The scores are divided by sqrt(d)."),
-        Mistake(lambda block, **i: named(dense(**i, causal=False)),
-                "A query at place i sees keys at places j <= i only."),
-        Mistake(lambda block, **i: named(dense(**i)),
-                "A block that no query sees is skipped, not computed and masked: it may hold NaN, and 0 times NaN is "
-                "NaN."),
-        *(Mistake(_a_large_negative_score(skips), "-1e9 is a score: a query that sees nothing then averages what is "
-                  "hidden. Use -inf.") for skips in (True, False)),
-        Mistake(_nothing_is_nan, "A query that sees nothing: -inf minus -inf and 0 / 0 are no numbers. Its out is 0."),
-        Mistake(_unguarded, "A query that sees nothing of the blocks so far has m = -inf, and -inf minus -inf is no "
-                "number: it becomes NaN and stays NaN."),
-        Mistake(_plain_exp, "exp overflows for a large score and is 0 for a very negative one: subtract the running "
-                "maximum first; it begins at -inf."),
-        Mistake(partial(_not_rescaled, total_too=True),
-                "When the maximum grows, what was summed before shrinks by exp(m_old - m_new)."),
-        Mistake(partial(_not_rescaled, total_too=False),
-                "When the maximum grows, O shrinks by exp(m_old - m_new) as l does."),
-        Mistake(_not_divided, "out is O: the end of the calculation, O / l, is missing."),
-        Mistake(partial(_by_block, grows=True, divided=False),
-                "What was summed before grows instead of shrinking: its factor is exp(m_old - m_new), at most 1."),
-        Mistake(partial(_by_block, grows=False, divided=True),
-                "O is divided by l after every block. Until the last block neither of the two is final."),
-        Mistake(_last_block_lost, "The last block may be shorter than the others: its keys are missing."),
-        Mistake(_lost(lambda at, q_at: at[0] > q_at.max()),
-                "A block is skipped by its *lowest* place: places need not ascend, at[0] may be any of them."),
-        Mistake(_lost(lambda at, q_at: at.min() > q_at[-1]),
-                "A block is skipped when even the query at the *highest* place sees none of it; the last need not be "
-                "that one."),
-        Mistake(_lost(lambda at, q_at: at.max() > q_at.max()),
-                "You skip blocks of which some keys are seen. Skip one only if *all* of it is hidden."),
-        Mistake(_lost(lambda at, q_at: at.min() > q_at.min()),
-                "You skip blocks that some queries see. Skip one only if *no* query sees any of it."),
-        Mistake(lambda block, q_at, **i: named(dense(q_at=q_at - 1, **i)),
-                "A query also sees the key at its own place: j <= i."),
-        Mistake(_by_index, "The mask compares the places q_at and k_at, not the numbers of rows and columns."),
-        Mistake(_zeros_where_hidden, "A hidden key has the score 0 here, and e^0 = 1 counts. Its score must be -inf."),
-        Mistake(_each_block_by_itself, "Each block has a softmax of its own here, and they are averaged: "
-                "all blocks share one sum."),
-        Mistake(_log_of_l, "out is right; lse = m + log l, and m is missing."),
     ],
     idea="What was summed under the old maximum must be brought under the new one before the next block is added.",
     hint="For each block of keys: scores/sqrt(d), -inf where k_at > q_at; m' = max(m, rowmax); shrink l and O by "

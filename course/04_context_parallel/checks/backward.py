@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from labkit.checks import at_most, only, to_the_next
-from labkit.exercises import Case, Draw, Exercise, Mistake
+from labkit.exercises import Case, Draw, Exercise
 
 from .forward import four_tokens, kv_bytes, ring, ring_inputs
 from .pieces import Triple, piece_backward
@@ -57,60 +57,6 @@ def _ring_back(
     return [{"dq": dq, "dk": dkv[0], "dv": dkv[1]} for dq, dkv in zip(dqs, dkvs, strict=True)]
 
 
-def _one_part(by: int) -> Callable[[Inputs], list[dict[str, torch.Tensor]]]:
-    """Return a mistake: a block's gradient has only what one rank added, its owner (0) or its last visitor (-1)."""
-
-    def answer(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-        parts = [_part(ranks, (r + by) % len(ranks), r, r) for r in range(len(ranks))]
-        right = _ring_back(ranks)
-        return [{"dq": mine["dq"], "dk": dk, "dv": dv} for mine, (_, dk, dv) in zip(right, parts, strict=True)]
-
-    return answer
-
-
-def _not_home(by: int) -> Callable[[Inputs], list[dict[str, torch.Tensor]]]:
-    def answer(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-        right = _ring_back(ranks)
-        others = [right[(r + by) % len(ranks)] for r in range(len(ranks))]
-        return [{"dq": mine["dq"], "dk": o["dk"], "dv": o["dv"]} for mine, o in zip(right, others, strict=True)]
-
-    return answer
-
-
-def _own_part_twice(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    right = _ring_back(ranks)
-    own = [_part(ranks, r, r, r) for r in range(len(ranks))]
-    return [{**one, "dk": one["dk"] + dk, "dv": one["dv"] + dv} for one, (_, dk, dv) in zip(right, own, strict=True)]
-
-
-def _parts_of_one_rank(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    """A mistake: dK and dV are what one rank's queries add, for all blocks together."""
-    found = []
-    for r, right in enumerate(_ring_back(ranks)):
-        parts = [_part(ranks, r, owner, owner) for owner in range(len(ranks))]
-        dk, dv = (torch.stack([part[which] for part in parts]).sum(0) for which in (1, 2))
-        found.append({"dq": right["dq"], "dk": dk, "dv": dv})
-    return found
-
-
-def _travelling_dq(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    """A mistake: dQ is summed over all visitors of a block."""
-    size = len(ranks)
-    dqs = [torch.stack([_part(ranks, visitor, r, r)[0] for visitor in range(size)]).sum(0) for r in range(size)]
-    return [{**right, "dq": dq} for right, dq in zip(_ring_back(ranks), dqs, strict=True)]
-
-
-def _last_step(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    """A mistake: dQ is that of the block that came last, which is the next rank's."""
-    size = len(ranks)
-    last = [_part(ranks, r, (r + 1) % size, (r + 1) % size)[0] for r in range(size)]
-    return [{**one, "dq": dq} for one, dq in zip(_ring_back(ranks), last, strict=True)]
-
-
-def _averaged(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    return [{**one, "dq": one["dq"] / len(ranks)} for one in _ring_back(ranks)]
-
-
 def _back_inputs(draw: Draw, cp: int = 0, apart: float = 1.0) -> Inputs:
     """Draw inputs; `apart` is how much the keys and values of two ranks differ."""
     ranks = ring_inputs(draw, cp)
@@ -147,30 +93,6 @@ BACK = Exercise(
              points=2, accept=[only("send", "recv"), to_the_next, at_most(
                  "2C blocks", lambda i: 2 * len(i) * kv_bytes(i), "send")]),
     ],
-    mistakes=[
-        Mistake(_one_part(0), "dK and dV hold only what your own queries add. Other ranks' queries saw your keys too: "
-                "the gradient must travel with the block and collect their parts."),
-        Mistake(_not_home(1), "Each rank returns the gradient of the next rank's block: one more hop brings it home."),
-        Mistake(_not_home(-1), "Each rank returns the gradient of the block of the rank before: one hop too many."),
-        Mistake(_one_part(-1), "The gradient that arrives must be *added* to this rank's part before it travels on."),
-        Mistake(lambda ranks: _ring_back(ranks, stale=1), "You use another rank's keys and values: at step i the block "
-                "must be that of rank (r - i) mod C, at step 0 your own."),
-        Mistake(lambda ranks: _ring_back(ranks, stale=-1), "You use another rank's keys and values: at step i the "
-                "block must be that of rank (r - i) mod C, at step 0 your own."),
-        Mistake(_own_part_twice, "Your own part of dK and dV is in the sum twice."),
-        Mistake(_parts_of_one_rank, "You add up gradients of different blocks. Those of a block belong to its owner: "
-                "they travel with it and collect the parts of all ranks."),
-        Mistake(_travelling_dq, "dQ has travelled and holds what other ranks' queries added. It stays here: only dK "
-                "and dV travel."),
-        *(
-            Mistake(lambda ranks, places=places: _ring_back(ranks, places=places), "The mask has the places of another "
-                    "rank: at step i the keys are those of rank (r - i) mod C.")
-            for places in (lambda r, owner: r, lambda r, owner: 2 * r - owner)
-        ),
-        Mistake(_last_step, "dQ is that of the last step alone: the other blocks have their terms, too."),
-        Mistake(_averaged, "dQ is divided by the number of ranks: it is the sum of the pieces' terms, not their mean."),
-        Mistake(lambda ranks: _ring_back(ranks, own_lse=True), "Use the final lse, which is given."),
-    ],
     idea="The gradient of a block makes the block's journey, one step behind, and each rank adds its part.",
     hint="K, V go round as in the forward. At each step: piece_backward; add dq; add what has arrived from the rank "
     "before to this block's dK, dV and send the sum on. After C hops it is home.",
@@ -193,17 +115,6 @@ def _blocks_used(
         k_at = [at[owner(rank, step, j) % size] for j in range(size)]
         tries = [piece_backward(dout, q, ks[j], vs[j], out, lse, at[rank], k_at[j])[0] for j in range(size)]
         found.append(min(range(size), key=lambda j: float((tries[j] - got).norm())))
-    return found
-
-
-def _first_within(
-    dqs: Any, dout: Any, q: Any, out: Any, lse: Any, ks: Any, vs: Any, at: Any, rank: int, tolerance: float
-) -> list[int]:
-    size, found = len(ks), []
-    for step, got in enumerate(dqs):
-        places = at[rank], at[(rank - step) % size]
-        tries = [piece_backward(dout, q, k, v, out, lse, *places)[0] for k, v in zip(ks, vs, strict=True)]
-        found.append(next((j for j, one in enumerate(tries) if float((one - got).norm()) < tolerance), -1))
     return found
 
 
@@ -260,14 +171,6 @@ def _blocks(*used: int) -> Callable[[Draw, int, int], list[int]]:
     return lambda draw, rank, size: list(used)
 
 
-def _ahead(rank: int, ks: Any, **inputs: Any) -> Any:
-    """A mistake: distances in place of ranks. With two ranks it is not unambiguous."""
-    if len(ks) == 2:
-        return NotImplemented
-    used = blocks_used(rank=rank, ks=ks, **inputs)
-    return [(block - rank + step) % len(ks) for step, block in enumerate(used)]
-
-
 USED = Exercise(
     "blocks_used",
     reference=blocks_used,
@@ -280,41 +183,6 @@ USED = Exercise(
             _case_of(_blocks(1, 2, 3, 0), 4, 1), _case_of(_blocks(0, 2, 0), 3, 0),
             _case_of(_blocks(1, 2, 3, 0), 4, 1, gradient=1e-5), _case_of(_blocks(1, 2, 3, 0), 4, 1, gradient=1e4),
             _case_of(_blocks(2, 2, 1, 3), 4, 3), _case_of(_blocks(2, 1, 0, 3), 4, 1, apart=0.03)]),
-    ],
-    mistakes=[
-        Mistake(
-            lambda dqs, rank, ks, **_: [(rank - i) % len(ks) for i in range(len(dqs))],
-            "That is which blocks *should* be used. Find out which were.",
-        ),
-        Mistake(
-            lambda dqs, rank, ks, **_: [(rank + 1 - i) % len(ks) for i in range(len(dqs))],
-            "This ring is not always one ahead. Test every block at every step.",
-        ),
-        Mistake(
-            lambda rank, ks, **i: [(rank - j) % len(ks) for j in blocks_used(rank=rank, ks=ks, **i)],
-            "That is how far away the owner is. Return the owner's rank.",
-        ),
-        *(
-            Mistake(
-                partial(_first_within, tolerance=tolerance),
-                "Your tolerance is a number of its own: where gradients are small every block is within it. Take the "
-                "nearest, or measure by the size of dq.",
-            )
-            for tolerance in (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
-        ),
-        Mistake(
-            _ahead,
-            "That is how many ranks the ring was ahead. Return the rank whose block was used.",
-        ),
-        *(
-            Mistake(
-                partial(_blocks_used, owner=owner),
-                "You try the blocks under another mask than the ring's. At step i it used the places of rank "
-                "(r - i) mod C, whatever block it had.",
-            )
-            for owner in (lambda rank, step, block: block, lambda rank, step, block: rank,
-                          lambda rank, step, block: rank + step)
-        ),
     ],
     idea="You know every block that could have been used. What would step i's dq be with each, under that step's mask?",
     hint="At step i the mask is that of at[(rank - i) mod C]. Compute piece_backward with every block's keys and "

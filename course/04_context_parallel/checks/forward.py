@@ -6,17 +6,15 @@ while a block travelled, and the work that was skipped.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 
-from labkit.checks import at_most, busy_during, count, only, to_the_next
-from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
+from labkit.checks import at_most, count, only, overlaps, to_the_next
+from labkit.exercises import Answer, Case, Draw, Exercise
 
-from .attention import Pair, dense
-from .pieces import merge
+from .attention import dense
 from .predicted import positions
 
 Inputs = list[dict[str, Any]]
@@ -49,61 +47,6 @@ def ring(ranks: Inputs, **how: bool) -> list[dict[str, torch.Tensor]]:
     k, v, k_at = _joined(ranks, "k"), _joined(ranks, "v"), torch.cat(ranks[0]["at"])
     both = [dense(r["q"], k, v, r["at"][i], k_at, **how) for i, r in enumerate(ranks)]
     return [{"out": out, "lse": lse} for out, lse in both]
-
-
-def _pieces_of(ranks: Inputs, rank: int, sees: Callable[[int, int], bool]) -> list[Pair]:
-    mine = ranks[rank]
-    owners = [j for j in range(len(ranks)) if sees(rank, j)]
-    return [dense(mine["q"], ranks[j]["k"], ranks[j]["v"], mine["at"][rank], mine["at"][j]) for j in owners]
-
-
-def _some_blocks(sees: Callable[[int, int], bool], average: bool = False) -> Callable[[Inputs], Any]:
-    def answer(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-        results = []
-        for rank, right in enumerate(ring(ranks)):
-            pieces = _pieces_of(ranks, rank, sees)
-            mean = {"out": torch.stack([out for out, _ in pieces]).mean(0), "lse": right["lse"]}
-            results.append(mean if average else _merged(pieces))
-        return results
-
-    return answer
-
-
-def _local_places(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    here = torch.arange(ranks[0]["q"].shape[1])
-    return _some_blocks(lambda r, j: True)([{**r, "at": [here] * len(ranks)} for r in ranks])
-
-
-def _merged(pieces: list[Pair]) -> dict[str, torch.Tensor]:
-    out, lse = pieces[0]
-    for piece in pieces[1:]:
-        out, lse = merge(out, lse, *piece)
-    return {"out": out, "lse": lse}
-
-
-def _walk(block: Callable[[int, int], int], owner: Callable[[int, int], int]) -> Callable[[Inputs], Any]:
-    """Return the answer of a ring in which rank r uses at step i the keys and values of rank `block(r, i)` and the
-    places of rank `owner(r, i)`."""
-
-    def answer(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-        size, found = len(ranks), []
-        for r, mine in enumerate(ranks):
-            steps = [(ranks[block(r, i) % size], mine["at"][owner(r, i) % size]) for i in range(size)]
-            found.append(_merged([dense(mine["q"], kv["k"], kv["v"], mine["at"][r], at) for kv, at in steps]))
-        return found
-
-    return answer
-
-
-def _as_in_zigzag(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    """A mistake: of the blocks of earlier ranks only the early half is used, which is all that zigzag lets a query
-    see."""
-    half, found = ranks[0]["k"].shape[1] // 2, []
-    for r, mine in enumerate(ranks):
-        seen = [slice(half) if j < r else slice(None) for j in range(len(ranks))]
-        found.append(_merged([dense(mine["q"], kv["k"][:, part], kv["v"][:, part], mine["at"][r], at[part])
-                              for kv, at, part in zip(ranks, mine["at"], seen, strict=True)]))  # fmt: skip
-    return found
 
 
 def ring_inputs(draw: Draw, cp: int = 0, half: int = 0, zigzag: bool = True) -> Inputs:
@@ -142,7 +85,7 @@ def _goes_round_once(answer: Answer) -> str | None:
 
 
 def _computes_meanwhile(answer: Answer) -> str | None:
-    sentence = busy_during("send", _half_a_block_each, "the block")(answer)
+    sentence = overlaps("send", _half_a_block_each, "the block")(answer)
     before = "Nothing is computed between sending and waiting: " if sentence and ": 0 of " in sentence else ""
     return sentence and before + sentence
 
@@ -198,28 +141,6 @@ RING = Exercise(
         Case("hidden halves are not computed", _counted, hidden=True, accept=[_hidden_skipped]),
         Case("these ranks are a part of the world", partial(ring_inputs, cp=3), hidden=True),  # of a smaller group
     ],
-    mistakes=[
-        Mistake(lambda ranks: ring(ranks, scaled=False), "The scores are divided by sqrt(d)."),
-        Mistake(lambda ranks: ring(ranks, causal=False), "A query at place i sees keys at places j <= i only."),
-        Mistake(_some_blocks(lambda r, j: r == j), "That is this rank's own block alone. All blocks must come by."),
-        Mistake(_some_blocks(lambda r, j: True, average=True), "Pieces are not averaged: merge them by their lse."),
-        Mistake(
-            _some_blocks(lambda r, j: j <= r),
-            "Blocks of later ranks are not hidden: with zigzag your late half sees all of them.",
-        ),
-        Mistake(_walk(lambda r, i: r, lambda r, i: r - i), "The same keys and values at every step: go on with what "
-                "`wait()` returns."),
-        Mistake(_walk(lambda r, i: r - (i > 0), lambda r, i: r - i), "You send your own block at every step. Send on "
-                "the block that came."),
-        *(
-            Mistake(_walk(lambda r, i: r - i, owner), "The mask has the places of another rank: at step i the keys "
-                    "are those of rank (r - i) mod C.")
-            for owner in (lambda r, i: r + i, lambda r, i: r - i - 1, lambda r, i: r - i + 1)
-        ),
-        Mistake(_as_in_zigzag, "You skip the late half of every earlier rank's block. That is right for zigzag alone: "
-                "compare the places in `at`."),
-        Mistake(_local_places, "The mask needs places in the whole sequence: at[cp.rank] and at[owner]."),
-    ],
     idea="Send a block on before you compute with it; what has arrived meanwhile is the block of the next step.",
     hint="At step i the block of rank (r - i) mod C is here. Start its journey to the next rank first, attend with "
     "each half of q, merge, then wait. Start with out 0 and lse -inf.",
@@ -249,14 +170,6 @@ def _ulysses(
     return [{"heads": heads[r].clone(), "tokens": back[:, cut[r]]} for r in range(size)]
 
 
-def _dealt(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    """A mistake: rank r gets heads r, r + C, r + 2C, ..."""
-    size = len(ranks)
-    joined = _ulysses([{**r, "x": r["x"].unflatten(0, (-1, size)).transpose(0, 1).flatten(0, 1)} for r in ranks])
-    back = [one["tokens"].unflatten(0, (size, -1)).transpose(0, 1).flatten(0, 1) for one in joined]
-    return [{"heads": one["heads"], "tokens": tokens} for one, tokens in zip(joined, back, strict=True)]
-
-
 def _heads(draw: Draw, cp: int = 0) -> Inputs:
     cp = cp or draw.integer(3, 4)
     a, n, d = draw.integer(2, 3), 2 * draw.integer(2, 3), draw.choice([3, 5])
@@ -279,27 +192,6 @@ ULYSSES = Exercise(
         Case("up to 4 ranks", _heads, points=2, hidden=True),
         Case("one all-to-all each way, of what a rank holds", partial(_heads, cp=4), hidden=True, points=2, accept=[
             only("all_to_all"), count("all_to_all", 2), at_most("x and y", lambda i: 2 * i[0]["x"].nbytes)]),
-    ],
-    mistakes=[
-        Mistake(
-            lambda ranks: _ulysses(ranks, reorder=False, order_back=False),
-            "The tokens arrive rank by rank, chunks 0, 2C-1, 1, 2C-2, ... Put them in the order of the sequence, and "
-            "back on the way out.",
-        ),
-        Mistake(
-            lambda ranks: _ulysses(ranks, reorder=False),
-            "The tokens arrive rank by rank, chunks 0, 2C-1, 1, 2C-2, ... Put them in the order of the sequence.",
-        ),
-        Mistake(
-            lambda ranks: _ulysses(ranks, order_back=False),
-            "On the way back rank r gets chunks r and 2C-1-r, not a contiguous piece.",
-        ),
-        Mistake(
-            lambda ranks: _ulysses(ranks, inverse=True),
-            "The two orders are exchanged: the list of the places that arrive takes tokens from the sequence; its "
-            "argsort brings them into the sequence.",
-        ),
-        Mistake(_dealt, "You deal the heads one by one. Rank r gets a/C heads that stand next to each other."),
     ],
     idea="Write down the order in which the chunks arrive, rank by rank, and the order in which attention wants them.",
     hint="all_to_all_single cuts dim 0, the heads, into C. View what arrives as [C, a/C, 2, n/2, d]: the early chunks "

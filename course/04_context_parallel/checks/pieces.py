@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from labkit.exercises import Case, Draw, Exercise, Mistake
-from labkit.wanted import ANYTHING
+from labkit.exercises import Case, Draw, Exercise
 
 from .attention import Pair, dense, named, scores_of
 
@@ -32,60 +31,6 @@ def merge(out: Any, lse: Any, more: Any, more_lse: Any) -> Pair:
     finite = total.masked_fill(total == -torch.inf, 0.0)
     a, b = (torch.exp(x.double() - finite).unsqueeze(-1) for x in (lse, more_lse))
     return (a * out + b * more).to(out.dtype), total.to(lse.dtype)
-
-
-def _naive_merge(out: Any, lse: Any, more: Any, more_lse: Any) -> Any:
-    a, b = lse.exp().unsqueeze(-1), more_lse.exp().unsqueeze(-1)
-    return (a * out + b * more) / (a + b), (a + b).log().squeeze(-1)
-
-
-def _log_of_exponentials(finite: bool) -> Callable[..., Any]:
-    """Return a mistake: the logarithm of a sum of exponentials; with `finite` a sum of 0 has the logarithm 0."""
-
-    def answer(out: Any, lse: Any, more: Any, more_lse: Any) -> Any:
-        total = (lse.exp() + more_lse.exp()).log()
-        base = total.masked_fill(total == -torch.inf, 0.0) if finite else total
-        return named(((lse - base).exp().unsqueeze(-1) * out + (more_lse - base).exp().unsqueeze(-1) * more, total))
-
-    return answer
-
-
-def _nothing_merged(**pieces: Any) -> Pair:
-    out, lse = merge(**pieces)
-    return out.masked_fill((lse == -torch.inf).unsqueeze(-1), torch.nan), lse
-
-
-def _one_empty(side: str) -> Callable[..., Pair]:
-    """Return a mistake: NaN where this piece has seen no key."""
-
-    def answer(**pieces: Any) -> Pair:
-        empty = pieces[side] == -torch.inf
-        out, lse = merge(**pieces)
-        return out.masked_fill(empty.unsqueeze(-1), torch.nan), lse.masked_fill(empty, torch.nan)
-
-    return answer
-
-
-def _larger_whole(out: Any, lse: Any, more: Any, more_lse: Any) -> Pair:
-    top = torch.maximum(lse, more_lse)
-    weighed = [(x - top).exp().unsqueeze(-1) * one for x, one in ((lse, out), (more_lse, more))]
-    return weighed[0] + weighed[1], merge(out, lse, more, more_lse)[1]
-
-
-def _shares_exchanged(out: Any, lse: Any, more: Any, more_lse: Any) -> Pair:
-    return merge(more, lse, out, more_lse)[0], merge(out, lse, more, more_lse)[1]
-
-
-def _shares_of_lse(out: Any, lse: Any, more: Any, more_lse: Any) -> Pair:
-    share = (lse / (lse + more_lse)).unsqueeze(-1)
-    return share * out + (1 - share) * more, merge(out, lse, more, more_lse)[1]
-
-
-def _whole_pieces(out: Any, lse: Any, more: Any, more_lse: Any) -> Pair:
-    """A mistake: where one piece is empty in any row, the other piece is returned for all rows."""
-    if (lse == -torch.inf).any():
-        return more, more_lse
-    return (out, lse) if (more_lse == -torch.inf).any() else merge(out, lse, more, more_lse)
 
 
 def _halves(scale: float = 1.0) -> Callable[[Draw], dict[str, Any]]:
@@ -141,56 +86,6 @@ MERGE = Exercise(
             _nothing_yet,
             hidden=True,
             fixed=[_empty("out", "lse"), _empty("more", "more_lse")],
-        ),
-    ],
-    mistakes=[
-        Mistake(
-            lambda out, lse, more, more_lse: named(((out + more) / 2, merge(out, lse, more, more_lse)[1])),
-            "This is the average. Each piece counts with its share of the whole sum, exp(lse - lse_new).",
-        ),
-        Mistake(
-            lambda out, lse, more, more_lse: named((out + more, merge(out, lse, more, more_lse)[1])),
-            "Each piece is already divided by its own sum; weigh it with exp(lse - lse_new).",
-        ),
-        Mistake(
-            lambda **i: named(_nothing_merged(**i)),
-            "Where neither has seen anything, -inf minus -inf is no number: take 0 in its place, so that out stays 0.",
-        ),
-        Mistake(lambda **i: named(_one_empty("lse")(**i)), "The first piece may have seen nothing: its lse is -inf."),
-        Mistake(
-            lambda **i: named(_one_empty("more_lse")(**i)), "The second piece may have seen nothing: its lse is -inf."
-        ),
-        *(
-            Mistake(
-                naive,
-                "exp(lse) overflows for a large lse, and is 0 for a very negative one. "
-                "Take exp of differences only: exp(lse - lse_new).",
-            )
-            for naive in (lambda **i: named(_naive_merge(**i)), _log_of_exponentials(False), _log_of_exponentials(True))
-        ),
-        Mistake(
-            lambda out, lse, more, more_lse: named((merge(out, lse, more, more_lse)[0], lse + more_lse)),
-            "The sums add, not their logarithms: lse_new = log(exp(lse) + exp(more_lse)).",
-        ),
-        Mistake(
-            lambda out, lse, more, more_lse: named((merge(out, lse, more, more_lse)[0], torch.maximum(lse, more_lse))),
-            "out is right; lse is that of the larger piece alone, and the smaller one has its sum, too.",
-        ),
-        Mistake(
-            lambda **i: named(_larger_whole(**i)),
-            "The shares do not add up to 1: the larger piece counts whole. Divide by the *new* sum.",
-        ),
-        Mistake(
-            lambda **i: named(_shares_exchanged(**i)),
-            "The shares are exchanged: `out` counts with exp(lse - lse_new), `more` with exp(more_lse - lse_new).",
-        ),
-        Mistake(
-            lambda **i: named(_shares_of_lse(**i)),
-            "An lse is a logarithm. The shares are ratios of the sums, exp(lse), not of their logarithms.",
-        ),
-        Mistake(
-            lambda **i: named(_whole_pieces(**i)),
-            "A piece may be empty for some queries and not for others: decide row by row.",
         ),
     ],
     idea="Each out was divided by its own sum. Which share of the new sum is that?",
@@ -277,48 +172,8 @@ def _high_scores() -> dict[str, Any]:
     return {**inputs, "q": 240 * inputs["q"], "k": k, "lse": inputs["lse"] + 120}
 
 
-def _exponentials(q: Any, k: Any, lse: Any, q_at: Any, k_at: Any, dout: Any, v: Any, out: Any) -> dict[str, Any]:
-    """A mistake: P as exp(S) / exp(lse)."""
-    p = scores_of(q, k, q_at, k_at).exp() / lse.exp().unsqueeze(-1)
-    ds = p * (dout @ v.mT - (dout * out).sum(-1, keepdim=True)) / math.sqrt(q.shape[-1])
-    return gradients((ds @ k, ds.mT @ q, p.mT @ dout))
-
-
-def _scaled_again(**inputs: Any) -> dict[str, Any]:
-    dq, dk, dv = piece_backward(**inputs)
-    root = math.sqrt(dq.shape[-1])
-    return {"dq": dq / root, "dk": dk / root, "dv": dv}
-
-
-def _by_index(ends_meet: bool) -> Callable[..., Any]:
-    """Return a mistake: the mask is a triangle of rows and columns, from the first query and key, or so that the last
-    ones meet."""
-
-    def made(q_at: Any, k_at: Any, **inputs: Any) -> dict[str, Any]:
-        first = len(k_at) - len(q_at) if ends_meet else 0
-        rows, columns = first + torch.arange(len(q_at)), torch.arange(len(k_at))
-        return gradients(piece_backward(q_at=rows, k_at=columns, **inputs))
-
-    return made
-
-
-def _turned(**inputs: Any) -> dict[str, Any]:
-    dq, dk, dv = piece_backward(**inputs)
-    return {"dq": dv, "dk": dq, "dv": dk}
-
-
 def _back(**how: bool) -> Callable[..., Any]:
     return lambda **inputs: gradients(piece_backward(**inputs, **how))
-
-
-def _exchanged(**inputs: Any) -> dict[str, Any]:
-    dq, dk, dv = piece_backward(**inputs)
-    return {"dq": dq, "dk": dv, "dv": dk}
-
-
-def _first_two_exchanged(**inputs: Any) -> dict[str, Any]:
-    dq, dk, dv = piece_backward(**inputs)
-    return {"dq": dk, "dk": dq, "dv": dv}
 
 
 PIECE = Exercise(
@@ -329,35 +184,6 @@ PIECE = Exercise(
         Case("one query and four keys, every score 0; two tokens", one_query(), fixed=[_two_tokens()]),
         Case("some of the keys: their terms of the sums", _some_keys, points=2, hidden=True, draws=2,
              fixed=[_zigzag_piece, _all_keys, _high_scores()]),
-    ],
-    mistakes=[
-        Mistake(_back(delta=False), "Softmax's gradient is P (dP - D), D = rowsum(dout*out)."),
-        Mistake(_back(scaled=False), "The scores were divided by sqrt(d); so are dS."),
-        Mistake(
-            _back(own_lse=True),
-            "P = exp(S - lse) with the *final* lse, of all keys. The sum over this piece alone is too small.",
-        ),
-        Mistake(_back(causal=False), "A key that a query does not see takes no part: P is 0 where k_at > q_at."),
-        Mistake(_back(scores_scaled=False), "P is wrong: its scores are divided by sqrt(d), as in the forward pass."),
-        Mistake(_scaled_again, "dS holds the sqrt(d) already: dQ and dK are not divided by it again."),
-        Mistake(lambda q_at, **i: gradients(piece_backward(q_at=q_at - 1, **i)), "A query also sees the key at its own "
-                "place: P is 0 only where k_at > q_at."),
-        *(
-            Mistake(_by_index(meet), "The mask compares the places q_at and k_at, not the numbers of rows and columns.")
-            for meet in (False, True)
-        ),
-        Mistake(_exponentials, "exp of a score of 120 overflows, and so does exp(lse). Subtract first: exp(S - lse)."),
-        Mistake(_turned, "These are dV, dQ, dK. The order is dq, dk, dv."),
-        Mistake(_exchanged, "dK and dV are exchanged: the order is dq, dk, dv."),
-        Mistake(_first_two_exchanged, "dQ and dK are exchanged: dV is right, and so is dS. The order is dq, dk, dv."),
-        Mistake(lambda **i: {**gradients(piece_backward(**i)), "dq": ANYTHING}, "dK and dV are right, dQ is not: "
-                "dQ = dS K."),
-        Mistake(lambda **i: {**gradients(piece_backward(**i)), "dk": ANYTHING}, "dQ and dV are right, dK is not: "
-                "dK = dS^T Q."),
-        Mistake(lambda **i: {**gradients(piece_backward(**i)), "dv": ANYTHING}, "dQ and dK are right, dV is not: "
-                "dV = P^T dout."),
-        Mistake(lambda **i: {"dq": ANYTHING, "dk": ANYTHING, "dv": piece_backward(**i)[2]}, "dV is right, so P is. "
-                "dS = P (dP - D) / sqrt(d), with D = rowsum(dout out) and the final out."),
     ],
     idea="The final lse belongs to the whole row: with it P of this piece is known without any other piece.",
     hint="S = q k^T / sqrt(d), masked; P = exp(S - lse); dV = P^T dout; dP = dout v^T; "

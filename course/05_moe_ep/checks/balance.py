@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from labkit.exercises import Case, Draw, Exercise, Mistake
+from labkit.exercises import Case, Draw, Exercise
 
 from .routing import clear, top
 
@@ -56,98 +56,6 @@ def _compared(answer: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, 
     return found
 
 
-def _threshold(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
-    """A mistake: all experts that are as good as the k-th are counted."""
-    x = logits.double().requires_grad_()
-    t, e = logits.shape
-    n = (x >= x.topk(k, -1).values[:, -1:]).sum(0)
-    loss = coeff * e / (k * t * t) * (x.softmax(-1).sum(0) * n).sum()
-    (grad,) = torch.autograd.grad(loss, x)
-    return {"loss": loss.item(), "gradient": grad.to(logits.dtype)}
-
-
-def _in_float32(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
-    right = balance(logits, k, coeff)
-    return {**right, "gradient": right["gradient"].float()}
-
-
-def _by_hand(logits: torch.Tensor, k: int, coeff: float, *, jacobian: str = "full") -> dict[str, Any]:
-    right = balance(logits, k, coeff)
-    t, e = logits.shape
-    p, price = logits.double().softmax(-1), coeff * e / (k * t * t) * top(logits, k).sum(0).double()
-    paid = (p * price).sum(-1, keepdim=True)
-    grads = {
-        "none": price.expand(t, e), "half": p * price, "own": p * (1 - p) * price, "down": p * (paid - price),
-        "plain mean": p * (price - price.mean()), "all tokens": p * (price - paid.mean()),
-    }  # fmt: skip
-    return {**right, "gradient": grads[jacobian].to(logits.dtype)}
-
-
-def _soft(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
-    """A mistake: counts are taken from the probabilities, and so have a gradient too."""
-    x = logits.double().requires_grad_()
-    t, e = logits.shape
-    mean = x.softmax(-1).mean(0)
-    loss = coeff * e * (mean * mean).sum()
-    (grad,) = torch.autograd.grad(loss, x)
-    return {"loss": loss.item(), "gradient": grad.to(logits.dtype)}
-
-
-def _of_chosen(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
-    """A mistake: the softmax over the chosen experts in place of that over all."""
-    x = logits.double().requires_grad_()
-    t, e = logits.shape
-    chosen = top(logits, k)
-    p = x.masked_fill(~chosen, -torch.inf).softmax(-1)
-    loss = coeff * e / (k * t * t) * (p.sum(0) * chosen.sum(0)).sum()
-    (grad,) = torch.autograd.grad(loss, x)
-    return {"loss": loss.item(), "gradient": grad.to(logits.dtype)}
-
-
-def _with_loss(loss: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]) -> Callable[..., dict[str, Any]]:
-    """Return the answer of another loss, `loss(p, chosen, k)` times coeff."""
-
-    def answer(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
-        x = logits.double().requires_grad_()
-        value = coeff * loss(x.softmax(-1), top(logits, k).double(), k)
-        (grad,) = torch.autograd.grad(value, x)
-        return {"loss": value.item(), "gradient": grad.to(logits.dtype)}
-
-    return answer
-
-
-def _paid_by_the_chosen(p: torch.Tensor, chosen: torch.Tensor, k: int) -> torch.Tensor:
-    return p.shape[1] / (k * len(p) ** 2) * ((p * chosen).sum(0) * chosen.sum(0)).sum()
-
-
-def _first_choices(p: torch.Tensor, chosen: torch.Tensor, k: int) -> torch.Tensor:
-    return p.shape[1] / (k * len(p) ** 2) * (p.sum(0) * top(p.detach(), 1).sum(0)).sum()
-
-
-def _of_counts(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
-    """A mistake: the loss does not contain p; the gradient is right."""
-    share = top(logits, k).double().mean(0) / k
-    return {**balance(logits, k, coeff), "loss": (coeff * len(share) * share.square().sum()).item()}
-
-
-def _without_coeff(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
-    right = balance(logits, k, coeff)
-    return {**right, "gradient": right["gradient"] / coeff}
-
-
-def _shares(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
-    right = balance(logits, k, coeff)
-    return {**right, "gradient": right["gradient"] / len(logits)}
-
-
-def _times(factor: Callable[[int, int, int], float]) -> Callable[..., dict[str, Any]]:
-    def answer(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
-        tokens, experts = logits.shape
-        return balance(logits, k, coeff * factor(tokens, experts, k))
-
-    return answer
-
-
 def _some_logits(draw: Draw) -> dict[str, Any]:
     e = draw.integer(3, 9)
     return {"logits": 2 * draw.tensor(draw.integer(4, 20), e), "k": draw.integer(2, e - 1),
@@ -180,33 +88,6 @@ def _in_double(draw: Draw) -> dict[str, Any]:
 
 _NEW_ROUTER = {"logits": torch.zeros(4, 8), "k": 2, "coeff": 0.5, "tied": True}
 
-_MISTAKES = [
-    (_threshold, "Where experts are equally good, a token still counts for exactly k of them. Here it counts for all "
-     "that are as good as the k-th."),
-    (lambda *i: _by_hand(*i, jacobian="none"), "That is the gradient with respect to p. The logits are behind a "
-     "softmax, which has a gradient of its own."),
-    (lambda *i: _by_hand(*i, jacobian="half"), "The gradient of a softmax has two terms; here is the first."),
-    (_of_chosen, "Here p is the softmax over the chosen experts. The balancing loss takes it over *all* of them: "
-     "experts that are not chosen must learn, too, that they are cheap."),
-    (_shares, "The loss is right; its gradient is divided by the tokens once more."),
-    (lambda *i: _by_hand(*i, jacobian="own"), "A logit changes the p of *all* experts of its token, not only its own."),
-    (lambda *i: _by_hand(*i, jacobian="down"), "That is a step down. Asked is the gradient, which points up."),
-    (lambda *i: _by_hand(*i, jacobian="plain mean"), "The price is compared with the plain mean of all prices. Compare "
-     "it with what the token pays: the mean weighted by its p."),
-    (lambda *i: _by_hand(*i, jacobian="all tokens"), "The price is compared with what all tokens pay on average. Each "
-     "token has an average of its own."),
-    (_without_coeff, "The loss is right; its gradient lacks coeff."),
-    (_with_loss(_paid_by_the_chosen), "Here a token pays only for the experts that it chose. The sum over t holds the "
-     "p of all tokens, chosen or not."),
-    (_with_loss(_first_choices), "n_e counts the first choice of each token only. A token counts for k experts."),
-    (_of_counts, "That is a loss of counts alone: n_e times n_e. One of the two factors is the sum of p."),
-    (_times(lambda t, e, k: 1 / t), "The sum of p over the tokens is meant, not its mean."),
-    (_soft, "n_e counts tokens, k for each. It is a number without a gradient, not a sum of probabilities."),
-    (_times(lambda t, e, k: t), "Both the sum of p and n_e grow with the tokens: divide by T^2."),
-    (_times(lambda t, e, k: 1 / e), "The factor is E / (k T^2): at an even load the loss is coeff, whatever E is."),
-    (_times(lambda t, e, k: k), "The factor is E / (k T^2): every token counts for k experts."),
-    (_in_float32, "The gradient is fp32, and the logits are not: it is asked for in the dtype of the logits."),
-]  # fmt: skip
 
 BALANCE = Exercise(
     "balance",
@@ -223,7 +104,6 @@ BALANCE = Exercise(
             _with_logits(5, 1, 0.01), _with_logits(8, 5, 3.0), _with_logits(6, 3, 1.0, 200.0), _in_double]),
         Case("a favourite expert; a new router, whose logits are all 0", _skewed, hidden=True, fixed=[_NEW_ROUTER]),
     ],
-    mistakes=[Mistake(_compared(answer), hint) for answer, hint in _MISTAKES],
     errors={
         "does not require grad": "There is no autograd here: write the formula of the gradient.",
         "Inference tensors": "There is no autograd here: write the formula of the gradient.",
@@ -322,38 +202,6 @@ _SCORES = {
     "bias": torch.tensor([-0.5, 0.0, 0.25, 0.0]), "k": 2, "counts": torch.tensor([6, 0, 2, 0]), "rate": 0.5,
 }  # fmt: skip
 
-_BIAS_MISTAKES: list[tuple[dict[str, Any], str]] = [
-    ({"seen": "both"}, "The bias has a say in who is chosen, not in what it counts: the weights are the *scores* of "
-     "the chosen, over their sum."),
-    ({"seen": "nowhere"}, "The choice is by score plus bias."),
-    ({"seen": "ties"}, "Where experts are equally good, a token goes to exactly k of them all the same. Here it "
-     "goes to all that are as good as the k-th."),
-    ({"cut": True}, "The weights have no gradient: the scores of the chosen experts must get one."),
-    ({"how": "down"}, "An expert with fewer tokens than the mean needs a *larger* bias."),
-    ({"how": "gap"}, "The bias moves by the rate, up or down: the sign of the gap, not the gap."),
-    ({"how": "share"}, "The bias moves by the rate, up or down: the sign of the gap, not the gap."),
-    ({"how": "of the mean"}, "The bias moves by the rate, up or down: the sign of the gap, not the gap."),
-    ({"how": "median"}, "The counts are compared with their median. Compare them with their mean."),
-    ({"how": "middle"}, "The counts are compared with the middle of the largest and the smallest. Compare them with "
-     "their mean."),
-    ({"how": "whole"}, "The mean of whole numbers need not be whole: here it is rounded."),
-    ({"how": "up at the mean"}, "An expert that has exactly the mean does not move."),
-    ({"how": "down at the mean"}, "An expert that has exactly the mean does not move."),
-    ({"how": "extremes"}, "Here only the busiest and the idlest move. Every expert moves that has not the mean."),
-    ({"seen": "minus"}, "The bias is *added* to the score: an expert with a large bias is chosen more often."),
-    ({"seen": "minus", "how": "down"}, "The bias is *added* to the score: an expert with a large bias is chosen more "
-     "often."),
-    ({"seen": "times"}, "The bias is added to the score; here it multiplies."),
-    ({"weigh": "as they are"}, "The weights of a token sum to 1: scores over the sum of the chosen ones."),
-    ({"weigh": "softmax"}, "That is a softmax of the scores. Here the weights are the scores over their sum."),
-    ({"weigh": "over all"}, "The sum is that of the *chosen* scores, not of all."),
-    ({"weigh": "constant"}, "The sum of the chosen scores depends on the scores, too, and here it gets no gradient."),
-]  # fmt: skip
-
-
-def _bias_mistake(how: dict[str, Any]) -> Callable[..., Any]:
-    return lambda **inputs: _biased(**inputs, **how)
-
 
 BIAS = Exercise(
     "expert_bias",
@@ -365,7 +213,6 @@ BIAS = Exercise(
         Case("other sizes", _some_scores, points=3, hidden=True, draws=3, fixed=[
             _of_k(1, 6), _of_k(3, 7), _of_k(5, 9), _of_k(4, 8, 1e-3), _SATURATED]),
     ],
-    mistakes=[Mistake(_bias_mistake(how), hint) for how, hint in _BIAS_MISTAKES],
     idea="The bias decides who is chosen, the scores what each of the chosen weighs. In a step a bias moves by the "
     "rate, up or down, or not at all.",
     hint="choose: the k largest of scores + bias; weights = scores of those over their sum. "

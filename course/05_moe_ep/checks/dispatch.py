@@ -5,13 +5,12 @@ The references get the inputs of all ranks; rank r of P holds the experts [r E/P
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from labkit.checks import at_most
-from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
+from labkit.exercises import Answer, Case, Draw, Exercise
 
 Inputs = list[dict[str, Any]]
 
@@ -201,10 +200,6 @@ _STAYS_AWAY = {
 }
 
 
-def _when(**how: Any) -> Callable[[Inputs], list[dict[str, Any]]]:
-    return lambda ranks: _dispatched(ranks, **how)
-
-
 DISPATCH = Exercise(
     "dispatch",
     reference=_dispatched,
@@ -218,24 +213,6 @@ DISPATCH = Exercise(
             _a_rank_without_both], errors=_STAYS_AWAY),
         Case("rows travel to their expert and back, and nowhere else", _many_rows, points=2, hidden=True, accept=[
             at_most("the busiest rank's rows, there and back, and the counts", _rows_and_counts, *OUTWARD)]),
-    ],
-    mistakes=[
-        Mistake(_when(grouped=False), "The rows arrive by sender, and are left so. An "
-                "expert wants its own in one piece."),
-        Mistake(_when(grouped=False, home="ungrouped"), "`dispatch` leaves the rows by sender, "
-                "and `combine` takes them for grouped by expert. An expert wants its own in one piece."),
-        *(Mistake(_when(senders=order, home=home), "The rows of an expert stand "
-                  "by sender: those of rank 0 first, then those of rank 1.")
-          for order, home in (("descending", "mirrored"), ("own first", "mirrored"), ("own first", "ungrouped"))),
-        Mistake(_when(dealt=True), "Here rank r holds every P-th expert. It holds E/P that "
-                "follow each other."),
-        Mistake(_when(home="grouped again"), "`combine` does the step of `dispatch` once "
-                "more: it moves rows to where they stood before that step only by chance. The way back needs its "
-                "inverse."),
-        Mistake(_when(home="as it is"), "`y` is sorted by expert; before it travels its blocks "
-                "must be back in the order in which they came, by sender."),
-        Mistake(_when(flat=True), "blocks[i, e]: the rows that rank i sends to expert e of "
-                "this rank, [P, E/P]."),
     ],
     errors={
         words: "The splits do not fit the rows: input splits are the rows for each rank, output splits those from each."

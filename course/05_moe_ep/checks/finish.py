@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from labkit.checks import at_most
-from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
+from labkit.exercises import Answer, Case, Draw, Exercise
 
 from .dispatch import OUTWARD
 
@@ -101,10 +100,6 @@ def _tokens_once(answer: Answer) -> str | None:
     return f"the number of tokens is summed {times} times: one sum is enough" if times > 1 else None
 
 
-def _expert(**how: str) -> Callable[[Inputs], Any]:
-    return lambda ranks: _finished(ranks, **how)
-
-
 FINISH = Exercise(
     "finish",
     reference=_finished,
@@ -117,29 +112,6 @@ FINISH = Exercise(
         Case("2 ranks, ep 1; one has no token that counts", _no_ep, hidden=True),
         Case("no more travels than the sums need", _many, hidden=True, accept=[
             at_most("two sums, of dense and of expert,", _sums, *OUTWARD), _tokens_once]),
-    ],
-    mistakes=[
-        Mistake(_expert(expert_by="edp"), "The experts are divided by the tokens of edp alone. Tokens of *all* ranks "
-                "reached them, through the all-to-all."),
-        *(Mistake(_expert(expert_by=by), "The experts are divided once too often, by a number of ranks.")
-          for by in ("mean", "ep", "dp")),
-        Mistake(_expert(expert_over="dp"), "Ranks of one ep group hold *different* experts. Here their gradients "
-                "are added to each other."),
-        Mistake(_expert(expert_over="own"), "Ranks of edp hold the same experts and saw other tokens, and here each "
-                "keeps its own gradient."),
-        Mistake(_expert(dense_over="edp"), "Every rank of dp holds a copy of the dense weights. Here only those of edp "
-                "are summed."),
-        Mistake(_expert(dense_over="edp", expert_over="dp"), "The two axes are exchanged: every rank of dp holds a "
-                "copy of the dense weights, every rank of edp one of these experts."),
-        *(Mistake(_expert(dense_by="means", expert_by=by), "A mean of means: ranks with few tokens count too much.")
-          for by in ("all", "means")),
-        Mistake(_expert(expert_by="as many"), "The tokens of edp times ep are those of all ranks only where each rank "
-                "has as many as any other."),
-        *(Mistake(_expert(dense_by=by, expert_by=by), "The sums are divided by a number made of this rank's tokens. "
-                  "The other ranks have other numbers.") for by in ("this rank", "this rank, times dp")),
-        Mistake(_expert(dense_by="dp", expert_by="mean"), "The sums are divided by the tokens, and then by a number of "
-                "ranks once more."),
-        Mistake(_expert(dense_by="nothing", expert_by="nothing"), "The sums are not divided yet."),
     ],
     errors={"has returned": "A rank without tokens takes part, too: a collective is a call that all ranks make."},
     idea="Count tokens, not ranks: the loss is one sum over all tokens of the batch, divided once.",

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from labkit.exercises import Case, Draw, Exercise, Mistake
+from labkit.exercises import Case, Draw, Exercise
 
-from .routing import Pair, top, weights
+from .routing import Pair, weights
 
 
 def _drive_limit(exercise: Any, probs: Any, map: Any, capacity: int, tied: bool = False) -> Any:
@@ -40,63 +40,6 @@ def limit(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
     return probs * kept, kept
 
 
-def _first_come(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
-    kept = map & (map.cumsum(0) <= capacity)
-    return probs * kept, kept
-
-
-def _lightest(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
-    kept = limit(2 - probs, map, capacity)[1]
-    return probs * kept, kept
-
-
-def _first_choices(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
-    """A mistake: a token keeps its heaviest expert before all tokens whose heaviest expert is another."""
-    kept = limit(probs + 2 * (top(probs, 1) & map), map, capacity)[1]
-    return probs * kept, kept
-
-
-def _all_experts_together(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
-    kept = limit(probs.reshape(-1, 1), map.reshape(-1, 1), capacity * map.shape[1])[1].view_as(map)
-    return probs * kept, kept
-
-
-def _whole_tokens(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
-    kept = map & (limit(probs, map, capacity)[1] == map).all(1, keepdim=True)
-    return probs * kept, kept
-
-
-def _zero_with_gradient(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
-    kept = limit(probs, map, capacity)[1]
-    return probs - (probs * ~kept).detach(), kept
-
-
-def _of_a_token(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
-    kept = top(probs, min(capacity, probs.shape[1])) & map
-    return probs * kept, kept
-
-
-def _made_whole(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
-    left, kept = limit(probs, map, capacity)
-    return left / left.sum(-1, keepdim=True).clamp_min(1e-9), kept
-
-
-def _same_map(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
-    return limit(probs, map, capacity)[0], map
-
-
-def _padded(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
-    order = probs.argsort(dim=0, descending=True, stable=True)[:capacity]
-    kept = torch.zeros_like(map).scatter(0, order, True)
-    return probs * kept, kept
-
-
-def _places_lost(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
-    """A mistake: a chosen token with weight 0 loses its place to a token that did not choose the expert."""
-    kept = torch.zeros_like(map).scatter(0, probs.topk(min(capacity, len(probs)), 0).indices, True) & map
-    return probs * kept, kept
-
-
 def _limited(
     way: Callable[[torch.Tensor, torch.Tensor, int], Pair], *, cut: bool = False
 ) -> Callable[..., dict[str, Any]]:
@@ -114,12 +57,6 @@ def _limited(
         return {"probs": left, "map": kept, "gradient of probs": grad}
 
     return answer
-
-
-def _all_that_weigh_as_much(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
-    weights = probs.masked_fill(~map, -1.0)
-    kept = map & ((weights[None] > weights[:, None]).sum(1) < capacity)
-    return probs * kept, kept
 
 
 def _routing(draw: Draw, k: int = 2, capacity: int = 0) -> dict[str, Any]:
@@ -181,31 +118,6 @@ LIMIT = Exercise(
         Case("chosen with the weight 0, and there is room", _ROOM_FOR_ONE),
         Case("other sizes", _routing, points=2, hidden=True, draws=3, fixed=[
             _one_choice, _SECOND_CHOICE, lambda draw: _routing(draw, capacity=1), lambda draw: _routing(draw, 3, 5)]),
-    ],
-    mistakes=[
-        Mistake(_limited(_first_come), "Those are the first to come. Keep the heaviest."),
-        Mistake(_limited(_all_that_weigh_as_much), "Where tokens weigh the same, an expert gets more than it has room "
-                "for: at most C are kept, whichever of the equal ones they are."),
-        Mistake(_limited(_lightest), "Those are the lightest. Keep the heaviest."),
-        Mistake(_limited(_first_choices), "Here a token's first choice comes before heavier tokens whose second "
-                "choice it is. Only the weights decide."),
-        Mistake(_limited(_all_experts_together), "Here all experts share the room of all. Each expert has room for C."),
-        Mistake(_limited(_whole_tokens), "A token that one expert drops is dropped by its others, too. Each expert "
-                "decides for itself."),
-        Mistake(_limited(_zero_with_gradient), "What is dropped is 0 and still gets a gradient. It has no part in the "
-                "result: its gradient is 0."),
-        Mistake(_limited(lambda probs, map, capacity: (probs, limit(probs, map, capacity)[1])), "What is dropped still "
-                "has its weight: in `probs` it is 0."),
-        Mistake(_limited(_made_whole), "The weights of those that stay do not change: what is dropped is missing."),
-        Mistake(_limited(_same_map), "`map` must say who is left: rows that are dropped do not travel."),
-        Mistake(_limited(_places_lost), "A token that did not choose an expert takes a place there from one that did, "
-                "with the weight 0: only those that chose it compete."),
-        Mistake(_limited(limit, cut=True), "The weights have no gradient: those of the tokens that stay must keep "
-                "theirs."),
-        Mistake(_limited(_padded), "Some expert gets tokens that did not choose it: kept means chosen *and* among the "
-                "heaviest."),
-        Mistake(_limited(_of_a_token), "That limits the experts of a token. The capacity limits the tokens of an "
-                "*expert*: go down the columns."),
     ],
     errors={"out of range": "The capacity may be larger than the number of tokens."},
     idea="Each expert ranks the tokens that chose it.",

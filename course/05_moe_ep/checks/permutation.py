@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from labkit.exercises import Case, Draw, Exercise, Mistake
+from labkit.exercises import Case, Draw, Exercise
 
 from .routing import top
 
@@ -135,22 +135,6 @@ PERMUTE = Exercise(
             lambda draw: _some_map(draw, 3), lambda draw: _some_map(draw, 1), _weight_of_nothing, _in_double]),
         Case("every token to every expert", _every_expert, hidden=True),
         Case("an expert without tokens, a token without experts", _quiet, hidden=True, fixed=[_quiet_ends]),
-    ],
-    mistakes=[
-        Mistake(lambda **i: _permuted(**i, by="token"), "The rows are sorted by token. What goes to one expert must "
-                "lie in one piece."),
-        Mistake(lambda **i: _permuted(**i, by="weight"), "The rows of an expert stand by weight. They stand in the "
-                "order of the tokens."),
-        Mistake(lambda **i: _permuted(**i, weighed=True), "The rows are multiplied by their weights already. A row is "
-                "its token as it is: the weights go along, and the experts apply them."),
-        Mistake(lambda **i: {**_permuted(**i), "source": i["map"].T.flatten().nonzero()[:, 0]}, "`source` counts all "
-                "places of the map. It is the number of the row's token, less than T."),
-        Mistake(lambda **i: _permuted(**i, weights_by="token"), "The weights stand in the order of the tokens, the "
-                "rows in that of the experts: each row gets another row's weight."),
-        Mistake(lambda **i: _permuted(**i, back="last"), "A token has several rows: they are *added* to it. An "
-                "assignment keeps the last."),
-        Mistake(lambda **i: _permuted(**i, back="mean"), "The rows are added, not averaged: their weights sum to 1 "
-                "already."),
     ],
     errors={
         "is invalid for input of size": "This takes as many rows for granted as tokens times k. A token may have more "

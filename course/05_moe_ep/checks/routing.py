@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from labkit.exercises import Case, Draw, Exercise, Mistake
+from labkit.exercises import Case, Draw, Exercise
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -83,79 +83,6 @@ def _router(
         return found
 
     return answer
-
-
-def _where_it_weighs(logits: torch.Tensor, k: int) -> Pair:
-    probs, _ = weights(logits, k)
-    return probs, probs.float() > 0
-
-
-def _rounded(x: torch.Tensor, weight: torch.Tensor, k: int, g: torch.Tensor, tied: bool = False) -> dict[str, Any]:
-    """A mistake: logits in the dtype of the tokens, and the softmax in fp32."""
-    probs, chosen = weights((x @ weight.to(x.dtype).T).double(), k)
-    return {"probs": probs.float(), "map": chosen}
-
-
-def _all_tied(logits: torch.Tensor, k: int) -> Pair:
-    chosen = logits >= logits.topk(k, -1).values[:, -1:]
-    return logits.masked_fill(~chosen, -torch.inf).softmax(-1), chosen
-
-
-def _all_softmax(logits: torch.Tensor, k: int) -> Pair:
-    return logits.softmax(-1) * top(logits, k), top(logits, k)
-
-
-def _softmax_twice(logits: torch.Tensor, k: int) -> Pair:
-    return weights(logits.softmax(-1), k)
-
-
-def _equal_weights(logits: torch.Tensor, k: int) -> Pair:
-    return top(logits, k) / k, top(logits, k)
-
-
-def _chosen_by_experts(logits: torch.Tensor, k: int) -> Pair:
-    chosen = top(logits.T, min(k, len(logits))).T
-    return logits.masked_fill(~chosen, -torch.inf).softmax(-1).nan_to_num(), chosen
-
-
-def _beside_zeros(logits: torch.Tensor, k: int) -> Pair:
-    """A mistake: logits that are not chosen enter the softmax as 0; their weights are set to 0, or kept."""
-    chosen = top(logits, k)
-    return (logits * chosen).softmax(-1) * chosen, chosen
-
-
-def _by_their_sum(scores: torch.Tensor, k: int, of: torch.Tensor) -> Pair:
-    """A mistake: scores are divided by their sum, without exp; `of` decides over which."""
-    chosen = top(of, k)
-    return scores * chosen / (scores * chosen).sum(-1, keepdim=True), chosen
-
-
-def _down_the_tokens(logits: torch.Tensor, k: int) -> Pair:
-    """A mistake: experts are chosen among the largest logits of all tokens, then among the second largest ..."""
-    best = logits.topk(k, -1)
-    return torch.zeros_like(logits).scatter(1, best.indices, best.values.softmax(0)), top(logits, k)
-
-
-def _down_a_column(logits: torch.Tensor, k: int) -> Pair:
-    chosen = top(logits, k)
-    return logits.masked_fill(~chosen, -torch.inf).softmax(0).nan_to_num(), chosen
-
-
-def _in_front(logits: torch.Tensor, k: int) -> Pair:
-    best = logits.topk(k, -1).values.softmax(-1)
-    return torch.cat([best, torch.zeros_like(logits[:, k:])], 1), top(logits, k)
-
-
-def _cut_off(logits: torch.Tensor, k: int) -> Pair:
-    probs, chosen = weights(logits, k)
-    return probs.detach(), chosen
-
-
-def _plain_exp(logits: torch.Tensor, k: int) -> Pair:
-    best = logits.float().topk(k, -1)
-    powers = best.values.exp()
-    probs = torch.zeros_like(logits).scatter(1, best.indices, (powers / powers.sum(-1, keepdim=True)).double())
-    return probs, top(logits, k)
 
 
 def clear(scores: torch.Tensor, k: int, gap: float = 1e-3) -> torch.Tensor:
@@ -233,39 +160,6 @@ ROUTE = Exercise(
         Case("logits in the hundreds", _large_logits, hidden=True, fixed=[_large_logits, _FAR_APART]),
         Case("tokens and weights in bf16", _half, points=2, hidden=True, fixed=[
             _half, lambda draw: _half(draw, weight=torch.float32), lambda draw: _half(draw, x=torch.float32)]),
-    ],
-    mistakes=[
-        Mistake(_router(_all_softmax), "That is the softmax over all experts. Here it is over the k chosen ones: the "
-                "weights of a token sum to 1."),
-        Mistake(_router(_softmax_twice), "That is a softmax of a softmax: the weights come out nearly equal. The "
-                "softmax over the chosen ones is taken of their *logits*."),
-        Mistake(_router(_all_tied), "Where experts are equally good, a token goes to exactly k of them all the same. "
-                "Here it goes to all that are as good as the k-th."),
-        Mistake(_router(lambda logits, k: (logits.softmax(-1), logits > -torch.inf)), "Every expert gets every token. "
-                "Keep the k largest."),
-        Mistake(_router(_equal_weights), "The weights are the softmax of the chosen logits; equal ones teach the "
-                "router nothing."),
-        Mistake(_router(_cut_off), "The weights have no gradient, and so the router learns nothing: they must stay "
-                "differentiable."),
-        Mistake(_router(weights, to_x=False), "x gets no gradient: through the weights the router teaches the layers "
-                "before it, too."),
-        Mistake(_router(_chosen_by_experts), "Here each expert chooses k tokens. Each *token* chooses k experts."),
-        *(Mistake(_router(way), "The softmax runs over all places, with 0 in the place of the logits that are not "
-                  "chosen. But exp(0) is 1: they take a part of the sum.")
-          for way in (_beside_zeros, lambda logits, k: ((logits * top(logits, k)).softmax(-1), top(logits, k)))),
-        Mistake(_router(lambda logits, k: _by_their_sum(logits.sigmoid(), k, logits)), "Those are sigmoids over their "
-                "sum. Here the weights are a softmax."),
-        Mistake(_router(lambda logits, k: _by_their_sum(logits, k, logits)), "Those are logits over their sum. A "
-                "softmax takes the exp of each first."),
-        *(Mistake(_router(way), "This softmax runs over the tokens. The weights of one *token* sum to 1.")
-          for way in (_down_the_tokens, _down_a_column)),
-        Mistake(_router(_in_front), "The weights stand in the first k columns. The column of a weight is its expert."),
-        Mistake(_router(_where_it_weighs), "A chosen expert may weigh 0, and the token goes there all the same: `map` "
-                "says who is chosen, not who weighs something."),
-        Mistake(_router(_plain_exp), "exp of a large logit overflows."),
-        Mistake(_rounded, "The logits were rounded to bf16, and some tokens go elsewhere. Cast x and weight to fp32 "
-                "*before* the product."),
-        Mistake(_router(weights, torch.bfloat16), "The weights must be fp32, whatever the tokens are."),
     ],
     errors={
         "not [T, E]": "There is a column for each expert, also for those that are not chosen: their weight is 0.",

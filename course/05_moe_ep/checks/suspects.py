@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from labkit.exercises import Case, Draw, Exercise, Mistake
+from labkit.exercises import Case, Draw, Exercise
 
 
 def _drive_suspects(exercise: Any, got: Any, want: Any) -> Any:
@@ -83,52 +83,6 @@ _AWKWARD = {
 }  # fmt: skip
 
 
-def _by_norm(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> dict[str, float]:
-    ratio = {n: (got[n].double().norm() / w.double().norm()).item() for n, w in want.items() if w.norm() > 0}
-    return {n: r for n, r in ratio.items() if abs(r - 1) > 1e-3}
-
-
-def _only_positive(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> dict[str, float]:
-    return {n: f if f > 0 else math.nan for n, f in suspects(got, want).items()}
-
-
-def _absolute(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> dict[str, float]:
-    found = {}
-    for n, w in want.items():
-        g, w = got[n].double(), w.double()
-        if not (g - w).norm() <= 1e-3:
-            factor = (g * w).sum() / (w * w).sum()
-            found[n] = factor.item() if (g - factor * w).norm() <= 1e-3 else math.nan
-    return found
-
-
-def _nan_is_right(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> dict[str, float]:
-    return {n: f for n, f in suspects(got, want).items() if not got[n].isnan().any()}
-
-
-def _any_direction(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> dict[str, float]:
-    wrong = {n: (got[n].double(), want[n].double()) for n in suspects(got, want)}
-    return {n: ((g * w).sum() / (w * w).sum()).item() for n, (g, w) in wrong.items()}
-
-
-def _beside_want(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> dict[str, float]:
-    """A mistake: what remains after a factor is measured relative to want."""
-    factors = {n: torch.tensor(f) for n, f in _any_direction(got, want).items()}
-    left = {n: (got[n] - f * want[n]).norm() / want[n].norm() for n, f in factors.items()}
-    return {n: f.item() if left[n] <= 1e-3 else math.nan for n, f in factors.items()}
-
-
-def _by_the_largest(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> dict[str, float]:
-    """A mistake: the largest element in place of the norm."""
-    found = {}
-    for n, factor in {n: torch.tensor(f) for n, f in _any_direction(got, {**want}).items()}.items():
-        g, w = got[n], want[n]
-        if not (g - w).abs().max() <= 1e-3 * w.abs().max():
-            fits = (g - factor * w).abs().max() <= 1e-3 * (factor * w).abs().max()
-            found[n] = factor.item() if fits else math.nan
-    return found
-
-
 _NAMED = {
     "want": {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([1.0, -1.0]), "c": torch.tensor([3.0, 0.0])},
     "got": {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([0.5, -0.5]), "c": torch.tensor([0.0, 3.0])},
@@ -141,23 +95,6 @@ def _quoted(answer: Callable[..., dict[str, float]]) -> Callable[..., dict[str, 
     return lambda got, want: {f"`{name}`": factor for name, factor in answer(got, want).items()}
 
 
-_MISTAKES = [
-    (_by_norm, "A norm does not see a direction, or a sign: gradients of the same length may still differ."),
-    *((lambda got, want, of_0=of_0: {n: 1 / f if f else of_0 for n, f in suspects(got, want).items()}, "The factor is "
-       "got over want.") for of_0 in (math.inf, math.nan)),
-    (_nan_is_right, "Every comparison with NaN is false: a gradient that holds NaN passes for right here."),
-    (_absolute, "A difference of 1e-3 is much for a small gradient and little for a large one: right is 1e-3 |want|."),
-    (lambda got, want: {n: f or math.nan for n, f in suspects(got, want).items()}, "A gradient may be 0 where it must "
-     "not: 0 is a factor, too."),
-    (lambda got, want: {n: ((got[n] - want[n]).norm() / want[n].norm()).item() for n in suspects(got, want)}, "That is "
-     "how far got is from want. Asked is by which factor it is larger."),
-    (_any_direction, "A gradient of another direction gets a factor, too: nothing looks at what the factor leaves."),
-    (_beside_want, "What a factor leaves is measured beside |want|. It is small or large beside |factor · want|."),
-    (_by_the_largest, "Differences are measured by the largest element. |x| is the root of the sum of all squares."),
-    (_only_positive, "A gradient may be wrong by its sign, or be 0 where it must not: -1 and 0 are factors, too."),
-    (lambda got, want: {n: suspects(got, want).get(n, 1.0) for n in want}, "Leave out the gradients that are right."),
-]  # fmt: skip
-
 SUSPECTS = Exercise(
     "suspects",
     reference=_quoted(suspects),
@@ -168,7 +105,6 @@ SUSPECTS = Exercise(
         Case("nine gradients", _pairs, points=2, hidden=True, fixed=[_AWKWARD, _BEYOND]),
         Case("gradients of zero, and tiny ones", _never_used, hidden=True),
     ],
-    mistakes=[Mistake(_quoted(answer), hint) for answer, hint in _MISTAKES],
     idea="If got is a multiple of want at all, which multiple comes nearest to it? Then look at what is left.",
     hint="For each name: right if |got - want| <= 1e-3 |want|. Else factor = (got . want)/(want . want); if "
     "|got - factor want| is not small beside |factor want| it is no factor: nan.",

@@ -25,7 +25,7 @@ import torch
 
 from labkit.checks import every_wait_follows, peak_at_most
 from labkit.evidence import Evidence
-from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
+from labkit.exercises import Answer, Case, Draw, Exercise
 
 Inputs = list[dict[str, Any]]
 WHOLE = "whole"  # the mark: step, how many, their bytes, bytes of the next unit's if they lie apart
@@ -255,10 +255,6 @@ _TINY = [
 ]  # fmt: skip
 
 
-def _mistaken(**how: Any) -> Any:
-    return lambda ranks: _computed(ranks, **how)
-
-
 ON_USE = Exercise(
     "gather_on_use",
     reference=_computed,
@@ -277,13 +273,6 @@ ON_USE = Exercise(
         Case("never the whole model, of weights or gradients", _large, hidden=True, accept=[
             peak_at_most("room for 8.5 units (weights, gradients, products) and the shards of all gradients",
                          _a_few_units)]),
-    ],
-    mistakes=[
-        Mistake(_mistaken(summed=False), "The gradients are this rank's own: no sum has arrived."),
-        Mistake(_mistaken(mean=True), "Sum, do not average: who divides comes later."),
-        Mistake(_mistaken(whole=True), "Whole gradients; each rank keeps its own part of the sum."),
-        Mistake(_mistaken(order=-1), "The gradients stand in the order in which they came; asked is the units'."),
-        Mistake(_mistaken(turn=1), "Rank r has the r-th part of each unit; this is another rank's."),
     ],
     idea="At each unit: which weights must be here, which should be on their way, and which can go?",
     hint="ask(i): whole = new_empty(D * size of the shard), all_gather_into_tensor(whole, shard, async_op=True). "

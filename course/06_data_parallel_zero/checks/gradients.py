@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from labkit.checks import alive_at_most, every_wait_follows, peak_at_most
+from labkit.checks import every_wait_follows, keeps_alive, peak_at_most
 from labkit.evidence import Evidence
-from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
+from labkit.exercises import Answer, Case, Draw, Exercise
 
 from .layout import lay_out
 
@@ -111,27 +111,6 @@ def _reduced(
                     share = (stop - start) // len(group)
                     at = start + (me + shift) % len(group) * share
                     shards.append(total[start:stop] if whole else total[at : at + share])
-                said[rank].append({"gradients left on parameters": left, "shards": shards})
-    return said
-
-
-def _left_on_parameters(ranks: Inputs) -> list[list[Any]]:
-    """A mistake: gradients stay on their parameters, grow from step to step, and are there at the end."""
-    said: list[list[Any]] = [[] for _ in ranks]
-    steps = [_gradients(ranks, step) for step in range(ranks[0]["steps"])]
-    for step in range(len(steps)):
-        came = [[i for i in range(len(r["weights"])) if i != r["idle"][step]] for r in ranks]
-        grown = [
-            [sum((steps[t][rank][i] for t in range(step + 1)), start=torch.zeros_like(w)) * (i in came[rank])
-             for i, w in enumerate(r["weights"])]
-            for rank, r in enumerate(ranks)
-        ]  # fmt: skip
-        idle, many = ranks[0]["idle"], range(len(ranks[0]["weights"]))
-        left = len({i for i in many for t in range(step + 1) if i != idle[t]})
-        for group in _parts(ranks):
-            total = torch.stack([_flat(ranks[rank], grown[rank]) for rank in group]).sum(0)
-            for me, rank in enumerate(group):
-                shards = [total[a:b].chunk(len(group))[me] for a, b in ranks[rank]["buckets"]]
                 said[rank].append({"gradients left on parameters": left, "shards": shards})
     return said
 
@@ -330,10 +309,6 @@ _TWO_STEPS = [
 ]  # fmt: skip
 
 
-def _mistaken(**how: Any) -> Any:
-    return lambda ranks: _reduced(ranks, **how)
-
-
 REDUCE = Exercise(
     "reduce_early",
     reference=_reduced,
@@ -353,24 +328,7 @@ REDUCE = Exercise(
         Case("no whole gradient lasts", _large, points=2, hidden=True, accept=[
             peak_at_most("room for the shards, two buckets and two gradients (gradients that wait on their parameters "
                          "count; a shard that is a view of its bucket keeps it alive)", _shards_and_two_buckets),
-            alive_at_most("room for its shards and one bucket", _shards)]),
-    ],
-    mistakes=[
-        Mistake(_mistaken(divide=True), "Sum, do not average: who divides comes later."),
-        Mistake(_mistaken(everyone=True), "You sum over all ranks; asked are those in `group`."),
-        Mistake(_mistaken(alone=True), "These are the rank's own gradients: no sum has arrived."),
-        Mistake(_mistaken(whole=True), "Each rank returns whole buckets; it keeps its own part of each."),
-        Mistake(_mistaken(shift=1), "Rank r has the r-th part of each bucket; this is another rank's."),
-        Mistake(_mistaken(other="late"), "A bucket that was not full came last. The shards stand in the order of the "
-                "buckets, whenever they left."),
-        Mistake(_mistaken(other="empty"), "A bucket none of whose parameters has a gradient is reduced as well: its "
-                "shard is zeros."),
-        Mistake(_mistaken(first=True), "The second step ends with the first one's sums: something of the first step is "
-                "still there after finish()."),
-        Mistake(_mistaken(last="adds"), "The second step's gradients are added to the first one's: a bucket begins "
-                "with zeros in every step."),
-        Mistake(_left_on_parameters,
-                "The parameters still have their whole gradients: once it lies in its bucket, a gradient is let go."),
+            keeps_alive("room for its shards and one bucket", _shards)]),
     ],
     errors={"never waits": "A message that nobody has waited for may not have arrived: its numbers mean nothing yet.",
             "out of step": "Every rank must send the same buckets in the same order, full or not."},

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 
 from labkit.checks import at_most
-from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
+from labkit.exercises import Answer, Case, Draw, Exercise
 
 Inputs = list[dict[str, Any]]
 SCALAR = 64  # bytes: a norm, a few counts
@@ -139,10 +138,6 @@ _TINY = [
 ]  # fmt: skip
 
 
-def _mistaken(**how: Any) -> Any:
-    return lambda ranks: _updated(ranks, **how)
-
-
 ADAMW = Exercise(
     "sharded_adamw",
     reference=_updated,
@@ -156,21 +151,6 @@ ADAMW = Exercise(
         Case("moments of a rank's own shard, and no more", _shards, points=2, hidden=True, accept=[
             _own_state]),
         Case("one all-gather of the weights a step", _shards, hidden=True, accept=[_one_gather_a_step]),
-    ],
-    mistakes=[
-        Mistake(_mistaken(gather=False), "Each rank has new weights in its own part only; the parts of others are "
-                "still old. (What is gathered into another tensor is not in `weights`.)"),
-        Mistake(_mistaken(corrected=False), "The moments begin at 0 and are too small in the first steps: both are "
-                "divided by 1 - beta^t."),
-        Mistake(_mistaken(first=True), "In the correction of the moments t counts the steps; it stays 1 here."),
-        Mistake(_mistaken(decayed="all"), "Weights decay that must not: only the stretches in `decay` do."),
-        Mistake(_mistaken(decayed="none"), "Nothing decays."),
-        Mistake(_mistaken(coupled=True), "The decay goes through the gradient, and so through the moments. In AdamW it "
-                "stands beside them: that is its W."),
-        Mistake(_mistaken(inside=True), "eps is added to the root, not under it."),
-        Mistake(_mistaken(averages=False), "The first moment is missing: an average of gradients, not the last one."),
-        Mistake(_mistaken(turned=True), "The parts come back in another order."),
-        Mistake(_mistaken(after=True), "The weights decay after the update; in AdamW the old weight decays."),
     ],
     idea="Everything that AdamW does is per element. So what does a rank need of the elements that others update?",
     hint="own = weights.chunk(D)[rank], a view; m and v are zeros_like(own). A step: t += 1; own[start:stop] *= 1 - lr "
@@ -245,21 +225,6 @@ _ONE_HAS_NOTHING = [
     {"shards": [torch.zeros(0), torch.zeros(0)], "max_norm": 1.0},
 ]
 
-_SHORT = "A gradient that is short enough, or 0, stays as it is: clipping never makes it longer, and divides no 0 by 0."
-_CLIP_MISTAKES: list[tuple[dict[str, Any], str]] = [
-    ({"norm_of": lambda squares, rank: squares[rank] ** 0.5}, "Each rank clips by the norm of its own shards. It is "
-     "one gradient: all ranks need its one norm."),
-    ({"norm_of": lambda squares, rank: sum(s**0.5 for s in squares)}, "Norms do not add up; their squares do."),
-    ({"norm_of": lambda squares, rank: (sum(squares) / len(squares)) ** 0.5}, "That is an average over ranks; the "
-     "square of the whole norm is the sum of the squares."),
-    ({"norm_of": lambda squares, rank: max(squares) ** 0.5}, "That is the largest norm of a rank; squares add up."),
-    ({"norm_of": lambda squares, rank: sum(squares)}, "That is the square of the norm."),
-    ({"factor_of": lambda norm, most: most / (norm + 1e-6)}, _SHORT),
-    ({"factor_of": lambda norm, most: most / norm if norm else math.nan}, _SHORT),
-    ({"after": True}, "This is the norm after clipping. Asked is the norm before it, which a log shows."),
-    ({"factor_of": lambda norm, most: 1.0}, "The shards are not scaled."),
-]  # fmt: skip
-
 
 def _one_message(answer: Answer) -> str | None:
     """Check that the norm takes one sum, or one message in each direction."""
@@ -269,10 +234,6 @@ def _one_message(answer: Answer) -> str | None:
             return (f"rank {rank} communicates {len(one.calls)} times for {many} shards, and a model has hundreds. Add "
                     "up the squares of a rank first, then sum them over the ranks once")  # fmt: skip
     return None
-
-
-def _clip_mistake(how: dict[str, Any]) -> Any:
-    return lambda ranks: _clipped(ranks, **how)
 
 
 CLIP = Exercise(
@@ -288,7 +249,6 @@ CLIP = Exercise(
         Case("other shards, more than two", _some_shards, hidden=True, fixed=[_an_empty_rank]),
         Case("a gradient that is short enough, or 0", _small, hidden=True, fixed=[_nothing]),
     ],
-    mistakes=[Mistake(_clip_mistake(how), hint) for how, hint in _CLIP_MISTAKES],
     errors={"has returned": "A rank that has nothing takes part all the same: the others wait for its 0."},
     idea="Pythagoras: what of a shard can be added up over ranks, and what cannot?",
     hint="square = sum of (s * s).sum() over the shards; all_reduce(square, group=group); norm = square.sqrt(); "

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from labkit.exercises import Case, Draw, Exercise, Mistake
+from labkit.exercises import Case, Draw, Exercise
 
 Inputs = dict[str, Any]
 
@@ -72,35 +72,6 @@ _FOUR = {
 }
 
 
-def _elementwise(got: list[torch.Tensor], want: torch.Tensor) -> list[float]:
-    """A mistake: errors of elements one by one, and the factor of the largest."""
-    flat, found = torch.cat([want, want.new_zeros(sum(map(len, got)) - len(want))]), list[float]()
-    for g, w in zip(got, flat.split([len(g) for g in got]), strict=True):
-        k = int(w.abs().argmax())
-        factors = [1.0, (g[k] / w[k]).item() if w[k] else math.nan]
-        near = [f for f in factors if ((g - f * w).abs() <= 1e-3 * (f * w).abs()).all()]
-        found.append(near[0] if near else math.nan)
-    return found
-
-
-def _without_padding(got: list[torch.Tensor], want: torch.Tensor) -> list[float]:
-    """A mistake: the padding is not compared."""
-    found, at = [], 0
-    for g in got:
-        w = want[at : at + len(g)]
-        found.append(_factor(g[: len(w)].double(), w.double()))
-        at += len(g)
-    return found
-
-
-def _by_norm(got: list[torch.Tensor], want: torch.Tensor) -> list[float]:
-    flat = torch.cat([want, want.new_zeros(sum(map(len, got)) - len(want))])
-    return [
-        1.0 if w.norm() == 0 else (g.norm() / w.norm()).item()
-        for g, w in zip(got, flat.split([len(g) for g in got]), strict=True)
-    ]
-
-
 SUSPECTS = Exercise(
     "suspects",
     reference=suspects,
@@ -111,16 +82,6 @@ SUSPECTS = Exercise(
         Case("a sign; 0.001 where 0 is right, beside 4; no factor; padding that is not 0", _FOUR),
         Case("four ranks", _some, hidden=True, fixed=[_awkward]),
         Case("padding, zeros, a sign", _padding_alone, hidden=True, fixed=[_spoiled_padding]),
-    ],
-    mistakes=[
-        Mistake(lambda got, want: [1 / f if f else math.inf for f in suspects(got, want)], "The factor is got over "
-                "want."),
-        Mistake(_by_norm, "A norm does not see a direction, or a sign: stretches of the same length may still differ."),
-        Mistake(_elementwise, "You compare element by element. A part is right if the norm of its *whole* error is "
-                "small: rounding leaves a little where 0 is right."),
-        Mistake(_without_padding, "Padding belongs to the last part. Where it is not 0, the part is wrong."),
-        Mistake(lambda got, want: [math.nan if f <= 0 else f for f in suspects(got, want)], "A factor may be 0, or "
-                "negative."),
     ],
     errors={"must match": "The shards may be longer than the twin's gradient: the last elements are padding, 0."},
     idea="Norms are of whole parts. Put the twin's gradient where the shards lie, padding too; then for each rank: "

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from labkit.compare import ANYTHING
 from labkit.exercises import Answer, Case, Draw, Exercise, Mistake, instead
-from labkit.wanted import ANYTHING
 
 Inputs = list[dict[str, Any]]
 

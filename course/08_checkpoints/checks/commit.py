@@ -1,10 +1,10 @@
 """Lab 08, an atomic save: the program is killed at every change, and its power is cut after every change.
 
-The disk is in the judge's process (`labkit.disk_service`), where every change is noted and where a program is killed.
-The program runs once to its end. Then it is killed at its first change, its second, ..., on a fresh disk each time.
+The disk notes every change, and kills the program at one (`course.lab08.disk`). The program runs once to its end. Then
+it is killed at its first change, its second, ..., on a fresh disk each time.
 After each death a new program saves on the same disk: the next step; and, on a disk with the same death, the same step
 once more, as a run does that resumes from the older checkpoint. From the notes the judge computes what a power cut can
-leave after each change (`labkit.disk`).
+leave after each change.
 
 | asked                                          | how it is seen                                                   |
 |------------------------------------------------|------------------------------------------------------------------|
@@ -21,38 +21,41 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from labkit.disk import Disk, Left, replay
+from course.lab08.disk import Disk, Left, replay
 from labkit.exercises import Answer, Case, Draw, Exercise
 
-Files = dict[str, str]
 _MOST = 100  # changes of a save
 
 
-def _drive(exercise: Any, step: int, files: Any, later: Any) -> Any:
-    from labkit.disk import Killed
-    from labkit.disk_service import JudgedDisk
+def _drive(exercise: Any, before: Any, step: int, files: Any, later: Any) -> Any:
+    from course.lab08.disk import Disk, Killed
+    from labkit.tools import note
 
-    disk, said = JudgedDisk(), []
+    said = []
 
-    def save(number: int, texts: Any) -> None:
+    def begin(kill_at: int = 0) -> Any:
+        disk = Disk({path: text.encode() for path, text in before.items()}, kill_at)
+        note("disk", {"kill_at": kill_at, "log": disk.log})
+        return disk
+
+    def save(disk: Any, number: int, texts: Any) -> None:
         exercise.save_checkpoint(disk, number, {name: text.encode() for name, text in texts.items()})
 
-    disk.begin()
-    save(step, files)
+    save(begin(), step, files)
     for then in ((step + 10, later), (step, files)):
         for change in range(1, 101):
-            disk.begin(kill_at=change)
-            killed = False
+            disk, killed = begin(change), False
             try:
-                save(step, files)
+                save(disk, step, files)
             except Killed:
                 killed = True
             disk.restart()
+            disk.log.append(("restart",))
             if not killed:
                 break
             try:
                 if f"step-{then[0]}" not in disk.names():  # it died when all was done: a run goes on from there
-                    save(*then)
+                    save(disk, *then)
                 said.append("")
             except Exception as error:
                 said.append(f"{type(error).__name__}: {error}")
@@ -118,8 +121,7 @@ def _cut(disk: Disk, saves: Mapping[str, Mapping[str, bytes]], old: str, new: st
 
 
 def _runs(answer: Answer) -> list[dict[str, Any]]:
-    found = answer.evidence[0].disk
-    return found if found else [{"kill_at": 0, "log": []}]
+    return answer.evidence[0].notes.get("disk") or [{"kill_at": 0, "log": []}]
 
 
 def _old(inputs: Mapping[str, Any]) -> str:
@@ -201,7 +203,7 @@ def _after_deaths(answer: Answer) -> Iterator[tuple[int, int, dict[str, Any]]]:
 
 def _run(disk: Disk, log: list[Any]) -> None:
     """Repeat what a program did, up to its death."""
-    from labkit.disk import Killed
+    from course.lab08.disk import Killed
 
     try:
         for what, *args in log:
@@ -279,7 +281,6 @@ _TINY = {
 SAVE = Exercise(
     "save_checkpoint",
     drive=_drive,
-    disk="before",
     cases=[
         Case("step 20, two files, beside step 10", _TINY, accept=[_published], fixed=[]),
         Case("killed at each of its changes; then the next step is saved, or this one again", _some, points=3,

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from labkit.exercises import Case, Draw, Exercise, Mistake
+from labkit.exercises import Case, Draw, Exercise
 
 Tensors = dict[str, torch.Tensor]
 
@@ -69,61 +69,12 @@ _PAIR = {
 }
 
 
-def _by(alike: Any) -> Any:
-    """Return a search for the first moment with `alike(saved, restored)`."""
-    return lambda saved, restored: {
-        name: next((s for s in (name, *saved) if s in saved and alike(saved[s], tensor)), None)
-        for name, tensor in restored.items()
-    }
-
-
-def _sums(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and bool(torch.isclose(one.sum(), other.sum()))
-
-
-def _near(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and torch.allclose(one, other)
-
-
-def _each_once(saved: Tensors, restored: Tensors) -> dict[str, str | None]:
-    """A mistake: a name that was found is not considered again."""
-    free, found = dict(saved), dict[str, str | None]()
-    for name, tensor in restored.items():
-        source = found[name] = whose(free, {name: tensor})[name]
-        if source is not None:
-            del free[source]
-    return found
-
-
 WHOSE = Exercise(
     "whose",
     reference=whose,
     cases=[
         Case("a has been given b's, b its own, c what was never saved", _PAIR),
         Case("other tables", _moved, points=2, hidden=True, fixed=[_in_order, _equal_ones]),
-    ],
-    mistakes=[
-        Mistake(_by(lambda one, other: one.shape == other.shape), "Equal shapes are no proof: half of the parameters "
-                "of a layer have the same one."),
-        Mistake(_by(_sums), "Sums and norms are the same for other numbers, or the same in another order."),
-        Mistake(_by(_near), "Near is not the same: what was saved and read again is equal in every bit."),
-        Mistake(_by(lambda one, other: torch.equal(one.flatten(), other.flatten())), "The same numbers in another "
-                "shape are another tensor."),
-        Mistake(_each_once, "Several parameters may have been given the averages of the same one."),
-        Mistake(lambda saved, restored: whose(restored, saved), "The other way round: asked is, of each name of "
-                "`restored`, where its numbers come from."),
-        Mistake(lambda saved, restored: {name: found if found in (None, name) else whose(dict(reversed(saved.items())),
-                {name: restored[name]})[name] for name, found in whose(saved, restored).items()}, "Of several that are "
-                "equal, the first in the order of `saved` is named; here it is the last."),
-        Mistake(lambda saved, restored: {name: None if found == name else found for name, found in whose(
-            saved, restored).items()}, "A parameter that has its own is named too, with its own name."),
-        Mistake(lambda saved, restored: {name: name if found is None else found for name, found in whose(
-            saved, restored).items()}, "What was never saved belongs to no parameter: None."),
-        Mistake(lambda saved, restored: {name: next((s for s in saved if saved[s].shape == tensor.shape and bool(
-            (saved[s] == tensor).all())), None) for name, tensor in restored.items()}, "Where several are equal, its "
-            "own comes first: that is no mix-up."),
-        Mistake(lambda saved, restored: {found: name for name, found in whose(saved, restored).items()}, "The other "
-                "way round: the key is the parameter that was given them."),
     ],
     errors={
         "KeyError": "A name of `restored` need not be in `saved`.",
@@ -205,15 +156,6 @@ _LOST = {"state": {0: _one(1.0), 1: _one(2.0)}, "saved_names": ["q_proj", "k_pro
          "refused": "q_proj"}  # fmt: skip
 
 
-def _sorted_names(state: dict[int, Any], saved_names: list[str], names: list[str], refused: str) -> Any:
-    return by_name(state, sorted(saved_names), sorted(names))
-
-
-def _dense(state: dict[int, Any], saved_names: list[str], names: list[str], refused: str) -> Any:
-    """A mistake: states are numbered without the parameters that have none."""
-    return dict(enumerate(by_name(state, saved_names, names).values()))
-
-
 BY_NAME = Exercise(
     "by_name",
     reference=by_name,
@@ -226,24 +168,6 @@ BY_NAME = Exercise(
             _grown, _empty, _stateless_one_gone]),
         Case("averages whose parameter is gone are refused with a ValueError that names it", _gone, hidden=True,
              fixed=[_LOST]),
-    ],
-    mistakes=[
-        Mistake(lambda state, saved_names, names, refused: by_name(state, saved_names, names, position=True),
-                "That is by position: the first state goes to the first parameter, whatever its name."),
-        Mistake(_sorted_names, "Sorting the names gives a position again, and only where both have the same names."),
-        Mistake(lambda state, saved_names, names, refused: by_name(state, names, saved_names), "The other way round: "
-                "the numbers of the answer are places in the new order."),
-        Mistake(lambda state, saved_names, names, refused: by_name(state, saved_names, names), "Averages "
-                "whose parameter is gone are dropped without a message. Refuse them, by the parameter's name."),
-        Mistake(lambda state, saved_names, names, refused: {name: state[i] for i, name in enumerate(saved_names)
-                if i in state}, "The optimizer knows its parameters by number: the keys are places, not names."),
-        Mistake(lambda state, saved_names, names, refused: {i: {} for i in range(len(names))} | by_name(
-                state, saved_names, names, refused) if not refused else "refused", "A parameter that has no averages "
-                "has no entry, not an empty one."),
-        Mistake(lambda state, saved_names, names, refused: f"a ValueError that does not name {refused}" if refused
-                else by_name(state, saved_names, names), "It is refused, but the text of the ValueError does not have "
-                "the name of the parameter."),
-        Mistake(_dense, "A parameter that has no averages keeps its number; those after it do not move up."),
     ],
     errors={"ValueError": "A ValueError, though no averages are lost here: their parameters are all in `names`."},
     idea="A number is a place in one order. What do both orders know a parameter by?",

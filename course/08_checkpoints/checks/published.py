@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from labkit.exercises import Case, Draw, Exercise, Mistake
+from labkit.exercises import Case, Draw, Exercise
 
 Tensors = dict[str, torch.Tensor]
 _ENDS = {
@@ -169,44 +169,6 @@ def _without_layer_1(draw: Draw) -> dict[str, Any]:
 _TINY = {"theirs": model(None, 1, 4, 2, 1, 2, 2, vocabulary=3), "heads": 4, "groups": 2, "refused": ""}
 
 
-def _wrongly(**how: Any) -> Any:
-    return lambda theirs, heads, groups, refused: converted(theirs, heads, groups, refused, **how)
-
-
-def _all_q_first(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, groups: int) -> torch.Tensor:
-    return torch.cat([q, k, v])
-
-
-def _repeated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, groups: int) -> torch.Tensor:
-    """A mistake: a key and a value for each query head."""
-    k, v = (torch.cat([piece for piece in x.chunk(groups) for _ in range(heads // groups)]) for x in (k, v))
-    return packed(q, k, v, heads, heads)
-
-
-def _every_head_of_other_groups(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, groups: int
-) -> torch.Tensor:  # fmt: skip
-    """A mistake: query heads g, g + groups, ... in group g."""
-    dealt = q.view(heads // groups, groups, -1, *q.shape[1:]).transpose(0, 1).reshape(q.shape)
-    return packed(dealt, k, v, heads, groups)
-
-
-def _row_by_row(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    return torch.stack([gate, up], 1).flatten(0, 1)
-
-
-def _norms_swapped(theirs: Tensors, heads: int, groups: int, refused: str) -> Any:
-    if refused:
-        return "refused"
-    names = {"input_layernorm": "pre_mlp_layernorm", "pre_mlp_layernorm": "input_layernorm"}
-    swap = re.compile("|".join(names))
-    return {swap.sub(lambda m: names[m[0]], n): t for n, t in converted(theirs, heads, groups).items()}
-
-
-def _not_named(theirs: Tensors, heads: int, groups: int, refused: str) -> Any:
-    return f"a ValueError that does not name {refused}" if refused else converted(theirs, heads, groups)
-
-
 FROM_HF = Exercise(
     "from_hf",
     reference=converted,
@@ -226,32 +188,6 @@ FROM_HF = Exercise(
         Case("a tensor that is missing, too: whichever it is, it is the one that is named",
              _without("model.layers.1.self_attn.k_proj.bias"), hidden=True, fixed=[
                  *map(_without, model(None, 2, 4, 2, 1, 2, 2)), _one_layer_without_biases, _without_layer_1]),
-    ],
-    mistakes=[
-        Mistake(_wrongly(pack=_all_q_first), "First all q, then all k, then all v: a cut into halves of rows would "
-                "give one rank no value at all. Each group's heads stand together."),
-        Mistake(_wrongly(plain_bias=True), "The weights are packed and the biases are not: the rows of a bias go with "
-                "those of its weight."),
-        Mistake(_wrongly(stack=lambda gate, up: torch.cat([up, gate])), "The gate comes above up: here they have "
-                "changed places, and the activation is applied to the wrong one."),
-        Mistake(_wrongly(stack=_row_by_row), "Gate and up alternate row by row; they stand one above the other."),
-        *(Mistake(_wrongly(pack=wrong), "Within a group keys stand before values; here they have changed places, and "
-                  "no shape shows it.") for wrong in (
-            lambda q, k, v, heads, groups: packed(q, v, k, heads, groups),
-            lambda q, k, v, heads, groups: packed(v, q, k, heads, groups),  # sorted by size, where all are as large
-        )),
-        Mistake(_wrongly(pack=_repeated), "Keys and values are repeated for every query head; a group has one each."),
-        Mistake(_wrongly(pack=_every_head_of_other_groups), "The query heads of a group follow each other: "
-                "group 0 has the first ones, not each `groups`-th one."),
-        Mistake(lambda theirs, heads, groups, refused: {**converted(theirs, heads, groups, refused),
-                "output_layer.weight": theirs["model.embed_tokens.weight"]} if not refused else None,
-                "Where embedding and output layer are tied there is one tensor, not two."),
-        Mistake(_norms_swapped, "The two norms of a layer have changed places: ours are named after what follows, "
-                "Qwen2's second one after what stands before it."),
-        Mistake(_not_named, "It is refused, but the text of the ValueError does not have the name of the tensor that "
-                "is missing, or that does not belong there."),
-        Mistake(lambda theirs, heads, groups, refused: {n: t for n, t in converted(theirs, heads, groups).items()
-                if not n.endswith("qkv.bias")} if not refused else None, "The biases of q, k and v are left out."),
     ],
     errors={
         "lm_head.weight": "Where the output layer is tied to the embedding there is no lm_head.weight.",

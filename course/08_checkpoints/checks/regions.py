@@ -1,20 +1,18 @@
 """Lab 08, regions: which boxes of the logical tensor a rank holds, and a box assembled from stored ones.
 
-Files lie in the judge's process and are read through a memory that counts (`labkit.hbm`): a program that reads a whole
-file, a whole region, or a number twice gets the right tensor and is recognised by its reads.
+Files are read through a memory that counts (`labkit.hbm`): a program that reads a whole file, a
+whole region, or a number twice gets the right tensor and is recognised by its reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
+from labkit.exercises import Answer, Case, Draw, Exercise
 
 Box = list[list[int]]
-NUMBERS = "numbers, though some of them were never stored"  # in place of a ValueError; the drive says so, too
 FILES = tuple(f"shard_{rank}" for rank in range(4))
 
 
@@ -63,57 +61,6 @@ _BOXES = [
 ]  # fmt: skip
 
 
-def _around(**inputs: Any) -> list[Box]:
-    """A mistake: one box around all boxes."""
-    found = boxes_of(**inputs)
-    return [[[min(b[d][0] for b in found), max(b[d][1] for b in found)] for d in (0, 1)]] if found else []
-
-
-def _row_by_row(**inputs: Any) -> list[Box]:
-    return [[[row, row + 1], columns] for (first, last), columns in boxes_of(**inputs) for row in range(first, last)]
-
-
-def _cut_elsewhere(**inputs: Any) -> list[Box]:
-    """A mistake: the flat range is taken of the whole tensor, without regard to the part."""
-    return boxes_of(**{**inputs, "parts": 1, "part": 0})
-
-
-def _lengths(**inputs: Any) -> list[Box]:
-    return [[[a, b - a] for a, b in box] for box in boxes_of(**inputs)]
-
-
-def _whole_rows(**inputs: Any) -> list[Box]:
-    """A mistake: only whole rows, without the pieces of rows at both ends."""
-    width = inputs["columns"] // (inputs["parts"] if inputs["dim"] == 1 else 1)
-    return [box for box in boxes_of(**inputs) if box[1][1] - box[1][0] == width]
-
-
-def _other_dim(**inputs: Any) -> list[Box] | None:
-    divides = inputs[("rows", "columns")[1 - inputs["dim"]]] % inputs["parts"] == 0
-    return boxes_of(**{**inputs, "dim": 1 - inputs["dim"]}) if divides else None
-
-
-def _included(**inputs: Any) -> list[Box]:
-    return [[[a, b - 1] for a, b in box] for box in boxes_of(**inputs)]
-
-
-def _first_row_alone(**inputs: Any) -> list[Box]:
-    """A mistake: the row with the first number is a box of its own even if it is whole."""
-    found = boxes_of(**inputs)
-    if not found or found[0][0][1] - found[0][0][0] == 1:
-        return found
-    (first, last), columns = found[0]
-    return [[[first, first + 1], columns], [[first + 1, last], columns], *found[1:]]
-
-
-def _column_by_column(**inputs: Any) -> list[Box]:
-    """A mistake: the numbers of a part of columns are counted down its columns."""
-    if inputs["dim"] == 0:
-        return boxes_of(**inputs)
-    turned = boxes_of(**{**inputs, "rows": inputs["columns"], "columns": inputs["rows"], "dim": 0})
-    return [[rows, columns] for columns, rows in turned]
-
-
 BOXES = Exercise(
     "boxes_of",
     reference=boxes_of,
@@ -121,22 +68,6 @@ BOXES = Exercise(
         Case("the example: [4, 6] cut by columns into 2, numbers 2 to 10 of part 1", _EXAMPLE),
         Case("all of part 0", _WHOLE, fixed=[_BY_ROWS]),
         Case("other pieces", _piece, points=2, hidden=True, fixed=_BOXES),
-    ],
-    mistakes=[
-        Mistake(lambda **i: boxes_of(**i, local=True), "These are places in the part. A checkpoint knows places in the "
-                "whole tensor only."),
-        Mistake(_around, "One box around the piece holds numbers that this rank does not have."),
-        Mistake(_row_by_row, "All rows are right. Whole rows that follow each other are one box."),
-        Mistake(_cut_elsewhere, "The numbers are counted in the part, row by row, not in the whole tensor."),
-        Mistake(_lengths, "The second number of a range is where it stops, not how long it is."),
-        Mistake(_included, "The last row and the last column of a range are not included, as in Python."),
-        Mistake(_first_row_alone, "The first row is held whole, and whole rows follow it: they are one box."),
-        Mistake(_column_by_column, "A part of columns is counted row by row, too."),
-        Mistake(_other_dim, "The tensor is cut along the other dim: 0 are rows, 1 are columns."),
-        Mistake(lambda **i: boxes_of(**{**i, "part": i["parts"] - 1 - i["part"]}), "That is another part: part 0 is "
-                "the first."),
-        Mistake(lambda **i: boxes_of(**i)[::-1], "The boxes stand in the order of the numbers."),
-        Mistake(_whole_rows, "The ends are missing: a piece may begin and end in the middle of a row."),
     ],
     idea="Walk along the piece: are you in the middle of a row, at the start of whole rows, or in a row that is cut?",
     hint="width is the part's number of columns. At `at` with (row, column) = divmod(at, width): if column is not 0 or "
@@ -158,19 +89,19 @@ def load_box(regions: list[Any], box: Box, hole: bool = False, **files: torch.Te
     return {"box": whole[top:bottom, left:right]}
 
 
-def _drive(exercise: Any, regions: Any, box: Any, hole: bool) -> Any:
-    from labkit.hbm import JudgedMemory
+def _drive(exercise: Any, regions: Any, box: Any, hole: bool, **files: Any) -> Any:
+    from labkit.hbm import Memory
+    from labkit.tools import note
 
-    numbers = "numbers, though some of them were never stored"
-
-    memory = JudgedMemory()
+    memory = Memory(**files)
+    note("memory", memory.evidence())
     if not hole:
         return {"box": exercise.load_box(memory, regions, box)}
     try:
         exercise.load_box(memory, regions, box)
     except ValueError:
         return {"box": "a ValueError"}
-    return {"box": numbers}
+    return {"box": "numbers, though some of them were never stored"}
 
 
 def _meeting(inputs: dict[str, Any]) -> list[Box]:
@@ -184,8 +115,7 @@ def _meeting(inputs: dict[str, Any]) -> list[Box]:
 
 
 def _reads(answer: Answer) -> str | None:
-    memory = answer.evidence[0].memory
-    assert memory is not None
+    [memory] = answer.evidence[0].notes["memory"]
     loads = [tuple(one[1:]) for one in memory["order"]]
     meeting = _meeting(answer.inputs)
     wanted, rows = sum((b - a) * (d - c) for (a, b), (c, d) in meeting), sum(b - a for (a, b), _ in meeting)
@@ -261,48 +191,10 @@ _NAN = _wanted([[0, 2], [0, 4]], 2, 4, 1, 2, 1)  # a stored number may be any nu
 _NAN["shard_1"][4] = torch.nan
 
 
-def _mistaken(change: Callable[..., torch.Tensor]) -> Callable[..., dict[str, Any]]:
-    def answer(regions: Any, box: Any, hole: bool, **files: torch.Tensor) -> dict[str, Any]:
-        return {"box": change(regions, box, **files)}
-
-    return answer
-
-
-def _numbers_in_the_hole(regions: list[Any], box: Box, hole: bool, **files: torch.Tensor) -> Any:
-    """A mistake: zeros, or whatever was in memory, in place of the missing region."""
-    return {"box": NUMBERS} if hole else NotImplemented
-
-
-def _from_the_start(regions: list[Any], box: Box, **files: torch.Tensor) -> torch.Tensor:
-    """A mistake: each region is read as if it began at 0 of its file."""
-    found = load_box([[file, 0, region] for file, _, region in regions], box, False, **files)["box"]
-    assert isinstance(found, torch.Tensor)
-    return found
-
-
-def _one_stretch(regions: list[Any], box: Box, hole: bool, **files: torch.Tensor) -> Any:
-    """A mistake: the wanted count of numbers is read of a region, from the first one on."""
-    if hole:
-        return {"box": "a ValueError"}
-    (top, bottom), (left, right) = box
-    found = torch.zeros(bottom - top, right - left)
-    for file, at, ((r0, r1), (c0, c1)) in regions:
-        rows, columns = (max(top, r0), min(bottom, r1)), (max(left, c0), min(right, c1))
-        if rows[0] < rows[1] and columns[0] < columns[1]:
-            size = rows[1] - rows[0], columns[1] - columns[0]
-            start = at + (rows[0] - r0) * (c1 - c0) + columns[0] - c0
-            if start + size[0] * size[1] > len(files[file]):
-                return NotImplemented  # it ends in an error
-            here = found[rows[0] - top : rows[1] - top, columns[0] - left : columns[1] - left]
-            here.copy_(files[file][start : start + size[0] * size[1]].view(size))
-    return {"box": found}
-
-
 LOAD = Exercise(
     "load_box",
     reference=load_box,
     drive=_drive,
-    memory=FILES,
     cases=[
         Case("[2, 4] in two files, columns 0 to 2 and 2 to 4; wanted are columns 1 to 3", _TWO),
         Case("the second file is not there: refused with a ValueError", _ONE_MISSING),
@@ -311,14 +203,6 @@ LOAD = Exercise(
              draws=3, accept=[_reads], fixed=_FIXED),
         Case("what is in no region is refused", _holes, hidden=True, fixed=[
             _with_a_hole(0, [[0, 4], [0, 6]], 4, 6, 1, 2, 2), _with_a_hole(-1, [[3, 4], [5, 6]], 4, 6, 1, 2, 2)]),
-    ],
-    mistakes=[
-        Mistake(_numbers_in_the_hole, "Where nothing was stored it returns zeros, or what was in memory. A run that "
-                "begins with them trains on without an error."),
-        Mistake(_one_stretch, "Of each region one stretch is taken. Its rows are wider than the box, so the stretch "
-                "runs on into columns that are not wanted."),
-        Mistake(_mistaken(_from_the_start), "A region begins in its file where `at` says; before it lie numbers of "
-                "others."),
     ],
     errors={"ValueError": "A ValueError, though every number of this box is in a region."},
     idea="For one region: which rows and columns does it share with the box, and where in the file is the first one?",

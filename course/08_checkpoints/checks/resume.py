@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from course.lab08.small_run import Run
 from labkit import plain
 from labkit.checks import count, only
-from labkit.exercises import Case, Draw, Exercise, Mistake
-from labkit.small_run import Run
+from labkit.exercises import Case, Draw, Exercise
 
 Inputs = list[dict[str, Any]]
 
@@ -26,8 +26,8 @@ def _drive(
     import torch as t
     import torch.distributed as dist
 
+    from course.lab08.small_run import Run as SmallRun
     from labkit import plain as data
-    from labkit.small_run import Run as SmallRun
 
     rank = dist.get_rank()
     run = SmallRun(seed + rank, dropout, decays, rows, batch)
@@ -124,24 +124,6 @@ def _all(draw: Draw) -> Inputs:
     return _both(draw.integer(1, 99), draw.choice([2, 3, 6]), 7, 0.3, True, 8, 2)
 
 
-def _forgot(what: str) -> Any:
-    return lambda ranks: _resumed(ranks, what)
-
-
-def _drawn_again(run: Run, seed: int) -> None:
-    """A mistake: the order of the epoch is drawn from a generator that has drawn it already."""
-    run.data.order = torch.randperm(len(run.data.order), generator=run.data.generator)
-
-
-def _one_step_counted(run: Run, seed: int) -> None:
-    """A mistake: the optimizer keeps its own count of the step that rank 1 has made."""
-    for one in run.optimizer.state.values():
-        one["step"].fill_(1)
-
-
-_CHANGES = "Saving has changed the run itself: rank 0, which only saves and trains on, no longer makes its own steps."
-_DATA = "order position generator"
-
 RESUME = Exercise(
     "resume",
     reference=_resumed,
@@ -155,37 +137,6 @@ RESUME = Exercise(
         Case("dropout", _with_dropout, hidden=True),
         Case("saved in the middle of an epoch, gone on into the next", _within_an_epoch, points=2, hidden=True),
         Case("all of it", _all, hidden=True),
-    ],
-    mistakes=[
-        Mistake(lambda ranks: _resumed(ranks, aliased=True), "What is saved changes while the run trains on: a state "
-                "dict holds the tensors themselves, not copies."),
-        *(Mistake(lambda ranks, changes=changes: _resumed(ranks, saving=changes), _CHANGES) for changes in (
-            *(lambda run, seed=seed: torch.manual_seed(seed) for seed in (0, 1, 42, 123, 1234)),
-            lambda run: run.model.eval(),
-            lambda run: run.data.generator.manual_seed(0),
-        )),
-        Mistake(_forgot("weights"), "The weights are not those that were saved."),
-        Mistake(_forgot("moments"), "The optimizer begins anew: its averages and its count of steps are state too."),
-        Mistake(_forgot("rate"), "The schedule begins anew, and the rate with it."),
-        Mistake(_forgot("dropout"), "Dropout draws other numbers: the place in torch's own stream of random numbers "
-                "is state too."),
-        Mistake(_forgot(_DATA), "The run goes on with other samples."),
-        Mistake(_forgot("order position"), "The rows of the epoch that has begun are not those drawn for it."),
-        Mistake(_forgot("order"), "The rows of the epoch that has begun are not those drawn for it."),
-        Mistake(_forgot("position"), "The order of this epoch is right; how far the run had come in it is not."),
-        Mistake(_forgot("generator"), "This epoch is right, and the next one is drawn from another stream."),
-        Mistake(lambda ranks: _resumed(ranks, then=_drawn_again), "The order of this epoch is drawn once more. The "
-                "generator has drawn it before, so it gives another order now."),
-        Mistake(lambda ranks: _resumed(ranks, then=lambda run, seed: run.data.generator.manual_seed(seed + 1000)),
-                "The stream of the data begins at its seed again, not at its place."),
-        Mistake(lambda ranks: _resumed(ranks, then=lambda run, seed: torch.manual_seed(seed)), "The stream of dropout "
-                "begins at its seed again, not at its place."),
-        Mistake(lambda ranks: _resumed(ranks, then=_one_step_counted), "The averages are right; the optimizer's count "
-                "of steps is not."),
-        Mistake(lambda ranks: _resumed(ranks, then=lambda run, seed: run.model.eval()), "The model is in evaluation "
-                "mode: nothing is dropped any more."),
-        Mistake(_forgot(f"{_DATA} dropout"), "Weights and optimizer are right; random numbers and samples are not."),
-        Mistake(_forgot(f"{_DATA} dropout rate"), "Weights and averages are right; what else changes in a step?"),
     ],
     errors={
         "DataError": "A state is plain data: numbers, texts, lists, dicts and tensors.",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from labkit.exercises import Case, Draw, Exercise, Mistake
+from labkit.exercises import Case, Draw, Exercise
 
 
 def decode_step(
@@ -58,10 +57,6 @@ def _some(draw: Draw) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _with(**mistake: Any) -> Callable[..., dict[str, float]]:
-    return lambda **inputs: decode_step(**inputs, **mistake)
-
-
 DECODE = Exercise(
     "decode_step",
     reference=decode_step,
@@ -74,26 +69,6 @@ DECODE = Exercise(
             {**_EXAMPLE, "gpu": {**_EXAMPLE["gpu"], "memory": 2399.0}},
             {**_EXAMPLE, "gpu": {**_EXAMPLE["gpu"], "memory": 4399}},
             {**_EXAMPLE, "gpu": {**_EXAMPLE["gpu"], "memory": 3600}}]),
-    ],
-    mistakes=[
-        Mistake(_with(both=1), "Each token leaves a key and a value: two vectors in each group."),
-        Mistake(_with(one_layer=True), "Every layer keeps keys and values of its own."),
-        Mistake(_with(weights_each=True), "The weights are read once a step, for all sequences together."),
-        Mistake(_with(cached=lambda s, n: 0), "The keys and values of all earlier tokens are read as well."),
-        Mistake(_with(cached=lambda s, n: n), "Each sequence has a cache of its own, and all of them are read."),
-        Mistake(_with(cached=lambda s, n: s), "A new token looks at all tokens of its sequence, not at one."),
-        Mistake(_with(flops=1), "A parameter costs two operations a token, a product and a sum."),
-        Mistake(_with(computed=lambda s: 1), "Each sequence's token is computed: the products are done for all."),
-        Mistake(_with(seconds=sum), "Reading and computing go on at the same time: the longer of the two counts."),
-        Mistake(_with(seconds=lambda times: times[0]), "With many sequences the products take longer than the reads."),
-        Mistake(_with(seconds=lambda times: times[1]), "With few sequences the reads take longer than the products."),
-        Mistake(_with(seconds=min), "The step is over when both are: the longer of the two counts."),
-        Mistake(_with(one_token=True), "A step makes one token for each sequence."),
-        Mistake(_with(no_weights=True), "The weights lie in the same memory."),
-        Mistake(_with(no_pages=True), "A sequence takes whole pages: its last page is taken, however full it is."),
-        Mistake(_with(pages=lambda n, size: n // size), "The last page, which is not full, is taken as well."),
-        Mistake(_with(pages=lambda n, size: n // size + 1), "A sequence that ends with a full page takes no further "
-                "one."),
     ],
     idea="What does one token leave behind; what must be read for one step, once or for each sequence?",
     hint="token = 2 * layers * groups * d * bytes; read = parameters * bytes + sequences * length * token; seconds = "

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
-from labkit.exercises import Case, Draw, Exercise, Mistake
+from labkit.exercises import Case, Draw, Exercise
 
 Answer = dict[str, list[Any]]
 NEAR = 1e-3
@@ -63,54 +62,6 @@ _DRAW = {
 }  # fmt: skip
 
 
-def _by_values_alone(served: Answer, alone: Answer, scored: list[float]) -> list[Any]:
-    """The log-probabilities of the same request alone are taken for the judge."""
-    return diagnose(served, alone, alone["log_probs"])
-
-
-def _tokens_first(served: Answer, alone: Answer, scored: list[float]) -> list[Any]:
-    for i, token in enumerate(served["tokens"]):
-        if token != alone["tokens"][i]:
-            return ["draw", i]
-    return diagnose(served, alone, scored)
-
-
-def _any_value(served: Answer, alone: Answer, scored: list[float]) -> list[Any]:
-    """Memory wins wherever it is."""
-    found = diagnose(served, served, scored)
-    return found if found[0] == "memory" else diagnose(served, alone, scored)
-
-
-def _draw_before_memory(served: Answer, alone: Answer, scored: list[float]) -> list[Any]:
-    for i, (token, value) in enumerate(zip(served["tokens"], served["log_probs"], strict=True)):
-        if token != alone["tokens"][i]:
-            return ["draw", i]
-        if abs(value - scored[i]) > NEAR:
-            return ["memory", i]
-    return ["right", None]
-
-
-def _exactly(served: Answer, alone: Answer, scored: list[float]) -> list[Any]:
-    for i, value in enumerate(served["log_probs"]):
-        if value != scored[i]:
-            return ["memory", i]
-    return diagnose(served, alone, scored)
-
-
-def _named(change: Callable[[list[Any]], list[Any]]) -> Callable[..., list[Any]]:
-    return lambda **inputs: change(diagnose(**inputs))
-
-
-def _one_sided(served: Answer, alone: Answer, scored: list[float]) -> list[Any]:
-    return diagnose(served, alone, [max(a, b) for a, b in zip(served["log_probs"], scored, strict=True)])
-
-
-def _other_side(served: Answer, alone: Answer, scored: list[float]) -> list[Any]:
-    return diagnose(served, alone, [min(a, b) for a, b in zip(served["log_probs"], scored, strict=True)])
-
-
-_SWAP = {"memory": "draw", "draw": "memory", "right": "right"}
-
 DIAGNOSE = Exercise(
     "diagnose",
     reference=diagnose,
@@ -123,21 +74,6 @@ DIAGNOSE = Exercise(
             lambda draw: _case(draw, 2, 2, -0.4), lambda draw: _case(draw, None, 4, -0.004),
             lambda draw: _case(draw, None, 4, 0.002), lambda draw: _case(draw, 5, 0, -0.002),
         ]),
-    ],
-    mistakes=[
-        Mistake(_by_values_alone, "Behind another token the values of the request alone are those of another text: "
-                "compare with `scored`."),
-        Mistake(_draw_before_memory, "Where value and token differ in the same place, wrong numbers explain the token: "
-                "it is memory."),
-        Mistake(_tokens_first, "The first difference counts, be it a value's or a token's."),
-        Mistake(_any_value, "A token that differs earlier counts: the first difference says which part is wrong."),
-        Mistake(_exactly, "Two passes add up in another order: the last digits differ, and that is no damage."),
-        Mistake(_named(lambda found: [_SWAP[found[0]], found[1]]), "The names are exchanged: a wrong draw leaves the "
-                "values right."),
-        Mistake(_named(lambda found: [found[0], found[1] if found[1] is None else found[1] + 1]), "Places are counted "
-                "from 0."),
-        Mistake(_one_sided, "A value may also be lower than it should be."),
-        Mistake(_other_side, "A value may also be higher than it should be."),
     ],
     idea="Which of the two comparisons says something about the model's numbers, and which about the draw?",
     hint="For each place i: if served and scored differ by more than 1e-3, return ("

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from labkit.exercises import Case, Draw, Exercise, Mistake
+from labkit.exercises import Case, Draw, Exercise
 
 Tensor = torch.Tensor
 
@@ -71,14 +71,6 @@ def _small(*shape: int) -> Tensor:
     return torch.arange(1.0, 1 + math.prod(shape)).view(*shape) % 5 / 4
 
 
-def _with(**mistake: Any) -> Callable[..., Any]:
-    return lambda **inputs: attend(**inputs, **mistake)
-
-
-def _only_old(**inputs: Any) -> Any:
-    return attend(**inputs, only_old=True) if inputs["kept"] else NotImplemented
-
-
 ATTEND = Exercise(
     "attend",
     reference=attend,
@@ -94,21 +86,6 @@ ATTEND = Exercise(
         Case("other sequences, a chunk of a prompt", _some, points=2, hidden=True, fixed=[
             lambda draw: _some(draw, kept=0, new=5, size=2), lambda draw: _some(draw, kept=3, new=6, size=4),
             lambda draw: _some(draw, kept=6, new=3, size=3, spare=1)]),
-    ],
-    mistakes=[
-        Mistake(_with(no_table=True), "Page i of the sequence is not page i of the memory: the table says which one."),
-        Mistake(_with(all_rows=True), "Rows behind the last token are read: they hold nothing of this sequence."),
-        Mistake(_with(not_written=True), "The new keys and values are not written into their rows."),
-        Mistake(lambda **i: {**attend(**i), "keys": i["keys"], "values": i["values"]}, "The new keys and values are "
-                "not written into their rows."),
-        Mistake(_with(first=0), "The new tokens come behind the kept ones; here they are written over the first."),
-        Mistake(_with(only_new=True), "The tokens that were kept before are not looked at."),
-        Mistake(_only_old, "A new token sees itself, too, and the new ones before it."),
-        Mistake(_with(not_causal=True), "A new token sees new ones that come after it."),
-        Mistake(_with(sees=-1), "A new token sees itself, too."),
-        Mistake(_with(scale=1.0), "The scores are not divided by the square root of d."),
-        Mistake(lambda **i: attend(**i, scale=1 / i["q"].shape[1]), "The scores are divided by d, not by its square "
-                "root."),
     ],
     errors={"out of range": "A token's page is its place divided by the page size; only then the table is asked."},
     idea="Token j of the sequence: which entry of the table, and which row of that page?",

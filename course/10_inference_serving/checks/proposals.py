@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from labkit.exercises import Case, Draw, Exercise, Mistake
+from labkit.exercises import Case, Draw, Exercise
 
 Tensor = torch.Tensor
 
@@ -72,10 +71,6 @@ _EXAMPLE = {"p": _P, "q": _Q, "proposed": [0, 0], "u": [0.9, 0.6], "v": [0.1, 0.
 _ALL = {"p": _P, "q": _Q, "proposed": [0, 1], "u": [0.9, 0.6], "v": [0.1, 0.4, 0.7]}
 
 
-def _with(**mistake: Any) -> Callable[..., list[int]]:
-    return lambda **inputs: verify(**inputs, **mistake)
-
-
 VERIFY = Exercise(
     "verify",
     reference=verify,
@@ -87,25 +82,6 @@ VERIFY = Exercise(
             lambda draw: _some(draw, k=1), lambda draw: _some(draw, k=4, near=2.0), lambda draw: _some(draw, k=0),
             {"p": _P, "q": _Q, "proposed": [1, 1], "u": [0.55, 0.1], "v": [0.5, 0.2, 0.3]}]),
         Case("a proposer that is as good as the model", _same_shares, hidden=True),
-    ],
-    mistakes=[
-        Mistake(_with(left=lambda p, q: p), "After a rejection p itself is drawn from: then what q likes comes too "
-                "often."),
-        Mistake(_with(left=lambda p, q: q), "After a rejection q is drawn from, the proposer's distribution."),
-        Mistake(_with(left=lambda p, q: (p - q).abs()), "Where q is above p nothing is left to draw."),
-        Mistake(_with(left=lambda p, q: (q - p).clamp(min=0)), "Drawn is what p has more than q, not the other way "
-                "round."),
-        Mistake(_with(accepts=lambda p, q, u: u < p), "The chance is p of the token divided by q of it, not p alone."),
-        Mistake(_with(accepts=lambda p, q, u: u * p < q), "p and q are exchanged in the chance of acceptance."),
-        Mistake(_with(accepts=lambda p, q, u: p >= q), "Where q is above p, the proposal is accepted now and then."),
-        Mistake(_with(accepts=lambda p, q, u: u * q >= p), "The verdict is turned round."),
-        Mistake(_with(goes_on=True), "What was proposed behind a rejected token continues another text: stop there."),
-        Mistake(_with(nothing_drawn=True), "In place of the rejected token another one is drawn."),
-        Mistake(_with(none_more=True), "If all are accepted, the pass has the distribution of one more token."),
-        Mistake(_with(last=-1), "The token after all proposals has the last row of p."),
-        Mistake(_with(same_number=True), "u has decided the verdict; the draw has a number of its own."),
-        Mistake(_with(number=lambda i: 0), "Each place has its own number in v."),
-        Mistake(_with(number=lambda i: -1), "Each place has its own number in v."),
     ],
     errors={"IndexError": "There is one row of p more than proposals; q, proposed and u have one for each."},
     idea="One place after the other; at the first rejection the answer ends with one token of the model's own.",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from labkit.exercises import Case, Draw, Exercise, Mistake
+from labkit.exercises import Case, Draw, Exercise
 
 Row = dict[str, Any]
 
@@ -105,10 +104,6 @@ def _tight(draw: Draw) -> Any:
     return _state(running, [draw.integer(1, 5)], draw.integer(seats, seats + 6), seats + 1, draw.integer(0, 1), size)
 
 
-def _with(**mistake: Any) -> Callable[..., Any]:
-    return lambda **inputs: schedule(**inputs, **mistake)
-
-
 _EXAMPLE = _state([(9, 8), (6, 5)], [7, 3], 6, 4, 5, 4)
 _SCARCE = _state([(9, 8), (5, 4), (4, 3)], [2], 6, 4, 0, 4)
 _FIXED = [
@@ -154,25 +149,6 @@ SCHEDULE = Exercise(
         Case("other steps with pages enough for who runs", _some, points=2, hidden=True, fixed=_FIXED),
         Case("other steps, pages run out", _tight, points=2, hidden=True, fixed=[
             *_FIXED_SCARCE, lambda draw: _some(draw, scarce=True)]),
-    ],
-    mistakes=[
-        Mistake(_with(waiting_first=True), "Those that wait are served before those that run: answers stall."),
-        Mistake(_with(whole_prompts=True), "A prompt that is longer than the room left is computed in part: its chunk "
-                "fills the step."),
-        Mistake(_with(oldest=True), "The oldest loses its pages here: then nobody's answer is sure to end."),
-        Mistake(_with(waits=True), "A sequence that runs and finds no page waits here; the newest must give its up."),
-        Mistake(_with(keeps_pages=True), "What a preempted sequence gives back can be taken at once."),
-        Mistake(_with(admits_after=True), "In a step that takes pages away from somebody nobody is admitted."),
-        Mistake(_with(next=0), "Its next token needs a place, too: else it may be preempted in the next step."),
-        Mistake(_with(chunk_pages=True), "Admitted is who finds pages for all its tokens and the next, not for a chunk "
-                "alone."),
-        Mistake(_with(reserves=True), "A chunk takes pages for itself; the others are asked for, not taken."),
-        Mistake(_with(skips=True), "One that does not fit makes those behind it wait: else it may wait for ever."),
-        Mistake(_with(seats_kept=True), "Those that were admitted in this step have seats, too."),
-        Mistake(_with(no_seats=True), "There are only so many seats."),
-        Mistake(_with(one_each=True), "One that runs may have more than one token to compute: the rest of its prompt."),
-        Mistake(_with(no_budget=True), "Those that run share the budget, too."),
-        Mistake(_with(all_new=True), "It has pages already: only those beyond them are taken."),
     ],
     errors={"KeyError": "A row has the keys name, tokens, computed and pages."},
     idea="First those that run, oldest first; then those that wait, until one of four things is used up.",

@@ -4,12 +4,10 @@ pipeline rank.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from labkit.exercises import Case, Draw, Exercise, Mistake, instead
+from labkit.exercises import Case, Draw, Exercise
 
 
 def live(p: int, v: int, m: int, rank: int) -> Fraction:
@@ -83,25 +81,6 @@ _LIVE = [
 _FULL = [_of(recompute="full", sp=sp, tp=tp) for sp, tp in ((True, 8), (False, 8), (False, 1), (True, 2))]
 
 
-def _with(**mistake: Any) -> Callable[..., dict[str, int]]:
-    return lambda **inputs: activation_bytes(**inputs, **mistake)
-
-
-def _alive(number: Callable[[int, int, int, int], Any]) -> Callable[..., dict[str, int]]:
-    return _with(live=number)
-
-
-def _warm(p: int, v: int, m: int, rank: int) -> Fraction:
-    """The number of live microbatches of the warm-up alone."""
-    return Fraction(min(v * m, 2 * (p - rank - 1) + (v - 1) * p), v) if v > 1 else Fraction(min(m, p - rank - 1))
-
-
-def _again(**inputs: Any) -> dict[str, int]:
-    found, whole = activation_bytes(**inputs), activation_bytes(**{**inputs, "recompute": "none"})
-    return {**found, "stage": found["stage"] + whole["layer"] - found["layer"]}
-
-
-_ONE_MORE = "One forward pass more is under way than the warm-up has: the steady phase begins with a forward pass."
 ACTIVATIONS = Exercise(
     "activation_bytes",
     reference=activation_bytes,
@@ -113,53 +92,6 @@ ACTIVATIONS = Exercise(
         Case("other models, with and without sequence parallelism", _run, hidden=True, fixed=_SHAPES),
         Case("other pipelines, and full recompute", lambda draw: _run(draw, draw.choice(["full", "none"])), hidden=True,
              fixed=[*_FULL, *_LIVE]),
-    ],
-    mistakes=[
-        Mistake(_with(all_cut=True), "Without sequence parallelism every rank of tp keeps the first group whole: only "
-                "what lies between the two matrices of a pair is cut."),
-        Mistake(_with(nothing_cut=True), "What lies between the two matrices of a pair is cut over tp."),
-        Mistake(_with(no_groups=True), "Keys and values have `groups` heads, not as many as queries."),
-        Mistake(_with(whole_kv=True), "Keys and values are cut over tp, as queries are."),
-        Mistake(_with(no_statistics=True), "The statistics of the two norms are missing."),
-        Mistake(_with(no_sums=True), "The log-sum-exp of each head is missing."),
-        Mistake(_with(keeps_mlp=True), "With recompute mlp nothing between the MLP's matrices is kept."),
-        Mistake(_with(keeps=2), "With recompute mlp the product of gate and up is not kept, either."),
-        Mistake(_with(keeps=4), "With recompute mlp gate and up are not kept, either."),
-        Mistake(_with(loses_input=True), "The input of the MLP is kept with recompute mlp, too: the MLP runs again "
-                "from it."),
-        Mistake(_with(keeps_all=True), "With full recompute a layer keeps its input and nothing else."),
-        Mistake(_with(full_uncut=True), "With sequence parallelism the input of a layer is cut as well."),
-        Mistake(_alive(lambda p, v, m, rank: 1), "Several microbatches are under way at once."),
-        Mistake(_alive(lambda p, v, m, rank: m), "All microbatches: that is GPipe. In 1F1B a backward pass follows "
-                "each forward pass as soon as the pipeline is full."),
-        Mistake(_alive(lambda p, v, m, rank: p - rank if v == 1 else live(p, v, 10**6, rank)), "No more microbatches "
-                "can be under way than there are."),
-        Mistake(_alive(lambda p, v, m, rank: min(p, m) if v == 1 else live(p, v, m, 0)), "Later ranks have fewer under "
-                "way: the backward pass reaches them earlier."),
-        Mistake(_alive(lambda p, v, m, rank: min(m, rank + 1) if v == 1 else live(p, v, m, p - 1 - rank)), "The first "
-                "rank has most under way, not the last."),
-        Mistake(_alive(lambda p, v, m, rank: min(m, p - rank - 1) if v == 1 else live(p, v, m, rank)), _ONE_MORE),
-        Mistake(_alive(_warm), _ONE_MORE),
-        Mistake(_alive(lambda p, v, m, rank: min(m, 2 * (p - rank - 1) + 1) if v == 1 else live(p, v, m, rank)), "The "
-                "formula of interleaved 1F1B holds for v > 1 alone."),
-        Mistake(_again, "What the backward pass computes again of one layer is gone when the next one begins: it is in "
-                "no row of the table."),
-        Mistake(_alive(lambda p, v, m, rank: min(m, p - rank)), "With several chunks more is under way: see the "
-                "formula for v > 1."),
-        Mistake(_alive(lambda p, v, m, rank: live(p, v, m, rank) * v), "What is under way with v chunks are passes of "
-                "single chunks, each with layers / v layers."),
-        Mistake(_alive(lambda p, v, m, rank: _warm(p, v, m, rank) if v > 1 else live(p, v, m, rank)), _ONE_MORE),
-        Mistake(_alive(lambda p, v, m, rank: live(p, v, m, rank) if v == 1 else live(p, v, m, 0)), "Later ranks have "
-                "fewer "
-                "under way: the backward pass reaches them earlier."),
-        Mistake(_alive(lambda p, v, m, rank: math.ceil(live(p, v, m, rank))), "Single chunks of a microbatch are "
-                "under way: "
-                "they need not add up to whole microbatches."),
-        Mistake(_alive(lambda p, v, m, rank: live(p, v, m, rank) if v == 1 else Fraction(
-                min(v * m, 2 * (p - rank - 1) + p + 1), v)), "The warm-up goes through v - 1 chunks of p microbatches, "
-                "however many v are."),
-        Mistake(instead(activation_bytes, stage=lambda **i: activation_bytes(**i)["stage"] // i["layers"]), "A rank "
-                "has several layers."),
     ],
     idea="Group what a layer keeps by what cuts it, and count the passes that are under way at the fullest moment.",
     hint="cut = tokens / tp with sp, else tokens; layer = cut (8h + 8) + tokens (6 (heads + groups) d + 4 heads + 6f) "

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from labkit.exercises import Case, Draw, Exercise, Mistake, instead
+from labkit.exercises import Case, Draw, Exercise
 
 
 def bytes_sent(
@@ -78,18 +77,6 @@ _FIXED_EXPERTS = [
 ]  # fmt: skip
 
 
-def _with(**mistake: Any) -> Callable[..., dict[str, int]]:
-    return lambda **inputs: bytes_sent(**inputs, **mistake)
-
-
-def _sends(number: Callable[[int, int, int, int], int]) -> Callable[..., dict[str, int]]:
-    return _with(pp=number)
-
-
-def _alone(**inputs: Any) -> dict[str, int]:
-    return {**bytes_sent(**inputs), **({"dp": 0} if inputs["layout"]["dp"] == 1 else {})}
-
-
 SENT = Exercise(
     "bytes_sent",
     reference=bytes_sent,
@@ -101,64 +88,6 @@ SENT = Exercise(
         Case("other layouts without experts", _draw, hidden=True, fixed=_FIXED),
         Case("other layouts with experts", lambda draw: _draw(draw, draw.integer(1, 4)), hidden=True,
              fixed=_FIXED_EXPERTS),
-    ],
-    mistakes=[
-        Mistake(_with(whole=True), "In a ring of n ranks a rank sends (n - 1)/n of a payload."),
-        Mistake(_with(tp_whole=True), "tp: in a ring of n ranks a rank sends (n - 1)/n of a payload."),
-        Mistake(_with(tp=(4, 8)), "tp: the backward pass of the first matrix of a pair gathers its input once more."),
-        Mistake(_with(tp=(10, 10)), "tp: a layer with experts has one pair of matrices that tp cuts, attention's."),
-        Mistake(_with(tp=(2, 4)), "tp: that is the forward pass alone."),
-        Mistake(_with(cp_again=True), "`tokens` are those of this rank of cp already: they are not divided once more."),
-        Mistake(_with(cp=2), "cp: the backward pass is missing: keys and values come by once more, and their "
-                "gradients with them, in fp32."),
-        Mistake(_with(cp=4), "cp: half of it is missing: keys and values both travel, forward and again backward, and "
-                "their gradients with them, in fp32."),
-        Mistake(_with(cp=6), "cp: the gradients of keys and values travel in fp32."),
-        Mistake(_with(cp_share=True), "cp: neighbours send a whole block in each of cp - 1 rounds; (n - 1)/n is the "
-                "share of "
-                "a ring that gathers."),
-        Mistake(_with(message_whole=True), "pp: the message between stages is cut over tp, as with sequence "
-                "parallelism all of the stream is."),
-        Mistake(_sends(lambda m, v, rank, pp: 2 * m * v), "pp: the last stage has no next one, and the first has none "
-                "before it."),
-        Mistake(_sends(lambda m, v, rank, pp: m * (2 - (rank == 0) - (rank == pp - 1))), "pp: with v chunks a "
-                "microbatch comes to each rank v times."),
-        Mistake(_sends(lambda m, v, rank, pp: m * v * (2 - (rank == 0) - (rank == pp - 1))), "pp: with v chunks the "
-                "last rank sends its outputs to the first one, but for its last chunk."),
-        Mistake(_sends(lambda m, v, rank, pp: m * v), "pp: outputs go forward, gradients go back."),
-        Mistake(_with(ep=2), "ep: rows go there and back, and so do their gradients."),
-        Mistake(_with(once=True), "ep: every token goes to topk experts, a row for each."),
-        Mistake(_with(ep=8), "ep: a row goes there and back, forward and backward: four times, whatever room experts "
-                "have."),
-        Mistake(_with(all_tokens=True), "ep: with sequence parallelism each rank of tp sends its own tokens, not "
-                "those of all."),
-        Mistake(_with(without_cp=True), "dp: ranks of cp have the same dense parameters, so their gradients are summed "
-                "over dp * cp ranks."),
-        Mistake(_with(edp=lambda at: at["dp"] // at["ep"] or 1), "dp: etp is 1, so the ranks that hold the same "
-                "expert are "
-                "among all tp * cp * dp ranks of a stage."),
-        Mistake(_with(edp=lambda at: at["dp"] * at["cp"] // at["ep"] or 1), "dp: etp is 1, so ranks of tp hold whole "
-                "experts: they are in the experts' ring, too."),
-        Mistake(_alone, "dp: the ring has dp * cp ranks, or those with the same expert: with dp 1, too."),
-        Mistake(_with(edp=lambda at: at["dp"] * at["cp"]), "dp: other ranks hold the same experts."),
-        Mistake(_with(zero=lambda m: {0: 4, 1: 6, 3: 8}), "dp: an all-reduce is a reduce-scatter and an all-gather; "
-                "what ZeRO-3 sends it sends for every microbatch."),
-        Mistake(_with(zero=lambda m: {0: 2 * 4, 1: 6, 3: 8}), "dp: ZeRO-3 gathers the weights for every microbatch "
-                "anew."),
-        Mistake(_with(zero=lambda m: {0: 4, 1: 6, 3: 8 * m}), "dp: an all-reduce is a reduce-scatter and an "
-                "all-gather."),
-        Mistake(_with(zero=lambda m: {0: 8, 1: 6 * m, 3: 8 * m}), "dp: ZeRO-1 scatters gradients and gathers weights "
-                "once a "
-                "step, however many microbatches it has."),
-        Mistake(_with(zero=lambda m: {0: 8, 1: 8, 3: 8 * m}), "dp: after the step ZeRO-1 gathers weights, which have 2 "
-                "bytes."),
-        Mistake(_with(zero=lambda m: {0: 8, 1: 6, 3: 4 * m + 4}), "dp: ZeRO-3 scatters gradients in every "
-                "microbatch."),
-        Mistake(_with(zero=lambda m: {0: 8, 1: 6, 3: 6 * m}), "dp: ZeRO-3 gathers weights for the forward pass and "
-                "again for the backward pass."),
-        Mistake(_with(zero=lambda m: {0: 8, 1: 4, 3: 8 * m}), "dp: after the step ZeRO-1 gathers the updated weights."),
-        Mistake(instead(bytes_sent, dp=lambda **i: bytes_sent(**{**i, "experts": 0})["dp"]), "dp: the gradients of "
-                "experts are summed, too."),
     ],
     idea="Axis by axis: what is the payload, how often is it sent, and which share of it does one rank of a ring send?",
     hint="With r(n) = (n - 1)/n: tp = layers m (5 if topk else 10) r(tp) 2 tokens h; cp = layers m (cp - 1) 8 * 2 "

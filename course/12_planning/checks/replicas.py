@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from labkit.exercises import Case, Draw, Exercise, Mistake
+from labkit.exercises import Case, Draw, Exercise
 
 REFUSED = "a ValueError"
 
@@ -43,23 +42,6 @@ def _some(draw: Draw, fits: bool = True) -> dict[str, Any]:
             return found
 
 
-def _mistaken(change: Callable[..., dict[str, Any]], refuses: Callable[..., bool] | None = None) -> Callable[..., Any]:
-    def answer(**inputs: int) -> Any:
-        refused = replicas(**inputs) == REFUSED if refuses is None else refuses(**inputs)
-        return REFUSED if refused else change(**inputs)
-
-    return answer
-
-
-def _by_ep(world: int, tp: int, cp: int, pp: int, ep: int, etp: int) -> dict[str, Any]:
-    dp = world // (tp * cp * pp * ep)
-    return {"dp": dp, "dense": dp * cp, "expert": dp * cp}
-
-
-def _right(change: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
-    return lambda **i: {**_counted(**i), **change(**i, dp=i["world"] // (i["tp"] * i["cp"] * i["pp"]))}
-
-
 REPLICAS = Exercise(
     "replicas",
     reference=replicas,
@@ -74,35 +56,6 @@ REPLICAS = Exercise(
         Case("layouts that do not divide the ranks are refused", lambda draw: _some(draw, False), hidden=True, fixed=[
             _at(12, 2, 2, 2), _at(16, 2, ep=3), _at(8, ep=16), _at(8, 16), _at(24, 2, 1, 2, 8, 2), _at(6, 4, ep=2),
             _at(12, 2, ep=4, etp=2), _at(12, pp=2, ep=4)]),
-    ],
-    mistakes=[
-        Mistake(_mistaken(replicas, lambda world, tp, cp, pp, ep, etp: replicas(world, tp, cp, pp, ep, etp) == REFUSED
-                          or (world // (tp * cp * pp)) % ep != 0), "ep need not divide dp: it divides tp cp dp / etp."),
-        Mistake(_mistaken(replicas, lambda world, tp, cp, pp, ep, etp: replicas(world, tp, cp, pp, ep, etp) == REFUSED
-                          or etp not in (1, tp)), "An etp other than 1 or tp gives whole numbers, too."),
-        Mistake(_mistaken(_by_ep, lambda world, tp, cp, pp, ep, etp: world % (tp * cp * pp * ep) != 0), "This is the "
-                "colleague's bug: the ranks of ep are among the tp cp dp ranks, they are no further factor."),
-        Mistake(_mistaken(_by_ep), "This is the colleague's bug: the ranks of ep are among the tp cp dp ranks, they "
-                "are no further factor."),
-        Mistake(_mistaken(_right(lambda cp, dp, ep, **i: {"expert": dp * cp // ep or 1})), "The ranks of tp are "
-                "among those over which experts are spread: all tp cp dp ranks of a stage are cut by etp and ep."),
-        Mistake(_mistaken(_right(lambda dp, ep, **i: {"expert": dp // ep or 1})), "The ranks of tp and of cp are "
-                "among those "
-                "over which experts are spread: all tp cp dp ranks of a stage are cut by etp and ep."),
-        Mistake(_mistaken(_right(lambda world, etp, pp, **i: {"expert": world // (etp * pp)})), "Ranks of ep hold "
-                "different experts."),
-        Mistake(_mistaken(_right(lambda cp, dp, tp, ep, etp, **i: {"expert": dp * tp // (ep * etp)})), "Ranks of cp "
-                "are among those that hold the same expert: they see other tokens, not other weights."),
-        Mistake(_mistaken(_right(lambda world, ep, pp, **i: {"expert": world // (ep * pp)})), "etp cuts each expert: "
-                "its ranks hold different parts."),
-        Mistake(_mistaken(_right(lambda world, etp, ep, **i: {"expert": world // (etp * ep)})), "The stages of the "
-                "pipeline hold other layers, and other experts."),
-        Mistake(_mistaken(_right(lambda dp, cp, tp, **i: {"dense": dp * cp * tp})), "Ranks of tp hold different parts "
-                "of a dense matrix."),
-        Mistake(_mistaken(_right(lambda dp, **i: {"dense": dp})), "Ranks of cp hold the same dense parameters."),
-        Mistake(_mistaken(_counted, lambda world, tp, cp, pp, ep, etp: world % (tp * cp * pp) != 0), "The experts' "
-                "layout must divide the ranks, too."),
-        Mistake(_mistaken(_counted, lambda **i: False), "Ranks that a layout does not divide are rounded down."),
     ],
     errors={"ZeroDivisionError": "A layout that is larger than the world is refused with a ValueError."},
     idea="The same ranks are counted twice, once for dense matrices and once for experts; only pp is in both.",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from labkit.exercises import Case, Draw, Exercise, Mistake
+from labkit.exercises import Case, Draw, Exercise
 
 
 def step_time(
@@ -71,16 +70,6 @@ _FIXED = [
 ]  # fmt: skip
 
 
-def _with(**mistake: Any) -> Callable[..., dict[str, float]]:
-    return lambda **inputs: step_time(**inputs, **mistake)
-
-
-def _whole_in_time(**inputs: Any) -> dict[str, float]:
-    found, longer = step_time(**inputs), step_time(**inputs, half=1.0)["seconds"]
-    share = found["seconds"] / longer
-    return {"seconds": longer, "mfu": found["mfu"] * share, "hfu": found["hfu"] * share}
-
-
 STEP = Exercise(
     "step_time",
     reference=step_time,
@@ -89,57 +78,6 @@ STEP = Exercise(
         Case("3 stages, 4 microbatches, full recompute", _PIPE),
         Case("0.75 seconds of waiting in each microbatch, gradients of 7 seconds", _WAITS),
         Case("other runs, some with fewer microbatches than ranks", _some, points=3, hidden=True, fixed=_FIXED),
-    ],
-    mistakes=[
-        Mistake(_with(half=1.0), "That is the whole square of attention. Megatron's convention counts the half that a "
-                "causal mask shows."),
-        Mistake(_whole_in_time, "The time, too, follows from model FLOPs: attention's half square."),
-        Mistake(_with(half=0.0), "Attention's scores and values are missing."),
-        Mistake(_with(three=2), "A backward pass has twice the products of the forward pass."),
-        Mistake(_with(three=1), "The backward pass is missing."),
-        Mistake(_with(counts_recompute=True), "What is computed a second time counts in the HFU, not in the MFU."),
-        Mistake(_with(other_way=True), "The MFU does not lose by recompute but by the time that it takes: model FLOPs "
-                "stay the same."),
-        Mistake(_with(hfu_is_mfu=True), "With full recompute the GPU computes a forward pass more than the model "
-                "needs: the HFU counts it."),
-        Mistake(_with(of_reached=True), "Both are shares of the peak, not of what large products reach."),
-        Mistake(_with(again=0), "Full recompute runs the forward pass a second time."),
-        Mistake(_with(back=1), "A backward pass has twice the products of the forward pass: it takes twice as long."),
-        Mistake(_with(bubble=lambda p, v, m: min(1.0, (p - 1) / (v * m))), "With fewer microbatches than ranks the "
-                "bubble is more than the work, p - 1 passes: nothing limits it."),
-        Mistake(_with(bubble=lambda p, v, m: (p - 1) / (v * m) if m >= p else 0.0), "A pipeline with fewer "
-                "microbatches than ranks has a bubble, too, and the longest one."),
-        Mistake(_with(bubble=lambda p, v, m: (p - 1) / (v * m) if m > p else 0.0), "A pipeline with as many "
-                "microbatches as ranks, or fewer, has a bubble, too."),
-        Mistake(_with(bubble=lambda p, v, m: 0.0), "The bubble is missing."),
-        Mistake(_with(bubble=lambda p, v, m: (p - 1) / m), "With v chunks the bubble is smaller."),
-        Mistake(_with(bubble=lambda p, v, m: (p - 1) / (v * m + p - 1)), "That is the share of the whole time. As a "
-                "share of the work the bubble is larger."),
-        Mistake(_with(bubble=lambda p, v, m: p / (v * m)), "A pipeline of one rank has no bubble."),
-        Mistake(_with(bubble_of_work=True), "While a rank waits for messages in a microbatch, the ranks behind it "
-                "wait, too: the bubble is a share of all of a microbatch's time."),
-        Mistake(_with(times_waited=0), "A microbatch takes `waits` seconds longer."),
-        Mistake(_with(times_waited=2), "`waits` are the seconds of both passes together."),
-        Mistake(_with(one_gpu=True), "The FLOPs of a microbatch are shared by all GPUs."),
-        Mistake(_with(at_peak=True), "Products reach a share of the peak, `reached`; at the peak itself they would "
-                "be faster."),
-        Mistake(_with(whole_batch=True), "That is the time of all microbatches; a rank computes one of m at a time."),
-        Mistake(_with(hidden=lambda f, b, m, v: 0.0), "Gradients travel while the last backward pass still "
-                "computes: only what takes longer is waited for."),
-        Mistake(_with(hidden=lambda f, b, m, v: m * b), "Gradients are complete in the last backward "
-                "pass; only that one can hide them."),
-        Mistake(_with(hidden=lambda f, b, m, v: 2 * f), "With full recompute the backward pass is "
-                "longer, and hides more."),
-        Mistake(_with(hidden=lambda f, b, m, v: b / v), "The backward pass of a microbatch is that "
-                "of all its v chunks on the rank."),
-        Mistake(_with(hidden=lambda f, b, m, v: f + b), "Gradients hide behind the backward "
-                "pass alone."),
-        Mistake(_with(hidden=lambda f, b, m, v: b / m), "`m` is in the backward pass already: it is that of one "
-                "microbatch."),
-        Mistake(_with(hidden=lambda f, b, m, v: float("inf")), "Messages of gradients that take longer than the last "
-                "backward "
-                "pass are waited for."),
-        Mistake(_with(signed=True), "Gradients that are fast do not make a step shorter."),
     ],
     idea="Begin with the forward pass of one microbatch on one rank; every other time is a multiple of it or is added.",
     hint="sample = matrices + square / 2; forward = batch sample / (gpus m peak reached); backward = 2 forward, 3 with "

@@ -4,10 +4,9 @@ state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
-from labkit.exercises import Case, Draw, Exercise, Mistake, instead
+from labkit.exercises import Case, Draw, Exercise
 
 Model = dict[str, Any]
 
@@ -90,15 +89,6 @@ def _stage(draw: Draw, experts: int = 0) -> dict[str, Any]:
     return {"model": model, "layers": draw.integer(1, 30), "first": first, "last": last, "tp": tp, "ep": ep, "etp": etp}
 
 
-def _with(**mistake: Any) -> Callable[..., dict[str, int]]:
-    return lambda **inputs: stage_parameters(**inputs, **mistake)
-
-
-def _router_as_expert(**inputs: Any) -> dict[str, int]:
-    found, router = stage_parameters(**inputs), inputs["layers"] * inputs["model"]["h"] * inputs["model"]["experts"]
-    return {"dense": found["dense"] - router, "experts": found["experts"] + router}
-
-
 def _of(model: Model, **place: Any) -> dict[str, Any]:
     return {"model": model, **_ONE, **place}
 
@@ -124,37 +114,6 @@ PARAMETERS = Exercise(
         Case("a stage between, 3 layers with 10 experts, on tp = 2 and ep = 5", _MOE),
         Case("other models without experts", _stage, hidden=True, fixed=_PLACES),
         Case("models with experts", lambda draw: _stage(draw, 4 * draw.integer(1, 4)), hidden=True, fixed=_OF_EXPERTS),
-    ],
-    mistakes=[
-        Mistake(_with(as_many_groups=True), "Keys and values have `groups` heads, not as many as queries."),
-        Mistake(_with(whole_kv=True), "Keys and values are cut over tp, as queries are: each rank has its own groups."),
-        Mistake(_with(d_of_h=True), "The heads are d wide, which need not be h / heads."),
-        Mistake(_with(h_by_h=True), "The queries are heads * d wide, which need not be h."),
-        Mistake(_with(norms_cut=True), "Every rank of tp has the norms whole: they are vectors of h numbers."),
-        Mistake(_with(no_norms=True), "A layer has two norms."),
-        Mistake(_with(two_matrices=True), "SwiGLU has a third matrix: gate, up and down."),
-        Mistake(_with(by_128=True), "The padding is to a multiple of 128 words on each rank, not of the whole table."),
-        Mistake(_with(not_padded=True), "The table is padded, so that each rank has a multiple of 128 words."),
-        Mistake(_with(no_router=True), "A layer with experts has a router, outside of the experts."),
-        Mistake(_with(router=lambda tp, ep: tp), "Every rank has the router whole."),
-        Mistake(_with(router=lambda tp, ep: ep), "Every rank has the router whole: its tokens choose among all "
-                "experts, not among those of the rank."),
-        Mistake(_with(routers=2), "A layer with experts has one router."),
-        Mistake(_with(mlp_whole=True), "The matrices of the MLP are cut over tp: gate and up by their outputs, down "
-                "by its "
-                "inputs."),
-        Mistake(_with(mlp_too=True), "The experts stand in place of the MLP: a layer with experts has no other MLP."),
-        Mistake(lambda **i: _router_as_expert(**i), "The router is no part of an expert: it counts as dense."),
-        Mistake(_with(no_final_norm=True), "The last stage has one more norm."),
-        Mistake(_with(never_tied=True), "A rank that has both ends of a tied model has one table."),
-        Mistake(_with(tied_everywhere=True), "The last stage of a tied model has a copy of the table when the first "
-                "one is another rank: it cannot multiply with a table that lies there."),
-        Mistake(_with(every_stage=True), "Only the first stage has the table of words, only the last one the output "
-                "layer."),
-        Mistake(_with(all_experts=True), "A rank has experts / ep of the experts."),
-        Mistake(_with(experts_by_tp=True), "Experts are cut over etp, not over tp."),
-        Mistake(lambda **i: {"dense": sum(stage_parameters(**i).values()), "experts": 0}, "The parameters of experts "
-                "are counted by themselves: other ranks share their state."),
     ],
     idea="One layer first, matrix by matrix; then the two ends; then what tp does not cut.",
     hint="layer = 2h + (2 heads + 2 groups) d h / tp + (3 h f / tp, or h * experts for the router); first adds V'h/tp; "
@@ -209,23 +168,6 @@ _EVERY = [
 ]  # fmt: skip
 
 
-def _shared(**how: Callable[[dict[str, int]], int]) -> Callable[..., dict[str, int]]:
-    def answer(**inputs: Any) -> dict[str, int]:
-        shares = {kind: count(inputs["layout"]) for kind, count in how.items()}
-        return state_bytes(**inputs, shares=shares)
-
-    return answer
-
-
-def _in(table: Mapping[str, tuple[int, ...]]) -> Callable[..., dict[str, int]]:
-    return lambda **inputs: state_bytes(**inputs, bytes=table)
-
-
-def _edp(layout: dict[str, int]) -> int:
-    return layout["tp"] * layout["cp"] * layout["dp"] // (layout["ep"] * layout["etp"])
-
-
-_half = {"bf16": (2, 2, 4, 8), "fp32": (4, 4, 0, 8)}
 STATES = Exercise(
     "state_bytes",
     reference=state_bytes,
@@ -234,44 +176,6 @@ STATES = Exercise(
         Case("480 more of experts, tp 4, dp 6, pp 5, ep 3, ZeRO-2", _SECOND),
         Case("the same in fp32, ZeRO-3", {**_SECOND, "precision": "fp32", "zero": 3}),
         Case("other layouts, stages and precisions", _state, points=2, hidden=True, fixed=_EVERY),
-    ],
-    mistakes=[
-        Mistake(_shared(dense=lambda layout: layout["dp"]), "Ranks of cp hold the same parameters as well: they share "
-                "the state of a dense parameter, too."),
-        Mistake(_shared(dense=lambda layout: layout["dp"], experts=lambda layout: layout["dp"]), "dp alone does not "
-                "say how many ranks hold the same parameter."),
-        Mistake(_shared(experts=lambda layout: layout["dp"] * layout["cp"]), "An expert lies on fewer ranks, or on "
-                "more, than a dense parameter: ep and etp cut it, tp and cp do not."),
-        Mistake(_shared(experts=lambda layout: layout["dp"] * layout["cp"] // layout["ep"] or 1), "If etp is not tp, "
-                "ranks of tp hold whole experts: they are among the ranks that share one."),
-        Mistake(_shared(dense=lambda layout: layout["dp"] * layout["cp"] * layout["pp"]), "Stages of a pipeline hold "
-                "different parameters, they share nothing."),
-        Mistake(_shared(dense=lambda layout: layout["dp"] * layout["cp"] * layout["tp"]), "Ranks of tp hold different "
-                "parts of a dense matrix, they share nothing of it."),
-        Mistake(_shared(experts=lambda layout: layout["tp"] * layout["cp"] * layout["dp"] // layout["ep"]), "etp cuts "
-                "an expert: its ranks hold different parts."),
-        Mistake(_in(_half), "Gradients are kept in fp32 here, 4 bytes each."),
-        Mistake(_in({"bf16": (2, 4, 4, 4), "fp32": (4, 4, 0, 4)}), "AdamW keeps two moments of each parameter."),
-        Mistake(_in({"bf16": (2, 4, 0, 8), "fp32": (4, 4, 0, 8)}), "In bf16 the optimizer has an fp32 copy of the "
-                "parameters, the main parameters."),
-        Mistake(_in({"bf16": (2, 4, 4, 8), "fp32": (4, 4, 4, 8)}), "In fp32 the parameters themselves are the main "
-                "parameters; there is no copy."),
-        Mistake(lambda **i: state_bytes(**i, stages=(3, 1, 1, 1)), "ZeRO-1 shares out the optimizer's state; gradients "
-                "from ZeRO-2 on."),
-        Mistake(lambda **i: state_bytes(**i, stages=(2, 2, 1, 1)), "Parameters are shared out by ZeRO-3."),
-        Mistake(lambda **i: state_bytes(**i, stages=(1, 1, 1, 1)), "Everything is shared out at once here. ZeRO-1 "
-                "shares out the optimizer's state alone."),
-        Mistake(lambda **i: state_bytes(**i, stages=(3, 3, 1, 1)), "Gradients are shared out from ZeRO-2 on."),
-        Mistake(lambda **i: state_bytes(**i, stages=(3, 2, 2, 1)), "The main parameters belong to the optimizer's "
-                "state: ZeRO-1 shares them out."),
-        Mistake(lambda **i: state_bytes(**i, stages=(1, 2, 3, 3)), "The stages of ZeRO stand the other way round: 1 is "
-                "the optimizer's state, 3 the parameters."),
-        Mistake(lambda **i: state_bytes(**i, shared=lambda zero, stage: zero == stage), "Each stage of ZeRO shares out "
-                "what the stages before it do, too."),
-        Mistake(lambda **i: state_bytes(**{**i, "experts": i["experts"] // i["layout"]["ep"]}), "`experts` are the "
-                "parameters of this rank already: ep has divided them."),
-        Mistake(instead(state_bytes, **{name: lambda name=name, **i: state_bytes(**{**i, "experts": 0})[name]
-                                        for name in NAMES}), "The experts' part is missing."),
     ],
     idea="For each of the four: how many bytes, from which stage of ZeRO on is it shared out, and among which ranks?",
     hint="dense / (dp * cp) and experts / (tp * cp * dp // (ep * etp)) where zero >= 3 for parameters, 2 for "

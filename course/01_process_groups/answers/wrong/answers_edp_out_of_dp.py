@@ -1,6 +1,0 @@
-# told: divide dp by ep
-def answers(world, tp, cp, pp, ep, etp, gigabytes, gb_per_second):
-    dp = world // (tp * cp * pp)
-    n = dp * cp
-    return {"dp": dp, "edp": dp // ep, "same_weights_as_rank_0": [tp * i for i in range(min(4, n))],
-            "all_reduce_seconds": 2 * gigabytes * (n - 1) / n / gb_per_second}

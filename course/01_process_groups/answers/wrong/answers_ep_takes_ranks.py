@@ -1,7 +1,0 @@
-# told: no ranks of its own
-def answers(world, tp, cp, pp, ep, etp, gigabytes, gb_per_second):
-    dp = world // (tp * cp * pp * ep)
-    edp = world // (etp * ep * pp)
-    n = max(dp * cp, 1)
-    return {"dp": dp, "edp": edp, "same_weights_as_rank_0": [tp * i for i in range(min(4, n))],
-            "all_reduce_seconds": 2 * gigabytes * (n - 1) / n / gb_per_second}

@@ -1,4 +1,0 @@
-# told: scores of one sequence
-def activation_bytes(s, b, h, a, t, sequence_parallel):
-    whole, divided = 10 * s * b * h, 24 * h * s * b + 5 * a * s * s
-    return (whole + divided) / t if sequence_parallel else whole + divided / t

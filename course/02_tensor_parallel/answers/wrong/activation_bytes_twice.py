@@ -1,4 +1,0 @@
-# told: bytes already
-def activation_bytes(s, b, h, a, t, sequence_parallel):
-    whole, divided = 2 * 10 * s * b * h, 2 * (24 * h + 5 * a * s) * s * b
-    return (whole + divided) / t if sequence_parallel else whole + divided / t

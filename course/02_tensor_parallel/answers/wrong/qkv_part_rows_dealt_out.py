@@ -1,8 +1,0 @@
-# told: 
-import torch
-
-
-def qkv_part(wq, wk, wv, d, tp_rank, tp_size):
-    groups = wk.shape[0] // d
-    by_group = [w.unflatten(0, (groups, -1)) for w in (wq, wk, wv)]
-    return torch.cat(by_group, dim=1).flatten(0, 1)[tp_rank::tp_size]

@@ -1,0 +1,108 @@
+from labkit.answers import Edit
+
+WRONG = [
+    Edit("p - rank - 1", "p - 1", mistake="Every rank warms up with p-1 forwards here, also the last, which could go back at once."),
+    Edit("p - rank - 1", "rank", mistake="Rank r warms up with r forwards here, the last rank longest. But the first gradient comes from " "the last rank."),
+    Edit("p - rank - 1", "p - rank", mistake="Each rank warms up with one forward more than it has hops to the last rank, and then does " "another forward."),
+    Edit("p - rank - 1", "2 * (p - rank - 1)", mistake="Each rank warms up with twice as many forwards as it has hops to the last rank."),
+    Edit("p - rank - 1", "max(1, p - rank - 1)", mistake="Here the last rank warms up, too, though it could go back right after F0."),
+    Edit("min(m, p - rank - 1)", "p - rank - 1", told="is no action"),
+    Edit('[f"F{warmup + i}", f"B{i}"]', '[f"B{i}", f"F{warmup + i}"]', told="before its own F"),
+    # at least one forward first
+    Edit("warmup = min(m, p - rank - 1)", "warmup = min(m, max(1, p - rank - 1))", told="activations at a time"),
+    # gpipe when m is p
+    Edit("warmup = min(m, p - rank - 1)", "warmup = min(m, p - rank - 1 + (m == p))", told="activations at a time"),
+    # half of m
+    Edit(
+        "warmup = min(m, p - rank - 1)",
+        "warmup = min(m, max(p - rank - 1, m // 4))",
+        told="activations at a time | are enough",
+    ),
+    # middle ranks wait
+    Edit("p - rank - 1", "0 if rank == p - 1 else max(1, (p - rank - 1) // 2 * 2)", told="are enough | waits for the"),
+    Edit(
+        'todo + [f"B{i}" for i in range(m - warmup, m)]',
+        '" ".join(todo + [f"B{i}" for i in range(m - warmup, m)])',
+        told="returns one string",
+    ),
+]
+
+
+# %% right: counting what is under way
+def one_f_one_b(rank, p, m):
+    todo, f, b = [], 0, 0
+    while b < m:
+        if f < m and f - b < p - rank:
+            todo.append(f'F{f}')
+            f += 1
+        else:
+            todo.append(f'B{b}')
+            b += 1
+    return todo
+
+
+# %% right: warm-up of one forward more, and then B before F
+def one_f_one_b(rank, p, m):
+    w = min(m, p - rank)
+    todo = [f'F{i}' for i in range(w)]
+    for i in range(m):
+        todo += [f'B{i}'] + [f'F{w + i}'] * (w + i < m)
+    return todo
+
+
+# %% right: a generator
+def one_f_one_b(rank, p, m):
+    ahead = p - 1 - rank
+    for k in range(m + ahead):
+        if k < m:
+            yield f"F{k}"
+        if k >= ahead:
+            yield f"B{k - ahead}"
+
+
+# %% right: chain, zip_longest and a filter
+from itertools import chain, zip_longest
+def one_f_one_b(rank, p, m):
+    f, b = [f"F{i}" for i in range(m)], [f"B{i}" for i in range(m)]
+    w = p - 1 - rank
+    return filter(None, chain(f[:w], chain.from_iterable(zip_longest(f[w:], b))))
+
+
+# %% wrong: own backward at once
+# mistake: A newer microbatch goes back here while an older one still waits. Microbatches go back in the order they came.
+def one_f_one_b(rank, p, m):
+    """After the warm-up each microbatch goes back right behind its own forward."""
+    warmup = min(m, p - 1 - rank)
+    todo = [f"F{i}" for i in range(warmup)]
+    for i in range(warmup, m):
+        todo += [f"F{i}", f"B{i}"]
+    return todo + [f"B{i}" for i in range(warmup)]
+
+
+# %% wrong: rounds of p
+# mistake: Here a round of forwards and a round of backwards take turns: with every round the pipeline drains and fills again.
+def one_f_one_b(rank, p, m):
+    """No rank keeps more than p: go back after p forwards."""
+    todo = []
+    for first in range(0, m, p):
+        part = range(first, min(first + p, m))
+        todo += [f"F{i}" for i in part] + [f"B{i}" for i in part]
+    return todo
+
+
+# %% wrong: a list of lists
+# told: a list of words is wanted
+def one_f_one_b(rank, p, m):
+    return [["F0", "B0"]] * m
+
+
+# %% wrong: reads the package
+# told: may not read
+import minimegatron.parallel.pipeline.actions as actions
+from pathlib import Path
+def one_f_one_b(rank, p, m):
+    names = {"__name__": "mine"}
+    exec(Path(actions.__file__).with_name("schedules.py").read_text(), names)
+    return list(map(str, names["one_f_one_b"](p, m).actions[rank]))
+
+

@@ -1,3 +1,0 @@
-# told: 1/v as long
-def bubble(p, m, v):
-    return (p - 1) / (m // p * p * v)

@@ -1,3 +1,0 @@
-# told: lose the remainder
-def bubble(p, m, v):
-    return (p - 1) // v / m

@@ -1,3 +1,0 @@
-# told: returns one string
-def gpipe(rank, p, m):
-    return ' '.join(k + str(i) for k in 'FB' for i in range(m))

@@ -1,8 +1,0 @@
-# told: before its own B
-def zb_h1(rank, p, m):
-    warmup = min(m, p - rank - 1)
-    todo = [f"F{i}" for i in range(warmup)]
-    for i in range(m):
-        todo += [f"F{warmup + i}"] * (warmup + i < m)
-        todo += [f"W{i - rank}"] * (i >= rank) + [f"B{i}"]
-    return todo + [f"W{i}" for i in range(max(0, m - rank), m)]

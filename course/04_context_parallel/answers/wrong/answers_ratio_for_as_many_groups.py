@@ -1,9 +1,0 @@
-# told: queries and the output
-def answers(s, cp, tp, heads, groups, element_size, flops, bandwidth):
-    return {
-        "slowest_over_mean": 2 - 1 / cp,
-        "ring_over_ulysses": cp / 2,
-        "largest_ulysses": groups // tp,
-        "sequence_multiple": 2 * cp * tp,
-        "tokens_to_hide": groups * element_size * flops / (heads * bandwidth),
-    }

@@ -1,9 +1,0 @@
-# told: over the fastest
-def answers(s, cp, tp, heads, groups, element_size, flops, bandwidth):
-    return {
-        "slowest_over_mean": 2 * cp - 1,
-        "ring_over_ulysses": cp * groups / (heads + groups),
-        "largest_ulysses": groups // tp,
-        "sequence_multiple": 2 * cp * tp,
-        "tokens_to_hide": element_size * groups * flops / (heads * bandwidth),
-    }

@@ -1,4 +1,0 @@
-# told: places on the rank
-import torch
-def positions(s, cp, rank):
-    return torch.arange(s // cp)

@@ -1,7 +1,0 @@
-# told: chance that an expert drops anything
-import math
-
-def expected_drops(tokens, experts, k, factor):
-    C = math.ceil(tokens * k / experts * factor)
-    p = k / experts
-    return {"capacity": C, "dropped": sum(math.comb(tokens, n) * p**n * (1 - p) ** (tokens - n) for n in range(C + 1, tokens + 1))}

@@ -1,0 +1,39 @@
+from labkit.answers import Edit
+
+WRONG = [
+    Edit(
+        "ridge, h, e = peak / bandwidth",
+        "ridge, h, e = bandwidth / peak",
+        ("math.ceil(ridge * e * h / (2 * h - 2 * ridge * e))", "1"),
+        told="ridge = peak / bandwidth",
+    ),
+    Edit("math.ceil(ridge * e * h / (2 * h - 2 * ridge * e))", "math.ceil(ridge * e / 2)", told="x and y move too"),
+    Edit("layers * 4 * 3 * 4", "layers * 4 * 4", told="three numbers"),
+    Edit("layers * 4 * 3 * 4", "layers * 3 * 4", told="four linear layers"),
+    Edit("1 - 1 / growth", "1 / growth", told="what is left"),
+    Edit("2**-9 / 448", "2**-6 / 448", told="seven more"),
+    Edit("2 * 8192", "8192", told="*and* written"),
+    Edit("2 * 8192 * h * e", "2 * 8192 * h * 2"),
+    Edit("2 * 8192 * h * e", "2 * 8192 * 4096 * e"),
+    Edit("math.ceil(ridge", "math.floor(ridge"),
+    Edit("math.ceil(ridge", "round(ridge"),
+    Edit("2 * h - 2 * ridge * e", "2 * h - ridge * e"),
+    Edit("layers * 4 * 3 * 4", "layers * 4 * 3 * e"),
+    Edit("layers * 4 * 3 * 4", "32 * 48"),
+    Edit("1 - 1 / growth", "0.75"),
+    Edit("2**-9 / 448", "2**-10 / 448", told="no number of E4M3"),
+    Edit("1 - 1 / growth", "growth - 1", told="Relative to the true value"),
+]
+
+RIGHT = [
+    Edit(
+        "math.ceil(ridge * e * h / (2 * h - 2 * ridge * e))",
+        "next(n for n in range(1, 10**6) if 2 * n * h * h >= ridge * e * (2 * n * h + h * h) * (1 - 1e-12))",
+    ),
+    Edit("1 - 1 / growth", "(growth - 1) / growth", ("2**-9 / 448", "0.001953125 / 448")),
+    Edit(
+        "layers * 4 * 3 * 4",
+        "float(48 * layers)",
+        ("2 * 8192 * h * e / bandwidth * 1e6", "16384e6 * h * e / bandwidth"),
+    ),
+]

@@ -1,0 +1,470 @@
+from labkit.answers import Edit, Same
+
+WRONG = [
+    Edit(".nan_to_num(torch.inf, torch.inf)  # MAX could lose a NaN", "", told="A NaN of another rank than the first"),
+    # each rank decides by its own tensor
+    Edit(
+        "    dist.all_reduce(together",
+        "    mine = together.tolist()\n    dist.all_reduce(together",
+        (
+            "for one, amax in zip(scales, together.tolist()):",
+            "for one, amax, own in zip(scales, together.tolist(), mine):",
+        ),
+        ('finite = amax < float("inf")', 'finite = own < float("inf")'),
+        told="Each rank decides by its own tensor",
+    ),
+    Edit("x.detach().abs().max()", "x.detach().abs_().max()", told="note changes the tensor"),
+    Edit(
+        "        self.amax = torch.maximum",
+        "        self.last = x\n        self.amax = torch.maximum",
+        told="note keeps",
+    ),
+    Edit(
+        "        self.amax = torch.maximum",
+        "        self.last = x.abs()\n        self.amax = torch.maximum",
+        told="note keeps",
+    ),
+    Edit("    dist.all_reduce(together, op=dist.ReduceOp.MAX, group=tp.group)\n", "", told="largest of all"),
+    Edit("dist.ReduceOp.MAX", "dist.ReduceOp.SUM", told="added up here"),
+    # each rank hides its own infinity
+    Edit(
+        "torch.stack([one.amax for one in scales])",
+        "torch.stack([one.amax for one in scales]).nan_to_num(0.0, 0.0)",
+        told="hides it from the others | leaves the scale",
+    ),
+    Edit("[-one.history :]", "[-1:]", told="not of the last one"),
+    # the mean of the history
+    Edit("one.scale = one.top / max(one.past)", "one.scale = one.top * len(one.past) / sum(one.past)"),
+    # moves as soon as it notes
+    Edit(
+        "self.amax = torch.maximum(self.amax, x.detach().abs().max())",
+        "self.amax = torch.maximum(self.amax, x.detach().abs().max()); self.scale = self.top / self.amax.item()",
+    ),
+    Edit(
+        "self.amax = torch.maximum(self.amax, x.detach().abs().max())",
+        "self.amax = x.detach().abs().max()",
+        told="keep the largest of them",
+    ),
+    Edit(".abs().max())", ".max())"),
+    Edit("        one.amax = torch.zeros(())\n", ""),
+    Edit("amax if finite else 0.0", "amax"),
+    Edit(
+        "    dist.all_reduce(together, op=dist.ReduceOp.MAX, group=tp.group)\n",
+        """    for i in range(len(scales)):
+        dist.all_reduce(together[i], op=dist.ReduceOp.MAX, group=tp.group)
+""",
+        told="one for all tensors",
+    ),
+    Edit("x.detach().abs().max()", "x.detach().max().abs()"),
+    Edit("x.detach().abs().max()", "(-x.detach()).max()"),
+    Edit("if finite and max(one.past) > 0", "if max(one.past) > 0", told="leaves the scale as it is"),
+    Edit("if finite and max(one.past) > 0", "if finite and amax > 0 and max(one.past) > 0", told="no reason"),
+    Edit("if finite and max(one.past) > 0", "if finite"),
+    Edit(
+        "torch.maximum(self.amax, x.detach().abs().max())",
+        "torch.tensor(max(self.amax.item(), x.abs().max().item()))",
+        told="NaN is lost",
+    ),
+    Edit(
+        "torch.maximum(self.amax, x.detach().abs().max())",
+        "torch.fmax(self.amax, x.detach().abs().max())",
+        told="NaN is lost",
+    ),
+    Edit("[-one.history :]", "[-one.history - 1 :]"),
+    Edit("[-one.history :]", ""),
+    Edit("[-one.history :]", "[-4:]"),
+    Edit("one.top / max", "448.0 / max"),
+    Edit("amax if finite else 0.0]", "*([amax] if finite else [])]", told="belongs to the history, too"),
+    Edit(", group=tp.group", "", told="group | no answer | ranks"),
+    # a step that overflows begins a new history
+    Edit("        if finite and", "        one.past = one.past if finite else [0.0]\n        if finite and"),
+]
+
+RIGHT = [
+    Edit(
+        "[*one.past, amax if finite else 0.0][-one.history :]",
+        "([amax if finite else 0.0] + one.past)[: one.history]",
+    ),
+]
+
+EQUIVALENT = [
+    Same("line 13: `.detach()` dropped", "inside of an autograd.Function, where it is called, nothing is recorded"),
+]
+
+
+# %% right: the history is a tensor that shifts
+import math
+import torch
+import torch.distributed as dist
+
+
+class DelayedScale:
+    def __init__(self, history, top):
+        self.scale, self.top = torch.ones(()), top
+        self.h = torch.zeros(history)
+        self.now = 0.0
+
+    def note(self, x):
+        seen = float(x.abs().max())
+        self.now = max(self.now, math.inf if math.isnan(seen) else seen)
+
+
+def update(scales, tp):
+    t = torch.tensor([s.now for s in scales])
+    dist.all_reduce(t, dist.ReduceOp.MAX, group=tp.group)
+    for s, a in zip(scales, t):
+        s.now = 0.0
+        s.h = torch.cat((s.h[1:], torch.where(a.isfinite(), a, 0.0)[None]))
+        if a.isfinite() and s.h.max() > 0:
+            s.scale = s.top / s.h.max()
+
+
+# %% right: a ring buffer, and the package's collective
+import math
+import torch
+from minimegatron.comm.collectives import all_reduce
+
+
+class DelayedScale:
+    def __init__(self, history, top):
+        self.scale, self.top, self.h, self.i = 1.0, top, [0.0] * history, 0
+
+    def note(self, x):
+        self.h[self.i] = torch.tensor([self.h[self.i], *x.abs().flatten()]).amax().item()
+
+    def at(self):
+        return self.h[self.i]
+
+
+def update(scales, tp):
+    mine = torch.tensor([s.at() if s.at() == s.at() else math.inf for s in scales])
+    for s, a in zip(scales, all_reduce(mine, tp, "max").tolist()):
+        s.h[s.i] = a if math.isfinite(a) else 0.0
+        if math.isfinite(a) and any(s.h):
+            s.scale = s.top / max(s.h)
+        s.i = (s.i + 1) % len(s.h)
+        s.h[s.i] = 0.0
+
+
+# %% right: a deque, a gathered table in one message
+from collections import deque
+import torch
+import torch.distributed as dist
+
+
+class DelayedScale:
+    def __init__(self, history, top):
+        self.scale, self.top, self.seen, self.past = 1.0, top, [], deque(maxlen=history)
+
+    def note(self, x):
+        self.seen += [x.detach().min().neg(), x.detach().max()]
+
+
+def update(scales, tp):
+    mine = torch.stack([torch.stack(one.seen).max() for one in scales])
+    table = [torch.empty_like(mine) for _ in range(tp.size)]
+    dist.all_gather(table, mine, group=tp.group)
+    for one, amax in zip(scales, torch.stack(table).amax(0)):
+        one.seen = []
+        one.past.append(amax.nan_to_num(nan=0.0, posinf=0.0))
+        if torch.isfinite(amax) and max(one.past) > 0:
+            one.scale = (one.top / max(one.past)).item()
+
+
+# %% right: a functional collective, a property
+import torch
+import torch.distributed._functional_collectives as funcol
+
+
+class DelayedScale:
+    def __init__(self, history, top):
+        self.top, self.history, self.past, self._scale, self.amax = top, history, (), 1.0, torch.tensor(0.0)
+
+    @property
+    def scale(self):
+        return self._scale
+
+    def note(self, x):
+        self.amax = torch.cat((self.amax[None], x.detach().abs().flatten())).max()
+
+    def end(self, amax):
+        self.amax = torch.tensor(0.0)
+        finite = float("-inf") < amax < float("inf")
+        self.past = (amax if finite else 0.0, *self.past)[: self.history]
+        largest = sorted(self.past)[-1]
+        if finite and largest:
+            self._scale = self.top / largest
+
+
+def update(scales, tp):
+    mine = torch.stack([one.amax for one in scales])
+    together = funcol.all_reduce(torch.where(mine.isnan(), torch.inf, mine), "max", tp.group)
+    for one, amax in zip(scales, together.tolist()):
+        one.end(amax)
+
+
+# %% right: a deque, and the maxima by an all-gather
+import math
+from collections import deque
+import torch
+import torch.distributed as dist
+class DelayedScale:
+    def __init__(self, history, top):
+        self.scale = 1.0
+        self.top, self.history, self.amax = top, deque(maxlen=history), 0.0
+    def note(self, x):
+        amax = x.detach().abs().max().item()
+        self.amax = amax if math.isnan(amax) or amax > self.amax else self.amax
+def update(scales, tp):
+    amaxes = torch.tensor([one.amax if math.isfinite(one.amax) else math.inf for one in scales])
+    parts = [torch.empty_like(amaxes) for _ in range(dist.get_world_size(tp.group))]
+    dist.all_gather(parts, amaxes, group=tp.group)
+    amaxes = torch.stack(parts).max(0).values
+    for one, amax in zip(scales, amaxes.tolist()):
+        one.amax = 0.0
+        finite = math.isfinite(amax)
+        one.history.append(amax if finite else 0.0)
+        if finite and max(one.history) > 0:
+            one.scale = one.top / max(one.history)
+
+
+# %% wrong: amax stays
+# told: one that is not 0 when a new step begins
+import math
+from collections import deque
+import torch
+import torch.distributed as dist
+class DelayedScale:
+    def __init__(self, history, top):
+        self.scale = 1.0
+        self.top, self.history, self.amax = top, deque(maxlen=history), 0.0
+    def note(self, x):
+        amax = x.detach().abs().max().item()
+        self.amax = amax if math.isnan(amax) or amax > self.amax else self.amax
+def update(scales, tp):
+    amaxes = torch.tensor([one.amax if math.isfinite(one.amax) else math.inf for one in scales])
+    dist.all_reduce(amaxes, dist.ReduceOp.MAX, group=tp.group)
+    for one, amax in zip(scales, amaxes.tolist()):
+        finite = math.isfinite(amax)
+        one.history.append(amax if finite else 0.0)
+        if finite and max(one.history) > 0:
+            one.scale = one.top / max(one.history)
+
+
+# %% wrong: infinity is dropped
+# told: is dropped here
+import math
+from collections import deque
+import torch
+import torch.distributed as dist
+class DelayedScale:
+    def __init__(self, history, top):
+        self.scale = 1.0
+        self.top, self.history, self.amax = top, deque(maxlen=history), 0.0
+    def note(self, x):
+        amax = x.detach().abs().max().item()
+        if math.isfinite(amax):
+            self.amax = max(self.amax, amax)
+def update(scales, tp):
+    amaxes = torch.tensor([one.amax if math.isfinite(one.amax) else math.inf for one in scales])
+    dist.all_reduce(amaxes, dist.ReduceOp.MAX, group=tp.group)
+    for one, amax in zip(scales, amaxes.tolist()):
+        one.amax = 0.0
+        finite = math.isfinite(amax)
+        one.history.append(amax if finite else 0.0)
+        if finite and max(one.history) > 0:
+            one.scale = one.top / max(one.history)
+
+
+# %% wrong: largest number
+# told: a negative number counts, too
+import math
+from collections import deque
+import torch
+import torch.distributed as dist
+class DelayedScale:
+    def __init__(self, history, top):
+        self.scale = 1.0
+        self.top, self.history, self.amax = top, deque(maxlen=history), 0.0
+    def note(self, x):
+        amax = x.detach().max().item()
+        self.amax = amax if math.isnan(amax) or amax > self.amax else self.amax
+def update(scales, tp):
+    amaxes = torch.tensor([one.amax if math.isfinite(one.amax) else math.inf for one in scales])
+    dist.all_reduce(amaxes, dist.ReduceOp.MAX, group=tp.group)
+    for one, amax in zip(scales, amaxes.tolist()):
+        one.amax = 0.0
+        finite = math.isfinite(amax)
+        one.history.append(amax if finite else 0.0)
+        if finite and max(one.history) > 0:
+            one.scale = one.top / max(one.history)
+
+
+# %% wrong: mean over ranks
+# told: the mean of the ranks' amaxes
+import math
+from collections import deque
+import torch
+import torch.distributed as dist
+class DelayedScale:
+    def __init__(self, history, top):
+        self.scale = 1.0
+        self.top, self.history, self.amax = top, deque(maxlen=history), 0.0
+    def note(self, x):
+        amax = x.detach().abs().max().item()
+        self.amax = amax if math.isnan(amax) or amax > self.amax else self.amax
+def update(scales, tp):
+    amaxes = torch.tensor([one.amax if math.isfinite(one.amax) else math.inf for one in scales])
+    dist.all_reduce(amaxes, dist.ReduceOp.SUM, group=tp.group)
+    amaxes /= dist.get_world_size(tp.group)
+    for one, amax in zip(scales, amaxes.tolist()):
+        one.amax = 0.0
+        finite = math.isfinite(amax)
+        one.history.append(amax if finite else 0.0)
+        if finite and max(one.history) > 0:
+            one.scale = one.top / max(one.history)
+
+
+# %% wrong: message in bf16
+import math
+from collections import deque
+import torch
+import torch.distributed as dist
+class DelayedScale:
+    def __init__(self, history, top):
+        self.scale = 1.0
+        self.top, self.history, self.amax = top, deque(maxlen=history), 0.0
+    def note(self, x):
+        amax = x.detach().abs().max().item()
+        self.amax = amax if math.isnan(amax) or amax > self.amax else self.amax
+def update(scales, tp):
+    amaxes = torch.tensor([one.amax if math.isfinite(one.amax) else math.inf for one in scales], dtype=torch.bfloat16)
+    dist.all_reduce(amaxes, dist.ReduceOp.MAX, group=tp.group)
+    for one, amax in zip(scales, amaxes.tolist()):
+        one.amax = 0.0
+        finite = math.isfinite(amax)
+        one.history.append(amax if finite else 0.0)
+        if finite and max(one.history) > 0:
+            one.scale = one.top / max(one.history)
+
+
+# %% wrong: moves during overflow
+# told: leaves the scale as it is
+import torch
+import torch.distributed as dist
+
+
+class DelayedScale:
+    def __init__(self, history, top):
+        self.scale, self.top, self.history, self.past, self.amax = 1.0, top, history, [], torch.zeros(())
+
+    def note(self, x):
+        self.amax = torch.maximum(self.amax, x.abs().max())
+
+
+def update(scales, tp):
+    new = torch.stack([one.amax for one in scales])
+    dist.all_reduce(new, op=dist.ReduceOp.MAX, group=tp.group)
+    for one, amax in zip(scales, new.nan_to_num(0.0, posinf=0.0).tolist()):
+        one.past = [*one.past, amax][-one.history :]
+        if max(one.past) > 0:
+            one.scale = one.top / max(one.past)
+        one.amax = torch.zeros(())
+
+
+# %% wrong: nan is finite
+# told: NaN is lost | hidden
+import torch
+import torch.distributed as dist
+
+
+class DelayedScale:
+    def __init__(self, history, top):
+        self.scale, self.top, self.history, self.past, self.amax = 1.0, top, history, [], torch.zeros(())
+
+    def note(self, x):
+        self.amax = torch.maximum(self.amax, x.abs().max())
+
+
+def update(scales, tp):
+    new = torch.stack([one.amax for one in scales])
+    dist.all_reduce(new, op=dist.ReduceOp.MAX, group=tp.group)
+    for one, amax in zip(scales, new.tolist()):
+        finite = amax != float("inf")
+        one.past = [*one.past, amax if finite else 0.0][-one.history :]
+        if finite and max(one.past) > 0:
+            one.scale = one.top / max(one.past)
+        one.amax = torch.zeros(())
+
+
+# %% wrong: overflow stops all tensors
+# told: Each tensor has a scale of its own
+import math
+from collections import deque
+import torch
+import torch.distributed as dist
+class DelayedScale:
+    def __init__(self, history, top):
+        self.scale = 1.0
+        self.top, self.history, self.amax = top, deque(maxlen=history), 0.0
+    def note(self, x):
+        amax = x.detach().abs().max().item()
+        self.amax = amax if math.isnan(amax) or amax > self.amax else self.amax
+def update(scales, tp):
+    amaxes = torch.tensor([one.amax if math.isfinite(one.amax) else math.inf for one in scales])
+    dist.all_reduce(amaxes, dist.ReduceOp.MAX, group=tp.group)
+    for one, amax in zip(scales, amaxes.tolist()):
+        one.amax = 0.0
+        finite = bool(amaxes.isfinite().all())
+        one.history.append(amax if finite else 0.0)
+        if finite and max(one.history) > 0:
+            one.scale = one.top / max(one.history)
+
+
+# %% wrong: python max
+# told: NaN is lost
+import torch
+import torch.distributed as dist
+
+
+class DelayedScale:
+    def __init__(self, history, top):
+        self.scale, self.top, self.history, self.past, self.amax = 1.0, top, history, [], 0.0
+
+    def note(self, x):
+        self.amax = max(self.amax, x.abs().max().item())
+
+
+def update(scales, tp):
+    new = torch.tensor([one.amax for one in scales])
+    dist.all_reduce(new, op=dist.ReduceOp.MAX, group=tp.group)
+    for one, amax in zip(scales, new.tolist()):
+        finite = amax != float("inf") and amax == amax
+        one.past = [*one.past, amax if finite else 0.0][-one.history :]
+        if finite and max(one.past) > 0:
+            one.scale = one.top / max(one.past)
+        one.amax = 0.0
+
+
+# %% wrong: zeros reset the scale
+# told: here it becomes 1.
+import math
+from collections import deque
+import torch
+import torch.distributed as dist
+class DelayedScale:
+    def __init__(self, history, top):
+        self.scale = 1.0
+        self.top, self.history, self.amax = top, deque(maxlen=history), 0.0
+    def note(self, x):
+        amax = x.detach().abs().max().item()
+        self.amax = amax if math.isnan(amax) or amax > self.amax else self.amax
+def update(scales, tp):
+    amaxes = torch.tensor([one.amax if math.isfinite(one.amax) else math.inf for one in scales])
+    dist.all_reduce(amaxes, dist.ReduceOp.MAX, group=tp.group)
+    for one, amax in zip(scales, amaxes.tolist()):
+        one.amax = 0.0
+        finite = math.isfinite(amax)
+        one.history.append(amax if finite else 0.0)
+        if finite:
+            one.scale = one.top / max(one.history) if max(one.history) else 1.0

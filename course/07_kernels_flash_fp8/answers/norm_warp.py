@@ -1,0 +1,356 @@
+from labkit.answers import Edit, Same
+
+WRONG = [
+    Edit("float sum = 0;", "float sum;", told="a variable that was given no value"),
+    Edit(
+        "int packs",
+        "float4 keep[2];\n  int packs",
+        ("float4 v = row4[i];\n", "float4 v = row4[i]; if (i / 256 < 2) keep[i / 256] = v;\n"),
+        ("float4 v = row4[i], g", "float4 v = keep[i / 256 % 2], g"),
+        told="expected",
+    ),
+    Edit("int packs = cols % 4 == 0 ? cols / 4 : 0;", "int packs = cols / 4;", told="no multiple of 16 bytes"),
+    Edit("int packs = cols % 4 == 0 ? cols / 4 : 0;", "int packs = 0;", told="a load of x brings 4 bytes"),
+    Edit("  __syncthreads();\n", "", told="a race"),
+    Edit("lane < warps ? parts[lane] : 0.0f", "parts[lane]", told="never written"),
+    # each of the 8 warps is counted 4 times
+    Edit("lane < warps ? parts[lane] : 0.0f", "parts[lane % warps]", told="4 times too large"),
+    Edit("int o = 16", "int o = 8", told="expected"),
+    # lane 0 alone has the sum
+    Edit("__shfl_xor_sync(0xffffffff, v, o)", "__shfl_down_sync(0xffffffff, v, o)", told="expected"),
+    # the other half of the warp never comes
+    Edit("v += __shfl_xor", "if (threadIdx.x % 32 < o) v += __shfl_xor", told="names lane 16, too; thread 16 waits"),
+    Edit("0xffffffff", "0x1", told="with the mask 0x1, which does not name its own lane 1"),
+    Edit(
+        "  __syncthreads();\n",
+        """  __syncthreads();
+  __syncthreads();
+  __syncthreads();
+""",
+        told="2 are enough",
+    ),
+    Edit(
+        "    out4[i] = make_float4(v.x * rstd * g.x, v.y * rstd * g.y, v.z * rstd * g.z, v.w * rstd * g.w);",
+        (
+            "    out[4*i] = v.x * rstd * g.x; out[4*i+1] = v.y * rstd * g.y; out[4*i+2] = v.z * rstd * "
+            "g.z; out[4*i+3] = v.w * rstd * g.w;"
+        ),
+        told="a store to y takes 4 bytes",
+    ),
+]
+
+RIGHT = [
+    Edit("lane < warps ? parts[lane] : 0.0f", "lane < warps ? parts[lane] : 0", ("block=256", "block=96")),
+    # one warp a row: no barrier at all
+    Edit(
+        """  if (lane == 0) parts[warp] = sum;
+  __syncthreads();
+  sum = warp_sum(lane < warps ? parts[lane] : 0.0f);
+""",
+        "",
+        ("block=256", "block=32"),
+    ),
+]
+
+EQUIVALENT = [
+    Same("line 25: twice it: `4`", "packs are all of the row, or none: 8 packs lie behind it, or are 0, too"),
+    Same("line 38: twice it: `4`", "packs are all of the row, or none: 8 packs lie behind it, or are 0, too"),
+    Same("line 30: 1 for 0: `0`", "after the butterfly all lanes hold the sum: any of them may write it"),
+    Same("line 30: condition dropped: `if (lane == 0)`", "all lanes write the same number to the same word"),
+]
+
+
+# %% right: the row stays in registers: x is read once
+import torch
+from labkit.cuda import Kernel
+
+kernel = Kernel(r"""
+__global__ void rms_norm(const float* x, const float* gamma, float* y, int rows, int cols, float eps) {
+
+  __shared__ float parts[8];
+  const bool wide = cols % 4 == 0 && cols <= 4 * 4 * 256;
+  const long long at = (long long)blockIdx.x * cols;
+  float4 kept[4];
+  float sum = 0;
+  if (wide) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      int i = threadIdx.x + k * 256;
+      if (i < cols / 4) {
+        kept[k] = reinterpret_cast<const float4*>(x + at)[i];
+        sum += kept[k].x * kept[k].x + kept[k].y * kept[k].y + kept[k].z * kept[k].z + kept[k].w * kept[k].w;
+      }
+    }
+  }
+  if (!wide) { sum = 0; for (int i = threadIdx.x; i < cols; i += 256) { float v = x[at + i]; sum += v * v; } }
+  for (int o = 16; o > 0; o /= 2) sum += __shfl_xor_sync(0xffffffff, sum, o);
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
+  __syncthreads();
+  sum = 0;
+  for (int w = 0; w < 8; ++w) sum += parts[w];
+  const float r = rsqrtf(sum / cols + eps);
+  if (wide) {
+    for (int k = 0; k < 4; ++k) {
+      int i = threadIdx.x + k * 256;
+      if (i < cols / 4) {
+        float4 g = ((const float4*)gamma)[i];
+        float4* out = (float4*)(y + at);
+        out[i] = make_float4(kept[k].x * r * g.x, kept[k].y * r * g.y, kept[k].z * r * g.z, kept[k].w * r * g.w);
+      }
+    }
+  } else for (int i = threadIdx.x; i < cols; i += 256) y[at + i] = x[at + i] * r * gamma[i];
+}
+""")
+
+def norm(x, gamma, eps):
+    rows, cols = x.shape
+    y = torch.empty_like(x)
+    kernel(x, gamma, y, rows, cols, eps, grid=rows, block=256)
+    return y
+
+
+# %% right: float4 through a cast of an address; the reduction ends with a shuffle down in the first warp
+import torch
+from labkit.cuda import Kernel
+
+kernel = Kernel(r"""
+__device__ void add(float& to, const float4& v) { to += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }
+__global__ void rms_norm(const float* x, const float* gamma, float* y, int rows, int cols, float eps) {
+  __shared__ float parts[8], total[1];
+  const float *row = &x[(long long)blockIdx.x * cols];
+  float *out = &y[(long long)blockIdx.x * cols], sum = 0;
+  const bool wide = cols % 4 == 0;
+  if (wide)
+    for (int i = threadIdx.x; i < cols / 4; i += 256) { float4 v = *(const float4*)&row[4 * i]; add(sum, v); }
+  else
+    for (int i = threadIdx.x; i < cols; i += 256) sum += row[i] * row[i];
+  for (int o = 16; o > 0; o /= 2) sum += __shfl_down_sync(0xffffffff, sum, o);
+  if (!(threadIdx.x % 32)) parts[threadIdx.x / 32] = sum;
+  __syncthreads();
+  if (threadIdx.x < 8) {
+    sum = parts[threadIdx.x];
+    for (int o = 4; o > 0; o /= 2) sum += __shfl_down_sync(0xff, sum, o);
+    if (!threadIdx.x) *total = sum;
+  }
+  __syncthreads();
+  float r = rsqrtf(total[0] / cols + eps);
+  if (wide) {
+    for (int i = threadIdx.x; i < cols / 4; i += 256) {
+      float4 v = reinterpret_cast<const float4*>(row)[i];
+      const float4 g = *reinterpret_cast<const float4*>(gamma + 4 * i);
+      v.x *= r * g.x, v.y *= r * g.y, v.z *= r * g.z, v.w *= r * g.w;
+      *(float4*)&out[4 * i] = v;
+    }
+    return;
+  }
+  for (int i = threadIdx.x; i < cols; i += 256) out[i] = row[i] * r * gamma[i];
+}
+""")
+
+
+def norm(x, gamma, eps):
+    y = torch.empty_like(x)
+    kernel(x, gamma, y, *x.shape, eps, grid=len(x), block=256)
+    return y
+
+
+# %% right: shuffles down, the first warp adds up, float4 views
+import torch
+from labkit.cuda import Kernel
+kernel = Kernel(r"""
+__device__ float warp_sum(float v) {
+  for (int o = 16; o; o >>= 1) v += __shfl_down_sync(0xffffffff, v, o);
+  return v;
+}
+__global__ void rms_norm(const float* x, const float* gamma, float* y, int rows, int cols, float eps) {
+  __shared__ float parts[32];
+  const float* row = x + (long long)blockIdx.x * cols;
+  float* out = y + (long long)blockIdx.x * cols;
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  float s = 0;
+  bool four = cols % 4 == 0;
+  const float4* x4 = reinterpret_cast<const float4*>(row);
+  const float4* g4 = reinterpret_cast<const float4*>(gamma);
+  float4* y4 = reinterpret_cast<float4*>(out);
+  if (four) {
+    for (int i = threadIdx.x; i < cols / 4; i += blockDim.x) {
+      float4 v = x4[i];
+      s += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+    }
+  } else {
+    for (int i = threadIdx.x; i < cols; i += blockDim.x) s += row[i] * row[i];
+  }
+  s = warp_sum(s);
+  if (lane == 0) parts[warp] = s;
+  __syncthreads();
+  if (warp == 0) {
+    float v = lane < warps ? parts[lane] : 0.0f;
+    v = warp_sum(v);
+    if (lane == 0) parts[0] = v;
+  }
+  __syncthreads();
+  float total = parts[0];
+  float rstd = rsqrtf(total / cols + eps);
+  if (four) {
+    for (int i = threadIdx.x; i < cols / 4; i += blockDim.x) {
+      float4 v = x4[i], g = g4[i];
+      y4[i] = make_float4(v.x * rstd * g.x, v.y * rstd * g.y, v.z * rstd * g.z, v.w * rstd * g.w);
+    }
+  } else {
+    for (int i = threadIdx.x; i < cols; i += blockDim.x) out[i] = row[i] * rstd * gamma[i];
+  }
+
+}
+""")
+def norm(x, gamma, eps):
+    rows, cols = x.shape
+    y = torch.empty_like(x)
+    kernel(x, gamma, y, rows, cols, eps, grid=rows, block=256)
+    return y
+
+
+# %% right: a butterfly written out, float4 views
+import torch
+from labkit.cuda import Kernel
+kernel = Kernel(r"""
+__device__ float warp_sum(float v) {
+  int lane = threadIdx.x & 31;
+  v += __shfl_sync(0xffffffff, v, lane ^ 16);
+  v += __shfl_sync(0xffffffff, v, lane ^ 8);
+  v += __shfl_sync(0xffffffff, v, lane ^ 4);
+  v += __shfl_sync(0xffffffff, v, lane ^ 2);
+  v += __shfl_sync(0xffffffff, v, lane ^ 1);
+  return v;
+}
+__global__ void rms_norm(const float* x, const float* gamma, float* y, int rows, int cols, float eps) {
+  __shared__ float parts[32];
+  const float* row = x + (long long)blockIdx.x * cols;
+  float* out = y + (long long)blockIdx.x * cols;
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  float s = 0;
+  bool four = cols % 4 == 0;
+  const float4* x4 = reinterpret_cast<const float4*>(row);
+  const float4* g4 = reinterpret_cast<const float4*>(gamma);
+  float4* y4 = reinterpret_cast<float4*>(out);
+  if (four) {
+    for (int i = threadIdx.x; i < cols / 4; i += blockDim.x) {
+      float4 v = x4[i];
+      s += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+    }
+  } else {
+    for (int i = threadIdx.x; i < cols; i += blockDim.x) s += row[i] * row[i];
+  }
+  s = warp_sum(s);
+  if (lane == 0) parts[warp] = s;
+  __syncthreads();
+  float total = 0;
+  for (int w = 0; w < warps; w++) total += parts[w];
+  float rstd = rsqrtf(total / cols + eps);
+  if (four) {
+    for (int i = threadIdx.x; i < cols / 4; i += blockDim.x) {
+      float4 v = x4[i], g = g4[i];
+      y4[i] = make_float4(v.x * rstd * g.x, v.y * rstd * g.y, v.z * rstd * g.z, v.w * rstd * g.w);
+    }
+  } else {
+    for (int i = threadIdx.x; i < cols; i += blockDim.x) out[i] = row[i] * rstd * gamma[i];
+  }
+
+}
+""")
+def norm(x, gamma, eps):
+    rows, cols = x.shape
+    y = torch.empty_like(x)
+    kernel(x, gamma, y, rows, cols, eps, grid=rows, block=256)
+    return y
+
+
+# %% wrong: gamma number by number
+# told: a load of gamma brings 4 bytes
+import torch
+from labkit.cuda import Kernel
+kernel = Kernel(r"""
+__device__ float warp_sum(float v) {
+  for (int o = 16; o > 0; o /= 2) v += __shfl_xor_sync(0xffffffff, v, o);
+  return v;
+}
+__global__ void rms_norm(const float* x, const float* gamma, float* y, int rows, int cols, float eps) {
+  __shared__ float parts[32];
+  const float* row = x + (long long)blockIdx.x * cols;
+  float* out = y + (long long)blockIdx.x * cols;
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  float s = 0;
+  bool four = cols % 4 == 0;
+  const float4* x4 = reinterpret_cast<const float4*>(row);
+  const float4* g4 = reinterpret_cast<const float4*>(gamma);
+  float4* y4 = reinterpret_cast<float4*>(out);
+  if (four) {
+    for (int i = threadIdx.x; i < cols / 4; i += blockDim.x) {
+      float4 v = x4[i];
+      s += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+    }
+  } else {
+    for (int i = threadIdx.x; i < cols; i += blockDim.x) s += row[i] * row[i];
+  }
+  s = warp_sum(s);
+  if (lane == 0) parts[warp] = s;
+  __syncthreads();
+  float total = 0;
+  for (int w = 0; w < warps; w++) total += parts[w];
+  float rstd = rsqrtf(total / cols + eps);
+  if (four) {
+    for (int i = threadIdx.x; i < cols / 4; i += blockDim.x) {
+      float4 v = x4[i];
+      y4[i] = make_float4(v.x * rstd * gamma[4*i], v.y * rstd * gamma[4*i+1], v.z * rstd * gamma[4*i+2], v.w * rstd * gamma[4*i+3]);
+    }
+  } else {
+    for (int i = threadIdx.x; i < cols; i += blockDim.x) out[i] = row[i] * rstd * gamma[i];
+  }
+
+}
+""")
+def norm(x, gamma, eps):
+    rows, cols = x.shape
+    y = torch.empty_like(x)
+    kernel(x, gamma, y, rows, cols, eps, grid=rows, block=256)
+    return y
+
+
+# %% wrong: roots are passed as integers
+# told: with the same numbers and another x the kernel is wrong
+import math, torch
+from labkit.cuda import Kernel
+kernel = Kernel(r"""
+__global__ void rms_norm(const float* x, const float* gamma, float* y, int rows, int cols, int off, int d0_0, int d0_1, int d0_2, int d0_3, int d0_4, int d0_5, int d1_0, int d1_1, int d1_2, int d1_3, int d1_4, int d1_5, int d2_0, int d2_1, int d2_2, int d2_3, int d2_4, int d2_5, int d3_0, int d3_1, int d3_2, int d3_3, int d3_4, int d3_5, int d4_0, int d4_1, int d4_2, int d4_3, int d4_4, int d4_5, int d5_0, int d5_1, int d5_2, int d5_3, int d5_4, int d5_5) {
+  int row = blockIdx.x;
+  double v = 0; int base = 2 * off + 1;
+  if (row == 0) { v = v * base + (double)(d0_0 + off); v = v * base + (double)(d0_1 + off); v = v * base + (double)(d0_2 + off); v = v * base + (double)(d0_3 + off); v = v * base + (double)(d0_4 + off); v = v * base + (double)(d0_5 + off); }
+  if (row == 1) { v = v * base + (double)(d1_0 + off); v = v * base + (double)(d1_1 + off); v = v * base + (double)(d1_2 + off); v = v * base + (double)(d1_3 + off); v = v * base + (double)(d1_4 + off); v = v * base + (double)(d1_5 + off); }
+  if (row == 2) { v = v * base + (double)(d2_0 + off); v = v * base + (double)(d2_1 + off); v = v * base + (double)(d2_2 + off); v = v * base + (double)(d2_3 + off); v = v * base + (double)(d2_4 + off); v = v * base + (double)(d2_5 + off); }
+  if (row == 3) { v = v * base + (double)(d3_0 + off); v = v * base + (double)(d3_1 + off); v = v * base + (double)(d3_2 + off); v = v * base + (double)(d3_3 + off); v = v * base + (double)(d3_4 + off); v = v * base + (double)(d3_5 + off); }
+  if (row == 4) { v = v * base + (double)(d4_0 + off); v = v * base + (double)(d4_1 + off); v = v * base + (double)(d4_2 + off); v = v * base + (double)(d4_3 + off); v = v * base + (double)(d4_4 + off); v = v * base + (double)(d4_5 + off); }
+  if (row == 5) { v = v * base + (double)(d5_0 + off); v = v * base + (double)(d5_1 + off); v = v * base + (double)(d5_2 + off); v = v * base + (double)(d5_3 + off); v = v * base + (double)(d5_4 + off); v = v * base + (double)(d5_5 + off); }
+  double full = 1;
+  for (int k = 0; k < 6; ++k) full *= base;
+  float r = (float)(v / full);
+  r = exp2f(r * 24.0f - 12.0f);
+  if (cols % 4 == 0) {
+    for (int i = threadIdx.x; i < cols / 4; i += blockDim.x) {
+      float4 a = ((const float4*)(x + row * cols))[i], g = ((const float4*)gamma)[i];
+      ((float4*)(y + row * cols))[i] = make_float4(a.x * r * g.x, a.y * r * g.y, a.z * r * g.z, a.w * r * g.w);
+    }
+  } else for (int i = threadIdx.x; i < cols; i += blockDim.x) y[row * cols + i] = x[row * cols + i] * r * gamma[i];
+}
+""")
+def norm(x, gamma, eps):
+    rows, cols = x.shape
+    y = torch.empty_like(x)
+    rstd = (x.double().square().mean(1) + eps).rsqrt()
+    off = min(4 * x.numel(), 1000); base = 2 * off + 1
+    args = []
+    for r in range(6):
+        u = (math.log2(float(rstd[r])) + 12) / 24 if r < rows else 0.0
+        n = int(u * base ** 6); digits = []
+        for _ in range(6): digits.append(n % base - off); n //= base
+        args += digits[::-1]
+    kernel(x, gamma, y, rows, cols, off, *args, grid=rows, block=256)
+    return y

@@ -1,0 +1,124 @@
+from labkit.answers import Edit
+
+WRONG = [
+    Edit(
+        "table[(kept + i) // size]",
+        "(kept + i) // size",
+        ("keys[table]", "keys[: len(table)]"),
+        ("values[table]", "values[: len(table)]"),
+        mistake="Page i of the sequence is not page i of the memory: the table says which one.",
+    ),
+    Edit(
+        "[: kept + n]", "", ("torch.arange(kept + n)", "torch.arange(len(seen_k))"), mistake="Rows behind the last token are read: they hold nothing of this sequence."
+    ),
+    Edit("        keys[page, row], values[page, row] = k[i], v[i]\n", "", mistake="The new keys and values are not written into their rows."),
+    Edit("(kept + i) // size], (kept + i) % size", "i // size], i % size", mistake="The new tokens come behind the kept ones; here they are written over the first."),
+    Edit("    return scores", "    scores = q @ k.T / math.sqrt(d)\n    seen_v = v\n    return scores"),
+    Edit(
+        "torch.arange(kept + n) > torch.arange(kept, kept + n)[:, None]",
+        "torch.zeros(n, kept + n).bool()",
+        mistake="A new token sees new ones that come after it.",
+    ),
+    Edit("> torch.arange", ">= torch.arange", mistake="A new token sees itself, too, and the new ones before it."),
+    Edit(" / math.sqrt(d)", "", mistake="The scores are not divided by the square root of d."),
+    Edit("math.sqrt(d)", "d", mistake="The scores are divided by d, not by its square root."),
+    Edit("keys[page, row], values[page, row] = k[i], v[i]", "keys[page, row], values[page, row] = v[i], k[i]"),
+    Edit("keys[table]", "keys[torch.tensor(table).sort().values]"),
+]
+
+
+# %% right: row by row, one query after the other
+import math
+import torch
+
+
+def attend(q, k, v, keys, values, table, kept):
+    size, out = keys.shape[1], []
+    for i in range(len(q)):
+        j = kept + i
+        keys[table[j // size]][j % size] = k[i]
+        values[table[j // size]][j % size] = v[i]
+        seen = [(table[t // size], t % size) for t in range(j + 1)]
+        scores = torch.stack([q[i] @ keys[page, row] for page, row in seen]) / math.sqrt(q.shape[1])
+        weights = torch.exp(scores - scores.max())
+        total = sum(w * values[page, row] for w, (page, row) in zip(weights, seen))
+        out.append(total / weights.sum())
+    return torch.stack(out)
+
+
+# %% right: rows of the pages seen as one long list, torch's own attention
+import torch
+import torch.nn.functional as F
+
+
+def attend(q, k, v, keys, values, table, kept):
+    n, size, total = len(q), keys.shape[1], kept + len(q)
+    j = torch.arange(total)
+    rows = torch.tensor(table)[j // size] * size + j % size
+    flat_k, flat_v = keys.view(-1, keys.shape[-1]), values.view(-1, values.shape[-1])
+    flat_k.index_copy_(0, rows[kept:], k)
+    flat_v.index_copy_(0, rows[kept:], v)
+    seen = torch.ones(n, total, dtype=torch.bool).tril(kept)
+    return F.scaled_dot_product_attention(q[None], flat_k[rows][None], flat_v[rows][None], attn_mask=seen)[0]
+
+
+# %% right: page by page with the running softmax: no list of all keys
+import math
+import torch
+
+
+def attend(q, k, v, keys, values, table, kept):
+    n, d = q.shape
+    size = keys.shape[1]
+    for i in range(n):
+        keys[table[(kept + i) // size], (kept + i) % size] = k[i]
+        values[table[(kept + i) // size], (kept + i) % size] = v[i]
+    most, mass, out = torch.full((n, 1), -math.inf), torch.zeros(n, 1), torch.zeros(n, d)
+    for at, page in enumerate(table):
+        first = at * size
+        rows = min(size, kept + n - first)
+        if rows <= 0:
+            break
+        scores = q @ keys[page, :rows].T / d**0.5
+        places = torch.arange(first, first + rows)
+        scores = scores.masked_fill(places > torch.arange(kept, kept + n)[:, None], -math.inf)
+        new = torch.maximum(most, scores.amax(1, keepdim=True))
+        weights = (scores - new).exp()
+        scale = (most - new).exp()
+        mass = mass * scale + weights.sum(1, keepdim=True)
+        out = out * scale + weights @ values[page, :rows]
+        most = new
+    return out / mass
+
+
+# %% wrong: prompts only
+# mistake: The tokens that were kept before are not looked at.
+import math
+import torch
+
+
+def attend(q, k, v, keys, values, table, kept):
+    size = keys.shape[1]
+    for i in range(len(q)):
+        keys[table[(kept + i) // size], (kept + i) % size] = k[i]
+        values[table[(kept + i) // size], (kept + i) % size] = v[i]
+    hidden = torch.ones(len(q), len(q)).triu(1).bool()
+    return (q @ k.T / math.sqrt(q.shape[1])).masked_fill(hidden, -math.inf).softmax(-1) @ v
+
+
+# %% wrong: zeroes what is nan
+import math
+import torch
+
+
+def attend(q, k, v, keys, values, table, kept):
+    size, total = keys.shape[1], kept + len(q)
+    keys.nan_to_num_(0.0)
+    values.nan_to_num_(0.0)
+    for i in range(len(q)):
+        keys[table[(kept + i) // size], (kept + i) % size] = k[i]
+        values[table[(kept + i) // size], (kept + i) % size] = v[i]
+    all_k, all_v = keys[table].flatten(0, 1), values[table].flatten(0, 1)
+    hidden = torch.arange(len(all_k)) > torch.arange(kept, total)[:, None]
+    scores = (q @ all_k.T / math.sqrt(q.shape[1])).masked_fill(hidden, -math.inf)
+    return scores.softmax(-1) @ all_v

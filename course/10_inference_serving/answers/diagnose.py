@@ -1,0 +1,70 @@
+from labkit.answers import Edit, Same
+
+WRONG = [
+    Edit("abs(value - scored[i])", 'abs(value - alone["log_probs"][i])', mistake="Behind another token the values of the request alone are those of another text: compare with " "`scored`."),
+    Edit(
+        '        if abs(value - scored[i]) > 1e-3:\n            return ("memory", i)\n',
+        "",
+        (
+            '    return ("right"',
+            '    for i, value in enumerate(served["log_probs"]):\n        if abs(value - '
+            'scored[i]) > 1e-3:\n            return ("memory", i)\n    return ("right"',
+        ),
+        mistake="The first difference counts, be it a value's or a token's.",
+    ),
+    Edit("> 1e-3", "> 0", mistake="Two passes add up in another order: the last digits differ, and that is no damage."),
+    Edit('("memory", i)', '("draw", i )', ('("draw", i)', '("memory", i)'), mistake="The names are exchanged: a wrong draw leaves the values right."),
+    Edit('("memory", i)', '("memory", i + 1)', ('("draw", i)', '("draw", i + 1)'), mistake="Places are counted from 0."),
+    Edit("abs(value - scored[i])", "value - scored[i]", mistake="A value may also be lower than it should be."),
+    Edit("abs(value - scored[i])", "scored[i] - value", mistake="A value may also be lower than it should be."),
+    Edit("> 1e-3", "> 1e-2"),
+]
+
+EQUIVALENT = [
+    Same("if (abs(value - scored[i]) >= 0.001):", "no two values are apart by just that"),
+]
+
+
+# %% right: both first places, then the earlier one
+def diagnose(served, alone, scored):
+    n = len(scored)
+    memory = next((i for i in range(n) if abs(served["log_probs"][i] - scored[i]) > 1e-3), n)
+    draw = next((i for i in range(n) if served["tokens"][i] != alone["tokens"][i]), n)
+    if memory == draw == n:
+        return ["right", None]
+    return ["memory", memory] if memory <= draw else ["draw", draw]
+
+
+# %% right: a list of all findings, sorted
+def diagnose(served, alone, scored):
+    found = [(i, 0, "memory") for i, (a, b) in enumerate(zip(served["log_probs"], scored)) if not -1e-3 <= a - b <= 1e-3]
+    found += [(i, 1, "draw") for i, (a, b) in enumerate(zip(served["tokens"], alone["tokens"])) if a != b]
+    if not found:
+        return ("right", None)
+    place, _, name = min(found)
+    return (name, place)
+
+
+# %% right: tensors
+import torch
+
+
+def diagnose(served, alone, scored):
+    wrong = (torch.tensor(served["log_probs"], dtype=torch.float64) - torch.tensor(scored, dtype=torch.float64)).abs() > 1e-3
+    other = torch.tensor(served["tokens"]) != torch.tensor(alone["tokens"])
+    either = wrong | other
+    if not either.any():
+        return "right", None
+    at = int(either.int().argmax())
+    return "memory" if wrong[at] else "draw", at
+
+
+# %% wrong: last difference
+def diagnose(served, alone, scored):
+    found = ("right", None)
+    for i, value in enumerate(served["log_probs"]):
+        if abs(value - scored[i]) > 1e-3:
+            found = ("memory", i)
+        elif served["tokens"][i] != alone["tokens"][i]:
+            found = ("draw", i)
+    return found

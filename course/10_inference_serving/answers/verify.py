@@ -1,0 +1,102 @@
+from labkit.answers import Edit
+
+WRONG = [
+    Edit("(p[i] - q[i]).clamp(min=0)", "p[i]", mistake="After a rejection p itself is drawn from: then what q likes comes too often."),
+    Edit("(p[i] - q[i]).clamp(min=0)", "q[i]", mistake="After a rejection q is drawn from, the proposer's distribution."),
+    Edit("(p[i] - q[i]).clamp(min=0)", "(p[i] - q[i]).abs()", mistake="Where q is above p nothing is left to draw."),
+    Edit("(p[i] - q[i])", "(q[i] - p[i])", mistake="Drawn is what p has more than q, not the other way round."),
+    Edit("u[i] * q[i, token] >=", "u[i] >=", mistake="The chance is p of the token divided by q of it, not p alone."),
+    Edit("u[i] * q[i, token] >= p[i, token]", "u[i] * p[i, token] >= q[i, token]", mistake="p and q are exchanged in the chance of acceptance."),
+    Edit("u[i] * q[i, token] >= p[i, token]", "p[i, token] < q[i, token]", mistake="Where q is above p, the proposal is accepted now and then."),
+    Edit("u[i] * q[i, token] >= p", "u[i] * q[i, token] < p", mistake="The verdict is turned round."),
+    Edit(
+        "            return [*tokens, draw((p[i] - q[i]).clamp(min=0), v[i])]\n        tokens.append(token)",
+        "            token = draw((p[i] - q[i]).clamp(min=0), v[i])\n        tokens.append(token)",
+        mistake="What was proposed behind a rejected token continues another text: stop there.",
+    ),
+    Edit("return [*tokens, draw((p[i] - q[i]).clamp(min=0), v[i])]", "return tokens", mistake="In place of the rejected token another one is drawn."),
+    Edit("return [*tokens, draw(p[len(proposed)], v[len(proposed)])]", "return tokens", mistake="If all are accepted, the pass has the distribution of one more token."),
+    Edit("draw(p[len(proposed)]", "draw(p[len(proposed) - 1]", mistake="The token after all proposals has the last row of p."),
+    Edit("clamp(min=0), v[i])", "clamp(min=0), u[i])", mistake="u has decided the verdict; the draw has a number of its own."),
+    Edit("v[len(proposed)]", "v[0]", ("clamp(min=0), v[i])", "clamp(min=0), v[0])"), mistake="Each place has its own number in v."),
+    # draws of the model alone
+    Edit(
+        """if u[i] * q[i, token] >= p[i, token]:
+            return [*tokens, draw((p[i] - q[i]).clamp(min=0), v[i])]
+        tokens.append(token)""",
+        """tokens.append(draw(p[i], v[i]))
+        if tokens[-1] != token:
+            return tokens""",
+    ),
+]
+
+
+# %% right: chances as the text has them, and a draw of its own
+import random
+
+
+def verify(p, q, proposed, u, v):
+    answer = []
+
+    def drawn(weights, number):
+        weights = [float(w) for w in weights]
+        target, so_far = number * sum(weights), 0.0
+        for token, weight in enumerate(weights):
+            so_far += weight
+            if so_far > target:
+                return token
+        return len(weights) - 1
+
+    for i in range(len(proposed)):
+        x = proposed[i]
+        if u[i] < min(1.0, float(p[i][x] / q[i][x])):
+            answer.append(x)
+        else:
+            rest = [max(0.0, float(a - b)) for a, b in zip(p[i], q[i])]
+            answer.append(drawn(rest, v[i]))
+            return answer
+    answer.append(drawn(p[-1], v[-1]))
+    return answer
+
+
+# %% right: all verdicts at once, the first rejection found in the list
+import torch
+
+
+def draw(weights, number):
+    mass = weights.cumsum(0)
+    return int((mass <= number * mass[-1]).sum())
+
+
+def verify(p, q, proposed, u, v):
+    k = len(proposed)
+    at = torch.arange(k), torch.tensor(proposed, dtype=torch.long)
+    rejected = (torch.tensor(u, dtype=p.dtype)[:k] * q[at] >= p[:k][at]).tolist()
+    n = rejected.index(True) if True in rejected else k
+    weights = p[k] if n == k else torch.relu(p[n] - q[n])
+    return proposed[:n] + [draw(weights / weights.sum(), v[n])]
+
+
+# %% right: one place, then itself for the rest
+import torch
+
+
+def draw(weights, number):
+    return int(torch.searchsorted(weights.cumsum(0), number * weights.sum(), right=True))
+
+
+def verify(p, q, proposed, u, v):
+    if not proposed:
+        return [draw(p[0], v[0])]
+    x = proposed[0]
+    if u[0] * q[0, x] < p[0, x]:
+        return [x, *verify(p[1:], q[1:], proposed[1:], u[1:], v[1:])]
+    return [draw(torch.maximum(p[0], q[0]) - q[0], v[0])]
+
+
+# %% wrong: accepts everything
+def verify(p, q, proposed, u, v):
+    mass = p[len(proposed)].cumsum(0)
+    return [*proposed, int((mass <= v[len(proposed)] * mass[-1]).sum())]
+
+

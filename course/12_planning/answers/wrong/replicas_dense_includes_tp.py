@@ -1,7 +1,0 @@
-# told: different parts
-# ranks of tp count as copies
-def replicas(world, tp, cp, pp, ep, etp):
-    if world%(tp*cp*pp) or world%(pp*ep*etp):
-        raise ValueError("not whole")
-    dp = world//(tp*cp*pp)
-    return {"dp": dp, "dense": world//pp, "expert": world//(pp*ep*etp)}
