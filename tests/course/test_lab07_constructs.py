@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from course.lab07.cuda import CompileError, Kernel, KernelError
+
 from minimegatron.kernels import build
 
 ROWS = {
@@ -33,7 +33,7 @@ ROWS = {
     "union": "union { float f; int i; } u; u.f = 2 * x[t]; out = u.f;",
     "__constant__": "out = factors[1] * x[t];",
     "static_assert": "static_assert(sizeof(float4) == 16 && alignof(float4) == 16); out = 2 * x[t];",
-    "alignas, __align__": "__align__(16) float v[4]; alignas(16) float w[4]; v[t % 4] = x[t]; w[1] = v[t % 4]; out = 2 * w[1];",
+    "alignas, __align__": "__align__(16) float v[4]; alignas(16) float w[1]; v[1] = x[t]; w[0] = v[1]; out = 2 * w[0];",
     "nullptr": "const float* p = t < 0 ? nullptr : x; out = p ? 2 * p[t] : 0;",
     "const_cast": "float* p = const_cast<float*>(x); out = 2 * p[t];",
     "volatile": "volatile float v = x[t]; out = 2 * v;",
@@ -45,7 +45,7 @@ ROWS = {
     "__activemask, clock64": "long long c = clock64(); out = (__activemask() ? 2 : 0) * x[t] + 0 * (c < 0);",
     "assert": "assert(t < n); out = 2 * x[t];",
     "and, not": "out = (t >= 0 and not (t < 0)) ? 2 * x[t] : 0;",
-    "uint3, uint4, dim3": "uint3 i = threadIdx; dim3 b(2, 1); uint4 u = make_uint4(1, 2, 3, 4); out = u.y * x[i.x] * (b.x - 1);",
+    "uint3, uint4, dim3": "uint3 i = threadIdx; dim3 b(2, 1); uint4 u = {1, 2, 3, 4}; out = u.y * x[i.x] * (b.x - 1);",
     "bf16": "__nv_bfloat16 h = __float2bfloat16(2.f); out = __bfloat162float(h * h) / 2 * x[t];",
     "half2": "half2 h = __floats2half2_rn(1.f, 1.f); h = __hadd2(h, h); out = __low2float(h) * x[t];",
     "uintptr_t": "out = (reinterpret_cast<uintptr_t>(x) & 15) == 0 ? 2 * x[t] : 0;",
@@ -59,7 +59,8 @@ ROWS = {
     "__ldg of a float4": "float4 v = __ldg(reinterpret_cast<const float4*>(x) + t / 4); out = 2 * part(v, t % 4);",
     "int64": "int64_t at = (int64_t)t; out = 2 * x[at];",
     "shared memory in a function": "out = through_shared<float, 64>(x[t], t);",
-    "two-dimensional shared memory": "__shared__ float tile[8][8 + 1]; tile[t / 8][t % 8] = x[t]; __syncthreads(); out = 2 * tile[t / 8][t % 8];",
+    "two-dimensional shared memory": "__shared__ float tile[8][8 + 1]; tile[t / 8][t % 8] = x[t]; __syncthreads();"
+    "out = 2 * tile[t / 8][t % 8];",
     "static __shared__": "static __shared__ float s[64]; s[t] = x[t]; __syncthreads(); out = 2 * s[t];",
     "goto": "int i = 0; out = 0; again: out += x[t]; if (++i < 2) goto again;",
     "std": "out = std::max(x[t], x[t]) + std::fmin(x[t], std::numeric_limits<float>::infinity());",
@@ -77,7 +78,11 @@ enum class Mode { once = 1, twice };
 __constant__ float factors[2] = {1.f, 2.f};
 static __device__ inline float twice_static(float v) { return 2 * v; }
 struct Twice { __device__ float operator()(float v) const { return 2 * v; } };
-struct Scale { float by; __device__ explicit Scale(float by) : by(by) {} __device__ float of(float v) const { return by * v; } };
+struct Scale {
+  float by;
+  __device__ explicit Scale(float by) : by(by) {}
+  __device__ float of(float v) const { return by * v; }
+};
 struct Policy { static __device__ float apply(float v) { return 2 * v; } };
 struct View { const float* p; __device__ const float& operator[](int i) const { return p[i]; } };
 struct Defaults { float a = 2.f; int b = 0; };
@@ -171,7 +176,8 @@ __global__ void kinds(const __nv_bfloat16* x, const half* h, const int64_t* at, 
   int mine = threadIdx.y * blockDim.x + threadIdx.x;
   rows[mine] = x[t];
   __syncthreads();
-  float sum = (float)rows[mine ^ 1] + __half2float(h[at[t]]) + byte[t] + (float)(by * (all && on[t])) + add + (float)last;
+  float sum = (float)rows[mine ^ 1] + __half2float(h[at[t]]) + byte[t] + (float)(by * (all && on[t]));
+  sum += add + (float)last;
   if (none == nullptr) y[t] = sum + wide[t / 4].y;
 }
 """)

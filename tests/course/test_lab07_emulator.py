@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-from course.lab07.cuda import build_library
-from course.lab07.emulator import Emulator, Launch, LaunchError, fitting
+from course.lab07.compiling import build_library
+from course.lab07.emulator import Emulator, KernelError, Launch, LaunchError, fitting
 from course.lab07.text import CompileError, kernel_of
-from minimegatron.kernels.operators import KernelError
+
 from tests.thorough import mostly_thorough
 
 
@@ -257,7 +256,7 @@ COMPILERS = {
     "float a[n];": "the size of `a` is not known",
     "#include <cooperative_groups.h>": "write __syncthreads(), __syncwarp() and __shfl_*_sync",
     "#include <thrust/sort.h>": "there is no `thrust/sort.h` here",
-    "asm volatile(\"bar.sync 0;\");": "no PTX here",
+    'asm volatile("bar.sync 0;");': "no PTX here",
     "k<<<1, 32>>>(x, y, n);": "Python launches it: kernel(",
     "float* p = new float[4];": "take a local array",
 }

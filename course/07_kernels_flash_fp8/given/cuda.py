@@ -21,11 +21,11 @@ In the cell the kernel is a text, as it would stand in a `.cu` file::
 |                  | the lab's, they count and check (`csrc/runtime.cc`), on the package's emulator of threads     |
 | tensors on a GPU | the text, by nvcc                                                                             |
 
-Pointers are pointers, so everything that C++ has may be written. A library is built once for each text, the runtime
-once (`toolchain`).
+Pointers are pointers, so everything that C++ has may be written. `compiling.py` builds a library once
+for each text.
 
 **In a check** the learner's process may start no program. So the kernels of a cell are compiled before it, in a process
-that may (`compile_cell`), and the libraries are handed on as `labkit.tools.prepared`. A launch runs in several orders of
+that may (`prepare`), and the libraries are handed on as `labkit.tools.prepared`. A launch runs in several orders of
 its threads, on arrays that hold NaN before, and is noted (`labkit.tools.note`):
 
 | entry       | contents                                                                                            |
@@ -43,9 +43,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -55,28 +53,23 @@ from typing import Any
 import torch
 
 from labkit import tools
-from minimegatron.data.publish import build_once
-from minimegatron.errors import MinimegatronError
-from minimegatron.kernels import build
-from minimegatron.kernels.operators import KernelError
 
-from .emulator import CHECKED_STEPS, Emulator, LaunchError, Parameter, count_of, fitting, parameters_of, three, values_of
-from .text import CompileError, annotated, digest, explained, kernel_of, texts, todo, translated
-
-CSRC = Path(__file__).parent / "csrc"
-STUB = "your code here"
-COMPILE_SECONDS = 45.0
-ORDERS = (0, 1, 2, 3)  # of the threads, in a check
-MOST_LAUNCHES = 256  # that are noted
-_TEXT = (
-    "-O0", "-g1", "-fno-exceptions", "-fno-threadsafe-statics", "-fwrapv", "-fno-strict-aliasing",
-    "-fno-delete-null-pointer-checks", "-Werror=vla", "-fmax-errors=1", "-fsanitize=thread",
-    "-fsanitize=bounds,alignment,integer-divide-by-zero", "-fsanitize-coverage=trace-pc", "--param",
-    "tsan-instrument-func-entry-exit=0", "-ftrivial-auto-var-init=pattern", f"-I{CSRC}", f"-I{CSRC / 'include'}",
-    f"-I{build.CSRC}", "-include", "lab.h",
+from .emulator import (
+    CHECKED_STEPS,
+    Emulator,
+    KernelError,
+    LaunchError,
+    Parameter,
+    count_of,
+    fitting,
+    parameters_of,
+    three,
+    values_of,
 )  # fmt: skip
-_BOTH = ("-std=c++17", "-fPIC", "-fno-gnu-unique", "-ffp-contract=off", "-DMM_EMULATE")
-_RUNTIME = ("-O2", "-g0", "-fno-weak", "-w", f"-I{build.CSRC}")
+from .text import CompileError, digest, kernel_of, todo
+
+STUB = "your code here"
+ORDERS = (0, 1, 2, 3)  # of the threads, in a check
 
 
 class Kernel:
@@ -126,75 +119,7 @@ class Kernel:
         return None
 
 
-# --------------------------------------------------------------------------------------------------------- building
-
-
-def toolchain() -> Path:
-    """The folder of the compiled runtime, which every kernel's library contains; built once for a machine.
-
-    Raises:
-        KernelsUnavailable: no compiler, or no writable folder.
-    """
-    program = _compiler()
-    source = (CSRC / "runtime.cc").read_text()
-    key = _key(source, (build.CSRC / "emulator.h").read_text(), build.compiler_version(program), *_BOTH, *_RUNTIME)
-    folder = build.cache_folder() / f"lab-runtime-{key}"
-    if not folder.is_dir():  # asked first: a process in the sandbox may not lock what is outside of it
-        command = [program, *_BOTH, *_RUNTIME, "-c", os.fspath(CSRC / "runtime.cc"), "-o", "runtime.o"]
-        build_once(os.fspath(folder), lambda stage: _run(command, stage), os.path.isdir)
-    return folder
-
-
-def build_library(source: str, line: int, name: str, *, tools: Path | None = None, cache: Path | None = None) -> Path:
-    """The library of a learner's text, for the emulator.
-
-    Args:
-        line: line of the cell on which the text begins.
-        name: of the kernel.
-        tools: result of `toolchain`; by default it is called.
-        cache: folder of libraries.
-    Raises:
-        CompileError: the text is refused; with the line of the cell.
-        KernelsUnavailable: there is no compiler.
-    """
-    program, runtime = _compiler(), (tools or toolchain()) / "runtime.o"
-    text = translated(source, line, name, on_gpu=False)
-    headers = "".join(path.read_text() for path in sorted([*CSRC.rglob("*.h"), build.CSRC / "device.h"]))
-    key = _key(text, headers, os.fspath(runtime), build.compiler_version(program), *_BOTH, *_TEXT)
-    folder = (cache or build.cache_folder()) / f"lab-{key}"
-
-    def make(stage: str) -> None:
-        here = Path(stage)
-        (here / "kernel.cc").write_text(text)
-        _run([program, *_BOTH, *_TEXT, "-S", "kernel.cc", "-o", "kernel.s"], stage)
-        (here / "kernel.s").write_text(annotated((here / "kernel.s").read_text(), source, line))
-        _run([program, "-shared", os.fspath(runtime), "kernel.s", "-o", "lib.so"], stage)
-
-    build_once(os.fspath(folder), make, lambda path: os.path.isfile(os.path.join(path, "lib.so")))
-    return folder / "lib.so"
-
-
-def _compiler() -> str:
-    program = build.compiler("emulated")
-    if program is None or "clang" in build.compiler_version(program) or sys.platform != "linux":
-        raise build.KernelsUnavailable("no g++ on this machine", where="kernels", fix="install g++ (GCC), on Linux")
-    return program
-
-
-def _key(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-
-
-def _run(command: list[str], folder: str) -> None:
-    environment = {**os.environ, "TMPDIR": folder, "LC_ALL": "C.UTF-8"}
-    try:
-        done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=COMPILE_SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        raise CompileError(f"the compiler was not done after {COMPILE_SECONDS:g} s") from None
-    if done.returncode:
-        raise explained(done.stderr)
+# -------------------------------------------------------------------------------------------------------- libraries
 
 
 @functools.cache
@@ -202,6 +127,8 @@ def _emulator(source: str, line: int, name: str) -> Emulator:
     """The library of a text, cached for the process."""
     kernel = kernel_of(source, line, name)
     if tools.prepared is None:
+        from .compiling import build_library  # a check has done so before, and its process may not
+
         path = build_library(source, line, kernel.name)
     else:
         known = tools.prepared.get(digest(source + name))
@@ -215,6 +142,8 @@ def _emulator(source: str, line: int, name: str) -> Emulator:
 @functools.cache
 def _on_gpu(source: str, line: int, name: str) -> Callable[..., None]:
     """The launch of a text that nvcc has compiled."""
+    from .compiling import build_for_gpu
+
     kernel = kernel_of(source, line, name)
     library = ctypes.CDLL(os.fspath(build_for_gpu(source, line, kernel.name)))
     library.lab_launch.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_size_t, ctypes.c_void_p]
@@ -236,56 +165,7 @@ def _on_gpu(source: str, line: int, name: str) -> Callable[..., None]:
     return launch
 
 
-def build_for_gpu(
-    source: str, line: int, name: str, *, cache: Path | None = None, capability: tuple[int, int] | None = None
-) -> Path:
-    """The library that nvcc makes of a text.
-
-    Raises:
-        CompileError: the text is refused; with the line of the cell.
-        KernelsUnavailable: there is no nvcc.
-    """
-    text = translated(source, line, name, on_gpu=True)
-    try:
-        return build.library(
-            "lab", "cuda", source=text, extra=(f"-I{CSRC}",), cache=cache, capability=capability,
-            deadline_s=COMPILE_SECONDS,
-        )  # fmt: skip
-    except build.KernelsUnavailable as error:
-        if "took longer than" in error.what:
-            raise CompileError(f"the compiler was not done after {COMPILE_SECONDS:g} s") from None
-        if "the compiler refused it" not in error.what:
-            raise
-        raise explained(error.what.partition("\n")[2]) from None
-
-
-# ------------------------------------------------------------------------------------------------------ for a check
-
-
-def compile_cell(cell: str, folder: str = "") -> dict[str, Any]:
-    """Compile the kernels of a cell; runs in a process that may start a compiler, before the learner's.
-
-    Args:
-        cell: its text.
-        folder: result of `toolchain`.
-
-    Returns:
-        `{"prepared": {digest: library}}`, `{"todo": True}`, `{"error": text, "line": n}`, or `{"unavailable": text}`.
-    """
-    try:
-        found = texts(cell)
-        if any(todo(source) for source, _, _ in found):
-            return {"todo": True}
-        libraries = {}
-        for source, line, name in found:
-            kernel = kernel_of(source, line, name)
-            path = build_library(source, line, kernel.name, tools=Path(folder) if folder else None, cache=Path.cwd())
-            libraries[digest(source + name)] = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
-        return {"prepared": libraries}
-    except CompileError as error:
-        return {"error": error.what, "line": error.line}
-    except MinimegatronError as error:
-        return {"unavailable": error.what}
+# ------------------------------------------------------------------------------------------------------ in a check
 
 
 def _noted(kernel: Emulator, args: tuple[Any, ...], grid: Any, block: Any, shared_mem: int) -> dict[str, Any]:
@@ -306,9 +186,9 @@ def _noted(kernel: Emulator, args: tuple[Any, ...], grid: Any, block: Any, share
             if order == 0:
                 record.update(counts=done.counts, writes=done.writes)
             record["note"] = record["note"] or done.note
-            record["outputs"].append({
-                p.name: one for p, one in zip(kernel.parameters, fresh, strict=True) if p.kind == "output"
-            })
+            record["outputs"].append(
+                {p.name: one for p, one in zip(kernel.parameters, fresh, strict=True) if p.kind == "output"}
+            )
     except LaunchError as error:
         record.update(error=error.what, line=error.line)
         raise
@@ -331,4 +211,4 @@ def _before(parameter: Parameter, value: Any) -> Any:
     return torch.full_like(value, False if value.dtype == torch.bool else torch.iinfo(value.dtype).min)
 
 
-__all__ = ["CompileError", "Kernel", "KernelError", "LaunchError", "compile_cell", "toolchain"]
+__all__ = ["CompileError", "Kernel", "KernelError", "LaunchError"]

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from minimegatron.kernels.operators import KernelError
+from minimegatron.errors import MinimegatronError
 
 from .text import named
 
@@ -33,6 +33,10 @@ _NUMBERS: dict[str, Any] = {
     "uint64": ctypes.c_uint64, "float32": ctypes.c_float, "float64": ctypes.c_double,
 }  # fmt: skip
 _SHOWN = {"float32": "float", "float64": "double", "int32": "int"}
+
+
+class KernelError(MinimegatronError):
+    """A kernel's arguments do not fit, or its launch failed."""
 
 
 class LaunchError(KernelError):
