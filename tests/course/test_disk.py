@@ -1,23 +1,15 @@
-"""A disk that forgets what it has not confirmed; the judge's, whose killer no program can pass by."""
+"""Lab 08's disk, which forgets what it has not confirmed, and its killer."""
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from course.lab08.disk import Disk, Killed, fates, replay
 from course.lab08.killer import RealDisk, operations
-from labkit.broker import serve
-from labkit.disk_service import DiskService, JudgedDisk
-
-from labkit import channel
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -132,64 +124,6 @@ def test_what_a_reader_can_find_after_each_change(save, killed, cut):
     ]  # fmt: skip
     assert [one for one, _ in found] == [{fate} for fate in killed]
     assert [other for _, other in found] == cut
-
-
-# --------------------------------------------------------------------------------------------------- the judge's disk
-
-
-@contextmanager
-def judged(trials: list[dict[str, str]]) -> Iterator[Any]:
-    near, far = socket.socketpair()
-    control, hears = socket.socketpair()
-    near.settimeout(20)
-    with ThreadPoolExecutor(1) as pool:
-        done = pool.submit(serve, [far], hears, {"disk": DiskService(trials)})
-        channel.attach(near)
-        try:
-            yield lambda: (control.send(b"."), done.result(20)["disk"])[1]
-        finally:
-            channel.attach(None)
-            control.close()
-
-
-def test_the_judge_notes_every_change_and_kills():
-    with judged([{"a/f": "1"}, {"b/f": "2"}]) as end:
-        channel.mine().ask({"to": "disk", "do": "trial"})
-        channel.mine().ask({"to": "disk", "do": "trial"})
-        disk = JudgedDisk()
-        disk.begin()
-        disk.mkdir(".new")
-        disk.write(".new/g", b"\xff\x00")
-        assert disk.read(".new/g") == b"\xff\x00" and disk.names() == [".new", "b"]
-        with pytest.raises(FileExistsError):
-            disk.mkdir("b")
-        disk.begin(kill_at=1)
-        for ask in (lambda: disk.mkdir("c"), lambda: disk.names(), lambda: disk.fsync()):
-            with pytest.raises(Killed):
-                ask()
-        disk.restart()
-        disk.rename("b", "d")
-        with pytest.raises(RuntimeError, match="a disk knows"):
-            disk._ask("format")
-        first, second = end()
-    assert first == []
-    assert second == [
-        {"kill_at": 0, "log": [["mkdir", ".new"], ["write", ".new/g", "\xff\x00"]]},
-        {"kill_at": 1, "log": [["mkdir", "c"], ["restart"], ["rename", "b", "d"]]},
-    ]
-
-
-def test_there_is_no_disk_before_a_trial_nor_after_the_last():
-    with judged([{}]):
-        disk = JudgedDisk()
-        with pytest.raises(RuntimeError, match="no disk now"):
-            disk.begin()
-        channel.mine().ask({"to": "disk", "do": "trial"})
-        with pytest.raises(RuntimeError, match="has not begun"):
-            disk.names()
-        channel.mine().ask({"to": "disk", "do": "trial"})
-        with pytest.raises(RuntimeError, match="no disk now"):
-            disk.begin()
 
 
 # --------------------------------------------------------------------------------------------------------- real files
