@@ -123,7 +123,9 @@ def read_answers(path: Path, solution: str) -> Answers:
     assert not unknown, f"{path}: {sorted(unknown)} in the table; a constant begins with an underscore"
     exercise, empty = path.stem, ""
     given = [
-        GivenAnswer(exercise, f"{exercise} edit {number}", name == "RIGHT", edit.applied(solution), edit.told, edit.mistake)
+        GivenAnswer(
+            exercise, f"{exercise} edit {number}", name == "RIGHT", edit.applied(solution), edit.told, edit.mistake
+        )
         for name in ("RIGHT", "WRONG")
         for number, edit in enumerate(table.get(name, ()), 1)
     ]
