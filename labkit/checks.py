@@ -1,7 +1,7 @@
-"""Ready-made judges of evidence, for `Exercise.accept` and `Case.accept`; and the comparison of answers.
+"""Ready-made judges of evidence, for `Exercise.accept` and `Case.accept`.
 
-Each maker builds a function of an `Answer` that returns None, or a sentence about what is wrong. `difference`, in
-`labkit.compare`, does the same for the values themselves.
+Each maker builds a function of an `Answer` that returns None, or a sentence about what is wrong. `labkit.compare` does
+the same for the values themselves.
 """
 
 from __future__ import annotations
@@ -9,14 +9,42 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from labkit.compare import TOLERANCES, difference, show
 from labkit.evidence import Evidence
 from labkit.exercises import Accept, Answer
 
-__all__ = [
-    "TOLERANCES", "at_most", "busy_during", "count", "difference", "in_order", "no_tensor_above", "only",
-    "peak_at_most", "show", "to_the_next",
-]  # fmt: skip
+
+def sends(
+    *names: str, times: Callable[[Any], int] | int | None = None,
+    at_most: tuple[str, Callable[[Any], float]] | None = None, to_the_next: bool = False,
+) -> Accept:  # fmt: skip
+    """Judge: every communication is one of these, and no rank makes more than is asked for.
+
+    sends("all_reduce", times=1, at_most=("dx", lambda ranks: ranks[0]["x"].nbytes))
+
+    Args:
+        names: as in torch.distributed; none: no communication at all.
+        times: how many each rank makes; a number, or a function of the case's inputs. Receives do not count.
+        at_most: a bound in words, and its bytes as a function of the inputs. Receives do not count.
+        to_the_next: sends go to the next rank and to no other, as in a ring.
+    """
+
+    def accept(answer: Answer) -> str | None:
+        for rank, one in enumerate(answer.evidence):
+            if other := sorted({call.name for call in one.calls} - set(names)):
+                return f"it calls {', '.join(other)}; allowed here: {', '.join(names) or 'no communication'}"
+            after = (rank + 1) % len(answer.evidence)
+            if to_the_next and (others := sorted({c.peer for c in one.calls if c.name == "send"} - {after})):
+                return f"rank {rank} sends to rank {others[0]}; in this ring it sends to the next rank only, {after}"
+            mine = [call for call in one.calls if call.name != "recv"]
+            want = times(answer.inputs) if callable(times) else times
+            if want is not None and len(mine) != want:
+                said = " or ".join(name for name in names if name != "recv")
+                return f"rank {rank} calls {said} {len(mine)} times, expected {want}"
+            if at_most and (moved := sum(call.nbytes for call in mine)) > (bound := at_most[1](answer.inputs)):
+                return f"rank {rank} moves {moved} bytes; {at_most[0]} is {int(bound)}"
+        return None
+
+    return accept
 
 
 def only(*names: str) -> Accept:
@@ -85,7 +113,7 @@ def in_order(*steps: str) -> Accept:
     return accept
 
 
-def busy_during(name: str, multiply_adds: Callable[[Any], float], what: str = "") -> Accept:
+def overlaps(name: str, multiply_adds: Callable[[Any], float], what: str = "") -> Accept:
     """Judge: while a communication `name` is under way, each rank computes matrix products of this many multiply-adds.
 
     `what` is the tensor that is sent, in words for the learner: "the block"; default `name`.
@@ -138,7 +166,7 @@ def peak_at_most(what: str, nbytes: Callable[[Any], float]) -> Accept:
     return accept
 
 
-def alive_at_most(what: str, nbytes: Callable[[Any], float]) -> Accept:
+def keeps_alive(what: str, nbytes: Callable[[Any], float]) -> Accept:
     """Judge: no rank keeps more than `nbytes(inputs)` of its own tensors, beside what it returns; `what` names the
     bound."""
 

@@ -1342,7 +1342,7 @@ progress()
 # | CUDA on a CPU | `kernels/csrc/emulator.h`, `labkit/csrc/lab.h` | not there |
 # | flash attention | `kernels/blockwise.py`, `kernels/csrc/flash_attention.cu` | the flash-attn package, Transformer Engine |
 # | casts, tiles | `kernels/fp8.py`, `kernels/csrc/fp8.cu` | Transformer Engine |
-# | recipes, amax over tp, cp and dp | `layers/fp8/matmul.py`, `layers/fp8/scaling.py`, `layers/fp8/linear.py` | `core/fp8_utils.py`, Transformer Engine's recipes |
+# | recipes, amax over tp, cp and dp | `layers/fp8/matmul.py`, `layers/fp8/scaling.py`, `layers/fp8/enable.py` | `core/fp8_utils.py`, Transformer Engine's recipes |
 #
 # Left out here: bank conflicts of shared memory, branches that split a warp, occupancy (all three in *Programming
 # Massively Parallel Processors* by Hwu, Kirk and El Hajj), asynchronous copies, and the instructions of tensor cores.

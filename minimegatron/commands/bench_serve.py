@@ -1,21 +1,21 @@
-"""`minimegatron bench-serve`: load any OpenAI-compatible server, and say what its users would feel.
+"""`minimegatron bench-serve`: load any OpenAI-compatible server, and measure latencies as its users see them.
 
     minimegatron bench-serve --request-rate 1 2 4 8 inf --goodput ttft:500 tpot:50 --picture curve.png
     minimegatron bench-serve --max-concurrency 1 8 64 --dataset-path chats.jsonl --endpoint /v1/chat/completions
     minimegatron bench-serve --base-url http://host:8000 --random-input-len 512 --random-prefix-share 0.5
 
-**Open loop** (`--request-rate`): requests arrive at random, whether or not earlier ones have their answers, and a
-latency counts from the planned arrival. Use it for "how long do users wait at 4 requests a second". **Closed loop**
-(`--max-concurrency C` alone): C users, each sends the next request when its answer is there. Use it for "how much can
-the server do". Both flags together: an open loop, in which requests above the limit wait, and the wait counts. Several
-values of one of them are a sweep, a run each.
+**Open loop** (`--request-rate`): requests arrive at random times, whether or not earlier ones are answered, and latency
+counts from the planned arrival. It tells how long users wait at, say, 4 requests a second. **Closed loop**
+(`--max-concurrency C` alone): each of C users sends the next request when it has its answer. It tells how much the
+server can do. Both flags together: an open loop in which requests above the limit wait, and the wait counts as latency.
+Several values of one flag are a sweep, with a run for each.
 
-**Prompts** are random ids, whose words mean nothing and whose lengths are exact, or lines of `--dataset-path`: a text
-file, or JSON lines with `prompt`, `messages` or ShareGPT's `conversations`. Every run of a sweep has prompts of its
-own, so that none finds the pages of the one before.
+**Prompts** are random ids of exact lengths, or lines of `--dataset-path`: a text file, or JSON lines with `prompt`,
+`messages` or ShareGPT's `conversations`. Every run of a sweep has new prompts, so that none hits the prefix cache of
+the run before.
 
-**Read the last line of a run**: where this process used most of a core, or sent requests late, it has measured itself.
-Run it on another machine then, or at a lower rate.
+**Read the last line of a run**: if this process used most of a core, or sent requests late, it measured itself. Then
+run it on another machine, or at a lower rate.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from minimegatron.serving.load import Record
     from minimegatron.serving.workload import Prompt
 
-BUSY = 0.7  # share of a core from which on the generator may be what is measured
+BUSY = 0.7  # share of a core above which the generator itself may be the bottleneck
 TITLES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
 
 
@@ -59,26 +59,26 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--base-url", default="http://127.0.0.1:8000", metavar="URL", help="of the server (default: %(default)s)")
     add("--endpoint", default="/v1/completions", metavar="ROUTE", help="or /v1/chat/completions (default: %(default)s)")
     add("--model", metavar="NAME", help="default: the first that the server lists")
-    add("--api-key", metavar="KEY", help="default: the environment's OPENAI_API_KEY, which no list of processes shows")
-    add("--ready-timeout", type=float, default=60, metavar="S", help="wait so long for the server (default: 60)")
-    add("--timeout", type=float, default=600, metavar="S", help="a request that takes longer failed (default: 600)")
+    add("--api-key", metavar="KEY", help="default: the environment variable OPENAI_API_KEY, which `ps` does not show")
+    add("--ready-timeout", type=float, default=60, metavar="S", help="seconds to wait for the server (default: 60)")
+    add("--timeout", type=float, default=600, metavar="S", help="a request that takes longer fails (default: 600)")
     add = parser.add_argument_group("the load").add_argument
     add("--num-prompts", type=int, default=100, metavar="N", help="requests of a run (default: 100)")
     add("--request-rate", type=float, nargs="+", metavar="R", help="a second; inf: all at once (default: inf)")
-    add("--burstiness", type=float, default=1, metavar="G", help="of arrivals: 1 Poisson, less in bursts, more evenly")
-    add("--max-concurrency", type=int, nargs="+", metavar="C", help="requests under way at once (default: no limit)")
-    add("--num-warmups", type=int, default=1, metavar="N", help="requests before, that do not count (default: 1)")
+    add("--burstiness", type=float, default=1, metavar="G", help="of arrivals: 1 Poisson, <1 bursts, >1 more even")
+    add("--max-concurrency", type=int, nargs="+", metavar="C", help="most requests under way (default: no limit)")
+    add("--num-warmups", type=int, default=1, metavar="N", help="requests before the runs, not counted (default: 1)")
     add("--seed", type=int, default=0, metavar="N", help="of prompts and arrivals; of request i N + i (default: 0)")
     add = parser.add_argument_group("prompts and answers").add_argument
     add("--dataset-path", type=Path, metavar="FILE", help="a prompt a line, or .jsonl (default: random)")
-    add("--max-tokens", type=int, metavar="N", help="of an answer where a line does not say (default: 128)")
+    add("--max-tokens", type=int, metavar="N", help="of an answer, if its line has none (default: 128)")
     add("--random-input-len", type=int, default=256, metavar="N", help="tokens of a prompt (default: 256)")
-    add("--random-output-len", type=int, default=64, metavar="N", help="tokens of an answer at most (default: 64)")
-    add("--random-range-ratio", type=float, default=0, metavar="X", help="both lengths vary by so much (default: 0)")
+    add("--random-output-len", type=int, default=64, metavar="N", help="most tokens of an answer (default: 64)")
+    add("--random-range-ratio", type=float, default=0, metavar="X", help="both lengths vary by +-X of it (default: 0)")
     add("--random-prefix-share", type=float, default=0, metavar="X", help="of a prompt, the same in all (default: 0)")
     add("--random-ids", type=int, nargs=2, default=(100, 1000), metavar="N", help="first, last + 1 (default: 100 1000)")
     add("--temperature", type=float, default=0, metavar="T", help="default: 0, the most likely token")
-    add("--ignore-eos", action="store_true", help="answers of full length, where the server knows ignore_eos")
+    add("--ignore-eos", action="store_true", help="answers of full length, if the server supports ignore_eos")
     add("--extra-body", type=json.loads, default={}, metavar="JSON", help="other fields of a body: '{\"top_p\": 0.9}'")
     add = parser.add_argument_group("results").add_argument
     goodput = "deadlines in ms that a good request meets: ttft:500 tpot:50 e2el:9000"
@@ -115,7 +115,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A point of a sweep: requests a second, and the limit of concurrent requests."""
+    """A point of a sweep: requests a second, and most requests under way."""
 
     rate: float
     concurrency: int | None
@@ -137,7 +137,7 @@ def prompts(args: argparse.Namespace, count: int) -> list[list[Prompt]]:
     """The prompts of each of `count` runs.
 
     Raises:
-        MinimegatronError: a file that cannot be used, or lengths that are not possible.
+        MinimegatronError: an invalid file, or lengths out of range.
     """
     import numpy as np
 
@@ -167,7 +167,7 @@ async def model_of(client: Client, seconds: float) -> str:
 
     Raises:
         DeadlineError: it does not answer in time.
-        ConfigError: its answer is no list of models, or it wants a key.
+        ConfigError: it lists no model, or requires a key.
     """
     loop = asyncio.get_running_loop()
     deadline, why = loop.time() + seconds, "no answer yet"
@@ -198,7 +198,7 @@ async def model_of(client: Client, seconds: float) -> str:
 
 
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Do every run, and print its results.
+    """Run the sweep, and print the results of each run.
 
     Returns:
         The contents of `--save-result`.
@@ -246,11 +246,11 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def refused(warm: Sequence[Record]) -> None:
-    """Stop before the load if not even one request was answered.
+    """Stop before the load if no warm-up request was answered.
 
     Raises:
-        ConfigError: the server refuses it.
-        MinimegatronError: it fails otherwise.
+        ConfigError: the server refused it (HTTP 4xx).
+        MinimegatronError: it failed otherwise.
     """
     if not all(record.error for record in warm):
         return
@@ -260,7 +260,7 @@ def refused(warm: Sequence[Record]) -> None:
 
 
 def in_words(point: Run, summary: dict[str, Any], args: argparse.Namespace) -> list[str]:
-    """The lines of a run."""
+    """The results of a run, as lines."""
     s, total = summary, summary["completed"] + summary["failed"]
     lines = [f"\n{point}: {s['completed']} of {total} answered in {s['duration']:.2f} s, {s['max_concurrent']} at once"]
     if s["completed"]:
@@ -294,7 +294,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0, or 1 if no request was answered.
 
     Raises:
-        MinimegatronError: flags, prompts, or a server that does not answer.
+        MinimegatronError: invalid flags or prompts, or a server that does not answer.
     """
     args = parse(argv)
     if args.picture:

@@ -108,7 +108,7 @@ def examine_torch(gpus: list[str]) -> Facts:
 
 def examine_kernels() -> Facts:
     """What prevents this machine from building kernels, for each of the two ways to run them; None if nothing does."""
-    from minimegatron.kernels.ops import obstacle
+    from minimegatron.kernels.choice import obstacle
 
     return {target: obstacle(target) for target in ("cuda", "emulated")}
 

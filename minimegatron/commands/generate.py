@@ -9,24 +9,24 @@ FOLDER is a downloaded model (`config.json`, its weights in `*.safetensors`, and
 a run named: then `--tokenizer-model` says where the tokenizer is, unless the folder came from a published model.
 Nothing is downloaded here. Each rank reads its part of every matrix.
 
-**Layout.** All ranks share every matrix, unless `--tensor-model-parallel-size`, `--pipeline-model-parallel-size` or
-`--expert-model-parallel-size` say otherwise. Ranks that are left are replicas, which share out the prompts.
+**Layout.** By default all ranks are one tensor-parallel group; `--tensor-model-parallel-size`,
+`--pipeline-model-parallel-size` and `--expert-model-parallel-size` choose another layout. If more ranks are left, they
+are replicas, among which the prompts are divided.
 
-**Tokens** are drawn where one of `--temperature`, `--top-k`, `--top-p` and `--min-p` is given, whatever its value;
-without them every token is the most likely one. Penalties change what is likely in both cases. A token depends on
-`--seed`, on the number of its prompt and answer and on its place, and on nothing else.
+**Sampling.** With any of `--temperature`, `--top-k`, `--top-p` and `--min-p` tokens are drawn; without them decoding is
+greedy. Penalties apply in both cases. A draw depends only on `--seed`, the number of its prompt and answer, and its
+position.
 
-**Special tokens** in a prompt (`<|im_start|>`) are read as tokens: its writer may have used a chat template. With
-`--split-special-tokens` they are letters. What the tokenizer puts before a text (Llama's `<s>`) is added unless the
-prompt begins with it. With `--chat` the model's own template spells the prompt as what a user says, and the answer is
-printed alone.
+**Special tokens** in a prompt (`<|im_start|>`) are read as tokens, since the prompt may come from a chat template;
+`--split-special-tokens` reads them as plain text. The tokenizer's beginning of a text (Llama's `<s>`) is added unless
+the prompt has it. `--chat` puts the prompt into the model's chat template as a user's message, and prints the answer
+alone.
 
-**The end** is a token that `eos_token_id` of `generation_config.json` names, else of `config.json`, else the
-tokenizer's end of document, or one of `--stop-token-ids`; or the answer has one of the texts of `--stop`, and is cut
-before it.
+**An answer ends** with a stop id: `eos_token_id` of `generation_config.json`, else of `config.json`, else the
+tokenizer's end of document; `--stop-token-ids` replaces these. It also ends before a text given by `--stop`.
 
-**Output.** One answer to one prompt is printed as text. With `--prompts-file` (a prompt a line, or in a `.jsonl` file
-the "prompt" of each line), `--n` or `--log-probs` each answer is a line of JSON, in the order of the prompts:
+**Output.** One answer to one prompt is printed as text. With `--prompts-file` (a prompt in each line, or in a `.jsonl`
+file the "prompt" of each line), `--n` or `--log-probs` each answer is a line of JSON, in the order of the prompts:
 
     {"prompt": ..., "index": 0, "text": ..., "tokens": [...], "finish_reason": "stop" or "length", "stop_reason": ...,
      "log_probs": [...], "top_log_probs": [[[id, log-probability], ...], ...]}                the last two where asked
@@ -72,30 +72,30 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--pipeline-model-parallel-size", type=int, default=1, metavar="N", help="default: 1")
     add("--expert-model-parallel-size", type=int, default=1, metavar="N", help="default: 1")
     add("--tokenizer-model", type=Path, metavar="FOLDER", help="default: the model's")
-    add("--ckpt-step", type=int, metavar="N", help="of a checkpoint; default the newest")
-    add("--max-new-tokens", type=int, default=50, metavar="N", help="at most so many (default: 50)")
+    add("--ckpt-step", type=int, metavar="N", help="step of a checkpoint (default: the newest)")
+    add("--max-new-tokens", type=int, default=50, metavar="N", help="most new tokens of an answer (default: 50)")
     add("--temperature", type=float, metavar="T", help="draw from softmax(logits / T)")
-    add("--top-k", type=int, metavar="K", help="draw from the K most likely tokens; 0 from all, 1 takes the first")
-    add("--top-p", type=float, metavar="P", help="draw from the most likely tokens with a mass of P; 0 or 1 from all")
-    add("--min-p", type=float, metavar="P", help="draw from tokens with at least P times the likelihood of the first")
+    add("--top-k", type=int, metavar="K", help="draw from the K most likely tokens; 0: all, 1: greedy")
+    add("--top-p", type=float, metavar="P", help="draw from the most likely tokens with a mass of P; 0 or 1: all")
+    add("--min-p", type=float, metavar="P", help="draw from tokens at least P times as likely as the most likely one")
     add("--repetition-penalty", type=float, metavar="P", help="divide logits of tokens that have occurred by P")
-    add("--presence-penalty", type=float, metavar="P", help="take P from logits of tokens of the answer")
-    add("--frequency-penalty", type=float, metavar="P", help="take P from them for each time that they occur")
+    add("--presence-penalty", type=float, metavar="P", help="subtract P from logits of tokens in the answer")
+    add("--frequency-penalty", type=float, metavar="P", help="subtract P from them for each occurrence")
     add("--n", type=int, default=1, metavar="N", help="answers to each prompt (default: 1)")
     add("--seed", type=int, metavar="N", help="of the draws (default: 0)")
-    add("--chat", action="store_true", help="the prompt is what a user says; print the answer")
-    split = "special tokens in the prompt are letters (default: they are tokens, or as tokenizer_config.json says)"
+    add("--chat", action="store_true", help="put the prompt into the chat template as a user's message")
+    split = "read special tokens in the prompt as plain text (default: as tokenizer_config.json says, else as tokens)"
     add("--split-special-tokens", action=yes_or_no, help=split)
-    begins = "begin as the tokenizer does, with <s> for example (default: unless the prompt does, and not with --chat)"
+    begins = "begin as the tokenizer does, e.g. with <s> (default: unless the prompt does, and not with --chat)"
     add("--add-special-tokens", action=yes_or_no, help=begins)
-    stop = "ids that end the text, none for none (default: those that the model's files say)"
+    stop = "ids that end an answer; without an id none does (default: those in the model's files)"
     add("--stop-token-ids", type=int, nargs="*", metavar="N", help=stop)
-    add("--stop", action="append", default=[], metavar="TEXT", help="ends the answer before it; may be given again")
-    add("--log-probs", type=int, metavar="K", help="of each token, and of the K most likely ones in its place")
-    add("--max-num-seqs", type=int, default=64, metavar="N", help="answers that are computed at once (default: 64)")
-    graph = "record decode steps as CUDA graphs (default: on a GPU, where the layout has no messages)"
+    add("--stop", action="append", default=[], metavar="TEXT", help="end an answer before this text; may be repeated")
+    add("--log-probs", type=int, metavar="K", help="print those of each token and of the K most likely ones")
+    add("--max-num-seqs", type=int, default=64, metavar="N", help="most answers computed at once (default: 64)")
+    graph = "record decode steps as CUDA graphs (default: on a GPU, with tp = pp = ep = 1)"
     add("--cuda-graph", action=yes_or_no, help=graph)
-    add("--compiled", action="store_true", help="torch.compile decode steps, which takes a minute at the beginning")
+    add("--compiled", action="store_true", help="torch.compile decode steps, which takes a minute at the start")
     add("--params-dtype", choices=["fp32", "bf16", "fp16"], default="fp32", help="of the weights (default: fp32)")
     add_speculative_config(parser)
     args = parser.parse_args(argv)
@@ -114,10 +114,10 @@ PENALISE = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
-    """The sampling parameters that were given; greedy without temperature, top_k, top_p and min_p.
+    """The sampling parameters given; greedy without temperature, top_k, top_p and min_p.
 
     Raises:
-        ConfigError: a value that is out of range.
+        ConfigError: a value out of range.
     """
     from minimegatron.inference.sampling import SamplingParams
 
@@ -129,7 +129,7 @@ def layout(args: argparse.Namespace, world: int, model: TransformerConfig) -> Pa
     """The layout of the ranks.
 
     Raises:
-        ConfigError: the world or the model cannot be divided so.
+        ConfigError: the layout does not divide the world or the model.
     """
     from minimegatron.config import ParallelConfig
     from minimegatron.config.fits import check_model_fits
@@ -151,7 +151,7 @@ def continue_prompt(args: argparse.Namespace) -> None:
     """Load, generate, and print on rank 0.
 
     Raises:
-        MinimegatronError: the folder has no model that can generate here.
+        MinimegatronError: the folder has no model, or the model cannot generate in this layout.
     """
     from minimegatron.checkpoint.companions import stop_ids
     from minimegatron.checkpoint.conversion import open_model
@@ -255,8 +255,15 @@ def engine_for(
 ) -> Engine:
     """An engine with pages for the answers that run at once.
 
+    Args:
+        args: of `parse`.
+        model, mesh: the model, and its layout.
+        requests: all requests.
+        notes: gets a line if a GPU's decode steps are not recorded.
+        speculative, draft: see `Engine`.
+
     Raises:
-        ConfigError: the model cannot generate here, or cannot be recorded or compiled.
+        ConfigError: the model cannot generate, or cannot be recorded or compiled as asked.
     """
     from minimegatron.cuda_graphs import CudaRecorder
     from minimegatron.errors import ConfigError

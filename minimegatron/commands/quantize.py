@@ -1,22 +1,23 @@
-"""`minimegatron quantize`: a model in 4 or 8 bits a weight, in the format that transformers and vLLM load.
+"""`minimegatron quantize`: quantise a model to 4 or 8 bits a weight, in the format that transformers and vLLM load.
 
     minimegatron quantize Qwen2.5-0.5B --save int8 --scheme int8
     minimegatron quantize ckpt --save int4 --scheme int4 --calibration mine.txt --text held-out.txt
 
-What is loaded is a published folder or a checkpoint of a run. What is written is `config.json`, safetensors in the
-format `compressed-tensors`, and the tokenizer; `minimegatron generate`, `convert` and `train --load` read it, too.
+It reads a published folder or a checkpoint of a run, and writes `config.json`, safetensors in the format
+`compressed-tensors`, and the tokenizer. `minimegatron generate`, `convert` and `train --load` read the result, too.
 
-| `--scheme` | a weight is | a scale for                       | `--calibration`                       |
-|------------|-------------|-----------------------------------|---------------------------------------|
-| `int8`     | 8 bits      | each output channel               | not needed                            |
-| `int4`     | 4 bits      | each `--group-size` of 128 inputs | a text: its activations choose scales |
-| `fp8`      | float8 e4m3 | each output channel               | not needed                            |
+| `--scheme` | a weight is | a scale for                                        | `--calibration`                  |
+|------------|-------------|----------------------------------------------------|----------------------------------|
+| `int8`     | 8 bits      | each output channel                                | not needed                       |
+| `int4`     | 4 bits      | each group of 128 inputs (`--group-size`) of each  | a text, for activation-aware     |
+|            |             | output channel                                     | scales (AWQ)                     |
+| `fp8`      | float8 e4m3 | each output channel                                | not needed                       |
 
-Activations stay as they are. Embedding, head, norms and routers are not quantised. With `--calibration` the model is
-first rewritten so that rounding meets small activations (`inference/awq`); a text like what the model will read is
-best, and a few thousand tokens are enough. `--text` prints the perplexity before and after.
+Activations, embedding, head, norms and routers are not quantised. With `--calibration` the channels of the model are
+first rescaled by their activations, so that rounding costs less (`inference/awq`); use a few thousand tokens of text
+like the model's later inputs. `--text` prints the perplexity before and after.
 
-With `--calibration` or `--text` the model is in memory in fp32; otherwise no more than a tensor is.
+With `--calibration` or `--text` the whole model is in memory in fp32; otherwise one tensor at a time is.
 """
 
 from __future__ import annotations
@@ -50,17 +51,17 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("folder", type=Path)
     add = parser.add_argument
-    add("--save", type=Path, required=True, metavar="FOLDER", help="which is not there yet")
+    add("--save", type=Path, required=True, metavar="FOLDER", help="a new folder")
     add("--scheme", choices=["int8", "int4", "fp8"], required=True)
-    add("--group-size", type=int, metavar="N", help="of int4: inputs that share a scale (default: 128)")
-    add("--calibration", type=Path, metavar="FILE", help="of int4: a text whose activations choose the scales")
-    add("--calibration-tokens", type=int, default=65536, metavar="N", help="at most so many of it (default: 65536)")
-    add("--text", type=Path, metavar="FILE", help="a text, best another one: print the perplexity before and after")
-    add("--seq-length", type=int, metavar="N", help="of the pieces that texts are cut into (default: 512)")
+    add("--group-size", type=int, metavar="N", help="for int4: inputs that share a scale (default: 128)")
+    add("--calibration", type=Path, metavar="FILE", help="for int4: a text for activation-aware scales (AWQ)")
+    add("--calibration-tokens", type=int, default=65536, metavar="N", help="most tokens of it (default: 65536)")
+    add("--text", type=Path, metavar="FILE", help="another text: print its perplexity before and after")
+    add("--seq-length", type=int, metavar="N", help="tokens of the pieces that texts are cut into (default: 512)")
     add("--tokenizer-model", type=Path, metavar="FOLDER", help="default: the model's")
-    add("--ckpt-step", type=int, metavar="N", help="of a checkpoint; default the newest")
-    add("--family", metavar="NAME", help="which model_type; default the first that can say what the model is")
-    add("--max-shard-size", type=int, default=5 * 10**9, metavar="BYTES", help="of a file; default 5 GB")
+    add("--ckpt-step", type=int, metavar="N", help="step of a checkpoint (default: the newest)")
+    add("--family", metavar="NAME", help="model_type to write (default: the first that can describe the model)")
+    add("--max-shard-size", type=int, default=5 * 10**9, metavar="BYTES", help="largest file (default: 5 GB)")
     dtype = parser.add_mutually_exclusive_group()
     for name in ("fp32", "bf16", "fp16"):
         dtype.add_argument(f"--{name}", dest="dtype", action="store_const", const=name, help=f"the rest is {name}")
@@ -75,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Quantise.
 
     Raises:
-        ConfigError, CheckpointError, DataError: nothing is written in this case.
+        ConfigError, CheckpointError, DataError: invalid flags, model or text; nothing was written.
     """
     args = parse(argv)
     import dataclasses
@@ -126,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _texts(args: argparse.Namespace, model: Model) -> dict[str, torch.Tensor]:
-    """The ids [n, s] of each text that was given."""
+    """The ids [n, s] of each text given, by flag."""
     from minimegatron.data.tokenizer import HuggingFaceTokenizer
 
     given = {flag: path for flag, path in (("--text", args.text), ("--calibration", args.calibration)) if path}
@@ -149,13 +150,13 @@ def _texts(args: argparse.Namespace, model: Model) -> dict[str, torch.Tensor]:
 
 
 def pieces(path: Path, tokenizer: HuggingFaceTokenizer, length: int, most: int | None = None) -> torch.Tensor:
-    """A text as ids [n, length], or [1, all of it] if it is shorter; a rest at the end is not used.
+    """A text as ids [n, length]; [1, all] if it is shorter. An incomplete last piece is dropped.
 
     Args:
-        path: path of the text, UTF-8.
+        path: of the text, UTF-8.
         tokenizer: the model's.
         length: tokens of a piece.
-        most: tokens that are used, from the beginning.
+        most: number of tokens to use, from the beginning; None: all.
 
     Raises:
         DataError: it cannot be read, or has fewer than two tokens.
@@ -174,7 +175,7 @@ def pieces(path: Path, tokenizer: HuggingFaceTokenizer, length: int, most: int |
 
 
 def perplexity(model: Any, tokens: torch.Tensor) -> float:
-    """exp of the mean loss of every token of [n, s] except the first of each piece."""
+    """exp of the mean loss over the tokens [n, s], without the first of each piece."""
     import torch
 
     total = 0.0
@@ -193,7 +194,7 @@ def _load(model: Model) -> Any:
 
 
 def _scaled(model: Any, tokens: torch.Tensor, scheme: Scheme) -> Source:
-    """The weights of a model under our names, rewritten by the activations of a text."""
+    """The weights of a model by logical name, rescaled by the activations on a text."""
     from minimegatron.checkpoint.sources import InMemory
     from minimegatron.inference.awq import scale_by_activations
     from minimegatron.layers.param import layout_of, logical_parameters

@@ -1,20 +1,21 @@
-"""`minimegatron serve`: answer OpenAI's requests with a published model, or with a checkpoint of a run.
+"""`minimegatron serve`: serve a published model, or a checkpoint of a run, behind OpenAI's HTTP interface.
 
     minimegatron serve FOLDER                                                       http://127.0.0.1:8000
     minimegatron serve FOLDER --host 0.0.0.0 --api-key-file key.txt                 for other machines
     torchrun --standalone --nproc-per-node 2 -m minimegatron serve FOLDER           2 ranks (tp2)
 
-FOLDER is what `minimegatron generate` reads. Any client of OpenAI's works (`base_url="http://127.0.0.1:8000/v1"`), and
-`/` is a page to talk to the model. What a request leaves open is what `generation_config.json` says (temperature,
-top_k, top_p, min_p, repetition_penalty), else OpenAI's default; `--generation-config none` leaves the file out.
+FOLDER is what `minimegatron generate` reads. Any client for OpenAI works (`base_url="http://127.0.0.1:8000/v1"`), and
+`/` is a chat page. Sampling parameters that a request leaves open (temperature, top_k, top_p, min_p,
+repetition_penalty) come from `generation_config.json`, else they are OpenAI's defaults; `--generation-config none`
+ignores the file.
 
-Without `--host` only programs of this machine reach it; for others it wants a key. A key on a command line is seen by
-everybody on the machine: `--api-key-file` names a file that holds it.
+Without `--host` only this machine can connect; to serve other machines a key is required. Everybody on this machine
+can see a key on the command line, so `--api-key-file` reads it from a file.
 
-The first SIGTERM or Ctrl-C lets requests end (`--drain-timeout`), the second ends at once.
+After the first SIGTERM or Ctrl-C open requests may finish (`--drain-timeout`); a second one ends the server at once.
 
-Under torchrun rank 0 serves and the other ranks compute with it, by default as one group of tensor parallelism.
-`--data-parallel-size N` starts N such servers, without torchrun, and a router before them (docs/serving.md).
+Under torchrun rank 0 serves and the other ranks compute with it, by default as one tensor-parallel group.
+`--data-parallel-size N` starts N such servers, without torchrun, and a router in front of them (docs/serving.md).
 """
 
 from __future__ import annotations
@@ -50,30 +51,32 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("folder", type=Path)
     add("--tokenizer-model", type=Path, metavar="FOLDER", help="default: the model's")
-    add("--ckpt-step", type=int, metavar="N", help="of a checkpoint; default the newest")
-    add("--served-model-name", metavar="NAME", help="what `model` of a request has to be (default: the folder's name)")
+    add("--ckpt-step", type=int, metavar="N", help="step of a checkpoint (default: the newest)")
+    add("--served-model-name", metavar="NAME", help="the `model` that requests name (default: the folder's name)")
     add("--host", default="127.0.0.1", help="(default: %(default)s)")
-    add("--port", type=int, default=8000, metavar="N", help="0 for any that is free (default: %(default)s)")
-    add("--api-key", metavar="KEY", help="what `Authorization: Bearer` of a request has to be")
-    add("--api-key-file", type=Path, metavar="PATH", help="a file that holds it")
+    add("--port", type=int, default=8000, metavar="N", help="0: any free port (default: %(default)s)")
+    add("--api-key", metavar="KEY", help="key that requests send as `Authorization: Bearer KEY`")
+    add("--api-key-file", type=Path, metavar="PATH", help="a file that holds the key")
     add("--max-model-len", type=int, metavar="N", help="longest prompt and answer (default: the model's positions)")
     add("--max-num-seqs", type=int, default=32, metavar="N", help="answers that run at once (default: %(default)s)")
-    batch = "tokens of a step (default: %(default)s)"
+    batch = "most tokens of a step (default: %(default)s)"
     add("--max-num-batched-tokens", type=int, default=512, metavar="N", help=batch)
     add("--block-size", type=int, default=16, metavar="N", help="tokens of a page (default: %(default)s)")
-    pages = "default: as many as max-num-seqs of the longest need"
-    add("--num-gpu-blocks-override", type=int, metavar="N", help=f"pages, on a CPU too ({pages})")
-    add("--kv-cache-memory-bytes", type=int, metavar="N", help=f"of all pages of a rank ({pages})")
-    add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True, help="pages are found again")
-    add("--max-queue", type=int, default=256, metavar="N", help="answers open beyond those (default: %(default)s)")
+    pages = "default: enough for max-num-seqs answers of max-model-len"
+    add("--num-gpu-blocks-override", type=int, metavar="N", help=f"number of pages, on a CPU too ({pages})")
+    add("--kv-cache-memory-bytes", type=int, metavar="N", help=f"bytes of all pages of a rank ({pages})")
+    prefix = "share the pages of equal beginnings"
+    add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True, help=prefix)
+    add("--max-queue", type=int, default=256, metavar="N", help="most answers that wait (default: %(default)s)")
     add("--request-timeout", type=float, default=600.0, metavar="S", help="longest request (default: %(default)s)")
     add("--max-body-bytes", type=int, default=4 << 20, metavar="N", help="of a request (default: %(default)s)")
-    add("--drain-timeout", type=float, default=10.0, metavar="S", help="for requests at the end (default: %(default)s)")
-    add("--generation-config", choices=["auto", "none"], default="auto", help="the file's defaults, or OpenAI's")
-    stop = "ids that end an answer, none for none (default: those that the model's files say)"
+    drain = "time for open requests after the first signal (default: %(default)s)"
+    add("--drain-timeout", type=float, default=10.0, metavar="S", help=drain)
+    add("--generation-config", choices=["auto", "none"], default="auto", help="auto: defaults of that file")
+    stop = "ids that end an answer; without an id none does (default: those in the model's files)"
     add("--stop-token-ids", type=int, nargs="*", metavar="N", help=stop)
     add("--params-dtype", choices=["fp32", "bf16", "fp16"], default="fp32", help="of the weights (default: fp32)")
-    add("--tensor-model-parallel-size", type=int, metavar="N", help="default: all ranks that the pipeline leaves")
+    add("--tensor-model-parallel-size", type=int, metavar="N", help="default: all ranks that pp and ep leave")
     add("--pipeline-model-parallel-size", type=int, default=1, metavar="N", help="stages (default: %(default)s)")
     add("--expert-model-parallel-size", type=int, default=1, metavar="N", help="(default: %(default)s)")
     add("--data-parallel-size", type=int, default=1, metavar="N", help="servers behind one address (default: 1)")
@@ -105,10 +108,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def read_key(args: argparse.Namespace) -> str:
-    """The key of `--api-key-file`.
+    """The key in `--api-key-file`.
 
     Raises:
-        ConfigError: there are two, or none.
+        ConfigError: `--api-key` is given too, or the file cannot be read.
     """
     if args.api_key is not None:
         raise ConfigError("--api-key and --api-key-file", fix="drop one of the two")
@@ -119,7 +122,7 @@ def read_key(args: argparse.Namespace) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reachable from this machine only."""
+    """Whether only this machine can reach an address."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -128,7 +131,7 @@ def is_loopback(host: str) -> bool:
 
 @contextlib.contextmanager
 def deaf() -> Iterator[None]:
-    """In the block SIGTERM and Ctrl-C do nothing: a launcher sends them to all ranks, and rank 0 says when it ends."""
+    """Ignore SIGTERM and Ctrl-C in the block: a launcher sends them to all ranks, and rank 0 decides when to end."""
     before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
@@ -138,14 +141,14 @@ def deaf() -> Iterator[None]:
 
 
 def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: None) -> None:
-    """Load the model, and serve until a signal; ranks other than the first compute with it.
+    """Load the model and serve until a signal; all ranks but rank 0 compute with it.
 
     Args:
         args: of `parse`.
-        began: called, on rank 0, with the server that is about to begin.
+        began: called on rank 0 with the server before it starts.
 
     Raises:
-        MinimegatronError: no model that can generate here, a package that is missing, or a port that is taken.
+        MinimegatronError: the model cannot generate, a package is missing, or the port is taken.
     """
     try:
         from minimegatron.serving.app import Server, ServerConfig, Service

@@ -1,4 +1,4 @@
-"""`minimegatron serve` with more than one replica: the command lines and the GPUs of each, and the router before them.
+"""`minimegatron serve` with several replicas: the command line and GPUs of each, and the router in front of them.
 
 serve FOLDER, 2 replicas, tp2 --> router, HOST:PORT
                                    +--> torchrun, 2 ranks: serve FOLDER, 127.0.0.1:free     GPUs 0, 1

@@ -1,8 +1,8 @@
-"""`--speculative-config` of `generate` and `serve`: who proposes tokens, in vLLM's JSON.
+"""`--speculative-config` of `generate` and `serve`: speculative decoding, in vLLM's JSON.
 
 {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
-{"model": "FOLDER", "num_speculative_tokens": 4}                     a smaller model, of the same tokenizer
-{"method": "mtp"}                                                    the model's own depths, all of them
+{"model": "FOLDER", "num_speculative_tokens": 4}                     a draft model with the same tokenizer
+{"method": "mtp"}                                                    all MTP depths of the model itself
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from minimegatron.inference.speculative import SpeculativeConfig
 
 HELP = (
-    "tokens are proposed, and verified several a step, vLLM's JSON: "
-    '{"method": "ngram"}, {"model": "FOLDER"} for a smaller model, or {"method": "mtp"} for the model\'s own depths; '
-    '"num_speculative_tokens": N at most a step (default: 3; of mtp as many as there are depths); '
-    '"prompt_lookup_max" and "prompt_lookup_min" of ngram'
+    "speculative decoding, vLLM's JSON: "
+    '{"method": "ngram"}, {"model": "FOLDER"} with a draft model, or {"method": "mtp"} with the model\'s MTP depths; '
+    '"num_speculative_tokens": most proposals a step (default: 3; for mtp the number of depths); '
+    '"prompt_lookup_max" and "prompt_lookup_min" for ngram'
 )
 
 
 def add_speculative_config(parser: argparse.ArgumentParser) -> None:
-    """The flag; `speculative_of` reads it."""
+    """Add the flag, which `speculative_of` reads."""
     parser.add_argument("--speculative-config", metavar="JSON", help=HELP.replace("%", "%%"))
 
 
 def speculative_of(text: str | None, model: TransformerConfig) -> tuple[SpeculativeConfig | None, Path | None]:
-    """(who proposes, the folder of the draft model if it is one); nobody where there was no flag.
+    """(configuration, folder of the draft model); None for what the flag does not ask for.
 
     Args:
-        text: of the flag.
-        model: whose tokens are proposed.
+        text: value of the flag.
+        model: configuration of the model that verifies.
 
     Raises:
-        ConfigError: no JSON, an unknown name, a value of another type or out of its range.
+        ConfigError: invalid JSON, an unknown name, a value of another type or out of range.
     """
     from minimegatron.inference.speculative import SpeculativeConfig
 
@@ -74,7 +74,7 @@ def speculative_of(text: str | None, model: TransformerConfig) -> tuple[Speculat
 
 
 def load_draft(folder: Path | None, mesh: Mesh, params_dtype: str) -> Any:
-    """The draft model in the layout of the model; None for none.
+    """The draft model, in the layout of the model; None without a folder.
 
     Raises:
         CheckpointError: the folder has no model.

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import flop_registry
 
-from minimegatron.kernels import operators, ops
+from minimegatron.kernels import choice, operators
 from minimegatron.layers.attention.core_attention import CoreAttention
 from minimegatron.layers.attention.mask import AttentionMask
 from minimegatron.layers.fp8 import linear as fp8_linear
@@ -119,7 +119,7 @@ def _product(a: Quantised, b: Quantised, dtype: torch.dtype, fast: bool = False)
 
 
 def _usable(backend: str, file: str, *tensors: Tensor | None) -> bool:
-    """Replaces `kernels.ops.usable`, as on a machine with kernels."""
+    """Replaces `kernels.choice.usable`, as on a machine with kernels."""
     dtypes = {t.dtype for t in tensors if t is not None}
     return backend in ("auto", "cuda") and len(dtypes) == 1 and dtypes <= operators.DTYPES.keys()
 
@@ -144,7 +144,7 @@ def computing_on_gpu() -> contextlib.AbstractContextManager[None]:
         (F, "scaled_dot_product_attention", _sdpa),
         (F, "rms_norm", _rms_norm),
         (F, "dropout", _dropout),
-        (ops, "usable", _usable),
+        (choice, "usable", _usable),
         (AttentionMask, "dense", lambda *_: None),
         (fp8, "product", _product),
         (fp8_linear, "product", _product),

@@ -1,12 +1,14 @@
-"""Activation-aware scales (AWQ): the model is rewritten, without changing what it says, so that rounding hurts less.
+"""Activation-aware weight quantisation (AWQ): rescale channels, so that rounding the weights costs less.
 
-The problem in a sentence: an error of a weight is multiplied by the activation that meets it, a few channels have
-activations ten times those of the others, and rounding to 4 bits treats all alike.
+The problem in a sentence: the error of a weight is multiplied by its input, a few input channels are ten times as large
+as the others, and rounding to 4 bits treats all channels alike.
 
-    y = W x = (W diag(s)) (x / s)          s_j > 1 where channel j of x is large: its weights lose fewer digits
-    x / s is computed for nothing: whatever makes x makes it smaller, a norm by its gamma, a linear layer by its rows
+    y = W x = (W diag(s)) (x / s)          s_j > 1 where channel j of x is large: its weights are rounded more finely
 
-| makes x                  | uses x                                      | s for each                              |
+x / s costs nothing: it is folded into what produces x, the gamma of a norm or the rows of a linear layer. The model
+computes the same function as before.
+
+| produces x               | consumes x                                  | one s for each                          |
 |--------------------------|---------------------------------------------|-----------------------------------------|
 | norm before attention    | q, k and v (MLA: down projections)          | channel of h                            |
 | MLA: norm of a latent    | the up projection of q, of k and v          | channel of the latent                   |
@@ -14,9 +16,9 @@ activations ten times those of the others, and rounding to 4 bits treats all ali
 | norm before the MLP      | gate and up; of a mixture those of all experts, the router too | channel of h         |
 | rows of up               | down, where the MLP is gated (not of routed experts) | channel of f                   |
 
-s = mean |x|^alpha, and of `GRID` + 1 values of alpha that one is taken whose quantised product is nearest to the exact
-one on tokens of the user's text; alpha = 0 leaves the model as it is. What follows a norm is scaled before it is
-quantised, so the stored model is an ordinary one of its family.
+s = (mean |x|)^alpha. Of `GRID` + 1 values of alpha, 0 to 1, the search takes the one whose quantised products are
+nearest to the exact ones on the calibration text; alpha = 0 changes nothing. Since s is folded into the weights, the
+stored model is an ordinary one of its family.
 
 Lin et al. 2023 (arXiv 2306.00978), section 3.2.
 """
@@ -34,22 +36,22 @@ from minimegatron.errors import ConfigError
 from minimegatron.kernels.quantized import Scheme, rounded
 
 GRID = 20  # alpha in 1/20 .. 1
-ROWS = 512  # tokens of x that are kept for a product; the mean |x| is of all
+ROWS = 512  # tokens of x that the products are compared on; the mean |x| is over all
 
 
 @dataclasses.dataclass
 class Fold:
-    """A place where s goes in.
+    """One place where channels are rescaled.
 
     Attributes:
-        name: for a report.
+        name: for the report.
         site: the module whose input is x.
-        weights: which are quantised and multiplied by s, [..., o, i].
-        divide: makes x / s of x, for s of the channels of x.
-        also: weights that are multiplied by s and not quantised.
-        heads: (key heads, query heads of each, channels): s is one for all query heads of a key head.
-        seen, total: tokens so far, and the sum of |x| over them.
-        rows: tokens of x.
+        weights: [..., o, i], quantised, multiplied by s.
+        divide: folds 1 / s [i] into what produces x.
+        also: weights multiplied by s that are not quantised.
+        heads: (key heads, query heads of each, channels), where query heads of a key head share s.
+        seen, total: tokens seen, and the sum of |x| [i] over them.
+        rows: sampled tokens of x.
     """
 
     name: str
@@ -63,7 +65,7 @@ class Fold:
     rows: list[torch.Tensor] = dataclasses.field(default_factory=list)
 
     def see(self, x: torch.Tensor, most: int) -> None:
-        """Note the activations [..., i] of a batch, of which `most` tokens are kept."""
+        """Add the activations [..., i] of a batch, and sample `most` of its tokens."""
         x = x.detach().flatten(0, -2).float()
         self.seen += len(x)
         total = x.abs().sum(0)
@@ -71,7 +73,7 @@ class Fold:
         self.rows.append(x[:: max(1, len(x) // most)][:most].clone())
 
     def scales(self, alpha: float) -> torch.Tensor:
-        """s [i]."""
+        """s [i] = (mean |x|)^alpha, normalised so that its smallest and largest value multiply to 1."""
         assert self.total is not None, f"{self.name} has seen no token"
         mean = self.total / self.seen
         if self.heads is not None:
@@ -81,7 +83,7 @@ class Fold:
         return s / (s.max() * s.min()).sqrt()
 
     def error(self, s: torch.Tensor, scheme: Scheme) -> float:
-        """Squared error of the products with the tokens that were kept."""
+        """Squared error of the quantised products, on the sampled tokens."""
         x = torch.cat(self.rows)
         error = 0.0
         for weight in self.weights:
@@ -91,7 +93,7 @@ class Fold:
         return error
 
     def search(self, scheme: Scheme) -> tuple[torch.Tensor, float, float]:
-        """(the best s, its error, the error without it)."""
+        """(the best s, its error, the error with s = 1)."""
         best = self.scales(0.0)
         plain = least = self.error(best, scheme)
         for step in range(1, GRID + 1):
@@ -101,14 +103,14 @@ class Fold:
         return best, least, plain
 
     def apply(self, s: torch.Tensor) -> None:
-        """Put s into the model."""
+        """Fold s into the model."""
         for weight in (*self.weights, *self.also):
             weight.mul_(s.to(weight.dtype))
         self.divide(s)
 
 
 def _norm(norm: Any) -> Callable[[torch.Tensor], None]:
-    """How a norm gives x / s."""
+    """Fold 1 / s into a norm."""
 
     def divide(s: torch.Tensor) -> None:
         shift = 1.0 if norm.zero_centered else 0.0
@@ -120,7 +122,13 @@ def _norm(norm: Any) -> Callable[[torch.Tensor], None]:
 
 
 def _rows(linear: Any, of: Callable[[torch.Tensor], torch.Tensor], each: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """How rows of a linear layer give x / s; `of` picks them of a tensor, `each` makes their shape of s."""
+    """Fold 1 / s into rows of a linear layer.
+
+    Args:
+        linear: the layer.
+        of: its weight or bias -> a view of these rows.
+        each: s -> the shape of the rows.
+    """
 
     def divide(s: torch.Tensor) -> None:
         rows = of(linear.weight)
@@ -176,10 +184,10 @@ def _mlp_folds(name: str, layer: Any, gated: bool) -> Iterable[Fold]:
 
 
 def folds_of(model: Any) -> list[Fold]:
-    """All places of a model on one rank where scales can go in.
+    """All places of a model where channels can be rescaled.
 
     Raises:
-        ConfigError: the model is shared by several ranks.
+        ConfigError: tp, pp or ep is above 1.
     """
     if any(axis.size > 1 for axis in (model.mesh.tp, model.mesh.pp, model.mesh.ep)):
         raise ConfigError("scales are searched for on one rank", fix="without torchrun")
@@ -192,18 +200,18 @@ def folds_of(model: Any) -> list[Fold]:
 
 @torch.no_grad()
 def scale_by_activations(model: Any, tokens: torch.Tensor, scheme: Scheme) -> list[tuple[str, float, float]]:
-    """Rewrite a model so that quantising it loses less of its products.
+    """Rescale a model in place, so that quantising it changes its products less.
 
     Args:
-        model: on one rank, in eval mode; it computes the same afterwards, up to rounding.
-        tokens: [n, s], a text that is like those that the model will see.
+        model: on one rank, in eval mode; it computes the same function afterwards, up to rounding.
+        tokens: [n, s], the calibration text.
         scheme: that its weights will be quantised by.
 
     Returns:
-        (place, squared error of its products, that without scales) for each place.
+        For each place (name, squared error of its quantised products, the same without rescaling).
 
     Raises:
-        ConfigError: the model is shared by several ranks.
+        ConfigError: tp, pp or ep is above 1.
     """
     folds = folds_of(model)
     most = max(1, ROWS // len(tokens))

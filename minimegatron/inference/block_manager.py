@@ -1,29 +1,28 @@
-"""Who has which page: a free list, a count of users for each page, and pages that are found again by their tokens.
+"""The page allocator: a free list, a reference count for each page, and prefix caching.
 
-The problem in a sentence: a thousand requests begin with the same system prompt, and its keys and values need to be
-computed and kept once.
+The problem in a sentence: a thousand requests begin with the same system prompt, and its keys and values should be
+computed and stored once.
 
-A page holds the keys and values of `page_size` consecutive tokens. What they are depends on these tokens *and on all
-before them*, so a full page is known by (its parent, its tokens):
+A page holds the keys and values of `page_size` consecutive tokens. These depend on the page's tokens *and on all tokens
+before them*, so a full page is identified by its content, (parent, tokens):
 
     root        (version of the weights, salt)
     page 7      (root, tokens 0 .. 15)                    serial 41
     page 2      (41,   tokens 16 .. 31)                   serial 42
 
-Each content that is known has a serial number of its own, never used again, and the next page names it as its parent:
-the chain is exact. The table is a dictionary that compares tokens, so two contents whose hashes collide are still two.
-From another root nothing old is found: what other weights or another adapter have made is out of reach, and goes when
-room is needed.
+Each content gets a serial number that is never reused, and the next page names it as its parent. The table from content
+to page compares the tokens themselves, so a collision of hashes cannot mix up two contents. Another version of the
+weights or another salt (an adapter, a tenant) is another root, under which no older page is found.
 
     users of a page      0          1         2 ...
-    in no table          free       owned     shared (a fork), copied before anybody writes
+    not in the table     free       owned     shared by forks; copied before it is written
     in the table         reusable   owned     shared
 
-A page without users that is in the table stays there until room is needed: the one unused for longest goes first
-(its children are unreachable from then on, and go the same way). The last token of a sequence is always computed anew,
-because its logits are needed.
+A page without users stays in the table until its room is needed; then the least recently used one is evicted. Pages
+whose parent was evicted can no longer be found, and are evicted in their turn. The last token of a sequence is always
+computed, because its logits are needed.
 
-Page 0 belongs to nobody: rows that pad a batch are written there.
+Page 0 is never assigned: the rows that pad a batch write there.
 
 Kwon et al. 2023 (arXiv 2309.06180), sections 4.2 and 4.4. Megatron-LM:
 `megatron/core/inference/contexts/dynamic_block_allocator.py`.
@@ -44,16 +43,16 @@ class BlockManager:
     """The pages of one engine.
 
     Args:
-        num_pages: pages there are, page 0 among them.
+        num_pages: number of pages, page 0 included.
         page_size: tokens of a page.
-        reuse: whether pages are found again by their tokens.
+        reuse: whether full pages are entered into the table (prefix caching).
 
     Attributes:
-        hits, asked: tokens of admitted sequences that were found in pages, and all that were looked for.
-        evicted: pages whose tokens were forgotten because room was needed.
+        hits, asked: tokens of admitted sequences that were found in pages, and tokens that were looked up.
+        evicted: pages that were removed from the table to make room.
 
     Raises:
-        ConfigError: no page that somebody can have.
+        ConfigError: fewer than 2 pages, or a page without a token.
     """
 
     def __init__(self, num_pages: int, page_size: int, reuse: bool = True) -> None:
@@ -71,27 +70,27 @@ class BlockManager:
 
     @property
     def available(self) -> int:
-        """Pages that can be had now."""
+        """Pages that `take` can give now: free and reusable ones."""
         return len(self._free) + len(self._reusable)
 
     @property
     def capacity(self) -> int:
-        """Pages that one sequence can have at most."""
+        """Pages without page 0, the most that one sequence can have."""
         return self.num_pages - 1
 
     def users(self, page: int) -> int:
-        """How many sequences have a page."""
+        """Number of sequences that hold a page."""
         return self._users[page]
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that so many tokens need."""
+        """Pages that `tokens` tokens need."""
         return -(-tokens // self.page_size)
 
     def find(self, tokens: Items[int], root: Parent) -> tuple[list[int], Parent]:
-        """The pages that hold the beginning of a sequence, whole pages only and never its last token.
+        """Look up the pages that hold the beginning of a sequence: full pages only, and never its last token.
 
         Returns:
-            The pages, whose users are as before (`share`), and the parent of the page behind them.
+            The pages (not yet counted as used, see `share`), and the parent of the page after them.
         """
         found: list[int] = []
         size, parent = self.page_size, root
@@ -104,16 +103,16 @@ class BlockManager:
         return found, parent
 
     def share(self, page: int) -> None:
-        """One user more."""
+        """Count one more user of a page."""
         if self._users[page] == 0:
             del self._reusable[page]
         self._users[page] += 1
 
     def take(self) -> int:
-        """A page that nobody has; see `available`.
+        """Assign a page that has no user, evicting one from the table if none is free.
 
         Raises:
-            IndexError: there is none.
+            IndexError: there is none (`available` is 0).
         """
         if self._free:
             page = self._free.popleft()
@@ -127,7 +126,7 @@ class BlockManager:
         return page
 
     def release(self, page: int) -> None:
-        """One user less; without users it is free, or waits to be found again."""
+        """Count one user less of a page; without users it is free, or reusable if it is in the table."""
         assert self._users[page] > 0, f"page {page} is freed twice"
         self._users[page] -= 1
         if self._users[page] == 0:
@@ -139,13 +138,13 @@ class BlockManager:
     def remember(
         self, tokens: Items[int], pages: Items[int], upto: int, looked_at: int, parent: Parent
     ) -> tuple[int, Parent]:
-        """Full pages of a sequence can be found from now on.
+        """Enter the full pages of a sequence into the table.
 
         Args:
             tokens, pages: of the sequence.
-            upto: how many tokens are computed.
-            looked_at: how many pages were remembered or found before.
-            parent: of the page behind these.
+            upto: number of its computed tokens.
+            looked_at: number of its pages that were entered or found before.
+            parent: of the page after these.
 
         Returns:
             `looked_at` and `parent` for the next call.
@@ -153,7 +152,7 @@ class BlockManager:
         size = self.page_size
         for i in range(looked_at, upto // size if self.reuse else 0):
             content = (parent, tuple(tokens[i * size : (i + 1) * size]))
-            if content not in self._known:  # otherwise another sequence has computed the same: its page is found
+            if content not in self._known:  # else another sequence computed the same, and its page stays in the table
                 self._serials += 1
                 self._known[content], self._content[pages[i]] = pages[i], content
                 self._serial[pages[i]] = self._serials
@@ -166,10 +165,10 @@ class BlockManager:
         del self._serial[page]
 
     def check(self, tables: Items[Items[int]]) -> None:
-        """Every page is free, reusable, or has as many users as tables name it.
+        """Check that every page is free, reusable, or has as many users as block tables name it; for tests.
 
         Raises:
-            AssertionError: one is lost, counted wrongly, or two things at once.
+            AssertionError: a page is lost, counted wrongly, or in two states.
         """
         counted = collections.Counter(page for table in tables for page in table)
         free, reusable = set(self._free), set(self._reusable)

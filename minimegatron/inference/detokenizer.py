@@ -1,23 +1,24 @@
-"""From ids to text while they come: whole characters only, and nothing that a stop string may still take back.
+"""Ids to text while they arrive: whole characters only, and no text that a stop string may still cut.
 
-The problem in a sentence: a token is bytes, not text; an emoji is three tokens, a stop string begins in the middle of
-one, and what a reader has seen cannot be taken back.
+The problem in a sentence: a token is bytes and not text, an emoji is three tokens, a stop string may begin within a
+token, and text that was sent cannot be taken back.
 
-    ids --> Detokenizer --> characters that are settled --> StopStrings --> text that is settled
+    ids --> Detokenizer --> whole characters --> StopStrings --> text that is final
 
-| held back                                          | at most                     | until                     |
-|----------------------------------------------------|-----------------------------|---------------------------|
-| bytes that may begin a character                   | 3 bytes                     | it is whole, or cannot be |
-| the end of the text, where a stop string may begin | its longest beginning there | it is whole, or cannot be |
+| held back                                        | at most                      | until                              |
+|--------------------------------------------------|------------------------------|------------------------------------|
+| bytes that may begin a character                 | 3 bytes                      | the character is whole, or invalid |
+| the end of the text, if a stop string may begin  | the part of the stop string  | it is whole, or excluded           |
+| there                                            | that matches                 |                                    |
 
-Text that is not streamed is the same pieces joined, so the two are equal by construction, and equal to the tokenizer's
-own decoding of prompt and answer where their bytes are UTF-8.
+An answer that is not streamed is the same pieces joined, so both modes give the same text; where prompt and answer are
+valid UTF-8 it equals the tokenizer's own decoding of both.
 
-**A window.** What a token looks like depends on the one before it (a blank at the beginning of a text may be none), and
-bytes become other characters once more of them have come. So the tokens of the last text and all after it are decoded
-together, and what was given out before is cut off: a token costs the decoding of a few.
+**A window.** The text of a token depends on the token before it (a blank at the beginning of a text may be dropped),
+and bytes may become another character with the next token. So each token is decoded together with the few tokens before
+it, and the text that these gave already is cut off.
 
-**Which stop string** ends a text does not depend on how it was cut into tokens: the one whose end comes first.
+**Several stop strings**: the one whose end comes first in the text counts, however the text was cut into tokens.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ class Detokenizer:
 
     Args:
         decode: ids -> text, special tokens left out.
-        prompt: the ids before it; they are not part of the text.
+        prompt: the ids before the answer; their text is not returned.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], prompt: Sequence[int]) -> None:
         self._decode = decode
         count = 16
-        while count < len(prompt) and not decode(prompt[-count:]):  # special tokens alone: a text begins before them
+        while count < len(prompt) and not decode(prompt[-count:]):  # special tokens alone have no text
             count *= 2
         self._window = list(prompt[-count:])
         self._text = decode(self._window)
@@ -48,14 +49,14 @@ class Detokenizer:
         self._pending = 0  # tokens since then that have changed something
 
     def push(self, token: int) -> str:
-        """The characters that are settled by one more token."""
+        """Add a token; returns the new whole characters."""
         self._window.append(token)
         text = self._decode(self._window)
         self._pending += text != self._text
         self._text = text
         settled = text.rstrip(REPLACEMENT)
         whole = settled == text
-        if self._pending >= MOST_BYTES:  # more than a character has: these bytes are no text, but for the last
+        if self._pending >= MOST_BYTES:  # longer than any character: all but the last bytes are invalid
             settled = text[: max(len(settled), len(text) - MOST_BYTES + 1)]
         if len(settled) <= len(self._shown) or not (whole or settled.startswith(self._shown)):
             return ""
@@ -67,19 +68,19 @@ class Detokenizer:
         return new
 
     def flush(self) -> str:
-        """What is left at the end: bytes that have become no character."""
+        """The end of the answer: returns what was held back, with invalid bytes replaced by U+FFFD."""
         new, self._shown = self._text[len(self._shown) :], self._text
         return new
 
 
 class StopStrings:
-    """Where a text ends that comes in pieces.
+    """Finds stop strings in a text that comes in pieces.
 
     Args:
-        stops: the strings, none of them empty.
+        stops: the stop strings, none of them empty.
 
     Attributes:
-        found: the one that has ended the text; None while none has.
+        found: the stop string that ended the text; None until then.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -88,7 +89,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, piece: str) -> str:
-        """The text that is settled by a piece; once `found` is set, all of it: neither the stop string nor more."""
+        """Add a piece; returns the text that is final now: where `found` is set, the text before the stop string."""
         if self.found is not None or not self.stops:
             return "" if self.found is not None else piece
         text = self._held + piece
@@ -103,7 +104,7 @@ class StopStrings:
         return text[: len(text) - keep]
 
     def flush(self) -> str:
-        """What was held back, at the end of a text that no stop string has ended."""
+        """The end of a text without a stop string: returns what was held back."""
         held, self._held = self._held, ""
         return held
 
@@ -112,8 +113,8 @@ def token_bytes(token: str, text: str) -> bytes:
     """The bytes of one token.
 
     Args:
-        token: as the vocabulary spells it: letters for bytes (GPT-2), `<0xE2>`, or with `\u2581` for a blank.
-        text: as it is decoded alone.
+        token: its spelling in the vocabulary: a letter for each byte (GPT-2), `<0xE2>`, or with `\u2581` for a blank.
+        text: the token decoded alone.
     """
     if token.startswith("\u2581"):
         return token.replace("\u2581", " ").encode()

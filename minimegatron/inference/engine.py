@@ -1,21 +1,26 @@
-"""The engine: requests come in at any time, tokens come out, a step at a time.
+"""The engine: requests come in at any time, tokens come out, a step at a time (continuous batching).
 
     add_request ---> scheduler ---> Batch ---> runner, on every rank ---> Result ---> Output of each sequence
                         ^                                                   |
-                        +----------- tokens, pages of who is over ----------+
+                        +------ new tokens, pages of finished sequences ----+
 
-Rank 0 has the scheduler; the other ranks `follow`. Everything that must not be wrong about sharing memory between
-requests (`sequence`, `block_manager`, `scheduler`) is plain data that is tested without a model.
+| call                                       | who calls it                                                   |
+|--------------------------------------------|----------------------------------------------------------------|
+| `add_request`, `step`, `abort`, `stop`     | rank 0, which schedules; the other ranks are in `follow`       |
+| `generate`, `score`, `complete`            | all ranks of tp, pp and ep, with the same arguments            |
+| `new_weights`                              | all ranks, between two steps                                   |
 
-| refused                        | why                                                                                |
-|--------------------------------|------------------------------------------------------------------------------------|
-| cp                             | its ranks hold parts of every sequence: pages would be parts of tokens             |
-| virtual stages                 | a step would cross each rank several times; build the model with one chunk a rank  |
-| shards of weights              | no rank holds the model                                                            |
-| `check_generation` of a module | e.g. experts with a capacity: a sequence would depend on its neighbours            |
-| a layer without `inference_state` | it would be asked about tokens that it has forgotten                            |
-| recorded or compiled: messages, `reads_device`, the method "mtp" | a recording holds none of them                   |
-| speculative decoding: a layer that keeps something for a sequence | it cannot go back to before a rejected token    |
+| refused                                                           | why                                             |
+|-------------------------------------------------------------------|-------------------------------------------------|
+| cp > 1                                                            | each rank would cache a part of every sequence  |
+| virtual stages                                                    | a step would pass each rank several times       |
+| sharded weights (ZeRO-3, FSDP2)                                   | no rank holds the weights of its layers         |
+| a module whose `check_generation` raises                          | e.g. experts with a capacity: whether a token   |
+|                                                                   | is dropped depends on the rest of the batch     |
+| a layer without `inference_state`                                 | it caches nothing of earlier tokens             |
+| recorded or compiled steps with messages, `reads_device` or "mtp" | a CUDA graph can hold none of them              |
+| speculative decoding with a layer that has a recurrent state      | the state cannot be rolled back to before a     |
+|                                                                   | rejected token                                  |
 
 Yu et al. 2022 (Orca, OSDI); Kwon et al. 2023 (arXiv 2309.06180). Megatron-LM:
 `megatron/core/inference/engines/dynamic_engine.py`.
@@ -47,23 +52,24 @@ from minimegatron.kernels.laid_out import lay_out
 
 @dataclasses.dataclass(frozen=True)
 class EngineConfig:
-    """How an engine shares its memory and time.
+    """How an engine divides its memory and its steps.
 
     Args:
-        max_model_len: longest prompt and answer together; default the model's `max_position_embeddings`.
+        max_model_len: most tokens of a prompt and its answer together; default the model's `max_position_embeddings`.
         page_size: tokens of a page.
-        num_pages: pages for tokens, beside the one for padding; default as many as `cache_bytes` hold, or without
-            that as many as `max_num_seqs` sequences of `max_model_len` need.
-        cache_bytes: of all pages of a rank; of pipeline stages, the one that keeps most decides for all.
-        max_num_seqs: sequences that run at once.
-        max_num_batched_tokens: tokens of a step.
-        enable_prefix_caching: pages are found again by their tokens.
-        lay_out_weights: keep a second copy of each matrix, in the order in which a CPU reads it (`kernels/laid_out`);
-            default where that is possible. It costs the memory of the weights once more.
-        speculative: tokens are proposed and verified several a step; None for one a step.
+        num_pages: pages for tokens, beside page 0 for padding. Default: what `cache_bytes` holds; without it, what
+            `max_num_seqs` sequences of `max_model_len` need.
+        cache_bytes: bytes of all pages of a rank. The pipeline stage that keeps most bytes a token sets the number of
+            pages of all.
+        max_num_seqs: most sequences that run at once.
+        max_num_batched_tokens: most tokens of a step.
+        enable_prefix_caching: sequences with equal beginnings share the pages of these.
+        lay_out_weights: prepack the weights for the CPU (`kernels/laid_out`), where possible. Costs their memory once
+            more.
+        speculative: propose and verify several tokens a step; None: one token a step.
 
     Raises:
-        ConfigError: a number that is not above 0.
+        ConfigError: a number below 1.
     """
 
     max_model_len: int | None = None
@@ -85,13 +91,13 @@ class EngineConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Continuation:
-    """What a prompt has become.
+    """The answer to a prompt.
 
     Attributes:
-        tokens: the new ids; the last of them is a stop id where there was one.
-        log_probs: of each of them, at the temperature it was drawn with (`inference/sampling.py`).
-        stopped: whether a stop id ended it; otherwise it has as many tokens as were asked for.
-        weight_version: of the weights that have made it, counted by `Engine.new_weights`.
+        tokens: the new ids, with the stop id that ended them.
+        log_probs: log-probability of each, at the temperature of the draw (`inference/sampling.py`).
+        stopped: whether a stop id ended it; otherwise it has `max_new_tokens` tokens.
+        weight_version: version of the weights that drew its last token, see `Engine.new_weights`.
     """
 
     tokens: list[int]
@@ -101,10 +107,10 @@ class Continuation:
 
 
 def check_can_generate(model: Any) -> None:
-    """Refuse a model that cannot generate here.
+    """Refuse a model that cannot generate; see the table above.
 
     Raises:
-        ConfigError: its layout, one of its modules, a layer that does not say what it keeps, or its training mode.
+        ConfigError: for its layout, a module, a layer without `inference_state`, sharded weights, or training mode.
     """
     mesh = model.mesh
     if mesh.cp.size > 1:
@@ -136,28 +142,28 @@ def stage_of(model: Any) -> Any:
 
 
 class Engine:
-    """Generates for requests that come at any time.
+    """Generates for requests that arrive at any time.
 
     Args:
-        model: in eval mode: a `LanguageModel`, or the `ModelChunks` of a pipeline rank.
-        config: how it shares memory and time.
-        recorder: records steps in which every sequence has one new token, for each number of sequences rounded up to
-            a power of two (`cuda_graphs.CudaRecorder`).
-        compiled: torch.compile each of these steps, the first time it is needed.
-        draft: the model that proposes with speculative method "draft_model": in eval mode, in `model`'s layout.
-        grammars: reads the grammars of requests; without it those that have one are refused.
-        scheduler_cls: plans the steps; a subclass that overrides `schedule` (vLLM's name).
+        model: a `LanguageModel`, or the `ModelChunks` of a pipeline rank; in eval mode.
+        config: sizes of memory and steps.
+        recorder: records decode steps (one new token a sequence) as CUDA graphs, one for each number of sequences
+            rounded up to a power of two (`cuda_graphs.CudaRecorder`).
+        compiled: torch.compile these steps, each when it is first needed.
+        draft: the draft model of the speculative method "draft_model"; in eval mode, in the layout of `model`.
+        grammars: compiles the grammars of requests; without it a request with a grammar is refused.
+        scheduler_cls: the scheduler, or a subclass that overrides `schedule` (vLLM's name).
 
     Attributes:
-        sequences: id -> the sequences of each request that is not over.
-        steps, computed_tokens, drawn_tokens: counted since the beginning.
-        drafts: how often a sequence had tokens proposed.
-        proposed_tokens: of all of them.
-        accepted_at: how often the first of a draft was accepted, the second, and so on.
+        sequences: request id -> its sequences, while one of them is not finished.
+        steps, computed_tokens, drawn_tokens: totals since the engine was made.
+        drafts: how often tokens were proposed to a sequence; proposed_tokens: how many in all.
+        accepted_at: how often the first token of a draft was accepted, the second, and so on.
+        seconds: spent in each part of a step: schedule, propose, run, update.
 
     Raises:
-        ConfigError: the model or the draft model cannot generate here, its steps can be neither recorded nor compiled,
-            it has fewer positions than `max_model_len`, or they do not go together.
+        ConfigError: the model or the draft model cannot generate, or cannot be recorded or compiled as asked; learned
+            positions do not reach `max_model_len`; the draft model does not fit the model.
     """
 
     def __init__(
@@ -206,7 +212,7 @@ class Engine:
         def bytes_of_all(per: str) -> int:
             return sum(bytes_per(state, per, weight.dtype) for state, weight in zip(states, weights, strict=True))
 
-        # Rank 0 gives out pages and slots for all stages, which keep different things of a token.
+        # Rank 0 assigns pages and slots for all stages, and stages keep different numbers of bytes a token.
         wanted = _num_pages(config, self.max_model_len, bytes_of_all("token"))
         num_pages = 1 + min(gather_objects(wanted, stage.mesh.pp))
         has_slots = any(gather_objects(bytes_of_all("sequence"), stage.mesh.pp))
@@ -224,7 +230,7 @@ class Engine:
         max_pages = -(-self.max_model_len // config.page_size)
         proposer = None if draft is None else Runner(stage_of(draft), others[0], max_pages)
         self.runner = Runner(stage, cache, max_pages, recorder, compiled, proposer, self.heads)
-        # A state of a sequence holds all its tokens: what a page would skip is not in it.
+        # With a recurrent state no prefix is reused: the state after the prefix is in no page.
         blocks = BlockManager(num_pages, config.page_size, config.enable_prefix_caching and not has_slots)
         self.scheduler = scheduler_cls(
             blocks,
@@ -243,13 +249,13 @@ class Engine:
         self.seconds = {"schedule": 0.0, "propose": 0.0, "run": 0.0, "update": 0.0}
 
     def add_request(self, request: Request, request_id: str) -> None:
-        """A request arrives; its first tokens come out of a later `step`. Rank 0 alone is asked.
+        """Queue a request; a later `step` returns its first tokens. Called on rank 0 alone.
 
         Raises:
-            ConfigError: nothing to generate, a number out of its range, a stop id outside of the vocabulary, or a
-                grammar that cannot be read.
-            DataError: a prompt without a token, an id outside the vocabulary, more tokens than there is room for, or
-                an id of a request that is under way.
+            ConfigError: nothing to generate, a number out of range, a stop id outside the vocabulary, or a grammar
+                that cannot be compiled.
+            DataError: an empty prompt, an id outside the vocabulary, more tokens than `max_model_len` or the pages
+                hold, or the id of a request under way.
         """
         if request_id in self.sequences:
             raise DataError(f"there is a request {request_id!r} already", where=request_id, fix="another id")
@@ -260,7 +266,7 @@ class Engine:
                 sequence.grammar = self.grammars.begin(request.grammar)
 
     def check(self, request: Request, request_id: str) -> None:
-        """Refuse what could not be computed; raises as `add_request`."""
+        """Refuse a request that could never be computed; raises as `add_request`."""
         check_request(request, request_id, self.model.config.vocab_size)
         self.scheduler.check(request, request_id)
         if request.grammar:
@@ -271,7 +277,7 @@ class Engine:
             self.grammars.check(request.grammar)
 
     def abort(self, request_id: str) -> list[Output]:
-        """End a request before its time; its pages are others' at once. Nothing happens where it is over already."""
+        """End a request early and free its pages at once; without effect on one that is finished."""
         self.sequences.pop(request_id, None)
         return [_output(sequence, 0) for sequence in self.scheduler.abort(request_id)]
 
@@ -286,10 +292,10 @@ class Engine:
         return self.scheduler.has_work
 
     def step(self) -> list[Output]:
-        """Compute one step; rank 0 alone calls it, while the others `follow`.
+        """Compute one step. Called on rank 0 alone, while the other ranks `follow`.
 
         Returns:
-            What was added to each sequence that has a new token or is over.
+            An output for each sequence that has new tokens or is finished.
         """
         begun = time.perf_counter()
         step = self.scheduler.schedule()
@@ -325,7 +331,7 @@ class Engine:
         return result
 
     def _places(self, sequence: Sequence, most: int) -> int:
-        """How many tokens are proposed behind a sequence's newest, of at most so many; n-grams are looked up."""
+        """How many tokens to propose to a sequence, at most `most`; with "ngram" they are looked up here."""
         config = self.config.speculative
         assert config is not None, "nobody asked for proposals"
         if sequence.draft_length is None:
@@ -341,8 +347,10 @@ class Engine:
         return len(sequence.proposed)
 
     def _propose(self, step: Step) -> Step:
-        """What each chunk has places for is drawn by the draft model, which computes what the step computes, or by the
-        model's own depths, whose pages have been copied then.
+        """Draw the proposed tokens of each chunk, by the draft model or the model's own depths (MTP).
+
+        The draft model computes the tokens of the step as well. The depths share the model's pages, so their first pass
+        makes the step's page copies, and the step returned makes none.
         """
         for chunk in step.chunks:
             chunk.sequence.proposed = []
@@ -361,26 +369,26 @@ class Engine:
         return dataclasses.replace(step, copies=()) if self.heads and passes else step
 
     def follow(self) -> None:
-        """Compute what rank 0 plans, until it says that it is over (`stop`)."""
+        """Compute the batches that rank 0 sends, until it calls `stop`. Called on all other ranks."""
         while (batch := self.runner.tell(None)) is not None:
             if batch.new:
                 self.runner.run(batch)
 
     def heartbeat(self) -> None:
-        """The other ranks wait anew: rank 0 has nothing to compute, and every wait has a deadline."""
+        """Send the ranks in `follow` an empty batch: their wait for rank 0 has a deadline, which begins anew."""
         if not self.runner.alone:
             self.runner.tell(Batch((), (), (), (), (), ()))
 
     def stop(self) -> None:
-        """The other ranks return from `follow`."""
+        """Let the other ranks return from `follow`."""
         if not self.runner.alone:
             self.runner.tell(None)
 
     def new_weights(self) -> int:
-        """The model's weights have changed: whoever runs computes anew, and no page of before is found again.
+        """Tell the engine that its model's weights have changed. Called on every rank.
 
-        Every rank calls it. Who writes into the memory of weights, such as the flat buffers of data parallelism, leaves
-        no mark on a parameter: copies of weights are made anew.
+        Running sequences are computed again from their beginning, no older page is reused, and prepacked copies of
+        weights are made anew: a write into a flat buffer under a parameter does not show in the parameter's version.
 
         Returns:
             The version of the weights, one more than before.
@@ -405,24 +413,24 @@ class Engine:
     ) -> list[Continuation]:
         """Continue every prompt.
 
-        All ranks of tp, pp and ep call it with the same arguments; replicas of dp may have prompts of their own.
+        Called on all ranks of tp, pp and ep with the same arguments; dp replicas may have different prompts.
 
         Args:
-            prompts: ids, at least one each; lengths may differ.
-            max_new_tokens: for each prompt, at most.
+            prompts: ids of each prompt, at least one; lengths may differ.
+            max_new_tokens: most new tokens of each prompt.
             sampling: how tokens are drawn; default greedy.
-            stop_ids: ids after which a sequence is over.
-            seed: of the draws; prompt i has numbers of its own.
+            stop_ids: ids that end an answer.
+            seed: of the draws; each prompt has its own random numbers.
 
         Returns:
             A continuation for each prompt, in their order.
 
         Raises:
-            ConfigError: nothing to generate, a stop id outside of the vocabulary, a model in training mode, or other
-                requests under way, whose tokens nobody would get.
-            DataError: an empty prompt, an id outside the vocabulary, or a prompt that leaves too little room.
-            RankError: ranks were called with different arguments.
-            NumericsError: logits that are no numbers.
+            ConfigError: nothing to generate, a stop id outside the vocabulary, a model in training mode, or other
+                requests under way, whose tokens would be lost.
+            DataError: an empty prompt, an id outside the vocabulary, or more tokens than fit.
+            RankError: ranks called it with different arguments.
+            NumericsError: logits that are NaN or infinite.
         """
         requests = [
             Request(
@@ -446,16 +454,16 @@ class Engine:
         ]
 
     def score(self, sequences: Items[tuple[Items[int], Items[int]]], *, temperature: float = 1.0) -> list[list[float]]:
-        """The log-probabilities of given continuations, in one pass over each; nothing else may be under way.
+        """The log-probabilities of given continuations, as of a teacher-forced forward pass.
 
-        They are those of a teacher-forced pass of training. Pages of a prompt that are there already are read.
+        Called as `generate`. Prompts whose pages are cached are not computed again.
 
         Args:
-            sequences: (prompt, continuation) of each, as ids; a prompt has at least one.
-            temperature: T of softmax(l / T).
+            sequences: (prompt, continuation) pairs of ids; a prompt has at least one.
+            temperature: T of softmax(logits / T).
 
         Returns:
-            A number for each token of each continuation.
+            A log-probability for each token of each continuation.
 
         Raises:
             ConfigError, DataError, RankError, NumericsError: as `generate`.
@@ -476,13 +484,11 @@ class Engine:
     def complete(
         self, requests: Items[Request], watch: Callable[[list[Output]], None] | None = None
     ) -> list[list[Sequence]]:
-        """Compute requests to their end; nothing else may be under way.
-
-        All ranks of tp, pp and ep call it with the same requests; replicas of dp may have their own.
+        """Compute requests to their end; no other request may be under way. Called as `generate`.
 
         Args:
-            requests: "prompt 0", "prompt 1" and so on.
-            watch: called after each step, on rank 0 alone; it may `finish` sequences.
+            requests: their ids become "prompt 0", "prompt 1" and so on.
+            watch: called on rank 0 with the outputs of each step; it may `finish` sequences.
 
         Returns:
             The n sequences of each request, on every rank.
@@ -497,7 +503,7 @@ class Engine:
             raise ConfigError(
                 f"generate while {len(self.sequences)} requests are under way", fix="`step` until `has_work` is false"
             )
-        self.runner.check_agreement(requests)  # first: what is refused, all refuse
+        self.runner.check_agreement(requests)  # first, so that all ranks refuse the same request
         for i, request in enumerate(requests):
             self.check(request, f"prompt {i}")
         if not self.runner.leads:
@@ -512,7 +518,7 @@ class Engine:
                 outputs = self.step()
                 if watch is not None:
                     watch(outputs)
-        except BaseException:  # such as an interrupt in a notebook: the next call finds nothing under way
+        except BaseException:  # such as an interrupt in a notebook: the next call must find no request under way
             for i in range(len(requests)):
                 self.abort(f"prompt {i}")
             raise
@@ -530,7 +536,7 @@ class Engine:
         return _or_raise(self.runner.tell(made))
 
     def _update(self, step: Step, result: Result) -> list[Output]:
-        """Every sequence gets its token; those that are over give their pages back."""
+        """Append the new tokens to their sequences, and free the pages of those that are finished."""
         outputs, draw, score = [], 0, 0
         for chunk in step.chunks:
             sequence = chunk.sequence
@@ -560,7 +566,7 @@ class Engine:
         return outputs
 
     def _verified(self, chunk: Chunk, result: Result, first: int) -> Output:
-        """A sequence gets its proposed tokens up to the first that was rejected, or the end, and one more."""
+        """Append the accepted proposals of a chunk and the one token after them, or up to the end of the answer."""
         sequence, proposed, taken = chunk.sequence, chunk.sequence.proposed, 0
         while True:
             self._drawn(sequence, result, first + taken)
@@ -591,7 +597,7 @@ class Engine:
             sequence.reason, sequence.failure = FinishReason.ERROR, ""
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End a sequence whose caller has found its end, such as a stop string."""
+        """End a sequence for a reason that the engine does not see, such as a stop string."""
         if sequence.reason is None:
             sequence.reason = reason
             self._over(sequence)
@@ -605,7 +611,7 @@ class Engine:
 
 
 def _not_a_number(sequence: Sequence) -> str:
-    """Which token's logits were no numbers; "" for none."""
+    """The token whose logits were NaN or infinite, in words; "" for none."""
     if sequence.reason is FinishReason.ERROR:
         return f"new token {len(sequence.answer) - 1}"
     place = next((i for i, value in enumerate(sequence.prompt_log_probs) if math.isnan(value)), None)
@@ -619,7 +625,7 @@ def _or_raise(made: list[list[Sequence]] | MinimegatronError) -> list[list[Seque
 
 
 def _output(sequence: Sequence, count: int) -> Output:
-    """What the last `count` tokens have added."""
+    """The output with the last `count` tokens of a sequence."""
     new = slice(len(sequence.log_probs) - count, None)
     return Output(
         sequence.request_id,
@@ -634,10 +640,10 @@ def _output(sequence: Sequence, count: int) -> Output:
 
 
 def _num_pages(config: EngineConfig, max_model_len: int, bytes_per_token: int) -> int:
-    """Pages for tokens.
+    """Pages for tokens, without page 0.
 
     Raises:
-        ConfigError: none.
+        ConfigError: `cache_bytes` holds not even one.
     """
     one = -(-max_model_len // config.page_size)
     if config.num_pages is not None:

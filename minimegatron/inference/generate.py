@@ -1,4 +1,4 @@
-"""Prompts in, continuations out, with an engine as large as they need."""
+"""Prompts in, continuations out, by an engine that is made for them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ def generate(
     seed: int = 0,
     max_model_len: int | None = None,
 ) -> list[Continuation]:
-    """`Engine.generate`, once: all prompts together, in pages just for them.
+    """Continue all prompts together, with an engine that has exactly the pages they need.
 
     Args:
-        max_model_len: longest prompt and continuation; default the model's `max_position_embeddings`.
-        model, prompts, max_new_tokens, sampling, stop_ids, seed: see `Engine.generate`.
+        model: see `Engine`.
+        prompts, max_new_tokens, sampling, stop_ids, seed: see `Engine.generate`; so are returns and errors.
+        max_model_len: most tokens of a prompt and its answer; default the model's `max_position_embeddings`.
     """
     size = EngineConfig.page_size
     longest = max(map(len, prompts), default=1) + max(max_new_tokens, 1)

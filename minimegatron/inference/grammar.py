@@ -1,23 +1,23 @@
-"""Answers that a grammar bounds: of all tokens only those are drawn that can still become a text it allows.
+"""Structured output: only tokens are drawn that can still become a text that a grammar allows.
 
-The problem in a sentence: a program reads the answer, and one missing brace in a thousand answers breaks it.
+The problem in a sentence: a program parses the answer, and one missing brace in a thousand answers breaks it.
 
-    grammar, answer so far --> bits of the ids that may come next --> other logits are minus infinity --> draw
+    grammar, answer so far --> a bit for each id that may come next --> all other logits become -inf --> draw
 
-`llguidance` reads the grammar (JSON schema, regular expression, Lark) and keeps a parser's state for each sequence; a
-token may span several of the grammar's words. Rank 0 alone has the states. What travels to the ranks that draw is a bit
-for each id, deflated: of 128 k ids 0.1 kB where a few may come, 11 kB inside of a string, where most may.
+`llguidance` compiles the grammar (JSON schema, regular expression, Lark) and keeps a parser state for each sequence; a
+token may span several words of the grammar. Rank 0 alone has the states. It sends the mask to the ranks that draw, one
+bit for each id, deflated: of 128 k ids 0.1 kB where few are allowed, 11 kB inside a string, where most are.
 
-| what                  | here                                                                                         |
+| question              | answer                                                                                       |
 |-----------------------|----------------------------------------------------------------------------------------------|
-| the end               | nothing can follow: the sequence is over, "stop". Where more could follow, a stop id may too |
-| `min_new_tokens`      | bans stop ids as ever, unless nothing else may come                                          |
-| a proposed token      | has the mask behind the proposals before it, from a state that is put back                   |
-| log-probabilities     | of the model's own logits: no mask is in them                                                |
+| when does it end      | if nothing can follow, with reason "stop"; where the text may end, stop ids are allowed too  |
+| `min_new_tokens`      | bans stop ids, unless the grammar allows nothing else                                        |
+| a proposed token      | is masked by the state after the proposals before it; that state is rolled back              |
+| log-probabilities     | are of the model's own logits, without the mask                                              |
 | blanks between words  | at most `BLANKS` in a row; a model that likes blanks would write nothing else                |
-| an answer of a prompt | has a state of its own; pages that are lost do not touch it                                  |
+| several answers       | have a state each; preemption does not touch it                                              |
 
-Only the end of an answer, its `max_new_tokens` or a stop string, can leave a text that is no whole one.
+An answer that `max_new_tokens` or a stop string ends may be incomplete.
 
 Willard and Louf 2023 (arXiv 2307.09702); https://github.com/guidance-ai/llguidance. vLLM: `vllm/v1/structured_output/`.
 """
@@ -38,23 +38,23 @@ from minimegatron.inference.detokenizer import token_bytes
 
 
 class Words(Protocol):
-    """What is asked of a tokenizer; `data.tokenizer.HuggingFaceTokenizer` has it."""
+    """The part of a tokenizer used here; `data.tokenizer.HuggingFaceTokenizer` has it."""
 
     vocab_size: int
     special_ids: frozenset[int]
 
     def word(self, token: int) -> tuple[str, str]:
-        """How the vocabulary spells one id, and its text alone."""
+        """(spelling in the vocabulary, text decoded alone) of an id."""
         ...
 
 
 INSTALL = "pip install 'minimegatron[structured]'"
 BLANKS = 32
-KEPT = 256  # compiled grammars
+KEPT = 256  # compiled grammars that are cached
 
 
 def llguidance() -> Any:
-    """The package.
+    """The package llguidance.
 
     Raises:
         ConfigError: it is not installed.
@@ -67,10 +67,10 @@ def llguidance() -> Any:
 
 
 def of_json_schema(schema: Mapping[str, Any]) -> str:
-    """The grammar of a schema, as `Request.grammar` has it; keywords that would be ignored are refused when it is read.
+    """The grammar of a JSON schema, for `Request.grammar`. Keywords that llguidance ignores are refused by `Grammars`.
 
     Args:
-        schema: llguidance's "x-guidance" in it may say other blanks.
+        schema: may have llguidance's own "x-guidance", e.g. to set the blanks.
     """
     said = schema.get("x-guidance", {})
     if isinstance(said, Mapping):
@@ -80,50 +80,50 @@ def of_json_schema(schema: Mapping[str, Any]) -> str:
 
 
 def of_regex(regex: str) -> str:
-    """The grammar of a regular expression of Rust's `regex` that the whole answer matches."""
+    """The grammar of a regular expression (syntax of Rust's `regex`) that the whole answer matches."""
     return of_lark(json.loads(llguidance().LLMatcher.grammar_from_regex(regex))["grammars"][0]["lark_grammar"])
 
 
 def of_choice(choices: Iterable[str]) -> str:
-    """The grammar of some texts, of which the answer is one."""
+    """The grammar of an answer that is one of these texts."""
     return of_lark("start: " + " | ".join(map(json.dumps, choices)))
 
 
 def of_lark(lark: str) -> str:
-    """A grammar in llguidance's form of Lark. Texts that it forces are drawn like others, in any of their tokens."""
+    """A grammar in llguidance's dialect of Lark. Text that it forces is drawn too, in tokens that the model likes."""
     return f'%llguidance {{"no_forcing": true}}\n{lark}'
 
 
 class Grammars:
-    """Reads grammars for one vocabulary.
+    """Compiles grammars for one vocabulary, and caches them.
 
     Args:
-        tokenizer: whose words; special ones are in no text, and in no answer but at its end.
-        vocab_size: of the model: ids behind the tokenizer's last are in no answer, either.
+        tokenizer: of the model. Special tokens match no text: an answer has one only as the stop id at its end.
+        vocab_size: of the model; ids that the tokenizer lacks match no text either.
     """
 
     def __init__(self, tokenizer: Words, vocab_size: int) -> None:
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
-        self._lock = threading.Lock()  # a server reads grammars beside the engine
+        self._lock = threading.Lock()  # a server compiles in another thread than the engine's
         self._reader: Any = None
         self._known: collections.OrderedDict[str, Any] = collections.OrderedDict()
 
     def check(self, grammar: str) -> None:
-        """Read a grammar, and keep it.
+        """Compile a grammar, and cache it.
 
         Raises:
-            ConfigError: it is none, no text of this vocabulary is in it, or the package is missing.
+            ConfigError: it cannot be compiled, no text of this vocabulary matches it, or llguidance is missing.
         """
         self._matcher(grammar)
 
     def begin(self, grammar: str) -> GrammarState:
-        """The state before the first token of an answer; raises as `check`."""
+        """A new parser state, before the first token of an answer; raises as `check`."""
         return GrammarState(self._matcher(grammar).deep_copy(), self.vocab_size)
 
     def _matcher(self, grammar: str) -> Any:
         with self._lock:
             matcher = self._known.pop(grammar, None)
-        if matcher is None:  # outside of the lock: a large grammar takes a second, and the engine has others to begin
+        if matcher is None:  # outside the lock: a large grammar takes a second, and the engine must not wait for it
             package = llguidance()
             limits = package.LLParserLimits(verbose_errors=False)
             text = package.LLMatcher.grammar_from_lark(grammar)
@@ -142,7 +142,7 @@ class Grammars:
         return matcher
 
     def _whole_reader(self) -> Any:
-        """llguidance's form of the vocabulary."""
+        """The vocabulary as llguidance has it, built at the first use."""
         with self._lock:
             if self._reader is None:
                 package, end = llguidance(), self.vocab_size
@@ -152,7 +152,7 @@ class Grammars:
 
 
 class _AsBytes:
-    """What llguidance asks of a tokenizer. Id `end`, which nobody draws, is the end of a text."""
+    """llguidance's interface of a tokenizer. Id `end`, which no model has, stands for the end of the text."""
 
     bos_token_id = None
 
@@ -163,20 +163,20 @@ class _AsBytes:
         self.special_token_ids, self.eos_token_id = [i for i in range(end + 1) if i not in found], end
 
     def __call__(self, text: bytes) -> list[int]:
-        """Ids of a text, for what a grammar forces, which is not asked for (`of_lark`)."""
+        """Ids of a text: needed for forced text only, which `of_lark` switches off."""
         return []
 
 
 class GrammarState:
-    """Where one answer stands in its grammar.
+    """The parser state of one answer.
 
     Args:
-        matcher: llguidance's, its own.
+        matcher: llguidance's, of this answer alone.
         vocab_size: of the model.
 
     Attributes:
-        over: nothing may follow.
-        failure: why the parser has given up; "" while it has not.
+        over: no token may follow.
+        failure: why the parser gave up; "" if it has not.
     """
 
     def __init__(self, matcher: Any, vocab_size: int) -> None:
@@ -184,7 +184,7 @@ class GrammarState:
         self._bits = self._ask()
 
     def _ask(self) -> int:
-        """A bit for each id that may come next, and bit `vocab_size` where the text may end."""
+        """A bit for each id that may come next, and bit `vocab_size` if the text may end here."""
         return int.from_bytes(self._matcher.compute_bitmask(), "little")
 
     @property
@@ -196,24 +196,24 @@ class GrammarState:
         return str(self._matcher.get_error())
 
     def take(self, token: int) -> None:
-        """A token was drawn that is not the end."""
+        """Advance by a token that was drawn and is no stop id."""
         self._matcher.consume_token(token)
         self._bits = self._ask()
 
     def valid(self, tokens: Sequence[int]) -> int:
-        """How many of these could come next, one behind the other."""
+        """How many of these tokens, from the first on, may come next in this order."""
         return int(self._matcher.validate_tokens(list(tokens)))
 
     def allowed(self, ahead: Sequence[int], stop_ids: Iterable[int], may_stop: bool) -> bytes | None:
-        """The ids that may come behind the answer and some more tokens; see `unpacked`.
+        """The ids that may come after the answer and proposed tokens, packed; see `unpacked`.
 
         Args:
-            ahead: proposed tokens.
-            stop_ids: which end the answer.
-            may_stop: whether it may end here.
+            ahead: the proposed tokens.
+            stop_ids: ids that end the answer.
+            may_stop: whether a stop id may come (`min_new_tokens` is reached).
 
         Returns:
-            None where the tokens ahead cannot come: what is drawn behind them counts for nothing.
+            None if the grammar excludes the proposed tokens: one of them will be rejected, so the draw does not count.
         """
         bits = self._bits
         if ahead:
@@ -230,7 +230,7 @@ class GrammarState:
 
 
 def unpacked(allowed: Sequence[bytes], vocab_size: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Which ids may be drawn in each row, [r, V] bool."""
+    """The masks of r rows: [r, V] bool, True for ids that may be drawn."""
     packed = torch.frombuffer(bytearray(b"".join(map(zlib.decompress, allowed))), dtype=torch.uint8).to(device)
     bits = packed.view(len(allowed), -1, 1) >> torch.arange(8, dtype=torch.uint8, device=device)
     return (bits & 1).view(len(allowed), -1)[:, :vocab_size].bool()

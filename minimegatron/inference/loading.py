@@ -15,13 +15,13 @@ from minimegatron.models.chunks import build_chunks
 
 
 def load(model_folder: Model, mesh: Mesh, params_dtype: str, packed: bool = True) -> Any:
-    """This rank's part of a model, in evaluation mode on the device of the mesh.
+    """This rank's part of a model, in eval mode, on the device of the mesh.
 
     Args:
-        model_folder: the folder.
+        model_folder: see `checkpoint.conversion.open_model`.
         mesh: the layout.
-        params_dtype: dtype of the weights that are numbers.
-        packed: weights of 4 and 8 bits stay packed (`inference/packed`).
+        params_dtype: "fp32", "bf16" or "fp16", of all weights that are not packed.
+        packed: keep int4 and int8 weights packed (`inference/packed`); otherwise they are dequantised.
 
     Raises:
         CheckpointError: the weights are not those of the configuration.
@@ -32,7 +32,7 @@ def load(model_folder: Model, mesh: Mesh, params_dtype: str, packed: bool = True
         keep_packed(model, model_folder.words)
     materialize(model, "cpu")
     for param in model.parameters():
-        param.detach().zero_()  # padding of the vocabulary is in no file
+        param.detach().zero_()  # the file has no rows for the vocabulary's padding
     fill(weights_of(model), model_folder, params_dtype)
     for weight in packed_of(model):
         weight.to(mesh.device)

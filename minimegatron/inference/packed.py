@@ -1,17 +1,17 @@
-"""Quantised weights of a folder stay packed in an engine's memory: 4 or 8 bits a weight, and its scales.
+"""Quantised weights stay packed in an engine's memory: 4 or 8 bits a weight, and the scales.
 
 The problem in a sentence: a model of 14 GB is a file of 4 GB in 4 bits, and 14 GB again once it is dequantised.
 
-A matrix here is made of rows of the file's matrices in another order, and a rank holds some of them: packed q, k and v,
-gate above up, a range of columns. Therefore q and the scale of each element are read like weights
-(`checkpoint/compressed_tensors.Words`), and packed again as the rank holds them, one matrix at a time.
+A rank's matrix is no matrix of the file: it interleaves rows of q, k and v, stacks gate and up, or has a range of
+columns. So the quantised elements and the scale of each are read like ordinary weights
+(`checkpoint/compressed_tensors.Words`) and packed again in the rank's order, one matrix at a time.
 
 | stays packed                                     | is dequantised when it is loaded                             |
 |--------------------------------------------------|--------------------------------------------------------------|
 | linear layers of attention, MLP, shared experts, | experts (one grouped product), the up-projection of latents  |
 | in int4 and int8                                 | (its halves are used separately), fp8                        |
 
-A model with packed weights only generates: it has no gradient, and `Refit` refuses to give it new weights.
+A model with packed weights only generates: it has no gradients, and `Refit` refuses it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ NUMBERS = ("linear_kv_up_proj.weight",)
 
 
 def keep_packed(model: Any, words: Words) -> list[str]:
-    """Give linear layers packed weights, before the other parameters are allocated.
+    """Replace the weights of linear layers by packed ones, before the other parameters are allocated.
 
     Args:
         model: on the meta device.
-        words: of the folder.
+        words: the quantised weights of the folder.
 
     Returns:
-        The logical names of these weights.
+        The logical names of the weights replaced.
     """
     names = {id(param): name for name, param in logical_parameters(model)}
     kept = []
@@ -58,7 +58,7 @@ def keep_packed(model: Any, words: Words) -> list[str]:
 
 
 def _packed(name: str, layout: ParamLayout, dtype: torch.dtype, words: Words) -> Packed | None:
-    """A rank's part of a matrix; None if no kernel supports the dtype of its scales."""
+    """A rank's part of a matrix, packed; None if the kernels do not support the dtype of its scales."""
     scheme, stored = words.scheme, words.scales.tensors[name].dtype
     if stored not in (torch.float32, torch.bfloat16):
         return None
@@ -80,7 +80,7 @@ def packed_of(model: Any) -> list[Packed]:
 
 
 def memory(model: Any) -> str:
-    """How many bytes the weights of a rank take, as a line for a log."""
+    """The bytes of a rank's weights, as a line for a log."""
     numbers = sum({p.data_ptr(): p.nbytes for p in model.parameters()}.values())
     packed = packed_of(model)
     if not packed:

@@ -1,20 +1,20 @@
-"""The memory of generation on one rank: pages of what layers keep for a token, slots of what they keep for a sequence.
+"""The KV cache of one rank: pages for what layers keep of each token, slots for what they keep of each sequence.
 
 The problem in a sentence: to make token s + 1 a decoder compares one query with s keys, and without a cache it would
-make all s keys again, for every token.
+compute all s keys again, for every token.
 
-    pages  [pages, page size, ...]   of each layer, for what it keeps of a token
-    slots  [slots, ...]              of each layer, for what it keeps of a sequence
+    pages  [pages, page size, ...]   a buffer for each tensor that a layer keeps of a token
+    slots  [slots, ...]              a buffer for each tensor that a layer keeps of a sequence
 
-Layers say what they keep, and write and read it (`layers/inference_context.py`): keys and values of a rank's heads,
-[g/t, d] each; with latent attention the latent and the turned key, [r + d_r]; a recurrent state. Who has which page is
-decided elsewhere (`inference/block_manager.py`); a page has the same number in every layer and on every rank.
+Layers say what they keep, write it and read it (`layers/inference_context.py`): keys and values of a rank's heads,
+[g/t, d] each; with latent attention (MLA) the latent and the rotated key, [r + d_r]; a recurrent state. The block
+manager assigns pages (`inference/block_manager.py`); a page number means the same page in all layers, on all ranks.
 
-| numbers for a token and layer | bytes in bf16, Llama-3 8B (g = 8, d = 128)  |
-|-------------------------------|---------------------------------------------|
-| 2 g/t d                       | 4,096 on one rank, in 32 layers 131,072     |
+| elements of a token in a layer | bytes in bf16, Llama-3 8B (g = 8, d = 128)  |
+|--------------------------------|---------------------------------------------|
+| 2 g/t d                        | 4,096 on one rank, in 32 layers 131,072     |
 
-Nothing travels: a rank of tp keeps its own heads, a rank of pp its own layers.
+No communication: a tp rank keeps its own heads, a pp rank its own layers.
 
 Megatron-LM: `megatron/core/inference/contexts/dynamic_context.py`.
 """
@@ -44,12 +44,12 @@ class PagedCache:
     """The pages and slots of a rank's layers.
 
     Args:
-        state: layer number -> name -> what is kept, see `LanguageModel.inference_state`.
-        num_pages: page 0 among them, which is for padding.
+        state: layer number -> name -> shape of what the layer keeps, see `LanguageModel.inference_state`.
+        num_pages: including page 0, which is for padding.
         page_size: tokens of a page.
-        num_slots: slot 0 among them, which is for padding.
-        dtype: of what does not say its own.
-        device: where the layers are.
+        num_slots: including slot 0, which is for padding.
+        dtype: of buffers whose spec has none.
+        device: of the layers.
 
     Attributes:
         layers: layer number -> name -> buffer.
@@ -85,7 +85,7 @@ class PagedCache:
         return sum(buffer.nbytes for buffer in self._buffers())
 
     def copy(self, pages: Sequence[tuple[int, int]], slots: Sequence[tuple[int, int]]) -> None:
-        """Copy pages and slots, (from, to) each, as if all at once; each `to` occurs once."""
+        """Copy pages and slots, (from, to) pairs. All are read before any is written; each `to` occurs once."""
         for pairs, per in ((pages, "token"), (slots, "sequence")):
             if pairs:
                 source, to = torch.tensor(pairs, device=self.device).t()
@@ -100,13 +100,13 @@ class PagedCache:
         tables: Sequence[Sequence[int]],
         slots: Sequence[int],
     ) -> InferenceContext:
-        """What a forward pass needs, which writes the new tokens behind those that are kept.
+        """The context of a forward pass over the new tokens of some sequences, in one row.
 
         Args:
-            new: how many tokens of each sequence are new.
-            kept: how many it has already.
-            tables: its pages, enough for all of them.
-            slots: its slot, 0 where layers keep nothing for a sequence.
+            new: number of new tokens of each sequence.
+            kept: number of its tokens in the cache.
+            tables: its pages, enough for both.
+            slots: its slot; 0 without slots.
         """
         size = self.page_size
         places, rows, starts = [], [], [0]
@@ -136,7 +136,7 @@ class PagedCache:
         )
 
     def _tensors(self, dtype: torch.dtype, *values: Sequence[int]) -> tuple[torch.Tensor, ...]:
-        """A tensor of each, with one copy to the device."""
+        """Each list as a tensor; one copy to the device for all."""
         whole = torch.tensor(list(itertools.chain(*values)), dtype=dtype, device=self.device)
         return whole.split([len(each) for each in values])
 

@@ -1,12 +1,13 @@
-"""What the ranks compute in a step, in plain numbers: rank 0 makes it from what the scheduler has chosen, all read it.
+"""A step as plain numbers: rank 0 plans a `Batch` from the scheduler's chunks, all ranks compute it, and return a
+`Result`.
 
-    tokens      one row: the chunk of each sequence behind the other, and what is proposed behind a chunk
-    wanted      places of the row whose logits are wanted: one for each draw, one for each prompt token to score
-    draws       of each: which logits, sampling parameters, u
-    scores      of each: which logits, which token
+    tokens      one row: the chunks of all sequences concatenated, each followed by its proposed tokens
+    wanted      positions in the row whose logits are needed: for each draw, for each prompt token to score
+    draws       for each: which of the wanted logits, sampling parameters, random number u
+    scores      for each: which of the wanted logits, which token
 
-A sequence has one draw when its last token is computed, n at the end of its prompt where `n` answers are asked for,
-and k + 1 where k tokens are proposed. A `Result` has the draws' and scores' outcomes in the same order.
+A sequence has one draw when its last token is computed: n draws at the end of a prompt with `n` answers, k + 1 with k
+proposed tokens. A `Result` has the outcomes in the order of draws and scores.
 
 Megatron-LM: `megatron/core/inference/contexts/dynamic_context.py` (there tensors that every rank makes itself).
 """
@@ -24,12 +25,12 @@ from minimegatron.inference.sequence import Ranked, Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Proposal:
-    """A token that the draft model or a head has drawn, to be verified.
+    """A token that the draft model or a depth (MTP) has drawn, to be verified.
 
     Attributes:
         token: the id.
-        at: (pass of the proposer in this step, row of its draws) where its distribution is.
-        u: of the verdict, in [0, 1).
+        at: (pass of the proposer in this step, row in it) of the distribution it was drawn from.
+        u: random number of the acceptance, in [0, 1).
     """
 
     token: int
@@ -42,15 +43,15 @@ class Draw:
     """A token to draw.
 
     Attributes:
-        at: which of the wanted logits.
-        params: how.
-        u: the draw, in [0, 1).
+        at: index into the wanted logits.
+        params: sampling parameters.
+        u: random number of the draw, in [0, 1).
         banned: ids that may not be drawn.
-        allowed: the only ids that may be (`grammar.unpacked`); None for all.
-        history: (prompt, answer so far), where `params` penalises.
-        log_probs: None, or how many of the most likely tokens to name beside the drawn one's log-probability.
-        raw: log-probabilities of softmax(l) in place of softmax(l / T).
-        proposal: what was drawn for this place from another distribution; None draws without.
+        history: (prompt, answer so far), for penalties; empty without.
+        log_probs: None: none; k: that of the drawn token, and of the k most likely tokens.
+        raw: log-probabilities of softmax(logits) in place of softmax(logits / T).
+        proposal: the token proposed for this place; None without, and for one that was proposed without drawing.
+        allowed: ids that a grammar allows, packed (`grammar.unpacked`); None: all.
     """
 
     at: int
@@ -66,13 +67,13 @@ class Draw:
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """A token whose log-probability is asked for.
+    """A prompt token whose log-probability is asked for.
 
     Attributes:
-        at: which of the wanted logits.
+        at: index into the wanted logits.
         token: the id.
-        top: how many of the most likely ones to name.
-        temperature: T of softmax(l / T).
+        top: number of the most likely tokens to return with it.
+        temperature: T of softmax(logits / T).
     """
 
     at: int
@@ -83,12 +84,13 @@ class Score:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """A step in plain numbers; see `PagedCache.context` for the first five.
+    """A step as plain numbers, the same on all ranks.
 
     Attributes:
-        wanted: places in the row whose logits are wanted.
-        copies, slot_copies: (from, to), before anything is computed.
-        draft: number of the proposer's pass in this step; None is the model's own.
+        tokens: the row of ids; new, kept, tables, slots: see `PagedCache.context`.
+        wanted: positions in the row whose logits are needed.
+        copies, slot_copies: (from, to) pages and slots, copied before the forward pass.
+        draft: number of the proposer's pass in this step; None: the model's own pass.
     """
 
     tokens: tuple[int, ...]
@@ -106,13 +108,13 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a step has made.
+    """The outcome of a batch.
 
     Attributes:
-        tokens: of each draw.
-        log_probs, top: of each draw; NaN and nothing where not asked for.
-        finite: whether its logits were numbers.
-        scores: (log-probability, the most likely ones) of each score.
+        tokens: the token of each draw.
+        log_probs, top: of each draw; NaN and () where not asked for.
+        finite: whether the logits of the draw were finite.
+        scores: (log-probability, most likely tokens) of each score.
     """
 
     tokens: list[int]
@@ -123,7 +125,7 @@ class Result:
 
 
 def scored_tokens(chunk: Chunk) -> int:
-    """How many of a chunk's tokens predict a token of the prompt whose log-probability is asked for."""
+    """How many tokens of a chunk predict a prompt token whose log-probability is asked for."""
     sequence = chunk.sequence
     if sequence.request.prompt_log_probs is None or sequence.index:
         return 0
@@ -132,16 +134,16 @@ def scored_tokens(chunk: Chunk) -> int:
 
 
 def next_scored(sequence: Sequence) -> int:
-    """The place whose logits say how likely the next token is that is to be scored."""
+    """The position whose logits predict the next prompt token to be scored."""
     return sequence.request.prompt_log_probs_start - 1 + len(sequence.prompt_log_probs)
 
 
 def plan(step: Step, drafted: bool = False) -> Batch:
-    """A step in plain numbers, for every rank.
+    """The batch of the model's own pass.
 
     Args:
-        step: the step; its sequences have what is proposed.
-        drafted: it was drawn from a distribution, where it is not greedy.
+        step: the scheduler's; its sequences have their `proposed` tokens.
+        drafted: the proposed tokens were drawn by a model ("draft_model", "mtp"), not looked up.
     """
     tokens: list[int] = []
     wanted: list[int] = []
@@ -187,15 +189,16 @@ def plan(step: Step, drafted: bool = False) -> Batch:
 
 
 def drafts_later(step: Step, chunk: Chunk) -> bool:
-    """Whether the draft model leaves out a token, which it computes together with those before its next proposal."""
+    """Whether the draft model skips a token now, and computes it in the pass before its next proposal."""
     generates = len(chunk.sequence.tokens) > chunk.sequence.prompt_length
     return chunk.count == 1 and not chunk.proposals and generates and not step.copies
 
 
 def plan_draft(step: Step, number: int, heads: bool = False) -> Batch:
-    """Pass `number` of the draft model: first all that the step computes, later the token that it has just drawn.
+    """The batch of pass `number` of the proposer.
 
-    With `heads` that of the model's own, which have computed with it all tokens but the newest.
+    Pass 0 of a draft model computes all tokens of the step, each later pass the token just drawn. With `heads` the
+    proposer is the model's own depths: these computed the earlier tokens with the model, so every pass has one token.
     """
     tokens: list[int] = []
     wanted: list[int] = []
@@ -230,7 +233,7 @@ def plan_draft(step: Step, number: int, heads: bool = False) -> Batch:
 
 
 def _draw(sequence: Sequence, index: int, at: int, proposed: Items[int] = (), of: str = "") -> Draw:
-    """The draw of a token behind a sequence and what is proposed behind it."""
+    """The draw of the token that comes after a sequence and `proposed`."""
     request, params = sequence.request, sequence.request.sampling
     place = len(sequence.tokens) - sequence.prompt_length + len(proposed)
     may_stop, grammar = place >= request.min_new_tokens, sequence.grammar

@@ -3,12 +3,12 @@
 The problem in a sentence: reinforcement learning trains in one layout and generates in another, so after every step
 each rank's engine needs parts of tensors that other ranks have just changed.
 
-A file would cost the time of a disk, and gathering would need room for tensors that no rank wants whole. Both sides are
-boxes of logical tensors (`checkpoint/regions`), so each rank gets exactly the boxes that it wants, each from one rank
-that holds it:
+A file would cost the time of a disk, and an all-gather would need memory for whole tensors. Both sides are boxes of
+logical tensors (`checkpoint/regions`), so each rank receives exactly the boxes that it wants, each from one rank that
+holds it:
 
-    once       every rank says which boxes it holds and which it wants; all make the same plan of it
-    each time  rounds: cut pieces out -> one all-to-all over all ranks -> put them into the engine's weights
+    once       every rank announces the boxes it holds and those it wants; all ranks derive the same plan
+    each time  rounds: cut pieces out -> one all-to-all over all ranks -> copy them into the engine's weights
 
 | trainer -> engine  | a rank of R receives, of n weights    | because                                    |
 |--------------------|---------------------------------------|--------------------------------------------|
@@ -17,13 +17,14 @@ that holds it:
 | pp R -> tp R       | n/R (R-1)/R                           | a rank wants 1/R, of every stage           |
 | ZeRO-3 -> replicas | n (R-1)/R                             | as tp                                      |
 
-A round has at most `ROUND` bytes to or from any rank, so besides the weights there is room for two messages of that
-size. Numbers travel in the smaller of the two dtypes. Who holds the same box sends in turn.
+A round has at most `ROUND` bytes to or from any rank, so it needs memory for two messages of that size. Weights travel
+in the smaller of the two dtypes. Ranks that hold the same box share the sending.
 
-Padding of a vocabulary is in no box and stays zero; a tied weight has one name and is sent wherever a copy is wanted.
+The vocabulary's padding is in no box and stays zero. A tied weight has one name and is sent to every copy.
 
-**Stale pages.** What pages hold was computed by the weights of before. So the engine's version goes up (`new_weights`),
-no old page is found again, whoever runs begins anew, and each output names the version that it was drawn with.
+**Stale pages.** Cached keys and values were computed by the old weights. So the engine's version goes up
+(`Engine.new_weights`): no old page is reused, running sequences are computed again, and each output names the version
+that drew it.
 
 Megatron-LM: `megatron/core/resharding/refit.py`.
 """
@@ -48,7 +49,7 @@ ROUND = 1 << 26  # bytes
 
 
 class Held(NamedTuple):
-    """What a rank holds, or wants, of a logical tensor."""
+    """The boxes of a logical tensor that a rank holds, or wants."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -56,12 +57,12 @@ class Held(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A box that goes from one rank to another, or stays where it is.
+    """A box that one rank sends to another, or copies for itself.
 
     Attributes:
         name, box: of the logical tensor.
-        source, target: positions of the ranks.
-        held, wanted: number of the region that contains it, on either side.
+        source, target: ranks of the world.
+        held, wanted: index of the region that contains the box, on the source's and the target's side.
     """
 
     name: str
@@ -73,14 +74,14 @@ class Piece(NamedTuple):
 
 
 class Round(NamedTuple):
-    """Pieces that travel together."""
+    """Pieces of one all-to-all."""
 
     dtype: torch.dtype
     pieces: tuple[Piece, ...]
 
 
 def weights_of(model: Any) -> dict[str, Logical]:
-    """The parameters of a model with whole weights by their logical names; regions are views of them."""
+    """The parameters of a model by logical name, as views; the model's weights are not sharded."""
     weights: dict[str, Logical] = {}
     for name, param in logical_parameters(model):
         layout = layout_of(param)
@@ -91,21 +92,21 @@ def weights_of(model: Any) -> dict[str, Logical]:
 
 
 class Refit:
-    """Gives an engine a trainer's weights as often as one likes; all ranks call, for both of them.
+    """Copies a trainer's weights into an engine, after every step if wanted. All ranks construct and call it.
 
     Args:
-        trainer: this rank's regions of the weights by logical name; `training/run_state.model_weights` has them for
-            every layout and sharding, `weights_of` for a model without a wrapper.
-        engine: gets them. Its model may be in any layout of the same ranks, replicas too.
-        cast: the engine may have another dtype than the trainer: numbers are converted, as `Tensor.to` does.
+        trainer: this rank's regions of the weights by logical name; from `training/run_state.model_weights` for every
+            layout and sharding, from `weights_of` for a model without a wrapper.
+        engine: receives them; its model may be in any layout of the same ranks, replicas included.
+        cast: convert where the engine has another dtype than the trainer, as `Tensor.to` does.
 
     Attributes:
         rounds: the plan, the same on every rank.
-        casts: (from, to) -> how many tensors change their dtype so.
+        casts: (from, to) -> number of tensors that are converted so.
 
     Raises:
-        ConfigError: the same on all ranks: a tensor that one side lacks or has in another shape, a part that no rank
-            holds, or another dtype without `cast`.
+        ConfigError: on all ranks alike: a tensor that one side lacks or has in another shape, a box that no rank holds,
+            or another dtype without `cast`.
     """
 
     def __init__(self, trainer: Mapping[str, Logical], engine: Engine, *, cast: bool = False) -> None:
@@ -134,18 +135,18 @@ class Refit:
 
     @torch.no_grad()
     def __call__(self, trainer: Mapping[str, Logical]) -> int:
-        """Hand the weights over as they are now; nothing may be computed by the engine meanwhile.
+        """Copy the trainer's current weights; the engine must not compute meanwhile.
 
         Args:
-            trainer: as at the beginning, but for the numbers.
+            trainer: the same regions as at construction, with new values.
 
         Returns:
             The version of the engine's weights (`Engine.new_weights`).
 
         Raises:
-            ConfigError: other regions than those that were planned for.
+            ConfigError: other regions than at construction.
             RankError: that happened on another rank.
-            RuntimeError: another rank has gone, or did not come within the deadline of the ranks' group.
+            RuntimeError: another rank died, or did not come within the deadline of the process group.
         """
         on_all_ranks(lambda: self._check_planned(trainer), self.world)
         for dtype, pieces in self.rounds:
@@ -186,7 +187,7 @@ class Refit:
             place.copy_(numbers.view(place.shape))
 
     def _place(self, piece: Piece) -> torch.Tensor:
-        """Where it belongs in this rank's weights."""
+        """The view of this rank's weights that a piece is copied into."""
         return _cut(self._wanted[piece.name].parts[piece.wanted], piece.box)
 
 
@@ -199,7 +200,7 @@ def _described(tensors: Mapping[str, Logical]) -> dict[str, Held]:
 
 
 def _kinds(ranks: Sequence[Mapping[str, Held]]) -> dict[str, Held]:
-    """Of every tensor of any rank."""
+    """Dtype and shape of every tensor of any rank."""
     return {name: held for rank in reversed(ranks) for name, held in rank.items()}
 
 
@@ -229,7 +230,7 @@ def _pieces(
     itemsize: int,
     sent: list[int],
 ) -> Iterator[Piece]:
-    """Everything that ranks want of a tensor, each number once, from the rank itself or from who has sent least.
+    """The pieces of a tensor that cover what ranks want, each from the rank itself, or the holder that sends least.
 
     Args:
         sent: bytes that each rank sends so far; updated.
@@ -263,7 +264,7 @@ def _pieces(
 
 
 def _rest(box: Box, hole: Sequence[tuple[int, int]]) -> list[Box]:
-    """What remains of a box without a box inside it."""
+    """A box minus a box inside it, as boxes."""
     left, inner = [], list(box)
     for dim, (start, stop) in enumerate(hole):
         for part in ((inner[dim][0], start), (stop, inner[dim][1])):
@@ -274,7 +275,7 @@ def _rest(box: Box, hole: Sequence[tuple[int, int]]) -> list[Box]:
 
 
 def _rounds(pieces: Sequence[tuple[torch.dtype, Piece]], size: int) -> list[Round]:
-    """Pieces in rounds of one dtype, with at most `ROUND` bytes to or from a rank, unless one piece alone has more."""
+    """Group pieces into rounds of one dtype and at most `ROUND` bytes to or from a rank (more if one piece has)."""
     rounds: list[Round] = []
     for dtype in dict.fromkeys(dtype for dtype, _ in pieces):
         together: list[Piece] = []

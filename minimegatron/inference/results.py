@@ -1,6 +1,6 @@
-"""From the logits of a step to its `Result`: penalties, grammars, draws, verdicts on proposals, log-probabilities.
+"""From the logits of a batch to its `Result`: penalties, grammar masks, draws, verification, log-probabilities.
 
-The last stage calls `result_of`; what a single draw is, `sampling` says, and what a verdict is, `speculative`.
+The last pipeline stage calls `result_of`. `sampling` defines a draw, `speculative` the verification of a proposal.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from minimegatron.inference.speculative import verified
 
 
 def plain_and_changed(logits: torch.Tensor, draws: Sequence[Draw]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the wanted logits [k, V] those of each draw, as they are, and with penalties and grammars:
-    [r, V] both."""
+    """The logits of each draw, from the wanted logits [k, V]: (the model's own, after penalties and grammar masks).
+
+    Both are [r, V]; without penalties, bans and grammars they are the same tensor.
+    """
     at, device = [draw.at for draw in draws], logits.device
     plain = logits if at == list(range(len(logits))) else logits[torch.tensor(at, device=device)]
     special = [i for i, draw in enumerate(draws) if draw.params.penalises or draw.banned or draw.allowed]
@@ -38,7 +40,7 @@ def plain_and_changed(logits: torch.Tensor, draws: Sequence[Draw]) -> tuple[torc
 
 
 def shares_of(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """What each row of logits [r, V] is drawn from, [r, V] fp64."""
+    """The distribution that each row of logits [r, V] is drawn from, [r, V] fp64."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return distribution(wide, Rows.of(params, logits.device))
 
@@ -50,7 +52,15 @@ def judged(
     draws: Sequence[Draw],
     shares: Sequence[torch.Tensor | None],
 ) -> torch.Tensor:
-    """Tokens [r] as drawn with `u` from `changed` [r, V]; where there is a proposal, what its verdict makes of it."""
+    """The token of each draw, [r]: `tokens` as they are; where a token was proposed, the outcome of its verification.
+
+    Args:
+        tokens: [r], drawn with `u` from `changed`.
+        changed: [r, V], logits after penalties and grammar masks.
+        u: [r] fp64, of the draws.
+        draws: r of them.
+        shares: of each pass of the proposer, what its proposals were drawn from, [rows, V].
+    """
     proposals = {i: draw.proposal for i, draw in enumerate(draws) if draw.proposal is not None}
     if not proposals:
         return tokens
@@ -68,7 +78,7 @@ def judged(
 
 
 def result_of(logits: torch.Tensor, batch: Batch, shares: Sequence[torch.Tensor | None] = ()) -> Result:
-    """Draw and score from the wanted logits [k, V]; `shares` are what proposals were drawn from."""
+    """Draw and score from the wanted logits [k, V] of a batch; for `shares` see `judged`."""
     draws, device = batch.draws, logits.device
     result = Result([], [math.nan] * len(draws), [()] * len(draws), [], [])
     if draws:
@@ -98,7 +108,7 @@ def result_of(logits: torch.Tensor, batch: Batch, shares: Sequence[torch.Tensor 
 def scored(
     logits: torch.Tensor, tokens: torch.Tensor, temperatures: Sequence[float], most: int
 ) -> list[tuple[float, Ranked]]:
-    """(log-probability of each row's token, its `most` most likely ones), logits [r, V] and tokens [r]."""
+    """For each row of logits [r, V]: (log-probability of its token, the `most` most likely tokens with theirs)."""
     heat = torch.tensor(temperatures, dtype=torch.float64, device=logits.device)
     values = log_probabilities(logits, tokens, heat).tolist()
     if not most:

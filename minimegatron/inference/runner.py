@@ -1,20 +1,22 @@
-"""A step on one rank: from a plan in plain numbers to tokens.
+"""A batch on one rank: from plain numbers to tokens.
 
-The problem in a sentence: one rank decides, and every rank that holds a part of the model must compute the same rows.
+The problem in a sentence: rank 0 schedules, and every rank that holds a part of the model must compute the same batch.
 
-    rank 0     Batch, plain numbers     -> all ranks of tp, pp and ep, in one message
-    every rank      context -> forward pass of its stage, stage after stage
-    last stage      logits of the places that are wanted -> draws, log-probabilities -> rank 0
+    rank 0        sends the Batch to all ranks of tp, pp and ep, in one message
+    every rank    context -> forward pass of its stage, stage after stage
+    last stage    wanted logits -> draws, log-probabilities -> rank 0
 
-Over tp each rank holds its own heads' pages, so a page table serves all of them, and all have the same logits. With
-sequence parallelism the row is padded to a multiple of tp by a sequence that nobody asked for, whose pages are page 0.
-Over pp a stage keeps the pages of its own layers. Over ep every rank computes the same tokens.
+| axis | each rank                                                                                                    |
+|------|--------------------------------------------------------------------------------------------------------------|
+| tp   | has the pages of its own heads, so one page table serves all, and gets the same logits. With sequence        |
+|      | parallelism the row is padded to a multiple of tp by a dummy sequence in page 0                              |
+| pp   | has the pages of its own layers                                                                              |
+| ep   | computes the same tokens                                                                                     |
 
-**A recorded step** (`cuda_graphs.py`): where every sequence has one new token, batches are padded to the next power of
-two, and the step from the embedding to the draw reads and writes tensors that stay where they are. At batch 1 a step of
-a 1 B-parameter model reads 2 GB, for which a GPU of 4.8 TB/s needs 0.42 milliseconds; in that time Python cannot launch
-the hundreds of kernels that do so, and a CUDA graph can. `compiled` has torch.compile fuse the small kernels between
-two matrices, which also helps on a CPU.
+**A recorded step** (`cuda_graphs.py`) is a decode step, from the embedding to the draw: every sequence has one new
+token, the batch is padded to the next power of two, and all tensors stay at fixed addresses. At batch 1 a model of 1 B
+parameters reads 2 GB a step, 0.42 ms for a GPU of 4.8 TB/s; in that time Python cannot launch the hundreds of kernels,
+and a CUDA graph can. `compiled` lets torch.compile fuse the small kernels between two products, also on a CPU.
 
 Megatron-LM: `megatron/core/inference/model_inference_wrappers/`, `text_generation_controllers/`.
 """
@@ -42,25 +44,25 @@ from minimegatron.layers.inference_context import InferenceContext
 from minimegatron.parallel.pipeline.execution import PendingTensors, Tensors
 
 WARMUP_STEPS = 3
-Drawn = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # tokens, log-probabilities at T, the best logit
+Drawn = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # tokens, log-probabilities at T, largest logits, [r] each
 
 
 def compile_whole(run: Callable[[], Drawn]) -> Callable[[], Drawn]:
-    """torch.compile, for the shapes that there are, in one piece or not at all."""
+    """torch.compile for static shapes, as one graph or not at all."""
     return torch.compile(run, dynamic=False, fullgraph=True)
 
 
 class Runner:
-    """A rank's part of the model, its pages, and what a step does with them.
+    """Computes batches with this rank's part of the model and its pages.
 
     Args:
-        stage: the model, or this rank's stage of it; in eval mode.
+        stage: the model, or this rank's pipeline stage; in eval mode.
         cache: the pages of its layers.
-        max_pages: of one sequence.
-        recorder: records steps in which every sequence has one new token; None does without.
-        compiled: torch.compile these steps.
-        draft: the same of a draft model, whose passes this one runs too.
-        heads: the model's own depths (`models/mtp`) propose: they compute what the model computes.
+        max_pages: most pages of one sequence.
+        recorder: records decode steps; None: none are recorded.
+        compiled: torch.compile decode steps.
+        draft: the runner of a draft model; batches with `draft` set go to it.
+        heads: the model's own depths (`models/mtp`) propose, and compute every token that the model computes.
     """
 
     def __init__(
@@ -76,31 +78,31 @@ class Runner:
         self.stage, self.cache, self.mesh = stage, cache, stage.mesh
         self.max_pages, self.recorder, self.compiled = max_pages, recorder, compiled
         self.draft, self.heads = draft, heads
-        self.shares: list[torch.Tensor | None] = []  # of a proposer: what each pass has drawn from; None is greedy
+        self.shares: list[torch.Tensor | None] = []  # of a proposer: each pass's distributions; None if all greedy
         self.mail = PointToPoint(self.mesh) if self.mesh.pp.size > 1 else None
         self._recorded: dict[tuple[int, bool, bool], RecordedStep] = {}
 
     @property
     def leads(self) -> bool:
-        """Whether this rank plans."""
+        """Whether this rank schedules: it is rank 0 of pp, ep and tp."""
         return all(axis.rank == 0 for axis in self._axes())
 
     @property
     def alone(self) -> bool:
-        """Whether there are no other ranks."""
+        """Whether tp, pp and ep are 1."""
         return all(axis.size == 1 for axis in self._axes())
 
     def _axes(self) -> tuple[Any, ...]:
         return self.mesh.pp, self.mesh.ep, self.mesh.tp
 
     def tell(self, item: Any) -> Any:
-        """What rank 0 passes, on every rank; what the others pass is not read."""
+        """Broadcast rank 0's item; returns it on every rank."""
         for axis in self._axes():
             item = scatter_from_first([item] * axis.size, axis)
         return item
 
     def check_agreement(self, *arguments: object) -> None:
-        """Ranks compute parts of the same tokens; different arguments would mix two texts, or hang.
+        """Compare arguments over the ranks: different ones would mix two texts, or hang.
 
         Raises:
             RankError: they differ.
@@ -116,15 +118,15 @@ class Runner:
                 )
 
     def run(self, batch: Batch) -> Result | None:
-        """Compute a step; all ranks call it with the same batch.
+        """Compute a batch; called on all ranks with the same one.
 
         Returns:
-            What it has made, on rank 0 and on the last stage; None elsewhere.
+            The result, on rank 0 and on the last stage; None elsewhere.
         """
         if batch.draft is not None and self.draft is not None:
             return self.draft.run(batch)
         if self._records(batch):
-            with torch.no_grad():  # a recording knows torch's operators alone
+            with torch.no_grad():  # not inference mode, in which `kernels` call CPU kernels that nobody can record
                 self.cache.copy(batch.copies, batch.slot_copies)
                 return self._play(batch)
         with torch.inference_mode():
@@ -146,7 +148,7 @@ class Runner:
         return result
 
     def _all_logits(self, batch: Batch) -> torch.Tensor | None:
-        """Logits of the wanted places, [k, V], on the last stage; by the model, or in a pass of its depths by one."""
+        """The wanted logits [k, V], on the last stage: of the model, or, in a proposer's pass, of one of its depths."""
         if not self.heads:
             return self._logits(batch)
         if batch.draft is not None:
@@ -157,14 +159,14 @@ class Runner:
         return logits
 
     def _predict(self, batch: Batch, first: int) -> torch.Tensor | None:
-        """All depths from `first` on compute a batch's tokens; logits [k, V] of the wanted ones by the first."""
+        """Compute a batch by all depths from `first` on; the wanted logits [k, V] are those of depth `first`."""
         found = None
         for depth in range(first, self.stage.config.mtp_num_layers + 1):
             tokens: list[int] = []
             rows: list[tuple[int, int, tuple[int, ...]]] = []
             begin = 0
             for count, before, table in zip(batch.new, batch.kept, batch.tables, strict=True):
-                skip = max(0, depth - before)  # a token with fewer before it has no row
+                skip = max(0, depth - before)  # depth d has no row for the first d tokens of a sequence
                 if count > skip:
                     tokens += batch.tokens[begin + skip : begin + count]
                     rows.append((count - skip, before + skip, table))
@@ -186,7 +188,7 @@ class Runner:
         return found
 
     def _logits(self, batch: Batch) -> torch.Tensor | None:
-        """Logits of the wanted places, [k, V], on the last stage."""
+        """The wanted logits [k, V] of the model, on the last stage; None on the others."""
         tp, tokens = self.mesh.tp, list(batch.tokens)
         new, kept, tables, slots = list(batch.new), list(batch.kept), list(batch.tables), list(batch.slots)
         if self.mesh.sequence_parallel and (short := -len(tokens) % tp.size):
@@ -240,11 +242,11 @@ class Runner:
 
 
 class RecordedStep:
-    """A step of r sequences with one new token each, from tensors that stay where they are.
+    """A decode step of r sequences, recorded or compiled, with its input tensors at fixed addresses.
 
     Args:
-        runner: whose.
-        rows: sampling parameters of the first call; later ones draw, and leave out, by the same operations.
+        runner: computes it.
+        rows: sampling parameters of the first call; those of later calls need the same operations (`Runner._play`).
     """
 
     def __init__(self, runner: Runner, rows: Rows) -> None:
@@ -271,14 +273,14 @@ class RecordedStep:
         self._recorded = None if runner.recorder is None else Recorded[Drawn](WARMUP_STEPS, runner.recorder)
 
     def _step(self) -> Drawn:
-        context = dataclasses.replace(self.context, _cache={})  # what a pass keeps is made in the pass
+        context = dataclasses.replace(self.context, _cache={})  # what is computed once a pass, is computed in this one
         logits = self.runner._forward(self.tokens, context, self.wanted, len(self.wanted))
         assert logits is not None, "a recorded step has all stages"
         tokens = sample(logits, self.rows, self.u)
         return tokens, log_probabilities(logits, tokens, self.rows.temperature), logits.amax(-1)
 
     def __call__(self, batch: Batch, rows: Rows) -> Result:
-        """Compute a batch of at most r sequences."""
+        """Compute a batch of at most r sequences; the other rows are padding in page 0."""
         k = len(batch.new)
         fresh = self.runner.cache.context(batch.new, batch.kept, batch.tables, batch.slots)
         mine = self.context
@@ -309,10 +311,10 @@ class RecordedStep:
 
 
 def check_can_record(model: Any) -> None:
-    """Refuse a model whose step cannot be recorded or compiled as a whole.
+    """Refuse a model whose decode step cannot be recorded or compiled as a whole.
 
     Raises:
-        ConfigError: it sends messages, or a module reads the device on the host (`reads_device`, in words).
+        ConfigError: tp, pp or ep is above 1, or a module reads the device on the host (its `reads_device` says why).
     """
     for axis in (model.mesh.tp, model.mesh.pp, model.mesh.ep):
         if axis.size > 1:

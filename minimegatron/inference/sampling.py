@@ -1,32 +1,31 @@
-"""From logits to a token: which tokens may be drawn, the draw, and how likely the model found it.
+"""From logits to a token: penalties, filters, the draw, and the token's log-probability.
 
-The problem in a sentence: the most likely token at every place makes dull text, and a token of all 128 k now and then
-makes nonsense; so one draws, from the likely ones.
+The problem in a sentence: always taking the most likely token makes dull text, and drawing from all 128 k tokens makes
+nonsense now and then; so one draws from the likely ones.
 
-    l                                    penalised where tokens have occurred (`penalise`)
-    p = softmax(l / T)                   T < 1 sharpens, T > 1 flattens
-    top_k                                of these the k most likely (and what equals the k-th)
-    top_p                                of these the smallest set of most likely tokens with a mass of at least p
-    min_p                                of these the ones with at least min_p times the likelihood of the first
-    token = first i with  p_1 + ... + p_i > u            u uniform in [0, 1): the inverse of the distribution function
+    l                         logits, penalised where a token has occurred (`penalise`)
+    p = softmax(l / T)        T < 1 sharpens, T > 1 flattens
+    top_k                     keeps the k most likely tokens (and those as likely as the k-th)
+    top_p                     of these keeps the smallest set of most likely tokens whose mass is at least top_p
+    min_p                     of these keeps those at least min_p times as likely as the first
+    token                     the first i with  p_1 + ... + p_i > u,  u uniform in [0, 1): inverse transform sampling
 
-They restrict each other in this order, as in Hugging Face; top_k = 1 is greedy and draws nothing.
+The filters apply in this order, as in Hugging Face; top_k = 1 is greedy and draws nothing.
 
-**Who draws.** u is made on the host, a function of the request's seed, the number of the answer and the place in it;
-the rest is arithmetic on the device. So a sequence gets its tokens whatever else is in the batch and whenever its turn
-comes, every rank of tp gets the same (they hold the same logits), a run can be repeated on another device, and a CUDA
-graph needs no generator.
+**Random numbers.** u is computed on the host, from (seed of the request, number of the answer, position in it) alone.
+So a sequence gets the same tokens whatever else is in the batch, tp ranks (with equal logits) draw the same token
+without a message, a run can be repeated on another device, and a CUDA graph needs no generator.
 
-**Log-probabilities** are those of softmax(l / T) of the model's own logits, before anything is left out or penalised:
-what a teacher-forced pass at the same temperature gives, and what a policy gradient compares. Greedy has T = 1. A
-request may ask for those of softmax(l) (`raw_log_probs`).
+**Log-probabilities** are those of softmax(l / T) of the model's own logits, without penalties and filters: what a
+teacher-forced pass at the same temperature gives, and what a policy gradient compares. Greedy has T = 1. A request may
+ask for softmax(l) in place (`raw_log_probs`).
 
-Each row of a batch has parameters of its own (`Rows`), as tensors: one recording of a step serves any of them.
+Each row of a batch has its own parameters, as tensors (`Rows`), so one recorded step serves any of them.
 
-**Few candidates.** To sort a row of V logits costs more than a layer of a small model. Where every row leaves something
-out, the most likely tokens are found without sorting the rest, and everything else is done with these alone
-(`candidates`): the largest top_k and some more, `NUCLEUS` where a row has only top_p or min_p. Should they not be all
-that such a row keeps, which is seen by their mass and by the last of them, the rows are sorted.
+**Few candidates.** Sorting a row of V logits costs more than a layer of a small model. If every row has a filter,
+`torch.topk` finds the most likely tokens, and filters and draw use these alone (`candidates`): the largest top_k and
+some more, `NUCLEUS` for rows with only top_p or min_p. If they miss a token that some row keeps, which their mass and
+the least likely of them show, all rows are sorted after all.
 
 Holtzman et al. 2020 (arXiv 1904.09751). Megatron-LM: `megatron/core/inference/sampling_params.py`, and `sample` in
 `text_generation_controllers/text_generation_controller.py` (there top_k and top_p exclude each other).
@@ -46,21 +45,21 @@ from minimegatron.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class SamplingParams:
-    """Which tokens may be drawn.
+    """How a request's tokens are drawn.
 
     Args:
         temperature: T.
-        top_k: how many of the most likely tokens; 0 for all, 1 for greedy.
-        top_p: mass of the most likely tokens, in (0, 1]; 0 or 1 for all (0 is Megatron's default).
-        min_p: least likelihood, as a share of the most likely token's; 0 for any.
-        repetition_penalty: logits of tokens of prompt and answer are divided by it where above 0, else multiplied
+        top_k: keep the k most likely tokens; 0: all, 1: greedy.
+        top_p: keep the most likely tokens with this mass; 0 or 1: all (0 is Megatron's default).
+        min_p: keep tokens with at least this share of the most likely one's probability; 0: all.
+        repetition_penalty: divides positive logits, and multiplies negative ones, of tokens in prompt or answer
             (Keskar et al. 2019, arXiv 1909.05858).
-        presence_penalty: taken from the logits of tokens of the answer.
-        frequency_penalty: taken from them for each time that they occur.
-        logit_bias: (id, what is added to its logit).
+        presence_penalty: subtracted from the logits of tokens in the answer.
+        frequency_penalty: subtracted from them once for each occurrence.
+        logit_bias: (id, number added to its logit) pairs.
 
     Raises:
-        ConfigError: a value that is out of range, or one that greedy would ignore.
+        ConfigError: a value out of range, or one that greedy would ignore.
     """
 
     temperature: float = 1.0
@@ -95,36 +94,37 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is taken."""
+        """Whether the most likely token is taken, without a draw."""
         return self.top_k == 1
 
     @property
     def penalises(self) -> bool:
-        """Whether logits are changed before anything else."""
+        """Whether `penalise` changes logits."""
         changes = self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
         return changes or bool(self.logit_bias)
 
 
 GREEDY = SamplingParams(top_k=1)
-NUCLEUS = 256  # candidates of a row without a top_k: as many as hold 0.95 of what a trained model expects
+NUCLEUS = 256  # candidates of a row without a top_k: these hold 0.95 of the mass in a trained model
 
 
 def uniform(seed: int, answer: int, place: int, of: str = "") -> float:
-    """u of token `place` of an answer, in [0, 1): a function of these three numbers, and of what is drawn, alone."""
+    """The random number in [0, 1) for token `place` of an answer; `of` names its purpose (see `speculative`)."""
     digest = hashlib.blake2b(f"{seed}:{answer}:{place}{of}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) / 2.0**53
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The parameters of each row of a batch.
+    """The sampling parameters of each row of a batch.
 
     Attributes:
-        temperature, top_p, min_p: [r] fp64; top_k: [r] int64, each 0 for none.
+        temperature, top_p, min_p: [r] fp64; top_k: [r] int64; 0: no filter.
         greedy: [r] bool.
-        all_greedy, filters: on the host: nothing is drawn; something is left out.
-        counted: on the host: every row has a top_k.
-        most: on the host: how many candidates hold what any row keeps, as far as one can know; 0 where a row keeps all.
+        all_greedy: on the host, whether every row is greedy.
+        filters: on the host, whether some row has a filter.
+        counted: on the host, whether every row has a top_k.
+        most: on the host, the number of `candidates` that most likely hold what any row keeps; 0 if a row keeps all.
     """
 
     temperature: torch.Tensor
@@ -139,7 +139,7 @@ class Rows:
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], device: torch.device | str = "cpu") -> Rows:
-        """From one for each row."""
+        """From the parameters of each row."""
 
         def column(name: str, dtype: torch.dtype) -> torch.Tensor:
             return torch.tensor([getattr(each, name) for each in params], dtype=dtype, device=device)
@@ -160,7 +160,7 @@ class Rows:
 
 
 def penalise(logits: torch.Tensor, params: SamplingParams, prompt: Sequence[int], answer: Sequence[int]) -> None:
-    """Change one row of logits [V] by what has occurred, in place."""
+    """Apply penalties and `logit_bias` to one row of logits [V], in place."""
     device = logits.device
     if params.repetition_penalty != 1.0:
         seen = torch.tensor(sorted({*prompt, *answer}), device=device)
@@ -176,12 +176,12 @@ def penalise(logits: torch.Tensor, params: SamplingParams, prompt: Sequence[int]
 
 
 def filtered(logits: torch.Tensor, rows: Rows, rest: torch.Tensor | None = None) -> torch.Tensor:
-    """logits [r, V] -> logits / T, with minus infinity for tokens that may not be drawn.
+    """logits [r, V] -> logits / T, with -inf for tokens that are filtered out.
 
     Args:
         logits: of all tokens, or of the `candidates`.
-        rows: which may be drawn.
-        rest: [r], logarithm of what e^(l / T) of all other tokens add up to; default there are none.
+        rows: the filters.
+        rest: [r], logsumexp of logits / T over all other tokens; None without others.
     """
     logits = logits / rows.temperature[:, None].to(logits.dtype)
     if not rows.filters:
@@ -192,7 +192,7 @@ def filtered(logits: torch.Tensor, rows: Rows, rest: torch.Tensor | None = None)
     least = ordered.gather(-1, last[:, None])
     share = ordered.masked_fill(ordered < least, -math.inf)
     share = share.softmax(-1) if rest is None else torch.cat([share, rest[:, None]], -1).softmax(-1)[:, :-1]
-    before = share.cumsum(-1) - share  # mass of all more likely tokens; 0 for the first, which always stays
+    before = share.cumsum(-1) - share  # mass of all more likely tokens; 0 for the first, which is always kept
     limits = (rows.top_p > 0.0) & (rows.top_p < 1.0)
     leave = (before >= rows.top_p[:, None].to(share.dtype)) & limits[:, None]
     leave |= share < (rows.min_p[:, None] * share[:, :1]).to(share.dtype)
@@ -200,7 +200,7 @@ def filtered(logits: torch.Tensor, rows: Rows, rest: torch.Tensor | None = None)
 
 
 def distribution(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """logits [r, V] -> the likelihood with which each token is drawn, [r, V] fp64."""
+    """logits [r, V] -> the probabilities that tokens are drawn with, [r, V] fp64; one-hot for greedy rows."""
     shares = filtered(logits, rows).softmax(-1).double()
     if rows.all_greedy or bool(rows.greedy.any()):
         best = torch.zeros_like(shares).scatter(-1, logits.argmax(-1, keepdim=True), 1.0)
@@ -208,21 +208,21 @@ def distribution(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
     return shares
 
 
-SPARE = 32  # candidates beyond the largest top_k: as many logits may equal a k-th
+SPARE = 32  # candidates beyond the largest top_k, for logits equal to the k-th
 Candidates = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 
 def candidates(logits: torch.Tensor, rows: Rows) -> Candidates | None:
-    """The logits [r, c] that `filtered` could keep, in the order of their tokens, these, and its `rest`.
+    """(logits [r, c] of the most likely tokens, in the order of ids; these ids [r, c]; `rest` for `filtered`).
 
-    None where c = V is less work, or would be needed. The host waits for the answer.
+    None if c candidates miss a token that some row keeps, or if V is too small to gain. The host reads the device.
     """
     count = rows.most + SPARE
     if not rows.most or 4 * count > logits.shape[-1]:
         return None
     found, tokens = logits.topk(count, dim=-1)
     heat = rows.temperature[:, None].to(logits.dtype)
-    tempered = found / heat  # by which different logits can become equal
+    tempered = found / heat  # the division can make different logits equal
     last, rest = tempered[:, -1], None
     enough = tempered.gather(-1, rows.top_k.clamp(min=1)[:, None] - 1).squeeze(-1) > last
     if not rows.counted:
@@ -239,20 +239,20 @@ def candidates(logits: torch.Tensor, rows: Rows) -> Candidates | None:
 
 
 def draw(shares: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """The first token with a mass of more than u before and in it: shares [r, V], not normalised, and u [r] -> [r]."""
+    """The first token whose cumulative share exceeds u: shares [r, V], not normalised, u [r] -> [r]."""
     mass = shares.double().cumsum(-1)
-    target = u[:, None] * mass[:, -1:]  # below the whole mass, however it was rounded: u is below 1
+    target = u[:, None] * mass[:, -1:]  # below the whole mass in spite of rounding, since u < 1
     tokens = torch.searchsorted(mass, target, right=True).squeeze(-1)
-    return tokens.clamp(max=shares.shape[-1] - 1)  # logits that are no numbers: the caller will say so
+    return tokens.clamp(max=shares.shape[-1] - 1)  # with NaN logits, which the caller reports
 
 
 def sample(logits: torch.Tensor, rows: Rows, u: torch.Tensor) -> torch.Tensor:
-    """Draw one token for every row; nothing comes to the host but whether `candidates` are enough.
+    """Draw one token for every row. The host reads the device once, for whether `candidates` suffice.
 
     Args:
-        logits: [r, V], the same on every rank of tp; in less than fp32 they are computed with in fp32.
-        rows: which tokens may be drawn.
-        u: [r] fp64 in [0, 1), see `uniform`; greedy ignores it.
+        logits: [r, V], the same on every tp rank; computed in fp32 or their wider dtype.
+        rows: sampling parameters.
+        u: [r] fp64 in [0, 1), see `uniform`; ignored by greedy rows.
 
     Returns:
         [r] int64.
@@ -267,14 +267,14 @@ def sample(logits: torch.Tensor, rows: Rows, u: torch.Tensor) -> torch.Tensor:
 
 
 def _drawn(logits: torch.Tensor, rows: Rows, u: torch.Tensor, rest: torch.Tensor | None = None) -> torch.Tensor:
-    """Which of the logits [r, c]: see `sample` and `filtered`."""
+    """The index drawn from each row of logits [r, c]: see `sample` and `filtered`."""
     return torch.where(rows.greedy, logits.argmax(-1), draw(filtered(logits, rows, rest).softmax(-1), u))
 
 
 def log_probabilities(
     logits: torch.Tensor, tokens: torch.Tensor, temperature: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Of tokens [r] under logits [r, V]: [r], in fp32 or the logits' wider dtype, at a temperature [r]."""
+    """Log-probabilities [r] of tokens [r] under logits [r, V] / temperature [r], in fp32 or the logits' wider dtype."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     chosen = logits.gather(-1, tokens[:, None])
     if temperature is not None:

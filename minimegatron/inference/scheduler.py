@@ -1,32 +1,30 @@
-"""Which tokens of which sequences a step computes: plain data, no tensor, no model.
+"""The scheduler: which tokens of which sequences a step computes. Plain data, no tensor, no model.
 
-The problem in a sentence: prompts are long and come at any time, answers grow by a token a step, and a step should take
-as many tokens as the machine likes, whoever they belong to.
+The problem in a sentence: prompts are long and arrive at any time, answers grow by a token a step, and each step should
+have as many tokens as the machine computes efficiently, of whichever sequences.
 
-    every step, with room for `max_num_batched_tokens`:
-        1. sequences that run, oldest first: what they have not computed yet, one token where they generate
-        2. sequences that wait, in order of arrival, while there is room, a seat (`max_num_seqs`) and pages
+    each step has a budget of `max_num_batched_tokens`, for:
+        1. running sequences, oldest first: their tokens that are not computed yet, one where they decode
+        2. waiting sequences, in order of arrival, while there are budget, a seat (`max_num_seqs`) and pages
 
-A prompt that is longer than the room left is computed in chunks, a chunk a step, together with the tokens of those that
-generate: nobody's answer stalls while a prompt is read (chunked prefill; Agrawal et al. 2024, arXiv 2403.02310).
+**Chunked prefill.** A prompt longer than the budget left is computed in chunks, one a step, beside the tokens of
+decoding sequences, so no answer stalls while a prompt is computed (Agrawal et al. 2024, arXiv 2403.02310).
 
-**Pages run out**, because answers grow. Then the sequence that arrived last gives its pages back, waits at its place in
-the queue, and later computes prompt and answer so far anew (recomputation). It has no chunk in the step yet, since
-older ones come first.
+**Preemption.** Answers grow, so pages run out. Then the sequence that arrived last frees its pages, returns to its
+place in the queue, and later computes its prompt and answer so far again (recomputation). It has no chunk in the
+current step yet, since older sequences come first.
 
-**Nobody waits for ever.** A sequence is never preempted for one that arrived later, one that cannot be admitted makes
-those behind it wait, and a request that alone would not fit is refused. So the oldest advances in every step, and the
-wait of any is bounded by the work in front of it.
+**No starvation.** No sequence is preempted for a later one, none overtakes one that cannot be admitted, and a request
+that would not fit alone is refused. So the oldest sequence advances in every step.
 
-**Proposed tokens** (`lookahead`, `inference/speculative.py`) stand behind the newest token of a sequence that
-generates, and take pages and budget as other tokens do. A sequence gets places for all of them, or waits for a step
-that has these: how many it gets must not depend on its neighbours, because a token is drawn in another way where there
-is a proposal. `computed` counts final tokens only: what a rejected one has left in a page is written over, and others
-find a page once all its tokens are final.
+**Proposed tokens** (`lookahead`, `inference/speculative.py`) follow the newest token of a decoding sequence, and take
+pages and budget as other tokens do. If the budget has no room for all of them, the sequence waits a step: their number
+must not depend on the rest of the batch, since a place with a proposal draws its token differently. `computed` counts
+accepted tokens only: the rows of rejected ones are overwritten, and a page enters the prefix cache when all its tokens
+are accepted.
 
-**n answers** to one prompt are one sequence until its prompt is computed; then the others are forks that share its
-pages, and draw from the same logits. A page that is shared is copied before it is written (`Step.copies`), a slot when
-the fork begins.
+**n answers** to a prompt are one sequence until the prompt is computed. Then the others fork from it: they share its
+pages and draw from the same logits. A shared page is copied before it is written (`Step.copies`), a slot at the fork.
 
 Megatron-LM: `megatron/core/inference/engines/dynamic_engine.py`, `contexts/dynamic_context.py`.
 """
@@ -52,11 +50,11 @@ class Chunk:
     """Tokens of one sequence that a step computes.
 
     Attributes:
-        sequence: whose.
-        start: the first of them.
-        count: how many.
-        draws: whether the last of them has the logits of a new token.
-        proposals: how many proposed tokens are verified behind them.
+        sequence: the sequence.
+        start: position of the first token.
+        count: number of tokens.
+        draws: whether a new token is drawn after the last one: all tokens are computed then.
+        proposals: number of proposed tokens that are verified after them.
     """
 
     sequence: Sequence
@@ -68,12 +66,12 @@ class Chunk:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What is computed together.
+    """What one forward pass computes.
 
     Attributes:
         chunks: in the order of the row.
-        copies: (from, to) pages that are copied before anything is computed, as if all at once; each `to` occurs once.
-        slot_copies: the same of slots.
+        copies: (from, to) pages, copied before the forward pass; see `PagedCache.copy`.
+        slot_copies: the same for slots.
     """
 
     chunks: tuple[Chunk, ...]
@@ -82,29 +80,31 @@ class Step:
 
     @property
     def tokens(self) -> int:
-        """How many are computed."""
+        """Number of tokens computed, proposed ones included."""
         return sum(chunk.count + chunk.proposals for chunk in self.chunks)
 
 
 class Scheduler:
-    """Sequences that wait and run, and the plan of the next step.
+    """The queues of waiting and running sequences, and the plan of the next step.
 
     Args:
-        blocks: the pages.
-        max_num_seqs: sequences that run at once.
-        max_num_batched_tokens: tokens of a step; at least one for each sequence that runs.
-        max_model_len: longest prompt and answer together.
-        has_slots: layers keep something for a sequence, in slots 1 to `max_num_seqs`; slot 0 is for padding.
-        lookahead: proposed tokens of a sequence in a step, at most.
-        propose: (sequence, most of them) -> how many there are; default as many as may be.
-        newest_alone: proposals need what the model has made of the token before the newest, in an earlier step.
+        blocks: the page allocator.
+        max_num_seqs: most sequences that run at once.
+        max_num_batched_tokens: most tokens of a step; at least one for each running sequence.
+        max_model_len: most tokens of a prompt and its answer together.
+        has_slots: layers keep a state for each sequence, in slots 1 to `max_num_seqs`; slot 0 is for padding.
+        lookahead: most proposed tokens of a sequence in a step.
+        propose: (sequence, most) -> number of proposed tokens; default: `most`.
+        newest_alone: a sequence gets proposals only in a step that computes its newest token alone, because the
+            proposer (MTP) needs the hidden state of the token before it.
 
     Attributes:
         waiting, running: sequences, in order of arrival.
-        preemptions: how often one lost its pages.
+        version: of the weights, see `new_weights`.
+        preemptions: total number.
 
     Raises:
-        ConfigError: fewer tokens a step than sequences, with their proposed ones.
+        ConfigError: `max_num_batched_tokens` is too small for `max_num_seqs` sequences with their proposed tokens.
     """
 
     def __init__(
@@ -138,17 +138,17 @@ class Scheduler:
         self.preemptions = 0
         self._arrivals = 0
         self._free_slots = list(range(max_num_seqs, 0, -1)) if has_slots else None
-        self._forks: dict[str, list[Sequence]] = {}  # answers that wait for the prompt of the first
-        self._slot_copies: dict[int, int] = {}  # to -> from: a slot that was given up and taken again has the last one
+        self._forks: dict[str, list[Sequence]] = {}  # answers 1 .. n - 1 of requests whose prompt is not computed yet
+        self._slot_copies: dict[int, int] = {}  # to -> from; for a slot that was freed and taken again, the last one
 
     def add(self, request: Request, request_id: str) -> list[Sequence]:
-        """A request arrives.
+        """Queue a request.
 
         Returns:
             Its n sequences.
 
         Raises:
-            DataError: it has no token, or could never be computed.
+            DataError: as `check`.
         """
         self.check(request, request_id)
         first, *others = (
@@ -164,7 +164,7 @@ class Scheduler:
         """Refuse a request that could never be computed.
 
         Raises:
-            DataError: as it says.
+            DataError: an empty prompt, more tokens than `max_model_len` or all pages hold, or n above `max_num_seqs`.
         """
         most, room = len(request.prompt) + request.max_new_tokens, self.blocks.capacity * self.blocks.page_size
         if not request.prompt:
@@ -190,15 +190,15 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether anything waits or runs."""
+        """Whether a sequence waits or runs."""
         return bool(self.waiting or self.running)
 
     def schedule(self) -> Step:
-        """The next step; no chunk where nothing waits or runs."""
+        """Plan the next step; it has no chunks if no sequence waits or runs."""
         budget, preemptions = self.max_num_batched_tokens, self.preemptions
         chunks: list[Chunk] = []
         copies: list[tuple[int, int]] = []
-        for sequence in self.running:  # it loses sequences at its end
+        for sequence in self.running:  # preemption removes sequences from its end
             count, proposals = self._share(sequence, budget)
             if count > 0 and self._make_room(sequence, count + proposals, copies):
                 chunks.append(self._chunk(sequence, count, proposals))
@@ -209,7 +209,7 @@ class Scheduler:
                 break
             bisect.insort(self.running, self.waiting.popleft(), key=_arrival)
             count, proposals = self._share(sequence, budget)
-            if count == 0:  # its newest token, and no room for what is proposed behind it
+            if count == 0:  # its newest token alone, and no budget for the tokens proposed after it
                 break
             grown = self._grow(sequence, count + proposals, copies)
             assert grown, "admission has counted the pages"
@@ -222,23 +222,23 @@ class Scheduler:
         return Chunk(sequence, sequence.computed, count, sequence.computed + count == len(sequence.tokens), proposals)
 
     def _share(self, sequence: Sequence, budget: int) -> tuple[int, int]:
-        """How many tokens of a sequence a step computes, and how many proposed ones behind them."""
+        """(tokens of a sequence to compute, proposed tokens to verify after them), within the budget."""
         count, most = min(sequence.waiting_tokens, budget), self._most_proposals(sequence)
         if not most or count < sequence.waiting_tokens:
             return count, 0
         places = self.propose(sequence, most)
         if places and (count + places > budget or (self.newest_alone and count > 1)):
-            return count - 1, 0  # the newest waits for a step that has all places
+            return count - 1, 0  # the newest token waits for a step with room for all proposals
         return count, places
 
     def _most_proposals(self, sequence: Sequence) -> int:
-        """None before the first token of the answer, and so few that a token after all of them may still be drawn."""
+        """Most proposed tokens: 0 before the answer's first token, and few enough that one more may follow them all."""
         if len(sequence.tokens) == sequence.prompt_length:
             return 0
         return min(self.lookahead, sequence.most_tokens - len(sequence.tokens) - 1)
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Give a sequence that waits its seat: pages that hold its beginning already, and a slot."""
+        """Admit a waiting sequence: assign cached pages of its beginning, and a slot. False if it has to wait."""
         seats = len(self._forks.get(sequence.request_id, ())) + 1 if sequence.index == 0 else 1
         taken = len(self.running) + sum(len(self._forks.get(s.request_id, ())) for s in self.running if s.index == 0)
         if taken + seats > self.max_num_seqs:
@@ -246,7 +246,7 @@ class Scheduler:
         blocks, root = self.blocks, (self.version, sequence.request.salt)
         known = sequence.findable if blocks.reuse else []
         found, parent = blocks.find(known, root)
-        # Room for all its tokens and the next ones, though it takes them in chunks: else it would soon be preempted.
+        # Pages for all its tokens and the next one, though it takes them by chunks: else it would soon be preempted.
         whole = len(sequence.tokens) + max(1, self._most_proposals(sequence))
         more = blocks.pages_for(min(whole, sequence.most_tokens)) - len(found)
         if blocks.available - sum(blocks.users(page) == 0 for page in found) < more:
@@ -262,7 +262,7 @@ class Scheduler:
         return True
 
     def _make_room(self, sequence: Sequence, count: int, copies: list[tuple[int, int]]) -> bool:
-        """Pages for `count` more tokens, of those that arrived later if need be; False where it had to go itself."""
+        """Assign pages for `count` more tokens, preempting later sequences if needed. False if it had to be itself."""
         while not self._grow(sequence, count, copies):
             victim = self.running[-1]
             self.preempt(victim)
@@ -271,9 +271,9 @@ class Scheduler:
         return True
 
     def _grow(self, sequence: Sequence, count: int, copies: list[tuple[int, int]]) -> bool:
-        """Pages for the next `count` tokens, a copy of a shared one among them; False where there are too few."""
+        """Assign pages for the next `count` tokens, and replace a shared one by a copy. False if there are too few."""
         blocks, size = self.blocks, self.blocks.page_size
-        more = blocks.pages_for(sequence.computed + count) - len(sequence.pages)  # below 0: left by rejected tokens
+        more = blocks.pages_for(sequence.computed + count) - len(sequence.pages)  # below 0 after rejected tokens
         at = sequence.computed // size
         shared = at < len(sequence.pages) and blocks.users(sequence.pages[at]) > 1
         if blocks.available < more + shared:
@@ -287,7 +287,7 @@ class Scheduler:
         return True
 
     def preempt(self, sequence: Sequence) -> None:
-        """Take a running sequence's pages; it waits at its place in the order of arrival and begins anew."""
+        """Free a running sequence's pages and requeue it in order of arrival, to be computed again from its start."""
         self._give_back(sequence)
         self.running.remove(sequence)
         sequence.preemptions += 1
@@ -296,14 +296,14 @@ class Scheduler:
         self.waiting.insert(place, sequence)
 
     def computed(self, chunk: Chunk, accepted: int = 0) -> list[Sequence]:
-        """A chunk is in pages now.
+        """Record that a chunk was computed.
 
         Args:
             chunk: the chunk.
-            accepted: how many of its proposed tokens the sequence has taken, already among its `tokens`.
+            accepted: number of its proposed tokens that were accepted; they are in the sequence's `tokens` already.
 
         Returns:
-            Forks that begin here: other answers to the same prompt, whose first token has the same logits.
+            The forks that start now: the other answers to the prompt, which draw from the same logits.
         """
         sequence = chunk.sequence
         sequence.computed += chunk.count + accepted
@@ -325,7 +325,7 @@ class Scheduler:
         return forks
 
     def finish(self, sequence: Sequence) -> None:
-        """A sequence is over, wherever it was; its pages are others' now."""
+        """Remove a sequence that has its `reason` from running or waiting, and free its pages."""
         assert sequence.reason is not None, "a sequence ends for a reason"
         if sequence in self.running:
             self._give_back(sequence)
@@ -337,7 +337,7 @@ class Scheduler:
         """End all sequences of a request.
 
         Returns:
-            Those that were not over.
+            Those that were not finished.
         """
         found = [s for s in (*self.running, *self.waiting) if s.request_id == request_id]
         found += self._forks.pop(request_id, [])
@@ -347,17 +347,17 @@ class Scheduler:
         return found
 
     def new_weights(self, version: int) -> None:
-        """What pages hold belongs to other weights now: whoever runs computes anew, from another root."""
+        """The weights have changed: preempt all running sequences, and reuse no older page (another root)."""
         self.version = version
         for sequence in list(self.running):
             self.preempt(sequence)
         for sequence in self.waiting:
-            if not sequence.answer:  # its prompt is scored by one version
+            if not sequence.answer:  # one version scores the whole prompt
                 sequence.prompt_log_probs.clear()
                 sequence.prompt_top.clear()
 
     def _give_back(self, sequence: Sequence) -> None:
-        for page in reversed(sequence.pages):  # its last page is the first that is taken: its beginning may be found
+        for page in reversed(sequence.pages):  # last page first: the beginning of a sequence is evicted last
             self.blocks.release(page)
         sequence.pages, sequence.computed, sequence.lag = [], 0, 0
         if self._free_slots is not None and sequence.slot:

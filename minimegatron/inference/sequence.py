@@ -1,13 +1,12 @@
 """A request, and the sequences that answer it: plain data, no tensor.
 
-    Request    what somebody asked for; it never changes
-    Sequence   one answer to it under way: `n` of them where n answers were asked for
-    Output     what a step has added to a sequence
+    Request    prompt and sampling parameters; immutable
+    Sequence   one answer under way; a request has n of them
+    Output     what a step added to a sequence
 
-`Sequence.computed` counts the tokens whose keys and values lie in pages. A token that was drawn is not computed until
-the next step takes it in, so a sequence that generates has `computed == len(tokens) - 1` between steps. That one number
-says what a step must do: the same rule serves a prompt, a chunk of a prompt, one token, a few proposed ones behind it,
-and a sequence that was preempted and begins anew.
+`Sequence.computed` counts the tokens whose keys and values are in pages. A drawn token is computed by the next step, so
+a decoding sequence has `computed == len(tokens) - 1` between steps. What is left to compute is `tokens[computed:]`, for
+a prompt, a chunk of it, one new token, or a preempted sequence alike.
 
 Megatron-LM: `megatron/core/inference/inference_request.py`.
 """
@@ -23,7 +22,7 @@ from minimegatron.inference.sampling import GREEDY, SamplingParams
 
 
 class FinishReason(enum.Enum):
-    """Why a sequence is over; the values are OpenAI's words, and two of ours."""
+    """Why a sequence is finished: OpenAI's "stop" and "length"; "abort" and "error" are ours."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -33,22 +32,22 @@ class FinishReason(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What is asked for.
+    """A prompt, and how to answer it.
 
     Args:
         prompt: ids, at least one.
-        max_new_tokens: at most so many; 0 where only the prompt is scored.
+        max_new_tokens: most tokens of an answer; 0 if only the prompt is scored.
         sampling: how tokens are drawn.
-        stop_ids: ids that end a sequence; the id itself belongs to the answer.
-        min_new_tokens: before so many tokens are there, no stop id is drawn.
-        seed: of the draws; token i of answer j depends on (seed, j, i) alone.
-        n: how many answers.
-        log_probs: None for none; k for that of each token and of the k most likely ones in its place.
+        stop_ids: ids that end an answer; the id itself is its last token.
+        min_new_tokens: no stop id is drawn before the answer has so many tokens.
+        seed: of the draws; the random number of token i of answer j depends on (seed, j, i) alone.
+        n: number of answers.
+        log_probs: None: none; k: for each new token its log-probability, and the k most likely tokens with theirs.
         prompt_log_probs: the same for the prompt's tokens, from `prompt_log_probs_start` on.
-        prompt_log_probs_start: the first of them; the second token is 1, and the first has none before it.
-        raw_log_probs: of softmax(l), in place of softmax(l / T).
-        salt: requests with different salts share no pages: an adapter's name, a tenant.
-        grammar: that every answer keeps to, see `inference/grammar.of_json_schema`; "" for none.
+        prompt_log_probs_start: index of the first prompt token scored, at least 1: token 0 has no logits before it.
+        raw_log_probs: log-probabilities of softmax(logits), in place of softmax(logits / T).
+        salt: requests with different salts share no pages, e.g. those of different adapters or tenants.
+        grammar: that every answer matches, see `inference/grammar.of_json_schema`; "" for none.
     """
 
     prompt: tuple[int, ...]
@@ -74,22 +73,25 @@ class Sequence:
     """One answer under way.
 
     Attributes:
-        request, request_id: what it answers.
+        request, request_id: the request it answers.
         index: which of the request's n answers.
-        arrival: number of the request; (arrival, index) is the order of arrival, which decides who goes first.
+        arrival: number of the request; (arrival, index) is the scheduler's order.
         tokens: prompt and answer.
-        computed: how many of them lie in pages.
-        pages: the pages of tokens 0, 1, ...: token j is in page j // page_size.
-        slot: of what layers keep for a sequence; 0 while it has none.
-        log_probs: of each token of the answer; top: the most likely ones in its place.
-        prompt_log_probs: of each token of the prompt that is scored, in answer 0 alone; prompt_top: as above.
-        reason: why it is over; None while it is not.
-        preemptions: how often it has lost its pages.
-        weight_version: of the weights that have made its last token.
-        failure: of a grammar's parser, in words, where `reason` is ERROR.
-        proposed: tokens that the step under way verifies behind its newest (`inference/speculative.py`).
-        cached: how many tokens its pages held already when it was last admitted.
+        computed: number of tokens whose keys and values are in pages.
+        pages: its block table: token j is in page pages[j // page_size].
+        slot: its slot in the cache; 0 while it has none.
+        log_probs, top: of each token of the answer: its log-probability, the most likely tokens.
+        prompt_log_probs, prompt_top: the same of the scored prompt tokens; answer 0 alone has them.
+        reason: why it is finished; None while it is not.
+        preemptions: number of its preemptions.
+        weight_version: version of the weights that drew its last token.
+        failure: the grammar parser's error, if `reason` is ERROR because of it.
+        proposed: tokens proposed to follow its newest in the current step (`inference/speculative.py`).
+        cached: number of tokens found in the prefix cache when it was last admitted.
         looked_at, parent: see `BlockManager.remember`.
+        lag: computed tokens that the draft model has not computed.
+        draft_length, lookup: `speculative.DraftLength`, and `speculative.NGrams` of its tokens.
+        grammar: its parser state, `grammar.GrammarState`.
     """
 
     request: Request
@@ -112,10 +114,10 @@ class Sequence:
     looked_at: int = 0
     parent: int | tuple[int, str] = 0
     proposed: list[int] = dataclasses.field(default_factory=list)
-    lag: int = 0  # computed tokens that the draft model has not computed
-    draft_length: Any = dataclasses.field(default=None, repr=False)  # how many tokens are proposed to it
-    lookup: Any = dataclasses.field(default=None, repr=False)  # n-grams of its tokens
-    grammar: Any = dataclasses.field(default=None, repr=False)  # where it stands in its request's
+    lag: int = 0
+    draft_length: Any = dataclasses.field(default=None, repr=False)
+    lookup: Any = dataclasses.field(default=None, repr=False)
+    grammar: Any = dataclasses.field(default=None, repr=False)
 
     @property
     def prompt_length(self) -> int:
@@ -129,23 +131,23 @@ class Sequence:
 
     @property
     def waiting_tokens(self) -> int:
-        """Tokens that are not computed yet: at least one as long as it is not over."""
+        """Number of tokens that are not computed yet; at least one until it is finished."""
         return len(self.tokens) - self.computed
 
     @property
     def findable(self) -> list[int]:
-        """The tokens whose pages may be another's: all before the first that is still to be scored."""
+        """The tokens that may be found in cached pages: not those whose logits are still needed for scores."""
         if self.request.prompt_log_probs is None:
             return self.tokens
         return self.tokens[: self.request.prompt_log_probs_start + len(self.prompt_log_probs)]
 
     @property
     def most_tokens(self) -> int:
-        """As many as it can become."""
+        """Most tokens of prompt and answer together."""
         return self.prompt_length + self.request.max_new_tokens
 
     def append(self, token: int) -> None:
-        """A token was drawn; `reason` says whether that is the end."""
+        """Append a drawn token; sets `reason` if it ends the answer."""
         self.tokens.append(token)
         if token in self.request.stop_ids:
             self.reason = FinishReason.STOP
@@ -163,15 +165,15 @@ class Sequence:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """What a step has added to a sequence.
+    """What a step added to a sequence.
 
     Attributes:
-        request_id, index: which sequence.
+        request_id, index: of the sequence.
         tokens: the new ids.
         log_probs, top: of each, where asked for.
-        reason: why it is over, None while it is not.
-        weight_version: of the weights that have made them.
-        failure: what went wrong, where that is known in words.
+        reason: why the sequence is finished; None while it is not.
+        weight_version: version of the weights that drew the tokens.
+        failure: the grammar parser's error, if `reason` is ERROR because of it.
     """
 
     request_id: str
@@ -185,10 +187,10 @@ class Output:
 
 
 def check_request(request: Request, request_id: str, vocab_size: int) -> None:
-    """Refuse what could not be computed.
+    """Refuse a request with invalid values.
 
     Raises:
-        ConfigError: nothing to generate, a number out of its range, or a stop id outside of the vocabulary.
+        ConfigError: nothing to generate, a number out of range, or a stop id outside the vocabulary.
         DataError: an id outside the vocabulary.
     """
     scores = request.prompt_log_probs is not None

@@ -1,50 +1,50 @@
 """Speculative decoding: guess the next tokens cheaply, and let the model verify them all in one pass.
 
-The problem in a sentence: a decode step reads every weight to make one token, and would take hardly longer for five.
+The problem in a sentence: a decode step reads every weight to make one token, and making five would hardly take longer.
 
-    tokens      ... a b c | d e f        d, e, f are proposed behind c, the newest token
-    verified    one pass over c d e f gives the logits of d, e, f and of one more
-    kept        the proposals up to the first that is rejected, and one token of the model's own: 1 to k + 1 a step
+    proposed    ... a b c | d e f        d, e, f are proposed to follow c, the newest token
+    verified    one pass over c d e f gives the logits for d, e, f and for one token more
+    kept        the proposals before the first rejected one, and one token drawn by the model: 1 to k + 1 a step
 
-| method        | who proposes                                                     | q                | costs          |
+| method        | proposal                                                         | q                | costs          |
 |---------------|------------------------------------------------------------------|------------------|----------------|
 | "ngram"       | what followed when the last tokens occurred for the first time   | a point mass     | a look-up      |
-| "draft_model" | a smaller model with the same vocabulary                         | its distribution | k passes of it |
-| "mtp"         | the model's own depths (`models/mtp`), each a token              | its distribution | k layers of it |
+| "draft_model" | by a smaller model with the same vocabulary                      | its distribution | k passes of it |
+| "mtp"         | by the model's own depths (`models/mtp`), a token each           | its distribution | k layers       |
 
-**The rule** (`verified`). d was drawn from q, and the model has p in its place, both after temperature, top-k, top-p:
+**The rule** (`verified`): rejection sampling. d was drawn from q, and the model's distribution at this place is p, both
+after temperature, top-k and top-p:
 
     accept d with probability  min(1, p(d) / q(d)),  else draw from  max(0, p - q) / sum of it
 
     P(x) = q(x) min(1, p(x) / q(x)) + P(rejected) max(0, p(x) - q(x)) / sum = min(p, q) + max(0, p - q) = p(x)
 
-So words are distributed as without speculation, whoever proposes; a bad proposer costs time only. Greedy is a point
-mass p: accepted is what is the most likely token.
+So answers are distributed as without speculation, whatever q is; a bad proposer only costs time. For greedy requests p
+is a point mass: d is accepted if it is the most likely token.
 
-Where q is a point mass on d, the rule is: draw x from p; x = d is an acceptance, any other x is a draw from p without
-d. So "ngram", and greedy with any method, give token for token what the engine gives without speculation.
+If q is a point mass on d, the rule becomes: draw x from p, and d is accepted if x = d. So "ngram", and greedy requests
+with any method, give token for token what the engine gives without speculation.
 
-**Draws.** A place in an answer has three numbers of its own (`sampling.uniform`): for its proposal, for the verdict and
-for its token. The numbers of a proposal behind a rejected one have decided nothing, so they serve again. How many
-tokens are proposed depends on the sequence alone: with a seed, an answer does not depend on its neighbours.
+**Random numbers.** Each place in an answer has three (`sampling.uniform`): for its proposal, its acceptance and its
+token. Those of places after a rejected token had no effect, and are used again.
 
-**How many.** k at most, and fewer where they are rejected (`DraftLength`): a proposer that never guesses right is soon
-asked once in 32 tokens. The count is a function of what became of the sequence's own drafts before, so it depends on no
-neighbour; and because it is known before the numbers of the next place are drawn, that place keeps the distribution p.
+**How many.** At most k, fewer while proposals are rejected (`DraftLength`): a proposer that never guesses right is soon
+asked once in 32 tokens. The number depends on the earlier drafts of the same sequence alone. So an answer with a seed
+does not depend on other requests; and since the number is fixed before the next place is drawn, that place keeps the
+distribution p.
 
-**The draft model's pages** have the numbers of the target's, so tables, copies, forks and prefix reuse serve both. It
-computes each chunk that the target computes, and after that one token a pass; in a pause it computes nothing, and all
-that it has missed at once in the pass that ends the pause. After a rejection both counts go back to
-the last accepted token. If all k are accepted the draft model lacks the last of them (`Sequence.lag`) and computes it
-in the next step; until then nobody else finds a page with it. q stays on the device of the last stage, where p is.
+**The draft model's pages** have the same numbers as the target's, so block tables, copies, forks and prefix caching
+serve both. It computes each chunk that the target computes, then one token a pass. While it is not asked it computes
+nothing, and the pass before its next proposal catches up. After a rejection both models go back to the last accepted
+token. If all k are accepted, the draft model has not computed the last of them (`Sequence.lag`), and does so in the
+next step; until then the page of that token is not in the prefix cache. q stays on the last stage's device, as p does.
 
-**The depths' rows** (`models/mtp`) lie in the same pages as the model's own. A step of the model ends with all depths
-over the tokens that it has computed; the newest token, which nobody has computed, goes through the depths alone, in k
-passes on the last stage: in pass m the depths from m on compute one more row, and depth m proposes. So a proposal is
-what the depth would give in training, whatever was rejected before.
+**The depths' rows** (`models/mtp`) are in the model's own pages. After each pass of the model, all depths compute the
+same tokens. The newest token, which the model has not computed yet, goes through the depths alone, in k passes on the
+last stage: pass m computes one token (the newest, or the one just proposed) by the depths from m on, and depth m
+proposes the next. So a depth proposes what it predicts in training, whatever was rejected before.
 
-**Not recorded.** A step with a proposal has several new tokens of a sequence, so a CUDA graph of one token each does
-not serve it. Steps without any are recorded as ever.
+**CUDA graphs.** A recorded step has one new token a sequence, so a step with proposals runs without a graph.
 
 Leviathan et al. 2023 (arXiv 2211.17192); Chen et al. 2023 (arXiv 2302.01318). Megatron-LM:
 `megatron/core/inference/text_generation_controllers/text_generation_controller.py`.
@@ -66,15 +66,15 @@ Method = Literal["ngram", "draft_model", "mtp"]  # vLLM's
 
 @dataclasses.dataclass(frozen=True)
 class SpeculativeConfig:
-    """Who proposes tokens, and how many; vLLM's names.
+    """The method of proposals, and their number; vLLM's names.
 
     Args:
         method: see the table above.
-        num_speculative_tokens: k, proposals of a sequence in a step at most; fewer where they are rejected.
-        prompt_lookup_max, prompt_lookup_min: of "ngram": how many last tokens are looked for, the longest first.
+        num_speculative_tokens: k, most proposals of a sequence in a step; fewer while they are rejected.
+        prompt_lookup_max, prompt_lookup_min: of "ngram": most and fewest last tokens to look up, longest first.
 
     Raises:
-        ConfigError: a value that is out of range.
+        ConfigError: a value out of range.
     """
 
     method: Method = "ngram"
@@ -96,17 +96,17 @@ class SpeculativeConfig:
             )
 
 
-LONGEST_PAUSE = 5  # 2^5 - 1 tokens
+LONGEST_PAUSE = 5  # 2^5 - 1 tokens without a draft
 
 
 @dataclasses.dataclass
 class DraftLength:
-    """How many tokens are proposed to one sequence, from what became of its drafts alone.
+    """How many tokens to propose to one sequence, from the outcome of its earlier drafts alone.
 
-    | drafts in a row of which nothing was accepted | 0 | 1   | 2   | 3   | 4   | 5       | 6 and more |
+    | drafts in a row without an accepted token     | 0 | 1   | 2   | 3   | 4   | 5       | 6 and more |
     |-----------------------------------------------|---|-----|-----|-----|-----|---------|------------|
-    | tokens of the next one, at least 1            | k | k/2 | k/4 | k/8 | ... |         |            |
-    | tokens before it without one                  | 0 | 0   | 1   | 3   | 7   | 15      | 31         |
+    | tokens of the next draft, at least 1          | k | k/2 | k/4 | k/8 | ... |         |            |
+    | tokens generated without a draft before it    | 0 | 0   | 1   | 3   | 7   | 15      | 31         |
 
     Args:
         most: k.
@@ -114,23 +114,23 @@ class DraftLength:
 
     most: int
     misses: int = 0
-    resumes: int = 0  # once the sequence has so many tokens
+    resumes: int = 0  # length of the sequence at which the next draft is due
 
     def count(self, length: int) -> int:
-        """How many to propose behind so many tokens."""
+        """Number of tokens to propose to the sequence at this length."""
         return 0 if length < self.resumes else max(1, self.most >> self.misses)
 
     def told(self, accepted: int, length: int) -> None:
-        """So many were accepted of a draft; the sequence has so many tokens now."""
+        """Record the outcome of a draft: tokens accepted, and the sequence's length after it."""
         self.misses = 0 if accepted else self.misses + 1
         self.resumes = length + (1 << min(max(0, self.misses - 1), LONGEST_PAUSE)) - 1
 
 
 class NGrams:
-    """What has followed each n-gram of one sequence, the first time.
+    """What followed the first occurrence of each n-gram of one sequence.
 
     Args:
-        least, most: n.
+        least, most: smallest and largest n.
     """
 
     def __init__(self, least: int, most: int) -> None:
@@ -139,11 +139,11 @@ class NGrams:
         self._read = 0
 
     def propose(self, tokens: Sequence[int], count: int) -> list[int]:
-        """At most `count` tokens, which followed the longest n-gram at the end of `tokens`.
+        """The tokens that followed the longest known n-gram at the end of `tokens`, at most `count`.
 
         Args:
-            tokens: of the sequence; only ever more than in the last call.
-            count: at most so many.
+            tokens: of the sequence; they extend those of the last call.
+            count: most tokens to return.
         """
         sizes = range(self.least, self.most + 1)
         for end in range(self._read + 1, len(tokens)):
@@ -161,36 +161,36 @@ class NGrams:
 def verified(
     p: torch.Tensor, q: torch.Tensor, proposed: torch.Tensor, u: torch.Tensor, v: torch.Tensor
 ) -> torch.Tensor:
-    """The token of each place: the proposed one where it is accepted, else a draw from what p has more than q.
+    """The token of each place: the proposed one if accepted, else a draw from max(0, p - q).
 
     Args:
-        p, q: [r, V] fp64, of the model and of the proposer, as drawn from (`sampling.distribution`).
+        p, q: [r, V] fp64, the distributions of model and proposer (`sampling.distribution`).
         proposed: [r], drawn from q.
-        u, v: [r] fp64 in [0, 1), for the verdict and for the draw.
+        u, v: [r] fp64 in [0, 1), random numbers of acceptance and draw.
 
     Returns:
-        [r]. A rejected token is never what it gives: there p < q.
+        [r]; never a rejected token, since p < q there.
     """
     at = proposed[:, None]
     accepted = u * q.gather(-1, at).squeeze(-1) < p.gather(-1, at).squeeze(-1)
     more = (p - q).clamp(min=0.0)
-    # Nothing is left where p = q but for rounding, or where q is no number: then p itself is drawn from.
+    # No mass is left if p and q differ by rounding alone, or if q is NaN: draw from p then.
     more = torch.where(more.sum(-1, keepdim=True) > 0.0, more, p)
     return torch.where(accepted, proposed, draw(more, v))
 
 
 def check_can_propose(config: SpeculativeConfig | None, model: Any, draft: Any, max_model_len: int) -> None:
-    """Refuse a draft model that does not go with the method, with the model, or with the longest sequence; and depths
-    that are not there.
+    """Refuse a proposer that does not fit the model.
 
     Args:
-        config: None for no speculation.
-        model: whose tokens are proposed.
+        config: None without speculation.
+        model: the model that verifies.
         draft: the draft model, or None.
-        max_model_len: longest prompt and answer together.
+        max_model_len: most tokens of a prompt and its answer together.
 
     Raises:
-        ConfigError: as it says.
+        ConfigError: a draft model without method "draft_model" or the reverse, another vocabulary or layout, too few
+            learned positions, or more proposals than the model has MTP depths.
     """
     method = None if config is None else config.method
     if (draft is not None) != (method == "draft_model"):

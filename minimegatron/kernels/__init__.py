@@ -2,7 +2,8 @@
 
 | file                | contents                                                                                   |
 |---------------------|--------------------------------------------------------------------------------------------|
-| `ops.py`            | what layers call: a function for every operation, and the table of implementations         |
+| `ops.py`            | what layers call: a function for every operation, with its contract                        |
+| `choice.py`         | the table of implementations, and which of them computes                                   |
 | `plain.py`          | the operations by torch; attention is in `blockwise.py`                                    |
 | `reference.py`      | the specification of every kernel, in plain torch, any float dtype                         |
 | `csrc/*.cu`         | the kernels: plain CUDA with C launchers; each file opens with its ladder of versions      |

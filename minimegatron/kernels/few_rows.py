@@ -1,10 +1,10 @@
-"""Norms, SwiGLU, RoPE and products of a few rows on a CPU, without a gradient: `csrc/few_rows.cpp`, each in one pass.
+"""CPU kernels for few rows: RMSNorm, SwiGLU, RoPE and linear in one pass each, forward alone (`csrc/few_rows.cpp`).
 
-The problem in a sentence: a step of generation has a row for each sequence, and torch spends more time on starting the
-six passes of an RMSNorm than on computing them.
+The problem in a sentence: a decode step has one row a sequence, and torch spends more time launching the six operators
+of an RMSNorm than computing them.
 
-`ops` uses these in `torch.inference_mode()`, for fp32. In 16 bits torch computes, which rounds after every pass, as
-Hugging Face's models do.
+`ops` calls these under `torch.inference_mode()`, for fp32. In 16 bits torch computes, because its operators round after
+every pass, as Hugging Face's models do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from minimegatron.kernels import operators, plain
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
-    """[..., n] -> [..., n], RMSNorm; LayerNorm is one pass of torch's."""
+    """[..., n] -> [..., n], RMSNorm; torch computes LayerNorm, in one pass."""
     if bias is not None or x.dtype != torch.float32:
         return plain.norm(x, weight, bias, eps)
     x = x.contiguous()
@@ -31,7 +31,7 @@ def norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: 
 def add_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(norm(h), h) of h = x + residual."""
+    """(RMSNorm(h), h) of h = x + residual."""
     if bias is not None or x.dtype != torch.float32:
         return plain.add_norm(x, residual, weight, bias, eps)
     x, residual = x.contiguous(), residual.contiguous()
@@ -51,7 +51,7 @@ def swiglu(x: torch.Tensor) -> torch.Tensor:
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    """[n, 1, heads, d], one row of tokens; see `ops.rope`."""
+    """[n, 1, heads, d] -> the same shape; see `ops.rope`."""
     tokens, b, heads, d = x.shape
     if b != 1 or x.stride(-1) != 1 or not x.dtype == cos.dtype == torch.float32:
         return plain.rope(x, cos, sin, interleaved)
@@ -61,11 +61,11 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: boo
     return out
 
 
-MOST = 3  # rows of a product
+MOST = 3  # rows of x that `linear` takes
 
 
 def fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether `linear` is for these."""
+    """Whether `linear` supports these: at most `MOST` rows, fp32, a contiguous weight."""
     return 0 < x.numel() <= MOST * x.shape[-1] and x.dtype == torch.float32 and weight.is_contiguous()
 
 

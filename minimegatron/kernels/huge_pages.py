@@ -1,13 +1,13 @@
-"""Large arrays in huge pages of the operating system (2 MiB), which need fewer address translations.
+"""Large tensors in huge pages of the operating system (2 MiB): fewer address translations.
 
-The problem in a sentence: generation reads all weights and all keys again for every token, and a CPU that reads 100 MB
-in pages of 4 KiB spends half of its time on address translation.
+The problem in a sentence: decoding reads all weights and keys for every token, and a CPU that reads 100 MB in pages of
+4 KiB spends half its time on address translation.
 
-One core of a virtual machine (AMD, AVX-512) reads 512 MB at 16 GB/s in pages of 4 KiB, and at 30 GB/s in huge pages. On
-Linux a program requests them with `madvise`, which changes nothing but time; on other systems nothing happens.
+One core of a virtual machine (AMD, AVX-512) reads 512 MB at 16 GB/s in pages of 4 KiB, and at 30 GB/s in huge pages.
+Linux gives them on request (`madvise`); results stay the same. Other systems ignore the request here.
 
-    empty(...)       new memory: it is allocated in huge pages (MADV_HUGEPAGE)
-    collapse(...)    memory in use: it is moved to huge pages now (MADV_COLLAPSE, Linux 6.1), or later
+    empty(...)       a new tensor, allocated in huge pages (MADV_HUGEPAGE)
+    collapse(...)    memory in use moves to huge pages now (MADV_COLLAPSE, Linux 6.1), else when the kernel gets to it
 
 Linux: `Documentation/admin-guide/mm/transhuge.rst`.
 """
@@ -22,7 +22,7 @@ from collections.abc import Callable
 import torch
 
 SIZE = 2 << 20
-WORTH = SIZE // 8  # smaller arrays are not moved; an array is moved with its neighbours in the same 2 MiB
+WORTH = SIZE // 8  # smaller memory stays; what is moved takes along its neighbours in the same 2 MiB
 MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25
 
 
@@ -37,7 +37,7 @@ def _madvise() -> Callable[[int, int, int], int] | None:
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """`torch.empty`, in huge pages where it is large and on a CPU."""
+    """`torch.empty`; on a CPU, and from 2 MiB on, in huge pages."""
     out = torch.empty(shape, dtype=dtype, device=device)
     madvise = _madvise()
     if out.device.type == "cpu" and out.nbytes >= SIZE and madvise is not None:
@@ -49,7 +49,7 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
 
 
 def collapse(address: int, nbytes: int) -> None:
-    """Move memory at an address of this process to huge pages, where that is possible."""
+    """Move `nbytes` at an address of this process to huge pages, where the system can."""
     madvise = _madvise()
     if madvise is None or nbytes < WORTH:
         return

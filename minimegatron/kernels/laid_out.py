@@ -1,23 +1,21 @@
-"""Products of few rows with a weight that was laid out for them once.
+"""Prepacked weights: a second copy of a weight in oneDNN's own order, for products with few rows on a CPU.
 
-The problem in a sentence: to multiply 32 rows by a matrix, a CPU spends half its time on bringing the matrix into the
-order in which it is read, and in generation the same matrices are multiplied again and again.
+The problem in a sentence: to multiply 32 rows by a matrix, a CPU spends half its time reordering the matrix, and
+generation multiplies by the same matrices at every step.
 
-oneDNN keeps a second copy of the weight in that order (`lay_out`). The copy belongs to one version of the weight: when
-somebody has written into the weight, as an optimizer or a trainer that hands over new weights does, it is made anew at
-the next product. Writes into the memory of a weight that go by another tensor (`weight.data`, a flat buffer) count no
-version: after these, `lay_out` is called again. The copy costs the memory of the weight once more.
+`lay_out` gives weights a prepacked copy, which costs their memory once more. The copy is made anew at the next product
+after its weight was written, which torch's version counter of the tensor shows. A write that goes around that tensor
+(`weight.data`, a flat gradient buffer) moves no counter: call `lay_out` again after it.
 
-GFLOP/s of one core (fp32, AVX-512) for [rows, 512] times [512, 2816]:
+GFLOP/s of one core (fp32, AVX-512) for [rows, 512] times [512, 2816], the weight in the cache:
 
 | rows            | 4  | 8  | 16  | 32  | 128 |
 |-----------------|----|----|-----|-----|-----|
 | `F.linear`      | 40 | 52 | 69  | 79  | 77  |
-| laid out        | 85 | 81 | 104 | 109 | 104 |
+| prepacked       | 85 | 81 | 104 | 109 | 104 |
 
-These have the weight in a cache. A model's weights are in memory: 24 M of them, one layer after the other, are
-multiplied at 68 to 86 GFLOP/s for 16 to 64 rows, and in `huge_pages` at 80 to 98. Up to three rows are multiplied by
-the weight as it is (`few_rows`).
+With 24 M weights that come from memory, one layer after the other: 68 to 86 GFLOP/s for 16 to 64 rows, and 80 to 98
+with them in huge pages (`huge_pages`). Up to three rows are multiplied by the weight as it is (`few_rows`).
 """
 
 from __future__ import annotations
@@ -29,18 +27,18 @@ import torch.nn.functional as F
 
 from minimegatron.kernels import huge_pages
 
-ROWS = 32  # what oneDNN is told to expect; it is faster with any number from 2 on
+ROWS = 32  # rows that oneDNN packs for; the copy is faster for any number from 2 on
 
 
 class LaidOut:
-    """A weight's second copy, and which version of the weight it is of."""
+    """The prepacked copy of a weight, and the version of the weight that it was made of."""
 
     def __init__(self) -> None:
         self._copy: torch.Tensor | None = None
         self._of: tuple[int, int] | None = None
 
     def of(self, weight: torch.Tensor) -> torch.Tensor:
-        """The copy of this weight as it is now."""
+        """The copy, made anew if the weight was written since."""
         version = weight.data_ptr(), weight._version
         if self._of != version:
             copy = self._copy = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), ROWS)
@@ -51,7 +49,7 @@ class LaidOut:
 
 
 def possible(weight: torch.Tensor) -> bool:
-    """Whether oneDNN multiplies by this weight: a matrix of fp32 on a CPU."""
+    """Whether oneDNN can prepack this weight: an fp32 matrix on a CPU."""
     return (
         weight.device.type == "cpu"
         and weight.dtype == torch.float32
@@ -62,7 +60,11 @@ def possible(weight: torch.Tensor) -> bool:
 
 
 def lay_out(weights: Iterable[torch.Tensor]) -> int:
-    """Have products with these weights use a second copy, where that is possible; returns its bytes."""
+    """Let products with these weights use a prepacked copy, where `possible`.
+
+    Returns:
+        Bytes of the copies.
+    """
     copied = 0
     for weight in weights:
         if possible(weight):
@@ -73,12 +75,12 @@ def lay_out(weights: Iterable[torch.Tensor]) -> int:
 
 
 def observed() -> bool:
-    """Whether somebody compiles, records or counts operators: then torch's own are called, which everybody knows."""
+    """Whether torch.compile or a dispatch mode sees the operators: then only torch's own are called."""
     return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """`F.linear(x, weight, bias)` without a gradient, by the second copy where the weight has one."""
+    """`F.linear(x, weight, bias)` without a gradient, by the prepacked copy where the weight has one."""
     laid_out: LaidOut | None = getattr(weight, "laid_out", None)
     one_row = x.numel() == x.shape[-1]
     if laid_out is None or one_row or observed() or x.dtype != weight.dtype:

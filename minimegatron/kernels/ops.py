@@ -1,214 +1,35 @@
-"""Fused operations: one function for each, which always exists and chooses its implementation.
+"""Fused operations: what layers call. Each function is one operation with its contract; `kernels/choice` picks what
+computes it on this machine.
 
-The problem in a sentence: a layer should say which operation it needs, and not know how this machine computes it.
-
-`TABLE` has a row for every operation and a column for every implementation. A function takes its tensors and
-`config.kernels`; from both `choose` finds the column:
-
-| `kernels=` | on a GPU                                  | on a CPU                                          |
-|------------|-------------------------------------------|---------------------------------------------------|
-| `auto`     | CUDA kernels, torch where they cannot be  | torch; in inference mode kernels for CPUs         |
-| `torch`    | torch                                     | torch                                             |
-| `cuda`     | CUDA kernels, torch where they cannot be  | torch, and a line says so                         |
-| `emulated` | torch, and a line says so                 | the same kernels, thread by thread: slow, to learn |
-
-A kernel file is compiled and loaded before the first of its operators is called, once a process. If that fails (no
-compiler, no writable folder, no GPU) torch computes, and one warning a process says why; a kernel that fails while it
-runs is an error, never a fallback.
-
-Columns agree to rounding. Each keeps for the backward pass what it needs: the kernel of SwiGLU its input, torch's
-operations three tensors of half its size. The implementation of the forward pass also computes the backward pass.
-
-Operations with a message in the middle are objects with a method for each side of the message (`CrossEntropyPart`), or
-two functions (`fp8_magnitudes`, `fp8_cast_by`): layers communicate, operations do not.
+A layer passes its tensors and `config.kernels`. Operations communicate nothing. Where ranks exchange a message in the
+middle, the operation is an object with a method for each side of the message (`CrossEntropyPart`) or two functions
+(`fp8_magnitudes`, `fp8_cast_by`), and the layer sends.
 """
 
 from __future__ import annotations
 
-import functools
-import os
-import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 
-from minimegatron.errors import DeadlineError
-from minimegatron.kernels import (
-    blockwise,
-    build,
-    few_rows,
-    flash,
-    fp8,
-    laid_out,
-    operators,
-    optimizer,
-    paged,
-    permute,
-    plain,
-    pointwise,
-    reference,
-)
-from minimegatron.kernels import cross_entropy as cross_entropy_kernel
+from minimegatron.kernels import blockwise, choice, few_rows, flash, laid_out, optimizer, paged
+from minimegatron.kernels.choice import choose
 from minimegatron.kernels.quantized import Packed
-
-BACKENDS = ("auto", "torch", "cuda", "emulated")
-
-
-class Row(NamedTuple):
-    """The implementations of an operation; all take the same arguments.
-
-    Attributes:
-        file: in `csrc`, without `.cu`; None if there is no kernel.
-        kernel: by that file, on a GPU or emulated.
-        torch: by torch's operations, anywhere.
-        cpu: by a kernel for CPUs, which has no backward pass: `auto` takes it in `torch.inference_mode()`.
-        cpu_file: in `csrc`, without `.cpp`.
-    """
-
-    file: str | None
-    kernel: Callable[..., Any] | None
-    torch: Callable[..., Any]
-    cpu: Callable[..., Any] | None = None
-    cpu_file: str = "few_rows"
-
-
-TABLE = {
-    # operation               kernel file         by a kernel                 by torch
-    "norm":               Row("norm",             pointwise.norm,             plain.norm,     few_rows.norm),
-    "add_norm":           Row("norm",             pointwise.add_norm,         plain.add_norm, few_rows.add_norm),
-    "swiglu":             Row("activation",       pointwise.swiglu,           plain.swiglu,   few_rows.swiglu),
-    "geglu":              Row(None,               None,                       plain.geglu),
-    "geglu_tanh":         Row(None,               None,                       plain.geglu_tanh),
-    "gelu":               Row(None,               None,                       F.gelu),
-    "gelu_tanh":          Row(None,               None,                       plain.gelu_tanh),
-    "relu":               Row(None,               None,                       F.relu),
-    "squared_relu":       Row(None,               None,                       plain.squared_relu),
-    "silu":               Row(None,               None,                       F.silu),
-    "bias_gelu":          Row("activation",       pointwise.gelu_of,        plain.bias_gelu),
-    "rope":               Row("rope",             pointwise.turn,             plain.rope,     few_rows.rope),
-    "scaled_softmax":     Row("softmax",          pointwise.scaled_softmax,   reference.scaled_softmax),
-    "flash_attention":    Row("flash_attention",  flash.causal,               blockwise.flash_attention),
-    "paged_attention":    Row("paged_attention",  paged.by_a_kernel,          paged.paged_attention, paged.on_a_cpu,
-                              "paged_attention"),
-    "keep_tokens":        Row(None,               None,                       paged.keep_tokens, paged.keep_on_a_cpu,
-                              "paged_attention"),
-    "cross_entropy":      Row("cross_entropy",    cross_entropy_kernel.CrossEntropyPart,     plain.CrossEntropyPart),
-    "permutation":        Row("permute",          permute.Permutation,        plain.Permutation),
-    "fp8_cast":           Row("fp8",              fp8.cast_both_ways,         plain.fp8_cast),
-    "fp8_magnitudes":     Row("fp8",              fp8.magnitudes,             plain.fp8_magnitudes),
-    "fp8_cast_by":        Row("fp8",              fp8.cast_by_both_ways,      plain.fp8_cast_by),
-    "fp8_cast_tiles":     Row("fp8",              fp8.cast_tiles,             reference.fp8_cast_tiles),
-    "fp8_dequantise":     Row("fp8",              fp8.dequantise,             plain.fp8_dequantise),
-    "squared_norms":      Row("optimizer",        optimizer.squared_norms,    plain.squared_norms),
-    "optimizer_step":     Row("optimizer",        optimizer.adamw_step,       plain.optimizer_step),
-}  # fmt: skip
-
-
-def choose(op: str, kernels: str, *tensors: torch.Tensor | None) -> Callable[..., Any]:
-    """The implementation of an operation.
-
-    Args:
-        op: a row of `TABLE`.
-        kernels: `config.kernels`.
-        tensors: arguments that decide; kernels need one dtype, which they support.
-    """
-    row = TABLE[op]
-    if row.cpu is not None and usable_on_a_cpu(kernels, row.cpu_file, *tensors):
-        return row.cpu
-    if row.kernel is not None and row.file is not None and usable(kernels, row.file, *tensors):
-        return row.kernel
-    return row.torch
-
-
-def usable(backend: str, file: str, *tensors: torch.Tensor | None) -> bool:
-    """Whether the operators of a kernel file compute, rather than torch.
-
-    Args:
-        backend: `config.kernels`.
-        file: in `csrc`, without `.cu`.
-        tensors: arguments of the operator; kernels need one dtype, which they support.
-    """
-    given = [t for t in tensors if t is not None]
-    if backend == "torch" or (backend == "auto" and not any(t.is_cuda for t in given)):
-        return False
-    if any(t.dtype not in operators.DTYPES or t.dtype != given[0].dtype for t in given):
-        return False
-    target = target_of(backend, given[0].device.type)
-    return target != "torch" and _possible(target) and _available(file, target)
-
-
-def usable_on_a_cpu(backend: str, file: str, *tensors: torch.Tensor | None) -> bool:
-    """Whether the kernel for CPUs is to compute; see `usable`."""
-    if backend != "auto" or laid_out.observed() or not torch.is_inference_mode_enabled():
-        return False
-    given = [t for t in tensors if t is not None]
-    if any(not t.is_cpu or t.dtype != given[0].dtype for t in given) or given[0].dtype not in operators.CPU_DTYPES:
-        return False
-    return _possible("cpu") and _available(file, "cpu")
-
-
-def target_of(backend: str, device: str) -> str:
-    """The target that should compute on a device ("cpu" or "cuda"): `torch`, `cuda` or `emulated`."""
-    assert backend in BACKENDS, f"kernels={backend!r} is none of {BACKENDS}"
-    if backend == "auto":
-        return "cuda" if device == "cuda" else "torch"
-    if backend == "torch" or device not in ("cpu", "cuda"):
-        return "torch"
-    if (backend == "cuda") == (device == "cuda"):
-        return backend
-    _say(backend, f"the tensors are on the {'CPU' if device == 'cpu' else 'GPU'}")
-    return "torch"
-
-
-def obstacle(target: str) -> str | None:
-    """Why no kernel at all can be built for a target of `build` on this machine; None if some can."""
-    if build.compiler(target) is None:
-        return f"this machine has no {'nvcc' if target == 'cuda' else 'g++ or clang++'}"
-    folder = build.cache_folder()
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        return f"{folder} cannot be written: set MINIMEGATRON_KERNEL_CACHE to a folder that can"
-    return None
-
-
-@functools.cache
-def _possible(target: str) -> bool:
-    reason = obstacle(target)
-    if reason is not None:
-        _say(target, reason)
-    return reason is None
-
-
-@functools.cache
-def _available(file: str, target: str) -> bool:
-    try:
-        operators.library(file, target)
-        return True
-    except (build.KernelsUnavailable, DeadlineError, OSError) as error:
-        _say(target, str(error).replace("\n", "; "))
-        return False
-
-
-@functools.cache
-def _say(backend: str, reason: str) -> None:
-    """Print one line, once a process."""
-    warnings.warn(f"kernels={backend}: torch computes instead, because {reason}", stacklevel=2)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor | Packed, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [..., i], weight [o, i] -> [..., o] without a gradient, by what the weight has for it.
+    """x [..., i], weight [o, i] -> [..., o], without a gradient.
 
     Args:
-        x: as many rows as one likes.
-        weight: a tensor, by a kernel for very few rows (`few_rows`) or a layout where it has one (`laid_out`); or words
-            (`quantized.Packed`).
+        x: any number of rows.
+        weight: packed (`quantized.Packed`), or a tensor: up to 3 rows are multiplied by a CPU kernel (`few_rows`), more
+            by the weight's prepacked copy if it has one (`laid_out`).
         bias: [o].
     """
     if isinstance(weight, Packed):
-        return weight.linear(x, bias, usable_on_a_cpu("auto", "quantized", x))
-    if few_rows.fits(x, weight) and usable_on_a_cpu("auto", "few_rows", x, weight, bias):
+        return weight.linear(x, bias, choice.usable_on_a_cpu("auto", "quantized", x))
+    if few_rows.fits(x, weight) and choice.usable_on_a_cpu("auto", "few_rows", x, weight, bias):
         return few_rows.linear(x, weight, bias)
     return laid_out.linear(x, weight, bias)
 
@@ -336,7 +157,7 @@ def paged_attention(
     *,
     kernels: str = "auto",
 ) -> torch.Tensor:
-    """Attention of the new tokens of many sequences, in one row, to all tokens of their own sequence, in pages.
+    """Attention of new tokens, those of many sequences in one row, to all tokens of their own sequence in pages.
 
     Args:
         q: [n, a, d].
@@ -358,12 +179,12 @@ def paged_attention(
 
 
 def keep_tokens(tokens: torch.Tensor, pages: torch.Tensor, rows: torch.Tensor) -> None:
-    """Write what is kept of new tokens into pages.
+    """Write new tokens' state, such as keys or values, into pages.
 
     Args:
         tokens: [n, *shape].
-        pages: [pages, page size, *shape], by strides.
-        rows: [n] int64, the row of each token in all pages one behind the other.
+        pages: [pages, page size, *shape], any strides.
+        rows: [n] int64, the slot of each token: page * page size + place in the page (vLLM's `slot_mapping`).
     """
     choose("keep_tokens", "auto", tokens, pages)(tokens, pages, rows)
 
@@ -507,8 +328,8 @@ def squared_norms(
         For every piece the sum of squares, and a number that is not 0 if elements are not finite (fp64); and the
         order of the gradients in them.
     """
-    fits = all(g.is_contiguous() and usable(kernels, "optimizer", g) for g in grads)
-    read = TABLE["squared_norms"].kernel if fits else TABLE["squared_norms"].torch
+    fits = all(g.is_contiguous() and choice.usable(kernels, "optimizer", g) for g in grads)
+    read = choice.TABLE["squared_norms"].kernel if fits else choice.TABLE["squared_norms"].torch
     assert read is not None, "squared_norms has a kernel"
     return read(grads, tables)  # type: ignore[no-any-return]
 

@@ -1,16 +1,22 @@
-"""Attention of new tokens to keys and values in pages, by torch's operations.
+"""Paged attention: new tokens attend to keys and values of their sequence that lie in pages.
 
-The problem in a sentence: torch's function wants the keys of a sequence in one piece, and they lie in pages.
+The problem in a sentence: torch's `scaled_dot_product_attention` needs the keys of a sequence contiguous, and a paged
+cache scatters them.
 
-So the pages of a sequence are copied side by side, and the function does the rest: all sequences with one new token in
-one call, padded to the longest and under a mask; every other sequence, a prompt or a chunk of one, in its own call.
+| implementation    | reads pages in place        | computes                                                          |
+|-------------------|-----------------------------|-------------------------------------------------------------------|
+| `paged_attention` | no: gathers them, then SDPA | anything: one call for all sequences with one new token, padded   |
+|                   |                             | and masked, and one call for each other sequence                  |
+| `by_a_kernel`     | yes, `paged_attention.cu`   | sequences with at most `FEW` new tokens, on a GPU; others by SDPA |
+| `on_a_cpu`        | yes, `paged_attention.cpp`  | the same, on a CPU                                                |
+| `by_flash_attn`   | yes                         | one new token a sequence, where flash-attn is installed           |
 
-| tensor               | shape                                                                    |
-|----------------------|--------------------------------------------------------------------------|
-| q, the result        | [n, a, d], [n, a, d_v]: the new tokens of all sequences in one row       |
-| key and value pages  | [pages, page size, g, d], [pages, page size, g, d_v]; each a/g heads share one |
+| tensor               | shape                                                                             |
+|----------------------|-----------------------------------------------------------------------------------|
+| q, the result        | [n, a, d], [n, a, d_v]: the new tokens of all sequences in one row                |
+| key and value pages  | [pages, page size, g, d], [pages, page size, g, d_v]; a/g query heads share a key |
 
-`Paged` is the part of `layers/inference_context.InferenceContext` that it needs.
+Kwon et al. 2023 (arXiv 2309.06180), section 4.1.
 """
 
 from __future__ import annotations
@@ -26,7 +32,7 @@ from minimegatron.kernels import operators
 
 
 class Paged(Protocol):
-    """Where the tokens of each sequence are; see `layers/inference_context.InferenceContext`."""
+    """Where the tokens of each sequence are: the part of `layers/inference_context.InferenceContext` used here."""
 
     @property
     def starts(self) -> torch.Tensor: ...
@@ -44,7 +50,7 @@ class Paged(Protocol):
     def totals(self) -> tuple[int, ...] | None: ...
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` gives, made once a pass."""
+        """The result of `make`, computed once a forward pass."""
         ...
 
 
@@ -57,7 +63,7 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """[n, a, d] -> [n, a, d_v]; see `ops.paged_attention`."""
+    """By torch: [n, a, d] -> [n, a, d_v]; see `ops.paged_attention`."""
     new = context.new
     if all(count == 1 for count in new):
         return _one_token_each(q, key_pages, value_pages, context, None, scale, window, softcap)
@@ -83,7 +89,7 @@ def _chunks(
     out: torch.Tensor,
     longer_than: int,
 ) -> None:
-    """Write into `out` the rows of sequences with more new tokens than that."""
+    """Compute the sequences with more than `longer_than` new tokens, each by its own call, into `out`."""
     size, begin = key_pages.shape[1], 0
     for count, total, table in zip(context.new, context.totals or (), context.page_table, strict=True):
         end = begin + count
@@ -93,7 +99,7 @@ def _chunks(
         begin = end
 
 
-FEW = 8  # new tokens up to which a pass over pages is cheaper than a copy of them
+FEW = 8  # new tokens of a sequence up to which reading pages in place is cheaper than gathering them
 
 
 def on_a_cpu(
@@ -105,7 +111,7 @@ def on_a_cpu(
     window: int | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """The same by `csrc/paged_attention.cpp`; see `_by`."""
+    """By `csrc/paged_attention.cpp`; see `ops.paged_attention`."""
     return _by(_launch, True, q, key_pages, value_pages, context, scale, window, softcap)
 
 
@@ -118,7 +124,7 @@ def by_a_kernel(
     window: int | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """The same by `csrc/paged_attention.cu`; see `_by`."""
+    """By `csrc/paged_attention.cu`; see `ops.paged_attention`."""
     fits = q.shape[-1] <= MAX_KEY and value_pages.shape[-1] <= MAX_VALUE
     return _by(_kernel, fits, q, key_pages, value_pages, context, scale, window, softcap)
 
@@ -134,7 +140,7 @@ def _by(
     window: int | None,
     softcap: float | None,
 ) -> torch.Tensor:
-    """By a kernel for sequences with at most `FEW` new tokens; longer chunks, and what does not fit it, by torch."""
+    """By a kernel where sequences have at most `FEW` new tokens; longer chunks, and shapes it lacks, by torch."""
     if not fits or key_pages.stride(-1) != 1 or value_pages.stride(-1) != 1:
         return paged_attention(q, key_pages, value_pages, context, scale, window, softcap)
     new = context.new
@@ -159,7 +165,7 @@ def _launch(
     softcap: float,
     few: int,
 ) -> torch.Tensor:
-    """Threads share sequences, and groups of heads where these are few."""
+    """Call the CPU kernel: threads split the sequences, and the head groups where there are few sequences."""
     q, page_table = q.contiguous(), page_table.contiguous()
     out = _outputs(q, key_pages, value_pages)
     strides = (*key_pages.stride()[:3], *value_pages.stride()[:3])
@@ -173,13 +179,13 @@ def _launch(
 
 
 def keep_tokens(tokens: torch.Tensor, pages: torch.Tensor, rows: torch.Tensor) -> None:
-    """See `ops.keep_tokens`."""
+    """By torch; see `ops.keep_tokens`."""
     size = pages.shape[1]
     pages.index_put_((rows // size, rows % size), tokens)
 
 
 def keep_on_a_cpu(tokens: torch.Tensor, pages: torch.Tensor, rows: torch.Tensor) -> None:
-    """The same by `csrc/paged_attention.cpp`."""
+    """By `csrc/paged_attention.cpp`; see `ops.keep_tokens`."""
     if tokens.dim() != 3 or tokens.stride(-1) != 1 or pages.stride(-1) != 1:
         return keep_tokens(tokens, pages, rows)
     (n, heads, d), size = tokens.shape, tokens.itemsize
@@ -193,16 +199,16 @@ def _outputs(q: torch.Tensor, key_pages: torch.Tensor, value_pages: torch.Tensor
     return q.new_empty((*q.shape[:2], value_pages.shape[-1]))
 
 
-MAX_KEY, MAX_VALUE = 640, 512  # channels of `csrc/paged_attention.cu`
-RANGE = 32  # keys of a block are a multiple of it
+MAX_KEY, MAX_VALUE = 640, 512  # most channels of a head in `csrc/paged_attention.cu`
+RANGE = 32  # a block of it computes a multiple of so many keys
 
 
-FLASH_PAGE, FLASH_HEAD = 256, 256  # flash-attn 2: pages of a multiple of so many tokens, heads of so many channels
+FLASH_PAGE, FLASH_HEAD = 256, 256  # flash-attn 2: page size is a multiple of 256, a head has at most 256 channels
 
 
 @functools.cache
 def _flash_attn() -> Callable[..., torch.Tensor] | None:
-    """The call of the package flash-attn for pages, where it is installed."""
+    """flash-attn's function for a paged cache; None where the package is not installed."""
     try:
         from flash_attn import flash_attn_with_kvcache
     except ImportError:
@@ -211,7 +217,7 @@ def _flash_attn() -> Callable[..., torch.Tensor] | None:
 
 
 def fits_flash_attn(q: torch.Tensor, key_pages: torch.Tensor, value_pages: torch.Tensor, context: Paged) -> bool:
-    """Whether the package can compute this: one new token of each sequence, in 16 bits on a GPU, in large pages."""
+    """Whether flash-attn can compute this: one new token a sequence, 16 bits on a GPU, pages of a multiple of 256."""
     return (
         q.is_cuda
         and q.dtype in (torch.float16, torch.bfloat16)
@@ -235,7 +241,7 @@ def by_flash_attn(
     window: int | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """The same by the package flash-attn, where `fits_flash_attn`."""
+    """By the package flash-attn, where `fits_flash_attn`; see `ops.paged_attention`."""
     attend = _flash_attn()
     assert attend is not None, "fits_flash_attn has asked for it"
     out = attend(
@@ -265,12 +271,12 @@ def _kernel(
     softcap: float,
     few: int,
 ) -> torch.Tensor:
-    """`few` tokens are computed here: the fewer, the more blocks share the keys of each."""
+    """Call the CUDA kernel. It computes `few` tokens: the fewer they are, the more blocks split the keys of each."""
     q, page_table = q.contiguous(), page_table.contiguous()
     out = _outputs(q, key_pages, value_pages)
     (n, a, d), (_, size, g, dv) = q.shape, value_pages.shape
     longest = page_table.shape[1] * size
-    # A block has up to 8 heads of a group; four for each multiprocessor hide what each waits for.
+    # A block has up to 8 heads of a group; four blocks a multiprocessor hide the latency of memory.
     blocks = operators.parts_for(4 * longest, q.device, resident=4)
     splits = min(-(-blocks // (few * g * -(-a // g // 8))), -(-longest // (8 * RANGE)) if q.is_cuda else blocks)
     span = -(-longest // splits // RANGE) * RANGE
@@ -295,7 +301,7 @@ def _one_token_each(
     window: int | None,
     softcap: float | None,
 ) -> torch.Tensor:
-    """q [r', a, d] of the sequences that are named, or of all, -> [r', a, d_v]."""
+    """q [r', a, d], one token of each of `sequences` (None: of all) -> [r', a, d_v], by one call of SDPA."""
     size, groups = key_pages.shape[1:3]
 
     def make() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -312,10 +318,10 @@ def _one_token_each(
         return table, behind[..., None, None], bias[:, None, None]
 
     table, behind, bias = context.once(("one token", window, q.dtype, sequences is None), make)
-    # What lies behind a sequence weighs 0, but 0 times what an overflow of somebody else has left there is no 0.
+    # Rows behind a sequence's last token have weight 0, but 0 times an old infinity or NaN in them is NaN.
     k, v = (kept[table].flatten(1, 2).masked_fill_(behind, 0.0) for kept in (key_pages, value_pages))
     k, v = k.transpose(1, 2), v.transpose(1, 2)  # [r', g, m, d]
-    q = q.unflatten(1, (groups, -1))  # the query heads of a group as rows of one head: no key is copied for them
+    q = q.unflatten(1, (groups, -1))  # query heads of a group become rows of one head: keys need no repeat
     return _attend(q, k, v, bias, scale, softcap).flatten(1, 2)
 
 
@@ -342,7 +348,7 @@ def _a_chunk(
 def _attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, scale: float, softcap: float | None
 ) -> torch.Tensor:
-    """Attention of [b, heads, n, d] to [b, heads, m, d] under a bias; with a cap on scores by the formula."""
+    """Attention of [b, heads, n, d] to [b, heads, m, d] with an additive bias; with a softcap by the formula."""
     if softcap is None:
         return F.scaled_dot_product_attention(q, k, v, bias, scale=scale)
     scores = (q @ k.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * scale

@@ -1,9 +1,9 @@
-"""Quantised weights: a matrix in 4 or 8 bits an element, and a scale for each row or each group of a row.
+"""Quantised weights: a matrix in 4 or 8 bits an element, with a scale for each row or each group of a row.
 
-The problem in a sentence: a decode step reads every weight once, so half of the bytes are half of the time, and a model
-of 14 GB fits into 4.
+The problem in a sentence: a decode step reads every weight once, so half the bytes are half the time, and a model of
+14 GB fits into 4.
 
-    scale = max |w| / half the range        q = round(w / scale), cut to the range        w' = q * scale
+    scale = max |w| / half the range        q = clamp(round(w / scale))        w' = q * scale
 
 | scheme | q           | range       | a scale for               | bits a weight, with scales of 16 bits |
 |--------|-------------|-------------|---------------------------|---------------------------------------|
@@ -11,17 +11,18 @@ of 14 GB fits into 4.
 | `int4` | 4 bits      | -8 .. 7     | each group of 128 inputs  | 4.125                                 |
 | `fp8`  | float8 e4m3 | -448 .. 448 | each row                  | 8 + 16 / i                            |
 
-All are symmetric: 0 is 0. Half of the range is 127.5 and 7.5, so the largest weight of a group may be cut by half a
-step. The last group of a row is shorter where the size of a group does not divide the row. `q` of 4 and 8 bits is
-stored without sign, 2^(bits - 1) added, 32 / bits to an int32, the first in its lowest bits; the last word of a row is
-filled with zeros.
+All schemes are symmetric: there is no zero point. Half the range of the integers is 127.5 and 7.5, so clamping may cost
+a group's largest weight half a step. The last group of a row is shorter where `group_size` does not divide the row.
 
-**In memory** an engine keeps the words and the scales, not the matrix (`Packed`). A product with few rows is limited by
-memory: `csrc/quantized.cpp` dequantises 16 rows of the weight at a time into the L1 cache. A product with many rows is
-limited by multiplications: `BLOCK` rows are dequantised at a time for torch's own product.
+**Packing**: int32 words of 32 / bits elements, the first in the lowest bits, each as q + 2^(bits - 1); zeros fill the
+last word of a row.
 
-This is the arithmetic of the package `compressed-tensors`, the oracle of the tests, which has no shorter last group;
-the files are in `checkpoint/compressed_tensors`.
+**In memory** an engine keeps words and scales (`Packed`), not the matrix. A product with few rows is limited by memory:
+`csrc/quantized.cpp` dequantises 16 rows of the weight at a time into the L1 cache. A product with many rows is limited
+by arithmetic: `BLOCK` rows are dequantised at a time for torch's own product.
+
+The arithmetic is that of the package `compressed-tensors`, the oracle of the tests (it has no shorter last group);
+`checkpoint/compressed_tensors` reads and writes its files.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Scheme:
     Attributes:
         type: `int` or `float`.
         bits: 4 or 8 of an int, 8 of a float.
-        group_size: inputs that share a scale; None for a row.
+        group_size: inputs that share a scale; None: one scale a row.
 
     Raises:
         ConfigError: a combination that is not supported.
@@ -65,7 +66,7 @@ class Scheme:
 
     @property
     def packs(self) -> bool:
-        """Whether several elements share a word."""
+        """Whether elements are packed into words: integers are."""
         return self.type == "int"
 
     @property
@@ -73,11 +74,11 @@ class Scheme:
         return torch.finfo(FP8).max if self.type == "float" else (2**self.bits - 1) / 2
 
     def groups(self, columns: int) -> int:
-        """Scales of a row with so many elements."""
+        """Scales of a row of `columns` elements."""
         return 1 if self.group_size is None else -(-columns // self.group_size)
 
     def words(self, columns: int) -> int:
-        """Words of a row with so many elements."""
+        """Words of a row of `columns` elements."""
         return -(-columns * self.bits // WORD)
 
 
@@ -85,12 +86,12 @@ SCHEMES = {"int8": Scheme("int", 8), "int4": Scheme("int", 4, 128), "fp8": Schem
 
 
 def quantize(weight: torch.Tensor, scheme: Scheme, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """A matrix in few bits.
+    """Quantise a matrix.
 
     Args:
         weight: [o, i].
-        scheme: how.
-        dtype: of the scales; the weight is divided by them as they are stored.
+        scheme: bits, and which elements share a scale.
+        dtype: of the scales; the weight is divided by the scales rounded to it.
 
     Returns:
         q [o, i], int8 or float8, and scales [o, groups].
@@ -108,13 +109,14 @@ def quantize(weight: torch.Tensor, scheme: Scheme, dtype: torch.dtype) -> tuple[
 
 
 def dequantize(q: torch.Tensor, scale: torch.Tensor, scheme: Scheme, first: int = 0) -> torch.Tensor:
-    """The matrix [o, i] that q and its scales are, in the dtype of the scales.
+    """q * scale: the matrix [o, i], in the dtype of the scales.
 
     Args:
         q: [o, i].
         scale: [o, groups], from the group of the first column on.
-        scheme: how it was quantised.
-        first: which column of the whole matrix the first one here is; a group may begin before it.
+        scheme: that q was quantised by.
+        first: index of the first column in the whole matrix, of which a rank may hold a part; it may lie within a
+            group.
     """
     if scheme.group_size is None:
         return q.to(scale.dtype) * scale
@@ -123,7 +125,7 @@ def dequantize(q: torch.Tensor, scale: torch.Tensor, scheme: Scheme, first: int 
 
 
 def rounded(weight: torch.Tensor, scheme: Scheme, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """What is left of a matrix [o, i] after it was quantised."""
+    """A matrix [o, i], quantised and dequantised."""
     return dequantize(*quantize(weight, scheme, dtype), scheme)
 
 
@@ -136,25 +138,25 @@ def pack(q: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def unpack(words: torch.Tensor, bits: int, columns: int) -> torch.Tensor:
-    """int32 [o, n] -> the first so many int8 of every row, [o, columns]."""
+    """int32 [o, n] -> int8 [o, columns]; the padding of the last word is dropped."""
     shifts = torch.arange(0, WORD, bits, dtype=torch.int32, device=words.device)
     unsigned = (words.unsqueeze(-1) >> shifts).bitwise_and_((1 << bits) - 1).flatten(1)[:, :columns]
     return (unsigned - (1 << (bits - 1))).to(torch.int8)
 
 
 FEW = 32  # rows of x up to which `csrc/quantized.cpp` multiplies
-BLOCK = 256  # rows of a weight that are dequantised at a time for torch's product: 1 MB in fp32 if i is 1,024
+BLOCK = 256  # rows of a weight dequantised at a time for torch's product: 1 MB in fp32 for i = 1,024
 
 
 class Packed:
-    """A matrix [o, i] that is kept as words and scales; a linear layer has it in place of `weight`.
+    """A matrix [o, i] kept as packed words and scales; a linear layer has it in place of its parameter `weight`.
 
     Args:
         q: [o, i] int8.
-        scale: [o, groups], from the group of the first column on, in the dtype that they are stored in.
+        scale: [o, groups], from the group of the first column on, in the dtype of the file.
         scheme: int of 4 or 8 bits.
         dtype: of x and of the result.
-        first: which column of the whole matrix the first one here is.
+        first: index of the first column in the whole matrix, see `dequantize`.
 
     Attributes:
         shape: (o, i).
@@ -170,16 +172,16 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        """Of words and scales."""
+        """Bytes of words and scales."""
         return self.words.nbytes + self.scale.nbytes
 
     def to(self, device: torch.device) -> Packed:
-        """The same there."""
+        """Move words and scales to a device, in place."""
         self.words, self.scale = self.words.to(device), self.scale.to(device)
         return self
 
     def numbers(self, first: int = 0, last: int | None = None) -> torch.Tensor:
-        """Rows `first` to `last` dequantised, by torch."""
+        """Rows [first, last) dequantised by torch: [last - first, i] in `dtype`."""
         rows = slice(first, last)
         q = unpack(self.words[rows], self.scheme.bits, self.shape[1])
         return dequantize(q, self.scale[rows].to(self._stored), self.scheme, self.first).to(self.dtype)
@@ -188,9 +190,9 @@ class Packed:
         """x [..., i] -> [..., o].
 
         Args:
-            x: as many rows as one likes.
+            x: any number of rows.
             bias: [o].
-            by_a_kernel: the kernel for CPUs dequantises; otherwise torch does.
+            by_a_kernel: dequantise by the CPU kernel; otherwise by torch.
         """
         (o, i), rows = self.shape, x.reshape(-1, x.shape[-1]).contiguous()
         n = len(rows)

@@ -1,19 +1,19 @@
-"""A model behind OpenAI's interface: `minimegatron serve`; and a load on it: `minimegatron bench-serve`.
+"""OpenAI's HTTP interface to an engine (`minimegatron serve`), and a load generator (`minimegatron bench-serve`).
 
 | file            | one idea                                                                               |
 |-----------------|----------------------------------------------------------------------------------------|
-| `engine_thread` | one engine and many connections: who may come, who has left, what goes wrong           |
-| `protocol`      | every field of a request, honoured or refused by name; what an answer looks like       |
-| `answers`       | pieces of text into completions, whole or as server-sent events                        |
-| `metrics`       | what happens, in Prometheus' form and under vLLM's names                               |
-| `app`           | routes, keys, sizes, and the end                                                       |
-| `http_server`   | connections: a deadline for the head of a request, files for many of them              |
-| `chat.html`     | a page to talk to it                                                                   |
-| `router`        | one address before N servers: who answers what, and what happens when one dies         |
-| `replicas`      | the processes of these servers: started, started again, ended                          |
-| `load`          | a load on a server, and what its users would have felt                                 |
-| `workload`      | prompts, and when they arrive                                                          |
-| `http_client`   | requests whose streams come with the moment of every piece                             |
+| `protocol`      | the fields of a request, each honoured or refused by its name                          |
+| `engine_thread` | one engine for many connections: admission, deadlines, aborts, errors                  |
+| `answers`       | pieces of text to completions, whole or as server-sent events                          |
+| `metrics`       | Prometheus metrics under vLLM's names                                                  |
+| `app`           | routes, API key, limits, errors, shutdown                                              |
+| `http_server`   | connections: a deadline for the headers of a request, the limit of open files          |
+| `chat.html`     | a chat page                                                                            |
+| `router`        | one address in front of N servers: routing by prefix, retries                          |
+| `replicas`      | the processes of these servers: started, restarted, ended                              |
+| `load`          | the load generator, and latencies as users see them                                    |
+| `workload`      | prompts and arrival times                                                              |
+| `http_client`   | an HTTP client that timestamps every piece of a stream                                 |
 
 FastAPI, uvicorn, prometheus-client and h11 are the extra `serve`.
 """

@@ -1,13 +1,13 @@
-"""Pieces of text into OpenAI's answers: whole, or as server-sent events.
+"""From pieces of text to OpenAI's responses: whole, or as server-sent events.
 
-    piece of an answer --> Choice --> {"choices": [...], "usage": ...}          once, at the end
-                                  --> data: {"choices": [one]}                  for each piece that has something
-                                      data: {"choices": [], "usage": ...}       where `include_usage` is set
-                                      data: [DONE]
+    Piece --> Choice --> {"choices": [...], "usage": ...}          whole, at the end
+                     --> data: {"choices": [one]}                  for each piece with text, log-probs or an end
+                         data: {"choices": [], "usage": ...}       with `include_usage`
+                         data: [DONE]
 
-**Log-probabilities** are those of every token that was drawn, an id that ends the answer among them, of the model's own
-logits: neither temperature nor penalties are in them. A token is named by its text, and by `bytes:\\xe2\\x82` where it
-is a part of a character. A probability of 0 has `LEAST`, because JSON has no infinity.
+**Log-probabilities** are of the model's own logits, without temperature and penalties, for every token drawn, the stop
+id included. A token is named by its text, or as `bytes:\\xe2\\x82` if it is a part of a character. Probability 0 is
+`LEAST`, since JSON has no infinity.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def event(value: Any) -> bytes:
 
 
 class Tokens:
-    """Ids as text and bytes, each alone.
+    """Names and bytes of single tokens, cached.
 
     Args:
-        tokenizer: whose.
+        tokenizer: of the model.
     """
 
     def __init__(self, tokenizer: HuggingFaceTokenizer) -> None:
@@ -47,7 +47,7 @@ class Tokens:
         self.named: Callable[[int], tuple[str, bytes]] = functools.lru_cache(1 << 16)(self._named)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids; those that only the model has, whose vocabulary is padded, have none."""
+        """Text of ids; an id of the vocabulary's padding has none."""
         size = self.tokenizer.vocab_size
         return self.tokenizer.detokenize([token for token in ids if token < size])
 
@@ -65,12 +65,13 @@ class Choice:
     """An answer so far.
 
     Attributes:
-        index: its place in the response.
-        text: of it, the echoed prompt before it where that was asked for.
-        log_probs: OpenAI's entries, of each token.
-        mean: of the log-probabilities of drawn tokens, for `best_of`.
-        reason: why it is over.
-        offset: characters before the next token.
+        index: of the choice in the response.
+        text: of the answer; with `echo` the prompt before it.
+        log_probs: OpenAI's entry for each token.
+        drawn: log-probabilities of the drawn tokens; mean: theirs, which `best_of` ranks by.
+        tokens: number of drawn tokens.
+        reason: `finish_reason`; None while it goes on.
+        offset: characters before the next token (`text_offset`).
     """
 
     index: int
@@ -87,12 +88,12 @@ class Choice:
 
 
 class Format:
-    """How one endpoint answers.
+    """The response format of one endpoint.
 
     Args:
         body: the request.
-        model: the name that answers.
-        tokens: ids as text.
+        model: `model` of the response.
+        tokens: names of tokens.
     """
 
     kind, chunk_kind, prefix = "", "", ""
@@ -107,27 +108,27 @@ class Format:
 
     @property
     def wants_log_probs(self) -> bool:
-        """Whether tokens are named."""
+        """Whether the request asks for log-probabilities."""
         raise NotImplementedError
 
     def entry(self, choice: Choice, token: int, log_prob: float | None, top: Ranked) -> Any:
-        """One token's log-probability."""
+        """The entry of one token; `log_prob` is None for the first token of an echoed prompt."""
         raise NotImplementedError
 
     def log_probs(self, entries: Sequence[Any]) -> Any:
-        """Those of some tokens."""
+        """The field `logprobs` from the entries of some tokens."""
         raise NotImplementedError
 
     def whole_choice(self, choice: Choice, log_probs: Any) -> dict[str, Any]:
-        """A whole answer."""
+        """The fields of a whole choice."""
         raise NotImplementedError
 
     def delta(self, text: str) -> dict[str, Any]:
-        """A part of one."""
+        """The fields of a streamed part of a choice."""
         raise NotImplementedError
 
     def take(self, choice: Choice, piece: Piece) -> list[Any]:
-        """Add a piece to an answer; its entries of log-probabilities."""
+        """Add a piece to a choice; returns the piece's entries of log-probabilities."""
         entries = []
         if self.wants_log_probs:
             for token, value, top in zip(piece.tokens, piece.log_probs, piece.top, strict=True):
@@ -140,7 +141,7 @@ class Format:
         return entries
 
     def whole(self, choices: Sequence[Choice], usage: dict[str, Any]) -> dict[str, Any]:
-        """The response that is not streamed."""
+        """The body of a response without `stream`."""
         shown = [
             {
                 "index": choice.index,
@@ -152,13 +153,13 @@ class Format:
         return {**self.head, "object": self.kind, "choices": shown, "usage": usage}
 
     def chunk(self, index: int, delta: dict[str, Any], entries: Sequence[Any], reason: str | None) -> bytes:
-        """An event with a part of one answer."""
+        """An event with a part of one choice."""
         log_probs = self.log_probs(entries) if self.wants_log_probs and entries else None
         choice = {"index": index, **delta, "logprobs": log_probs, "finish_reason": reason}
         return self._event([choice], None)
 
     def usage_chunk(self, usage: dict[str, Any]) -> bytes:
-        """The event after the last, with the counts."""
+        """The event with the token counts, after all choices."""
         return self._event([], usage)
 
     def _event(self, choices: list[Any], usage: dict[str, Any] | None) -> bytes:
@@ -197,7 +198,7 @@ class CompletionFormat(Format):
         return {"text": text}
 
     def echo(self, choice: Choice, text: str, stream: Stream) -> list[Any]:
-        """Put the prompt before an answer; its entries of log-probabilities."""
+        """Put the prompt before an answer; returns the prompt's entries of log-probabilities."""
         entries: list[Any] = []
         if self.wants_log_probs:
             assert stream.answer is not None, "it has a piece"
@@ -238,12 +239,12 @@ class ChatFormat(Format):
         return {"delta": {"content": text} if text else {}}
 
     def first(self, index: int) -> bytes:
-        """The event that begins an answer."""
+        """The event that begins a choice, with its role."""
         return self.chunk(index, {"delta": {"role": "assistant", "content": ""}}, (), None)
 
 
 def usage_of(streams: Sequence[Stream], choices: Sequence[Choice]) -> dict[str, Any]:
-    """The counts of tokens, of answers that were left out (`best_of`) too."""
+    """The token counts; answers that `best_of` drops count too."""
     prompt, answer = sum(len(stream.request.prompt) for stream in streams), sum(choice.tokens for choice in choices)
     return {
         "prompt_tokens": prompt,

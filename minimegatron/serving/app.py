@@ -1,34 +1,35 @@
-"""The routes of a server: who may ask, how much, and how it ends.
+"""The HTTP server: routes, API key, limits, errors, shutdown.
 
 | route                       | answers                                                             | without a key |
 |-----------------------------|---------------------------------------------------------------------|---------------|
-| `POST /v1/completions`      | a text continued                                                    | 401           |
-| `POST /v1/chat/completions` | a conversation continued                                            | 401           |
-| `GET /v1/models`            | the model's name and length                                         | 401           |
-| `GET /metrics`              | Prometheus' text                                                    | 401           |
-| `GET /health`               | 200 where a request would be served, else 503                       | yes           |
-| `GET /`                     | a page to talk to it, which asks for the key                        | yes           |
+| `POST /v1/completions`      | the continuation of a text                                          | 401           |
+| `POST /v1/chat/completions` | the next message of a conversation                                  | 401           |
+| `GET /v1/models`            | the model's name and `max_model_len`                                | 401           |
+| `GET /metrics`              | Prometheus metrics                                                  | 401           |
+| `GET /health`               | 200 if a request would be served, else 503                          | answers       |
+| `GET /`                     | the chat page, which asks for the key                               | answers       |
 
 | status | when                                                                                              |
 |--------|---------------------------------------------------------------------------------------------------|
-| 400    | a field that is unknown, wrong, or asks for what is not here; a prompt that is too long           |
-| 401    | no key, or another one                                                                            |
-| 404    | another model                                                                                     |
-| 408    | a body that does not come                                                                         |
-| 413    | a body of more than `max_body_bytes`                                                              |
-| 415    | a body that is not JSON, or compressed: what a page of somebody else's may send without asking    |
-| 429    | as many answers are open as are kept; `Retry-After` is the mean life of a request                 |
-| 500    | the engine's error                                                                                |
-| 503    | the server ends                                                                                   |
+| 400    | a field is unknown, invalid or not supported; the prompt is too long                              |
+| 401    | the key is missing or wrong                                                                       |
+| 404    | `model` is another model, or the route does not exist                                             |
+| 408    | the body does not arrive in time                                                                  |
+| 413    | the body has more than `max_body_bytes`                                                           |
+| 415    | Content-Type is not JSON, or the body is compressed. (A foreign web page can send other types     |
+|        | without a CORS preflight, JSON it cannot.)                                                        |
+| 429    | too many answers are open; `Retry-After` is the mean duration of a request                        |
+| 500    | the engine raised                                                                                 |
+| 503    | the server shuts down                                                                             |
 | 504    | the request took longer than `request_seconds`                                                    |
 
-Errors have OpenAI's form; in a stream that has begun they are an event, and no `[DONE]` follows.
+Errors have OpenAI's form. After a stream has begun an error is an event, and no `[DONE]` follows.
 
-**The end.** After the first SIGTERM or SIGINT new requests get 503 and those under way their answers, for at most
-`drain_seconds`; after a second the server ends at once. **A client that leaves** is noticed by its connection, not by
-what is written to it, so a request that waits or is being read is aborted, too.
+**Shutdown.** After the first SIGTERM or SIGINT, new requests get 503 and open ones may finish within `drain_seconds`;
+after a second signal the server ends at once. **A client that disconnects** is noticed by its closed connection, not by
+a failed write, so its request is aborted even while it waits or its prompt is computed.
 
-Nothing of a prompt, an answer or a key is logged.
+Prompts, answers and keys are never logged.
 """
 
 from __future__ import annotations
@@ -75,22 +76,22 @@ from minimegatron.serving.protocol import (
 
 T = TypeVar("T")
 BODY_SECONDS = 30.0
-GRACE_SECONDS = 60.0  # beyond a request's deadline, which the engine's thread keeps
+GRACE_SECONDS = 60.0  # waited beyond a request's deadline, which the engine thread enforces
 WITHOUT_KEY = ("/", "/health")
 PAGE = Path(__file__).with_name("chat.html")
 
 
 @dataclasses.dataclass(frozen=True)
 class ServerConfig:
-    """Who may ask a server, and how much.
+    """Access and limits of a server.
 
     Args:
-        served_model_name: what `model` has to be.
-        api_key: what `Authorization: Bearer` has to be; None for whoever reaches it.
-        max_queue: answers that may be open beyond those that run.
-        request_seconds: longest life of a request.
-        max_body_bytes: of a request.
-        drain_seconds: for requests under way when the server ends.
+        served_model_name: the name that requests have to give as `model`.
+        api_key: the key of `Authorization: Bearer`; None: no key is needed.
+        max_queue: most open answers beyond `max_num_seqs`; above it 429.
+        request_seconds: longest duration of a request.
+        max_body_bytes: largest body of a request.
+        drain_seconds: time for open requests after the first signal.
     """
 
     served_model_name: str
@@ -102,14 +103,14 @@ class ServerConfig:
 
 
 class Service:
-    """A model that answers requests.
+    """The handlers of all routes, over one engine.
 
     Args:
-        engine: rank 0's.
-        tokenizer: reads special tokens in prompts.
-        stop_ids: that end an answer.
-        defaults: of what a request leaves open.
-        config: who may ask, and how much.
+        engine: of rank 0.
+        tokenizer: with `split_special_tokens=False`: special tokens in prompts are tokens.
+        stop_ids: ids that end an answer.
+        defaults: sampling parameters that a request leaves open.
+        config: access and limits.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class Service:
             request_seconds=config.request_seconds,
             observe=self.metrics.observe,
         )
-        self._reader = ThreadPoolExecutor(1, "tokenizer")  # a long prompt takes a second; the loop has others to serve
+        self._reader = ThreadPoolExecutor(1, "tokenizer")  # a long prompt takes a second, which must not block the loop
         self.draining = False
         self.started = int(time.time())
         blocks = engine.scheduler.blocks
@@ -145,12 +146,12 @@ class Service:
             raise ApiError(404, what, "not_found_error", "model", "model_not_found")
 
     def ids_of(self, text: str) -> list[int]:
-        """Ids of a prompt, which begins as the tokenizer begins a text, once."""
+        """Ids of a prompt, with the tokenizer's bos unless the text begins with it."""
         begins = self.tokenizer.named.get("bos_token")
         return self.tokenizer.tokenize(text, add_special_tokens=False if begins and text.startswith(begins) else None)
 
     def chat_ids(self, body: ChatRequest) -> list[int]:
-        """Ids of a conversation in the model's own form."""
+        """Ids of a conversation in the model's chat template."""
         text = self.tokenizer.apply_chat_template([message.plain() for message in body.messages])
         return self.tokenizer.tokenize(text, add_special_tokens=False)
 
@@ -161,10 +162,10 @@ class Service:
             raise refuse(f"`{param}`: {error.what}", param, "invalid_value") from None
 
     async def grammar(self, body: CompletionRequest | ChatRequest) -> str:
-        """The grammar of a request, read once; "" for none.
+        """The grammar of a request, compiled and cached; "" for none.
 
         Raises:
-            ApiError: 400.
+            ApiError: 400, it cannot be compiled.
         """
         field = "response_format" if body.structured_outputs is None else "structured_outputs"
         try:
@@ -176,10 +177,10 @@ class Service:
             raise refuse(f"`{field}`: {error.what}; {error.fix}", field, "invalid_value") from None
 
     def close(self) -> None:
-        """End the threads.
+        """End both threads.
 
         Raises:
-            DeadlineError: a step does not end.
+            DeadlineError: the engine is stuck in a step.
         """
         self._reader.shutdown()
         self.thread.close()
@@ -187,10 +188,16 @@ class Service:
     def request(
         self, body: CompletionRequest | ChatRequest, prompt: Sequence[int], max_tokens: int | None, **more: Any
     ) -> EngineRequest:
-        """What the engine is asked for.
+        """The engine's request for one prompt.
+
+        Args:
+            body: the HTTP request.
+            prompt: ids.
+            max_tokens: None: all that fit.
+            more: further fields of the engine's `Request`.
 
         Raises:
-            ApiError: 400.
+            ApiError: 400; the message names the field.
         """
         source = "messages" if isinstance(body, ChatRequest) else "prompt"
         vocab_size, n = self.engine.model.config.vocab_size, more.get("n", 1)
@@ -226,7 +233,7 @@ class Service:
         )
 
     def submit(self, requests: Sequence[EngineRequest], body: CompletionRequest | ChatRequest) -> list[Stream]:
-        """All of them begin, or none."""
+        """Submit all requests, or none if one is refused."""
         streams: list[Stream] = []
         try:
             for request in requests:
@@ -237,7 +244,7 @@ class Service:
         return streams
 
     def leave(self, streams: Sequence[Stream]) -> None:
-        """Nobody waits for them any more."""
+        """Abort the streams that are not finished."""
         for stream in streams:
             self.thread.leave(stream)
 
@@ -296,7 +303,16 @@ class Service:
         echoes: Sequence[str] | None,
         drop: bool = False,
     ) -> Response:
-        """Whole or as events, whatever becomes of the client."""
+        """Answer as events or whole; aborts the requests if the client disconnects.
+
+        Args:
+            request: the client's connection.
+            form: format of the response.
+            requests: one for each prompt.
+            n: choices of each prompt to return, of those computed (`best_of`).
+            echoes: the prompts to put before the answers.
+            drop: drop the one generated token: `max_tokens` is 0, and the prompt alone is returned.
+        """
         streams = self.submit(requests, form.body)
         if form.body.stream:
             return Events(self._events(form, streams, echoes, drop), leave=lambda: self.leave(streams))
@@ -317,7 +333,7 @@ class Service:
     async def _pieces(
         self, form: Format, stream: Stream, choices: Sequence[Choice], echo: str | None, drop: bool
     ) -> AsyncIterator[tuple[Choice, str, list[Any]]]:
-        """What each piece adds to an answer: (which, text, entries of log-probabilities)."""
+        """What each piece adds: (its choice, text, entries of log-probabilities)."""
         left, begun = len(choices), set[int]()
         while left:
             piece = await stream.next(self.config.request_seconds + GRACE_SECONDS)
@@ -348,7 +364,7 @@ class Service:
     async def _events(
         self, form: Format, streams: Sequence[Stream], echoes: Sequence[str] | None, drop: bool
     ) -> AsyncIterator[bytes]:
-        """The answers as they come; those to several prompts one prompt after the other."""
+        """The events of a stream; several prompts are answered one after the other."""
         every: list[Choice] = []
         try:
             for i, stream in enumerate(streams):
@@ -380,14 +396,14 @@ class Service:
         }
 
     def health(self) -> Response:
-        """200 where a request would be served."""
+        """200 if a request would be served, else 503."""
         well = self.thread.healthy and not self.draining
         status = "ok" if well else "draining" if self.draining else f"failing: {self.thread.failure or 'steps raise'}"
         return json_response({"status": status}, 200 if well else 503)
 
 
 class Events(StreamingResponse):
-    """Server-sent events; `leave` is called when the last was sent, or the client has left."""
+    """Server-sent events; calls `leave` after the last one, or when the client disconnects."""
 
     def __init__(self, content: AsyncIterator[bytes], leave: Callable[[], None]) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -402,7 +418,7 @@ class Events(StreamingResponse):
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T | None:
-    """What `work` returns; None where the client has left before."""
+    """The result of `work`; None if the client disconnects first."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -418,10 +434,10 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T | None:
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """The body of a request.
+    """The body of a request, at most `most` bytes.
 
     Raises:
-        ApiError: it is too large, of another kind, or does not come.
+        ApiError: 408, 413 or 415.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError(415, "the body has to be of Content-Type application/json")
@@ -440,12 +456,12 @@ async def read_body(request: Request, most: int) -> bytes:
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A response; letters beyond ASCII are escaped, so that half a surrogate pair is sent as it came."""
+    """A JSON response in ASCII: a lone surrogate, which UTF-8 cannot hold, is escaped."""
     return Response(json.dumps(value), status, headers, media_type="application/json")
 
 
 def api_error(error: Exception) -> ApiError:
-    """An error of ours as OpenAI says it."""
+    """An error in OpenAI's form, with the status of the table above."""
     if isinstance(error, ApiError):
         return error
     text = error.what + (f"; {error.fix}" if error.fix else "") if isinstance(error, MinimegatronError) else str(error)
@@ -462,11 +478,11 @@ def api_error(error: Exception) -> ApiError:
 
 
 class Guard:
-    """Asks for the key, before any route is looked for, and turns new requests away once the server ends.
+    """ASGI middleware: checks the key before any route is looked up, and refuses new requests during shutdown.
 
     Args:
-        app: what is guarded.
-        service: whose key.
+        app: the application.
+        service: has the key, and knows of the shutdown.
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
@@ -493,7 +509,7 @@ class Guard:
 
 
 def create_app(service: Service) -> FastAPI:
-    """The application of a service, whose thread lives as long as it."""
+    """The FastAPI application of a service; starts and ends the service's threads."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -547,11 +563,11 @@ def create_app(service: Service) -> FastAPI:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, which drains before it ends, and whose exit status after a signal is 0.
+    """uvicorn's server, which drains before it ends and exits with status 0 after a signal.
 
     Args:
-        service: what is served.
-        host, port: where; port 0 for any.
+        service: the handlers.
+        host, port: address; port 0: any free port.
     """
 
     def __init__(self, service: Service, host: str = "127.0.0.1", port: int = 8000) -> None:
@@ -571,19 +587,19 @@ class Server(uvicorn.Server):
         self._until: float | None = None
 
     def run_until_signal(self) -> None:
-        """Serve, in the main thread.
+        """Serve until a signal; called in the main thread.
 
         Raises:
-            ConfigError: the port is taken, or not ours.
-            RankError: the engine has ended.
+            ConfigError: the port is taken or not permitted.
+            RankError: the engine failed.
         """
         config = self.config
         allow_files()
         try:
             family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
             listener = socket.create_server((config.host, config.port), family=family, backlog=config.backlog)
-            # Connections inherit it. asyncio sets it only where a socket names its protocol, which these do not, and
-            # without it a token waits for the client's delayed acknowledgement of the one before, 40 ms.
+            # Connections inherit the option; asyncio sets it only for sockets with an explicit protocol. Without it a
+            # token waits up to 40 ms for the client's delayed acknowledgement of the one before.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError as error:
             raise ConfigError(f"cannot listen on {config.host}:{config.port}: {error}", fix="another --port") from None
@@ -600,13 +616,13 @@ class Server(uvicorn.Server):
             raise RankError(f"the engine has ended: {type(failure).__name__}: {failure}") from failure
 
     def handle_exit(self, sig: int, frame: FrameType | None = None) -> None:
-        """A signal: drain; a second one: end."""
+        """First signal: drain; second signal: end at once."""
         if self.service.draining:
             self.should_exit = self.force_exit = True
         self.service.draining = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: whether it is over."""
+        """Called ten times a second: whether to end now."""
         service = self.service
         if service.thread.failure is not None:
             self.should_exit = True

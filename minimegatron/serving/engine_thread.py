@@ -1,26 +1,25 @@
-"""One engine, many connections: requests go in from an event loop, pieces of text come out of a thread.
+"""One engine for many connections: requests come from an event loop, the engine runs in a thread.
 
-The problem in a sentence: a step of the engine blocks for milliseconds to seconds, and in that time a hundred
-connections must be read, written, and noticed when they close.
+The problem in a sentence: a step of the engine blocks for milliseconds to seconds, and meanwhile a hundred connections
+must be read and written, and noticed when they close.
 
     event loop:  submit -> inbox ............ Stream.queue -> response
-    thread:                  inbox -> step -> detokenize, stop strings -> Stream.queue, a message a step
+    thread:                  inbox -> step -> detokenize, stop strings -> Stream.queue, one message a step
 
-Everything about a request happens in the thread, between two steps, in the order of the inbox: its beginning, its end
-by a stop string, its deadline, and its abort. So a client that leaves, wherever its request is, costs at most the step
-that is under way, and its pages are others' in the next one.
+The thread alone begins, finishes, times out and aborts requests, between two steps and in the order of the inbox. So a
+request whose client disconnects costs at most the current step, and its pages are free in the next one.
 
-| what goes wrong           | what happens                                                                        |
-|---------------------------|-------------------------------------------------------------------------------------|
-| too many requests         | `Full`, before anything is kept: the loop counts what is open                       |
-| a request takes too long  | `DeadlineError` in its stream, pages given back                                     |
-| logits are no numbers     | `NumericsError` in that stream alone                                                |
-| a grammar is too much     | `DataError` in that stream alone: its parser has limits                             |
-| a step raises, one rank   | the error in every stream of the engine; the next request is served                 |
-| a step raises, more ranks | the same, and the thread is over (`failure`): the others wait in the middle of it   |
+| failure                           | effect                                                                      |
+|-----------------------------------|-----------------------------------------------------------------------------|
+| too many open answers             | `Full` from `submit`, which counts them; nothing is queued                  |
+| a request takes too long          | `DeadlineError` in its stream; its pages are freed                          |
+| NaN or infinite logits            | `NumericsError` in that stream alone                                        |
+| a grammar exceeds parser limits   | `DataError` in that stream alone                                            |
+| a step raises, on one rank        | the error in every open stream; later requests are served                   |
+| a step raises, on several ranks   | the same, and the thread ends (`failure`): the other ranks are mid-step     |
 
-**Idle ranks.** Those that follow wait for a message of rank 0, and a wait has a deadline; so a rank 0 without work
-sends one that says nothing, every `HEARTBEAT_SECONDS`.
+**Idle ranks.** Ranks in `Engine.follow` wait for rank 0 with a deadline, so an idle rank 0 sends an empty batch every
+`HEARTBEAT_SECONDS`.
 """
 
 from __future__ import annotations
@@ -44,24 +43,24 @@ HEARTBEAT_SECONDS = 5.0
 
 
 class Full(MinimegatronError):
-    """As many requests are open as the server keeps; `retry_after` in seconds."""
+    """Too many answers are open; `retry_after` in seconds."""
 
     retry_after = 1
 
 
 class ShuttingDown(MinimegatronError):
-    """The server ends before the request."""
+    """The server shuts down before the request is answered."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """What a step has added to one answer.
+    """What a step added to one answer.
 
     Attributes:
         index: which of the request's n answers.
-        text: settled by it; with the last piece all that was held back.
-        tokens, log_probs, top: the new ids, and of each what was asked for.
-        reason: "stop", "length", or None while it goes on.
+        text: new final text; the last piece includes what the detokenizer held back.
+        tokens: new ids; log_probs, top: of each, where asked for.
+        reason: "stop" or "length" at the end; None before.
     """
 
     index: int
@@ -73,14 +72,16 @@ class Piece:
 
 
 class Stream:
-    """A request's way back to the event loop.
+    """A request's pieces on their way from the thread to the event loop.
 
     Attributes:
-        queue: pieces, and at the end perhaps an error.
-        request: what was asked for.
-        answer: the first answer's sequence, which has the prompt's log-probabilities once there is a piece.
-        cached_tokens: of the prompt, found in pages.
+        queue: pieces; an error ends it early.
+        request: the engine's request.
+        answer: sequence of answer 0, which has the prompt's log-probabilities once there is a piece.
+        cached_tokens: prompt tokens found in the prefix cache.
         made: tokens of all answers so far.
+        submitted: time of `submit`, by `time.monotonic`.
+        open: False after `EngineThread.leave`.
     """
 
     def __init__(self, request: Request, request_id: str, stops: Sequence[str], keep_stop: bool) -> None:
@@ -93,11 +94,11 @@ class Stream:
         self.open = True
 
     async def next(self, seconds: float) -> Piece:
-        """The next piece.
+        """Wait for the next piece, at most so many seconds.
 
         Raises:
-            MinimegatronError: what has ended the request.
-            DeadlineError: nothing came, not even an end: the engine is stuck in a step.
+            MinimegatronError: the error that ended the request.
+            DeadlineError: nothing came in time: the engine is stuck in a step.
         """
         try:
             item = await asyncio.wait_for(self.queue.get(), seconds)  # no deadline: wait_for has it
@@ -118,18 +119,19 @@ class _Active:
 
 
 class EngineThread:
-    """An engine in a thread of its own.
+    """An engine in its own thread. `submit` and `leave` are called in the event loop.
 
     Args:
-        engine: nobody else steps it. Rank 0's, where there are several.
+        engine: of rank 0; only this thread steps it.
         decode: ids -> text.
-        max_queue: sequences that may be open beyond those that run (`max_num_seqs`).
-        request_seconds: longest life of a request.
-        observe: told about each event, in the thread: see `serving/metrics`.
+        max_queue: most open answers beyond `max_num_seqs`.
+        request_seconds: longest duration of a request.
+        observe: called in the thread with each event, see `serving/metrics`.
 
     Attributes:
-        failures: steps in a row that have raised.
-        failure: what has ended the thread, if not `close`.
+        capacity: most open answers.
+        failures: number of steps in a row that raised.
+        failure: the error that ended the thread; None while it runs, and after `close`.
     """
 
     def __init__(
@@ -148,13 +150,13 @@ class EngineThread:
         self.failure: BaseException | None = None
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._active: dict[str, _Active] = {}  # in order of arrival: the first has the first deadline
-        self._open = 0  # sequences, counted in the event loop
+        self._open = 0  # open answers, counted in the event loop
         self._requests = 0
-        self._seconds = 1.0  # a request's life, averaged
+        self._seconds = 1.0  # moving average of a request's duration
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Begin to serve."""
+        """Start the thread."""
         self._thread.start()
 
     @property
@@ -168,12 +170,17 @@ class EngineThread:
         return self._open == 0
 
     def submit(self, request: Request, stops: Sequence[str] = (), keep_stop: bool = False) -> Stream:
-        """A request begins; called in the event loop, as is `leave`, which has to follow whatever happens.
+        """Queue a request. The caller has to call `leave` for its stream in any case.
+
+        Args:
+            request: the engine's request.
+            stops: stop strings.
+            keep_stop: include the stop string in the text.
 
         Raises:
             DataError, ConfigError: it could never be computed.
-            Full: too many are open.
-            RankError: the engine is over.
+            Full: too many answers are open.
+            RankError: the thread has ended.
         """
         if self.failure is not None:
             raise RankError(
@@ -193,7 +200,7 @@ class EngineThread:
         return stream
 
     def leave(self, stream: Stream) -> None:
-        """Nobody waits for a stream any more: it is aborted where it is not over. Twice is once."""
+        """Close a stream, and abort its request if it is not finished. A second call has no effect."""
         if stream.open:
             stream.open = False
             self._open -= stream.request.n
@@ -201,14 +208,14 @@ class EngineThread:
             self._inbox.put(lambda: self._abort(stream.request_id))
 
     def end(self) -> None:
-        """The thread ends after its step; streams that are open get an error."""
+        """Let the thread end after its current step; open streams get `ShuttingDown`."""
         self._inbox.put(None)
 
     def close(self, seconds: float = 10.0) -> None:
-        """`end`, and wait for it.
+        """`end`, and wait for the thread at most so many seconds.
 
         Raises:
-            DeadlineError: a step does not end.
+            DeadlineError: it is stuck in a step.
         """
         self.end()
         self._thread.join(seconds)
@@ -223,7 +230,7 @@ class EngineThread:
             if (device := engine.runner.cache.device).type == "cuda":
                 import torch
 
-                torch.cuda.set_device(device)  # belongs to a thread
+                torch.cuda.set_device(device)  # the current device is a thread's own
             while self._read_inbox():
                 self._end_overdue()
                 if not engine.has_work:
@@ -231,7 +238,7 @@ class EngineThread:
                 try:
                     self._hand_out(engine.step())
                     self.failures = 0
-                except Exception as error:  # of a request's numbers or of the machine: its requests end, others come
+                except Exception as error:  # ends the open requests; on one rank later ones are served
                     self.failures += 1
                     self._fail_all(error)
                     if not engine.runner.alone:
@@ -244,7 +251,7 @@ class EngineThread:
             engine.stop()
 
     def _read_inbox(self) -> bool:
-        """Do what has come; without work wait for it. False when it is over."""
+        """Handle the inbox; an idle engine waits for it. False after `end`."""
         while True:
             try:
                 item = self._inbox.get(timeout=0 if self.engine.has_work else HEARTBEAT_SECONDS)
@@ -354,7 +361,7 @@ class EngineThread:
 
 
 def _send(items: Sequence[tuple[Stream, Piece | Exception]]) -> None:
-    """Into the queues of the event loop, all at once."""
+    """Put all items into their queues by one call into the event loop."""
     if items:
 
         def put() -> None:

@@ -1,13 +1,13 @@
-"""An HTTP/1.1 client for streams: every piece of a body comes with the moment it arrived.
+"""An HTTP/1.1 client for streams: every piece of a body has the time of its arrival.
 
-The problem in a sentence: whoever measures a stream, or passes it on, needs the bytes when they come and little work a
-piece; a load generator that is busy reading measures itself.
+The problem in a sentence: a load generator and a router need each piece of a stream at once and with little work; a
+load generator that is busy reading measures itself.
 
     Client.request -> Response: status, headers, then (seconds, bytes) pairs
 
-Bytes are stamped with the clock of the event loop in the callback of the socket, before anything is parsed; `h11`
-parses. A connection whose response was read to its end is used again; nothing of the environment (proxies) is used, and
-no redirect is followed. Deadlines are the caller's: `asyncio.timeout(seconds)` around what it awaits.
+The socket's callback timestamps the bytes by the event loop's clock, before `h11` parses them. A connection whose
+response was read to its end is reused. Proxy variables of the environment are ignored, and redirects are not followed.
+The caller sets deadlines: `asyncio.timeout(seconds)` around what it awaits.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ import h11
 
 from minimegatron.errors import ConfigError
 
-READ_AHEAD = 256  # pieces that are kept for a slow reader before the socket is read no more
+READ_AHEAD = 256  # pieces buffered for a slow reader; above it the socket is paused
 Headers = Iterable[tuple[str, str]]
 
 
 class Disconnected(ConnectionError):
-    """The server closed the connection before the response was over."""
+    """The server closed the connection before the end of the response."""
 
 
 class BadResponse(ConnectionError):
-    """What the server sent is not HTTP."""
+    """The response is not valid HTTP, or not what was expected."""
 
 
 @dataclasses.dataclass
 class Response:
-    """A response whose body is still to be read.
+    """A response whose body is not read yet.
 
     Attributes:
+        status: of HTTP.
         headers: (name in lower case, value) pairs, in their order.
     """
 
@@ -49,14 +50,14 @@ class Response:
     _connection: _Connection
 
     def header(self, name: str) -> str:
-        """The value of a header, "" without it."""
+        """The value of a header; "" if it is missing."""
         return next((value for key, value in self.headers if key == name), "")
 
     async def pieces(self) -> AsyncIterator[tuple[float, bytes]]:
-        """(when it arrived, bytes) of the body, as the server has sent them.
+        """The body as it arrives: (time, bytes) pairs.
 
         Raises:
-            Disconnected, BadResponse: the body ends too early.
+            Disconnected, BadResponse: the body ends too early, or is malformed.
         """
         while True:
             when, event = await self._connection.event()
@@ -82,11 +83,11 @@ class Response:
 
 
 class _Connection(asyncio.Protocol):
-    """A socket, what has arrived on it, and the state of HTTP."""
+    """A socket, the bytes that arrived on it, and its HTTP state."""
 
     def __init__(self) -> None:
         self.http = h11.Connection(h11.CLIENT)
-        self.answered = False  # a byte of the present response has come
+        self.answered = False  # a byte of the current response has arrived
         self._loop = asyncio.get_running_loop()
         self._arrived: collections.deque[tuple[float, bytes]] = collections.deque()
         self._when = 0.0
@@ -115,7 +116,7 @@ class _Connection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """Whether another request can be sent on it."""
+        """Whether another request can be sent on this connection."""
         return not self._over and not self._arrived and not self.transport.is_closing()
 
     def send(self, method: str, target: str, headers: Headers, body: bytes) -> None:
@@ -125,7 +126,7 @@ class _Connection(asyncio.Protocol):
         self.transport.write(b"".join(part or b"" for part in [*parts, self.http.send(h11.EndOfMessage())]))
 
     async def event(self) -> tuple[float, h11.Event]:
-        """(when its last byte arrived, the next event of the response)."""
+        """The next event of the response, with the arrival time of its last byte."""
         while True:
             try:
                 event = self.http.next_event()
@@ -162,14 +163,14 @@ class Client:
     """Requests to one server.
 
     Args:
-        base_url: `http://host:port` or `https://...`, with a path that is put before each request's.
+        base_url: `http://host:port` or `https://...`; its path is put before each request's.
         headers: of every request.
-        connect_timeout: seconds to reach the server.
-        reuse: keep connections. One that was closed while idle is only noticed by what is sent on it, which is then
-            sent once more; without reuse nothing is ever sent twice.
+        connect_timeout: seconds to connect.
+        reuse: keep connections for later requests. If the server closed a kept connection, the request is sent once
+            more on a new one; without reuse no request is ever sent twice.
 
     Raises:
-        ConfigError: `base_url` is none.
+        ConfigError: `base_url` is not a URL of HTTP.
     """
 
     def __init__(
@@ -192,13 +193,13 @@ class Client:
     async def request(
         self, method: str, path: str, body: bytes = b"", headers: Headers = ()
     ) -> AsyncIterator[Response]:
-        """Send a request, and yield its response once its headers are there.
+        """Send a request, and yield its response when the headers are there.
 
-        A connection that is left before the body was read to its end is closed: the server sees its client go.
+        If the block is left before the end of the body, the connection is closed, so the server sees the client leave.
 
         Raises:
-            OSError: the server cannot be reached, or not within `connect_timeout` (TimeoutError).
-            Disconnected, BadResponse: it has gone, or does not speak HTTP.
+            OSError: the server cannot be reached; TimeoutError: not within `connect_timeout`.
+            Disconnected, BadResponse: the connection was closed, or the response is not HTTP.
         """
         length = [("content-length", str(len(body)))] if body or method == "POST" else []
         everything = [*self.headers, *headers, *length]
@@ -209,7 +210,7 @@ class Client:
                 _, head = await connection.event()
             except Disconnected:
                 connection.transport.abort()
-                if not fresh and not connection.answered:  # it was closed while idle: nobody has read the request
+                if not fresh and not connection.answered:  # it was closed while idle: the request was not read
                     continue
                 raise
             except BaseException:
@@ -243,22 +244,22 @@ class Client:
         return connection, True
 
     def close(self) -> None:
-        """Close the connections that nobody uses."""
+        """Close the idle connections."""
         while self._idle:
             self._idle.pop().transport.abort()
 
 
 class ServerSentEvents:
-    """The `data` of server-sent events, whatever the pieces in which they arrive."""
+    """Parses server-sent events from pieces of any size."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, piece: bytes) -> list[str]:
-        """The events that this piece completes.
+        """The `data` of each event that this piece completes.
 
         Raises:
-            BadResponse: bytes that are not UTF-8.
+            BadResponse: an event is not UTF-8.
         """
         *whole, self._rest = (self._rest + piece).replace(b"\r\n", b"\n").split(b"\n\n")
         try:

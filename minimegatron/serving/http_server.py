@@ -1,9 +1,9 @@
-"""uvicorn's HTTP, with a deadline for the head of a request, and files for many connections.
+"""uvicorn's HTTP protocol with a deadline for the headers of a request, and a higher limit of open files.
 
-uvicorn waits for ever for a connection that says nothing, or a line of headers a minute; a few hundred of those and
-the server has no descriptors left (the attack called Slowloris). Here a head is there `HEADER_SECONDS` after its
-connection was made, or after its first byte on one that is used again; else the connection is closed. Between requests
-uvicorn's `timeout_keep_alive` counts, and the body has deadlines of its own (`serving/app`, `serving/router`).
+uvicorn waits for ever for a connection that sends nothing, or one header line a minute; a few hundred of these use up
+the server's file descriptors (the Slowloris attack). Here the headers must be complete `HEADER_SECONDS` after the
+connection was made, or on a reused connection after their first byte; otherwise the connection is closed. Between
+requests uvicorn's `timeout_keep_alive` applies, and bodies have their own deadlines (`serving/app`, `serving/router`).
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ FILES = 1 << 16
 
 
 def allow_files() -> None:
-    """As many open files as the system lets this process have, `FILES` at most.
+    """Raise this process's limit of open files to what the system allows, at most `FILES`.
 
-    A shell's limit is 1,024, and a router has two sockets a request. vLLM: `set_ulimit`.
+    A shell's limit is 1,024, and a router needs two sockets a request. vLLM: `set_ulimit`.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
-        with contextlib.suppress(ValueError):  # macOS has a lower limit that it does not tell
+        with contextlib.suppress(ValueError):  # macOS has a lower limit than it reports
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 class Http(H11Protocol):
-    """A connection, as `http` of `uvicorn.Config`."""
+    """A connection; the class is given to `uvicorn.Config(http=...)`."""
 
     _deadline: asyncio.TimerHandle | None = None
 

@@ -1,29 +1,29 @@
-"""A load on an OpenAI-compatible server, and what its users would have felt.
+"""A load generator for OpenAI-compatible servers, and latencies as users see them.
 
-    planned  ...waits for a place...  sent  ...server...  first token  token  token  ...  done
-    |<----------------------- TTFT ---------------------->|<-- ITL --->|
-    |<--------------------------------------- E2E --------------------------------------->|
+    planned  ...waits for its turn...  sent  ...server...  first token  token  token  ...  done
+    |<----------------------- TTFT ----------------------->|<-- ITL --->|
+    |<--------------------------------------- E2E ---------------------------------------->|
 
-| loop   | a request is sent                  | its latency begins with    | answers                              |
-|--------|------------------------------------|----------------------------|--------------------------------------|
-| open   | at its arrival, whoever is there   | its planned arrival        | how long do users wait at this rate? |
-| closed | when one of C users has an answer  | its sending                | how much can the server do?          |
+| loop   | a request is sent                    | its latency starts at  | question answered                    |
+|--------|--------------------------------------|------------------------|--------------------------------------|
+| open   | at its planned arrival               | its planned arrival    | how long do users wait at this rate? |
+| closed | when one of C users has an answer    | its sending            | how much can the server do?          |
 
-**Coordinated omission**: a generator that waits for a slow server before it sends the next request leaves out the
-moments at which users would have waited longest (G. Tene, "How NOT to measure latency", 2013). Here an open loop never
-waits for an answer; where a limit of concurrency, or the generator itself, sends a request late, the delay is part of
-its latency.
+**Coordinated omission**: a generator that waits for a slow server before it sends the next request leaves out exactly
+the times at which users would have waited longest (G. Tene, "How NOT to measure latency", 2013). Here an open loop
+never waits for an answer. If `max_concurrency` or the generator itself sends a request late, the delay counts as
+latency.
 
-| metric          | of a request                                                                                     |
+| metric          | definition                                                                                       |
 |-----------------|--------------------------------------------------------------------------------------------------|
-| TTFT            | beginning to first token                                                                         |
-| TPOT            | (E2E - TTFT) / (tokens - 1); none for a single token                                             |
-| ITL             | gaps between pieces with text, of all requests together; a piece may hold several tokens         |
-| E2E             | beginning to the end of the answer                                                               |
-| goodput         | requests a second that have met every deadline; a failed one has met none                        |
+| TTFT            | start to first token                                                                             |
+| TPOT            | (E2E - TTFT) / (tokens - 1); undefined for a single token                                        |
+| ITL             | gaps between pieces with text, pooled over all requests; a piece may hold several tokens         |
+| E2E             | start to end of the answer                                                                       |
+| goodput         | requests a second that met every deadline; failed requests met none                              |
 
-Rates are over the time from the first beginning to the last end. Names and definitions are those of
-`vllm bench serve`, but for the beginning in an open loop: vLLM's is when the request is sent.
+Rates are over the time from the first start to the last end. Names and definitions are those of `vllm bench serve`,
+except that in vLLM's open loop latency starts when the request is sent.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ PERCENTILES = (50, 95, 99)
 
 @dataclasses.dataclass
 class Record:
-    """What happened to a request, in seconds of the event loop's clock.
+    """The times of a request, in seconds of the event loop's clock.
 
     Attributes:
-        begun: from where its latency counts.
-        sent: when the request was written, including the time to reach the server.
+        begun: start of its latency.
+        sent: when its sending began, connecting included.
         tokens_at: when each piece with text arrived.
-        done: when the answer was over, or failed.
-        prompt_tokens, output_tokens: as the server says (`usage`).
-        counted: the server did not say; `output_tokens` is the number of pieces.
-        error: kind of failure; "" without.
-        detail: what was said about it.
+        done: when the answer ended or failed.
+        prompt_tokens, output_tokens: as reported by the server (`usage`).
+        counted: the server reported no usage; `output_tokens` is the number of pieces.
+        error: kind of failure; "" if it succeeded.
+        detail: message of the failure.
     """
 
     begun: float
@@ -74,22 +74,22 @@ class Record:
 
     @property
     def ttft(self) -> float:
-        """Seconds to the first token."""
+        """Time to first token, seconds."""
         return self.tokens_at[0] - self.begun
 
     @property
     def e2el(self) -> float:
-        """Seconds to the end."""
+        """End-to-end latency, seconds."""
         return self.done - self.begun
 
     @property
     def tpot(self) -> float | None:
-        """Seconds a token after the first; None of a single one."""
+        """Time per output token after the first, seconds; None for a single token."""
         return (self.done - self.tokens_at[0]) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
     @property
     def itl(self) -> list[float]:
-        """Seconds between pieces."""
+        """Inter-token latencies: seconds between pieces."""
         return np.diff(self.tokens_at).tolist()
 
 
@@ -102,15 +102,15 @@ async def run(
     max_concurrency: int | None = None,
     on_done: Callable[[Record], None] = lambda record: None,
 ) -> list[Record]:
-    """Send every request, and wait until all are over; `send` has the deadline of each.
+    """Send every request, and wait for all answers; `send` enforces the deadline of each.
 
     Args:
-        send: (number of the request, its record to be filled): sends it and reads the answer. What it raises is a
-            defect and ends the run.
-        arrivals: seconds from now at which each is planned. With `max_concurrency` and arrivals that are all 0, the
-            loop is closed: a request begins when a place is free.
-        max_concurrency: requests under way at once; those above wait.
-        on_done: called with each record that is complete.
+        send: (number of the request, its record): sends it, reads the answer and fills the record. An exception is a
+            defect, and ends the run.
+        arrivals: planned arrival of each request, in seconds from now. With `max_concurrency` and all arrivals 0 the
+            loop is closed: a request starts when an earlier one ends.
+        max_concurrency: most requests under way at once; the others wait.
+        on_done: called with each completed record.
 
     Returns:
         A record for each request.
@@ -139,12 +139,15 @@ class Sender:
     """Sends prompts as streamed requests to one server.
 
     Args:
-        client: of the server.
+        client: connected to the server.
         route: one of `ROUTES`.
-        prompts: request i has prompt i.
-        fields: of every request's body: model, temperature, ...; `max_tokens` where a prompt has none.
+        prompts: prompt i is request i.
+        fields: of every body, such as model and temperature; `max_tokens` applies where a prompt has none.
         seed: request i has seed + i.
-        timeout: seconds in which a request that was sent must be over.
+        timeout: most seconds from sending to the end of the answer.
+
+    Raises:
+        ConfigError: another route, or prompts of ids for a chat.
     """
 
     def __init__(
@@ -219,7 +222,7 @@ class Sender:
 
 
 def _event(event: dict[str, Any], when: float, record: Record) -> None:
-    """An event of a stream: text, usage, or an error."""
+    """Note an event of a stream in the record: text, usage, or an error."""
     if event.get("error"):
         record.error, record.detail = "error in the stream", json.dumps(event["error"])[:300]
     for choice in event.get("choices") or ():
@@ -233,10 +236,10 @@ def _event(event: dict[str, Any], when: float, record: Record) -> None:
 
 
 def goodput_deadlines(words: Sequence[str]) -> dict[str, float]:
-    """`["ttft:500", "tpot:50"]` -> {metric: seconds}; milliseconds as vLLM has them.
+    """`["ttft:500", "tpot:50"]`, in milliseconds as for vLLM -> {metric: seconds}.
 
     Raises:
-        ConfigError: not NAME:MILLISECONDS, or a metric that a request has not.
+        ConfigError: not NAME:MILLISECONDS, or another metric than ttft, tpot and e2el.
     """
     found = {}
     for word in words:
@@ -255,19 +258,19 @@ def summarise(
     deadlines: Mapping[str, float] = {},
     percentiles: Sequence[float] = PERCENTILES,
 ) -> dict[str, Any]:
-    """The statistics of a run; a pure function of what was recorded.
+    """The statistics of a run, a pure function of its records.
 
     Args:
         records: of all its requests.
-        deadlines: metric -> seconds.
-        percentiles: of each metric; between two requests they are interpolated linearly.
+        deadlines: of goodput, metric -> seconds.
+        percentiles: of each metric, linearly interpolated.
 
     Returns:
-        `vllm bench serve`'s keys: duration (s), completed, failed, request_throughput, output_throughput,
-        total_token_throughput (a second), request_goodput with deadlines, and for each metric
+        The keys of `vllm bench serve`: duration (s), completed, failed, request_throughput, output_throughput,
+        total_token_throughput (all a second), request_goodput with deadlines, and for each metric
         `{mean,std,p50,...}_{ttft,tpot,itl,e2el}_ms`. Besides: errors (kind -> count, first detail), counted_by_pieces
-        (requests whose tokens the server did not count), max_concurrent, and `p99_late_ms`, `max_late_ms`: how long
-        after its beginning a request was sent. A metric that nothing has is None.
+        (requests without usage), max_concurrent, goodput_share, and `p99_late_ms`, `max_late_ms`: how long after its
+        start a request was sent. A metric without a value is None.
     """
     good = [record for record in records if not record.error]
     duration = max((r.done for r in records), default=0.0) - min((r.begun for r in records), default=0.0)
@@ -316,7 +319,7 @@ def summarise(
 
 
 def _most_at_once(records: Sequence[Record]) -> int:
-    """Requests that were under way together; one that ends when another is sent is gone."""
+    """Most requests under way at the same time; one that ends as another is sent does not count."""
     changes = collections.Counter[float]()
     for record in records:
         changes[record.sent] += 1

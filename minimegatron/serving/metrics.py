@@ -1,13 +1,13 @@
-"""What happens in a server, as Prometheus reads it, under vLLM's names: a dashboard made for one shows the other.
+"""Prometheus metrics under vLLM's names, so a dashboard for vLLM shows this server too.
 
-| what                              | kind      | from                                                                |
-|-----------------------------------|-----------|---------------------------------------------------------------------|
-| requests that run and wait, pages | gauge     | the scheduler, at the moment of the question                        |
-| tokens, hits, preemptions         | counter   | counters of the engine, read then                                   |
-| proposed and accepted tokens      | counter   | the same, of speculative decoding; per position of the draft too    |
-| waits and lengths of requests     | histogram | the engine's thread, as requests go by                              |
+| metrics                                    | kind      | source                                                     |
+|--------------------------------------------|-----------|------------------------------------------------------------|
+| running and waiting sequences, pages       | gauge     | the scheduler, read at each scrape                         |
+| tokens, prefix cache hits, preemptions     | counter   | the engine's counters, read at each scrape                 |
+| proposed and accepted tokens               | counter   | the same; accepted ones also by position in the draft      |
+| latencies and lengths of requests          | histogram | events of the engine thread                                |
 
-A metric has the label `model_name`. vLLM: `docs/usage/metrics.md`.
+Each metric has the label `model_name`. vLLM: `docs/usage/metrics.md`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Metrics:
     """The metrics of one engine.
 
     Args:
-        engine: whose counters are read.
-        model_name: the label.
+        engine: has the counters.
+        model_name: value of the label.
     """
 
     def __init__(self, engine: Engine, model_name: str) -> None:
@@ -58,7 +58,13 @@ class Metrics:
         self.registry.register(_Reader(self))  # type: ignore[arg-type]
 
     def observe(self, event: str, stream: Stream, *values: Any) -> None:
-        """What `EngineThread` says."""
+        """Record an event of `EngineThread`.
+
+        Args:
+            event: "first_token" or "next_token" (value: seconds), "finished" (values: reason, time of the first token).
+            stream: of the request.
+            values: of the event.
+        """
         if event == "first_token":
             self._first.observe(values[0])
             self._read["prompt"] += len(stream.request.prompt)
@@ -75,11 +81,11 @@ class Metrics:
                 self._each.observe((now - first) / (made / stream.request.n))
 
     def text(self) -> bytes:
-        """What `/metrics` answers."""
+        """The body of `/metrics`."""
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
-        """The numbers that the engine has anyway."""
+        """The gauges and counters that are read from the engine at each scrape."""
         engine, label = self._engine, ["model_name"]
         scheduler, blocks = engine.scheduler, engine.scheduler.blocks
         positions = CounterMetricFamily(
@@ -115,7 +121,7 @@ class Metrics:
 
 
 class _Reader:
-    """prometheus_client's form of a collector."""
+    """prometheus_client's collector interface."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.collect = metrics.collect

@@ -1,23 +1,23 @@
 """OpenAI's requests: every field is honoured, or refused by its name.
 
-The problem in a sentence: a server that drops `stop` or `seed` in silence answers, and wrongly.
+The problem in a sentence: a server that silently ignores `stop` or `seed` gives wrong answers.
 
 | field                                                                  | here                                        |
 |------------------------------------------------------------------------|---------------------------------------------|
 | `temperature`, `top_p`, `seed`, `n`, `stop`, `logit_bias`, penalties   | honoured; temperature 0 is greedy           |
-| `max_tokens`, `max_completion_tokens`                                  | default 16; in a chat: all that fit         |
-| `logprobs`, `top_logprobs`, `echo`, `best_of`                          | honoured; of the model's own logits, raw    |
+| `max_tokens`, `max_completion_tokens`                                  | default 16; in a chat all that fit          |
+| `logprobs`, `top_logprobs`, `echo`, `best_of`                          | honoured; of the model's own logits         |
 | `stream`, `stream_options`                                             | honoured                                    |
 | `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `stop_token_ids` | vLLM's, honoured                            |
 | `ignore_eos`, `include_stop_str_in_output`, `cache_salt`               | vLLM's, honoured                            |
 | `response_format`                                                      | honoured: `json_schema`, strict or not      |
 | `structured_outputs`                                                   | vLLM's, honoured: one of five kinds         |
-| `user`, `safety_identifier`, `prompt_cache_key`                        | taken: names, which change no answer        |
-| `REFUSED`                                                              | 400, unless the value asks for nothing      |
-| anything else, a wrong type, a number out of range                     | 400                                         |
+| `user`, `safety_identifier`, `prompt_cache_key`                        | accepted; they change no answer             |
+| those in `REFUSED`                                                     | 400, unless the value changes nothing       |
+| any other field, a wrong type, a number out of range                   | 400                                         |
 
-A body is JSON in UTF-8, without a key twice and without NaN. What a request leaves open is what
-`generation_config.json` says, else OpenAI's default.
+A body is JSON in UTF-8, without duplicate keys and NaN. Sampling parameters that a request leaves open come from
+`generation_config.json`, else they are OpenAI's defaults.
 
 OpenAI's API reference, "Completions" and "Chat"; vLLM: `vllm/entrypoints/openai/`.
 """
@@ -38,18 +38,18 @@ from minimegatron.inference.sampling import SamplingParams
 
 MOST_LOGPROBS = 20
 MOST_STOPS = 16
-GREEDY_BELOW = 1e-5  # a temperature that no logits survive
+GREEDY_BELOW = 1e-5  # logits divided by a smaller temperature would overflow; vLLM has the same limit
 
 
 class ApiError(Exception):
-    """A request that is not answered, in OpenAI's form.
+    """An error response in OpenAI's form.
 
     Args:
         status: of HTTP.
-        message: for a person.
+        message: for people.
         kind: OpenAI's `type`.
-        param: the field.
-        code: for a program.
+        param: the field at fault.
+        code: for programs.
         headers: of the response.
     """
 
@@ -68,11 +68,11 @@ class ApiError(Exception):
 
 
 def refuse(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """A request that asks for something that cannot be."""
+    """Status 400."""
     return ApiError(400, message, param=param, code=code)
 
 
-# field -> (values that ask for nothing, why it is refused)
+# field -> (values that are accepted since they change nothing, why other values are refused)
 NOTHING: tuple[Any, ...] = (None,)
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "tools": ((None, []), "no tools are called here"),
@@ -109,14 +109,14 @@ class _Strict(BaseModel):
 
 
 class StreamOptions(_Strict):
-    """What a stream says beside the answer."""
+    """Options of a stream."""
 
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
 
 
 class JsonSchema(_Strict):
-    """A schema under a name; every answer keeps to it, `strict` or not."""
+    """A named schema; every answer matches it, `strict` or not."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
@@ -125,7 +125,7 @@ class JsonSchema(_Strict):
 
 
 class ResponseFormat(_Strict):
-    """What OpenAI calls the form of an answer."""
+    """OpenAI's `response_format`."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -138,7 +138,7 @@ class ResponseFormat(_Strict):
 
 
 class StructuredOutputs(_Strict):
-    """vLLM's: what bounds an answer."""
+    """vLLM's `structured_outputs`: a grammar of one of five kinds."""
 
     json_: Annotated[dict[str, Any] | None, Field(alias="json")] = None
     json_object: Literal[True] | None = None
@@ -187,7 +187,7 @@ class _Common(_Strict):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with the counts of tokens."""
+        """Whether a stream ends with the token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 
@@ -204,7 +204,7 @@ class CompletionRequest(_Common):
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
-        """One or more."""
+        """The prompts, texts or lists of ids."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         return [self.prompt] if isinstance(self.prompt[0], int) else self.prompt  # type: ignore[list-item, return-value]
@@ -218,14 +218,14 @@ class TextPart(_Strict):
 
 
 class Message(_Strict):
-    """One message of a conversation; a developer's is the system's."""
+    """One message of a conversation; role "developer" means "system"."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
     name: str | None = None
 
     def plain(self) -> dict[str, str]:
-        """As a template reads it."""
+        """The message as a chat template reads it."""
         content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         role = "system" if self.role == "developer" else self.role
         return {"role": role, "content": content, **({} if self.name is None else {"name": self.name})}
@@ -245,10 +245,10 @@ Body = TypeVar("Body", bound=_Common)
 
 
 def read(kind: type[Body], raw: bytes) -> Body:
-    """A request from its body.
+    """Parse and validate the body of a request.
 
     Raises:
-        ApiError: 400; names the field.
+        ApiError: 400; it names the field.
     """
     try:
         found = json.loads(raw.decode("utf-8"), parse_constant=_no_number, object_pairs_hook=_once)
@@ -302,7 +302,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Defaults:
-    """What a request has that does not say it, of `generation_config.json`."""
+    """Sampling parameters of requests that leave them open."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -312,7 +312,7 @@ class Defaults:
 
     @classmethod
     def of(cls, generation_config: Mapping[str, Any]) -> Defaults:
-        """Those that the file has."""
+        """From the contents of `generation_config.json`; what it lacks stays OpenAI's default."""
         values: dict[str, Any] = {
             field.name: int(value) if field.name == "top_k" else float(value)
             for field in dataclasses.fields(cls)
@@ -322,10 +322,10 @@ class Defaults:
 
 
 def sampling_of(body: _Common, defaults: Defaults, vocab_size: int) -> SamplingParams:
-    """How tokens are drawn.
+    """The sampling parameters of a request.
 
     Raises:
-        ApiError: 400.
+        ApiError: 400, an invalid `logit_bias`.
     """
 
     def get(name: str) -> Any:
@@ -354,11 +354,11 @@ ANY_OBJECT = {"type": "object"}
 
 
 def grammar_of(body: _Common) -> str:
-    """The grammar that bounds every answer; "" for none.
+    """The grammar that every answer must match; "" for none.
 
     Raises:
-        ApiError: 400.
-        ConfigError: what is asked for is no grammar, or llguidance is not there to read it.
+        ApiError: 400, both `response_format` and `structured_outputs`.
+        ConfigError: an invalid regular expression, or llguidance is not installed.
     """
     form, more = body.response_format, body.structured_outputs
     if form is not None and form.type != "text":
@@ -377,5 +377,5 @@ def grammar_of(body: _Common) -> str:
 
 
 def seed_of(body: _Common) -> int:
-    """The request's, or one that nobody has had."""
+    """The request's seed, or a random one."""
     return body.seed if body.seed is not None else secrets.randbits(62)

@@ -1,10 +1,13 @@
-"""The processes behind a router: started, watched, started again, ended.
+"""The processes behind a router: started, watched, restarted, ended.
 
-A process that ended is started again, after 1, 2, 4, ... seconds; after `MOST_DEATHS` without `HEALTHY` seconds of
-service between them it is left out, which the log says. One that was ready and says nothing on `/health` for `HUNG`
-seconds is killed, and so started again. It ends with the router, whatever ends that: by SIGTERM, which
-lets its requests end, and after a while by SIGKILL; and where the router itself was killed, by the kernel
-(`launch/procs.die_with_parent`).
+| a replica's process                                   | effect                                                      |
+|-------------------------------------------------------|-------------------------------------------------------------|
+| ends                                                  | it is restarted after 1, 2, 4, ... seconds                  |
+| ends `MOST_DEATHS` times in a row, each time within   | it is left out, and the log says so                         |
+| `HEALTHY` seconds of its start                        |                                                             |
+| was ready, and does not answer `/health` for `HUNG` s | it is killed, and so restarted                              |
+| runs when the router ends                             | it gets SIGTERM, lets requests finish, and later SIGKILL    |
+| runs when the router is killed                        | the kernel sends SIGTERM (`launch/procs.die_with_parent`)   |
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ MOST_DEATHS, HEALTHY, HUNG = 5, 60.0, 60.0
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody has at the moment."""
+    """Ports of this machine that are free now."""
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:
@@ -40,14 +43,14 @@ def free_ports(count: int) -> list[int]:
 
 
 class Processes:
-    """The replicas' processes: started, started again, ended.
+    """The replicas' processes; see the table above.
 
     Args:
         router: of these replicas.
         command: (number, port) -> the command line of a replica.
-        environment: number -> variables of its process; default those of this one.
-        backoff: seconds before the first restart; they double.
-        hung: seconds without an answer after which a process that has answered is killed.
+        environment: number -> environment variables of its process; None: those of this process.
+        backoff: seconds before the first restart, doubled for each one after.
+        hung: seconds without an answer after which a process that was ready is killed.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class Processes:
         self.running: dict[int, subprocess.Popen[bytes]] = {}
 
     async def keep(self, replica: Replica) -> None:
-        """Start a replica whenever it is not there, until it has died too often or this is cancelled."""
+        """Keep a replica's process running, until it has died too often or this task is cancelled."""
         loop, in_a_row = asyncio.get_running_loop(), 0
         while True:
             port = replica.client.port
@@ -72,7 +75,7 @@ class Processes:
                 line,
                 env=self.environment(replica.number),
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is the router's, which lets requests end
+                start_new_session=True,  # Ctrl-C reaches the router alone, which lets requests finish
                 preexec_fn=functools.partial(die_with_parent, signal.SIGTERM, os.getpid()),
             )
             self.running[replica.number], replica.answered = process, math.inf
@@ -81,7 +84,7 @@ class Processes:
                 if loop.time() - replica.answered > self.hung:
                     silent = f" after {self.hung:g} s without an answer to GET /health"
                     replica.answered = math.inf
-                    process.kill()  # and with it its ranks: `launch/rank`
+                    process.kill()  # its ranks die with it: `launch/rank`
                 await asyncio.sleep(0.2)
             replica.deaths += 1
             why = f"its process (pid {process.pid}) {how_it_ended(status)}{silent}"
@@ -97,7 +100,7 @@ class Processes:
             await asyncio.sleep(pause)
 
     def end(self, seconds: float = 15.0) -> None:
-        """Ask all processes to end, and kill those that do not."""
+        """Send SIGTERM to all processes, and SIGKILL to those that run after so many seconds."""
         alive = [process for process in self.running.values() if process.poll() is None]
         for process in alive:
             process.send_signal(signal.SIGTERM)
@@ -119,17 +122,17 @@ def serve(
     drain: float = 10.0,
     hung: float = HUNG,
 ) -> None:
-    """Run `size` replicas and the router before them, until SIGTERM or SIGINT.
+    """Run `size` replicas and a router in front of them, until SIGTERM or SIGINT.
 
-    The first signal lets requests end for `drain` seconds, while new ones are answered 503; the second ends at once.
+    After the first signal open requests have `drain` seconds to finish, and new ones get 503; a second ends at once.
 
     Args:
         command: (number, port) -> the command line of a replica, which serves 127.0.0.1:port.
         size: number of replicas.
-        host, port: the router's own.
-        environment: number -> variables of its process.
+        host, port: address of the router.
+        environment: see `Processes`.
         drain: seconds.
-        hung: seconds without an answer to `/health` after which a replica is killed.
+        hung: see `Processes`.
 
     Raises:
         ConfigError: the address is taken, or not this machine's.
@@ -151,7 +154,7 @@ def serve(
     processes = Processes(router, command, environment, hung=hung)
 
     class Server(uvicorn.Server):
-        """uvicorn's, which drains first."""
+        """uvicorn's server, which drains before it ends."""
 
         def handle_exit(self, sig: int, frame: Any) -> None:
             if router.draining:

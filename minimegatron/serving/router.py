@@ -1,32 +1,33 @@
-"""One address before N engines: who answers which request, and what happens when one of them dies.
+"""One address in front of N servers: which one answers a request, and what happens when one dies.
 
     clients --> router --> minimegatron serve, replica 0        each with its own weights, pages and processes
                       +--> ...
                       +--> minimegatron serve, replica N-1
 
-The problem in a sentence: replicas share no pages, so a prompt whose beginning replica 2 has computed is cheap there
-and dear elsewhere; yet when all prompts begin alike, all replicas must work.
+The problem in a sentence: replicas share no pages, so a prompt is cheap for the replica that has cached its beginning,
+and expensive for the others; yet if all prompts begin alike, all replicas must work.
 
-**Where to**: consistent hashing with bounded loads. Every replica has `POINTS` places on a circle; a request goes to
-the first place behind the hash of its prompt's beginning whose replica has fewer requests under way than the bound:
+**Routing**: consistent hashing with bounded loads. Each replica has `POINTS` places on a circle. A request goes to the
+first place after the hash of its prompt's beginning whose replica has fewer requests under way than the bound:
 
-    bound = ceil(c (m + 1) / n)      m requests under way at n replicas that are ready, c = 1.25
+    bound = ceil(c (m + 1) / n)      m requests under way at n ready replicas, c = 1.25
 
-So equal beginnings meet, no replica has more than c times its share, and when one goes only its own prompts move. What
-has no prompt goes to whoever has least to do. Mirrokni, Thorup, Zadimoghaddam 2018 (arXiv 1608.01350).
+So equal beginnings meet at one replica, no replica has more than c times its share, and when a replica dies only its
+own prompts move. A request without a prompt goes to the least loaded replica. Mirrokni, Thorup, Zadimoghaddam 2018
+(arXiv 1608.01350).
 
-| what happens                                  | the request                                                      |
+| event                                         | effect on the request                                            |
 |-----------------------------------------------|------------------------------------------------------------------|
-| a replica cannot be reached, or dies before a | is sent to another one; a second death is answered 502: it may   |
-| byte of its answer was passed on              | be this request that kills                                       |
-| ... after one                                 | its stream ends with an `error` event and without `[DONE]`       |
-| a replica refuses (429, 503)                  | is sent to the next; when all refuse, the last refusal is passed |
-| nothing comes for `timeout` seconds           | 504, or the `error` event: another replica would take as long    |
-| the client goes                               | the replica's connection is closed, and so it stops              |
+| the replica cannot be reached, or dies before | it is sent to another replica; after a second death the client   |
+| a byte of its answer was passed on            | gets 502, since the request itself may cause them                |
+| the replica dies after that                   | its stream ends with an `error` event and without `[DONE]`       |
+| the replica refuses (429, 503)                | it is sent to the next; the last refusal is passed on            |
+| the replica sends nothing for `timeout` s     | 504, or the `error` event: another replica would take as long    |
+| the client disconnects                        | the router closes its connection to the replica, which aborts it |
 | no replica is ready                           | 503 with Retry-After                                             |
 
-`/health` and `/metrics` speak for all: every sample has `engine="i"`, as with vLLM's data parallelism. Keys are the
-replicas' business: the router passes `authorization` on. Their processes are `serving/replicas`'.
+`/health` and `/metrics` report on all replicas: each sample has the label `engine="i"`, as with vLLM's data
+parallelism. The router passes `authorization` on, and replicas check it. `serving/replicas` runs their processes.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ from minimegatron.serving.http_client import Client, Disconnected, Response
 
 log = logging.getLogger(__name__)
 
-POINTS = 64  # places of a replica on the circle: shares differ by about 1/8
-BEGINNING = 256  # characters, or 64 ids, of a prompt that decide: about four pages of 16 tokens
+POINTS = 64  # places of a replica on the circle: shares of the hash range differ by about 1/8
+BEGINNING = 256  # characters of a prompt that are hashed (or 64 ids): about four pages of 16 tokens
 SLACK = 1.25  # c
-MAX_BODY, BODY_TIMEOUT = 10 << 20, 60.0  # bytes of a request, and seconds until they are there
+MAX_BODY, BODY_TIMEOUT = 10 << 20, 60.0  # most bytes of a request's body, and most seconds until it has arrived
 HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "proxy-authorization"}
 REFUSALS = (429, 503)
 
@@ -65,12 +66,13 @@ class Replica:
     """An engine's server, as the router sees it.
 
     Attributes:
-        number: `engine` of its metrics.
-        client: of its address.
-        ready: it answers `/health`, and gets requests.
-        under_way: requests that it has.
-        served, failed, deaths: counted since the beginning.
-        answered: when its process last said something on `/health`, of the event loop's clock; infinite before.
+        number: the label `engine` of its metrics.
+        client: connected to its address.
+        ready: it answers `/health` with 200, and gets requests.
+        under_way: number of its open requests.
+        served, failed: total requests; deaths: of its process.
+        left_out: it died too often, and is not restarted.
+        answered: when its process last answered `/health`, by the event loop's clock; infinite before the first time.
     """
 
     number: int
@@ -84,13 +86,13 @@ class Replica:
     answered: float = math.inf
 
     def state(self) -> dict[str, Any]:
-        """As `/health` tells it."""
+        """Its entry in the body of `/health`."""
         state = "ready" if self.ready else "left out" if self.left_out else "not ready"
         return {"engine": self.number, "state": state, "under_way": self.under_way, "deaths": self.deaths}
 
 
 class Ring:
-    """Places on a circle: which replicas a key asks, in which order.
+    """The circle of consistent hashing: key -> order of the replicas.
 
     Args:
         numbers: of the replicas.
@@ -101,7 +103,7 @@ class Ring:
         self._count = len(numbers)
 
     def order(self, key: bytes) -> list[int]:
-        """All replicas, in the order in which they follow the key's place."""
+        """All replicas, in the order of their first places after the key's."""
         start = bisect.bisect(self._places, (_hash(key), -1))
         found = dict.fromkeys(n for _, n in [*self._places[start:], *self._places[:start]])
         return list(found)
@@ -112,13 +114,13 @@ def _hash(data: bytes) -> int:
 
 
 def beginning(body: bytes) -> bytes | None:
-    """What decides where a request goes: model and the first characters, or ids, of its prompt; None without one."""
+    """The key of a request: model and first characters, or ids, of its prompt; None without a prompt."""
     try:
         fields = json.loads(body)
         prompt, model = fields.get("prompt", fields.get("messages")), fields.get("model")
     except (ValueError, AttributeError, RecursionError):
-        return None  # a replica says what is wrong with it
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str):  # a batch goes where its first does
+        return None  # a replica will answer what is wrong with it
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str):  # a batch is routed by its first
         prompt = prompt[0]
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
         prompt = "".join(f"{m.get('role')}\n{m.get('content')}\n" for m in prompt if isinstance(m, dict))
@@ -129,7 +131,7 @@ def beginning(body: bytes) -> bytes | None:
 
 
 def choose(replicas: Sequence[Replica], ring: Ring, key: bytes | None, tried: set[int]) -> Replica | None:
-    """Who gets a request, of those that are ready and were not asked already; None where there is none."""
+    """The replica for a request, ready and not in `tried`; None if there is none."""
     ready = [r for r in replicas if r.ready]
     left = {r.number: r for r in ready if r.number not in tried}
     if not left:
@@ -143,16 +145,17 @@ def choose(replicas: Sequence[Replica], ring: Ring, key: bytes | None, tried: se
 
 
 class Router:
-    """An ASGI application that passes requests on.
+    """An ASGI application that passes requests on to replicas.
 
     Args:
         addresses: `http://host:port` of each replica.
-        timeout: seconds between two pieces of an answer, the first one included.
-        health_timeout: seconds in which a replica answers `/health` and `/metrics`.
+        timeout: most seconds to the first piece of an answer, and between two.
+        health_timeout: most seconds for a replica to answer `/health` and `/metrics`.
 
     Attributes:
-        replicas: what is known about each.
-        draining: nothing new is accepted.
+        replicas: the state of each.
+        draining: new requests get 503.
+        retries: total requests sent to another replica.
     """
 
     def __init__(self, addresses: Sequence[str], timeout: float = 600.0, health_timeout: float = 5.0) -> None:
@@ -164,11 +167,11 @@ class Router:
 
     @property
     def under_way(self) -> int:
-        """Requests that replicas have."""
+        """Open requests of all replicas."""
         return sum(r.under_way for r in self.replicas)
 
     async def check(self, replica: Replica) -> None:
-        """Ask a replica for its health; what has changed is logged."""
+        """Ask a replica for `/health`, and log a change."""
         try:
             async with asyncio.timeout(self.health_timeout), replica.client.request("GET", "/health") as response:
                 await response.read()
@@ -183,13 +186,13 @@ class Router:
             self.lost(replica, why)
 
     def lost(self, replica: Replica, why: str) -> None:
-        """A replica gets no requests until it is healthy again."""
+        """Send a replica no requests until its next successful `check`."""
         if replica.ready:
             log.warning("replica %d is not ready: %s", replica.number, why)
         replica.ready = False
 
     async def watch(self, seconds: float = 2.0) -> None:
-        """Check all replicas again and again, until this is cancelled."""
+        """Check all replicas every so many seconds, until this task is cancelled."""
         while True:
             await asyncio.gather(*map(self.check, self.replicas))
             await asyncio.sleep(seconds)
@@ -219,7 +222,7 @@ class Router:
         await self._pass_on(scope, body, receive, send)
 
     async def _pass_on(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        """Ask one replica after the other, while the client is there."""
+        """Answer a request by `_ask`, and cancel that if the client disconnects."""
         answer = asyncio.ensure_future(self._ask(scope, body, send))
         gone = asyncio.ensure_future(_gone(receive))
         try:
@@ -265,11 +268,11 @@ class Router:
         await _error(send, 503, "no replica is ready", retry_after=5)
 
     async def _exchange(self, replica: Replica, scope: Scope, body: bytes, send: _Started) -> None:
-        """Pass one request to one replica, and its answer back.
+        """Pass a request to a replica, and its answer to the client.
 
         Raises:
-            OSError: the replica failed; `send.begun` says whether the client has seen something of its answer.
-            _Refused: it has no room, or is not ready.
+            OSError: the replica failed; `send.begun` tells whether the client has received a part of the answer.
+            _Refused: the replica is full or not ready.
         """
         path = scope["path"] + (f"?{query}" if (query := scope.get("query_string", b"").decode("latin-1")) else "")
         headers = [
@@ -315,7 +318,7 @@ class Router:
         await _raw(send, 200, [("content-type", "text/plain; version=0.0.4; charset=utf-8")], body.encode())
 
     def own_metrics(self) -> str:
-        """What the router itself counts, as Prometheus reads it."""
+        """The router's own metrics in Prometheus' text format."""
         lines, every = [], self.replicas
         for name, kind, what, values in (
             ("replica_ready", "gauge", "Whether a replica gets requests.", [int(r.ready) for r in every]),
@@ -332,7 +335,7 @@ class Router:
 
 
 class _Refused(Exception):
-    """A replica has no room, or is not ready."""
+    """A replica answered 429 or 503: it is full or not ready."""
 
     def __init__(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
         super().__init__(status)
@@ -340,11 +343,11 @@ class _Refused(Exception):
 
 
 class _Gone(Exception):
-    """The client has gone before it had sent everything."""
+    """The client disconnected before it had sent the whole body."""
 
 
 class _Started:
-    """The answer to a client: begun with its first byte, and from then on this replica's."""
+    """The answer to a client. Once its first byte is sent (`begun`), no other replica can answer."""
 
     def __init__(self, send: Send) -> None:
         self.send, self.begun, self.ended = send, False, False
@@ -366,7 +369,7 @@ class _Started:
         await self.send({"type": "http.response.body", "body": b""})
 
     async def end_with(self, message: str) -> None:
-        """Tell a stream's reader that no more comes; the blank line ends an event that was cut off."""
+        """End a stream with an error event; the blank line before it ends an event that was cut off."""
         error = {"error": {"message": message, "type": "server_error", "param": None, "code": 502}}
         event = f"\n\ndata: {json.dumps(error)}\n\n".encode()
         await self.send({"type": "http.response.body", "body": event})
@@ -398,7 +401,7 @@ async def _error(send: Send, status: int, message: str, retry_after: int | None 
 
 
 async def _body(receive: Receive) -> bytes | None:
-    """The whole body of a request; None where it is too long."""
+    """The body of a request; None if it is too long."""
     parts, size, more = [], 0, True
     while more:
         message = await receive()
@@ -413,7 +416,7 @@ async def _body(receive: Receive) -> bytes | None:
 
 
 async def _gone(receive: Receive) -> None:
-    """Return when the client has gone."""
+    """Return when the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -422,10 +425,10 @@ SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?( .*)")
 
 
 def merged(texts: Sequence[tuple[int, str]]) -> str:
-    """One exposition of several: families together, every sample with `engine="number"`.
+    """Merge the metrics of replicas: families together, each sample with the label `engine="number"`.
 
     Args:
-        texts: (number of a replica, what its `/metrics` says).
+        texts: (number of a replica, body of its `/metrics`) pairs.
     """
     families: dict[str, tuple[list[str], list[str]]] = {}  # name -> (HELP and TYPE, samples)
     for number, text in texts:

@@ -1,18 +1,18 @@
-"""What a load generator sends, and when: prompts, and the moments of their arrival.
+"""The requests of a load generator: prompts, and their arrival times.
 
     `read`(file), `random_prompts`(lengths) -> Prompt, ...       `arrivals`(rate, burstiness) -> seconds, ...
 
-| prompts                  | line                                                                                    |
+| prompts                  | format                                                                                  |
 |--------------------------|-----------------------------------------------------------------------------------------|
-| text file                | a prompt                                                                                |
+| text file                | a prompt in each line                                                                   |
 | JSONL, or a JSON array   | `{"prompt": text or ids}`, `{"messages": [{"role", "content"}, ...]}`, or ShareGPT's    |
 |                          | `{"conversations": [{"from": "human", "value"}, ...]}` up to the first answer; each may |
 |                          | have `"max_tokens"`                                                                     |
-| random                   | none: ids (words for a chat) of given lengths, a share of them the same in all          |
+| random                   | ids (words for a chat) of given lengths, with a given share of them common to all       |
 
-**Arrivals** of many users who do not know of each other are a Poisson process: gaps are exponential with mean 1/rate.
-A burstiness g other than 1 draws them from a gamma distribution of shape g and the same mean: below 1 they come in
-bursts, above 1 more evenly (vLLM's `burstiness`).
+**Arrivals** of many independent users are a Poisson process: gaps are exponential with mean 1/rate. With a burstiness g
+other than 1 they are drawn from a gamma distribution of shape g and the same mean: g < 1 gives bursts, g > 1 more even
+gaps (vLLM's `burstiness`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import numpy as np
 from minimegatron.errors import ConfigError, DataError, require
 
 Message = dict[str, Any]
-# Of a random chat, whose prompts must be text: frequent enough to be about a token each.
+# Words of a random chat, whose prompts must be text: frequent ones, of about a token each.
 WORDS = (
     "time year day thing man world life hand part place work week case point home water room area money story".split()
 )
@@ -37,27 +37,27 @@ SPEAKERS = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "a
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """A request's own part.
+    """What differs between requests.
 
     Attributes:
         content: text, ids, or messages of a chat.
-        max_tokens: of the answer; None where whoever sends it decides.
+        max_tokens: of the answer; None: the sender's default.
     """
 
     content: str | list[int] | list[Message]
     max_tokens: int | None = None
 
     def completion(self) -> dict[str, Any]:
-        """As a field of `/v1/completions`."""
+        """The field of a body for `/v1/completions`."""
         if isinstance(self.content, list) and self.content and isinstance(self.content[0], dict):
             return {"prompt": "\n".join(str(message["content"]) for message in self.content)}  # type: ignore[index]
         return {"prompt": self.content}
 
     def chat(self) -> dict[str, Any]:
-        """As a field of `/v1/chat/completions`.
+        """The field of a body for `/v1/chat/completions`.
 
         Raises:
-            ConfigError: ids, which a chat cannot have.
+            ConfigError: the prompt is ids.
         """
         if isinstance(self.content, str):
             return {"messages": [{"role": "user", "content": self.content}]}
@@ -70,7 +70,7 @@ def read(path: Path) -> list[Prompt]:
     """The prompts of a file.
 
     Raises:
-        DataError: it cannot be read, holds none, or a line is not one.
+        DataError: it cannot be read, has no prompt, or a line is invalid.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -134,16 +134,16 @@ def random_prompts(
     """Prompts of random ids.
 
     Args:
-        count: how many.
-        input_len, output_len: tokens of a prompt and of its answer, on average.
-        rng: draws everything.
-        prefix_share: of `input_len`, which is the same in all prompts.
-        range_ratio: lengths are uniform between (1 - r) and (1 + r) of that; the shared part keeps its own.
-        vocab: first id, and the one behind the last.
+        count: number of prompts.
+        input_len, output_len: mean number of tokens of a prompt and of its answer.
+        rng: random number generator.
+        prefix_share: share of `input_len` that is a prefix common to all prompts.
+        range_ratio: r; lengths are uniform between (1 - r) and (1 + r) times their mean; the prefix's is fixed.
+        vocab: (first id, last id + 1).
         text: words instead of ids, for a chat.
 
     Raises:
-        ConfigError: a length, a share or a vocabulary that cannot be.
+        ConfigError: a length, share, ratio or vocabulary out of range.
     """
     require(input_len >= 1 and output_len >= 1, f"lengths of {input_len} and {output_len}", "1 token or more")
     require(0 <= prefix_share <= 1, f"a shared prefix of {prefix_share} of the prompt", "between 0 and 1")
@@ -164,17 +164,19 @@ def random_prompts(
 
 
 def drawn(prompts: Sequence[Prompt], count: int, rng: np.random.Generator) -> list[Prompt]:
-    """`count` of the prompts in an order of chance; each once before any is there again."""
+    """`count` of the prompts in random order; each is used once before any is repeated."""
     order = np.concatenate([rng.permutation(len(prompts)) for _ in range(-(-count // len(prompts)))])
     return [prompts[i] for i in order[:count]]
 
 
 def arrivals(count: int, rate: float, rng: np.random.Generator, burstiness: float = 1.0) -> list[float]:
-    """Seconds from the beginning at which requests arrive, the first at 0.
+    """Arrival times of requests in seconds, the first at 0.
 
     Args:
+        count: number of requests.
         rate: requests a second; infinite: all at once.
-        burstiness: shape of the gamma distribution of the gaps; 1 is a Poisson process.
+        rng: random number generator.
+        burstiness: shape of the gamma distribution of the gaps; 1: a Poisson process.
 
     Raises:
         ConfigError: a rate or burstiness that is not above 0.

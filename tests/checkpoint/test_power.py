@@ -1,7 +1,7 @@
 """The power fails during a save: the disk holds the checkpoint before or the new one, whatever it had not confirmed.
 
-A real save on real ranks is recorded, and replayed on the disk of `course.lab08.disk`, which after each change says all that
-a power cut may leave of it.
+A real save on real ranks is recorded, and replayed on the disk of `course.lab08.disk`, which after each change says all
+that a power cut may leave of it.
 """
 
 from __future__ import annotations

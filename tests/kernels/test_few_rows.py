@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minimegatron.kernels import few_rows, ops, plain
+from minimegatron.kernels import choice, few_rows, ops, plain
 from tests.kernels.compare import close, random
 
 ROWS, WIDTHS = st.sampled_from([1, 2, 17, 40]), st.sampled_from([1, 5, 16, 64, 100, 515])
@@ -86,6 +86,6 @@ def test_a_gradient_is_torchs():
     x, weight = random(5, 1, 64), random(64, seed=1)
     with torch.no_grad():
         assert torch.equal(ops.norm(x, weight, None, 1e-6), plain.norm(x, weight, None, 1e-6))
-    assert ops.choose("norm", "auto", x, weight) is plain.norm
+    assert choice.choose("norm", "auto", x, weight) is plain.norm
     with torch.inference_mode():
-        assert ops.choose("norm", "auto", x, weight) is few_rows.norm
+        assert choice.choose("norm", "auto", x, weight) is few_rows.norm

@@ -10,13 +10,13 @@ import torch
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
-from minimegatron.kernels import build, operators, ops
+from minimegatron.kernels import build, choice, operators, ops
 from minimegatron.layers.loss import vocab_parallel_cross_entropy
 from minimegatron.models.decoder import build_model
 from minimegatron.models.families import family_config
 from tests.kernels.compare import close, random
 
-NORM = ops.TABLE["norm"]
+NORM = choice.TABLE["norm"]
 SIZES = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 100, "ffn_hidden_size": 64}
 MODELS = {
     "llama, the formula": ("llama", {"num_query_groups": 2, "attention_backend": "reference"}),
@@ -57,7 +57,7 @@ def test_a_model_is_the_same_with_emulated_kernels(name, monkeypatch):
 
     def recorded(op, *args):
         function = choose(op, *args)
-        chosen.add((op, "kernel" if function is ops.TABLE[op].kernel else "torch"))
+        chosen.add((op, "kernel" if function is choice.TABLE[op].kernel else "torch"))
         return function
 
     monkeypatch.setattr(ops, "choose", recorded)
@@ -93,19 +93,19 @@ def test_label_smoothing_and_padded_vocabulary():
 def test_auto_on_a_cpu_is_torch_and_says_nothing():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert ops.choose("norm", "auto", random(3)) is NORM.torch
-        assert ops.choose("norm", "torch", random(3)) is NORM.torch
+        assert choice.choose("norm", "auto", random(3)) is NORM.torch
+        assert choice.choose("norm", "torch", random(3)) is NORM.torch
 
 
 def test_dtypes_that_kernels_do_not_know_are_torchs():
-    assert ops.choose("norm", "emulated", random(3), random(3, dtype=torch.bfloat16)) is NORM.torch
-    assert ops.choose("norm", "emulated", torch.ones(3, dtype=torch.int32)) is NORM.torch
-    assert ops.choose("norm", "emulated", random(3), None) is NORM.kernel
+    assert choice.choose("norm", "emulated", random(3), random(3, dtype=torch.bfloat16)) is NORM.torch
+    assert choice.choose("norm", "emulated", torch.ones(3, dtype=torch.int32)) is NORM.torch
+    assert choice.choose("norm", "emulated", random(3), None) is NORM.kernel
 
 
 @pytest.fixture
 def fresh():
-    cached = (ops._possible, ops._available, ops._say, operators.library)
+    cached = (choice._possible, choice._available, choice._say, operators.library)
     for function in cached:
         function.cache_clear()
     yield
@@ -116,7 +116,7 @@ def fresh():
 def test_a_wish_for_the_gpu_on_a_cpu_is_answered_in_one_line(fresh):
     with pytest.warns(UserWarning) as said:
         for _ in range(3):
-            assert ops.choose("norm", "cuda", random(3)) is NORM.torch
+            assert choice.choose("norm", "cuda", random(3)) is NORM.torch
     assert [str(w.message) for w in said] == [
         "kernels=cuda: torch computes instead, because the tensors are on the CPU"
     ]
@@ -139,10 +139,10 @@ def test_without_compiler_or_cache_the_results_are_torchs(why, fresh, monkeypatc
 
 
 def test_the_table_has_every_kernel_file_every_activation_and_a_function_for_every_operation():
-    assert sorted({row.file for row in ops.TABLE.values() if row.file and row.kernel}) == build.sources()
-    assert sorted({"quantized", *(row.cpu_file for row in ops.TABLE.values() if row.cpu)}) == build.sources("cpp")
-    assert all((row.file is None) == (row.kernel is None) for row in ops.TABLE.values())
+    assert sorted({row.file for row in choice.TABLE.values() if row.file and row.kernel}) == build.sources()
+    assert sorted({"quantized", *(row.cpu_file for row in choice.TABLE.values() if row.cpu)}) == build.sources("cpp")
+    assert all((row.file is None) == (row.kernel is None) for row in choice.TABLE.values())
     (activation,) = [f for f in dataclasses.fields(TransformerConfig) if f.name == "activation"]
     activations = set(activation.metadata["choices"])
-    assert activations <= set(ops.TABLE)
-    assert all(callable(getattr(ops, name)) for name in set(ops.TABLE) - activations)
+    assert activations <= set(choice.TABLE)
+    assert all(callable(getattr(ops, name)) for name in set(choice.TABLE) - activations)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from minimegatron.kernels import build, operators, ops, paged
+from minimegatron.kernels import build, choice, operators, ops, paged
 from tests.kernels.compare import close, random
 
 KERNELS = {"on_a_cpu": paged.on_a_cpu, "emulated": paged.by_a_kernel}
@@ -164,7 +164,7 @@ def test_ranges_of_keys_are_joined_whatever_thread_is_first():
 def test_no_compiler_leaves_torch_computing(monkeypatch):
     places = Places((1, 3), (5, 9), 4)
     tensors = case(places, 2, 2, 16, 16, torch.float32)
-    cached = ops._possible, ops._say
+    cached = choice._possible, choice._say
     monkeypatch.setattr(build, "compiler", lambda target: None)
     for function in cached:
         function.cache_clear()

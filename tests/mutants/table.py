@@ -223,7 +223,7 @@ MUTANTS = (
         "        set_loss_scale(self.model, scale)\n", "        pass\n", f"{_STEP} tests/training/test_experts.py",
     ),
     Mutant(
-        "FP8 scales never move", "minimegatron/layers/fp8/linear.py", "        move_scales(self.model, self.mesh)\n",
+        "FP8 scales never move", "minimegatron/layers/fp8/enable.py", "        move_scales(self.model, self.mesh)\n",
         "        pass\n", "tests/layers/fp8/test_scaling.py",
     ),
     Mutant(
@@ -258,12 +258,12 @@ MUTANTS = (
         '{"input": ALONE, "weight": ALONE, "gradient": self.etp}', "tests/layers/fp8/test_linear.py",
     ),
     Mutant(
-        "tp_only_amax_red is read the other way round", "minimegatron/layers/fp8/linear.py",
+        "tp_only_amax_red is read the other way round", "minimegatron/layers/fp8/enable.py",
         '"tp_cp" if config.tp_only_amax_red else "tp_dp_cp"', '"tp_dp_cp" if config.tp_only_amax_red else "tp_cp"',
         "tests/layers/fp8/test_linear.py",
     ),
     Mutant(
-        "weights in FP8 are kept beyond their step", "minimegatron/layers/fp8/linear.py",
+        "weights in FP8 are kept beyond their step", "minimegatron/layers/fp8/enable.py",
         "            layer.kept = None\n", "            pass\n", "tests/layers/fp8/test_scaling.py",
     ),
     Mutant(
@@ -337,7 +337,7 @@ MUTANTS = (
         "tests/checkpoint/test_continued.py -k larger",
     ),
     Mutant(
-        "of two sets of weights the shards are read", "minimegatron/checkpoint/huggingface.py",
+        "of two sets of weights the shards are read", "minimegatron/checkpoint/hf_folder.py",
         "    if single.exists() and second_set is not None and", "    if not second_set and",
         "tests/models/test_folder.py -k two_sets",
     ),

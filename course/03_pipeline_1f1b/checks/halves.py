@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from labkit.checks import difference
+from labkit.compare import difference
 from labkit.exercises import Answer, Case, Draw, Exercise
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from labkit.checks import at_most, busy_during, count, only, to_the_next
+from labkit.checks import at_most, count, only, overlaps, to_the_next
 from labkit.exercises import Answer, Case, Draw, Exercise
 
 from .attention import dense
@@ -85,7 +85,7 @@ def _goes_round_once(answer: Answer) -> str | None:
 
 
 def _computes_meanwhile(answer: Answer) -> str | None:
-    sentence = busy_during("send", _half_a_block_each, "the block")(answer)
+    sentence = overlaps("send", _half_a_block_each, "the block")(answer)
     before = "Nothing is computed between sending and waiting: " if sentence and ": 0 of " in sentence else ""
     return sentence and before + sentence
 

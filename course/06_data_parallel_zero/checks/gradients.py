@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from labkit.checks import alive_at_most, every_wait_follows, peak_at_most
+from labkit.checks import every_wait_follows, keeps_alive, peak_at_most
 from labkit.evidence import Evidence
 from labkit.exercises import Answer, Case, Draw, Exercise
 
@@ -328,7 +328,7 @@ REDUCE = Exercise(
         Case("no whole gradient lasts", _large, points=2, hidden=True, accept=[
             peak_at_most("room for the shards, two buckets and two gradients (gradients that wait on their parameters "
                          "count; a shard that is a view of its bucket keeps it alive)", _shards_and_two_buckets),
-            alive_at_most("room for its shards and one bucket", _shards)]),
+            keeps_alive("room for its shards and one bucket", _shards)]),
     ],
     errors={"never waits": "A message that nobody has waited for may not have arrived: its numbers mean nothing yet.",
             "out of step": "Every rank must send the same buckets in the same order, full or not."},

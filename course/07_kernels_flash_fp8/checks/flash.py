@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from labkit.checks import difference, peak_at_most
+from labkit.checks import peak_at_most
+from labkit.compare import difference
 from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
 
 

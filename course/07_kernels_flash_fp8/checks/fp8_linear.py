@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from labkit.checks import difference
+from labkit.compare import difference
 from labkit.exercises import Answer, Case, Draw, Exercise
 
 from .fp8 import E4M3, E5M2, to_fp8

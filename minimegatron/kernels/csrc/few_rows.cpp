@@ -1,9 +1,8 @@
 // Norms, SwiGLU, RoPE and products of a few rows in fp32, on a CPU, each in one pass.
 //
-// torch computes RMSNorm in six passes and RoPE in eight; for forty rows of 512 numbers, as a step of generation has
-// them, starting a pass takes longer than the pass. A product of one row reads each weight for one multiplication: it
-// is as fast as memory, which is read in order here, and asked for ahead of time. Forward alone: generation needs no
-// gradients.
+// torch computes RMSNorm in six passes and RoPE in eight; for forty rows of 512 numbers, as a decode step has them,
+// launching a pass takes longer than the pass itself. A product of one row uses each weight once, so memory bandwidth
+// is its limit: weights are read in order and prefetched. Forward alone: generation needs no gradients.
 
 #include "vector.h"
 
@@ -39,7 +38,7 @@ void swiglu(const float* gate, const float* up, float* out, int64_t n) {
     }
 }
 
-// The first 2 * half channels of a head turned, the others copied.
+// Rotates the first 2 * half channels of a head, copies the others.
 void turn(const float* x, const float* cos, const float* sin, float* out, int64_t half, int64_t d, bool interleaved) {
     if (interleaved) {
         for (int64_t i = 0; i < half; ++i) {
@@ -57,12 +56,12 @@ void turn(const float* x, const float* cos, const float* sin, float* out, int64_
     if (d > 2 * half) std::memcpy(out + 2 * half, x + 2 * half, (d - 2 * half) * sizeof(float));
 }
 
-constexpr int64_t AHEAD = 1024;  // elements: 4 KB, beyond which a CPU does not look by itself
+constexpr int64_t AHEAD = 1024;  // elements to prefetch: 4 KB, where the hardware's own prefetching ends
 
 // y[r] = x[r] . w of R rows x.
 template <int R>
 void products(const float* x, const float* w, int64_t n, float* y, int64_t stride) {
-    constexpr int K = R == 1 ? 4 : 2;  // sums of each row at once
+    constexpr int K = R == 1 ? 4 : 2;  // independent sums of each row, which hide the latency of an FMA
     V sums[R][K] = {};
     int64_t c = 0;
     for (; c + K * LANES <= n; c += K * LANES) {
@@ -83,7 +82,7 @@ void products(const float* x, const float* w, int64_t n, float* y, int64_t strid
     }
 }
 
-constexpr int64_t ROWS = 16;  // of a piece that a thread takes
+constexpr int64_t ROWS = 16;  // rows that a thread takes at a time
 
 template <typename Row>
 void each_row(int64_t rows, int64_t threads, double elements, Row row) {

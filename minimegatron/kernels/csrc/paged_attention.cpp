@@ -1,24 +1,24 @@
-// Attention of a few new tokens of each sequence to all tokens of it, on a CPU, from pages where they lie.
+// Paged attention on a CPU: a few new tokens of each sequence attend to all of its tokens, read in place.
 //
-// A token passes over its keys and then over its values, a page at a time for all its heads, so that memory is read once;
-// that is what it waits for. It is read in order where the heads of a page lie one behind the other, as they do in
-// `inference/paged_cache`: a CPU then foresees what comes, but for the next page, whose beginning is asked for:
+// Memory bandwidth is the limit, so a token reads its keys once and then its values once, a page at a time for all its
+// heads. Where the heads of a page are contiguous, as in `inference/paged_cache`, the CPU prefetches within a page by
+// itself, and the kernel prefetches the beginning of the next page.
 //
 //     s_j = q . k_j            the scores of all keys, four keys and two heads that share them at once
 //     w_j = e^(s_j - max s)
 //     o   = sum_j w_j v_j / sum_j w_j
 //
-// Sums are in fp32, for fp64 in fp64. Keys and values behind a sequence's last are never read, and a score that is not
-// a number makes its output none. Sequences, and groups of heads where sequences are few, are shared by threads.
+// Sums are in fp32 (fp64 for fp64). Keys and values behind a sequence's last token are never read; a NaN score makes the
+// output NaN. Threads split the sequences, and the head groups where there are few sequences.
 
 #include "vector.h"
 
 namespace {
 
-constexpr int BLOCK = 16;  // keys, or values, that are read for all heads before the next ones: a page, as a rule
-constexpr int FIRST = 512;  // bytes of the next page that are asked for
-constexpr int KEYS = 4;   // of them at once: with two heads 8 sums, since two can begin in each of an addition's four cycles
-constexpr int TILE = 4;   // vectors of a value that are summed at once
+constexpr int BLOCK = 16;  // keys, or values, that all heads read before the next ones: usually a page
+constexpr int FIRST = 512;  // bytes of the next page to prefetch
+constexpr int KEYS = 4;   // keys at once: with two heads 8 sums, which fill two FMA units of four cycles latency
+constexpr int TILE = 4;   // vectors of a value at once
 
 // out[r][0 .. tile vectors) += sum over `count` keys of weights[r][j] v[j].
 template <int rows, int tile, typename T, typename A>
@@ -56,7 +56,7 @@ struct Attention {
     int64_t window;
     A softcap;
 
-    // Scores of `rows` heads with a block of keys.
+    // Scores of `rows` heads for a block of keys.
     template <int rows>
     void score(const A* q, const T* k, int64_t count, A* scores, int64_t scores_row) const {
         const int64_t key_row = key_strides[1];
@@ -66,7 +66,7 @@ struct Attention {
         for (; j < count; ++j) dots<rows, 1>(q, k + j * key_row, key_row, d, scores + j, scores_row);
     }
 
-    // A block of values, weighted for `rows` heads.
+    // Add a block of values, weighted, to the outputs of `rows` heads.
     template <int rows>
     void gather(const A* weights, int64_t weights_row, const T* v, int64_t count, A* sums) const {
         constexpr int lanes = Vector<A>::lanes;
@@ -108,7 +108,7 @@ struct Attention {
         }
     }
 
-    // One new token, in row `row`, that sees keys first .. last: the heads of groups g0 .. g1.
+    // The heads of groups g0 .. g1 of one new token, in row `row`, which sees keys first .. last.
     void token(int64_t row, const int32_t* pages, int64_t first, int64_t last, int64_t g0, int64_t g1,
                std::vector<A>& room) const {
         const int64_t shared = heads / groups, mine = (g1 - g0) * shared, count = last + 1 - first;
@@ -135,7 +135,7 @@ struct Attention {
         for (int64_t i = 0; i < mine * dv; ++i) put(sums[i], to + i);
     }
 
-    // Scores become weights whose sum is 1.
+    // Softmax of the scores.
     void soften(A* scores, int64_t count) const {
         if (softcap > 0)
             for (int64_t j = 0; j < count; ++j) scores[j] = softcap * std::tanh(scores[j] / softcap);
@@ -151,12 +151,12 @@ struct Attention {
         for (int64_t j = 0; j < count; ++j) scores[j] *= share;
     }
 
-    // All new tokens of a sequence, the heads of groups g0 .. g1.
+    // The heads of groups g0 .. g1 of all new tokens of a sequence.
     void sequence(int64_t s, int64_t g0, int64_t g1, std::vector<A>& room) const {
         const int64_t queries = starts[s + 1] - starts[s];
         if (queries > longest) return;
         for (int64_t i = 0; i < queries; ++i) {
-            const int64_t last = lengths[s] - queries + i;  // its own place: it sees what is not behind it
+            const int64_t last = lengths[s] - queries + i;  // its own position: causal
             const int64_t first = window > 0 ? std::max<int64_t>(last + 1 - window, 0) : 0;
             token(starts[s] + i, table + s * most, first, last, g0, g1, room);
         }
@@ -202,8 +202,8 @@ MM_EXPORT mm_paged_attention(const void* q, const void* keys, const void* values
     }
 }
 
-// Put new tokens [n, heads, bytes] into pages: token i into row rows[i] of all pages, [page, row of it, head, bytes] by
-// strides. Strides are in bytes.
+// Write new tokens [n, heads, bytes] into pages [page, row, head, bytes]: token i into slot rows[i] = page * page size +
+// row. Strides are in bytes.
 MM_EXPORT mm_keep_tokens(const void* tokens, void* pages, const void* rows, int64_t n, int64_t page_size, int64_t heads,
                          int64_t bytes, int64_t token, int64_t token_head, int64_t page, int64_t row, int64_t head,
                          void* stream) {

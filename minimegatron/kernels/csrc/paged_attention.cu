@@ -1,15 +1,15 @@
-// Attention of a few new tokens of each sequence to all tokens of it, from pages where they lie: paged_attention.cpp for
-// a GPU. A block has one new token, at most 8 heads that share their keys, and a range of the keys:
+// Paged attention on a GPU: a few new tokens of each sequence attend to all of its tokens, read in place
+// (paged_attention.cpp is the same on a CPU). A block has one new token, at most 8 heads of a group, a range of the keys:
 //
 //   tile after tile of 32 keys:  s = scale q . k,  m' = max(m, max s),  p = exp(s - m'),
 //                                l = l exp(m - m') + sum p,  o = o exp(m - m') + sum p v
 //   then over the ranges i of a token:  out = sum_i exp(m_i - m) o_i / sum_i exp(m_i - m) l_i
 //
 // The ladder, and what bounds each step:
-//   0  torch: pages copied side by side, padded      memory, three times: read, written, read again
-//   1  a block a token and head                      memory, once a head: heads of a group read the same keys
-//   2  eight heads of a group share what is read     memory, once, where there are enough tokens to fill the GPU
-//   3  ranges of keys in blocks of their own         the same for a few long sequences ("flash decoding")
+//   0  torch: pages gathered and padded              memory traffic, three times: read, written, read again
+//   1  a block for each token and head               memory traffic, once a head: heads of a group read the same keys
+//   2  eight heads of a group in a block             memory traffic, once, with enough tokens to fill the GPU
+//   3  ranges of keys in blocks of their own         the same with few long sequences ("flash decoding")
 // Bound reached by design: 2 g (d + d_v) / 2 bytes of 16 bits for each key, at 1 to 8 multiply-adds a number. Tensor
 // cores would serve more heads a group (latents: 128 heads, 16 passes here); flash-attn and FlashMLA have them.
 #include "device.h"
@@ -18,13 +18,13 @@ constexpr int THREADS = 128, TILE = 32, HEADS = 8, LANES = 8;  // keys of a tile
 
 __device__ __forceinline__ int least(int a, int b) { return a < b ? a : b; }
 
-struct Places {  // which tokens are whose, and where
+struct Places {  // where the tokens of each sequence are
   const int *starts, *lengths, *table;
   int sequences, most, longest, page_size, heads, groups, d, dv, window, splits, range;
   int64_t keys[3], values[3];  // strides of (page, row, head)
 
   struct Span { int sequence, first, last; };
-  // The keys [first, last) that the token in this row sees; none where its sequence has too many new ones.
+  // The keys [first, last) that the token in this row sees; none if its sequence has more than `longest` new tokens.
   __device__ Span seen(int64_t row) const {
     int low = 0, high = sequences;  // starts[low] <= row < starts[high]
     while (high - low > 1) {
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(THREADS, 4) attend_range(const T* __restrict__
   A sum[HEADS][PER] = {};
 
   for (int tile = begin; tile < end; tile += TILE) {
-    __syncthreads();  // Q is there; nobody reads the last tile any more
+    __syncthreads();  // Q is written, and all threads have read the last tile
     if (threadIdx.x < TILE && tile + (int)threadIdx.x < end) {
       const int j = tile + threadIdx.x;
       const int64_t page = p.table[(int64_t)seen.sequence * p.most + j / p.page_size], at = j % p.page_size;
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(THREADS, 4) attend_range(const T* __restrict__
   }
 }
 
-// One output of a token and head from its ranges; those without a key have m = -inf and l = 0.
+// Combine the ranges of a token and head; a range without a key has m = -inf and l = 0.
 template <typename T>
 __global__ void __launch_bounds__(THREADS) join_ranges(const Acc<T>* __restrict__ partial, const Acc<T>* __restrict__ stats, T* __restrict__ out, Places p) {
   using A = Acc<T>;

@@ -1,11 +1,11 @@
 // Products of a few rows with a matrix of packed weights, on a CPU: y = x W'^T, w' = q * scale.
 //
-// A thread takes 16 rows of W, dequantises them into the L1 cache, and multiplies all rows of x by them. So each word is
-// read from memory once, which is what limits a product with few rows. Sums are in fp32.
+// A thread takes 16 rows of W, dequantises them into the L1 cache and multiplies all rows of x by them, so each word is
+// read from memory once: memory bandwidth limits a product with few rows. Sums are in fp32.
 //
-// A word of 32 bits holds 8 or 4 elements, the first in its lowest bits, without sign (2^(bits - 1) was added). A row
-// begins at a word. Groups of columns share a scale; of a matrix that is cut over ranks, the first column here is
-// number `first` of the whole row, and may lie in the middle of a group.
+// A word of 32 bits holds 8 or 4 elements, the first in the lowest bits, each as q + 2^(bits - 1). Every row begins with
+// a new word. A group of columns shares a scale. Of a matrix cut over ranks, the first column here is number `first` of
+// the whole row, which may lie within a group.
 
 #include "vector.h"
 #if defined(__AVX512F__)
@@ -22,9 +22,9 @@ typedef uint8_t Bytes __attribute__((vector_size(LANES)));
 
 const uint32_t SHIFTS[16] = {0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28};
 const uint32_t UPPER[16] = {0, 0, 0, 0, 0, 0, 0, 0, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u};
-constexpr int64_t ROWS = 16;  // of W that a thread takes at once
+constexpr int64_t ROWS = 16;  // rows of W that a thread takes at a time
 
-// Elements k .. k + LANES - 1 of a row, for a k that is a multiple of 8, or of LANES where that is less.
+// Elements k .. k + LANES - 1 of a row; k is a multiple of min(8, LANES).
 template <int bits>
 inline V elements(const uint32_t* words, int64_t k) {
     if constexpr (bits == 8) {
@@ -33,7 +33,7 @@ inline V elements(const uint32_t* words, int64_t k) {
         for (int l = 0; l < LANES; ++l) q[l] = from[l];
         return __builtin_convertvector(q, V) - 128.0f;
     } else {
-        // A word for each 8 lanes, and each lane's own bits of it.
+        // 8 lanes share a word, and each shifts its own bits out of it.
         const int64_t in_word = LANES < 8 ? k % 8 : 0;
         Words shift, upper, word = Words{} + words[k / 8];
         std::memcpy(&shift, SHIFTS + in_word, WIDTH);
@@ -51,7 +51,7 @@ inline float element(const uint32_t* words, int64_t k) {
     return static_cast<float>(q) - (1 << (bits - 1));
 }
 
-// To the nearest bf16.
+// Round to the nearest bf16.
 inline float rounded(float x) {
     uint32_t raw;
     std::memcpy(&raw, &x, 4);
@@ -61,7 +61,7 @@ inline float rounded(float x) {
 }
 
 #if defined(__AVX512F__)
-// 128 elements of 4 bits: each is looked up in a table of the sixteen numbers that it can be.
+// 128 elements of 4 bits, each looked up in a table of the sixteen values that it can have.
 inline void looked_up(const uint32_t* words, const float* table, float* out) {
     const __m512i all = _mm512_loadu_si512(words), shifts = _mm512_loadu_si512(SHIFTS);
     const __m512i upper = _mm512_srli_epi32(_mm512_loadu_si512(UPPER), 31);  // 0 for 8 lanes, 1 for 8
@@ -109,7 +109,7 @@ struct Matrix {
     }
 };
 
-// y[:, row .. row + count) of n rows of x.
+// y[:, row .. row + count) for n rows of x.
 void multiply(const float* x, int64_t n, const float* w, int64_t columns, int64_t count, float* y, int64_t stride) {
     int64_t i = 0;
     auto some = [&](auto rows) {

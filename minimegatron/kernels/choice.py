@@ -1,0 +1,191 @@
+"""Which implementation of a fused operation computes: a CUDA kernel, the same kernel emulated, a CPU kernel, or torch.
+
+`TABLE` has a row for each operation and a column for each implementation; `choose` picks the column from
+`config.kernels` and the tensors:
+
+| `kernels=` | on a GPU                                  | on a CPU                                                  |
+|------------|-------------------------------------------|-----------------------------------------------------------|
+| `auto`     | CUDA kernels, torch where they cannot run | torch; CPU kernels under `torch.inference_mode()`         |
+| `torch`    | torch                                     | torch                                                     |
+| `cuda`     | CUDA kernels, torch where they cannot run | torch, with one warning                                   |
+| `emulated` | torch, with one warning                   | the CUDA kernels, thread by thread: slow, for learning    |
+
+The first call of an operator compiles and loads its kernel file, once a process. If that fails (no compiler, no
+writable folder, no GPU), torch computes and one warning a process says why. A kernel that fails while it runs is an
+error, never a fallback.
+
+Columns agree to rounding. The implementation of the forward pass also computes the backward pass, and each saves for it
+what it needs itself: the SwiGLU kernel its input, torch three tensors of half that size.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from minimegatron.errors import DeadlineError
+from minimegatron.kernels import (
+    blockwise,
+    build,
+    few_rows,
+    flash,
+    fp8,
+    laid_out,
+    operators,
+    optimizer,
+    paged,
+    permute,
+    plain,
+    pointwise,
+    reference,
+)
+from minimegatron.kernels import cross_entropy as cross_entropy_kernel
+
+BACKENDS = ("auto", "torch", "cuda", "emulated")
+
+
+class Row(NamedTuple):
+    """The implementations of an operation; all take the same arguments.
+
+    Attributes:
+        file: the kernel's file in `csrc`, without `.cu`; None without a kernel.
+        kernel: calls the kernel, on a GPU or emulated.
+        torch: calls torch's operations, on any device.
+        cpu: calls a CPU kernel, which has no backward pass; `auto` takes it under `torch.inference_mode()`.
+        cpu_file: that kernel's file in `csrc`, without `.cpp`.
+    """
+
+    file: str | None
+    kernel: Callable[..., Any] | None
+    torch: Callable[..., Any]
+    cpu: Callable[..., Any] | None = None
+    cpu_file: str = "few_rows"
+
+
+TABLE = {
+    # operation               kernel file         by a kernel                 by torch
+    "norm":               Row("norm",             pointwise.norm,             plain.norm,     few_rows.norm),
+    "add_norm":           Row("norm",             pointwise.add_norm,         plain.add_norm, few_rows.add_norm),
+    "swiglu":             Row("activation",       pointwise.swiglu,           plain.swiglu,   few_rows.swiglu),
+    "geglu":              Row(None,               None,                       plain.geglu),
+    "geglu_tanh":         Row(None,               None,                       plain.geglu_tanh),
+    "gelu":               Row(None,               None,                       F.gelu),
+    "gelu_tanh":          Row(None,               None,                       plain.gelu_tanh),
+    "relu":               Row(None,               None,                       F.relu),
+    "squared_relu":       Row(None,               None,                       plain.squared_relu),
+    "silu":               Row(None,               None,                       F.silu),
+    "bias_gelu":          Row("activation",       pointwise.gelu_of,        plain.bias_gelu),
+    "rope":               Row("rope",             pointwise.turn,             plain.rope,     few_rows.rope),
+    "scaled_softmax":     Row("softmax",          pointwise.scaled_softmax,   reference.scaled_softmax),
+    "flash_attention":    Row("flash_attention",  flash.causal,               blockwise.flash_attention),
+    "paged_attention":    Row("paged_attention",  paged.by_a_kernel,          paged.paged_attention, paged.on_a_cpu,
+                              "paged_attention"),
+    "keep_tokens":        Row(None,               None,                       paged.keep_tokens, paged.keep_on_a_cpu,
+                              "paged_attention"),
+    "cross_entropy":      Row("cross_entropy",    cross_entropy_kernel.CrossEntropyPart,     plain.CrossEntropyPart),
+    "permutation":        Row("permute",          permute.Permutation,        plain.Permutation),
+    "fp8_cast":           Row("fp8",              fp8.cast_both_ways,         plain.fp8_cast),
+    "fp8_magnitudes":     Row("fp8",              fp8.magnitudes,             plain.fp8_magnitudes),
+    "fp8_cast_by":        Row("fp8",              fp8.cast_by_both_ways,      plain.fp8_cast_by),
+    "fp8_cast_tiles":     Row("fp8",              fp8.cast_tiles,             reference.fp8_cast_tiles),
+    "fp8_dequantise":     Row("fp8",              fp8.dequantise,             plain.fp8_dequantise),
+    "squared_norms":      Row("optimizer",        optimizer.squared_norms,    plain.squared_norms),
+    "optimizer_step":     Row("optimizer",        optimizer.adamw_step,       plain.optimizer_step),
+}  # fmt: skip
+
+
+def choose(op: str, kernels: str, *tensors: torch.Tensor | None) -> Callable[..., Any]:
+    """The implementation of an operation.
+
+    Args:
+        op: a row of `TABLE`.
+        kernels: `config.kernels`.
+        tensors: their devices and dtypes decide; a kernel needs one dtype, which it supports.
+    """
+    row = TABLE[op]
+    if row.cpu is not None and usable_on_a_cpu(kernels, row.cpu_file, *tensors):
+        return row.cpu
+    if row.kernel is not None and row.file is not None and usable(kernels, row.file, *tensors):
+        return row.kernel
+    return row.torch
+
+
+def usable(backend: str, file: str, *tensors: torch.Tensor | None) -> bool:
+    """Whether a kernel file computes, on a GPU or emulated, rather than torch.
+
+    Args:
+        backend: `config.kernels`.
+        file: in `csrc`, without `.cu`.
+        tensors: arguments of the operation; a kernel needs one dtype, which it supports.
+    """
+    given = [t for t in tensors if t is not None]
+    if backend == "torch" or (backend == "auto" and not any(t.is_cuda for t in given)):
+        return False
+    if any(t.dtype not in operators.DTYPES or t.dtype != given[0].dtype for t in given):
+        return False
+    target = target_of(backend, given[0].device.type)
+    return target != "torch" and _possible(target) and _available(file, target)
+
+
+def usable_on_a_cpu(backend: str, file: str, *tensors: torch.Tensor | None) -> bool:
+    """Whether a CPU kernel computes rather than torch; as `usable`, with a file `.cpp`."""
+    if backend != "auto" or laid_out.observed() or not torch.is_inference_mode_enabled():
+        return False
+    given = [t for t in tensors if t is not None]
+    if any(not t.is_cpu or t.dtype != given[0].dtype for t in given) or given[0].dtype not in operators.CPU_DTYPES:
+        return False
+    return _possible("cpu") and _available(file, "cpu")
+
+
+def target_of(backend: str, device: str) -> str:
+    """What `backend` means on a device ("cpu" or "cuda"): `torch`, `cuda` or `emulated`."""
+    assert backend in BACKENDS, f"kernels={backend!r} is none of {BACKENDS}"
+    if backend == "auto":
+        return "cuda" if device == "cuda" else "torch"
+    if backend == "torch" or device not in ("cpu", "cuda"):
+        return "torch"
+    if (backend == "cuda") == (device == "cuda"):
+        return backend
+    _say(backend, f"the tensors are on the {'CPU' if device == 'cpu' else 'GPU'}")
+    return "torch"
+
+
+def obstacle(target: str) -> str | None:
+    """Why this machine can build no kernel for a target of `build` ("cuda", "emulated", "cpu"); None if it can."""
+    if build.compiler(target) is None:
+        return f"this machine has no {'nvcc' if target == 'cuda' else 'g++ or clang++'}"
+    folder = build.cache_folder()
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        return f"{folder} cannot be written: set MINIMEGATRON_KERNEL_CACHE to a folder that can"
+    return None
+
+
+@functools.cache
+def _possible(target: str) -> bool:
+    reason = obstacle(target)
+    if reason is not None:
+        _say(target, reason)
+    return reason is None
+
+
+@functools.cache
+def _available(file: str, target: str) -> bool:
+    try:
+        operators.library(file, target)
+        return True
+    except (build.KernelsUnavailable, DeadlineError, OSError) as error:
+        _say(target, str(error).replace("\n", "; "))
+        return False
+
+
+@functools.cache
+def _say(backend: str, reason: str) -> None:
+    """Warn in one line, once a process for each reason."""
+    warnings.warn(f"kernels={backend}: torch computes instead, because {reason}", stacklevel=2)
