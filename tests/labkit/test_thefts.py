@@ -27,10 +27,7 @@ from labkit.replies import Reply
 from minimegatron.errors import RankError
 from tests.labkit.thefts import REACHES, READS, TOKEN
 
-pytestmark = [
-    pytest.mark.thorough,
-    pytest.mark.skipif(sys.platform != "linux", reason="the kernel's part exists on Linux only"),
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's part exists on Linux only")
 ROOT = Path(__file__).resolve().parents[2]
 DISK = 1 << 20
 NUMBERS = {"open_by_handle_at": (304, 265), "clone": (56, 220), "keyctl": (250, 219)}
@@ -49,7 +46,8 @@ def here(tmp_path: Path) -> Iterator[dict[str, Any]]:
         yield {
             "file": str(tmp_path / "other.ipynb"), "folder": str(tmp_path), "parent": os.getpid(), "root": str(ROOT),
             "host": str(tmp_path / "host"), "abstract": f"{TOKEN}-{os.getpid()}", "disk": DISK,
-            "library": torch.__file__, "check": "/course/08_checkpoints/checks/commit.py", "number": {name: [pair[0 if intel else 1]] for name, pair in NUMBERS.items()},
+            "library": torch.__file__, "check": "/course/08_checkpoints/checks/commit.py",
+            "number": {name: [pair[0 if intel else 1]] for name, pair in NUMBERS.items()},
         }  # fmt: skip
     assert (tmp_path / "other.ipynb").read_text() == TOKEN
 
@@ -88,13 +86,14 @@ def attempt(
     return rank
 
 
-@pytest.mark.parametrize("sockets", [False, True], ids=["alone", "of several ranks"])
+@pytest.mark.parametrize("sockets", [False, True], ids=["alone", "one of several ranks"])
 def test_a_theft_brings_nothing(nursery: Nursery, here: dict[str, Any], sockets: bool) -> None:
     reply = attempt(nursery, THEFTS.keys() - set(APART) - set(OF_RANKS if sockets else ()), here, sockets=sockets)
     assert reply.ended == ""
     assert reply.value == {}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", APART)
 def test_what_is_taken_has_a_limit(nursery: Nursery, here: dict[str, Any], name: str) -> None:
     reply = attempt(nursery, [name], here)
@@ -132,6 +131,7 @@ def bubble(p, m):
 """
 
 
+@pytest.mark.thorough
 def test_a_rank_has_neither_the_seed_nor_the_text_of_others(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
     course = "tests.labkit.mini_course"
     patient = {"bubble": dataclasses.replace(load_lab(course)["bubble"], seconds=60)}
@@ -156,6 +156,7 @@ def cling(rank: int, world: int, job: dict[str, str]) -> None:
     exec(CLINGS, {"note": job["note"]})
 
 
+@pytest.mark.thorough
 def test_no_process_survives_an_interrupt(tmp_path: Path) -> None:
     note, raised = tmp_path / "pid", []
     with Nursery() as mine:
@@ -204,6 +205,7 @@ def compute(rank: int, world: int, job: dict[str, bool]) -> Any:
     return names["made"]
 
 
+@pytest.mark.thorough
 def test_numbers_are_the_same_inside(nursery: Nursery) -> None:
     """Libraries choose their kernels by what they find out about the machine, some of it in files."""
     [outside] = nursery.call(compute, [{"inside": False}], Limits())

@@ -2,7 +2,8 @@
 
 `here` holds what the test has laid out: `file` and `folder` of another learner with TOKEN in it, `parent` (the process
 that waits for the answers), `job` (the folder that holds the ranks' folders), `host` and `abstract`, two UNIX sockets
-that somebody listens on, `root` of the checkout, `check`, a file in it, `library`, a file of an installed package, and `number`, of calls.
+that somebody listens on, `root` of the checkout, `check`, a file in it, `library`, a file of an installed package, and
+`number`, of calls.
 """
 
 from __future__ import annotations
