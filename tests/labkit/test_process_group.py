@@ -426,6 +426,23 @@ def test_results_come_with_the_first_wait(log: Callable[..., list[Any]]) -> None
         assert steps == ["all_reduce", "all_reduce", "matmul", "barrier", "wait", "wait"]
 
 
+def sends_and_overwrites(rank: int, world: int) -> list[float]:
+    x = torch.full((2,), 1.0 + rank)
+    if rank == 0:
+        work = dist.isend(x, 1)
+        x.fill_(9.0)
+        dist.barrier()  # gloo sends when the other receives, which is after this
+        work.wait()
+    else:
+        dist.barrier()
+        dist.recv(x, 0)
+    return x.tolist()
+
+
+def test_what_is_written_after_the_start_does_not_travel(log: Callable[..., list[Any]]) -> None:
+    assert [value for value, _, _ in log(sends_and_overwrites)] == [[9.0, 9.0], [1.0, 1.0]]
+
+
 def futures(rank: int, world: int) -> list[Any]:
     work = dist.all_reduce(torch.ones(2), async_op=True)
     future = work.get_future()
