@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-
-from labkit import cuda, sandbox
 from labkit.cuda import CompileError, Kernel, KernelError
 from labkit.cuda_text import translated
+
+from labkit import cuda, sandbox
 from labkit.fresh import Nursery
 from labkit.hbm import Memory
 from labkit.judge import judge
