@@ -52,8 +52,8 @@ lint: $(VENV)/.test ## ruff, mypy, and which package may import which (docs/arch
 
 # Each process imports torch, and so does the one that forks its ranks: for some of the tests two are faster than three.
 unit: JOBS = $(if $(ARGS),2,3)
-unit: $(VENV)/.test ## the tests (ARGS="tests/layers -k rope" for some of them)
-	$(PYTEST) -p no:nbval $(PARALLEL) $(ARGS)
+unit: $(VENV)/.test ## the tests that take little (ARGS="tests/layers -k rope": some of them; SLOW=1: slow ones, too)
+	$(PYTEST) -p no:nbval $(PARALLEL) $(if $(SLOW),,--quick) $(ARGS)
 
 thorough: lint ## all that there is: every matrix in full, notebooks as on other CPUs and with other seeds; takes long
 	$(PYTEST) $(PARALLEL) $(NBVAL) --thorough $(or $(ARGS),tests labs solutions)

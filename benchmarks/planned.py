@@ -38,7 +38,8 @@ from minimegatron.models.chunks import placement_of
 from minimegatron.parallel.pipeline.schedules import SCHEDULES
 from minimegatron.planner.cluster import Cluster, read_cluster
 from minimegatron.planner.measure import CPU, WALL, Clock, measure
-from minimegatron.planner.timing import PassTime, added, around, played, stages_of_run, step_time
+from minimegatron.planner.pass_time import PassTime, added
+from minimegatron.planner.timing import around, played, stages_of_run, step_time
 from minimegatron.planner.traffic import run_messages
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.build import build_trainer

@@ -42,7 +42,7 @@ def rehearse(schedule: Schedule, mail: PointToPoint, step: float = 0.02) -> Rank
         step: seconds of a forward through all layers of a rank.
 
     Raises:
-        ConfigError: the schedule cannot run (`schedule_sim.check`), or is for another number of ranks.
+        ConfigError: the schedule cannot run (`schedule_check.check`), or is for another number of ranks.
     """
 
     def sleep(steps: int) -> None:

@@ -141,3 +141,10 @@ def read_answers(path: Path, solution: str) -> Answers:
         told, mistake = said[2] if said else "", said[2] if said and said[1] == "mistake" else ""
         given.append(GivenAnswer(exercise, f"{exercise}: {title}", kind == "right", source, told, mistake))
     return Answers(given, table.get("EQUIVALENT", []), empty)
+
+
+def solutions(source: str) -> dict[str, str]:
+    """{exercise: text of its solved cell} of a lab's `lab.py`, in its order."""
+    cells = re.findall(r"^# %%\n# %%exercise (\w+)\n(.*?)(?=^# %%)", source, flags=re.S | re.M)
+    marks = re.compile(r"^[ \t]*(?:// )?### (?:BEGIN|END) SOLUTION[ \t]*\n", re.M)
+    return {name: marks.sub("", body) for name, body in cells}

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import socket
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from labkit import plain
@@ -69,15 +69,17 @@ def _decide(asked: Exercise, job: dict[str, Any], drawn: list[list[Trial]]) -> d
         return {"verdict": Verdict(asked.name, "todo", asked.points, note=note).to_plain(), "again": {}, "wrong": {}}
     rows, again, wrong_trials = list[Row](), dict[int, Trial](), dict[int, Trial]()
     suspects = Suspects(asked, job.get("hints", []))
+    of_first: Mapping[str, str] = {}  # what errors mean where the first case that fails has them
     only_settings = True  # as far as it is seen, nothing is wrong where nothing is special
     for index, (case, of_case, tried) in enumerate(zip(asked.cases, drawn, outcomes, strict=True)):
         given = job.get("known", {}).get(index)  # what known mistakes give on the first wrong trial
         wrong, how, trial = _first_wrong(asked, case, of_case, tried, suspects, given)
         if trial and how == VALUE:
             wrong_trials[index] = trial
+        if wrong and not any(row.note for row in rows):
+            of_first = case.errors
         if wrong and how is None:
-            first = all(not row.note for row in rows)
-            words = {**asked.errors, **(case.errors if first else {})}
+            words = {**asked.errors, **of_first}
             suspects.named(next((mistake for text, mistake in words.items() if text in wrong), ""))
         if wrong and trial and trial.setting != PLAIN:
             again[index] = place(asked, trial.given, PLAIN, "")

@@ -89,6 +89,7 @@ def play(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
             return {"trials": done}
         process_group.connect(sandbox.shared_folder(), rank, world, job["seconds"])
         given = groups_of(job, rank)
+        dist.barrier()  # one that fails at once would leave while others still connect, and they would fail of that
         for number, was in enumerate(before):
             with process_group.without_a_group():
                 exercise = _import(job)

@@ -352,7 +352,7 @@ class CountedWork(Work):
                 try:
                     done.value()
                     self._collect()
-                    mine.set_result(self.result())
+                    mine.set_result(self.result())  # no deadline: it is there
                 except RuntimeError as error:
                     mine.set_exception(error)
 

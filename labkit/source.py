@@ -255,10 +255,3 @@ def _let_nbgrader_know(cell: Any, made: Any, points: dict[str, int]) -> None:
     made.metadata["deletable"] = False
     if asked:
         made.metadata["editable"] = False
-
-
-def solutions(source: str) -> dict[str, str]:
-    """{exercise: text of its solved cell} of a lab's `lab.py`, in its order."""
-    cells = re.findall(r"^# %%\n# %%exercise (\w+)\n(.*?)(?=^# %%)", source, flags=re.S | re.M)
-    marks = re.compile(r"^[ \t]*(?:// )?### (?:BEGIN|END) SOLUTION[ \t]*\n", re.M)
-    return {name: marks.sub("", body) for name, body in cells}

@@ -33,13 +33,12 @@ _MAX_NAME = 80  # no exercise and no lab has a longer one
 _MAGIC = re.compile(r"\s*%%exercise\b[ \t]*(\S*)[^\n]*(?:\n|\Z)")
 _LATE_MAGIC = re.compile(r"^%%exercise\b", re.M)
 _ODD_MODULES = (
-    "labkit.", "torch._C", "torch.utils._python_dispatch", "torch.distributed.distributed_c10d", "builtins", "ctypes",
-    "gc", "importlib", "inspect", "os", "signal", "socket", "subprocess", "sys",
+    "labkit", "torch._C", "torch.utils._python_dispatch", "torch.distributed.distributed_c10d", "builtins", "ctypes",
+    "fcntl", "gc", "importlib", "inspect", "os", "resource", "signal", "socket", "subprocess", "sys",
 )  # fmt: skip
-_ODD_NAMES = {
-    "__builtins__", "__dict__", "__file__", "__globals__", "__import__", "__subclasses__", "_getframe", "eval", "exec",
-    "modules", "setattr",
-}  # fmt: skip
+_FOR_LABS = ("labkit.cuda", "labkit.hbm", "labkit.watched", "labkit.evidence.Witness")  # which learners do import
+_ODD_NAMES = {"__builtins__", "__import__", "eval", "exec", "globals", "setattr", "vars"}
+_ODD_ATTRIBUTES = {"__dict__", "__globals__", "__subclasses__", "_getframe"}
 _LAB = re.compile(r"^[ \t]*%lab[ \t]+(\S+)", re.M)
 
 
@@ -186,15 +185,22 @@ def odd(source: str) -> list[str]:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-    named = set[str]()
+    named, used = set[str](), set[str]()
     for node in nodes:
         if isinstance(node, ast.Import):
             named |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             named |= {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Name | ast.Attribute):
-            named |= {node.id if isinstance(node, ast.Name) else node.attr} & _ODD_NAMES
-    return sorted(one for one in named if one in _ODD_NAMES or one.startswith(_ODD_MODULES))
+        elif isinstance(node, ast.Name):
+            used |= {node.id} & (_ODD_NAMES | _ODD_ATTRIBUTES)
+        elif isinstance(node, ast.Attribute):
+            used |= {node.attr} & _ODD_ATTRIBUTES
+    modules = {one for one in named if _within(one, _ODD_MODULES) and not _within(one, _FOR_LABS)}
+    return sorted(modules | used)
+
+
+def _within(name: str, modules: tuple[str, ...]) -> bool:
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
 
 
 def _which_lab(cells: Iterable[str], metadata: dict[str, Any], written: Iterable[str], labs: Mapping[str, Lab]) -> str:

@@ -22,9 +22,8 @@ import importlib
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from labkit.answers import answers_of
+from labkit.answers import answers_of, solutions
 from labkit.exercises import Exercise, Mistake
-from labkit.source import solutions
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,6 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="at how many random moments each fault of tests/faults strikes, and with how many seeds a notebook runs",
     )
     parser.addoption("--thorough", action="store_true", help="also what is marked `thorough`: whole matrices")
+    parser.addoption("--quick", action="store_true", help="without what is marked `slow`, unless --thorough")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -44,10 +45,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `thorough`, unless it was asked for by option or by its own name."""
-    named = any("::" in argument for argument in config.args)
-    if not (config.getoption("--thorough") or named):
-        left = {item for item in items if item.get_closest_marker("thorough")}
+    """Leave out what is marked `thorough` or, with --quick, `slow`, unless it is asked for.
+
+    By --thorough, by the name of a test, and what is `slow` by the name of its file.
+    """
+    named = "".join(config.args)
+    if not (config.getoption("--thorough") or "::" in named):
+        unwanted = ["thorough"] + ["slow"] * (config.getoption("--quick") and ".py" not in named)
+        left = {item for item in items if any(map(item.get_closest_marker, unwanted))}
         config.hook.pytest_deselected(items=[item for item in items if item in left])
         items[:] = [item for item in items if item not in left]
 
@@ -62,13 +67,19 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def docs_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The docstrings of the standard library with a vocabulary of 512, prepared once for all processes of a run."""
-    from minimegatron.data.corpus import prepare_corpus
+    """Docstrings of the standard library with a vocabulary of 512, prepared once for all processes of a run.
+
+    Of every eighth file: to parse all of them takes 5 CPU-seconds.
+    """
+    from minimegatron.data import corpus
 
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
-    prepare_corpus(folder / "corpus", 512, "docs")
+    sources = corpus._sources
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus, "_sources", lambda root: sources(root)[::8])
+        corpus.prepare_corpus(folder / "corpus", 512, "docs")
     return folder / "corpus"
 
 

@@ -11,7 +11,7 @@ import functools
 import re
 import subprocess
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -44,6 +44,12 @@ def trees() -> dict[str, tuple[ast.Module, list[str]]]:
     """Path below the root -> syntax tree and lines."""
     sources = {str(path.relative_to(ROOT)): path.read_text() for path in MODULES}
     return {name: (ast.parse(source), source.splitlines()) for name, source in sources.items()}
+
+
+@functools.cache
+def nodes() -> dict[str, list[ast.AST]]:
+    """Path below the root -> every node of its tree."""
+    return {name: list(ast.walk(tree)) for name, (tree, _) in trees().items()}
 
 
 # ---------------------------------------------------------------------------------------------- environment
@@ -142,8 +148,8 @@ READ_ENVIRONMENT = tuple(f"minimegatron/{name}" for name in ("launch/", "command
 def test_the_environment_decides_nothing() -> None:
     reads = {
         name
-        for name, (tree, _) in trees().items()
-        for node in ast.walk(tree)
+        for name, each in nodes().items()
+        for node in each
         if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
     }
     assert not [name for name in reads if not name.startswith((*READ_ENVIRONMENT, "labkit/"))]
@@ -156,9 +162,9 @@ BLOCKING = {"join", "get", "recv", "communicate", "select", "acquire", "result",
 GROUPS = {"init_process_group", "new_group", "new_subgroups", "monitored_barrier"}
 
 
-def waits(tree: ast.Module, lines: list[str], collectives: bool = False) -> Iterator[int]:
+def waits(nodes: Iterable[ast.AST], lines: list[str], collectives: bool = False) -> Iterator[int]:
     """Lines that wait without a deadline and do not say `# no deadline: why`."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             name, owner = node.func.attr, node.func.value
             of_subprocess = isinstance(owner, ast.Name) and owner.id == "subprocess"
@@ -172,29 +178,29 @@ def waits(tree: ast.Module, lines: list[str], collectives: bool = False) -> Iter
 def test_nothing_waits_for_ever() -> None:
     found = {
         f"{name}:{line}"
-        for name, (tree, lines) in trees().items()
-        for line in waits(tree, lines, name.startswith(COLLECTIVES))
+        for name, (_, lines) in trees().items()
+        for line in waits(nodes()[name], lines, name.startswith(COLLECTIVES))
     }
     assert not found, f"give a timeout, or say `# no deadline: why`: {sorted(found)}"
 
 
 @pytest.mark.parametrize("source", ["dist.new_group(ranks)", "process.wait()", "queue.get()", "subprocess.run(c)"])
 def test_the_scanner_sees_waits_without_a_deadline(source: str) -> None:
-    assert list(waits(ast.parse(source), [source])) == [1]
-    assert not list(waits(ast.parse(source), [source + "  # no deadline: because"]))
+    assert list(waits(ast.walk(ast.parse(source)), [source])) == [1]
+    assert not list(waits(ast.walk(ast.parse(source)), [source + "  # no deadline: because"]))
 
 
 @pytest.mark.parametrize(
     "source", ["dist.new_group(ranks, timeout=t)", "process.wait(5)", "table.get('key')", "', '.join(words)"]
 )
 def test_the_scanner_leaves_other_calls_alone(source: str) -> None:
-    assert not list(waits(ast.parse(source), [source]))
+    assert not list(waits(ast.walk(ast.parse(source)), [source]))
 
 
 def test_no_process_group_is_made_with_device_id() -> None:
     """It would have one communicator, which deadlocks (`tests/parallel/pipeline/test_nccl_order.py`)."""
-    for name, (tree, _) in trees().items():
-        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    for name, each in nodes().items():
+        calls = [node for node in each if isinstance(node, ast.Call)]
         assert not [call.lineno for call in calls for word in call.keywords if word.arg == "device_id"], name
 
 

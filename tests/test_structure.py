@@ -28,11 +28,13 @@ MODULES = modules()
 
 
 def statements(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Every import statement."""
+    """Every import statement; expressions, which are most of a tree, contain none."""
     if isinstance(tree, ast.Import | ast.ImportFrom):
         yield tree
-    for node in ast.iter_child_nodes(tree):
-        yield from statements(node)
+    for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+        inside = getattr(tree, part, None)
+        for node in inside if isinstance(inside, list) else ():
+            yield from statements(node)
 
 
 def imported(source: str, name: str, known: dict[str, Path]) -> set[str]:

@@ -32,7 +32,6 @@ from minimegatron.parallel.data.data_parallel import DataParallel
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.parallel.data.finalize import finalize_model_grads
 from minimegatron.parallel.data.plain import PlainDataParallel
-from minimegatron.parallel.data.torch_fsdp import TorchFSDP2
 from minimegatron.training.pipelined import forward_backward
 from minimegatron.training.step import forward_step
 
@@ -191,6 +190,8 @@ def parallel_model(case: Case, mesh: Mesh) -> DataParallel:
     load_logical(model, weights(case.config, case.seed, case.layers), stage=mesh.pp.size > 1)
     model = prepared(model, case, mesh)
     if case.sharding == "fsdp2":
+        from minimegatron.parallel.data.torch_fsdp import TorchFSDP2  # its import takes half a second
+
         return TorchFSDP2(model, mesh)
     dtype = torch.float64 if case.double else torch.float32
     if case.sharding == "plain":

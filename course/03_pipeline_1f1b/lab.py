@@ -73,8 +73,8 @@ print(f"tensor parallelism, 12 layers, sends {12 * layer / border:.0f} times wha
 
 # %%
 from minimegatron.parallel.pipeline.actions import round_robin, schedule_from_text, v_shaped
-from minimegatron.parallel.pipeline.schedule_sim import live_activations, stuck
-from minimegatron.parallel.pipeline.schedule_sim import Costs, simulate
+from minimegatron.parallel.pipeline.schedule_check import stuck
+from minimegatron.parallel.pipeline.schedule_sim import Costs, live_activations, simulate
 from minimegatron.viz.schedule import draw_schedule
 
 
@@ -1168,7 +1168,7 @@ progress()
 # | lists of actions | `parallel/pipeline/actions.py`, `parallel/pipeline/schedules.py` | one function a schedule: `core/pipeline_parallel/schedules.py` |
 # | slots and warm-up | `parallel/pipeline/schedules.py` | `get_schedule_table`, `get_pp_rank_microbatches` |
 # | W later | `parallel/pipeline/schedules.py`, `layers/wgrad.py` | `delay_wgrad_compute` puts W off; no ZB schedule |
-# | checker, simulator | `parallel/pipeline/schedule_sim.py` | not there |
+# | checker, simulator | `parallel/pipeline/schedule_check.py`, `parallel/pipeline/schedule_sim.py` | not there |
 # | the executor | `parallel/pipeline/plain.py`, `comm/p2p.py` | `core/pipeline_parallel/p2p_communication.py` |
 # | sleep in place of computation | `course/rehearsal.py` | not there |
 # | tied embeddings | `models/chunks.py`, `parallel/data/finalize.py` | `core/distributed/finalize_model_grads.py` |

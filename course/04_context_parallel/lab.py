@@ -1332,7 +1332,7 @@ progress()
 # | here | minimegatron | Megatron-LM |
 # |---|---|---|
 # | online softmax | `kernels/blockwise.py` | the flash-attn package, Transformer Engine |
-# | merge | `layers/attention/context_parallel.py` | Transformer Engine, `dot_product_attention/context_parallel.py` |
+# | merge | `layers/attention/pieces.py` | Transformer Engine, `dot_product_attention/context_parallel.py` |
 # | what is hidden | `layers/attention/mask.py` | the same file |
 # | zigzag | `comm/sequence.py` | `get_batch_on_this_cp_rank` in `core/utils.py` |
 # | the ring | `comm/ring.py`, `layers/attention/context_parallel.py` | Transformer Engine, as above |

@@ -1365,7 +1365,7 @@ progress()
 # |---|---|---|
 # | router, balancing loss, capacity | `layers/moe/router.py` | `router.py`, `moe_utils.py` |
 # | the bias | `layers/moe/balance.py` | `get_updated_expert_bias` in `moe_utils.py` |
-# | rows, the journey | `layers/moe/dispatch.py` | `token_dispatcher.py` |
+# | rows, the journey | `layers/moe/permutation.py`, `layers/moe/dispatch.py` | `moe_utils.py`, `token_dispatcher.py` |
 # | experts, grouped products, a shared expert | `layers/moe/layer.py` | `experts.py`, `moe_layer.py`, `shared_experts.py` |
 # | the groups ep, edp | `comm/mesh.py` | `core/parallel_state.py` |
 # | which gradient over which group | `parallel/data/ddp.py`, `parallel/data/finalize.py` | `core/distributed/`, DDP |

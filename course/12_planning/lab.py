@@ -1100,7 +1100,7 @@ progress()
 # | parameters, state, activations | `footprint/`; `planner/closed_forms.py` | `megatron/training/theoretical_memory_usage.py` |
 # | bytes of an axis | `footprint/dry_run.py`, `planner/traffic.py` | |
 # | FLOPs and MFU | `training/flops.py` | `num_floating_point_operations` in `megatron/training/training.py` |
-# | time of a step | `planner/timing.py`, `planner/cluster.py`, `parallel/pipeline/schedule_sim.py` | |
+# | time of a step | `planner/timing.py`, `planner/pass_time.py`, `planner/cluster.py`, `parallel/pipeline/schedule_sim.py` | |
 # | layouts, search | `planner/layouts.py`, `planner/search.py`; `minimegatron plan` | |
 # | dp and expert dp | `config/parallel.py`, `comm/mesh.py` | `megatron/core/parallel_state.py`: `RankGenerator` |
 #

@@ -2,7 +2,7 @@
 
 | kind           | recognised by                | read by                      | written by                    |
 |----------------|------------------------------|------------------------------|-------------------------------|
-| `hf`           | `config.json`                | `huggingface.open_published` | `huggingface.write_published` |
+| `hf`           | `config.json`                | `hf_folder.open_published`   | `hf_folder.write_published`   |
 | `ours`         | `iter_0000020/manifest.json` | `ours.Checkpoint`            | `ours.write_checkpoint`       |
 | `torch_dist`   | `.metadata`                  | `torch_dist.TorchDist`       | `torch_dist.write_release`    |
 | `tensorrt_llm` | -                            | -                            | `tensorrt_llm.write`          |
@@ -32,7 +32,8 @@ from minimegatron.checkpoint.hf_config import (
     read_config,
     read_json,
 )
-from minimegatron.checkpoint.huggingface import as_theirs, open_published, open_words, write_published
+from minimegatron.checkpoint.hf_folder import open_published, open_words, write_published
+from minimegatron.checkpoint.huggingface import as_theirs
 from minimegatron.checkpoint.megatron_optimizer import WEIGHTS_ONLY, continued, optimizer_state
 from minimegatron.checkpoint.ours import Checkpoint, Continued, write_checkpoint
 from minimegatron.checkpoint.regions import Logical

@@ -7,7 +7,7 @@
 If rank 1 sends an activation to rank 2, rank 2 sends a gradient to rank 1, and each waits until the other has received,
 both wait for ever; so a sender never waits. A receiver posts its receives in the order in which the sender sends, and
 may post one early: then the next input travels while this one is being computed. An order of *work* that would wait for
-itself is found before anything runs (`parallel/pipeline/schedule_sim`).
+itself is found before anything runs (`parallel/pipeline/schedule_check`).
 
 **No two messages can cross.** NCCL matches messages between a pair of ranks by order alone, and gloo those with equal
 tags. With two ranks and an interleaved schedule, activations *and* gradients go both ways between the same two ranks,

@@ -8,7 +8,8 @@
 | `jsonl`              | documents of a file that may be broken, huge or malicious                                     |
 | `encoding`           | lines of text -> ids, by workers, in order                                                    |
 | `preprocess`         | JSONL -> `.bin/.idx` (`python -m minimegatron.data.preprocess`)                               |
-| `indexed`            | Megatron's `.bin/.idx`: its bytes, reading, writing                                           |
+| `index_format`       | the bytes of Megatron's `.bin/.idx`, and what is refused before they are trusted              |
+| `indexed`            | `.bin/.idx`: reading, writing                                                                 |
 | `indices`            | the tokens of sample k, epoch after epoch; arrays computed once for all ranks and runs        |
 | `gpt_dataset`        | samples as tensors with their masks, from files or (`--mock-data`) from a rule                |
 | `packing`            | samples made of whole documents, each of which sees only itself                               |

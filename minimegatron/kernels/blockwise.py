@@ -28,8 +28,7 @@ The price is the second QK^T: 7 matrix products instead of 6. Blocks in which no
 causal mask halves the work and a window makes it linear. Grouped queries need no copies of K and V: the a/g query heads
 of a group are rows of one product. Everything inside is in fp32 (fp64 for fp64 inputs).
 
-With `lse`, attention over several pieces of the keys can be joined: ring attention
-(`layers/attention/context_parallel.py`).
+With `lse`, attention over several pieces of the keys can be joined (`layers/attention/pieces.py`); ring attention does.
 
 Dao et al. 2022 (arXiv 2205.14135), Dao 2023 (arXiv 2307.08691); Milakov, Gimelshein 2018 (arXiv 1805.02867) for the
 online softmax. Megatron-LM calls the flash-attn package or Transformer Engine.

@@ -47,7 +47,7 @@ from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.spec import ModuleSpec, build_module
 from minimegatron.parallel.pipeline.actions import Placement
-from minimegatron.parallel.pipeline.schedule_sim import require_runnable
+from minimegatron.parallel.pipeline.schedule_check import require_runnable
 from minimegatron.parallel.pipeline.schedules import SCHEDULES, Schedule, build_schedule, forward_only
 
 

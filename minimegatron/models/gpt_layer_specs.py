@@ -24,7 +24,7 @@ from torch import nn
 
 from minimegatron.layers.attention.mla import MultiLatentAttention
 from minimegatron.layers.attention.self_attention import SelfAttention
-from minimegatron.layers.fp8.linear import enable_fp8_layers
+from minimegatron.layers.fp8.enable import enable_fp8_layers
 from minimegatron.layers.mlp import MLP
 from minimegatron.layers.moe.layer import MoELayer
 from minimegatron.layers.norm import Norm

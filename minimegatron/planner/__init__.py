@@ -7,7 +7,8 @@
 | `closed_forms` | formulas that papers print, and the attention of papers before 2023                    |
 | `traffic`      | every communication of a step on one rank                                              |
 | `update`       | bytes, products and messages of the optimizer                                          |
-| `timing`       | the time of a step from rooflines, links and the simulated schedule                    |
+| `pass_time`    | the time of a microbatch in a stage, from rooflines and links                          |
+| `timing`       | the time of a step: the schedule simulated, and what is around the passes              |
 | `planning`     | a run's memory, messages and time; whether it fits, and which changes make it fit      |
 | `layouts`      | the layouts of a search                                                                |
 | `search`       | all layouts estimated, pruned by memory, ranked by time                                |

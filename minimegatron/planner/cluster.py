@@ -27,9 +27,9 @@ FP8 products have twice the dense peak of bf16; the A100 has none. The host's me
 64 GB/s each way) and has 16 channels of DDR for eight GPUs: 51 GB/s a GPU with DDR4-3200, 77 with DDR5-4800.
 
 **Launches.** The host launches one operation after the other, and a GPU that is faster than the host waits. So a pass
-takes at least `call` seconds for each operation and message (`timing`). Launches dominate the time of small models on
-one node: without `call`, predictions of 40 steps of arXiv 2312.12391 are off by 32 % on average (89 % at worst), with
-it by 9 % (30 %). `call` is fitted to Megatron-DeepSpeed on the hosts of that paper; no other host was measured.
+takes at least `call` seconds for each operation and message (`pass_time`). Launches dominate the time of small models
+on one node: without `call`, predictions of 40 steps of arXiv 2312.12391 are off by 32 % on average (89 % at worst),
+with it by 9 % (30 %). `call` is fitted to Megatron-DeepSpeed on the hosts of that paper; no other host was measured.
 
 **A collective** runs as a ring: its bytes (`trace.Event.wire_bytes`) over the slowest link, and a latency for each of
 its N - 1 steps; an all-reduce has the 2 log N steps of a tree. A group with g ranks on each node has g network cards

@@ -15,7 +15,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.config.run import RunConfig
 from minimegatron.errors import require
-from minimegatron.footprint.dry_run import one_of_each
+from minimegatron.footprint.kinds import one_of_each
 from minimegatron.layers.param import layout_of
 from minimegatron.models.spec import ModuleSpec
 from minimegatron.planner.cluster import Cluster

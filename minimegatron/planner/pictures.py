@@ -25,21 +25,11 @@ from minimegatron.footprint.prediction import Passage, actions_of, passages, siz
 from minimegatron.footprint.recorder import FORWARD, Operation
 from minimegatron.footprint.states import meta_model, meta_wrapper
 from minimegatron.memory import ACTIVATIONS, WORKSPACE, Sample
+from minimegatron.planner.pass_time import BELOW, LAUNCHES, MEMORY, PEAK, RECOMPUTE, pieces_run
 from minimegatron.planner.planning import Plan, without_host
 from minimegatron.planner.report import sent
 from minimegatron.planner.search import Found
-from minimegatron.planner.timing import (
-    BELOW,
-    LAUNCHES,
-    MEMORY,
-    PEAK,
-    PLAYED,
-    RECOMPUTE,
-    StepTime,
-    pieces_run,
-    played,
-    stages_of_run,
-)
+from minimegatron.planner.timing import PLAYED, StepTime, played, stages_of_run
 from minimegatron.training.memory_report import spec_of, work_of_run
 
 AFTER = ("gradients", "weights", "optimizer", "end of step")  # parts of a step's time behind its passes

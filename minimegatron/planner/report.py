@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from minimegatron.comm.mesh import Mesh
+from minimegatron.planner.pass_time import BELOW, LAUNCHES, MEMORY, PEAK, RECOMPUTE
 from minimegatron.planner.planning import TERMS, Change, Plan
 from minimegatron.planner.search import Found
-from minimegatron.planner.timing import BELOW, LAUNCHES, MEMORY, PEAK, RECOMPUTE
 from minimegatron.trace import Event
 from minimegatron.training.memory_report import explain as explain_memory
 from minimegatron.training.memory_report import predicted_rows, table

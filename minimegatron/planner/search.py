@@ -7,9 +7,9 @@ So every layout (`layouts`) is estimated in a millisecond (`Estimator`). The lay
 planned (`planning`); the plans decide which of them fit, and rank them.
 
 An estimate is a sum of pieces. One layer of each kind and both ends of the model are run once for each tp, cp, ep, etp,
-recompute and micro-batch (`timing.pieces_run`); their bytes and seconds add up to those of a stage. An estimate leaves
-out the padding of buckets, the edges of the schedule and differences between stages. In `tests/planner/test_search`
-estimates are within 18 % of the plans in bytes and within 25 % in seconds.
+recompute and micro-batch (`pass_time.pieces_run`); their bytes and seconds add up to those of a stage. An estimate
+leaves out the padding of buckets, the edges of the schedule and differences between stages. In
+`tests/planner/test_search` estimates are within 18 % of the plans in bytes and within 25 % in seconds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from minimegatron.config.parallel import SPLIT, V_SHAPED
 from minimegatron.config.run import RunConfig
 from minimegatron.config.stages import StagePlan, plan_stages
 from minimegatron.errors import ConfigError, require
-from minimegatron.footprint.dry_run import Sizes, Step, Tape, kinds_of, one_of_each
+from minimegatron.footprint.dry_run import Sizes, Step, Tape
+from minimegatron.footprint.kinds import kinds_of, one_of_each
 from minimegatron.footprint.prediction import Work, sizes_of
 from minimegatron.footprint.states import meta_wrapper, states
 from minimegatron.layers.param import layout_of, logical_parameters
@@ -34,8 +35,9 @@ from minimegatron.parallel.pipeline.schedules import build_schedule
 from minimegatron.planner.closed_forms import bubble
 from minimegatron.planner.cluster import Cluster
 from minimegatron.planner.layouts import Layout, layouts
+from minimegatron.planner.pass_time import Pieces, extended, pieces_run
 from minimegatron.planner.planning import RECOMPUTE, Plan, plan
-from minimegatron.planner.timing import Pieces, as_asked, extended, pieces_run
+from minimegatron.planner.timing import as_asked
 from minimegatron.planner.update import update_time
 from minimegatron.training.memory_report import spec_of
 

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import typing
 from collections.abc import Iterable, Sequence
@@ -258,6 +259,7 @@ class _AlreadySo(argparse.Action):
         namespace.notes.append(f"{option_string} changes nothing: {why}")
 
 
+@functools.cache
 def build_parser() -> argparse.ArgumentParser:
     """The parser with a group for each configuration; `--help` prints all of it."""
     parser = Parser(

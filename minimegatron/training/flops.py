@@ -8,7 +8,7 @@ multiply-add, three times the forward pass (the backward pass has a product for 
 softmax, activations, the optimizer, and whatever is computed a second time (recompute) or in vain (the masked half of
 causal attention, padding of experts).
 
-They are counted by running: one layer of each kind runs forward without memory (`dry_run.forward_products`), as the
+They are counted by running: one layer of each kind runs forward without memory (`kinds.forward_products`), as the
 model defines it, in one process. The first call of a process takes about a second, most of it imports of torch; the
 result is cached. For one token in a sequence of s that gives
 
@@ -32,7 +32,7 @@ import re
 
 from minimegatron.config import TransformerConfig
 from minimegatron.config.fields import MODEL
-from minimegatron.footprint.dry_run import forward_products
+from minimegatron.footprint.kinds import forward_products
 from minimegatron.models.spec import ModuleSpec
 
 # Dense bf16 peaks in TFLOP/s from the vendors' data sheets (the sheets' "with sparsity" figures are twice these). The

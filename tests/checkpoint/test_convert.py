@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from minimegatron.checkpoint import sources
 from minimegatron.checkpoint.conversion import Model, checked, logical_tensors, open_model, target, write_model
 from minimegatron.checkpoint.hf_config import config_to_huggingface
-from minimegatron.checkpoint.huggingface import INDEX
+from minimegatron.checkpoint.hf_folder import INDEX
 from minimegatron.checkpoint.shard_file import read_header
 from minimegatron.checkpoint.sources import InMemory, Source
 from minimegatron.commands.convert import main

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from minimegatron.checkpoint import companions
 from minimegatron.checkpoint.conversion import logical_tensors, open_model, target
-from minimegatron.checkpoint.huggingface import write_published
+from minimegatron.checkpoint.hf_folder import write_published
 from minimegatron.checkpoint.sources import InMemory
 from minimegatron.comm.mesh import Mesh
 from minimegatron.commands.checkpoint import main as verify

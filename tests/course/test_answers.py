@@ -7,19 +7,60 @@ exercise.
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from labkit.answers import GivenAnswer
+from labkit.answers import GivenAnswer, Same, read_answers
 from labkit.fresh import Nursery
 from tests.course.marked import LABS, MarkedLab, said
 from tests.thorough import mostly_thorough
 
+FILE = """from labkit.answers import Edit, Same
+
+_ONE = "+ 1"
+WRONG = [Edit(_ONE, "- 1", ("x", "x "), told="adds | one more")]
+EQUIVALENT = [Same("line 1: 2 for 1", "why")]
+
+
+# %% right: by a sum: of two
+def f(x): return sum((x, 1))
+
+
+# %% wrong: forgets
+# told: one is missing
+def f(x): return x
+
+
+# %% empty
+f = print
+"""
 EXERCISES = [(lab, exercise) for lab in LABS for exercise in LABS[lab].lab.exercises]
 RIGHT = [(lab, answer) for lab in LABS for answer in LABS[lab].answers if answer.right]
 WRONG = [(lab, answer) for lab in LABS for answer in LABS[lab].answers if not answer.right]
 FIRST = {(lab, answer.exercise): answer for lab, answer in reversed(WRONG)}
 SOME = set(EXERCISES[::5])
+
+
+def test_a_file_of_answers_is_read(tmp_path: Path) -> None:
+    (path := tmp_path / "f.py").write_text(FILE)
+    answers = read_answers(path, "f = lambda x: x + 1\n")
+    assert answers.given == [
+        GivenAnswer("f", "f edit 1", False, "f = lambda x : x  - 1\n", "adds | one more"),
+        GivenAnswer("f", "f: by a sum: of two", True, "def f(x): return sum((x, 1))\n"),
+        GivenAnswer("f", "f: forgets", False, "# told: one is missing\ndef f(x): return x\n", "one is missing"),
+    ]
+    assert (answers.equivalent, answers.empty) == ([Same("line 1: 2 for 1", "why")], "f = print\n")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [("%% wrong: ", "%% wong: ", "neither right"), ("WRONG", "WRONGS", "in the table"), ("+ 1", "+ 2", "no text")],
+)
+def test_what_nobody_would_read_is_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
+    (path := tmp_path / "f.py").write_text(FILE.replace(old, new))
+    with pytest.raises(AssertionError, match=words):
+        read_answers(path, "f = lambda x: x + 1\n")
 
 
 def named(value: str | GivenAnswer) -> str:

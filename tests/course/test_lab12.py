@@ -12,7 +12,7 @@ from labkit.exercises import Draw
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import DataConfig, OptimizerConfig, ParallelConfig, TrainingConfig
 from minimegatron.config.run import RunConfig
-from minimegatron.footprint.dry_run import StageRun
+from minimegatron.footprint.kinds import StageRun
 from minimegatron.footprint.prediction import Work, sizes_of
 from minimegatron.footprint.states import meta_model, meta_wrapper, states
 from minimegatron.models.families import family_config

@@ -95,6 +95,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str,
     return {name: (int(ended[name]), *said[name]) for name in ALONE}
 
 
+@pytest.mark.slow
 def test_torchrun_on_two_ranks_logs_what_one_process_computes(tmp_path):
     flags = f"{TINY} --train-iters 4 --eval-interval 2 --eval-iters 1"
     layout = "--tensor-model-parallel-size 2 --sequence-parallel --log-file run.jsonl --use-mcore-models"

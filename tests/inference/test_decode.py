@@ -17,7 +17,7 @@ from minimegatron.inference.sampling import GREEDY, SamplingParams
 from tests.inference.models import ours, weights
 from tests.inference.ranked import PROMPTS, unrecordable
 from tests.recorder import OnACpu
-from tests.thorough import mostly_thorough
+from tests.thorough import SLOW, mostly_thorough
 
 SHORT = EngineConfig(max_model_len=40)
 SAMPLED = SamplingParams(0.8, 20, 0.95)
@@ -106,6 +106,7 @@ def test_what_a_graph_would_get_wrong_is_seen(monkeypatch, mistake, words):
         Engine(ours("mistral"), EngineConfig(max_model_len=96), recorder=OnACpu()).generate(PROMPTS, 24)
 
 
+@SLOW
 def test_the_step_is_one_graph_for_torch_compile(monkeypatch):
     """Traced as a whole, without a break, and the same words; what fuses kernels after that is torch's own."""
     monkeypatch.setattr(runner, "compile_whole", lambda run: torch.compile(run, fullgraph=True, backend="aot_eager"))

@@ -28,7 +28,7 @@ from minimegatron.layers.param import logical_parameters
 from minimegatron.models.chunks import build_chunks
 from minimegatron.training.run_state import model_weights
 from tests.inference.ranked import error_of
-from tests.thorough import mostly_thorough
+from tests.thorough import SLOW, mostly_thorough
 from tests.twin import Case, parallel_model, weights
 
 PROMPTS = [[5, 9, 3, 7, 7, 1, 2, 2, 8], [5, 9, 3, 7, 11]]  # with whole pages of 4, the first of them the same
@@ -108,6 +108,7 @@ def handed_over(rank: int, world: int, ways: list[Way], root: Path) -> list[dict
     return found
 
 
+@SLOW
 @pytest.mark.parametrize("world", mostly_thorough([2, 4], [0]))
 def test_the_engine_has_what_a_checkpoint_would_have_brought(ranks, tmp_path, world):
     for found in ranks(world).run(handed_over, WAYS[world], tmp_path):

@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.kernels.blockwise import BLOCK, flash_attention, flash_backward, flash_forward
-from minimegatron.layers.attention.context_parallel import Joined, attend
 from minimegatron.layers.attention.core_attention import CoreAttention
 from minimegatron.layers.attention.mask import AttentionMask
+from minimegatron.layers.attention.pieces import Joined, attend
 from tests.thorough import mostly_thorough
 
 SCALE = 0.3

@@ -54,6 +54,7 @@ def outputs(notebook: Any) -> dict[str, str]:
 # -------------------------------------------------------------------------------------------------- what is built
 
 
+@pytest.mark.slow
 def test_the_solution_gets_full_marks_and_the_lab_none(built: Path) -> None:
     solution, lab = (outputs(read(built, f"{folder}/00_mini.ipynb")) for folder in ("solutions", "labs"))
     assert solution["check-bubble"] == "✔ bubble   passed         5/5"

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from labkit.transport import listen
 
 from labkit.checks import in_order, overlaps, peak_at_most
 from labkit.evidence import Evidence, Witness
@@ -15,24 +14,25 @@ from labkit.exercises import Answer
 from labkit.fresh import Nursery
 from labkit.nursery import Limits
 from labkit.player import play
-from labkit.playing import of_the_call
 
-TALK = """
+
+def played(nursery: Nursery, source: str, function: str, inputs: dict[str, Any], ranks: int = 2) -> list[Evidence]:
+    """The evidence of each rank of a call."""
+    job: dict[str, Any] = {
+        "sources": {"talk": source}, "exercise": "talk", "function": function, "drive": None, "seconds": 10,
+        "world": ranks, "members": list(range(ranks)), "groups": [], "strided": [False], "spoil": [], "late": [[]],
+        "trials": [inputs], "hidden": "/nowhere", "without": [], "prepared": None,
+    }  # fmt: skip
+    replies = nursery.call(play, [job] * ranks, Limits(seconds=10))
+    return [Evidence.from_plain(reply.value["trials"][0]["evidence"]) for reply in replies]
+
+
+BACKWARD = """
 import torch, torch.distributed as dist
 from minimegatron import trace
 
 def talk(x):
-    rank = dist.get_rank()
-    dist.all_reduce(x)
-    (dist.send if rank == 0 else dist.recv)(x, 1 - rank)
-    both = [dist.P2POp(dist.isend, x, 1 - rank), dist.P2POp(dist.irecv, torch.empty_like(x), 1 - rank)]
-    [work.wait() for work in dist.batch_isend_irecv(both)]
-    out = torch.empty(2 * len(x))
-    dist.all_gather_into_tensor(out, x)
-    dist.reduce_scatter_tensor(x, out)
-    dist.all_to_all_single(torch.empty_like(x), x)
-    dist.broadcast(x, 0)
-    dist.barrier()
+    dist.send(x, 1) if dist.get_rank() == 0 else dist.recv(x, 0)
     with trace.span("layer", axis="tp", nbytes=7):
         y = Mean.apply(torch.ones(3, requires_grad=True))
     y.sum().backward()
@@ -50,29 +50,10 @@ class Mean(torch.autograd.Function):
 """
 
 
-def played(nursery: Nursery, source: str, function: str, inputs: dict[str, Any], ranks: int = 2) -> list[Evidence]:
-    """The evidence of each rank of a call, as the judge puts it together."""
-    job: dict[str, Any] = {
-        "sources": {"talk": source}, "exercise": "talk", "function": function, "drive": None, "seconds": 10,
-        "world": ranks, "members": list(range(ranks)), "groups": [], "strided": [False], "spoil": [],
-        "trials": [inputs], "hidden": "/nowhere", "without": [],
-    }  # fmt: skip
-    *replies, heard = nursery.call(play, [job] * ranks, Limits(seconds=10), beside=(listen, None))
-    logs = [of_the_call(log, 0, True) for log in heard.value["entries"]]
-    said = [Evidence.from_plain(reply.value["trials"][0]["evidence"]) for reply in replies]
-    return [one.with_log(log, range(ranks)) for one, log in zip(said, logs, strict=True)]
-
-
-def test_every_communication_is_seen(nursery: Nursery) -> None:
-    first, second = played(nursery, TALK, "talk", {"x": torch.ones(4)})
-    assert [call.name for call in first.calls] == [
-        "all_reduce", "send", "send", "recv", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier",
-        "all_reduce",
-    ]  # fmt: skip
-    assert [call.name for call in second.calls][1] == "recv"
-    assert first.count("send", "recv") == 3 and first.nbytes("send") == 32 and first.nbytes("all_gather") == 32
-    assert [call.peer for call in first.calls[:3]] == [-1, 1, 1]
-    assert first.nbytes("all_reduce") == 16 + 12 and first.count() == 10
+def test_what_a_backward_pass_sends_is_seen_and_layers_are(nursery: Nursery) -> None:
+    first, second = played(nursery, BACKWARD, "talk", {"x": torch.ones(4)})
+    assert [(call.name, call.peer) for call in first.calls] == [("send", 1), ("all_reduce", -1)]
+    assert (second.count("recv"), second.nbytes("recv", "all_reduce"), second.count()) == (1, 16 + 12, 2)
     [event] = first.events
     assert (event.name, event.axis, event.nbytes, event.rank) == ("layer", "tp", 7, 0)
 

@@ -8,7 +8,6 @@ import dataclasses
 import gc
 import mmap
 import os
-import select
 import signal
 import socket
 import stat
@@ -22,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 
-from labkit import channel, fresh
+from labkit import plain, sandbox
 from labkit.fresh import Nursery
 from labkit.nursery import Failed, Limits
 from minimegatron.errors import RankError
@@ -109,13 +108,10 @@ def test_a_rank_may_end_before_it_is_taken_hold_of(
 
 
 def test_a_rank_holds_nothing_of_others(nursery: Nursery) -> None:
-    """Standard streams, its answer, its stack, its line: no socket of the nursery, no job, no end of another rank."""
-    replies = nursery.call(descriptors, [None] * 3, ENOUGH, beside=(overhear, None))
-    for reply in replies[:3]:
+    """Standard streams, its answer, its stack: no socket of the nursery, no job, no end of another rank."""
+    for reply in nursery.call(descriptors, [None] * 3, ENOUGH):
         assert list(reply.value)[:3] == [0, 1, 2]
-        assert list(reply.value.values())[3:] in (["pipe", "pipe", "socket"], ["socket", "pipe", "pipe"])
-    [alone] = nursery.call(descriptors, [None], ENOUGH)
-    assert list(alone.value.values())[3:] == ["pipe", "pipe"]
+        assert list(reply.value.values())[3:] == ["pipe", "pipe"]
 
 
 def descriptors(rank: int, world: int, job: None) -> dict[int, str]:
@@ -128,67 +124,53 @@ def descriptors(rank: int, world: int, job: None) -> dict[int, str]:
     return found
 
 
-def test_the_broker_hears_each_rank_on_its_own_line(nursery: Nursery) -> None:
-    *ranks, broker = nursery.call(say, ["a", "b", "c"], ENOUGH, beside=(overhear, "given"))
-    assert [reply.value for reply in ranks] == ["a!", "b!", "c!"]
-    assert broker.value == {"job": "given", "heard": [b"a".hex(), b"b".hex(), b"c".hex()]}
-    [lonely] = nursery.call(has_line, [None], ENOUGH)
-    assert lonely.value is False
+def waits(rank: int, world: int, job: str) -> str:
+    """On loopback, for a rank that never comes; or at work."""
+    import threading
+
+    if rank == 0 and job == "returns":
+        return "returned"
+    if rank == 0 and job == "computes":
+        end = time.monotonic() + 6
+        while time.monotonic() < end:
+            sum(range(1000))
+        return "computed"
+    if rank == 0 and job == "sleeps now and then":
+        for _ in range(60):
+            time.sleep(0.1)
+            sum(range(100_000))
+        return "slept"
+    threading.Event().wait(30)
+    return "waited"
 
 
-def say(rank: int, world: int, job: str) -> str:
-    sock = channel.mine()._socket
-    sock.sendall(job.encode())
-    return sock.recv(2).decode()
+@pytest.mark.parametrize(
+    ("job", "ends"),
+    [
+        ("all wait", ["stuck", "stuck"]),
+        ("returns", ["", "stuck"]),
+        pytest.param("computes", ["", "stuck"], marks=pytest.mark.thorough),
+        pytest.param("sleeps now and then", ["", "stuck"], marks=pytest.mark.thorough),
+    ],
+)
+def test_ranks_that_only_wait_are_not_waited_for(nursery: Nursery, job: str, ends: list[str]) -> None:
+    replies = nursery.call(waits, [job] * 2, Limits(seconds=25))
+    assert [reply.ended for reply in replies] == ends
+    assert any(frame.function == "waits" for frame in replies[1].stack)
 
 
-def has_line(rank: int, world: int, job: None) -> bool:
-    try:
-        channel.mine()
-    except RuntimeError:
-        return False
-    return True
+def test_ranks_share_a_folder_that_goes(nursery: Nursery) -> None:
+    first, second = nursery.call(shares, [None] * 2, ENOUGH)
+    assert first.value == second.value == ["from 0", "from 1"]
 
 
-def overhear(lines: list[socket.socket], control: socket.socket, job: str) -> dict[str, Any]:
-    """Answers each rank with its own letter and "!"; ends when told."""
-    heard = [b""] * len(lines)
-    while control not in (ready := select.select([control, *lines], [], [], 20)[0]):
-        assert ready
-        for rank, line in enumerate(lines):
-            if line in ready and (said := line.recv(1)):
-                heard[rank] = said
-                line.sendall(said + b"!")
-            elif line in ready:
-                lines[rank] = control
-    return {"job": job, "heard": [said.hex() for said in heard]}
-
-
-def test_the_broker_answers_although_a_rank_is_late(nursery: Nursery) -> None:
-    late, broker = nursery.call(misbehave, ["time.sleep(99)"], Limits(seconds=0.5), beside=(overhear, None))
-    assert late.ended == "late"
-    assert broker.value == {"job": None, "heard": [""]}
-
-
-@pytest.mark.parametrize(("function", "ended"), [("hangs", "late"), ("dies", "left with exit status 70")])
-def test_a_broker_without_an_answer_is_named_and_ended(
-    nursery: Nursery, monkeypatch: pytest.MonkeyPatch, function: str, ended: str
-) -> None:
-    monkeypatch.setattr(fresh, "REPLY_SECONDS", 0.3)
-    rank, broker = nursery.call(echo, [1], ENOUGH, beside=(globals()[function], None))
-    assert rank.value["job"] == 1
-    assert broker.value is None
-    assert broker.ended == ended
-    if ended == "late":
-        assert broker.stack[0].function == "hangs"
-
-
-def hangs(lines: list[socket.socket], control: socket.socket, job: None) -> None:
-    time.sleep(1000)
-
-
-def dies(lines: list[socket.socket], control: socket.socket, job: None) -> None:
-    raise ValueError
+def shares(rank: int, world: int, job: None) -> list[str]:
+    folder = sandbox.shared_folder()
+    (folder / f"new.{rank}").write_text(f"from {rank}")
+    (folder / f"new.{rank}").rename(folder / f"file.{rank}")
+    while len(list(folder.glob("file.*"))) < world:
+        time.sleep(0.01)
+    return [(folder / f"file.{one}").read_text() for one in range(world)]
 
 
 def test_an_answer_too_long_is_no_answer(nursery: Nursery) -> None:
@@ -320,13 +302,13 @@ def test_a_garbage_collection_of_a_rank_looks_at_nothing_that_all_share(nursery:
     assert reply.value > 100_000
 
 
-def converse(lines: Any, control: socket.socket, job: Any) -> Any:
+def converse(control: socket.socket, job: Any) -> Any:
     """Ask for what is twice the job, in a process of the judge's own."""
     if job == "ends":
         os._exit(3)
     if job == "fails":
         raise Failed("no question")
-    return ["answered", os.getpid(), channel.confer(control, [job, os.getpid()])]
+    return ["answered", os.getpid(), plain.confer(control, [job, os.getpid()])]
 
 
 def test_a_process_asks_on_the_way_and_goes_on_with_the_answer(nursery: Nursery) -> None:

@@ -106,6 +106,7 @@ def opened(first_cell: Said) -> list[str]:
 # -------------------------------------------------------------------------------------------------- coming back
 
 
+@pytest.mark.slow
 def test_the_first_cell_loads_what_was_saved(folder: Path, evening: Evening) -> None:
     nothing, _, stub, *_ = evening.saved
     assert nothing.text == "lab 00_mini: 0 of 12 points; next: bubble", "nothing is saved, nothing is said"

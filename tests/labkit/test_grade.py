@@ -71,6 +71,7 @@ def points(graded: Run, learner: str) -> list[int]:
 # -------------------------------------------------------------------------------------------------------- honest
 
 
+@pytest.mark.slow
 def test_everybody_is_graded_and_nothing_is_left(graded: Run) -> None:
     assert graded.status == 0 and graded.left == []
     learners = [one["learner"] for one in graded.rows["marks"]]

@@ -17,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit import channel, plain
+from labkit import plain
 from minimegatron.errors import DataError
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
@@ -43,7 +43,6 @@ def test_a_tensor_of_one_number_comes_back_whatever_its_stride() -> None:
     """It is contiguous with any stride, and torch sees only stride 1 as bytes."""
     third = torch.arange(3.0)[::3].clone()
     assert third.stride() == (3,) and plain.loads(plain.dumps(third)).tolist() == [0.0]
-    assert channel.pack({}, [third, torch.ones(1)])[-4:] == channel.pack({}, [torch.ones(1)])[-4:]
 
 
 def test_what_is_kept_and_what_becomes_what() -> None:
@@ -176,3 +175,40 @@ def test_any_json_is_read_or_refused(value: object) -> None:
         plain.loads(json.dumps(value))
     except DataError:
         pass
+
+
+# --------------------------------------------------------------------------- JSON of strangers is counted unread
+
+
+def made(value: Any) -> int:
+    """Values and keys in it."""
+    if isinstance(value, list):
+        return 1 + sum(map(made, value))
+    return 1 + sum(1 + made(item) for item in value.values()) if isinstance(value, dict) else 1
+
+
+texts = st.text(st.sampled_from('a",:[]{}\\ é'), max_size=6)
+nested = st.recursive(
+    st.none() | st.integers() | st.floats(allow_nan=False) | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+)
+
+
+@given(nested, st.booleans(), st.sampled_from([None, 1]))
+def test_the_count_is_a_bound_and_strings_do_not_raise_it(value: Any, ascii_only: bool, indent: int | None) -> None:
+    text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
+    assert made(value) <= plain.values_in(text, 10**9) <= 2 * made(value)
+    assert plain.bounded_json(text, 2 * made(value)) == plain.bounded_json(text.encode(), None) == value
+
+
+@pytest.mark.parametrize("unit", ["[]", "1", '""', '{"":1}', '"\\""', '"\\\\"'])
+def test_too_many_values_are_refused_before_any_is_made(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json, "loads", lambda _: pytest.fail("it was parsed"))
+    with pytest.raises(ValueError, match="values; at most 10,000 are read"):
+        plain.bounded_json(f"[{','.join([unit] * 20_000)}]", 10_000)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "1" * 5000, b"\xff", "", '"', "[1,]", b"\x00[\x00]"])
+def test_what_is_no_json_is_a_value_error(text: str | bytes) -> None:
+    with pytest.raises(ValueError):
+        plain.bounded_json(text, 1_000_000)

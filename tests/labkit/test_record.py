@@ -27,7 +27,7 @@ SOURCES = {"one": "x = 1", "two": "from exercises.one import x", "three": ""}
 
 def verdict(name: str, points: int = 1) -> Verdict:
     row = Row("case", points, 1, "" if points else "no")
-    return Verdict(name, "passed" if points else "wrong", 1, (row,), hint="h")
+    return Verdict(name, "passed" if points else "wrong", 1, (row,))
 
 
 def test_it_is_there_after_a_restart_until_something_changes(tmp_path: Path) -> None:
@@ -61,6 +61,8 @@ def test_failures_are_counted_over_restarts_until_it_passes(tmp_path: Path) -> N
     assert wrong({"two": "a", "one": "b"}, Record(tmp_path)) == 1, "another cell is not this one's text"
     assert wrong({"two": "b"}, Record(tmp_path, "other checks")) == 2
     assert Record(tmp_path).put(Verdict("two", "todo", 1), SOURCES).attempt == 2, "a stub is no failure"
+    unread = replace(verdict("two", points=0), tried=False)
+    assert Record(tmp_path).put(unread, {**SOURCES, "two": "("}).attempt == 2, "nor is what cannot be read"
     assert wrong({"two": "b"}, Record(tmp_path)) == 2
     assert wrong({"two": "a"}, Record(tmp_path)) == 3
     assert Record(tmp_path).get("two", {**SOURCES, "two": "a"}) == replace(verdict("two", points=0), attempt=3)
@@ -71,18 +73,20 @@ def test_failures_are_counted_over_restarts_until_it_passes(tmp_path: Path) -> N
 def test_failures_are_counted_by_each_kernel_and_where_nothing_can_be_written(tmp_path: Path) -> None:
     first, second = Record(tmp_path), Record(tmp_path)
     assert [wrong({"two": "a"}, first), wrong({"two": "b"}, second), wrong({"two": "c"}, first)] == [1, 2, 3]
-    (tmp_path / NAME).write_text('{"format": 3}')
+    (tmp_path / NAME).write_text('{"format": 4}')
     assert [wrong({"two": "d"}, first), wrong({"two": "d"}, first), wrong({"two": "e"}, first)] == [4, 4, 5]
 
 
-def test_a_record_that_counts_no_failures_is_read(tmp_path: Path) -> None:
-    """Format 1: what `hint` held was a mistake's words or the recipe."""
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_record_of_an_earlier_version_is_read(tmp_path: Path, version: int) -> None:
+    """1 counted no failures; 2 kept hints."""
     plain = {"exercise": "two", "state": "wrong", "of": 1, "rows": [["case", 0, 1, "no"]], "note": "", "hint": "h"}
+    plain |= {"attempt": 2, "answered": True} if version == 2 else {}
     kept = {"two": {"digest": record.digest("two", SOURCES, ""), "verdict": plain}}
-    (tmp_path / NAME).write_text(json.dumps({"format": 1, "sum": record._sum(kept), "exercises": kept}))
+    (tmp_path / NAME).write_text(json.dumps({"format": version, "sum": record._sum(kept), "exercises": kept}))
     old = Record(tmp_path)
-    assert old.get("two", SOURCES) == verdict("two", points=0) and old.trouble == ""
-    assert wrong({"two": "a"}, old) == 1 and Record(tmp_path).trouble == ""
+    assert old.get("two", SOURCES) == replace(verdict("two", points=0), attempt=2 * version - 2) and old.trouble == ""
+    assert wrong({"two": "a"}, old) == 2 * version - 1 and Record(tmp_path).trouble == ""
 
 
 DAMAGE = {
@@ -122,11 +126,11 @@ def test_a_flipped_bit_is_noticed_or_harmless(tmp_path: Path) -> None:
 
 
 def test_a_newer_file_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / NAME).write_text('{"format": 3, "what": "ever"}')
+    (tmp_path / NAME).write_text('{"format": 4, "what": "ever"}')
     newer = Record(tmp_path)
     newer.put(verdict("one"), SOURCES)
     assert newer.get("one", SOURCES) == verdict("one") and "is of a newer minimegatron" in newer.trouble
-    assert (tmp_path / NAME).read_text() == '{"format": 3, "what": "ever"}'
+    assert (tmp_path / NAME).read_text() == '{"format": 4, "what": "ever"}'
 
 
 def test_where_nothing_can_be_written_it_is_remembered_and_said(tmp_path: Path, monkeypatch: Any) -> None:
@@ -234,7 +238,7 @@ def test_the_table_counts_what_still_holds(tmp_path: Path) -> None:
 def test_the_file_is_readable(tmp_path: Path) -> None:
     Record(tmp_path).put(verdict("one"), SOURCES)
     data = json.loads((tmp_path / NAME).read_text())
-    assert data["format"] == 2 and data["exercises"]["one"]["verdict"]["state"] == "passed"
+    assert data["format"] == 3 and data["exercises"]["one"]["verdict"]["state"] == "passed"
 
 
 def test_a_verdict_depends_on_the_parts_of_its_course_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,9 +162,6 @@ def test_the_first_wrong_trial_is_told(nursery: Nursery) -> None:
 def test_a_changed_input_is_told_unless_it_may_change(nursery: Nursery) -> None:
     verdict = check(nursery, "plus", "def plus(x, n):\n    x += n\n    return x")
     assert (verdict.points, set(notes(verdict))) == (0, {"it changes its input `x`: compute on a copy"})
-    assert not verdict.answered, "the answer is right: no idea beside a first failure"
-    wrong = check(nursery, "plus", "def plus(x, n):\n    return x")
-    assert wrong.answered and wrong.idea == "Add n."
     verdict = check(nursery, "own_group", OWN.replace("x = x.contiguous().clone()", "pass"))
     assert "it changes its input `x`" in notes(verdict)[0]
     into = "def into(x, out):\n    out.copy_(2 * x)\n    return out"
@@ -202,9 +199,10 @@ def test_what_is_wrong_everywhere_is_not_laid_on_a_setting(nursery: Nursery) -> 
 def test_a_group_that_is_ignored_hangs_in_the_smaller_one_only(nursery: Nursery) -> None:
     verdict = check(nursery, "total", TOTAL.replace(", group=group", ""))
     assert [row.points for row in verdict.rows] == [1, 1, 1, 0]
-    said = "with a group smaller than the world: every rank: RuntimeError: all_reduce of group [0, "
+    said = (
+        "with a group smaller than the world: deadlock: nothing goes on any more; every rank: line 5: dist.all_reduce"
+    )
     assert notes(verdict)[3].startswith(said)
-    assert "has no part in this call (line " in notes(verdict)[3]
 
 
 def test_a_group_that_only_its_members_make_is_found(nursery: Nursery) -> None:

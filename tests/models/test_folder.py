@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minimegatron.checkpoint.conversion import open_model
-from minimegatron.checkpoint.huggingface import INDEX, open_published
+from minimegatron.checkpoint.hf_folder import INDEX, open_published
 from minimegatron.errors import CheckpointError
 from tests.models.test_huggingface import hf_model
 

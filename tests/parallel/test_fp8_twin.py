@@ -14,7 +14,7 @@ import torch
 
 from minimegatron.training.reports import StepReport
 from tests.axes import PP, SP, TP
-from tests.thorough import mostly_thorough
+from tests.thorough import SLOW, mostly_thorough
 from tests.training.test_trainer import train, trainer_of
 from tests.twin import Case
 
@@ -74,6 +74,7 @@ REMEMBERS, EP = "--fp8-amax-history-len 4 --fp8-amax-compute-algo max", "--exper
 CUT = "--tensor-model-parallel-size 2 --sequence-parallel"
 
 
+@SLOW
 @pytest.mark.parametrize(
     "layout, recipe",
     mostly_thorough(itertools.product([EP, CUT], [REMEMBERS, "--fp8-recipe tensorwise"]), [0]),
@@ -107,7 +108,7 @@ def remembered() -> list[StepReport]:
     return train(f"{LINE} {WAYS['delayed']} --train-iters 4").history
 
 
-@pytest.mark.parametrize("layout", mostly_thorough(LAYOUTS, ["tp2 sp", "cp2"].__contains__))
+@pytest.mark.parametrize("layout", mostly_thorough(LAYOUTS, ["tp2 sp", "cp2"].__contains__, ["cp2"].__contains__))
 def test_scales_that_remember_are_the_same_in_every_layout(ranks, remembered, layout):
     results = ranks(2).run(on_rank, f"{LINE} {WAYS['delayed']} --train-iters 4 {LAYOUTS[layout]}")
     for history, state in results:

@@ -20,14 +20,16 @@ from minimegatron.models.families import family_config
 from minimegatron.optim.muon import newton_schulz
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.planner.cluster import CLUSTERS
+from minimegatron.planner.pass_time import PEAK
 from minimegatron.planner.planning import plan
 from minimegatron.planner.search import search
-from minimegatron.planner.timing import PEAK, step_time
+from minimegatron.planner.timing import step_time
 from minimegatron.planner.update import muon_products, optimizer_of, update_time
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.flops import step_flops
 from tests.planner.test_timing import FREE
 from tests.planner.test_traffic import ENDS, EQUAL, LATENT, SIZES, TWO, run_of, told_and_counted
+from tests.thorough import SLOW
 
 H100 = CLUSTERS["h100"]
 TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
@@ -57,6 +59,7 @@ def of_optimizer(run: RunConfig, **fields: Any) -> RunConfig:
     return dataclasses.replace(run, optimizer=OptimizerConfig(**fields))
 
 
+@SLOW
 @pytest.mark.parametrize(
     "names",
     [
@@ -177,6 +180,7 @@ def test_each_is_planned_whole(flags: str) -> None:
     assert sum(told.time.parts.values()) == pytest.approx(told.time.seconds) and told.messages()
 
 
+@SLOW
 def test_a_search_with_muon_keeps_matrices_whole() -> None:
     found = search(parse_args(f"{WORDS} --optimizer muon --num-layers 2".split(), reads=False), 2, H100)
     assert {one.layout.zero for one in found} == {0}

@@ -14,8 +14,10 @@ from minimegatron.footprint.prediction import Work, sizes_of
 from minimegatron.planner import measure as operations
 from minimegatron.planner.cluster import CLUSTERS, Cluster
 from minimegatron.planner.measure import CPU, SHIFT, Timed, fits, fitted, measure, trials
-from minimegatron.planner.timing import pieces_run, step_time
+from minimegatron.planner.pass_time import pieces_run
+from minimegatron.planner.timing import step_time
 from tests.planner.test_timing import run_of
+from tests.thorough import SLOW
 
 COSTS = [3e-5, 2e-11, 7e-10]
 KINDS = {"linear", "attention", "norm", "activation", "table", "loss", "optimizer"}
@@ -97,6 +99,7 @@ def timed_on(rank: int, world: int, repeats: int) -> Any:
         return operations.on_rank(CPU, repeats)
 
 
+@SLOW
 @pytest.mark.parametrize("torchrun", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_this_machine_is_a_cluster(torchrun: bool, ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """On ranks that are there, and on those that torchrun starts as for the command."""

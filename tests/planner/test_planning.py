@@ -12,6 +12,7 @@ from minimegatron.config.run import RunConfig
 from minimegatron.planner.cluster import CLUSTERS, read_cluster
 from minimegatron.planner.planning import changed, cheapest_changes, plan
 from minimegatron.training.arguments import parse_args
+from tests.thorough import SLOW
 
 H100 = CLUSTERS["h100"]
 EIGHT = "--preset llama3-8b --bf16 --seq-length 4096 --micro-batch-size 1 --global-batch-size 64"
@@ -46,6 +47,7 @@ def test_a_run_fits_where_there_is_room_and_only_there() -> None:
         assert plan(run, 1, H100.replace(memory=float(memory), reserve=0.0)).fits == fits
 
 
+@SLOW
 def test_three_changes_that_make_it_fit_the_fastest_first() -> None:
     told = plan(run_of(EIGHT, 8), 8, H100)
     assert not told.fits
@@ -84,6 +86,7 @@ def command(words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     return status, capsys.readouterr().out
 
 
+@SLOW
 def test_the_command_says_why_it_does_not_fit_and_what_would(capsys: pytest.CaptureFixture[str]) -> None:
     status, out = command(f"--world-size 8 {EIGHT}", capsys)
     assert status == 1

@@ -21,10 +21,11 @@ import pytest
 
 from minimegatron.planner import closed_forms
 from minimegatron.planner.cluster import CLUSTERS
-from minimegatron.planner.timing import LAUNCHES, step_time
+from minimegatron.planner.pass_time import LAUNCHES
+from minimegatron.planner.timing import step_time
 from minimegatron.training.flops import step_flops
 from tests.planner import published
-from tests.thorough import mostly_thorough
+from tests.thorough import SLOW, mostly_thorough
 
 FITTED = "1.7B", "16B"  # of the README
 
@@ -88,6 +89,7 @@ def test_weak_scaling_of_2021() -> None:
 SOME = ["1.7B", "7.1B", "16B", "32B", "70B", "314B"]
 
 
+@SLOW
 @pytest.mark.parametrize("names", mostly_thorough([SOME, list(published.WEAK_H100)], [0]), ids=len)
 def test_weak_scaling_of_the_readme(names: list[str]) -> None:
     told, measured = {}, {}
@@ -108,6 +110,7 @@ def test_llama_3_405b_that_nothing_was_fitted_to(name: str) -> None:
     assert step_time(run, gpus, CLUSTERS["h100"]).tflops == pytest.approx(tflops, rel=0.12)
 
 
+@SLOW
 @pytest.mark.parametrize(
     "rows", mostly_thorough([published.NODE_A100[:6], published.NODE_A100, published.NODES_A100], [0]), ids=len
 )

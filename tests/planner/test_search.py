@@ -16,6 +16,7 @@ from minimegatron.planner.planning import plan
 from minimegatron.planner.search import Estimator, search
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.rules import check_run
+from tests.thorough import SLOW
 
 SMALL = "--preset laptop-10m --bf16 --seq-length 1024 --global-batch-size 16 --micro-batch-size 2 --num-layers 4"
 CLUSTER = CLUSTERS["h100"].replace(gpus_per_node=2)
@@ -25,6 +26,7 @@ def base_of(flags: str) -> RunConfig:
     return parse_args(flags.split(), reads=False)
 
 
+@SLOW
 def test_the_best_of_all_layouts_is_found() -> None:
     base = base_of(f"{SMALL} --recompute-granularity full --data-parallel-sharding-strategy optim_grads")
     every = {}
@@ -113,6 +115,7 @@ def test_the_flags_of_a_layout_make_the_run_that_was_planned() -> None:
         assert (again.model, again.parallel, again.training) == (run.model, run.parallel, run.training), layout
 
 
+@SLOW
 def test_the_command_prints_a_table_and_command_lines_and_draws(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

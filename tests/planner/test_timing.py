@@ -21,17 +21,8 @@ from minimegatron.models.families import family_config
 from minimegatron.parallel.pipeline.schedule_sim import Costs, simulate
 from minimegatron.planner.closed_forms import bubble
 from minimegatron.planner.cluster import CLUSTERS, Cluster
-from minimegatron.planner.timing import (
-    BELOW,
-    LAUNCHES,
-    MEMORY,
-    PEAK,
-    RECOMPUTE,
-    PassTime,
-    pieces_run,
-    play,
-    step_time,
-)
+from minimegatron.planner.pass_time import BELOW, LAUNCHES, MEMORY, PEAK, RECOMPUTE, PassTime, pieces_run
+from minimegatron.planner.timing import play, step_time
 from minimegatron.training.flops import forward_flops, step_flops
 
 SIZES: dict[str, Any] = {

@@ -27,6 +27,7 @@ from minimegatron.planner.traffic import run_messages
 from minimegatron.training.memory_report import spec_of, work_of_run
 from minimegatron.training.rules import check_run
 from minimegatron.training.step import forward_step, train_step
+from tests.thorough import SLOW, THOROUGH
 
 LENGTH, WORDS = 32, 96
 SIZES: dict[str, Any] = {
@@ -142,7 +143,7 @@ def told(run: RunConfig, rank: int, world: int) -> dict[str, dict[str, int]]:
 
 
 @pytest.mark.parametrize(
-    "seeds", [pytest.param(range(i, i + 3), marks=[pytest.mark.thorough] * (i > 0)) for i in range(0, 60, 3)]
+    "seeds", [pytest.param(range(i, i + 3), marks=THOROUGH if i else SLOW) for i in range(0, 60, 3)]
 )
 def test_random_layouts(ranks: Any, seeds: range) -> None:
     told_and_counted(ranks, [drawn(seed) for seed in seeds], 4)
@@ -176,7 +177,9 @@ NAMED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 ORDINARY = ["heads inside, a ring outside", "instances", "shared overlap", "a norm over all heads"]
 
 
-@pytest.mark.parametrize("names", [ORDINARY, pytest.param(list(NAMED), marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "names", [ORDINARY[:2], pytest.param(ORDINARY[2:], marks=SLOW), pytest.param(list(NAMED), marks=THOROUGH)]
+)
 def test_named_layouts(ranks: Any, names: list[str]) -> None:
     runs = [run_of(parallel, TWO | model, 4, 2) for parallel, model in map(NAMED.__getitem__, names)]
     told_and_counted(ranks, runs, 4, ENDS)

@@ -12,6 +12,7 @@ from minimegatron.layers.param import logical_parameters
 from minimegatron.training.run_state import TrainState
 from minimegatron.training.step import forward_step
 from minimegatron.training.trainer import ROLLBACKS, WINDOW
+from tests.thorough import SLOW
 from tests.training.test_trainer import trainer_of
 
 LINE = (
@@ -104,6 +105,7 @@ def beyond(rank: int, world: int, root: str) -> list[Any]:
     return [(r.losses["lm loss"], r.grad_norm) for r in trainer.history]
 
 
+@SLOW
 def test_rolled_back_to_the_newest_checkpoint_and_past_the_batch(ranks, tmp_path):
     """Two microbatches a step on each of two ranks: the 12th is of step 6, and the checkpoint of step 4."""
     found = ranks(2).run(rolling_back, str(tmp_path), {12: float("nan")})
@@ -136,6 +138,7 @@ def spiking(rank: int, world: int, factor: float, options: str) -> tuple[list[fl
     return [r.losses["lm loss"] for r in trainer.history], trainer.state
 
 
+@SLOW
 def test_a_spike_on_one_rank_is_one_on_all(ranks):
     options = "--spiky-loss-factor 2 --bad-step skip"
     for losses, state in ranks(2).run(spiking, 20.0, options):

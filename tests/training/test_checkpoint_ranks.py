@@ -23,6 +23,7 @@ from minimegatron.config import ParallelConfig
 from minimegatron.errors import CheckpointError, ConfigError, RankError
 from minimegatron.training import checkpointing
 from minimegatron.training.run_state import layout_facts, same_layout
+from tests.thorough import SLOW
 from tests.training.test_trainer import numbers, trainer_of
 
 LINE = "--num-layers 1 --micro-batch-size 1 --global-batch-size 4 --train-iters 6 --lr-decay-iters 6"
@@ -64,6 +65,7 @@ def refusals(rank: int, world: int, root: str, files: list[str], options: str) -
     return said
 
 
+@SLOW
 def test_every_file_is_hashed_by_fewer_ranks_than_have_written(ranks, tmp_path):
     """Also those in which a rank, or nobody, wants anything."""
     model, pipeline = "--num-layers 2 --untie-embeddings-and-output-weights", "--pipeline-model-parallel-size 2"
@@ -176,6 +178,7 @@ def test_a_run_that_is_closed_waits_for_what_it_is_writing(tmp_path, monkeypatch
 # ------------------------------------------------------------------------------------------------ weights alone
 
 
+@SLOW
 def test_weights_without_an_optimizer_come_whole_to_ranks_that_share_them(ranks, tmp_path):
     """A rank reads the part that it updates; the parts of the others are those of the beginning until they come."""
     ranks(2).run(trained, f"--save {tmp_path} --exit-interval 2")
@@ -223,6 +226,7 @@ def test_a_layout_that_is_not_said_is_the_default_one():
     assert not same_layout(earlier, Mesh.serial(ParallelConfig(order="dp-tp-cp-ep-pp")))
 
 
+@SLOW
 def test_ranks_that_stand_elsewhere_do_not_go_on_with_anothers_streams(ranks, tmp_path):
     """tp ranks drop alike from one stream; after a resume in another order they would each have another one."""
     line = "--tensor-model-parallel-size 2 --hidden-dropout 0.5 --check-replicas-interval 1"

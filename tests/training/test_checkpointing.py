@@ -22,7 +22,7 @@ from minimegatron.config.run import CheckpointConfig
 from minimegatron.errors import CheckpointError, ConfigError, RankError
 from minimegatron.training.checkpointing import Checkpoints
 from tests.faults import helpers
-from tests.thorough import mostly_thorough
+from tests.thorough import mostly_slow, mostly_thorough
 from tests.training.test_trainer import numbers, trainer_of, with_sigterm
 
 LINE = (
@@ -317,7 +317,7 @@ def failing(rank: int, world: int, root: str, victim: int, when: str) -> int:
     return trainer.state.iteration
 
 
-@pytest.mark.parametrize(("victim", "when", "left"), [(0, "4", [2]), (1, "2", []), (1, "6", [2, 4])])
+@pytest.mark.parametrize(("victim", "when", "left"), mostly_slow([(0, "4", [2]), (1, "2", []), (1, "6", [2, 4])], [1]))
 def test_an_error_in_the_background_is_raised_on_all_ranks(ranks, tmp_path, victim, when, left):
     with pytest.raises(RankError) as caught:
         ranks(2).run(failing, str(tmp_path), victim, when)

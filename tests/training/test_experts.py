@@ -12,7 +12,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.reports import StepReport
 from tests.mock_data import small_trainer
-from tests.thorough import mostly_thorough
+from tests.thorough import SLOW, mostly_thorough
 
 LINE = (
     "--mock-data --seq-length 16 --num-layers 2 --hidden-size 32 --num-attention-heads 4 --vocab-size 64 "
@@ -32,6 +32,7 @@ def trained(rank: int, world: int, line: str) -> list[StepReport]:
     return trainer.history
 
 
+@SLOW
 @pytest.mark.parametrize("more", mostly_thorough(["", "--bf16", "--fp16 --initial-loss-scale 1024"], [0]))
 def test_one_curve_in_every_layout(ranks, more):
     """The microbatch of each step is the same sample, whoever has it: the balancing loss is one of a microbatch."""

@@ -21,7 +21,7 @@ from minimegatron.training.pipelined import Microbatches
 from minimegatron.training.reports import StepReport
 from minimegatron.training.step import forward_step, get_forward_backward_func
 from tests.mock_data import small_trainer
-from tests.thorough import mostly_thorough
+from tests.thorough import SLOW, mostly_thorough
 from tests.twin import Case, distance, microbatch, weights
 
 PP2 = "--pipeline-model-parallel-size 2"
@@ -68,6 +68,7 @@ def test_a_batch_that_grows(ranks):
     same(ranks, 2, line, [PP2, f"{PP2} --pipeline-schedule zb_h1"])
 
 
+@SLOW
 @pytest.mark.parametrize("schedule", mostly_thorough(["1f1b", "zb_v"], [1]))
 def test_dropout_is_the_same_with_and_without_recompute(ranks, schedule):
     line = f"--hidden-dropout 0.2 --attention-dropout 0.2 --train-iters 3 {PP2} --pipeline-schedule {schedule}"

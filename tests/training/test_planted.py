@@ -18,7 +18,7 @@ from minimegatron.optim import clip, main_params
 from minimegatron.parallel.data import ddp, finalize, grad_buffer
 from minimegatron.training.arguments import parse_args
 from tests.parallel.test_serial_twin import _MISTAKES
-from tests.thorough import mostly_thorough
+from tests.thorough import SLOW, mostly_thorough
 from tests.training.test_trainer import TINY, numbers, trainer_of
 
 TP, SP = "--tensor-model-parallel-size 2", "--tensor-model-parallel-size 2 --sequence-parallel"
@@ -144,7 +144,9 @@ def test_copies_are_compared_over_every_axis(ranks: Any, plant: str) -> None:
     assert f"differ between copies over {seen[1]}, first '{seen[0]}" in text and f"; axis {seen[1]}, ranks 0-1" in text
 
 
-@pytest.mark.parametrize("plant", mostly_thorough(PLANTS, ["row bias on every rank", "own norm"].__contains__))
+@pytest.mark.parametrize(
+    "plant", mostly_thorough(PLANTS, ["row bias on every rank", "own norm"].__contains__, ["own norm"].__contains__)
+)
 def test_the_first_step_is_held_against_one_process(ranks: Any, plant: str) -> None:
     seen = PLANTS[plant][3]
     said = set(ranks(2).run(with_plant, plant, "--check-first-step", timeout=60))
@@ -176,6 +178,7 @@ def both_checks(rank: int, world: int, line: str) -> Any:
     return numbers(trainer.history)
 
 
+@SLOW
 @pytest.mark.parametrize("line", mostly_thorough(LAYOUTS, [1, 4]))
 def test_right_sums_pass_and_the_check_leaves_no_trace(ranks: Any, line: str) -> None:
     checked = ranks(2).run(both_checks, f"{line} --check-first-step", timeout=90)

@@ -16,7 +16,7 @@ from minimegatron.layers.param import logical_parameters
 from minimegatron.training.run_state import TrainState
 from minimegatron.training.trainer import Trainer
 from tests.checkpoint.canary import canary
-from tests.thorough import mostly_thorough
+from tests.thorough import SLOW, mostly_thorough
 from tests.training.test_trainer import trainer_of
 
 DENSE = (
@@ -126,6 +126,7 @@ PAIRS = pairs()
 ORDINARY = [next(p for p in PAIRS if p[0] == family and 0 not in p[1:]) for family in ("dense", "experts", "fp8")]
 
 
+@SLOW
 @pytest.mark.parametrize(("family", "a", "b"), mostly_thorough(PAIRS, ORDINARY.__contains__))
 def test_there_and_back_is_the_same_to_the_bit(ranks, tmp_path, family, a, b):
     line, layouts = FAMILIES[family]
@@ -154,6 +155,7 @@ WAYS = [
 ]
 
 
+@SLOW
 @pytest.mark.parametrize(("a", "b", "part"), mostly_thorough(WAYS, [0, 1]))
 def test_the_weights_alone_pass_between_fsdp2_and_the_others(ranks, tmp_path, a, b, part):
     line = f"{GATED} --bf16"

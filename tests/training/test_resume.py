@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.thorough import mostly_thorough
+from tests.thorough import SLOW, mostly_thorough
 from tests.training.test_trainer import trainer_of
 
 BASE = (
@@ -56,7 +56,7 @@ CASES = [(*case, background) for background in ("", "--async-save") for case in 
 ORDINARY = [0, 3, 4, 7, *(len(SAME) + i for i in (2, 6))]
 
 
-@pytest.mark.parametrize(("world", "layout", "background"), mostly_thorough(CASES, ORDINARY))
+@pytest.mark.parametrize(("world", "layout", "background"), mostly_thorough(CASES, ORDINARY, [0, 7]))
 def test_resumed_is_uninterrupted_bit_for_bit(ranks, tmp_path, world, layout, background):
     """What saves goes on as what loads: a save that leaves a trace in its own run is noticed as well."""
     line = f"{BASE.format(dropout=0.1)} {layout}"
@@ -87,6 +87,7 @@ SAME_PAIRS = [
 ]
 
 
+@SLOW
 @pytest.mark.parametrize(("source", "target"), mostly_thorough(SAME_PAIRS, [0]))
 def test_weights_are_the_same_to_the_bit_where_sums_have_the_same_order(ranks, tmp_path, source, target):
     (wa, a), (wb, b) = source, target

@@ -27,7 +27,7 @@ from minimegatron.training.build import build_trainer
 from minimegatron.training.rules import batch_sizes
 from minimegatron.training.same_run import MODEL, compare, facts_of
 from minimegatron.training.trainer import Trainer
-from tests.thorough import mostly_thorough
+from tests.thorough import SLOW, mostly_thorough
 
 # ------------------------------------------------------------------------------------------------ what is compared
 
@@ -206,6 +206,7 @@ DATA = ["FILES/a --split 100", "0.7 FILES/a 0.3 FILES/b --split 100"]
 LONG = "--lr-decay-iters 30 --override-opt-param-scheduler"
 
 
+@SLOW
 @pytest.mark.parametrize("data", mostly_thorough(DATA, [1]))
 def test_a_run_that_is_made_longer_is_the_longer_run(tmp_path, files, data):
     """4 samples a step of files of about 12: several epochs of each."""
@@ -217,6 +218,7 @@ def test_a_run_that_is_made_longer_is_the_longer_run(tmp_path, files, data):
     assert all(epochs > 2 for epochs in whole.train_set.read_epochs(120).values())
 
 
+@SLOW
 @pytest.mark.parametrize("data", mostly_thorough(DATA, [1]))
 def test_an_old_run_goes_on_in_the_order_in_which_it_began(tmp_path, files, data):
     whole = trained(files, data, "--train-iters 10 --lr-decay-iters 30 --sample-order megatron")

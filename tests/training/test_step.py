@@ -36,6 +36,7 @@ from minimegatron.training.step import (
     train_step,
 )
 from tests.axes import SP, TP
+from tests.thorough import SLOW, mostly_slow
 from tests.twin import Case, accumulate, distance, microbatch, parallel_model
 from tests.waits import waits
 
@@ -149,9 +150,10 @@ def same_weights(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool
 
 @pytest.mark.parametrize(
     "layout, dp, accumulation, empty_rank, optimizer",
-    [
-        ({}, 2, 3, 1, ADAM), ({TP: 2, SP: True}, 2, 2, None, SGD), ({TP: 2}, 2, 1, 0, ADAM), ({}, 4, 1, 2, SGD),
-    ],
+    mostly_slow(
+        [({}, 2, 3, 1, ADAM), ({TP: 2, SP: True}, 2, 2, None, SGD), ({TP: 2}, 2, 1, 0, ADAM), ({}, 4, 1, 2, SGD)],
+        [1, 2],
+    ),
     ids=["dp2", "tp2 sp dp2", "tp2 dp2", "dp4"],
 )  # fmt: skip
 def test_any_layout_takes_the_same_steps_as_one_process(ranks, optimizer, layout, dp, accumulation, empty_rank):
@@ -253,6 +255,7 @@ def test_the_divisor_reaches_penalties_depths_and_gradients_of_experts():
     assert all(load.balancing_loss > 0 for r in a.reports for load in r.experts) and "mtp_1 loss" in a.reports[0].losses
 
 
+@SLOW
 def test_experts_that_are_cut_take_the_steps_of_one_process(ranks):
     """Copies are on other ranks than those of the rest: other sums, other counts in the norm, one division."""
     layout = {TP: 2, SP: True, "expert_model_parallel_size": 2, "expert_tensor_parallel_size": 2}

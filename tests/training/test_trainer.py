@@ -18,7 +18,7 @@ from minimegatron.training.reports import StepReport
 from minimegatron.training.step import forward_step
 from minimegatron.training.trainer import Trainer
 from tests.mock_data import small_trainer
-from tests.thorough import mostly_thorough
+from tests.thorough import SLOW, mostly_thorough
 
 TINY = "--seq-length 16 --hidden-size 32 --num-attention-heads 2 --lr 1e-2 --vocab-size 64 "
 TINY += "--make-vocab-size-divisible-by 8"
@@ -64,6 +64,7 @@ LAYOUTS = [
 ]
 
 
+@SLOW
 @pytest.mark.parametrize("layout", mostly_thorough(LAYOUTS, [3]))
 def test_real_text_gives_one_curve_in_every_layout(ranks, corpus, layout):
     line = (

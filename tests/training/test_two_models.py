@@ -25,7 +25,7 @@ from minimegatron.training.checkpointing import Checkpoints
 from minimegatron.training.observers.evaluation import evaluate
 from minimegatron.training.run_state import RunState
 from minimegatron.training.step import forward_step
-from tests.thorough import THOROUGH
+from tests.thorough import SLOW, THOROUGH
 from tests.training.test_trainer import numbers, trainer_of
 
 LINE = "--num-layers 2 --micro-batch-size 2 --global-batch-size 4 --train-iters 4 --lr-decay-iters 4"
@@ -88,6 +88,7 @@ LAYOUTS = [
 ]
 
 
+@SLOW
 @pytest.mark.parametrize(("model", "layout"), LAYOUTS)
 def test_a_reference_agrees_and_leaves_no_trace(ranks: Any, tmp_path: Path, model: str, layout: dict[str, int]) -> None:
     line = f"{LINE} {model}"

@@ -1,7 +1,7 @@
 """Lab 01, gradients that leave early: sums in buckets, each started when it is full, waited for at the end.
 
 The learner's class is tried on a chain of layers with one parameter each, of different sizes, over several steps. What
-is asked of time is decided by order, in the broker's one order of all starts, waits and marks:
+is asked of time is decided by order, in the one order of all ranks' starts, waits and marks:
 
 | asked                     | how it is seen                                                                        |
 |---------------------------|---------------------------------------------------------------------------------------|

@@ -19,7 +19,8 @@ from typing import Any
 from labkit.exercises import Accept, Answer, Case, Draw, Exercise
 from minimegatron.errors import ConfigError
 from minimegatron.parallel.pipeline.actions import Action, Schedule, round_robin
-from minimegatron.parallel.pipeline.schedule_sim import Costs, check, peak_live, simulate
+from minimegatron.parallel.pipeline.schedule_check import check
+from minimegatron.parallel.pipeline.schedule_sim import Costs, peak_live, simulate
 
 Sizes = dict[str, int]
 Rule = Callable[[Schedule, Sizes], str | None]

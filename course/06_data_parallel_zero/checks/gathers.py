@@ -2,7 +2,7 @@
 it.
 
 The learner's function drives units whose forward and backward the check provides. Each begins by asking the judge
-for a factor (`late`), so the one order of events that the broker keeps says what was started, or waited for, before a
+for a factor (`late`), so the one order of all ranks' events says what was started, or waited for, before a
 unit ran:
 
 | asked                                   | how it is seen                                                     |

@@ -1,7 +1,7 @@
 """Lab 06, gradients of ZeRO-2: a bucket is reduced and scattered while backward runs, and no whole gradient lasts.
 
-The learner's class is tried on a chain of layers with one parameter each. Order is decided in the broker's one order of
-all starts, waits and marks; the backward of each layer multiplies by a number that the rank gets only then (`late`):
+The learner's class is tried on a chain of layers with one parameter each. Order is decided in the one order of all
+ranks' starts, waits and marks; the backward of each layer multiplies by a number that the rank gets only then (`late`):
 
 | asked                              | how it is seen                                                               |
 |------------------------------------|------------------------------------------------------------------------------|

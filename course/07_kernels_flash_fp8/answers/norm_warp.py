@@ -62,7 +62,7 @@ EQUIVALENT = [
 
 # %% right: the row stays in registers: x is read once
 import torch
-from labkit.cuda import Kernel
+from course.lab07.cuda import Kernel
 
 kernel = Kernel(r"""
 __global__ void rms_norm(const float* x, const float* gamma, float* y, int rows, int cols, float eps) {
@@ -111,7 +111,7 @@ def norm(x, gamma, eps):
 
 # %% right: float4 through a cast of an address; the reduction ends with a shuffle down in the first warp
 import torch
-from labkit.cuda import Kernel
+from course.lab07.cuda import Kernel
 
 kernel = Kernel(r"""
 __device__ void add(float& to, const float4& v) { to += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }
@@ -156,7 +156,7 @@ def norm(x, gamma, eps):
 
 # %% right: shuffles down, the first warp adds up, float4 views
 import torch
-from labkit.cuda import Kernel
+from course.lab07.cuda import Kernel
 kernel = Kernel(r"""
 __device__ float warp_sum(float v) {
   for (int o = 16; o; o >>= 1) v += __shfl_down_sync(0xffffffff, v, o);
@@ -211,7 +211,7 @@ def norm(x, gamma, eps):
 
 # %% right: a butterfly written out, float4 views
 import torch
-from labkit.cuda import Kernel
+from course.lab07.cuda import Kernel
 kernel = Kernel(r"""
 __device__ float warp_sum(float v) {
   int lane = threadIdx.x & 31;
@@ -267,7 +267,7 @@ def norm(x, gamma, eps):
 # %% wrong: gamma number by number
 # told: a load of gamma brings 4 bytes
 import torch
-from labkit.cuda import Kernel
+from course.lab07.cuda import Kernel
 kernel = Kernel(r"""
 __device__ float warp_sum(float v) {
   for (int o = 16; o > 0; o /= 2) v += __shfl_xor_sync(0xffffffff, v, o);
@@ -318,7 +318,7 @@ def norm(x, gamma, eps):
 # %% wrong: roots are passed as integers
 # told: with the same numbers and another x the kernel is wrong
 import math, torch
-from labkit.cuda import Kernel
+from course.lab07.cuda import Kernel
 kernel = Kernel(r"""
 __global__ void rms_norm(const float* x, const float* gamma, float* y, int rows, int cols, int off, int d0_0, int d0_1, int d0_2, int d0_3, int d0_4, int d0_5, int d1_0, int d1_1, int d1_2, int d1_3, int d1_4, int d1_5, int d2_0, int d2_1, int d2_2, int d2_3, int d2_4, int d2_5, int d3_0, int d3_1, int d3_2, int d3_3, int d3_4, int d3_5, int d4_0, int d4_1, int d4_2, int d4_3, int d4_4, int d4_5, int d5_0, int d5_1, int d5_2, int d5_3, int d5_4, int d5_5) {
   int row = blockIdx.x;

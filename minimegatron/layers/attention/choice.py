@@ -7,7 +7,7 @@
 | 8.x (Ampere, Ada)            | `flash`, `sdpa` | `flash`, `varlen`, `sdpa` with a table              |
 | 9.0 and newer (Hopper on)    | `sdpa`          | `flash`, `varlen`, `sdpa` with a table              |
 | any, fp32 or fp64            | `sdpa`          | `sdpa`, with a table                                |
-| any, keys on other ranks     | `sdpa`, in pieces (`context_parallel.py`)                             ||
+| any, keys on other ranks     | `sdpa`, in pieces (`pieces.py`)                                       ||
 | any, scores with a cap       | `local`; with dropout of weights `reference`                          ||
 
 `auto` is the first backend of a cell that is installed and supports these heads. `flash` is the flash-attn package,

@@ -20,8 +20,9 @@ Three placements, with `p` ranks:
     V             stages r and 2p - 1 - r         v = 2     0 7 | 1 6 | 2 5 | 3 4        ZB-V, DualPipeV
 
 In Megatron-LM (`core/pipeline_parallel/schedules.py`) each schedule is a function that computes and communicates; here
-GPipe, 1F1B and the others differ by data alone (`schedules`). One checker and simulator (`schedule_sim`), two executors
-(`plain` to read, `overlapped` to train with) and one picture (`viz.schedule`) serve them all, and your own list too.
+GPipe, 1F1B and the others differ by data alone (`schedules`). One checker (`schedule_check`), one simulator
+(`schedule_sim`), two executors (`plain` to read, `overlapped` to train with) and one picture (`viz.schedule`) serve
+them all, and your own list too.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Schedule:
         actions: `[rank]` -> its actions in order.
         placement: `[rank][chunk]` -> stage; every rank has the same number of chunks, every stage one place.
 
-    Only the shape is checked here; `schedule_sim.check` finds lists that cannot run.
+    Only the shape is checked here; `schedule_check.check` finds lists that cannot run.
 
     Raises:
         ConfigError: lists and placement have different ranks, or the placement does not have every stage once.

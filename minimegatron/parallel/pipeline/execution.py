@@ -25,7 +25,7 @@ import torch
 from minimegatron import trace
 from minimegatron.errors import ConfigError
 from minimegatron.parallel.pipeline.actions import Action, Message, Schedule
-from minimegatron.parallel.pipeline.schedule_sim import require_runnable
+from minimegatron.parallel.pipeline.schedule_check import require_runnable
 
 if TYPE_CHECKING:
     from minimegatron.comm.p2p import PendingRecv, PointToPoint
@@ -189,7 +189,7 @@ def begin(schedule: Schedule, stages: Sequence[Stage], p2p: PointToPoint | None,
     """Check that the schedule can run here, and open the connections; returns this rank's position in the pipeline.
 
     Raises:
-        ConfigError: the sentences of `schedule_sim.check`, or a schedule for another number of ranks or chunks.
+        ConfigError: the sentences of `schedule_check.check`, or a schedule for another number of ranks or chunks.
     """
     ranks, rank = (p2p.pp.size, p2p.pp.rank) if p2p is not None else (1, 0)
     if schedule.p != ranks or schedule.v != len(stages):

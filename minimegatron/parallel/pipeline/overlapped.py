@@ -23,7 +23,7 @@ The call, the lists and the results are those of the plain executor. Three thing
   header has come.
 
 Receives of one edge are posted in the sender's order, whatever the order in which they are needed. On NCCL each edge
-has a communicator of its own, and no schedule that `schedule_sim.check` accepts deadlocks (`comm/p2p`).
+has a communicator of its own, and no schedule that `schedule_check.check` accepts deadlocks (`comm/p2p`).
 """
 
 from __future__ import annotations

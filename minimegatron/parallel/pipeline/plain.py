@@ -12,7 +12,7 @@ orders, and three hand-written loops would have three sets of bugs.
 
 The list has no sends and receives, because they follow from it: a rank receives its neighbour's outputs in the order in
 which the neighbour's list makes them (`Schedule.messages`). A receive blocks, a send does not, so a deadlock needs a
-cycle between lists, and `schedule_sim.check` finds those before anything runs. Neighbouring stages on one rank
+cycle between lists, and `schedule_check.check` finds those before anything runs. Neighbouring stages on one rank
 (V-shaped placements) pass their tensors directly.
 
 | message                    | bytes   | to                         |
@@ -79,10 +79,10 @@ def run(
         schedule: which rank does what.
         stages: this rank's stages by chunk, which declare the tensors of their input and output.
         p2p: messages to the other ranks; None where the schedule has one rank.
-        checked: the schedule has passed `schedule_sim.check` already.
+        checked: the schedule has passed `schedule_check.check` already.
 
     Raises:
-        ConfigError: the schedule cannot run (`schedule_sim.check`) or is for another number of ranks or chunks; or a
+        ConfigError: the schedule cannot run (`schedule_check.check`) or is for another number of ranks or chunks; or a
             stage's output is not what its specs say.
         RuntimeError: another rank has gone, or did not send within the deadline.
     """

@@ -1,20 +1,6 @@
-"""Checks and simulates a schedule: whether it can run, how many activations it keeps alive, and how long it takes.
+"""Simulates a schedule: how long it takes, and how many activations it keeps alive.
 
-**Whether it can run.** Two orders must fit together: each rank's own list, from top to bottom, and the flow of data,
-from F to F down the stages and from B to B back up. A schedule runs if and only if both together have no cycle.
-Messages add no constraint: they are sent as soon as they are made, and a rank receives a neighbour's messages in the
-order in which they were made, so no message waits behind one that has not been sent. `check` returns sentences. It
-looks for four kinds of mistakes in turn, and stops at the first kind that it finds:
-
-| kind       | mistake                                                               |
-|------------|-----------------------------------------------------------------------|
-| foreign    | an action of an unknown kind, chunk or microbatch                     |
-| incomplete | an action that is missing, or that occurs twice                       |
-| disordered | on one rank, a backward before its forward, or a W before its B       |
-| deadlock   | ranks that wait for each other, reported as a chain round the cycle   |
-
-**How long it takes.** A rank starts an action when it has finished the previous one and all inputs of the action have
-arrived::
+A rank starts an action when it has finished the previous one and all inputs of the action have arrived::
 
     start(a) = max(end of the rank's previous action, max over inputs of a of end + latency if from another rank)
     end(a)   = start(a) + cost(a)
@@ -34,41 +20,13 @@ A `Simulation` has the events that a run emits, so a predicted timeline and a me
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 
 from minimegatron.errors import ConfigError
 from minimegatron.parallel.pipeline.actions import Action, Schedule
+from minimegatron.parallel.pipeline.schedule_check import require_runnable
 from minimegatron.trace import Event
-
-MADE = {"F": "activation", "B": "gradient"}
-Wait = tuple[int, int, int, int]  # a rank, the place in its list at which it stands, the rank and place that it needs
-
-
-def check(schedule: Schedule) -> list[str]:
-    """What is wrong with the schedule, as sentences; empty if it can run."""
-    for find in (_foreign, _incomplete, _disordered, _deadlock):
-        problems = list(find(schedule))
-        if problems:
-            return problems
-    return []
-
-
-def require_runnable(schedule: Schedule) -> Schedule:
-    """The schedule itself.
-
-    Raises:
-        ConfigError: it cannot run; the message has the sentences of `check` (at most five).
-    """
-    problems = check(schedule)
-    if problems:
-        more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
-        raise ConfigError(
-            f"schedule `{schedule.name}` cannot run: " + "; ".join([*problems[:5], *more]),
-            fix="mend the lists; minimegatron.parallel.pipeline.schedule_sim.check says when they are right",
-        )
-    return schedule
 
 
 def live_activations(schedule: Schedule) -> list[list[int]]:
@@ -91,18 +49,6 @@ def live_activations(schedule: Schedule) -> list[list[int]]:
 def peak_live(schedule: Schedule) -> list[int]:
     """The most activations that each rank holds at one time (see `live_activations`)."""
     return [max(curve, default=0) for curve in live_activations(schedule)]
-
-
-def stuck(schedule: Schedule) -> tuple[list[int], list[Wait]]:
-    """How many actions each rank can do, and the cycle of waits that stops them; no cycle if all lists run."""
-    at = _run_until_stuck(schedule)
-    rank = next((rank for rank, row in enumerate(schedule.actions) if at[rank] < len(row)), -1)
-    chain: dict[int, Wait] = {}
-    while rank >= 0 and rank not in chain:
-        other, needed = _waits_for(schedule, at, rank)
-        chain[rank] = rank, at[rank], other, schedule.actions[other].index(needed)
-        rank = other
-    return at, list(chain.values())[list(chain).index(rank) :] if chain else []
 
 
 Number = int | float | Fraction
@@ -214,10 +160,11 @@ def simulate(schedule: Schedule, costs: Costs | None = None, *, checked: bool = 
 
     Args:
         costs: default: F, B and W take 1, so an undivided backward takes 2; messages take no time.
-        checked: the schedule is known to run: it was generated, or has passed `check`.
+        checked: the schedule is known to run: it was generated, or has passed `schedule_check.check`.
 
     Raises:
-        ConfigError: the schedule cannot run (the sentences of `check`), or costs per stage are not one per stage.
+        ConfigError: the schedule cannot run (the sentences of `schedule_check.check`), or costs per stage are not one
+            per stage.
     """
     if not checked:
         require_runnable(schedule)
@@ -252,108 +199,10 @@ def simulate(schedule: Schedule, costs: Costs | None = None, *, checked: bool = 
     return Simulation(schedule, tuple(map(tuple, rows)))
 
 
-# ------------------------------------------------------------------------------------------------------------
-
-
 def _frees(schedule: Schedule, rank: int, action: Action) -> bool:
     if action.kind == "B":
         return not schedule.is_split(action.microbatch, schedule.stage_of(rank, action.chunk))
     return action.kind == "W"
-
-
-def _foreign(schedule: Schedule) -> Iterator[str]:
-    """Actions with an unknown kind, microbatch or chunk."""
-    for rank, row in enumerate(schedule.actions):
-        for action in row:
-            if action.kind not in ("F", "B", "W"):
-                yield f"rank {rank} does {action}, which is none of F, B, W"
-            if not 0 <= action.chunk < schedule.v:
-                chunks = "only chunk 0" if schedule.v == 1 else f"chunks 0 to {schedule.v - 1}"
-                yield f"rank {rank} does {action}, but has {chunks}"
-            if action.microbatch < 0:
-                yield f"rank {rank} does {action}: microbatches count from 0"
-
-
-def _incomplete(schedule: Schedule) -> Iterator[str]:
-    """Actions that are missing or occur twice: F once on every stage; B once, unless no list has any; W at most
-    once."""
-    if not schedule.m:
-        yield "no rank does anything"
-    kinds = "F" if schedule.forward_only else "FB"
-    for rank, row in enumerate(schedule.actions):
-        counts = Counter(row)
-        for action, count in sorted(counts.items()):
-            if count > 1:
-                places = [i for i, a in enumerate(row) if a == action]
-                yield f"rank {rank} does {schedule.label(action)} {count} times (places {_listed(places)} of its list)"
-        missing = [
-            action
-            for kind in kinds
-            for i in range(schedule.m)
-            for chunk in range(schedule.v)
-            if not counts[action := Action(kind, i, chunk)]
-        ]
-        if missing:
-            yield f"rank {rank} never does {_listed(list(map(schedule.label, missing)))}"
-
-
-def _disordered(schedule: Schedule) -> Iterator[str]:
-    """Actions out of order on one rank: B before its F, W before its B."""
-    for rank, row in enumerate(schedule.actions):
-        place = {action: i for i, action in enumerate(row)}
-        for action, i in place.items():
-            for other, needed in schedule.needs(rank, action):
-                if other == rank and place.get(needed, -1) > i:
-                    yield (
-                        f"rank {rank} does {schedule.label(action)} before its own {schedule.label(needed)}, "
-                        "which it needs"
-                    )
-
-
-def _deadlock(schedule: Schedule) -> Iterator[str]:
-    """Run every rank until none can go on; if lists are left, follow the waits from rank to rank round the cycle."""
-    at, circle = stuck(schedule)
-    if circle:
-        yield "deadlock: " + "; ".join(_wait_sentence(schedule, at, wait[0]) for wait in circle)
-
-
-def _run_until_stuck(schedule: Schedule) -> list[int]:
-    """How far each rank gets in its list."""
-    done: set[tuple[int, Action]] = set()
-    at = [0] * schedule.p
-    moved = True
-    while moved:
-        moved = False
-        for rank, row in enumerate(schedule.actions):
-            while at[rank] < len(row) and all(need in done for need in schedule.needs(rank, row[at[rank]])):
-                done.add((rank, row[at[rank]]))
-                at[rank] += 1
-                moved = True
-    return at
-
-
-def _waits_for(schedule: Schedule, at: list[int], rank: int) -> tuple[int, Action]:
-    """The (rank, action) that keeps this rank from its next action."""
-    needs = schedule.needs(rank, schedule.actions[rank][at[rank]])
-    return next((r, a) for r, a in needs if a not in schedule.actions[r][: at[r]])
-
-
-def _wait_sentence(schedule: Schedule, at: list[int], rank: int) -> str:
-    waiting = f"rank {rank}, before {schedule.label(schedule.actions[rank][at[rank]])},"
-    other, needed = _waits_for(schedule, at, rank)
-    if other == rank:  # in a V, where a rank hands over to itself
-        return f"{waiting} needs its own {schedule.label(needed)}, later in its list"
-    first = schedule.actions[other][at[other]]
-    return (
-        f"{waiting} waits for the {MADE[needed.kind]} of microbatch {needed.microbatch} that rank {other} makes in "
-        f"{schedule.label(needed)}"
-        + (f", which rank {other} does after {schedule.label(first)}" if first != needed else "")
-    )
-
-
-def _listed(words: list) -> str:
-    shown = [*map(str, words[:6]), *([f"{len(words) - 6} more"] if len(words) > 6 else [])]
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def _at(cost: PerStage, stage: int, schedule: Schedule) -> Number:

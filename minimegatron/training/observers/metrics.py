@@ -2,15 +2,8 @@
 
     iteration        1/     100 | consumed samples:            8 | elapsed time per iteration (ms): 61.5 | ...
 
-Ranks sum their losses first (`training/step`), rank 0 prints, and the same numbers go to every sink:
-
-| sink        | flag                | contents                                                             |
-|-------------|---------------------|----------------------------------------------------------------------|
-| JSON lines  | `--log-file`        | the whole configuration first, then an object a line, full precision |
-| TensorBoard | `--tensorboard-dir` | Megatron's tags                                                      |
-| W&B         | `--wandb-project`   | the same tags; the `wandb` package must be installed                 |
-
-A log file holds one run: an existing file is renamed, unless the run goes on with `--load` in the same file.
+Ranks sum their losses first (`training/step`), rank 0 prints, and the same numbers go to every sink
+(`training/observers/sinks`).
 
 With `--log-interval k` the loss, time and throughput of a line are means over its k steps. A step that was skipped
 (fp16 overflow), or whose loss is not finite, is counted as such and is not in the mean.
@@ -25,29 +18,25 @@ Megatron-LM: `training_log` and `evaluate_and_print_results` in `megatron/traini
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import json
 import math
 import resource
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
-from minimegatron.config import TrainingConfig
 from minimegatron.config.run import RunConfig
 from minimegatron.data.builder import Dataset
-from minimegatron.errors import ConfigError
 from minimegatron.layers.moe.balance import imbalance
 from minimegatron.layers.moe.placement import WINDOW, summarise, summary_record, summary_tags, table
 from minimegatron.training.flops import peak_tflops, step_flops
 from minimegatron.training.observers import Observer, Step
+from minimegatron.training.observers.sinks import open_sinks
 from minimegatron.training.reports import StepReport
 
 LARGEST_EXPONENT = 20.0  # perplexity is exp(loss); Megatron stops it here so that a bad start prints a number
@@ -326,102 +315,3 @@ class EpochLines(Observer):
                 self.say(
                     f"epoch {epoch + 1} of {max(self.epochs[name], epoch + 1)}{of} begins in iteration {iteration}"
                 )
-
-
-class Sink(Protocol):
-    """A destination of numbers beside the console."""
-
-    def log(self, tags: dict[str, float], record: dict[str, Any], iteration: int) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class JsonLines:
-    """A file with one JSON object a line. The first has the configuration, no secrets and no environment."""
-
-    def __init__(self, path: str, config: dict[str, Any]) -> None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        self.file = open(path, "a", encoding="utf-8")
-        self.write({"event": "config", **config})
-
-    def write(self, record: dict[str, Any]) -> None:
-        self.file.write(json.dumps(record) + "\n")
-        self.file.flush()
-
-    def log(self, tags: dict[str, float], record: dict[str, Any], iteration: int) -> None:
-        self.write(record)
-
-    def close(self) -> None:
-        self.file.close()
-
-
-class TensorBoard:
-    """TensorBoard scalars under Megatron's tags."""
-
-    def __init__(self, folder: str) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # half a second of imports: only when asked for
-
-        self.writer = SummaryWriter(folder)
-
-    def log(self, tags: dict[str, float], record: dict[str, Any], iteration: int) -> None:
-        for tag, value in tags.items():
-            self.writer.add_scalar(tag, value, iteration)
-
-    def close(self) -> None:
-        self.writer.close()
-
-
-class WeightsAndBiases:
-    """A run of Weights & Biases, under the same tags. `check_run` has made sure that the package is there."""
-
-    def __init__(self, training: TrainingConfig, config: dict[str, Any]) -> None:
-        import wandb
-
-        self.run = wandb.init(
-            project=training.wandb_project,
-            name=training.wandb_exp_name,
-            entity=training.wandb_entity,
-            dir=training.wandb_save_dir,
-            config=config,
-        )
-
-    def log(self, tags: dict[str, float], record: dict[str, Any], iteration: int) -> None:
-        self.run.log(tags, step=iteration)
-
-    def close(self) -> None:
-        self.run.finish()
-
-
-def set_aside(path: Path) -> Path | None:
-    """Rename an existing log file to run.jsonl.1 or the next free number; returns the new path, or None."""
-    if not path.is_file() or path.stat().st_size == 0:
-        return None
-    names = (path.with_name(f"{path.name}.{n}") for n in itertools.count(1))
-    free = next(name for name in names if not name.exists())
-    path.rename(free)
-    return free
-
-
-def open_sinks(run: RunConfig, say: Callable[[str], None]) -> list[Sink]:
-    """Open every configured sink; called only on the rank that prints.
-
-    Args:
-        run: the configuration, with where to log.
-        say: prints a line.
-
-    Raises:
-        ConfigError: a file or folder that cannot be written.
-    """
-    training, sinks = run.training, list[Sink]()
-    try:
-        if training.log_file:
-            if run.checkpoint.load is None and (kept := set_aside(Path(training.log_file))):
-                say(f"the log of an earlier run, {training.log_file}, is now {kept}")
-            sinks.append(JsonLines(training.log_file, run.to_dict()))
-        if training.tensorboard_dir:
-            sinks.append(TensorBoard(training.tensorboard_dir))
-    except OSError as error:
-        raise ConfigError(f"cannot write the log: {error}", fix="another --log-file or --tensorboard-dir") from error
-    if training.wandb_project:
-        sinks.append(WeightsAndBiases(training, run.to_dict()))
-    return sinks

@@ -20,6 +20,7 @@ from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.config.fits import check_model_fits
 from minimegatron.errors import ConfigError
 from minimegatron.layers.attention import context_parallel as context
+from minimegatron.layers.attention import pieces
 from minimegatron.layers.attention.core_attention import CoreAttention
 from minimegatron.layers.attention.mask import AttentionMask
 from minimegatron.models.decoder import build_model
@@ -141,19 +142,19 @@ def _unweighted() -> Iterator[None]:
         self.out[:, :, rows] += out
         self.lse[:, :, rows] = torch.logaddexp(self.lse[:, :, rows], lse)
 
-    with mock.patch.object(context.Joined, "add", add):
+    with mock.patch.object(pieces.Joined, "add", add):
         yield
 
 
 @contextlib.contextmanager
 def _own_lse() -> Iterator[None]:
-    real = context._backward
+    real = pieces._backward
 
     def backward(dout, q, out, lse, k, v, *how):
-        out, lse = context._forward(q, k, v, *how)
+        out, lse = pieces._forward(q, k, v, *how)
         return real(dout, q, out, lse, k, v, *how)
 
-    with mock.patch.object(context, "_backward", backward):
+    with mock.patch.object(pieces, "_backward", backward):
         yield
 
 
@@ -264,7 +265,7 @@ def test_causal_work_is_exactly_equal_on_every_rank_and_step(c):
 def pairs_computed(rank: int, world: int, kind: str) -> int:
     """Pairs of a query and a key in the rectangles that were really computed, triangles counted as such."""
     mesh = Mesh.build(ParallelConfig(context_parallel_size=world, cp_comm_type=kind))
-    counted, real = [], context._forward
+    counted, real = [], pieces._forward
 
     def spy(q, k, v, tile, *rest):
         assert tile.relation in ("full", "diagonal")
@@ -272,7 +273,7 @@ def pairs_computed(rank: int, world: int, kind: str) -> int:
         counted.append(n * m if tile.relation == "full" else n * (n + 1) // 2)
         return real(q, k, v, tile, *rest)
 
-    with mock.patch.object(context, "_forward", spy):
+    with mock.patch.object(pieces, "_forward", spy):
         attend(mesh, qkv(4, 2), AttentionMask())
     return sum(counted)
 

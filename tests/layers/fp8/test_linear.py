@@ -12,8 +12,9 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.errors import ConfigError
 from minimegatron.layers.attention.mla import ReplicatedLinear
-from minimegatron.layers.fp8 import linear as fp8_linear
+from minimegatron.layers.fp8 import enable
 from minimegatron.layers.fp8 import matmul as fp8
+from minimegatron.layers.fp8.linear import ParallelFp8
 from minimegatron.layers.fp8.matmul import Fp8Recipe
 from minimegatron.layers.fp8.scaling import DelayedScale, together
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
@@ -108,7 +109,7 @@ def layer_of(rank: int, world: int, kind: str, config: TransformerConfig, sp: bo
     mesh = Mesh.build(parallel)
     cls = ColumnParallelLinear if kind == "column" else RowParallelLinear
     layer = cls(2 * WIDTH, 2 * WIDTH, mesh.tp, init=Init(), bias=False, sequence_parallel=sp)
-    fp8_linear.enable_fp8(layer, config, mesh)
+    enable.enable_fp8(layer, config, mesh)
     mine = slice(mesh.tp.rank * 2 * WIDTH // world, (mesh.tp.rank + 1) * 2 * WIDTH // world)
     own = slice(mesh.tp.rank * TOKENS // world, (mesh.tp.rank + 1) * TOKENS // world) if sp else slice(None)
     for step in range(3):
@@ -123,7 +124,7 @@ def layer_of(rank: int, world: int, kind: str, config: TransformerConfig, sp: bo
             if put_off:
                 assert layer.weight.grad is None
                 compute_wgrads(layer.wgrad_store.take())
-        fp8_linear.move_scales(layer, mesh)
+        enable.move_scales(layer, mesh)
     whole_y = all_gather(y.detach()[:, 0], mesh.tp, 1 if kind == "column" else 0) if kind == "column" or sp else y[:, 0]
     dx = x.grad[:, 0]
     dx = dx if kind == "column" and not sp else all_gather(dx, mesh.tp, 0 if kind == "column" else 1)
@@ -201,11 +202,11 @@ def gradients(config: TransformerConfig, casts: list | None = None) -> dict[str,
     model = build_model(config, mesh, seed=0)
     for step in range(2):
         model.zero_grad()
-        with fp8_linear.keeping_weights(model):
+        with enable.keeping_weights(model):
             for micro in range(2):
                 output, summed = forward_step(iter([batch(2 * step + micro)]), model)
                 summed(output)[0].backward()
-        fp8_linear.move_scales(model, mesh)
+        enable.move_scales(model, mesh)
         if casts is not None and step == 0:
             casts.clear()
     return {n: p.grad for n, p in model.named_parameters()} | {n: b for n, b in model.named_buffers() if "fp8" in n}
@@ -224,7 +225,7 @@ def test_recompute_changes_nothing_and_sees_nothing_twice(recipe):
 def test_only_the_layers_in_the_middle():
     config = family_config("llama", **TINY, fp8_recipe="tensorwise", first_last_layers_bf16=True)
     model = build_model(config, Mesh.serial(), seed=0)
-    inside = {n.split(".")[2] for n, m in model.named_modules() if isinstance(m, fp8_linear.ParallelFp8)}
+    inside = {n.split(".")[2] for n, m in model.named_modules() if isinstance(m, ParallelFp8)}
     assert inside == {"1", "2"}
 
 
@@ -234,7 +235,7 @@ def test_scales_are_saved_with_the_model_and_go_on():
     first, second = (build_model(config, mesh, seed=s) for s in (0, 1))
     for step in range(2):
         first(batch(step)["tokens"]).sum().backward()
-        fp8_linear.move_scales(first, mesh)
+        enable.move_scales(first, mesh)
     state = {k: v.clone() for k, v in first.state_dict().items()}
     assert sum(k.endswith("amax_history") for k in state) == 3 * 16
     second.load_state_dict(state)
@@ -244,7 +245,7 @@ def test_scales_are_saved_with_the_model_and_go_on():
     second(tokens)
     second.train()
     for model in (first, second):
-        fp8_linear.move_scales(model, mesh)
+        enable.move_scales(model, mesh)
     pairs = zip(first.named_buffers(), second.buffers(), strict=True)
     differ = [n for (n, a), b in pairs if not torch.equal(a, b)]
     assert not differ, "an evaluation has moved scales"
@@ -283,7 +284,7 @@ def test_sizes_that_a_recipe_does_not_take():
         assert words in str(caught.value)
     layer = ColumnParallelLinear(48, 64, Mesh.serial().tp, init=Init())
     with pytest.raises(ConfigError, match="inputs 48 on a rank, and fp8_recipe mxfp8 takes multiples of 32"):
-        fp8_linear.enable_fp8(layer, settings("mxfp8"), Mesh.serial())
+        enable.enable_fp8(layer, settings("mxfp8"), Mesh.serial())
 
 
 # ---------------------------------------------------------------------------------------------------------------- ranks
@@ -306,7 +307,7 @@ def of_latents(rank: int, world: int) -> list[torch.Tensor]:
     """y, dx, dW, whole, of a matrix that every rank has, with the tokens that it holds."""
     mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=world, sequence_parallel=world > 1))
     layer = ReplicatedLinear(INPUTS, OUTPUTS, Init(), torch.float32)
-    fp8_linear.enable_fp8(layer, scaled("tensorwise"), mesh)
+    enable.enable_fp8(layer, scaled("tensorwise"), mesh)
     mine = part(ROWS, rank, world)
     x = peaked(ROWS, INPUTS, 0)[mine].clone().requires_grad_()
     with torch.no_grad():
@@ -323,7 +324,7 @@ def of_an_expert(rank: int, world: int) -> list[torch.Tensor]:
     mesh = Mesh.build(parallel)
     assert mesh.etp.size == world
     experts = Experts(config, mesh)
-    fp8_linear.enable_fp8(experts, config, mesh)
+    enable.enable_fp8(experts, config, mesh)
     fc1, fc2 = experts._products(0, ROWS)
     mine, found = part(OUTPUTS, rank, world), []
     x, w1, dy = peaked(ROWS, INPUTS, 0), peaked(OUTPUTS, INPUTS, 1)[mine], peaked(ROWS, OUTPUTS, 2)[:, mine]
@@ -355,12 +356,12 @@ def test_parts_of_a_tensor_have_the_scale_of_the_whole(ranks, products):
 def scales_after_a_step(rank: int, world: int, only: bool, layout: dict[str, int]) -> dict[str, float]:
     mesh = Mesh.build(ParallelConfig(**layout))
     layer = ColumnParallelLinear(INPUTS, OUTPUTS, mesh.tp, init=Init(), bias=False)
-    fp8_linear.enable_fp8(layer, scaled("delayed", tp_only_amax_red=only), mesh)
+    enable.enable_fp8(layer, scaled("delayed", tp_only_amax_red=only), mesh)
     with torch.no_grad():
         layer.weight.fill_(1.0)
     x = torch.full((16, INPUTS), 2.0 + rank)
     layer(x).backward(torch.full((16, OUTPUTS // mesh.tp.size), 0.5 + rank))
-    fp8_linear.move_scales(layer, mesh)
+    enable.move_scales(layer, mesh)
     return {n.split(".")[1]: 1 / b.item() for n, b in layer.named_buffers() if n.endswith("scale")}
 
 

@@ -11,7 +11,8 @@ from minimegatron.errors import ConfigError
 from minimegatron.kernels import reference
 from minimegatron.layers.fp8 import linear as fp8_linear
 from minimegatron.layers.fp8 import matmul as fp8
-from minimegatron.layers.fp8.linear import ParallelFp8, move_scales
+from minimegatron.layers.fp8.enable import move_scales
+from minimegatron.layers.fp8.linear import ParallelFp8
 from minimegatron.layers.fp8.matmul import E4M3, E5M2, RECIPES, Fp8Recipe, Quantised
 from minimegatron.layers.fp8.scaling import DelayedScale, scaling_of, together
 

@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from minimegatron.comm.axis import ALONE
 from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import ConfigError
-from minimegatron.layers.fp8 import linear as fp8_linear
+from minimegatron.layers.fp8 import enable
+from minimegatron.layers.fp8.linear import ParallelFp8
 from minimegatron.layers.fp8.matmul import E4M3, E5M2, Fp8Recipe
 from minimegatron.layers.fp8.scaling import DelayedScale, Siblings, scaling_of, together
 from minimegatron.models.decoder import build_model
@@ -76,9 +77,9 @@ def test_a_model_of_any_size_moves_its_scales_in_a_dozen_launches():
     counts = []
     for layers in (1, 9):
         model = torch.nn.ModuleList([layer_of(Fp8Recipe(history=4)) for _ in range(layers)])
-        fp8_linear.move_scales(model, SERIAL)
+        enable.move_scales(model, SERIAL)
         with Launches() as seen:
-            fp8_linear.move_scales(model, SERIAL)
+            enable.move_scales(model, SERIAL)
         counts.append(len(seen.names))
         assert not {"aten::_local_scalar_dense", "aten::_to_copy"} & {*seen.names}, "the host waits for nothing"
     assert counts[0] == counts[1] <= 13
@@ -107,11 +108,11 @@ def test_places_are_there_before_the_first_pass_and_stay():
     shapes = {k: v.shape for k, v in model.state_dict().items() if "fp8" in k}
     seen = []
     for step in range(3):
-        with fp8_linear.keeping_weights(model):
+        with enable.keeping_weights(model):
             seen.append([b.data_ptr() for b in of_scales(model)])
             assert one_memory(model)
             model(batch(step)["tokens"]).sum().backward()
-        fp8_linear.move_scales(model, SERIAL)
+        enable.move_scales(model, SERIAL)
     assert seen[0] == seen[1] == seen[2] == [b.data_ptr() for b in of_scales(model)]
     assert {k: v.shape for k, v in model.state_dict().items() if "fp8" in k} == shapes
     assert {*shapes.values()} == {torch.Size([3]), torch.Size([])}
@@ -128,7 +129,7 @@ def run_step(layers: torch.nn.ModuleList, step: int) -> None:
     x, w = normal(16, 32, seed=step).requires_grad_(), normal(32, 32, seed=9).requires_grad_()
     for i, layer in enumerate(layers):
         linear(layer, x * (i + step + 1), w).sum().backward()
-    fp8_linear.move_scales(layers, SERIAL)
+    enable.move_scales(layers, SERIAL)
 
 
 def through_a_file(layers: torch.nn.ModuleList) -> torch.nn.ModuleList:
@@ -189,7 +190,7 @@ def test_a_step_moves_the_scales():
     """Two steps of the trainer: no scale is what it was, and histories have the magnitudes of both."""
     model = train("--fp8-format hybrid --fp8-amax-history-len 4 --fp8-amax-compute-algo max --train-iters 2").model
     states = [m for m in model.modules() if isinstance(m, DelayedScale)]
-    assert len(states) == 3 * sum(isinstance(m, fp8_linear.ParallelFp8) for m in model.modules()) > 0
+    assert len(states) == 3 * sum(isinstance(m, ParallelFp8) for m in model.modules()) > 0
     for state in states:
         zero, none, first, second = state.amax_history.tolist()
         assert zero == none == 0.0 < min(first, second)
@@ -205,7 +206,7 @@ def test_weights_that_are_kept_are_those_of_this_step(kind):
         return linear(layer, x, weight)
 
     for step in range(2):
-        with fp8_linear.keeping_weights(layer):
+        with enable.keeping_weights(layer):
             at_first = y(w)
             assert torch.equal(y(w), at_first) and layer.kept
             w.mul_(-1.5 - step)

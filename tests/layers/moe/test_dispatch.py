@@ -13,8 +13,9 @@ from minimegatron.comm import collectives as c
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.layers.logical import initialize
-from minimegatron.layers.moe.dispatch import DISPATCHERS, Dispatched, Permutation, dispatch_bytes
+from minimegatron.layers.moe.dispatch import DISPATCHERS, Dispatched, dispatch_bytes
 from minimegatron.layers.moe.layer import MoELayer
+from minimegatron.layers.moe.permutation import Permutation
 from minimegatron.layers.moe.router import LOOK, TINY, TOLERANCE, Routing, sinkhorn
 from minimegatron.layers.recompute import recompute, to_host
 from minimegatron.models.decoder import build_model

@@ -24,6 +24,7 @@ from minimegatron.parallel.data import param_buffer
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.parallel.data.units import leaves_of, units_in_trace, units_of
 from minimegatron.parallel.data.zero import Zero3
+from tests.thorough import SLOW, mostly_slow
 from tests.twin import Case, accumulate, microbatch, parallel_model, serial_backward, serial_model
 
 ADAM = OptimizerConfig(lr=1e-2)
@@ -91,7 +92,7 @@ def run_out_of_order(rank: int, world: int, sharding: str, late: bool) -> tuple[
             return [*found, ddp(x, seldom=True)], begun, sum(len(b.layout.buckets) for b in ddp.grad_buffers)
 
 
-@pytest.mark.parametrize("sharding", ["optim", "optim_grads"])
+@pytest.mark.parametrize("sharding", mostly_slow(["optim", "optim_grads"], [1]))
 def test_parts_that_run_out_of_order_or_seldom_have_their_weights(ranks: Any, sharding: str) -> None:
     """A message that still wrote into a bucket when the optimizer does would bring back what the weights were."""
     plain = ranks(2).run(run_out_of_order, "no_shard", False)
@@ -187,6 +188,7 @@ def gathered_in_a_pipeline(rank: int, world: int, case: Case) -> tuple[int, int,
     return log.nbytes("all_gather", axis="dp_cp") // 8, inside, sum(sizes) - inside
 
 
+@SLOW
 @pytest.mark.parametrize("layout", [{}, {"num_virtual_stages_per_pipeline_rank": 2}], ids=["1f1b", "interleaved"])
 def test_stages_gather_their_own_layers_only(ranks: Any, layout: dict[str, Any]) -> None:
     case = Case(

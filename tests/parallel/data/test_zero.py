@@ -24,7 +24,7 @@ from minimegatron.layers.logical import gather_logical
 from minimegatron.layers.param import copy_axes, layout_of, logical_parameters
 from minimegatron.optim.build import build_optimizer
 from tests.axes import EP, PP, SP, TP
-from tests.thorough import mostly_thorough
+from tests.thorough import SLOW, mostly_thorough
 from tests.twin import (
     Case,
     accumulate,
@@ -129,9 +129,10 @@ def check(ranks: Any, world: int, dp: int, model: str, layers: int, layout: dict
 
 
 EACH = {(stage, *ORDINARY[place % 2]) for place, stage in enumerate(STAGES) if stage != "no_shard"}
+QUICK = {sizes for sizes in EACH if sizes[0] == "optim_grads"}
 
 
-@pytest.mark.parametrize("sharding, dp, tp, pp, ep", mostly_thorough(SIZES, lambda sizes: sizes in EACH))
+@pytest.mark.parametrize("sharding, dp, tp, pp, ep", mostly_thorough(SIZES, EACH.__contains__, QUICK.__contains__))
 def test_steps_are_those_of_one_process(ranks: Any, sharding: str, dp: int, tp: int, pp: int, ep: int) -> None:
     layers = 2 if (dp, tp, pp, ep) in ORDINARY else 4
     check(ranks, dp * tp * pp, dp, "experts" if ep > 1 else "dense", layers, layout_of_sizes(tp, pp, ep), sharding)
@@ -142,6 +143,7 @@ def test_steps_are_those_of_one_process(ranks: Any, sharding: str, dp: int, tp: 
 INSTANCES = "num_distributed_optimizer_instances"
 
 
+@SLOW
 @pytest.mark.parametrize(
     "sharding, layout, world",
     mostly_thorough(
@@ -170,7 +172,7 @@ def test_instances_take_the_steps_of_one_process(ranks: Any, sharding: str, layo
 # ------------------------------------------------------------------------------ frozen, and without a gradient
 
 
-@pytest.mark.parametrize("sharding", mostly_thorough(STAGES, [3, 4]))
+@pytest.mark.parametrize("sharding", mostly_thorough(STAGES, [3, 4], [3]))
 def test_a_frozen_parameter_stays_and_one_without_gradient_decays(ranks: Any, sharding: str) -> None:
     """No loss depends on `unused`: its gradient is 0 in the buffer, as in Megatron, so AdamW takes its decay from it.
 

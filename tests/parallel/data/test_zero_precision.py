@@ -26,7 +26,7 @@ from minimegatron.parallel.data.finalize import finalize_model_grads
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.trainer import Trainer
 from tests.parallel.data.test_zero import STAGES, STEPS, batch_of
-from tests.thorough import mostly_thorough
+from tests.thorough import SLOW, mostly_thorough
 from tests.training.test_trainer import trainer_of
 from tests.twin import Case, accumulate, losses, microbatch, parallel_model
 
@@ -101,6 +101,7 @@ def assert_bits(got: Tensors, want: Tensors) -> None:
     assert [name for name in want if not torch.equal(got[name], want[name])] == []
 
 
+@SLOW
 @pytest.mark.parametrize("dtype", mostly_thorough(["bf16", "fp32"], [0]))
 def test_two_replicas_have_the_same_bits_in_every_stage(ranks: Any, dtype: str) -> None:
     """Weights, main parameters and moments after the steps. Of ZeRO-1 with several microbatches as well: its sums over
@@ -177,7 +178,7 @@ CASES = [(s, layout) for s in STAGES[:4] for layout in LAYOUTS if (s, layout) !=
 ORDINARY = [("no_shard", "dp2"), ("optim", "pp2 dp2"), ("optim_grads_params", "dp4, two instances")]
 
 
-@pytest.mark.parametrize("sharding, layout", mostly_thorough(CASES, ORDINARY.__contains__))
+@pytest.mark.parametrize("sharding, layout", mostly_thorough(CASES, ORDINARY.__contains__, ORDINARY[:1].__contains__))
 def test_an_overflow_on_one_rank_skips_the_step_on_all(ranks: Any, sharding: str, layout: str) -> None:
     world, flags = LAYOUTS[layout]
     line = f"{LINE} --fp16 --initial-loss-scale 256 --hysteresis 1 {FLAGS[sharding]} {flags}"
@@ -210,6 +211,7 @@ def fp8_on_rank(rank: int, world: int, lines: list[str]) -> list[tuple[list[floa
     return found
 
 
+@SLOW
 @pytest.mark.parametrize(
     "recipe, layout",
     mostly_thorough([(r, layout) for layout in ("dp2", "tp2 sp dp2") for r in RECIPES], [0]),

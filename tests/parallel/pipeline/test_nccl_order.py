@@ -10,7 +10,7 @@ import pytest
 from minimegatron.errors import ConfigError
 from minimegatron.parallel.pipeline import overlapped
 from minimegatron.parallel.pipeline import plain as pipeline
-from minimegatron.parallel.pipeline.schedule_sim import check
+from minimegatron.parallel.pipeline.schedule_check import check
 from minimegatron.parallel.pipeline.schedules import (
     SCHEDULES,
     Action,

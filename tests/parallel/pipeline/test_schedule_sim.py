@@ -12,16 +12,8 @@ import pytest
 
 from minimegatron.errors import ConfigError
 from minimegatron.parallel.pipeline.actions import Action, Schedule, schedule_from_text, v_shaped
-from minimegatron.parallel.pipeline.schedule_sim import (
-    Costs,
-    Simulation,
-    check,
-    live_activations,
-    peak_live,
-    require_runnable,
-    simulate,
-    stuck,
-)
+from minimegatron.parallel.pipeline.schedule_check import check, require_runnable, stuck
+from minimegatron.parallel.pipeline.schedule_sim import Costs, Simulation, live_activations, peak_live, simulate
 from minimegatron.parallel.pipeline.schedules import (
     SCHEDULES,
     build_schedule,

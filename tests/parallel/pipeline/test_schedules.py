@@ -25,7 +25,8 @@ from hypothesis import strategies as st
 
 from minimegatron.errors import ConfigError
 from minimegatron.parallel.pipeline.actions import Action, Schedule, round_robin, schedule_from_text, straight, v_shaped
-from minimegatron.parallel.pipeline.schedule_sim import check, peak_live, simulate
+from minimegatron.parallel.pipeline.schedule_check import check
+from minimegatron.parallel.pipeline.schedule_sim import peak_live, simulate
 from minimegatron.parallel.pipeline.schedules import (
     SCHEDULES,
     build_schedule,

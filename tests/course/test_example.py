@@ -1,0 +1,37 @@
+"""The example lab of CONTRIBUTING: three exercises in one small folder, whose answers all get what they should."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from labkit.answers import answers_of
+from labkit.exercises import load_lab
+from labkit.fresh import Nursery
+from labkit.judge import judge
+from labkit.source import notebooks, solutions
+from tests.thorough import mostly_thorough
+
+MODULE = "tests.course.example.01_means"
+FOLDER = Path(str(importlib.import_module(MODULE).__file__)).parent
+SOLVED = solutions((FOLDER / "lab.py").read_text())
+GIVEN = [answer for answers in answers_of(MODULE, SOLVED).values() for answer in answers.given]
+
+
+def test_it_is_small_and_becomes_two_notebooks() -> None:
+    assert sum(len(path.read_text().splitlines()) for path in FOLDER.rglob("*.py")) < 250
+    assert len(list(notebooks(FOLDER / "lab.py"))) == 2
+
+
+@pytest.mark.parametrize("exercise", SOLVED)
+def test_its_solutions_get_full_marks(nursery: Nursery, exercise: str) -> None:
+    assert judge(nursery, MODULE, exercise, SOLVED).points == load_lab(MODULE)[exercise].points
+
+
+@pytest.mark.parametrize("answer", mostly_thorough(GIVEN, [0, -2, -3]), ids=lambda answer: answer.name)
+def test_its_answers_get_what_they_should(nursery: Nursery, answer) -> None:  # type: ignore[no-untyped-def]
+    verdict = judge(nursery, MODULE, answer.exercise, {**SOLVED, answer.exercise: answer.source})
+    assert verdict.passed == answer.right, verdict
+    assert answer.mistake in ("", verdict.mistake) and answer.is_told(str(verdict)), verdict

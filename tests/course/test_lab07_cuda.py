@@ -1,0 +1,216 @@
+"""A learner's CUDA C++: what is counted, what is refused and in which words, and what its compiler may reach."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from labkit.cuda import CompileError, Kernel, KernelError
+from labkit.cuda_text import translated
+
+from labkit import cuda, sandbox
+from labkit.fresh import Nursery
+from labkit.hbm import Memory
+from labkit.judge import judge
+from labkit.nursery import Limits
+from minimegatron.errors import ConfigError
+from minimegatron.kernels import build
+from tests.labkit.cells import exercise_cells
+
+LAB = "07_kernels_flash_fp8"
+ROOT = Path(__file__).resolve().parents[2]
+
+# how 0: a thread a number; 1: four numbers at once; 2: every 8th number; 3: each number squared, one past the end
+MOVE = Kernel(r"""
+__global__ void move(const float* x, float* y, int n, int how) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (how == 0 && i < n) y[i] = x[i];
+  if (how == 1 && i < n / 4) {
+    const float4* x4 = reinterpret_cast<const float4*>(x);
+    reinterpret_cast<float4*>(y)[i] = x4[i];
+  }
+  if (how == 2 && 8 * i < n) y[8 * i] = x[8 * i];
+  if (how == 3 && i <= n) y[i] = x[i] * x[i];
+  if (how == 4 && i < n) y[i] += x[i];
+  if (how == 5 && i < n / 4 - 1) { const float4* odd = (const float4*)(x + 1); y[i] = odd[i].x; }
+}
+""")
+
+
+def moved(how: int, n: int = 256) -> tuple[torch.Tensor, torch.Tensor]:
+    x, y = torch.randn(n), torch.zeros(n)
+    MOVE(x, y, n, how, grid=n // 64, block=64)
+    return x, y
+
+
+def test_accesses_are_counted_by_array_width_and_sector():
+    x, y = moved(0)
+    assert torch.equal(x, y)
+    of_x, of_y = MOVE.counts["x"], MOVE.counts["y"]
+    assert (of_x["loads"], of_x["read"], of_x["served"], of_x["share"]) == (256, 1024, 1024, 1.0)
+    assert (of_y["stores"], of_y["written"], of_y["read"], of_x["written"]) == (256, 1024, 0, 0)
+    x, y = moved(1)
+    assert torch.equal(x, y)
+    assert (MOVE.counts["x"]["loads"], MOVE.counts["x"]["read"], MOVE.counts["y"]["stores"]) == (64, 1024, 64)
+    moved(2)
+    assert (MOVE.counts["x"]["loads"], MOVE.counts["x"]["served"], MOVE.counts["x"]["share"]) == (32, 1024, 0.125)
+    x, y = moved(4)
+    assert torch.equal(x, y) and MOVE.counts["y"]["read"] == MOVE.counts["y"]["written"] == 1024
+
+
+def test_an_access_out_of_bounds_or_between_multiples_of_16_bytes_says_who_and_where():
+    with pytest.raises(KernelError, match=r"700: thread 0 of block 4 reads x\[256\]; it has 256 numbers"):
+        x, y = torch.randn(256), torch.zeros(256)
+        MOVE(x, y, 256, 3, grid=5, block=64)
+    with pytest.raises(KernelError, match=r"716: thread 0 of block 0 reads x\[1\] as float4"):
+        moved(5)
+    x, y = moved(0)  # and the next launch is a clean one
+    assert torch.equal(x, y)
+
+
+def test_a_number_loaded_twice_in_a_row_is_in_a_register():
+    x, y = torch.randn(256), torch.zeros(256)
+    MOVE(x, y, 255, 3, grid=4, block=64)
+    assert torch.equal(y, x * x) and MOVE.counts["x"]["loads"] == 256
+
+
+SWAP = Kernel(r"""
+__global__ void swap(const float* x, float* y, int width) {
+  y[threadIdx.x] = __shfl_xor_sync(0xffffffff, x[threadIdx.x], 1, width);
+}
+""")
+
+
+def test_a_shuffle_is_among_a_warp_or_a_part_of_it():
+    x, y = torch.arange(32.0), torch.zeros(32)
+    for width in (32, 16, 2):
+        SWAP(x, y, width, grid=1, block=32)
+        assert torch.equal(y, x.view(16, 2).flip(1).flatten())
+    with pytest.raises(KernelError, match="a shuffle among 12 lanes"):
+        SWAP(x, y, 12, grid=1, block=32)
+
+
+def test_arguments_that_do_not_fit_are_refused_before_the_launch():
+    x = torch.randn(64)
+    for args, words in (((x, x, 64), "takes 4 arguments"), ((x.double(), x, 64, 0), "x wants a contiguous tensor"),
+                        ((x, x[::2], 64, 0), "y wants a contiguous"), ((x, x, 64.0, 0), "n wants int")):  # fmt: skip
+        with pytest.raises(KernelError, match=words):
+            MOVE(*args, grid=1, block=64)
+
+
+REFUSED = {
+    '#include "/etc/passwd"\n': "only `#pragma unroll` and `#define` may begin with #",
+    'void f() { asm(".incbin \\"/etc/passwd\\""); }': "no assembly",
+    "extern __shared__ float s[];": "no extern",
+    "__global__ void two() {}": "one `__global__ void` is wanted",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_a_kernel_that_reaches_out_is_refused_with_its_line(text):
+    kernel = Kernel(f"\n// fine: #include, asm\n{text}\n__global__ void k(float* y) {{ y[0] = 1; }}\n")
+    with pytest.raises(CompileError) as error:
+        kernel(torch.zeros(1), grid=1, block=1)
+    assert REFUSED[text] in error.value.what and error.value.line >= kernel.line
+
+
+def test_the_compilers_words_come_with_the_line_of_the_cell_and_the_learners_types():
+    text = "__global__ void k(float* y) {\n  float z = y;\n}"
+    cell = f'from labkit.cuda import Kernel\nkernel = Kernel(r"""\n{text}\n""")\n'
+    [(source, line)] = cuda.texts(cell)
+    with pytest.raises(CompileError) as error:
+        cuda.build_library(source, line, "emulated")
+    assert error.value.line == 4 and "float*" in error.value.what and "Counted" not in error.value.what
+
+
+def test_the_notebook_compiles_what_the_learner_wrote_with_nvcc_too():
+    """As text only: nothing of the emulator's is left in what nvcc gets."""
+    for name in ("norm_rows", "norm_block", "norm_warp"):
+        [(source, line)] = cuda.texts(exercise_cells(LAB, solved=True)[name])
+        text = translated(source, line, on_gpu=True)
+        assert source in text and "Counted" not in text and "lab.h" not in text
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(build.compiler("cuda") is None, reason="no nvcc here")
+@pytest.mark.parametrize("name", ["norm_rows", "norm_block", "norm_warp"])
+def test_nvcc_takes_the_solutions(name, tmp_path):
+    [(source, line)] = cuda.texts(exercise_cells(LAB, solved=True)[name])
+    assert cuda.build_library(source, line, "cuda", cache=tmp_path, capability=(9, 0)).is_file()
+
+
+# ---------------------------------------------------------------------------------------------------- in a check
+
+
+def check(nursery: Nursery, source: str) -> Any:
+    return judge(nursery, f"course.{LAB}", "norm_rows", {"norm_rows": source})
+
+
+@pytest.mark.thorough
+def test_a_kernel_that_was_not_there_as_a_text_is_not_run(nursery):
+    solved = exercise_cells(LAB, solved=True)["norm_rows"]
+    hidden = solved.replace('kernel = Kernel(r"""', 'text = (r"""')
+    hidden = hidden.replace('""")\n\n\ndef', '""")\nkernel = Kernel(text + "")\n\n\ndef')
+    verdict = check(nursery, hidden)
+    assert verdict.points == 0 and "was not compiled before the check" in repr(verdict)
+
+
+@pytest.mark.thorough
+def test_without_a_compiler_a_check_says_so_and_an_untouched_lab_needs_none(nursery, monkeypatch):
+    monkeypatch.setattr(build, "compiler", lambda target: None)
+    assert check(nursery, exercise_cells(LAB, solved=False)["norm_rows"]).state == "todo"
+    with pytest.raises(build.KernelsUnavailable, match=r"no g\+\+ or clang\+\+ on this machine"):
+        check(nursery, exercise_cells(LAB, solved=True)["norm_rows"])
+
+
+def reach(rank: int, world: int, job: dict[str, str]) -> dict[str, Any]:
+    """What a program can do that the compiling process starts."""
+    sandbox.enter(Path.cwd(), programs=True)
+    read = subprocess.run(["cat", job["course"]], capture_output=True, timeout=10)
+    wrote = subprocess.run(["touch", job["outside"]], capture_output=True, timeout=10)
+    own = subprocess.run(["touch", "mine"], capture_output=True, timeout=10)
+    return {"read": len(read.stdout), "wrote": wrote.returncode == 0, "own": own.returncode == 0}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's part exists on Linux only")
+def test_the_compiler_can_write_into_its_folder_only_and_cannot_read_the_checks(nursery, tmp_path):
+    job = {
+        "course": str(sandbox.HIDDEN[0] / "07_kernels_flash_fp8" / "checks" / "norm.py"),
+        "outside": str(tmp_path / "x"),
+    }
+    assert Path(job["course"]).is_file()
+    [reply] = nursery.call(reach, [job], Limits(seconds=20), path=[str(ROOT)])
+    assert reply.value == {"read": 0, "wrote": False, "own": True}
+
+
+# ------------------------------------------------------------------------------------------------ the other memory
+
+
+def test_a_memory_counts_what_is_loaded_and_stored():
+    k, out = torch.randn(6, 2), torch.zeros(6, 2)
+    memory = Memory(k=k, out=out)
+    tile = memory.load("k", 2, 5)
+    tile.zero_()  # a copy
+    memory.store("out", 0, 2, torch.ones(2, 2))
+    assert k.abs().min() > 0 and out.sum() == 4
+    assert (memory.loaded, memory.stored, memory.moved) == ({"k": 6, "out": 0}, {"k": 0, "out": 4}, 10)
+    for wrong in (lambda: memory.load("k", 4, 7), lambda: memory.load("k", 3, 3), lambda: memory.load("v", 0, 1),
+                  lambda: memory.store("out", 0, 2, torch.ones(2))):  # fmt: skip
+        with pytest.raises(ConfigError):
+            wrong()
+    assert memory.moved == 10
+
+
+def test_a_stub_in_a_kernel_is_cuda_and_one_in_python_is_python():
+    from labkit.source import notebooks
+
+    built = {path.parent.name: book for book, path in notebooks(ROOT / "course" / LAB / "lab.py")}
+    text = {kind: "\n".join(cell.source for cell in book.cells) for kind, book in built.items()}
+    assert text["labs"].count('  not_implemented("your code here");\n') == 5
+    assert "SOLUTION" not in text["labs"] + text["solutions"] and "rsqrtf(sum" in text["solutions"]
+    assert "rsqrtf(sum" not in text["labs"] and 'raise NotImplementedError("your code here")' in text["labs"]
+    assert "not_implemented(" not in text["solutions"].replace("`not_implemented`", "")
