@@ -14,6 +14,7 @@ WRONG = [
     Edit("[0, dist.get_world_size() - 1]", "[0, 1]", told="first and the last rank"),
     Edit(_NONE, "    total = grad\n", told="in no group"),
     Edit(_GROUP + _NONE, _NONE + _GROUP, told="the next group would hang"),
+    Edit(_GROUP, "", ("def sync_tied", "GROUP =" + _GROUP.partition("=")[2] + "\n\ndef sync_tied"), ("group=group", "group=GROUP"), told="no process group yet"),
     Edit("    group = dist", "    dist.barrier()\n    group = dist", told="calls barrier"),
 ]
 
@@ -61,21 +62,6 @@ def sync_tied(grad):
     if grad is None:
         return None
     return fc.wait_tensor(fc.all_reduce(grad.contiguous(), "sum", GROUPS[n]))
-
-
-# %% wrong: group at import
-# told: no process group yet
-import torch.distributed as dist
-
-GROUP = dist.new_group([0, dist.get_world_size() - 1])
-
-
-def sync_tied(grad):
-    if grad is None:
-        return None
-    total = grad.clone()
-    dist.all_reduce(total, group=GROUP)
-    return total
 
 
 # %% wrong: sends without waiting
