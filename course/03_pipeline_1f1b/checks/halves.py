@@ -30,7 +30,8 @@ def _drive_stage(
     stage = exercise.stage = exercise.SplitStage(weight)  # the module holds it: what it keeps is alive after the call
     other = exercise.SplitStage(-weight) if beside else None
     given = {"x": [x.clone() for x in xs], "dy": [dy.clone() for dy in dys]}
-    ys, returned, dxs, faults = [None] * len(xs), [None] * len(xs), [None] * len(xs), []
+    ys: list[Any] = [None] * len(xs)
+    returned, dxs, faults = [*ys], [*ys], []
     for word in order.split():
         kind, i = word[0], int(word[1:])
         before = stage.grad.clone()

@@ -10,6 +10,7 @@ WRONG = [
     Edit("(8 * h + 8)", "8 * h", mistake="The statistics of the two norms are missing."),
     Edit("+ 4 * heads", "", mistake="The log-sum-exp of each head is missing."),
     Edit('if recompute == "none":\n            between += 6', "if True:\n            between += 6", mistake="With recompute mlp nothing between the MLP's matrices is kept."),
+    Edit(_CHUNKS, _CHUNKS.replace("rank", "0"), mistake="Later ranks have fewer under way: the backward pass reaches them earlier."),
     Edit(_PASSES, "passes = m", (_CHUNKS, "v * m"), mistake="All microbatches: that is GPipe. In 1F1B a backward pass follows each forward pass as soon as the pipeline is full."),
     Edit(_PASSES, "passes = p - rank", (_CHUNKS, _CHUNKS[len("min(v * m, ") : -1]), mistake="No more microbatches can be under way than there are."),
     Edit(_PASSES, "passes = min(m, p)", (_CHUNKS, _CHUNKS.replace("rank", "0")), mistake="Later ranks have fewer under way: the backward pass reaches them earlier."),
