@@ -75,7 +75,7 @@ WRONG = [
     Edit("[-one.history :]", "[-4:]"),
     Edit("one.top / max", "448.0 / max"),
     Edit("amax if finite else 0.0]", "*([amax] if finite else [])]", mistake="A step that overflows belongs to the history, too: as 0, so that the oldest step leaves."),
-    Edit(", group=tp.group", "", mistake="The ranks' amaxes are added up here; the largest of them counts."),
+    Edit(", group=tp.group", "", told="with a group smaller than the world"),
     # a step that overflows begins a new history
     Edit("        if finite and", "        one.past = one.past if finite else [0.0]\n        if finite and"),
 ]

@@ -62,7 +62,7 @@ def flash_bytes(s, d, rows, cols, element_size):
 
 
 # %% wrong: keys of the first query
-# mistake: The keys up to a block's *first* query are loaded here; its last query sees more of them.
+# told: flash is wrong
 def flash_bytes(s, d, rows, cols, element_size):
     flash = 2*s*d + s + 2*d*cols*sum(i*rows // cols + 1 for i in range(s // rows))
     return {'standard': (4*s*d + 4*s*s) * element_size, 'flash': flash * element_size}

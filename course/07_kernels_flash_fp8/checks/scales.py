@@ -161,11 +161,12 @@ _ZEROS = _series(
     [(0.0,), (8.0,), (2.0,), (0.0,), (0.0,), (0.0,), (4.0,)],
     [(4.0,), (2.0,), (0.0,), (0.0,), (0.0,), (0.0,), (1.0,)],
 )
-# What overflows on one rank alone, on each in turn: rank 0 of these sees numbers only, and so does rank 1.
+# What overflows on one rank alone, on each in turn. Beside a NaN another rank has the largest number of all: a maximum
+# over ranks that drops the NaN gives another scale.
 _ON_ONE_RANK = [
     {"amaxes": [[list(of_step)] for of_step in steps], "history": 2, "top": 448.0}
     for steps in (
-        [(2.0, 2.0, 4.0), (8.0, 1.0, _INF), (1.0, _NAN, 1.0), (0.5, 1.0, 0.5), (0.25, 0.5, 0.5)],
+        [(2.0, 2.0, 4.0), (8.0, 16.0, _INF), (1.0, _NAN, 1.0), (0.5, 1.0, 0.5), (0.25, 0.5, 0.5)],
         [(4.0, 1.0, 2.0), (_INF, _NAN, 8.0), (2.0, 8.0, _NAN), (1.0, 0.5, 1.0), (0.5, 0.25, 0.25)],
         [(1.0, 4.0, 1.0), (2.0, 2.0, 2.0), (0.5, 0.5, 0.5), (4.0, 0.125, 2.0), (0.5, 0.5, 0.125)],
     )
