@@ -18,7 +18,7 @@ import torch.distributed._functional_collectives as functional
 import torch.distributed.nn.functional as differentiable
 from torch.distributed import distributed_c10d
 
-from labkit import process_group
+from labkit import plain, process_group
 from labkit.evidence import Evidence, OpRecorder
 from labkit.ranks.pool import WarmPool
 from tests.thorough import mostly_thorough
@@ -454,6 +454,23 @@ def futures(rank: int, world: int) -> list[Any]:
     return [unwaited, [one.tolist() for one in future.wait()], future is work.get_future()]
 
 
+def chained(rank: int, world: int) -> list[Any]:
+    futures = [dist.all_reduce(torch.ones(2), async_op=True).get_future() for _ in range(2)]
+    doubled, failing = futures[0].then(lambda done: 2 * done.value()[0]), futures[1].then(lambda done: 1 // 0)
+    return [process_group.LOG.calls[0].waited, doubled.wait().tolist(), _failure(failing.wait)]
+
+
+def _failure(function: Callable[[], Any]) -> str:
+    try:
+        return str(function())
+    except Exception as error:
+        return type(error).__name__
+
+
+def read(rank: int, world: int) -> list[float]:
+    return plain.settled(functional.all_reduce(torch.ones(2), "sum", dist.group.WORLD)).tolist()
+
+
 def completed(rank: int, world: int) -> list[float]:
     work = dist.all_reduce(x := torch.ones(2), async_op=True)
     while not work.is_completed():
@@ -464,8 +481,12 @@ def completed(rank: int, world: int) -> list[float]:
 def test_a_future_and_a_look_count_as_waits(log: Callable[..., list[Any]]) -> None:
     for value, calls, _ in log(futures):
         assert value == [None, [[2.0, 2.0]], True] and calls[0].waited is not None
-    for value, calls, _ in log(completed):
-        assert value == [2.0, 2.0] and calls[0].waited is not None
+    for value, calls, _ in log(chained):
+        assert value == [None, [4.0, 4.0], "ZeroDivisionError"]
+        assert all(call.waited is not None for call in calls[:2])
+    for function in (completed, read):
+        for value, calls, _ in log(function):
+            assert value == [2.0, 2.0] and calls[0].waited is not None
 
 
 def spoils(rank: int, world: int) -> list[Any]:
