@@ -42,4 +42,4 @@ LABS = {path.parent.name: MarkedLab(path.parent.name) for path in SOURCES}
 
 def said(verdict: Verdict) -> str:
     """Everything that the learner can read up to the third failure."""
-    return " ".join([verdict.mistake, verdict.idea, verdict.hint, verdict.note, *(row.note for row in verdict.rows)])
+    return " ".join([verdict.mistake, verdict.idea, verdict.note, *(row.note for row in verdict.rows)])
