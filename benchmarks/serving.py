@@ -182,10 +182,7 @@ def vllm(load: Load, sampled: bool, folder: str) -> Serve:
     sizes = {"max_model_len": load.prompt[1] + load.answer[1], "max_num_seqs": 64, "enable_prefix_caching": False}
     llm = LLM(folder, skip_tokenizer_init=True, dtype="float32", **sizes)
     how = SAMPLED if sampled else {"temperature": 0}
-    params = [
-        SamplingParams(max_tokens=n, min_tokens=n, ignore_eos=True, detokenize=False, seed=i, **how)
-        for i, n in enumerate(answers)
-    ]
+    params = [SamplingParams(max_tokens=n, min_tokens=n, ignore_eos=True, detokenize=False, **how) for n in answers]
     asked = [{"prompt_token_ids": prompt} for prompt in prompts]
     return lambda: [list(each.outputs[0].token_ids) for each in llm.generate(asked, params, use_tqdm=False)]
 

@@ -9,7 +9,8 @@ that are one small step from the solution.
 
 The edits are those that learners make: a reduction or its group left out, another dim, a bound off by one, a factor too
 many, `>` for `>=`, a missing copy, a wait too early, a world of two taken for granted. Each is applied to every
-place of the solution where it fits, and to no line that the learner is given. A survivor either shows what a case must
+place of the solution where it fits, and to no line that the learner is given; a lab may have further ones
+(`course/NN_name/given/edits.py`). A survivor either shows what a case must
 fix (`Case.fixed`), or is right in another way: then the file of the exercise's answers lists it with the reason::
 
     EQUIVALENT = [Same("line 3: `<` for `<=`", "p is never equal to m here")]
@@ -29,7 +30,7 @@ import dataclasses
 import importlib
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 
 from tqdm import tqdm
@@ -39,9 +40,9 @@ from labkit.edits import edits
 from labkit.exercises import Lab, load_lab
 from labkit.fresh import Nursery
 from labkit.judge import judge
-from labkit.kernel_edits import kernel_edits
 from minimegatron.errors import ConfigError
 
+Edits = Callable[[str, Set[int]], Iterator[tuple[int, str, str]]]
 SECONDS = 6.0  # for one case of a mutant: most that are later than that hang
 
 
@@ -86,12 +87,17 @@ def cells(lab_source: str) -> dict[str, Cell]:
     return found
 
 
-def mutants(exercise: str, cell: Cell) -> list[Mutant]:
-    """All variants of a cell that are different and can be compiled; each has a name of its own."""
+def mutants(exercise: str, cell: Cell, own: Edits | None = None) -> list[Mutant]:
+    """All variants of a cell that are different and can be compiled; each has a name of its own.
+
+    Args:
+        own: further edits, of the lab: (text, lines) -> (line, what was done, the whole cell) of each.
+    """
     tree = ast.parse(cell.text)
     seen, named = {ast.dump(tree)}, dict[str, int]()
     found = []
-    for line, what, source in sorted([*edits(cell.text, cell.solution), *kernel_edits(cell.text, cell.solution)]):
+    more = own(cell.text, cell.solution) if own else ()
+    for line, what, source in sorted([*edits(cell.text, cell.solution), *more]):
         try:
             dumped = ast.dump(ast.parse(source))
         except SyntaxError:
@@ -112,6 +118,8 @@ class Course:
     def __init__(self, name: str) -> None:
         self.name, self.module = name, f"course.{name}"
         self.lab: Lab = load_lab(self.module)
+        has_own = (Path(str(sys.modules[self.module].__file__)).parent / "given" / "edits.py").is_file()
+        self._own = importlib.import_module(f"course.lab{name[:2]}.edits").edits if has_own else None
         folder = Path(str(importlib.import_module(self.module).__file__)).parent
         self.cells = cells((folder / "lab.py").read_text())
         given = answers_of(self.module, {name: cell.text for name, cell in self.cells.items()})
@@ -120,7 +128,7 @@ class Course:
     def mutants(self, exercise: str) -> list[Mutant]:
         """The mutants that must be killed."""
         same = {one.mutant for one in self.equivalent.get(exercise, ())}
-        return [one for one in mutants(exercise, self.cells[exercise]) if not {one.name, one.edited} & same]
+        return [one for one in mutants(exercise, self.cells[exercise], self._own) if not {one.name, one.edited} & same]
 
     def unknown(self) -> list[str]:
         """Entries of EQUIVALENT that no longer name a mutant."""

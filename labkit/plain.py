@@ -113,7 +113,7 @@ class _Settling:
             return value
         if isinstance(value, torch.Tensor):
             _refuse_tensor(value, path)
-            return value
+            return value.trigger_wait() if hasattr(value, "trigger_wait") else value  # of a functional collective
         if isinstance(value, int):
             if value.bit_length() > MAX_BITS:
                 raise DataError(

@@ -352,7 +352,7 @@ class CountedWork(Work):
                 try:
                     done.value()
                     self._collect()
-                    mine.set_result(self.result())
+                    mine.set_result(self.result())  # no deadline: it is there
                 except RuntimeError as error:
                     mine.set_exception(error)
 
@@ -367,6 +367,20 @@ class _Future(torch.futures.Future):  # type: ignore[misc, unused-ignore]
         if self.work is not None:
             self.work._note_wait()
         return super().wait()  # no deadline: the group's
+
+    def then(self, callback: Callable[[torch.futures.Future[Any]], Any]) -> torch.futures.Future[Any]:
+        """A future of what `callback` makes of this; `wait` of it counts as a wait, too."""
+        after = _Future()
+        after.work = self.work
+
+        def go_on(done: torch.futures.Future[Any]) -> None:
+            try:
+                after.set_result(callback(done))
+            except Exception as error:  # raised where it is waited for, as torch does
+                after.set_exception(error)
+
+        self.add_done_callback(go_on)
+        return after
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -196,11 +196,10 @@ hierarchy(blocks=4, threads=64, sms=2)
 # In the text, `threadIdx.x` is the thread's number in its block, `blockIdx.x` the block's number in the grid, and
 # `blockDim.x` how many threads a block has.
 #
-# The text in `Kernel(r"""...""")` is CUDA C++, as far as this lab's own grammar reads it. In it are: functions and
-# templates of functions, `#define`, `constexpr`, plain structs, pointers and references, casts to `float4*`, loops,
-# shuffles, atomics, `printf`. Not in it: `#include`, lambdas, structs with functions, operators of your own,
-# `extern __shared__`, namespaces and cooperative groups, templates of kernels, half and bf16. You need none of these.
-# With a GPU, nvcc compiles the text as it is. Here g++ does, and an emulator runs the threads one after another. It
+# The text in `Kernel(r"""...""")` is CUDA C++, as it would stand in a `.cu` file: functions, templates, lambdas,
+# structs, `float4`, `__nv_bfloat16` and `half`, shuffles, atomics, `printf`. It has device code alone: Python launches
+# the kernel, and tensors are its memory. Not in it: PTX, cooperative groups and tensor cores. With a GPU, nvcc compiles
+# the text as it is. Here g++ does, and an emulator runs the threads one after another. It
 # counts every access, and stops at one that is out of bounds. It also stops at a *race*: one thread writes a word of
 # shared memory that another one uses, with no barrier between. A variable that was given no value holds NaN (an
 # integer: a large number), where a GPU would have what lay in the register before.
@@ -208,7 +207,7 @@ hierarchy(blocks=4, threads=64, sms=2)
 # The smallest launch: one block of eight threads, a number for each.
 
 # %%
-from labkit.cuda import Kernel, KernelError
+from course.lab07.cuda import Kernel, KernelError
 from minimegatron.kernels.build import compiler
 
 double = Kernel(r"""
@@ -246,7 +245,7 @@ else:
 # %%exercise add
 import torch
 
-from labkit.cuda import Kernel
+from course.lab07.cuda import Kernel
 
 kernel = Kernel(r"""
 __global__ void add(const float* x, const float* r, float* y, int n) {
@@ -285,7 +284,7 @@ check("add")
 # %%exercise norm_rows
 import torch
 
-from labkit.cuda import Kernel
+from course.lab07.cuda import Kernel
 
 kernel = Kernel(r"""
 __global__ void rms_norm(const float* x, const float* gamma, float* y, int rows, int cols, float eps) {
@@ -359,7 +358,7 @@ reduction_tree([3, 1, 4, 1, 5, 9, 2, 6])
 # %%exercise norm_block
 import torch
 
-from labkit.cuda import Kernel
+from course.lab07.cuda import Kernel
 
 kernel = Kernel(r"""
 __global__ void rms_norm(const float* x, const float* gamma, float* y, int rows, int cols, float eps) {
@@ -428,7 +427,7 @@ butterfly([3, 1, 4, 1, 5, 9, 2, 6])
 # %%exercise norm_warp
 import torch
 
-from labkit.cuda import Kernel
+from course.lab07.cuda import Kernel
 
 kernel = Kernel(r"""
 __device__ float warp_sum(float v) {
@@ -1339,7 +1338,7 @@ progress()
 # |---|---|---|
 # | the norms | `kernels/csrc/norm.cu`, `kernels/pointwise.py` | Transformer Engine, Apex |
 # | shuffles, block sums, 16 bytes a load | `kernels/csrc/device.h` | the same |
-# | CUDA on a CPU | `kernels/csrc/emulator.h`, `labkit/csrc/lab.h` | not there |
+# | CUDA on a CPU | `kernels/csrc/emulator.h`, `course/07_kernels_flash_fp8/given` | not there |
 # | flash attention | `kernels/blockwise.py`, `kernels/csrc/flash_attention.cu` | the flash-attn package, Transformer Engine |
 # | casts, tiles | `kernels/fp8.py`, `kernels/csrc/fp8.cu` | Transformer Engine |
 # | recipes, amax over tp, cp and dp | `layers/fp8/matmul.py`, `layers/fp8/scaling.py`, `layers/fp8/enable.py` | `core/fp8_utils.py`, Transformer Engine's recipes |

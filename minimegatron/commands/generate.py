@@ -3,6 +3,7 @@
     minimegatron generate FOLDER "Once upon a time" --max-new-tokens 50 --temperature 0.8 --top-p 0.95
     minimegatron generate FOLDER "Who are you?" --chat                                              a question
     minimegatron generate FOLDER --prompts-file prompts.txt --n 4 --temperature 1 > answers.jsonl   many prompts
+    minimegatron generate FOLDER "Name a town." --chat --json-schema town.json                      an answer in JSON
     torchrun --standalone --nproc-per-node 2 -m minimegatron generate FOLDER "Once upon a time"     2 ranks (tp2)
 
 FOLDER is a downloaded model (`config.json`, its weights in `*.safetensors`, and `tokenizer.json`), or what `--save` of
@@ -24,6 +25,9 @@ alone.
 
 **An answer ends** with a stop id: `eos_token_id` of `generation_config.json`, else of `config.json`, else the
 tokenizer's end of document; `--stop-token-ids` replaces these. It also ends before a text given by `--stop`.
+
+**JSON.** With `--json-schema` every answer is JSON of that schema (`inference/grammar`, package `llguidance`), unless
+`--max-new-tokens` or `--stop` cuts it.
 
 **Output.** One answer to one prompt is printed as text. With `--prompts-file` (a prompt in each line, or in a `.jsonl`
 file the "prompt" of each line), `--n` or `--log-probs` each answer is a line of JSON, in the order of the prompts:
@@ -50,6 +54,7 @@ if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
     from minimegatron.config import ParallelConfig, TransformerConfig
     from minimegatron.inference.engine import Engine
+    from minimegatron.inference.grammar import Grammars
     from minimegatron.inference.sampling import SamplingParams
     from minimegatron.inference.sequence import Request
     from minimegatron.inference.speculative import SpeculativeConfig
@@ -91,6 +96,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     stop = "ids that end an answer; without an id none does (default: those in the model's files)"
     add("--stop-token-ids", type=int, nargs="*", metavar="N", help=stop)
     add("--stop", action="append", default=[], metavar="TEXT", help="end an answer before this text; may be repeated")
+    schema = "answers are JSON of this schema, in a file or as text that begins with {"
+    add("--json-schema", metavar="FILE|JSON", help=schema)
     add("--log-probs", type=int, metavar="K", help="print those of each token and of the K most likely ones")
     add("--max-num-seqs", type=int, default=64, metavar="N", help="most answers computed at once (default: 64)")
     graph = "record decode steps as CUDA graphs (default: on a GPU, with tp = pp = ep = 1)"
@@ -123,6 +130,37 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
 
     given = {name: getattr(args, name) for name in DRAW + PENALISE if getattr(args, name) is not None}
     return SamplingParams(**given) if given.keys() & set(DRAW) else SamplingParams(top_k=1, **given)
+
+
+def grammar_of(schema: str | None) -> str:
+    """The grammar of `--json-schema`; "" for none.
+
+    Raises:
+        ConfigError: it is no JSON object, or the package llguidance is missing.
+        DataError: the file cannot be read.
+    """
+    from minimegatron.errors import ConfigError, DataError
+    from minimegatron.inference.grammar import llguidance, of_json_schema
+
+    if schema is None:
+        return ""
+    llguidance()
+    where = "--json-schema"
+    if not schema.lstrip().startswith("{"):
+        where = f"--json-schema {schema}"
+        try:
+            schema = Path(schema).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            fix = "a file of UTF-8 text, or the schema itself, which begins with {"
+            raise DataError(f"no schema can be read: {error}", where=where, fix=fix) from error
+    try:
+        found = json.loads(schema)
+    except ValueError as error:
+        raise ConfigError(f"the schema is no JSON: {error}", where=where, fix='such as {"type": "object"}') from error
+    if not isinstance(found, dict):
+        what = f"the schema is a JSON {type(found).__name__}, and no object"
+        raise ConfigError(what, where=where, fix='such as {"type": "object"}')
+    return of_json_schema(found)
 
 
 def layout(args: argparse.Namespace, world: int, model: TransformerConfig) -> ParallelConfig:
@@ -158,12 +196,13 @@ def continue_prompt(args: argparse.Namespace) -> None:
     from minimegatron.comm.mesh import Mesh
     from minimegatron.data.tokenizer import HuggingFaceTokenizer
     from minimegatron.errors import CheckpointError
+    from minimegatron.inference.grammar import Grammars
     from minimegatron.inference.loading import load
     from minimegatron.inference.packed import memory
-    from minimegatron.inference.sequence import Request
+    from minimegatron.inference.sequence import FinishReason, Request
     from minimegatron.launch.rank import init
 
-    sampling = sampling_params(args)
+    sampling, grammar = sampling_params(args), grammar_of(args.json_schema)
     rank, world = init()
     model_folder = open_model(args.folder, step=args.ckpt_step)
     mesh = Mesh.build(layout(args, world, model_folder.config))
@@ -200,14 +239,19 @@ def continue_prompt(args: argparse.Namespace) -> None:
             seed=(args.seed or 0) + (i << 32),
             n=args.n,
             log_probs=args.log_probs or 0,
+            grammar=grammar,
         )
         for i, prompt in enumerate(prompts)
     ]
+    grammars = Grammars(tokenizer, model_folder.config.vocab_size)
+    if grammar:
+        grammars.check(grammar)  # before the weights are read
     speculative, draft = speculative_of(args.speculative_config, model_folder.config)
     model = load(model_folder, mesh, args.params_dtype)
     if model_folder.words is not None:
         notes.append(f"({memory(model)})")
-    engine = engine_for(args, model, mesh, requests, notes, speculative, load_draft(draft, mesh, args.params_dtype))
+    draft_model = load_draft(draft, mesh, args.params_dtype)
+    engine = engine_for(args, model, mesh, requests, notes, speculative, draft_model, grammars)
     began = time.monotonic()
     found = compute(engine, requests, tokenizer, args.stop)
     if rank != 0:
@@ -220,7 +264,9 @@ def continue_prompt(args: argparse.Namespace) -> None:
         ((text, stop),) = ends
         print(text if args.chat else texts[0] + text)
         (answer,) = answers
-        if isinstance(stop, str):
+        if stop is None and answer.reason is FinishReason.STOP:
+            end = "whole: the schema allows no more"
+        elif isinstance(stop, str):
             end = f"ended before {stop!r} (--stop)"
         else:
             end = "no stop token among them" if stop is None else f"ended by {stop}, a stop token of {stop_source}"
@@ -233,7 +279,7 @@ def continue_prompt(args: argparse.Namespace) -> None:
                 "index": answer.index,
                 "text": text,
                 "tokens": answer.answer,
-                "finish_reason": "length" if stop is None else "stop",
+                "finish_reason": "length" if stop is None and answer.reason is not FinishReason.STOP else "stop",
                 "stop_reason": stop,
             }
             if args.log_probs is not None:
@@ -252,6 +298,7 @@ def engine_for(
     notes: list[str],
     speculative: SpeculativeConfig | None = None,
     draft: Any = None,
+    grammars: Grammars | None = None,
 ) -> Engine:
     """An engine with pages for the answers that run at once.
 
@@ -287,7 +334,7 @@ def engine_for(
         speculative=speculative,
     )
     recorder = CudaRecorder(mesh.device) if graph else None
-    return Engine(model, config, recorder=recorder, compiled=args.compiled, draft=draft)
+    return Engine(model, config, recorder=recorder, compiled=args.compiled, draft=draft, grammars=grammars)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -137,10 +137,13 @@ def usable_on_a_cpu(backend: str, file: str, *tensors: torch.Tensor | None) -> b
     """Whether a CPU kernel computes rather than torch; as `usable`, with a file `.cpp`."""
     if backend != "auto" or laid_out.observed() or not torch.is_inference_mode_enabled():
         return False
-    given = [t for t in tensors if t is not None]
-    if any(not t.is_cpu or t.dtype != given[0].dtype for t in given) or given[0].dtype not in operators.CPU_DTYPES:
-        return False
-    return _possible("cpu") and _available(file, "cpu")
+    dtype = None  # asked for several times a layer: a loop is cheaper than a generator
+    for t in tensors:
+        if t is not None:
+            dtype = dtype or t.dtype
+            if t.dtype != dtype or not t.is_cpu:
+                return False
+    return dtype in operators.CPU_DTYPES and _possible("cpu") and _available(file, "cpu")
 
 
 def target_of(backend: str, device: str) -> str:

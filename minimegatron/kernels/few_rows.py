@@ -61,6 +61,31 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: boo
     return out
 
 
+def turn_and_keep(
+    packed: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    interleaved: bool,
+    key_pages: torch.Tensor,
+    value_pages: torch.Tensor,
+    rows: torch.Tensor,
+) -> torch.Tensor | None:
+    """See `ops.turn_and_keep`; None where nothing was done: another dtype, several samples, strided channels."""
+    n, b, groups, width, d = packed.shape
+    if (
+        b != 1
+        or not packed.dtype == cos.dtype == torch.float32
+        or not key_pages.stride(-1) == value_pages.stride(-1) == 1
+    ):
+        return None
+    q = packed.new_empty((n, 1, groups * (width - 2), d))
+    tensors = packed.contiguous(), cos.contiguous(), sin.contiguous(), q, key_pages, value_pages, rows
+    sizes = n, groups, width - 2, d, cos.shape[-1], key_pages.shape[1]
+    strides = (*key_pages.stride()[:3], *value_pages.stride()[:3])
+    _call("mm_turn_and_keep", *tensors, *sizes, *strides, int(interleaved))
+    return q
+
+
 MOST = 3  # rows of x that `linear` takes
 
 

@@ -85,6 +85,5 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     one_row = x.numel() == x.shape[-1]
     if laid_out is None or one_row or observed() or x.dtype != weight.dtype:
         return F.linear(x, weight, bias)
-    return torch.ops.mkldnn._linear_pointwise(  # type: ignore[no-any-return]
-        x, laid_out.of(weight), bias, "none", [], ""
-    )
+    product = torch.ops.mkldnn._linear_pointwise.default  # the overload by name: torch need not look for it
+    return product(x, laid_out.of(weight), bias, "none", [], "")  # type: ignore[no-any-return]

@@ -61,6 +61,11 @@ class Library:
         for name, kinds in self._kinds.items():
             function = getattr(self._c, name)
             function.argtypes, function.restype = kinds, ctypes.c_int
+        pointer = ctypes.c_void_p
+        self._launchers = {
+            name: (getattr(self._c, name), [i for i, kind in enumerate(kinds[:-1]) if kind is pointer])
+            for name, kinds in self._kinds.items()
+        }
         if self.emulated:
             self._c.mm_emulator_message.restype = ctypes.c_char_p
 
@@ -70,17 +75,17 @@ class Library:
         Raises:
             KernelError: it returned an error.
         """
-        kinds = self._kinds[name]
-        assert len(args) == len(kinds) - 1, f"{name} takes {len(kinds) - 1} arguments and the stream, not {len(args)}"
-        raw = [
-            (a.data_ptr() if a is not None else None) if kind is ctypes.c_void_p else a
-            for a, kind in zip(args, kinds, strict=False)
-        ]
+        function, pointers = self._launchers[name]
+        count = len(self._kinds[name]) - 1
+        assert len(args) == count, f"{name} takes {count} arguments and the stream, not {len(args)}"
+        raw = list(args)
+        for i in pointers:
+            raw[i] = None if args[i] is None else args[i].data_ptr()
         stream = None
         if self.target == "cuda":
             device = next(a.device for a in args if isinstance(a, torch.Tensor))
             stream = torch.cuda.current_stream(device).cuda_stream
-        error = getattr(self._c, name)(*raw, stream)
+        error = function(*raw, stream)
         if error:
             raise self._error(name, error, args)
 

@@ -189,6 +189,39 @@ def keep_tokens(tokens: torch.Tensor, pages: torch.Tensor, rows: torch.Tensor) -
     choose("keep_tokens", "auto", tokens, pages)(tokens, pages, rows)
 
 
+def turn_and_keep(
+    packed: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    interleaved: bool,
+    key_pages: torch.Tensor,
+    value_pages: torch.Tensor,
+    rows: torch.Tensor,
+    *,
+    kernels: str = "auto",
+) -> torch.Tensor:
+    """`rope` of queries and keys, and `keep_tokens` of keys and values; on a CPU in one pass.
+
+    Args:
+        packed: [n, 1, g, a/g + 2, d], the queries, the key and the value of each group.
+        cos, sin: [n, 1, 1, rotated / 2].
+        interleaved: see `rope`.
+        key_pages, value_pages, rows: see `keep_tokens`.
+
+    Returns:
+        The turned queries, [n, 1, a, d].
+    """
+    if choice.usable_on_a_cpu(kernels, "few_rows", packed, key_pages, value_pages):
+        turned = few_rows.turn_and_keep(packed, cos, sin, interleaved, key_pages, value_pages, rows)
+        if turned is not None:
+            return turned
+    q, k, v = packed.split([packed.shape[3] - 2, 1, 1], 3)
+    q, k = (rope(t, cos, sin, interleaved, kernels=kernels) for t in (q.flatten(2, 3), k.squeeze(3)))
+    keep_tokens(k.flatten(0, 1), key_pages, rows)
+    keep_tokens(v.squeeze(3).flatten(0, 1), value_pages, rows)
+    return q
+
+
 class CrossEntropyPart(Protocol):
     """One rank's part of a cross entropy over a cut vocabulary; between two methods ranks combine their results.
 

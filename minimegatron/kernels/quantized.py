@@ -144,8 +144,8 @@ def unpack(words: torch.Tensor, bits: int, columns: int) -> torch.Tensor:
     return (unsigned - (1 << (bits - 1))).to(torch.int8)
 
 
-FEW = 32  # rows of x up to which `csrc/quantized.cpp` multiplies
-BLOCK = 256  # rows of a weight dequantised at a time for torch's product: 1 MB in fp32 for i = 1,024
+FEW = 6  # rows of x up to which `csrc/quantized.cpp` multiplies: with more, torch's product of blocks is faster
+BLOCK = 256  # rows of a weight that are dequantised at a time for torch's product: 1 MB in fp32 if i is 1,024
 
 
 class Packed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from minimegatron.checkpoint.companions import stop_ids
 from minimegatron.commands import answers
 from minimegatron.commands.answers import read_prompt
-from minimegatron.commands.generate import parse, sampling_params
+from minimegatron.commands.generate import grammar_of, parse, sampling_params
 from minimegatron.commands.speculation import speculative_of
 from minimegatron.data.tokenizer import HuggingFaceTokenizer
 from minimegatron.errors import CheckpointError, ConfigError
@@ -223,6 +224,45 @@ def test_a_stop_string_ends_an_answer_before_it(ranks, llama2):
             assert after["stop_reason"] == stop and len(after["tokens"]) == place + len(stop) < 8, "it went on"
     assert alone == PROMPTS[1] + whole[1]["text"][: whole[1]["text"].find(stop)] + "\n"
     assert f"ended before {stop!r} (--stop)" in said
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["cat", "dog"]}, "old": {"type": "boolean"}},
+    "required": ["kind", "old"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+
+
+def test_answers_are_json_of_a_schema(ranks, llama2, monkeypatch):
+    pytest.importorskip("llguidance")
+    (llama2 / "schema.json").write_text(json.dumps(SCHEMA))
+    (llama2 / "list.json").write_text("[1]")
+    long, drawn = ["--max-new-tokens", "60", "--stop-token-ids"], ["--temperature", "1", "--n", "4"]
+    lines = [
+        of_file(llama2, *long, *drawn, "--json-schema", str(llama2 / "schema.json")),
+        [str(llama2), "Once", *long, "--json-schema", json.dumps(SCHEMA)],
+        [str(llama2), "Once", "--max-new-tokens", "3", "--stop-token-ids", "--json-schema", json.dumps(SCHEMA)],
+        [str(llama2), "Once", "--json-schema", str(llama2 / "none.json")],
+        [str(llama2), "Once", "--json-schema", str(llama2 / "list.json")],
+        [str(llama2), "Once", "--json-schema", "{"],
+        [str(llama2), "Once", "--json-schema", '{"type": "object", "minProperties": -1}'],
+    ]
+    (many, _), (one, said), (cut, shorter), *refused = ranks(1).run(asked, lines)[0]
+    found = [(json.loads(line["text"]), line["finish_reason"], line["stop_reason"]) for line in lines_of(many)]
+    assert len(found) == 12 and len({answer["kind"] for answer, *_ in found}) == 2, "both were drawn"
+    for answer, reason, stop in found:
+        assert list(answer) == ["kind", "old"] and isinstance(answer["old"], bool)
+        assert (reason, stop) == ("stop", None)
+    assert json.loads(one.removeprefix("Once"))["kind"] in ("cat", "dog") and "the schema allows no more" in said
+    assert len(cut) == len("Once") + 4 and "no stop token among them" in shorter
+    says = ["no schema can be read", "a JSON list", "is no JSON", "the grammar cannot be read"]
+    for words, (_, said) in zip(says, refused, strict=True):
+        assert words in said and "fix:" in said
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(ConfigError, match=r"pip install 'minimegatron\[structured\]'"):
+        grammar_of(json.dumps(SCHEMA))
 
 
 def test_penalties_and_log_probabilities(ranks, llama2):

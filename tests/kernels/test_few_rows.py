@@ -89,3 +89,27 @@ def test_a_gradient_is_torchs():
     assert choice.choose("norm", "auto", x, weight) is plain.norm
     with torch.inference_mode():
         assert choice.choose("norm", "auto", x, weight) is few_rows.norm
+
+
+@settings(max_examples=40)
+@given(
+    ROWS,
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.sampled_from([(8, 8), (80, 20), (6, 4)]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_turning_and_keeping_at_once_is_torchs(n, groups, shared, channels, interleaved, by_head):
+    d, rotated = channels
+    packed, angle = random(n, 1, groups, shared + 2, d), random(n, 1, 1, rotated // 2, seed=1) * 9
+    rows = torch.randperm(15 * 4, generator=torch.Generator().manual_seed(n))[:n]
+    found = []
+    for kernels in ("auto", "torch"):
+        pages = [torch.full((15, groups, 4, d), 7.0).transpose(1, 2) for _ in "kv"]
+        pages = pages if by_head else [page.contiguous() for page in pages]
+        with torch.inference_mode():
+            q = ops.turn_and_keep(packed, angle.cos(), angle.sin(), interleaved, *pages, rows, kernels=kernels)
+        found.append((q, *pages))
+    assert torch.equal(found[0][2], found[1][2])  # values are copied
+    close(found[0], [t.double() for t in found[1]], torch.float32)

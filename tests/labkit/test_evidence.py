@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from labkit.checks import busy_during, in_order, peak_at_most
+from labkit.checks import in_order, overlaps, peak_at_most
 from labkit.evidence import Evidence, Witness
 from labkit.exercises import Answer
 from labkit.fresh import Nursery
@@ -107,7 +107,7 @@ def test_the_order_of_start_product_and_wait_is_seen(nursery: Nursery) -> None:
     assert seen["functionally"][0].order == seen["overlapped"][0].order
     assert seen["functionally"][0].count("all_reduce") == 1, "no way around the count"
 
-    ordered, busy = in_order("all_reduce", "matmul", "wait"), busy_during("all_reduce", lambda _: work)
+    ordered, busy = in_order("all_reduce", "matmul", "wait"), overlaps("all_reduce", lambda _: work)
     passed = {name for name, evidence in seen.items() if ordered(Answer(None, inputs, evidence)) is None}
     assert passed == {name for name, one in seen.items() if busy(Answer(None, inputs, one)) is None}
     assert passed == {"overlapped", "functionally"}
@@ -116,7 +116,7 @@ def test_the_order_of_start_product_and_wait_is_seen(nursery: Nursery) -> None:
     )
     told = f"rank 0: 0 of {work} multiply-adds are done while"
     assert busy(Answer(0, inputs, seen["waiting"])) == f"{told} all_reduce travels"
-    by_name = busy_during("all_reduce", lambda _: work, "the block")
+    by_name = overlaps("all_reduce", lambda _: work, "the block")
     assert by_name(Answer(0, inputs, seen["waiting"])) == f"{told} the block travels"
 
 

@@ -18,7 +18,7 @@ import torch.distributed._functional_collectives as functional
 import torch.distributed.nn.functional as differentiable
 from torch.distributed import distributed_c10d
 
-from labkit import process_group
+from labkit import plain, process_group
 from labkit.evidence import Evidence, OpRecorder
 from labkit.ranks.pool import WarmPool
 from tests.thorough import mostly_thorough
@@ -380,21 +380,25 @@ def in_groups(rank: int, world: int) -> None:
     dist.all_reduce(torch.ones(1), group=mine)
     if rank == 3:
         dist.send(torch.ones(2), 0, group=mine)
+        dist.recv(torch.ones(2), 0, group=mine)
     if rank == 0:
         dist.recv(torch.ones(2), group=mine)
+        dist.send(torch.ones(2), 3, group=mine)
 
 
 def test_peers_and_groups_are_places_in_the_case(log: Callable[..., list[Any]]) -> None:
     calls = [calls for _, calls, _ in log(in_groups, 4)]
     assert [calls[rank][0].group for rank in range(4)] == [(0, 3), (1, 2), (1, 2), (0, 3)]
     assert (calls[0][1].name, calls[0][1].peer) == ("recv", 3), "from any source: known afterwards"
-    assert (calls[3][1].name, calls[3][1].peer) == ("send", 0)
+    assert [(call.name, call.peer) for call in calls[0][2:3] + calls[3][1:3]] == [("send", 3), ("send", 0), ("recv", 0)]
     process_group.LOG.calls = calls[3]
     try:
         placed = process_group.LOG.placed([3, 1, 0])
     finally:
         process_group.LOG.begin()
-    assert [(call.group, call.peer) for call in placed] == [((2, 0), -1), ((2, 0), 2)], "and of a case's members"
+    assert [(call.group, call.peer) for call in placed] == [((2, 0), -1), ((2, 0), 2), ((2, 0), 2)], (
+        "and of a case's members"
+    )
 
 
 def starts_and_waits(rank: int, world: int) -> list[Any]:
@@ -426,11 +430,45 @@ def test_results_come_with_the_first_wait(log: Callable[..., list[Any]]) -> None
         assert steps == ["all_reduce", "all_reduce", "matmul", "barrier", "wait", "wait"]
 
 
+def sends_and_overwrites(rank: int, world: int) -> list[float]:
+    x = torch.full((2,), 1.0 + rank)
+    if rank == 0:
+        work = dist.isend(x, 1)
+        x.fill_(9.0)
+        dist.barrier()  # gloo sends when the other receives, which is after this
+        work.wait()
+    else:
+        dist.barrier()
+        dist.recv(x, 0)
+    return x.tolist()
+
+
+def test_what_is_written_after_the_start_does_not_travel(log: Callable[..., list[Any]]) -> None:
+    assert [value for value, _, _ in log(sends_and_overwrites)] == [[9.0, 9.0], [1.0, 1.0]]
+
+
 def futures(rank: int, world: int) -> list[Any]:
     work = dist.all_reduce(torch.ones(2), async_op=True)
     future = work.get_future()
     unwaited = process_group.LOG.calls[0].waited
     return [unwaited, [one.tolist() for one in future.wait()], future is work.get_future()]
+
+
+def chained(rank: int, world: int) -> list[Any]:
+    futures = [dist.all_reduce(torch.ones(2), async_op=True).get_future() for _ in range(2)]
+    doubled, failing = futures[0].then(lambda done: 2 * done.value()[0]), futures[1].then(lambda done: 1 // 0)
+    return [process_group.LOG.calls[0].waited, doubled.wait().tolist(), _failure(failing.wait)]
+
+
+def _failure(function: Callable[[], Any]) -> str:
+    try:
+        return str(function())
+    except Exception as error:
+        return type(error).__name__
+
+
+def read(rank: int, world: int) -> list[float]:
+    return plain.settled(functional.all_reduce(torch.ones(2), "sum", dist.group.WORLD)).tolist()
 
 
 def completed(rank: int, world: int) -> list[float]:
@@ -443,8 +481,12 @@ def completed(rank: int, world: int) -> list[float]:
 def test_a_future_and_a_look_count_as_waits(log: Callable[..., list[Any]]) -> None:
     for value, calls, _ in log(futures):
         assert value == [None, [[2.0, 2.0]], True] and calls[0].waited is not None
-    for value, calls, _ in log(completed):
-        assert value == [2.0, 2.0] and calls[0].waited is not None
+    for value, calls, _ in log(chained):
+        assert value == [None, [4.0, 4.0], "ZeroDivisionError"]
+        assert all(call.waited is not None for call in calls[:2])
+    for function in (completed, read):
+        for value, calls, _ in log(function):
+            assert value == [2.0, 2.0] and calls[0].waited is not None
 
 
 def spoils(rank: int, world: int) -> list[Any]:

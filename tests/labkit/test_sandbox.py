@@ -1,25 +1,19 @@
-"""What a submission can do to the machine: nothing, whether it asks Python or the kernel."""
+"""What a submission can do to the machine when it asks Python: nothing; `test_thefts` asks the kernel."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-from labkit import sandbox
 from labkit.fresh import Nursery
 from labkit.judge import judge
 from labkit.verdict import Verdict
 
 COURSE = "tests.labkit.mini_course"
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's part exists on Linux only")
-LIBC = "import ctypes\nlibc = ctypes.CDLL(None)\n"
 
 
-def check(nursery: Nursery, body: str, before: str = "import os") -> Verdict:
+def check(nursery: Nursery, body: str) -> Verdict:
     lines = "".join(f"    {line}\n" for line in body.splitlines())
-    source = f"{before}\ndef bubble(p, m):\n{lines}    return (p - 1) / (m + p - 1)"
+    source = f"import os\ndef bubble(p, m):\n{lines}    return (p - 1) / (m + p - 1)"
     return judge(nursery, COURSE, "bubble", {"bubble": source})
 
 
@@ -46,33 +40,6 @@ ASKS_PYTHON = {
 def test_python_refuses_and_says_why(nursery: Nursery, line: str) -> None:
     verdict = check(nursery, line)
     assert verdict.points == 0 and ASKS_PYTHON[line] in verdict.note, repr(verdict)
-
-
-# Past the audit hook. Each must fail (a negative answer), and then the right answer is given: so it passes.
-ASKS_THE_KERNEL = {
-    "fork": "libc.fork()",
-    "clone": "libc.syscall({'x86_64': 56, 'aarch64': 220}[os.uname().machine], 17, 0, 0, 0, 0)",
-    "kill": "libc.kill(-1, 0)",
-    "kill the parent": "libc.kill(os.getppid(), 0)",
-    "remove": "libc.unlink(target.encode())",
-    "write": "libc.creat(target.encode() + b'.new', 0o600)",
-    "socket": "libc.socket(2, 1, 0)",
-    "own session": "libc.setsid()",
-    "unmount": "libc.umount2(course.encode(), 2)",
-    "other namespaces": "libc.unshare(0x20000)",
-    "more memory": "libc.setrlimit(9, ctypes.create_string_buffer(bytes([255] * 16), 16))",
-}
-
-
-@LINUX
-@pytest.mark.parametrize("name", ASKS_THE_KERNEL)
-def test_the_kernel_refuses_too(nursery: Nursery, tmp_path: Path, name: str) -> None:
-    target = tmp_path / "precious"
-    target.write_text("kept")
-    names = f"target, course = {str(target)!r}, {str(sandbox.HIDDEN[0])!r}\n"
-    verdict = check(nursery, f"assert {ASKS_THE_KERNEL[name]} < 0, 'it could'", f"import os\n{LIBC}{names}")
-    assert verdict.state == "passed", repr(verdict)
-    assert target.read_text() == "kept" and list(tmp_path.iterdir()) == [target]
 
 
 LAB = "course.01_process_groups"

@@ -11,8 +11,9 @@ import pytest
 from labkit import submissions
 from labkit.exercises import Case, Exercise, Lab
 from labkit.notebook_file import MAX_BYTES, read_cells
-from labkit.submissions import Submission, collect
+from labkit.submissions import Submission, collect, odd
 from minimegatron.errors import ConfigError, DataError
+from tests.labkit.cells import SOURCES, exercise_cells
 from tests.labkit.handed_in import BUBBLE, DOUBLE, OPEN, RING, SOLVED, hand_in, notebook
 from tests.labkit.mini_course import LAB
 
@@ -209,3 +210,29 @@ def test_a_digest_is_of_all_that_a_mark_depends_on() -> None:
     assert first.digest == dataclasses.replace(first, sources={"double": "y", "bubble": "x"}).digest
     other = [{"learner": "b"}, {"lab": "b"}, {"sources": {"bubble": "x"}}, {"reason": "b"}, {"remarks": ("\udc80",)}]
     assert len({first.digest, *(dataclasses.replace(first, **one).digest for one in other)}) == 1 + len(other)
+
+
+ODD = {
+    "from labkit import process_group\nprocess_group.LOG.calls.clear()": ["labkit.process_group"],
+    "from labkit.evidence import Evidence\nEvidence.to_plain = None": ["labkit.evidence.Evidence"],
+    "import sys\nsys.modules['labkit.process_group'].LOG.calls.clear()": ["sys"],
+    "import gc, fcntl\ngc.get_objects()": ["fcntl", "gc"],
+    "f = (lambda: 0).__globals__['x']": ["__globals__"],
+    "exec('import sys')": ["exec"],
+    "(": [],
+}
+
+
+@pytest.mark.parametrize("text", ODD, ids=range(len(ODD)))
+def test_what_no_exercise_needs_is_remarked(tmp_path: Path, text: str) -> None:
+    found = one(tmp_path, notebook([OPEN, f"{BUBBLE}{text}"]))
+    assert found.remarks == ((f"look at bubble: it names {', '.join(ODD[text])}",) if ODD[text] else ())
+
+
+def test_no_solution_is_remarked() -> None:
+    labs = {path.parent.name: exercise_cells(path.parent.name, solved=True) for path in SOURCES}
+    assert {
+        (lab, name): said for lab, cells in labs.items() for name, text in cells.items() if (said := odd(text))
+    } == {}
+    ordinary = "import torch, numpy, math\nfrom course.lab07.cuda import Kernel\nmodel.eval()\nlist(model.modules())"
+    assert odd(ordinary) == []

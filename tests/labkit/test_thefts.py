@@ -27,24 +27,10 @@ from labkit.replies import Reply
 from minimegatron.errors import RankError
 from tests.labkit.thefts import REACHES, READS, TOKEN
 
-pytestmark = [
-    pytest.mark.thorough,
-    pytest.mark.skipif(sys.platform != "linux", reason="the kernel's part exists on Linux only"),
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's part exists on Linux only")
 ROOT = Path(__file__).resolve().parents[2]
 DISK = 1 << 20
 NUMBERS = {"open_by_handle_at": (304, 265), "clone": (56, 220), "keyctl": (250, 219)}
-
-
-@pytest.fixture(scope="module", params=["all of it", "only Landlock"])
-def machine(request: pytest.FixtureRequest, nursery: Nursery) -> Iterator[Nursery]:
-    """This one; and one that, as many containers, has no namespaces for us."""
-    if request.param == "all of it":
-        yield nursery
-        return
-    with Nursery(without=["unshare"]) as other:
-        other.warm_up()
-        yield other
 
 
 @pytest.fixture
@@ -60,17 +46,19 @@ def here(tmp_path: Path) -> Iterator[dict[str, Any]]:
         yield {
             "file": str(tmp_path / "other.ipynb"), "folder": str(tmp_path), "parent": os.getpid(), "root": str(ROOT),
             "host": str(tmp_path / "host"), "abstract": f"{TOKEN}-{os.getpid()}", "disk": DISK,
-            "library": torch.__file__, "number": {name: [pair[0 if intel else 1]] for name, pair in NUMBERS.items()},
+            "library": torch.__file__, "check": "/course/08_checkpoints/checks/commit.py",
+            "number": {name: [pair[0 if intel else 1]] for name, pair in NUMBERS.items()},
         }  # fmt: skip
     assert (tmp_path / "other.ipynb").read_text() == TOKEN
 
 
 def steal(rank: int, world: int, job: dict[str, Any]) -> Any:
     """Rank 0 tries thefts under the kernel's part of the sandbox; rank 1 holds a job that is worth it."""
+    assert Path(job["here"]["root"] + job["here"]["check"]).exists()
     job["here"]["job"] = os.path.dirname(os.getcwd())
     if rank == 1:
         return None
-    sandbox.restrict(Path.cwd())
+    sandbox.restrict(Path.cwd(), ranks=job["sockets"])
     home, loot = os.getcwd(), {}
     for name, source in job["sources"].items():
         os.chdir(home)
@@ -85,25 +73,30 @@ def steal(rank: int, world: int, job: dict[str, Any]) -> Any:
 
 THEFTS = {**{f"read {name}": theft for name, theft in READS.items()}, **REACHES}
 APART = ("threads", "disk, without names")
+OF_RANKS = ("loopback", "pairs of sockets", "kernel's messages")  # with which ranks meet on a network of their own
 
 
-def attempt(nursery: Nursery, thefts: Iterable[str], here: dict[str, Any], function: Any = steal) -> Reply:
-    job = {"sources": {name: THEFTS[name] for name in thefts}, "here": here}
+def attempt(
+    nursery: Nursery, thefts: Iterable[str], here: dict[str, Any], function: Any = steal, sockets: bool = False
+) -> Reply:
+    job = {"sources": {name: THEFTS[name] for name in thefts}, "here": here, "sockets": sockets}
     rank, _ = nursery.call(
         function, [job, {**job, "inputs": "-".join(("inputs", "of", "others", "too"))}], Limits(10, disk=2 * DISK)
     )
     return rank
 
 
-def test_a_theft_brings_nothing(machine: Nursery, here: dict[str, Any]) -> None:
-    reply = attempt(machine, THEFTS.keys() - set(APART), here)
+@pytest.mark.parametrize("sockets", [False, True], ids=["alone", "one of several ranks"])
+def test_a_theft_brings_nothing(nursery: Nursery, here: dict[str, Any], sockets: bool) -> None:
+    reply = attempt(nursery, THEFTS.keys() - set(APART) - set(OF_RANKS if sockets else ()), here, sockets=sockets)
     assert reply.ended == ""
     assert reply.value == {}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", APART)
-def test_what_is_taken_has_a_limit(machine: Nursery, here: dict[str, Any], name: str) -> None:
-    reply = attempt(machine, [name], here)
+def test_what_is_taken_has_a_limit(nursery: Nursery, here: dict[str, Any], name: str) -> None:
+    reply = attempt(nursery, [name], here)
     assert reply.value == {} or reply.ended == "wrote more than 2 MiB of files"
 
 
@@ -119,7 +112,7 @@ def test_thefts_succeed_without_the_sandbox(nursery: Nursery, here: dict[str, An
 
 
 def free(rank: int, world: int, job: dict[str, Any]) -> Any:
-    sandbox.restrict = lambda folder: None  # in this process alone
+    sandbox.restrict = lambda folder, ranks: None  # in this process alone
     return steal(rank, world, job)
 
 
@@ -138,6 +131,7 @@ def bubble(p, m):
 """
 
 
+@pytest.mark.thorough
 def test_a_rank_has_neither_the_seed_nor_the_text_of_others(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
     course = "tests.labkit.mini_course"
     patient = {"bubble": dataclasses.replace(load_lab(course)["bubble"], seconds=60)}
@@ -162,6 +156,7 @@ def cling(rank: int, world: int, job: dict[str, str]) -> None:
     exec(CLINGS, {"note": job["note"]})
 
 
+@pytest.mark.thorough
 def test_no_process_survives_an_interrupt(tmp_path: Path) -> None:
     note, raised = tmp_path / "pid", []
     with Nursery() as mine:
@@ -210,6 +205,7 @@ def compute(rank: int, world: int, job: dict[str, bool]) -> Any:
     return names["made"]
 
 
+@pytest.mark.thorough
 def test_numbers_are_the_same_inside(nursery: Nursery) -> None:
     """Libraries choose their kernels by what they find out about the machine, some of it in files."""
     [outside] = nursery.call(compute, [{"inside": False}], Limits())

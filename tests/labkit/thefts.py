@@ -2,7 +2,8 @@
 
 `here` holds what the test has laid out: `file` and `folder` of another learner with TOKEN in it, `parent` (the process
 that waits for the answers), `job` (the folder that holds the ranks' folders), `host` and `abstract`, two UNIX sockets
-that somebody listens on, `root` of the checkout, `library`, a file of an installed package, and `number`, of calls.
+that somebody listens on, `root` of the checkout, `check`, a file in it, `library`, a file of an installed package, and
+`number`, of calls.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ READS = {
     "history": "git = here['root'] + '/.git'\ngot = os.path.isdir(git) and os.listdir(git) or open(git).read()",
     "solutions": "got = os.listdir(here['root'] + '/solutions')",
     "checks": "got = os.listdir(here['root'] + '/course/01_process_groups')",
+    "checks beside a lab's tools": "got = open(here['root'] + here['check']).read()",
     "tests": "got = os.listdir(here['root'] + '/tests')",
     "checks, by import": "import importlib\ngot = importlib.import_module('course.01_process_groups').LAB",
-    "checks, by resources": "import importlib.resources as r\ngot = list(r.files('course').iterdir())",
-    "checks, by linecache": "import linecache\ngot = linecache.getlines(here['root'] + '/course/__init__.py')",
+    "checks, by resources": "import importlib.resources as r\ngot = list(r.files('course').glob('*/checks/*'))",
+    "checks, by linecache": "import linecache\ngot = linecache.getlines(here['root'] + here['check'])",
     "checks, by inspect": "import inspect, tests.labkit.mini_course as c\ngot = inspect.getsource(c)",
     "folders of other ranks": "got = os.listdir(here['job'])",
     "the job of rank 1": "got = open(here['job'] + '/job.1').read()",
@@ -112,23 +114,6 @@ REACHES = {
     "attributes": "got = os.setxattr(here['library'], 'user.x', b'x') is None",
     "modes of a device": "got = libc.chmod(b'/dev/null', 0o666) == 0",
     "times of a device": "got = os.utime('/dev/zero') is None",
-    "notes in a lock": "import fcntl\ngot = fcntl.flock(open(here['library']), fcntl.LOCK_SH) is None",
-    "notes in a lock of a range": (
-        "import fcntl, struct\nlock = struct.pack('hhqqi4x', fcntl.F_RDLCK, 0, 7, 9, 0)\n"
-        "got = fcntl.fcntl(open(here['library']), fcntl.F_SETLK, lock)"
-    ),
-    "notes in a lock of a file's description": (
-        "import fcntl, struct\nlock = struct.pack('hhqqi4x', fcntl.F_RDLCK, 0, 7, 9, 0)\n"
-        "got = fcntl.fcntl(open(here['library']), 37, lock)"
-    ),
-    "notes in a lease": "import fcntl\ngot = fcntl.fcntl(open(here['library']), 1024, fcntl.F_RDLCK) == 0",
-    "notes in what is opened": "got = libc.inotify_init() >= 0 or libc.inotify_init1(0) >= 0",
-    "notes in a priority": "got = libc.setpriority(0, 0, 19) == 0 or os.getpriority(0, 0) is not None",
-    "notes in the places on the CPU": "got = os.sched_setaffinity(0, os.sched_getaffinity(0)) is None",
-    "notes in the kind of scheduling": "got = os.sched_setscheduler(0, 3, os.sched_param(0)) is None",
-    "notes in pages in memory": "got = os.preadv(open(here['library']).fileno(), [bytearray(1)], 0, 8)",
-    "time of another on the CPU": "import time\ngot = time.clock_gettime((~os.getppid() << 3) | 2)",
-    "the group of another": "got = os.getpgid(os.getppid()) or os.getsid(os.getppid())",
     "owners": "got = os.chown(here['library'], 0, 0) is None",
     "libraries": "got = open(here['library'], 'r+')",
     "files beside": "got = open(here['folder'] + '/new', 'w')",

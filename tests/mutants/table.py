@@ -56,6 +56,7 @@ _PAGES, _SCHEDULER = "minimegatron/inference/block_manager.py", "minimegatron/in
 _CANARIES = "tests/inference/test_scheduler.py -k shared"
 _PROPOSALS = "tests/inference/test_speculative.py -k pass_over_all"
 _GRAMMAR = "tests/inference/test_grammar.py -k brute_force"
+_GROUP, _COUNTED = "labkit/process_group.py", "tests/labkit/test_process_group.py -k not(gloo)"
 
 MUTANTS = (
     # ------------------------------------------------------------------------------------------- random streams
@@ -882,5 +883,37 @@ MUTANTS = (
     Mutant(
         "a grammar is asked once for all places of a draft", "minimegatron/inference/plan.py",
         "grammar.allowed(proposed,", "grammar.allowed((),", _GRAMMAR,
+    ),
+    # ------------------------------------------------------------------------------------------- the check of an answer
+    Mutant("a result is there before the wait", _GROUP, "into = _copied(outputs)", "into = outputs", _COUNTED),
+    Mutant(
+        "what is written after the start travels", _GROUP, "outputs is inputs else _copied(inputs)",
+        "outputs is inputs else inputs", _COUNTED,
+    ),
+    Mutant("each wait is the first", _GROUP, "        if self._call.waited is None:\n", "        if True:\n", _COUNTED),
+    Mutant("a future is no wait", _GROUP, "            self.work._note_wait()\n", "            pass\n", _COUNTED),
+    Mutant(
+        "a peer is its place in the group", _GROUP, "[], tensors, (peer, tag), {}, self._ranks[peer])",
+        "[], tensors, (peer, tag), {}, peer)", _COUNTED,
+    ),
+    Mutant(
+        "who receives a broadcast sends it", _GROUP, 'name not in ("broadcast", "scatter") or root == self._rank',
+        "True", _COUNTED,
+    ),
+    Mutant(
+        "an input is whole after the first wait", _GROUP, "LOG.spoiled.pop().data.fill_(torch.nan)",
+        "LOG.spoiled.pop()", _COUNTED,
+    ),
+    Mutant(
+        "one rank that waits is a deadlock", "labkit/fresh.py", "return all(now - still", "return any(now - still",
+        "tests/labkit/test_fresh.py::test_ranks_that_only_wait_are_not_waited_for",
+    ),
+    Mutant(
+        "a mistake that explains one wrong trial is told", "labkit/suspects.py",
+        "and all(one or other for one, other in found)", "", "tests/labkit/test_suspects.py",
+    ),
+    Mutant(
+        "nothing that an answer names is remarked", "labkit/submissions.py", "sorted(modules | used)", "[]",
+        "tests/labkit/test_submissions.py",
     ),
 )  # fmt: skip

@@ -1,16 +1,36 @@
 from labkit.answers import Edit, Same
 
 _WHOLE = "the sizes divide the world"
+_EP = "dp: you divide by ep. Expert parallelism takes no ranks of its own."
+_CP = "same_weights_as_rank_0: this is rank 0's dp group. The cp ranks hold the same weights, too."
+_TIME = "2 * gigabytes * (len(group) - 1) / len(group)"
 
 WRONG = [
-    Edit(
-        "world // (tp * cp * pp)",
-        "world // (tp * cp * pp * ep)",
-        ("range(cp * dp)", "range(cp * dp * ep)"),
-        mistake="dp: you divide by ep. Expert parallelism takes no ranks of its own.",
-    ),
-    Edit("2 * gigabytes", "gigabytes", mistake="all_reduce_seconds: the time of one half of the ring's bytes. An all-reduce has two phases."),
-    Edit("tp * i for", "i for", mistake="same_weights_as_rank_0: neighbours of rank 0 are its tp group. They hold other weights; asked is" " its dp-cp group."),
+    Edit("world // (tp * cp * pp)", "world // (tp * cp * pp * ep)", mistake=_EP),
+    Edit("cp * pp)\n", "cp * pp)\n    n = cp * dp\n", ("world // (tp * cp * pp)", "world // (tp * cp * pp * ep)"),
+         ("n = cp * dp", "n = cp * dp * ep"), ("range(cp * dp)", "range(n)"),
+         mistake=_EP),
+    Edit("(etp * ep * pp)", "(ep * pp)", mistake="edp: you leave out etp, which is an axis of the expert grid."),
+    Edit("(etp * ep * pp)", "(tp * ep * pp)", mistake="edp: you divide by tp. The expert grid has etp in its place."),
+    Edit("world // (etp * ep * pp)", "dp // ep",
+         mistake="edp: you divide dp by ep. The expert grid lays out all tp * cp * dp ranks."),
+    Edit("tp * i for", "i for",
+         mistake="same_weights_as_rank_0: neighbours of rank 0 are its tp group. They hold other weights; asked is its "
+                 "dp-cp group."),
+    Edit("group[:4]", "[tp * cp * i for i in range(dp)][:4]", mistake=_CP),
+    Edit("[tp * i for i in range(cp * dp)]", "[tp * cp * i for i in range(dp)]", mistake=_CP),
+    Edit(_TIME, _TIME[4:],
+         mistake="all_reduce_seconds: the time of one half of the ring's bytes. An all-reduce has two phases."),
+    Edit(_TIME, "2 * gigabytes",
+         mistake="all_reduce_seconds: a rank does not send its own part. In each phase N-1 of N parts travel."),
+    Edit(_TIME, "8 * " + _TIME,
+         mistake="all_reduce_seconds: eight times too long. The link sends gigabytes per second, not gigabits."),
+    Edit(_TIME, _TIME.replace("group)", "group[:4])"),
+         mistake="all_reduce_seconds: your ring has the first four ranks only. The whole dp-cp group sums its "
+                 "gradients."),
+    Edit(_TIME, "2 * gigabytes * (dp - 1) / dp",
+         mistake="all_reduce_seconds: your ring has the ranks of the dp group. The dp-cp group is larger."),
+    Edit("group[:4]", "[tp * i for i in range(4)]", told="same_weights_as_rank_0 is wrong (its length)"),
 ]
 
 RIGHT = [
@@ -68,74 +88,3 @@ def answers(world, tp, cp, pp, ep, etp, gigabytes, gb_per_second):
     [first, *_] = axis_groups({"tp": tp, "cp": cp, "dp": dp, "pp": pp}, ["dp", "cp"])
     return dict(dp=dp, edp=world / pp / ep / etp, same_weights_as_rank_0=tuple(first[:4]),
                 all_reduce_seconds=bytes_sent("all_reduce", gigabytes, len(first)) / gb_per_second)
-
-
-# %% wrong: all of the tensor travels twice
-# mistake: all_reduce_seconds: a rank does not send its own part. In each phase N-1 of N parts travel.
-def answers(world, tp, cp, pp, ep, etp, gigabytes, gb_per_second):
-    dp = world // (tp * cp * pp)
-    return {
-        "dp": dp,
-        "edp": world // (etp * ep * pp),
-        "same_weights_as_rank_0": list(range(0, tp * cp * dp, tp))[:4],
-        "all_reduce_seconds": 2 * gigabytes / gb_per_second,
-    }
-
-
-# %% wrong: dp group for dp cp
-# mistake: same_weights_as_rank_0: this is rank 0's dp group. The cp ranks hold the same weights, too.
-def answers(world, tp, cp, pp, ep, etp, gigabytes, gb_per_second):
-    dp = world // (tp * cp * pp)
-    edp = world // (etp * ep * pp)
-    return {"dp": dp, "edp": edp, "same_weights_as_rank_0": [tp * cp * i for i in range(min(4, dp))],
-            "all_reduce_seconds": 2 * gigabytes * (dp - 1) / dp / gb_per_second}
-
-
-# %% wrong: edp out of dp
-# mistake: edp: you divide dp by ep. The expert grid lays out all tp * cp * dp ranks.
-def answers(world, tp, cp, pp, ep, etp, gigabytes, gb_per_second):
-    dp = world // (tp * cp * pp)
-    n = dp * cp
-    return {"dp": dp, "edp": dp // ep, "same_weights_as_rank_0": [tp * i for i in range(min(4, n))],
-            "all_reduce_seconds": 2 * gigabytes * (n - 1) / n / gb_per_second}
-
-
-# %% wrong: gigabits
-# mistake: all_reduce_seconds: eight times too long. The link sends gigabytes per second, not gigabits.
-def answers(world, tp, cp, pp, ep, etp, gigabytes, gb_per_second):
-    dp = world // (tp * cp * pp)
-    edp = world // (etp * ep * pp)
-    n = dp * cp
-    return {"dp": dp, "edp": edp, "same_weights_as_rank_0": [tp * i for i in range(min(4, n))],
-            "all_reduce_seconds": 8 * 2 * gigabytes * (n - 1) / n / gb_per_second}
-
-
-# %% wrong: ring of the first four
-# mistake: all_reduce_seconds: your ring has the first four ranks only. The whole dp-cp group sums its gradients.
-def answers(world, tp, cp, pp, ep, etp, gigabytes, gb_per_second):
-    dp = world // (tp * cp * pp)
-    edp = world // (etp * ep * pp)
-    first = [tp * i for i in range(min(4, dp * cp))]
-    n = len(first)
-    return {"dp": dp, "edp": edp, "same_weights_as_rank_0": first,
-            "all_reduce_seconds": 2 * gigabytes * (n - 1) / n / gb_per_second}
-
-
-# %% wrong: the whole in each step
-# mistake: all_reduce_seconds: N times too long. A step of the ring sends one part of N.
-def answers(world, tp, cp, pp, ep, etp, gigabytes, gb_per_second):
-    dp = world // (tp * cp * pp)
-    edp = world // (etp * ep * pp)
-    n = dp * cp
-    return {"dp": dp, "edp": edp, "same_weights_as_rank_0": [tp * i for i in range(min(4, n))],
-            "all_reduce_seconds": 2 * gigabytes * (n - 1) / gb_per_second}
-# %% wrong: always four ranks
-# told: same_weights_as_rank_0 is wrong (its length)
-def answers(world, tp, cp, pp, ep, etp, gigabytes, gb_per_second):
-    n = world // (tp * pp)
-    return {
-        "dp": n // cp, "edp": world // (pp * ep * etp), "same_weights_as_rank_0": [tp * i for i in range(4)],
-        "all_reduce_seconds": 2 * gigabytes * (n - 1) / n / gb_per_second,
-    }
-
-

@@ -1,57 +1,43 @@
 from labkit.answers import Edit, Same
 
 _DENSE = "a clone of a transpose is dense, and an all-reduce takes dense memory"
+_NO_GRADIENT = "No gradient comes back. A backward that sends nothing still returns the gradient."
+_COPY = "        grad = grad.contiguous().clone()\n        dist.all_reduce(grad)\n        return grad\n"
+_REDUCE = "        y = x.contiguous().clone()\n        dist.all_reduce(y)\n        return y\n"
+_BACK = "    def backward(ctx, grad):\n        return grad\n"
 
 WRONG = [
-    Edit("        dist.all_reduce(grad)\n", "", mistake="copy_to must sum in its backward, and wait for the sum: each rank holds only the gradient " "through its own work."),
-    Edit(
-        """    def backward(ctx, grad):
-        return grad""",
-        """    def backward(ctx, grad):
-        grad = grad.contiguous().clone()
-        dist.all_reduce(grad)
-        return grad""",
-        mistake="A gradient is summed once too often: behind an all-reduce it is the same on every rank already.",
-    ),
-    Edit(
-        """y = x.contiguous().clone()
-        dist.all_reduce(y)
-        return y""",
-        "return x * 1",
-        mistake="A gradient is summed once too often: behind an all-reduce it is the same on every rank already.",
-    ),
-    # gradient in place
-    Edit(
-        "grad = grad.contiguous().clone()",
-        "grad = grad.contiguous()",
-        (
-            """def copy_to(x):
-    return Copy.apply(x)
+    Edit("return Copy", "return G", ("return Reduce", "return Copy"), ("return G", "return Reduce"),
+         mistake="You have f and g swapped: one of them communicates in the pass in which the other should."),
+    Edit(_COPY, "        return grad * 1\n",
+         mistake="copy_to must sum in its backward, and wait for the sum: each rank holds only the gradient through "
+                 "its own work."),
+    Edit(_REDUCE, "        return x * 1\n",
+         mistake="reduce_from returns each rank's own x. Its forward pass is the sum over ranks."),
+    Edit(_BACK, "    def backward(ctx, grad):\n" + _COPY,
+         mistake="A gradient is summed once too often: behind an all-reduce it is the same on every rank already."),
+    Edit(_BACK, _BACK.replace("grad\n", "None\n"), mistake=_NO_GRADIENT),
+    Edit(_COPY, _COPY.replace("return grad", "return None"), mistake=_NO_GRADIENT),
+    Edit(_COPY, _COPY.replace("return grad", "return grad / dist.get_world_size()"),
+         mistake="This is the mean of the gradients. A sum does not divide."),
+    Edit(_BACK, _BACK.replace("return grad", "return grad / dist.get_world_size()"),
+         mistake="reduce_from divides the gradient by the number of ranks. Each rank has the whole gradient of y, and "
+                 "its product is one term of the sum."),
+    Edit("grad.contiguous().clone()", "grad.contiguous()",
+         mistake="You sum the gradient in place. It belongs to autograd, which may hand the same tensor to other "
+                 "functions."),
+    Edit("dist.all_reduce(grad)", "dist.reduce(grad, 0)", told="grad is wrong"),
+    Edit("return x.view_as(x)", "y = x.contiguous().clone()\n        dist.broadcast(y, 0)\n        return y",
+         told="copy_to sends nothing forward"),
+    Edit("import torch\n", "from minimegatron.comm.collectives import copy_to_region\nimport torch\n",
+         told="`minimegatron.comm.collectives` is closed in this exercise"),
+]
 
-
-def reduce_from(x):
-    return Reduce.apply(x)""",
-            """def copy_to(x): return Copy.apply(x)
-def reduce_from(x): return Reduce.apply(x)""",
-        ),
-        mistake="You sum the gradient in place. It belongs to autograd, which may hand the same tensor to other " "functions.",
-    ),
-    # sum on rank 0 only
-    Edit(
-        "dist.all_reduce(grad)",
-        "dist.reduce(grad, 0)",
-        (
-            """def copy_to(x):
-    return Copy.apply(x)
-
-
-def reduce_from(x):
-    return Reduce.apply(x)""",
-            """def copy_to(x): return Copy.apply(x)
-def reduce_from(x): return Reduce.apply(x)""",
-        ),
-        told="every rank",
-    ),
+RIGHT = [
+    # torch.distributed.nn, whose own backward is never asked
+    Edit("import torch.distributed as dist", "import torch.distributed.nn.functional as dnn",
+         (_COPY, "        return dnn.all_reduce(grad.clone(memory_format=torch.contiguous_format))\n"),
+         (_REDUCE, "        return dnn.all_reduce(x.detach().clone(memory_format=torch.contiguous_format))\n")),
 ]
 
 EQUIVALENT = [
@@ -126,225 +112,3 @@ class Reduce(Function):
         return grad
 def copy_to(x): return Copy.apply(x)
 def reduce_from(x): return Reduce.apply(x)
-
-
-# %% right: torch.distributed.nn, whose own backward is never asked
-import torch
-import torch.distributed.nn.functional as dnn
-class Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-    @staticmethod
-    def backward(ctx, grad):
-        return dnn.all_reduce(grad.clone(memory_format=torch.contiguous_format))
-class Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return dnn.all_reduce(x.detach().clone(memory_format=torch.contiguous_format))
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
-def copy_to(x): return Copy.apply(x)
-def reduce_from(x): return Reduce.apply(x)
-
-
-# %% wrong: backward averages what is complete
-# mistake: reduce_from sends nothing in its backward: each rank's gradient is complete.
-import torch
-import torch.distributed as dist
-def total(x):
-    x = x.contiguous().clone()
-    dist.all_reduce(x)
-    return x
-class Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-    @staticmethod
-    def backward(ctx, grad):
-        return total(grad)
-class Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return total(x)
-    @staticmethod
-    def backward(ctx, grad):
-        return total(grad) / dist.get_world_size()
-def copy_to(x): return Copy.apply(x)
-def reduce_from(x): return Reduce.apply(x)
-
-
-# %% wrong: backward returns nothing
-# mistake: No gradient comes back. A backward that sends nothing still returns the gradient.
-import torch
-import torch.distributed as dist
-class Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.contiguous().clone()
-        dist.all_reduce(total)
-        return total
-class Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        total = x.contiguous().clone()
-        dist.all_reduce(total)
-        return total
-    @staticmethod
-    def backward(ctx, grad):
-        return None
-def copy_to(x): return Copy.apply(x)
-def reduce_from(x): return Reduce.apply(x)
-
-
-# %% wrong: f and g swapped
-# mistake: You have f and g swapped: one of them communicates in the pass in which the other should.
-import torch
-import torch.distributed as dist
-
-
-class Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        y = x.contiguous().clone()
-        dist.all_reduce(y)
-        return y
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
-
-
-class Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        grad = grad.contiguous().clone()
-        dist.all_reduce(grad)
-        return grad
-
-
-def copy_to(x):
-    return Copy.apply(x)
-
-
-def reduce_from(x):
-    return Reduce.apply(x)
-
-
-# %% wrong: g divides the gradient
-# mistake: reduce_from divides the gradient by the number of ranks. Each rank has the whole gradient of y, and its product is one term of the sum.
-import torch
-import torch.distributed as dist
-class Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.contiguous().clone()
-        dist.all_reduce(total)
-        return total
-class Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        total = x.contiguous().clone()
-        dist.all_reduce(total)
-        return total
-    @staticmethod
-    def backward(ctx, grad):
-        return grad / dist.get_world_size()
-def copy_to(x): return Copy.apply(x)
-def reduce_from(x): return Reduce.apply(x)
-
-
-# %% wrong: mean
-# mistake: This is the mean of the gradients. A sum does not divide.
-import torch
-import torch.distributed as dist
-def total(x):
-    x = x.contiguous().clone()
-    dist.all_reduce(x)
-    return x
-class Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-    @staticmethod
-    def backward(ctx, grad):
-        return total(grad) / dist.get_world_size()
-class Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return total(x)
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
-def copy_to(x): return Copy.apply(x)
-def reduce_from(x): return Reduce.apply(x)
-
-
-# %% wrong: own gradient times ranks
-# mistake: You multiply each rank's own gradient by the number of ranks. The other ranks have other gradients.
-import torch
-import torch.distributed as dist
-class Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * dist.get_world_size()
-class Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        total = x.contiguous().clone()
-        dist.all_reduce(total)
-        return total
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
-def copy_to(x): return Copy.apply(x)
-def reduce_from(x): return Reduce.apply(x)
-
-
-# %% wrong: f broadcasts x
-# told: copy_to sends nothing forward
-import torch
-import torch.distributed as dist
-class Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        y = x.contiguous().clone()
-        dist.broadcast(y, 0)
-        return y
-    @staticmethod
-    def backward(ctx, grad):
-        total = grad.contiguous().clone()
-        dist.all_reduce(total)
-        return total
-class Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        total = x.contiguous().clone()
-        dist.all_reduce(total)
-        return total
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
-def copy_to(x): return Copy.apply(x)
-def reduce_from(x): return Reduce.apply(x)
-
-
-# %% wrong: of the package
-# told: `minimegatron.comm.collectives` is closed in this exercise
-from minimegatron.comm.collectives import copy_to_region, reduce_from_region
-
-

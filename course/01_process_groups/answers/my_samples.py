@@ -1,26 +1,46 @@
 from labkit.answers import Edit
 
+_BLOCK = "range(first, first + micro_batch)"
+_ORDER = "numpy.random.RandomState(seed + epoch).permutation(num_samples)"
+
 WRONG = [
-    Edit("seed + epoch", "seed", mistake="You read every epoch in the same order. Each has an order of its own, from a seed of its own."),
-    Edit("divmod(position, num_samples)", "(first // num_samples, position % num_samples)", mistake="You give all samples of a rank the same epoch. A micro-batch can begin in one epoch and end in " "the next."),
+    Edit(f"int({_ORDER}[place])", "place",
+         mistake="These are places in the order of an epoch. Asked are the samples that stand there."),
+    Edit("RandomState", "default_rng",
+         mistake="Your orders come from another generator, `default_rng`. Asked are those of "
+                 "`numpy.random.RandomState`."),
+    Edit("import numpy", "import torch", (_ORDER,
+         "torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed + epoch))"),
+         mistake="Your orders come from another generator, `torch.randperm`. Asked are those of "
+                 "`numpy.random.RandomState`."),
+    Edit("consumed + dp_rank * micro_batch", "consumed", mistake="Every rank gets the same samples, those of rank 0."),
+    Edit(_BLOCK, "range(consumed, consumed + micro_batch * dp_size)",
+         mistake="These are the samples of all ranks. Asked are those of one."),
+    Edit("= consumed +", "= consumed * dp_size +",
+         mistake="`consumed` counts the samples of the whole run already, not those of one rank."),
+    Edit("seed + epoch", "seed",
+         mistake="You read every epoch in the same order. Each has an order of its own, from a seed of its own."),
     Edit(
-        "first = consumed + dp_rank * micro_batch",
-        "first = consumed + dp_rank",
-        ("range(first, first + micro_batch)", "range(first, first + micro_batch * dp_size, dp_size)"),
-        mistake="You deal the samples out one by one, in turn. Each rank takes a contiguous block.",
+        "        ids.append",
+        "        later = numpy.random.RandomState(seed)\n        orders = [later.permutation(num_samples) for _ in "
+        "range(epoch + 1)]\n        ids.append",
+        (_ORDER, "orders[epoch]"),
+        mistake="Your later epochs come from the generator of the first. Each epoch has a seed of its own.",
     ),
-    # all ranks the same
+    Edit("consumed + dp_rank * micro_batch", "consumed + dp_rank", (_BLOCK,
+         "range(first, first + micro_batch * dp_size, dp_size)"),
+         mistake="You deal the samples out one by one, in turn. Each rank takes a contiguous block."),
+    Edit(_BLOCK, "range(first, min(first + micro_batch, (consumed // num_samples + 1) * num_samples))",
+         mistake="Your list ends with the epoch. The samples of the next epoch follow at once."),
+    Edit("divmod(position, num_samples)", "(first // num_samples, position % num_samples)",
+         mistake="You give all samples of a rank the same epoch. A micro-batch can begin in one epoch and end in the "
+                 "next."),
+    Edit("divmod(position, num_samples)", "(consumed // num_samples, position % num_samples)",
+         mistake="You take the epoch in which the batch begins. This rank's part may be in the next one."),
     Edit(
-        "    first = consumed + dp_rank * micro_batch\n",
-        "",
-        ("first, first", "consumed, consumed"),
-        mistake="Every rank gets the same samples, those of rank 0.",
-    ),
-    # consumed of one rank
-    Edit(
-        "first = consumed + dp_rank * micro_batch",
-        "first = consumed * dp_size + dp_rank * micro_batch",
-        mistake="`consumed` counts the samples of the whole run already, not those of one rank.",
+        "(position, num_samples)", "(position, max(num_samples - num_samples % (micro_batch * dp_size), 1))",
+        mistake="You drop the samples at the end of an epoch that fill no batch. Every sample is read: a batch goes on "
+                "in the next epoch.",
     ),
 ]
 
@@ -47,23 +67,6 @@ def my_samples(consumed, micro_batch, dp_rank, dp_size, num_samples, seed):
     return out
 
 
-# %% right: recursion: what is left of this epoch, and then the same for the next one
-import numpy as np
-
-
-def take(place, epoch, how_many, num_samples, seed):
-    if how_many == 0:
-        return []
-    order = np.random.RandomState(seed + epoch).permutation(num_samples)
-    here = order[place : place + how_many].tolist()
-    return here + take(0, epoch + 1, how_many - len(here), num_samples, seed)
-
-
-def my_samples(consumed, micro_batch, dp_rank, dp_size, num_samples, seed):
-    epoch, place = divmod(consumed + dp_rank * micro_batch, num_samples)
-    return take(place, epoch, micro_batch, num_samples, seed)
-
-
 # %% right: a stream of epochs, cut by islice
 import itertools
 import numpy
@@ -74,79 +77,6 @@ def my_samples(consumed, micro_batch, dp_rank, dp_size, num_samples, seed):
     rest = itertools.islice(stream(), consumed % num_samples, None)
     blocks = [list(itertools.islice(rest, micro_batch)) for _ in range(dp_size)]
     return blocks[dp_rank]
-
-
-# %% wrong: drops the end of an epoch
-# mistake: You drop the samples at the end of an epoch that fill no batch. Every sample is read: a batch goes on in the next epoch.
-import numpy
-def my_samples(consumed, micro_batch, dp_rank, dp_size, num_samples, seed):
-    batch = micro_batch * dp_size
-    usable = max(num_samples // batch * batch, 1)
-    first = consumed + dp_rank * micro_batch
-    return [
-        int(numpy.random.RandomState(seed + p // usable).permutation(num_samples)[p % usable % num_samples])
-        for p in range(first, first + micro_batch)
-    ]
-
-
-# %% wrong: ends with the epoch
-# mistake: Your list ends with the epoch. The samples of the next epoch follow at once.
-import numpy
-def my_samples(consumed, micro_batch, dp_rank, dp_size, num_samples, seed):
-    e, at = divmod(consumed, num_samples)
-    order = numpy.random.RandomState(seed + e).permutation(num_samples).tolist()
-    return order[at + dp_rank * micro_batch : at + (dp_rank + 1) * micro_batch]
-
-
-# %% wrong: of all ranks
-# mistake: These are the samples of all ranks. Asked are those of one.
-import numpy
-def my_samples(consumed, micro_batch, dp_rank, dp_size, num_samples, seed):
-    def at(p):
-        return int(numpy.random.RandomState(seed + p // num_samples).permutation(num_samples)[p % num_samples])
-    return [at(consumed + i) for i in range(micro_batch * dp_size)]
-
-
-# %% wrong: one generator for all epochs
-# mistake: Your later epochs come from the generator of the first. Each epoch has a seed of its own.
-import numpy
-def my_samples(consumed, micro_batch, dp_rank, dp_size, num_samples, seed):
-    rng = numpy.random.RandomState(seed)
-    stream = []
-    while len(stream) < consumed + dp_size * micro_batch:
-        stream += rng.permutation(num_samples).tolist()
-    first = consumed + dp_rank * micro_batch
-    return stream[first : first + micro_batch]
-
-
-# %% wrong: order of torch
-# mistake: Your orders come from another generator, `torch.randperm`. Asked are those of `numpy.random.RandomState`.
-import torch
-def my_samples(consumed, micro_batch, dp_rank, dp_size, num_samples, seed):
-    def at(p):
-        g = torch.Generator().manual_seed(seed + p // num_samples)
-        return int(torch.randperm(num_samples, generator=g)[p % num_samples])
-    first = consumed + dp_rank * micro_batch
-    return [at(first + i) for i in range(micro_batch)]
-
-
-# %% wrong: own part of the data
-# mistake: You give each rank a part of the data set for a whole epoch. All ranks read from one stream, a batch after the other.
-import numpy
-def my_samples(consumed, micro_batch, dp_rank, dp_size, num_samples, seed):
-    e, at = divmod(consumed, num_samples)
-    order = numpy.random.RandomState(seed + e).permutation(num_samples).tolist()
-    share = num_samples // dp_size
-    mine = order[dp_rank * share : (dp_rank + 1) * share]
-    at //= dp_size
-    return mine[at : at + micro_batch]
-
-
-# %% wrong: places instead of samples
-# mistake: These are places in the order of an epoch. Asked are the samples that stand there.
-def my_samples(consumed, micro_batch, dp_rank, dp_size, num_samples, seed):
-    first = consumed + dp_rank * micro_batch
-    return [(first + i) % num_samples for i in range(micro_batch)]
 
 
 # %% wrong: two epochs at most

@@ -1,75 +1,54 @@
 from labkit.answers import Edit
 
+_OWN = "You divide by this rank's own count. The batch is spread over all ranks."
+_MEANS = "This is the mean of the ranks' means. All tokens should weigh the same, and here all ranks do."
+_GROUP = "The ranks in `group` take part in each all-reduce, all of them and no others."
+_SUM, _COUNT = "(losses * mask).sum()", "    dist.all_reduce(count, group=group)\n"
+_SHARE = _SUM + " / count.clamp(min=1.0)"
+
 WRONG = [
-    Edit("count.clamp(min=1.0)", "(count + 1.0)", told="all-reduced number"),
-    # a mean of shares: right where all ranks have as many places
+    Edit("count.clamp(min=1.0)", "count",
+         mistake="That is 0 / 0. The loss is 0 where no rank of the group counts a token."),
+    Edit("= mask.sum()", "= mask.sum().clamp(min=1.0)",
+         mistake="Your divisor is too large where a rank has no counted token: a rank without any adds 0 to the "
+                 "count."),
+    Edit("    return", "    if not mask.any():\n        return torch.zeros(())\n    return",
+         mistake="On a rank without a counted token your loss has no gradient, so backward() fails there. Its gradient "
+                 "is 0."),
+    Edit(_SHARE, _SUM, mistake="This is a sum, and nothing divides it. Asked is a share of a mean."),
+    Edit(_SHARE, f"torch.tensor(({_SHARE}).item())",
+         mistake="Your loss has no gradient: .item(), float() or detach() cuts it off from `losses`."),
+    Edit(_COUNT, "", mistake=_OWN),
+    Edit(_SHARE, _SUM + " / mask.sum()", mistake=_OWN),
+    Edit(_SHARE, _SUM + " / mask.sum().clamp(min=1.0) / dist.get_world_size(group)", mistake=_MEANS),
+    Edit(_SHARE, _SUM + " / mask.sum() / dist.get_world_size(group)", mistake=_MEANS),
+    Edit("count, group=group", "count", mistake=_GROUP),
+    Edit(_SHARE, _SHARE + " / dist.get_world_size(group)",
+         mistake="You divide by the number of ranks as well. The gradients are summed over ranks, not averaged."),
+    Edit(_SUM, _SUM + " * dist.get_world_size(group)",
+         mistake="Your share is too large by the number of ranks. The gradients are summed over ranks, not averaged."),
+    Edit(_SUM, "losses.sum()", mistake="The losses where the mask is 0 are in your sum."),
+    Edit("= mask.sum()", "= (mask + 1).sign().sum()",
+         mistake="You count all tokens, and only those with a 1 in the mask count."),
     Edit(
-        "mask.sum()",
-        "mask.mean()",
-        ("(losses * mask).sum()", "(losses * mask).mean()"),
-        ("min=1.0", "min=1e-6"),
-        mistake="You add up the shares of tokens that count. Ranks may have other numbers of tokens: add up their" " counts.",
+        "count = mask.sum()", "count = torch.tensor(float(len(mask)))", (_SUM,
+        "((losses * mask).sum(1) / mask.sum(1).clamp(min=1.0)).sum()"),
+        mistake="You take the mean of the sequences' means. All tokens should weigh the same, and here all sequences "
+                "do.",
     ),
-    # a python number
-    Edit("sum() / count.clamp(min=1.0)", "sum().item() / max(count.item(), 1.0)", mistake="On a rank without a counted token your loss has no gradient, so backward() fails there. Its " "gradient is 0."),
-    # an empty rank counts one
-    Edit(
-        "count = mask.sum()",
-        "count = mask.sum().clamp(min=1.0)",
-        ("count.clamp(min=1.0)", "count"),
-        mistake="Your divisor is too large where a rank has no counted token: a rank without any adds 0 to the " "count.",
-    ),
-    # at least two tokens
-    Edit("clamp(min=1.0)", "clamp(min=2.0)", told="number of counted tokens"),
-    # averages over ranks too
-    Edit("clamp(min=1.0)", "clamp(min=1.0) / dist.get_world_size(group)", mistake="You divide by the number of ranks as well. The gradients are summed over ranks, not averaged."),
-    # changes the mask
-    Edit(
-        "return (losses * mask).sum() / count.clamp(min=1.0)",
-        """mask /= count.clamp(min=1.0)
-    return (losses * mask).sum()""",
-        told="changes",
-    ),
-    # counts the world of a group
-    Edit(
-        "count = mask.sum()",
-        "count = mask.sum() / dist.get_world_size(group)",
-        ("count.clamp", "(count * dist.get_world_size()).clamp"),
-        told="number of counted tokens",
-    ),
-    # detached
-    Edit(
-        "return (losses * mask).sum() / count.clamp(min=1.0)",
-        "return torch.tensor(float((losses * mask).sum() / count.clamp(min=1.0)))",
-        mistake="On a rank without a counted token your loss has no gradient, so backward() fails there. Its " "gradient is 0.",
-    ),
-    # divides by nothing when nothing counts
-    Edit("count.clamp(min=1.0)", "count", mistake="That is 0 / 0. The loss is 0 where no rank of the group counts a token."),
-    # for gradients that are averaged
-    Edit(
-        "sum() / count.clamp(min=1.0)",
-        "sum() * dist.get_world_size(group) / count.clamp(min=1)",
-        mistake="You divide by the number of ranks as well. The gradients are summed over ranks, not averaged.",
-    ),
-    # ignores the group
-    Edit("dist.all_reduce(count, group=group)", "dist.all_reduce(count)", mistake="You count the tokens of all ranks; asked are those of the ranks in `group`."),
-    # losses of padding
-    Edit(
-        "return (losses * mask).sum() / count.clamp(min=1.0)",
-        "return losses.sum() / count.clamp(min=1)",
-        mistake="The losses where the mask is 0 are in your sum.",
-    ),
-    # masked afterwards
-    Edit("return (losses * mask)", "return losses.mean() * mask", told="number of counted tokens"),
-    # returns early where nothing counts
-    Edit(
-        "count = mask.sum()",
-        """count = mask.sum()
-    if count == 0:
-        return (losses * mask).sum()""",
-        ("count.clamp(min=1.0)", "count"),
-        told="Every rank of the group takes part",
-    ),
+    Edit("return " + _SHARE, f"loss = {_SHARE}\n    dist.all_reduce(loss, group=group)\n    return loss",
+         mistake="Your loss is the mean over all ranks already. Asked is this rank's share, which the caller sums."),
+    Edit(_COUNT, "    if count == 0:\n        return losses.sum() * 0\n" + _COUNT,
+         told="Every rank of the group takes part"),
+    # right where all ranks have as many places
+    Edit("mask.sum()", "mask.mean()", (_SUM, "(losses * mask).mean()"), ("min=1.0", "min=1e-6"), told="hidden"),
+    Edit("count.clamp(min=1.0)", "(count + 1.0)", told="rank 0: loss"),
+    Edit("min=1.0", "min=2.0", told="a single counted token | hidden"),
+    Edit("return " + _SHARE, "mask /= count.clamp(min=1.0)\n    return (losses * mask).sum()",
+         told="it changes its input `mask`"),
+    Edit(_COUNT, "    count = count / dist.get_world_size(group)\n" + _COUNT, ("count.clamp",
+         "(count * dist.get_world_size()).clamp"),
+         told="hidden"),
 ]
 
 
@@ -114,56 +93,3 @@ def rank_loss(losses, mask, group=None):
     everywhere = torch.cat(counts).sum()
     share = (losses * mask).sum()
     return share / everywhere if everywhere > 0 else share * 0.0
-
-
-# %% wrong: divides by own count
-# mistake: You divide by this rank's own count. The batch is spread over all ranks.
-def rank_loss(losses, mask, group=None):
-    return (losses * mask).sum() / mask.sum()
-
-
-# %% wrong: is reduced already
-# mistake: Your loss is the mean over all ranks already. Asked is this rank's share, which the caller sums.
-import torch
-import torch.distributed as dist
-def rank_loss(losses, mask, group=None):
-    count, total = mask.sum(), (losses * mask).sum()
-    dist.all_reduce(count, group=group)
-    loss = total / count.clamp(min=1.0)
-    dist.all_reduce(loss, group=group)
-    return loss
-
-
-# %% wrong: mean of means
-# mistake: This is the mean of the ranks' means. All tokens should weigh the same, and here all ranks do.
-import torch
-import torch.distributed as dist
-def rank_loss(losses, mask, group=None):
-    return (losses * mask).sum() / mask.sum() / dist.get_world_size()
-
-
-# %% wrong: not divided
-# mistake: This is a sum, and nothing divides it. Asked is a share of a mean.
-def rank_loss(losses, mask, group=None):
-    return (losses * mask).sum()
-
-
-# %% wrong: one rank counts
-# mistake: You count all tokens, and only those with a 1 in the mask count.
-import torch
-import torch.distributed as dist
-def rank_loss(losses, mask, group=None):
-    count = mask.sum() * dist.get_world_size(group)
-    dist.broadcast(count, dist.get_process_group_ranks(group)[0] if group else 0, group=group)
-    return (losses * mask).sum() / count.clamp(min=1.0)
-
-
-# %% wrong: sequences weigh the same
-# mistake: You take the mean of the sequences' means. All tokens should weigh the same, and here all sequences do.
-import torch
-import torch.distributed as dist
-def rank_loss(losses, mask, group=None):
-    per = (losses * mask).sum(1) / mask.sum(1).clamp(min=1)
-    n = torch.tensor(float(len(per)))
-    dist.all_reduce(n, group=group)
-    return per.sum() / n

@@ -1,10 +1,41 @@
 from labkit.answers import Edit, Same
 
+_OWN = "Every rank still has its own tensor, as if nothing had arrived."
+_NOT_FINISHED = "Each part ends as the input of one rank alone: what the second half sends is not finished."
 _FROM_THE_END = "a negative index counts from the end: parts[-1] is parts[n - 1]"
+_PHASE_1 = "parts[receive].add_(pass_on((rank - k) % n, receive))"
 
 WRONG = [
-    Edit("return total.view_as(x)", "return total.view_as(x) / n", mistake="This is the mean. A sum does not divide."),
-    Edit(".add_(", ".copy_(", told="Phase 1"),
+    Edit("return total.view_as(x)", "return x.clone()", mistake=_OWN),
+    Edit("total = x.clone().flatten()", "copy = x.clone()\n    total = copy.reshape(-1)", ("total.view_as(x)", "copy"),
+         mistake=_OWN),
+    Edit("total.view_as(x)", "total.view_as(x) / n", mistake="This is the mean. A sum does not divide."),
+    Edit("(n - 1):\n        receive = (rank - k) % n", "(0):\n        receive = (rank - k) % n",
+         mistake="Each part is finished on one rank only. The finished parts have to reach the others."),
+    Edit(".copy_(", ".add_(",
+         mistake="The second half still adds what arrives. What arrives there is finished already."),
+    Edit(".add_(", ".copy_(", mistake=_NOT_FINISHED),
+    Edit("(rank - k) % n\n", "(rank - k - 1) % n\n", ("(rank + 1 - k)", "(rank - k)"), mistake=_NOT_FINISHED),
+    Edit(
+        _PHASE_1,
+        "arrived = pass_on((rank - k) % n, receive)\n        sums[receive].add_(arrived)\n        "
+        "parts[receive].copy_(arrived)",
+        ("    for k in range(n - 1):\n        receive = (rank - k - 1)",
+        "    sums = [part.clone() for part in parts]\n    for k in range(n - 1):\n        receive = (rank - k - 1)"),
+        ("    for k in range(n - 1):\n        receive = (rank - k) %",
+        "    for part, finished in zip(parts, sums):\n        part.copy_(finished)\n    for k in range(n - 1):\n       "
+        " receive = (rank - k) %"),
+        mistake="You send on what has arrived, without this rank's own numbers. From step 2 on a rank sends the sum "
+                "that it has just made.",
+    ),
+    Edit("    right, left", "    assert n > 1\n    right, left", told="AssertionError"),
+    Edit("tensor_split(n)", "chunk(n)", told="IndexError"),
+    Edit("x.clone().flatten()", "x.float().flatten().clone()", ("total.view_as(x)", "total.view_as(x).to(x.dtype)"),
+         told="another dtype"),
+    Edit("        sending.wait()\n", "", told="never waits for its send"),
+    # the ring the other way round
+    Edit("(rank + 1) % n, (rank - 1) % n", "(rank - 1) % n, (rank + 1) % n\n    rank = -rank % n",
+         told="the next rank only"),
 ]
 
 EQUIVALENT = [
@@ -32,24 +63,6 @@ def ring_all_reduce(x):
         j = (r - k - 1) % n
         parts[j] = parts[j] + got if k < n - 1 else got
     return torch.cat(parts)[: x.numel()].view_as(x)
-
-
-# %% right: names imported one by one; the first parts are shorter, the last takes the rest
-import torch
-from torch.distributed import get_rank, get_world_size, irecv, isend
-def ring_all_reduce(x):
-    me, n = get_rank(), get_world_size()
-    flat = x.reshape(-1).clone()
-    size = flat.numel() // n
-    cuts = [slice(i * size, (i + 1) * size if i < n - 1 else None) for i in range(n)]
-    for k in range(2 * (n - 1)):
-        give, take = cuts[(me - k) % n], cuts[(me - k - 1) % n]
-        came = torch.zeros_like(flat[take])
-        works = [isend(flat[give].clone(), dst=(me + 1) % n), irecv(came, src=(me - 1) % n)]
-        for work in works:
-            work.wait()
-        flat[take] = flat[take] + came if k < n - 1 else came
-    return flat.reshape(x.shape)
 
 
 # %% right: two generators, one for each phase; every second number is a part
@@ -101,136 +114,26 @@ def ring_all_reduce(x):
     return out
 
 
-# %% wrong: adds in both phases
-# mistake: The second half still adds what arrives. What arrives there is finished already.
+# %% wrong: the whole tensor passes all ranks
+# told: 2 (N-1)/N n is
 import torch
 import torch.distributed as dist
-
-
 def ring_all_reduce(x):
     rank, n = dist.get_rank(), dist.get_world_size()
-    y = x.clone().flatten()
-    parts = y.tensor_split(n)
-    for k in range(2 * (n - 1)):
-        box = torch.empty_like(parts[(rank - k - 1) % n])
-        work = dist.isend(parts[(rank - k) % n].clone(), (rank + 1) % n)
-        dist.recv(box, (rank - 1) % n)
-        work.wait()
-        parts[(rank - k - 1) % n].add_(box)
-    return y.view_as(x)
-
-
-# %% wrong: clone keeps the strides
-# mistake: Every rank still has its own tensor, as if nothing had arrived.
-import torch
-import torch.distributed as dist
-
-
-def ring_all_reduce(x):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    out = x.clone()
-    parts = out.reshape(-1).tensor_split(n)
-    for k in range(2 * n - 2):
-        receive = (rank - k - 1) % n
-        arriving = torch.empty_like(parts[receive])
-        sending = dist.isend(parts[(rank - k) % n].clone(), (rank + 1) % n)
+    total, going = x.contiguous().clone(), x.contiguous().clone()
+    for _ in range(n - 1):
+        arriving = torch.empty_like(going)
+        sending = dist.isend(going, (rank + 1) % n)
         dist.recv(arriving, (rank - 1) % n)
         sending.wait()
-        parts[receive].copy_(parts[receive] + arriving if k < n - 1 else arriving)
-    return out
+        total, going = total + arriving, arriving
+    return total
 
 
-# %% wrong: first phase only
-# mistake: Each part is finished on one rank only. The finished parts have to reach the others.
-import torch
-import torch.distributed as dist
-
-
-def ring_all_reduce(x):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    y = x.clone().flatten()
-    parts = y.tensor_split(n)
-    for k in range(n - 1):
-        box = torch.empty_like(parts[(rank - k - 1) % n])
-        work = dist.isend(parts[(rank - k) % n].clone(), (rank + 1) % n)
-        dist.recv(box, (rank - 1) % n)
-        work.wait()
-        parts[(rank - k - 1) % n].add_(box)
-    return y.view_as(x)
-
-
-# %% wrong: passes on what arrived
-# mistake: You send on what has arrived, without this rank's own numbers. From step 2 on a rank sends the sum that it has just made.
-import torch
+# %% wrong: calls all_reduce
+# told: allowed here: send, recv
 import torch.distributed as dist
 def ring_all_reduce(x):
-    # sends on what has arrived, not the sum
-    N, r = dist.get_world_size(), dist.get_rank()
-    out = x.clone(memory_format=torch.contiguous_format)
-    parts = out.view(-1).tensor_split(N)
-    going = parts[r].clone()
-    for k in range(N - 1):
-        b = parts[(r - k - 1) % N]
-        got = torch.empty_like(b)
-        w = dist.isend(going, (r + 1) % N); dist.recv(got, (r - 1) % N); w.wait()
-        b += got
-        going = got
-    for k in range(N - 1):
-        a, b = parts[(r + 1 - k) % N], parts[(r - k) % N]
-        got = torch.empty_like(b)
-        w = dist.isend(a, (r + 1) % N); dist.recv(got, (r - 1) % N); w.wait()
-        b.copy_(got)
-    return out
-
-
-# %% wrong: second phase as the first
-# mistake: Each part ends as the input of one rank. The second half sends parts that are not finished.
-import torch
-import torch.distributed as dist
-
-
-def ring_all_reduce(x):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    total = x.contiguous().clone().flatten()
-    parts = total.tensor_split(n)
-    for step, k in enumerate([*range(n - 1), *range(n - 1)]):
-        receive = (rank - k - 1) % n
-        arriving = torch.empty_like(parts[receive])
-        sending = dist.isend(parts[(rank - k) % n].clone(), (rank + 1) % n)
-        dist.recv(arriving, (rank - 1) % n)
-        sending.wait()
-        parts[receive].copy_(parts[receive] + arriving if step < n - 1 else arriving)
-    return total.view_as(x)
-
-
-# %% wrong: asserts more than one rank
-# told: AssertionError
-import torch
-import torch.distributed as dist
-
-
-def ring_all_reduce(x):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    assert n > 1
-    total = x.contiguous().clone().flatten()
-    parts = total.tensor_split(n)
-    for k in range(2 * n - 2):
-        receive = (rank - k - 1) % n
-        arriving = torch.empty_like(parts[receive])
-        sending = dist.isend(parts[(rank - k) % n].clone(), (rank + 1) % n)
-        dist.recv(arriving, (rank - 1) % n)
-        sending.wait()
-        parts[receive].copy_(parts[receive] + arriving if k < n - 1 else arriving)
-    return total.view_as(x)
-
-
-# %% wrong: calls all reduce
-# told: Phase 1
-import torch
-import torch.distributed as dist
-def ring_all_reduce(x):
-    x = x.clone()
-    dist.all_reduce(x)
-    return x
-
-
+    total = x.contiguous().clone()
+    dist.all_reduce(total)
+    return total

@@ -1,1 +1,1 @@
-"""The exercises of lab 01: their inputs, the judge's reference answers, and the mistakes that it recognises."""
+"""The exercises of lab 01: their inputs, the judge's reference answers, and what errors mean."""

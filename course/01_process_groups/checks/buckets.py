@@ -1,7 +1,7 @@
 """Lab 01, gradients that leave early: sums in buckets, each started when it is full, waited for at the end.
 
 The learner's class is tried on a chain of layers with one parameter each, of different sizes, over several steps. What
-is asked of time is decided by order, in the broker's one order of all starts, waits and marks:
+is asked of time is decided by order, in the one order of all ranks' starts, waits and marks:
 
 | asked                     | how it is seen                                                                        |
 |---------------------------|---------------------------------------------------------------------------------------|
@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 
-from labkit.checks import only
+from labkit.checks import sends
 from labkit.evidence import Evidence
 from labkit.exercises import Answer, Case, Draw, Exercise
 
-Inputs = list[dict[str, Any]]
+from .ranks import Inputs, parts
 
 # Seconds that rank 1 waits in each step for rank 0's backward, which takes milliseconds. It must be too long in all of
 # them: a machine that stands still once decides nothing.
@@ -85,11 +85,6 @@ def _drive(
     return found
 
 
-def _parts(ranks: Inputs) -> list[list[int]]:
-    """Ranks of the same `part` are a group."""
-    return [[i for i, r in enumerate(ranks) if r["part"] == part] for part in sorted({r["part"] for r in ranks})]
-
-
 def _gradients(ranks: Inputs, step: int) -> list[list[torch.Tensor]]:
     """The gradients of every rank for its own inputs, by parameter, before any sum."""
     if ranks[0]["own"]:
@@ -108,11 +103,11 @@ def _gradients(ranks: Inputs, step: int) -> list[list[torch.Tensor]]:
     return found
 
 
-def _summed(ranks: Inputs, groups: Callable[[Inputs], list[list[int]]] = _parts) -> list[list[Any]]:
+def _summed(ranks: Inputs) -> list[list[Any]]:
     said: list[list[Any]] = [[] for _ in ranks]
     for step in range(ranks[0]["steps"]):
         own = _gradients(ranks, step)
-        for group in groups(ranks):
+        for group in parts(ranks):
             total = [sum(of_one) for of_one in zip(*(own[rank] for rank in group), strict=True)]
             for rank in group:
                 said[rank].append(total)
@@ -144,15 +139,6 @@ def _steps(one: Evidence, inputs: dict[str, Any]) -> list[list[int]]:
     """For each step the moments at which each layer goes back, the last first, and at which all have."""
     layers, moments = len(inputs["shapes"]) + 1, [moment for text, moment in one.marks if text not in (WAITS, HOLDS)]
     return [moments[at : at + layers] for at in range(0, len(moments), layers)]
-
-
-def _each_once(answer: Answer) -> str | None:
-    for rank, (one, inputs) in enumerate(zip(answer.evidence, answer.inputs, strict=True)):
-        layers = len(inputs["shapes"]) + 1
-        want = [f"late {step * layers + layer}" for step in range(inputs["steps"]) for layer in reversed(range(layers))]
-        if [text for text, _ in one.marks if text not in (WAITS, HOLDS)] != want:
-            return f"rank {rank}: the layers do not go back once each"
-    return None
 
 
 def _one_launch_a_bucket(answer: Answer) -> str | None:
@@ -240,19 +226,22 @@ BUCKETS = Exercise(
     function="OverlappedReducer",
     drive=_drive,
     late="factors",
-    group={"group": _parts},
+    group={"group": parts},
     accept=[_goes_on],
     cases=[
         Case("two parameters, with the gradients [1, 2], [3] on rank 0 and [10, 20], [30] on rank 1", _TINY),
         Case("gradients are summed over the ranks of the group, at every step", _two_groups, hidden=True,
              fixed=[_ONE, _TWO]),
         Case("one all-reduce a bucket", _net, hidden=True, fixed=[_EXACT], accept=[
-            only("all_reduce"), _each_once, _one_launch_a_bucket]),
+            sends("all_reduce"), _one_launch_a_bucket]),
         Case("full buckets leave while backward still runs", _net, points=2, hidden=True,
-             fixed=[_MIXED, _APART], accept=[_each_once, _at_once]),
+             fixed=[_MIXED, _APART], accept=[_at_once]),
     ],
-    errors={"'NoneType' object has no attribute": "`.grad` is None when you read it: a hook of `register_hook` runs "
-            "before the gradient is stored."},
+    errors={
+        "'NoneType' object has no attribute": "Something is None. A hook of `register_hook` runs before `.grad` is "
+        "stored; all_reduce returns a handle only with async_op=True.",
+        "deadlock": "The ranks in `group` take part in each sum, all of them and no others.",
+    },
     idea="When does a bucket leave, who waits for it, and what happens to the one that is not full at the end?",
     hint="In the hook: add the parameter to the open bucket; once it holds bucket_size elements or more, flatten it "
     "and start all_reduce(async_op=True). finish() starts the last one, waits for all, copies the sums back by each "

@@ -113,25 +113,17 @@ GROUPS = Exercise(
 
 def my_samples(consumed: int, micro_batch: int, dp_rank: int, dp_size: int, num_samples: int, seed: int) -> list[int]:
     first = consumed + dp_rank * micro_batch
-    return [
-        int(_order(seed, p // num_samples, num_samples)[p % num_samples]) for p in range(first, first + micro_batch)
-    ]
-
-
-def _order(seed: int, epoch: int, num_samples: int) -> numpy.ndarray:
-    return numpy.random.RandomState(seed + epoch).permutation(num_samples)
+    orders = [numpy.random.RandomState(seed + epoch) for epoch in range((first + micro_batch) // num_samples + 1)]
+    stream = [number for order in orders for number in order.permutation(num_samples).tolist()]
+    return stream[first : first + micro_batch]
 
 
 def _sampler(draw: Draw) -> dict[str, Any]:
     dp, micro = draw.integer(1, 8), draw.integer(1, 6)
     return {
-        "consumed": dp * micro * draw.integer(0, 50),
-        "micro_batch": micro,
-        "dp_rank": draw.integer(0, dp - 1),
-        "dp_size": dp,
-        "num_samples": draw.integer(20, 60),
-        "seed": draw.integer(0, 10**6),
-    }
+        "consumed": dp * micro * draw.integer(0, 50), "micro_batch": micro, "dp_rank": draw.integer(0, dp - 1),
+        "dp_size": dp, "num_samples": draw.integer(20, 60), "seed": draw.integer(0, 10**6),
+    }  # fmt: skip
 
 
 def _crossing(draw: Draw) -> dict[str, Any]:
@@ -180,12 +172,9 @@ def answers(
     world: int, tp: int, cp: int, pp: int, ep: int, etp: int, gigabytes: float, gb_per_second: float
 ) -> dict[str, Any]:
     parallel = ParallelConfig(
-        tensor_model_parallel_size=tp,
-        context_parallel_size=cp,
-        pipeline_model_parallel_size=pp,
-        expert_model_parallel_size=ep,
-        expert_tensor_parallel_size=etp,
-    )
+        tensor_model_parallel_size=tp, context_parallel_size=cp, pipeline_model_parallel_size=pp,
+        expert_model_parallel_size=ep, expert_tensor_parallel_size=etp,
+    )  # fmt: skip
     peers = rank_groups(parallel, world, "dp-cp")
     n = len(peers[0])
     return {

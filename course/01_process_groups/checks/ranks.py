@@ -7,12 +7,13 @@ sent, and when: the ring is judged by its bytes and its neighbours, f and g by t
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from labkit.checks import at_most, every_wait_follows, only, to_the_next
+from labkit.checks import every_wait_follows, sends
 from labkit.exercises import Answer, Case, Draw, Exercise
 
 Inputs = list[dict[str, Any]]
@@ -73,7 +74,7 @@ RING = Exercise(
     "ring_all_reduce",
     reference=_sum_of_ranks,
     drive=_drive_ring,
-    accept=[only("send", "recv"), every_wait_follows, _nothing_is_rounded],
+    accept=[sends("send", "recv"), every_wait_follows, _nothing_is_rounded],
     cases=[
         Case("the three ranks of the drawing", [{"x": 10.0**r * torch.tensor([1.0, 2.0, 3.0])} for r in range(3)]),
         Case("3 rows of 2 numbers, the transpose of a contiguous tensor, on 3 ranks", _TURNED),
@@ -88,7 +89,7 @@ RING = Exercise(
         Case(  # with two ranks, passing the whole tensor on costs no more
             "no more bytes than the ring needs, to one neighbour", _at_least_three, points=2, hidden=True,
             fixed=[_numbers(2, 3, ranks=3)],  # 2 rows are not 3 equal parts: cut is the flattened tensor
-            accept=[to_the_next, at_most("2 (N-1)/N n", _ring_bound, "send")],
+            accept=[sends("send", "recv", to_the_next=True, at_most=("2 (N-1)/N n", _ring_bound))],
         ),
     ],
     idea="In the drawing, which part does a rank send right after it has received one? And which does it send first?",
@@ -193,26 +194,20 @@ def _drive_loss(exercise: Any, losses: Any, mask: Any, part: int, group: Any = N
     return {"loss": loss.detach(), "grad": losses.grad}
 
 
-def _parts(ranks: Inputs) -> list[list[int]]:
+def parts(ranks: Inputs) -> list[list[int]]:
     """Ranks of the same `part` are a group."""
     return [[i for i, r in enumerate(ranks) if r["part"] == part] for part in sorted({r["part"] for r in ranks})]
 
 
-def _by_group(answer: Callable[[Inputs], list[Any]]) -> Callable[[Inputs], list[Any]]:
-    """Return an answer that is computed for each group by itself, in the order of the ranks."""
-
-    def whole(ranks: Inputs) -> list[Any]:
-        found: dict[int, Any] = {}
-        for group in _parts(ranks):
-            found |= zip(group, answer([ranks[i] for i in group]), strict=True)
-        return [found[i] for i in range(len(ranks))]
-
-    return whole
-
-
-def _global_mean(ranks: Inputs) -> list[dict[str, Any]]:
-    count = max(sum(float(r["mask"].sum()) for r in ranks), 1.0)
-    return [{"loss": (r["losses"] * r["mask"]).sum() / count, "grad": r["mask"] / count} for r in ranks]
+def _rank_loss(ranks: Inputs) -> list[dict[str, Any]]:
+    counts = Counter[int]()
+    for r in ranks:
+        counts[r["part"]] += int(r["mask"].sum())
+    divisors = [max(counts[r["part"]], 1) for r in ranks]
+    return [
+        {"loss": (r["losses"] * r["mask"]).sum() / n, "grad": r["mask"] / n}
+        for r, n in zip(ranks, divisors, strict=True)
+    ]
 
 
 def _masked(draw: Draw, ranks: int = 0, groups: int = 1) -> Inputs:
@@ -260,15 +255,18 @@ _ONE_TO_FOUR: Inputs = [  # two sequences a rank, and no two of the numbers that
 
 LOSS = Exercise(
     "rank_loss",
-    reference=_by_group(_global_mean),
+    reference=_rank_loss,
     drive=_drive_loss,
-    group={"group": _parts},
+    group={"group": parts},
     cases=[
         Case("rank 0 counts the losses 1, 2, 3, and rank 1 counts 4", _ONE_TO_FOUR),
         Case("any counts, in each of two groups", _two_groups, points=2, hidden=True, fixed=[_masked, _other_sizes]),
         Case("a rank without a single counted token", _one_empty, hidden=True, fixed=[_one_token, _all_empty]),
     ],
-    errors={"has returned": "Every rank of the group takes part in each all-reduce, also one without a counted token."},
+    errors={
+        "has returned": "Every rank of the group takes part in each all-reduce, also one without a counted token.",
+        "deadlock": "The ranks in `group` take part in each all-reduce, all of them and no others.",
+    },
     idea="By which one number must all ranks divide, so that their shares add up to the mean over all counted tokens?",
     hint="Sum this rank's masked losses; divide by the all-reduced number of counted tokens of all ranks in `group`. "
     "Never by zero: the loss is 0 where no token counts.",

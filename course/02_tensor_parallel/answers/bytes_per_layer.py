@@ -1,14 +1,26 @@
 from labkit.answers import Edit
 
+_HALF = "Half of it. A layer has two pairs, each with a sum forward and one backward; an all-reduce sends all twice."
+_RETURN = "return forward + backward + (2 * all_gather if sequence_parallel else 0)"
+
 WRONG = [
-    Edit("(2 * all_gather if sequence_parallel else 0)", "0", mistake="Two all-gathers are missing: x is stored cut, and the backward pass needs it whole for dW, once " "for each pair."),
-    Edit("= s * b * h * element_size", "= 0.5 * s * b * h * element_size", mistake="Half of it: a layer has two column-row pairs, attention and MLP."),
-    Edit(
-        "return forward + backward + (2 * all_gather if sequence_parallel else 0)",
-        "return forward",
-        mistake="This is the forward pass. The backward pass has as many arrows.",
-    ),
+    Edit("= s * b * h", "= 0.5 * s * b * h", mistake=_HALF),
+    Edit(_RETURN, "return forward", mistake=_HALF),
+    Edit("(2 * all_gather if sequence_parallel else 0)", "0",
+         mistake="Two all-gathers are missing: x is stored cut, and the backward pass needs it whole for dW, once for "
+                 "each pair."),
+    Edit("(2 * all", "(all",
+         mistake="One all-gather is missing: a layer has two column layers, and the backward pass gathers the input of "
+                 "each."),
+    Edit("(2 * all_gather if sequence_parallel else 0)", "2 * all_gather",
+         mistake="With tensor parallelism alone nothing is gathered again: every rank keeps x whole."),
     Edit(" * (t - 1) / t", "", mistake="A ring sends t-1 of t parts: one rank alone sends nothing."),
+    Edit("(t - 1) / t", "(t - 1)", mistake="This is what all t ranks send together."),
+    Edit("s * b * h", "s * h", mistake="You count one sequence: a batch has b of them."),
+    Edit(" * element_size", "", mistake="These are elements: a message has element_size bytes for each."),
+    Edit("* element_size", "* 2", mistake="You count 2 bytes an element, whatever `element_size` says."),
+    Edit("forward + backward", "3 * forward",
+         mistake="The backward pass has twice the products of the forward pass, but as many arrows."),
 ]
 
 
@@ -41,80 +53,3 @@ def bytes_per_layer(s, b, h, t, element_size, sequence_parallel):
             kinds += ["all_gather"] * (sequence_parallel and _direction == "backward")
             sent += sum((2 if kind == "all_reduce" else 1) * s * b * h * element_size * (t - 1) / t for kind in kinds)
     return sent
-
-
-# %% right: messages by their names, counted
-def bytes_per_layer(s, b, h, t, element_size, sequence_parallel):
-    n = s * b * h * element_size
-    cost = {"ar": 2, "ag": 1, "rs": 1}
-    pair = ["ag", "rs", "ag", "rs", "ag"] if sequence_parallel else ["ar", "ar"]
-    return sum(cost[k] * n * (t - 1) / t for k in pair * 2)
-
-
-# %% wrong: backward twice
-# mistake: The backward pass has twice the products of the forward pass, but as many arrows.
-def bytes_per_layer(s, b, h, t, element_size, sequence_parallel):
-    n = s * b * h * element_size
-    return (12 if not sequence_parallel else 14) * n * (t - 1) / t
-
-
-# %% wrong: each gather of a part
-# mistake: With sequence parallelism you count a gather of one rank's part. n is the whole tensor that comes of it: s is the whole sequence.
-def bytes_per_layer(s, b, h, t, element_size, sequence_parallel):
-    n = s * b * h * element_size
-    whole, part = n * (t - 1) / t, n / t * (t - 1) / t
-    return 8 * whole + (2 * part if sequence_parallel else 0)
-
-
-# %% wrong: mlp 4h
-# mistake: The 4h features of the MLP stay on their ranks: every arrow carries h.
-def bytes_per_layer(s, b, h, t, element_size, sequence_parallel):
-    n = s * b * h * element_size
-    f = 4 + 16
-    return (f if not sequence_parallel else f + 5) * n * (t - 1) / t
-
-
-# %% wrong: of all ranks
-# mistake: This is what all t ranks send together.
-def bytes_per_layer(s, b, h, t, element_size, sequence_parallel):
-    n = s * b * h * element_size
-    return (8 if not sequence_parallel else 10) * n * (t - 1)
-
-
-# %% wrong: one gather more
-# mistake: One all-gather is missing: a layer has two column layers, and the backward pass gathers the input of each.
-def bytes_per_layer(s, b, h, t, element_size, sequence_parallel):
-    payload = s * b * h * element_size * (t - 1) / t
-    return (9 if sequence_parallel else 8) * payload
-
-
-# %% wrong: one sequence
-# mistake: You count one sequence: a batch has b of them.
-def bytes_per_layer(s, b, h, t, element_size, sequence_parallel):
-    return (10 if sequence_parallel else 8) * s * h * element_size * (t - 1) / t
-
-
-# %% wrong: regather in both
-# mistake: With tensor parallelism alone nothing is gathered again: every rank keeps x whole.
-def bytes_per_layer(s, b, h, t, element_size, sequence_parallel):
-    n = s * b * h * element_size
-    return 10 * n * (t - 1) / t
-
-
-# %% wrong: rounded down
-# mistake: Nothing is rounded: with // the rest of a division is lost.
-def bytes_per_layer(s, b, h, t, element_size, sequence_parallel):
-    return (10 if sequence_parallel else 8) * (s * b * h * element_size // t) * (t - 1)
-
-
-# %% wrong: sp halves
-# mistake: Sequence parallelism does not send less: an all-gather and a reduce-scatter together send what one all-reduce does.
-def bytes_per_layer(s, b, h, t, element_size, sequence_parallel):
-    n = s * b * h * element_size
-    return (8 if not sequence_parallel else 4) * n * (t - 1) / t
-
-
-# %% wrong: two bytes an element
-# mistake: You count 2 bytes an element, whatever `element_size` says.
-def bytes_per_layer(s, b, h, t, element_size, sequence_parallel):
-    return (10 if sequence_parallel else 8) * s * b * h * 2 * (t - 1) / t

@@ -1,27 +1,39 @@
 from labkit.answers import Edit
 
+_G = "reduce_from_region(F.linear(x, weight), tp)"
+_BIAS = "return y if bias is None else y + bias"
+
 WRONG = [
-    Edit(
-        "F.linear(x, weight)",
-        "F.linear(x, weight, bias)",
-        ("return y if bias is None else y + bias", "return y"),
-        mistake="Each rank added the bias before the sum: t biases.",
-    ),
-    Edit("reduce_from_region(F.linear(x, weight), tp)", "F.linear(x, weight)", mistake="This is a partial sum of y, not yet added up."),
-    Edit(
-        "reduce_from_region(F.linear(x, weight), tp)",
-        "reduce_from_region(copy_to_region(F.linear(x, weight), tp), tp)",
-        mistake="Summed once too often: dy is already the same on every rank.",
-    ),
+    Edit(_G, "F.linear(x, weight)",
+         mistake="This is a partial sum of y, not yet added up: the ranks' shares must be summed forward."),
+    Edit("F.linear(x, weight)", "F.linear(x, weight, bias)", (_BIAS, "return y"),
+         mistake="Each rank added the bias before the sum: t biases."),
+    Edit("F.linear(x, weight)", "F.linear(x, weight, bias if bias is None else bias / tp.size)", (_BIAS, "return y"),
+         mistake="Only the bias's gradient is wrong: the bias is added once, after the sum, on every rank."),
+    Edit(_BIAS, "return y", mistake="The bias is not added."),
+    Edit(_G, _G + " / tp.size", mistake="This is the mean of the ranks' shares: y is their sum."),
+    Edit("F.linear(x, weight)", "copy_to_region(F.linear(x, weight), tp)",
+         mistake="Summed once too often: dy is already the same on every rank."),
+    Edit("F.linear(x,", "F.linear(copy_to_region(x, tp),",
+         mistake="dx is summed over ranks: it belongs to this rank's features of x and is complete."),
+    Edit("weight), tp)", "copy_to_region(weight, tp)), tp)",
+         mistake="dW is summed over ranks: it belongs to this rank's features of x and is complete."),
+    Edit("y + bias", "y + copy_to_region(bias, tp)",
+         mistake="The bias's gradient is summed over ranks: dy is the same on all of them, and each adds the bias "
+                 "once."),
+    Edit(_G, "reduce_from_region(F.linear(x, weight).detach(), tp) + 0 * F.linear(x, weight)",
+         mistake="y is right, the gradients are not: look at what comes back through your sum."),
+    Edit("reduce_from_region\n", "reduce_from_region, gather_from_region\n", (_G,
+         "sum(gather_from_region(F.linear(x, weight), tp).chunk(tp.size, -1))"),
+         told="allowed here: all_reduce"),
+    # summed over the world
+    Edit(_G, "F.linear(x, weight)\n    total = y.detach().clone()\n    torch.distributed.all_reduce(total)\n"
+         "    y = y + (total - y.detach())"),
 ]
 
 
 # %% right: a product in place of F.linear
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from minimegatron.comm.collectives import *
-from minimegatron.comm import collectives as c
+from minimegatron.comm.collectives import reduce_from_region
 def row_linear(x, weight, bias, tp):
     y = reduce_from_region(x @ weight.t(), tp)
     return y + bias if bias is not None else y
@@ -31,18 +43,13 @@ def row_linear(x, weight, bias, tp):
 import torch
 import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
-
-
 class Reduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, tp):
         return funcol.all_reduce(x, "sum", tp.group).clone()
-
     @staticmethod
     def backward(ctx, grad):
         return grad, None
-
-
 def row_linear(x, weight, bias, tp):
     y = Reduce.apply(F.linear(x, weight), tp)
     return y if bias is None else y + bias
@@ -51,8 +58,6 @@ def row_linear(x, weight, bias, tp):
 # %% right: matmul, a coalescing-free async sum, the bias in place
 import torch
 from torch.distributed import ReduceOp, all_reduce
-
-
 class Reduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, tp):
@@ -60,156 +65,11 @@ class Reduce(torch.autograd.Function):
         work = all_reduce(out, ReduceOp.SUM, tp.group, True)
         work.wait()
         return out
-
     @staticmethod
     def backward(ctx, grad):
         return grad, None
-
-
 def row_linear(x, weight, bias, tp):
     y = Reduce.apply(torch.matmul(x, weight.mT), tp)
     if bias is not None:
         y = y.add(bias)
     return y
-
-
-# %% right: the sum of the others added as a constant
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-
-from minimegatron.comm.collectives import copy_to_region, reduce_from_region
-
-
-def row_linear(x, weight, bias, tp):
-    y = F.linear(x, weight)
-    total = y.detach().clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total, group=tp.group)
-    y = y + (total - y.detach())
-    return y if bias is None else y + bias
-
-
-# %% wrong: a share of the bias on each
-# mistake: Only the bias's gradient is wrong: the bias is added once, after the sum, on every rank.
-import torch.nn.functional as F
-from minimegatron.comm.collectives import reduce_from_region
-
-
-def row_linear(x, weight, bias, tp):
-    return reduce_from_region(F.linear(x, weight, None if bias is None else bias / tp.size), tp)
-
-
-# %% wrong: bias f
-# mistake: The bias's gradient is summed over ranks: dy is the same on all of them, and each adds the bias once.
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-
-from minimegatron.comm.collectives import copy_to_region, reduce_from_region
-
-
-def row_linear(x, weight, bias, tp):
-    y = reduce_from_region(F.linear(x, weight), tp)
-    return y if bias is None else y + copy_to_region(bias, tp)
-
-
-# %% wrong: f and g around it
-# mistake: dx is summed over ranks: it belongs to this rank's features of x and is complete.
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-
-from minimegatron.comm.collectives import copy_to_region, reduce_from_region
-
-
-def row_linear(x, weight, bias, tp):
-    y = reduce_from_region(F.linear(copy_to_region(x, tp), weight), tp)
-    return y if bias is None else y + bias
-
-
-# %% wrong: mean
-# mistake: This is the mean of the ranks' shares: y is their sum.
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-
-
-class Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, tp):
-        x = x.clone()
-        dist.all_reduce(x, group=tp.group)
-        return x / tp.size
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def row_linear(x, weight, bias, tp):
-    y = Reduce.apply(F.linear(x, weight), tp)
-    return y if bias is None else y + bias
-
-
-# %% wrong: no gradient
-# mistake: y is right, the gradients are not: look at what comes back through your sum.
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-
-
-def row_linear(x, weight, bias, tp):
-    with torch.no_grad():
-        y = F.linear(x, weight)
-        dist.all_reduce(y, group=tp.group)
-    return (y if bias is None else y + bias) + 0 * F.linear(x, weight)
-
-
-# %% wrong: weights gradient summed
-# mistake: dW is summed over ranks: it belongs to this rank's features of x and is complete.
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-
-from minimegatron.comm.collectives import copy_to_region, reduce_from_region
-
-
-def row_linear(x, weight, bias, tp):
-    y = reduce_from_region(F.linear(x, copy_to_region(weight, tp)), tp)
-    return y if bias is None else y + bias
-# %% wrong: gathers then sums
-# told: an all-reduce
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from minimegatron.comm.collectives import *
-from minimegatron.comm import collectives as c
-def row_linear(x, weight, bias, tp):
-    parts = gather_from_region(F.linear(x, weight), tp)
-    y = sum(parts.chunk(tp.size, -1))
-    return y if bias is None else y + bias
-
-
-# %% wrong: ignores the group
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-
-
-class Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, tp):
-        x = x.clone()
-        dist.all_reduce(x)
-        return x
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None
-
-
-def row_linear(x, weight, bias, tp):
-    y = Reduce.apply(F.linear(x, weight), tp)
-    return y if bias is None else y + bias
-
-

@@ -1,7 +1,7 @@
 """Lab 02, heads over tp: which rows of the packed QKV matrix a rank holds, and attention between f and g.
 
 The packed matrix stores, for each key/value group, its queries, its key and its value; so equal blocks of rows are
-whole groups. `_heads` is attention by the formula, with what can go wrong as arguments.
+whole groups. `_heads` is attention by the formula.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from labkit.checks import at_most, count, only
+from labkit.checks import sends
 from labkit.exercises import Case, Draw, Exercise
 
 Inputs = list[dict[str, Any]]
@@ -24,12 +24,8 @@ Inputs = list[dict[str, Any]]
 
 def qkv_part(wq: torch.Tensor, wk: torch.Tensor, wv: torch.Tensor, d: int, tp_rank: int, tp_size: int) -> torch.Tensor:
     """This rank's rows of the packed matrix: per key/value group its queries, its key, its value."""
-    return _packed(wq, wk, wv, d).flatten(0, 1).chunk(tp_size)[tp_rank]
-
-
-def _packed(wq: torch.Tensor, wk: torch.Tensor, wv: torch.Tensor, d: int) -> torch.Tensor:
-    """The packed matrix as [groups, rows of a group, h]."""
-    return torch.cat([w.unflatten(0, (wk.shape[0] // d, -1)) for w in (wq, wk, wv)], 1)
+    by_group = [w.unflatten(0, (wk.shape[0] // d, -1)) for w in (wq, wk, wv)]
+    return torch.cat(by_group, 1).flatten(0, 1).chunk(tp_size)[tp_rank]
 
 
 def _rows(a: int, g: int, t: int, rank: int) -> dict[str, Any]:
@@ -55,22 +51,13 @@ QKV = Exercise(
         Case("4 query heads, 2 groups, rank 1 of 2", _rows(4, 2, 2, 1)),
         Case("8 query heads, 4 groups, rank 0 of 2", _rows(8, 4, 2, 0)),
         Case("fewer groups than ranks: rank 1 of 4 with one group", _rows(6, 1, 4, 1)),
-        Case(
-            "other heads and ranks",
-            _grouped,
-            points=2,
-            hidden=True,
-            fixed=[
-                partial(_grouped, t=3, g=3, n=1),
-                partial(_grouped, t=4, g=2, n=4),
-                partial(_grouped, t=2, g=6, n=3),
-            ],
-        ),
+        Case("other heads and ranks", _grouped, points=2, hidden=True, fixed=[
+            partial(_grouped, t=3, g=3, n=1), partial(_grouped, t=4, g=2, n=4), partial(_grouped, t=2, g=6, n=3)]),
     ],
     idea="One group is its queries, its key and its value: put the rows of a group next to each other, then cut.",
     hint="groups = rows of wk / d. View wq as [groups, ...], wk and wv as [groups, d, h], concatenate along dim 1, "
     "flatten, and take block tp_rank of tp_size equal blocks.",
-)
+)  # fmt: skip
 
 # ---------------------------------------------------------------------------------------------------- attention
 
@@ -87,61 +74,29 @@ def _drive_attention(
     return {"y": y.detach(), **{name: leaf.grad for name, leaf in leaves.items()}}
 
 
-def _heads(
-    x: torch.Tensor,
-    qkv: Any,
-    d: int,
-    per_group: int,
-    *,
-    sees: Callable[[torch.Tensor], torch.Tensor] = torch.tril,
-    tile: bool = False,
-    divisor: Callable[[int, int], float] = lambda d, h: math.sqrt(d),
-    stacked: bool = False,
-    swapped: bool = False,
-    over: int = -1,
-    back: str = "sbhd",
-) -> torch.Tensor:
-    """Attention by the formula over the heads of one packed part, [s, b, h] -> [s, b, heads * d].
-
-    The softmax runs over dim `over` of [.., query, key]; `back` are the dims of the heads' result that are flattened.
-    """
+def _heads(x: torch.Tensor, qkv: Any, d: int, per_group: int) -> torch.Tensor:
+    """Attention by the formula over the heads of one packed part, [s, b, h] -> [s, b, heads * d]."""
+    s, b, _ = x.shape
     packed = F.linear(x, *qkv).unflatten(-1, (-1, per_group + 2, d))
     q, k, v = packed[..., :per_group, :], packed[..., per_group, :], packed[..., per_group + 1, :]
-    q = q.flatten(2, 3)
-    groups = k.shape[2]
-    if stacked:
-        q, k, v = packed.flatten(2, 3).split([groups * per_group, groups, groups], 2)
-    if swapped:
-        k, v = v, k
-    which = torch.arange(groups * per_group)
-    which = which % groups if tile else which // per_group
-    k, v = k[:, :, which], v[:, :, which]
-    s, b, h = x.shape
-    scores = torch.einsum("sbhd,tbhd->bhst", q, k) / divisor(d, h)
-    scores = scores.masked_fill(~sees(torch.ones(s, s)).bool(), -torch.inf)
-    return torch.einsum(f"bhst,tbhd->{back}", scores.softmax(over), v).reshape(s, b, -1)
+    scores = torch.einsum("sbgnd,tbgd->bgnst", q, k) / math.sqrt(d)
+    scores = scores.masked_fill(torch.ones(s, s).triu(1).bool(), -torch.inf)
+    return torch.einsum("bgnst,tbgd->sbgnd", scores.softmax(-1), v).reshape(s, b, -1)
 
 
-def _attention(
-    ranks: Inputs, f: bool = True, g: bool = True, g_bias: int = 1, residual: int = 0, heads: Any = _heads, **how: Any
-) -> list[dict[str, Any]]:
+def _attention(ranks: Inputs) -> list[dict[str, Any]]:
     first = ranks[0]
     xs = [r["x"].clone().requires_grad_() for r in ranks]
-    leaves = [[t.clone().requires_grad_() for t in (*r["qkv"], *r["proj"])] for r in ranks]
+    leaves = [[t.clone().requires_grad_() for t in (*r["qkv"], r["proj"][0])] for r in ranks]
     parts = [
-        F.linear(heads(x, (w, c), first["d"], first["queries_per_group"], **how), p)
-        for x, (w, c, p, _) in zip(xs, leaves, strict=True)
+        F.linear(_heads(x, (w, c), first["d"], first["queries_per_group"]), p)
+        for x, (w, c, p) in zip(xs, leaves, strict=True)
     ]
     y = torch.stack(parts).sum(0)
     y.backward(first["dy"])
-    dx = sum(x.grad for x in xs) + residual * first["dy"]  # type: ignore[misc]
-    more = g_bias * first["proj"][1] + residual * first["x"]
-    db = first["dy"].sum((0, 1)) if g_bias else None
-    return [
-        {"y": (y if g else part).detach() + more, "dx": dx if f else x.grad, "dqkv": w.grad, "dqkv_bias": c.grad,
-         "dproj": p.grad, "dproj_bias": db}
-        for x, part, (w, c, p, _) in zip(xs, parts, leaves, strict=True)
-    ]  # fmt: skip
+    dx = torch.stack([x.grad for x in xs]).sum(0)
+    both = {"y": y.detach() + first["proj"][1], "dx": dx, "dproj_bias": first["dy"].sum((0, 1))}
+    return [{**both, "dqkv": w.grad, "dqkv_bias": c.grad, "dproj": p.grad} for w, c, p in leaves]
 
 
 def _heads_of(t: int = 0, per_group: int = 0) -> Callable[[Draw], Inputs]:
@@ -186,7 +141,7 @@ ATTENTION = Exercise(
             _heads_of(2, per_group=2), _heads_of(2, per_group=3)]),
         Case(
             "right numbers, and one sum forward and one backward", _heads_of(), hidden=True,
-            accept=[only("all_reduce"), count("all_reduce", 2), at_most("y and dx", lambda i: 2 * i[0]["x"].nbytes)],
+            accept=[sends("all_reduce", times=2, at_most=("y and dx", lambda i: 2 * i[0]["x"].nbytes))],
         ),
     ],
     idea="Write the shape beside each line: which dim is the token, which the batch, which the head?",

@@ -1,7 +1,7 @@
 """Lab 02, one matrix over tp: the column layer and the row layer.
 
-Rank r of t holds rows (column) or columns (row) of W [o, i]. `local_linear` is what a rank can do by itself; what is
-right adds the one sum that is missing, y of a row layer or dx of a column layer, and what is wrong leaves it out.
+Rank r of t holds rows (column) or columns (row) of W [o, i]. `local_linear` is what a rank can do by itself; the sum
+that is missing is y of a row layer, or dx of a column layer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from labkit.checks import at_most, count, only
+from labkit.checks import sends
 from labkit.exercises import Case, Draw, Exercise
 
 Inputs = list[dict[str, Any]]
@@ -46,17 +46,12 @@ def column(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     return [{**p, "dx": total} for p in parts]
 
 
-def _row(
-    ranks: Inputs, bias_times: float = 1, gradient_times: float = 1, y_times: float = 1
-) -> list[dict[str, torch.Tensor]]:
-    parts = [local_linear({**r, "bias": None}) for r in ranks]
-    total, bias = torch.stack([p["y"] for p in parts]).sum(0), ranks[0]["bias"]
-    y = y_times * total if bias is None else y_times * total + bias_times * bias
-    out = []
-    for r, p in zip(ranks, parts, strict=True):
-        one = {"y": y, "dx": gradient_times * p["dx"], "dw": gradient_times * p["dw"]}
-        out.append(one if bias is None else {**one, "db": r["dy"].sum((0, 1))})
-    return out
+def _row(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    parts, bias = [local_linear({**r, "bias": None}) for r in ranks], ranks[0]["bias"]
+    y = torch.stack([p["y"] for p in parts]).sum(0)
+    if bias is None:
+        return [{**p, "y": y} for p in parts]
+    return [{**p, "y": y + bias, "db": r["dy"].sum((0, 1))} for r, p in zip(ranks, parts, strict=True)]
 
 
 def by_hand(kind: str) -> Inputs:
@@ -116,7 +111,7 @@ COLUMN = Exercise(
         Case("other sizes, 3 ranks: y and all gradients", _linear_inputs("column_linear", 3), points=2, hidden=True),
         Case(
             "right numbers, and dx alone travels, once", _linear_inputs("column_linear"), hidden=True,
-            accept=[only("all_reduce"), count("all_reduce", 1), at_most("dx", lambda i: i[0]["x"].nbytes)],
+            accept=[sends("all_reduce", times=1, at_most=("dx", lambda i: i[0]["x"].nbytes))],
         ),
     ],
     errors={"shapes cannot be multiplied": "The weight is stored as [out, in]: the product takes it transposed."},
@@ -136,7 +131,7 @@ ROW = Exercise(
         Case("other sizes, 3 ranks: y and all gradients", _linear_inputs("row_linear", 3), points=2, hidden=True),
         Case(
             "right numbers, and y alone travels, once", _linear_inputs("row_linear"), hidden=True,
-            accept=[only("all_reduce"), count("all_reduce", 1), at_most("y", lambda i: i[0]["dy"].nbytes)],
+            accept=[sends("all_reduce", times=1, at_most=("y", lambda i: i[0]["dy"].nbytes))],
         ),
     ],
     idea="Look at the right end of the picture of f and g: what each rank has before the sum, and what may be added to "

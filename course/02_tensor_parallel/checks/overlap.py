@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from labkit.checks import at_most, count, only
+from labkit.checks import sends
 from labkit.exercises import Answer, Case, Draw, Exercise
 
 from .linear import Inputs, by_hand, column, in_whole_numbers
@@ -106,7 +106,7 @@ OVERLAP = Exercise(
     cases=[
         Case("the 2 x 2 product of the lab, dy = 1: dx alone travels, once", _backward_by_hand(),
              fixed=[in_whole_numbers(_backward_inputs())], reference=_gradients,
-             accept=[only("all_reduce"), count("all_reduce", 1), at_most("dx", lambda i: i[0]["x"].nbytes)]),
+             accept=[sends("all_reduce", times=1, at_most=("dx", lambda i: i[0]["x"].nbytes))]),
         Case("other sizes, 3 ranks: dx and dW", _backward_inputs(t=3), points=2, hidden=True, reference=_gradients),
         Case("dx travels while dW is computed", _backward_inputs(watch=True), points=3, hidden=True,
              accept=[_travels_while_computing]),

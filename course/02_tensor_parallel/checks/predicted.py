@@ -81,30 +81,17 @@ ACTIVATIONS = Exercise(
     "activation_bytes",
     reference=activation_bytes,
     cases=[
-        Case(
-            "4 tokens, h = 4, 4 heads, one rank; GPT-3",
-            {**_FOUR_TOKENS, "t": 1, "sequence_parallel": False},
-            fixed=[{**_GPT3, "a": 96, "t": 1, "sequence_parallel": False}],
-        ),
-        Case(
-            "the same on 4 ranks; GPT-3 on 8",
-            {**_FOUR_TOKENS, "t": 4, "sequence_parallel": False},
-            fixed=[{**_GPT3, "a": 96, "t": 8, "sequence_parallel": False}],
-        ),
-        Case(
-            "the same with sequence parallelism",
-            {**_FOUR_TOKENS, "t": 4, "sequence_parallel": True},
-            fixed=[{**_GPT3, "a": 96, "t": 8, "sequence_parallel": True}],
-        ),
+        Case("4 tokens, h = 4, 4 heads, one rank; GPT-3", {**_FOUR_TOKENS, "t": 1, "sequence_parallel": False},
+             fixed=[{**_GPT3, "a": 96, "t": 1, "sequence_parallel": False}]),
+        Case("the same on 4 ranks; GPT-3 on 8", {**_FOUR_TOKENS, "t": 4, "sequence_parallel": False},
+             fixed=[{**_GPT3, "a": 96, "t": 8, "sequence_parallel": False}]),
+        Case("the same with sequence parallelism", {**_FOUR_TOKENS, "t": 4, "sequence_parallel": True},
+             fixed=[{**_GPT3, "a": 96, "t": 8, "sequence_parallel": True}]),
         Case("other models", _a_model(False), hidden=True, fixed=[{**_SMALL, "sequence_parallel": False}]),
-        Case(
-            "other models, sequence parallelism",
-            _a_model(True),
-            hidden=True,
-            fixed=[{**_SMALL, "sequence_parallel": True}],
-        ),
+        Case("other models, sequence parallelism", _a_model(True), hidden=True,
+             fixed=[{**_SMALL, "sequence_parallel": True}]),
     ],
     idea="Sort the rows of the table: which tensors belong to some heads or to some features of the MLP, and which are "
     "in a region that the picture shows whole?",
     hint="Add up the column 'bytes' of the table, once for the rows that tp divides and once for the others.",
-)
+)  # fmt: skip

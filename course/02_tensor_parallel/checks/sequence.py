@@ -6,7 +6,6 @@ Beside the numbers the judge checks that no message is larger than these two nee
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -38,49 +37,28 @@ def _drive_sequence(exercise: Any, x: Any, w: Any, what: str, tp: Any) -> dict[s
 Tensors = list[torch.Tensor]
 
 
-@dataclasses.dataclass(frozen=True)
-class Pair:
-    """The two functions, forward and backward, each from the tensors of all ranks to the results of all ranks.
-
-    The defaults are right; a mistake replaces one of them.
-    """
-
-    gather: Callable[[Tensors], Tensors]
-    gather_back: Callable[[Tensors], Tensors]
-    scatter: Callable[[Tensors], Tensors]
-    scatter_back: Callable[[Tensors], Tensors]
-
-    def __call__(self, ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-        what, busy = ranks[0]["what"], [r for r in ranks if r["what"] != "idle"]
-        xs, ws = [r["x"] for r in busy], [r["w"] for r in busy]
-        if what == "gather":
-            ys, dxs = self.gather(xs), self.gather_back(ws)
-        elif what == "reduce_scatter":
-            ys, dxs = self.scatter(xs), self.scatter_back(ws)
-        else:
-            worked = [(full * w).tanh() for full, w in zip(self.gather(xs), ws, strict=True)]
-            ys = self.scatter(worked)
-            grads = self.scatter_back([torch.ones_like(y) for y in ys])
-            dxs = self.gather_back([g * (1 - a * a) * w for g, a, w in zip(grads, worked, ws, strict=True)])
-        again = self.gather(ys) if what == "reduce_scatter" else [y[:0] for y in ys]
-        out = [{"y": y, "dx": dx, "gathered again": g} for y, dx, g in zip(ys, dxs, again, strict=True)]
-        return out + [{}] * (len(ranks) - len(busy))
-
-
-def _gathered(parts: Tensors) -> Tensors:
+def _gather(parts: Tensors) -> Tensors:
     return [torch.cat(parts)] * len(parts)
 
 
-def _own(wholes: Tensors) -> Tensors:
-    """Each rank keeps its tokens of its own tensor, and nothing is summed."""
-    return [whole.chunk(len(wholes))[r] for r, whole in enumerate(wholes)]
+def _scatter(wholes: Tensors) -> Tensors:
+    return list(torch.stack(wholes).sum(0).chunk(len(wholes)))
 
 
-def _scattered(wholes: Tensors) -> Tensors:
-    return _own([torch.stack(wholes).sum(0)] * len(wholes))
-
-
-SEQUENCE_PAIR = Pair(_gathered, _scattered, _scattered, _gathered)
+def _pair(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    what, busy = ranks[0]["what"], [r for r in ranks if r["what"] != "idle"]
+    xs, ws = [r["x"] for r in busy], [r["w"] for r in busy]
+    if what == "gather":
+        ys, dxs = _gather(xs), _scatter(ws)
+    elif what == "reduce_scatter":
+        ys, dxs = _scatter(xs), _gather(ws)
+    else:
+        worked = [(full * w).tanh() for full, w in zip(_gather(xs), ws, strict=True)]
+        ys = _scatter(worked)
+        dxs = _scatter([(1 - a * a) * w for a, w in zip(worked, ws, strict=True)])
+    again = _gather(ys) if what == "reduce_scatter" else [y[:0] for y in ys]
+    out = [{"y": y, "dx": dx, "gathered again": g} for y, dx, g in zip(ys, dxs, again, strict=True)]
+    return out + [{}] * (len(ranks) - len(busy))
 
 
 def _tokens(what: str, t: int, idle: int = 0) -> Callable[[Draw], Inputs]:
@@ -125,17 +103,14 @@ def _sends_parts(answer: Answer) -> str | None:
 
 SEQUENCE = Exercise(
     "sequence_pair",
-    reference=SEQUENCE_PAIR,
+    reference=_pair,
     function="gather_sequence",
     drive=_drive_sequence,
     axis={"tp": _who_share},
     accept=[_sends_parts],
     cases=[
-        Case(
-            "tokens 1 and 2 gathered, gradients 10, 20 and 30, 40; then both ways, and the pair",
-            _by_hand("gather"),
-            fixed=[_by_hand("reduce_scatter"), _tokens("pair", 2, idle=1)],
-        ),
+        Case("tokens 1 and 2 gathered, gradients 10, 20 and 30, 40; then both ways, and the pair", _by_hand("gather"),
+             fixed=[_by_hand("reduce_scatter"), _tokens("pair", 2, idle=1)]),
         Case("gather_sequence: forward and gradient", _tokens("gather", 3), points=2, hidden=True),
         # Last, as its ranks are a part of the world: torch.distributed.nn cannot scatter there, which is torch's fault.
         Case("reduce_scatter_sequence: forward and gradient", _tokens("reduce_scatter", 3), points=2, hidden=True),
@@ -143,11 +118,11 @@ SEQUENCE = Exercise(
     errors={
         "returned an invalid gradient": "A gradient has another shape than what the forward pass got: after a gather "
         "it is cut again, after a reduce-scatter it is whole again.",
-        "returned an incorrect number of gradients": "`forward` gets x and tp beside ctx, so `backward` returns two "
-        "values; tp has no gradient, which is None.",
+        "returned an incorrect number of gradients": "`backward` returns one value for each input that `forward` gets "
+        "beside ctx; for tp, which has no gradient, None.",
     },
     idea="Take a token's number and follow it: to which ranks does it go, and from which of them does a gradient come "
     "back?",
     hint="The two are each other's mirror image: all-gather forward has reduce-scatter backward, and the other way "
     "round, along dim 0. An all-reduce would send twice as much.",
-)
+)  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from labkit.checks import at_most, count, only
+from labkit.checks import at_most, sends
 from labkit.exercises import Case, Draw, Exercise
 
 from .linear import in_whole_numbers
@@ -31,34 +31,13 @@ def _drive_embedding(exercise: Any, ids: Any, weight: Any, dy: Any, tp: Any) -> 
     return {"y": y.detach(), "dw": weight.grad}
 
 
-def _embedding(
-    ranks: Inputs, foreign: Callable[[torch.Tensor, int], torch.Tensor] | None = None
-) -> list[dict[str, torch.Tensor]]:
-    """The right embedding; `foreign` replaces the zeros that stand for an id of another rank by a row."""
-    parts = _own_rows(ranks, foreign)
-    total = torch.stack([p["y"] for p in parts]).sum(0)
-    return [{**p, "y": total} for p in parts]
-
-
-def _own_rows(
-    ranks: Inputs, foreign: Callable[[torch.Tensor, int], torch.Tensor] | None = None
-) -> list[dict[str, torch.Tensor]]:
-    parts, n = [], ranks[0]["weight"].shape[0]
-    for rank, r in enumerate(ranks):
-        weight = r["weight"].clone().requires_grad_()
-        local = r["ids"] - rank * n
-        own = (local >= 0) & (local < n)
-        at = torch.where(own, local, (foreign or _nearest)(local, n))
-        rows = F.embedding(at, weight)
-        rows = rows if foreign else rows * own.unsqueeze(-1)
-        rows.backward(r["dy"])
-        assert weight.grad is not None, "the table has a gradient"
-        parts.append({"y": rows.detach(), "dw": weight.grad})
-    return parts
-
-
-def _nearest(local: torch.Tensor, n: int) -> torch.Tensor:
-    return local.clamp(0, n - 1)
+def _embedding(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    ids, dy = ranks[0]["ids"], ranks[0]["dy"]
+    table = torch.cat([r["weight"] for r in ranks]).requires_grad_()
+    y = table[ids]
+    y.backward(dy)
+    assert table.grad is not None, "the table has a gradient"
+    return [{"y": y.detach(), "dw": dw} for dw in table.grad.chunk(len(ranks))]
 
 
 def _with_borders(draw: Draw, t: int, n: int, s: int, b: int) -> torch.Tensor:
@@ -91,6 +70,8 @@ def _borders(draw: Draw) -> Inputs:
     return [{"ids": ids.clone(), "weight": draw.tensor(n, h), "dy": dy.clone()} for _ in range(t)]
 
 
+_NO_ROW = "A row is looked up that this rank does not have: its table begins with the row of id r n."
+
 EMBEDDING = Exercise(
     "embedding",
     reference=_embedding,
@@ -102,16 +83,14 @@ EMBEDDING = Exercise(
         Case("rows and their gradients", partial(_ids, t=2), points=2, hidden=True),
         Case(
             "right numbers, and one sum of [s, b, h], nothing backward", _ids, hidden=True,
-            accept=[only("all_reduce"), count("all_reduce", 1), at_most("s*b*h elements", lambda i: i[0]["dy"].nbytes)],
+            accept=[sends("all_reduce", times=1, at_most=("s*b*h elements", lambda i: i[0]["dy"].nbytes))],
         ),
     ],
     errors={
         "does not require grad": "The rows that you return do not lead back to the table: what is detached, or filled "
         "in without autograd, has no gradient.",
-    }
-    | {
-        word: "You look up an id as it is. Row 0 of this rank's table belongs to id r n."
-        for word in ("is out of bounds for dimension 0", "index out of range in self")
+        "out of bounds for dimension 0": _NO_ROW,
+        "index out of range in self": _NO_ROW,
     },
     idea="For each token exactly one rank has something to add to the sum. What do the others add?",
     hint="Rank r owns ids [r n, (r+1) n). Look up id - r n where it is owned, zeros elsewhere, then g. The table "

@@ -79,7 +79,7 @@ RIGHT = [
 
 # %% right: statistics in double; a row that is not there ends the thread by an empty loop
 import torch
-from labkit.cuda import Kernel
+from course.lab07.cuda import Kernel
 
 kernel = Kernel(r"""
 __global__ void rms_norm(const float* x, const float* gamma, float* y, int rows, int cols, float eps) {
@@ -102,7 +102,7 @@ def norm(x, gamma, eps):
 
 # %% right: a pointer runs through the row twice; two pointers in one declaration
 import torch
-from labkit.cuda import Kernel
+from course.lab07.cuda import Kernel
 
 kernel = Kernel(r"""
 __global__ void rms_norm(const float* x, const float* gamma, float* y, int rows, int cols, float eps) {
@@ -128,7 +128,7 @@ def norm(x, gamma, eps):
 
 # %% right: macros, __ldg, a template, 1/cols from Python
 import torch
-from labkit.cuda import Kernel
+from course.lab07.cuda import Kernel
 
 kernel = Kernel(r"""
 #define SQUARE(v) ((v) * (v))
@@ -164,7 +164,7 @@ def norm(x, gamma, eps):
 # %% wrong: copies what torch computed
 # told: the kernel's x is neither x nor gamma
 import torch
-from labkit.cuda import Kernel
+from course.lab07.cuda import Kernel
 
 kernel = Kernel(r"""
 __global__ void copy(const float* x, const float* gamma, float* y, int rows, int cols, float eps) {
@@ -185,7 +185,7 @@ def norm(x, gamma, eps):
 # %% wrong: error is caught
 # told: error 700: thread 0 of block 0 reads x[-1]
 import torch
-from labkit.cuda import Kernel
+from course.lab07.cuda import Kernel
 
 kernel = Kernel(r"""
 __global__ void rms_norm(const float* x, const float* gamma, float* y, int rows, int cols, float eps) {
@@ -206,7 +206,7 @@ def norm(x, gamma, eps):
 # %% wrong: keeps what python put into y
 # told: was never written | is no number
 import torch
-from labkit.cuda import Kernel
+from course.lab07.cuda import Kernel
 
 kernel = Kernel(r"""
 __global__ void keep(const float* x, const float* gamma, float* y, int rows, int cols, float eps) {
@@ -226,7 +226,7 @@ def norm(x, gamma, eps):
 # %% wrong: launches a kernel for each row
 # told: one launch computes all of y
 import torch
-from labkit.cuda import Kernel
+from course.lab07.cuda import Kernel
 
 kernel = Kernel(r"""
 __global__ void scale(const float* x, const float* gamma, float* y, int cols, float rstd) {
@@ -268,7 +268,7 @@ def norm(x, gamma, eps):
 # %% wrong: scale comes from python
 # told: rstd is neither x nor gamma
 import torch
-from labkit.cuda import Kernel
+from course.lab07.cuda import Kernel
 
 kernel = Kernel(r"""
 __global__ void scale(const float* x, const float* gamma, const float* rstd, float* y, int rows, int cols) {
@@ -289,7 +289,7 @@ def norm(x, gamma, eps):
 # %% wrong: torch behind a copy
 # told: what the kernel wrote
 import torch
-from labkit.cuda import Kernel
+from course.lab07.cuda import Kernel
 
 kernel = Kernel(r"""
 __global__ void rms_norm(const float* x, const float* gamma, float* y, int rows, int cols, float eps) {
@@ -307,7 +307,7 @@ def norm(x, gamma, eps):
 # %% wrong: warp a row
 # told: a thread a row, in blocks of 64
 import torch
-from labkit.cuda import Kernel
+from course.lab07.cuda import Kernel
 
 kernel = Kernel(r"""
 __global__ void rms_norm(const float* x, const float* gamma, float* y, int rows, int cols, float eps) {

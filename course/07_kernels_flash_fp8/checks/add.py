@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from course.lab07.compiling import prepare
 from labkit.exercises import Answer, Case, Draw, Exercise
 
 from .launched import OneLaunch, coalesced, launch_of
@@ -47,7 +48,7 @@ _HAND = {"x": torch.arange(10.0), "r": 100 * torch.arange(10.0)}
 
 ADD = Exercise(
     "add",
-    kernels=True,
+    prepare=prepare,
     accept=[ADDED.right],
     cases=[
         Case("ten numbers, one block", _HAND),

@@ -1,9 +1,9 @@
 """How lab 07 judges a kernel: one launch, on the arguments of the function, that writes every number of its result
 once.
 
-A kernel is judged by its result, in several orders of its threads, and by its memory accesses, which the emulator in
-the judge's process counts. One launch must compute everything from the arrays as they were given. The same launch must
-be right with other arrays as well, so nothing that Python computed from the arrays can be passed as a number.
+A kernel is judged by its result, in several orders of its threads, and by its memory accesses, which the emulator
+counts and `given/cuda.py` notes. One launch must compute everything from the arrays as they were given: a number that
+it gets is a size, or the one that the function got.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class OneLaunch:
         x = answer.inputs[self.arrays[0]]
         if not isinstance(y, torch.Tensor) or y.shape != x.shape or y.dtype != x.dtype:
             return f"{self.function} must return a tensor {list(x.shape)} of float32"
-        sent = launch["marked"]
+        sent = launch["outputs"][0]
         name = next((name for name in sent if same(sent[name].nan_to_num(), y.nan_to_num())), None)
         if name is None:
             return f"{self.function} must return what the kernel wrote into y"
@@ -59,8 +59,6 @@ class OneLaunch:
             return "in another order of its threads y differs: one reads what another has not written yet"
         if not right[0]:
             return self._what_is_wrong(answer, y, want)
-        if sentence := self._on_others(launch, name, answer.inputs):
-            return sentence
         times = launch["counts"][name]["written"] / y.nbytes
         if times != 1:
             return f"it writes y {times:.4g} times; once is enough: do several threads do the same work?"
@@ -68,7 +66,7 @@ class OneLaunch:
 
     def _given(self, answer: Answer) -> str | None:
         """Check for one launch on the arrays and the number as given, so that y was computed in the kernel."""
-        launches = answer.evidence[0].launches
+        launches = answer.evidence[0].notes.get("launch", [])
         if not launches:
             return f"no kernel ran: {self.function} must call it"
         if failed := next((one for one in launches if one["error"]), None):
@@ -93,24 +91,6 @@ class OneLaunch:
                 return f"the kernel gets {name} = {number:.6g}, which is {wanted}"
         return None
 
-    def _on_others(self, launch: dict[str, Any], name: str, inputs: dict[str, Any]) -> str | None:
-        """Repeat the launch on other arrays: a number that Python computed from x is wrong there."""
-        other = launch["other"] or {"arrays": {}, "outputs": {}}
-
-        def drawn(array: torch.Tensor) -> torch.Tensor | None:
-            places = (what for what in other["arrays"] if same(launch["arrays"][what], array))
-            return next((other["arrays"][what].view(array.shape) for what in places), None)
-
-        fresh = {what: drawn(inputs[what]) for what in self.arrays}
-        if fresh[self.arrays[0]] is not None:
-            there = {**inputs, **{what: one for what, one in fresh.items() if one is not None}}
-            y = other["outputs"][name].view(inputs[self.arrays[0]].shape)
-            if close(y, self.want(**there)):
-                return None
-            if found := next((why for wrong, why in self.wrong(**there) if close(y, wrong)), None):
-                return found
-        return "with the same numbers and another x the kernel is wrong: what depends on x is computed in the kernel"
-
     def _what_is_wrong(self, answer: Answer, y: torch.Tensor, want: torch.Tensor) -> str:
         note = launch_of(answer)["note"]
         if found := next((why for other, why in self.wrong(**answer.inputs) if close(y, other)), None):
@@ -124,7 +104,7 @@ class OneLaunch:
 
 def launch_of(answer: Answer) -> dict[str, Any]:
     """The first launch of an answer."""
-    return answer.evidence[0].launches[0]
+    return answer.evidence[0].notes["launch"][0]
 
 
 def close(got: torch.Tensor, want: torch.Tensor) -> bool:

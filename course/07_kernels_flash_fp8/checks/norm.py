@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from course.lab07.compiling import prepare
 from labkit.exercises import Answer, Case, Draw, Exercise
 
 from .launched import OneLaunch, coalesced, counts_of, launch_of, reads
@@ -130,7 +131,7 @@ _EIGHT = {
 NORM_ROWS = Exercise(
     "norm_rows",
     function="norm",
-    kernels=True,
+    prepare=prepare,
     accept=[ROWS.right],
     cases=[
         Case("2 rows of 4", _HAND),
@@ -152,7 +153,7 @@ NORM_ROWS = Exercise(
 NORM_BLOCK = Exercise(
     "norm_block",
     function="norm",
-    kernels=True,
+    prepare=prepare,
     accept=[BLOCKS.right],
     cases=[
         Case("2 rows of 4", _HAND),
@@ -173,7 +174,7 @@ NORM_BLOCK = Exercise(
 NORM_WARP = Exercise(
     "norm_warp",
     function="norm",
-    kernels=True,
+    prepare=prepare,
     accept=[WARPS.right, reads(2)],
     cases=[
         Case("2 rows of 8", _EIGHT),

@@ -7,7 +7,7 @@
 // double, else float). double is there for the tests: in it a kernel must agree with the formula to 1e-12.
 #pragma once
 #ifdef MM_EMULATE
-#include "emulator.h"
+#include <emulator.h>  // the one that the compiler is told of
 #else
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -130,6 +130,29 @@ MM_EXPORT mm_rope(const void* x, const void* cos, const void* sin, void* out, in
     return 0;
 }
 
+// What generation does between the product that makes queries, keys and values, and attention. packed [tokens, groups,
+// shared + 2, d], cos and sin [tokens, half], q [tokens, groups, shared, d] and rows [tokens] are dense. Key and value of
+// token i go into row rows[i] of all pages, by strides of (page, row of it, head) in elements.
+MM_EXPORT mm_turn_and_keep(const void* packed, const void* cos, const void* sin, void* q, void* keys, void* values,
+                           const void* rows, int64_t tokens, int64_t groups, int64_t shared, int64_t d, int64_t half,
+                           int64_t page_size, int64_t key_page, int64_t key_row, int64_t key_head, int64_t value_page,
+                           int64_t value_row, int64_t value_head, int interleaved, int64_t threads, void* stream) {
+    (void)stream;
+    const float *from = static_cast<const float*>(packed), *c = static_cast<const float*>(cos), *s = static_cast<const float*>(sin);
+    float *to = static_cast<float*>(q), *k = static_cast<float*>(keys), *v = static_cast<float*>(values);
+    each_row(tokens, threads, double(tokens) * groups * (shared + 2) * d, [&](int64_t i) {
+        const int64_t where = static_cast<const int64_t*>(rows)[i], page = where / page_size, row = where % page_size;
+        const float *x = from + i * groups * (shared + 2) * d, *ci = c + i * half, *si = s + i * half;
+        for (int64_t g = 0; g < groups; ++g, x += (shared + 2) * d) {
+            for (int64_t h = 0; h < shared; ++h)
+                turn(x + h * d, ci, si, to + ((i * groups + g) * shared + h) * d, half, d, interleaved != 0);
+            turn(x + shared * d, ci, si, k + page * key_page + row * key_row + g * key_head, half, d, interleaved != 0);
+            std::memcpy(v + page * value_page + row * value_row + g * value_head, x + (shared + 1) * d, d * sizeof(float));
+        }
+    });
+    return 0;
+}
+
 // y = x W^T + bias of 1 to 3 rows: x [rows, i], w [o, i], bias [o] or null, y [rows, o], all dense.
 MM_EXPORT mm_product(const void* x, const void* w, const void* bias, void* y, int64_t rows, int64_t o, int64_t i,
                      int64_t threads, void* stream) {

@@ -88,6 +88,10 @@ class CoreAttention(nn.Module):
     ) -> torch.Tensor:
         """`forward` for new tokens: keeps their keys and values, and attends to them and to those of earlier tokens."""
         state.write_tokens(key=k, value=v)
+        return self.attend_pages(q, mask, state)
+
+    def attend_pages(self, q: torch.Tensor, mask: AttentionMask, state: LayerState) -> torch.Tensor:
+        """`generate`, where keys and values of the new tokens are in pages already."""
         out = ops.paged_attention(
             q[:, 0],
             state.pages("key"),

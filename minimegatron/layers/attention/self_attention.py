@@ -153,9 +153,20 @@ class SelfAttention(nn.Module):
         """The state that the core keeps."""
         return inference_state_of(self.core_attention, "the core of a SelfAttention")
 
+    @property
+    def turns_and_keeps(self) -> bool:
+        """Whether in generation nothing lies between the product, RoPE and the core's pages (`ops.turn_and_keep`)."""
+        own = getattr(type(self.core_attention), "generate", None) is CoreAttention.generate
+        return own and self.q_layernorm is None and not self.split_group
+
+    def packed(self, x: torch.Tensor) -> torch.Tensor:
+        """x [s, b, h] -> queries, key and value of each group, [s, b, groups, a/g + 2, d]."""
+        y: torch.Tensor = self.linear_qkv(x)
+        return y.view(*y.shape[:-1], -1, self.per_group + 2, self.d)
+
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """x [s, b, h] -> q [s, b, a/t, d], k and v [s, b, max(1, g/t), d]."""
-        packed = self.linear_qkv(x).unflatten(-1, (-1, self.per_group + 2, self.d))  # [s, b, groups, a/g + 2, d]
+        packed = self.packed(x)
         if self.split_group:
             ranks_per_group = self.tp.size // packed.shape[2]
             packed = packed[:, :, self.tp.rank // ranks_per_group].unsqueeze(2)
@@ -167,13 +178,24 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """[s, b, h] -> [s, b, h] (both cut over the sequence with sequence parallelism)."""
+        mask, state = context.mask.windowed(self.window), context.state_of(self.layer_number)
+        if state is not None and context.rotary is not None and self.turns_and_keeps:
+            q = ops.turn_and_keep(
+                self.packed(x),
+                *context.rotary,
+                self.config.rotary_interleaved,
+                state.pages("key"),
+                state.pages("value"),
+                state.context.rows,
+                kernels=self.config.kernels,
+            )
+            return self.linear_proj(self.core_attention.attend_pages(q, mask, state))  # type: ignore[no-any-return]
         q, k, v = self.project(x)
         if self.q_layernorm is not None and self.k_layernorm is not None:
             q, k = self.q_layernorm(q), self.k_layernorm(k)
         if context.rotary is not None:
             interleaved, kernels = self.config.rotary_interleaved, self.config.kernels
             q, k = (ops.rope(t, *context.rotary, interleaved, kernels=kernels) for t in (q, k))
-        mask, state = context.mask.windowed(self.window), context.state_of(self.layer_number)
         if state is None:
             out = self.core_attention(q, k, v, mask)
         else:

@@ -1,4 +1,4 @@
-"""The edits of `mutants` in CUDA texts, `Kernel(r\"\"\"...\"\"\")`: by words, line by line.
+"""Edits for `labkit/mutants` in CUDA texts, `Kernel(r\"\"\"...\"\"\")`: by words, line by line.
 
 __syncthreads();               nothing                   a barrier is missing
 i < cols, i <= cols            the other                 a bound is off by one
@@ -43,7 +43,7 @@ _EDITS: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
 )
 
 
-def kernel_edits(text: str, lines: Set[int]) -> Iterator[tuple[int, str, str]]:
+def edits(text: str, lines: Set[int]) -> Iterator[tuple[int, str, str]]:
     """(line, what was done, the whole cell) for each edit of a kernel's text at a place in `lines`."""
     inside = {line for first, last in _texts(text) for line in range(first, last + 1)} & set(lines)
     rows = text.splitlines(keepends=True)
