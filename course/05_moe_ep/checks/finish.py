@@ -29,7 +29,7 @@ def _same_experts(ranks: Inputs) -> list[list[int]]:
 
 def _finished(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     every, dense = sum(r["tokens"] for r in ranks), torch.stack([r["dense"] for r in ranks]).sum(0)
-    expert = {}
+    expert: dict[int, torch.Tensor] = {}
     for edp in _same_experts(ranks):
         expert |= dict.fromkeys(edp, torch.stack([ranks[place]["expert"] for place in edp]).sum(0) / every)
     return [{"dense": dense / every, "expert": expert[r]} for r in range(len(ranks))]

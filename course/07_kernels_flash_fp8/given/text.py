@@ -65,13 +65,11 @@ def texts(cell: str) -> list[tuple[str, int, str]]:
     for call in calls:
         called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
         names = [*call.args[1:], *(word.value for word in call.keywords if word.arg == "name"), ast.Constant("")]
-        if called == "Kernel" and _is_text(call.args[0]) and _is_text(names[0]):
-            found.append((call.args[0].value, call.args[0].lineno, names[0].value))
+        text, name = call.args[0], names[0]
+        if called == "Kernel" and isinstance(text, ast.Constant) and isinstance(name, ast.Constant):
+            if isinstance(text.value, str) and isinstance(name.value, str):
+                found.append((text.value, text.lineno, name.value))
     return found
-
-
-def _is_text(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 # --------------------------------------------------------------------------------------------------------- the text
@@ -186,7 +184,8 @@ GAP = 128  # bytes behind a shared array that belong to nobody
 
 def annotated(assembly: str, source: str, line: int) -> str:
     """The assembly with tables for `runtime.cc`: `lab_lines`, a row for each call of it; `lab_shared`, the arrays."""
-    text, code, out, rows = source.split("\n"), code_of(source), [], []
+    text, code = source.split("\n"), code_of(source)
+    out, rows = list[str](), list[tuple[int, int]]()
     names: dict[str, str] = {}
     shared: dict[str, int] = {}
     section, where = "", ("", 0, 0)
