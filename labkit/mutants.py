@@ -10,8 +10,8 @@ that are one small step from the solution.
 The edits are those that learners make: a reduction or its group left out, another dim, a bound off by one, a factor too
 many, `>` for `>=`, a missing copy, a wait too early, a world of two taken for granted. Each is applied to every
 place of the solution where it fits, and to no line that the learner is given; a lab may have further ones
-(`course/NN_name/given/edits.py`). A survivor either shows what a case must
-fix (`Case.fixed`), or is right in another way: then the file of the exercise's answers lists it with the reason::
+(`course/NN_name/given/edits.py`). A survivor either shows what a case must fix (`Case.fixed`), or is right in another
+way: then the file of the exercise's answers lists it with the reason::
 
     EQUIVALENT = [Same("line 3: `<` for `<=`", "p is never equal to m here")]
 

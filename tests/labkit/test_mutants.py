@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 
 from labkit.mutants import Cell, cells, mutants
@@ -95,7 +97,8 @@ def test_only_lines_of_the_solution_are_edited() -> None:
 
 
 def test_kernels_are_edited_as_text_and_their_comments_are_not() -> None:
-    found = mutants("scale", Cell(KERNEL, frozenset({3, 4, 5})))
+    own = importlib.import_module("course.lab07.edits").edits
+    found = mutants("scale", Cell(KERNEL, frozenset({3, 4, 5})), own)
     assert {one.name.partition(":")[0] for one in found} == {"line 4", "line 5"}
     edited = {one.edited for one in found}
     assert "__syncthreads();" not in edited and ";" in edited
