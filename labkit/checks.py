@@ -174,7 +174,7 @@ def keeps_alive(what: str, nbytes: Callable[[Any], float]) -> Accept:
         bound = nbytes(answer.inputs)
         for rank, one in enumerate(answer.evidence):
             if one.alive > bound:
-                kept = f"{one.alive} bytes after the call, in tensors, arrays, bytes or lists"
+                kept = f"{one.alive} bytes of tensors after the call"
                 return f"rank {rank} keeps {kept}; {what} is {int(bound)}. Let go of the rest"
         return None
 

@@ -36,7 +36,7 @@ _ODD_MODULES = (
     "labkit", "torch._C", "torch.utils._python_dispatch", "torch.distributed.distributed_c10d", "builtins", "ctypes",
     "fcntl", "gc", "importlib", "inspect", "os", "resource", "signal", "socket", "subprocess", "sys",
 )  # fmt: skip
-_FOR_LABS = ("labkit.cuda", "labkit.hbm", "labkit.watched", "labkit.evidence.Witness")  # which learners do import
+_FOR_LABS = ("labkit.hbm", "labkit.watched", "labkit.evidence.Witness")  # which learners do import
 _ODD_NAMES = {"__builtins__", "__import__", "eval", "exec", "globals", "setattr", "vars"}
 _ODD_ATTRIBUTES = {"__dict__", "__globals__", "__subclasses__", "_getframe"}
 _LAB = re.compile(r"^[ \t]*%lab[ \t]+(\S+)", re.M)

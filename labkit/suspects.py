@@ -22,7 +22,7 @@ import importlib
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from labkit.answers import answers_of, solutions
+from labkit.answers import read_answers, solutions
 from labkit.exercises import Exercise, Mistake
 
 
@@ -35,12 +35,16 @@ class Known:
 
 
 def known(course: str, exercise: str) -> tuple[dict[str, str], list[Known]]:
-    """The solved cells of a course module, and the known mistakes of one exercise, in the author's order."""
-    lab = Path(str(importlib.import_module(course).__file__)).parent / "lab.py"
-    if not lab.is_file():
+    """The solved cells of a course module, and the known mistakes of one exercise, in the author's order.
+
+    Both are empty for a lab whose author has written no answers to the exercise.
+    """
+    folder = Path(str(importlib.import_module(course).__file__)).parent
+    lab, answers = folder / "lab.py", folder / "answers" / f"{exercise}.py"
+    if not (lab.is_file() and answers.is_file()):
         return {}, []
     solved = solutions(lab.read_text())
-    given = answers_of(course, solved)[exercise].given if exercise in solved else []
+    given = read_answers(answers, solved[exercise]).given
     return solved, [Known(one.mistake, one.source) for one in given if one.mistake]
 
 

@@ -4,10 +4,8 @@
 |--------------------|--------------------------------------------------|
 | `checks/predicted` | bubble, answers                                  |
 | `checks/schedules` | gpipe, one_f_one_b, interleaved, zb_h1           |
-| `checks/misread`   | the lists that misreadings of these four lead to |
 | `checks/halves`    | split_stage                                      |
 | `checks/gradients` | sync_tied, survivors                             |
-| `checks/survived`  | other ways of searching for the survivors        |
 """
 
 from __future__ import annotations

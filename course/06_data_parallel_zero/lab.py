@@ -448,8 +448,8 @@ check("reduce_early")
 #
 # **Exercise.** `weights` is the flat buffer; change it in place: the parameters are views of this memory. `step` gets
 # this rank's part of the summed gradient, and leaves it as it is. State of other ranks' parts must not exist here: the
-# check counts the bytes that stay, in tensors, numpy arrays, bytes or lists of numbers. (Here and in all exercises with
-# tensors the dtype stays what it is; float64 is tried too.)
+# check counts the bytes of the tensors that stay. (Here and in all exercises with tensors the dtype stays what it is;
+# float64 is tried too.)
 
 # %%
 # %%exercise sharded_adamw

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from labkit.answers import answers_of
+from labkit.answers import answers_of, solutions
 from labkit.exercises import load_lab
 from labkit.fresh import Nursery
 from labkit.judge import judge
-from labkit.source import notebooks, solutions
+from labkit.source import notebooks
 from tests.thorough import mostly_thorough
 
 MODULE = "tests.course.example.01_means"

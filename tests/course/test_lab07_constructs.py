@@ -57,6 +57,9 @@ ROWS = {
     "function pointer": "float (*f)(float) = twice_static; out = f(x[t]);",
     "recursion": "out = power(2, 1) * x[t];",
     "__ldg of a float4": "float4 v = __ldg(reinterpret_cast<const float4*>(x) + t / 4); out = 2 * part(v, t % 4);",
+    "memcpy": "float v[4]; memcpy(v, x + t / 4 * 4, sizeof v); out = 2 * v[t % 4];",
+    "memcpy of a size that is known later": "float v; std::memcpy(&v, x + t, n / 16); out = 2 * v;",
+    "a table of zeros": "static constexpr float zeros[4] = {}; out = 2 * x[t] + zeros[t % 4];",
     "int64": "int64_t at = (int64_t)t; out = 2 * x[at];",
     "shared memory in a function": "out = through_shared<float, 64>(x[t], t);",
     "two-dimensional shared memory": "__shared__ float tile[8][8 + 1]; tile[t / 8][t % 8] = x[t]; __syncthreads();"
@@ -123,6 +126,15 @@ def rows() -> torch.Tensor:
     x, y = torch.randn(64), torch.full((len(ROWS), 64), torch.nan)
     Kernel(whole())(x, y, 64, grid=1, block=64)
     return y - 2 * x
+
+
+def test_a_copy_by_memcpy_is_counted_and_has_bounds() -> None:
+    kernel = Kernel("__global__ void k(const float* x, float* y, int n) { memcpy(y, x, 4 * n); }")
+    x, y = torch.randn(8), torch.zeros(8)
+    kernel(x, y, 8, grid=1, block=1)
+    assert torch.equal(y, x) and (kernel.counts["x"]["read"], kernel.counts["y"]["written"]) == (32, 32)
+    with pytest.raises(KernelError, match=r"reads x\[8\]; it has 8 numbers"):
+        kernel(x, y, 12, grid=1, block=1)
 
 
 @pytest.mark.parametrize("construct", ROWS)

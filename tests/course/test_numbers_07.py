@@ -73,7 +73,7 @@ STATED = [
     ("If memory were all, it would take 2/7 = {} of the time", f"{2 / 7:.2f}"),
     ("67 TFLOP/s, it uses {} %", f"{100 * NORM / (67e12 / 3.35e12):.0f}"),
     # kernels
-    ("You write {} kernels", WORDS[sum(exercise.kernels for exercise in LAB.exercises.values())]),
+    ("You write {} kernels", WORDS[sum(exercise.prepare is not None for exercise in LAB.exercises.values())]),
     ("10 numbers in blocks of 4 threads need {} blocks", f"{-(-10 // 4)}"),
     ("that is {} threads, and the last two", f"{-(-10 // 4) * 4}"),
     ("and the last {} of them have no number", WORDS[-(-10 // 4) * 4 - 10]),

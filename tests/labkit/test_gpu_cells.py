@@ -33,14 +33,17 @@ SMALL = {
 }
 # A learner's kernel is compiled by nvcc for a GPU; here by g++ for the emulator, on what the simulated tensors hold.
 LEARNERS_KERNELS = """
-import labkit.cuda as cuda
+import course.lab07.cuda as cuda
 from tests.rehearsal.kernels import EmulatedLibrary
 class Emulated:
-    def __init__(self, source, line):
-        self.emulator = cuda._emulator(source, line)
+    def __init__(self, *text):
+        self.emulator = cuda._emulator(*text)
     def call(self, launcher, *args):
         self.emulator.launch(args[: len(self.emulator.parameters)], *args[-2:])
-cuda._on_gpu = lambda source, line: EmulatedLibrary(Emulated(source, line))
+def on_gpu(*text):
+    library = EmulatedLibrary(Emulated(*text))
+    return lambda args, grid, block, shared_mem: library.call("lab_launch", *args, grid, block)
+cuda._on_gpu = on_gpu
 """
 
 

@@ -234,5 +234,5 @@ def test_no_solution_is_remarked() -> None:
     assert {
         (lab, name): said for lab, cells in labs.items() for name, text in cells.items() if (said := odd(text))
     } == {}
-    ordinary = "import torch, numpy, math\nfrom labkit.cuda import Kernel\nmodel.eval()\nlist(model.modules())"
+    ordinary = "import torch, numpy, math\nfrom course.lab07.cuda import Kernel\nmodel.eval()\nlist(model.modules())"
     assert odd(ordinary) == []

@@ -1,21 +1,28 @@
 from labkit.answers import Edit
 
+_ALL = "(p - 1) / (v * m)"
+
 WRONG = [
-    Edit("(v * m)", "m", mistake="With v chunks a rank, filling and draining take steps of a v-th."),
-    Edit("(p - 1)", "p", mistake="The first rank is p-1 steps from the last, not p."),
-    Edit("(p - 1) / (v * m)", "round((p - 1) / (v * m), 3)", mistake="Close: this is rounded. Return the number as it is."),
-    Edit("(p - 1) / (v * m)", "100 * (p - 1) / (v * m)", mistake="That is the bubble in percent. Asked is the fraction itself."),
-    Edit("(p - 1) / (v * m)", "(p - 1) / (v * v * m)", mistake="v is counted twice here: a hop takes 1/v as long, once."),
-    Edit("(p - 1) / (v * m)", "0.5", mistake="This is the same number for every pipeline."),
+    Edit(_ALL, "(p - 1) / (v * m + p - 1)", mistake="This is the share of the whole time. Asked is idle time over *work*: divide by the work alone."),
+    Edit(_ALL, "3 * (p - 1) / v", mistake="These are the idle steps alone. Asked is idle time over work."),
+    Edit(_ALL, "(p - 1) / m", mistake="With chunks the bubble is too large here: filling and draining take steps of a v-th."),
+    Edit(_ALL, "v * (p - 1) / m", mistake="Chunks make the bubble larger here: a hop takes v times as long."),
+    Edit(_ALL, "(p * v - 1) / (v * m)", mistake="With chunks the pipeline has more stages, but it fills when the first microbatch has reached the last *rank*."),
+    Edit(_ALL, "p / (v * m)", mistake="The first rank is p-1 steps from the last, not p."),
+    Edit(_ALL, "(p - 1) / (3 * v * m)", mistake="You count 1 step of waiting a hop: a forward is 1, but a backward takes 2, and the pipeline drains over as many hops as it fills."),
+    Edit(_ALL, f"100 * {_ALL}", mistake="That is the bubble in percent. Asked is the fraction itself."),
+    Edit(_ALL, f"round({_ALL}, 3)"),
+    Edit(_ALL, "(p - 1) // v / m"),
+    Edit(_ALL, "(p - 1) / (v * v * m)"),
+    Edit(_ALL, "0.5"),
+    Edit(_ALL, f"{_ALL} if m > 1 else 0.0", told="wrong; the inputs and answers of this case stay hidden"),
     Edit("p: int, m: int, v: int", "ranks: int, m: int, v: int", ("(p - 1)", "(ranks - 1)"), told="calls by name"),
     Edit("def bubble(", "def bubbles(", told="defines `bubbles`"),
 ]
 
-
-# %% right: idle hops of length 1/v over m
-def bubble(p, m, v):
-    hop = 1 / v
-    return (p - 1) * hop / m
+RIGHT = [
+    Edit(_ALL, "(p - 1) * (1 / v) / m"),
+]
 
 
 # %% right: exact fractions, with backwards twice as long
@@ -38,55 +45,3 @@ def bubble(p, m, v):
     rows = [" ".join(f"F{i}" for i in range(m)) + " " + " ".join(f"B{i}" for i in range(m))] * p
     takes = simulate(schedule_from_text("x", rows)).makespan
     return torch.tensor((float(takes) - 3 * m) / (3 * m) / v, dtype=torch.float64)
-
-
-# %% wrong: chunks multiply
-# mistake: Chunks make the bubble larger here: a hop takes v times as long.
-def bubble(p, m, v):
-    return v * (p - 1) / m
-
-
-# %% wrong: idle steps
-# mistake: These are the idle steps alone. Asked is idle time over work.
-def bubble(p, m, v):
-    total = 3 * (m + (p - 1) / v)
-    return total - 3 * m
-
-
-# %% wrong: one step a hop
-# mistake: You count 1 step of waiting a hop: a forward is 1, but a backward takes 2, and the pipeline drains over as many hops as it fills.
-def bubble(p, m, v):
-    steps_of_waiting = p - 1
-    return steps_of_waiting / (3 * m * v)
-
-
-# %% wrong: share of whole time
-# mistake: This is the share of the whole time. Asked is idle time over *work*: divide by the work alone.
-def bubble(p, m, v):
-    b = (p - 1) / (v * m)
-    return b / (1 + b)
-
-
-# %% wrong: stages in place of ranks
-# mistake: With chunks the pipeline has more stages, but it fills when the first microbatch has reached the last *rank*.
-def bubble(p, m, v):
-    stages = p * v
-    return (stages - 1) / (m * v)
-
-
-# %% wrong: whole numbers
-# mistake: You divide whole numbers and lose the remainder: a bubble is a fraction.
-def bubble(p, m, v):
-    return (p - 1) // v / m
-
-
-# %% wrong: with the warm up of interleaving
-# mistake: With chunks you count each hop twice. The warm-up is longer then, but the pipeline fills over p-1 hops.
-def bubble(p, m, v):
-    return (p - 1) / m if v == 1 else 2 * (p - 1) / (m * v)
-# %% wrong: one microbatch has none
-# told: wrong; the inputs and answers of this case stay hidden
-def bubble(p, m, v):
-    return (p - 1) / (m * v) if m > 1 else 0.0
-
-

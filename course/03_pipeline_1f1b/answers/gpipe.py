@@ -1,14 +1,14 @@
 from labkit.answers import Edit
 
+_FORWARDS, _BACKWARDS = '[f"F{i}" for i in range(m)]', '[f"B{i}" for i in range(m)]'
+
 WRONG = [
+    Edit(f"{_FORWARDS} + {_BACKWARDS}", '[word for i in range(m) for word in (f"F{i}", f"B{i}")]', mistake="Here each microbatch goes back before the next one begins, so only one is ever under way."),
     Edit("range(m)]\n", "range(m - 1)]\n", told="never does B"),
-    Edit(
-        '[f"B{i}" for i in range(m)]',
-        '[f"B{i}" for i in (range(m) if rank else range(m)[::-1])]',
-        told="another order than rank 1",
-    ),
-    # backwards of every rank
+    Edit(_BACKWARDS, '[f"B{i}" for i in (range(m) if rank else range(m)[::-1])]', told="another order than rank 1"),
     Edit('"B{i}" for i', '"B{i}" for _ in range(p) for i', told="times (places"),
+    Edit("range(m)", "range(max(p, m))", told="microbatches"),
+    Edit(_BACKWARDS, '["backward"]', told="`backward` is no action"),
 ]
 
 
@@ -36,18 +36,3 @@ def gpipe(rank, p, m):
 def gpipe(rank, p, m):
     backwards = [*range(0, m, 2), *range(1, m, 2)]
     return [f"F{i}" for i in range(m)] + [f"B{i}" for i in backwards]
-
-
-# %% wrong: at least p microbatches
-# told: microbatches
-def gpipe(rank, p, m):
-    n = max(p, m)
-    return [f"F{i}" for i in range(n)] + [f"B{i}" for i in range(n)]
-
-
-# %% wrong: unknown word
-# told: `backward` is no action
-def gpipe(rank, p, m):
-    return ['F0', 'backward']
-
-

@@ -1,30 +1,23 @@
 from labkit.answers import Edit
 
+_AHEAD, _REST = "min(m, p - rank - 1)", 'todo + [f"B{i}" for i in range(m - warmup, m)]'
+
 WRONG = [
-    Edit("p - rank - 1", "p - 1", mistake="Every rank warms up with p-1 forwards here, also the last, which could go back at once."),
-    Edit("p - rank - 1", "rank", mistake="Rank r warms up with r forwards here, the last rank longest. But the first gradient comes from " "the last rank."),
-    Edit("p - rank - 1", "p - rank", mistake="Each rank warms up with one forward more than it has hops to the last rank, and then does " "another forward."),
-    Edit("p - rank - 1", "2 * (p - rank - 1)", mistake="Each rank warms up with twice as many forwards as it has hops to the last rank."),
-    Edit("p - rank - 1", "max(1, p - rank - 1)", mistake="Here the last rank warms up, too, though it could go back right after F0."),
-    Edit("min(m, p - rank - 1)", "p - rank - 1", told="is no action"),
-    Edit('[f"F{warmup + i}", f"B{i}"]', '[f"B{i}", f"F{warmup + i}"]', told="before its own F"),
-    # at least one forward first
-    Edit("warmup = min(m, p - rank - 1)", "warmup = min(m, max(1, p - rank - 1))", told="activations at a time"),
-    # gpipe when m is p
-    Edit("warmup = min(m, p - rank - 1)", "warmup = min(m, p - rank - 1 + (m == p))", told="activations at a time"),
-    # half of m
-    Edit(
-        "warmup = min(m, p - rank - 1)",
-        "warmup = min(m, max(p - rank - 1, m // 4))",
-        told="activations at a time | are enough",
-    ),
-    # middle ranks wait
+    Edit(_AHEAD, "0", mistake="Here every rank does F0 B0, F1 B1, ...: no rank warms up, and one microbatch is under way."),
+    Edit(_AHEAD, "m", mistake="This is GPipe: every rank does all its forwards first."),
+    Edit(_AHEAD, "min(m, rank)", mistake="Rank r warms up with r forwards here, the last rank longest. But the first gradient comes from the last rank."),
+    Edit(_AHEAD, "min(m, p - 1)", mistake="Every rank warms up with p-1 forwards here, also the last, which could go back at once."),
+    Edit(_AHEAD, "min(m, p - rank)", mistake="Each rank warms up with one forward more than it has hops to the last rank, and then does another forward."),
+    Edit(_AHEAD, "min(m, max(1, p - rank - 1))", mistake="Here the last rank warms up, too, though it could go back right after F0."),
+    Edit('f"B{i}"]\n', 'f"B{warmup + i}"]\n', ("range(m - warmup, m)", "range(warmup)"), mistake="A newer microbatch goes back here while an older one still waits. Microbatches go back in the order they came."),
+    Edit(_AHEAD, "p - rank - 1", told="is no action"),
+    Edit(_AHEAD, "min(m, 2 * (p - rank - 1))", told="activations at a time"),
+    Edit(_AHEAD, "min(m, p - rank - 1 + (m == p))", told="activations at a time"),
+    Edit(_AHEAD, "min(m, max(p - rank - 1, m // 4))", told="activations at a time | are enough"),
     Edit("p - rank - 1", "0 if rank == p - 1 else max(1, (p - rank - 1) // 2 * 2)", told="are enough | waits for the"),
-    Edit(
-        'todo + [f"B{i}" for i in range(m - warmup, m)]',
-        '" ".join(todo + [f"B{i}" for i in range(m - warmup, m)])',
-        told="returns one string",
-    ),
+    Edit('[f"F{warmup + i}", f"B{i}"]', '[f"B{i}", f"F{warmup + i}"]', told="before its own F"),
+    Edit(_REST, f'" ".join({_REST})', told="returns one string"),
+    Edit(_REST, f"[{_REST}]", told="a list of words is wanted"),
 ]
 
 
@@ -60,25 +53,6 @@ def one_f_one_b(rank, p, m):
             yield f"B{k - ahead}"
 
 
-# %% right: chain, zip_longest and a filter
-from itertools import chain, zip_longest
-def one_f_one_b(rank, p, m):
-    f, b = [f"F{i}" for i in range(m)], [f"B{i}" for i in range(m)]
-    w = p - 1 - rank
-    return filter(None, chain(f[:w], chain.from_iterable(zip_longest(f[w:], b))))
-
-
-# %% wrong: own backward at once
-# mistake: A newer microbatch goes back here while an older one still waits. Microbatches go back in the order they came.
-def one_f_one_b(rank, p, m):
-    """After the warm-up each microbatch goes back right behind its own forward."""
-    warmup = min(m, p - 1 - rank)
-    todo = [f"F{i}" for i in range(warmup)]
-    for i in range(warmup, m):
-        todo += [f"F{i}", f"B{i}"]
-    return todo + [f"B{i}" for i in range(warmup)]
-
-
 # %% wrong: rounds of p
 # mistake: Here a round of forwards and a round of backwards take turns: with every round the pipeline drains and fills again.
 def one_f_one_b(rank, p, m):
@@ -90,12 +64,6 @@ def one_f_one_b(rank, p, m):
     return todo
 
 
-# %% wrong: a list of lists
-# told: a list of words is wanted
-def one_f_one_b(rank, p, m):
-    return [["F0", "B0"]] * m
-
-
 # %% wrong: reads the package
 # told: may not read
 import minimegatron.parallel.pipeline.actions as actions
@@ -104,5 +72,3 @@ def one_f_one_b(rank, p, m):
     names = {"__name__": "mine"}
     exec(Path(actions.__file__).with_name("schedules.py").read_text(), names)
     return list(map(str, names["one_f_one_b"](p, m).actions[rank]))
-
-

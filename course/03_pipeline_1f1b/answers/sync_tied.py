@@ -1,23 +1,21 @@
 from labkit.answers import Edit, Same
 
+_SUM, _GROUP = "    dist.all_reduce(total, group=group)\n", "    group = dist.new_group([0, dist.get_world_size() - 1])\n"
+_NONE = "    if grad is None:\n        return None\n    total = grad.clone()\n"
+
 WRONG = [
+    Edit(_SUM, "", mistake="Each copy still has the gradient of its own use only; after one step the two matrices differ."),
+    Edit(f"{_SUM}    return total", "    return dist.all_reduce(total, group=group)", mistake="Every rank gets None back. dist.all_reduce changes its tensor and returns nothing."),
+    Edit("return total", "return total - grad", mistake="Each copy gets the other's gradient here, without its own."),
+    Edit("return total", "return total + grad", mistake="Each copy's own gradient is in its sum twice."),
     Edit("return total", "return total / 2", mistake="Both are gradients of one matrix, from its two uses. They add up; nothing is divided."),
+    Edit(_SUM, "    dist.broadcast(total, 0, group=group)\n", mistake="Both copies get the gradient of the first one here, without that of the last."),
     Edit("total, group=group)", "total, group=group, async_op=True)", told="never waits for its all_reduce"),
     Edit("[0, dist.get_world_size() - 1]", "[0, 1]", told="first and the last rank"),
-    Edit(
-        "    if grad is None:\n        return None\n    total = grad.clone()\n",
-        "    total = grad\n",
-        told="in no group",
-    ),
+    Edit(_NONE, "    total = grad\n", told="in no group"),
+    Edit(_GROUP + _NONE, _NONE + _GROUP, told="the next group would hang"),
+    Edit(_GROUP, "", ("def sync_tied", "GROUP =" + _GROUP.partition("=")[2] + "\n\ndef sync_tied"), ("group=group", "group=GROUP"), told="no process group yet"),
     Edit("    group = dist", "    dist.barrier()\n    group = dist", told="calls barrier"),
-    # broadcast
-    Edit(
-        """total = grad.clone()
-    dist.all_reduce(total, group=group)""",
-        """total = grad.contiguous().clone()
-    dist.broadcast(total, 0, group=group)""",
-        mistake="Both copies need the sum: the one on the first and the one on the last rank.",
-    ),
 ]
 
 EQUIVALENT = [
@@ -38,17 +36,6 @@ def sync_tied(grad):
     dist.recv(got, other)
     work.wait()
     return grad + got
-
-
-# %% right: a group of the two ends, and an all-reduce in place
-import torch
-import torch.distributed as dist
-def sync_tied(grad):
-    n = dist.get_world_size()
-    groups = [dist.new_group([0, n - 1])]
-    if dist.get_rank() in (0, n - 1):
-        dist.all_reduce(grad, group=groups[0])
-    return grad
 
 
 # %% right: names imported one by one; a group made by its two members only, as torch allows when it is told so
@@ -77,82 +64,6 @@ def sync_tied(grad):
     return fc.wait_tensor(fc.all_reduce(grad.contiguous(), "sum", GROUPS[n]))
 
 
-# %% wrong: does not communicate
-# mistake: Each copy still has the gradient of its own use only; after one step the two matrices differ.
-def sync_tied(grad):
-    return grad
-
-
-# %% wrong: group of two neighbours
-# mistake: A rank between holds no copy: it gets None and returns None.
-import torch.distributed as dist
-
-
-def sync_tied(grad):
-    group = dist.new_group([0, 1])
-    if grad is None:
-        return None
-    dist.all_reduce(grad, group=group)
-    return grad
-
-
-# %% wrong: own gradient twice
-# mistake: Each copy's own gradient is in its sum twice.
-import torch.distributed as dist
-
-
-def sync_tied(grad):
-    group = dist.new_group([0, dist.get_world_size() - 1])
-    if grad is None:
-        return None
-    total = grad.clone()
-    dist.all_reduce(total, group=group)
-    return grad + total
-
-
-# %% wrong: returns what all reduce does
-# mistake: Every rank gets None back. dist.all_reduce changes its tensor and returns nothing.
-import torch.distributed as dist
-
-
-def sync_tied(grad):
-    group = dist.new_group([0, dist.get_world_size() - 1])
-    if grad is None:
-        return None
-    return dist.all_reduce(grad, group=group)
-
-
-# %% wrong: swapped
-# mistake: Each copy gets the other's gradient here, without its own.
-import torch
-import torch.distributed as dist
-
-
-def sync_tied(grad):
-    if grad is None:
-        return None
-    other = dist.get_world_size() - 1 - dist.get_rank()
-    got = torch.empty_like(grad)
-    for message in [dist.isend(grad, other), dist.irecv(got, other)]:
-        message.wait()
-    return got
-
-
-# %% wrong: group at import
-# told: no process group yet
-import torch.distributed as dist
-
-GROUP = dist.new_group([0, dist.get_world_size() - 1])
-
-
-def sync_tied(grad):
-    if grad is None:
-        return None
-    total = grad.clone()
-    dist.all_reduce(total, group=GROUP)
-    return total
-
-
 # %% wrong: sends without waiting
 # told: never waits for its irecv | never waits for its recv
 import torch
@@ -167,5 +78,3 @@ def sync_tied(grad):
     dist.isend(grad, other)
     dist.irecv(came, other)
     return grad + came
-
-

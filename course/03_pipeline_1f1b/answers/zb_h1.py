@@ -1,46 +1,18 @@
 from labkit.answers import Edit
 
+_IF, _W, _LEFT = "if i >= rank:", "W{i - rank}", "range(max(0, m - rank), m)"
+
 WRONG = [
-    # W at once: the bubble is larger
-    Edit(
-        "if i >= rank:",
-        "if True:",
-        ("W{i - rank}", "W{i}"),
-        ("range(max(0, m - rank), m)", "[]"),
-        mistake="Every rank does W right after B here, so a gradient waits for the W of all ranks that it passes " "later.",
-    ),
-    # all W at the end: even slower, and the memory of GPipe
-    Edit("if i >= rank:", "if False:", ("range(max(0, m - rank), m)", "range(m)"), mistake="All W come at the end here, so every rank keeps the activations of all its microbatches until " "then."),
-    # mirrored, and the same on all ranks
-    Edit(
-        "if i >= rank:",
-        "if i >= p - 1 - rank:",
-        ("W{i - rank}", "W{i - (p - 1 - rank)}"),
-        ("range(max(0, m - rank), m)", "range(max(0, m - (p - 1 - rank)), m)"),
-        mistake="Rank 0 puts its W off longest here and the last rank not at all. But the last rank is the first " "to go back.",
-    ),
-    Edit(
-        "if i >= rank:",
-        "if i >= p - 1:",
-        ("W{i - rank}", "W{i - (p - 1)}"),
-        ("range(max(0, m - rank), m)", "range(max(0, m - (p - 1)), m)"),
-        mistake="Every rank puts its W off by p-1 microbatches here. How long it may wait depends on the rank.",
-    ),
-    Edit(
-        """        todo.append(f"B{i}")
-        if i >= rank:
-            todo.append(f"W{i - rank}")""",
-        '        todo += [f"W{i}", f"B{i}"]',
-        ("range(max(0, m - rank), m)", "[]"),
-        told="before its own B",
-    ),
-    # more microbatches than ranks
-    Edit(
-        "warmup = min(m, p - rank - 1)",
-        "warmup = p - rank - 1",
-        ("max(0, m - rank)", "m - rank"),
-        told="every backward is to be split | never does | is no action",
-    ),
+    Edit(_IF, "if True:", (_W, "W{i}"), (_LEFT, "[]"), mistake="Every rank does W right after B here, so a gradient waits for the W of all ranks that it passes later."),
+    Edit(_IF, "if False:", (_LEFT, "range(m)"), mistake="All W come at the end here, so every rank keeps the activations of all its microbatches until then."),
+    Edit(_IF, "if i >= p - 1 - rank:", (_W, "W{i - (p - 1 - rank)}"), (_LEFT, "range(max(0, m - (p - 1 - rank)), m)"), mistake="Rank 0 puts its W off longest here and the last rank not at all. But the last rank is the first to go back."),
+    Edit(_IF, "if i >= p - 1:", (_W, "W{i - (p - 1)}"), (_LEFT, "range(max(0, m - (p - 1)), m)"), mistake="Every rank puts its W off by p-1 microbatches here. How long it may wait depends on the rank."),
+    Edit(_IF, "if i > rank:", (_W, "W{i - rank - 1}"), ("m - rank)", "m - rank - 1)"), mistake="Each W comes one microbatch later than asked."),
+    Edit("p - rank - 1", "p - rank", mistake="The F and B are not those of 1F1B: the warm-up differs."),
+    Edit("p - rank - 1", "2 * (p - rank - 1)", mistake="The F and B are not those of 1F1B: the warm-up differs."),
+    Edit('f"B{i}")', 'f"W{i}")', ("if i >= rank:", "if True:"), (_W, "B{i}"), (_LEFT, "[]"), told="before its own B"),
+    Edit("min(m, p - rank - 1)", "p - rank - 1", ("max(0, m - rank)", "m - rank"), told="every backward is to be split | never does | is no action"),
+    Edit("    warmup =", "    late = min(rank, 2)\n    warmup =", (_IF, "if i >= late:"), (_W, "W{i - late}"), ("m - rank)", "m - late)"), told="are enough"),
 ]
 
 
@@ -89,22 +61,6 @@ def zb_h1(rank, p, m):
     return todo + [f"W{i}" for i in range(min(rank, m))]
 
 
-# %% wrong: one more warm up
-# mistake: The F and B are not those of 1F1B: the warm-up differs.
-def zb_h1(rank, p, m):
-    todo, f, b, w = [], 0, 0, 0
-    while b < m:
-        while f < m and f - b < p - rank + 1:
-            todo.append(f"F{f}")
-            f += 1
-        todo.append(f"B{b}")
-        b += 1
-        if b - w > rank:
-            todo.append(f"W{w}")
-            w += 1
-    return todo + [f"W{i}" for i in range(w, m)]
-
-
 # %% wrong: words later
 # mistake: Each W comes r *words* behind its B here; asked are r microbatches.
 from exercises.one_f_one_b import one_f_one_b
@@ -120,18 +76,6 @@ def zb_h1(rank, p, m):
         while due and due[0][0] <= place:
             todo.append(due.pop(0)[1])
     return todo + [word for _, word in due]
-# %% wrong: at most two later
-# told: are enough
-def zb_h1(rank, p, m):
-    warmup, late = min(m, p - rank - 1), min(rank, 2)
-    todo = [f"F{i}" for i in range(warmup)]
-    for i in range(m):
-        if warmup + i < m:
-            todo.append(f"F{warmup + i}")
-        todo.append(f"B{i}")
-        if i >= late:
-            todo.append(f"W{i - late}")
-    return todo + [f"W{i}" for i in range(max(0, m - late), m)]
 
 
 # %% wrong: imports the package
@@ -139,5 +83,3 @@ def zb_h1(rank, p, m):
 from minimegatron.parallel.pipeline.schedules import zb_h1 as theirs
 def zb_h1(rank, p, m):
     return [str(action) for action in theirs(p, m).actions[rank]]
-
-

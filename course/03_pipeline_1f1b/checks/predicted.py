@@ -32,26 +32,14 @@ BUBBLE = Exercise(
         Case("2 ranks, 2 microbatches: the table by hand", {"p": 2, "m": 2, "v": 1}),
         Case("the same with 2 chunks a rank", {"p": 2, "m": 2, "v": 2}),
         Case("one rank never waits", {"p": 1, "m": 8, "v": 1}),
-        Case(
-            "other pipelines",
-            _sizes,
-            points=2,
-            hidden=True,
-            fixed=[
-                {"p": 4, "m": 8, "v": 1},
-                {"p": 4, "m": 8, "v": 2},
-                {"p": 4, "m": 6, "v": 1},
-                {"p": 7, "m": 7, "v": 3},
-                {"p": 2, "m": 5, "v": 1},
-                {"p": 3, "m": 1, "v": 1},
-                {"p": 5, "m": 10, "v": 4},
-            ],
-        ),
+        Case("other pipelines", _sizes, points=2, hidden=True, fixed=[
+            {"p": p, "m": m, "v": v}
+            for p, m, v in ((4, 8, 1), (4, 8, 2), (4, 6, 1), (7, 7, 3), (2, 5, 1), (3, 1, 1), (5, 10, 4))]),
     ],
     idea="How long does the last rank wait before its first action, and how long after its last one?",
     hint="A rank works 3m steps. While the pipeline fills and drains it waits for p-1 forwards and p-1 backwards, "
     "3(p-1) steps; with v chunks each of them is 1/v as long. Idle time over work is the quotient.",
-)
+)  # fmt: skip
 
 # ---------------------------------------------------------------------------------------------------- questions
 
@@ -71,10 +59,10 @@ def answers(
     }
 
 
-def _fewest(p: int, v: int, wanted: Fraction = Fraction(1, 20), in_groups: bool = True) -> int:
-    """The smallest number of microbatches with at most this bubble; with chunks a multiple of p, as `interleaved`
+def _fewest(p: int, v: int, in_groups: bool = True) -> int:
+    """The smallest number of microbatches with a bubble of at most 1/20; with chunks a multiple of p, as `interleaved`
     requires."""
-    fewest = math.ceil((p - 1) / (v * wanted))
+    fewest = math.ceil(Fraction(20 * (p - 1), v))
     return fewest + -fewest % p if v > 1 and in_groups else fewest
 
 
@@ -106,9 +94,6 @@ _RUNS = [
     {"p": 4, "m": 3, "v": 1, **_RUN},  # fewer microbatches than ranks
     {"p": 6, "m": 60, "v": 1, **_RUN},  # 100 is no multiple of 6, and need not be one
 ]
-
-
-_SHARE, _KEPT, _SENT = "idle_share", "kept_bytes_on_rank_0", "bytes_between_ranks"
 
 
 QUESTIONS = Exercise(

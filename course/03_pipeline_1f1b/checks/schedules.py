@@ -2,7 +2,7 @@
 
 There are several right lists, so a schedule is judged by what it does: the checker says whether it runs, the simulator
 how long it takes, and a count how many activations each rank keeps. All three are the package's own. A rule is a
-function of the schedule and of its sizes. Lists that many learners write by a misreading are known (`misread`).
+function of the schedule and of its sizes.
 
 A list costs microseconds, so a case asks for the lists of all sizes in a range, and names the first that is wrong.
 Sizes drawn outside of the range find an answer that was made for the range.

@@ -1,69 +1,47 @@
 from labkit.answers import Edit, Same
 
 _NEGATIVE = "Python counts a negative index from the end"
+_NEAREST = "int(torch.stack(apart).argmin())"
+_TOLERANCE = (
+    "Your tolerance is a number of its own: where gradients are small every block is within it. Take the nearest, or "
+    "measure by the size of dq."
+)
+_MASK = (
+    "You try the blocks under another mask than the ring's. At step i it used the places of rank (r - i) mod C, "
+         "whatever "
+    "block it had."
+)
 
 WRONG = [
-    Edit("k_at = at[(rank - step) % len(ks)]", "k_at = at[rank]", ("argmin", "argmax"), told="At step i the mask"),
-    # the first block within a tolerance of its own
-    Edit(
-        "int(torch.stack(apart).argmin())",
-        "next(j for j, one in enumerate(apart) if one < 1e-2)",
-        mistake="Your tolerance is a number of its own: where gradients are small every block is within it. Take " "the nearest, or measure by the size of dq.",
-    ),
-    Edit("int(torch.stack(apart).argmin())", "[bool(one < 1e-3) for one in apart].index(True)", mistake="Your tolerance is a number of its own: where gradients are small every block is within it. Take " "the nearest, or measure by the size of dq."),
-    # as distances
-    Edit(
-        "int(torch.stack(apart).argmin())",
-        "(rank - int(torch.stack(apart).argmin())) % len(ks)",
-        mistake="That is how far away the owner is. Return the owner's rank.",
-    ),
-    # each only once
-    Edit(
-        "int(torch.stack(apart).argmin())",
-        "min((j for j in range(len(ks)) if j not in used), key=lambda j: float(apart[j]))",
-    ),
-    # first step for all
-    Edit("return used", "return [(used[0] - i) % len(ks) for i in range(len(ks))]"),
-    # keys only
-    Edit("zip(ks, vs)", "zip(ks, [vs[rank]] * len(ks))"),
-    # mask of the block
-    Edit(
-        "apart = [(piece_backward(dout, q, k, v, out, lse, at[rank], k_at)[0] - got).norm() for k, v in zip(ks, vs)]",
-        "apart = [(piece_backward(dout, q, k, v, out, lse, at[rank], p)[0] - got).norm() for k, v, p in zip(ks, vs, at)]",
-        mistake="You try the blocks under another mask than the ring's. At step i it used the places of rank (r -" " i) mod C, whatever block it had.",
-    ),
-    # mask of the next
-    Edit("k_at = at[(rank - step) % len(ks)]", "k_at = at[(rank + step) % len(ks)]", mistake="You try the blocks under another mask than the ring's. At step i it used the places of rank (r -" " i) mod C, whatever block it had."),
-    # no mask at all
+    Edit("return used", "return [(rank - i) % len(ks) for i in range(len(ks))]",
+         mistake="That is which blocks *should* be used. Find out which were."),
+    Edit(_NEAREST, f"(rank - {_NEAREST}) % len(ks)",
+         mistake="That is how far away the owner is. Return the owner's rank."),
+    Edit(_NEAREST, f"({_NEAREST} - rank + step) % len(ks)",
+         mistake="That is how many ranks the ring was ahead. Return the rank whose block was used."),
+    Edit("return used", "return [(used[0] - i) % len(ks) for i in range(len(ks))]",
+         mistake="Only step 0 is looked at here: a ring that is wrong may use any block at the next step."),
+    Edit("at[rank], k_at)", "at[rank], p)", ("for k, v in zip(ks, vs)", "for k, v, p in zip(ks, vs, at)"),
+         mistake=_MASK),
+    Edit("rank - step", "rank + step", mistake=_MASK),
+    Edit(_NEAREST, "next(j for j, one in enumerate(apart) if one < 1e-2)", mistake=_TOLERANCE),
+    Edit(_NEAREST, "[bool(one < 1e-3) for one in apart].index(True)", mistake=_TOLERANCE),
+    Edit("return used", "return [(rank + 1 - i) % len(ks) for i in range(len(ks))]"),
     Edit("lse, at[rank]", "lse, at[rank] + 10**6"),
+    Edit("k_at = at[(rank - step) % len(ks)]", "k_at = at[rank]"),
+    Edit("zip(ks, vs)", "zip(ks, [vs[rank]] * len(ks))"),
+    # each only once
+    Edit(_NEAREST, "min((j for j in range(len(ks)) if j not in used), key=lambda j: float(apart[j]))"),
 ]
 
-RIGHT = [
-    Edit(
-        "used.append(int(torch.stack(apart).argmin()))",
-        "used.append(min(range(len(ks)), key=lambda j: apart[j].item()))",
-    ),
-]
+RIGHT = [Edit(_NEAREST, "min(range(len(ks)), key=lambda j: apart[j].item())")]
 
-EQUIVALENT = [
-    Same("line 12: `% len(ks)` dropped", _NEGATIVE),
-]
-
-
-# %% right: piece_backward and allclose, whose tolerance is measured by dq
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from exercises.piece_backward import piece_backward
-def blocks_used(dqs, dout, q, out, lse, ks, vs, at, rank):
-    C = len(ks)
-    return [next(j for j in range(C) if torch.allclose(piece_backward(dout, q, ks[j], vs[j], out, lse, at[rank], at[(rank - i) % C])[0], dqs[i], rtol=1e-3, atol=1e-4 * dqs[i].abs().max().item())) for i in range(C)]
+EQUIVALENT = [Same("line 12: `% len(ks)` dropped", _NEGATIVE)]
 
 
 # %% right: the formula, and the nearest by the largest difference
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
+
 def blocks_used(dqs, dout, q, out, lse, ks, vs, at, rank):
     C, used = len(ks), []
     for i, got in enumerate(dqs):
@@ -79,7 +57,6 @@ def blocks_used(dqs, dout, q, out, lse, ks, vs, at, rank):
 import torch
 from exercises.piece_backward import piece_backward
 
-
 def blocks_used(dqs, dout, q, out, lse, ks, vs, at, rank):
     size = len(ks)
     for step, dq in enumerate(dqs):
@@ -88,44 +65,3 @@ def blocks_used(dqs, dout, q, out, lse, ks, vs, at, rank):
             if torch.allclose(mine[0], dq, rtol=1e-3, atol=1e-4 * float(dq.norm())):
                 yield j
                 break
-
-
-# %% right: all distances at once
-import torch
-from exercises.piece_backward import piece_backward
-
-
-def blocks_used(dqs, dout, q, out, lse, ks, vs, at, rank):
-    C = len(ks)
-    nearest = []
-    for step, dq in enumerate(dqs):
-        there = at[(rank - step) % C]
-        tries = [piece_backward(dout, q, ks[j], vs[j], out, lse, at[rank], there)[0].flatten() for j in range(C)]
-        nearest.append(torch.cdist(dq.reshape(1, -1), torch.stack(tries)).argmin())
-    return torch.stack(nearest)
-
-
-# %% wrong: as it should be
-# mistake: That is which blocks *should* be used. Find out which were.
-def blocks_used(dqs, dout, q, out, lse, ks, vs, at, rank):
-    return [(rank - i) % len(ks) for i in range(len(ks))]
-
-
-# %% wrong: one block late
-# mistake: This ring is not always one ahead. Test every block at every step.
-def blocks_used(dqs, dout, q, out, lse, ks, vs, at, rank):
-    return [(rank + 1 - i) % len(ks) for i in range(len(ks))]
-
-
-# %% wrong: ranks ahead
-# mistake: That is how many ranks the ring was ahead. Return the rank whose block was used.
-import torch
-from exercises.piece_backward import piece_backward
-def blocks_used(dqs, dout, q, out, lse, ks, vs, at, rank):
-    C = len(ks); used = []
-    for i, dq in enumerate(dqs):
-        err = [(piece_backward(dout, q, ks[j], vs[j], out, lse, at[rank], at[(rank - i) % C])[0] - dq).norm().item() for j in range(C)]
-        used.append((min(range(C), key=err.__getitem__) - rank + i) % C)
-    return used
-
-

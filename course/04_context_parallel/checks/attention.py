@@ -21,38 +21,27 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 # ------------------------------------------------------------------------------------- attention by the formula
 
 
-def scores_of(q: torch.Tensor, k: torch.Tensor, q_at: Any, k_at: Any, scaled: bool = True, causal: bool = True) -> Any:
-    s = q @ k.mT / (math.sqrt(q.shape[-1]) if scaled else 1.0)
-    return s.masked_fill(q_at[:, None] < k_at[None, :], -torch.inf) if causal else s
+def scores_of(q: torch.Tensor, k: torch.Tensor, q_at: torch.Tensor, k_at: torch.Tensor) -> torch.Tensor:
+    return (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(q_at[:, None] < k_at[None, :], -torch.inf)
 
 
-def dense(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, **how: bool) -> Pair:
+def dense(q: Any, k: Any, v: Any, q_at: Any, k_at: Any) -> Pair:
     """Attention in float64, cast back; a query that sees no key has out 0 and lse -inf."""
-    s = scores_of(q.double(), k.double(), q_at, k_at, **how)
+    s = scores_of(q.double(), k.double(), q_at, k_at)
     lse = s.logsumexp(-1)
     out = torch.exp(s - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1)) @ v.double()
     return out.to(q.dtype), lse.to(q.dtype)
 
 
-def _drive_attend(exercise: Any, **inputs: Any) -> Any:
-    pair = exercise.attend(**inputs)
-    return dict(zip(("out", "lse"), pair, strict=True)) if isinstance(pair, tuple | list) else pair
-
-
-def attended(block: int, **inputs: Any) -> dict[str, torch.Tensor]:
+def attended(block: int, **inputs: Any) -> Pair:
     """The reference of `attend`; a key that no query sees has no influence."""
     seen = (inputs["k_at"] <= inputs["q_at"].max()).nonzero().flatten()
     k, v, k_at = inputs["k"][:, seen], inputs["v"][:, seen], inputs["k_at"][seen]
-    return named(dense(inputs["q"], k, v, inputs["q_at"], k_at))
-
-
-def named(pair: Any) -> dict[str, Any]:
-    return dict(zip(("out", "lse"), pair, strict=True))
+    return dense(inputs["q"], k, v, inputs["q_at"], k_at)
 
 
 def _at(draw: Draw, q_at: list[int], k_at: list[int], block: int) -> dict[str, Any]:
-    a, d = draw.shape(2, 2, 4)
-    n, m = len(q_at), len(k_at)
+    (a, d), n, m = draw.shape(2, 2, 4), len(q_at), len(k_at)
     return {
         "q": draw.tensor(a, n, d), "k": draw.tensor(a, m, d), "v": draw.tensor(a, m, d),
         "q_at": torch.tensor(q_at), "k_at": torch.tensor(k_at), "block": block,
@@ -148,15 +137,10 @@ def _mostly_nan(draw: Draw) -> dict[str, Any]:
     return inputs
 
 
-def products(answer: Answer) -> list[int]:
-    """The multiply-adds of each rank's matrix products."""
-    return [sum(much for what, much in one.order if what == "matmul") for one in answer.evidence]
-
-
 def _skips(answer: Answer) -> str | None:
     i = answer.inputs
     enough = 2 * i["q"].numel() * 2 * i["block"]  # Q K^T and P V over two blocks of sixteen
-    done = products(answer)[0]
+    done = sum(much for what, much in answer.evidence[0].order if what == "matmul")
     if done > 2 * enough:  # room for a second pass over the scores
         return f"{done} multiply-adds; {enough} are enough, as 14 of the 16 blocks are hidden"
     return None
@@ -177,7 +161,7 @@ _TWO = {
 ATTEND = Exercise(
     "attend",
     reference=attended,
-    drive=_drive_attend,
+    outputs=("out", "lse"),
     cases=[
         Case("the picture's four keys in blocks of two; two queries, three keys", _PICTURE, fixed=[_TWO]),
         Case("other sizes and places", _any_pieces, hidden=True, draws=3, fixed=[
@@ -187,10 +171,10 @@ ATTEND = Exercise(
         Case("queries that see nothing", _sees_nothing, hidden=True, draws=2, fixed=[
             _placed([16, 12, 9, 13], [14, 15, 10, 11, 18, 19], 2), _placed([3, 2], [5, 6, 7], 2)]),
         Case("inputs of float64: the answers are as precise", _double, hidden=True, draws=1),
-        Case("`block` keys at a time, never the whole matrix of scores", _long, hidden=True, accept=[
+        Case("`block` keys at a time, never the whole matrix of scores", _long, hidden=True, draws=1, accept=[
             no_tensor_above("half of one head's scores", _half_of_a_heads_scores),
             peak_at_most("half of one head's scores", _half_of_a_heads_scores), _in_torch, _by_blocks]),
-        Case("a block that no query sees is skipped", _mostly_hidden, hidden=True, fixed=[_mostly_nan],
+        Case("a block that no query sees is skipped", _mostly_hidden, hidden=True, draws=1, fixed=[_mostly_nan],
              accept=[_skips]),
     ],
     idea="What was summed under the old maximum must be brought under the new one before the next block is added.",

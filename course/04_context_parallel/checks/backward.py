@@ -1,7 +1,7 @@
 """Lab 04, the backward pass: gradients that travel with their block, and which block a gradient was computed with.
 
 A block of keys and values goes round the ring as in the forward pass; its gradient travels with it, and every rank adds
-its part. Mistakes differ in whose block was used, whose part was added, and where the gradient ended.
+its part.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from labkit.checks import at_most, only, to_the_next
+from labkit.checks import sends
 from labkit.exercises import Case, Draw, Exercise
 
 from .forward import four_tokens, kv_bytes, ring, ring_inputs
@@ -23,38 +23,19 @@ Inputs = list[dict[str, Any]]
 # ----------------------------------------------------------------------------------------------- ring, backward
 
 
-def _drive_back(
-    exercise: Any, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, at: Any, cp: Any
-) -> dict[str, Any]:
-    dq, dk, dv = exercise.ring_backward(dout, q, k, v, out, lse, list(at), cp)
-    return {"dq": dq, "dk": dk, "dv": dv}
-
-
-def _part(ranks: Inputs, visitor: int, owner: int, block: int, **how: bool) -> Triple:
+def _part(ranks: Inputs, visitor: int, owner: int, block: int) -> Triple:
     """The gradient that the queries of `visitor` add for the tokens of `owner`, with the keys and values of `block`."""
     mine, kv = ranks[visitor], ranks[block]
     rest = mine["out"], mine["lse"], mine["at"][visitor], mine["at"][owner]
-    return piece_backward(mine["dout"], mine["q"], kv["k"], kv["v"], *rest, **how)
+    return piece_backward(mine["dout"], mine["q"], kv["k"], kv["v"], *rest)
 
 
-def _ring_back(
-    ranks: Inputs, stale: int = 0, places: Callable[[int, int], int] = lambda r, owner: owner, **how: bool
-) -> list[dict[str, torch.Tensor]]:
-    """The backward pass of the ring.
-
-    Args:
-        stale: the number of ranks by which the block of a step is off; 0 is right.
-        places: the rank whose places make the mask.
-    """
-    size = len(ranks)
-    dqs: list[Any] = [0.0] * size
-    dkvs: list[Any] = [0.0] * size
-    for r in range(size):
-        for owner in range(size):
-            dq, dk, dv = _part(ranks, r, places(r, owner) % size, (owner + stale) % size, **how)
-            dqs[r] = dqs[r] + dq
-            dkvs[owner] = dkvs[owner] + torch.stack((dk, dv))
-    return [{"dq": dq, "dk": dkv[0], "dv": dkv[1]} for dq, dkv in zip(dqs, dkvs, strict=True)]
+def _ring_back(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    every = range(len(ranks))
+    parts = [[_part(ranks, r, owner, owner) for owner in every] for r in every]
+    dq = [torch.stack([parts[r][owner][0] for owner in every]).sum(0) for r in every]
+    dk, dv = ([torch.stack([parts[r][owner][i] for r in every]).sum(0) for owner in every] for i in (1, 2))
+    return [{"dq": dq[r], "dk": dk[r], "dv": dv[r]} for r in every]
 
 
 def _back_inputs(draw: Draw, cp: int = 0, apart: float = 1.0) -> Inputs:
@@ -84,14 +65,14 @@ def _third_token() -> Inputs:
 BACK = Exercise(
     "ring_backward",
     reference=_ring_back,
-    drive=_drive_back,
+    outputs=("dq", "dk", "dv"),
     axis="cp",
     cases=[
         Case("2 ranks, 4 tokens, every score 0, a gradient for token 2 alone", _third_token()),
         Case("2 to 4 ranks", _back_inputs, points=2, hidden=True, fixed=[partial(_back_inputs, cp=2)]),
         Case("K, V and their gradients go round once, to the next rank", partial(_back_inputs, cp=4), hidden=True,
-             points=2, accept=[only("send", "recv"), to_the_next, at_most(
-                 "2C blocks", lambda i: 2 * len(i) * kv_bytes(i), "send")]),
+             points=2, accept=[sends("send", "recv", to_the_next=True, at_most=(
+                 "2C blocks", lambda i: 2 * len(i) * kv_bytes(i)))]),
     ],
     idea="The gradient of a block makes the block's journey, one step behind, and each rank adds its part.",
     hint="K, V go round as in the forward. At each step: piece_backward; add dq; add what has arrived from the rank "
@@ -101,24 +82,16 @@ BACK = Exercise(
 # -------------------------------------------------------------------------------------------------- whose block
 
 
-def _blocks_used(
-    dqs: Any, dout: Any, q: Any, out: Any, lse: Any, ks: Any, vs: Any, at: Any, rank: int,
-    *, owner: Callable[[int, int, int], int],
+def blocks_used(
+    dqs: Any, dout: Any, q: Any, out: Any, lse: Any, ks: Any, vs: Any, at: Any, rank: int
 ) -> list[int]:  # fmt: skip
-    """The blocks that explain these dq, step by step.
-
-    Args:
-        owner: `owner(rank, step, block)`, the rank whose places the keys of a candidate block are taken to have.
-    """
+    """The blocks that explain these dq, step by step."""
     size, found = len(ks), []
     for step, got in enumerate(dqs):
-        k_at = [at[owner(rank, step, j) % size] for j in range(size)]
-        tries = [piece_backward(dout, q, ks[j], vs[j], out, lse, at[rank], k_at[j])[0] for j in range(size)]
+        k_at = at[(rank - step) % size]
+        tries = [piece_backward(dout, q, ks[j], vs[j], out, lse, at[rank], k_at)[0] for j in range(size)]
         found.append(min(range(size), key=lambda j: float((tries[j] - got).norm())))
     return found
-
-
-blocks_used = partial(_blocks_used, owner=lambda rank, step, block: rank - step)
 
 
 def _case_of(
@@ -137,14 +110,19 @@ def _case_of(
         for one in ranks:
             one["dout"] = gradient * one["dout"]
         me = rank if rank >= 0 else draw.integer(0, len(ranks) - 1)
-        mine, at, blocks = ranks[me], ranks[me]["at"], order(draw, me, len(ranks))
-        dqs = [_part(ranks, me, (me - i) % len(ranks), block)[0] for i, block in enumerate(blocks)]
-        return {
-            "dqs": dqs, **{n: mine[n] for n in ("dout", "q", "out", "lse")}, "ks": [r["k"] for r in ranks],
-            "vs": [r["v"] for r in ranks], "at": at, "rank": me,
-        }  # fmt: skip
+        return _seen_by(ranks, me, order(draw, me, len(ranks)))
 
     return inputs
+
+
+def _seen_by(ranks: Inputs, me: int, blocks: list[int]) -> dict[str, Any]:
+    """The inputs on one rank, if its ring used these blocks step by step."""
+    mine = ranks[me]
+    return {
+        "dqs": [_part(ranks, me, (me - i) % len(ranks), block)[0] for i, block in enumerate(blocks)],
+        **{name: mine[name] for name in ("dout", "q", "out", "lse", "at")}, "ks": [r["k"] for r in ranks],
+        "vs": [r["v"] for r in ranks], "rank": me,
+    }  # fmt: skip
 
 
 def _two_ranks() -> dict[str, Any]:
@@ -155,12 +133,7 @@ def _two_ranks() -> dict[str, Any]:
         one.update({name: one[name][..., :2].clone() for name in "qkv"})
     for one, o in zip(ranks, ring(ranks), strict=True):
         one.update(dout=torch.tensor([[[0.0, 0.0], [8.0, 0.0]]]), **o)
-    mine = ranks[0]
-    return {
-        "dqs": [_part(ranks, 0, owner, owner)[0] for owner in (0, 1)],
-        **{n: mine[n] for n in ("dout", "q", "out", "lse")}, "ks": [r["k"] for r in ranks],
-        "vs": [r["v"] for r in ranks], "at": mine["at"], "rank": 0,
-    }  # fmt: skip
+    return _seen_by(ranks, 0, [0, 1])
 
 
 def _shuffled(draw: Draw, rank: int, size: int) -> list[int]:

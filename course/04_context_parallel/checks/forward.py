@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from labkit.checks import at_most, count, only, overlaps, to_the_next
+from labkit.checks import overlaps, sends
 from labkit.exercises import Answer, Case, Draw, Exercise
 
 from .attention import dense
@@ -43,9 +43,9 @@ def _joined(ranks: Inputs, name: str) -> torch.Tensor:
     return torch.cat([r[name] for r in ranks], 1)
 
 
-def ring(ranks: Inputs, **how: bool) -> list[dict[str, torch.Tensor]]:
+def ring(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     k, v, k_at = _joined(ranks, "k"), _joined(ranks, "v"), torch.cat(ranks[0]["at"])
-    both = [dense(r["q"], k, v, r["at"][i], k_at, **how) for i, r in enumerate(ranks)]
+    both = [dense(r["q"], k, v, r["at"][i], k_at) for i, r in enumerate(ranks)]
     return [{"out": out, "lse": lse} for out, lse in both]
 
 
@@ -76,12 +76,12 @@ def _counted(draw: Draw) -> Inputs:
     return [{**one, "count": True} for one in ring_inputs(draw, cp=4, half=16)]
 
 
-def _goes_round_once(answer: Answer) -> str | None:
-    size, a_block = len(answer.inputs), kv_bytes(answer.inputs)
+def _a_hop_too_many(answer: Answer) -> str | None:
+    size = len(answer.inputs)
     for rank, one in enumerate(answer.evidence):
-        if one.nbytes("send") == size * a_block:
+        if one.nbytes("send") == size * kv_bytes(answer.inputs):
             return f"rank {rank} sends {size} blocks, C hops; C-1 bring each block to all ranks, and the last is unused"
-    return at_most("(C-1) blocks", lambda i: (size - 1) * a_block, "send")(answer)
+    return None
 
 
 def _computes_meanwhile(answer: Answer) -> str | None:
@@ -135,9 +135,10 @@ RING = Exercise(
         Case("2 to 4 ranks, zigzag and contiguous", ring_inputs, hidden=True, fixed=[
             partial(ring_inputs, cp=2), partial(ring_inputs, cp=3, zigzag=False)]),
         Case("K and V travel to the next rank, C-1 times", _four, hidden=True, accept=[
-            only("send", "recv"), to_the_next, _goes_round_once]),
+            sends("send", "recv", to_the_next=True), _a_hop_too_many,
+            sends("send", "recv", at_most=("(C-1) blocks", lambda i: (len(i) - 1) * kv_bytes(i)))]),
         Case("the next block travels while this one is used", _four, hidden=True, points=2, accept=[
-            only("send", "recv"), _computes_meanwhile]),
+            sends("send", "recv"), _computes_meanwhile]),
         Case("hidden halves are not computed", _counted, hidden=True, accept=[_hidden_skipped]),
         Case("these ranks are a part of the world", partial(ring_inputs, cp=3), hidden=True),  # of a smaller group
     ],
@@ -153,21 +154,12 @@ def _drive_ulysses(exercise: Any, x: Any, y: Any, cp: Any) -> dict[str, Any]:
     return {"heads": exercise.heads_for_tokens(x, cp), "tokens": exercise.tokens_for_heads(y, cp)}
 
 
-def _ulysses(
-    ranks: Inputs, reorder: bool = True, order_back: bool = True, inverse: bool = False
-) -> list[dict[str, torch.Tensor]]:
-    """The answer of Ulysses; with `inverse` a mistake: tokens are taken by the list of places from which they come, and
-    returned by its inverse."""
+def _ulysses(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     size, n = len(ranks), ranks[0]["x"].shape[1]
     held = [positions(n * size, size, r) for r in range(size)]
-    arrived = torch.cat([r["x"] for r in ranks], 1)
-    order = torch.cat(held) if inverse else torch.cat(held).argsort()
-    ordered = arrived[:, order] if reorder else arrived
+    heads = _joined(ranks, "x")[:, torch.cat(held).argsort()].chunk(size)
     back = torch.cat([r["y"] for r in ranks], 0)
-    cut = held if order_back else list(torch.arange(n * size).chunk(size))
-    cut = list(order.argsort().chunk(size)) if inverse else cut
-    heads = ordered.chunk(size)
-    return [{"heads": heads[r].clone(), "tokens": back[:, cut[r]]} for r in range(size)]
+    return [{"heads": heads[r].clone(), "tokens": back[:, held[r]]} for r in range(size)]
 
 
 def _heads(draw: Draw, cp: int = 0) -> Inputs:
@@ -191,7 +183,7 @@ ULYSSES = Exercise(
         Case("2 ranks, 4 heads, 8 tokens; each number is 10·head + place", _numbered()),
         Case("up to 4 ranks", _heads, points=2, hidden=True),
         Case("one all-to-all each way, of what a rank holds", partial(_heads, cp=4), hidden=True, points=2, accept=[
-            only("all_to_all"), count("all_to_all", 2), at_most("x and y", lambda i: 2 * i[0]["x"].nbytes)]),
+            sends("all_to_all", times=2, at_most=("x and y", lambda i: 2 * i[0]["x"].nbytes))]),
     ],
     idea="Write down the order in which the chunks arrive, rank by rank, and the order in which attention wants them.",
     hint="all_to_all_single cuts dim 0, the heads, into C. View what arrives as [C, a/C, 2, n/2, d]: the early chunks "

@@ -14,16 +14,11 @@ import torch
 
 from labkit.exercises import Case, Draw, Exercise
 
-from .attention import Pair, dense, named, scores_of
+from .attention import Pair, dense, scores_of
 
 Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 # -------------------------------------------------------------------------------------------------------- merge
-
-
-def _drive_merge(exercise: Any, **pieces: Any) -> Any:
-    pair = exercise.merge(**pieces)
-    return dict(zip(("out", "lse"), pair, strict=True)) if isinstance(pair, tuple | list) else pair
 
 
 def merge(out: Any, lse: Any, more: Any, more_lse: Any) -> Pair:
@@ -75,47 +70,28 @@ _EVEN = {
 
 MERGE = Exercise(
     "merge",
-    reference=lambda **i: named(merge(**i)),
-    drive=_drive_merge,
+    reference=merge,
+    outputs=("out", "lse"),
     cases=[
         Case("sums of 2 and 6", _EVEN),
         Case("other pieces", _halves(), hidden=True, draws=2, fixed=[_halves(30.0)]),
         Case("an lse of a thousand", _halves(1000.0), hidden=True, draws=2, fixed=[_far_apart]),
-        Case(
-            "pieces that saw nothing",
-            _nothing_yet,
-            hidden=True,
-            fixed=[_empty("out", "lse"), _empty("more", "more_lse")],
-        ),
+        Case("pieces that saw nothing", _nothing_yet, hidden=True, draws=1, fixed=[
+            _empty("out", "lse"), _empty("more", "more_lse")]),
     ],
     idea="Each out was divided by its own sum. Which share of the new sum is that?",
     hint="lse_new = logaddexp(lse, more_lse); out = exp(lse - lse_new) out + exp(more_lse - lse_new) more. Where "
     "lse_new is -inf nothing was seen: take 0 in its place before you subtract.",
-)
+)  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------ a piece, back
 
 
-def _drive_piece(exercise: Any, **inputs: Any) -> Any:
-    three = exercise.piece_backward(**inputs)
-    return dict(zip(("dq", "dk", "dv"), three, strict=True)) if isinstance(three, tuple | list) else three
-
-
-def gradients(triple: Any) -> dict[str, Any]:
-    return dict(zip(("dq", "dk", "dv"), triple, strict=True))
-
-
-def piece_backward(
-    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, q_at: Any, k_at: Any, *, delta: bool = True,
-    scaled: bool = True, own_lse: bool = False, causal: bool = True, scores_scaled: bool = True,
-) -> Triple:  # fmt: skip
+def piece_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, q_at: Any, k_at: Any) -> Triple:
     """The gradients of a piece by the formula in float64, cast back."""
     of, (dout, q, k, v, out, lse) = q.dtype, (t.double() for t in (dout, q, k, v, out, lse))
-    s = scores_of(q, k, q_at, k_at, scores_scaled, causal)
-    row = s.logsumexp(-1) if own_lse else lse
-    p = torch.exp(s - row.masked_fill(row == -torch.inf, torch.inf).unsqueeze(-1))
-    ds = p * (dout @ v.mT - (dout * out).sum(-1, keepdim=True) * delta)
-    ds = ds / math.sqrt(q.shape[-1]) if scaled else ds
+    p = torch.exp(scores_of(q, k, q_at, k_at) - lse.masked_fill(lse == -torch.inf, torch.inf).unsqueeze(-1))
+    ds = p * (dout @ v.mT - (dout * out).sum(-1, keepdim=True)) / math.sqrt(q.shape[-1])
     return (ds @ k).to(of), (ds.mT @ q).to(of), (p.mT @ dout).to(of)
 
 
@@ -172,14 +148,10 @@ def _high_scores() -> dict[str, Any]:
     return {**inputs, "q": 240 * inputs["q"], "k": k, "lse": inputs["lse"] + 120}
 
 
-def _back(**how: bool) -> Callable[..., Any]:
-    return lambda **inputs: gradients(piece_backward(**inputs, **how))
-
-
 PIECE = Exercise(
     "piece_backward",
-    reference=_back(),
-    drive=_drive_piece,
+    reference=piece_backward,
+    outputs=("dq", "dk", "dv"),
     cases=[
         Case("one query and four keys, every score 0; two tokens", one_query(), fixed=[_two_tokens()]),
         Case("some of the keys: their terms of the sums", _some_keys, points=2, hidden=True, draws=2,

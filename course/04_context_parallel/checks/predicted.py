@@ -57,37 +57,21 @@ def _work_inputs(draw: Draw) -> dict[str, Any]:
     return {"s": 2 * cp * draw.integer(2, 40), "cp": cp, "zigzag": bool(draw.integer(0, 1))}
 
 
-def _zigzag_work(draw: Draw) -> dict[str, Any]:
-    return {**_work_inputs(draw), "zigzag": True}
-
-
 WORK = Exercise(
     "work",
     reference=work,
     cases=[
         Case("8 tokens on 2 ranks, contiguous", {"s": 8, "cp": 2, "zigzag": False}),
         Case("8 tokens on 2 ranks, zigzag", {"s": 8, "cp": 2, "zigzag": True}),
-        Case(
-            "other sizes",
-            _work_inputs,
-            hidden=True,
-            fixed=[
-                {"s": 36, "cp": 3, "zigzag": False},
-                {"s": 36, "cp": 3, "zigzag": True},
-                {"s": 15, "cp": 5, "zigzag": False},
-                {"s": 7, "cp": 1, "zigzag": False},
-            ],  # no two equal chunks
-        ),
-        Case(
-            "zigzag, other sizes",
-            _zigzag_work,
-            hidden=True,
-            fixed=[{"s": 10, "cp": 5, "zigzag": True}, {"s": 6, "cp": 1, "zigzag": True}],
-        ),
+        Case("other sizes", _work_inputs, hidden=True, fixed=[
+            {"s": 36, "cp": 3, "zigzag": False}, {"s": 36, "cp": 3, "zigzag": True},
+            {"s": 15, "cp": 5, "zigzag": False}, {"s": 7, "cp": 1, "zigzag": False}]),  # no two equal chunks
+        Case("zigzag, other sizes", lambda draw: {**_work_inputs(draw), "zigzag": True}, hidden=True, fixed=[
+            {"s": 10, "cp": 5, "zigzag": True}, {"s": 6, "cp": 1, "zigzag": True}]),
     ],
     idea="How many keys does the token at place i see, and which places does a rank hold?",
     hint="The token at place i sees i+1 keys. Add that up over the tokens that a rank holds.",
-)
+)  # fmt: skip
 
 # ---------------------------------------------------------------------------------------------------- positions
 

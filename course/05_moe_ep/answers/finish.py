@@ -1,62 +1,51 @@
 from labkit.answers import Edit, Same
 
+_DENSE = "all_reduce(dense.clone(), dp)"
+_EXPERT = "all_reduce(expert.clone(), edp)"
+_EVERY = "all_reduce(torch.tensor(float(tokens)), dp)"
+_MANY = "The experts are divided once too often, by a number of ranks."
+
 WRONG = [
-    Edit(
-        "all_reduce(expert.clone(), edp) / every",
-        "all_reduce(expert.clone(), edp) / all_reduce(torch.tensor(float(tokens)), edp)",
-        mistake="The experts are divided by the tokens of edp alone. Tokens of *all* ranks reached them, through " "the all-to-all.",
-    ),
-    # the tokens are counted twice
-    Edit(
-        "    return all",
-        """    again = all_reduce(torch.tensor(float(tokens)), dp)
-    return all""",
-        ("edp) / every", "edp) / again"),
-        told="summed 2 times",
-    ),
-    Edit("edp) / every", "edp) / every / edp.size", mistake="The experts are divided once too often, by a number of ranks."),
-    Edit("edp) / every", "edp) / every * edp.size / dp.size", mistake="The experts are divided once too often, by a number of ranks."),
-    Edit("edp) / every", "edp) / every / dp.size", told="by a number of ranks"),
-    Edit("all_reduce(expert.clone(), edp)", "all_reduce(expert.clone(), dp)", mistake="Ranks of one ep group hold *different* experts. Here their gradients are added to each other."),
-    Edit("all_reduce(expert.clone(), edp)", "expert", mistake="Ranks of edp hold the same experts and saw other tokens, and here each keeps its own gradient."),
-    Edit("all_reduce(dense.clone(), dp) / every", "all_reduce(dense / tokens, dp) / dp.size", mistake="A mean of means: ranks with few tokens count too much."),
     Edit(" / every", "", mistake="The sums are not divided yet."),
-    Edit(
-        "every = all_reduce(torch.tensor(float(tokens)), dp)",
-        "every = tokens * dp.size",
-        told="the ranks differ | hidden",
-    ),
-    Edit("all_reduce(dense.clone(), dp)", "all_reduce(dense.clone(), edp)", mistake="Every rank of dp holds a copy of the dense weights. Here only those of edp are summed."),
-    Edit("all_reduce(dense.clone(), dp)", "dense"),
-    Edit("edp) / every", "edp) / every * (dp.size / edp.size)"),
-    Edit(
-        "all_reduce(torch.tensor(float(tokens)), dp)",
-        "all_reduce(torch.tensor(float(tokens)), edp) * (dp.size / edp.size)",
-    ),
-    Edit("all_reduce(torch.tensor(float(tokens)), dp)", "all_reduce(torch.tensor(float(tokens)), dp, 'max')"),
+    Edit(_EVERY, "tokens", mistake="The sums are divided by this rank's tokens. The other ranks have other numbers."),
+    Edit(_DENSE, "all_reduce(dense.clone(), edp)", (_EXPERT, "all_reduce(expert.clone(), dp)"),
+         mistake="The two axes are exchanged: "
+         "every rank of dp holds a copy of the dense weights, every rank of edp one of these experts."),
+    Edit(_EXPERT, "all_reduce(expert.clone(), dp)",
+         mistake="Ranks of one ep group hold *different* experts. Here their gradients are added to each other."),
+    Edit(_EXPERT, "expert",
+         mistake="Ranks of edp hold the same experts and saw other tokens, and here each keeps its own gradient."),
+    Edit(_DENSE, "all_reduce(dense.clone(), edp)",
+         mistake="Every rank of dp holds a copy of the dense weights. Here only those of edp are summed."),
+    Edit("edp) / every", f"edp) / {_EVERY.replace('dp)', 'edp)')}",
+         mistake="The experts are divided by the tokens of edp alone. "
+         "Tokens of *all* ranks reached them, through the all-to-all."),
+    Edit("edp) / every", "edp) / every / edp.size", mistake=_MANY),
+    Edit("edp) / every", "edp) / every * edp.size / dp.size", mistake=_MANY),
+    Edit(f"{_DENSE} / every", "all_reduce(dense / tokens, dp) / dp.size",
+         mistake="A mean of means: ranks with few tokens count too much."),
+    Edit("edp) / every", "edp) / every / dp.size"),
+    Edit(_EVERY, "tokens * dp.size"),
+    Edit(_EVERY, f"{_EVERY.replace('dp)', 'edp)')} * (dp.size / edp.size)"),
+    Edit("edp) / every", f"edp) / ({_EVERY.replace('dp)', 'edp)')} * (dp.size / edp.size))"),
+    Edit(_EVERY, _EVERY.replace("dp)", "dp, 'max')")),
+    Edit(_DENSE, "dense"),
+    # the tokens are counted twice
+    Edit("edp) / every", f"edp) / {_EVERY}", told="summed 2 times"),
     # every rank gathers all gradients
-    Edit(
-        "    every =",
-        """    import torch.distributed as dist
-    whole = [torch.empty_like(dense) for _ in range(dp.size)]
-    dist.all_gather(whole, dense.contiguous(), group=dp.group)
-    dense = sum(whole) / dp.size
-    every =""",
-    ),
+    Edit("    every =", "    whole = [torch.empty_like(dense) for _ in range(dp.size)]\n"
+         "    torch.distributed.all_gather(whole, dense.contiguous(), group=dp.group)\n    every =", told="two sums"),
+    Edit("    every =", "    if tokens == 0:\n        return dense, expert\n    every =", told="takes part, too"),
 ]
 
-EQUIVALENT = [
-    Same("line 11: `.clone()` dropped", "gradients may be summed in place"),
-    Same("line 11: `.clone()` dropped (2)", "gradients may be summed in place"),
-]
+EQUIVALENT = [Same(f"line 11: `.clone()` dropped{one}", "gradients may be summed in place") for one in ("", " (2)")]
 
 
 # %% right: in place, the count in int64
-import math
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from minimegatron.comm.collectives import all_reduce
+
 def finish(dense, expert, tokens, dp, edp):
     n = torch.tensor([tokens])
     dist.all_reduce(n, group=dp.group)
@@ -69,7 +58,6 @@ def finish(dense, expert, tokens, dp, edp):
 import torch
 from torch.distributed._functional_collectives import all_reduce
 
-
 def finish(dense, expert, tokens, dp, edp):
     flat = torch.cat((dense.double(), torch.tensor([tokens], dtype=torch.float64)))
     if dp.size > 1:
@@ -78,27 +66,9 @@ def finish(dense, expert, tokens, dp, edp):
     return (flat[:-1] / flat[-1]).to(dense.dtype), e / flat[-1].to(e.dtype)
 
 
-# %% right: torch.distributed.nn, the tokens by an all-gather of objects
-import torch.distributed as dist
-from torch.distributed.nn import all_reduce
-
-
-def finish(dense, expert, tokens, dp, edp):
-    every = [None] * dp.size
-    if dp.group is None:
-        every = [tokens]
-    else:
-        dist.all_gather_object(every, tokens, group=dp.group)
-        dense = all_reduce(dense.contiguous(), group=dp.group)
-    if edp.size > 1:
-        expert = all_reduce(expert.contiguous(), group=edp.group)
-    return dense / sum(every), expert / sum(every)
-
-
 # %% right: reduce-scatter and all-gather in place of an all-reduce
 import torch
 import torch.distributed as dist
-
 
 def total(x, axis):
     if axis.size == 1:
@@ -110,49 +80,6 @@ def total(x, axis):
     dist.all_gather(whole, part, group=axis.group)
     return torch.cat(whole)[: len(x)]
 
-
 def finish(dense, expert, tokens, dp, edp):
     n = total(torch.tensor([float(tokens)]), dp).item()
     return total(dense, dp) / n, total(expert, edp) / n
-
-
-# %% wrong: axes exchanged
-# mistake: The two axes are exchanged: every rank of dp holds a copy of the dense weights, every rank of edp one of these experts.
-import torch
-from minimegatron.comm.collectives import all_reduce
-
-def finish(dense, expert, tokens, dp, edp):
-    n = all_reduce(torch.tensor(float(tokens)), dp)
-    return all_reduce(dense, edp) / n, all_reduce(expert, dp) / n
-
-
-# %% wrong: own tokens
-# mistake: The sums are divided by a number made of this rank's tokens. The other ranks have other numbers.
-import torch
-from minimegatron.comm.collectives import all_reduce
-
-def finish(dense, expert, tokens, dp, edp):
-    return all_reduce(dense, dp) / tokens, all_reduce(expert, edp) / tokens
-
-
-# %% wrong: tokens of edp times ep
-# mistake: The tokens of edp times ep are those of all ranks only where each rank has as many as any other.
-import torch
-from minimegatron.comm.collectives import all_reduce
-
-def finish(dense, expert, tokens, dp, edp):
-    n = all_reduce(torch.tensor(float(tokens)), dp)
-    m = all_reduce(torch.tensor(float(tokens)), edp) * (dp.size / edp.size)
-    return all_reduce(dense, dp) / n, all_reduce(expert, edp) / m
-# %% wrong: idle rank returns
-# told: takes part, too
-import torch
-from minimegatron.comm.collectives import all_reduce
-
-def finish(dense, expert, tokens, dp, edp):
-    if tokens == 0:
-        return dense, expert
-    n = all_reduce(torch.tensor(float(tokens)), dp)
-    return all_reduce(dense, dp) / n, all_reduce(expert, edp) / n
-
-

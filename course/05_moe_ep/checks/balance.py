@@ -29,31 +29,15 @@ def _drive_balance(exercise: Any, logits: Any, k: int, coeff: float, tied: bool 
     return {"loss": loss, "gradient": grad}
 
 
-def _loss(logits: torch.Tensor, k: int, coeff: float) -> torch.Tensor:
-    """The loss by its definition."""
-    t, e = logits.shape
-    paid = logits.softmax(-1).sum(0) * top(logits.detach(), k).sum(0)
-    return coeff * e / (k * t * t) * paid.sum()
-
-
-def balance(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
+def balance(logits: torch.Tensor, k: int, coeff: float, tied: bool = False) -> dict[str, Any]:
     """The loss and its gradient, by autograd on the definition, in float64."""
-    x = logits.double().requires_grad_()
-    loss = _loss(x, k, coeff)
+    (t, e), x = logits.shape, logits.double().requires_grad_()
+    loss = coeff * e / (k * t * t) * (x.softmax(-1).sum(0) * top(logits, k).sum(0)).sum()
     (grad,) = torch.autograd.grad(loss, x)
-    return {"loss": loss.item(), "gradient": grad.to(logits.dtype)}
-
-
-def _compared(answer: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Return the same answer, reduced to what can be compared where all logits are equal."""
-
-    def found(logits: torch.Tensor, k: int, coeff: float, tied: bool = False) -> dict[str, Any]:
-        right = answer(logits, k, coeff)
-        if tied:
-            return {"loss": right["loss"], "the gradient's sum over each token": right["gradient"].sum(-1)}
-        return right
-
-    return found
+    grad = grad.to(logits.dtype)
+    if tied:
+        return {"loss": loss.item(), "the gradient's sum over each token": grad.sum(-1)}
+    return {"loss": loss.item(), "gradient": grad}
 
 
 def _some_logits(draw: Draw) -> dict[str, Any]:
@@ -91,7 +75,7 @@ _NEW_ROUTER = {"logits": torch.zeros(4, 8), "k": 2, "coeff": 0.5, "tied": True}
 
 BALANCE = Exercise(
     "balance",
-    reference=_compared(balance),
+    reference=balance,
     drive=_drive_balance,
     rtol=1e-3,
     atol=1e-6,
@@ -136,36 +120,17 @@ def _drive_bias(
 
 
 def _biased(
-    scores: torch.Tensor, bias: torch.Tensor, k: int, counts: torch.Tensor, rate: float, tied: bool = False, *,
-    seen: str = "choice", how: str = "sign", weigh: str = "over their sum", cut: bool = False,
+    scores: torch.Tensor, bias: torch.Tensor, k: int, counts: torch.Tensor, rate: float, tied: bool = False
 ) -> dict[str, Any]:  # fmt: skip
-    """The right answer, and mistakes: where the bias is added (`seen`), how it moves (`how`), what the weights are
-    (`weigh`), and whether the weights have no gradient (`cut`)."""
     s, b = scores.double().requires_grad_(), bias.double()
-    chosen = top({"nowhere": s, "minus": s - b, "times": s * (1 + b)}.get(seen, s + b), k)
-    if seen == "ties":
-        chosen = s + b >= (s + b).topk(k, -1).values[:, -1:]
-    kept = (s + b if seen == "both" else s) * chosen
-    gap = counts.double().mean() - counts.double()
-    move = {
-        "sign": gap.sign(), "down": -gap.sign(), "gap": gap, "share": gap / counts.sum(),
-        "of the mean": gap / counts.double().mean(), "median": (counts.median() - counts).sign(),
-        "middle": (counts.max() + counts.min() - 2 * counts).sign(),
-        "whole": (counts.sum() // len(counts) - counts).sign(),
-        "up at the mean": torch.where(gap < 0, -1.0, 1.0), "down at the mean": torch.where(gap > 0, 1.0, -1.0),
-        "extremes": (counts == counts.min()).double() - (counts == counts.max()).double(),
-    }[how]  # fmt: skip
-    total = kept.sum(-1, keepdim=True)
-    probs = {
-        "over their sum": kept / total, "as they are": kept, "softmax": s.masked_fill(~chosen, -torch.inf).softmax(-1),
-        "over all": kept / s.sum(-1, keepdim=True), "constant": kept / total.detach(),
-    }[weigh].float()  # fmt: skip
+    chosen = top(scores.double() + b, k)
+    probs = (s * chosen / (s * chosen).sum(-1, keepdim=True)).float()
     (grad,) = torch.autograd.grad((probs * (1 + probs.detach())).sum(), s)
-    probs, grad = probs.detach(), (0 * grad if cut else grad).float()
-    found: dict[str, Any] = {"probs": probs, "map": chosen, "gradient of scores": grad}
+    moved = (b + rate * (counts.double().mean() - counts).sign()).float()
     if tied:
-        found = {"experts of each token": chosen.sum(1).tolist(), "weights": probs.sort(1, descending=True).values}
-    return {**found, "bias": (b + rate * move).float()}
+        weights = probs.detach().sort(1, descending=True).values
+        return {"experts of each token": chosen.sum(1).tolist(), "weights": weights, "bias": moved}
+    return {"probs": probs.detach(), "map": chosen, "gradient of scores": grad.float(), "bias": moved}
 
 
 def _some_scores(draw: Draw) -> dict[str, Any]:

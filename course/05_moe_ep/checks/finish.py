@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
-from labkit.checks import at_most
+from labkit.checks import sends
 from labkit.exercises import Answer, Case, Draw, Exercise
 
-from .dispatch import OUTWARD
+from .dispatch import ANY
 
 Inputs = list[dict[str, Any]]
 
@@ -26,34 +27,12 @@ def _same_experts(ranks: Inputs) -> list[list[int]]:
     return [list(range(first, len(ranks), ep)) for first in range(ep)]
 
 
-def _finished(
-    ranks: Inputs, *, expert_over: str = "edp", expert_by: str = "all", dense_over: str = "dp", dense_by: str = "all"
-) -> list[dict[str, torch.Tensor]]:
-    """The right answer, and mistakes.
-
-    Args:
-        expert_over, dense_over: the ranks over which gradients are summed.
-        expert_by, dense_by: the number by which the sum is divided.
-    """
-    ep, world = ranks[0]["ep"], len(ranks)
-    every = sum(r["tokens"] for r in ranks)
-    found = []
-    for r in range(world):
-        edp = [one for i, one in enumerate(ranks) if i % ep == r % ep]
-        own = {"edp": edp, "dp": ranks, "own": [ranks[r]]}[expert_over]
-        by = {
-            "all": every, "edp": sum(one["tokens"] for one in edp), "mean": every * len(edp), "ep": every * ep,
-            "nothing": 1, "dp": every * world, "as many": sum(one["tokens"] for one in edp) * ep,
-            "this rank": ranks[r]["tokens"], "this rank, times dp": ranks[r]["tokens"] * world,
-        }  # fmt: skip
-        means = torch.stack([one["dense"] / one["tokens"] for one in ranks]).mean(0)
-        total = torch.stack([one["dense"] for one in (edp if dense_over == "edp" else ranks)]).sum(0)
-        dense = means if dense_by == "means" else total / by[dense_by]
-        expert = torch.stack([one["expert"] for one in own]).sum(0)
-        if expert_by == "means":
-            expert, by["means"] = torch.stack([one["expert"] / one["tokens"] for one in own]).sum(0), world
-        found.append({"dense": dense, "expert": expert / by[expert_by]})
-    return found
+def _finished(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    every, dense = sum(r["tokens"] for r in ranks), torch.stack([r["dense"] for r in ranks]).sum(0)
+    expert: dict[int, torch.Tensor] = {}
+    for edp in _same_experts(ranks):
+        expert |= dict.fromkeys(edp, torch.stack([ranks[place]["expert"] for place in edp]).sum(0) / every)
+    return [{"dense": dense / every, "expert": expert[r]} for r in range(len(ranks))]
 
 
 def _gradients(draw: Draw, world: int = 4, ep: int = 2, n: int = 0, m: int = 0) -> Inputs:
@@ -64,10 +43,6 @@ def _gradients(draw: Draw, world: int = 4, ep: int = 2, n: int = 0, m: int = 0) 
     ]
 
 
-def _all_ep(draw: Draw) -> Inputs:
-    return _gradients(draw, 3, 3)
-
-
 def _no_ep(draw: Draw) -> Inputs:
     """Draw inputs without expert parallelism, in which one of the ranks has no token that counts."""
     ranks = _gradients(draw, 2, 1)
@@ -75,10 +50,6 @@ def _no_ep(draw: Draw) -> Inputs:
     for name in ("dense", "expert"):
         ranks[1][name] = torch.zeros_like(ranks[1][name])
     return ranks
-
-
-def _many(draw: Draw) -> Inputs:
-    return _gradients(draw, 4, 2, 4000, 3000)
 
 
 _FOUR = [
@@ -108,12 +79,16 @@ FINISH = Exercise(
     changes=("dense", "expert"),
     cases=[
         Case("4 ranks with 1, 2, 3, 4 tokens, ep 2", _FOUR, points=2),
-        Case("3 ranks, ep 3: every expert lives once", _all_ep, hidden=True),
+        Case("3 ranks, ep 3: every expert lives once", partial(_gradients, world=3, ep=3), hidden=True),
         Case("2 ranks, ep 1; one has no token that counts", _no_ep, hidden=True),
-        Case("no more travels than the sums need", _many, hidden=True, accept=[
-            at_most("two sums, of dense and of expert,", _sums, *OUTWARD), _tokens_once]),
+        Case("no more travels than the sums need", partial(_gradients, n=4000, m=3000), hidden=True, accept=[
+            sends(*ANY, at_most=("two sums, of dense and of expert,", _sums)), _tokens_once]),
     ],
-    errors={"has returned": "A rank without tokens takes part, too: a collective is a call that all ranks make."},
+    errors={
+        words: "Here some ranks make a call and others do not. A rank without tokens takes part, too: a collective is "
+        "a call that all ranks of the group make."
+        for words in ("has returned", "no longer meet")
+    },
     idea="Count tokens, not ranks: the loss is one sum over all tokens of the batch, divided once.",
     hint="N = tokens summed over dp. dense: sum over dp, divided by N. expert: sum over edp, divided by the same N.",
 )  # fmt: skip

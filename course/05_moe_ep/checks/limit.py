@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from labkit.exercises import Case, Draw, Exercise
 
-from .routing import Pair, weights
+from .routing import weights
 
 
 def _drive_limit(exercise: Any, probs: Any, map: Any, capacity: int, tied: bool = False) -> Any:
@@ -34,29 +34,16 @@ def _drive_limit(exercise: Any, probs: Any, map: Any, capacity: int, tied: bool 
     return {"probs": left, "map": kept, "gradient of probs": grad}
 
 
-def limit(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
-    order = probs.masked_fill(~map, -1.0).argsort(dim=0, descending=True, stable=True)[:capacity]
-    kept = torch.zeros_like(map).scatter(0, order, True) & map
-    return probs * kept, kept
-
-
-def _limited(
-    way: Callable[[torch.Tensor, torch.Tensor, int], Pair], *, cut: bool = False
-) -> Callable[..., dict[str, Any]]:
-    """Return the answer of a capacity that keeps what `way` returns; with `cut` without a gradient."""
-
-    def answer(probs: torch.Tensor, map: torch.Tensor, capacity: int, tied: bool = False) -> dict[str, Any]:
-        leaf = probs.clone().requires_grad_()
-        left, kept = way(leaf, map, capacity)
-        (grad,) = torch.autograd.grad((left * (1 + left.detach())).sum(), leaf)
-        left, grad = left.detach(), 0 * grad if cut else grad
-        if tied:
-            return {"tokens of each expert": kept.sum(0).tolist(), "weights": left.sort(0).values,
-                    "kept of those that chose it": bool((kept <= map).all()),
-                    "gradient of probs": grad.sort(0).values}  # fmt: skip
-        return {"probs": left, "map": kept, "gradient of probs": grad}
-
-    return answer
+def limit(probs: torch.Tensor, map: torch.Tensor, capacity: int, tied: bool = False) -> dict[str, Any]:
+    kept = torch.zeros_like(map)
+    for e, column in enumerate(map.T):
+        chose = column.nonzero().flatten()
+        kept[chose[probs[chose, e].argsort(descending=True, stable=True)][:capacity], e] = True
+    left, grad = probs * kept, (1 + probs) * kept  # the gradient of sum(left (1 + left)), its second left held fixed
+    if tied:
+        return {"tokens of each expert": kept.sum(0).tolist(), "weights": left.sort(0).values,
+                "kept of those that chose it": True, "gradient of probs": grad.sort(0).values}  # fmt: skip
+    return {"probs": left, "map": kept, "gradient of probs": grad}
 
 
 def _routing(draw: Draw, k: int = 2, capacity: int = 0) -> dict[str, Any]:
@@ -68,14 +55,9 @@ def _routing(draw: Draw, k: int = 2, capacity: int = 0) -> dict[str, Any]:
     return {"probs": probs, "map": chosen, "capacity": capacity or draw.integer(2, 3)}
 
 
-def _roomy(draw: Draw) -> dict[str, Any]:
+def _roomy(draw: Draw, more: int = 0) -> dict[str, Any]:
     inputs = _routing(draw)
-    return {**inputs, "capacity": len(inputs["map"])}
-
-
-def _more_room_than_tokens(draw: Draw) -> dict[str, Any]:
-    inputs = _routing(draw)
-    return {**inputs, "capacity": len(inputs["map"]) + 3}
+    return {**inputs, "capacity": len(inputs["map"]) + more}
 
 
 def _one_choice(draw: Draw) -> dict[str, Any]:
@@ -85,10 +67,10 @@ def _one_choice(draw: Draw) -> dict[str, Any]:
 
 def _weight_of_nothing(draw: Draw) -> dict[str, Any]:
     """Draw a weight that is 0. Where there is room its row is sent all the same."""
-    inputs = _routing(draw)
+    inputs = _roomy(draw)
     places = inputs["map"].nonzero()[::3]
     inputs["probs"][places[:, 0], places[:, 1]] = 0.0
-    return {**inputs, "capacity": len(inputs["map"])}
+    return inputs
 
 
 # Each expert but the first is chosen by one token, with the weight 0: there is room for it.
@@ -110,14 +92,14 @@ _THREE = {
 
 LIMIT = Exercise(
     "limit",
-    reference=_limited(limit),
+    reference=limit,
     drive=_drive_limit,
     cases=[
         Case("three tokens, two experts with room for two each", _THREE),
-        Case("room for all", _roomy, hidden=True, fixed=[_more_room_than_tokens, _weight_of_nothing]),
+        Case("room for all", _roomy, hidden=True, fixed=[partial(_roomy, more=3), _weight_of_nothing]),
         Case("chosen with the weight 0, and there is room", _ROOM_FOR_ONE),
         Case("other sizes", _routing, points=2, hidden=True, draws=3, fixed=[
-            _one_choice, _SECOND_CHOICE, lambda draw: _routing(draw, capacity=1), lambda draw: _routing(draw, 3, 5)]),
+            _one_choice, _SECOND_CHOICE, partial(_routing, capacity=1), partial(_routing, k=3, capacity=5)]),
     ],
     errors={"out of range": "The capacity may be larger than the number of tokens."},
     idea="Each expert ranks the tokens that chose it.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,70 +24,31 @@ def _drive_permute(exercise: Any, tokens: Any, probs: Any, map: Any, y: Any) -> 
     back = exercise.unpermute(y, source, len(tokens))
     (back * back.detach()).sum().backward()
     return {
-        "rows": rows.detach(),
-        "weights": weights.detach(),
-        "source": source,
-        "back": back.detach(),
-        "gradient of tokens": tokens.grad,
-        "gradient of probs": probs.grad,
-        "gradient of what comes back": y.grad,
-    }
+        "rows": rows.detach(), "weights": weights.detach(), "source": source, "back": back.detach(),
+        "gradient of tokens": tokens.grad, "gradient of probs": probs.grad, "gradient of what comes back": y.grad,
+    }  # fmt: skip
 
 
-def _permuted(
-    tokens: torch.Tensor, probs: torch.Tensor, map: torch.Tensor, y: torch.Tensor, *, by: str = "expert",
-    weights_by: str = "", back: str = "sum", weighed: bool = False,
-) -> dict[str, torch.Tensor]:  # fmt: skip
-    """The right answer, and mistakes.
-
-    Args:
-        by: what the rows are sorted by.
-        weights_by: what their weights are sorted by.
-        back: what is done to the rows on the way back.
-        weighed: a row is its token times its weight.
-    """
-    pairs = {
-        "expert": [(t, e) for e in range(map.shape[1]) for t in range(len(map)) if map[t, e]],
-        "token": [(t, e) for t in range(len(map)) for e in range(map.shape[1]) if map[t, e]],
-    }
-    pairs["weight"] = sorted(pairs["expert"], key=lambda pair: (pair[1], -probs[pair].item()))
-    source = torch.tensor([t for t, _ in pairs[by]], dtype=torch.int64)
-    weights_of = pairs[weights_by or by]
-    weights = torch.stack([probs[t, e] for t, e in weights_of]) if len(source) else probs.new_zeros(0)
-    total = torch.zeros_like(tokens)
-    for row, t in enumerate(source.tolist()):
-        total[t] = total[t] + y[row] if back != "last" else y[row]
-    share = torch.ones(len(tokens), 1)
-    if back == "mean":
-        share = 1.0 / map.sum(1, keepdim=True).clamp_min(1)
-        total = total * share
-    factors = weights[:, None] if weighed else torch.ones_like(weights)[:, None]
-    rows = tokens[source] * factors
-    grad = torch.zeros_like(tokens).index_add(0, source, rows * factors)
-    of_y = (total * share)[source]
-    of_probs = torch.zeros_like(probs)
-    for t, e in pairs["expert"]:
-        of_probs[t, e] = 1 + probs[t, e] + weighed * (tokens[t] * tokens[t] * probs[t, e]).sum()
+def _permuted(tokens: torch.Tensor, probs: torch.Tensor, map: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
+    pairs = [(t, e) for e in range(map.shape[1]) for t in range(len(map)) if map[t, e]]
+    source = torch.tensor([t for t, _ in pairs], dtype=torch.int64)
+    back = torch.stack([y[source == t].sum(0) for t in range(len(tokens))])
     return {
-        "rows": rows, "weights": weights, "source": source, "back": total, "gradient of tokens": grad,
-        "gradient of probs": of_probs, "gradient of what comes back": of_y,
+        "rows": tokens[source], "weights": torch.stack([probs[t, e] for t, e in pairs]), "source": source,
+        "back": back, "gradient of tokens": tokens * map.sum(1, keepdim=True),
+        "gradient of probs": (1 + probs) * map, "gradient of what comes back": back[source],
     }  # fmt: skip
 
 
 def _some_map(draw: Draw, k: int = 2) -> dict[str, Any]:
     t, e, h = draw.integer(4, 9), draw.integer(3, 6), draw.integer(2, 5)
-    scores = draw.tensor(t, e)
-    return _with_map(draw, top(scores, k or e), h)
+    return _with_map(draw, top(draw.tensor(t, e), k or e), h)
 
 
 def _with_map(draw: Draw, chosen: torch.Tensor, h: int) -> dict[str, Any]:
     t, e = chosen.shape
     probs = draw.tensor(t, e).abs() * chosen
     return {"tokens": draw.tensor(t, h), "probs": probs, "map": chosen, "y": draw.tensor(int(chosen.sum()), h)}
-
-
-def _every_expert(draw: Draw) -> dict[str, Any]:
-    return _some_map(draw, 0)
 
 
 def _quiet(draw: Draw) -> dict[str, Any]:
@@ -132,8 +94,8 @@ PERMUTE = Exercise(
     cases=[
         Case("three tokens a, b, c and two experts, as in the text", _SMALL),
         Case("other sizes", _some_map, points=2, hidden=True, draws=3, fixed=[
-            lambda draw: _some_map(draw, 3), lambda draw: _some_map(draw, 1), _weight_of_nothing, _in_double]),
-        Case("every token to every expert", _every_expert, hidden=True),
+            partial(_some_map, k=3), partial(_some_map, k=1), _weight_of_nothing, _in_double]),
+        Case("every token to every expert", partial(_some_map, k=0), hidden=True),
         Case("an expert without tokens, a token without experts", _quiet, hidden=True, fixed=[_quiet_ends]),
     ],
     errors={

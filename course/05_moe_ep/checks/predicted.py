@@ -38,26 +38,21 @@ BYTES = Exercise(
     reference=bytes_per_layer,
     cases=[
         # One rank sends nothing: no row of its own, or a constant would have its points.
-        Case(
-            "the example: 4 tokens, 4 experts, 2 ranks; and one rank", _EXAMPLE, points=2, fixed=[{**_EIGHT, "ep": 1}]
-        ),
+        Case("the example: 4 tokens, 4 experts, 2 ranks; and one rank", _EXAMPLE, points=2, fixed=[
+            {**_EIGHT, "ep": 1}]),
         Case("other layers", _layer, points=2, hidden=True, fixed=[_EIGHT, _TINY_NUMBERS, _THREE_RANKS]),
     ],
     idea="For each way: how many rows or tokens leave this rank, and what does each of them weigh, there and back?",
     hint="All-to-all: k*T rows, of which (P-1)/P leave: h elements and 4 bytes there, h elements back. All-gather: "
     "P-1 times T tokens with 5*E bytes of routing, and P-1 times T rows of partial sums.",
-)
-
-
-def _chance(n: int, tokens: int, p: float) -> float:
-    """The probability of n successes in `tokens` trials."""
-    return math.comb(tokens, n) * p**n * (1 - p) ** (tokens - n)
+)  # fmt: skip
 
 
 def expected_drops(tokens: int, experts: int, k: int, factor: float) -> dict[str, Any]:
-    mean = tokens * k / experts
+    p, mean = k / experts, tokens * k / experts
     capacity = math.ceil(mean * factor)
-    over = math.fsum((n - capacity) * _chance(n, tokens, k / experts) for n in range(capacity + 1, tokens + 1))
+    chance = {n: math.comb(tokens, n) * p**n * (1 - p) ** (tokens - n) for n in range(capacity + 1, tokens + 1)}
+    over = math.fsum((n - capacity) * chance[n] for n in chance)
     return {"capacity": capacity, "dropped": over / mean}
 
 

@@ -6,7 +6,6 @@ says where it goes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -58,31 +57,21 @@ def weights(logits: torch.Tensor, k: int) -> Pair:
     return logits.masked_fill(~chosen, -torch.inf).softmax(-1), chosen
 
 
-def _router(
-    way: Callable[[torch.Tensor, int], Pair], dtype: torch.dtype = torch.float32, *, to_x: bool = True
-) -> Callable[..., Any]:
-    """Return the answer of a router that turns logits into `way(logits, k)`; without `to_x` x has no gradient."""
-
-    def answer(x: torch.Tensor, weight: torch.Tensor, k: int, g: torch.Tensor, tied: bool = False) -> dict[str, Any]:
-        a, w = (t.double().detach().requires_grad_() for t in (x, weight))
-        logits = a @ w.T
-        probs, chosen = way(logits, k)
-        probs = probs.to(dtype)
-        if tied:
-            best = logits.masked_fill(~chosen, -torch.inf).sort(1, descending=True).values[:, :k]
-            return {"experts of each token": chosen.sum(1).tolist(), "the best": best.float(),
-                    "weights": probs.sort(1, descending=True).values, "weights elsewhere": 0.0}  # fmt: skip
-        found = {"probs": probs.detach(), "map": chosen}
-        grads = [torch.zeros_like(a), torch.zeros_like(w)]
-        if probs.requires_grad:
-            grads = list(torch.autograd.grad((probs * g).sum(), (a, w)))
-        grads[0] = grads[0] * to_x
-        for name, given, grad in (("x's gradient", x, grads[0]), ("weight's gradient", weight, grads[1])):
-            if given.dtype == g.dtype:
-                found[name] = grad.to(given.dtype)
-        return found
-
-    return answer
+def route(x: torch.Tensor, weight: torch.Tensor, k: int, g: torch.Tensor, tied: bool = False) -> dict[str, Any]:
+    a, w = (t.double().detach().requires_grad_() for t in (x, weight))
+    logits = a @ w.T
+    probs, chosen = weights(logits, k)
+    probs = probs.float()
+    if tied:
+        best = logits.masked_fill(~chosen, -torch.inf).sort(1, descending=True).values[:, :k]
+        return {"experts of each token": chosen.sum(1).tolist(), "the best": best.float(),
+                "weights": probs.sort(1, descending=True).values, "weights elsewhere": 0.0}  # fmt: skip
+    of_x, of_weight = torch.autograd.grad((probs * g).sum(), (a, w))
+    found = {"probs": probs.detach(), "map": chosen}
+    for name, given, grad in (("x's gradient", x, of_x), ("weight's gradient", weight, of_weight)):
+        if given.dtype == g.dtype:
+            found[name] = grad.to(given.dtype)
+    return found
 
 
 def clear(scores: torch.Tensor, k: int, gap: float = 1e-3) -> torch.Tensor:
@@ -149,7 +138,7 @@ _FAR_APART = {
 
 ROUTE = Exercise(
     "route",
-    reference=_router(weights),
+    reference=route,
     drive=_drive_route,
     rtol=1e-3,
     cases=[

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,13 +16,14 @@ def _drive_suspects(exercise: Any, got: Any, want: Any) -> Any:
 
 
 def suspects(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> dict[str, float]:
+    """{name in backticks, as the drive writes it, so that its end can be seen: factor}."""
     found = {}
     for name, right in want.items():
         g, w = got[name].double(), right.double()
         if (g - w).norm() <= 1e-3 * w.norm():
             continue
         factor = (g * w).sum() / (w * w).sum()
-        found[name] = factor.item() if (g - factor * w).norm() <= 1e-3 * (factor * w).norm() else math.nan
+        found[f"`{name}`"] = factor.item() if (g - factor * w).norm() <= 1e-3 * (factor * w).norm() else math.nan
     return found
 
 
@@ -89,15 +89,9 @@ _NAMED = {
 }
 
 
-def _quoted(answer: Callable[..., dict[str, float]]) -> Callable[..., dict[str, float]]:
-    """Return the same answer with names in backticks, as the drive writes them, so that the end of a name can be
-    seen."""
-    return lambda got, want: {f"`{name}`": factor for name, factor in answer(got, want).items()}
-
-
 SUSPECTS = Exercise(
     "suspects",
-    reference=_quoted(suspects),
+    reference=suspects,
     drive=_drive_suspects,
     rtol=1e-2,
     cases=[

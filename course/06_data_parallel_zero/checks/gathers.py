@@ -1,9 +1,8 @@
 """Lab 06, weights of ZeRO-3: a unit's weights are gathered before it runs, while the unit before runs, and freed after
 it.
 
-The learner's function drives units whose forward and backward the check provides. Each begins by asking the judge
-for a factor (`late`), so the one order of all ranks' events says what was started, or waited for, before a
-unit ran:
+The learner's function drives units whose forward and backward the check provides. Each begins by taking a factor
+(`late`). The evidence has this moment on the same clock as starts and waits, and so says what came before a unit ran:
 
 | asked                                   | how it is seen                                                     |
 |-----------------------------------------|--------------------------------------------------------------------|
@@ -23,7 +22,7 @@ from typing import Any
 
 import torch
 
-from labkit.checks import every_wait_follows, peak_at_most
+from labkit.checks import peak_at_most, sends
 from labkit.evidence import Evidence
 from labkit.exercises import Answer, Case, Draw, Exercise
 
@@ -89,37 +88,21 @@ def _drive(exercise: Any, shards: Any, shapes: Any, x: Any, dy: Any, tiny: bool,
     return {"y": y, "gradients": grads}
 
 
-def _computed(ranks: Inputs, summed: bool = True, mean: bool = False, whole: bool = False, turn: int = 0,
-              order: int = 1, group_of_one: bool = False) -> list[dict[str, Any]]:  # fmt: skip
-    """y and the shards of the gradients; the keywords make mistakes."""
+def _computed(ranks: Inputs) -> list[dict[str, Any]]:
+    """y and the shards of the gradients, by autograd through the whole weights."""
     world, shapes, tiny = len(ranks), ranks[0]["shapes"], ranks[0]["tiny"]
-    flat = [torch.cat([r["shards"][u] for r in ranks]) for u in range(len(shapes))]
     ys, each = [], []
     for r in ranks:
-        params = [whole_.clone().requires_grad_() for whole_ in flat]
+        params = [torch.cat(parts).requires_grad_() for parts in zip(*(one["shards"] for one in ranks), strict=True)]
         h = r["x"]
-        for unit, (rows, columns) in enumerate(shapes):
-            z = h @ params[unit][: rows * columns].view(rows, columns)
-            factors, units = r["factors"], len(shapes)
-            h = factors[unit] * (z if tiny else z.tanh())
-            h.register_hook(lambda grad, factor=factors[2 * units - 1 - unit]: grad * factor)
-        each.append(list(torch.autograd.grad(h, params, r["dy"] * h.detach())))
+        for param, (rows, columns), forth, back in zip(params, shapes, r["factors"], r["factors"][::-1], strict=False):
+            z = h @ param[: rows * columns].view(rows, columns)
+            h = forth * (z if tiny else z.tanh())
+            h.register_hook(lambda grad, back=back: grad * back)
+        each.append(torch.autograd.grad(h, params, r["dy"] * h.detach()))
         ys.append(h.detach())
-    found = []
-    for me, y in enumerate(ys):
-        sums = [torch.stack(of).sum(0) for of in zip(*each, strict=True)] if summed else each[me]
-        if mean:
-            sums = [s / world for s in sums]
-        pieces = sums if whole else [s.chunk(world)[(me + turn) % world] for s in sums]
-        found.append({"y": y, "gradients": pieces[::order]})
-    return found
-
-
-def _only_two(answer: Answer) -> str | None:
-    other = sorted({call.name for one in answer.evidence for call in one.calls} - {"all_gather", "reduce_scatter"})
-    if "all_reduce" in other:
-        return "it calls all_reduce, which leaves every rank with whole gradients; a shard comes by reduce_scatter"
-    return f"it calls {', '.join(other)}; all_gather and reduce_scatter are all it needs" if other else None
+    sums = [torch.stack(grads).sum(0).chunk(world) for grads in zip(*each, strict=True)]
+    return [{"y": y, "gradients": [parts[me] for parts in sums]} for me, y in enumerate(ys)]
 
 
 def _moments(one: Evidence) -> list[int]:
@@ -262,12 +245,11 @@ ON_USE = Exercise(
     drive=_drive,
     late="factors",
     group="group",
-    accept=[every_wait_follows],
     cases=[
         Case("2 ranks, two units: weights [2, 3] and [5, 7]; x is 1 on rank 0 and 10 on rank 1", _TINY),
         Case("other units, of different sizes", _some, points=2, hidden=True, fixed=[_odd, _one_unit]),
         Case("weights are gathered on use and let go of", _some, points=2, hidden=True, fixed=[_five], accept=[
-            _only_two, _as_often_as_units_run, _let_go]),
+            sends("all_gather", "reduce_scatter"), _as_often_as_units_run, _let_go]),
         Case("the next unit's weights travel while this one computes", _some, points=2, hidden=True, fixed=[_five],
              accept=[_as_often_as_units_run, _prefetched, _gradients_leave]),
         Case("never the whole model, of weights or gradients", _large, hidden=True, accept=[

@@ -1,7 +1,7 @@
 """Lab 06, gradients of ZeRO-2: a bucket is reduced and scattered while backward runs, and no whole gradient lasts.
 
-The learner's class is tried on a chain of layers with one parameter each. Order is decided in the one order of all
-ranks' starts, waits and marks; the backward of each layer multiplies by a number that the rank gets only then (`late`):
+The learner's class is tried on a chain of layers with one parameter each. The backward of each layer multiplies by a
+number that the rank gets only then (`late`). The evidence has this moment on the same clock as starts and waits:
 
 | asked                              | how it is seen                                                               |
 |------------------------------------|------------------------------------------------------------------------------|
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from labkit.checks import every_wait_follows, keeps_alive, peak_at_most
+from labkit.checks import keeps_alive, peak_at_most, sends
 from labkit.evidence import Evidence
 from labkit.exercises import Answer, Case, Draw, Exercise
 
@@ -82,51 +82,20 @@ def _gradients(ranks: Inputs, step: int) -> list[list[torch.Tensor]]:
     return found
 
 
-def _flat(r: dict[str, Any], grads: list[torch.Tensor]) -> torch.Tensor:
-    flat = grads[0].new_zeros(r["buckets"][-1][1])
-    for place, grad in zip(r["places"], grads, strict=True):
-        flat[place : place + grad.numel()] = grad.flatten()
-    return flat
-
-
-def _reduced(
-    ranks: Inputs, *, divide: bool = False, first: bool = False, everyone: bool = False, alone: bool = False,
-    whole: bool = False, left: int = 0, shift: int = 0, last: str = "", other: str = "",
-) -> list[list[Any]]:  # fmt: skip
-    """The shards of each rank, step by step; the keywords make mistakes."""
+def _reduced(ranks: Inputs) -> list[list[Any]]:
+    """The shards of each rank, step by step."""
     said: list[list[Any]] = [[] for _ in ranks]
-    before: dict[int, torch.Tensor] = {}
     for step in range(ranks[0]["steps"]):
-        flats = [_flat(r, grads) for r, grads in zip(ranks, _gradients(ranks, 0 if first else step), strict=True)]
+        each = _gradients(ranks, step)
         for group in _parts(ranks):
-            summed = range(len(ranks)) if everyone else group
+            total = torch.zeros(ranks[0]["buckets"][-1][1], dtype=each[0][0].dtype)
+            for rank in group:
+                for place, grad in zip(ranks[0]["places"], each[rank], strict=True):
+                    total[place : place + grad.numel()] += grad.flatten()
+            parts = [total[start:stop].chunk(len(group)) for start, stop in ranks[0]["buckets"]]
             for me, rank in enumerate(group):
-                total = flats[rank] if alone else torch.stack([flats[i] for i in summed]).sum(0)
-                if last == "adds" and rank in before:
-                    total = total + before[rank]
-                before[rank] = total
-                total = total / len(group) if divide else total
-                shards = []
-                for start, stop in _that_come(ranks[0], step, other):
-                    share = (stop - start) // len(group)
-                    at = start + (me + shift) % len(group) * share
-                    shards.append(total[start:stop] if whole else total[at : at + share])
-                said[rank].append({"gradients left on parameters": left, "shards": shards})
+                said[rank].append({"gradients left on parameters": 0, "shards": [of[me] for of in parts]})
     return said
-
-
-def _that_come(inputs: dict[str, Any], step: int, other: str) -> list[list[int]]:
-    """The buckets in the order in which their shards arrive: all from the left; or with `late` ones last, or without
-    `empty` ones."""
-    of, idle = _bucket_of(inputs), inputs["idle"][step]
-    late = {of[idle]} if idle >= 0 else set[int]()
-    order = (
-        sorted(range(len(inputs["buckets"])), key=lambda n: n in late)
-        if other == "late"
-        else range(len(inputs["buckets"]))
-    )
-    empty = {n for n in late if of.count(n) == 1} if other == "empty" else set[int]()
-    return [inputs["buckets"][n] for n in order if n not in empty]
 
 
 def _bucket_of(inputs: dict[str, Any]) -> list[int]:
@@ -152,15 +121,6 @@ def _steps(one: Evidence, inputs: dict[str, Any]) -> list[list[int]]:
     """For each step the moments at which each layer goes back, the last first, and at which all have."""
     layers, moments = len(inputs["weights"]) + 1, [moment for _, moment in one.marks]
     return [moments[at : at + layers] for at in range(0, len(moments), layers)]
-
-
-def _by_reduce_scatter(answer: Answer) -> str | None:
-    other = sorted({call.name for one in answer.evidence for call in one.calls} - {"reduce_scatter"})
-    if "all_reduce" in other:
-        return (
-            "it calls all_reduce, which gives every rank the whole sum; a rank here gets its shard, by reduce_scatter"
-        )
-    return f"it calls {', '.join(other)}; a bucket needs one reduce_scatter and nothing else" if other else None
 
 
 def _each_once(answer: Answer) -> str | None:
@@ -316,7 +276,6 @@ REDUCE = Exercise(
     drive=_drive,
     late="factors",
     group={"group": _parts},
-    accept=[every_wait_follows],
     cases=[
         Case("two parameters, with the gradients [1, 2], [3] on rank 0 and [10, 20], [30] on rank 1", _TINY),
         Case("each rank gets its shard of the sum over the group", _two_groups, hidden=True, fixed=[_three]),
@@ -324,7 +283,7 @@ REDUCE = Exercise(
         Case("a parameter without a gradient in this step", _idle, hidden=True, fixed=[_alone]),
         Case("full buckets leave while backward runs, and none is waited for before the next one is full", _net,
              hidden=True, fixed=[_exact], accept=[
-                 _by_reduce_scatter, _each_once, _one_launch_a_bucket, _at_once, _has_a_buckets_time]),
+                 sends("reduce_scatter"), _each_once, _one_launch_a_bucket, _at_once, _has_a_buckets_time]),
         Case("no whole gradient lasts", _large, points=2, hidden=True, accept=[
             peak_at_most("room for the shards, two buckets and two gradients (gradients that wait on their parameters "
                          "count; a shard that is a view of its bucket keeps it alive)", _shards_and_two_buckets),

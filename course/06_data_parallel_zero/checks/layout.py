@@ -8,29 +8,16 @@ from typing import Any
 from labkit.exercises import Case, Draw, Exercise
 
 
-def lay_out(
-    numels: list[int], bucket_size: int, ranks: int, *, forward: bool = False, pad: bool = True, more: bool = True,
-    at_end: bool = True, before: bool = False,
-) -> dict[str, Any]:  # fmt: skip
-    """The layout; `forward`, no `pad` and the other keywords make mistakes."""
-    places, buckets = [0] * len(numels), []
-    start = stop = 0
-    order = range(len(numels))
-    for i in order if forward else reversed(order):
-        if before and stop > start and stop - start + numels[i] > bucket_size:
-            stop = _up(stop, ranks) if pad else stop
-            buckets.append([start, stop])
-            start = stop
-        places[i] = stop
-        stop += numels[i]
-        full = stop - start >= bucket_size if more else stop - start > bucket_size
-        if full and not before:
-            stop = _up(stop, ranks) if pad else stop
-            buckets.append([start, stop])
-            start = stop
+def lay_out(numels: list[int], bucket_size: int, ranks: int) -> dict[str, Any]:
+    places, buckets, start, stop = dict[int, int](), list[list[int]](), 0, 0
+    for i in range(len(numels))[::-1]:
+        places[i], stop = stop, stop + numels[i]
+        if stop - start >= bucket_size:
+            buckets.append([start, _up(stop, ranks)])
+            start = stop = _up(stop, ranks)
     if stop > start:
-        buckets.append([start, _up(stop, ranks) if pad and at_end else stop])
-    return {"places": places, "buckets": buckets}
+        buckets.append([start, _up(stop, ranks)])
+    return {"places": [places[i] for i in range(len(numels))], "buckets": buckets}
 
 
 def _up(offset: int, unit: int) -> int:
@@ -89,15 +76,12 @@ def _some(draw: Draw) -> dict[str, Any]:
     return _of_layout(**inputs, rank=draw.integer(0, inputs["ranks"] - 1))
 
 
-_TWO = {"numels": [4, 2, 5], "bucket_size": 6, "ranks": 2}
-
-
 PIECES = Exercise(
     "my_pieces",
     reference=my_pieces,
     cases=[
-        Case("the example: what rank 0 has", _of_layout(**_TWO, rank=0)),
-        Case("and rank 1", _of_layout(**_TWO, rank=1)),
+        Case("the example: what rank 0 has", _of_layout(**_EXAMPLE, rank=0)),
+        Case("and rank 1", _of_layout(**_EXAMPLE, rank=1)),
         Case("other layouts", _some, points=2, hidden=True, fixed=[
             _of_layout(**one, rank=rank)
             for one, rank in itertools.product((_MIXED, _ALL), (0, 1, 2))] + [

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
-from labkit.checks import at_most
+from labkit.checks import keeps_alive
 from labkit.exercises import Answer, Case, Draw, Exercise
 
 Inputs = list[dict[str, Any]]
@@ -27,43 +28,23 @@ def _drive_adamw(
     return {f"weights after step {step}": one for step, one in enumerate(found, 1)}
 
 
-def _updated(
-    ranks: Inputs, *, gather: bool = True, corrected: bool = True, decayed: str = "own", coupled: bool = False,
-    inside: bool = False, averages: bool = True, first: bool = False, turned: bool = False, after: bool = False,
-) -> list[dict[str, torch.Tensor]]:  # fmt: skip
-    """The weights after each step; the keywords make mistakes."""
-    world, dtype = len(ranks), ranks[0]["weights"].dtype
-    parts = []
-    for r, me in zip(ranks, range(world), strict=True):
-        own = r["weights"].double().chunk(world)[me].clone()
-        decays = torch.zeros_like(own)
-        for start, stop in r["decay"]:
-            decays[start:stop] = 1
-        if decayed != "own":
-            decays[:] = float(decayed == "all")
-        m, v, (b1, b2), steps = torch.zeros_like(own), torch.zeros_like(own), r["betas"], []
-        for t, one in enumerate(r["grads"], 1):
-            grad = one.double() + (r["weight_decay"] * own * decays if coupled else 0)
-            m = b1 * m + (1 - b1) * grad if averages else grad
-            v = b2 * v + (1 - b2) * grad**2
-            c1, c2 = (1 - b1 ** (1 if first else t), 1 - b2 ** (1 if first else t)) if corrected else (1.0, 1.0)
-            size = ((v / c2) + r["eps"]).sqrt() if inside else (v / c2).sqrt() + r["eps"]
-            shrink = 1 - r["lr"] * r["weight_decay"] * decays * (not coupled)
-            update = r["lr"] * (m / c1 if averages else m) / size
-            own = (own - update) * shrink if after else own * shrink - update
-            steps.append(own)
-        parts.append(steps)
-    found = []
-    for me, r in enumerate(ranks):
-        said = []
-        for step in range(len(r["grads"])):
-            pieces = [part[step] for part in parts]
-            if not gather:
-                pieces = [p if i == me else w for i, (p, w) in enumerate(zip(
-                    pieces, r["weights"].double().chunk(world), strict=True))]  # fmt: skip
-            said.append(torch.cat(pieces[1:] + pieces[:1] if turned else pieces).to(dtype))
-        found.append({f"weights after step {step}": one for step, one in enumerate(said, 1)})
-    return found
+def _updated(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    """The weights after each step: one process that has all of them, in float64."""
+    r, world = ranks[0], len(ranks)
+    weights, (b1, b2) = r["weights"].double(), r["betas"]
+    shrink = torch.ones_like(weights)
+    for part, one in zip(shrink.chunk(world), ranks, strict=True):
+        for start, stop in one["decay"]:
+            part[start:stop] -= r["lr"] * r["weight_decay"]
+    m = v = torch.zeros_like(weights)
+    found = {}
+    for t, shards in enumerate(zip(*(one["grads"] for one in ranks), strict=True), 1):
+        grad = torch.cat(shards).double()
+        m, v = b1 * m + (1 - b1) * grad, b2 * v + (1 - b2) * grad**2
+        update = m / (1 - b1**t) / ((v / (1 - b2**t)).sqrt() + r["eps"])
+        weights = weights * shrink - r["lr"] * update
+        found[f"weights after step {t}"] = weights.to(r["weights"].dtype)
+    return [found] * world
 
 
 def _state(draw: Draw, ranks: int = 0, share: int = 0, steps: int = 3) -> Inputs:
@@ -118,19 +99,6 @@ def _one_gather_a_step(answer: Answer) -> str | None:
     return None
 
 
-def _own_state(answer: Answer) -> str | None:
-    """Check that a rank keeps two moments of a shard, in whatever form; a program may keep a copy of its shard as
-    well."""
-    part = int(_bytes(answer.inputs)) // len(answer.inputs)
-    for rank, one in enumerate(answer.evidence):
-        if one.alive > 3.5 * part:
-            every = ", as much as the moments of all weights" if one.alive >= 2 * _bytes(answer.inputs) else ""
-            return (f"rank {rank} keeps {one.alive} bytes{every}, in tensors, arrays, bytes or lists. Its part of the "
-                    f"weights has {part}, its two moments {2 * part}; a copy of the part may lie beside "
-                    "them")  # fmt: skip
-    return None
-
-
 _TINY = [
     {"weights": torch.tensor([1.0, 2.0, 3.0, 4.0]), "grads": [torch.tensor([1.0, -1.0]) * 10.0**rank],
      "decay": [(0, 1)] if rank == 0 else [], "lr": 0.1, "weight_decay": 0.5, "betas": (0.9, 0.95), "eps": 1e-8}
@@ -149,7 +117,8 @@ ADAMW = Exercise(
         Case("4 weights on 2 ranks, one step; only the first weight decays", _TINY),
         Case("three steps, decay on some stretches", _state, points=2, hidden=True, fixed=[_two_with_gaps]),
         Case("moments of a rank's own shard, and no more", _shards, points=2, hidden=True, accept=[
-            _own_state]),
+            keeps_alive("its two moments and a copy of its part of the weights",
+                        lambda ranks: 3.5 * _bytes(ranks) / len(ranks))]),
         Case("one all-gather of the weights a step", _shards, hidden=True, accept=[_one_gather_a_step]),
     ],
     idea="Everything that AdamW does is per element. So what does a rank need of the elements that others update?",
@@ -166,34 +135,17 @@ def _drive_clip(exercise: Any, shards: Any, max_norm: float, group: Any = None) 
     return {"norm": norm, "shards": shards}
 
 
-def _clipped(
-    ranks: Inputs, norm_of: Any = None, factor_of: Any = None, after: bool = False
-) -> list[dict[str, Any]]:  # fmt: skip
-    """The clipped gradients.
-
-    Args:
-        norm_of, factor_of, after: mistakes: `norm_of(squares of all ranks, own rank)`, `factor_of(norm, max_norm)`, and
-            a factor that is taken after the step.
-    """
-    squares = [sum(float(s.double().square().sum()) for s in r["shards"]) for r in ranks]
-    found = []
-    for rank, r in enumerate(ranks):
-        norm = norm_of(squares, rank) if norm_of else sum(squares) ** 0.5
-        factor = factor_of(norm, r["max_norm"]) if factor_of else min(1.0, r["max_norm"] / (norm + 1e-6))
-        found.append(
-            {
-                "norm": norm * factor if after else norm,
-                "shards": [(s.double() * factor).to(s.dtype) for s in r["shards"]],
-            }
-        )
-    return found
+def _clipped(ranks: Inputs) -> list[dict[str, Any]]:
+    norm = math.hypot(*(float(shard.double().norm()) for r in ranks for shard in r["shards"]))
+    factor = min(1.0, ranks[0]["max_norm"] / (norm + 1e-6))
+    return [{"norm": norm, "shards": [(s.double() * factor).to(s.dtype) for s in r["shards"]]} for r in ranks]
 
 
 def _some_shards(draw: Draw, ranks: int = 0) -> Inputs:
-    """Draw shards whose norm is about 6 or more."""
+    """Draw shards whose norm is about 20 or more: in float64, too, nobody sees a 1e-6 that is added to it or not."""
     sizes, max_norm = [draw.integer(6, 12) for _ in range(3)], draw.integer(4, 9) / 4
     return [
-        {"shards": [(1 + rank) * draw.tensor(n) for n in sizes], "max_norm": max_norm}
+        {"shards": [3 * (1 + rank) * draw.tensor(n) for n in sizes], "max_norm": max_norm}
         for rank in range(ranks or draw.integer(2, 4))
     ]
 
@@ -226,9 +178,11 @@ _ONE_HAS_NOTHING = [
 ]
 
 
-def _one_message(answer: Answer) -> str | None:
+def _one_sum(answer: Answer) -> str | None:
     """Check that the norm takes one sum, or one message in each direction."""
     for rank, one in enumerate(answer.evidence):
+        if one.nbytes() > 2 * SCALAR:
+            return f"rank {rank} moves {one.nbytes()} bytes; one sum of squares is {2 * SCALAR}"
         if len(one.calls) > 2:
             many = len(answer.inputs[rank]["shards"])
             return (f"rank {rank} communicates {len(one.calls)} times for {many} shards, and a model has hundreds. Add "
@@ -242,14 +196,14 @@ CLIP = Exercise(
     drive=_drive_clip,
     group="group",
     changes=("shards",),
-    accept=[at_most("one sum of squares", lambda ranks: 2 * SCALAR), _one_message],
+    accept=[_one_sum],
     cases=[
         Case("rank 0 has [3], [0], rank 1 has [0], [4]; at most 1", _THREE_FOUR),
-        Case("rank 0 has [3, 4], [], rank 1 has [], []; at most 1", _ONE_HAS_NOTHING),
+        Case("rank 0 has [3, 4], [], rank 1 has [], []; at most 1", _ONE_HAS_NOTHING, errors={
+            "has returned": "A rank that has nothing takes part all the same: the others wait for its 0."}),
         Case("other shards, more than two", _some_shards, hidden=True, fixed=[_an_empty_rank]),
         Case("a gradient that is short enough, or 0", _small, hidden=True, fixed=[_nothing]),
     ],
-    errors={"has returned": "A rank that has nothing takes part all the same: the others wait for its 0."},
     idea="Pythagoras: what of a shard can be added up over ranks, and what cannot?",
     hint="square = sum of (s * s).sum() over the shards; all_reduce(square, group=group); norm = square.sqrt(); "
     "multiply every shard in place by (max_norm / (norm + 1e-6)).clamp(max=1).",

@@ -23,12 +23,8 @@ def bytes_held(parameters: int, ranks: int, stage: int, weight: int, gradient: i
 
 def _model(draw: Draw) -> dict[str, Any]:
     each = draw.choice([ZERO, MEGATRON, {"weight": 4, "gradient": 4, "optimizer": 8}])
-    return {
-        "parameters": draw.integer(1, 900) * 10**6,
-        "ranks": draw.integer(2, 64),
-        "stage": draw.integer(0, 3),
-        **each,
-    }
+    millions, ranks, stage = draw.integer(1, 900), draw.integer(2, 64), draw.integer(0, 3)
+    return {"parameters": millions * 10**6, "ranks": ranks, "stage": stage, **each}
 
 
 _PAPER = {"parameters": 7_500_000_000, "ranks": 64, **ZERO}
@@ -137,14 +133,8 @@ _AT_THE_EDGE = [
     {**_TINY, "ranks": 5, "machines": 5, "gigabytes": room}
     for room in (16.0, 15.9, 6.41, 6.39, 4.81, 4.79, 3.21, 3.19, 4.0)
 ]
-_STAGE_2 = {
-    "parameters": 1e9,
-    "ranks": 16,
-    "microbatches": 3,
-    "gigabytes": 3.0,
-    "machines": 4,
-    "names": ["Megatron optim"],
-}
+_STAGE_2 = {"parameters": 1e9, "ranks": 16, "microbatches": 3, "gigabytes": 3.0, "machines": 4,
+            "names": ["Megatron optim"]}  # fmt: skip
 _EXACT = {"parameters": 2e9, "ranks": 6, "microbatches": 4, "gigabytes": 12.0, "machines": 3, "names": list(STAGES)}
 
 

@@ -22,8 +22,6 @@ WRONG = [
     ),
     Edit("if (i < n)", "if (i == 0) for (i = 0; i < n; ++i)", told="neighbouring threads"),
     Edit("    kernel(x, r, y, n, grid=blocks, block=256)\n", "    y = x + r\n", told="no kernel ran"),
-    # the kernel is launched, and torch's sum returned: equal to the last bit
-    Edit("    return y", "    return x + r", told="must return what the kernel wrote"),
     # a register that was given no value
     Edit("y[i] = x[i] + r[i];", "{ float v; v += x[i]; y[i] = v + r[i]; }", told="a variable that was given no value"),
     Edit("y[i] = x[i] + r[i];", "{ float v[2]; v[0] += x[i]; y[i] = v[0] + r[i]; }", told="was given no value"),

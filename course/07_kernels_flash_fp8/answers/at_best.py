@@ -1,11 +1,11 @@
 from labkit.answers import Edit, Same
 
 WRONG = [
-    Edit("max(computing, moving)", "computing + moving", told="not the sum"),
-    Edit("flops / nbytes", "nbytes / flops", told="FLOP per byte"),
-    Edit("moving > computing", "moving < computing", told="what takes longer"),
-    Edit("moving > computing", "moving >= computing", told="At the ridge itself"),
-    Edit("max(computing, moving)", "min(computing, moving)", told="Both must be done"),
+    Edit("max(computing, moving)", "computing + moving", mistake="At best both go on at the same time: the longer one counts, not the sum."),
+    Edit("flops / nbytes", "nbytes / flops", mistake="Arithmetic intensity is FLOP per byte."),
+    Edit("moving > computing", "moving < computing", mistake="The bound is what takes longer."),
+    Edit("moving > computing", "moving >= computing", mistake="At the ridge itself arithmetic is the bound: memory is it below only."),
+    Edit("max(computing, moving)", "min(computing, moving)", mistake="Both must be done: the longer one counts."),
 ]
 
 RIGHT = [
@@ -31,19 +31,12 @@ def at_best(flops, nbytes, peak, bandwidth):
 
 
 # %% wrong: intensity over the ridge
-# told: the ridge is no part of it
+# mistake: The intensity is the program's own, FLOP per byte; the ridge is no part of it.
 def at_best(flops, nbytes, peak, bandwidth):
     return {'intensity': (flops / nbytes) / (peak / bandwidth), 'seconds': max(flops / peak, nbytes / bandwidth), 'bound': 'memory' if flops / nbytes < peak / bandwidth else 'arithmetic'}
 
 
-# %% wrong: larger name at the ridge
-# told: At the ridge itself
-def at_best(flops, nbytes, peak, bandwidth):
-    s, b = max((flops / peak, 'arithmetic'), (nbytes / bandwidth, 'memory'))
-    return dict(seconds=s, bound=b, intensity=flops / nbytes)
-
-
 # %% wrong: microseconds
-# told: are seconds already
+# mistake: Flop over FLOP/s and bytes over bytes/s are seconds already.
 def at_best(flops, nbytes, peak, bandwidth):
     return {'intensity': flops / nbytes, 'seconds': 1e6 * max(flops / peak, nbytes / bandwidth), 'bound': 'memory' if flops / nbytes < peak / bandwidth else 'arithmetic'}

@@ -1,7 +1,7 @@
 from labkit.answers import Edit, Same
 
 WRONG = [
-    Edit(".nan_to_num(torch.inf, torch.inf)  # MAX could lose a NaN", "", told="A NaN of another rank than the first"),
+    Edit(".nan_to_num(torch.inf, torch.inf)  # MAX could lose a NaN", "", mistake="A NaN of another rank than the first is lost: a maximum over ranks may drop it. Send infinity in" " its place."),
     # each rank decides by its own tensor
     Edit(
         "    dist.all_reduce(together",
@@ -11,7 +11,7 @@ WRONG = [
             "for one, amax, own in zip(scales, together.tolist(), mine):",
         ),
         ('finite = amax < float("inf")', 'finite = own < float("inf")'),
-        told="Each rank decides by its own tensor",
+        mistake="Each rank decides by its own tensor whether the step overflowed: decide by what all of them " "have.",
     ),
     Edit("x.detach().abs().max()", "x.detach().abs_().max()", told="note changes the tensor"),
     Edit(
@@ -24,15 +24,15 @@ WRONG = [
         "        self.last = x.abs()\n        self.amax = torch.maximum",
         told="note keeps",
     ),
-    Edit("    dist.all_reduce(together, op=dist.ReduceOp.MAX, group=tp.group)\n", "", told="largest of all"),
-    Edit("dist.ReduceOp.MAX", "dist.ReduceOp.SUM", told="added up here"),
+    Edit("    dist.all_reduce(together, op=dist.ReduceOp.MAX, group=tp.group)\n", "", mistake="Each rank saw a part of the tensor: the largest of all counts."),
+    Edit("dist.ReduceOp.MAX", "dist.ReduceOp.SUM", mistake="The ranks' amaxes are added up here; the largest of them counts."),
     # each rank hides its own infinity
     Edit(
         "torch.stack([one.amax for one in scales])",
         "torch.stack([one.amax for one in scales]).nan_to_num(0.0, 0.0)",
-        told="hides it from the others | leaves the scale",
+        mistake="A step that overflows leaves the scale as it is; here it becomes 1 again.",
     ),
-    Edit("[-one.history :]", "[-1:]", told="not of the last one"),
+    Edit("[-one.history :]", "[-1:]", mistake="The largest of the last `history` steps, not of the last one."),
     # the mean of the history
     Edit("one.scale = one.top / max(one.past)", "one.scale = one.top * len(one.past) / sum(one.past)"),
     # moves as soon as it notes
@@ -43,7 +43,7 @@ WRONG = [
     Edit(
         "self.amax = torch.maximum(self.amax, x.detach().abs().max())",
         "self.amax = x.detach().abs().max()",
-        told="keep the largest of them",
+        mistake="A step has several microbatches: keep the largest of them.",
     ),
     Edit(".abs().max())", ".max())"),
     Edit("        one.amax = torch.zeros(())\n", ""),
@@ -57,25 +57,25 @@ WRONG = [
     ),
     Edit("x.detach().abs().max()", "x.detach().max().abs()"),
     Edit("x.detach().abs().max()", "(-x.detach()).max()"),
-    Edit("if finite and max(one.past) > 0", "if max(one.past) > 0", told="leaves the scale as it is"),
-    Edit("if finite and max(one.past) > 0", "if finite and amax > 0 and max(one.past) > 0", told="no reason"),
+    Edit("if finite and max(one.past) > 0", "if max(one.past) > 0", mistake="A step that overflows leaves the scale as it is; here it becomes 1 again."),
+    Edit("if finite and max(one.past) > 0", "if finite and amax > 0 and max(one.past) > 0", mistake="A tensor that is zero in one step alone is no reason to leave the scale: the largest of the " "history counts."),
     Edit("if finite and max(one.past) > 0", "if finite"),
     Edit(
         "torch.maximum(self.amax, x.detach().abs().max())",
         "torch.tensor(max(self.amax.item(), x.abs().max().item()))",
-        told="NaN is lost",
+        mistake="NaN is lost: a step with NaN has overflowed, too. (Python's max(a, nan) is a.)",
     ),
     Edit(
         "torch.maximum(self.amax, x.detach().abs().max())",
         "torch.fmax(self.amax, x.detach().abs().max())",
-        told="NaN is lost",
+        mistake="NaN is lost: a step with NaN has overflowed, too. (Python's max(a, nan) is a.)",
     ),
     Edit("[-one.history :]", "[-one.history - 1 :]"),
     Edit("[-one.history :]", ""),
     Edit("[-one.history :]", "[-4:]"),
     Edit("one.top / max", "448.0 / max"),
-    Edit("amax if finite else 0.0]", "*([amax] if finite else [])]", told="belongs to the history, too"),
-    Edit(", group=tp.group", "", told="group | no answer | ranks"),
+    Edit("amax if finite else 0.0]", "*([amax] if finite else [])]", mistake="A step that overflows belongs to the history, too: as 0, so that the oldest step leaves."),
+    Edit(", group=tp.group", "", told="with a group smaller than the world"),
     # a step that overflows begins a new history
     Edit("        if finite and", "        one.past = one.past if finite else [0.0]\n        if finite and"),
 ]
@@ -117,33 +117,6 @@ def update(scales, tp):
         s.h = torch.cat((s.h[1:], torch.where(a.isfinite(), a, 0.0)[None]))
         if a.isfinite() and s.h.max() > 0:
             s.scale = s.top / s.h.max()
-
-
-# %% right: a ring buffer, and the package's collective
-import math
-import torch
-from minimegatron.comm.collectives import all_reduce
-
-
-class DelayedScale:
-    def __init__(self, history, top):
-        self.scale, self.top, self.h, self.i = 1.0, top, [0.0] * history, 0
-
-    def note(self, x):
-        self.h[self.i] = torch.tensor([self.h[self.i], *x.abs().flatten()]).amax().item()
-
-    def at(self):
-        return self.h[self.i]
-
-
-def update(scales, tp):
-    mine = torch.tensor([s.at() if s.at() == s.at() else math.inf for s in scales])
-    for s, a in zip(scales, all_reduce(mine, tp, "max").tolist()):
-        s.h[s.i] = a if math.isfinite(a) else 0.0
-        if math.isfinite(a) and any(s.h):
-            s.scale = s.top / max(s.h)
-        s.i = (s.i + 1) % len(s.h)
-        s.h[s.i] = 0.0
 
 
 # %% right: a deque, a gathered table in one message
@@ -229,7 +202,7 @@ def update(scales, tp):
 
 
 # %% wrong: amax stays
-# told: one that is not 0 when a new step begins
+# mistake: Something older than the last `history` steps still counts: an amax that stays in the history, or one that is not 0 when a new step begins.
 import math
 from collections import deque
 import torch
@@ -252,7 +225,7 @@ def update(scales, tp):
 
 
 # %% wrong: infinity is dropped
-# told: is dropped here
+# mistake: The infinity or NaN is dropped here, and with it the news that the step overflowed.
 import math
 from collections import deque
 import torch
@@ -277,7 +250,7 @@ def update(scales, tp):
 
 
 # %% wrong: largest number
-# told: a negative number counts, too
+# mistake: The largest *magnitude*: a negative number counts, too.
 import math
 from collections import deque
 import torch
@@ -301,7 +274,7 @@ def update(scales, tp):
 
 
 # %% wrong: mean over ranks
-# told: the mean of the ranks' amaxes
+# mistake: This is the mean of the ranks' amaxes; the largest of them counts.
 import math
 from collections import deque
 import torch
@@ -325,6 +298,52 @@ def update(scales, tp):
             one.scale = one.top / max(one.history)
 
 
+# %% wrong: overflow stops all tensors
+# mistake: Each tensor has a scale of its own: where one overflows, the others move on.
+import math
+from collections import deque
+import torch
+import torch.distributed as dist
+class DelayedScale:
+    def __init__(self, history, top):
+        self.scale = 1.0
+        self.top, self.history, self.amax = top, deque(maxlen=history), 0.0
+    def note(self, x):
+        amax = x.detach().abs().max().item()
+        self.amax = amax if math.isnan(amax) or amax > self.amax else self.amax
+def update(scales, tp):
+    amaxes = torch.tensor([one.amax if math.isfinite(one.amax) else math.inf for one in scales])
+    dist.all_reduce(amaxes, dist.ReduceOp.MAX, group=tp.group)
+    for one, amax in zip(scales, amaxes.tolist()):
+        one.amax = 0.0
+        finite = bool(amaxes.isfinite().all())
+        one.history.append(amax if finite else 0.0)
+        if finite and max(one.history) > 0:
+            one.scale = one.top / max(one.history)
+
+
+# %% wrong: zeros reset the scale
+# mistake: Where all of the history is 0 the scale is left; here it becomes 1.
+import math
+from collections import deque
+import torch
+import torch.distributed as dist
+class DelayedScale:
+    def __init__(self, history, top):
+        self.scale = 1.0
+        self.top, self.history, self.amax = top, deque(maxlen=history), 0.0
+    def note(self, x):
+        amax = x.detach().abs().max().item()
+        self.amax = amax if math.isnan(amax) or amax > self.amax else self.amax
+def update(scales, tp):
+    amaxes = torch.tensor([one.amax if math.isfinite(one.amax) else math.inf for one in scales])
+    dist.all_reduce(amaxes, dist.ReduceOp.MAX, group=tp.group)
+    for one, amax in zip(scales, amaxes.tolist()):
+        one.amax = 0.0
+        finite = math.isfinite(amax)
+        one.history.append(amax if finite else 0.0)
+        if finite:
+            one.scale = one.top / max(one.history) if max(one.history) else 1.0
 # %% wrong: message in bf16
 import math
 from collections import deque
@@ -348,123 +367,3 @@ def update(scales, tp):
             one.scale = one.top / max(one.history)
 
 
-# %% wrong: moves during overflow
-# told: leaves the scale as it is
-import torch
-import torch.distributed as dist
-
-
-class DelayedScale:
-    def __init__(self, history, top):
-        self.scale, self.top, self.history, self.past, self.amax = 1.0, top, history, [], torch.zeros(())
-
-    def note(self, x):
-        self.amax = torch.maximum(self.amax, x.abs().max())
-
-
-def update(scales, tp):
-    new = torch.stack([one.amax for one in scales])
-    dist.all_reduce(new, op=dist.ReduceOp.MAX, group=tp.group)
-    for one, amax in zip(scales, new.nan_to_num(0.0, posinf=0.0).tolist()):
-        one.past = [*one.past, amax][-one.history :]
-        if max(one.past) > 0:
-            one.scale = one.top / max(one.past)
-        one.amax = torch.zeros(())
-
-
-# %% wrong: nan is finite
-# told: NaN is lost | hidden
-import torch
-import torch.distributed as dist
-
-
-class DelayedScale:
-    def __init__(self, history, top):
-        self.scale, self.top, self.history, self.past, self.amax = 1.0, top, history, [], torch.zeros(())
-
-    def note(self, x):
-        self.amax = torch.maximum(self.amax, x.abs().max())
-
-
-def update(scales, tp):
-    new = torch.stack([one.amax for one in scales])
-    dist.all_reduce(new, op=dist.ReduceOp.MAX, group=tp.group)
-    for one, amax in zip(scales, new.tolist()):
-        finite = amax != float("inf")
-        one.past = [*one.past, amax if finite else 0.0][-one.history :]
-        if finite and max(one.past) > 0:
-            one.scale = one.top / max(one.past)
-        one.amax = torch.zeros(())
-
-
-# %% wrong: overflow stops all tensors
-# told: Each tensor has a scale of its own
-import math
-from collections import deque
-import torch
-import torch.distributed as dist
-class DelayedScale:
-    def __init__(self, history, top):
-        self.scale = 1.0
-        self.top, self.history, self.amax = top, deque(maxlen=history), 0.0
-    def note(self, x):
-        amax = x.detach().abs().max().item()
-        self.amax = amax if math.isnan(amax) or amax > self.amax else self.amax
-def update(scales, tp):
-    amaxes = torch.tensor([one.amax if math.isfinite(one.amax) else math.inf for one in scales])
-    dist.all_reduce(amaxes, dist.ReduceOp.MAX, group=tp.group)
-    for one, amax in zip(scales, amaxes.tolist()):
-        one.amax = 0.0
-        finite = bool(amaxes.isfinite().all())
-        one.history.append(amax if finite else 0.0)
-        if finite and max(one.history) > 0:
-            one.scale = one.top / max(one.history)
-
-
-# %% wrong: python max
-# told: NaN is lost
-import torch
-import torch.distributed as dist
-
-
-class DelayedScale:
-    def __init__(self, history, top):
-        self.scale, self.top, self.history, self.past, self.amax = 1.0, top, history, [], 0.0
-
-    def note(self, x):
-        self.amax = max(self.amax, x.abs().max().item())
-
-
-def update(scales, tp):
-    new = torch.tensor([one.amax for one in scales])
-    dist.all_reduce(new, op=dist.ReduceOp.MAX, group=tp.group)
-    for one, amax in zip(scales, new.tolist()):
-        finite = amax != float("inf") and amax == amax
-        one.past = [*one.past, amax if finite else 0.0][-one.history :]
-        if finite and max(one.past) > 0:
-            one.scale = one.top / max(one.past)
-        one.amax = 0.0
-
-
-# %% wrong: zeros reset the scale
-# told: here it becomes 1.
-import math
-from collections import deque
-import torch
-import torch.distributed as dist
-class DelayedScale:
-    def __init__(self, history, top):
-        self.scale = 1.0
-        self.top, self.history, self.amax = top, deque(maxlen=history), 0.0
-    def note(self, x):
-        amax = x.detach().abs().max().item()
-        self.amax = amax if math.isnan(amax) or amax > self.amax else self.amax
-def update(scales, tp):
-    amaxes = torch.tensor([one.amax if math.isfinite(one.amax) else math.inf for one in scales])
-    dist.all_reduce(amaxes, dist.ReduceOp.MAX, group=tp.group)
-    for one, amax in zip(scales, amaxes.tolist()):
-        one.amax = 0.0
-        finite = math.isfinite(amax)
-        one.history.append(amax if finite else 0.0)
-        if finite:
-            one.scale = one.top / max(one.history) if max(one.history) else 1.0

@@ -1,11 +1,11 @@
 from labkit.answers import Edit
 
 WRONG = [
-    Edit("(2 + 1 + 2 + 2)", "4", told="also *writes*"),
-    Edit("(2 + 1 + 2 + 2)", "5", told="`* gamma` is an operation of its own"),
-    Edit("(2 + 1 + 2 + 2)", "8", told="one number a row"),
-    Edit("2 * whole}", "3 * whole}", told="keep the row on the chip"),
-    Edit("* element_size", "", told="In bytes"),
+    Edit("(2 + 1 + 2 + 2)", "4", mistake="Each operation also *writes* its result (that of the mean is too small to count)."),
+    Edit("(2 + 1 + 2 + 2)", "5", mistake="`* gamma` is an operation of its own: it reads a whole tensor and writes one."),
+    Edit("(2 + 1 + 2 + 2)", "8", mistake="The mean reads a whole tensor and writes one number a row: that does not count."),
+    Edit("2 * whole}", "3 * whole}", mistake="One kernel could keep the row on the chip between its two uses."),
+    Edit("* element_size", "", mistake="In bytes, not numbers."),
     Edit("* element_size", "* 4"),
 ]
 
@@ -30,14 +30,14 @@ def norm_bytes(rows, cols, element_size):
 
 
 # %% wrong: counts means and gamma
-# told: Count tensors of the full size only
+# mistake: Count tensors of the full size only: no means, no roots, no gamma.
 def norm_bytes(rows, cols, element_size):
     e = 2*rows*cols + rows*cols + rows + 2*rows + 2*rows + 2*rows*cols + rows + 2*rows*cols + cols
     return {'eager': e*element_size, 'fused': (2*rows*cols+cols)*element_size}
 
 
 # %% wrong: counts what is written
-# told: also *reads*
+# mistake: Each operation also *reads* a whole tensor.
 def norm_bytes(rows, cols, element_size):
     t = rows * cols * element_size
     return {'eager': 3*t, 'fused': t}

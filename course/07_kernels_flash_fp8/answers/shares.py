@@ -5,7 +5,7 @@ WRONG = [
         "return [torch",
         "return list(map(list, zip(*[torch",
         (" for out in outs]", " for out in outs])))"),
-        told="a list a rank",
+        mistake="[r][j]: a list a rank, and in it the factor of each rank's part.",
     ),
     Edit("outs]", "outs[:1] * len(outs)]"),
     Edit("part.flatten()", "part.abs().flatten()"),
@@ -18,15 +18,6 @@ import torch.distributed as dist
 def shares(outs, parts):
     P = torch.stack([p.flatten() for p in parts]).double()
     return [torch.linalg.solve(P @ P.T, P @ o.flatten().double()).tolist() for o in outs]
-
-
-# %% right: least squares for all ranks at once
-import torch
-import torch.distributed as dist
-def shares(outs, parts):
-    A = torch.stack([p.flatten() for p in parts], 1)
-    B = torch.stack([o.flatten() for o in outs], 1)
-    return torch.linalg.lstsq(A, B).solution.T.tolist()
 
 
 # %% right: the pseudo-inverse, in NumPy
@@ -68,35 +59,20 @@ def shares(outs, parts):
 
 
 # %% wrong: assumes ones
-# told: do not assume
+# mistake: Find out; do not assume.
 def shares(outs, parts):
     return [[1.0] * len(parts) for _ in outs]
 
 
-# %% wrong: own factor is one
-# told: Find out | hidden
-# a rank's own part is all there, it takes for granted
-import torch
-
-
-def shares(outs, parts):
-    found = []
-    for r, out in enumerate(outs):
-        others = [p.flatten() for j, p in enumerate(parts) if j != r]
-        rest = torch.linalg.lstsq(torch.stack(others, 1), (out - parts[r]).flatten()[:, None]).solution.flatten().tolist()
-        found.append([*rest[:r], 1.0, *rest[r:]])
-    return found
-
-
 # %% wrong: own part is one
-# told: own part has an unknown factor
+# mistake: A rank's own part has an unknown factor, too: it is not always 1.
 import torch
 def shares(outs, parts):
     return [[1.0 if i == j else (((o - parts[i]) * p).sum() / (p * p).sum()).item() for j, p in enumerate(parts)] for i, o in enumerate(outs)]
 
 
 # %% wrong: projections
-# told: not orthogonal | hidden
+# mistake: The parts are not orthogonal: one factor at a time takes in some of the others.
 import torch
 import torch.distributed as dist
 def shares(outs, parts):
@@ -104,7 +80,7 @@ def shares(outs, parts):
 
 
 # %% wrong: ratio of norms
-# told: A norm is of the whole output
+# mistake: A norm is of the whole output: it does not say which part it comes from.
 import torch
 def shares(outs, parts):
     return [[(o.norm() / p.norm()).item() for p in parts] for o in outs]

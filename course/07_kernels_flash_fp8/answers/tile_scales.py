@@ -1,22 +1,22 @@
 from labkit.answers import Edit
 
 WRONG = [
-    Edit("top / amax.double()", "amax.double() / top", ("torch.floor", "torch.ceil"), told="This is the inverse"),
+    Edit("top / amax.double()", "amax.double() / top", ("torch.floor", "torch.ceil"), mistake="This is the inverse. x is *multiplied* by the scale."),
     Edit(
         "torch.exp2(torch.floor(torch.log2(top / amax.double())).clamp(max=127))",
         "top / amax.double()",
-        told="power of two",
+        mistake="Round it down to a power of two.",
     ),
-    Edit("torch.floor", "torch.round", told="to the nearest power"),
-    Edit("torch.floor", "torch.ceil", told="Rounded up"),
-    Edit(".abs()", "", told="abs first"),
+    Edit("torch.floor", "torch.round", mistake="Rounded to the nearest power, some tiles go beyond the top. Round down."),
+    Edit("torch.floor", "torch.ceil", mistake="Rounded up, the largest number of the tile goes beyond the top. Round down."),
+    Edit(".abs()", "", mistake="The largest *magnitude*: abs first."),
     Edit(
         "torch.where(amax > 0, torch.exp2(torch.floor(torch.log2(top / amax.double())).clamp(max=127)), 1.0)",
         "torch.exp2(torch.floor(torch.log2(top / amax.double())).clamp(max=127))",
-        told="1 where amax is 0",
+        told="expected tensor([[1.0, 64.0]])",
     ),
-    Edit(".clamp(max=127)", "", told="at most 2**127"),
-    Edit("amax.double()", "amax", told="In float32 log2 rounds | hidden"),
+    Edit(".clamp(max=127)", "", mistake="Of next to nothing the scale would be infinite. It is a float32, too: at most 2**127."),
+    Edit("amax.double()", "amax", mistake="In float32 log2 rounds: top / amax = 0.99999994 comes out as 2**0, and amax times the scale lies" " beyond the top."),
     Edit("torch.floor(", "torch.floor(-1e-9 + ", told="hidden"),
     Edit("torch.floor(", "torch.floor(1e-7 + ", told="hidden"),
     Edit("top / amax", "448.0 / amax"),
@@ -24,14 +24,14 @@ WRONG = [
     Edit(".abs().max() for", ".norm() for"),
     Edit("tile[1], 1)", "tile[0], 1)"),
     Edit("amax > 0", "amax > 1e-12"),
-    Edit("1.0).float()", "0.0).float()", told="nothing to scale"),
+    Edit("1.0).float()", "0.0).float()", mistake="A tile of zeros has nothing to scale: its scale is 1, and here it is not."),
     Edit("1.0).float()", "5.0).float()", told="expected tensor([[1.0"),
     Edit("1.0).float()", "1.0)", told="float64"),
     Edit(".abs().max()", ".abs().sum()"),
     Edit(
         "where(amax > 0, torch.exp2(torch.floor(torch.log2(top / amax.double())).clamp(max=127)), 1.0).float()",
         "where(amax > 0, 2.0 ** torch.floor(torch.log2(top / amax)), 1.0)",
-        told="In float32 log2 rounds | hidden",
+        mistake="In float32 log2 rounds: top / amax = 0.99999994 comes out as 2**0, and amax times the scale lies" " beyond the top.",
     ),
 ]
 
@@ -91,31 +91,8 @@ def tile_scales(x, tile, top):
     return torch.from_numpy(np.where(a > 0, np.ldexp(1.0, np.minimum(exponent, 127)), 1.0)).float()
 
 
-# %% right: as the hint says, tile by tile
-import math
-
-import torch
-
-
-def tile_scales(x, tile, top):
-    scales = []
-    for row in x.split(tile[0]):
-        amaxes = [piece.abs().max().double() for piece in row.split(tile[1], dim=1)]
-        scales.append([2 ** min(127, math.floor(math.log2(top / amax))) if amax else 1 for amax in amaxes])
-    return torch.tensor(scales, dtype=torch.float32)
-
-
-# %% right: max_pool2d
-import torch
-import torch.nn.functional as F
-def tile_scales(x, tile, top):
-    amax = F.max_pool2d(x.abs()[None, None], tile, tile, ceil_mode=True)[0, 0].double()
-    e = torch.floor(torch.log2(top / amax)).clamp(max=127)
-    return torch.where(amax == 0, 1.0, torch.exp2(e)).float()
-
-
 # %% wrong: exponents
-# told: This is an exponent
+# mistake: This is an exponent: the scale is 2 to this power.
 import torch
 import torch.nn.functional as F
 def tile_scales(x, tile, top):
@@ -125,17 +102,6 @@ def tile_scales(x, tile, top):
     amax = y.view(y.shape[0] // a, a, y.shape[1] // b, b).abs().amax((1, 3)).double()
     scale = torch.floor(torch.log2(top / amax))
     return torch.where(amax == 0, 1.0, scale.clamp(max=2.0**127)).float()
-
-
-# %% wrong: infinite
-# told: at most 2**127
-import torch
-
-
-def tile_scales(x, tile, top):
-    rows = [torch.stack([piece.abs().max() for piece in row.split(tile[1], 1)]) for row in x.split(tile[0])]
-    amax = torch.stack(rows).double()
-    return torch.where(amax > 0, 2.0 ** torch.floor(torch.log2(top / amax)), 1.0).float()
 
 
 # %% wrong: mean of magnitudes
@@ -161,13 +127,3 @@ def tile_scales(x, tile, top):
     return torch.where(amax > 0, 2.0 ** torch.floor(torch.log2(top / amax)).clamp(max=127), 1.0).float()
 
 
-# %% wrong: whole rows only
-# the last rows, where they do not fill a tile, are left out
-import torch
-
-
-def tile_scales(x, tile, top):
-    m, n = tile
-    x = x[: len(x) // m * m] if len(x) >= m else x
-    amax = torch.stack([torch.stack([p.abs().max() for p in r.split(n, 1)]) for r in x.split(m)]).double()
-    return torch.where(amax > 0, 2.0 ** torch.floor(torch.log2(top / amax)).clamp(max=127), 1.0).float()

@@ -1,15 +1,15 @@
 from labkit.answers import Edit, Same
 
 WRONG = [
-    Edit(".clamp(-top, top)", "", told="Beyond ±top"),
-    Edit("torch.round(x / step)", "torch.trunc(x / step)", told="cuts bits off"),
-    Edit("torch.round(x / step)", "torch.floor(x / step)", told="rounds down"),
-    Edit("torch.round(x / step)", "torch.floor(x / step + 0.5)", told="not up"),
-    Edit(".clamp(min=lowest)", "", told="get no finer"),
+    Edit(".clamp(-top, top)", "", mistake="Beyond ±top the answer is ±top."),
+    Edit("torch.round(x / step)", "torch.trunc(x / step)", mistake="This cuts bits off. Round to the nearest."),
+    Edit("torch.round(x / step)", "torch.floor(x / step)", mistake="This rounds down. Round to the nearest."),
+    Edit("torch.round(x / step)", "torch.floor(x / step + 0.5)", mistake="Half-way goes to the number whose last bit is *even* (0), not up."),
+    Edit(".clamp(min=lowest)", "", mistake="Below 2**lowest the steps get no finer: they stay as they are."),
     Edit(
         "return torch.round(x / step) * step",
         "return torch.where(x.abs() < 2.0**lowest, 0.0, torch.round(x / step) * step)",
-        told="there are still numbers",
+        mistake="Below 2**lowest there are still numbers: multiples of 2**(lowest - mantissa).",
     ),
     Edit("x.float().clamp(-top, top)", "x.clamp_(-top, top)", told="changes its input"),
     Edit("x = x.float().clamp(-top, top)", "x = torch.where(x.abs() > top, torch.nan, x.float())", told="got"),
@@ -34,7 +34,7 @@ WRONG = [
         "x = x.float().clamp(-top, top)",
         """small = torch.minimum(x.abs(), torch.tensor(top)) / x.abs()
     x = torch.where(x == 0, x, x * small)""",
-        told="infinite number is beyond | hidden",
+        mistake="An infinite number is beyond the top, too, and becomes ±top; here it became NaN.",
     ),
 ]
 
@@ -95,48 +95,22 @@ def to_fp8(x, mantissa, lowest, top):
     return torch.from_numpy(np.ldexp(np.rint(np.ldexp(a, mantissa - exponent)), exponent - mantissa)).float()
 
 
-# %% right: a table of all numbers, searched
-import torch
-def to_fp8(x, mantissa, lowest, top):
-    values, e = [k * 2.0 ** (lowest - mantissa) for k in range(2**mantissa)], lowest
-    while 2.0**e <= top:
-        values += [(2**mantissa + k) * 2.0 ** (e - mantissa) for k in range(2**mantissa)]
-        e += 1
-    t = torch.tensor([v for v in values if v <= top], dtype=torch.float64)
-    y = x.double().abs().clamp(max=top)
-    i = torch.searchsorted(t, y.nan_to_num(0.0)).clamp(max=len(t) - 1)
-    lo = (i - 1).clamp(min=0)
-    up, down = t[i] - y, y - t[lo]
-    take = torch.where((up < down) | ((up == down) & (i % 2 == 0)), t[i], t[lo])
-    out = torch.copysign(take, x.double())
-    return torch.where(x.isnan(), torch.nan, out).float()
-
-
-# %% right: a large number added and taken away
-import torch
-def to_fp8(x, mantissa, lowest, top):
-    y = x.to(torch.float64).clamp(-top, top)
-    e = torch.floor(torch.log2(y.abs())).clamp(min=lowest)
-    magic = 1.5 * torch.exp2(e - mantissa + 52)
-    return ((y + magic) - magic).float()
-
-
 # %% wrong: casts of torch
-# told: Other formats than E4M3 and E5M2
+# mistake: Other formats than E4M3 and E5M2 are asked too.
 import torch
 def to_fp8(x, mantissa, lowest, top):
     return x.clamp(-top, top).to(torch.float8_e4m3fn if mantissa == 3 else torch.float8_e5m2).float()
 
 
 # %% wrong: decimal places
-# told: decimal places
+# mistake: These are decimal places; the mantissa has *bits*.
 import torch
 def to_fp8(x, mantissa, lowest, top):
     return torch.round(x.clamp(-top, top), decimals=mantissa)
 
 
 # %% wrong: equal steps
-# told: all steps are equal
+# mistake: Here all steps are equal. They double from one power of two to the next.
 import torch
 def to_fp8(x, mantissa, lowest, top):
     y = x.clamp(-top, top)
@@ -146,7 +120,7 @@ def to_fp8(x, mantissa, lowest, top):
 
 
 # %% wrong: exponent of frexp
-# told: one higher
+# mistake: Here the steps are twice too large: torch.frexp gives a fraction between 0.5 and 1, and so an exponent that is one higher.
 import torch
 def to_fp8(x, mantissa, lowest, top):
     y = x.clamp(-top, top)
@@ -156,7 +130,7 @@ def to_fp8(x, mantissa, lowest, top):
 
 
 # %% wrong: exponent to the nearest
-# told: the exponent is rounded to the nearest
+# mistake: Here the exponent is rounded to the nearest. Round it down: 1.9 is 1.9 · 2^0.
 import torch
 def to_fp8(x, mantissa, lowest, top):
     y = x.clamp(-top, top)
@@ -166,7 +140,7 @@ def to_fp8(x, mantissa, lowest, top):
 
 
 # %% wrong: infinity stays
-# told: too, and becomes ±top.
+# mistake: An infinite number is beyond the top, too, and becomes ±top.
 import torch
 def to_fp8(x, mantissa, lowest, top):
     e = torch.floor(torch.log2(x.abs())).clamp(min=lowest)
@@ -176,7 +150,7 @@ def to_fp8(x, mantissa, lowest, top):
 
 
 # %% wrong: nan becomes a number
-# told: NaN stays NaN
+# mistake: NaN stays NaN: as a number it would hide that a step went wrong.
 # the grid, and its nearest number
 import torch
 

@@ -10,7 +10,7 @@ import torch
 
 from labkit.checks import peak_at_most
 from labkit.compare import difference
-from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
+from labkit.exercises import Answer, Case, Draw, Exercise
 
 
 def _keys_seen(s: int, rows: int, cols: int) -> list[int]:
@@ -21,10 +21,6 @@ def _keys_seen(s: int, rows: int, cols: int) -> list[int]:
 def flash_bytes(s: int, d: int, rows: int, cols: int, element_size: int) -> dict[str, int]:
     flash = 2 * s * d + s + 2 * d * sum(_keys_seen(s, rows, cols))
     return {"standard": (4 * s * s + 4 * s * d) * element_size, "flash": flash * element_size}
-
-
-def _other(**change: Any) -> Any:
-    return lambda **i: {**flash_bytes(**i), **{key: int(one(**i)) for key, one in change.items()}}
 
 
 def _attention_sizes(draw: Draw) -> dict[str, Any]:
@@ -47,81 +43,6 @@ FLASH_BYTES = Exercise(
             {"s": 60, "d": 7, "rows": 10, "cols": 4, "element_size": 2},
             {"s": 6, "d": 2, "rows": 3, "cols": 2, "element_size": 4},
             {"s": 8, "d": 5, "rows": 1, "cols": 4, "element_size": 2}]),
-    ],
-    mistakes=[
-        Mistake(
-            _other(flash=lambda s, d, rows, element_size, **_: element_size * (2 * s * d + s + 2 * d * s * s // rows)),
-            "The mask is causal: a block of queries loads no block of keys that begins after its last query.",
-        ),
-        Mistake(
-            _other(flash=lambda s, d, rows, element_size, **_: element_size * (
-                2 * s * d + s + 2 * d * sum(range(rows, s + 1, rows)))),
-            "Blocks of keys are loaded whole: the last one of a block of queries may reach beyond its last query.",
-        ),
-        Mistake(
-            _other(flash=lambda s, d, rows, cols, element_size: element_size * (
-                2 * s * d + s + 2 * d * sum(end // cols * cols for end in range(rows, s + 1, rows)))),
-            "A block of keys that begins before the last query of a block and ends after it is loaded, too.",
-        ),
-        Mistake(
-            _other(flash=lambda s, d, rows, cols, element_size: element_size * (
-                2 * s * d + s + 2 * d * sum((end // cols + 1) * cols for end in range(rows, s + 1, rows)))),
-            "A block of keys that begins right after the last query of a block is not loaded for it.",
-        ),
-        Mistake(
-            _other(flash=lambda s, d, rows, cols, element_size: element_size * (
-                2 * s * d + s + d * sum(_keys_seen(s, rows, cols)))),
-            "Only one of K and V is counted: a block of queries loads both.",
-        ),
-        Mistake(
-            _other(flash=lambda element_size, s, **i: flash_bytes(s=s, element_size=element_size, **i)["flash"]
-                   - s * element_size),
-            "lse is written too: one number a query.",
-        ),
-        Mistake(
-            _other(flash=lambda s, d, element_size, **_: (4 * s * d + s) * element_size),
-            "K and V do not fit on the chip: every block of queries loads them again.",
-        ),
-        Mistake(
-            _other(flash=lambda s, d, rows, cols, element_size: element_size * (
-                2 * s * d + s + 2 * d * sum((first // cols + 1) * cols for first in range(0, s, rows)))),
-            "The keys up to a block's *first* query are loaded here; its last query sees more of them.",
-        ),
-        Mistake(
-            _other(flash=lambda s, d, rows, cols, element_size: element_size * (
-                s * d + s + (2 * cols + rows) * d * sum(_keys_seen(s, rows, cols)) // cols)),
-            "A block of queries is loaded once, and stays on the chip while its keys are loaded.",
-        ),
-        Mistake(
-            _other(flash=lambda s, d, rows, cols, element_size: element_size * (
-                2 * s * d + (2 * d + 1) * sum(s - start // rows * rows for start in range(0, s, cols)))),
-            "This is the order of the first paper. Here queries stay, and keys and values are loaded again.",
-        ),
-        Mistake(
-            _other(flash=lambda s, rows, cols, element_size, **i: 4 * s - s * element_size + flash_bytes(
-                s=s, rows=rows, cols=cols, element_size=element_size, **i)["flash"]),
-            "Each number of lse has element_size bytes, too.",
-        ),
-        Mistake(
-            _other(flash=lambda s, d, rows, element_size, **_: element_size * (2 * s * d + s + d * s * s // rows)),
-            "This is half of all keys. The blocks on the diagonal are loaded whole, which makes it more than half.",
-        ),
-        Mistake(
-            _other(standard=lambda s, d, element_size, **_: (2 * s * (s + 1) + 4 * s * d) * element_size),
-            "The standard way writes and reads all of S and P, what the mask hides, too.",
-        ),
-        Mistake(
-            _other(standard=lambda s, d, element_size, **_: (2 * s * s + 4 * s * d) * element_size),
-            "What one of the three kernels writes, the next one reads: count S and P in both.",
-        ),
-        Mistake(
-            _other(standard=lambda s, d, element_size, **_: 4 * s * d * element_size),
-            "S and P move, too: s x s numbers each, written and read.",
-        ),
-        Mistake(
-            _other(standard=lambda s, element_size, **_: 4 * s * s * element_size),
-            "Q, K, V and out move too, not S and P alone.",
-        ),
     ],
     idea="Look at the picture of the tiles: which keys does each block of queries load, and which tensors move once?",
     hint="standard: Q K^T reads 2 s d, writes s^2; softmax reads s^2, writes s^2; P V reads s^2 + s d, writes s d. "

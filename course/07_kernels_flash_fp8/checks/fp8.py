@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from labkit.exercises import Case, Draw, Exercise, Mistake
+from labkit.exercises import Case, Draw, Exercise
 
 E4M3: dict[str, Any] = {"mantissa": 3, "lowest": -6, "top": 448.0}
 E5M2: dict[str, Any] = {"mantissa": 2, "lowest": -14, "top": 57344.0}
@@ -42,37 +42,6 @@ def to_fp8(x: torch.Tensor, mantissa: int, lowest: int, top: float) -> torch.Ten
     up = (a - low > high - a) | ((a - low == high - a) & (above % 2 == 0))
     nearest = torch.where(up, high, low).to(torch.float32)
     return torch.where(x.isnan(), x.float(), torch.copysign(nearest, x.float()))
-
-
-def _rounded(x: torch.Tensor, mantissa: int, lowest: int, top: float, how: Callable[[torch.Tensor], torch.Tensor],
-             clamp: bool = True, small: str = "") -> torch.Tensor:  # fmt: skip
-    """A wrong cast: another rounding, no clamp, or no numbers below the lowest exponent."""
-    x = x.float()
-    x = x.clamp(-top, top) if clamp else x
-    exponent = (torch.frexp(x)[1] - 1).double()
-    step = torch.exp2((exponent if small == "normal" else exponent.clamp(min=lowest)) - mantissa)
-    y = (how(x.double() / step) * step).float()
-    return torch.where(x.abs() < 2.0**lowest, torch.zeros_like(y), y) if small == "zero" else y
-
-
-def _wrong(**how: Any) -> Callable[..., torch.Tensor]:
-    return lambda **i: _rounded(**i, **{"how": torch.round, **how})
-
-
-def _steps_by(exponent: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """A wrong cast: another exponent of each magnitude."""
-
-    def cast(x: torch.Tensor, mantissa: int, lowest: int, top: float) -> torch.Tensor:
-        y = x.double().clamp(-top, top)
-        step = torch.exp2(exponent(y.abs()).clamp(min=lowest) - mantissa)
-        return ((y / step).round() * step).float()
-
-    return cast
-
-
-def _by_torch(dtypes: tuple[torch.dtype, torch.dtype]) -> Callable[..., torch.Tensor]:
-    """torch's own cast: the first dtype for three mantissa bits, the second for all others."""
-    return lambda x, mantissa, lowest, top: x.clamp(-top, top).to(dtypes[mantissa != 3]).float()
 
 
 def _awkward(draw: Draw, mantissa: int, lowest: int, top: float) -> dict[str, Any]:
@@ -120,37 +89,6 @@ TO_FP8 = Exercise(
         # Numbers of the format stay as they are; alone they would be right in an answer that does nothing.
         Case("numbers of the format, and those half-way between", lambda draw: {
             "x": torch.cat((g := grid(**E4M3), -g, (g[:-1] + g[1:]) / 2)).float(), **E4M3}, hidden=True),
-    ],
-    mistakes=[
-        Mistake(lambda **i: to_fp8(**i).masked_fill(i["x"].isinf(), torch.nan), "An infinite number is beyond the top, "
-                "too, and becomes ±top; here it became NaN."),
-        Mistake(lambda **i: to_fp8(**i).nan_to_num(0.0), "NaN stays NaN: as a number it would hide that a step went "
-                "wrong."),
-        Mistake(_wrong(clamp=False), "Beyond ±top the answer is ±top."),
-        Mistake(_wrong(how=lambda t: (t + 0.5 * t.sign()).trunc()), "Half-way goes to the number whose last bit is "
-                "*even* (0), not away from zero."),
-        Mistake(_wrong(how=lambda t: (t + 0.5).floor()), "Half-way goes to the number whose last bit is *even* "
-                "(0), not up."),
-        Mistake(_wrong(how=torch.trunc), "This cuts bits off. Round to the nearest."),
-        Mistake(_wrong(how=torch.floor), "This rounds down. Round to the nearest."),
-        Mistake(_wrong(small="normal"), "Below 2**lowest the steps get no finer: they stay as they are."),
-        Mistake(_wrong(small="zero"), "Below 2**lowest there are still numbers: multiples of 2**(lowest - mantissa)."),
-        Mistake(lambda **i: to_fp8(**i).masked_fill(i["x"].abs() > i["top"], torch.nan), "Beyond ±top the answer is "
-                "±top; here it is NaN."),
-        Mistake(lambda **i: torch.where(i["x"].isinf(), i["x"], to_fp8(**i)), "An infinite number is beyond the top, "
-                "too, and becomes ±top."),
-        Mistake(lambda **i: to_fp8(**i).abs(), "The sign is lost."),
-        Mistake(_steps_by(lambda a: torch.frexp(a)[1].double()), "Here the steps are twice too large: torch.frexp "
-                "gives a fraction between 0.5 and 1, and so an exponent that is one higher."),
-        Mistake(_steps_by(lambda a: a.log2().round()), "Here the exponent is rounded to the nearest. Round it down: "
-                "1.9 is 1.9 · 2^0."),
-        Mistake(_steps_by(torch.zeros_like), "Here all steps are equal. They double from one power of two to the "
-                "next."),
-        Mistake(lambda x, mantissa, lowest, top: x.clamp(-top, top).round(decimals=mantissa), "These are decimal "
-                "places; the mantissa has *bits*."),
-        *(Mistake(_by_torch(dtypes), "Other formats than E4M3 and E5M2 are asked too.") for dtypes in (
-            (torch.float8_e4m3fn, torch.float8_e4m3fn), (torch.float8_e4m3fn, torch.float8_e5m2),
-            (torch.float8_e5m2, torch.float8_e4m3fn))),
     ],
     idea="Between two powers of two all steps are equal: find the step at each number, and round to a multiple of it.",
     hint="x = clamp(x, ±top); e = the exponent of |x| (torch.frexp(x)[1] - 1), at least lowest; the steps there are "
@@ -232,25 +170,6 @@ def _negative(draw: Draw) -> dict[str, Any]:
     return {**inputs, "x": -inputs["x"].abs()}
 
 
-def _scales(of: Callable[[torch.Tensor, float], torch.Tensor]) -> Callable[..., torch.Tensor]:
-    return lambda x, tile, top: of(_amaxes(x, tile).double(), top).float()
-
-
-def _in_float32(x: torch.Tensor, tile: Sequence[int], top: float) -> torch.Tensor:
-    a = _amaxes(x, tile)
-    return torch.where(a > 0, torch.exp2((top / a).log2().floor()), 1.0).float()
-
-
-def _exponents(of_zeros: float) -> Callable[..., torch.Tensor]:
-    """Return a wrong answer: log2 of the scales."""
-    return lambda x, tile, top: torch.where(_amaxes(x, tile) > 0, tile_scales(x, tile, top).log2(), of_zeros)
-
-
-def _of_zeros(scale: float) -> Callable[..., torch.Tensor]:
-    """Return a mistake: another scale for tiles of zeros."""
-    return lambda x, tile, top: torch.where(_amaxes(x, tile) > 0, tile_scales(x, tile, top), scale)
-
-
 TILE_SCALES = Exercise(
     "tile_scales",
     reference=tile_scales,
@@ -268,22 +187,6 @@ TILE_SCALES = Exercise(
         Case("a tile of zeros among others", _with_zeros, hidden=True),
         Case("fits to the last bit; tiny numbers", _at_the_edge(448.0), hidden=True, fixed=[
             _at_the_edge(57344.0), _at_the_edge(6.0), _TINY_NUMBERS]),
-    ],
-    mistakes=[
-        Mistake(lambda x, tile, top: tile_scales(x.clamp(min=0), tile, top), "The largest *magnitude*: abs first."),
-        *(Mistake(_of_zeros(scale), "A tile of zeros has nothing to scale: its scale is 1, and here it is not.")
-          for scale in (math.inf, math.nan, 0.0, 2.0**127)),
-        Mistake(lambda **i: 1 / tile_scales(**i), "This is the inverse. x is *multiplied* by the scale."),
-        Mistake(_scales(lambda a, top: torch.where(a > 0, top / a, 1.0)), "Round it down to a power of two."),
-        *(Mistake(_exponents(zeros), "This is an exponent: the scale is 2 to this power.") for zeros in (0.0, 1.0)),
-        Mistake(_scales(lambda a, top: torch.where(a > 0, torch.exp2((top / a).log2().ceil()), 1.0)),
-                "Rounded up, the largest number of the tile goes beyond the top. Round down."),
-        Mistake(_scales(lambda a, top: torch.where(a > 0, torch.exp2((top / a).log2().round()), 1.0)),
-                "Rounded to the nearest power, some tiles go beyond the top. Round down."),
-        Mistake(lambda x, tile, top: _in_float32(x.double(), tile, top), "Of next to nothing the scale would be "
-                "infinite. It is a float32, too: at most 2**127."),
-        Mistake(lambda x, tile, top: _in_float32(x, tile, top), "In float32 log2 rounds: top / amax = 0.99999994 comes "
-                "out as 2**0, and amax times the scale lies beyond the top."),
     ],
     idea="The largest magnitude of a tile decides alone: how often may it be doubled, or must it be halved, to fit?",
     hint="For each tile amax = largest |x|, in float64; scale = 2 ** min(127, floor(log2(top / amax))), or 1 where "

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 
 from labkit.compare import ANYTHING
-from labkit.exercises import Answer, Case, Draw, Exercise, Mistake, instead
+from labkit.exercises import Answer, Case, Draw, Exercise
 
 Inputs = list[dict[str, Any]]
 
@@ -54,21 +52,6 @@ def _nothing_else(answer: Answer) -> str | None:
 def _told(of: Callable[[Inputs], list[list[list[float]]]]) -> Callable[[Inputs], list[dict[str, Any]]]:
     """Return an answer in the form of `_drive_delayed`, from traces of scales."""
     return lambda ranks: [{"scales": trace, "noted": ANYTHING} for trace in of(ranks)]
-
-
-def _wrong(**how: Any) -> Callable[[Inputs], list[dict[str, Any]]]:
-    return _told(lambda ranks: delayed(ranks, **how))
-
-
-def _maxima(ranks: Inputs) -> Inputs:
-    """The inputs of a program that takes the largest number in place of the largest magnitude: `_drive_delayed` turns
-    signs."""
-
-    def one(amaxes: Any) -> Any:
-        sign = itertools.cycle((1 / 3, 1.0))
-        return [[[next(sign) * a for a in microbatch] for microbatch in step] for step in amaxes]
-
-    return [{**rank, "amaxes": one(rank["amaxes"])} for rank in ranks]
 
 
 def _largest(amaxes: list[float]) -> float:
@@ -178,11 +161,12 @@ _ZEROS = _series(
     [(0.0,), (8.0,), (2.0,), (0.0,), (0.0,), (0.0,), (4.0,)],
     [(4.0,), (2.0,), (0.0,), (0.0,), (0.0,), (0.0,), (1.0,)],
 )
-# What overflows on one rank alone, on each in turn: rank 0 of these sees numbers only, and so does rank 1.
+# What overflows on one rank alone, on each in turn. Beside a NaN another rank has the largest number of all: a maximum
+# over ranks that drops the NaN gives another scale.
 _ON_ONE_RANK = [
     {"amaxes": [[list(of_step)] for of_step in steps], "history": 2, "top": 448.0}
     for steps in (
-        [(2.0, 2.0, 4.0), (8.0, 1.0, _INF), (1.0, _NAN, 1.0), (0.5, 1.0, 0.5), (0.25, 0.5, 0.5)],
+        [(2.0, 2.0, 4.0), (8.0, 16.0, _INF), (1.0, _NAN, 1.0), (0.5, 1.0, 0.5), (0.25, 0.5, 0.5)],
         [(4.0, 1.0, 2.0), (_INF, _NAN, 8.0), (2.0, 8.0, _NAN), (1.0, 0.5, 1.0), (0.5, 0.25, 0.25)],
         [(1.0, 4.0, 1.0), (2.0, 2.0, 2.0), (0.5, 0.5, 0.5), (4.0, 0.125, 2.0), (0.5, 0.5, 0.125)],
     )
@@ -221,45 +205,6 @@ DELAYED = Exercise(
         Case("the same scales on every rank", _steps((2, 4), (2, 3)), hidden=True, points=2, fixed=[_RANKS_IN_TURN]),
         Case("one message a step", _steps((2, 4), (2, 2)), hidden=True, accept=[_one_message]),
     ],
-    mistakes=[
-        Mistake(_wrong(shared=False), "Each rank saw a part of the tensor: the largest of all counts."),
-        Mistake(_wrong(most="step"), "The largest of the last `history` steps, not of the last one."),
-        Mistake(_wrong(most="ever"), "Something older than the last `history` steps still counts: an "
-                "amax that stays in the history, or one that is not 0 when a new step begins."),
-        Mistake(_wrong(most="mean"), "This follows the mean of the history. With it the largest of them "
-                "would be cut off: the largest counts."),
-        Mistake(_told(lambda r: delayed(_maxima(r))), "The largest *magnitude*: a negative number counts, too."),
-        Mistake(_wrong(overflow="one"), "A step that overflows leaves the scale as it is; here it "
-                "becomes 1 again."),
-        Mistake(_wrong(overflow="begins"), "A step that overflows does not empty the history: it joins "
-                "it as 0."),
-        Mistake(_wrong(own=False), "The step that ends now belongs to the history."),
-        Mistake(_wrong(last=True), "A step has several microbatches: keep the largest of them."),
-        Mistake(_wrong(overflow="moves"), "A step that overflows leaves the scale as it is, also when "
-                "the largest has just left the history."),
-        Mistake(_wrong(overflow="skips"), "A step that overflows belongs to the history, too: as 0, so "
-                "that the oldest step leaves."),
-        Mistake(_wrong(overflow="local"), "A rank that makes 0 of its infinity hides it from the others: "
-                "the step overflowed on all of them."),
-        Mistake(_wrong(overflow="dropped"), "The infinity or NaN is dropped here, and with it the news "
-                "that the step overflowed."),
-        Mistake(_wrong(overflow="all"), "Each tensor has a scale of its own: where one overflows, the "
-                "others move on."),
-        Mistake(_wrong(together="sum"), "The ranks' amaxes are added up here; the largest of them "
-                "counts."),
-        Mistake(_wrong(together="mean"), "This is the mean of the ranks' amaxes; the largest of them "
-                "counts."),
-        Mistake(_wrong(zero="one"), "Where all of the history is 0 the scale is left; here it becomes "
-                "1."),
-        Mistake(_wrong(nan=False), "NaN is lost: a step with NaN has overflowed, too. (Python's max(a, "
-                "nan) is a.)"),
-        Mistake(_wrong(decided="lost"), "A NaN of another rank than the first is lost: a maximum "
-                "over ranks may drop it. Send infinity in its place."),
-        Mistake(_wrong(decided="own"), "Each rank decides by its own tensor whether the step "
-                "overflowed: decide by what all of them have."),
-        Mistake(_wrong(zero="step"), "A tensor that is zero in one step alone is no reason to leave the "
-                "scale: the largest of the history counts."),
-    ],
     idea="Keep three things apart: the largest magnitude of this step, the history of steps, and the scale in use.",
     hint="note: self.amax = torch.maximum(self.amax, x.abs().max()), which keeps NaN. update: stack the amaxes, with "
     "inf in the place of NaN, one all_reduce with op=MAX; append each to its history of at most H, set amax to 0. "
@@ -274,12 +219,6 @@ def shares(outs: list[torch.Tensor], parts: list[torch.Tensor]) -> list[list[flo
     """The factor of each part in each result, by least squares in float64."""
     columns = torch.stack([p.double().flatten() for p in parts], 1)
     return [torch.linalg.lstsq(columns, out.double().flatten()[:, None]).solution.flatten().tolist() for out in outs]
-
-
-def _own_part_whole(outs: list[torch.Tensor], parts: list[torch.Tensor]) -> list[list[float]]:
-    """A mistake: each rank takes the factor of its own part as 1, and computes only the others."""
-    rest = [shares([out - parts[r]], parts[:r] + parts[r + 1 :])[0] for r, out in enumerate(outs)]
-    return [[*of[:r], 1.0, *of[r:]] for r, of in enumerate(rest)]
 
 
 def _mixed(tp: tuple[int, int], noise: float = 0.0, equal: bool = False) -> Callable[[Draw], dict[str, Any]]:
@@ -316,16 +255,6 @@ SHARES = Exercise(
         Case("two to four ranks", _mixed((2, 4)), hidden=True, fixed=[_any_factors]),
         Case("with the noise of FP8", _mixed((2, 4), 0.02), hidden=True, points=2),
         Case("ranks that agree", _mixed((2, 3), 0.01, True), hidden=True),
-    ],
-    mistakes=[
-        Mistake(_own_part_whole, "A rank's own part has an unknown factor, too: it is not always 1."),
-        Mistake(lambda outs, parts: [[float(o.norm() / p.norm()) for p in parts] for o in outs],
-                "A norm is of the whole output: it does not say which part it comes from."),
-        Mistake(lambda outs, parts: [list(col) for col in zip(*shares(outs, parts), strict=True)],
-                "[r][j]: a list a rank, and in it the factor of each rank's part."),
-        Mistake(lambda outs, parts: [[1.0] * len(parts) for _ in outs], "Find out; do not assume."),
-        Mistake(lambda outs, parts: [[float((o * p).sum() / (p * p).sum()) for p in parts] for o in outs],
-                "The parts are not orthogonal: one factor at a time takes in some of the others."),
     ],
     idea="Each output is a sum of known parts with unknown factors: few unknowns, and one equation for each number.",
     hint="For each rank: out = c_0 part_0 + c_1 part_1 + ... Flatten, stack the parts as columns, torch.linalg.lstsq.",
@@ -366,7 +295,6 @@ def _another(draw: Draw) -> dict[str, Any]:
 
 _SMALL = {"peak": 1.7e14, "bandwidth": 2e12, "hidden": 1536, "element_size": 4, "layers": 7, "growth": 3.0}
 
-_instead = partial(instead, answers)
 
 _H100 = {"peak": 989e12, "bandwidth": 3.35e12, "hidden": 4096, "element_size": 2, "layers": 32, "growth": 4.0}
 
@@ -375,43 +303,6 @@ ANSWERS = Exercise(
     reference=answers,
     cases=[Case("an H100, h = 4096", _H100), Case("other runs", _another, points=3, hidden=True,
                                                             fixed=[_SMALL])],
-    mistakes=[
-        Mistake(_instead(ridge=lambda bandwidth, peak, **_: bandwidth / peak), "FLOP per byte: peak over bandwidth."),
-        Mistake(_instead(tokens_for_arithmetic=lambda peak, bandwidth, element_size, **_: math.ceil(
-            peak / bandwidth * element_size / 2)), "x and y move too, not W alone."),
-        Mistake(_instead(amax_bytes=lambda layers, **_: 4 * 4 * layers), "x, W *and* dy: three numbers a linear "
-                "layer."),
-        Mistake(_instead(tokens_for_arithmetic=lambda peak, bandwidth, **_: math.ceil(peak / bandwidth)),
-                "The intensity of this product is not n: it is its FLOP over the bytes of x, W and y."),
-        Mistake(_instead(tokens_for_arithmetic=lambda peak, bandwidth, element_size, hidden, **_: math.ceil(
-            peak / bandwidth * element_size * hidden / (2 * hidden - peak / bandwidth * element_size))),
-                "One of x and y is not counted: x and W are read, and y is written."),
-        Mistake(_instead(tokens_for_arithmetic=lambda peak, bandwidth, element_size, hidden, **_: math.ceil(
-            peak / bandwidth * element_size * hidden / (hidden - 2 * peak / bandwidth * element_size))),
-                "A multiplication and an addition are two FLOP: x·Wᵀ takes 2 n h² of them."),
-        Mistake(_instead(norm_microseconds=lambda bandwidth, hidden, **_: 1e6 * 2 * 8192 * hidden * 4 / bandwidth),
-                "Each number of the norm has element_size bytes."),
-        Mistake(_instead(tokens_for_arithmetic=lambda **i: answers(**i)["tokens_for_arithmetic"] - 1),
-                "With this many tokens memory is still the bound: one more is needed."),
-        Mistake(_instead(amax_bytes=lambda layers, element_size, **_: 12 * element_size * layers),
-                "An amax is sent in float32, whatever the size of the other numbers."),
-        Mistake(_instead(amax_bytes=lambda layers, **_: 12 * layers), "A factor of four is missing: four linear layers "
-                "in each transformer layer, and four bytes a number."),
-        Mistake(_instead(cut_off=lambda growth, **_: 1 / growth), "That is what is left of it; the error is the rest."),
-        Mistake(_instead(cut_off=lambda growth, **_: growth - 1), "Relative to the true value, not to what is "
-                "left of it."),
-        Mistake(_instead(smallest_kept=lambda **_: 2.0**-6 / 448), "Below 2^-6 E4M3 has seven more numbers, "
-                "in equal steps down to 0."),
-        Mistake(_instead(smallest_kept=lambda **_: 2.0**-10 / 448), "2^-10 rounds to 0: it is no number of E4M3."),
-        Mistake(_instead(smallest_kept=lambda **_: 2.0**-9), "This is the number of E4M3 itself; asked is its size "
-                "relative to amax."),
-        Mistake(_instead(norm_microseconds=lambda **i: answers(**i)["norm_microseconds"] / 2), "Read once *and* "
-                "written once."),
-        Mistake(_instead(norm_microseconds=lambda **i: answers(**i)["norm_microseconds"] * 7 / 2), "This is the "
-                "eager norm, which moves seven times; the fused one moves two times."),
-        *(Mistake(_instead(norm_microseconds=lambda unit=unit, **i: answers(**i)["norm_microseconds"] / unit),
-                  "In microseconds: a second has 10^6.") for unit in (1e3, 1e6)),
-    ],
     idea="Write each number down with its units first: FLOP, bytes, seconds, numbers.",
     hint="ridge = peak / bandwidth. 2 n h² / (e (2 n h + h²)) = ridge, solved for n, rounded up. 4 linear layers x 3 "
     "tensors x 4 bytes a layer. 1 - 1/growth. E4M3's smallest number is 2^-9 and the scale 448/amax. 2 x 8192 x h x e "

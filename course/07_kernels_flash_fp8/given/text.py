@@ -65,13 +65,11 @@ def texts(cell: str) -> list[tuple[str, int, str]]:
     for call in calls:
         called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
         names = [*call.args[1:], *(word.value for word in call.keywords if word.arg == "name"), ast.Constant("")]
-        if called == "Kernel" and _is_text(call.args[0]) and _is_text(names[0]):
-            found.append((call.args[0].value, call.args[0].lineno, names[0].value))
+        text, name = call.args[0], names[0]
+        if called == "Kernel" and isinstance(text, ast.Constant) and isinstance(name, ast.Constant):
+            if isinstance(text.value, str) and isinstance(name.value, str):
+                found.append((text.value, text.lineno, name.value))
     return found
-
-
-def _is_text(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 # --------------------------------------------------------------------------------------------------------- the text
@@ -118,7 +116,7 @@ def kernel_of(source: str, line: int, name: str = "") -> Named:
     kernels = {found["name"]: found for found in _KERNEL.finditer(code)}
     if not kernels:
         raise CompileError("there is no kernel: `__global__ void name(...)` is wanted", line)
-    wanted = name.partition("<")[0].strip() or next(iter(kernels))
+    wanted = name.partition("<")[0].rpartition("::")[2].strip() or next(iter(kernels))
     if not name and len(kernels) > 1:
         raise CompileError(f'which of {", ".join(kernels)}? Write Kernel(r"""...""", name="{wanted}")', line)
     if wanted not in kernels:
@@ -166,7 +164,9 @@ def _pointer(found: re.Match[str]) -> str:
 
 _LOC = re.compile(r"\s+\.loc\s+(\d+)\s+(\d+)\s+(\d+)")
 _FILE = re.compile(r'\s+\.file\s+(\d+)\s+(?:"[^"]*"\s+)?"([^"]*)"')
-_CALL = re.compile(r"\s+(?:call|bl)\s+(?:__tsan_|__sanitizer_cov|__ubsan_)\w+")
+_SECTION = re.compile(r"\s+(?:\.section\s+)?(\.(?:text|data|bss|rodata)\S*)")
+_CALL = re.compile(r"\s+(?:call|bl)\s+(?:__tsan_|__sanitizer_cov|__ubsan_|lab_mem)\w+")
+_COPIES = re.compile(r"(\s+(?:call|bl)\s+)(mem(?:cpy|move|set))\b")
 _COMMON = re.compile(r"(\s+\.comm\s+)(\w+),(\d+)(,\d+)")
 _SIZE = re.compile(r"\s+\.size\s+(\w+), (\d+)$")
 _LOCAL = re.compile(r"_ZZ.*E(\d+)(\w+)$")
@@ -184,21 +184,24 @@ GAP = 128  # bytes behind a shared array that belong to nobody
 
 def annotated(assembly: str, source: str, line: int) -> str:
     """The assembly with tables for `runtime.cc`: `lab_lines`, a row for each call of it; `lab_shared`, the arrays."""
-    text, code, out, rows = source.split("\n"), code_of(source), [], []
+    text, code = source.split("\n"), code_of(source)
+    out, rows = list[str](), list[tuple[int, int]]()
     names: dict[str, str] = {}
     shared: dict[str, int] = {}
-    where = ("", 0, 0)
+    section, where = "", ("", 0, 0)
     for one in assembly.replace("\t.byte\t-2\n" * 4, f"\t.long\t{0x7FFFFFFF}\n").split("\n"):
-        for pattern, instead in _UNSET:
+        for pattern, instead in (*_UNSET, (_COPIES, r"\1lab_\2")):
             one = pattern.sub(instead, one)
-        if found := _LOC.match(one):
+        if found := _SECTION.match(one):
+            section = found[1]
+        elif found := _LOC.match(one):
             where = (names.get(found[1], ""), int(found[2]), int(found[3]))
         elif found := _FILE.match(one):
             names[found[1]] = found[2]
         elif (found := _COMMON.match(one)) and _shared_name(found[2], code):
             shared[found[2]] = int(found[3])
             one = f"{found[1]}{found[2]},{int(found[3]) + GAP}{found[4]}"
-        elif one.startswith("\t.zero\t") and len(out) > 1 and (found := _SIZE.match(out[-2])):
+        elif "bss" in section and one.startswith("\t.zero\t") and (found := _SIZE.match(out[-2])):
             if _shared_name(found[1], code):
                 shared[found[1]] = int(found[2])
                 one += f"\n\t.zero\t{GAP}"

@@ -17,11 +17,13 @@ leave after each change.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from course.lab08.disk import Disk, Left, replay
+from course.lab08.disk import Disk, Killed, Left
 from labkit.exercises import Answer, Case, Draw, Exercise
 
 _MOST = 100  # changes of a save
@@ -128,36 +130,63 @@ def _old(inputs: Mapping[str, Any]) -> str:
     return f"step-{inputs['step'] - 10}"
 
 
-def _bytes(inputs: Mapping[str, Any]) -> dict[str, bytes]:
-    return {path: text.encode() for path, text in inputs["before"].items()}
+def _disk(answer: Answer, kill_at: int = 0) -> Disk:
+    """As it is before the first save."""
+    return Disk({path: text.encode() for path, text in answer.inputs["before"].items()}, kill_at)
 
 
-def _after(inputs: Mapping[str, Any], log: list[Any]) -> Disk:
-    """The disk after a log without deaths."""
-    disk = Disk(_bytes(inputs))
-    for _, now in replay(_bytes(inputs), [tuple(one) for one in log]):
-        disk = now
+def _run(disk: Disk, log: list[Any]) -> Disk:
+    """Repeat what a program did, up to its death."""
+    with contextlib.suppress(Killed):
+        for what, *args in log:
+            getattr(disk, what)(*([args[0], args[1].encode("latin-1")] if what == "write" else args))
     return disk
 
 
-def _said(change: tuple[str, ...]) -> str:
+def _said(change: list[str]) -> str:
     what, *args = change
     return f"{what}({', '.join(repr(arg) for arg in (args[:1] if what == 'write' else args))})"
+
+
+def _hidden(disk: Disk) -> str:
+    return next((name for name in disk.names() if name.startswith(".")), "")
 
 
 def _published(answer: Answer) -> str | None:
     """Check what a reader finds after a save that nothing has disturbed."""
     inputs, saves, new = answer.inputs, _saves(answer.inputs), f"step-{answer.inputs['step']}"
     log = _runs(answer)[0]["log"]
-    disk = _after(inputs, log)
-    folders = disk.now()
-    if new not in folders:
+    disk = _run(_disk(answer), log)
+    if new not in disk.now():
         return f"there is no folder {new} after the save"
-    if half := _seen(folders, saves, _old(inputs)):
+    if half := _seen(disk.now(), saves, _old(inputs)):
         return f"after the save there is {half}"
-    if hidden := [name for name in disk.names() if name.startswith(".")]:
-        return f"after the save {hidden[0]} is still there"
+    if hidden := _hidden(disk):
+        return f"after the save {hidden} is still there"
     return f"a save that makes {len(log)} changes" if len(log) > _MOST else None
+
+
+@dataclasses.dataclass
+class _Death:
+    """A program that died, on a disk as it was then, and the one that saved afterwards."""
+
+    change: str  # at which it died
+    disk: Disk
+    early: list[Any]  # what it has done
+    step: int  # that was saved then
+    later: list[Any]  # what was done then
+
+
+def _deaths(answer: Answer) -> Iterator[_Death]:
+    """Those before the next step was saved; then those before the same step was saved again."""
+    first, *others = _runs(answer)
+    deaths, step = len(first["log"]), answer.inputs["step"]
+    for place, then in ((0, step + 10), (deaths + 1, step)):
+        for number, run in enumerate(others[place : place + deaths], 1):
+            died = run["log"].index(["restart"])
+            disk = _run(_disk(answer, kill_at=number), run["log"][:died])
+            change = f"killed at change {number}, {_said(first['log'][number - 1])}"
+            yield _Death(change, disk, run["log"][:died], then, run["log"][died + 1 :])
 
 
 def _killed(answer: Answer) -> str | None:
@@ -166,50 +195,24 @@ def _killed(answer: Answer) -> str | None:
         return wrong
     inputs, saves, old = answer.inputs, _saves(answer.inputs), _old(answer.inputs)
     first, *others = _runs(answer)
-    deaths = len(first["log"])
-    said = [*(answer.value if isinstance(answer.value, list) else []), *[""] * 2 * _MOST]
-    if [one["kill_at"] for one in others] != 2 * [*range(1, deaths + 2)]:
+    if [one["kill_at"] for one in others] != 2 * [*range(1, len(first["log"]) + 2)]:
         return "it goes on after it was killed"
-    for at, (number, step, run) in enumerate(_after_deaths(answer)):
-        then, new = ("the next save", "the same step, saved again,")[step == inputs["step"]], f"step-{step}"
-        change = _said(tuple(first["log"][number - 1]))
-        died = run["log"].index(["restart"])
-        if died != number or [one[0] for one in run["log"][:died]] != [one[0] for one in first["log"][:died]]:
+    said = [*(answer.value if isinstance(answer.value, list) else []), *[""] * 2 * _MOST]
+    for at, death in enumerate(_deaths(answer)):
+        then, new = ("the next save", "the same step, saved again")[death.step == inputs["step"]], f"step-{death.step}"
+        if [one[0] for one in death.early] != [one[0] for one in first["log"][: at % len(first["log"]) + 1]]:
             return "it goes on after it was killed, or does other things each time"
-        disk = Disk(_bytes(inputs), kill_at=number)
-        _run(disk, run["log"][:died])
-        if half := _seen(disk.now(), saves, old):
-            return f"killed at change {number}, {change}: there is {half}"
+        if half := _seen(death.disk.now(), saves, old):
+            return f"{death.change}: there is {half}"
         if said[at]:
-            return f"killed at change {number}, {change}: {then} ends in {said[at]}"
-        disk.restart()
-        _run(disk, run["log"][died + 1 :])
-        if half := f"no {new}" if new not in disk.now() else _seen(disk.now(), saves, old):
-            return f"killed at change {number}, {change}: after {then.rstrip(',')} there is {half}"
-        hidden = [name for name in disk.names() if name.startswith(".")]
-        if hidden and run["log"][died + 1 :]:
-            return f"killed at change {number}, {change}: {hidden[0]} is still there after {then.rstrip(',')}"
+            return f"{death.change}: {then}{',' * (death.step == inputs['step'])} ends in {said[at]}"
+        death.disk.restart()
+        folders = _run(death.disk, death.later).now()
+        if half := f"no {new}" if new not in folders else _seen(folders, saves, old):
+            return f"{death.change}: after {then} there is {half}"
+        if death.later and (hidden := _hidden(death.disk)):
+            return f"{death.change}: {hidden} is still there after {then}"
     return None
-
-
-def _after_deaths(answer: Answer) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Yield (the change at which it was killed, the step that was saved then, the run) for every death."""
-    first, *others = _runs(answer)
-    deaths, step = len(first["log"]), answer.inputs["step"]
-    for place, then in ((0, step + 10), (deaths + 1, step)):
-        for number, run in enumerate(others[place : place + deaths], 1):
-            yield number, then, run
-
-
-def _run(disk: Disk, log: list[Any]) -> None:
-    """Repeat what a program did, up to its death."""
-    from course.lab08.disk import Killed
-
-    try:
-        for what, *args in log:
-            getattr(disk, what)(*([args[0], args[1].encode("latin-1")] if what == "write" else args))
-    except Killed:
-        pass
 
 
 def _without_power(answer: Answer) -> str | None:
@@ -217,25 +220,16 @@ def _without_power(answer: Answer) -> str | None:
     left."""
     if wrong := _published(answer):
         return wrong
-    inputs, saves, old = answer.inputs, _saves(answer.inputs), _old(answer.inputs)
-    for number, (change, disk) in enumerate(replay(_bytes(inputs), _log(answer)), 1):
-        if half := _cut(disk, saves, old):
+    saves, old, disk = _saves(answer.inputs), _old(answer.inputs), _disk(answer)
+    for number, change in enumerate(_runs(answer)[0]["log"], 1):
+        if half := _cut(_run(disk, [change]), saves, old):
             return f"the power fails after change {number}, {_said(change)}: there may be {half}"
-    for number, _, run in _after_deaths(answer):
-        died = run["log"].index(["restart"])
-        disk = Disk(_bytes(inputs), kill_at=number)
-        _run(disk, run["log"][:died])
-        disk.restart()
-        for change in run["log"][died + 1 :]:
-            _run(disk, [change])
-            if half := _cut(disk, saves, old):
-                return (f"killed at change {number}, saved again, and the power fails after {_said(tuple(change))}: "
-                        f"there may be {half}")  # fmt: skip
+    for death in _deaths(answer):
+        death.disk.restart()
+        for change in death.later:
+            if half := _cut(_run(death.disk, [change]), saves, old):
+                return f"{death.change}; saved again, the power fails after {_said(change)}: there may be {half}"
     return None
-
-
-def _log(answer: Answer) -> list[tuple[str, ...]]:
-    return [tuple(one) for one in _runs(answer)[0]["log"]]
 
 
 def _stays(answer: Answer) -> str | None:
@@ -243,8 +237,7 @@ def _stays(answer: Answer) -> str | None:
     if wrong := _published(answer):
         return wrong
     inputs, new = answer.inputs, f"step-{answer.inputs['step']}"
-    disk = _after(inputs, _runs(answer)[0]["log"])
-    half = _cut(disk, _saves(inputs), _old(inputs), new)
+    half = _cut(_run(_disk(answer), _runs(answer)[0]["log"]), _saves(inputs), _old(inputs), new)
     return f"the save has returned and the power fails: there may be {half}" if half else None
 
 

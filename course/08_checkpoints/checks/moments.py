@@ -88,14 +88,9 @@ WHOSE = Exercise(
 # ------------------------------------------------------------------------------------------------------- by name
 
 
-def by_name(
-    state: dict[int, Any], saved_names: list[str], names: list[str], refused: str = "", *, position: bool = False,
-) -> Any:  # fmt: skip
-    """The state by parameter; with `position` a mistake."""
+def by_name(state: dict[int, Any], saved_names: list[str], names: list[str], refused: str = "") -> Any:
     if refused:
         return "refused"
-    if position:
-        return {i: state[i] for i in range(len(names)) if i in state}
     table = {name: state[i] for i, name in enumerate(saved_names) if i in state}
     return {i: table[name] for i, name in enumerate(names) if name in table}
 

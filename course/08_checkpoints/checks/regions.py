@@ -16,14 +16,11 @@ Box = list[list[int]]
 FILES = tuple(f"shard_{rank}" for rank in range(4))
 
 
-def boxes_of(
-    rows: int, columns: int, dim: int, parts: int, part: int, start: int, stop: int, *, local: bool = False
-) -> list[Box]:
-    """The boxes; `local` makes a mistake."""
+def boxes_of(rows: int, columns: int, dim: int, parts: int, part: int, start: int, stop: int) -> list[Box]:
     size = [rows, columns]
     size[dim] //= parts
     offset = [0, 0]
-    offset[dim] = 0 if local else part * size[dim]
+    offset[dim] = part * size[dim]
     width, found, at = size[1], list[Box](), start
     while at < stop:
         row, column = divmod(at, width)

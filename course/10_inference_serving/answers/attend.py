@@ -1,29 +1,29 @@
 from labkit.answers import Edit
 
+_HIDDEN = "torch.arange(kept + n) > torch.arange(kept, kept + n)[:, None]"
+
 WRONG = [
     Edit(
-        "table[(kept + i) // size]",
-        "(kept + i) // size",
-        ("keys[table]", "keys[: len(table)]"),
-        ("values[table]", "values[: len(table)]"),
+        "table[(kept + i) // size]", "(kept + i) // size", ("[table]", "[: len(table)]"),
         mistake="Page i of the sequence is not page i of the memory: the table says which one.",
     ),
     Edit(
-        "[: kept + n]", "", ("torch.arange(kept + n)", "torch.arange(len(seen_k))"), mistake="Rows behind the last token are read: they hold nothing of this sequence."
+        "[: kept + n]", "[kept : kept + n]", ("torch.arange(kept + n)", "torch.arange(kept, kept + n)"),
+        mistake="The tokens that were kept before are not looked at.",
+    ),
+    Edit(
+        "[: kept + n]", "", ("torch.arange(kept + n)", "torch.arange(len(seen_k))"),
+        mistake="Rows behind the last token are read: they hold nothing of this sequence.",
     ),
     Edit("        keys[page, row], values[page, row] = k[i], v[i]\n", "", mistake="The new keys and values are not written into their rows."),
     Edit("(kept + i) // size], (kept + i) % size", "i // size], i % size", mistake="The new tokens come behind the kept ones; here they are written over the first."),
-    Edit("    return scores", "    scores = q @ k.T / math.sqrt(d)\n    seen_v = v\n    return scores"),
-    Edit(
-        "torch.arange(kept + n) > torch.arange(kept, kept + n)[:, None]",
-        "torch.zeros(n, kept + n).bool()",
-        mistake="A new token sees new ones that come after it.",
-    ),
+    Edit(_HIDDEN, "torch.zeros(n, kept + n).bool()", mistake="A new token sees new ones that come after it."),
     Edit("> torch.arange", ">= torch.arange", mistake="A new token sees itself, too, and the new ones before it."),
     Edit(" / math.sqrt(d)", "", mistake="The scores are not divided by the square root of d."),
     Edit("math.sqrt(d)", "d", mistake="The scores are divided by d, not by its square root."),
-    Edit("keys[page, row], values[page, row] = k[i], v[i]", "keys[page, row], values[page, row] = v[i], k[i]"),
-    Edit("keys[table]", "keys[torch.tensor(table).sort().values]"),
+    Edit("= k[i], v[i]", "= v[i], k[i]"),
+    Edit("keys[table]", "keys[sorted(table)]"),
+    Edit("size = keys.shape[1]", "size = keys.nan_to_num_(0.0).shape[1]\n    values.nan_to_num_(0.0)"),
 ]
 
 
@@ -89,36 +89,3 @@ def attend(q, k, v, keys, values, table, kept):
         out = out * scale + weights @ values[page, :rows]
         most = new
     return out / mass
-
-
-# %% wrong: prompts only
-# mistake: The tokens that were kept before are not looked at.
-import math
-import torch
-
-
-def attend(q, k, v, keys, values, table, kept):
-    size = keys.shape[1]
-    for i in range(len(q)):
-        keys[table[(kept + i) // size], (kept + i) % size] = k[i]
-        values[table[(kept + i) // size], (kept + i) % size] = v[i]
-    hidden = torch.ones(len(q), len(q)).triu(1).bool()
-    return (q @ k.T / math.sqrt(q.shape[1])).masked_fill(hidden, -math.inf).softmax(-1) @ v
-
-
-# %% wrong: zeroes what is nan
-import math
-import torch
-
-
-def attend(q, k, v, keys, values, table, kept):
-    size, total = keys.shape[1], kept + len(q)
-    keys.nan_to_num_(0.0)
-    values.nan_to_num_(0.0)
-    for i in range(len(q)):
-        keys[table[(kept + i) // size], (kept + i) % size] = k[i]
-        values[table[(kept + i) // size], (kept + i) % size] = v[i]
-    all_k, all_v = keys[table].flatten(0, 1), values[table].flatten(0, 1)
-    hidden = torch.arange(len(all_k)) > torch.arange(kept, total)[:, None]
-    scores = (q @ all_k.T / math.sqrt(q.shape[1])).masked_fill(hidden, -math.inf)
-    return scores.softmax(-1) @ all_v

@@ -2,29 +2,27 @@ from labkit.answers import Edit, Same
 
 _MANY = '2 * model["parameters"] * sequences'
 _PAGES = '(gpu["memory"] - weights) // (page * token)'
+_MAX = 'max(read / gpu["bandwidth"], flops / gpu["flops"])'
+_TOKEN = "Each token leaves a key and a value, two vectors, in each group of every layer."
+_BUSY = "The products are done for each sequence's token: with many of them they take longer than the reads."
 
 WRONG = [
-    Edit("token = 2 *", "token =", mistake="Each token leaves a key and a value: two vectors in each group."),
-    Edit('model["layers"] * ', "", mistake="Every layer keeps keys and values of its own."),
+    Edit("token = 2 *", "token =", mistake=_TOKEN),
+    Edit('model["layers"] * ', "", mistake=_TOKEN),
     Edit("read = weights +", "read = weights * sequences +", mistake="The weights are read once a step, for all sequences together."),
     Edit(" + sequences * length * token", "", mistake="The keys and values of all earlier tokens are read as well."),
     Edit("sequences * length * token", "length * token", mistake="Each sequence has a cache of its own, and all of them are read."),
-    Edit("sequences * length * token", "sequences * token", mistake="A new token looks at all tokens of its sequence, not at one."),
+    Edit("* length * token", "* -(-length // page) * page * token", mistake="Only rows that hold a token are read, not the rest of the last page."),
     Edit(_MANY, 'model["parameters"] * sequences', mistake="A parameter costs two operations a token, a product and a sum."),
-    Edit(_MANY, '2 * model["parameters"]', mistake="Each sequence's token is computed: the products are done for all."),
-    Edit(
-        'max(read / gpu["bandwidth"], flops / gpu["flops"])',
-        'read / gpu["bandwidth"] + flops / gpu["flops"]',
-        mistake="Reading and computing go on at the same time: the longer of the two counts.",
-    ),
-    Edit('max(read / gpu["bandwidth"], flops / gpu["flops"])', 'read / gpu["bandwidth"]', mistake="With many sequences the products take longer than the reads."),
-    Edit('max(read / gpu["bandwidth"], flops / gpu["flops"])', 'flops / gpu["flops"]', mistake="With few sequences the reads take longer than the products."),
-    Edit("max(", "min(", mistake="Reading and computing go on at the same time: the longer of the two counts."),
+    Edit(_MANY, '2 * model["parameters"]', mistake=_BUSY),
+    Edit(_MAX, 'read / gpu["bandwidth"]', mistake=_BUSY),
+    Edit(_MAX, _MAX.replace(", ", " + ")[3:], mistake="Reading and computing go on at the same time: the longer of the two counts."),
     Edit('"rate": sequences / seconds', '"rate": 1 / seconds', mistake="A step makes one token for each sequence."),
     Edit(_PAGES, 'gpu["memory"] // (page * token)', mistake="The weights lie in the same memory."),
     Edit("pages // -(-length // page)", '(gpu["memory"] - weights) // (length * token)', mistake="A sequence takes whole pages: its last page is taken, however full it is."),
     Edit("pages // -(-length // page)", "pages // max(1, length // page)", mistake="The last page, which is not full, is taken as well."),
-    Edit("pages // -(-length // page)", "pages // (length // page + 1)", mistake="A sequence that ends with a full page takes no further one."),
+    Edit("pages // -(-length // page)", "pages // (length // page + 1)"),
+    Edit(_MAX, 'flops / gpu["flops"]'),
 ]
 
 EQUIVALENT = [
@@ -74,14 +72,3 @@ def decode_step(model, sequences, length, page, gpu):
     seconds = max(read / gpu["bandwidth"], model["parameters"] * sequences / gpu["flops"] * 2)
     most = int(int((gpu["memory"] - weights) / (token * page)) / math.ceil(length / page))
     return dict(token=token, read=read, seconds=seconds, rate=sequences / seconds, most=most)
-
-
-# %% wrong: bytes of pages read
-def decode_step(model, sequences, length, page, gpu):
-    token = 2 * model["layers"] * model["groups"] * model["d"] * model["bytes"]
-    weights = model["parameters"] * model["bytes"]
-    pages = -(-length // page)
-    read = weights + sequences * pages * page * token
-    seconds = max(read / gpu["bandwidth"], 2 * model["parameters"] * sequences / gpu["flops"])
-    most = (gpu["memory"] - weights) // (page * token) // pages
-    return {"token": token, "read": read, "seconds": seconds, "rate": sequences / seconds, "most": most}

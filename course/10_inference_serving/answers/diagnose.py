@@ -1,22 +1,26 @@
 from labkit.answers import Edit, Same
 
+_VALUE = 'if abs(value - scored[i]) > 1e-3:\n            return ("memory", i)\n'
+_TOKEN = 'if served["tokens"][i] != alone["tokens"][i]:\n            return ("draw", i)\n'
+_ALL = 'enumerate(served["log_probs"])'
+_BOTH = "A value can be wrong in two ways: too high, or too low."
+
 WRONG = [
-    Edit("abs(value - scored[i])", 'abs(value - alone["log_probs"][i])', mistake="Behind another token the values of the request alone are those of another text: compare with " "`scored`."),
+    Edit("- scored[i]", '- alone["log_probs"][i]', mistake="Behind another token the values of the request alone are those of another text: compare with `scored`."),
+    Edit("> 1e-3", "> 0", mistake="Two passes add up in another order: the last digits differ, and that is no damage."),
     Edit(
-        '        if abs(value - scored[i]) > 1e-3:\n            return ("memory", i)\n',
-        "",
-        (
-            '    return ("right"',
-            '    for i, value in enumerate(served["log_probs"]):\n        if abs(value - '
-            'scored[i]) > 1e-3:\n            return ("memory", i)\n    return ("right"',
-        ),
+        f"{_VALUE}        {_TOKEN}", f"{_TOKEN}        {_VALUE}",
+        mistake="Where value and token differ in the same place, the wrong value explains the token.",
+    ),
+    Edit("abs(value - scored[i])", "value - scored[i]", mistake=_BOTH),
+    Edit("abs(value - scored[i])", "scored[i] - value", mistake=_BOTH),
+    Edit(_ALL, f"reversed(list({_ALL}))", mistake="The first difference says which part is wrong; later ones may follow from it."),
+    Edit(
+        f"        {_VALUE}", "", ('    return ("right"', f'    for i, value in {_ALL}:\n        {_VALUE}    return ("right"'),
         mistake="The first difference counts, be it a value's or a token's.",
     ),
-    Edit("> 1e-3", "> 0", mistake="Two passes add up in another order: the last digits differ, and that is no damage."),
     Edit('("memory", i)', '("draw", i )', ('("draw", i)', '("memory", i)'), mistake="The names are exchanged: a wrong draw leaves the values right."),
-    Edit('("memory", i)', '("memory", i + 1)', ('("draw", i)', '("draw", i + 1)'), mistake="Places are counted from 0."),
-    Edit("abs(value - scored[i])", "value - scored[i]", mistake="A value may also be lower than it should be."),
-    Edit("abs(value - scored[i])", "scored[i] - value", mistake="A value may also be lower than it should be."),
+    Edit('", i)', '", i + 1)'),
     Edit("> 1e-3", "> 1e-2"),
 ]
 
@@ -57,14 +61,3 @@ def diagnose(served, alone, scored):
         return "right", None
     at = int(either.int().argmax())
     return "memory" if wrong[at] else "draw", at
-
-
-# %% wrong: last difference
-def diagnose(served, alone, scored):
-    found = ("right", None)
-    for i, value in enumerate(served["log_probs"]):
-        if abs(value - scored[i]) > 1e-3:
-            found = ("memory", i)
-        elif served["tokens"][i] != alone["tokens"][i]:
-            found = ("draw", i)
-    return found

@@ -1,23 +1,31 @@
 from labkit.answers import Edit, Same
 
+_RUNS = 'min(one["tokens"] - one["computed"], budget)'
+_PAGES = "Admitted is who finds pages for all its tokens and for the next one, whatever its chunk is."
+_SEATS = "There are only so many seats; those that were admitted in this step have some of them."
+
 WRONG = [
+    Edit(
+        "while free < more and one in left:", "while False:", ("if one in left:", "if free >= more:"),
+        mistake="A sequence that runs and finds no page waits here; the newest must give its up.",
+    ),
+    Edit("newest = left.pop()", "newest = left.pop(0)", mistake="The oldest loses its pages here: then nobody's answer is sure to end."),
+    Edit("preempted or budget == 0", "budget == 0", mistake="In a step that takes pages away from somebody nobody is admitted."),
+    Edit(_RUNS, "min(1, budget)", mistake="One that runs may have more than one token to compute: the rest of its prompt."),
+    Edit(' - one["pages"]', "", ('(one["computed"] + count) // size)', "count // size)"), mistake="It has pages already: only those beyond them are taken."),
     Edit(
         'count = min(one["tokens"], budget)\n        free',
         'count = one["tokens"]\n        if count > budget:\n            break\n        free',
         mistake="A prompt that is longer than the room left is computed in part: its chunk fills the step.",
     ),
-    Edit("newest = left.pop()", "newest = left.pop(0)", mistake="The oldest loses its pages here: then nobody's answer is sure to end."),
-    Edit('            free += newest["pages"]\n', "", mistake="What a preempted sequence gives back can be taken at once."),
-    Edit("preempted or budget == 0", "budget == 0", mistake="In a step that takes pages away from somebody nobody is admitted."),
-    Edit('-(-(one["tokens"] + 1) // size)', '-(-min(one["tokens"], budget) // size)', mistake="Admitted is who finds pages for all its tokens and the next, not for a chunk alone."),
-    Edit('(one["tokens"] + 1)', '(one["tokens"])', mistake="Its next token needs a place, too: else it may be preempted in the next step."),
+    Edit('-(-(one["tokens"] + 1) // size)', '-(-min(one["tokens"], budget) // size)', mistake=_PAGES),
+    Edit('(one["tokens"] + 1)', '(one["tokens"])', mistake=_PAGES),
     Edit("free - -(-count // size)", "free - pages", mistake="A chunk takes pages for itself; the others are asked for, not taken."),
     Edit("            break\n", "            continue\n", mistake="One that does not fit makes those behind it wait: else it may wait for ever."),
-    Edit("len(left) == seats or ", "", mistake="There are only so many seats."),
-    Edit("        left.append(one)\n", "", mistake="Those that were admitted in this step have seats, too."),
-    Edit('min(one["tokens"] - one["computed"], budget)', "min(1, budget)", mistake="One that runs may have more than one token to compute: the rest of its prompt."),
-    Edit('min(one["tokens"] - one["computed"], budget)', 'one["tokens"] - one["computed"]', mistake="Those that run share the budget, too."),
-    Edit(' - one["pages"]', "", ('(one["computed"] + count) // size)', "count // size)"), mistake="It has pages already: only those beyond them are taken."),
+    Edit("len(left) == seats or ", "", mistake=_SEATS),
+    Edit("        left.append(one)\n", "", mistake=_SEATS),
+    Edit('            free += newest["pages"]\n', ""),
+    Edit(_RUNS, 'one["tokens"] - one["computed"]'),
     Edit("budget - count\n            chunks", "budget\n            chunks"),
     Edit("preempted.append(", "preempted.insert(0, "),
 ]
@@ -136,25 +144,6 @@ def schedule(running, waiting, budget, seats, free, size):
     return {"preempted": preempted, "chunks": plan}
 
 
-# %% wrong: never preempts
-# mistake: A sequence that runs and finds no page waits here; the newest must give its up.
-def schedule(running, waiting, budget, seats, free, size):
-    chunks, left = [], len(running)
-    for one in running:
-        count = min(one["tokens"] - one["computed"], budget)
-        more = -(-(one["computed"] + count) // size) - one["pages"]
-        if count and free >= more:
-            free, budget = free - more, budget - count
-            chunks.append((one["name"], count))
-    for one in waiting:
-        if budget == 0 or left == seats or free < -(-(one["tokens"] + 1) // size):
-            break
-        count = min(one["tokens"], budget)
-        free, budget, left = free - -(-count // size), budget - count, left + 1
-        chunks.append((one["name"], count))
-    return {"preempted": [], "chunks": chunks}
-
-
 # %% wrong: prompts first
 # mistake: Those that wait are served before those that run: answers stall.
 def schedule(running, waiting, budget, seats, free, size):
@@ -180,10 +169,10 @@ def schedule(running, waiting, budget, seats, free, size):
             free, budget = free - more, budget - count
             chunks.append((one["name"], count))
     return {"preempted": preempted, "chunks": chunks}
+
+
 # %% wrong: one static batch
 def schedule(running, waiting, budget, seats, free, size):
     if running:
         return {"preempted": [], "chunks": [(one["name"], 1) for one in running]}
     return {"preempted": [], "chunks": [(one["name"], one["tokens"]) for one in waiting[:seats]]}
-
-

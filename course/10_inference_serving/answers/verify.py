@@ -1,32 +1,31 @@
 from labkit.answers import Edit
 
+_LEFT = "(p[i] - q[i]).clamp(min=0)"
+_VERDICT = "u[i] * q[i, token] >= p[i, token]"
+_REJECTED = f"return [*tokens, draw({_LEFT}, v[i])]"
+_LAST = "return [*tokens, draw(p[len(proposed)], v[len(proposed)])]"
+_LIKED = "Accepted is too often what the proposer likes more than the model: the chance is p of the token over q of it."
+
 WRONG = [
-    Edit("(p[i] - q[i]).clamp(min=0)", "p[i]", mistake="After a rejection p itself is drawn from: then what q likes comes too often."),
-    Edit("(p[i] - q[i]).clamp(min=0)", "q[i]", mistake="After a rejection q is drawn from, the proposer's distribution."),
-    Edit("(p[i] - q[i]).clamp(min=0)", "(p[i] - q[i]).abs()", mistake="Where q is above p nothing is left to draw."),
-    Edit("(p[i] - q[i])", "(q[i] - p[i])", mistake="Drawn is what p has more than q, not the other way round."),
-    Edit("u[i] * q[i, token] >=", "u[i] >=", mistake="The chance is p of the token divided by q of it, not p alone."),
-    Edit("u[i] * q[i, token] >= p[i, token]", "u[i] * p[i, token] >= q[i, token]", mistake="p and q are exchanged in the chance of acceptance."),
-    Edit("u[i] * q[i, token] >= p[i, token]", "p[i, token] < q[i, token]", mistake="Where q is above p, the proposal is accepted now and then."),
-    Edit("u[i] * q[i, token] >= p", "u[i] * q[i, token] < p", mistake="The verdict is turned round."),
-    Edit(
-        "            return [*tokens, draw((p[i] - q[i]).clamp(min=0), v[i])]\n        tokens.append(token)",
-        "            token = draw((p[i] - q[i]).clamp(min=0), v[i])\n        tokens.append(token)",
-        mistake="What was proposed behind a rejected token continues another text: stop there.",
-    ),
-    Edit("return [*tokens, draw((p[i] - q[i]).clamp(min=0), v[i])]", "return tokens", mistake="In place of the rejected token another one is drawn."),
-    Edit("return [*tokens, draw(p[len(proposed)], v[len(proposed)])]", "return tokens", mistake="If all are accepted, the pass has the distribution of one more token."),
+    Edit(_VERDICT, "u[i] >= p[i, token]", mistake="The chance is p of the token divided by q of it, not p alone."),
+    Edit(_VERDICT, "u[i] * p[i, token] >= q[i, token]", mistake=_LIKED),
+    Edit(_VERDICT, "False", mistake=_LIKED),
+    Edit(_VERDICT, "p[i, token] < q[i, token]", mistake="Where q is above p, the proposal is accepted now and then."),
+    Edit(_LEFT, "p[i]", mistake="After a rejection p itself is drawn from: then what q likes comes too often."),
+    Edit(_LEFT, "(p[i] - q[i]).abs()", mistake="Where q is above p nothing is left to draw."),
+    Edit(_REJECTED, "return tokens", mistake="In place of the rejected token another one is drawn."),
+    Edit(_REJECTED, f"token = draw({_LEFT}, v[i])", mistake="What was proposed behind a rejected token continues another text: stop there."),
+    Edit(_LAST, "return tokens", mistake="If all are accepted, the pass has the distribution of one more token."),
     Edit("draw(p[len(proposed)]", "draw(p[len(proposed) - 1]", mistake="The token after all proposals has the last row of p."),
     Edit("clamp(min=0), v[i])", "clamp(min=0), u[i])", mistake="u has decided the verdict; the draw has a number of its own."),
     Edit("v[len(proposed)]", "v[0]", ("clamp(min=0), v[i])", "clamp(min=0), v[0])"), mistake="Each place has its own number in v."),
+    Edit(_LEFT, "q[i]"),
+    Edit("(p[i] - q[i])", "(q[i] - p[i])"),
+    Edit(">= p", "< p"),
     # draws of the model alone
     Edit(
-        """if u[i] * q[i, token] >= p[i, token]:
-            return [*tokens, draw((p[i] - q[i]).clamp(min=0), v[i])]
-        tokens.append(token)""",
-        """tokens.append(draw(p[i], v[i]))
-        if tokens[-1] != token:
-            return tokens""",
+        f"if {_VERDICT}:\n            {_REJECTED}\n        tokens.append(token)",
+        "tokens.append(draw(p[i], v[i]))\n        if tokens[-1] != token:\n            return tokens",
     ),
 ]
 
@@ -92,11 +91,3 @@ def verify(p, q, proposed, u, v):
     if u[0] * q[0, x] < p[0, x]:
         return [x, *verify(p[1:], q[1:], proposed[1:], u[1:], v[1:])]
     return [draw(torch.maximum(p[0], q[0]) - q[0], v[0])]
-
-
-# %% wrong: accepts everything
-def verify(p, q, proposed, u, v):
-    mass = p[len(proposed)].cumsum(0)
-    return [*proposed, int((mass <= v[len(proposed)] * mass[-1]).sum())]
-
-

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from labkit.exercises import Case, Draw, Exercise
 
 
 def decode_step(
-    model: dict[str, int], sequences: int, length: int, page: int, gpu: dict[str, float], **mistake: Any
+    model: dict[str, int], sequences: int, length: int, page: int, gpu: dict[str, float]
 ) -> dict[str, float]:
-    """Keywords of `mistake` are mistakes."""
-    numbers = mistake.get("both", 2) * model["groups"] * model["d"]
-    token = numbers * model["bytes"] * (1 if mistake.get("one_layer") else model["layers"])
-    weights = model["parameters"] * model["bytes"]
-    read = weights * (sequences if mistake.get("weights_each") else 1)
-    read += token * mistake.get("cached", lambda s, n: s * n)(sequences, length)
-    computing = mistake.get("flops", 2) * model["parameters"] * mistake.get("computed", lambda s: s)(sequences)
-    times = read / gpu["bandwidth"], computing / gpu["flops"]
-    seconds = mistake.get("seconds", max)(times)
-    left = gpu["memory"] - (0 if mistake.get("no_weights") else weights)
-    pages = mistake.get("pages", lambda n, size: -(-n // size))(length, page)
-    most = left // (token * page) // max(1, pages)
-    if mistake.get("no_pages"):
-        most = left // (token * length)
-    rate = (1 if mistake.get("one_token") else sequences) / seconds
-    return {"token": token, "read": read, "seconds": seconds, "rate": rate, "most": most}
+    token = sum(2 * model["groups"] * model["d"] * model["bytes"] for _ in range(model["layers"]))
+    weights, tokens = model["parameters"] * model["bytes"], sequences * length
+    computing = 2 * model["parameters"] * sequences / gpu["flops"]
+    seconds = max((weights + tokens * token) / gpu["bandwidth"], computing)
+    most = (gpu["memory"] - weights) // (token * page) // math.ceil(length / page)
+    return {"token": token, "read": weights + tokens * token, "seconds": seconds, "rate": sequences / seconds,
+            "most": most}  # fmt: skip
 
 
 _SMALL: dict[str, int] = {"parameters": 1000, "layers": 2, "groups": 1, "d": 5, "bytes": 2}
@@ -33,12 +25,7 @@ _EXAMPLE: dict[str, Any] = {
     "model": _SMALL, "sequences": 4, "length": 25, "page": 10,
     "gpu": {"memory": 10_000, "bandwidth": 1000, "flops": 4000},
 }  # fmt: skip
-_BUSY: dict[str, Any] = {
-    **_EXAMPLE,
-    "sequences": 5,
-    "length": 20,
-    "gpu": {"memory": 10_000, "bandwidth": 1000, "flops": 1000},
-}
+_BUSY: dict[str, Any] = {**_EXAMPLE, "sequences": 5, "length": 20, "gpu": {**_EXAMPLE["gpu"], "flops": 1000}}
 
 
 def _some(draw: Draw) -> dict[str, Any]:

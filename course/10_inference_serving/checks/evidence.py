@@ -71,8 +71,9 @@ DIAGNOSE = Exercise(
         Case("other requests", _some, points=2, hidden=True, draws=6, fixed=[
             *((lambda draw, t=token, v=value: _case(draw, t, v)) for token, value in itertools.product(
                 (None, 0, 3, 6), (None, 0, 3, 6))),
-            lambda draw: _case(draw, 2, 2, -0.4), lambda draw: _case(draw, None, 4, -0.004),
-            lambda draw: _case(draw, None, 4, 0.002), lambda draw: _case(draw, 5, 0, -0.002),
+            lambda draw: _case(draw, 6, 2, -0.4), lambda draw: _case(draw, 2, 2, -0.4),
+            lambda draw: _case(draw, None, 4, -0.004), lambda draw: _case(draw, None, 4, 0.002),
+            lambda draw: _case(draw, 5, 0, -0.002),
         ]),
     ],
     idea="Which of the two comparisons says something about the model's numbers, and which about the draw?",

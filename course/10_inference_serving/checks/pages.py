@@ -17,29 +17,17 @@ Tensor = torch.Tensor
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, table: list[int], kept: int, **mistake: Any
+    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, table: list[int], kept: int
 ) -> dict[str, Tensor]:
-    """The output, and the pages as they are then. Keywords of `mistake` are mistakes."""
+    """The output, and the pages as they are then."""
     keys, values = keys.clone(), values.clone()
-    n, size, total = len(q), keys.shape[1], kept + len(q)
-    if mistake.get("no_table"):
-        table = list(range(len(table)))
-    at = torch.arange(total if not mistake.get("all_rows") else len(table) * size)
-    rows = torch.tensor(table)[at // size] * size + at % size
-    first = mistake.get("first", kept)
-    written = torch.arange(first, first + n)
-    places = torch.tensor(table)[(written // size).clamp(max=len(table) - 1)] * size + written % size
-    if not mistake.get("not_written"):
-        keys.flatten(0, 1)[places], values.flatten(0, 1)[places] = k, v
-    seen_k, seen_v = (pages.flatten(0, 1)[rows] for pages in (keys, values))
-    if mistake.get("only_new"):
-        seen_k, seen_v, at = k, v, torch.arange(kept, total)
-    if mistake.get("only_old"):
-        seen_k, seen_v, at = seen_k[:kept], seen_v[:kept], at[:kept]
-    scores = q @ seen_k.mT * mistake.get("scale", 1 / math.sqrt(q.shape[1]))
-    own = torch.arange(kept, total)[:, None] + mistake.get("sees", 0)
-    scores = scores.masked_fill((at > own) & (not mistake.get("not_causal")), -math.inf)
-    return {"out": scores.softmax(-1) @ seen_v, "keys": keys, "values": values}
+    at = torch.arange(kept + len(q))
+    rows = torch.tensor(table)[at // keys.shape[1]] * keys.shape[1] + at % keys.shape[1]
+    for pages, new in ((keys, k), (values, v)):
+        pages.flatten(0, 1)[rows[kept:]] = new
+    scores = q @ keys.flatten(0, 1)[rows].mT / math.sqrt(q.shape[1])
+    scores = scores.masked_fill(at > at[kept:, None], -math.inf)
+    return {"out": scores.softmax(-1) @ values.flatten(0, 1)[rows], "keys": keys, "values": values}
 
 
 def _drive(exercise: Any, q: Any, k: Any, v: Any, keys: Any, values: Any, table: Any, kept: Any) -> Any:

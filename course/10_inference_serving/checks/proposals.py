@@ -16,24 +16,11 @@ def _draw(weights: Tensor, number: float) -> int:
     return int((mass <= number * mass[-1]).sum())
 
 
-def verify(p: Tensor, q: Tensor, proposed: list[int], u: list[float], v: list[float], **mistake: Any) -> list[int]:
-    """Keywords of `mistake` are mistakes."""
-    left = mistake.get("left", lambda p, q: (p - q).clamp(min=0))
-    accepts = mistake.get("accepts", lambda p, q, u: u * q < p)
-    tokens, number = list[int](), mistake.get("number", lambda i: i)
-    for i, token in enumerate(proposed):
-        if accepts(float(p[i, token]), float(q[i, token]), u[i]):
-            tokens.append(token)
-            continue
-        drawn = u[i] if mistake.get("same_number") else v[number(i)]
-        if not mistake.get("nothing_drawn"):
-            tokens.append(_draw(left(p[i], q[i]), drawn))
-        if not mistake.get("goes_on"):
-            return tokens
+def verify(p: Tensor, q: Tensor, proposed: list[int], u: list[float], v: list[float]) -> list[int]:
     k = len(proposed)
-    if mistake.get("none_more"):
-        return tokens
-    return [*tokens, _draw(p[max(0, k + mistake.get("last", 0))], v[number(k)])]
+    accepted = next((i for i, token in enumerate(proposed) if u[i] * float(q[i, token]) >= float(p[i, token])), k)
+    weights = p[k] if accepted == k else (p[accepted] - q[accepted]).clamp(min=0)
+    return [*proposed[:accepted], _draw(weights, v[accepted])]
 
 
 def _apart(shares: Tensor) -> Tensor:

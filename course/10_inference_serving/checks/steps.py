@@ -13,59 +13,26 @@ def _pages(tokens: int, size: int) -> int:
     return -(-tokens // size)
 
 
-def schedule(
-    running: list[Row], waiting: list[Row], budget: int, seats: int, free: int, size: int, **mistake: Any
-) -> dict[str, Any]:
-    """Keywords of `mistake` are mistakes."""
+def schedule(running: list[Row], waiting: list[Row], budget: int, seats: int, free: int, size: int) -> dict[str, Any]:
     chunks, preempted, left = list[tuple[str, int]](), list[str](), list(running)
-    behind = len(running) if mistake.get("seats_kept") else None
-
-    def admit() -> None:
-        nonlocal budget, free
-        for one in waiting:
-            if preempted and not mistake.get("admits_after"):
-                return
-            count, seated = min(one["tokens"], budget), len(left) if behind is None else behind
-            asked = count if mistake.get("chunk_pages") else one["tokens"] + mistake.get("next", 1)
-            fits = free >= _pages(asked, size) and (seated < seats or mistake.get("no_seats"))
-            whole = count == one["tokens"] or not mistake.get("whole_prompts")
-            if not budget or not fits or not whole:
-                if mistake.get("skips") and budget:
-                    continue
-                return
-            free -= _pages(asked if mistake.get("reserves") else count, size)
-            budget -= count
-            left.append(one)
-            chunks.append((one["name"], count))
-
-    if mistake.get("waiting_first"):
-        admit()
-        left = list(running)
     i = 0
     while i < len(left):
-        one = left[i]
-        count = min(one["tokens"] - one["computed"], budget if not mistake.get("no_budget") else 10**9)
-        count = min(count, 1) if mistake.get("one_each") else count
-        more = _pages(one["computed"] + count, size) - one["pages"]
-        if mistake.get("all_new"):
-            more = _pages(count, size)
-        while count and free < more and i < len(left):
-            if mistake.get("waits"):
-                break
-            victim = left.pop(0 if mistake.get("oldest") else -1)
-            free += 0 if mistake.get("keeps_pages") else victim["pages"]
+        one, count = left[i], min(left[i]["tokens"] - left[i]["computed"], budget)
+        more = _pages(one["computed"] + count, size) - one["pages"] if count else 0
+        while free < more and i < len(left):
+            victim = left.pop()
+            free += victim["pages"]
             preempted.append(victim["name"])
-            if mistake.get("oldest"):
-                i -= 1
-                if victim is one:
-                    break
-        if 0 <= i < len(left) and left[i] is one and count and free >= more:
-            free -= more
-            budget -= count
+        if count and i < len(left):
+            free, budget = free - more, budget - count
             chunks.append((one["name"], count))
         i += 1
-    if not mistake.get("waiting_first"):
-        admit()
+    for one in [] if preempted else waiting:
+        count = min(one["tokens"], budget)
+        if not count or i >= seats or free < _pages(one["tokens"] + 1, size):
+            break
+        free, budget, i = free - _pages(count, size), budget - count, i + 1
+        chunks.append((one["name"], count))
     return {"preempted": preempted, "chunks": chunks}
 
 

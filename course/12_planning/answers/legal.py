@@ -1,49 +1,42 @@
 from labkit.answers import Edit, Same
 
 _CHUNKS = 'divisors(model["layers"] // pp) if pp > 1 and m % pp == 0 else [1]'
-_POWERS = "the largest power below 2^bit_length is at most the number; a larger one is filtered"
-_WHOLE = "every division here divides evenly"
+_WORLD = "gpus % (etp * ep * pp) == 0"
 
 WRONG = [
     Edit('or model["groups"] % tp', "", told="heads and the groups"),
-    Edit("powers(node)", "divisors(node)"),
-    Edit("powers(node)", "powers(gpus)"),
+    Edit("powers(node)", "divisors(node)", told="power of two"),
+    Edit("powers(node)", "powers(gpus)", told="at most a node"),
     Edit('powers(max(1, model["s"] // 4096))', "powers(gpus)", told="4096"),
     Edit('powers(max(1, model["s"] // 4096))', "[1]", told="missing"),
-    Edit("if gpus % (tp * cp * pp):", "if gpus < tp * cp * pp:"),
+    Edit("if gpus % (tp * cp * pp):", "if gpus < tp * cp * pp:", told="divides the GPUs"),
     Edit("batch % (dp * micro)", "batch % dp", told="divides the batch"),
-    Edit("batch % (dp * micro)", "batch % micro"),
     Edit(" and m % pp == 0", "", told="microbatches"),
     Edit("pp > 1 and m % pp == 0", "m % pp == 0", told="needs a pipeline"),
     Edit('divisors(model["layers"] // pp)', 'divisors(model["layers"])', told="divides the layers"),
     Edit(_CHUNKS, "[1]", told="missing"),
     Edit("{1, tp} if", "(1, tp) if", told="twice"),
     Edit('{1, tp} if model["experts"] else {1}', "{1, tp}", told="1 without experts"),
-    Edit("if gpus % (etp * ep * pp) == 0", "if True", told="etp ep pp"),
-    Edit("gpus % (etp * ep * pp) == 0", "dp % ep == 0"),
-    Edit("gpus % (etp * ep * pp) == 0", "gpus % (tp * cp * pp * ep) == 0", told="missing"),
-    Edit("(tp, cp, pp, v, ep, etp, micro) for", "(tp, pp, cp, v, ep, etp, micro) for", told="changed places"),
+    Edit(_WORLD, "True", told="etp ep pp"),
+    Edit(_WORLD, "gpus % (tp * cp * pp * ep) == 0", told="missing"),
     Edit("(tp, cp, pp, v, ep, etp, micro) for", "(tp, cp, pp, ep, v, etp, micro) for", told="changed places"),
-    Edit('divisors(model["layers"]):', 'powers(model["layers"]):'),
+    Edit('divisors(model["layers"]):', 'powers(model["layers"]):', told="pp v divides the layers"),
 ]
 
 RIGHT = [
     Edit("return found", "return [list(one) for one in found]"),
     Edit("return found", "return sorted(set(found), reverse=True)"),
-    Edit("gpus % (etp * ep * pp) == 0", "(tp * cp * dp) % (etp * ep) == 0"),
+    Edit(_WORLD, "(tp * cp * dp) % (etp * ep) == 0"),
 ]
 
+_POWERS = "the largest power below 2^bit_length is at most the number; a larger one is filtered"
 EQUIVALENT = [
     Same("line 4: 2 for 1", "n + 1 does not divide n"),
-    Same("line 7: 1 for 2 (2)", _POWERS),
-    Same("line 7: condition dropped", _POWERS),
-    Same("line 7: range's `most.bit_length()` + 1", _POWERS),
+    *(Same(f"line 7: {how}", _POWERS) for how in ("1 for 2 (2)", "condition dropped", "range's `most.bit_length()` + 1")),
     Same("line 11: only `model['groups'] % tp`", "the groups divide the heads"),
-    Same("line 17: `/` for `//`", _WHOLE),
-    Same("line 17: rounded up for down", _WHOLE),
-    Same("line 21: `/` for `//`", _WHOLE),
-    Same("line 21: rounded up for down", _WHOLE),
-    Same("line 22: rounded up for down", _WHOLE),
+    *(Same(f"line {line}", "every division here divides evenly") for line in (
+        "17: `/` for `//`", "17: rounded up for down", "21: `/` for `//`", "21: rounded up for down",
+        "22: rounded up for down")),
 ]
 
 
@@ -79,26 +72,3 @@ def legal(model, gpus, node, batch):
     from minimegatron.planner.layouts import layouts
 
     return [(one.tp, one.cp, one.pp, one.v, one.ep, one.etp, one.micro_batch) for one in layouts(model, gpus, node)]
-
-
-# %% wrong: powers of two
-# told: missing
-# every size is a power of two
-import itertools
-
-
-def legal(model, gpus, node, batch):
-    sizes = [1, 2, 4, 8, 16, 32]
-    found = []
-    for tp, cp, pp, v, ep, etp in itertools.product(sizes, repeat=6):
-        if gpus % (tp * cp * pp) or tp > node or model["groups"] % tp or model["layers"] % (pp * v):
-            continue
-        if (model["experts"] or 1) % ep or gpus % (etp * ep * pp) or etp not in ((1, tp) if model["experts"] else (1,)):
-            continue
-        if cp > 1 and model["s"] // cp < 4096:
-            continue
-        dp = gpus // (tp * cp * pp)
-        for micro in (1, 2, 4, 8):
-            if batch % (dp * micro) == 0 and (v == 1 or (pp > 1 and batch // (dp * micro) % pp == 0)):
-                found.append((tp, cp, pp, v, ep, etp, micro))
-    return found

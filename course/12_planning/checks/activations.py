@@ -19,28 +19,14 @@ def live(p: int, v: int, m: int, rank: int) -> Fraction:
 
 def activation_bytes(
     model: dict[str, int], tokens: int, tp: int, sp: bool, recompute: str, layers: int, p: int, v: int, m: int,
-    rank: int, **mistake: Any,
+    rank: int,
 ) -> dict[str, int]:  # fmt: skip
-    """The bytes of a rank's activations; keywords of `mistake` make mistakes."""
-    h, heads, groups, d, f = (model[name] for name in ("h", "heads", "groups", "d", "f"))
-    cut = tokens // (tp if sp or mistake.get("all_cut") else 1)
-    inputs = cut * (8 * h + (0 if mistake.get("no_statistics") else 8))
-    sums = 0 if mistake.get("no_sums") else 4 * heads
-    attention = 6 * (heads + (heads if mistake.get("no_groups") else groups)) * d + sums
-    if mistake.get("whole_kv"):
-        attention += 6 * groups * d * (tp - 1)
-    mlp = 6 * f
-    if mistake.get("nothing_cut"):
-        attention, mlp = attention * tp, mlp * tp
-    if recompute == "mlp" and not mistake.get("keeps_mlp"):
-        mlp = 0
-        inputs -= 2 * cut * h * bool(mistake.get("loses_input"))
-        mlp = mistake.get("keeps", 0) * f
-    layer = inputs + tokens * (attention + mlp) // tp
-    if recompute == "full" and not mistake.get("keeps_all"):
-        layer = 2 * (tokens if mistake.get("full_uncut") else cut) * h
-    number = mistake["live"](p, v, m, rank) if "live" in mistake else live(p, v, m, rank)
-    return {"layer": layer, "stage": int(layers * number * layer)}
+    """The bytes of a rank's activations."""
+    h, heads, groups, d = (model[name] for name in ("h", "heads", "groups", "d"))
+    cut = tokens // (tp if sp else 1)
+    attention, mlp = 6 * (heads + groups) * d + 4 * heads, 6 * model["f"] * (recompute == "none")
+    layer = 2 * cut * h if recompute == "full" else cut * (8 * h + 8) + tokens * (attention + mlp) // tp
+    return {"layer": layer, "stage": int(layers * live(p, v, m, rank) * layer)}
 
 
 _SMALL = {"h": 8, "heads": 4, "groups": 1, "d": 4, "f": 10}

@@ -23,16 +23,9 @@ def asked(
     }
 
 
-_FIRST = {
-    "parameters": 10**9,
-    "tokens": 864 * 10**8,
-    "gpus": 10,
-    "tflops": 300.0,
-    "p": 7,
-    "v": 2,
-    "percent": 9,
-    "h": 8,
-}
+_FIRST: dict[str, Any] = {
+    "parameters": 10**9, "tokens": 864 * 10**8, "gpus": 10, "tflops": 300.0, "p": 7, "v": 2, "percent": 9, "h": 8,
+}  # fmt: skip
 
 
 def _some(draw: Draw) -> dict[str, Any]:

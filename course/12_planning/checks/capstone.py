@@ -110,8 +110,7 @@ CAPSTONE = Exercise(
         Case("what you say of its memory is true", {}, accept=[_judged(_true)]),
     ],
     errors={"NameError": "The exercise's cell knows none of the notebook's names, nor `plan_of`: write down the "
-                "numbers that "
-            "`try_layout` prints."},
+                         "numbers that `try_layout` prints."},
     idea="Which part of the waterfall is the largest loss, and which size makes it smaller? Change one at a time. "
     "(Selective recompute frees nothing here: flash attention keeps no scores.)",
     hint="tp 8 is no law: try 4, whose messages are smaller. A short pipeline with many chunks has a small bubble, and "

@@ -55,32 +55,25 @@ def legal(model: dict[str, int], gpus: int, node: int, batch: int) -> list[tuple
 
 def _same(answer: Answer) -> str | None:
     """Compare as sets, and say which rule a layout breaks, or which values are missing."""
-    inputs = answer.inputs
     if not isinstance(answer.value, list | tuple) or not all(
         isinstance(one, list | tuple) and len(one) == len(NAMES) and all(type(n) is int for n in one)
         for one in answer.value
     ):
         return f"a list of layouts is asked for, each seven whole numbers: {', '.join(NAMES)}"
-    got = [tuple(one) for one in answer.value]
-    want = set(legal(**inputs))
-    if len(got) != len(set(got)):
+    got, want = {tuple(one) for one in answer.value}, set(legal(**answer.inputs))
+    if len(answer.value) != len(got):
         return "a layout is there twice"
     for i, j in itertools.combinations(range(len(NAMES)), 2):
-        if set(got) != want and {_swapped(one, i, j) for one in got} == want:
+        places = [{i: j, j: i}.get(place, place) for place in range(len(NAMES))]
+        if got != want and {tuple(one[place] for place in places) for one in got} == want:
             return f"{NAMES[i]} and {NAMES[j]} have changed places; a layout is ({', '.join(NAMES)})"
-    if more := set(got) - want:
+    if more := got - want:
         one = min(more)
-        rule = broken(**inputs, layout=one) if min(one) > 0 else "all sizes are 1 or more"
+        rule = broken(**answer.inputs, layout=one) if min(one) > 0 else "all sizes are 1 or more"
         return f"{_many(more)} too many; one of them has {_what(one)}, and breaks a rule: {rule}"
-    if missing := want - set(got):
+    if missing := want - got:
         return f"{_many(missing)} missing; one of them has {_what(min(missing))}"
     return None
-
-
-def _swapped(layout: tuple[int, ...], i: int, j: int) -> tuple[int, ...]:
-    found = list(layout)
-    found[i], found[j] = layout[j], layout[i]
-    return tuple(found)
 
 
 def _many(layouts: set[tuple[int, ...]]) -> str:
@@ -92,48 +85,37 @@ def _what(layout: tuple[int, ...]) -> str:
     return ", ".join(sizes) or "no size above 1"
 
 
-_TINY = {"layers": 2, "heads": 4, "groups": 2, "s": 8192, "experts": 0}
-_FIRST = {"model": _TINY, "gpus": 2, "node": 8, "batch": 4}
-_PIPES = {"model": {**_TINY, "layers": 4, "heads": 2}, "gpus": 4, "node": 2, "batch": 4}
-_MOE = {"model": {**_TINY, "experts": 2}, "gpus": 2, "node": 2, "batch": 1}
+def _of(
+    layers: int, heads: int, groups: int, s: int, experts: int, gpus: int, node: int, batch: int
+) -> dict[str, Any]:  # fmt: skip
+    model = {"layers": layers, "heads": heads, "groups": groups, "s": s, "experts": experts}
+    return {"model": model, "gpus": gpus, "node": node, "batch": batch}
 
 
 def _drawn(draw: Draw, experts: bool = False) -> dict[str, Any]:
-    gpus = draw.choice([8, 12, 16, 24, 32])
-    groups = draw.choice([1, 2, 3, 4, 8])
-    model = {
-        "layers": draw.choice([6, 8, 12, 18]),
-        "heads": groups * draw.choice([1, 2, 3, 4]),
-        "groups": groups,
-        "s": draw.choice([4096, 8192, 16384, 32768]),
-        "experts": draw.choice([4, 6, 8]) * experts,
-    }
-    return {"model": model, "gpus": gpus, "node": draw.choice([2, 4, 8]), "batch": gpus * draw.choice([1, 2, 3, 6])}
+    gpus, groups = draw.choice([8, 12, 16, 24, 32]), draw.choice([1, 2, 3, 4, 8])
+    layers, heads = draw.choice([6, 8, 12, 18]), groups * draw.choice([1, 2, 3, 4])
+    s, some = draw.choice([4096, 8192, 16384, 32768]), draw.choice([4, 6, 8]) * experts
+    return _of(layers, heads, groups, s, some, gpus, draw.choice([2, 4, 8]), gpus * draw.choice([1, 2, 3, 6]))
 
 
-_FIXED: list[Any] = [
-    {"model": {"layers": 12, "heads": 24, "groups": 8, "s": 16384, "experts": 0}, "gpus": 16, "node": 4, "batch": 48},
-    {"model": {"layers": 12, "heads": 12, "groups": 12, "s": 65536, "experts": 0}, "gpus": 24, "node": 8, "batch": 24},
-    {"model": {"layers": 8, "heads": 6, "groups": 3, "s": 4096, "experts": 0}, "gpus": 6, "node": 8, "batch": 12},
-    {"model": {"layers": 8, "heads": 32, "groups": 1, "s": 8192, "experts": 0}, "gpus": 8, "node": 8, "batch": 8},
-    {"model": {"layers": 6, "heads": 8, "groups": 8, "s": 6144, "experts": 0}, "gpus": 12, "node": 8, "batch": 60},
-    {"model": {"layers": 6, "heads": 12, "groups": 12, "s": 4096, "experts": 0}, "gpus": 12, "node": 6, "batch": 12},
-    {"model": {"layers": 4, "heads": 4, "groups": 4, "s": 2048, "experts": 0}, "gpus": 4, "node": 4, "batch": 8},
-    {"model": {"layers": 4, "heads": 4, "groups": 4, "s": 8190, "experts": 0}, "gpus": 4, "node": 4, "batch": 8},
+_FIXED = [
+    _of(12, 24, 8, 16384, 0, 16, 4, 48), _of(12, 12, 12, 65536, 0, 24, 8, 24), _of(8, 6, 3, 4096, 0, 6, 8, 12),
+    _of(8, 32, 1, 8192, 0, 8, 8, 8), _of(6, 8, 8, 6144, 0, 12, 8, 60), _of(6, 12, 12, 4096, 0, 12, 6, 12),
+    _of(4, 4, 4, 2048, 0, 4, 4, 8), _of(4, 4, 4, 8190, 0, 4, 4, 8),
 ]  # fmt: skip
-_FIXED_EXPERTS: list[Any] = [
-    {"model": {"layers": 8, "heads": 32, "groups": 8, "s": 8192, "experts": 8}, "gpus": 16, "node": 8, "batch": 32},
-    {"model": {"layers": 6, "heads": 16, "groups": 4, "s": 4096, "experts": 6}, "gpus": 24, "node": 4, "batch": 24},
-    {"model": {"layers": 4, "heads": 4, "groups": 4, "s": 4096, "experts": 8}, "gpus": 4, "node": 4, "batch": 8},
+_FIXED_EXPERTS = [
+    _of(8, 32, 8, 8192, 8, 16, 8, 32), _of(6, 16, 4, 4096, 6, 24, 4, 24), _of(4, 4, 4, 4096, 8, 4, 4, 8),
 ]  # fmt: skip
+
 
 LEGAL = Exercise(
     "legal",
     accept=[_same],
     cases=[
-        Case("the example: 2 GPUs, 2 layers, a batch of 4", _FIRST),
-        Case("4 GPUs, 2 in a node, 4 layers", _PIPES),
-        Case("2 GPUs, 2 experts, a batch of 1", _MOE),
+        Case("the example: 2 GPUs, 2 layers, a batch of 4", _of(2, 4, 2, 8192, 0, 2, 8, 4)),
+        Case("4 GPUs, 2 in a node, 4 layers", _of(4, 2, 2, 8192, 0, 4, 2, 4)),
+        Case("2 GPUs, 2 experts, a batch of 1", _of(2, 4, 2, 8192, 2, 2, 2, 1)),
         Case("other clusters and models", _drawn, hidden=True, fixed=_FIXED, draws=3),
         Case("models with experts", lambda draw: _drawn(draw, True), hidden=True, fixed=_FIXED_EXPERTS, draws=3),
     ],

@@ -8,34 +8,23 @@ from labkit.exercises import Case, Draw, Exercise
 
 
 def bytes_sent(
-    model: dict[str, int], layout: dict[str, int], tokens: int, layers: int, m: int, rank: int, dense: int,
-    experts: int, **mistake: Any,
+    model: dict[str, int], layout: dict[str, int], tokens: int, layers: int, m: int, rank: int, dense: int, experts: int
 ) -> dict[str, int]:  # fmt: skip
-    """The bytes that a rank sends, by axis; keywords of `mistake` make mistakes."""
-    tp, cp, pp, dp, ep, zero, v = (layout[name] for name in ("tp", "cp", "pp", "dp", "ep", "zero", "v"))
-    h, moe = model["h"], model["topk"] > 0
-    tokens //= cp if mistake.get("cp_again") else 1
-    stream, each = 2 * tokens * h, layers * m
-    rows = (
-        2 * (moe if mistake.get("once") else model["topk"]) * (tokens // (1 if mistake.get("all_tokens") else tp)) * h
-    )
-    whole = mistake.get("whole", False)
-    round_cp = (cp - 1) / cp if mistake.get("cp_share") else cp - 1
-    matrices = mistake.get("tp", (5, 10))[0 if moe else 1]
-    kv = 2 * model["groups"] * model["d"] * tokens // tp
-    sends = mistake["pp"](m, v, rank, pp) if "pp" in mistake else m * (2 * v - (rank == 0) - (rank == pp - 1))
-    edp = mistake["edp"](layout) if "edp" in mistake else tp * cp * dp // ep
+    """The bytes that a rank sends, by axis."""
+    tp, cp, pp, dp, ep, v = (layout[name] for name in ("tp", "cp", "pp", "dp", "ep", "v"))
+    each, stream = layers * m, 2 * tokens * model["h"]
+    kv, rows = 2 * model["groups"] * model["d"] * tokens // tp, model["topk"] * stream // tp
 
     def share(nbytes: int, ranks: int) -> int:
-        return nbytes * (ranks - 1) // (1 if whole else ranks)
+        return nbytes * (ranks - 1) // ranks
 
-    of_zero = mistake.get("zero", lambda m: {0: 2 * 4, 1: 4 + 2, 3: m * (2 + 2 + 4)})(m)[zero]
+    of_zero = {0: 2 * 4, 1: 4 + 2, 3: m * (2 + 2 + 4)}[layout["zero"]]
     return {
-        "tp": each * matrices * (stream * (tp > 1) if mistake.get("tp_whole") else share(stream, tp)),
-        "cp": each * round_cp * kv * mistake.get("cp", 2 + 2 + 4),
-        "pp": (pp > 1) * sends * stream // (1 if mistake.get("message_whole") else tp),
-        "ep": moe * each * mistake.get("ep", 4) * share(rows, ep),
-        "dp": of_zero * (share(dense, dp if mistake.get("without_cp") else dp * cp) + share(experts, edp)),
+        "tp": each * (5 if model["topk"] else 10) * share(stream, tp),
+        "cp": each * (cp - 1) * kv * (2 + 2 + 4),
+        "pp": m * (2 * v - (rank == 0) - (rank == pp - 1)) * stream // tp,
+        "ep": each * 4 * share(rows, ep),
+        "dp": of_zero * (share(dense, dp * cp) + share(experts, tp * cp * dp // ep)),
     }
 
 

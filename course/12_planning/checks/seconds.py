@@ -9,35 +9,15 @@ from labkit.exercises import Case, Draw, Exercise
 
 def step_time(
     matrices: float, square: float, batch: int, gpus: int, peak: float, reached: float, p: int, v: int, m: int,
-    full: bool, waits: float, gradients: float, **mistake: Any,
+    full: bool, waits: float, gradients: float,
 ) -> dict[str, float]:  # fmt: skip
-    """The seconds of a step and its terms; keywords of `mistake` make mistakes."""
-    sample = matrices + square * mistake.get("half", 0.5)
-    model = mistake.get("three", 3) * batch * sample
-    forward = batch * sample / (gpus * (1 if mistake.get("whole_batch") else m) * peak * reached)
-    forward *= (gpus if mistake.get("one_gpu") else 1) * (reached if mistake.get("at_peak") else 1)
-    backward = (mistake.get("back", mistake.get("three", 3) - 1) + full * mistake.get("again", 1)) * forward
-    one = forward + backward + mistake.get("times_waited", 1) * waits
-    bubble = mistake["bubble"](p, v, m) if "bubble" in mistake else (p - 1) / (v * m)
-    passes = m * one * (1 + bubble)
-    if mistake.get("bubble_of_work"):
-        passes = m * ((forward + backward) * (1 + bubble) + waits)
-    hidden = mistake["hidden"](forward, backward, m, v) if "hidden" in mistake else backward
-    seconds = passes + max(0.0, gradients - hidden)
-    if mistake.get("signed"):
-        seconds = passes + gradients - hidden
-    done = model / (seconds * gpus * peak)
-    more = 4 / 3 if full else 1.0
-    shares = {"mfu": done, "hfu": done * more}
-    if mistake.get("counts_recompute"):
-        shares["mfu"] = done * more
-    if mistake.get("of_reached"):
-        shares = {name: share / reached for name, share in shares.items()}
-    if mistake.get("hfu_is_mfu"):
-        shares["hfu"] = done
-    if mistake.get("other_way"):
-        shares = {"mfu": done / more, "hfu": done}
-    return {"seconds": seconds, **shares}
+    """The seconds of a step, and the shares of the peak."""
+    forward = batch * (matrices + square / 2) / gpus  # FLOPs of a GPU, all microbatches
+    again = forward if full else 0.0
+    one, backward = ((flops / (m * peak * reached)) for flops in (3 * forward + again, 2 * forward + again))
+    seconds = (m + (p - 1) / v) * (one + waits) + max(0.0, gradients - backward)
+    done = 3 * forward / (seconds * peak)
+    return {"seconds": seconds, "mfu": done, "hfu": done + again / (seconds * peak)}
 
 
 _TINY = {"matrices": 900.0, "square": 200.0, "batch": 8, "gpus": 4, "peak": 1000.0, "reached": 0.5, "p": 1, "v": 1,

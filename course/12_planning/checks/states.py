@@ -16,34 +16,15 @@ def padded(vocab: int, tp: int) -> int:
 
 
 def stage_parameters(
-    model: Model, layers: int, first: bool, last: bool, tp: int, ep: int, etp: int, **mistake: Any
-) -> dict[str, int]:
-    """The parameters of a stage; keywords of `mistake` make mistakes."""
-    h, heads, groups, d, f = (model[name] for name in ("h", "heads", "groups", "d", "f"))
-    experts = model["experts"]
-    if mistake.get("d_of_h"):
-        d = h // heads
-    if mistake.get("as_many_groups"):
-        groups = heads
-    kv = 2 * groups * d * h // (1 if mistake.get("whole_kv") else tp)
-    square = (heads * d * h) // tp if not mistake.get("h_by_h") else h * h // tp
-    norms = 2 * h // (tp if mistake.get("norms_cut") else 1) * (not mistake.get("no_norms"))
-    mlp, uncut = (2 if mistake.get("two_matrices") else 3) * h * f, mistake.get("mlp_whole")
-    words = model["vocab"] if mistake.get("not_padded") else padded(model["vocab"], 1 if mistake.get("by_128") else tp)
-    table = h * words // tp
-    each = norms + 2 * square + kv + (0 if experts else mlp // (1 if uncut else tp))
-    if experts and not mistake.get("no_router"):
-        each += h * experts // (mistake["router"](tp, ep) if "router" in mistake else 1) * mistake.get("routers", 1)
-    if experts and mistake.get("mlp_too"):
-        each += mlp // tp
-    ends = first * table + last * (h * (not mistake.get("no_final_norm")) + table)
-    one = first and last if not mistake.get("tied_everywhere") else last
-    ends -= table * (model["tied"] and one and not mistake.get("never_tied"))
-    if mistake.get("every_stage"):
-        ends = 2 * table - table * model["tied"] + h
-    local = experts if mistake.get("all_experts") else experts // ep
-    cut = tp if mistake.get("experts_by_tp") else etp
-    return {"dense": layers * each + ends, "experts": layers * local * mlp // cut}
+    model: Model, layers: int, first: bool, last: bool, tp: int, ep: int, etp: int
+) -> dict[str, int]:  # fmt: skip
+    """The parameters of a stage: outside of experts, and in them."""
+    h, d, experts, mlp = model["h"], model["d"], model["experts"], 3 * model["h"] * model["f"]
+    query, key = model["heads"] * d * h // tp, model["groups"] * d * h // tp
+    table = h * padded(model["vocab"], tp) // tp
+    each = 2 * h + 2 * query + 2 * key + (h * experts if experts else mlp // tp)
+    ends = first * table + last * (h + table) - (model["tied"] and first and last) * table
+    return {"dense": layers * each + ends, "experts": layers * (experts // ep) * mlp // etp}
 
 
 _TINY: Model = {"h": 8, "heads": 2, "groups": 1, "d": 4, "f": 12, "vocab": 200, "tied": False, "experts": 0}
@@ -52,26 +33,8 @@ _EXAMPLE = {"model": _TINY, **_ONE}
 _TWO = {"model": {**_TINY, "heads": 12, "groups": 4}, **_ONE, "tp": 4, "etp": 4, "first": False, "layers": 3}
 _MOE = {"model": {**_TINY, "groups": 2, "heads": 6, "experts": 10}, **_ONE, "first": False, "last": False, "tp": 2,
         "ep": 5, "layers": 3}  # fmt: skip
-_LLAMA: Model = {
-    "h": 8192,
-    "heads": 64,
-    "groups": 8,
-    "d": 128,
-    "f": 28672,
-    "vocab": 128256,
-    "tied": False,
-    "experts": 0,
-}
-_MIXTRAL: Model = {
-    "h": 4096,
-    "heads": 32,
-    "groups": 8,
-    "d": 128,
-    "f": 14336,
-    "vocab": 32000,
-    "tied": False,
-    "experts": 8,
-}
+_LLAMA: Model = {**_TINY, "h": 8192, "heads": 64, "groups": 8, "d": 128, "f": 28672, "vocab": 128256}
+_MIXTRAL: Model = {**_LLAMA, "h": 4096, "heads": 32, "f": 14336, "vocab": 32000, "experts": 8}
 
 
 def _model(draw: Draw, experts: int) -> Model:
@@ -126,24 +89,11 @@ NAMES = ("parameters", "gradients", "main parameters", "moments")
 BYTES = {"bf16": (2, 4, 4, 8), "fp32": (4, 4, 0, 8)}
 
 
-def _from(zero: int, stage: int) -> bool:
-    return zero >= stage
-
-
-def state_bytes(
-    dense: int, experts: int, layout: dict[str, int], zero: int, precision: str, **mistake: Any
-) -> dict[str, int]:
+def state_bytes(dense: int, experts: int, layout: dict[str, int], zero: int, precision: str) -> dict[str, int]:
     tp, cp, dp, ep, etp = (layout[name] for name in ("tp", "cp", "dp", "ep", "etp"))
-    shares = {"dense": dp * cp, "experts": tp * cp * dp // (ep * etp)} | mistake.get("shares", {})
-    from_stage = mistake.get("stages", (3, 2, 1, 1))
-    found = {}
-    for name, nbytes, stage in zip(NAMES, mistake.get("bytes", BYTES)[precision], from_stage, strict=True):
-        parts = (
-            n // (shares[kind] if mistake.get("shared", _from)(zero, stage) else 1)
-            for kind, n in (("dense", dense), ("experts", experts))
-        )
-        found[name] = nbytes * sum(parts)
-    return found
+    whole, shared = dense + experts, dense // (dp * cp) + experts // (tp * cp * dp // (ep * etp))
+    owned = zip(NAMES, BYTES[precision], (3, 2, 1, 1), strict=True)
+    return {name: nbytes * (shared if zero >= stage else whole) for name, nbytes, stage in owned}
 
 
 def _state(draw: Draw) -> dict[str, Any]:

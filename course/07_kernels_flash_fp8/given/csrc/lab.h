@@ -3,7 +3,7 @@
 // Pointers are ordinary pointers. The compiler itself has every access call a function: `-fsanitize=thread` emits
 // `__tsan_read4(address)` before a load of four bytes, `-fsanitize=bounds,alignment` a call where an index is beyond its
 // array or an address between multiples, `-fsanitize-coverage=trace-pc` one at every branch. These functions are ours
-// (`runtime.cc`): they count, look for races and stop what is out of bounds. `given/cuda.py` adds a table that names the
+// (`runtime.cc`): they count, look for races and stop what is out of bounds. `given/text.py` adds a table that names the
 // line of each such call. Functions of this header call the runtime themselves, so they are marked LAB: not watched.
 //
 // nvcc takes the text too; then all of this is CUDA's own but the launcher at the end.
@@ -169,10 +169,6 @@ template <class T> LAB LAB_CALLED T atomicCAS(T* p, typename lab::Same<T>::type 
 #include "lab_math.h"
 #include "lab_half.h"
 
-namespace lab {
-extern "C" char __ehdr_start[] __attribute__((visibility("hidden")));
-extern "C" char _end[] __attribute__((visibility("hidden")));
-}  // namespace lab
 #endif  // __CUDACC__
 
 // ---------------------------------------------------------------------------------------------------------- launcher

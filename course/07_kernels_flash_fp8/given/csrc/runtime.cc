@@ -434,6 +434,15 @@ extern "C" {
 TSAN(1) TSAN(2) TSAN(4) TSAN(8) TSAN(16)
 void __tsan_read_range(void* p, size_t n) { lab::range(p, n, lab::LOAD, CALLER); }
 void __tsan_write_range(void* p, size_t n) { lab::range(p, n, lab::STORE, CALLER); }
+void* lab_memcpy(void* to, const void* from, size_t n) {
+  lab::range(from, n, lab::LOAD, CALLER), lab::range(to, n, lab::STORE, CALLER);
+  return std::memmove(to, from, n);
+}
+void* lab_memmove(void* to, const void* from, size_t n) {
+  lab::range(from, n, lab::LOAD, CALLER), lab::range(to, n, lab::STORE, CALLER);
+  return std::memmove(to, from, n);
+}
+void* lab_memset(void* to, int byte, size_t n) { return lab::range(to, n, lab::STORE, CALLER), std::memset(to, byte, n); }
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
