@@ -1,4 +1,4 @@
-from labkit.answers import Edit, Same
+from labkit.answers import Edit
 
 _SUM = "p.grad.copy_(part.view_as(p))"
 _START = "self.travelling.append((self.open, flat, dist.all_reduce(flat, group=self.group, async_op=True)))"
@@ -23,8 +23,7 @@ WRONG = [
     Edit(_LAST, _LAST.replace("send()", "send(None)"), ("def send(self)", "def send(self, *group)"),
          ("group=self.group", "group=[*group, self.group][0]"),
          mistake=_GROUP),
-    Edit(".travelling = []\n", ".gone = [*getattr(self, 'gone', []), *self.travelling]\n        self.travelling = []\n",
-         told="are still held in every step"),
+    Edit("        self.travelling = []\n", "", told="are still held in every step"),
     Edit(f"        if {_FULL}:\n            self.send()\n", "", told="bucket is full"),
     Edit(_FULL, "self.open", told="buckets need"),
     Edit("q.numel() for", "1 for", ("self.bucket_size:", "2:"), told="bucket is full | buckets need"),
@@ -42,10 +41,6 @@ WRONG = [
     Edit("self.open = []\n",
          "self.open = []\n        if self.travelling[1:]:\n            self.travelling[-2][2].wait()\n",
          told="inside backward()"),
-]
-
-EQUIVALENT = [
-    Same("line 32: `self.travelling = []` dropped", "old sums are copied first, the new ones over them"),
 ]
 
 
