@@ -21,7 +21,6 @@ WRONG = [
     Edit("[row, row + many], [0, width]", "[row, many], [0, width]"),
     Edit("min(width, column + stop - start)", "width"),
     Edit("if column == 0 else 0", "if True else 0"),
-    Edit("while start < stop:", "while start <= stop:"),
     Edit("found.append(", "found.insert(0, "),
 ]
 
