@@ -3,6 +3,10 @@ from labkit.answers import Edit, Same
 _BEGIN = "    top = q.new_full"
 _HIDDEN = ".masked_fill(at > q_at[:, None], -torch.inf)"
 _SHRINKS = "When the maximum grows, what was summed before shrinks by exp(m_old - m_new): l, and O as well."
+_OVERFLOWS = (
+    "exp overflows for a large score and is 0 for a very negative one: subtract the running maximum, which begins "
+    "at -inf."
+)
 
 WRONG = [
     Edit(" / q.shape[-1] ** 0.5", "", mistake="The scores are divided by sqrt(d)."),
@@ -18,11 +22,8 @@ WRONG = [
     Edit("(top + total.log())", "total.log()", mistake="out is right; lse = m + log l, and m is missing."),
     Edit("total * shrink", "total", ("out * shrink", "out"), mistake=_SHRINKS),
     Edit("out * shrink", "out", mistake=_SHRINKS),
-    Edit("torch.maximum(top, scores.amax(-1, keepdim=True))", "torch.zeros_like(top)",
-         mistake="exp overflows for a large score and is 0 for a very negative one: subtract the running maximum "
-         "first."),
-    Edit("new_full((*q.shape[:2], 1), -torch.inf)", "new_zeros((*q.shape[:2], 1))",
-         mistake="The running maximum begins at -inf: scores that are all far below its beginning have exp 0."),
+    Edit("torch.maximum(top, scores.amax(-1, keepdim=True))", "torch.zeros_like(top)", mistake=_OVERFLOWS),
+    Edit("new_full((*q.shape[:2], 1), -torch.inf)", "new_zeros((*q.shape[:2], 1))", mistake=_OVERFLOWS),
     Edit("higher.masked_fill(higher == -torch.inf, 0.0)", "higher",
          mistake="A query that sees nothing of the blocks so far has m = -inf, and -inf minus -inf is no number: it "
          "becomes "

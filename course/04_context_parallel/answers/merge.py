@@ -20,10 +20,10 @@ WRONG = [
          mistake="The shares do not add up to 1: the larger piece counts whole. Divide by the *new* sum."),
     Edit("more, total", "more, torch.maximum(lse, more_lse)",
          mistake="out is right; lse is that of the larger piece alone, and the smaller one has its sum, too."),
-    Edit("torch.logaddexp(lse, more_lse)", "(lse.exp() + more_lse.exp()).log()", mistake=_OVERFLOW),
-    Edit("torch.logaddexp(lse, more_lse)", "(lse.exp() + more_lse.exp()).log()", (_FINITE, "total"), mistake=_OVERFLOW),
     Edit(_FINITE, "total",
          mistake="Where neither has seen anything, -inf minus -inf is no number, and out must stay 0."),
+    Edit("torch.logaddexp(lse, more_lse)", "(lse.exp() + more_lse.exp()).log()", mistake=_OVERFLOW),
+    Edit("torch.logaddexp(lse, more_lse)", "(lse.exp() + more_lse.exp()).log()", (_FINITE, "total"), mistake=_OVERFLOW),
     Edit("    total =", "    if lse.isinf().any():\n        return more, more_lse\n"
          "    if more_lse.isinf().any():\n        return out, lse\n    total =",
          mistake="A piece may be empty for some queries and not for others: decide row by row."),

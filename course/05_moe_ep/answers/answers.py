@@ -15,6 +15,7 @@ WRONG = [
     Edit("rows * ep / experts", "rows", mistake="Those are the rows of all experts of a rank together."),
     Edit("ep / k", "(ep - 1) / k",
          mistake="All-to-all keeps its own share: k T (P-1)/P rows. All-gather sends T (P-1)."),
+    Edit("h * element_size *", "h * 2 *", mistake="An element has `element_size` bytes, not always 2."),
     Edit("2 * one * rows", "one * rows", mistake="A multiply-add is two operations: 6 h f of them a row."),
     Edit("2 * rows * h", "rows * h", mistake="A row travels twice: there and back."),
     Edit("* (ep - 1) / ep /", "/",
@@ -24,7 +25,6 @@ WRONG = [
     Edit("dp // ep", "ep // 2"),
     Edit("ep / k", "ep / 2"),
     Edit("ep / k", "k / ep"),
-    Edit("h * element_size *", "h * 2 *"),
     Edit("h * f, k * tokens", "h * f, 2 * tokens"),
 ]
 

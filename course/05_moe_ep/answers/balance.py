@@ -4,6 +4,10 @@ _GRADIENT = "p * (price - paid)"
 _CHOSEN = "torch.zeros_like(p).scatter(1, logits.topk(k, dim=-1).indices, 1.0)"
 
 WRONG = [
+    Edit("logits.topk(k, dim=-1).indices.flatten().bincount(minlength=experts)",
+         "(logits >= logits.topk(k, dim=-1).values[:, -1:]).sum(0)",
+         mistake="Where experts are equally good, a token still counts for exactly k of them. Here it counts for all "
+         "that are as good as the k-th."),
     Edit("tokens**2", "tokens", mistake="Both the sum of p and n_e grow with the tokens: divide by T^2."),
     Edit("coeff * experts / (", "coeff / (",
          mistake="The factor is E / (k T^2): at an even load the loss is coeff, whatever E is."),
@@ -29,9 +33,6 @@ WRONG = [
     Edit(_GRADIENT, "p * (price - paid.mean())",
          mistake="The price is compared with what all tokens pay on average. Each token has an average of its own."),
     Edit(_GRADIENT, "p * (paid - price)", mistake="That is a step down. Asked is the gradient, which points up."),
-    # counts all that are as good as the k-th
-    Edit("logits.topk(k, dim=-1).indices.flatten().bincount(minlength=experts)",
-         "(logits >= logits.topk(k, dim=-1).values[:, -1:]).sum(0)"),
     Edit("logits.topk(k, dim=-1)", "logits.abs().topk(k, dim=-1)"),
     Edit("bincount(minlength=experts)", "bincount()"),
     Edit("logits.softmax(-1)", "logits.exp() / logits.exp().sum(-1, keepdim=True)"),

@@ -16,8 +16,7 @@ WRONG = [
     Edit("y.split(blocks.T.flatten()", "y.split(blocks.flatten()",
          (_ORDER_BACK, _REORDERED.replace("sender", "expert")),
          mistake="`combine` does the step of `dispatch` once more: it moves rows to where they stood before that step "
-         "only by "
-         "chance. The way back needs its inverse."),
+         "only by chance. The way back needs its inverse."),
     Edit("blocks.contiguous()", "blocks.T.contiguous()", ("    by_expert", "    blocks = blocks.T\n    by_expert"),
          mistake="blocks[i, e]: the rows that rank i sends to expert e of this rank, [P, E/P]."),
     # the way back is turned round as if P = E/P

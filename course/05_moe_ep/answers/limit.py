@@ -4,6 +4,9 @@ _ORDER = "probs.masked_fill(~map, -1.0).argsort(dim=0, descending=True)"
 _RETURN = "    return probs * kept, kept"
 
 WRONG = [
+    Edit(_RETURN, f"    least = probs.gather(0, order)[:capacity][-1]\n    kept = map & (probs >= least)\n{_RETURN}",
+         mistake="Where tokens weigh the same, an expert gets more than it has room for: at most C are kept, whichever "
+         "of the equal ones they are."),
     Edit("dim=0, descending", "dim=1, descending", ("scatter(0, order[:capacity]", "scatter(1, order[:, :capacity]"),
          mistake="That limits the experts of a token. The capacity limits the tokens of an *expert*: go down the "
          "columns."),
@@ -25,8 +28,6 @@ WRONG = [
          mistake="The weights of those that stay do not change: what is dropped is missing."),
     Edit("probs * kept, kept", "(probs * kept).detach(), kept",
          mistake="The weights have no gradient: those of the tokens that stay must keep theirs."),
-    # all that weigh as much as the last that fits
-    Edit(_RETURN, "    least = probs.gather(0, order)[:capacity][-1]\n    kept = map & (probs >= least)\n" + _RETURN),
     # a token that did not choose an expert takes a place with the weight 0
     Edit("probs.masked_fill(~map, -1.0).argsort", "probs.argsort"),
     # a first choice comes before heavier tokens whose second choice it is
