@@ -39,7 +39,7 @@ WRONG = [
     Edit("if at.min() > q_at.max():", "if at[0] > q_at.max():"),
     Edit("if at.min() > q_at.max():", "if at.min() > q_at[-1]:"),
     Edit("if at.min() > q_at.max():", "if at.min() >= q_at.max():"),
-    Edit("if at.min() > q_at.max():", "if False:", told="are hidden"),
+    Edit("if at.min() > q_at.max():", "if False:"),
     Edit("continue", "break"),
     Edit(_BEGIN, f"    block = 3\n{_BEGIN}", told="which is `block` here"),
     Edit(_BEGIN, f"    m = len(k_at) // block * block\n    k, v, k_at = k[:, :m], v[:, :m], k_at[:m]\n{_BEGIN}"),
