@@ -37,7 +37,7 @@ def onednn_is_faster() -> bool:
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [..., i], weight [o, i] -> [..., o]; no gradient goes through it."""
-    if not _by_onednn(x, weight):
+    if not by_onednn(x, weight):
         return F.linear(x, weight, bias)
     product = torch.ops.mkldnn._linear_pointwise.default  # the overload by name: torch need not look for it
     return product(x, weight, bias, "none", [], "")  # type: ignore[no-any-return]
@@ -45,10 +45,11 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 def dgrad(dy: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """dy [..., o], weight [o, i] -> dy weight, [..., i]; no gradient goes through it."""
-    return linear(dy, weight.t()) if _by_onednn(dy, weight) else dy @ weight
+    return linear(dy, weight.t()) if by_onednn(dy, weight) else dy @ weight
 
 
-def _by_onednn(x: torch.Tensor, weight: torch.Tensor) -> bool:
+def by_onednn(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether oneDNN computes this product."""
     plain = type(x) is torch.Tensor and type(weight) in (torch.Tensor, torch.nn.Parameter)  # no fake tensor, no DTensor
     fits = x.dtype == weight.dtype == torch.float32 and x.is_cpu and weight.is_cpu and x.numel() > 0
     return plain and fits and not torch.compiler.is_compiling() and onednn_is_faster()

@@ -127,7 +127,7 @@ def linear(
     if not torch.is_grad_enabled():
         x = gather_input(x, tp, sequence_parallel).wait() if sequence_parallel else x
         return ops.linear(x, weight, bias)
-    if tp.size == 1 and store is None and fused_accumulator(weight) is None:
+    if tp.size == 1 and store is None and fused_accumulator(weight) is None and not products.by_onednn(x, weight):
         return F.linear(x, weight, bias)
     if store is None and x.requires_grad and weight.requires_grad:
         return LinearFunction.apply(x, weight, bias, tp, sequence_parallel)  # type: ignore[no-any-return]

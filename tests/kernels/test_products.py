@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from minimegatron.comm.axis import ALONE
 from minimegatron.kernels import ops, products
-from minimegatron.layers.linear import LinearFunction
+from minimegatron.layers.linear import LinearFunction, linear
 from tests.kernels.compare import close, random
 
 
@@ -54,3 +54,11 @@ def test_other_dtypes_and_fake_tensors_are_torchs(monkeypatch):
     assert torch.equal(products.linear(x, weight), x @ weight.t())
     with FakeTensorMode():
         assert products.dgrad(torch.empty(4, 3), torch.empty(3, 8)).shape == (4, 8)
+
+
+def test_a_layer_multiplies_alike_with_and_without_a_gradient_buffer(onednn):
+    x, weight = random(32, 2, 64).requires_grad_(), torch.nn.Parameter(random(48, 64, seed=1))
+    y = linear(x, weight)
+    y.square().sum().backward()
+    assert torch.equal(y, LinearFunction.apply(x, weight, None, ALONE, False))
+    assert torch.equal(x.grad, products.dgrad(2 * y.detach(), weight.detach()))

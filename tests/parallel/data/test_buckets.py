@@ -188,8 +188,8 @@ def test_a_bucket_of_one_microbatch_needs_no_zeros(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda x, *size, **how: new_empty(x, *size, **how).fill_(torch.nan))
     ddp = DistributedDataParallel(Tied(), Mesh.serial(), sharding="optim_grads")
     plain = Tied()
-    for _ in range(2):
-        x = torch.randn(3, 10)
+    for step in range(2):
+        x = torch.randn(3, 10, generator=torch.Generator().manual_seed(step))
         with ddp.backward_pass():
             ddp(x).square().sum().backward()
         plain(x).square().sum().backward()
