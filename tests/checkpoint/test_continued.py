@@ -68,6 +68,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "world", "layout"), mostly_thorough(LAYOUTS, [0, 2]))
 def test_a_published_model_goes_on_in_any_layout(ranks, tmp_path, name, world, layout):
     published = publish(name, tmp_path / "published")
@@ -88,6 +89,7 @@ def test_weights_in_training_are_those_of_the_folder(tmp_path):
     assert trainer.state.iteration == 0
 
 
+@pytest.mark.slow
 def test_converted_continued_and_converted_back(ranks, tmp_path):
     """Qwen2.5 at toy size: its tutorial's three commands, and transformers reads what comes out."""
     published = publish("qwen2.5", tmp_path / "published")

@@ -177,6 +177,7 @@ def test_what_is_wrong_is_said_with_the_name_of_the_tensor(header, tmp_path):
         read_header(tmp_path / "file")
 
 
+@pytest.mark.slow
 def test_the_largest_headers_are_refused(tmp_path):
     for name, content in largest().items():
         assert refused(tmp_path / name, content), name

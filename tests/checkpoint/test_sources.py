@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -45,6 +46,7 @@ def boxes(shape):
     return st.tuples(*ends)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(models(), st.data(), st.integers(1, 200))
 def test_a_box_of_a_view_is_that_box_of_the_whole(model, data, block):

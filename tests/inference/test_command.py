@@ -55,6 +55,7 @@ def published(name, tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_last_word_is_the_one_that_the_files_say(llama2):
     """generation_config.json over config.json, one id or several, as in transformers; then the tokenizer."""
     transformers = pytest.importorskip("transformers")

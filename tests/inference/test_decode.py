@@ -27,6 +27,7 @@ def words(continuations):
     return [c.tokens for c in continuations]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, params",
     mostly_thorough(itertools.product(["gpt2", "mistral", "qwen3", "llama3.1"], [GREEDY, SAMPLED]), [0, 3]),
@@ -122,6 +123,7 @@ def test_compiled_is_computed():
     assert words(found) == words(plain.generate(PROMPTS, 8, SAMPLED))
 
 
+@pytest.mark.slow
 def test_refusals(ranks):
     with pytest.raises(ConfigError, match="how many tokens each of its 8 experts has got"):
         Engine(ours("mixtral"), recorder=OnACpu())

@@ -109,6 +109,7 @@ TP2, PP2 = {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2
 EP2 = {"expert_model_parallel_size": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, layout",
     mostly_thorough(

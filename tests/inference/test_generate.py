@@ -64,6 +64,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", mostly_thorough([2, 4], [0]))
 def test_words_are_the_same_in_every_layout(ranks, world):
     cases = []

@@ -139,6 +139,7 @@ def by_brute_force(name, request, index, texts):
     return tokens[len(request.prompt) :], scores
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_brute_force():
     """Which words may come, by all valid texts; words, log-probabilities and the end, whoever proposes or is beside."""
     texts, grammar = documents(), of_json_schema({**ODDS, **COMPACT})

@@ -333,6 +333,7 @@ def run_machine(examples, **options):
     return Machine.steps
 
 
+@pytest.mark.slow
 def test_memory_is_shared_as_if_it_were_not():
     """The same runs each time, so that a mistake that is noticed once is noticed always."""
     assert run_machine(280, derandomize=True, phases=[Phase.generate]) >= 3_000

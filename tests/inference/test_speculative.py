@@ -290,6 +290,7 @@ def test_proposals_are_those_of_a_pass_over_all_tokens(method, monkeypatch):
     assert max(lags) > 1 if method == "draft" else lags == {0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method, noise",
     mostly_thorough([(DRAFT, 0.2), (MTP, 0), (DRAFT, 0.02)], range(2), [0]),

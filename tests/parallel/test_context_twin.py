@@ -34,6 +34,7 @@ def test_four_ranks(assert_same_as_serial, kind):
     assert_same_as_serial(Case(layout, {"family": "qwen3"}, double=True, documents=True, overlap=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", mostly_thorough(["p2p", "allgather", "a2a"], [0, 2], [0]))
 def test_with_tensor_sequence_and_data_parallelism(assert_same_as_serial, kind):
     case = Case({CP: 2, TP: 2, SP: True, KIND: kind}, {"family": "qwen2"}, accumulation=2, double=True, documents=True)
@@ -46,6 +47,7 @@ def test_eight_ranks(assert_same_as_serial):
     assert_same_as_serial(Case({CP: 2, TP: 2, SP: True}, accumulation=2, double=True), dp=2)
 
 
+@pytest.mark.slow
 def test_learned_positions_and_recompute(assert_same_as_serial):
     model: dict[str, Any] = {"family": "gpt2", "num_query_groups": 4, "untie_embeddings_and_output_weights": False}
     for granularity in ("selective", "full"):

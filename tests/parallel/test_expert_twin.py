@@ -98,6 +98,7 @@ def test_with_other_schedules(ranks):
     check(ranks(4), cases)
 
 
+@pytest.mark.slow
 def test_overlap_recompute_and_accumulation(ranks):
     shared = {"moe_shared_expert_intermediate_size": 40, "moe_shared_expert_overlap": True}
     again = {"recompute_granularity": "selective", "recompute_modules": ("moe", "core_attn")}

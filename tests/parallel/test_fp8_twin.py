@@ -21,6 +21,7 @@ from tests.twin import Case
 MODEL: dict[str, Any] = {"ffn_hidden_size": 64, "fp8_format": "hybrid", "fp8_recipe": "tensorwise"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout, dp, more",
     [
@@ -108,6 +109,7 @@ def remembered() -> list[StepReport]:
     return train(f"{LINE} {WAYS['delayed']} --train-iters 4").history
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", mostly_thorough(LAYOUTS, ["tp2 sp", "cp2"].__contains__, ["cp2"].__contains__))
 def test_scales_that_remember_are_the_same_in_every_layout(ranks, remembered, layout):
     results = ranks(2).run(on_rank, f"{LINE} {WAYS['delayed']} --train-iters 4 {LAYOUTS[layout]}")

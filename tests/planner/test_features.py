@@ -84,6 +84,7 @@ BF16 = {"params_dtype": "bf16"}
 AWARE = {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "fp8"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model, optimizer, nbytes",  # of an element: states read and written, two gradients, the weight written (and read)
     [

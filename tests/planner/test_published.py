@@ -40,6 +40,7 @@ def selective(request: pytest.FixtureRequest) -> dict[tuple[str, bool], float]:
     return found
 
 
+@pytest.mark.slow
 def test_step_times_of_2022(selective: dict[tuple[str, bool], float]) -> None:
     """Two numbers are fitted to four step times, so those are not met exactly.
 

@@ -43,6 +43,7 @@ def test_the_best_of_all_layouts_is_found() -> None:
     assert seconds == sorted(seconds) and len(seconds) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["laptop-10m", pytest.param("qwen1.5-moe-a2.7b", marks=pytest.mark.thorough)])
 def test_estimates_are_near_plans(preset: str) -> None:
     base = base_of(f"--preset {preset} --bf16 --seq-length 2048 --global-batch-size 64 --num-layers 8")

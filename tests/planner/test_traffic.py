@@ -191,6 +191,7 @@ STRANGE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_layers_that_the_package_does_not_know_send_what_a_traced_step_counts(ranks: Any) -> None:
     runs = [run_of(parallel, TWO | model, 4, 2) for parallel, model in STRANGE.values()]
     told_and_counted(

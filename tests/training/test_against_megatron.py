@@ -94,6 +94,7 @@ TRACES = mostly_thorough(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout, name", TRACES)
 def test_trace(ranks, name, layout):
     world, fields = LAYOUTS[layout]

@@ -67,6 +67,7 @@ def skipping(rank: int, world: int, kind: float) -> tuple[list[float], TrainStat
     return [r.losses["lm loss"] for r in trainer.history], trainer.state
 
 
+@pytest.mark.slow
 def test_skipped_by_all_ranks_together(ranks):
     (losses, state), (other, other_state) = ranks(2).run(skipping, float("inf"))
     assert losses == other and state == other_state and len(losses) == 7

@@ -168,6 +168,7 @@ def run_on_rank(rank: int, world: int, line: str) -> None:
     run(line, world)
 
 
+@pytest.mark.slow
 def test_what_one_rank_misses_is_said_by_all(ranks, tmp_path):
     """Only the last stage of two has the final norm."""
     root, folder = tmp_path, tmp_path / "iter_0000006"
@@ -416,6 +417,7 @@ def test_the_optimizer_waits_for_the_copy(tmp_path, monkeypatch):
 # ------------------------------------------------------------------------------------------------ signals
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("background", mostly_thorough(["", "--async-save"], [1]))
 def test_sigterm_saves(tmp_path, capsys, background):
     with_sigterm.calls = 0

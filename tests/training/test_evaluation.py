@@ -85,6 +85,7 @@ def trained(rank: int, world: int, line: str, moments: tuple[str, ...]) -> tuple
     return numbers(trainer.history), {n: [part.data.detach().clone() for part in t.parts] for n, t in tensors.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_thorough(CASES, ORDINARY.__contains__, ["dropout", "zero-3"].__contains__))
 def test_evaluation_leaves_no_trace(ranks: Any, name: str) -> None:
     """At `before_update` gradients, loads of experts and amax wait to be used; at `forward_step` passes are under way.

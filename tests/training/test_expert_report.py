@@ -82,6 +82,7 @@ def trained(rank: int, world: int, folder: str) -> str:
     return marks[0].note if marks else ""
 
 
+@pytest.mark.slow
 def test_every_log_and_the_command_say_the_same(ranks, tmp_path, capsys):
     said, nothing = ranks(2).run(trained, str(tmp_path), timeout=60)
     assert said.startswith("experts of the last 2 steps: 4 on 2 ranks of ep") and nothing == "", "one rank speaks"

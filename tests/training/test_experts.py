@@ -58,6 +58,7 @@ def compare(found: list[StepReport], want: list[StepReport], rel: float) -> None
         assert load.z_loss == pytest.approx(one.z_loss, rel=10 * rel)
 
 
+@pytest.mark.slow
 def test_loads_are_in_every_log(tmp_path, capsys):
     line = f"{LINE} --micro-batch-size 2 --moe-expert-capacity-factor 0.5 --log-file {tmp_path}/log.jsonl"
     with trace.record() as log:

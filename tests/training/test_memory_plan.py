@@ -235,6 +235,7 @@ def layouts() -> list[Any]:
     return mostly_thorough([name for name in LAYOUTS if not by_chance(name)], ORDINARY.__contains__, QUICK.__contains__)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", layouts())
 def test_states_are_predicted_exactly_and_the_peak_within_three_percent(ranks: Any, name: str) -> None:
     world, run = run_of(name)

@@ -44,6 +44,7 @@ def test_a_row_ends_with_what_lasts_and_the_sum() -> None:
     assert numbers(second) == [3, 0, 2000, 3, 2003]
 
 
+@pytest.mark.slow
 def test_every_nth_step_has_a_table_whose_rows_agree() -> None:
     run, said = trainer("--train-iters 4 --micro-batch-size 2 --log-memory-interval 2"), list[str]()
     run.metrics.say = said.append  # type: ignore[method-assign]
@@ -145,6 +146,7 @@ def test_the_example_of_the_help_runs(capsys: Any) -> None:
     assert "rank 0 is fullest" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_command_says_what_loads_of_experts_are_assumed(capsys: Any) -> None:
     experts = "--disable-bias-linear --num-experts 4 --moe-router-topk 2 --micro-batch-size 8"
     layout = "--expert-model-parallel-size 2 --world-size 2"

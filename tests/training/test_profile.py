@@ -24,6 +24,7 @@ def over(iteration: int) -> Step:
     return Step(iteration, 0, 1, iteration, 1.0, None)
 
 
+@pytest.mark.slow
 def test_a_chrome_trace_of_two_steps(tmp_path, capsys):
     where = f"--profile --use-pytorch-profiler --profile-step-start 1 --profile-step-end 3 --profile-dir {tmp_path}/new"
     train(f"--train-iters 4 --global-batch-size 2 {where}")

@@ -72,6 +72,7 @@ def trained(rank: int, world: int, line: str) -> tuple[list[list[int]], list[Any
     return seen, curve, {name: [part.data.clone() for part in tensor.parts] for name, tensor in held.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", mostly_thorough(range(1, STEPS), [0, 3], [3]))
 def test_epochs_and_blends_go_on_bit_for_bit_where_they_stopped(tmp_path, data, stop):
     seen, curve, final = trained(0, 1, f"{LINE} {data}")

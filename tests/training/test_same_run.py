@@ -240,6 +240,7 @@ def said_by(capsys: Any, *words: str) -> list[str]:
     return [line for line in capsys.readouterr().out.splitlines() if any(word in line for word in words)]
 
 
+@pytest.mark.slow
 def test_the_log_says_how_many_epochs_there_are_and_where_they_begin(files, capsys):
     run = trained(files, "FILES/a --split 100", "--train-iters 9", quiet=False)
     (head, *lines) = said_by(capsys, "epoch")
@@ -251,6 +252,7 @@ def test_the_log_says_how_many_epochs_there_are_and_where_they_begin(files, caps
     assert said_by(capsys, "epoch ") == lines[-1:], "of several between two lines of the log the last"
 
 
+@pytest.mark.slow
 def test_of_a_blend_each_file_has_its_epochs(files, capsys):
     run = trained(files, "0.8 FILES/a 0.2 FILES/b --split 100", "--train-iters 9", quiet=False)
     head, *lines = said_by(capsys, "epoch")
@@ -269,6 +271,7 @@ def test_a_test_set_without_a_document_is_left_out_aloud(files, capsys):
     assert len(found := said_by(capsys, "test set")) == 1 and "test loss" not in found and "on test set" in found[0]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_may_evaluate_less_than_before(tmp_path, files):
     """It has consumed more validation samples than the shorter evaluations of the rest would ask for."""
     data = "FILES/a --split 80,20"

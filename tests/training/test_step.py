@@ -398,6 +398,7 @@ def test_a_step_reads_its_losses_and_its_norm(model):
     assert waits_of_a_step(Case(model=model), clip_grad=0.0, log_num_zeros_in_grad=True) == ["tolist", "tolist"]
 
 
+@pytest.mark.slow
 def test_a_count_beyond_what_fp32_counts():
     mask = torch.ones(1, 2**24 + 1)
     loss, count, reports = loss_func(mask, mask)

@@ -86,6 +86,7 @@ def validation_on_rank(rank: int, world: int, line: str) -> dict[str, float]:
     return trainer_of(line, world).evaluate()
 
 
+@pytest.mark.slow
 def test_evaluation_is_the_same_with_context_parallelism(ranks, corpus):
     line = f"{corpus} --vocab-size 512 --attention-dropout 0 --eval-interval 1 --eval-iters 3 --micro-batch-size 2"
     serial = validation_on_rank(0, 1, line)
@@ -93,6 +94,7 @@ def test_evaluation_is_the_same_with_context_parallelism(ranks, corpus):
         assert cut == pytest.approx(serial, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_packed_samples_train_alike_with_context_parallelism(ranks, corpus):
     line = f"{corpus} --vocab-size 512 --hidden-dropout 0 --attention-dropout 0 --sequence-packing --train-iters 4"
     serial = train(line).history

@@ -107,6 +107,7 @@ def launches(rank: int, world: int, overlap: bool, skip_on: int | None) -> tuple
     return counts, grads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skip_on", [None, 1])
 def test_each_bucket_travels_once_a_step_and_only_for_the_last_microbatch(ranks, skip_on):
     """Also when one rank never computes a gradient that the other does: both start the buckets in the same order."""

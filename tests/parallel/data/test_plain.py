@@ -51,6 +51,7 @@ def both(rank: int, world: int, case: Case) -> list[Any]:
     return runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_bits_and_messages_are_those_of_the_wrapper_that_trains(ranks: Any, dtype: str) -> None:
     """In bf16 both add a gradient that autograd has rounded; in fp32 the other adds wgrad products, with one rounding

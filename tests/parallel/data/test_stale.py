@@ -63,6 +63,7 @@ def sums_of_parts(rank: int, world: int, sharding: str, overlap: bool) -> list[d
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", STAGES[:-1])
 def test_a_part_without_a_pass_has_a_sum_of_zeros(ranks: Any, sharding: str) -> None:
     for overlap in (False, True):
@@ -217,6 +218,7 @@ def test_a_gradient_that_is_put_off_is_not_the_one_that_was_added_before() -> No
 EXPERTS: dict[str, Any] = {"num_experts": 4, "moe_ffn_hidden_size": 24, "moe_aux_loss_coeff": 0.1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", mostly_thorough(STAGES[1:], [0, 3], [0]))
 def test_experts_have_groups_of_their_own_where_dp_varies_fastest(ranks: Any, sharding: str) -> None:
     """With tp first and dp after ep, copies of experts stand where those of other parameters do; not in other orders.

@@ -132,6 +132,7 @@ EACH = {(stage, *ORDINARY[place % 2]) for place, stage in enumerate(STAGES) if s
 QUICK = {sizes for sizes in EACH if sizes[0] == "optim_grads"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding, dp, tp, pp, ep", mostly_thorough(SIZES, EACH.__contains__, QUICK.__contains__))
 def test_steps_are_those_of_one_process(ranks: Any, sharding: str, dp: int, tp: int, pp: int, ep: int) -> None:
     layers = 2 if (dp, tp, pp, ep) in ORDINARY else 4
@@ -172,6 +173,7 @@ def test_instances_take_the_steps_of_one_process(ranks: Any, sharding: str, layo
 # ------------------------------------------------------------------------------ frozen, and without a gradient
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", mostly_thorough(STAGES, [3, 4], [3]))
 def test_a_frozen_parameter_stays_and_one_without_gradient_decays(ranks: Any, sharding: str) -> None:
     """No loss depends on `unused`: its gradient is 0 in the buffer, as in Megatron, so AdamW takes its decay from it.

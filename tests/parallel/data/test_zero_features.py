@@ -60,6 +60,7 @@ ORDINARY = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, overlap",
     mostly_thorough(

@@ -57,6 +57,7 @@ def require_never_stuck(schedules: Iterator[Schedule]) -> None:
     assert count > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [2, 3, *(pytest.param(p, marks=pytest.mark.thorough) for p in (4, 6, 8))])
 def test_a_communicator_for_each_edge_never_deadlocks(p):
     require_never_stuck(shipped(p))

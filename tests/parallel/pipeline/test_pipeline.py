@@ -106,6 +106,7 @@ ONCE: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "schedule, layout, tied",
     mostly_thorough(
@@ -139,6 +140,7 @@ UNEVEN: list[tuple[int, int, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @executors_and_ranks
 def test_uneven_stages(ranks, run, p):
     chosen = [(layers, layout) for layers, ranks_of, layout in UNEVEN if ranks_of == p]
@@ -149,6 +151,7 @@ def test_uneven_stages(ranks, run, p):
     same_as_serial(ranks, p, cases, run)
 
 
+@pytest.mark.slow
 @overlapped_first
 def test_fewer_microbatches_than_stages(ranks, run):
     names = ("gpipe", "1f1b", "zb_h1")
@@ -280,6 +283,7 @@ def test_messages_and_live_activations_are_those_of_the_schedule(ranks, schedule
         assert live[-1].nbytes == 0 and max(e.nbytes for e in live) > 4 * nbytes
 
 
+@pytest.mark.slow
 def test_gradients_travel_inside_the_last_backward(ranks):
     """With overlap every bucket but the last one is under way before the last action ends, and each travels once."""
     for schedule in ("1f1b", "zb_h1", "zb_v"):

@@ -217,6 +217,7 @@ def as_actions(plan: dict[int, list[Any]], schedule: Schedule) -> list[list[Acti
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cls", "stages", "name", "m"),
     [
