@@ -250,9 +250,9 @@ for latency in (Fraction(0), Fraction(1, 10)):
 # ### What a wrong list does
 #
 # Two ranks that wait for each other stop the whole pipeline. On a real machine you would see GPUs at 100 %, because a
-# kernel of NCCL that waits counts as busy, and after ten minutes PyTorch's timeout. The executor of this lab checks all
-# lists before it runs them, which takes milliseconds. In these two lists rank 0 goes back before it has sent microbatch
-# 1, and rank 1 wants microbatch 1 before it goes back.
+# kernel of NCCL that waits counts as busy, and after ten minutes PyTorch's timeout. The package checks all lists before
+# it runs them, which takes milliseconds. In these two lists rank 0 goes back before it has sent microbatch 1, and rank
+# 1 wants microbatch 1 before it goes back.
 
 # %%
 from course.figures.pipelines import draw_deadlock
@@ -292,10 +292,10 @@ placements(
 # | forward: microbatch.chunk | 0.0 | 1.0 | 0.1 | 1.1 | 2.0 | 3.0 | 2.1 | 3.1 |
 # | backward | 0.1 | 1.1 | 0.0 | 1.0 | 2.1 | 3.1 | 2.0 | 3.0 |
 #
-# Rank r warms up with as many forwards as there are in all chunks but the last for one group of microbatches, and with
-# twice its distance to the last rank more (why twice: next section). There are never more than m·v. Then it alternates
-# as before. By hand: rank 1 of these two warms up with 2·0 + 1·2 = 2 forwards. Its list begins F0.0 F1.0, then F0.1
-# B0.1, F1.1 B1.1, F2.0 B0.0, ... (Narayanan et al., arXiv 2104.04473.)
+# The warm-up of a rank has two parts: the forwards of one group in all chunks but the last, and twice the rank's
+# distance to the last rank (why twice: next section). It is never longer than m·v. Then F and B alternate as before. By
+# hand: rank 1 of these two warms up with 2·0 + 1·2 = 2 forwards. Its list begins F0.0 F1.0, then F0.1 B0.1, F1.1 B1.1,
+# F2.0 B0.0, ... (Narayanan et al., arXiv 2104.04473.)
 #
 # **Exercise.** The list of one rank, with chunks: `"F2.1"`. m is a multiple of p, and v > 1.
 
@@ -337,7 +337,7 @@ display(draw("Your interleaved 1F1B: p=4, m=8, v=2 (grey on the scale of 1F1B's:
 # %%
 guess("factor_1", None, "messages of half a chunk's forward, warm-up with factor 1: a bubble of how many percent?")
 
-# %%
+# %% tags=["hide-output"]
 from fractions import Fraction
 
 from minimegatron.parallel.pipeline.actions import Schedule
@@ -442,7 +442,7 @@ check("split_stage")
 # %%
 # %%exercise zb_h1
 def zb_h1(rank: int, p: int, m: int) -> list[str]:
-    """1F1B whose rank r does each W r microbatches later."""
+    """1F1B with every backward divided; no rank keeps more than p activations."""
     ### BEGIN SOLUTION
     warmup = min(m, p - rank - 1)
     todo = [f"F{i}" for i in range(warmup)]
@@ -485,7 +485,7 @@ for name, v, function in (("1f1b", 1, one_f_one_b), ("zb_h1", 1, zb_h1), ("inter
 # %% [markdown]
 # So with a short W interleaving with two chunks is ahead of ZB-H1, and pays with memory and messages.
 #
-# ### Yours
+# ### A list of your own
 #
 # Can you have both, more speed and no more memory? Take p = 4 and m = 8. F and B of a whole rank take 1, W takes 1/2,
 # and messages are free. ZB-H1 takes 24.5 steps and keeps 4 activations. Interleaved 1F1B with two chunks takes 23.75
@@ -649,12 +649,12 @@ for s in (0, 8192):
 
 # %% [markdown]
 # So the last stage takes 10.2 where the others take 8. With p = 4 and m = 64 equal stages are idle for 3/67 of the
-# time, 4.5 %. And now? Rank 0 never has more to do than before.
+# time, 4.5 %. And now?
 
 # %%
-guess("uneven", None, "the last of 4 stages is 1.27 times as slow, m = 64: rank 0 is idle for how many percent?")
+guess("uneven", None, "the last of 4 stages takes 1.27 times as long, m = 64: rank 0 is idle for how many percent?")
 
-# %%
+# %% tags=["hide-output"]
 from minimegatron.parallel.pipeline.schedules import build_schedule
 
 
@@ -694,17 +694,16 @@ for gpus, p in ((1024, 2), (1024, 4), (1024, 8), (1024, 16), (2048, 8), (4096, 8
 
 # %% [markdown]
 # With a fixed number of GPUs a longer pipeline has fewer copies and so more microbatches each: m grows with p, and the
-# bubble hardly moves. With more GPUs at the same batch each copy gets less, and the bubble doubles with them. This is
-# where v, ZB-H1 and ZB-V pay: where m is small.
+# bubble, here (p-1)/(8p), stays below an eighth. With more GPUs at the same batch each copy gets less, and the bubble
+# doubles with them. This is where v, ZB-H1 and ZB-V pay: where m is small.
 #
 # **Pipelines and data parallelism.** The copies sum their gradients once a step, not once a microbatch. A chunk's
 # gradient is complete after its *last* B (or W), so its sum can travel while the rank still goes back through other
 # chunks. Sharded optimizer states (ZeRO-1, lab 06) fit: one reduce-scatter and one gather a step. FSDP (ZeRO-3) does
-# not: it frees the weights of a layer after each use and gathers them before the next. A pipeline uses each layer 2m
-# times a step, so it gathers up to 2m times what plain data parallelism gathers twice; and between them there is only
-# one microbatch's work to hide it. TorchTitan therefore keeps the weights after the forward when a pipeline is on
-# (`reshard_after_forward`), and Llama 3 shards states and gradients but does not reshard after the forward (section
-# 3.3.2).
+# not: it frees a layer's weights after each use and gathers them before the next. A rank of a pipeline uses each layer
+# in m forwards and m backwards, so it would gather up to 2m times a step, where a run without microbatches gathers
+# twice. TorchTitan therefore keeps the weights after the forward when a pipeline is on (`reshard_after_forward`), and
+# so does Llama 3 (section 3.3.2).
 #
 # **End of part B**, a good place to stop.
 

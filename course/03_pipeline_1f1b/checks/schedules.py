@@ -389,9 +389,9 @@ ZB_H1 = Exercise(
         _case("zb_h1", "no rank keeps more than p activations", _FEW + _MANY, _large(1, 3),
               accept=[_judged(_AS_BEFORE, runs=_all_split, before=_third_if_many)]),
     ],
-    idea="Leave the F and B of your 1F1B where they are: only the W get places, which depend on the rank.",
-    hint="Start from your 1F1B. Rank r does W of a microbatch r microbatches later: after B of microbatch i, do W of "
-    "i - r (if there is one); what is left of W comes at the end.",
+    idea="How many activations does rank r of your 1F1B keep, and how many more may it keep?",
+    hint="Start from your 1F1B. It keeps p-r activations on rank r and may keep p, so r W may wait: after B of "
+    "microbatch i do W of i - r, if there is one; what is left of W comes at the end.",
 )  # fmt: skip
 
 # --------------------------------------------------------------------------------------------------- beat ZB-H1
