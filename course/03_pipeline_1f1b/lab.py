@@ -509,7 +509,7 @@ def beat_zb_h1() -> list[list[str]]:
         """When the next action of this kind could begin; None if something that it needs is not planned yet."""
         i, stage = done.get((rank, c, kind), 0), c * p + rank
         kept = sum(done.get((rank, one, "F"), 0) - done.get((rank, one, "W"), 0) for one in range(v))
-        if i == m or (kind == "F" and kept >= p * v - (v - 1 - c)):
+        if i == m or (kind == "F" and kept >= p * v):
             return None
         needs = {"F": [("F", stage - 1)] * (stage > 0), "W": [("B", stage)]}
         needs["B"] = [("F", stage), *[("B", stage + 1)] * (stage < p * v - 1)]

@@ -22,8 +22,11 @@ Inputs = list[dict[str, Any]]
 # --------------------------------------------------------------------------------------- a stage that keeps a graph
 
 
-def _drive_graph(exercise: Any, weight: Any, xs: Any, dys: Any, order: str, end: str) -> dict[str, Any]:
-    """Run a stage of y = x @ weight through an order; `end` is "first", "last" or neither."""
+def _drive_graph(
+    exercise: Any, weight: Any, xs: Any, dys: Any, order: str, end: str, beside: bool = False
+) -> dict[str, Any]:
+    """Run a stage of y = x @ weight through an order; `end` is "first", "last" or neither. With `beside` a second stage
+    on this rank takes the same steps with other numbers."""
     import torch as t
 
     w = t.nn.Parameter(weight)
@@ -35,6 +38,8 @@ def _drive_graph(exercise: Any, weight: Any, xs: Any, dys: Any, order: str, end:
         return (y * y).sum() / 2 if end == "last" else y
 
     stage = exercise.stage = exercise.GraphStage(function)  # the module holds it: what it keeps is alive after the call
+    other = exercise.GraphStage(lambda i, x: -x @ w.detach() * other_w) if beside else None
+    other_w = t.nn.Parameter(t.ones(()))
     ys, dxs = {}, {}
     for word in order.split():
         i = int(word[1:])
@@ -48,11 +53,16 @@ def _drive_graph(exercise: Any, weight: Any, xs: Any, dys: Any, order: str, end:
             dx = stage.backward(i, None if end == "last" else dys[i])
             dxs[i] = None if dx is None else dx.detach().clone()
             del dx
+        if other is not None:
+            try:
+                other.forward(i, 2 * xs[i]) if word[0] == "F" else other.backward(i, -dys[i])
+            except Exception:  # what it does to this stage is seen here
+                other = None
     lists = [[one.get(i) for i in range(len(xs))] for one in (ys, dxs)]
     return {"y": lists[0], "dx": lists[1], "grad": t.zeros_like(weight) if w.grad is None else w.grad.detach()}
 
 
-def _graph(weight: torch.Tensor, xs: list, dys: list, order: str, end: str) -> dict[str, Any]:
+def _graph(weight: torch.Tensor, xs: list, dys: list, order: str, end: str, beside: bool = False) -> dict[str, Any]:
     w = weight.double()
     done = {kind: [int(word[1:]) for word in order.split() if word[0] == kind] for kind in "FB"}
     outs = [x.double() @ w for x in xs]
@@ -67,12 +77,14 @@ def _graph(weight: torch.Tensor, xs: list, dys: list, order: str, end: str) -> d
     return {"y": ys, "dx": dxs, "grad": grad.to(weight.dtype)}
 
 
-def _microbatches(order: str, end: str = "", rows: int = 3, wide: int = 0) -> Callable[[Draw], dict[str, Any]]:
+def _microbatches(
+    order: str, end: str = "", rows: int = 3, wide: int = 0, **more: bool
+) -> Callable[[Draw], dict[str, Any]]:
     def inputs(draw: Draw) -> dict[str, Any]:
         n, (a, b) = 1 + max(int(word[1:]) for word in order.split()), draw.shape(2, 2, 5)
         b = wide or b
         drawn = {"xs": [draw.tensor(rows, a) for _ in range(n)], "dys": [draw.tensor(rows, b) for _ in range(n)]}
-        return {"weight": draw.tensor(a, b), **drawn, "order": order, "end": end}
+        return {"weight": draw.tensor(a, b), **drawn, "order": order, "end": end, **more}
 
     return inputs
 
@@ -105,6 +117,7 @@ GRAPH_STAGE = Exercise(
         Case("weight 2, inputs 1 and 10, gradients 3 and 5", _HAND),
         Case("other stages, also the first and the last of a pipeline", _microbatches("F0 F1 B0 F2 B1 B2"),
              hidden=True, fixed=[_microbatches("F0 F1 F2 B2 B1 B0"), _microbatches("F0 F1 B0 B1 F0 B0"),
+                                 _microbatches("F0 F1 B1 B0", beside=True),
                                  _microbatches("F0 F1 B0 B1", "first"), _microbatches("F0 F1 B0 B1", "last")]),
         Case("an output that was sent is not kept", _microbatches("F0 F1 F2 F3", rows=8, wide=64),
              points=2, hidden=True, accept=[_outputs_gone],

@@ -465,6 +465,6 @@ BEAT = Exercise(
     "With two chunks a rank begins to work earlier, and a waiting activation is half as large.",
     hint="Let a program write the lists. Keep a clock for each rank and the end of each action. Again and again choose "
     "of all actions whose inputs are there, the one that can begin first; of several a B before an F before a W, and a "
-    "later chunk before an earlier one. Begin an F of chunk 1 only while the rank keeps fewer than 8 halves, one of "
-    "chunk 0 only while it keeps fewer than 7. With two chunks round robin that gives 23 steps.",
+    "later chunk before an earlier one. Begin an F only while the rank keeps fewer than 8 halves. With two chunks "
+    "round robin that gives 22.25 steps.",
 )  # fmt: skip
