@@ -1224,7 +1224,7 @@ plt.show()
 #
 # The folded cell trains with it on *two* ranks, with your interleaved lists and `SplitStage`, and the serial twin
 # beside it. Leave the cell folded for now. Each rank also logs the words whose results it sends, and those whose input
-# it posts a receive for, as NCCL's flight recorder would.
+# it posts a receive for, much as PyTorch's flight recorder keeps the last calls of NCCL.
 
 # %% jupyter={"source_hidden": true}
 # %%ranks 2 --needs interleaved,split_stage --out evidence
@@ -1339,8 +1339,8 @@ plt.show()
 # %% [markdown]
 # No error, and the loss falls. A real run has no twin, and this curve alone would look healthy. The gradients of the
 # first step show the fault. That of stage 1 is hundreds of times too large. (Adam divides every gradient by its own
-# size, which is why the loss falls at all.) The others have about the right norm, and are wrong, too. What did the
-# stages take for a gradient?
+# size, so even that makes steps of the usual length.) The others have about the right norm, and are wrong, too. What
+# did the stages take for a gradient?
 #
 # `evidence[rank][0]` is the log of a rank's first step. Between two ranks the k-th message goes to the k-th receive. By
 # hand, rank 1 sends the results of F0.0, B0.1, F1.0 and B0.0 to rank 0, which posts for F0.1, F1.1, B0.1 and B0.0. The
@@ -1392,8 +1392,9 @@ for rank in range(2):
 # ranks, so their order does not matter; nor does it with four ranks. Only with p = 2 and chunks are both neighbours the
 # same rank.
 #
-# There are two cures: one order for both sides, as in your executor; or a process group for each direction, so that
-# activations and gradients cannot meet. The first page of `minimegatron/comm/p2p.py` says what the package does.
+# There are two cures: one order for both sides, as in your executor; or a process group for each kind of message, so
+# that activations and gradients cannot meet. The package takes the first. It reads the order off the *sender's* list,
+# so it runs a V as well; the first page of `minimegatron/comm/p2p.py` says how.
 
 # %% [markdown]
 # ## 7 · Explain

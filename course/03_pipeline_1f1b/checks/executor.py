@@ -38,8 +38,8 @@ def _drive_graph(
         return (y * y).sum() / 2 if end == "last" else y
 
     stage = exercise.stage = exercise.GraphStage(function)  # the module holds it: what it keeps is alive after the call
-    other = exercise.GraphStage(lambda i, x: -x @ w.detach() * other_w) if beside else None
-    other_w = t.nn.Parameter(t.ones(()))
+    theirs = t.nn.Parameter(-weight)
+    other = exercise.GraphStage(lambda i, x: x @ theirs) if beside else None
     ys, dxs = {}, {}
     for word in order.split():
         i = int(word[1:])
@@ -150,7 +150,8 @@ def _drive_execute(exercise: Any, words: Any, weights: Any, batch: Any) -> list[
 
     class Stage:
         def __init__(self, c: int, weight: Any) -> None:
-            self.c, self.weight, self.grad, self.kept = c, weight, t.zeros_like(weight), {}
+            self.c, self.weight, self.grad = c, weight, t.zeros_like(weight)
+            self.kept: dict[int, tuple[Any, Any]] = {}
             self.first, self.last = c * p + rank == 0, c * p + rank == p * v - 1
 
         def begin(self, kind: str, i: int, x: Any, end: bool) -> None:
@@ -346,7 +347,7 @@ def crossed(rank: int, sent: list[str], posted: list[str]) -> list[tuple[str, st
 def _log(m: int, v: int, rank: int, fused: bool = True) -> dict[str, Any]:
     """What two ranks of an interleaved list would log; fused: a pair of F and B is sent together, B first."""
     schedule = _lists("interleaved", 2, m, v)
-    other, order = 1 - rank, []
+    other, order = 1 - rank, list[Action]()
     row = schedule.actions[other]
     for at, action in enumerate(row):
         back = action.kind == "B" and at and row[at - 1].kind == "F"
