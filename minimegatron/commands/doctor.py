@@ -107,10 +107,10 @@ def examine_torch(gpus: list[str]) -> Facts:
 
 
 def examine_kernels() -> Facts:
-    """What prevents this machine from building kernels, for each of the two ways to run them; None if nothing does."""
+    """What prevents this machine from building kernels, for each of the ways to run them; None if nothing does."""
     from minimegatron.kernels.choice import obstacle
 
-    return {target: obstacle(target) for target in ("cuda", "emulated")}
+    return {target: obstacle(target) for target in ("cuda", "emulated", "cpu")}
 
 
 def examine_attention(gpu: bool) -> str:
@@ -174,7 +174,8 @@ def ways(facts: Facts) -> list[tuple[str, str]]:
     if seen:
         fused = f"torch's: {obstacles['cuda']}" if obstacles["cuda"] else "CUDA, built when first used"
     else:
-        fused = f"torch's; emulated to learn with: {obstacles['emulated'] or 'kernels=emulated'}"
+        own = f"torch's: {obstacles['cpu']}" if obstacles["cpu"] else "for CPUs, built when first used"
+        fused = f"{own}; CUDA's emulated to learn with: {obstacles['emulated'] or 'kernels=emulated'}"
     labs = "JupyterLab: make lab" if packages["jupyterlab"] else "not installed"
     oracles = [name for name in ("transformers", "megatron-core") if packages[name]]
     tests = "make test" if packages["nbval"] else "not installed; make test does it"

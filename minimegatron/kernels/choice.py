@@ -5,17 +5,19 @@
 
 | `kernels=` | on a GPU                                  | on a CPU                                                  |
 |------------|-------------------------------------------|-----------------------------------------------------------|
-| `auto`     | CUDA kernels, torch where they cannot run | torch; CPU kernels under `torch.inference_mode()`         |
+| `auto`     | CUDA kernels, torch where they cannot run | kernels for CPUs, torch where there is none               |
 | `torch`    | torch                                     | torch                                                     |
 | `cuda`     | CUDA kernels, torch where they cannot run | torch, with one warning                                   |
 | `emulated` | torch, with one warning                   | the CUDA kernels, thread by thread: slow, for learning    |
 
-The first call of an operator compiles and loads its kernel file, once a process. If that fails (no compiler, no
-writable folder, no GPU), torch computes and one warning a process says why. A kernel that fails while it runs is an
-error, never a fallback.
+The first call of an operator compiles and loads its kernel file, once a process: a second or two for a CPU, once a
+machine. If that fails (no compiler, no writable folder, no GPU), torch computes and one warning a process says why;
+`auto` on a CPU without a compiler says nothing, since nothing was asked for (`minimegatron doctor` does). A kernel that
+fails while it runs is an error, never a fallback.
 
-Columns agree to rounding. The implementation of the forward pass also computes the backward pass, and each saves for it
-what it needs itself: the SwiGLU kernel its input, torch three tensors of half that size.
+Columns agree to rounding; in bf16 torch rounds between two operations, kernels at the end. The implementation of the
+forward pass also computes the backward pass, and each saves for it what it needs itself: the SwiGLU kernel its input,
+torch three tensors of half that size.
 """
 
 from __future__ import annotations
@@ -57,22 +59,33 @@ class Row(NamedTuple):
         file: the kernel's file in `csrc`, without `.cu`; None without a kernel.
         kernel: calls the kernel, on a GPU or emulated.
         torch: calls torch's operations, on any device.
-        cpu: calls a CPU kernel, which has no backward pass; `auto` takes it under `torch.inference_mode()`.
-        cpu_file: that kernel's file in `csrc`, without `.cpp`.
+        native: calls `file` + `.cpp`, the kernel's twin for CPUs.
+        inference: calls a kernel for CPUs without a torch operator around it, so without a backward pass; `auto`
+            takes it under `torch.inference_mode()`.
+        inference_file: that kernel's file in `csrc`, without `.cpp`; default `file`.
     """
 
     file: str | None
     kernel: Callable[..., Any] | None
     torch: Callable[..., Any]
-    cpu: Callable[..., Any] | None = None
-    cpu_file: str = "few_rows"
+    native: Callable[..., Any] | None = None
+    inference: Callable[..., Any] | None = None
+    inference_file: str | None = None
+
+
+def _native(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    return functools.partial(kernel, native=True)
 
 
 TABLE = {
     # operation               kernel file         by a kernel                 by torch
-    "norm":               Row("norm",             pointwise.norm,             plain.norm,     few_rows.norm),
-    "add_norm":           Row("norm",             pointwise.add_norm,         plain.add_norm, few_rows.add_norm),
-    "swiglu":             Row("activation",       pointwise.swiglu,           plain.swiglu,   few_rows.swiglu),
+    #                         by the kernel's twin for CPUs                   on a CPU, under inference mode
+    "norm":               Row("norm",             pointwise.norm,             plain.norm,
+                              _native(pointwise.norm),                        few_rows.norm),
+    "add_norm":           Row("norm",             pointwise.add_norm,         plain.add_norm,
+                              _native(pointwise.add_norm),                    few_rows.add_norm),
+    "swiglu":             Row("activation",       pointwise.swiglu,           plain.swiglu,
+                              _native(pointwise.swiglu),                      few_rows.swiglu),
     "geglu":              Row(None,               None,                       plain.geglu),
     "geglu_tanh":         Row(None,               None,                       plain.geglu_tanh),
     "gelu":               Row(None,               None,                       F.gelu),
@@ -81,14 +94,16 @@ TABLE = {
     "squared_relu":       Row(None,               None,                       plain.squared_relu),
     "silu":               Row(None,               None,                       F.silu),
     "bias_gelu":          Row("activation",       pointwise.gelu_of,        plain.bias_gelu),
-    "rope":               Row("rope",             pointwise.turn,             plain.rope,     few_rows.rope),
+    "rope":               Row("rope",             pointwise.turn,             plain.rope,
+                              _native(pointwise.turn),                        few_rows.rope),
     "scaled_softmax":     Row("softmax",          pointwise.scaled_softmax,   reference.scaled_softmax),
     "flash_attention":    Row("flash_attention",  flash.causal,               blockwise.flash_attention),
-    "paged_attention":    Row("paged_attention",  paged.by_a_kernel,          paged.paged_attention, paged.on_a_cpu,
-                              "paged_attention"),
-    "keep_tokens":        Row(None,               None,                       paged.keep_tokens, paged.keep_on_a_cpu,
-                              "paged_attention"),
-    "cross_entropy":      Row("cross_entropy",    cross_entropy_kernel.CrossEntropyPart,     plain.CrossEntropyPart),
+    "paged_attention":    Row("paged_attention",  paged.by_a_kernel,          paged.paged_attention,
+                              None,                                           paged.on_a_cpu),
+    "keep_tokens":        Row(None,               None,                       paged.keep_tokens,
+                              None,                       paged.keep_on_a_cpu, "paged_attention"),
+    "cross_entropy":      Row("cross_entropy",    cross_entropy_kernel.CrossEntropyPart,     plain.CrossEntropyPart,
+                              cross_entropy_kernel.NativeCrossEntropyPart),
     "permutation":        Row("permute",          permute.Permutation,        plain.Permutation),
     "fp8_cast":           Row("fp8",              fp8.cast_both_ways,         plain.fp8_cast),
     "fp8_magnitudes":     Row("fp8",              fp8.magnitudes,             plain.fp8_magnitudes),
@@ -109,10 +124,12 @@ def choose(op: str, kernels: str, *tensors: torch.Tensor | None) -> Callable[...
         tensors: their devices and dtypes decide; a kernel needs one dtype, which it supports.
     """
     row = TABLE[op]
-    if row.cpu is not None and usable_on_a_cpu(kernels, row.cpu_file, *tensors):
-        return row.cpu
+    if row.inference is not None and in_inference(kernels, row.inference_file or row.file or "", *tensors):
+        return row.inference
     if row.kernel is not None and row.file is not None and usable(kernels, row.file, *tensors):
         return row.kernel
+    if row.native is not None and row.file is not None and _natively(kernels, row.file, *tensors):
+        return row.native
     return row.torch
 
 
@@ -133,9 +150,14 @@ def usable(backend: str, file: str, *tensors: torch.Tensor | None) -> bool:
     return target != "torch" and _possible(target) and _available(file, target)
 
 
-def usable_on_a_cpu(backend: str, file: str, *tensors: torch.Tensor | None) -> bool:
-    """Whether a CPU kernel computes rather than torch; as `usable`, with a file `.cpp`."""
-    if backend != "auto" or laid_out.observed() or not torch.is_inference_mode_enabled():
+def in_inference(backend: str, file: str, *tensors: torch.Tensor | None) -> bool:
+    """Whether a kernel for CPUs computes without an operator around it: under inference mode, where nothing watches."""
+    return not laid_out.observed() and torch.is_inference_mode_enabled() and _natively(backend, file, *tensors)
+
+
+def _natively(backend: str, file: str, *tensors: torch.Tensor | None) -> bool:
+    """Whether a kernel for CPUs computes rather than torch; as `usable`, with a file `.cpp`."""
+    if backend != "auto" or torch.compiler.is_compiling():
         return False
     dtype = None  # asked for several times a layer: a loop is cheaper than a generator
     for t in tensors:
@@ -143,7 +165,12 @@ def usable_on_a_cpu(backend: str, file: str, *tensors: torch.Tensor | None) -> b
             dtype = dtype or t.dtype
             if t.dtype != dtype or not t.is_cpu:
                 return False
-    return dtype in operators.CPU_DTYPES and _possible("cpu") and _available(file, "cpu")
+    return dtype in operators.CPU_DTYPES and _obstacle_on_a_cpu() is None and _available(file, "cpu")
+
+
+@functools.cache
+def _obstacle_on_a_cpu() -> str | None:
+    return obstacle("cpu")
 
 
 def target_of(backend: str, device: str) -> str:

@@ -23,9 +23,12 @@ Four = tuple[Tensor, Tensor, Tensor, Tensor]
 class CrossEntropyPart:
     """See `ops.CrossEntropyPart`. Kept: the logits and one number a row."""
 
+    native = False
+
     def __init__(self, logits: Tensor, target: Tensor, first: int, real: int) -> None:
         self.logits, self.target = logits.reshape(-1, logits.shape[-1]), target.reshape(-1)
-        self.largest, self.partition, self.picked, self.total = statistics(self.logits, self.target, first, real)
+        found = statistics(self.logits, self.target, first, real, self.native)
+        self.largest, self.partition, self.picked, self.total = found
 
     def top(self) -> Tensor:
         return self.largest.clone()
@@ -39,19 +42,27 @@ class CrossEntropyPart:
     def kept(self, partition: Tensor, lse: Tensor) -> tuple[Tensor, ...]:
         return self.logits, self.target, lse
 
-    @staticmethod
-    def gradient(kept: tuple[Tensor, ...], dloss: Tensor, first: int, real: int, hit: float, spread: float) -> Tensor:
+    @classmethod
+    def gradient(
+        cls, kept: tuple[Tensor, ...], dloss: Tensor, first: int, real: int, hit: float, spread: float
+    ) -> Tensor:
         logits, target, lse = kept
-        dz = gradient(logits, target, lse, dloss.reshape(-1).to(lse.dtype), first, real, hit, spread)
+        dz = gradient(logits, target, lse, dloss.reshape(-1).to(lse.dtype), first, real, hit, spread, cls.native)
         return dz.view(*dloss.shape, -1)
 
 
-def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+class NativeCrossEntropyPart(CrossEntropyPart):
+    """By `csrc/cross_entropy.cpp`."""
+
+    native = True
+
+
+def cross_entropy(logits: Tensor, target: Tensor, native: bool = False) -> Tensor:
     """The loss of every row: logits [n, v], target [n] -> [n] in fp32 (fp64)."""
-    return _cross_entropy(logits, target)[0]  # type: ignore[no-any-return]
+    return _cross_entropy(logits, target, native)[0]  # type: ignore[no-any-return]
 
 
-def _statistics_outputs(logits: Tensor, target: Tensor, first: int, real: int) -> Four:
+def _statistics_outputs(logits: Tensor, target: Tensor, first: int, real: int, native: bool = False) -> Four:
     op = "cross_entropy"
     check_float(op, "logits", logits)
     require(logits.dim() == 2, f"{op}: logits are {tuple(logits.shape)}", "give [rows, columns]")
@@ -63,12 +74,12 @@ def _statistics_outputs(logits: Tensor, target: Tensor, first: int, real: int) -
 
 
 @operator("cross_entropy_statistics", _statistics_outputs)
-def statistics(logits: Tensor, target: Tensor, first: int, real: int) -> Four:
+def statistics(logits: Tensor, target: Tensor, first: int, real: int, native: bool = False) -> Four:
     """See `reference.cross_entropy_statistics`: logits [n, w], target [n] int64; words first .. first + real - 1."""
     out = _statistics_outputs(logits, target, first, real)
     if logits.shape[0]:
         args = (logits.contiguous(), target.contiguous(), *out, *logits.shape, first, real, DTYPES[logits.dtype])
-        run("cross_entropy", "mm_cross_entropy_statistics", logits, *args)
+        run("cross_entropy", "mm_cross_entropy_statistics", logits, *args, native=native)
     return out
 
 
@@ -81,6 +92,7 @@ def _gradient_output(
     real: int,
     hit: float = 1.0,
     spread: float = 0.0,
+    native: bool = False,
 ) -> Tensor:
     _statistics_outputs(logits, target, first, real)
     n, wide = (logits.shape[0],), accumulator(logits.dtype)
@@ -99,33 +111,35 @@ def gradient(
     real: int,
     hit: float = 1.0,
     spread: float = 0.0,
+    native: bool = False,
 ) -> Tensor:
     """See `reference.cross_entropy_gradient`: lse and dloss [n] in fp32 (fp64)."""
     dz = _gradient_output(logits, target, lse, dloss, first, real)
     logits, target, lse, dloss = (t.contiguous() for t in (logits, target, lse, dloss))
     if dz.numel():
         args = (logits, target, lse, dloss, dz, *logits.shape, first, real, hit, spread, DTYPES[logits.dtype])
-        run("cross_entropy", "mm_cross_entropy_gradient", logits, *args)
+        run("cross_entropy", "mm_cross_entropy_gradient", logits, *args, native=native)
     return dz
 
 
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.save_for_backward(*inputs, output[1])
+    logits, target, ctx.native = inputs
+    ctx.save_for_backward(logits, target, output[1])
     ctx.mark_non_differentiable(output[1])
 
 
 def _grads(ctx: Any, dloss: Tensor, _: Any) -> Any:
     logits, target, lse = ctx.saved_tensors
-    return gradient(logits, target, lse, dloss, 0, logits.shape[1]), None
+    return gradient(logits, target, lse, dloss, 0, logits.shape[1], native=ctx.native), None, None
 
 
-def _loss_outputs(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def _loss_outputs(logits: Tensor, target: Tensor, native: bool = False) -> tuple[Tensor, Tensor]:
     return _statistics_outputs(logits, target, 0, logits.shape[-1])[:2]
 
 
 @operator("cross_entropy", _loss_outputs, keep=_keep, grads=_grads)
-def _cross_entropy(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def _cross_entropy(logits: Tensor, target: Tensor, native: bool = False) -> tuple[Tensor, Tensor]:
     """(loss, lse)"""
-    m, total, picked, _ = statistics(logits, target, 0, logits.shape[-1])
+    m, total, picked, _ = statistics(logits, target, 0, logits.shape[-1], native)
     lse = m + total.log()
     return lse - picked, lse

@@ -1,10 +1,11 @@
-"""CPU kernels for few rows: RMSNorm, SwiGLU, RoPE and linear in one pass each, forward alone (`csrc/few_rows.cpp`).
+"""CPU kernels as a decode step wants them: RMSNorm, SwiGLU, RoPE and linear of few rows, forward alone.
 
 The problem in a sentence: a decode step has one row a sequence, and torch spends more time launching the six operators
-of an RMSNorm than computing them.
+of an RMSNorm than computing them; even the operator around a kernel would cost more than the kernel.
 
-`ops` calls these under `torch.inference_mode()`, for fp32. In 16 bits torch computes, because its operators round after
-every pass, as Hugging Face's models do.
+`ops` calls these under `torch.inference_mode()`, for fp32: the kernels of training (`norm.cpp`, `activation.cpp`,
+`rope.cpp`), and `few_rows.cpp`. In 16 bits torch computes, because its operators round after every pass, as Hugging
+Face's models do.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ def norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: 
     if bias is not None or x.dtype != torch.float32:
         return plain.norm(x, weight, bias, eps)
     x = x.contiguous()
-    out = torch.empty_like(x)
-    n = x.shape[-1]
-    _call("mm_rms_norm", x, None, weight, None, out, x.numel() // n, n, eps)
+    out, n = torch.empty_like(x), x.shape[-1]
+    sizes = x.numel() // n, n, eps, operators.DTYPES[x.dtype]
+    _call("norm", "mm_norm_forward", x, None, weight, None, None, out, None, None, *sizes)
     return out
 
 
@@ -36,7 +37,8 @@ def add_norm(
         return plain.add_norm(x, residual, weight, bias, eps)
     x, residual = x.contiguous(), residual.contiguous()
     h, out, n = torch.empty_like(x), torch.empty_like(x), x.shape[-1]
-    _call("mm_rms_norm", x, residual, weight, h, out, x.numel() // n, n, eps)
+    sizes = x.numel() // n, n, eps, operators.DTYPES[x.dtype]
+    _call("norm", "mm_norm_forward", x, residual, weight, None, h, out, None, None, *sizes)
     return out, h
 
 
@@ -46,18 +48,17 @@ def swiglu(x: torch.Tensor) -> torch.Tensor:
         return plain.swiglu(x)
     x, n = x.contiguous(), x.shape[-1] // 2
     out = x.new_empty((*x.shape[:-1], n))
-    _call("mm_swiglu", x, out, x.numel() // (2 * n), n)
+    _call("activation", "mm_swiglu_forward", x, out, x.numel() // (2 * n), n, operators.DTYPES[x.dtype])
     return out
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    """[n, 1, heads, d] -> the same shape; see `ops.rope`."""
-    tokens, b, heads, d = x.shape
-    if b != 1 or x.stride(-1) != 1 or not x.dtype == cos.dtype == torch.float32:
+    """[s, b, heads, d] -> the same shape; see `ops.rope`."""
+    if x.stride(-1) != 1 or not x.dtype == cos.dtype == torch.float32:
         return plain.rope(x, cos, sin, interleaved)
     out = x.new_empty(x.shape)
-    half, strides = cos.shape[-1], (x.stride(0), x.stride(2))
-    _call("mm_rope", x, cos.contiguous(), sin.contiguous(), out, tokens, heads, d, half, *strides, int(interleaved))
+    sizes = (*x.shape, cos.shape[-1], *x.stride()[:3], cos.shape[1], int(interleaved), 0, operators.DTYPES[x.dtype])
+    _call("rope", "mm_rope", x, cos.contiguous(), sin.contiguous(), out, *sizes)
     return out
 
 
@@ -82,7 +83,7 @@ def turn_and_keep(
     tensors = packed.contiguous(), cos.contiguous(), sin.contiguous(), q, key_pages, value_pages, rows
     sizes = n, groups, width - 2, d, cos.shape[-1], key_pages.shape[1]
     strides = (*key_pages.stride()[:3], *value_pages.stride()[:3])
-    _call("mm_turn_and_keep", *tensors, *sizes, *strides, int(interleaved))
+    _call("few_rows", "mm_turn_and_keep", *tensors, *sizes, *strides, int(interleaved))
     return q
 
 
@@ -98,10 +99,10 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     """x [..., i] of at most `MOST` rows, weight [o, i] -> [..., o]."""
     x, (o, i) = x.contiguous(), weight.shape
     out = x.new_empty((*x.shape[:-1], o))
-    _call("mm_product", x, weight, bias, out, x.numel() // i, o, i)
+    _call("few_rows", "mm_product", x, weight, bias, out, x.numel() // i, o, i)
     return out
 
 
-def _call(name: str, *arguments: Any) -> None:
-    library: Callable[..., Any] = operators.library("few_rows", "cpu").call
-    library(name, *arguments, torch.get_num_threads())
+def _call(file: str, name: str, *arguments: Any) -> None:
+    library: Callable[..., Any] = operators.library(file, "cpu").call
+    library(name, *arguments)

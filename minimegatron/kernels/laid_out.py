@@ -23,9 +23,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-import torch.nn.functional as F
 
-from minimegatron.kernels import huge_pages
+from minimegatron.kernels import huge_pages, products
 
 ROWS = 32  # rows that oneDNN packs for; the copy is faster for any number from 2 on
 
@@ -80,10 +79,10 @@ def observed() -> bool:
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """`F.linear(x, weight, bias)` without a gradient, by the prepacked copy where the weight has one."""
+    """`products.linear(x, weight, bias)`, by the prepacked copy where the weight has one."""
     laid_out: LaidOut | None = getattr(weight, "laid_out", None)
     one_row = x.numel() == x.shape[-1]
     if laid_out is None or one_row or observed() or x.dtype != weight.dtype:
-        return F.linear(x, weight, bias)
+        return products.linear(x, weight, bias)
     product = torch.ops.mkldnn._linear_pointwise.default  # the overload by name: torch need not look for it
     return product(x, laid_out.of(weight), bias, "none", [], "")  # type: ignore[no-any-return]

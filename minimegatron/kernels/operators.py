@@ -3,8 +3,8 @@
     MM_EXPORT mm_norm_forward(const void* x, ..., int64_t rows, ..., int dtype, void* stream)
 
 `Library` reads the C declaration, so that it is not written down twice: a pointer argument takes a tensor or None, the
-last argument is the stream (None on a CPU). A kernel trusts its arguments; the operator checks shapes before the launch
-(`check_*`).
+last argument is the stream (emulated: None; of a kernel for CPUs: the number of threads). A kernel trusts its
+arguments; the operator checks shapes before the launch (`check_*`).
 
 An operator is a function that launches, and one that checks its arguments and returns empty outputs, which is also
 used for fake tensors (`operator`). A call costs some ten microseconds on the host, a torch operator around it some
@@ -16,7 +16,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import re
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ class Library:
             self._c.mm_emulator_message.restype = ctypes.c_char_p
 
     def call(self, name: str, *args: Any) -> None:
-        """Run a launcher on the current stream.
+        """Run a launcher on the current stream; on a CPU, with torch's number of threads in the stream's place.
 
         Raises:
             KernelError: it returned an error.
@@ -81,7 +82,7 @@ class Library:
         raw = list(args)
         for i in pointers:
             raw[i] = None if args[i] is None else args[i].data_ptr()
-        stream = None
+        stream = torch.get_num_threads() if self.target == "cpu" else None
         if self.target == "cuda":
             device = next(a.device for a in args if isinstance(a, torch.Tensor))
             stream = torch.cuda.current_stream(device).cuda_stream
@@ -146,9 +147,9 @@ def library(name: str, target: str) -> Library:
     return load(name, target)
 
 
-def run(name: str, launcher: str, like: torch.Tensor, *args: Any) -> None:
-    """Call a launcher of the file `name` on the device of `like`: the GPU's library, or the emulator's."""
-    target = "cuda" if like.is_cuda else "emulated"
+def run(name: str, launcher: str, like: torch.Tensor, *args: Any, native: bool = False) -> None:
+    """Call a launcher of the file `name` on the device of `like`; on a CPU of the emulated `.cu`, or of the `.cpp`."""
+    target = "cuda" if like.is_cuda else "cpu" if native else "emulated"
     if like.is_cuda:
         with torch.cuda.device(like.device):
             library(name, target).call(launcher, *args)
@@ -180,11 +181,42 @@ def operator(
         kinds = ("cpu", "cuda")
         op = torch.library.custom_op(f"minimegatron::{name}", function, mutates_args=mutates, device_types=kinds)
         op.register_fake(outputs)
+        without_compiler(getattr(op, "_backend_fns", {}).values())
         if grads is not None:
             op.register_autograd(grads, setup_context=keep)
         return getattr(torch.ops.minimegatron, name).default
 
     return define
+
+
+MARK = "__dynamo_disable"  # where torch looks, in a function that it has marked as not to be compiled
+
+
+def without_compiler(functions: Iterable[Any]) -> None:
+    """Let functions that torch has marked as not to be compiled run without an import of the compiler.
+
+    The first call of each would import `torch._dynamo` for its mark, which takes a CPU-second of every rank. What is
+    put there instead calls the function itself while the compiler is not imported; from then on it is torch's own mark.
+    """
+    for function in functions:
+        inner = getattr(function, "__wrapped__", None)
+        while callable(inner):
+            if not hasattr(inner, MARK):
+                setattr(inner, MARK, _uncompiled(inner))
+            inner = getattr(inner, "__wrapped__", None)
+
+
+def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        from torch._dynamo import disable
+
+        marked = disable(function, True, wrapping=False)  # type: ignore[no-untyped-call]
+        setattr(function, MARK, marked)
+        return marked(*args, **kwargs)
+
+    return call
 
 
 def check_float(op: str, name: str, x: torch.Tensor) -> None:
@@ -213,6 +245,9 @@ def check_shape(op: str, **wanted: tuple[torch.Tensor | None, tuple[int, ...]]) 
                 f"{op}: {name} is {tuple(x.shape)}, expected {tuple(expected)}",
                 "see the operator's docstring for the shapes",
             )
+
+
+CPU_PARTS = 16  # of the rows of a reduction: so many threads can share it, and the sums do not depend on their number
 
 
 def parts_for(rows: int, device: torch.device, resident: int = 2) -> int:

@@ -28,8 +28,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor | Packed, bias: torch.Tensor | 
         bias: [o].
     """
     if isinstance(weight, Packed):
-        return weight.linear(x, bias, choice.usable_on_a_cpu("auto", "quantized", x))
-    if few_rows.fits(x, weight) and choice.usable_on_a_cpu("auto", "few_rows", x, weight, bias):
+        return weight.linear(x, bias, choice.in_inference("auto", "quantized", x))
+    if few_rows.fits(x, weight) and choice.in_inference("auto", "few_rows", x, weight, bias):
         return few_rows.linear(x, weight, bias)
     return laid_out.linear(x, weight, bias)
 
@@ -211,7 +211,7 @@ def turn_and_keep(
     Returns:
         The turned queries, [n, 1, a, d].
     """
-    if choice.usable_on_a_cpu(kernels, "few_rows", packed, key_pages, value_pages):
+    if choice.in_inference(kernels, "few_rows", packed, key_pages, value_pages):
         turned = few_rows.turn_and_keep(packed, cos, sin, interleaved, key_pages, value_pages, rows)
         if turned is not None:
             return turned

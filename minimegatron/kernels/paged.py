@@ -173,7 +173,7 @@ def _launch(
     operators.library("paged_attention", "cpu").call(
         "mm_paged_attention",
         *(q, key_pages, value_pages, out, starts, lengths, page_table, *strides, *sizes, out.shape[-1]),
-        *(scale, window, softcap, torch.get_num_threads(), operators.DTYPES[q.dtype]),
+        *(scale, window, softcap, operators.DTYPES[q.dtype]),
     )
     return out
 

@@ -9,7 +9,8 @@
 | `rope`           | `csrc/rope.cu`      | cos and sin; x may be a view into packed q, k, v: it is read by strides   |
 | `scaled_softmax` | `csrc/softmax.cu`   | the output                                                                |
 
-All raise `ConfigError` on wrong shapes or mixed dtypes.
+All raise `ConfigError` on wrong shapes or mixed dtypes. On a CPU the kernel is emulated, or, where `native` is asked
+for, its twin for CPUs computes (`norm.cpp`, `activation.cpp` for SwiGLU, `rope.cpp`), which has the same launchers.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch
 from minimegatron.errors import require
 from minimegatron.kernels import operators
 from minimegatron.kernels.operators import (
+    CPU_PARTS,
     DTYPES,
     accumulator,
     check_float,
@@ -42,14 +44,16 @@ Four = tuple[Tensor, Tensor, Tensor, Tensor]
 # ----------------------------------------------------------------------------------------------------------- norms
 
 
-def norm(x: Tensor, gamma: Tensor, beta: Tensor | None, eps: float) -> Tensor:
+def norm(x: Tensor, gamma: Tensor, beta: Tensor | None, eps: float, native: bool = False) -> Tensor:
     """[..., n] -> [..., n]; beta None is RMSNorm."""
-    return _norm(x, gamma, beta, eps)[0]  # type: ignore[no-any-return]
+    return _norm(x, gamma, beta, eps, native)[0]  # type: ignore[no-any-return]
 
 
-def add_norm(x: Tensor, r: Tensor, gamma: Tensor, beta: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+def add_norm(
+    x: Tensor, r: Tensor, gamma: Tensor, beta: Tensor | None, eps: float, native: bool = False
+) -> tuple[Tensor, Tensor]:
     """(y, h): the norm of h = x + r, and h rounded to the dtype, from which the norm is computed."""
-    y, h, _, _ = _add_norm(x, r, gamma, beta, eps)
+    y, h, _, _ = _add_norm(x, r, gamma, beta, eps, native)
     return y, h
 
 
@@ -67,13 +71,15 @@ def _norm_outputs(op: str, x: Tensor, r: Tensor | None, gamma: Tensor, beta: Ten
     return like(x), like(x) if r is not None else x, torch.empty_like(rstd if beta is not None else rstd[:0]), rstd
 
 
-def _norm_forward(op: str, x: Tensor, r: Tensor | None, gamma: Tensor, beta: Tensor | None, eps: float) -> Four:
+def _norm_forward(
+    op: str, x: Tensor, r: Tensor | None, gamma: Tensor, beta: Tensor | None, eps: float, native: bool
+) -> Four:
     x = x.contiguous()
     y, h, mean, rstd = _norm_outputs(op, x, r, gamma, beta)
     gamma, r, beta = gamma.contiguous(), *(t if t is None else t.contiguous() for t in (r, beta))
     if rstd.numel():
         args = (x, r, gamma, beta, h, y, mean, rstd, rstd.numel(), x.shape[-1], eps, DTYPES[x.dtype])
-        run("norm", "mm_norm_forward", x, *args)
+        run("norm", "mm_norm_forward", x, *args, native=native)
     return y, h, mean, rstd
 
 
@@ -86,13 +92,15 @@ def resident(n: int, dtype: torch.dtype, centred: bool, device: torch.device) ->
 
 
 def _norm_backward_outputs(
-    dy: Tensor, ds: Tensor | None, h: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor
+    dy: Tensor, ds: Tensor | None, h: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor, native: bool = False
 ) -> Triple:
     return like(h), torch.empty_like(gamma), gamma.new_empty(gamma.shape[0] if mean.numel() else 0)
 
 
 @operator("norm_backward", _norm_backward_outputs)
-def _norm_backward(dy: Tensor, ds: Tensor | None, h: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor) -> Triple:
+def _norm_backward(
+    dy: Tensor, ds: Tensor | None, h: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor, native: bool = False
+) -> Triple:
     """(dh, dgamma, dbeta); `ds` is the gradient of h from its other use; mean and dbeta are empty for RMSNorm."""
     check_same("norm_backward", h, dy=dy, ds=ds, gamma=gamma)
     check_shape("norm_backward", dy=(dy, tuple(h.shape)), ds=(ds, tuple(h.shape)))
@@ -101,89 +109,91 @@ def _norm_backward(dy: Tensor, ds: Tensor | None, h: Tensor, gamma: Tensor, mean
     if not rows:
         return torch.empty_like(h), torch.zeros_like(gamma), torch.zeros_like(gamma)
     dh, dgamma, dbeta = _norm_backward_outputs(dy, ds, h, gamma, mean, rstd)
-    parts = parts_for(rows, h.device, resident(n, h.dtype, centred, h.device))
+    parts = min(rows, CPU_PARTS) if native else parts_for(rows, h.device, resident(n, h.dtype, centred, h.device))
     partial = h.new_empty((2, parts, n), dtype=rstd.dtype)
     args = (dy, ds, h, gamma, mean if centred else None, rstd, dh, partial, dgamma, dbeta, rows, n, parts)
-    run("norm", "mm_norm_backward", h, *args, DTYPES[h.dtype])
+    run("norm", "mm_norm_backward", h, *args, DTYPES[h.dtype], native=native)
     return dh, dgamma, dbeta
 
 
 def _keep_norm(ctx: Any, inputs: Any, output: Any) -> None:
-    x, gamma, beta, _ = inputs
+    x, gamma, beta, _, ctx.native = inputs
     ctx.centred = beta is not None
     ctx.save_for_backward(x, gamma, *output[1:])
 
 
 def _norm_grads(ctx: Any, *grads: Any) -> Any:
-    dh, dgamma, dbeta = _norm_backward(grads[0], None, *ctx.saved_tensors)
-    return dh, dgamma, dbeta if ctx.centred else None, None
+    dh, dgamma, dbeta = _norm_backward(grads[0], None, *ctx.saved_tensors, ctx.native)
+    return dh, dgamma, dbeta if ctx.centred else None, None, None
 
 
-def _fake_norm(x: Tensor, gamma: Tensor, beta: Tensor | None, eps: float) -> Triple:
+def _fake_norm(x: Tensor, gamma: Tensor, beta: Tensor | None, eps: float, native: bool = False) -> Triple:
     y, _, mean, rstd = _norm_outputs("norm", x, None, gamma, beta)
     return y, mean, rstd
 
 
 @operator("norm", _fake_norm, keep=_keep_norm, grads=_norm_grads)
-def _norm(x: Tensor, gamma: Tensor, beta: Tensor | None, eps: float) -> Triple:
-    y, _, mean, rstd = _norm_forward("norm", x, None, gamma, beta, eps)
+def _norm(x: Tensor, gamma: Tensor, beta: Tensor | None, eps: float, native: bool = False) -> Triple:
+    y, _, mean, rstd = _norm_forward("norm", x, None, gamma, beta, eps, native)
     return y, mean, rstd
 
 
 def _keep_add_norm(ctx: Any, inputs: Any, output: Any) -> None:
-    _, _, gamma, beta, _ = inputs
+    _, _, gamma, beta, _, ctx.native = inputs
     ctx.centred = beta is not None
     ctx.save_for_backward(output[1], gamma, *output[2:])
 
 
 def _add_norm_grads(ctx: Any, *grads: Any) -> Any:
-    dh, dgamma, dbeta = _norm_backward(grads[0], grads[1], *ctx.saved_tensors)
-    return dh, dh, dgamma, dbeta if ctx.centred else None, None
+    dh, dgamma, dbeta = _norm_backward(grads[0], grads[1], *ctx.saved_tensors, ctx.native)
+    return dh, dh, dgamma, dbeta if ctx.centred else None, None, None
 
 
-def _fake_add_norm(x: Tensor, r: Tensor, gamma: Tensor, beta: Tensor | None, eps: float) -> Four:
+def _fake_add_norm(x: Tensor, r: Tensor, gamma: Tensor, beta: Tensor | None, eps: float, native: bool = False) -> Four:
     return _norm_outputs("add_norm", x, r, gamma, beta)
 
 
 @operator("add_norm", _fake_add_norm, keep=_keep_add_norm, grads=_add_norm_grads)
-def _add_norm(x: Tensor, r: Tensor, gamma: Tensor, beta: Tensor | None, eps: float) -> Four:
-    return _norm_forward("add_norm", x, r, gamma, beta, eps)
+def _add_norm(x: Tensor, r: Tensor, gamma: Tensor, beta: Tensor | None, eps: float, native: bool = False) -> Four:
+    return _norm_forward("add_norm", x, r, gamma, beta, eps, native)
 
 
 # ----------------------------------------------------------------------------------------------------- activations
 
 
-def _swiglu_output(x: Tensor) -> Tensor:
+def _swiglu_output(x: Tensor, native: bool = False) -> Tensor:
     check_float("swiglu", "x", x)
     even = x.dim() > 0 and x.shape[-1] % 2 == 0
     require(even, f"swiglu: x is {tuple(x.shape)}", "give gate and up side by side: [..., 2 f]")
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
 
 
-@operator("swiglu_backward", lambda dy, x: like(x))
-def _swiglu_backward(dy: Tensor, x: Tensor) -> Tensor:
+@operator("swiglu_backward", lambda dy, x, native=False: like(x))
+def _swiglu_backward(dy: Tensor, x: Tensor, native: bool = False) -> Tensor:
     check_same("swiglu_backward", x, dy=dy)
     dx, f = like(x), x.shape[-1] // 2
     if dy.numel():
         args = (dy.contiguous(), x.contiguous(), dx, dy.numel() // f, f, DTYPES[x.dtype])
-        run("activation", "mm_swiglu_backward", x, *args)
+        run("activation", "mm_swiglu_backward", x, *args, native=native)
     return dx
 
 
 def _keep_swiglu(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.save_for_backward(inputs[0])
+    x, ctx.native = inputs
+    ctx.save_for_backward(x)
 
 
 def _swiglu_grads(ctx: Any, dy: Tensor) -> Any:
-    return _swiglu_backward(dy, *ctx.saved_tensors)
+    return _swiglu_backward(dy, *ctx.saved_tensors, ctx.native), None
 
 
 @operator("swiglu", _swiglu_output, keep=_keep_swiglu, grads=_swiglu_grads)
-def swiglu(x: Tensor) -> Tensor:
+def swiglu(x: Tensor, native: bool = False) -> Tensor:
     """[..., 2 f] = [gate, up] -> [..., f]: silu(gate) * up."""
     y, f = _swiglu_output(x), x.shape[-1] // 2
     if y.numel():
-        run("activation", "mm_swiglu_forward", x, x.contiguous(), y, y.numel() // f, f, DTYPES[x.dtype])
+        args = (x.contiguous(), y, y.numel() // f, f, DTYPES[x.dtype])
+        run("activation", "mm_swiglu_forward", x, *args, native=native)
     return y
 
 
@@ -237,13 +247,15 @@ def bias_gelu(x: Tensor, bias: Tensor, approximate: bool = False) -> Tensor:
 # ------------------------------------------------------------------------------------------------ rotary embedding
 
 
-def turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+def turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, native: bool = False) -> Tensor:
     """`rope` with angles of any float dtype."""
     wide = accumulator(x.dtype)
-    return rope(x, cos.to(wide), sin.to(wide), interleaved)  # type: ignore[no-any-return]
+    return rope(x, cos.to(wide), sin.to(wide), interleaved, False, native)  # type: ignore[no-any-return]
 
 
-def _rope_output(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, backward: bool = False) -> Tensor:
+def _rope_output(
+    x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, backward: bool = False, native: bool = False
+) -> Tensor:
     check_float("rope", "x", x)
     fits = x.dim() == 4 and cos.dim() == 4
     require(fits, f"rope: x {tuple(x.shape)}, cos {tuple(cos.shape)}", "give [s, b, heads, d]")
@@ -260,16 +272,19 @@ def _rope_output(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False,
 
 
 def _keep_rope(ctx: Any, inputs: Any, output: Any) -> None:
-    _, cos, sin, ctx.interleaved, ctx.backward = inputs
+    _, cos, sin, ctx.interleaved, ctx.backward, ctx.native = inputs
     ctx.save_for_backward(cos, sin)
 
 
 def _rope_grads(ctx: Any, dy: Tensor) -> Any:
-    return rope(dy, *ctx.saved_tensors, ctx.interleaved, not ctx.backward), None, None, None, None
+    back = rope(dy, *ctx.saved_tensors, ctx.interleaved, not ctx.backward, ctx.native)
+    return back, None, None, None, None, None
 
 
 @operator("rope", _rope_output, keep=_keep_rope, grads=_rope_grads)
-def rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, backward: bool = False) -> Tensor:
+def rope(
+    x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, backward: bool = False, native: bool = False
+) -> Tensor:
     """Rotate the first 2 r channels of every head; the angles have no gradient.
 
     Args:
@@ -283,7 +298,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, backwar
     cos, sin = cos.contiguous(), sin.contiguous()
     if x.numel():
         args = (x, cos, sin, y, *x.shape, cos.shape[-1], *x.stride()[:3], cos.shape[1], int(interleaved), int(backward))
-        run("rope", "mm_rope", x, *args, DTYPES[x.dtype])
+        run("rope", "mm_rope", x, *args, DTYPES[x.dtype], native=native)
     return y
 
 

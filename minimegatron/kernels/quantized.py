@@ -215,4 +215,4 @@ class Packed:
     def _call(self, name: str, *arguments: Any) -> None:
         call: Callable[..., Any] = operators.library("quantized", "cpu").call
         rest = self.words.shape[1], self.scale.shape[1], self.scheme.group_size or 0, self.first
-        call(name, *arguments, *rest, int(self._stored == torch.bfloat16), self.scheme.bits, torch.get_num_threads())
+        call(name, *arguments, *rest, int(self._stored == torch.bfloat16), self.scheme.bits)

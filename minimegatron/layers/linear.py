@@ -40,7 +40,7 @@ from torch import nn
 
 from minimegatron.comm import collectives as c
 from minimegatron.comm.axis import ALONE, Axis
-from minimegatron.kernels import ops
+from minimegatron.kernels import ops, products
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter
 from minimegatron.layers.wgrad import WeightGradStore, accumulate_wgrad, fused_accumulator, wgrad
 
@@ -58,13 +58,13 @@ class LinearFunction(torch.autograd.Function):
         ctx.tp, ctx.sequence_parallel = tp, sequence_parallel
         ctx.weight = weight  # under recompute, `saved_tensors` has another object, without a `grad_accumulator`
         ctx.save_for_backward(x, weight)
-        return F.linear(gather_input(x, tp, sequence_parallel).wait(), weight, bias)
+        return products.linear(gather_input(x, tp, sequence_parallel).wait(), weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         (x, weight), dy = ctx.saved_tensors, grads[0]
         gather = gather_input(x, ctx.tp, ctx.sequence_parallel)  # nothing without sequence parallelism
-        dgrad = dy @ weight
+        dgrad = products.dgrad(dy, weight)
         x = gather.wait()
         reduce = reduce_dgrad(dgrad, ctx.tp, ctx.sequence_parallel)
         dw = accumulate_wgrad(ctx.weight, dy, x)  # dy^T x, while dgrad is summed over tp
@@ -84,7 +84,9 @@ class _SplitLinearFunction(LinearFunction):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         (x, weight), dy = ctx.saved_tensors, grads[0]
         needs_dgrad, needs_wgrad, needs_db = ctx.needs_input_grad[:3]
-        reduce = reduce_dgrad(dy @ weight, ctx.tp, ctx.sequence_parallel) if needs_dgrad else c.Work(None)
+        reduce = (
+            reduce_dgrad(products.dgrad(dy, weight), ctx.tp, ctx.sequence_parallel) if needs_dgrad else c.Work(None)
+        )
         dw = None
         if needs_wgrad and ctx.store is not None:
             tp, sequence_parallel = ctx.tp, ctx.sequence_parallel

@@ -79,14 +79,15 @@ def test_a_gpu_that_works_is_used(facts):
 
 
 def test_how_kernels_run_is_told(facts):
-    assert facts["kernels"].keys() == {"cuda", "emulated"}
+    assert facts["kernels"].keys() == {"cuda", "emulated", "cpu"}
     on_gpu = {**facts, **GPU, "torch": {"version": "2.13.0", "build": "CUDA 13.0", "gpus": 1, "nccl": True}}
-    free, blocked = {"cuda": None, "emulated": None}, {"cuda": "this machine has no nvcc", "emulated": "no g++"}
+    free = dict.fromkeys(("cuda", "emulated", "cpu"))
+    blocked = {"cuda": "this machine has no nvcc", "emulated": "no g++", "cpu": "no g++"}
     machines = [{**machine, "kernels": k} for machine in (facts, on_gpu) for k in (free, blocked)]
     said = [dict(doctor.ways(machine))["kernels"] for machine in machines]
     assert said == [
-        "torch's; emulated to learn with: kernels=emulated",
-        "torch's; emulated to learn with: no g++",
+        "for CPUs, built when first used; CUDA's emulated to learn with: kernels=emulated",
+        "torch's: no g++; CUDA's emulated to learn with: no g++",
         "CUDA, built when first used",
         "torch's: this machine has no nvcc",
     ]

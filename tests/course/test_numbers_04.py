@@ -122,7 +122,7 @@ def test_a_llama_layer_keeps_55_where_a_gpt_layer_keeps_34() -> None:
     assert "keeps 55·s·b·h" in TEXT
     s, h = 128, 256
     config = family_config("llama", num_layers=1, hidden_size=h, num_attention_heads=8, num_query_groups=2,
-                           ffn_hidden_size=h * 7 // 2, vocab_size=256, params_dtype="bf16")  # fmt: skip
+                           ffn_hidden_size=h * 7 // 2, vocab_size=256, params_dtype="bf16", kernels="torch")  # fmt: skip
     layer = build_model(config, Mesh.serial(), 1).decoder.layers["0"].to(torch.bfloat16)
     parameters = {p.untyped_storage().data_ptr() for p in layer.parameters()}
     kept = {}

@@ -77,7 +77,7 @@ ALONE = {
     "loop": f"{LOOP} --steps 4",
     "config": f"{MODULE} --mock-data {TINY} --tran-iters 3",
     "data": f"{MODULE} --data-path no --tokenizer-type NullTokenizer --vocab-size 9",
-    "numerics": f"{MODULE} --mock-data {TINY} --init-method-std 1e30",
+    "numerics": f"{MODULE} --mock-data {TINY} --init-method-std 1e38",
     "backend": f"{MODULE} --mock-data {TINY} --distributed-backend nccl",
 }
 
@@ -156,7 +156,7 @@ def test_the_loop_on_one_page_prints_the_same_on_two_ranks(ranks, alone):
 
 @pytest.mark.thorough
 def test_a_nan_under_torchrun_is_one_message_and_no_rank_goes_on(tmp_path):
-    status, out, err = python(f"{TORCHRUN} {PRETRAIN} {TINY} --train-iters 4 --init-method-std 1e30", tmp_path)
+    status, out, err = python(f"{TORCHRUN} {PRETRAIN} {TINY} --train-iters 4 --init-method-std 1e38", tmp_path)
     assert status != 0 and err.count("failed: BadStep: lm loss is") == 1 and " iteration" not in out, err
     assert re.search(r"exitcode +: 6 ", err), err
 

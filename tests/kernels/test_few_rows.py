@@ -81,12 +81,13 @@ def test_other_dtypes_are_torchs_own(dtype):
         assert torch.equal(turned, plain.rope(x[:, :, None], angle, angle, False))
 
 
-def test_a_gradient_is_torchs():
-    """Where a layer is computed again in the backward pass, both passes are the same numbers."""
-    x, weight = random(5, 1, 64), random(64, seed=1)
-    with torch.no_grad():
-        assert torch.equal(ops.norm(x, weight, None, 1e-6), plain.norm(x, weight, None, 1e-6))
-    assert choice.choose("norm", "auto", x, weight) is plain.norm
+def test_training_recompute_and_inference_are_the_same_numbers():
+    """Where a layer is computed again in the backward pass; and where a trainer compares with what was generated."""
+    x, weight, row = random(5, 1, 64), random(64, seed=1), choice.TABLE["norm"]
+    for grad in (torch.enable_grad, torch.no_grad):
+        with grad():
+            assert choice.choose("norm", "auto", x, weight) is row.native
+            assert torch.equal(ops.norm(x, weight, None, 1e-6), few_rows.norm(x, weight, None, 1e-6))
     with torch.inference_mode():
         assert choice.choose("norm", "auto", x, weight) is few_rows.norm
 

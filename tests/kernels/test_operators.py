@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from minimegatron.errors import ConfigError
-from minimegatron.kernels import cross_entropy, flash, operators, permute, pointwise
+from minimegatron.kernels import (
+    cross_entropy,
+    flash,
+    fp8,  # noqa: F401  defines operators that are looked up by name
+    operators,
+    permute,
+    pointwise,
+)
 from tests.kernels.compare import both, random
 
 SLOTS = torch.randperm(24, generator=torch.Generator().manual_seed(0))

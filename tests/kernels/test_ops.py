@@ -53,7 +53,9 @@ def test_a_model_is_the_same_with_emulated_kernels(name, monkeypatch):
     launched, chosen, run, choose = set(), set(), operators.run, ops.choose
     for module in ("pointwise", "cross_entropy", "flash", "permute"):
         target = f"minimegatron.kernels.{module}.run"
-        monkeypatch.setattr(target, lambda file, launcher, *a: (launched.add(launcher), run(file, launcher, *a))[1])
+        monkeypatch.setattr(
+            target, lambda file, launcher, *a, **k: (launched.add(launcher), run(file, launcher, *a, **k))[1]
+        )
 
     def recorded(op, *args):
         function = choose(op, *args)
@@ -90,11 +92,15 @@ def test_label_smoothing_and_padded_vocabulary():
     close(*results, torch.float32)
 
 
-def test_auto_on_a_cpu_is_torch_and_says_nothing():
+def test_auto_on_a_cpu_is_the_kernel_for_cpus_and_without_a_compiler_torch(fresh, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert choice.choose("norm", "auto", random(3)) is NORM.torch
+        assert choice.choose("norm", "auto", random(3)) is NORM.native
+        assert choice.choose("norm", "auto", random(3).half()) is NORM.torch
         assert choice.choose("norm", "torch", random(3)) is NORM.torch
+        choice._obstacle_on_a_cpu.cache_clear()
+        monkeypatch.setattr(build, "compiler", lambda target: None)
+        assert choice.choose("norm", "auto", random(3)) is NORM.torch
 
 
 def test_dtypes_that_kernels_do_not_know_are_torchs():
@@ -105,7 +111,7 @@ def test_dtypes_that_kernels_do_not_know_are_torchs():
 
 @pytest.fixture
 def fresh():
-    cached = (choice._possible, choice._available, choice._say, operators.library)
+    cached = (choice._possible, choice._obstacle_on_a_cpu, choice._available, choice._say, operators.library)
     for function in cached:
         function.cache_clear()
     yield
@@ -140,7 +146,8 @@ def test_without_compiler_or_cache_the_results_are_torchs(why, fresh, monkeypatc
 
 def test_the_table_has_every_kernel_file_every_activation_and_a_function_for_every_operation():
     assert sorted({row.file for row in choice.TABLE.values() if row.file and row.kernel}) == build.sources()
-    assert sorted({"quantized", *(row.cpu_file for row in choice.TABLE.values() if row.cpu)}) == build.sources("cpp")
+    for_cpus = {row.inference_file or row.file for row in choice.TABLE.values() if row.inference or row.native}
+    assert sorted({"quantized", "few_rows", *for_cpus}) == build.sources("cpp")
     assert all((row.file is None) == (row.kernel is None) for row in choice.TABLE.values())
     (activation,) = [f for f in dataclasses.fields(TransformerConfig) if f.name == "activation"]
     activations = set(activation.metadata["choices"])

@@ -164,17 +164,14 @@ def test_ranges_of_keys_are_joined_whatever_thread_is_first():
 def test_no_compiler_leaves_torch_computing(monkeypatch):
     places = Places((1, 3), (5, 9), 4)
     tensors = case(places, 2, 2, 16, 16, torch.float32)
-    cached = choice._possible, choice._say
+    cached = (choice._obstacle_on_a_cpu,)
     monkeypatch.setattr(build, "compiler", lambda target: None)
     for function in cached:
         function.cache_clear()
     try:
-        with pytest.warns(UserWarning, match=r"torch computes instead, because this machine has no g\+\+ or clang\+\+"):
-            with torch.inference_mode():
-                found = ops.paged_attention(*tensors, places, 0.25)
-        with warnings.catch_warnings(), torch.inference_mode():  # once a process
+        with warnings.catch_warnings(), torch.inference_mode():  # `doctor` says it
             warnings.simplefilter("error")
-            assert torch.equal(ops.paged_attention(*tensors, places, 0.25), found)
+            found = ops.paged_attention(*tensors, places, 0.25)
     finally:
         for function in cached:
             function.cache_clear()

@@ -1,14 +1,26 @@
-"""Norms, softmax, SwiGLU, bias-GeLU, RoPE: kernels against the reference in fp64."""
+"""Norms, softmax, SwiGLU, bias-GeLU, RoPE: kernels, and their twins for CPUs, against the reference in fp64."""
 
 from __future__ import annotations
+
+import functools
+import types
 
 import pytest
 import torch
 
-from minimegatron.kernels import operators, pointwise, reference
+from minimegatron.kernels import cross_entropy, operators, pointwise, reference
 from tests.kernels.compare import DTYPES, SIZES, both, close, misaligned, random
 
 FEW = (torch.float64, torch.bfloat16)
+TWINS = ("norm", "add_norm", "swiglu", "rope")
+NATIVE = types.SimpleNamespace(**{name: functools.partial(getattr(pointwise, name), native=True) for name in TWINS})
+BY = pytest.mark.parametrize("by", [pointwise, NATIVE], ids=["emulated", "native"])
+
+
+def dtypes_of(by):
+    return [dtype for dtype in DTYPES if by is pointwise or dtype in operators.CPU_DTYPES]
+
+
 NONE, CAUSAL, MASKED, BOTH = "none", "causal", "masked", "both"
 
 
@@ -68,11 +80,12 @@ def test_softmax_numbers_that_are_not_finite():
     close([pointwise.scaled_softmax(x, 1.0)], [x.double().softmax(-1)], torch.float32)
 
 
+@BY
 @pytest.mark.parametrize("f", SIZES)
-def test_swiglu(f):
-    for dtype in DTYPES if f == 33 else FEW:
+def test_swiglu(by, f):
+    for dtype in dtypes_of(by) if f == 33 else FEW:
         x = random(3, 2 * f, dtype=dtype, scale=2.0)
-        close(*both(pointwise.swiglu, reference.swiglu, [x]), dtype)
+        close(*both(by.swiglu, reference.swiglu, [x]), dtype)
 
 
 @pytest.mark.parametrize("f", SIZES)
@@ -84,58 +97,73 @@ def test_bias_gelu(f, approximate):
         close(*both(kernel, wanted, tensors), dtype)
 
 
-def test_activations_of_extreme_numbers():
+@BY
+def test_activations_of_extreme_numbers(by):
     x = torch.tensor([[-1e4, 1e4, -80.0, 0.0, 2.0, 2.0, 2.0, 2.0]], requires_grad=True)
-    y = pointwise.swiglu(x)
-    assert y.tolist()[0][1:] == [2e4, pytest.approx(-160 * 1.8e-35, abs=1e-30), 0.0] and y[0, 0] == 0
+    y = by.swiglu(x)
+    assert y.tolist()[0][1:] == [2e4, pytest.approx(-160 * 1.8e-35, abs=1e-30), 0.0]
+    assert abs(y[0, 0].item()) < 1e-30
     assert torch.autograd.grad(y.sum(), x)[0].isfinite().all()
+    assert by.swiglu(torch.tensor([[torch.nan, 1.0, 1.0, torch.nan]])).isnan().all()
+
+
+def test_gelu_of_extreme_numbers():
+    x = torch.tensor([[-1e4, 1e4, -80.0, 0.0, 2.0, 2.0, 2.0, 2.0]])
     g = pointwise.bias_gelu(x, torch.zeros(8))
     assert g[0, 0] == 0 and g[0, 1] == 1e4
 
 
+@BY
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("d, r", [(2, 1), (32, 16), (31, 8), (64, 8), (33, 16), (128, 64)])
-def test_rope(d, r, interleaved):
-    for dtype in DTYPES if d == 32 else FEW:
+def test_rope(by, d, r, interleaved):
+    for dtype in dtypes_of(by) if d == 32 else FEW:
         for batch in (1, 2):
             wide = torch.promote_types(dtype, torch.float32)
             angle = random(5, batch, 1, r, seed=3, scale=2.0)
             cos, sin = angle.cos().to(wide), angle.sin().to(wide)
-            kernel = lambda x, c=cos, s=sin: pointwise.rope(x, c, s, interleaved)  # noqa: E731
+            kernel = lambda x, c=cos, s=sin: by.rope(x, c, s, interleaved)  # noqa: E731
             wanted = lambda x, c=cos, s=sin: reference.rope(x, c.double(), s.double(), interleaved)  # noqa: E731
             close(*both(kernel, wanted, [random(5, 2, 3, d, dtype=dtype)]), dtype)
 
 
-def test_rope_reads_a_view_into_packed_heads():
+@BY
+def test_rope_reads_a_view_into_packed_heads(by):
     packed, angle = random(4, 2, 6, 16, dtype=torch.float64), random(4, 1, 1, 8, dtype=torch.float64)
     for view in (packed[:, :, 2:4], packed.transpose(0, 1)[:, :, ::2].transpose(0, 1), packed.flip(-1)):
         want = reference.rope(view, angle.cos(), angle.sin())
-        close([pointwise.rope(view, angle.cos(), angle.sin())], [want], torch.float64)
+        close([by.rope(view, angle.cos(), angle.sin())], [want], torch.float64)
 
 
-def test_rope_of_tokens_two_billion_elements_apart():
+@BY
+def test_rope_of_tokens_two_billion_elements_apart(by):
     """Memory that is not touched is not used."""
     far, angle = 2**31 + 8, random(2, 1, 1, 4)
     room = torch.empty(far + 8, dtype=torch.bfloat16)
     room[:8], room[far:] = random(8), random(8, seed=1)
     x = room.as_strided((2, 1, 1, 8), (far, 8, 8, 1))
-    close([pointwise.rope(x, angle.cos(), angle.sin())], [reference.rope(x, angle.cos(), angle.sin())], torch.bfloat16)
+    close([by.rope(x, angle.cos(), angle.sin())], [reference.rope(x, angle.cos(), angle.sin())], torch.bfloat16)
 
 
-def test_strides_and_misaligned_memory():
+@BY
+def test_strides_and_misaligned_memory(by):
     x = random(4, 64)
     for view in (x[:, ::2], misaligned(x), x.t()):
-        close([pointwise.swiglu(view)], [reference.swiglu(view.double())], torch.float32)
+        close([by.swiglu(view)], [reference.swiglu(view.double())], torch.float32)
+
+
+def test_softmax_of_strides_and_misaligned_memory():
     scores = random(2, 2, 4, 32)
     close([pointwise.scaled_softmax(scores.mT, 1.0)], [scores.mT.double().softmax(-1)], torch.float32)
     close([pointwise.scaled_softmax(misaligned(scores), 1.0)], [scores.double().softmax(-1)], torch.float32)
 
 
-def test_empty():
-    assert pointwise.swiglu(torch.empty(0, 8)).shape == (0, 4)
+@BY
+def test_empty(by):
+    assert by.swiglu(torch.empty(0, 8)).shape == (0, 4)
     assert pointwise.scaled_softmax(torch.empty(0, 2, 3, 4), 1.0).shape == (0, 2, 3, 4)
     angles = torch.empty(0, 1, 1, 2)
-    assert pointwise.rope(torch.empty(0, 2, 3, 4), angles, angles).shape == (0, 2, 3, 4)
+    assert by.rope(torch.empty(0, 2, 3, 4), angles, angles).shape == (0, 2, 3, 4)
     x, b = torch.empty(0, 4, requires_grad=True), random(4).requires_grad_()
     dx, db = torch.autograd.grad(pointwise.bias_gelu(x, b).sum(), [x, b])
     assert dx.shape == (0, 4) and torch.equal(db, torch.zeros(4))
@@ -146,7 +174,7 @@ def test_empty():
 EPS = 1e-5
 
 
-def norm_case(rows, n, dtype, centred, residual):
+def norm_case(rows, n, dtype, centred, residual, by=pointwise):
     """(kernel, reference, tensors) of one kind of norm."""
     shapes = [(rows, n), *([(rows, n)] if residual else []), (n,), *([(n,)] if centred else [])]
     tensors = [random(*shape, dtype=dtype, seed=i) for i, shape in enumerate(shapes)]
@@ -160,15 +188,16 @@ def norm_case(rows, n, dtype, centred, residual):
 
         return run
 
-    return apply(pointwise), apply(reference), tensors
+    return apply(by), apply(reference), tensors
 
 
+@BY
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("centred", [False, True], ids=["rms", "layer"])
-def test_norm(n, centred):
-    for dtype in DTYPES if n <= 33 else (torch.float64, torch.bfloat16):
+def test_norm(by, n, centred):
+    for dtype in dtypes_of(by) if n <= 33 else (torch.float64, torch.bfloat16):
         for residual in (False, True):
-            kernel, wanted, tensors = norm_case(7 if n < 1000 else 2, n, dtype, centred, residual)
+            kernel, wanted, tensors = norm_case(7 if n < 1000 else 2, n, dtype, centred, residual, by)
             if n == 1 and centred:  # y = beta, and dx is the difference of equal numbers
                 tensors = [t.double() for t in tensors]
             got, want = both(kernel, wanted, tensors)
@@ -181,11 +210,12 @@ def test_norm_rows_in_registers_in_several_packs_and_beyond(n):
     close(*both(kernel, wanted, tensors), torch.bfloat16, factor=2)
 
 
-def test_norm_of_strides_and_misaligned_memory():
+@BY
+def test_norm_of_strides_and_misaligned_memory(by):
     x, gamma = random(6, 128), random(64, seed=1)
     want = reference.norm(x[:, ::2].double(), gamma.double(), None, EPS)
     for view in (x[:, ::2], misaligned(x[:, ::2].contiguous()), x[:, ::2].t().contiguous().t()):
-        close([pointwise.norm(view, misaligned(gamma), None, EPS)], [want], torch.float32)
+        close([by.norm(view, misaligned(gamma), None, EPS)], [want], torch.float32)
 
 
 @pytest.mark.parametrize("parts", [1, 64, 65, 75])
@@ -202,28 +232,56 @@ def test_how_many_blocks_a_multiprocessor_holds_is_asked(n):
         assert pointwise.resident(n, dtype, True, torch.device("cpu")) == 2, "what the emulator answers"
 
 
-def test_norm_nothing_is_written_outside():
+def test_threads_share_rows_and_change_no_bit():
+    """Sums over rows are cut into as many parts on any number of threads."""
+    x, gamma, ids, found = random(3000, 512), random(512, seed=1), torch.arange(3000), []
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            z, g = x.clone().requires_grad_(), gamma.clone().requires_grad_()
+            y = NATIVE.swiglu(NATIVE.norm(z, g, None, EPS))
+            found.append([y, *torch.autograd.grad(y, [z, g], random(3000, 256, seed=2))])
+            found[-1] += cross_entropy.statistics(x, ids % 512, 0, 512, True)
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("target", ["emulated", "cpu"])
+def test_norm_nothing_is_written_outside(target):
     room = torch.full((3 * 33 + 64,), 7.0)
-    library = operators.library("norm", "emulated")
+    library = operators.library("norm", target)
     y = room[32 : 32 + 99]
     x, gamma, rstd = random(3, 33), random(33), torch.empty(3)
     library.call("mm_norm_forward", x, None, gamma, None, x, y, None, rstd, 3, 33, EPS, 0)
     assert (room[:32] == 7).all() and (room[32 + 99 :] == 7).all() and not (y == 7).any()
 
 
+@BY
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_norm_a_number_that_is_not_finite_stays_in_its_row(bad):
-    kernel, wanted, tensors = norm_case(4, 33, torch.float32, True, False)
+def test_norm_a_number_that_is_not_finite_stays_in_its_row(by, bad):
+    kernel, wanted, tensors = norm_case(4, 33, torch.float32, True, False, by)
     tensors[0][1, 5] = bad
     got, want = both(kernel, wanted, tensors)
     assert got[0][1].isnan().all() and want[0][1].isnan().all()
     assert not got[0][[0, 2, 3]].isnan().any() and not got[1][[0, 2, 3]].isnan().any()
 
 
-def test_norm_of_nothing():
+@BY
+def test_norm_of_large_numbers_overflows_nowhere_but_in_its_result(by):
+    """Weights of a run that diverges: its gradients are wrong much later if they are NaN."""
+    kernel, wanted, tensors = norm_case(3, 33, torch.float32, True, True, by)
+    tensors[0] *= 1e18
+    got, want = both(kernel, wanted, tensors)
+    close([got[0], *got[2:]], [want[0], *want[2:]], torch.float32, factor=2)
+
+
+@BY
+def test_norm_of_nothing(by):
     gamma = random(8).requires_grad_()
     for shape in ((0, 8), (3, 0, 8)):
         x = torch.empty(shape, requires_grad=True)
-        y = pointwise.norm(x, gamma, None, EPS)
+        y = by.norm(x, gamma, None, EPS)
         dx, dgamma = torch.autograd.grad(y.sum(), [x, gamma])
         assert y.shape == dx.shape == x.shape and torch.equal(dgamma, torch.zeros(8))

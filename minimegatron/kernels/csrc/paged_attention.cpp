@@ -185,15 +185,14 @@ MM_EXPORT mm_paged_attention(const void* q, const void* keys, const void* values
                              int64_t key_head, int64_t value_page, int64_t value_row, int64_t value_head,
                              int64_t sequences, int64_t most, int64_t longest, int64_t page_size, int64_t heads,
                              int64_t groups, int64_t d, int64_t dv, double scale, int64_t window, double softcap,
-                             int64_t threads, int dtype, void* stream) {
-    (void)stream;
+                             int dtype, void* stream) {
 #define MM_ATTEND(T, A)                                                                                             \
     Attention<T, A>{static_cast<const T*>(q), static_cast<const T*>(keys), static_cast<const T*>(values),           \
                     static_cast<T*>(out), static_cast<const int32_t*>(starts),                                      \
                     static_cast<const int32_t*>(lengths), static_cast<const int32_t*>(table), sequences, most,      \
                     longest, page_size, heads, groups, d, dv, {key_page, key_row, key_head},                        \
                     {value_page, value_row, value_head}, static_cast<A>(scale), window, static_cast<A>(softcap)}    \
-        .run(threads)
+        .run(threads_of(stream))
     switch (dtype) {
         case 0: MM_ATTEND(float, float); return 0;
         case 1: MM_ATTEND(bf16, float); return 0;

@@ -148,8 +148,8 @@ void linear(const float* x, const Matrix& m, const float* bias, float* y, int64_
 // group 0: one scale for a row. round: dequantised weights are rounded to bf16, the dtype of the stored scales.
 MM_EXPORT mm_quantized_linear(const void* x, const void* words, const void* scales, const void* bias, void* y, int64_t n,
                               int64_t rows, int64_t columns, int64_t words_of_row, int64_t groups, int64_t group,
-                              int64_t first, int round, int bits, int64_t threads, void* stream) {
-    (void)stream;
+                              int64_t first, int round, int bits, void* stream) {
+    const int64_t threads = threads_of(stream);
     const Matrix m{static_cast<const uint32_t*>(words), static_cast<const float*>(scales), columns, words_of_row, groups,
                    group, first, round != 0};
     auto* to_multiply = bits == 4 ? linear<4> : bits == 8 ? linear<8> : nullptr;
@@ -161,8 +161,8 @@ MM_EXPORT mm_quantized_linear(const void* x, const void* words, const void* scal
 // Rows first_row .. first_row + count of the matrix, dequantised: out [count, columns].
 MM_EXPORT mm_dequantize(const void* words, const void* scales, void* out, int64_t first_row, int64_t count,
                         int64_t columns, int64_t words_of_row, int64_t groups, int64_t group, int64_t first, int round,
-                        int bits, int64_t threads, void* stream) {
-    (void)stream;
+                        int bits, void* stream) {
+    const int64_t threads = threads_of(stream);
     const Matrix m{static_cast<const uint32_t*>(words), static_cast<const float*>(scales), columns, words_of_row, groups,
                    group, first, round != 0};
     if (bits != 4 && bits != 8) return -1;

@@ -172,4 +172,65 @@ void share(int64_t pieces, int64_t threads, double products, Piece piece) {
     for (std::thread& other : others) other.join();
 }
 
+// Calls row(i) for each of `rows` rows, whose work together is `work` products.
+template <typename Row>
+void each_row(int64_t rows, int64_t threads, double work, Row row) {
+    constexpr int64_t PIECE = 16;  // rows that a thread takes at a time
+    share<float>((rows + PIECE - 1) / PIECE, threads, work, [&](int64_t piece, std::vector<float>&) {
+        for (int64_t i = piece * PIECE; i < std::min(rows, (piece + 1) * PIECE); ++i) row(i);
+    });
+}
+
+// The sum of of(i) over i < n. Thirty-two sums side by side, whatever the CPU's vectors: the order never depends on it.
+template <typename A, typename Of>
+inline A sum_over(int64_t n, Of of) {
+    constexpr int64_t SIDE = 32;
+    A side[SIDE] = {};
+    int64_t i = 0;
+    for (; i + SIDE <= n; i += SIDE)
+#pragma GCC unroll 32
+        for (int64_t j = 0; j < SIDE; ++j) side[j] += of(i + j);
+    for (int64_t j = 0; i + j < n; ++j) side[j] += of(i + j);
+    for (int64_t half = SIDE / 2; half; half /= 2)
+        for (int64_t j = 0; j < half; ++j) side[j] += side[j + half];
+    return side[0];
+}
+
+// RoPE of one head: turns the first 2 r channels by their angles, sign -1 backward, and copies the others.
+template <typename T, typename A>
+void turn(const T* x, const A* cos, const A* sin, A sign, T* y, int64_t r, int64_t d, bool interleaved) {
+    if (interleaved) {
+        for (int64_t i = 0; i < r; ++i) {
+            const A a = wide(x[2 * i]), b = wide(x[2 * i + 1]), s = sign * sin[i];
+            put(a * cos[i] - b * s, y + 2 * i);
+            put(b * cos[i] + a * s, y + 2 * i + 1);
+        }
+    } else {
+        for (int64_t i = 0; i < r; ++i) {
+            const A a = wide(x[i]), b = wide(x[r + i]), s = sign * sin[i];
+            put(a * cos[i] - b * s, y + i);
+            put(b * cos[i] + a * s, y + r + i);
+        }
+    }
+    if (d > 2 * r) std::memcpy(y + 2 * r, x + 2 * r, (d - 2 * r) * sizeof(T));
+}
+
 }  // namespace
+
+// The launchers of kernels that have a CUDA twin (`norm.cu` ...) have its signature: `dtype` is a place in
+// `operators.DTYPES`, and `stream` the number of threads, since a CPU has no streams.
+template <typename T> struct AccOf { using type = float; };
+template <> struct AccOf<double> { using type = double; };
+template <typename T> using Acc = typename AccOf<T>::type;
+
+inline int64_t threads_of(void* stream) { return static_cast<int64_t>(reinterpret_cast<intptr_t>(stream)); }
+
+template <typename Launch>
+int by_dtype(int code, Launch launch) {  // launch(a pointer of the type): C++17 has no template arguments for lambdas
+    switch (code) {
+        case 0: return launch(static_cast<float*>(nullptr)), 0;
+        case 1: return launch(static_cast<bf16*>(nullptr)), 0;
+        case 3: return launch(static_cast<double*>(nullptr)), 0;
+    }
+    return -1;
+}
