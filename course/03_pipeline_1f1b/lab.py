@@ -10,15 +10,16 @@
 #
 # A pipeline cuts a model across its layers and gives each rank a few of them. How long the ranks then wait for each
 # other depends on the *order* in which each does its work. We write an order down as a list, one for each rank. You
-# write four functions that make such lists, run the lists on real processes, and compare each run with its prediction.
+# write functions that make such lists, compare each run with its prediction, and write the executor that runs them all:
+# the messages, and autograd across the border of two ranks.
 #
 # | part | you build | time |
 # |---|---|---|
 # | A · sections 1 to 3 | the bubble formula, GPipe, 1F1B | 1 h |
-# | B · section 3 goes on | interleaved 1F1B, a backward in two halves, ZB-H1 | 1.5 h |
-# | C · sections 4 to 7 | runs on four processes, tied weights, a bug to find, numbers for any model | 1 h |
+# | B · section 3 goes on | interleaved 1F1B, a backward in two halves, ZB-H1, lists of your own that beat it | 2 h |
+# | C · sections 4 to 7 | the executor, a training run on it, tied weights, a bug to find, numbers for any model | 2 h |
 #
-# **Time:** 3 to 4 hours; each part ends at a good place to stop. **Before it:** lab 01 (groups, sends); of lab 02 only
+# **Time:** 4 to 5 hours; each part ends at a good place to stop. **Before it:** lab 01 (groups, sends); of lab 02 only
 # how many bytes a layer sends. Maths: the gradient of y = tanh(x·W). No GPU is needed.
 #
 # After a kernel restart: run the first cell, then go on where you were; where a cell says that a name is missing, run
@@ -193,14 +194,15 @@ print(f"GPipe, m=64, as it was published: {(64 * inputs + kept) / 1e9:.1f} GB, w
 # ### 1F1B
 #
 # The last rank could go back at once: after `F0` it has everything that `B0` needs. If every rank goes back **as soon
-# as it can**, microbatches leave as new ones enter, and no rank keeps more than p of them.
+# as it can**, microbatches leave as new ones enter, and no rank keeps more than p of them. (Narayanan et al.,
+# *PipeDream*, arXiv 1806.03377, and 2104.04473 for the order used here.)
 #
-# Rank r is p-1-r hops from the last one. It does that many forwards to *warm up*; then one forward and one backward in
-# turn (hence the name); then the backwards that are left. By hand: rank 2 of p = 4, with m = 3, warms up with one
-# forward, so its list is F0, then F1 B0, F2 B1, then B2.
+# A rank *warms up* with forwards for as long as no gradient can be back at it. Then it does one forward and one
+# backward in turn (hence the name), then the backwards that are left. By hand: rank 2 of p = 4, with m = 3, warms up
+# with one forward, so its list is F0, then F1 B0, F2 B1, then B2.
 #
-# **Exercise.** The list of one rank. Where m is not larger than the warm-up, a rank does all m forwards, then all
-# backwards.
+# **Exercise.** The list of one rank. It takes no longer than GPipe, and rank r never keeps more than p-r activations.
+# It must run with few microbatches, too, down to m = 1.
 
 # %%
 # %%exercise one_f_one_b
@@ -242,15 +244,15 @@ for latency in (Fraction(0), Fraction(1, 10)):
 
 # %% [markdown]
 # So the bubble is the same only if messages are free. In the steady state of 1F1B a rank waits in *every* microbatch
-# for two messages, one there and one back. So a larger m does not help: the distance to GPipe, 6 % of the work, stays. In
-# part B you will see the cure, a longer warm-up, which costs memory.
+# for two messages, one there and one back. So a larger m does not help: the distance to GPipe, 6 % of the work, stays.
+# In part B you will see the cure, a longer warm-up, which costs memory.
 #
 # ### What a wrong list does
 #
 # Two ranks that wait for each other stop the whole pipeline. On a real machine you would see GPUs at 100 %, because a
-# kernel of NCCL that waits counts as busy, and after ten minutes PyTorch's timeout. The executor of this lab checks all
-# lists before it runs them, which takes milliseconds. In these two lists rank 0 goes back before it has sent microbatch
-# 1, and rank 1 wants microbatch 1 before it goes back.
+# kernel of NCCL that waits counts as busy, and after ten minutes PyTorch's timeout. The package checks all lists before
+# it runs them, which takes milliseconds. In these two lists rank 0 goes back before it has sent microbatch 1, and rank
+# 1 wants microbatch 1 before it goes back.
 
 # %%
 from course.figures.pipelines import draw_deadlock
@@ -290,9 +292,10 @@ placements(
 # | forward: microbatch.chunk | 0.0 | 1.0 | 0.1 | 1.1 | 2.0 | 3.0 | 2.1 | 3.1 |
 # | backward | 0.1 | 1.1 | 0.0 | 1.0 | 2.1 | 3.1 | 2.0 | 3.0 |
 #
-# The backward table has the same microbatches with the chunks counted from behind. Rank r warms up with
-# 2(p-r-1) + (v-1)p forwards (never more than there are), then alternates as before. By hand: rank 1 of these two warms
-# up with 2·0 + 1·2 = 2 forwards. Its list begins F0.0 F1.0, then F0.1 B0.1, F1.1 B1.1, F2.0 B0.0, ...
+# The warm-up of a rank has two parts: the forwards of one group in all chunks but the last, and twice the rank's
+# distance to the last rank (why twice: next section). It is never longer than m·v. Then F and B alternate as before. By
+# hand: rank 1 of these two warms up with 2·0 + 1·2 = 2 forwards. Its list begins F0.0 F1.0, then F0.1 B0.1, F1.1 B1.1,
+# F2.0 B0.0, ... (Narayanan et al., arXiv 2104.04473.)
 #
 # **Exercise.** The list of one rank, with chunks: `"F2.1"`. m is a multiple of p, and v > 1.
 
@@ -327,10 +330,12 @@ display(draw("Your interleaved 1F1B: p=4, m=8, v=2 (grey on the scale of 1F1B's:
 #
 # ### Why twice the warm-up?
 #
-# The factor 2 in `2(p-r-1) + (v-1)p` looks wasteful: with factor 1 the lists run, too, and keep fewer activations. The
-# next cell tries both for p = 8, m = 32, v = 4, and prints the two bubbles. In the first line messages are free; in the
-# second each takes a tenth of a chunk's forward, in the third half of one. Guess before you run the cell: how much
-# does the bubble grow from the first line to the last, with each factor?
+# The factor 2 in the warm-up `2(p-r-1) + (v-1)p` looks wasteful: with factor 1 the lists run, too, and keep fewer
+# activations. The next cells try both for p = 8, m = 32, v = 4. With free messages both have a bubble of 5.5 %. Now let
+# each message take half of a chunk's forward. Your guess for the bubble with factor 1?
+
+# %%
+guess("factor_1", None, "messages of half a chunk's forward, warm-up with factor 1: a bubble of how many percent?")
 
 # %% tags=["hide-output"]
 from fractions import Fraction
@@ -350,6 +355,7 @@ for latency in (Fraction(0), Fraction(1, 10), Fraction(1, 2)):
     costs = Costs(latency=latency / 4).divided(4)
     one, two = (float(simulate(with_factor(factor), costs).bubble) for factor in (1, 2))
     print(f"a message takes {float(latency):3.1f} chunks:  bubble with factor 1 {one:5.1%}, with factor 2 {two:5.1%}")
+guessed("factor_1", round(100 * one, 1), "% with factor 1")
 
 # %% [markdown]
 # Where messages are free, the two are equally fast. Where they take time, the p-r-1 additional forwards that rank r has
@@ -423,23 +429,20 @@ check("split_stage")
 # ### ZB-H1
 #
 # Where do the W go? In 1F1B the last rank is the first that can go back, and it finishes early. If it puts its W aside,
-# it can go back faster, the gradients reach the other ranks sooner, and its W fill the time at the end. So rank r does
-# the W of a microbatch **r microbatches after** its B: rank 0 does each W at once, the last rank puts p-1 of them
-# aside.
-#
-# Why r? An activation is kept until its W is done. Rank r of 1F1B keeps p-r activations. If every rank may keep p, as
-# rank 0 does, rank r has room for p - (p-r) = r more: so many W may wait. Now every rank keeps p. (Qi et al., *Zero
-# Bubble Pipeline Parallelism*, arXiv 2401.10241.)
+# it can go back faster, the gradients reach the other ranks sooner, and its W fill the time at the end. But an
+# activation is kept until its W is done, so memory says how many W a rank may put aside. Leave the F and B of your 1F1B
+# where they are, and let no rank keep more than p activations, as many as rank 0 of 1F1B does. (Qi et al., *Zero Bubble
+# Pipeline Parallelism*, arXiv 2401.10241.)
 #
 # By hand: rank 1 of p = 2, with m = 3, has no warm-up. Its list is F0 B0, F1 B1 W0, F2 B2 W1, and W2 at the end.
 #
-# **Exercise.** Your 1F1B with W: after `B{i}` comes `W{i - rank}`, if there is such a microbatch; the rest at the end.
-# You may build on your own list: `from exercises.one_f_one_b import one_f_one_b` makes it available.
+# **Exercise.** The list of one rank, with every backward divided. For m of at least p the bubble is a third of that of
+# 1F1B. You may build on your own list: `from exercises.one_f_one_b import one_f_one_b` makes it available.
 
 # %%
 # %%exercise zb_h1
 def zb_h1(rank: int, p: int, m: int) -> list[str]:
-    """1F1B whose rank r does each W r microbatches later."""
+    """1F1B with every backward divided; no rank keeps more than p activations."""
     ### BEGIN SOLUTION
     warmup = min(m, p - rank - 1)
     todo = [f"F{i}" for i in range(warmup)]
@@ -461,6 +464,8 @@ check("zb_h1")
 display(draw("Your ZB-H1: p=4, m=8", [zb_h1(rank, 4, 8) for rank in range(4)]))
 
 # %% [markdown]
+# Why does rank r's W come r microbatches late? Because 1F1B keeps p-r there and p are allowed: r may wait.
+#
 # Where F, B and W take equally long, the bubble is a third of that of 1F1B, and no rank keeps more whole activations
 # than rank 0 did. (After B a real layer may let go of what its W does not need, so a waiting W costs less than that.)
 #
@@ -479,6 +484,66 @@ for name, v, function in (("1f1b", 1, one_f_one_b), ("zb_h1", 1, zb_h1), ("inter
 
 # %% [markdown]
 # So with a short W interleaving with two chunks is ahead of ZB-H1, and pays with memory and messages.
+#
+# ### A list of your own
+#
+# Can you have both, more speed and no more memory? Take p = 4 and m = 8. F and B of a whole rank take 1, W takes 1/2,
+# and messages are free. ZB-H1 takes 24.5 steps and keeps 4 activations. Interleaved 1F1B with two chunks takes 23.75
+# and keeps 5.5.
+#
+# **Exercise.** Four lists that take less than 24.5 steps, and keep at most 4 activations on every rank. How you divide
+# is up to you: whole backwards or halves; one chunk, two or more. (A chunk takes 1/v of the time and counts 1/v of an
+# activation. Chunks lie round robin; where two run only on a V, as in the picture of placements, or are faster there,
+# we take the V.) Write them by hand, or let your function search. The check says time and memory of each attempt.
+
+# %%
+# %%exercise beat_zb_h1
+def beat_zb_h1() -> list[list[str]]:
+    """The lists of 4 ranks, for 8 microbatches: faster than ZB-H1, within 4 activations."""
+    ### BEGIN SOLUTION
+    p, m, v = 4, 8, 2
+    took = {"F": 1 / v, "B": 1 / v, "W": 1 / 2 / v}
+    ends, clock, lists, done = {}, [0.0] * p, [[] for _ in range(p)], {}
+
+    def ready(rank, c, kind):
+        """When the next action of this kind could begin; None if something that it needs is not planned yet."""
+        i, stage = done.get((rank, c, kind), 0), c * p + rank
+        kept = sum(done.get((rank, one, "F"), 0) - done.get((rank, one, "W"), 0) for one in range(v))
+        if i == m or (kind == "F" and kept >= p * v):
+            return None
+        needs = {"F": [("F", stage - 1)] * (stage > 0), "W": [("B", stage)]}
+        needs["B"] = [("F", stage), *[("B", stage + 1)] * (stage < p * v - 1)]
+        if any((what, where, i) not in ends for what, where in needs[kind]):
+            return None
+        return max([clock[rank], *(ends[what, where, i] for what, where in needs[kind])])
+
+    while any(len(one) < 3 * m * v for one in lists):
+        every = [(rank, c, kind) for rank in range(p) for c in range(v) for kind in "FBW"]
+        begins = {one: at for one in every if (at := ready(*one)) is not None}
+        rank, c, kind = min(begins, key=lambda one: (begins[one], "BFW".index(one[2]), -one[1]))
+        i = done.get((rank, c, kind), 0)
+        done[rank, c, kind] = i + 1
+        clock[rank] = ends[kind, c * p + rank, i] = begins[rank, c, kind] + took[kind]
+        lists[rank].append(f"{kind}{i}.{c}")
+    return lists
+    ### END SOLUTION
+
+
+# %%
+check("beat_zb_h1")
+
+# %%
+# %%needs beat_zb_h1
+from course.lab03.placing import half_w, placed
+
+schedule = placed("Yours: p=4, m=8, W half as long as F", beat_zb_h1())
+plan = simulate(schedule, half_w(schedule))
+display(draw_schedule(plan.events(), live_activations(schedule), schedule.name))
+
+# %% [markdown]
+# With one chunk a rank nobody can do it. Rank 3 begins at 3. Before its last F it must have done four W, or it would
+# keep more than 4. So its last B ends at 3 + 8 + 8 + 2 = 21 at the earliest; three more B and rank 0's last W end at
+# 24.5. Two chunks win twice: work begins sooner on the last rank, and what waits is half as large.
 #
 # ### Stages on a V
 #
@@ -570,6 +635,76 @@ display(trade_off(points_of(4, 16, 2), title="p=4, v=2: m=16, and m=8 pale", bef
 # longer grows with m. From m = p to 2p ZB-V gains more: its bubble falls to a quarter, because its list needs about 2p
 # microbatches to fill the V.
 #
+# ### Stages that are not equal
+#
+# So far every stage took equally long. Take Llama 3 8B: 32 layers, hidden size 4096, and a head of 128,256 words
+# (Grattafiori et al., arXiv 2407.21783). Four stages of eight layers; the last has the head as well.
+
+# %%
+h, ffn, kv, vocab = 4096, 14336, 1024, 128256
+in_layer = 2 * h * h + 2 * h * kv + 3 * h * ffn  # weights; two operations a token for each, forward
+for s in (0, 8192):
+    scores = s * h  # per token, causal: as many multiply-adds as weights count
+    print(f"with attention over {s:4} tokens the head is worth {vocab * h / (in_layer + scores):.1f} layers")
+
+# %% [markdown]
+# So the last stage takes 10.2 where the others take 8. With p = 4 and m = 64 equal stages are idle for 3/67 of the
+# time, 4.5 %. And now?
+
+# %%
+guess("uneven", None, "the last of 4 stages takes 1.27 times as long, m = 64: rank 0 is idle for how many percent?")
+
+# %% tags=["hide-output"]
+from minimegatron.parallel.pipeline.schedules import build_schedule
+
+
+def idle_with(layers, head=2.2, m=64):
+    """Percent of the time that each rank of 1F1B is idle, and the time in layers' forwards."""
+    cost = [Fraction(n) for n in layers]
+    cost[-1] += Fraction(head).limit_denominator(100)
+    plan = simulate(build_schedule("1f1b", len(layers), m), Costs(cost, cost, cost))
+    return [round(100 * float(1 - busy / plan.makespan)) for busy in plan.busy], float(plan.makespan)
+
+
+for layers in ([8, 8, 8, 8], [9, 9, 8, 6]):
+    idle, steps = idle_with(layers)
+    print(f"layers {layers}: idle by rank {idle} %, {steps:.0f} layers' forwards in all")
+guessed("uneven", idle_with([8, 8, 8, 8])[0][0], "% on rank 0, with 8 layers in each stage")
+
+# %% [markdown]
+# Every microbatch passes the slowest stage, so all ranks take its pace. The bubble formula then says little. Cut by
+# *time*, not by layers: with 9, 9, 8 and 6 layers the step is more than a tenth shorter. What is left is what whole
+# layers cannot even out. Real runs do this: Llama 3 405B has one layer fewer on its first and on its last stage
+# (section 3.3.2 of the paper). In Megatron-LM `num_layers_in_last_pipeline_stage` gives the last stage fewer layers,
+# and `account_for_loss_in_pipeline_split` counts the head as one layer.
+#
+# ### A batch that does not grow
+#
+# "Take a larger m" has a ceiling. The optimizer wants a global batch of a fixed number of sequences, and data parallel
+# copies share it: m = batch / (dp · microbatch). Take 1,024 sequences, microbatches of one, and tensor parallelism over
+# 8. In the first rows the number of GPUs stays and p grows; in the last ones p stays and GPUs are added.
+
+# %%
+BATCH, TP = 1024, 8
+print("  GPUs    p   dp    m   bubble of 1F1B")
+for gpus, p in ((1024, 2), (1024, 4), (1024, 8), (1024, 16), (2048, 8), (4096, 8), (8192, 8)):
+    dp = gpus // (TP * p)
+    m = BATCH // dp
+    print(f"{gpus:6} {p:4} {dp:4} {m:4}   {(p - 1) / m:.1%}")
+
+# %% [markdown]
+# With a fixed number of GPUs a longer pipeline has fewer copies and so more microbatches each: m grows with p, and the
+# bubble, here (p-1)/(8p), stays below an eighth. With more GPUs at the same batch each copy gets less, and the bubble
+# doubles with them. This is where v, ZB-H1 and ZB-V pay: where m is small.
+#
+# **Pipelines and data parallelism.** The copies sum their gradients once a step, not once a microbatch. A chunk's
+# gradient is complete after its *last* B (or W), so its sum can travel while the rank still goes back through other
+# chunks. Sharded optimizer states (ZeRO-1, lab 06) fit: one reduce-scatter and one gather a step. FSDP (ZeRO-3) does
+# not: it frees a layer's weights after each use and gathers them before the next. A rank of a pipeline uses each layer
+# in m forwards and m backwards, so it would gather up to 2m times a step, where a run without microbatches gathers
+# twice. TorchTitan therefore keeps the weights after the forward when a pipeline is on (`reshard_after_forward`), and
+# so does Llama 3 (section 3.3.2).
+#
 # **End of part B**, a good place to stop.
 
 # %% [markdown]
@@ -577,9 +712,9 @@ display(trade_off(points_of(4, 16, 2), title="p=4, v=2: m=16, and m=8 pale", bef
 #
 # ### Predicted beside measured
 #
-# Now your lists run on four real processes. `rehearse` takes the next word, waits for its input, does it, and sends its
-# output. Sleep stands in for computation, 20 ms for a step, so that four ranks on a small machine behave like four
-# GPUs. Each list runs five times, the lists in turn, in about 20 s.
+# Now your lists run on four real processes, by the package's executor. `rehearse` takes the next word, waits for its
+# input, does it, and sends its output. Sleep stands in for computation, 20 ms for a step, so that four ranks on a small
+# machine behave like four GPUs. Each list runs five times, the lists in turn, in about 20 s.
 
 # %%
 # %%ranks 4 --needs gpipe,one_f_one_b,interleaved,zb_h1 --out measured
@@ -653,70 +788,206 @@ display(trade_off(predicted, seen, "Four lists on four processes: p=4, m=8"))
 # as many messages as 1F1B, and usually loses most. Look in the pairs of rows for the place where a rank first falls
 # behind its plan: all that depends on it is late from there on.
 #
+# ### A stage of ordinary layers
+#
+# What takes the next word of a list and runs it is an *executor*. You write yours in two steps: a stage that does F and
+# B by autograd, then the loop with its messages.
+#
+# `SplitStage` computes its own backward. Ordinary layers have autograd, and two things are special at a border:
+#
+# - **The input** comes out of a message: numbers without a graph. Yet the stage before wants their gradient.
+# - **The output** goes into a message. After that nobody on this rank reads its numbers; the backward needs its *place
+#   in the graph* only. `edge = torch.autograd.graph.get_gradient_edge(y)` is that place, and
+#   `torch.autograd.backward(edge, dy)` goes back from there: to the input, and *adding* to the gradients of all
+#   parameters on the way. (Megatron-LM empties y instead: `deallocate_pipeline_outputs`.)
+#
+# By hand: y = x · w with w = 2, x = 1 in microbatch 0 and 10 in microbatch 1, dy = 3 and 5. Then dx is 6 and 10, and
+# the gradient of w ends as 1 · 3 + 10 · 5 = 53.
+#
+# **Exercise.** `function(i, x)` computes the output of microbatch i. On the first stage x is None, and the function has
+# its own data; then `backward` returns None. On the last stage the function returns the loss, one number, and
+# `backward` gets None as its dy. What `forward` returns has no graph. When the caller has let go of an output, its
+# memory is free; after a microbatch's backward nothing of it is kept.
+
+# %%
+# %%exercise graph_stage
+import torch
+
+
+class GraphStage:
+    """y = function(i, x), with autograd from the output back to the input."""
+
+    def __init__(self, function):
+        self.function = function
+        self.kept = {}  # by microbatch
+
+    def forward(self, i: int, x: torch.Tensor | None) -> torch.Tensor:
+        ### BEGIN SOLUTION
+        if x is not None:
+            x = x.detach().requires_grad_()
+        y = self.function(i, x)
+        self.kept[i] = x, torch.autograd.graph.get_gradient_edge(y)
+        return y.detach()
+        ### END SOLUTION
+
+    def backward(self, i: int, dy: torch.Tensor | None) -> torch.Tensor | None:
+        """The gradient of x, or None where there is no x; adds to those of all parameters."""
+        ### BEGIN SOLUTION
+        x, edge = self.kept.pop(i)
+        torch.autograd.backward(edge, dy)
+        return None if x is None else x.grad
+        ### END SOLUTION
+
+    def weights(self, i: int) -> None:
+        """Nothing: `backward` has done both halves."""
+
+
+# %%
+check("graph_stage")
+
+# %% [markdown]
+# ### The executor
+#
+# For each word: receive its input, if another rank makes it; call the stage; send the output, if another rank needs it.
+#
+# | call | what it does |
+# |---|---|
+# | `dist.irecv(x, source)` | posts a receive and returns a handle; after `handle.wait()` the message is in x |
+# | `dist.isend(out, to)` | begins to send and returns a handle; until `handle.wait()` returns, out must not change |
+#
+# - **Post ahead.** A message travels while its receiver computes only if its receive is posted by then. So post the
+#   receive of the next word *before* you begin the present one. Not many words ahead: each holds a buffer.
+# - **Do not wait for a send at once.** Rank r sends forward while rank r+1 sends back; each would wait for the other to
+#   receive. But do not put off all waits to the end either, or m outputs are held. A good place: before the *next* send
+#   of the same kind.
+# - **Keep the order.** NCCL gives the k-th message between two ranks to the k-th receive, whatever it is for. (gloo has
+#   tags; a program that needs them works on CPUs only.) So receive in the order in which the sender sends. In the lists
+#   of this lab that is the order of the receiver's own list; on a V it is not, and the package asks the sender's list.
+#
+# By hand, with p = 2 and v = 2: rank 1 has stages 1 and 3 as its chunks 0 and 1. For F3.0 it receives from rank 0,
+# where stage 0 is, and sends to rank 0, where stage 2 is. For B3.0 it is the same two ranks, the other way round. For
+# F3.1 it receives and does not send: stage 3 is the last.
+#
+# **Exercise.** `execute` runs the list of this rank, with any number of chunks placed round robin on p > 1 ranks. Each
+# stage has `forward(i, x)`, `backward(i, dy)` and `weights(i)`; where the pipeline begins, x is None, and where it
+# ends, dy is None. Where the list has no W for a microbatch, call `weights` right after its B. (In `GraphStage` it does
+# nothing.) Use `dist`'s sends and receives only, and wait for each. At most 2p sends and 2p receives are under way at a
+# time.
+
+# %%
+# %%exercise execute
+import torch
+import torch.distributed as dist
+
+
+def execute(words: list[str], stages: list, like: torch.Tensor) -> None:
+    """Run this rank's list; stages[c] is its chunk c, every message has the shape and dtype of `like`."""
+    rank, p = dist.get_rank(), dist.get_world_size()
+    todo = [(word[0], *map(int, f"{word[1:]}.0".split(".")[:2])) for word in words]  # ("F", microbatch, chunk)
+    ### BEGIN SOLUTION
+    last = p * len(stages) - 1
+    posted, sent = {}, {}
+
+    def post(at):
+        kind, _, c = todo[at]
+        if kind != "W" and (kind, c * p + rank) not in (("F", 0), ("B", last)):
+            x = torch.empty_like(like)
+            posted[at] = x, dist.irecv(x, (rank + (-1 if kind == "F" else 1)) % p)
+
+    post(0)
+    for at, (kind, i, c) in enumerate(todo):
+        if at + 1 < len(todo):
+            post(at + 1)
+        x, arrival = posted.pop(at, (None, None))
+        if arrival is not None:
+            arrival.wait()
+        if kind == "W":
+            stages[c].weights(i)
+            continue
+        out = stages[c].forward(i, x) if kind == "F" else stages[c].backward(i, x)
+        if (kind, c * p + rank) not in (("F", last), ("B", 0)):
+            if kind in sent:
+                sent[kind][1].wait()
+            sent[kind] = out, dist.isend(out, (rank + (1 if kind == "F" else -1)) % p)
+        if kind == "B" and ("W", i, c) not in todo:
+            stages[c].weights(i)
+    for _, departure in sent.values():
+        departure.wait()
+    ### END SOLUTION
+
+
+# %%
+check("execute")
+
+# %% [markdown]
 # ### The same gradient, in every order
 #
-# The next cell runs your lists with numbers: four ranks, one `SplitStage` each, and the loss is the sum of all outputs.
-# It compares each rank's weight gradient with that of the *serial twin*, one process that runs all four layers on the
-# whole batch.
+# Your executor runs all your lists with numbers: four ranks, `SplitStage`s, and the loss is the sum of all outputs. The
+# folded cell compares the gradient of each stage with that of the *serial twin*, one process that runs all stages on
+# the whole batch, and counts the messages.
 
 # %% jupyter={"source_hidden": true}
-# %%ranks 4 --needs gpipe,one_f_one_b,split_stage,zb_h1
+# %%ranks 4 --needs gpipe,one_f_one_b,interleaved,split_stage,zb_h1,execute
 import torch
+from exercises.execute import execute
 from exercises.gpipe import gpipe
+from exercises.interleaved import interleaved
 from exercises.one_f_one_b import one_f_one_b
 from exercises.split_stage import SplitStage
 from exercises.zb_h1 import zb_h1
 
-from minimegatron.comm.mesh import Mesh
-from minimegatron.comm.p2p import PointToPoint
-from minimegatron.config import ParallelConfig
-from minimegatron.parallel.pipeline.actions import schedule_from_text
-from minimegatron.parallel.pipeline.plain import FunctionStage, TensorSpec, run
+from labkit.watched import group_calls
 
 M, H = 8, 32
 g = torch.Generator().manual_seed(0)
-weights = [torch.randn(H, H, generator=g) / H**0.5 for _ in range(world)]
+weights = [torch.randn(H, H, generator=g) / H**0.5 for _ in range(2 * world)]
 batch = torch.randn(M, 4, H, generator=g)
 
 
-def gradient(name, function):
-    """This rank's weight gradient after one batch, and in which order the list adds up the microbatches."""
-    schedule = schedule_from_text(name, [function(r, world, M) for r in range(world)])
-    mine = SplitStage(weights[rank].clone())
+class EndStage(SplitStage):
+    """A stage of which the first takes its input from the batch, and the last has the loss: the sum of its output."""
 
-    def backward(i, dy):
-        dx = mine.backward(i, torch.ones(4, H) if dy is None else dy)
-        if not schedule.splits:
-            mine.weights(i)
-        return dx
+    def forward(self, i, x):
+        return super().forward(i, batch[i].clone() if x is None else x)
 
-    forward = lambda i, x: mine.forward(i, batch[i].clone() if x is None else x)
-    hidden = TensorSpec(torch.Size([4, H]), torch.float32)
-    run(schedule, [FunctionStage(forward, backward, mine.weights, hidden)], mail)
-    adds = "W" if schedule.splits else "B"
-    return mine.grad, [a.microbatch for a in schedule.actions[rank] if a.kind == adds]
+    def backward(self, i, dy):
+        return super().backward(i, torch.ones(4, H) if dy is None else dy)
 
 
-mail = PointToPoint(Mesh.build(ParallelConfig(pipeline_model_parallel_size=world)))
-found = {f.__name__: gradient(f.__name__, f) for f in (gpipe, one_f_one_b, zb_h1)}
+def twin_of(v):
+    """Each stage's gradient in one process."""
+    twin = [w.clone().requires_grad_() for w in weights[: v * world]]
+    x = batch.flatten(0, 1)
+    for w in twin:
+        x = torch.tanh(x @ w)
+    x.sum().backward()
+    return [w.grad for w in twin]
 
-twin = [w.clone().requires_grad_() for w in weights]
-x = batch.flatten(0, 1)
-for w in twin:
-    x = torch.tanh(x @ w)
-x.sum().backward()
 
-for name, (grad, order) in found.items():
-    apart = (grad - twin[rank].grad).norm() / twin[rank].grad.norm()
-    print(f"{name:12} adds up {' '.join(map(str, order))}   within 1e-5 of the serial twin: {apart.item() < 1e-5}")
+found = {}
+lists = {"gpipe": gpipe, "1f1b": one_f_one_b, "zb_h1": zb_h1, "interleaved": interleaved}
+for name, make in lists.items():
+    v = 2 if name == "interleaved" else 1
+    words = make(rank, world, M, *([v] if v > 1 else []))
+    mine = [EndStage(weights[c * world + rank].clone()) for c in range(v)]
+    with group_calls() as calls:
+        execute(words, mine, batch[0])
+    twins = twin_of(v)[rank::world]
+    apart = max(((one.grad - twin).norm() / twin.norm()).item() for one, twin in zip(mine, twins))
+    adds = [word for word in words if word[0] == ("W" if name == "zb_h1" else "B")]
+    found[name] = mine[0].grad, [word[1:] for word in adds]
+    sends = sum(call.name == "send" for call in calls)
+    print(f"{name:12} sends {sends:2} messages   within 1e-5 of the serial twin: {apart < 1e-5}")
 same = [torch.equal(a, b) for a, i in found.values() for b, j in found.values() if i == j]
 print("lists that add up in the same order agree in every bit:", all(same))
 
 # %% [markdown]
+# Every border inside of the pipeline carries m messages each way; interleaving has 7 borders in place of 3.
+#
 # A floating-point sum depends on the order in which it is added up. Two lists that add up the microbatches in the same
-# order do the same additions, so their gradients agree in every bit. A list that adds up in another order (GPipe's
-# backwards may go from the last microbatch to the first) agrees only up to rounding, and so does the twin, which adds
-# up the whole batch inside one matrix product.
+# order do the same additions, so their gradients agree in every bit. A list in another order (GPipe's backwards may go
+# from the last microbatch to the first) agrees only up to rounding, and so does the twin, which adds up the whole batch
+# inside one matrix product.
 #
 # ### A matrix that lives twice
 #
@@ -836,17 +1107,20 @@ if on_gpus:
 # %% [markdown]
 # ### Train
 #
-# Your `one_f_one_b` runs a Llama of four layers on two ranks, with a tied embedding that your `sync_tied` keeps equal.
-# The stages and their autograd are the package's. The folded cell trains for 40 steps, about 20 s, and compares the two
-# copies. The last rank then trains the serial twin: the same model in one process, without a pipeline.
+# Now everything of yours at once: `interleaved` on *two* ranks, `execute`, `GraphStage`, and `sync_tied` for the tied
+# embedding. A Llama of four layers is cut into four stages, so activations and gradients go both ways between the same
+# two ranks. The layers and their loss are the package's. The folded cell trains for 40 steps, about 20 s, and compares
+# the two copies. The last rank then trains the serial twin: the same model in one process, without a pipeline.
 
 # %% jupyter={"source_hidden": true}
-# %%torchrun -n 2 --needs one_f_one_b,sync_tied --name train --timeout 170 --out trained
+# %%torchrun -n 2 --needs interleaved,graph_stage,execute,sync_tied --name train --timeout 170 --out trained
 import itertools
 
 import torch
 import torch.distributed as dist
-from exercises.one_f_one_b import one_f_one_b
+from exercises.execute import execute
+from exercises.graph_stage import GraphStage
+from exercises.interleaved import interleaved
 from exercises.sync_tied import sync_tied
 
 from minimegatron.launch.rank import finish, init, report
@@ -856,47 +1130,46 @@ from minimegatron.data.corpus import documents
 from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.decoder import build_model
 from minimegatron.models.families import family_config
-from minimegatron.parallel.pipeline.actions import schedule_from_text
-from minimegatron.parallel.pipeline.plain import run
-from minimegatron.parallel.pipeline.stage import ModuleStage
 
-STEPS, SEQ, MICRO, M = 40, 96, 4, 4
+STEPS, SEQ, MICRO, M, V = 40, 96, 4, 4, 2
 rank, world = init()
-mesh = Mesh.build(ParallelConfig(pipeline_model_parallel_size=world))
+mesh = Mesh.build(ParallelConfig(pipeline_model_parallel_size=world, num_virtual_stages_per_pipeline_rank=V))
 config = family_config(
     "llama", num_layers=4, hidden_size=64, num_attention_heads=4, num_query_groups=2, vocab_size=256,
     untie_embeddings_and_output_weights=False,
 )
-model = build_model_chunks(config, mesh, seed=1)
-chunk = model.chunks[0]
-tied = chunk.embedding.word_embeddings.weight if rank == 0 else chunk.output_layer.weight
+chunks = build_model_chunks(config, mesh, seed=1).chunks
+tied = chunks[0].embedding.word_embeddings.weight if rank == 0 else chunks[-1].output_layer.weight
 
 text = "\n".join(itertools.islice((t for _, t in documents("docs")), 60)).encode()
 data = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
 places = torch.Generator().manual_seed(5)
-
-schedule = schedule_from_text("1f1b", [one_f_one_b(r, world, M) for r in range(world)])
 losses = []
 
 
-def forward(i, x):
-    """A microbatch through this rank's layers; on the last rank its share of the mean loss."""
-    out = chunk(rows[i][:, :-1], labels=rows[i][:, 1:], inputs=x)
-    if rank == world - 1:
+def part(c):
+    """What chunk c of this rank computes: hidden states, and at the end of the model its share of the mean loss."""
+
+    def function(i, x):
+        out = chunks[c](rows[i][:, :-1], labels=rows[i][:, 1:], inputs=None if x is None else {"hidden": x})
+        if (rank, c) != (world - 1, V - 1):
+            return out["hidden"]
         out = out.sum() / (M * MICRO * SEQ)
         losses[-1] += out.item()
-    return out
+        return out
+
+    return function
 
 
-inputs, outputs = chunk.stage_specs(MICRO, SEQ)
-stage = ModuleStage(forward, chunk, schedule, rank, inputs=inputs, outputs=outputs)
-optimizer = torch.optim.AdamW(chunk.parameters(), lr=3e-3)
+words, stages = interleaved(rank, world, M, V), [GraphStage(part(c)) for c in range(V)]
+parameters = [p for chunk in chunks for p in chunk.parameters()]
+optimizer = torch.optim.AdamW(parameters, lr=3e-3)
 for step in range(STEPS):
     at = torch.randint(len(data) - SEQ, (M, MICRO), generator=places).tolist()
     rows = [torch.stack([data[a : a + SEQ + 1] for a in one]) for one in at]
     losses.append(0.0)
     optimizer.zero_grad()
-    run(schedule, [stage], model.mail, checked=True)
+    execute(words, stages, torch.empty(SEQ, MICRO, config.hidden_size))
     tied.grad = sync_tied(tied.grad)
     optimizer.step()
 
@@ -924,7 +1197,7 @@ report((losses, twins, entropy))
 finish()
 
 # %%
-# %%needs one_f_one_b sync_tied
+# %%needs interleaved graph_stage execute sync_tied
 import matplotlib.pyplot as plt
 
 from minimegatron.viz.picture import MEASURED_LINE, REFERENCE_LINE
@@ -932,9 +1205,9 @@ from minimegatron.viz.picture import MEASURED_LINE, REFERENCE_LINE
 losses, twins, entropy = trained.reports[1]
 fig, ax = plt.subplots(figsize=(7, 2.8))
 ax.plot(twins, label="serial twin, one process", **REFERENCE_LINE)
-ax.plot(losses, label="two stages, your 1F1B", **MEASURED_LINE)
+ax.plot(losses, label="your interleaved 1F1B on two ranks", **MEASURED_LINE)
 ax.axhline(entropy, linestyle=":", color="black", linewidth=1, label="entropy of single bytes")
-ax.set(xlabel="step", ylabel="loss per byte", title="Your 1F1B, training on two stages")
+ax.set(xlabel="step", ylabel="loss per byte", title="Your lists and your executor, training")
 ax.legend()
 plt.show()
 
@@ -945,46 +1218,78 @@ plt.show()
 # %% [markdown]
 # ## 6 · Break it
 #
-# A colleague has made the stages of a pipeline a little faster. It still runs, and its loss falls. The folded cell
-# trains it on two ranks with eight microbatches and your 1F1B, and its serial twin beside it. Leave the cell folded
-# for now. What it prints shows that something is wrong; what it leaves in `evidence` is enough to find out what.
+# A colleague has written an executor, too. In the steady state a rank does an F and a B in turn. "The gradient is the
+# more urgent of the two," says the colleague: "the stage before waits for it. I send both after the B, the gradient
+# first." With 1F1B, and with interleaved lists on four ranks, its gradients are those of the serial twin.
+#
+# The folded cell trains with it on *two* ranks, with your interleaved lists and `SplitStage`, and the serial twin
+# beside it. Leave the cell folded for now. Each rank also logs the words whose results it sends, and those whose input
+# it posts a receive for, much as PyTorch's flight recorder keeps the last calls of NCCL.
 
 # %% jupyter={"source_hidden": true}
-# %%ranks 2 --needs one_f_one_b --out evidence
+# %%ranks 2 --needs interleaved,split_stage --out evidence
 import torch
-from exercises.one_f_one_b import one_f_one_b
+import torch.distributed as dist
+from exercises.interleaved import interleaved
+from exercises.split_stage import SplitStage
 
-from minimegatron.comm.mesh import Mesh
-from minimegatron.comm.p2p import PointToPoint
-from minimegatron.config import ParallelConfig
-from minimegatron.parallel.pipeline.actions import schedule_from_text
-from minimegatron.parallel.pipeline.plain import FunctionStage, TensorSpec, run
-
-M, B, H = 8, 16, 24
+M, V, B, H, STEPS = 8, 2, 16, 24, 61
 g = torch.Generator().manual_seed(3)
-teacher, start = ([torch.randn(H, H, generator=g) / H**0.5 for _ in range(world)] for _ in "ts")
+teacher, start = ([torch.randn(H, H, generator=g) / H**0.5 for _ in range(V * world)] for _ in "ts")
+log = {"sent": [], "posted": []}
 
 
-class Stage:
-    """One layer of the model; the last stage has the loss."""
+def colleague(words, stages, like):
+    """Runs the list; sends the two results of a pair together, the gradient first."""
+    todo = [(word[0], *map(int, word[1:].split("."))) for word in words]
+    posted, sent, pair = {}, [], []
 
-    def __init__(self, weight):
-        self.weight, self.kept, self.loss = weight, {}, 0.0
+    def post(at):
+        kind, i, c = todo[at]
+        if (kind, c * world + rank) not in (("F", 0), ("B", V * world - 1)):
+            x = torch.empty_like(like)
+            posted[at] = x, dist.irecv(x, (rank + (-1 if kind == "F" else 1)) % world)
+            log["posted"].append(f"{kind}{i}.{c}")
+
+    def send(kind, i, c, out):
+        if (kind, c * world + rank) not in (("F", V * world - 1), ("B", 0)):
+            sent.append((out, dist.isend(out, (rank + (1 if kind == "F" else -1)) % world)))
+            log["sent"].append(f"{kind}{i}.{c}")
+
+    post(0)
+    for at, (kind, i, c) in enumerate(todo):
+        if at + 1 < len(todo):
+            post(at + 1)
+        x, arrival = posted.pop(at, (None, None))
+        if arrival is not None:
+            arrival.wait()
+        out = stages[c].forward(i, x) if kind == "F" else stages[c].backward(i, x)
+        pair.insert(0, (kind, i, c, out))
+        followed = at + 1 < len(todo) and todo[at + 1][0] == "B"
+        if kind == "B" or not followed:
+            for one in pair:
+                send(*one)
+            pair.clear()
+        if kind == "B":
+            stages[c].weights(i)
+    for _, departure in sent:
+        departure.wait()
+
+
+class EndStage(SplitStage):
+    """The first stage takes its input from the batch; the last has the loss."""
+
+    loss = 0.0
 
     def forward(self, i, x):
-        x = batch[i] if x is None else x
-        y = torch.tanh(x @ self.weight)
-        self.kept[i] = x, y
-        return y
+        self.y = super().forward(i, batch[i].clone() if x is None else x)
+        return self.y
 
     def backward(self, i, dy):
-        x, y = self.kept.pop(i)
-        if rank == world - 1:
-            self.loss += ((y - target[i]) ** 2).sum().item() / batch.numel()
-            dy = 2 * (y - target[i]) / batch.numel()
-        dz = dy * (1 - y * y)
-        self.grad = x.T @ dz
-        return dz @ self.weight.T
+        if dy is None:  # the last stage goes back right after its forward
+            self.loss += ((self.y - target[i]) ** 2).sum().item() / batch.numel()
+            dy = 2 * (self.y - target[i]) / batch.numel()
+        return super().backward(i, dy)
 
 
 def layers(weights, x):
@@ -993,80 +1298,103 @@ def layers(weights, x):
     return x
 
 
-mail = PointToPoint(Mesh.build(ParallelConfig(pipeline_model_parallel_size=world)))
-schedule = schedule_from_text("1f1b", [one_f_one_b(r, world, M) for r in range(world)])
-mine, twin = start[rank].clone(), [w.clone().requires_grad_() for w in start]
-optimizer, twins_optimizer = torch.optim.Adam([mine], lr=0.01), torch.optim.Adam(twin, lr=0.01)
-for step in range(41):
+mine, twin = [start[c * world + rank].clone() for c in range(V)], [w.clone().requires_grad_() for w in start]
+optimizer, twins_optimizer = torch.optim.Adam(mine, lr=0.01), torch.optim.Adam(twin, lr=0.01)
+curves = [], []
+for step in range(STEPS):
     batch = torch.randn(M, B, H, generator=g)
     target = layers(teacher, batch)
-    # the pipeline
-    stage = Stage(mine)
-    hidden = TensorSpec(torch.Size([B, H]), torch.float32)
-    run(schedule, [FunctionStage(stage.forward, stage.backward, hidden=hidden)], mail)
-    mine.grad = stage.grad
-    # its serial twin: one process, the loss of each microbatch, their sum
-    losses = ((layers(twin, batch) - target) ** 2).sum((1, 2)) / batch.numel()
-    if step == 0:
-        of_each = [torch.autograd.grad(one, twin, retain_graph=True)[rank] for one in losses]
+    stages = [EndStage(w) for w in mine]  # the pipeline
+    colleague(interleaved(rank, world, M, V), stages, batch[0])
+    for w, stage in zip(mine, stages):
+        w.grad = stage.grad
+    loss = ((layers(twin, batch) - target) ** 2).sum() / batch.numel()  # its serial twin
     twins_optimizer.zero_grad()
-    losses.sum().backward()
+    loss.backward()
     if step == 0:
-        report((stage.grad, of_each))
-        norms = stage.grad.norm().item(), twin[rank].grad.norm().item()
-    if step % 10 == 0 and rank == world - 1:
-        print(f"step {step:2}  loss   pipeline {stage.loss:.3f}   serial {losses.sum().item():.3f}")
+        first = {name: list(words) for name, words in log.items()}
+        pairs = [(stage.grad.clone(), twin[c * world + rank].grad.clone()) for c, stage in enumerate(stages)]
+    curves[0].append(stages[-1].loss)
+    curves[1].append(loss.item())
     optimizer.step()
     twins_optimizer.step()
-print(f"gradient norm at the first step:   pipeline {norms[0]:.3f}   serial {norms[1]:.3f}")
-
-# %% [markdown]
-# At step 0 pipeline and twin have the same loss, in all digits shown. Then the pipeline's loss falls as a loss should,
-# but more slowly than the twin's. A real training run has no twin, and its loss alone would look healthy. The norm of
-# the first gradient shows the fault at once: the pipeline's is much smaller than the twin's, so a part of the gradient
-# is lost.
-#
-# *What* is lost? `evidence` holds, for each rank, the gradient with which the pipeline ended its first step and the
-# gradients of the eight microbatches, computed one by one in one process. If some microbatches were lost, the
-# pipeline's gradient is the sum of the gradients of those that are left. By hand: of the gradients (1, 0, 0, 0),
-# (-2, 1, 0, 0), (1, 1, 1, 0) and (2, 1, 0, 1), the sum (2, 1, 1, 0) holds the first and the third, so the answer is
-# [0, 2].
-#
-# **Exercise.** Which microbatches are in the sum? Return their indices in order: at least one, of at most eight. The
-# gradients are like each other, but only one selection has this sum, up to rounding. A rounding error is about 10⁻⁷ of
-# the *largest* numbers that are added up; and gradients may be tiny, as in `evidence`, or large.
+report((first, curves))
+for c, (got, want) in enumerate(pairs):
+    off = (got - want).norm() / want.norm()
+    print(f"stage {c * world + rank}, first gradient: norm {got.norm():.2f}, serial {want.norm():.2f}, off by {off:.1f} of it")
 
 # %%
-# %%exercise survivors
-import torch
+# %%needs interleaved split_stage
+import matplotlib.pyplot as plt
 
+from minimegatron.viz.picture import MEASURED_LINE, REFERENCE_LINE
 
-def survivors(got: torch.Tensor, grads: list[torch.Tensor]) -> list[int]:
-    """Indices i such that got is the sum of those grads[i]."""
+fig, ax = plt.subplots(figsize=(7, 2.4))
+ax.plot(evidence[1][1][1], label="serial twin", **REFERENCE_LINE)
+ax.plot(evidence[1][1][0], label="the colleague's executor", **MEASURED_LINE)
+ax.set(xlabel="step", ylabel="loss", ylim=(0, None), title="Two ranks, two chunks each")
+ax.legend()
+plt.show()
+
+# %% [markdown]
+# No error, and the loss falls. A real run has no twin, and this curve alone would look healthy. The gradients of the
+# first step show the fault. That of stage 1 is hundreds of times too large. (Adam divides every gradient by its own
+# size, so even that makes steps of the usual length.) The others have about the right norm, and are wrong, too. What
+# did the stages take for a gradient?
+#
+# `evidence[rank][0]` is the log of a rank's first step. Between two ranks the k-th message goes to the k-th receive. By
+# hand, rank 1 sends the results of F0.0, B0.1, F1.0 and B0.0 to rank 0, which posts for F0.1, F1.1, B0.1 and B0.0. The
+# result of F0.0, stage 1, is the input of stage 2, which is F0.1 on rank 0: right. The gradient of B0.1 on rank 1 is
+# for B0.1 on rank 0, but the second receive was posted for F1.1: crossed. The third is crossed as well. The answer is
+# [("F1.1", "B0.1"), ("B0.1", "F1.1")].
+#
+# **Exercise.** Which receives of this rank got what was for another? There are two ranks, chunks round robin; `sent`
+# are the words of the *other* rank whose results were sent to this one, in order, `posted` this rank's words in the
+# order of their receives.
+
+# %%
+# %%exercise crossed
+def crossed(rank: int, sent: list[str], posted: list[str]) -> list[tuple[str, str]]:
+    """(word that a receive was posted for, word whose input came), for each receive where they differ."""
     ### BEGIN SOLUTION
-    columns = torch.stack([grad.flatten() for grad in grads], dim=1)
-    weights = torch.linalg.lstsq(columns, got.flatten()[:, None]).solution.flatten()
-    return [i for i, weight in enumerate(weights.tolist()) if weight > 0.5]
+    found = []
+    for word, wanted in zip(sent, posted):
+        kind, i, c = word[0], *map(int, word[1:].split("."))
+        stage = 2 * c + (1 - rank) + (1 if kind == "F" else -1)
+        came = f"{kind}{i}.{stage // 2}"
+        if came != wanted:
+            found.append((wanted, came))
+    return found
     ### END SOLUTION
 
 
 # %%
-check("survivors")
+check("crossed")
 
 # %%
-# %%needs one_f_one_b survivors
-for rank, (got, grads) in enumerate(evidence):
-    left = [int(i) for i in survivors(got, grads)]
-    print(f"rank {rank}: of {len(grads)} microbatches, the gradient holds {left}")
+# %%needs interleaved split_stage crossed
+from course.figures.pipelines import draw_messages
+
+for rank in range(2):
+    sent, posted = evidence[1 - rank][0]["sent"], evidence[rank][0]["posted"]
+    wrong = [tuple(pair) for pair in crossed(rank, sent, posted)]
+    kinds = sum(wanted[0] != came[0] for wanted, came in wrong)
+    print(f"rank {rank}: {len(wrong)} of {len(posted)} receives got another word's message, {kinds} the other kind")
+    title = f"The first messages from rank {1 - rank} to rank {rank}"
+    display(draw_messages(sent, posted, [wanted for wanted, _ in wrong], 1 - rank, title))
 
 # %% [markdown]
-# Only the last one is left. Now unfold the cell of the colleague's stage and find the line in `Stage.backward` that
-# loses the others, before you read on.
+# Activations were taken for gradients and gradients for activations. All messages have one shape, so no call could
+# object. Now unfold the cell and find the two lines of `colleague` that are to blame, before you read on.
 #
-# It is `self.grad = x.T @ dz`. It overwrites the gradient of the microbatches before, where `+=` would add to it (and
-# writing alone is faster than reading, adding and writing). The loss looked fine because the gradient of one microbatch
-# of eight points roughly in the right direction. It is too small, but Adam divides every gradient by its own size, so
-# the steps were as large as they should be. So the pipeline computed eight microbatches and trained with one of them.
+# They are those that insert at the front of `pair` and send only after the B. The sender's order is no longer that of
+# its list, and the receivers still post in the order of theirs. With 1F1B the two results of a pair go to *different*
+# ranks, so their order does not matter; nor does it with four ranks. Only with p = 2 and chunks are both neighbours the
+# same rank.
+#
+# There are two cures: one order for both sides, as in your executor; or a process group for each kind of message, so
+# that activations and gradients cannot meet. The package takes the first. It reads the order off the *sender's* list,
+# so it runs a V as well; the first page of `minimegatron/comm/p2p.py` says how.
 
 # %% [markdown]
 # ## 7 · Explain
@@ -1090,7 +1418,9 @@ for rank, (got, grads) in enumerate(evidence):
 # 5. *Which ranks hold the most memory in 1F1B?*
 #    <details><summary>answer</summary>The first keeps p activations, and the embedding. The last keeps one, and the
 #    logits. Real runs give both fewer layers.</details>
-#
+# 6. *You double the GPUs and keep the batch. What happens to the pipeline?*
+#    <details><summary>answer</summary>If dp doubles, m halves and the bubble doubles. If p doubles, m stays, and the bubble
+#    is about twice as large as well.</details>
 # **Exercise.** Numbers for any run. `layers` are those of the whole model, `tokens` those of one microbatch. The
 # activation of a token at a border is `hidden` numbers in bf16. For its backward a layer keeps
 # `kept_bytes_per_token_and_layer` bytes a token, in which the hidden size is already counted. Return a dict:
@@ -1170,7 +1500,22 @@ progress()
 # | W later | `parallel/pipeline/schedules.py`, `layers/wgrad.py` | `delay_wgrad_compute` puts W off; no ZB schedule |
 # | checker, simulator | `parallel/pipeline/schedule_check.py`, `parallel/pipeline/schedule_sim.py` | not there |
 # | the executor | `parallel/pipeline/plain.py`, `comm/p2p.py` | `core/pipeline_parallel/p2p_communication.py` |
+# | a stage with a graph | `parallel/pipeline/stage.py` | `forward_step`, `backward_step`, `deallocate_output_tensor` |
+# | stages that are not equal | `config/stages.py` | `num_layers_in_last_pipeline_stage`, `pipeline_model_parallel_layout` |
 # | sleep in place of computation | `course/rehearsal.py` | not there |
 # | tied embeddings | `models/chunks.py`, `parallel/data/finalize.py` | `core/distributed/finalize_model_grads.py` |
+#
+# PyTorch has pipelines of its own, `torch.distributed.pipelining`: `PipelineStage`, and the schedules `ScheduleGPipe`,
+# `Schedule1F1B`, `ScheduleInterleaved1F1B`, `ScheduleInterleavedZeroBubble`, `ScheduleZBVZeroBubble` and
+# `ScheduleDualPipeV`. It also runs lists of actions, with words for each send and receive (`_PipelineScheduleRuntime`),
+# and reads them from a CSV file.
+#
+# | from | what |
+# |---|---|
+# | Huang et al., arXiv 1811.06965 | GPipe |
+# | Narayanan et al., arXiv 2104.04473 | 1F1B with a flush, interleaving |
+# | Korthikanti et al., arXiv 2205.05198 | 34 bytes a token, hidden unit and layer |
+# | Qi et al., arXiv 2401.10241 | B and W, ZB-H1, ZB-V |
+# | DeepSeek-AI, arXiv 2412.19437 | DualPipe; DualPipeV is in its repository |
 #
 # Next: lab 04, context parallelism, where one sequence is cut over many ranks.

@@ -1,4 +1,4 @@
-"""Drawings of lab 03: placements of stages, a deadlock, a schedule beside its run, memory against bubble."""
+"""Drawings of lab 03: placements of stages, a deadlock, crossed messages, a plan and its run, memory against bubble."""
 
 from __future__ import annotations
 
@@ -146,6 +146,54 @@ def draw_deadlock(
         legend(figure, [*samples, *marks], 4 if longest > 3 else 2, fontsize=None)
         axes.set_xlim(-1.2, longest)
         axes.set_ylim(ROW * (len(lists) - 1) + HIGH + 0.1, -0.1)
+        blank(axes)
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------ messages of two ranks
+# Above what one rank sends, below what the other posts receives for, each in its order: the k-th message goes to the
+# k-th receive. A thick frame marks a receive that got what was for another word.
+
+MOST = 12  # messages in a picture
+
+
+def draw_messages(
+    sent: Sequence[str], posted: Sequence[str], wrong: Sequence[str], source: int, title: str = ""
+) -> Figure:
+    """Draw the first messages from one rank to the other.
+
+    Args:
+        sent: the sender's words.
+        posted: the receiver's words.
+        wrong: those of `posted` that got another's message.
+        source: the sender, 0 or 1.
+        title: above the picture.
+
+    Raises:
+        ConfigError: there are more sends than receives, or fewer.
+    """
+    if len(sent) != len(posted) or not sent:
+        raise ConfigError(f"{len(sent)} sends for {len(posted)} receives", fix="give the log of one step")
+    with styled():
+        figure = new_figure(9.2, 1.9, title)
+        axes = figure.subplots()
+        for y, text in ((0.0, f"rank {source} sends"), (1.6, f"rank {1 - source} posts")):
+            axes.text(-0.2, y + HIGH / 2, text, ha="right", va="center", fontsize=9)
+        for k, (word, wanted) in enumerate(zip(sent[:MOST], posted[:MOST], strict=True)):
+            box(axes, (k, 0.0), (WIDE, HIGH), WORK.get(word[0], "white"), word, edge=INK)
+            box(axes, (k, 1.6), (WIDE, HIGH), WORK.get(wanted[0], "white"), wanted, edge=INK)
+            arrow(axes, (k + WIDE / 2, HIGH), (k + WIDE / 2, 1.6), linewidth=1.0, mutation_scale=10)
+            if wanted in wrong:
+                place = (k - AROUND, 1.6 - AROUND)
+                axes.add_patch(Rectangle(place, WIDE + 2 * AROUND, HIGH + 2 * AROUND, fill=False, **STANDS))
+        samples = [
+            sample("F: an activation", WORK["F"], linewidth=0.5),
+            sample("B: a gradient", WORK["B"], linewidth=0.5),
+            sample("got what was for another word", "none", **STANDS),
+        ]
+        legend(figure, samples, 3, fontsize=None)
+        axes.set_xlim(-2.0, min(MOST, len(sent)))
+        axes.set_ylim(1.6 + HIGH + 0.15, -0.1)
         blank(axes)
     return figure
 

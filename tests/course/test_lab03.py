@@ -106,3 +106,42 @@ def test_a_group_of_its_members_only_is_refused(nursery: Nursery) -> None:
     members = LAB.solutions["sync_tied"].replace(makes + leaves, leaves + makes)
     verdict = LAB.check(nursery, "sync_tied", members)
     assert verdict.points == 2 and "the next group would hang" in verdict.rows[2].note, verdict
+
+
+def ends(schedule: schedules.Schedule) -> bool:
+    """Whether all ranks end where each posts one word ahead and, before a send, waits for its last one of that kind,
+    which is over when its receiver has posted."""
+    steps = []
+    for rank, row in enumerate(schedule.actions):
+        sent: dict[str, object] = {}
+        todo: list[tuple[str, object]] = [("post", schedule.input_of(rank, row[0]))]
+        for at, action in enumerate(row):
+            todo += [("post", schedule.input_of(rank, after)) for after in row[at + 1 : at + 2]]
+            todo.append(("receive", schedule.input_of(rank, action)))
+            if (out := schedule.output_of(rank, action)) is not None:
+                todo += [("sent", sent.get(action.kind)), ("send", out)]
+                sent[action.kind] = out
+        steps.append([one for one in todo if one[1] is not None])
+    done: set[tuple[str, object]] = set()
+    at, before = [0] * schedule.p, [-1]
+    while before != at:
+        before = list(at)
+        for rank, todo in enumerate(steps):
+            while at[rank] < len(todo):
+                what, message = todo[at[rank]]
+                if {"receive": ("send", message), "sent": ("post", message)}.get(what, None) not in done | {None}:
+                    break
+                done.add((what, message))
+                at[rank] += 1
+    return at == [len(todo) for todo in steps]
+
+
+@pytest.mark.parametrize("name", ["gpipe", "one_f_one_b", "zb_h1", "interleaved"])
+def test_no_list_of_the_lab_waits_for_itself_where_sends_are_waited_for_before_the_next_of_their_kind(
+    name: str,
+) -> None:
+    for p in range(2, 6):
+        for m in (p, 2 * p, 5 * p):
+            chunks = ({"v": 2}, {"v": 3}) if name == "interleaved" else ({},)
+            assert all(ends(getattr(schedules, name)(p=p, m=m, **more)) for more in chunks), (p, m)
+    assert not ends(schedules.schedule_from_text("wrong", ["F0 B0 F1 B1", "F0 F1 B0 B1"]))

@@ -18,6 +18,8 @@ from minimegatron.parallel.pipeline.schedules import alternate, build_schedule, 
 FOLDER = Path(str(import_module("course.03_pipeline_1f1b").__file__)).parent
 PREDICTED = import_module("course.03_pipeline_1f1b.checks.predicted")
 GRADIENTS = import_module("course.03_pipeline_1f1b.checks.gradients")
+EXECUTOR = import_module("course.03_pipeline_1f1b.checks.executor")
+SCHEDULES = import_module("course.03_pipeline_1f1b.checks.schedules")
 HALVES = import_module("course.03_pipeline_1f1b.checks.halves")
 
 
@@ -55,6 +57,7 @@ def _numbers() -> list[str]:
         words("zb_h1", 2, 3, 1),
         interleaved_table(4, 2, 2),
     )
+    graph = EXECUTOR._graph(**EXECUTOR._HAND)
     tied = GRADIENTS._tied([{"grad": torch.tensor([1, 2])}, {"grad": torch.tensor([10, 20])}])
     return [
         f"GPT-3 has {layers} layers and 175 billion parameters: {params / 1e12:.1f} TB with gradients",
@@ -78,8 +81,10 @@ def _numbers() -> list[str]:
         f"So B returns dx = ({1 - y * y:.2f}, {1 - y * y:.2f}), and W adds {1 - y * y:.2f} to each of the four entries",
         f"Its list is {c[0]} {c[1]}, {c[2]} {c[3]} {c[4]}, {c[5]} {c[6]} {c[7]}, and {c[8]} at the end.",
         f"then both return ({tied[0][0]}, {tied[0][1]})",
-        f"so the answer is {GRADIENTS.survivors(torch.tensor([2.0, 1, 1, 0]), GRADIENTS._BASIS)}.",
-        "of the gradients (1, 0, 0, 0), (-2, 1, 0, 0), (1, 1, 1, 0) and (2, 1, 0, 1), the sum (2, 1, 1, 0)",
+        f"The answer is {str(EXECUTOR.crossed(**EXECUTOR._SHORT)).replace(chr(39), chr(34))}.",
+        "rank 1 sends the results of F0.0, B0.1, F1.0 and B0.0 to rank 0, which posts for F0.1, F1.1, B0.1 and B0.0.",
+        f"Then dx is {graph['dx'][0].item():g} and {graph['dx'][1].item():g}, and the gradient of w ends as 1 · 3 + "
+        f"10 · 5 = {graph['grad'].item():g}.",
         f"for p = {run['p']}, m = {run['m']} and v = {run['v']}, with {run['layers']} layers, {run['tokens']} tokens, "
         f"hidden size {run['hidden']} and {run['kept_bytes_per_token_and_layer']} kept bytes: the idle share is "
         f"6/{6 / tiny['idle_share']:g}; {tiny['microbatches_for_5_percent']} microbatches; rank 0 keeps 3 microbatches "
@@ -170,6 +175,8 @@ def test_half_the_warm_up_is_as_fast_only_while_messages_are_free() -> None:
 
     assert bubble(1, Fraction(0)) == bubble(2, Fraction(0))
     assert all(bubble(1, late) > bubble(2, late) for late in (Fraction(1, 10), Fraction(1, 2)))
+    assert round(100 * float(bubble(1, Fraction(0))), 1) == 5.5 and "both have a bubble of 5.5 %" in LAB
+    assert "37 %" not in LAB and "37.0" not in LAB, "no text gives the guess away"
 
 
 def test_the_example_by_hand_of_the_split_backward_is_the_first_case() -> None:
@@ -246,3 +253,69 @@ def test_gpipe_as_it_was_published_recomputes() -> None:
 def test_the_idle_share_that_is_guessed() -> None:
     assert round(100 * (1 - 3 * 8 / float(planned("1f1b", 8, 8).makespan)), 1) == 46.7
     assert "46.7" not in LAB, "no text gives the guess away"
+
+
+def test_zb_h1_cannot_be_beaten_with_one_chunk_a_rank() -> None:
+    half = Costs(backward_weight=Fraction(1, 2))
+    zb, inter = build_schedule("zb_h1", 4, 8), build_schedule("interleaved", 4, 8, 2)
+    assert simulate(zb, half).makespan == Fraction(49, 2) and max(peak_live(zb)) == 4
+    assert simulate(inter, half.divided(2)).makespan == Fraction(95, 4) and max(peak_live(inter)) == 11
+    assert "ZB-H1 takes 24.5 steps and keeps 4 activations." in LAB
+    assert "Interleaved 1F1B with two chunks takes 23.75 and keeps 5.5." in LAB
+    last = 3 + 8 + 8 + 4 * Fraction(1, 2)  # F and B of rank 3, and the W that make room for its last F
+    assert last == 21 and last + 3 + Fraction(1, 2) == Fraction(49, 2)
+    assert "ends at 3 + 8 + 8 + 2 = 21 at the earliest; three more B and rank 0's last W end at 24.5." in LAB
+
+
+def test_a_head_of_128_k_words_is_worth_two_layers_and_sets_the_pace() -> None:
+    h, ffn, kv, words = 4096, 14336, 1024, 128256  # Llama 3 8B
+    layer, head = 2 * h * h + 2 * h * kv + 3 * h * ffn, words * h
+    assert [round(head / (layer + s * h), 1) for s in (0, 8192)] == [2.4, 2.1]
+
+    def idle(layers: list[int], head: float) -> tuple[list[float], float]:
+        cost = [Fraction(n) for n in layers]
+        cost[-1] += Fraction(head).limit_denominator(100)
+        plan = simulate(build_schedule("1f1b", 4, 64), Costs(cost, cost, cost))
+        return [100 * float(1 - busy / plan.makespan) for busy in plan.busy], float(plan.makespan)
+
+    (equal, _), (uneven, slow), (cut, fast) = idle([8] * 4, 0), idle([8] * 4, 2.2), idle([9, 9, 8, 6], 2.2)
+    assert round(equal[0], 1) == 4.5 == round(300 / 67, 1) and round(uneven[0]) == 24 and 10.2 / 8 == 1.275
+    assert fast < 0.9 * slow and round(cut[0]) == 4
+    assert "idle for 3/67 of the time, 4.5 %" in LAB and "the step is more than a tenth shorter" in LAB
+    assert "So the last stage takes 10.2 where the others take 8." in LAB and "24 %" not in LAB
+
+
+def test_interleaving_on_two_ranks_crosses_where_pairs_are_sent_in_the_other_order() -> None:
+    for rank, count in ((0, 12), (1, 12)):
+        log = EXECUTOR._log(8, 2, rank)
+        wrong = EXECUTOR.crossed(**log)
+        assert len(log["sent"]) == 24 and len(wrong) == count
+        assert all(wanted[0] != came[0] for wanted, came in wrong)
+        assert EXECUTOR.crossed(**EXECUTOR._log(8, 2, rank, fused=False)) == []
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb_h1", "interleaved"])
+@pytest.mark.parametrize("p", range(2, 7))
+def test_a_receiver_takes_messages_in_the_order_of_its_own_list(name: str, p: int) -> None:
+    """And on a V it does not; so `execute` posts by its own list."""
+
+    def in_order(schedule: Schedule) -> bool:
+        for there in range(schedule.p):
+            for here in set(range(schedule.p)) - {there}:
+                wanted = [schedule.input_of(here, a) for a in schedule.actions[here]]
+                taken = [m for m in wanted if m is not None and schedule.source_of(m) == there]
+                if taken != schedule.messages(there, here):
+                    return False
+        return True
+
+    for m in (p, 2 * p, 3 * p):
+        chunks = (2, 3) if name == "interleaved" else (1,)
+        assert all(in_order(build_schedule(name, p, m, v) if v > 1 else build_schedule(name, p, m)) for v in chunks)
+    assert not in_order(build_schedule("zb_v", p, 2 * p)) and "on a V it is not" in LAB
+
+
+def test_the_table_of_a_fixed_batch() -> None:
+    rows = [(1024, p) for p in (2, 4, 8, 16)] + [(gpus, 8) for gpus in (2048, 4096, 8192)]
+    bubbles = [Fraction(p - 1, 1024 // (gpus // (8 * p))) for gpus, p in rows]
+    assert [round(100 * float(b), 1) for b in bubbles] == [6.2, 9.4, 10.9, 11.7, 21.9, 43.8, 87.5]
+    assert "for gpus, p in ((1024, 2), (1024, 4), (1024, 8), (1024, 16), (2048, 8), (4096, 8), (8192, 8)):" in LAB

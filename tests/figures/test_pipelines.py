@@ -1,7 +1,7 @@
 import pytest
 from matplotlib.patches import Rectangle
 
-from course.figures.pipelines import draw_deadlock, placements, planned_and_done, trade_off
+from course.figures.pipelines import draw_deadlock, draw_messages, placements, planned_and_done, trade_off
 from minimegatron.errors import ConfigError
 from minimegatron.trace import Event
 from tests.viz.reading import boxes, overlaps, words
@@ -33,6 +33,14 @@ def test_what_a_deadlock_never_reaches_is_hatched_and_arrows_close_the_circle():
     assert [(int(a.xyann[0]), int(a.xy[0])) for a in (down, up)] == [(1, 2), (1, 2)]
     assert down.xyann[1] < down.xy[1] and up.xyann[1] > up.xy[1]
     assert {"done", "never reached", "waits for", "the rank stands here"} <= set(words(figure)) and not overlaps(figure)
+
+
+def test_the_kth_message_goes_to_the_kth_receive_and_what_crossed_is_framed():
+    figure = draw_messages(["F0.0", "B0.1", "F1.0"], ["F0.1", "F1.1", "B0.1"], ["F1.1", "B0.1"], 1, "crossed")
+    assert [(a.xyann[0], a.xy[0]) for a in arrows(figure.axes[0])] == [(k + 0.4, k + 0.4) for k in range(3)]
+    framed = [b for b in figure.axes[0].patches if isinstance(b, Rectangle) and not b.get_fill()]
+    assert [round(b.get_x()) for b in framed] == [1, 2]
+    assert {"rank 1 sends", "rank 0 posts", "B: a gradient", "crossed"} <= set(words(figure)) and not overlaps(figure)
 
 
 def events(shift=0.0, stretch=1.0, chunk=""):
@@ -76,6 +84,7 @@ def test_points_that_stood_elsewhere_are_pale_with_an_arrow_to_where_they_stand(
     (lambda: placements({"torn": [[0], [2]]}), r"\[0, 2\]"),
     (lambda: placements({}), "no placement"),
     (lambda: draw_deadlock([["F0"]], [1], []), "no rank waits"),
+    (lambda: draw_messages(["F0.0"], [], [], 1), "1 sends for 0 receives"),
     (lambda: planned_and_done([], events()), "0 events planned, 4 done"),
     (lambda: trade_off({"gpipe": (8, 0.375)}, {"zb_v": (4, 0.1)}), "zb_v"),
 ])  # fmt: skip

@@ -7,7 +7,7 @@ WRONG = [
     Edit(_IF, "if False:", (_LEFT, "range(m)"), mistake="All W come at the end here, so every rank keeps the activations of all its microbatches until then."),
     Edit(_IF, "if i >= p - 1 - rank:", (_W, "W{i - (p - 1 - rank)}"), (_LEFT, "range(max(0, m - (p - 1 - rank)), m)"), mistake="Rank 0 puts its W off longest here and the last rank not at all. But the last rank is the first to go back."),
     Edit(_IF, "if i >= p - 1:", (_W, "W{i - (p - 1)}"), (_LEFT, "range(max(0, m - (p - 1)), m)"), mistake="Every rank puts its W off by p-1 microbatches here. How long it may wait depends on the rank."),
-    Edit(_IF, "if i > rank:", (_W, "W{i - rank - 1}"), ("m - rank)", "m - rank - 1)"), mistake="Each W comes one microbatch later than asked."),
+    Edit(_IF, "if i > rank:", (_W, "W{i - rank - 1}"), ("m - rank)", "m - rank - 1)"), mistake="Each W comes one microbatch too late here, so a rank keeps one activation too many."),
     Edit("p - rank - 1", "p - rank", mistake="The F and B are not those of 1F1B: the warm-up differs."),
     Edit("p - rank - 1", "2 * (p - rank - 1)", mistake="The F and B are not those of 1F1B: the warm-up differs."),
     Edit('f"B{i}")', 'f"W{i}")', ("if i >= rank:", "if True:"), (_W, "B{i}"), (_LEFT, "[]"), told="before its own B"),
@@ -62,7 +62,7 @@ def zb_h1(rank, p, m):
 
 
 # %% wrong: words later
-# mistake: Each W comes r *words* behind its B here; asked are r microbatches.
+# mistake: Each W waits for a number of *words* here. What fills memory are microbatches: count them.
 from exercises.one_f_one_b import one_f_one_b
 
 

@@ -1,4 +1,4 @@
-"""Lab 03, schedules as lists: GPipe, 1F1B, interleaved, ZB-H1.
+"""Lab 03, schedules as lists: GPipe, 1F1B, interleaved, ZB-H1, and one that beats it.
 
 There are several right lists, so a schedule is judged by what it does: the checker says whether it runs, the simulator
 how long it takes, and a count how many activations each rank keeps. All three are the package's own. A rule is a
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any
 
+from course.lab03.placing import half_w, placed
 from labkit.exercises import Accept, Answer, Case, Draw, Exercise
 from minimegatron.errors import ConfigError
 from minimegatron.parallel.pipeline.actions import Action, Schedule, round_robin
@@ -331,7 +332,7 @@ def _hides_messages(schedule: Schedule, sizes: Sizes) -> str | None:
         takes, within = (simulate(one, costs).makespan for one in (schedule, _as_asked(**sizes)))
         if takes > within:
             return (f"when messages take time ({float(part):g} of a chunk's forward) it takes {float(takes):.5g} "
-                    f"steps; {float(within):.5g} are enough: warm up with 2(p-r-1) + (v-1)p forwards")  # fmt: skip
+                    f"steps; {float(within):.5g} are enough: the warm-up counts the distance twice")  # fmt: skip
     return None
 
 
@@ -388,7 +389,82 @@ ZB_H1 = Exercise(
         _case("zb_h1", "no rank keeps more than p activations", _FEW + _MANY, _large(1, 3),
               accept=[_judged(_AS_BEFORE, runs=_all_split, before=_third_if_many)]),
     ],
-    idea="Leave the F and B of your 1F1B where they are: only the W get places, which depend on the rank.",
-    hint="Start from your 1F1B. Rank r does W of a microbatch r microbatches later: after B of microbatch i, do W of "
-    "i - r (if there is one); what is left of W comes at the end.",
+    idea="How many activations does rank r of your 1F1B keep, and how many more may it keep?",
+    hint="Start from your 1F1B. It keeps p-r activations on rank r and may keep p, so r W may wait: after B of "
+    "microbatch i do W of i - r, if there is one; what is left of W comes at the end.",
+)  # fmt: skip
+
+# --------------------------------------------------------------------------------------------------- beat ZB-H1
+
+# W takes half as long as F and B; 4 ranks, 8 microbatches. ZB-H1 takes 24.5 steps and keeps 4 activations, and no list
+# of one chunk a rank within 4 takes less: before its last F, rank 3 must have done 4 W, or it would keep more. So its
+# last B ends at 3 + 16 + 2 at the earliest; 3 more B and a W end at 24.5.
+
+
+def _drive_beat(exercise: Any) -> Any:
+    return exercise.beat_zb_h1()
+
+
+def _theirs(lists: Any) -> Schedule:
+    """The learner's lists as a schedule.
+
+    Raises:
+        ConfigError: they are no lists of actions for 4 ranks and 8 microbatches, or cannot run.
+    """
+    if not isinstance(lists, list | tuple) or len(lists) != 4:
+        raise ConfigError("four lists are wanted, one a rank")
+    rows = [_actions(row, rank) for rank, row in enumerate(lists)]
+    found = {a.microbatch for row in rows for a in row}
+    if found != set(range(8)):
+        raise ConfigError(
+            f"with m=8 the microbatches are 0 to 7; it has {', '.join(map(str, sorted(found))) or 'none'}"
+        )
+    schedule = placed("yours", [list(map(str, row)) for row in rows])
+    if schedule.forward_only:
+        raise ConfigError("no rank goes back: it holds no B")
+    return schedule
+
+
+def _beats(*rules: Callable[[Schedule], str | None]) -> Accept:
+    def accept(answer: Answer) -> str | None:
+        try:
+            schedule = _theirs(answer.value)
+        except ConfigError as error:
+            return error.what if not rules else "not judged yet: see above"
+        return next(filter(None, (rule(schedule) for rule in rules)), None)
+
+    return accept
+
+
+def _faster(schedule: Schedule) -> str | None:
+    takes, theirs = simulate(schedule, half_w(schedule)).makespan, Fraction(49, 2)
+    return f"it takes {float(takes):g} steps; ZB-H1 takes {float(theirs):g}" if takes >= theirs else None
+
+
+def _counts_if_fast(schedule: Schedule) -> str | None:
+    return "no points yet: the memory counts for lists that are faster than ZB-H1" if _faster(schedule) else None
+
+
+def _within_four(schedule: Schedule) -> str | None:
+    for rank, most in enumerate(peak_live(schedule)):
+        if most > 4 * schedule.v:
+            return f"rank {rank} keeps {most / schedule.v:g} activations at a time; 4 are allowed"
+    return None
+
+
+BEAT = Exercise(
+    "beat_zb_h1",
+    drive=_drive_beat,
+    without=GENERATORS,
+    cases=[
+        Case("it runs: 4 ranks, 8 microbatches", {}, accept=[_beats()]),
+        Case("less than ZB-H1's 24.5 steps", {}, points=2, accept=[_beats(_faster)]),
+        Case("and no rank keeps more than 4 activations", {}, points=2, accept=[_beats(_counts_if_fast, _within_four)]),
+    ],
+    idea="With one chunk a rank ZB-H1 cannot be beaten within 4 activations: rank 3 must do four W before its last F. "
+    "With two chunks a rank begins to work earlier, and a waiting activation is half as large.",
+    hint="Let a program write the lists. Keep a clock for each rank and the end of each action. Again and again choose "
+    "of all actions whose inputs are there, the one that can begin first; of several a B before an F before a W, and a "
+    "later chunk before an earlier one. Begin an F only while the rank keeps fewer than 8 halves. With two chunks "
+    "round robin that gives 22.25 steps.",
 )  # fmt: skip
