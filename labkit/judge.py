@@ -22,7 +22,7 @@ import ast
 import dataclasses
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,13 @@ from labkit.exercises import Prepared, load_lab
 from labkit.fresh import Nursery, Reply
 from labkit.nursery import Limits
 from labkit.player import STUB
-from labkit.playing import play, vary
+from labkit.playing import PATIENCE, play, vary
 from labkit.suspects import known
 from labkit.verdict import Verdict
 from minimegatron.errors import MinimegatronError
 
 _OWN = Limits(seconds=120.0)  # for the course's own code
+_SUSPECTED = 20.0  # seconds that ranks wait for each other in a suspected mistake: it has just run and did not hang
 
 
 class CourseError(MinimegatronError):
@@ -83,19 +84,22 @@ def judge(
         more: dict[str, Any] = {"again": {index: played([trial])[0] for index, trial in decided["again"].items()}}
         solved, mistakes = ({}, []) if asked.prepare else known(course, asked.name)  # a kernel's would each be compiled
 
-        def gives(question: dict[str, Any]) -> list[list[Any] | None]:
+        def gives(ways: Sequence[int], on: Sequence[dict[str, Any]], patience: float) -> list[list[Any] | None]:
             """What each of these known mistakes gives on each of these trials, or None."""
-            variants = [mistakes[way].source for way in question["ways"]]
-            return vary(nursery, asked, solved, variants, question["trials"], hidden) if variants else []
+            variants = [mistakes[way].source for way in ways]
+            return vary(nursery, asked, solved, variants, on, hidden, patience) if ways and on else []
+
+        def gives_more(question: dict[str, Any]) -> list[list[Any] | None]:
+            return gives(question["ways"], question["trials"], _SUSPECTED)
 
         wrong = decided["wrong"]
-        given = gives({"ways": range(len(mistakes) if wrong else 0), "trials": list(wrong.values())})
+        given = gives(range(len(mistakes)), list(wrong.values()), PATIENCE)
         more["hints"] = [one.hint for one in mistakes]
         more["known"] = {
             index: [(way, values[at]) for way, values in enumerate(given) if values] for at, index in enumerate(wrong)
         }
         decided = _result(
-            nursery.confer(decide, {**job, "outcomes": outcomes, **more}, _OWN, gives, path=sys.path), exercise
+            nursery.confer(decide, {**job, "outcomes": outcomes, **more}, _OWN, gives_more, path=sys.path), exercise
         )
     verdict = Verdict.from_plain(decided["verdict"])
     if verdict.state == "todo" and not verdict.note:
