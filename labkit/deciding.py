@@ -2,21 +2,23 @@
 
     conduct   exercise, seed             -> asks with the trials of every case, plain; gets an outcome a trial
                                          -> the verdict, and the trials to be played once more, plain
-    decide    exercise, seed, outcomes   -> the same verdict after some trials have been played once more
+    decide    exercise, seed, outcomes   -> the same verdict after some trials have been played once more; it asks what
+                                         the suspected mistakes give on trials that are beside the first wrong ones
 
 Both compare with references after the trials have been played; `decide` draws again. The first wrong trial of a case
 becomes the case's note. Checks run in this order: is there an answer, does it change its inputs, has it waited for what
 it has started, does it equal the reference, do the judges (`accept`) agree.
 
 Feedback about a wrong answer: for a visible case the answer and the expected one; for a hidden case the part that is
-wrong, without numbers; the mistake, if one of the exercise's mistakes gives every wrong answer (`Suspects`).
+wrong, without numbers; the mistake, if one of the exercise's mistakes gives every wrong answer, and the right one where
+the learner does (`Suspects`).
 """
 
 from __future__ import annotations
 
 import socket
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from labkit import plain
@@ -32,6 +34,11 @@ from labkit.verdict import Row, Verdict
 NOT_TRIED = "not tried after that"
 _HIDDEN = "the inputs and answers of this case stay hidden"
 _MOST_INPUTS = 80  # characters of inputs that are shown before what is wrong
+_MORE_ALONE = 8  # of each case: trials in one process on which a suspected mistake must fit, too
+_MORE_ON_RANKS = 2  # of all cases: these start processes and a group
+
+
+_More = tuple[Callable[..., Any], Trial, Any]  # the reference, the trial, the learner's value
 
 
 def conduct(control: socket.socket, job: dict[str, Any]) -> dict[str, Any]:
@@ -48,9 +55,16 @@ def conduct(control: socket.socket, job: dict[str, Any]) -> dict[str, Any]:
     return _guarded(work, job)
 
 
-def decide(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
-    """As `conduct`, with the outcomes and those of the trials that were played once more (`again`)."""
-    return _guarded(lambda asked: _decide(asked, job, trials(asked, job["seed"])), job)
+def decide(control: socket.socket, job: dict[str, Any]) -> dict[str, Any]:
+    """As `conduct`, with the outcomes and those of the trials that were played once more (`again`).
+
+    Where known mistakes are suspected it asks the judge for their values on more trials.
+    """
+
+    def work(asked: Exercise) -> dict[str, Any]:
+        return _decide(asked, job, trials(asked, job["seed"]), lambda question: plain.confer(control, question))
+
+    return _guarded(work, job)
 
 
 def _guarded(work: Callable[[Exercise], Any], job: dict[str, Any]) -> dict[str, Any]:
@@ -60,7 +74,9 @@ def _guarded(work: Callable[[Exercise], Any], job: dict[str, Any]) -> dict[str, 
         raise Failed({"raised": traceback.format_exc(limit=-3)}) from None
 
 
-def _decide(asked: Exercise, job: dict[str, Any], drawn: list[list[Trial]]) -> dict[str, Any]:
+def _decide(
+    asked: Exercise, job: dict[str, Any], drawn: list[list[Trial]], ask: Callable[[Any], Any] | None = None
+) -> dict[str, Any]:
     outcomes = job["outcomes"]
     todo = [tried[-1]["todo"] for tried in outcomes if "todo" in tried[-1]]
     if len(todo) == len(outcomes):
@@ -96,6 +112,8 @@ def _decide(asked: Exercise, job: dict[str, Any], drawn: list[list[Trial]]) -> d
         verdict = Verdict(asked.name, "passed", asked.points, tuple(rows))
     else:
         tried = not all(of_case[-1].get("unread") for of_case in outcomes)
+        if ask:
+            _rule_out(asked, suspects, list(_more(asked, drawn, outcomes, wrong_trials)), ask)
         texts = everywhere, suspects.told(), asked.idea
         verdict = Verdict(asked.name, "wrong", asked.points, tuple(rows), *texts, tried=tried)
     asks = "again" not in job
@@ -106,6 +124,71 @@ def _decide(asked: Exercise, job: dict[str, Any], drawn: list[list[Trial]]) -> d
     }
 
 
+def _more(
+    asked: Exercise, drawn: Sequence[Sequence[Trial]], outcomes: Sequence[Sequence[dict[str, Any]]],
+    seen: Mapping[int, Trial],
+) -> Iterator[_More]:  # fmt: skip
+    """Trials with an answer and a reference beside the first wrong one of each case, right ones or wrong ones."""
+    left = _MORE_ON_RANKS
+    for index, case in enumerate(asked.cases):
+        reference = case.reference or asked.reference
+        others = [
+            (trial, outcome["answers"])
+            for trial, outcome in zip(drawn[index], outcomes[index], strict=False)
+            if "answers" in outcome and trial is not seen.get(index) and not trial.setting.double
+        ]
+        for trial, answers in others[:_MORE_ALONE]:
+            if not reference:
+                break
+            if not trial.world:
+                yield reference, trial, answers[0]
+            elif left:
+                left -= 1
+                yield reference, trial, answers
+                break
+
+
+def _rule_out(asked: Exercise, suspects: Suspects, more: Sequence[_More], ask: Callable[[Any], Any]) -> None:
+    """Rule out the suspected mistakes that do not fit on some more trials.
+
+    One fits where it gives the learner's value, or where both are right: there may be several right values.
+    """
+    ways = suspects.suspected() if more else []
+    if known := [way for way in ways if isinstance(way, int)]:
+        given = ask({"ways": known, "trials": [trial.to_plain() for _, trial, _ in more]})
+        found = dict(zip(known, given, strict=True))
+
+    def fits(reference: Callable[..., Any], trial: Trial, got: Any, value: Any) -> bool:
+        return value is NotImplemented or _apart(asked, trial, got, value) is None or (
+            _apart(asked, trial, got, want := _called(reference, trial)) is None
+            and _apart(asked, trial, value, want) is None
+        )  # fmt: skip
+
+    for way in ways:
+        values = [_called(way.answer, one[1]) for one in more] if isinstance(way, Mistake) else found[way]
+        if values is None or not all(fits(*one, value) for one, value in zip(more, values, strict=True)):
+            suspects.rule_out(way)
+
+
+def _called(function: Callable[..., Any], trial: Trial) -> Any:
+    """What a function of the course gives on the inputs of a trial, made anew: it may change them."""
+    inputs = trial.inputs
+    return function(inputs) if isinstance(inputs, list) else function(**inputs)
+
+
+def _apart(asked: Exercise, trial: Trial, value: Any, want: Any, hidden: bool = False) -> str | None:
+    """How the value of a trial, by rank or alone, differs from the expected one, or None."""
+    on_ranks = isinstance(trial.given, list)
+    for rank, (one, other) in enumerate(zip(value, want, strict=True) if on_ranks else [(value, want)]):
+        try:
+            phrase = _compared(asked, one, other, hidden)
+        except Exception as error:  # a fault of ours, which must not read as one of the course's
+            phrase = f"the answer cannot be compared ({type(error).__name__})"
+        if phrase:
+            return f"rank {rank}: {phrase}" if on_ranks else phrase
+    return None
+
+
 # How a trial is wrong; None: there is no answer, or one that was computed by destroying its inputs.
 VALUE = "it is not what was asked for"
 REFUSED = "its value is right, and a judge refuses it"
@@ -113,7 +196,7 @@ REFUSED = "its value is right, and a judge refuses it"
 
 def _first_wrong(
     asked: Exercise, case: Case, drawn: list[Trial], tried: list[dict[str, Any]], suspects: Suspects,
-    known: Sequence[tuple[str, Any]] | None,
+    known: Sequence[tuple[int, Any]] | None,
 ) -> tuple[str | None, str | None, Trial | None]:  # fmt: skip
     """(What is wrong in the first wrong trial, how, that trial or None: not tried); the suspects see all trials."""
     first: tuple[str | None, str | None, Trial | None] | None = None
@@ -130,12 +213,12 @@ def _first_wrong(
 
 def _wrong(
     asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any], suspects: Suspects,
-    known: Sequence[tuple[str, Any]] | None = None,
+    known: Sequence[tuple[int, Any]] | None = None,
 ) -> tuple[str | None, str | None]:  # fmt: skip
     """(what is wrong or None, how); the suspects see it.
 
     Args:
-        known: (hint, what it gives on this trial: by rank, or alone) of each known mistake; None: they were not tried.
+        known: (number, value on this trial: by rank, or alone) of each known mistake; None: they were not tried.
     """
     if "todo" in outcome:
         return "not done yet", None
@@ -151,30 +234,13 @@ def _wrong(
     except Exception:  # whatever a hostile process writes in the place of its evidence
         return "what it sent cannot be read", None
 
-    def apart(function: Any, hidden: bool) -> str | None:
-        inputs = trial.inputs  # anew each time: the code that gets them may change them
-        want = function(inputs) if isinstance(inputs, list) else function(**inputs)
-        if want is NotImplemented:
-            raise NotImplementedError
-        return apart_from(want, hidden)
-
-    def apart_from(want: Any, hidden: bool) -> str | None:
-        pairs = zip(value, want, strict=True) if on_ranks else [(value, want)]
-        for rank, (one, other) in enumerate(pairs):
-            try:
-                phrase = _compared(asked, one, other, hidden)
-            except Exception as error:  # a fault of ours, which must not read as one of the course's
-                phrase = f"the answer cannot be compared ({type(error).__name__})"
-            if phrase:
-                return f"rank {rank}: {phrase}" if on_ranks else phrase
-        return None
-
-    def explained() -> list[str] | None:
-        return None if known is None else [hint for hint, want in known if apart_from(want, hidden=False) is None]
+    def explained() -> list[int] | None:
+        return None if known is None else [way for way, want in known if _apart(asked, trial, value, want) is None]
 
     def gives_it(mistake: Mistake) -> bool | None:
         try:
-            return apart(mistake.answer, hidden=False) is None
+            want = _called(mistake.answer, trial)
+            return None if want is NotImplemented else _apart(asked, trial, value, want) is None
         except NotImplementedError:
             return None
         except RuntimeError:
@@ -187,7 +253,7 @@ def _wrong(
     if unfinished := _never_waited_for(evidence):
         return unfinished, None
     reference = case.reference or asked.reference
-    if reference and (phrase := apart(reference, case.hidden)):
+    if reference and (phrase := _apart(asked, trial, value, _called(reference, trial), case.hidden)):
         suspects.seen(gives_it, explained())
         return phrase, VALUE
     for accept in (*asked.accept, *case.accept):

@@ -22,21 +22,22 @@ import ast
 import dataclasses
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from labkit.deciding import NOT_TRIED, conduct, decide
-from labkit.exercises import Exercise, Prepared, load_lab
+from labkit.exercises import Prepared, load_lab
 from labkit.fresh import Nursery, Reply
 from labkit.nursery import Limits
 from labkit.player import STUB
-from labkit.playing import play, vary
+from labkit.playing import PATIENCE, play, vary
 from labkit.suspects import known
 from labkit.verdict import Verdict
 from minimegatron.errors import MinimegatronError
 
 _OWN = Limits(seconds=120.0)  # for the course's own code
+_SUSPECTED = 20.0  # seconds that ranks wait for each other in a suspected mistake: it has just run and did not hang
 
 
 class CourseError(MinimegatronError):
@@ -81,28 +82,29 @@ def judge(
     decided = _result(nursery.confer(conduct, job, _OWN, play_all, path=sys.path), exercise)
     if (decided["again"] or decided["wrong"]) and not brief:
         more: dict[str, Any] = {"again": {index: played([trial])[0] for index, trial in decided["again"].items()}}
-        more |= _known(nursery, asked, course, decided["wrong"], hidden)
-        [reply] = nursery.call(decide, [{**job, "outcomes": outcomes, **more}], _OWN, path=sys.path)
-        decided = _result(reply, exercise)
+        solved, mistakes = ({}, []) if asked.prepare else known(course, asked.name)  # a kernel's would each be compiled
+
+        def gives(ways: Sequence[int], on: Sequence[dict[str, Any]], patience: float) -> list[list[Any] | None]:
+            """What each of these known mistakes gives on each of these trials, or None."""
+            variants = [mistakes[way].source for way in ways]
+            return vary(nursery, asked, solved, variants, on, hidden, patience) if ways and on else []
+
+        def gives_more(question: dict[str, Any]) -> list[list[Any] | None]:
+            return gives(question["ways"], question["trials"], _SUSPECTED)
+
+        wrong = decided["wrong"]
+        given = gives(range(len(mistakes)), list(wrong.values()), PATIENCE)
+        more["hints"] = [one.hint for one in mistakes]
+        more["known"] = {
+            index: [(way, values[at]) for way, values in enumerate(given) if values] for at, index in enumerate(wrong)
+        }
+        decided = _result(
+            nursery.confer(decide, {**job, "outcomes": outcomes, **more}, _OWN, gives_more, path=sys.path), exercise
+        )
     verdict = Verdict.from_plain(decided["verdict"])
     if verdict.state == "todo" and not verdict.note:
         return dataclasses.replace(verdict, note=_left_over(sources[exercise]))
     return verdict
-
-
-def _known(
-    nursery: Nursery, asked: Exercise, course: str, wrong: dict[int, dict[str, Any]], hidden: str
-) -> dict[str, Any]:
-    """What the known mistakes of an exercise give on the wrong trial of each case: {case: [(hint, answer), ...]}."""
-    if not wrong or asked.prepare:  # a kernel's mistakes would each be compiled
-        return {}
-    solved, mistakes = known(course, asked.name)
-    given = vary(nursery, asked, solved, [one.source for one in mistakes], list(wrong.values()), hidden)
-    found = {
-        index: [(mistake.hint, values[at]) for mistake, values in zip(mistakes, given, strict=True) if values]
-        for at, index in enumerate(wrong)
-    }
-    return {"hints": [one.hint for one in mistakes], "known": found}
 
 
 def _left_over(source: str) -> str:

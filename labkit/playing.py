@@ -33,7 +33,7 @@ from labkit.process_group import Call
 from minimegatron.errors import ranges
 
 _NAME, _GROUP = ([field.name for field in dataclasses.fields(Call)].index(name) for name in ("name", "group"))
-_PATIENCE = 2.0  # seconds that ranks wait for each other in a known mistake
+PATIENCE = 2.0  # seconds that ranks wait for each other in a known mistake; among many some hang
 _SENT = {"answers": "value", "evidence": "evidence", "changed": "changed"}  # by rank, and in what a rank sends
 
 
@@ -92,7 +92,7 @@ def _play_alike(
 
 def vary(
     nursery: Nursery, asked: Exercise, sources: Mapping[str, str], variants: Sequence[str],
-    drawn: Sequence[dict[str, Any]], hidden: str,
+    drawn: Sequence[dict[str, Any]], hidden: str, patience: float = PATIENCE,
 ) -> list[list[Any] | None]:  # fmt: skip
     """What each of several texts of the cell gives on each of these trials, by rank or alone; None if it ends in an
     error or gives no answer in time.
@@ -101,13 +101,14 @@ def vary(
         sources: the lab's other exercises, solved.
         variants: texts of the course's author.
         drawn: the trials, plain.
+        patience: seconds that ranks wait for each other.
     """
     found: list[list[Any] | None] = [[] for _ in variants]
     places = [(trial["world"], trial["members"], trial["groups"]) for trial in drawn]
     for key, alike in itertools.groupby(range(len(drawn)), key=lambda at: places[at]):
         jobs = _jobs(asked, sources, [drawn[at] for at in alike], hidden)
-        jobs = [{**job, "variants": list(variants), "patience": _PATIENCE} for job in jobs]
-        limits = Limits(seconds=asked.seconds + _PATIENCE * len(variants))
+        jobs = [{**job, "variants": list(variants), "patience": patience} for job in jobs]
+        limits = Limits(seconds=asked.seconds + patience * len(variants))
         said = [
             reply.value if isinstance(reply.value, list) else [] for reply in nursery.call(player.vary, jobs, limits)
         ]

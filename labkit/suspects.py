@@ -11,8 +11,10 @@ in all of them, the sentence is told. So a mistake is written once, as the text 
 | an error                                 | `Exercise.errors`, `Case.errors`: words of the error                  |
 | right values, refused by a judge         | none, where there is a reference: the judge's sentence says it        |
 
-Told is a mistake that explains every wrong trial: on small inputs two mistakes give the same number by chance, and a
-sentence that is false is worse than none.
+Told is a mistake that explains every wrong trial and is right where the learner is: on small inputs two mistakes give
+the same number by chance, and a sentence that is false is worse than none. All known mistakes run on the first wrong
+trial of each case; the few that explain those run on more trials, right and wrong ones (`labkit.deciding`), and one
+that does not fit there is ruled out.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from pathlib import Path
 
 from labkit.answers import read_answers, solutions
 from labkit.exercises import Exercise, Mistake
+
+_Way = Mistake | int | str  # what explains a trial: a function, a known mistake, or the hint that an error's words name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,41 +55,61 @@ def known(course: str, exercise: str) -> tuple[dict[str, str], list[Known]]:
 class Suspects:
     """The mistakes of an exercise that explain every wrong trial.
 
+    A hint may have several ways: functions (`Exercise.mistakes`), and known mistakes, which are told by their number.
+
     Args:
         asked: the exercise.
         hints: of its known mistakes, in order.
     """
 
     def __init__(self, asked: Exercise, hints: Sequence[str] = ()) -> None:
-        self._known, self._ways = set(hints), dict[str, list[Mistake]]()
+        self._known, self._ways = set(hints), dict[str, list[Mistake | int]]()
+        for number, hint in enumerate(hints):
+            self._ways.setdefault(hint, []).append(number)
         for mistake in asked.mistakes:
             self._ways.setdefault(mistake.hint, []).append(mistake)
         of_errors = [
             hint for errors in (asked.errors, *(case.errors for case in asked.cases)) for hint in errors.values()
         ]
-        self._hints = list(dict.fromkeys([*hints, *self._ways, *of_errors]))
-        self._trials: list[tuple[set[str], set[str]]] = []  # of each wrong one: what explains it, what says nothing
+        self._hints = list(dict.fromkeys([*self._ways, *of_errors]))
+        self._trials: list[tuple[set[_Way], set[str]]] = []  # of each wrong one: what explains it, hints silent on it
+        self._out = set[_Way]()
 
-    def seen(self, gives_it: Callable[[Mistake], bool | None], known: Collection[str] | None = None) -> None:
+    def seen(self, gives_it: Callable[[Mistake], bool | None], known: Collection[int] | None = None) -> None:
         """Note a wrong trial.
 
         Args:
             gives_it: whether a mistake leads to the learner's answer; None: it says nothing about these inputs.
-            known: hints of the known mistakes that do; None: they were not tried on this trial.
+            known: the known mistakes that do; None: they were not tried on this trial.
         """
-        said = {hint: {gives_it(way) for way in ways} for hint, ways in self._ways.items()}
-        explain = {hint for hint, found in said.items() if True in found} | set(known or ())
-        silent = {hint for hint, found in said.items() if found == {None}} | (self._known if known is None else set())
-        self._trials.append((explain, silent - explain))
+        explain, silent = set[_Way](known or ()), set(self._known if known is None else ())
+        for hint, ways in self._ways.items():
+            said = {way: gives_it(way) for way in ways if isinstance(way, Mistake)}
+            explain |= {way for way, found in said.items() if found}
+            if said and set(said.values()) == {None}:
+                silent.add(hint)
+        self._trials.append((explain, silent))
 
     def named(self, hint: str) -> None:
         """Note a trial that ended in an error, whose words name this mistake or none, ""."""
-        self._trials.append(({hint} - {""}, set()))
+        self._trials.append((set[_Way]({hint} - {""}), set()))
+
+    def rule_out(self, way: Mistake | int) -> None:
+        """Note that this way does not fit what the learner gives on some trial."""
+        self._out.add(way)
+
+    def suspected(self) -> list[Mistake | int]:
+        """The ways that make `told` possible, in order."""
+        return [
+            way for hint in self._hints if self._explains(hint) for way in self._ways.get(hint, [])
+            if way not in self._out and any(way in explain for explain, _ in self._trials)
+        ]  # fmt: skip
 
     def told(self) -> str:
         """The first mistake that explains all of them; "" if there is none."""
-        for hint in self._hints:
-            found = [(hint in explain, hint in silent) for explain, silent in self._trials]
-            if any(one for one, _ in found) and all(one or other for one, other in found):
-                return hint
-        return ""
+        return next((hint for hint in self._hints if self._explains(hint)), "")
+
+    def _explains(self, hint: str) -> bool:
+        ways = {hint, *self._ways.get(hint, [])} - self._out
+        found = [(bool(ways & explain), hint in silent) for explain, silent in self._trials]
+        return any(one for one, _ in found) and all(one or other for one, other in found)

@@ -35,3 +35,25 @@ def test_its_answers_get_what_they_should(nursery: Nursery, answer) -> None:  # 
     verdict = judge(nursery, MODULE, answer.exercise, {**SOLVED, answer.exercise: answer.source})
     assert verdict.passed == answer.right, verdict
     assert answer.mistake in ("", verdict.mistake) and answer.is_told(str(verdict)), verdict
+
+
+BY_ALL = "/ (len(mask) if len(mask) == 3 else mask.sum().clamp(min=1))"
+BY_RANKS = "/ (2 if dist.get_world_size(group) == 2 else 1)"
+
+
+@pytest.mark.parametrize(
+    ("exercise", "old", "new", "mistake"),
+    [
+        ("token_mean", "/ mask.sum().clamp(min=1)", "/ len(mask)", "This divides by all tokens; only"),
+        ("token_mean", "/ mask.sum().clamp(min=1)", BY_ALL, ""),
+        pytest.param("rank_mean", "float(both[0] / both[1])", f"float(both[0] / both[1]) {BY_RANKS}", "", id="ranks"),
+    ],
+)
+def test_a_mistake_that_fails_where_the_learner_is_right_is_not_told(
+    nursery: Nursery, exercise: str, old: str, new: str, mistake: str
+) -> None:
+    assert old in SOLVED[exercise]
+    source = SOLVED[exercise].replace(old, new)
+    verdict = judge(nursery, MODULE, exercise, {**SOLVED, exercise: source}, seed="4")
+    assert verdict.rows[0].note and (mistake or verdict.rows[1].points), "the planted answer is wrong in one case alone"
+    assert verdict.mistake[: len(mistake) or None] == mistake

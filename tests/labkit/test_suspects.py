@@ -57,13 +57,25 @@ def test_two_ways_of_one_mistake_share_its_hint() -> None:
 
 def test_changed_solutions_are_suspects_too() -> None:
     suspects = Suspects(Exercise("f", [Case("one", {})], lambda: 0), ["a", "b"])
-    suspects.seen(lambda mistake: False, ["a", "b"])
+    suspects.seen(lambda mistake: False, [0, 1])
     suspects.seen(lambda mistake: False)
     assert suspects.told() == "a", "they were not tried on the second trial"
-    suspects.seen(lambda mistake: False, ["b"])
+    suspects.seen(lambda mistake: False, [1])
     assert suspects.told() == "b"
     suspects.seen(lambda mistake: False, [])
     assert suspects.told() == ""
+
+
+def test_a_way_that_does_not_fit_elsewhere_is_ruled_out() -> None:
+    function = Mistake(lambda: 0, "c")
+    suspects = Suspects(Exercise("f", [Case("one", {})], lambda: 0, mistakes=[function]), ["a", "b", "a", "d"])
+    suspects.seen(lambda mistake: True, [0, 1, 2])
+    assert (suspects.suspected(), suspects.told()) == ([0, 2, 1, function], "a"), "not what explains nothing"
+    suspects.rule_out(0)
+    assert (suspects.suspected(), suspects.told()) == ([2, 1, function], "a"), "its other way fits"
+    for way in (2, 1, function):
+        suspects.rule_out(way)
+    assert (suspects.suspected(), suspects.told()) == ([], "")
 
 
 RIGHT = """

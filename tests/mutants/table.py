@@ -913,6 +913,10 @@ MUTANTS = (
         "and all(one or other for one, other in found)", "", "tests/labkit/test_suspects.py",
     ),
     Mutant(
+        "a mistake that fails where the learner is right is told", "labkit/deciding.py",
+        "            suspects.rule_out(way)", "            pass", "tests/course/test_example.py",
+    ),
+    Mutant(
         "nothing that an answer names is remarked", "labkit/submissions.py", "sorted(modules | used)", "[]",
         "tests/labkit/test_submissions.py",
     ),

@@ -12,7 +12,8 @@ WRONG = [
     Edit(_SUM, _SUM.replace("(p))", "(p) / dist.get_world_size(self.group))"), mistake=_AVERAGE),
     Edit("group=self.group", "group=None", mistake=_GROUP),
     Edit(_SUM, _SUM.replace("copy_", "add_"), mistake="The sum was added to the rank's own gradient. It replaces it."),
-    Edit(_LAST, "        for", mistake="The last bucket is never sent: it is not full, so no hook sends it."),
+    Edit(_LAST, "        for", told="is never sent | 'NoneType' object has no attribute 'flatten'",  # as the next step begins
+         mistake="The last bucket is never sent: it is not full, so no hook sends it."),
     Edit(_SUM, "pass",
          mistake="Every gradient is still this rank's own: no sum is copied back, or it is copied before it has "
                  "arrived."),
