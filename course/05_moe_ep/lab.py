@@ -312,14 +312,10 @@ print(f"8 of 64 experts, logits rounded to bf16: more than one token in a hundre
 # A count has no gradient; p has one. Each expert gets a price, proportional to its load, and a token pays the price
 # of each expert times its p for that expert. At an even load all prices are the same, and L = coeff.
 #
-# The gradient, by hand. With the price $c_e = \text{coeff}\, E\, n_e/(kT^2)$ the loss is
-# $L = \sum_{te} p_{te} c_e$, and behind the softmax
-#
-# $$\frac{\partial L}{\partial\, \text{logit}_{te}} = p_{te}\,\Big(c_e - \sum_{j} p_{tj}\, c_j\Big)$$
-#
-# Read it: a step down the gradient lowers a logit if its expert costs more than what this token pays on average. In the
-# first line of the table the prices are [1, 0] coeff, and a token pays 0.8 coeff. The gradient of its logits is
-# [0.8 · (1 - 0.8), 0.2 · (0 - 0.8)] coeff = [0.16, -0.16] coeff.
+# With the price $c_e = \text{coeff}\, E\, n_e/(kT^2)$ the loss is $L = \sum_{te} p_{te} c_e$. A logit of a token moves
+# *all* of its p, because they sum to 1: this gradient you work out on paper. A step down it lowers a logit if its expert
+# costs more than what this token pays on average. To try your formula: in the first line of the table the prices are
+# [1, 0] coeff, a token pays 0.8 coeff, and the gradient of its logits is [0.16, -0.16] coeff.
 #
 # **Exercise.** The loss and its gradient, in the dtype of the logits. Where experts tie, a token still counts for
 # exactly k of them. Write the formula: the check runs this where autograd records nothing, so `.backward()` fails.
@@ -572,13 +568,13 @@ from minimegatron.viz.mesh import rank_grid
 rank_grid({"ep": 2, "edp": 2}, {"dp": [[0, 1, 2, 3]], "ep": [[0, 1], [2, 3]], "edp": [[0, 2], [1, 3]]})
 
 # %% [markdown]
-# | parameters | this rank's gradient comes from | sum over |
-# |---|---|---|
-# | attention, norms, router, embedding | its own tokens | dp |
-# | its experts | tokens of its whole ep group: the all-to-all's backward brought them | edp |
+# | parameters | this rank's gradient comes from |
+# |---|---|
+# | attention, norms, router, embedding | its own tokens |
+# | its experts | tokens of its whole ep group: the all-to-all's backward brought them |
 #
-# The loss of a step is the sum over all tokens, divided by their number N, over *all* of dp. So both sums are divided
-# by the same N. There is no factor ep, edp or dp left to get wrong, if you count tokens instead of ranks.
+# The loss of a step is the sum over all tokens of the batch, divided by their number N. Which ranks miss a part of a
+# gradient, and by what each sum is divided, is the exercise.
 #
 # A tiny example: the four ranks have 1, 2, 3 and 4 tokens that count, so N = 10. Their gradients of one weight of
 # expert 0 are 1 on rank 0 and 3 on rank 2; ranks 1 and 3 do not hold it. The right gradient is (1 + 3) / 10 = 0.4.
@@ -1076,8 +1072,8 @@ print(f"factor 1.25: a fair router drops {fair[at]['dropped']:.2%};",
 
 # %% [markdown]
 # A load that is even on average is not even in every batch: balanced runs drop more than chance alone would. And
-# whether a token loses an expert depends on which other tokens are in the batch. Most large models of today train
-# dropless, and live with messages whose size varies.
+# whether a token loses an expert depends on which other tokens are in the batch. DeepSeek-V3 drops no token, in
+# training or in serving (section 2.1.2 of its report), and lives with messages whose size varies.
 #
 # ### What large models add
 #
@@ -1369,6 +1365,17 @@ progress()
 # | experts, grouped products, a shared expert | `layers/moe/layer.py` | `experts.py`, `moe_layer.py`, `shared_experts.py` |
 # | the groups ep, edp | `comm/mesh.py` | `core/parallel_state.py` |
 # | which gradient over which group | `parallel/data/ddp.py`, `parallel/data/finalize.py` | `core/distributed/`, DDP |
+#
+# What you built, as one sets it at work (arguments of Megatron-LM, there `--moe-...`):
+#
+# | argument | what it sets |
+# |---|---|
+# | `moe_router_load_balancing_type`, `moe_aux_loss_coeff` | over which tokens the balancing loss counts; its coeff |
+# | `moe_router_enable_expert_bias`, `moe_router_bias_update_rate` | the bias and γ |
+# | `moe_token_dispatcher_type` | `alltoall`, `allgather`; `flex` for DeepEP |
+# | `moe_expert_capacity_factor` | the capacity; without it dropless |
+# | `moe_token_drop_policy` | `probs`: the lightest are dropped, as by your `limit`; `position`: the last |
+# | `moe_grouped_gemm` | the experts of a rank in one grouped product |
 #
 # Shazeer et al. 2017 (arXiv 1701.06538); Lepikhin et al. 2020 (arXiv 2006.16668); Fedus et al. 2021 (arXiv
 # 2101.03961); ST-MoE, Zoph et al. 2022 (arXiv 2202.08906); Wang et al. 2024 (arXiv 2408.15664); DeepSeek-V3 2024
