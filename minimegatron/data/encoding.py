@@ -80,7 +80,8 @@ def _encode_document(texts: list[str], tokenizer: Tokenizer, append_eod: bool) -
     sentences = [ids for ids in map(tokenizer.tokenize, texts) if ids]
     if sentences and append_eod:
         sentences[-1].append(tokenizer.eod)
-    return np.array([i for ids in sentences for i in ids], dtype=np.int64), [len(ids) for ids in sentences]
+    ids = sentences[0] if len(sentences) == 1 else [i for ids in sentences for i in ids]
+    return np.array(ids, dtype=np.int64), [len(ids) for ids in sentences]
 
 
 class Encoder:
@@ -168,6 +169,7 @@ def _kill(workers: Iterable[multiprocessing.Process]) -> None:
 def _start_worker() -> None:
     """Ignore Ctrl-C, which the parent handles, and end when the parent ends, however it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    one_thread_a_text()
     parent = multiprocessing.parent_process()
     assert parent is not None, "a worker has a parent"
 
@@ -176,6 +178,11 @@ def _start_worker() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def one_thread_a_text() -> None:
+    """Forbid threads of `tokenizers` in this process, whose texts come one at a time: see `tokenizer`."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def _encode_batch(batch: list[Line], encoding: Encoding) -> list[Encoded]:
