@@ -148,8 +148,8 @@ class _FastTokenizer:
     ) -> None:
         fast.encode_special_tokens = split_special_tokens
         self._fast = fast
-        # `encode_batch_fast` leaves out the places of the ids in the text. It asks for threads, for one text in vain, and
-        # a process that has had them warns when it forks: so only where the environment forbids them.
+        # `encode_batch_fast` leaves out the places of the ids in the text. It asks for threads, for one text in vain,
+        # and a process that has had them warns when it forks: so only where the environment forbids them.
         self._without_places = os.environ.get("TOKENIZERS_PARALLELISM", "").lower() in ("0", "off", "false")
         self._add_special_tokens = True
         self.split_special_tokens = split_special_tokens
