@@ -33,7 +33,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from minimegatron.data.encoding import Encoded, Encoder, Encoding, one_thread_a_text
+from minimegatron.data.encoding import Encoded, Encoder, Encoding
 from minimegatron.data.indexed import IndexedDatasetBuilder, optimal_dtype
 from minimegatron.data.jsonl import MAX_LINE_BYTES, JsonlReader, Line
 from minimegatron.data.tokenizer import TOKENIZERS
@@ -241,7 +241,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns the exit status of `errors`."""
-    one_thread_a_text()
     try:
         print(_run(argv))
         return 0

@@ -148,9 +148,7 @@ class _FastTokenizer:
     ) -> None:
         fast.encode_special_tokens = split_special_tokens
         self._fast = fast
-        # `encode_batch_fast` leaves out the places of the ids in the text. It asks for threads, for one text in vain,
-        # and a process that has had them warns when it forks: so only where the environment forbids them.
-        self._without_places = os.environ.get("TOKENIZERS_PARALLELISM", "").lower() in ("0", "off", "false")
+        self.places = True  # False: `encode_batch_fast`, which does not note where in the text each id is
         self._add_special_tokens = True
         self.split_special_tokens = split_special_tokens
         self.named = dict(named)
@@ -183,7 +181,7 @@ class _FastTokenizer:
     def tokenize(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
         _utf8(text)
         add = self._add_special_tokens if add_special_tokens is None else add_special_tokens
-        if self._without_places:
+        if not self.places:
             return self._fast.encode_batch_fast([text], add_special_tokens=add)[0].ids
         return self._fast.encode(text, add_special_tokens=add).ids
 

@@ -132,6 +132,11 @@ def keep_memory() -> None:
             mallopt(_M_TRIM_THRESHOLD, -1)  # never
 
 
+def no_tokenizer_threads() -> None:
+    """Forbid threads of the package `tokenizers` in this process and its children, unless the user has decided."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
 def children(pid: int) -> list[int]:
     """Living or unreaped children of a process, whichever of its threads started them."""
     if not os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children"):  # a kernel without that list

@@ -195,11 +195,11 @@ def test_broken_tokenizer_files_are_refused(tmp_path):
 
 
 @given(st.lists(st.sampled_from(["<|pad|>", "a", " the", "東", "\n\n", "  ", "\x00", "é"]), max_size=12).map("".join))
-def test_without_places_the_ids_are_the_same(bpe, text):
-    before, found = bpe._without_places, []
+def test_ids_are_the_same_with_and_without_places(bpe, text):
+    before, found = bpe.places, []
     try:
-        for bpe._without_places in (False, True):
+        for bpe.places in (False, True):
             found.append([bpe.tokenize(text, add_special_tokens=add) for add in (False, True)])
     finally:
-        bpe._without_places = before
+        bpe.places = before
     assert found[0] == found[1]
