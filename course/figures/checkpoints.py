@@ -1,4 +1,4 @@
-"""Drawings of lab 08: which rank holds which part of a tensor, and what a crash leaves."""
+"""Drawings of lab 08: which rank holds which part of a tensor, what a crash leaves, what saves and failures cost."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import LogLocator, NullLocator
 
 from minimegatron.errors import ConfigError
 from minimegatron.viz.picture import INK, PALETTE, PAPER, Picture, box, new_figure, panels, rank_colours, sample, styled
@@ -117,3 +118,44 @@ def _save(axes: Axes, steps: Sequence[Step], columns: int) -> None:
     axes.set_ylabel("a reader finds", fontsize=8.5)
     axes.tick_params(length=0)
     axes.grid(False)
+
+
+# -------------------------------------------------------------------------------------------------- how often to save
+# Two losses over the interval between two saves, on logarithmic axes: what saving costs falls, what failures undo
+# rises. Their sum is smallest where the two lines cross.
+
+
+def interval_curve(save: float, between_failures: float, intervals: Sequence[float], best: float) -> Picture:
+    """Draw the share of time that is lost over the interval, and mark one interval.
+
+    Args:
+        save: seconds of one save.
+        between_failures: seconds between two failures of the run.
+        intervals: seconds, increasing.
+        best: the interval that is marked, in seconds.
+
+    Raises:
+        ConfigError: fewer than two intervals, or a number that is not above 0.
+    """
+    if len(intervals) < 2 or min(save, between_failures, best, *intervals) <= 0:
+        raise ConfigError("an interval that is not above 0, or nothing to draw", fix="give two intervals, in seconds")
+    minutes = [every / 60 for every in intervals]
+    saving = [100 * save / every for every in intervals]
+    undone = [50 * every / between_failures for every in intervals]
+    with styled():
+        figure = new_figure(7.4, 3.2)
+        axes = figure.subplots()
+        axes.plot(minutes, [sum(both) for both in zip(saving, undone, strict=True)], color=INK, linewidth=2.4,
+                  linestyle="-", label="together")  # fmt: skip
+        axes.plot(minutes, saving, color=PALETTE[3], linestyle="--", label="saving: S/T")
+        axes.plot(minutes, undone, color=PALETTE[4], linestyle=":", linewidth=2.4, label="undone by failures: T/2F")
+        lost = 100 * save / best + 50 * best / between_failures
+        axes.plot([best / 60], [lost], marker="o", markersize=8, color="none", markerfacecolor=PAPER,
+                  markeredgecolor=INK, label="the best interval")  # fmt: skip
+        axes.set(xscale="log", yscale="log", xlabel="minutes between two saves", ylabel="% of the time that is lost")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_locator(NullLocator())
+        axes.legend(fontsize=8.5)
+    return figure

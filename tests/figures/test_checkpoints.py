@@ -1,7 +1,7 @@
 import pytest
 from matplotlib.colors import to_hex
 
-from course.figures.checkpoints import ROWS, crash_map, region_map
+from course.figures.checkpoints import ROWS, crash_map, interval_curve, region_map
 from minimegatron.errors import ConfigError
 from minimegatron.viz.picture import PAPER, rank_colours
 from tests.viz.reading import boxes, overlaps, words
@@ -35,11 +35,21 @@ def test_a_cell_is_filled_where_power_may_fail_and_a_ring_is_what_the_death_of_t
     assert {"mkdir", "write manifest", "fsync", *ROWS, "in place"} <= {*words(figure)} and not overlaps(figure)
 
 
+def test_the_marked_interval_lies_where_saving_and_failures_cost_the_same():
+    figure = interval_curve(4, 7200, [60, 240, 960], 240)
+    together, saving, undone, mark = ([*map(float, line.get_ydata())] for line in figure.axes[0].lines)
+    assert saving == pytest.approx([100 / 15, 100 / 60, 100 / 240])
+    assert undone == pytest.approx([100 / 240, 100 / 60, 100 / 15])
+    assert together == pytest.approx([a + b for a, b in zip(saving, undone, strict=True)])
+    assert mark == pytest.approx([100 / 30]) and not overlaps(figure)
+
+
 @pytest.mark.parametrize(("draw", "message"), [
     (lambda: region_map((2, 6), {}), "no layout"),
     (lambda: region_map((2, 6), {"too wide": [[[[0, 2], [4, 7]]]]}), "outside of"),
     (lambda: crash_map({"nothing": []}), "no save"),
     (lambda: crash_map({"staged": [("mkdir", {"lost"}, {"old"})]}), "'lost' is nothing"),
+    (lambda: interval_curve(4, 7200, [0, 60], 240), "not above 0"),
 ])  # fmt: skip
 def test_mistakes_are_named(draw, message):
     with pytest.raises(ConfigError, match=message):
