@@ -118,8 +118,8 @@ STATED = [
     ("both prefer expert 0 | 2, 0 | {} |", f"{0.8 + 0.8:.1f}, {0.2 + 0.2:.1f}"),
     ("(2 · 1.6 + 0 · 0.4) = {} coeff |", f"{balanced([0.8, 0.2], [0.8, 0.2]):.1f}"),
     ("one prefers each | 1, 1 | 1, 1 | coeff · 2/4 · (1 · 1 + 1 · 1) = {} |", EVEN),
-    ("the prices are [1, 0] coeff, and a token pays {} coeff", f"{0.8 * 1 + 0.2 * 0}"),
-    ("(0 - 0.8)] coeff = {} coeff", f"[{', '.join(f'{x:.2f}' for x in GRADIENT)}]"),
+    ("the prices are [1, 0] coeff, a token pays {} coeff", f"{0.8 * 1 + 0.2 * 0}"),
+    ("the gradient of its logits is {} coeff", f"[{', '.join(f'{x:.2f}' for x in GRADIENT)}]"),
     ("The sums are {}, so expert 1 is chosen", f"[{0.5 - 0.2:.1f}, {0.4 + 0:.1f}]"),
     ("0.4 / 0.4 = {}.", f"{0.4 / 0.4:.0f}"),
     # the journey
