@@ -1,7 +1,7 @@
 """The model: sizes, layers, positions, initial weights, and which activations are recomputed.
 
 Nothing here says on how many ranks it runs. Fields that only some models have (experts, multi-latent attention,
-multi-token prediction, FP8) are inherited from `variants.py`.
+multi-token prediction, FP8) are inherited from `experts.py` and `variants.py`.
 
 | left out           | becomes                                                                  |
 |--------------------|--------------------------------------------------------------------------|
@@ -18,7 +18,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from minimegatron.config import variants
+from minimegatron.config import experts, variants
 from minimegatron.config.fields import BEGUN, HOW, MODEL, RUN, TRAINED, Config, divides, free, opt
 from minimegatron.errors import require
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class TransformerConfig(variants.ExpertFields, variants.LatentFields, variants.DepthFields, variants.Fp8Fields, Config):
+class TransformerConfig(experts.ExpertFields, variants.LatentFields, variants.DepthFields, variants.Fp8Fields, Config):
     """A decoder-only transformer.
 
     Sizes: `h` hidden_size, `a` num_attention_heads, `g` num_query_groups, `d` kv_channels, `f` ffn_hidden_size,
@@ -296,7 +296,7 @@ class TransformerConfig(variants.ExpertFields, variants.LatentFields, variants.D
             return (True,) * self.num_layers
         if self.window_attn_skip_freq.isdigit() and int(self.window_attn_skip_freq) >= 1:
             return tuple((i + 1) % int(self.window_attn_skip_freq) != 0 for i in range(self.num_layers))
-        return variants.layer_pattern(self.window_attn_skip_freq, self.num_layers, "window_attn_skip_freq")
+        return experts.layer_pattern(self.window_attn_skip_freq, self.num_layers, "window_attn_skip_freq")
 
     def window_of(self, layer_number: int) -> int | None:
         """The attention window of layer `layer_number` (from 0); None where it sees all tokens."""

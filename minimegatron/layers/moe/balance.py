@@ -37,7 +37,7 @@ from minimegatron import trace
 from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
-from minimegatron.config.variants import BALANCING
+from minimegatron.config.experts import BALANCING
 from minimegatron.layers.moe.router import TopKRouter, set_loss_scale, tally_size
 from minimegatron.layers.step_hooks import StepHook, step_hook
 
