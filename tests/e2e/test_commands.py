@@ -77,7 +77,7 @@ ALONE = {
     "loop": f"{LOOP} --steps 4",
     "config": f"{MODULE} --mock-data {TINY} --tran-iters 3",
     "data": f"{MODULE} --data-path no --tokenizer-type NullTokenizer --vocab-size 9",
-    "numerics": f"{MODULE} --mock-data {TINY} --init-method-std 1e38",
+    "numerics": f"{MODULE} --mock-data {TINY} --init-method-std 1e30",
     "backend": f"{MODULE} --mock-data {TINY} --distributed-backend nccl",
 }
 

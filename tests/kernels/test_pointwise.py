@@ -277,6 +277,12 @@ def test_norm_of_large_numbers_overflows_nowhere_but_in_its_result(by):
     close([got[0], *got[2:]], [want[0], *want[2:]], torch.float32, factor=2)
 
 
+def test_a_layer_norm_whose_variance_overflows_is_not_a_number():
+    """Zeros in its place would hide from the trainer that a run diverges."""
+    for n in (8, 33, 512):
+        assert NATIVE.norm(random(2, n) * 1e30, torch.ones(n), torch.ones(n), EPS).isnan().all()
+
+
 @BY
 def test_norm_of_nothing(by):
     gamma = random(8).requires_grad_()

@@ -15,7 +15,8 @@ void forward_row(const T* x, const T* r, const T* gamma, const T* beta, T* h, T*
     A m = 0;
     if (beta) *mean = m = sum_over<A>(n, [&](int64_t i) { return wide(x[i]); }) / n;
     const A square = sum_over<A>(n, [&](int64_t i) { return (wide(x[i]) - m) * (wide(x[i]) - m); });
-    const A s = 1 / std::sqrt(square / n + eps);
+    A s = 1 / std::sqrt(square / n + eps);
+    if (beta && std::isinf(square)) s = std::numeric_limits<A>::quiet_NaN();  // and not 0: a run that diverges is seen
     if (rstd) *rstd = s;
     if (beta) {
         for (int64_t i = 0; i < n; ++i) put((wide(x[i]) - m) * s * wide(gamma[i]) + wide(beta[i]), y + i);
