@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.distributed_c10d import Work
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minimegatron import trace
@@ -217,10 +218,14 @@ def travels(rank: int, axis: str, waits: bool = False) -> Iterator[Run]:
             setattr(group, method, function)
 
 
-class _Travelling:
-    """A communication under way; `arrived(when the wait began)` is called when it has been waited for."""
+class _Travelling(Work):
+    """A communication under way; `arrived(when the wait began)` is called when it has been waited for.
+
+    It is a `Work`, because FSDP2 waits for nothing else.
+    """
 
     def __init__(self, work: Any, arrived: Callable[[float], None]) -> None:
+        super().__init__()
         self._work, self._arrived = work, arrived
 
     def wait(self, *timeout: Any) -> Any:
@@ -230,8 +235,23 @@ class _Travelling:
         self._arrived = lambda waited: None
         return result
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._work, name)
+    def is_completed(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def is_success(self) -> bool:
+        return bool(self._work.is_success())
+
+    def exception(self) -> Any:
+        return self._work.exception()
+
+    def result(self) -> list[torch.Tensor]:
+        return list(self._work.result())
+
+    def get_future(self) -> Any:
+        return self._work.get_future()
+
+    def synchronize(self) -> None:
+        self.wait()  # no deadline: the group's timeout
 
 
 class _Functional(TorchDispatchMode):
