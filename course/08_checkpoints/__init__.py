@@ -5,6 +5,8 @@
 | `checks/costs`     | costs                    |
 | `checks/regions`   | boxes_of, load_box       |
 | `checks/commit`    | save_checkpoint          |
+| `checks/together`  | save_shard               |
+| `checks/background` | async_saver             |
 | `checks/resume`    | resume                   |
 | `checks/published` | from_hf                  |
 | `checks/moments`   | whose, by_name           |
@@ -15,11 +17,15 @@ from __future__ import annotations
 from course import CLOSED
 from labkit.exercises import Lab
 
+from .checks.background import BACKGROUND
 from .checks.commit import SAVE
 from .checks.costs import COSTS
 from .checks.moments import BY_NAME, WHOSE
 from .checks.published import FROM_HF
 from .checks.regions import BOXES, LOAD
 from .checks.resume import RESUME
+from .checks.together import TOGETHER
 
-LAB = Lab("08_checkpoints", [COSTS, BOXES, LOAD, SAVE, RESUME, FROM_HF, WHOSE, BY_NAME], without=CLOSED)
+LAB = Lab(
+    "08_checkpoints", [COSTS, BOXES, LOAD, SAVE, TOGETHER, BACKGROUND, RESUME, FROM_HF, WHOSE, BY_NAME], without=CLOSED
+)
