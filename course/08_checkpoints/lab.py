@@ -14,8 +14,8 @@
 # **You build** a function that says which numbers of a tensor a rank holds; a reader that puts any part of a tensor
 # together from the parts that were stored, and reads no other numbers; a save that leaves a whole checkpoint or none,
 # wherever it is interrupted, by one process and by many; a save in the background; a state from which another process
-# continues bit for bit; and a converter for models of the Qwen2 family. At the end you find a bug that neither a loss
-# curve nor a gradient norm shows.
+# continues bit for bit; readers of DCP and safetensors; and a converter for models of the Qwen2 family. At the end you
+# find a bug that neither a loss curve nor a gradient norm shows.
 #
 # **You need** lab 02 (a matrix cut by rows and columns), lab 06 (flat parts of ZeRO) and AdamW. No GPU.
 #
@@ -24,11 +24,11 @@
 # | A | 1 The problem · 2 Predict | 45 min |
 # | B | 3 Implement: regions, a save that survives | 2 h |
 # | C | 3 Implement: a save by many ranks, a save in the background | 2 h |
-# | D | 3 Implement: resuming a run, a published model | 1 h 15 min |
+# | D | 3 Implement: resuming a run, formats of others, a published model | 2 h |
 # | E | 4 Run · 5 See | 30 min |
 # | F | 6 Break it · 7 Explain | 1 h |
 #
-# Together 7–8 hours. Each part ends at a place to stop.
+# Together 8–9 hours. Each part ends at a place to stop.
 # After a kernel restart: run the first cell, then go on where you were. A picture needs the run above it.
 
 # %%
@@ -78,23 +78,19 @@ region_map((9, 6), {"written by 4 ranks": four, "read by 3 ranks": three}, ("wha
 # that have it. All ranks write at the same time, each the same share.
 #
 # How often should a run save? The run stands still during a save. A failure undoes what was computed since the last
-# save: on average half an interval. With S seconds a save, F seconds between two failures and an interval of T seconds,
-# the share of time that is lost is about
-#
-# $$\frac{S}{T} + \frac{T}{2F}$$
-#
-# (Each failure costs a restart, too: to notice it, find other machines, load, warm up. With R seconds for all of it R/F
-# more is lost. No interval changes that, so it is not in the formula, nor in `lost`.)
+# save: on average half an interval. An interval goes from the beginning of a save to the beginning of the next one. (A
+# failure costs a restart, too: to notice it, find other machines, load, warm up. No interval changes that, so it is not
+# in `lost`.)
 #
 # An example: 2·10⁹ parameters are 28 GB. 7 ranks that write 1 GB a second each need 4 seconds. A GPU fails once in 14
 # hours, 7 of them once in 2 hours, 7200 seconds. A run that saves every 240 seconds loses 4/240 + 240/14400 = 1/60 +
-# 1/60 of the time. This is the best interval: a shorter one saves too often, with a longer one failures undo too
-# much.
+# 1/60 of the time, for saves and for failures. This is the best interval. Before you look for a formula of it: how do
+# the two sixtieths change, if the interval is twice as long?
 #
 # **Exercise.** Return a dict, all its times in seconds: `bytes`, the size of the whole checkpoint; `seconds`, the
 # time of one save; `between_failures`, the time between two failures of the run; `lost`, the share of time that is
-# lost with a save every `every` seconds, by the formula; and `best`, the interval at which this share is smallest. In
-# the example: 28·10⁹, 4, 7200, 1/30 and 240.
+# lost with a save every `every` seconds, for saves and for failures together; and `best`, the interval at which this
+# share is smallest. In the example: 28·10⁹, 4, 7200, 1/30 and 240.
 
 # %%
 # %%exercise costs
@@ -148,8 +144,9 @@ guessed("times", twice / least, "times the least loss, with twice the best inter
 interval_curve(run["seconds"], run["between_failures"], [10 * 1.2**n for n in range(36)], run["best"])
 
 # %% [markdown]
-# The sum is smallest where the two lines cross: there saves and failures cost the same. With twice the interval one
-# of the two doubles and the other halves. So the minimum is flat: it is enough to know the interval roughly.
+# With S seconds a save, F seconds between failures and an interval of T seconds the curve is S/T + T/2F. It is smallest
+# where the two lines cross: there saves and failures cost the same. With twice the interval one of the two doubles and
+# the other halves. So the minimum is flat: it is enough to know the interval roughly.
 
 # %% [markdown]
 # (The report on Llama 3 counts 419 unexpected interruptions in 54 days on 16,384 GPUs: one in 3.1 hours.) A run that
@@ -663,9 +660,15 @@ guessed("async", least_lost(4) / least_lost(4 / 25), "times less, with a save ev
 #
 # ### Resuming a run
 #
-# A run is more than its weights. Think of one training step: what does it read, and what does it change? The example
-# is small: a model with dropout, AdamW, a learning rate that is halved every third step, and batches in an order that
-# is drawn anew each epoch.
+# A run is more than its weights. The next cell shows a small one. While you read: what does a training step read, and
+# what does it change?
+
+# %%
+import inspect
+
+from course.lab08 import small_run
+
+print(inspect.getsource(small_run).partition("from torch import nn\n")[2].strip())
 
 # %%
 from course.lab08.small_run import Run
@@ -686,10 +689,8 @@ print("with the weights alone the next losses are the same:", losses == of_weigh
 # **Exercise.** `save_state(run)` returns all that another process needs, as plain data: numbers, texts, lists, dicts,
 # tensors. `load_state(run, state)` puts it into a run in another process, which was built with the same sizes and
 # another seed and has trained one step already. Then both runs must give the same losses and weights, to the last
-# bit. The first run trains on before the state is loaded, and this must not change the state. `run` has `model`,
-# `optimizer`, `scheduler` (each with `state_dict` and `load_state_dict`) and `data`, with `order`, `position` and
-# `generator` (`get_state`, `set_state`). Dropout draws from torch's own stream (`torch.get_rng_state`,
-# `torch.set_rng_state`).
+# bit. The first run trains on before the state is loaded, and neither this nor the save may change anything: not the
+# state, not the run. (Models, optimizers and schedulers of torch have `state_dict` and `load_state_dict`.)
 
 # %%
 # %%exercise resume
@@ -730,28 +731,207 @@ def load_state(run, state: dict) -> None:
 check("resume")
 
 # %% [markdown]
+# ### Two formats that you will meet
+#
+# **DCP** is `torch.distributed.checkpoint`. It saves `DTensor`s: tensors that know which part of them a rank has. So a
+# load needs no word about the ranks that wrote. The cell saves the matrix of section 1 from two ranks, which have its
+# rows, and loads it into two ranks, which have its columns.
+
+# %%
+# %%ranks 2 --name dcp
+import shutil
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+ROOT = Path(__file__).parent / "dcp"
+if rank == 0:
+    shutil.rmtree(ROOT, ignore_errors=True)
+dist.barrier()
+mesh = init_device_mesh("cpu", (2,))
+rows = distribute_tensor(torch.arange(54.0).view(9, 6), mesh, [Shard(0)])
+dcp.save({"w": rows, "norm": torch.ones(3), "step": 20}, checkpoint_id=ROOT)
+columns = distribute_tensor(torch.zeros(9, 6), mesh, [Shard(1)])
+dcp.load({"w": columns}, checkpoint_id=ROOT)
+print("my columns are right:", torch.equal(columns.to_local(), torch.arange(54.0).view(9, 6).chunk(2, 1)[rank]))
+if rank == 0:
+    print(sorted(path.name for path in ROOT.iterdir()))
+
+# %% [markdown]
+# `.metadata` is the manifest. Its two tables:
+
+# %%
+from torch.distributed.checkpoint import FileSystemReader
+
+metadata = FileSystemReader(".work/08_checkpoints/dcp").read_metadata()
+for name, tensor in metadata.state_dict_metadata.items():
+    print(name, type(tensor).__name__)
+    for chunk in getattr(tensor, "chunks", []):
+        print("    chunk: offsets", [*chunk.offsets], " sizes", [*chunk.sizes])
+for index, place in metadata.storage_data.items():
+    print(f"{index.fqn} at {index.offset and [*index.offset]}: {place.relative_path}, from byte {place.offset}")
+
+# %% [markdown]
+# (`step` is no tensor: it is pickled. `norm`, which both ranks have, is written once.)
+#
+# **Exercise.** Return the regions of one tensor as your own readers know them: for each chunk `(file, first byte, last
+# byte, box)`, in any order; the last byte is not included, and a box has a range `[first, last]` for each dim. A place has
+# a `length`, too. If `name` is not there or is no tensor, raise a `ValueError` with the name. Do not rely on both tables
+# having one order.
+
+# %%
+# %%exercise regions_of
+def regions_of(metadata, name: str) -> list:
+    """[("__0_0.distcp", 0, 1641, [[0, 5], [0, 6]]), ...]: file, first byte, last byte, box; the last not included."""
+    ### BEGIN SOLUTION
+    tensor = metadata.state_dict_metadata.get(name)
+    if not hasattr(tensor, "chunks"):
+        raise ValueError(f"{name} is no tensor of this checkpoint")
+    places = {index.offset: place for index, place in metadata.storage_data.items() if index.fqn == name}
+    found = []
+    for chunk in tensor.chunks:
+        place = places[chunk.offsets]
+        box = [[start, start + size] for start, size in zip(chunk.offsets, chunk.sizes)]
+        found.append((place.relative_path, place.offset, place.offset + place.length, box))
+    return found
+    ### END SOLUTION
+
+
+# %%
+check("regions_of")
+
+# %% [markdown]
+# Rank 1 of the cell above needs 27 of the 54 numbers: three columns. Your `load_box` reads 27. First a guess:
+
+# %%
+guess("dcp", None, "How many numbers does `dcp.load` read from the files for rank 1?")
+
+# %%
+# %%needs regions_of
+import io
+
+import torch
+
+read = 0
+for file, first, last, box in regions_of(metadata, "w"):
+    with open(f".work/08_checkpoints/dcp/{file}", "rb") as stream:
+        stream.seek(first)
+        chunk = torch.load(io.BytesIO(stream.read(last - first)), weights_only=True)
+    (top, bottom), (left, right) = box
+    print(box, "is its part of the matrix:", torch.equal(chunk, torch.arange(54.0).view(9, 6)[top:bottom, left:right]))
+    read += chunk.numel() if right > 3 else 0
+guessed("dcp", read, "numbers: every chunk that has one of them, whole")
+
+# %% [markdown]
+# Each chunk is a file of `torch.save` inside the file. DCP loads the whole chunk and cuts it. With chunks as large as a
+# rank's part a load on more ranks reads a lot: on twice as many every number is read twice.
+#
+# **safetensors** is the format of published models. A file begins with 8 bytes, the number N of bytes of its header,
+# little-endian. N bytes of JSON follow, with an entry `{"dtype": "BF16", "shape": [4, 6], "data_offsets": [96, 144]}` for
+# each tensor, then all numbers, row by row; offsets count from the end of the header. A large model has several such
+# files, and a `model.safetensors.index.json`:
+
+# %%
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+folder = Path(".work/08_checkpoints/published")
+folder.mkdir(exist_ok=True)
+save_file({"up": torch.arange(6.0).view(3, 2), "norm": torch.ones(2, dtype=torch.bfloat16)}, folder / "model-1.safetensors")
+save_file({"down": torch.arange(6.0).view(2, 3)}, folder / "model-2.safetensors")
+index = {"weight_map": {"up": "model-1.safetensors", "norm": "model-1.safetensors", "down": "model-2.safetensors"}}
+(folder / "model.safetensors.index.json").write_text(json.dumps(index))
+print((folder / "model-1.safetensors").read_bytes()[:160])
+
+# %% [markdown]
+# **Exercise.** Return rows `first` to `last` of a tensor: `last` is not included and larger than `first`. `read(file)`
+# gives a file's bytes, `read(file, start, stop)` bytes start to stop - 1. Read the index, and of the tensor's own file
+# the length, the header and the rows asked for: no other byte, and none twice. A header may have an entry `__metadata__`,
+# which is no tensor; a tensor has one dim or more, and is float32, bfloat16 or float16 (`F32`, `BF16`, `F16`). If the
+# index does not have the name, raise a `ValueError` with the name.
+
+# %%
+# %%exercise load_rows
+import json
+import math
+
+import torch
+
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+def load_rows(read, name: str, first: int, last: int) -> torch.Tensor:
+    """Rows `first` to `last` (not included); `read(file, start, stop)` gives bytes, `read(file)` all of them."""
+    ### BEGIN SOLUTION
+    where = json.loads(read("model.safetensors.index.json"))["weight_map"]
+    if name not in where:
+        raise ValueError(f"no file has {name}")
+    file = where[name]
+    length = int.from_bytes(read(file, 0, 8), "little")
+    entry = json.loads(read(file, 8, 8 + length))[name]
+    dtype = DTYPES[entry["dtype"]]
+    row = dtype.itemsize * math.prod(entry["shape"][1:])
+    at = 8 + length + entry["data_offsets"][0] + first * row
+    data = read(file, at, at + (last - first) * row)
+    return torch.frombuffer(bytearray(data), dtype=dtype).view(last - first, *entry["shape"][1:])
+    ### END SOLUTION
+
+
+# %%
+check("load_rows")
+
+# %%
+# %%needs load_rows
+def from_folder(file, start=0, stop=None):
+    """Bytes of a file of the folder above."""
+    return (folder / file).read_bytes()[start:stop]
+
+
+print(load_rows(from_folder, "up", 1, 3).tolist(), load_rows(from_folder, "norm", 0, 1))
+
+# %% [markdown]
+# | | your checkpoint | DCP | safetensors on the Hub |
+# |---|---|---|---|
+# | table of contents | manifest, and a table in each shard | `.metadata`, a *pickle*: read none that you do not trust | JSON in each file, and an index |
+# | a part of a tensor | boxes, three a rank or fewer | chunks, one box a rank | none: a tensor is whole, in one file |
+# | least that is read | numbers in a row | a chunk | any bytes |
+# | whole or not there | a rename of the folder, after fsyncs | `.metadata` is renamed last; names are not fsynced | not its subject |
+# | a changed byte | SHA-256 | not noticed | not noticed |
+# | background | your saver | `dcp.async_save` returns a future; call its `result()` before the next save: it limits nothing | |
+#
 # ### A published model
 #
 # On the Hugging Face Hub a model is a folder of safetensors files and a `config.json`. Its tensors have other names
 # than ours, and the projections of queries, keys and values are three matrices. Ours are one matrix, packed by
-# *groups*: a group is a key head, a value head and the query heads that use them. A rank of tensor parallelism takes
-# whole groups, and its part must be consecutive rows. Four query heads in two groups:
+# *groups*: a group is a key head, a value head and the query heads that use them. With tensor parallelism a rank takes
+# whole groups. The picture has Qwen2's rows for four query heads in two groups: a block is the rows of one head, its
+# colour and number the rank that needs it.
+
+# %%
+from course.figures.checkpoints import strips
+
+fc1 = [("the gate above up", "g0 g1 g2 g3 u0 u1 u2 u3", [0, 0, 1, 1, 0, 0, 1, 1]),
+       ("the ranks' parts", "g0 g1 u0 u1 g2 g3 u2 u3", [0, 0, 0, 0, 1, 1, 1, 1]),
+       ("cut in one piece:\na bug", "g0 g1 g2 g3 u0 u1 u2 u3", [0, 0, 0, 0, 1, 1, 1, 1])]  # fmt: skip
+theirs = ("theirs", "q0 q1 q2 q3 k0 k1 v0 v1", [0, 0, 1, 1, 0, 1, 0, 1])
+strips({"q, k, v": [theirs], "linear_fc1": fc1})
+
+# %% [markdown]
+# `linear_qkv` holds one group after the other, and in a group its query heads, its key head, its value head: so the rows
+# of a rank are consecutive. Biases are packed as the rows of their weights. Write down the order of the eight blocks
+# before you go on.
 #
-#     q_proj   q0 q1 q2 q3           linear_qkv   q0 q1 k0 v0 | q2 q3 k1 v1
-#     k_proj   k0 k1                               group 0     | group 1
-#     v_proj   v0 v1                               rank 0 of 2 | rank 1 of 2
-#
-# Each letter stands for the rows of one head; biases are packed as the rows of their weights.
-#
-# The MLP's gate and up become one matrix, `linear_fc1`, the gate above up. Here a rank's part is *not* consecutive
-# rows: the first half of them would be all of the gate. So tensor parallelism cuts each of the two, and a rank has its
-# part of the gate above its part of up. A converter that cuts `linear_fc1` in one piece makes a classic bug, which no
-# shape shows:
-#
-#     whole      g0 g1 g2 g3 | u0 u1 u2 u3
-#     rank 0     g0 g1 | u0 u1                rank 1     g2 g3 | u2 u3
-#
-# In this exercise there is one rank.
+# The MLP's gate and up become one matrix, `linear_fc1`, the gate above up. A rank's part is *not* consecutive rows of it:
+# tensor parallelism cuts gate and up each, and a rank has its part of the gate above its part of up. A converter that
+# cuts `linear_fc1` in one piece gives all of the gate to rank 0, and no shape shows it. In this exercise there is one
+# rank.
 #
 # | Qwen2's, with `model.layers.0.` before it | ours, with `decoder.layers.0.` before it |
 # |---|---|
@@ -822,6 +1002,9 @@ def from_hf(theirs: dict[str, torch.Tensor], heads: int, groups: int) -> dict[st
 
 # %%
 check("from_hf")
+
+# %%
+strips({"q, k, v": [theirs, ("linear_qkv", "q0 q1 k0 v0 q2 q3 k1 v1", [0, 0, 0, 0, 1, 1, 1, 1])]})
 
 # %% [markdown]
 # *This is a good place to stop: the end of part D.*
@@ -1219,11 +1402,11 @@ print(f"steps whose loss is that of the run without a stop, to the bit: {sum(sam
 # 3. *Why do readers not simply take the newest folder that is whole?*
 #    <details><summary>answer</summary>A broken newest checkpoint means that something went wrong. A reader that
 #    takes an older one without a message loses hours of training, and hides a failing disk.</details>
-# 4. *How does an asynchronous save differ?*
-#    <details><summary>answer</summary>The run waits only until its numbers are copied to memory that the next step
-#    does not change. The files are written and renamed while training goes on. The S of section 2 becomes the time
-#    of the copy. An error must still reach all ranks, and a second save must not begin before the first has
-#    ended.</details>
+# 4. *In a save by many ranks rank 0 dies after its rename, before it has told the others. What do they do, and what does
+#    a restart find?*
+#    <details><summary>answer</summary>They hear nothing, and raise: rank 0 is missing. The restart finds the new
+#    checkpoint, whole, or after a power cut perhaps the older one. So an error of a save does not say that the checkpoint
+#    is not there: only the disk says that.</details>
 # 5. *Which state is missing when a loss curve after a resume has a small bump, every time?*
 #    <details><summary>answer</summary>Often the optimizer's: if averages and count of steps begin at 0, AdamW's
 #    first step moves every number by the whole learning rate, however small its gradient. If samples are repeated
@@ -1252,9 +1435,11 @@ progress()
 # |---|---|---|
 # | boxes of a rank | `regions.py` | `mapping.py`, `ShardedTensor` |
 # | a box from regions | `load.py`, `sources.py` | `strategies/torch.py`, over torch's planner |
-# | a save that is whole or not there | `commit.py`, `save.py` | `serialization.py`; `latest_checkpointed_iteration.txt` says which one is the newest |
+# | a save that is whole or not there, by many ranks | `commit.py`, `save.py` | `serialization.py`; `latest_checkpointed_iteration.txt` says which one is the newest |
+# | a save in the background | `AsyncSave` and `Staging` in `save.py`; `--async-save` | `strategies/async_utils.py`; `--async-save` |
 # | manifest, hashes | `manifest.py`, `shard_file.py` | `metadata.json`, and torch's `.metadata`, a pickle |
 # | going on | `training/run_state.py` | `megatron/training/checkpointing.py` |
+# | formats of others | `torch_dist.py`, `hf_folder.py` | `--ckpt-format torch_dist` (DCP), `torch_dcp` |
 # | published models | `huggingface.py`, `models/families/` | Megatron-Bridge |
 #
 # Pillai et al. 2014, All file systems are not created equal (OSDI); Young 1974, A first order approximation to the

@@ -263,3 +263,48 @@ def over_time(runs: Mapping[str, tuple[Sequence[Span], Sequence[Span], Sequence[
             axes.grid(False)
         legend(figure, [sample(what, *WAYS[what]) for what in WAYS])
     return figure
+
+
+# ----------------------------------------------------------------------------------------- which rank needs which rows
+# A panel for each matrix. A strip is the matrix in one order of its rows, from left to right; a block is the rows of a
+# head or of a part, in the colour of the rank that needs them and with its number below.
+
+
+def strips(matrices: Mapping[str, Sequence[tuple[str, str, Sequence[int]]]]) -> Picture:
+    """Draw one panel for each matrix.
+
+    Args:
+        matrices: {title: (name of the order, blocks with spaces between them, the rank of each block) of each strip}.
+
+    Raises:
+        ConfigError: nothing to draw, or a block without a rank.
+    """
+    if not matrices or not all(matrices.values()):
+        raise ConfigError("no matrix to draw", fix="give at least one, with its strips")
+    lengths = [len(rows) for rows in matrices.values()]
+    for name, blocks, ranks in (strip for rows in matrices.values() for strip in rows):
+        if len(blocks.split()) != len(ranks):
+            raise ConfigError(f"{name!r} has {len(blocks.split())} blocks and {len(ranks)} ranks", fix="one for each")
+    with styled():
+        figure = new_figure(8.4, 0.62 * sum(lengths) + 0.55 * len(matrices))
+        grid = figure.subplots(len(matrices), 1, squeeze=False, height_ratios=lengths)
+        for axes, (title, rows) in zip(grid.flat, matrices.items(), strict=True):
+            axes.set_title(title)
+            most = max(len(ranks) for *_, ranks in rows)
+            for row, (_, blocks, ranks) in enumerate(rows):
+                colours = rank_colours(max(ranks) + 1)
+                for at, (block, rank) in enumerate(zip(blocks.split(), ranks, strict=True)):
+                    box(
+                        axes,
+                        (at, row + 0.06),
+                        (0.97, 0.88),
+                        colours[rank],
+                        f"{block}\nrank {rank}",
+                        edge=INK,
+                        fontsize=8.5,
+                    )
+            axes.set(xlim=(-0.05, most + 0.05), ylim=(len(rows) + 0.02, -0.02), xticks=[])
+            axes.set_yticks([row + 0.5 for row in range(len(rows))], [name for name, *_ in rows])
+            axes.tick_params(axis="y", length=0)
+            axes.grid(False)
+    return figure

@@ -1,7 +1,7 @@
 import pytest
 from matplotlib.colors import to_hex
 
-from course.figures.checkpoints import ROWS, crash_map, interval_curve, over_time, region_map, turns
+from course.figures.checkpoints import ROWS, crash_map, interval_curve, over_time, region_map, strips, turns
 from minimegatron.errors import ConfigError
 from minimegatron.viz.picture import PAPER, rank_colours
 from tests.viz.reading import boxes, overlaps, words
@@ -62,6 +62,13 @@ def test_what_the_run_and_the_background_do_lies_on_one_axis():
     assert not overlaps(figure)
 
 
+def test_a_block_has_the_colour_and_the_number_of_the_rank_that_needs_it():
+    figure = strips({"q and k": [("theirs", "q0 q1 k0 k1", [0, 1, 0, 1]), ("packed", "q0 k0 q1 k1", [0, 0, 1, 1])]})
+    colours = rank_colours(2)
+    assert [colours.index(to_hex(p.get_facecolor())) for p in boxes(figure)] == [0, 1, 0, 1, 0, 0, 1, 1]
+    assert {"q0\nrank 0", "k1\nrank 1", "theirs", "packed"} <= {*words(figure)} and not overlaps(figure)
+
+
 @pytest.mark.parametrize(("draw", "message"), [
     (lambda: region_map((2, 6), {}), "no layout"),
     (lambda: region_map((2, 6), {"too wide": [[[[0, 2], [4, 7]]]]}), "outside of"),
@@ -69,6 +76,8 @@ def test_what_the_run_and_the_background_do_lies_on_one_axis():
     (lambda: crash_map({"staged": [("mkdir", {"lost"}, {"old"})]}), "'lost' is nothing"),
     (lambda: interval_curve(4, 7200, [0, 60], 240), "not above 0"),
     (lambda: turns({"nothing": []}), "no run"),
+    (lambda: strips({}), "no matrix"),
+    (lambda: strips({"q": [("theirs", "q0 q1", [0])]}), "2 blocks and 1 ranks"),
     (lambda: over_time({"nothing": ([], [], [])}), "no run"),
     (lambda: over_time({"other": ([("sleep", 0, 1)], [], [])}), "'sleep' is nothing"),
 ])  # fmt: skip
