@@ -398,7 +398,7 @@ crash_map({"yours": crashes(save_checkpoint)})
 # **Exercise.** Every rank calls the function.
 #
 # 1. `step-N` has a file `shard-r` of each rank `r`, written by rank r itself, and a `manifest`: JSON, for each shard its
-#    name and the SHA-256 of its bytes, `{"shard-0": "9f86d0...", ...}`.
+#    name and the SHA-256 of its bytes (the `hexdigest`), `{"shard-0": "9f86d0...", ...}`.
 # 2. As before: names without a dot are whole checkpoints at every moment, older ones stay, and when all ranks have
 #    returned no name begins with a dot.
 # 3. As soon as the function has returned *on any rank*, the new checkpoint survives a power cut.
@@ -515,8 +515,8 @@ guess("async", None, "S is 25 times smaller. How many times less is lost, each a
 #
 # 1. `save(step, state)` returns while `write` still runs in a thread. What `write` gets is the state at the moment of
 #    the call.
-# 2. There is one copy of the state, whatever happens: memory is what a GPU node has least of. So one save is under way
-#    at a time; a `save` that comes before the one before it has ended waits. (A disk that is too slow must slow the run
+# 2. There is one copy of the state, whatever happens: each of the 8 GPUs of a node has one in the host's memory. So one
+#    save is under way at a time; a `save` that comes before the one before it has ended waits. (A disk that is too slow must slow the run
 #    down. It must not fill the memory, and no save is left out.)
 # 3. If a `write` raises an error, the run learns it: the next call of `check()`, `save` or `close` raises it, once. (A
 #    thread that dies says nothing.) The run calls `check()` at every step: it does not wait. A `save` that raises does
@@ -827,8 +827,8 @@ for file, first, last, box in regions_of(metadata, "w"):
 guessed("dcp", read, "numbers: every chunk that has one of them, whole")
 
 # %% [markdown]
-# Each chunk is a file of `torch.save` inside the file. DCP loads the whole chunk and cuts it. With chunks as large as a
-# rank's part a load on more ranks reads a lot: on twice as many every number is read twice.
+# Each chunk is a file of `torch.save` inside the file. DCP loads the whole chunk and cuts it. Chunks are as large as the
+# parts of the ranks that wrote: where twice as many ranks load, each needs half of a chunk, and reads all of it.
 #
 # **safetensors** is the format of published models. A file begins with 8 bytes, the number N of bytes of its header,
 # little-endian. N bytes of JSON follow, with an entry `{"dtype": "BF16", "shape": [4, 6], "data_offsets": [96, 144]}` for
@@ -920,8 +920,8 @@ from course.figures.checkpoints import strips
 fc1 = [("the gate above up", "g0 g1 g2 g3 u0 u1 u2 u3", [0, 0, 1, 1, 0, 0, 1, 1]),
        ("the ranks' parts", "g0 g1 u0 u1 g2 g3 u2 u3", [0, 0, 0, 0, 1, 1, 1, 1]),
        ("cut in one piece:\na bug", "g0 g1 g2 g3 u0 u1 u2 u3", [0, 0, 0, 0, 1, 1, 1, 1])]  # fmt: skip
-theirs = ("theirs", "q0 q1 q2 q3 k0 k1 v0 v1", [0, 0, 1, 1, 0, 1, 0, 1])
-strips({"q, k, v": [theirs], "linear_fc1": fc1})
+published = ("theirs", "q0 q1 q2 q3 k0 k1 v0 v1", [0, 0, 1, 1, 0, 1, 0, 1])
+strips({"q, k, v": [published], "linear_fc1": fc1})
 
 # %% [markdown]
 # `linear_qkv` holds one group after the other, and in a group its query heads, its key head, its value head: so the rows
@@ -1004,7 +1004,8 @@ def from_hf(theirs: dict[str, torch.Tensor], heads: int, groups: int) -> dict[st
 check("from_hf")
 
 # %%
-strips({"q, k, v": [theirs, ("linear_qkv", "q0 q1 k0 v0 q2 q3 k1 v1", [0, 0, 0, 0, 1, 1, 1, 1])]})
+# %%needs from_hf
+strips({"q, k, v": [published, ("linear_qkv", "q0 q1 k0 v0 q2 q3 k1 v1", [0, 0, 0, 0, 1, 1, 1, 1])]})
 
 # %% [markdown]
 # *This is a good place to stop: the end of part D.*

@@ -43,6 +43,8 @@ WRONG = [
     Edit(_RAISE, f"{_JOIN}{_RAISE}", told="check waits"),
     Edit(_RAISE, "        pass\n", told="does not raise its error"),
     Edit("raise error", 'raise RuntimeError("a save has failed")', told="expected its OSError"),
+    Edit(_WAIT, _WAIT.replace("close()", "wait()"), (_START, f"{_START}        self.check()\n"),
+         (_CLOSED, "        self.wait()\n        self.check()\n\n    def wait(self):\n" + _JOIN), told="writes step 20 all the same"),
     # two copies
     Edit(_COPY, "        self.staged = {name: tensor.clone() for name, tensor in state.items()}\n", told="one copy of the state is"),
 ]

@@ -76,7 +76,7 @@ def _folder(draw: Draw, shapes: dict[str, tuple[int, ...]], dtypes: list[Any], f
     parts: list[dict[str, torch.Tensor]] = [{} for _ in range(files)]
     for number, name in enumerate(names):
         parts[number % files][name] = draw.tensor(*shapes[name]).to(draw.choice(dtypes))
-    found, where = Folder(), {}
+    found, where = Folder(), dict[str, str]()
     for number, part in enumerate(parts, 1):
         file = f"model-{number:05}-of-{files:05}.safetensors"
         found[file] = _bytes(save(part, {"format": "pt"}))
