@@ -191,6 +191,18 @@ def test_all_layouts_are_those_of_the_planners_search(preset, gpus, batch, model
     assert sorted(mine) == sorted(found) and len(mine) > 200
 
 
+@pytest.mark.parametrize("axis", ["tp", "cp", "dp", "pp"])
+def test_seconds_of_an_axis_are_those_of_the_planners_ring(axis):
+    h100 = CLUSTERS["h100"]
+    mesh = Mesh.planned(layout_of(4, 4, 2), 0, 128)
+    links = {"inside": h100.inside * h100.link_share, "between": h100.between * h100.link_share, "node": 8,
+             "near": h100.latency_inside, "far": h100.latency_between}  # fmt: skip
+    sizes = {"tp": 4, "cp": 4, "dp": 4, "pp": 2}
+    told = LAB["axis_seconds"].reference(sizes, axis, 1e9, **links)
+    assert tuple(told["ranks"]) == tuple(mesh.axis(axis).ranks)
+    assert told["seconds"] == pytest.approx(h100.collective("all_gather", 1e9, told["ranks"]))
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_replicas_are_counted_on_a_mesh(seed):
     at = part("replicas")._some(Draw(seed))
@@ -202,7 +214,7 @@ def test_replicas_are_counted_on_a_mesh(seed):
 
 
 def test_the_crossover_of_tensor_parallelism_and_zero_3():
-    told = part("asked").asked(1, 1, 1, 1.0, 1, 1, 1, 8192)
+    told = part("asked").asked(1, 1, 1, 1.0, 1, 1, 1, 8192, 1, 1, 1)
     assert told["tokens"] == crossover_tokens(8192) and told["microbatches"] == 1
 
 
