@@ -10,6 +10,7 @@
 | `checks/legal`       | legal                          |
 | `checks/replicas`    | replicas                       |
 | `checks/capstone`    | run_1024                       |
+| `checks/changed`     | changed                        |
 | `checks/goodput`     | goodput                        |
 | `checks/asked`       | asked                          |
 
@@ -24,6 +25,7 @@ from labkit.exercises import Lab
 from .checks.activations import ACTIVATIONS
 from .checks.asked import ASKED
 from .checks.capstone import CAPSTONE
+from .checks.changed import CHANGED
 from .checks.goodput import GOODPUT
 from .checks.legal import LEGAL
 from .checks.links import LINKS
@@ -33,5 +35,5 @@ from .checks.seconds import STEP
 from .checks.states import PARAMETERS, STATES
 
 PLANNER = ("minimegatron.planner", "minimegatron.footprint", "minimegatron.config", "minimegatron.comm.mesh")
-EXERCISES = [PARAMETERS, STATES, ACTIVATIONS, SENT, LINKS, STEP, LEGAL, REPLICAS, CAPSTONE, GOODPUT, ASKED]
+EXERCISES = [PARAMETERS, STATES, ACTIVATIONS, SENT, LINKS, STEP, LEGAL, REPLICAS, CAPSTONE, CHANGED, GOODPUT, ASKED]
 LAB = Lab("12_planning", EXERCISES, without=(*CLOSED, *PLANNER))

@@ -219,11 +219,28 @@ def test_the_crossover_of_tensor_parallelism_and_zero_3():
 
 
 @pytest.mark.thorough
-def test_no_layout_of_a_search_with_the_margin_is_faster_than_the_judges():
+@pytest.mark.parametrize(
+    ("run", "fastest"),
+    [({}, part("capstone").FASTEST), (part("changed").LONGER, part("changed").FASTEST_LONGER)],
+)
+def test_no_layout_of_a_search_with_the_margin_is_faster_than_the_judges(run, fastest):
     capstone = part("capstone")
-    base = parse_args(capstone.FLAGS.split(), reads=False)
+    base = parse_args(capstone.flags(**run), reads=False)
     found = search(base, capstone.WORLD, CLUSTERS["h100"], 32)
-    kept = [one for one in found if capstone._left(one.plan) >= capstone.MARGIN]
-    best = capstone.planned(**capstone.FASTEST)
-    assert kept and capstone._left(best) >= capstone.MARGIN
+    kept = [one for one in found if capstone.left_of(one.plan) >= capstone.MARGIN]
+    best = capstone.planned(**run, **fastest)
+    assert kept and capstone.left_of(best) >= capstone.MARGIN
     assert best.time.seconds <= 1.01 * min(one.plan.time.seconds for one in kept)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("layout", [(4, 1, 2, 40, 1, 2), (4, 2, 2, 10, 2, 2), (8, 1, 1, 1, 2, 3), (4, 1, 4, 20, 1, 3)])
+def test_half_of_the_gpus_by_hand_is_near_enough_to_the_plan(layout):
+    """An answer that is thought through passes: what comes once in a step stays, what ZeRO shares out doubles."""
+    capstone, at = part("capstone"), dict(zip(part("capstone").SIZES, layout, strict=True)) | {"recompute": "none"}
+    told, half = capstone.planned(**at), capstone.planned(512, **at)
+    once = sum(told.time.parts.get(part, 0.0) for part in ("bubble", "gradients", "weights", "optimizer"))
+    owners = ["main parameters", "moments"] + ["gradients"] * (at["zero"] > 1) + ["parameters"] * (at["zero"] > 2)
+    more = sum(told.memory[told.fullest].peak[owner] for owner in owners) / capstone.GIB
+    assert 2 * (told.time.seconds - once) + once == pytest.approx(half.time.seconds, rel=0.01)
+    assert capstone.left_of(told) - more == pytest.approx(capstone.left_of(half), abs=part("changed").NEAR)

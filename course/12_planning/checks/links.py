@@ -42,8 +42,10 @@ def _some(draw: Draw) -> dict[str, Any]:
 
 _FIXED = [
     {**_WIDE, "axis": axis, "node": node, "between": between}
-    for axis in ("tp", "cp", "dp", "pp") for node in (2, 4, 16) for between in (10.0, 70.0)
-] + [{**_TINY, "sizes": {"tp": 1, "dp": 4}}, {**_TINY, "sizes": {"tp": 8, "dp": 1}}]  # fmt: skip
+    for axis in ("tp", "cp", "dp", "pp")
+    for node in (2, 4, 16)
+    for between in (10.0, 70.0)
+] + [{**_TINY, **more} for more in ({"sizes": {"tp": 1, "dp": 4}}, {"sizes": {"tp": 8, "dp": 1}}, {"payload": 10.0})]
 
 LINKS = Exercise(
     "axis_seconds",
