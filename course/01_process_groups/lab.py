@@ -992,7 +992,7 @@ total = sum((token_losses(twin, i) * m).sum() for i, m in batches) / sum(m.sum()
 total.backward()
 for name, value, of in (("parallel", shown, weights), ("serial", total, twin)):
     print(f"{name:8}  loss {value.item():.3f}   gradient norm {torch.cat([w.grad.flatten() for w in of]).norm():.3f}")
-print("tokens that count:", [int(m.sum()) for _, m in batches])
+print("tokens that count on each rank:", [int(m.sum()) for _, m in batches])
 
 # %% [markdown]
 # The losses differ by less than half a percent, which looks like noise. The gradient norm is too large by 42 percent.
