@@ -178,6 +178,7 @@ def masked_on(rank: int, world: int, victims: list[int], line: str) -> tuple[lis
     return [r.num_tokens for r in trainer.history], trainer.state
 
 
+@SLOW
 def test_a_rank_without_labels_is_no_bad_step(ranks):
     for tokens, state in ranks(2).run(masked_on, [1], ""):
         assert tokens == [64, 64, 32, *[64] * 5] and state.skipped_iterations == 0
@@ -188,6 +189,7 @@ def test_a_step_without_labels_is_one(ranks):
         assert tokens == [64] * 7 and state.skipped_iterations == 1 and state.consumed_train_samples == 32
 
 
+@SLOW
 def test_in_a_pipeline_as_well(ranks):
     line = "--num-layers 2 --pipeline-model-parallel-size 2 --global-batch-size 2 --bad-step skip"
     for tokens, state in ranks(2).run(masked_on, [1], line):

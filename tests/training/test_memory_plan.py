@@ -259,6 +259,7 @@ def test_the_worst_case_is_that_of_a_rank_whose_experts_get_all_tokens(ranks: An
     assert told.total < 0.97 * counted, "and equal loads are another number"
 
 
+@pytest.mark.slow
 def test_equal_loads_and_padding_have_no_worst_case() -> None:
     assert predict_run(run_of("ep2")[1], 0, 2).worst == 0
     assert predict_run(run_of("stage 1")[1], 0, 2).worst == 0

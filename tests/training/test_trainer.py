@@ -125,6 +125,7 @@ def test_edges_run(line):
     assert len(history) == 2 and not history[-1].skipped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [1, 2])
 def test_the_shortest_sequences_run(corpus, length):
     assert len(train(f"{corpus} --vocab-size 512 --train-iters 2 --seq-length {length}").history) == 2
