@@ -28,7 +28,6 @@ RIGHT = [
 
 EQUIVALENT = [
     Same("line 21: -1 for 0", "one is left"),
-    Same("line 7: `% ranks` dropped", "an index counts from the end, too"),
 ]
 
 
