@@ -321,5 +321,7 @@ def test_a_stub_in_a_kernel_is_cuda_and_one_in_python_is_python():
     text = {kind: "\n".join(cell.source for cell in book.cells) for kind, book in built.items()}
     assert text["labs"].count('  not_implemented("your code here");\n') == 10
     assert "SOLUTION" not in text["labs"] + text["solutions"] and "parts[threadIdx.x + s]" in text["solutions"]
-    assert "parts[threadIdx.x + s]" not in text["labs"] and 'raise NotImplementedError("your code here")' in text["labs"]
+    assert (
+        "parts[threadIdx.x + s]" not in text["labs"] and 'raise NotImplementedError("your code here")' in text["labs"]
+    )
     assert "not_implemented(" not in text["solutions"].replace("`not_implemented`", "")
