@@ -136,7 +136,7 @@ class Course:
             f"{exercise}: {one.mutant}"
             for exercise, listed in self.equivalent.items()
             for one in listed
-            if not any(one.mutant in (m.name, m.edited) for m in mutants(exercise, self.cells[exercise]))
+            if not any(one.mutant in (m.name, m.edited) for m in mutants(exercise, self.cells[exercise], self._own))
         ]
 
     def survives(self, nursery: Nursery, mutant: Mutant, seeds: Sequence[str] = ("1",)) -> bool:

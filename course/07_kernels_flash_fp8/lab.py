@@ -41,8 +41,17 @@ guess("bytes", None, "How many times fewer bytes does flash attention move?")  #
 #
 # Every transformer layer has two norms. RMSNorm divides each row of x by the root of its mean square, and multiplies
 # column i by γᵢ. (`eps`, a small number under the root, keeps a row of zeros from a division by 0.) Here it is as one
-# would write it. How often does it move its tensor? The folded cell counts, for every operation of torch, the bytes of
-# the tensors that go in and come out.
+# would write it:
+#
+#     squares = x.pow(2)
+#     rstd = (squares.mean(-1, keepdim=True) + eps).rsqrt()
+#     y = (x * rstd) * gamma
+#
+# How many times the size of x do these operations read and write, all together? The folded cell counts the bytes of
+# the tensors that go into each operation of torch, and of those that come out.
+
+# %%
+guess("passes", None, "How many times the bytes of x does the norm move, read and written?")
 
 # %% jupyter={"source_hidden": true}
 import torch
@@ -78,61 +87,45 @@ def rms_norm(x, gamma, eps=1e-5):
 x, gamma = torch.randn(2048, 4096), torch.randn(4096)
 with Moves() as moves:
     rms_norm(x, gamma)
-print(f"x has {x.nbytes / 2**20:.0f} MiB; the norm moves {sum(moves.bytes.values()) / x.nbytes:.1f} times as much")
+print(f"x has {x.nbytes / 2**20:.0f} MiB")
+guessed("passes", round(sum(moves.bytes.values()) / x.nbytes, 1), "times the bytes of x")
 display(byte_bars({}, moves.bytes, title="One norm, operation by operation", what="read and written"))
 
 # %% [markdown]
 # Seven times. Each operation reads its input from memory and writes its result back, where the next one reads it
-# again: torch calls this *eager*. One program on the GPU, a *kernel*, could do all of them: read a row, keep it on the
-# chip, and write the result, two times. Such a kernel is called *fused*. The arithmetic is the same. If memory is what
-# the norm waits for, the fused norm is 3.5 times faster. Section 5 measures how much of this factor your CPU gives;
-# section 4 measures the factor itself, on a machine with a GPU.
+# again: torch calls this *eager*. (The bar of `mul` is two operations.) One program on the GPU, a *kernel*, could do
+# all of them: read a row, keep it on the chip, and write the result, two times. Such a kernel is called *fused*. The
+# arithmetic is the same. If memory is what the norm waits for, the fused norm is 3.5 times faster. Section 5 measures
+# how much of this factor your CPU gives; section 4 measures the factor itself, on a machine with a GPU.
 #
 # ## 2 · Predict
 #
-# ### Bytes
+# ### Memory, arithmetic, or the launch?
 #
-# **Exercise.** The bytes that the eager and the fused norm move, read and written. Count tensors of the full size only,
-# not the small ones (one number a row or a column). In the picture the bar of `mul` is the sum of two operations.
-
-# %%
-# %%exercise norm_bytes
-def norm_bytes(rows: int, cols: int, element_size: int) -> dict[str, int]:
-    """{"eager": ..., "fused": ...}"""
-    ### BEGIN SOLUTION
-    whole = rows * cols * element_size
-    return {"eager": (2 + 1 + 2 + 2) * whole, "fused": 2 * whole}
-    ### END SOLUTION
-
-
-# %%
-check("norm_bytes")
-
-# %%
-# %%needs norm_bytes
-predicted = norm_bytes(*x.shape, 4)["eager"]
-print(f"predicted {predicted}, measured {sum(moves.bytes.values())}: {sum(moves.bytes.values()) / predicted:.3f}")
-
-# %% [markdown]
-# ### Memory or arithmetic?
-#
-# Does the norm wait for memory? A GPU computes at most `peak` FLOP/s and moves at most `bandwidth` bytes/s. At best it
+# What does a kernel wait for? A GPU computes at most `peak` FLOP/s and moves at most `bandwidth` bytes/s. At best it
 # does both at the same time. The **arithmetic intensity** of a program is its FLOP per byte. Compare it with
 # peak/bandwidth, the machine's *ridge*: below it memory is the bound, from it on arithmetic.
 #
-# By hand: 4 GFLOP and 2 GB on a machine with 1000 TFLOP/s and 4 TB/s. To compute takes 4 µs, to move takes 500 µs. So
-# it takes 500 µs at best, and the bound is memory. The intensity is 2 FLOP a byte, the ridge is 250.
+# There is a third bound. The CPU *launches* kernels one by one, which takes some microseconds each, while the GPU runs
+# those before. (NVIDIA's *Getting Started with CUDA Graphs*, 2019, measures 3.8 µs from C++; an operation of torch in
+# Python takes more.) In a long series of equal kernels a kernel takes at least `launch` seconds, however little it
+# does.
 #
-# **Exercise.** The intensity, the seconds at best, and the bound: `"memory"` or `"arithmetic"`.
+# By hand: 4 GFLOP and 2 GB on a machine with 1000 TFLOP/s and 4 TB/s. To compute takes 4 µs, to move takes 500 µs. So
+# it takes 500 µs at best, and the bound is memory. The intensity is 2 FLOP a byte, the ridge is 250. With a thousandth
+# of both, 0.004 µs and 0.5 µs, it takes the 5 µs of its launch.
+#
+# **Exercise.** The intensity, the seconds at best of a kernel in a long series of equal ones, and the bound:
+# `"memory"`, `"arithmetic"`, or `"launch"` where the launch takes longer than both.
 
 # %%
 # %%exercise at_best
-def at_best(flops: float, nbytes: float, peak: float, bandwidth: float) -> dict[str, object]:
+def at_best(flops: float, nbytes: float, peak: float, bandwidth: float, launch: float) -> dict[str, object]:
     """{"intensity": ..., "seconds": ..., "bound": ...}"""
     ### BEGIN SOLUTION
     computing, moving = flops / peak, nbytes / bandwidth
-    bound = "memory" if moving > computing else "arithmetic"
-    return {"intensity": flops / nbytes, "seconds": max(computing, moving), "bound": bound}
+    bound = "launch" if launch > max(computing, moving) else "memory" if moving > computing else "arithmetic"
+    return {"intensity": flops / nbytes, "seconds": max(computing, moving, launch), "bound": bound}
     ### END SOLUTION
 
 
@@ -140,10 +133,10 @@ def at_best(flops: float, nbytes: float, peak: float, bandwidth: float) -> dict[
 check("at_best")
 
 # %% [markdown]
-# Guess for each of these, on an H100, before you run the cell: is it bound by memory or by arithmetic? A norm; a
-# square matrix product; the same matrix times one vector, as in generating text; the same matrix times 128 such
-# vectors. A norm computes 4 FLOP a number: square, add, times 1/root, times γ. (NVIDIA's data sheets, SXM, bf16 without sparsity: 989 TFLOP/s for both; 3.35 TB/s for the H100, 4.8 TB/s
-# for the H200.)
+# Guess for each of these, on an H100, before you run the cell: what is it bound by? A norm of 8192 tokens; the same
+# norm of 8 tokens, as in generating text; a square matrix product; the same matrix times one vector; times 128 vectors.
+# A norm computes 4 FLOP a number: square, add, times 1/root, times γ. (NVIDIA's data sheets, SXM, bf16 without
+# sparsity: 989 TFLOP/s for both; 3.35 TB/s for the H100, 4.8 TB/s for the H200. For a launch take 5 µs.)
 
 # %% tags=["hide-output"]
 # %%needs at_best
@@ -152,16 +145,18 @@ from minimegatron.viz.roofline import roofline
 H100, H200 = (989e12, 3.35e12), (989e12, 4.8e12)
 h = 4096
 programs = {
-    "norm, fused": (4 * h * h, 2 * h * h * 2),
+    "norm, 8192 tokens": (4 * 8192 * h, 2 * 8192 * h * 2),
+    "norm, 8 tokens": (4 * 8 * h, 2 * 8 * h * 2),
     "matrix x matrix": (2 * h**3, 3 * h * h * 2),
     "matrix x vector": (2 * h * h, (h * h + 2 * h) * 2),
     "matrix x 128 vectors": (2 * h * h * 128, (h * h + 2 * h * 128) * 2),
 }
 points = {}
 for name, (flops, nbytes) in programs.items():
-    best = at_best(flops, nbytes, *H100)
-    points[name] = best["intensity"], None
+    best = at_best(flops, nbytes, *H100, 5e-6)
     at, us = best["intensity"], best["seconds"] * 1e6
+    if name != "norm, 8 tokens":  # it stands where the other norm does: a launch has no place in this picture
+        points[name.replace(", 8192 tokens", ", fused")] = at, None
     print(f"{name:21} {at:7.1f} FLOP/byte  {us:6.1f} us at best  bound: {best['bound']}")
 display(roofline({"H100": H100, "H200": H200}, points, "At best, in bf16"))
 
@@ -169,15 +164,19 @@ display(roofline({"H100": H100, "H200": H200}, points, "At best, in bf16"))
 # Only the product of two matrices reaches the flat part. Everything left of the ridge takes as long as its bytes: 128
 # vectors take 6 % longer than one. (The norm and the product with one vector stand in one place: 1 FLOP a byte.) While
 # the norm's bytes move, the tensor cores could do 295 times the norm's operations: it uses 0.34 % of their arithmetic.
-# (A norm cannot use tensor cores anyway. Of the ordinary float32 arithmetic, 67 TFLOP/s, it uses 5 %.) Two things help:
-# fewer passes over memory (a fused kernel, flash attention), and fewer bytes a number (FP8).
+# (A norm cannot use tensor cores anyway. Of the ordinary float32 arithmetic, 67 TFLOP/s, it uses 5 %.)
+#
+# The norm of 8192 tokens has 40 µs of work: its launch hides behind the kernel before. The norm of 8 tokens has 0.04 µs
+# of work and takes 5: there a kernel costs its launch, whatever you do inside of it. So three things help: fewer passes
+# over memory (a fused kernel, flash attention), fewer bytes a number (FP8), and fewer launches (fused kernels again, or
+# a *CUDA graph*, which launches a recorded series at once).
 #
 # ## 3 · Implement
 #
 # ### Grid, block, warp, thread
 #
-# A function that runs on a GPU is a **kernel**. You *launch* it, and many threads run the same text. You write four
-# kernels: an addition, then the norm three times, each time faster.
+# A function that runs on a GPU is a **kernel**. You *launch* it, and many threads run the same text. You write six
+# kernels: an addition, the norm four times, each time with less to wait for, and its backward pass.
 
 # %%
 from course.figures.kernels import hierarchy
@@ -198,8 +197,9 @@ hierarchy(blocks=4, threads=64, sms=2)
 #
 # The text in `Kernel(r"""...""")` is CUDA C++, as it would stand in a `.cu` file: functions, templates, lambdas,
 # structs, `float4`, `__nv_bfloat16` and `half`, shuffles, atomics, `printf`. It has device code alone: Python launches
-# the kernel, and tensors are its memory. Not in it: PTX, cooperative groups and tensor cores. With a GPU, nvcc compiles
-# the text as it is. Here g++ does, and an emulator runs the threads one after another. It
+# the kernel, and tensors are its memory. Not in it: PTX (`asm`), cooperative groups, tensor cores, asynchronous copies,
+# launches from a kernel; all threads compute in IEEE float32, so `-use_fast_math` is not tried.
+# With a GPU, nvcc compiles the text as it is. Here g++ does, and an emulator runs the threads one after another. It
 # counts every access, and stops at one that is out of bounds. It also stops at a *race*: one thread writes a word of
 # shared memory that another one uses, with no barrier between. A variable that was given no value holds NaN (an
 # integer: a large number), where a GPU would have what lay in the register before.
@@ -271,53 +271,33 @@ def add(x: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
 check("add")
 
 # %% [markdown]
-# ### First norm: a thread a row
+# ### The simplest norm: a thread a row
 #
-# Now the norm. A row's sum needs all of its numbers, so the simplest kernel gives a whole row to one thread.
-#
-# **Exercise.** One thread computes one row: add up the squares, then write `x / sqrt(mean + eps) * gamma`. Every block
-# has 64 threads, also when fewer rows are left: a thread without a row does nothing. (`rsqrtf` is 1 over the root.) By
-# hand, with eps = 0 and γ = 1: the row (3, 4, 0, 0) has the mean square 25/4, the root 2.5, and becomes (1.2, 1.6, 0,
-# 0).
+# Now the norm. A row's sum needs all of its numbers, so the simplest kernel gives a whole row to one thread. Here it
+# is:
 
 # %%
-# %%exercise norm_rows
-import torch
+from course.lab07 import by_rows
 
-from course.lab07.cuda import Kernel
-
-kernel = Kernel(r"""
-__global__ void rms_norm(const float* x, const float* gamma, float* y, int rows, int cols, float eps) {
-  int row = blockIdx.x * blockDim.x + threadIdx.x;
-  // ### BEGIN SOLUTION
-  if (row >= rows) return;
-  float sum = 0;
-  for (int i = 0; i < cols; ++i) {
-    float v = x[row * cols + i];
-    sum += v * v;
-  }
-  float rstd = rsqrtf(sum / cols + eps);
-  for (int i = 0; i < cols; ++i) y[row * cols + i] = x[row * cols + i] * rstd * gamma[i];
-  // ### END SOLUTION
-}
-""")
-
-
-def norm(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> torch.Tensor:
-    """x [rows, cols], gamma [cols], both float32 -> y [rows, cols]."""
-    rows, cols = x.shape
-    y = torch.empty_like(x)
-    kernel(x, gamma, y, rows, cols, eps, grid=(rows + 63) // 64, block=64)
-    return y
-
-
-# %%
-check("norm_rows")
+print(by_rows.kernel.source)
 
 # %% [markdown]
-# It is right, and slow. Memory is fetched in **sectors** of 32 bytes, eight numbers. When the threads of a warp
-# execute `x[row * cols + i]`, they ask for numbers that stand a row apart. In the upper picture, eight threads of your
-# kernel and what is fetched for them; in the lower one, how it should be.
+# It is right. But memory is fetched in **sectors** of 32 bytes, eight floats. The 32 threads of a warp execute `x[...]`
+# at the same time, each in a row of its own. Of the bytes that are fetched for one such load, what share is asked for?
+
+# %%
+guess("share", None, "How many percent of the fetched bytes does a warp ask for?")
+
+# %%
+x, gamma = torch.randn(64, 256), torch.randn(256)
+if compiler("emulated"):
+    by_rows.norm(x, gamma, 1e-5)
+    guessed("share", 100 * by_rows.kernel.counts["x"]["share"], "% of the fetched bytes")
+
+# %% [markdown]
+# Each thread wants 4 bytes of a sector of its own. (A cache may keep the other 28 until the loop reaches them. With
+# thousands of rows under way it is too small.) In the upper picture, eight threads of this kernel and what is fetched
+# for them; in the lower one, how it should be.
 
 # %%
 from course.figures.kernels import access_map
@@ -329,10 +309,7 @@ access_map(shape, {
 })  # fmt: skip
 
 # %% [markdown]
-# Eight sectors are fetched for eight numbers, where one would do. (A cache may keep the other numbers until the loop
-# reaches them. With thousands of rows under way it is too small.)
-#
-# ### Second norm: a block a row
+# ### A block a row
 #
 # Let a whole block work on one row. Thread t reads columns t, t + blockDim.x, ...: neighbours read neighbours. Each
 # thread then has a part of the sum, and the parts must come together. For that a block has **shared memory**, on the
@@ -396,10 +373,9 @@ def norm(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> torch.Tensor:
 check("norm_block")
 
 # %% [markdown]
-# ### Third norm: warps, and 16 bytes a load
+# ### Warps add up by themselves
 #
-# Two things are still costly. Nine barriers a row: at each one, 256 threads wait for the slowest. And an instruction
-# for every 4 bytes.
+# Nine barriers a row are costly: at each one, 256 threads wait for the slowest.
 #
 # Inside of a warp a sum needs neither shared memory nor a barrier. `__shfl_xor_sync(0xffffffff, v, o)` hands lane i
 # (thread i of the warp) the `v` of lane i^o, where ^ flips those bits of i that are 1 in o: 5^4 is 1, 5^1 is 4. The
@@ -416,12 +392,8 @@ butterfly([3, 1, 4, 1, 5, 9, 2, 6])
 # up those few numbers. (It is the shuffle that waits. Threads of a warp that use *shared memory* may run apart, on all
 # GPUs since Volta, 2017: a tree without barriers for s below 32, as in old code, is a race, and needs `__syncwarp()`.)
 #
-# And a thread can load four neighbouring floats at once: `float4 v = x4[i];` with
-# `const float4* x4 = reinterpret_cast<const float4*>(row);`, and `v.x, v.y, v.z, v.w`. The address must be a multiple
-# of 16 bytes, so this works when cols is a multiple of 4. Otherwise go number by number.
-#
-# **Exercise.** The norm with shuffles (at most two barriers; one is enough) and float4 for the loads of x and γ *and*
-# for the stores. `make_float4(a, b, c, d)` makes one. Functions of your own are marked `__device__`.
+# **Exercise.** The norm with shuffles: at most two barriers; one is enough. (Functions that a kernel calls are marked
+# `__device__`.)
 
 # %%
 # %%exercise norm_warp
@@ -442,31 +414,16 @@ __global__ void rms_norm(const float* x, const float* gamma, float* y, int rows,
   const float* row = x + (long long)blockIdx.x * cols;
   float* out = y + (long long)blockIdx.x * cols;
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  // ### BEGIN SOLUTION
-  const float4* row4 = reinterpret_cast<const float4*>(row);
-  const float4* gamma4 = reinterpret_cast<const float4*>(gamma);
-  float4* out4 = reinterpret_cast<float4*>(out);
-  int packs = cols % 4 == 0 ? cols / 4 : 0;  // 0: number by number
   float sum = 0;
-  for (int i = threadIdx.x; i < packs; i += blockDim.x) {
-    float4 v = row4[i];
-    sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-  }
-  for (int i = 4 * packs + threadIdx.x; i < cols; i += blockDim.x) {
-    float v = row[i];
-    sum += v * v;
-  }
+  for (int i = threadIdx.x; i < cols; i += blockDim.x) sum += row[i] * row[i];
+  // ### BEGIN SOLUTION
   sum = warp_sum(sum);
   if (lane == 0) parts[warp] = sum;
   __syncthreads();
   sum = warp_sum(lane < warps ? parts[lane] : 0.0f);
-  float rstd = rsqrtf(sum / cols + eps);
-  for (int i = threadIdx.x; i < packs; i += blockDim.x) {
-    float4 v = row4[i], g = gamma4[i];
-    out4[i] = make_float4(v.x * rstd * g.x, v.y * rstd * g.y, v.z * rstd * g.z, v.w * rstd * g.w);
-  }
-  for (int i = 4 * packs + threadIdx.x; i < cols; i += blockDim.x) out[i] = row[i] * rstd * gamma[i];
   // ### END SOLUTION
+  float rstd = rsqrtf(sum / cols + eps);
+  for (int i = threadIdx.x; i < cols; i += blockDim.x) out[i] = row[i] * rstd * gamma[i];
 }
 """)
 
@@ -483,27 +440,355 @@ def norm(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> torch.Tensor:
 check("norm_warp")
 
 # %% [markdown]
-# Your three norms, as the emulator counts them. Each reads x twice: the second reading comes from a cache, if the row
-# is still there. The package's own kernel goes one step further and keeps the row in registers between its two uses; then
-# every byte moves once.
+# ### The row stays in registers
+#
+# Section 2 counted two passes over memory. Your norms make three: they read x to add up, and again to write. Between
+# the two the row could stay where it is, in registers: an SM has 65,536 of them, more room than its shared memory.
+#
+# A thread's array is in registers only if the compiler knows every index: `float kept[PER];` with a `constexpr` PER, in
+# loops from 0 to PER that are unrolled (`#pragma unroll`). An index that is known only when the kernel runs sends the
+# array to *local memory*, which is global memory: slow, and nothing says so. So the room is fixed when you compile:
+# 256 threads with 16 numbers each hold 4096 columns. A row may have fewer columns, and it may have more.
+#
+# **Exercise.** Read x once. A row of more than 4096 columns is either refused, by a `ValueError` before the launch, or
+# computed right by another way, which may read x twice. What must not happen is a wrong norm. `block_sum` is given: the
+# sum over all threads of the block, in each of them.
 
 # %%
-# %%ranks 1 --needs norm_rows,norm_block,norm_warp --name ladder
+# %%exercise norm_registers
+import torch
+
+from course.lab07.cuda import Kernel
+
+kernel = Kernel(r"""
+__device__ float block_sum(float v) {
+  __shared__ float parts[32];
+  for (int o = 16; o > 0; o /= 2) v += __shfl_xor_sync(0xffffffff, v, o);
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = v;
+  __syncthreads();
+  v = 0;
+  for (int w = 0; w < blockDim.x / 32; ++w) v += parts[w];
+  return v;
+}
+
+constexpr int PER = 16;  // numbers of a row that one thread keeps
+
+__global__ void rms_norm(const float* x, const float* gamma, float* y, int cols, float eps) {
+  const float* row = x + (long long)blockIdx.x * cols;
+  float* out = y + (long long)blockIdx.x * cols;
+  // ### BEGIN SOLUTION
+  float kept[PER], sum = 0;
+#pragma unroll
+  for (int k = 0; k < PER; ++k) {
+    int i = threadIdx.x + k * blockDim.x;
+    kept[k] = i < cols ? row[i] : 0.0f;
+    sum += kept[k] * kept[k];
+  }
+  float rstd = rsqrtf(block_sum(sum) / cols + eps);
+#pragma unroll
+  for (int k = 0; k < PER; ++k) {
+    int i = threadIdx.x + k * blockDim.x;
+    if (i < cols) out[i] = kept[k] * rstd * gamma[i];
+  }
+  // ### END SOLUTION
+}
+""")
+
+
+def norm(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> torch.Tensor:
+    """x [rows, cols], gamma [cols], both float32 -> y [rows, cols]."""
+    rows, cols = x.shape
+    y = torch.empty_like(x)
+    ### BEGIN SOLUTION
+    if cols > 16 * 256:
+        raise ValueError(f"a row of {cols} numbers does not fit into the registers of a block: at most 4096")
+    ### END SOLUTION
+    kernel(x, gamma, y, cols, eps, grid=rows, block=256)
+    return y
+
+
+# %%
+check("norm_registers")
+
+# %% [markdown]
+# ### Half the bytes: bf16, 16 at a time
+#
+# A model's activations are bf16: 2 bytes, 8 bits of precision. That halves the bytes, and brings two new questions.
+#
+# *How wide is a load?* One instruction loads up to 16 bytes a thread. A number at a time is now 2 bytes, and the
+# instructions become what the norm waits for. So load eight at once, as a `Pack`, from an address that is a multiple of
+# 16 bytes: `reinterpret_cast<const Pack*>(x)` sees the array as packs.
+#
+# *In which precision does one compute?* bf16 near 256 has steps of 2. Add up 1 + 1 + 1 + ... in bf16: where does the
+# sum stop growing?
+
+# %%
+guess("stops", None, "Where does the sum of ones in bf16 stop?")
+
+# %%
+total = torch.zeros((), dtype=torch.bfloat16)
+for _ in range(4096):
+    total += 1
+guessed("stops", int(total), "for 4096 ones")
+
+# %% [markdown]
+# So statistics are float32, and so is everything between: a number is rounded to bf16 once, when it is stored.
+# `__bfloat162float(b)` and `__float2bfloat16(f)` convert.
+#
+# **Exercise.** The norm in bf16, with 16 bytes a load of x and of γ, and a store. The check compares with float64,
+# rounded once. x may be read twice.
+
+# %%
+# %%exercise norm_bf16
+import torch
+
+from course.lab07.cuda import Kernel
+
+kernel = Kernel(r"""
+__device__ float block_sum(float v) {
+  __shared__ float parts[32];
+  for (int o = 16; o > 0; o /= 2) v += __shfl_xor_sync(0xffffffff, v, o);
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = v;
+  __syncthreads();
+  v = 0;
+  for (int w = 0; w < blockDim.x / 32; ++w) v += parts[w];
+  return v;
+}
+
+struct alignas(16) Pack { __nv_bfloat16 v[8]; };
+
+__global__ void rms_norm(const __nv_bfloat16* x, const __nv_bfloat16* gamma, __nv_bfloat16* y, int cols, float eps) {
+  const Pack* row = reinterpret_cast<const Pack*>(x + (long long)blockIdx.x * cols);
+  const Pack* weight = reinterpret_cast<const Pack*>(gamma);
+  Pack* out = reinterpret_cast<Pack*>(y + (long long)blockIdx.x * cols);
+  // ### BEGIN SOLUTION
+  float sum = 0;
+  for (int i = threadIdx.x; i < cols / 8; i += blockDim.x) {
+    Pack p = row[i];
+    for (int j = 0; j < 8; ++j) {
+      float v = __bfloat162float(p.v[j]);
+      sum += v * v;
+    }
+  }
+  float rstd = rsqrtf(block_sum(sum) / cols + eps);
+  for (int i = threadIdx.x; i < cols / 8; i += blockDim.x) {
+    Pack p = row[i], g = weight[i];
+    for (int j = 0; j < 8; ++j) p.v[j] = __float2bfloat16(__bfloat162float(p.v[j]) * rstd * __bfloat162float(g.v[j]));
+    out[i] = p;
+  }
+  // ### END SOLUTION
+}
+""")
+
+
+def norm(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> torch.Tensor:
+    """x [rows, cols], gamma [cols], both bf16, cols a multiple of 8 -> y [rows, cols], bf16."""
+    rows, cols = x.shape
+    if cols % 8:
+        raise ValueError(f"a row of {cols} bf16 does not begin at a multiple of 16 bytes")
+    y = torch.empty_like(x)
+    kernel(x, gamma, y, cols, eps, grid=rows, block=256)
+    return y
+
+
+# %%
+check("norm_bf16")
+
+# %% [markdown]
+# All norms, as the emulator counts them. The first line is the kernel that was given. What do you expect in the last
+# two lines? (A pass is as many bytes as x has; it reads and writes. The package's own kernel, `norm.cu`, does both: 16
+# bytes a load, and the row in registers.)
+
+# %%
+# %%ranks 1 --needs norm_block,norm_warp,norm_registers,norm_bf16 --name ladder
 import importlib
 
 import torch
 import torch.nn.functional as F
 
-x, gamma = torch.randn(128, 1024), torch.randn(1024)
-print("kernel      right   fetched bytes of x that are used   bytes a load   barriers a thread")
-for name in ("norm_rows", "norm_block", "norm_warp"):
-    module = importlib.import_module(f"exercises.{name}")
-    right = torch.allclose(module.norm(x, gamma, 1e-5), F.rms_norm(x, (1024,), gamma, 1e-5), atol=1e-5)
-    of_x = module.kernel.counts["x"]
-    width = of_x["read"] // of_x["loads"]
-    print(f"{name:11} {right!s:5} {of_x['share']:34.1%} {width:14} {module.kernel.counts['barriers']:19.0f}")
+from course.lab07 import by_rows
+
+x, gamma = torch.randn(32, 1024), torch.randn(1024)
+print("kernel          right   passes over memory   share of fetched bytes used   bytes a load   barriers a thread")
+for name in ("by_rows", "norm_block", "norm_warp", "norm_registers", "norm_bf16"):
+    module = by_rows if name == "by_rows" else importlib.import_module(f"exercises.{name}")
+    given = (x.bfloat16(), gamma.bfloat16()) if name == "norm_bf16" else (x, gamma)
+    y = module.norm(*given, 1e-5)
+    right = torch.allclose(y.float(), F.rms_norm(x, (1024,), gamma, 1e-5), atol=1e-5, rtol=4 * torch.finfo(y.dtype).eps)
+    counts = module.kernel.counts
+    passes = (counts["x"]["read"] + counts["y"]["written"]) / given[0].nbytes
+    width = counts["x"]["read"] // counts["x"]["loads"]
+    share, barriers = counts["x"]["share"], counts["barriers"]
+    print(f"{name:15} {right!s:5} {passes:20.0f} {share:29.1%} {width:14} {barriers:19.0f}")
 
 # %% [markdown]
+# ### Backward: a sum over rows
+#
+# With g = dy·γ and n = x/root, the normed row, the gradients are
+#
+# $$dx = \frac{1}{\text{root}}\,(g - n \cdot \text{mean}(g\,n)) \qquad d\gamma_i = \sum_{\text{rows}} dy_i\, n_i$$
+#
+# dx stays inside of a row: two sums over the row, and the same kernel as before. dγ goes *across* rows, which lie in
+# different blocks, and blocks do not wait for each other. Three ways:
+#
+# 1. Each block adds its row to dγ in memory, with `atomicAdd`. 8192 blocks queue for the same words, and floats are
+#    added in the order in which the blocks come. (0.1 + 0.2) + 0.3 is not 0.1 + (0.2 + 0.3): other last bits in every
+#    run, and no run can be repeated.
+# 2. Write dy·n whole, [rows, cols], and add it up in a second kernel. Repeatable, and two more passes over memory.
+# 3. A few blocks for all rows, as many as the GPU runs at once. Block b takes rows b, b + gridDim.x, ... What do its
+#    threads have in their hands after the last of them?
+#
+# **Exercise.** The third way. The first kernel computes dx already; let it write a row of `partial` [blocks, cols] for
+# each block. `column_sums` adds these few rows up, and is yours. No atomics: the same bits each time. By hand, with
+# γ = 1: three rows (2, 2), (3, 3), (1, -1) are normed (1, 1), (1, 1), (1, -1). With dy = (1, 0), (0, 2), (3, 1), dγ is
+# (1 + 0 + 3, 0 + 2 - 1) = (4, 1).
+
+# %%
+# %%exercise norm_backward
+import torch
+
+from course.lab07.cuda import Kernel
+
+rows_kernel = Kernel(r"""
+__device__ float block_sum(float v) {
+  __shared__ float parts[32];
+  for (int o = 16; o > 0; o /= 2) v += __shfl_xor_sync(0xffffffff, v, o);
+  __syncthreads();  // all have read the sum before this one
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = v;
+  __syncthreads();
+  v = 0;
+  for (int w = 0; w < blockDim.x / 32; ++w) v += parts[w];
+  return v;
+}
+
+constexpr int PER = 4;
+
+__global__ void backward(const float* dy, const float* x, const float* gamma, float* dx, float* partial, int rows,
+                         int cols, float eps) {
+  // ### BEGIN SOLUTION
+  float of_gamma[PER] = {};
+  // ### END SOLUTION
+  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
+    const long long at = (long long)row * cols;
+    float kept_x[PER], kept_dy[PER], squares = 0, products = 0;
+#pragma unroll
+    for (int k = 0; k < PER; ++k) {
+      int i = threadIdx.x + k * blockDim.x;
+      kept_x[k] = i < cols ? x[at + i] : 0.0f;
+      kept_dy[k] = i < cols ? dy[at + i] : 0.0f;
+      squares += kept_x[k] * kept_x[k];
+      products += i < cols ? kept_dy[k] * gamma[i] * kept_x[k] : 0.0f;
+    }
+    float rstd = rsqrtf(block_sum(squares) / cols + eps);
+    float mean = block_sum(products) * rstd / cols;
+#pragma unroll
+    for (int k = 0; k < PER; ++k) {
+      int i = threadIdx.x + k * blockDim.x;
+      if (i < cols) dx[at + i] = rstd * (kept_dy[k] * gamma[i] - kept_x[k] * rstd * mean);
+      // ### BEGIN SOLUTION
+      of_gamma[k] += kept_dy[k] * kept_x[k] * rstd;
+      // ### END SOLUTION
+    }
+  }
+  // ### BEGIN SOLUTION
+#pragma unroll
+  for (int k = 0; k < PER; ++k) {
+    int i = threadIdx.x + k * blockDim.x;
+    if (i < cols) partial[(long long)blockIdx.x * cols + i] = of_gamma[k];
+  }
+  // ### END SOLUTION
+}
+""")
+
+columns_kernel = Kernel(r"""
+__global__ void column_sums(const float* partial, float* dgamma, int parts, int cols) {
+  // ### BEGIN SOLUTION
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= cols) return;
+  float sum = 0;
+  for (int p = 0; p < parts; ++p) sum += partial[(long long)p * cols + i];
+  dgamma[i] = sum;
+  // ### END SOLUTION
+}
+""")
+
+
+def norm_backward(
+    dy: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor, eps: float, blocks: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """dy, x [rows, cols], gamma [cols], float32, cols at most 1024 -> dx [rows, cols], dgamma [cols]."""
+    rows, cols = x.shape
+    dx, dgamma, partial = torch.empty_like(x), torch.empty_like(gamma), torch.empty(blocks, cols, device=x.device)
+    rows_kernel(dy, x, gamma, dx, partial, rows, cols, eps, grid=blocks, block=256)
+    ### BEGIN SOLUTION
+    columns_kernel(partial, dgamma, blocks, cols, grid=(cols + 255) // 256, block=256)
+    ### END SOLUTION
+    return dx, dgamma
+
+
+# %%
+check("norm_backward")
+
+# %% [markdown]
+# ### A model trains with your kernels
+#
+# The proof that a kernel is right is a model that trains with it as with torch's own. In PyTorch a kernel becomes a
+# part of a model as a `torch.autograd.Function`: `forward` launches one, `backward` the other. The cell trains a small
+# network twice from the same weights: with `F.rms_norm`, and with your two kernels. What do you expect of the losses:
+# equal to the last bit, to 5 digits, to 1 %?
+
+# %% jupyter={"source_hidden": true}
+# %%ranks 1 --needs norm_registers,norm_backward --name trains
+import torch
+import torch.nn.functional as F
+from exercises.norm_backward import norm_backward
+from exercises.norm_registers import norm
+
+
+class Norm(torch.autograd.Function):
+    """RMSNorm by the lab's kernels."""
+
+    @staticmethod
+    def forward(ctx, x, gamma, eps):
+        ctx.save_for_backward(x, gamma)
+        ctx.eps = eps
+        return norm(x, gamma, eps)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, gamma = ctx.saved_tensors
+        dx, dgamma = norm_backward(dy.contiguous(), x, gamma, ctx.eps, 4)
+        return dx, dgamma, None
+
+
+ways = {"torch's": lambda x, g: F.rms_norm(x, (32,), g, 1e-5), "yours": lambda x, g: Norm.apply(x, g, 1e-5)}
+text = torch.frombuffer(bytearray(b"what is read once need not be read twice; " * 8), dtype=torch.uint8).long()
+losses = {}
+for name, rms_norm in ways.items():
+    g = torch.Generator().manual_seed(7)
+    embed, head = torch.randn(128, 32, generator=g), torch.randn(128, 32, generator=g) / 6
+    up, down = torch.randn(64, 32, generator=g) / 6, torch.randn(32, 64, generator=g) / 8
+    gammas = [torch.ones(32), torch.ones(32)]
+    weights = [w.requires_grad_() for w in (embed, head, up, down, *gammas)]
+    optimizer = torch.optim.AdamW(weights, lr=1e-2)
+    losses[name] = []
+    for step in range(12):
+        tokens = text[step : step + 41]
+        h = embed[tokens[:-1]]
+        h = h + F.relu(rms_norm(h, gammas[0]) @ up.T) @ down.T
+        loss = F.cross_entropy(rms_norm(h, gammas[1]) @ head.T, tokens[1:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses[name].append(loss.item())
+mine, other = losses["yours"], losses["torch's"]
+print(f"the loss fell by more than a third: {mine[-1] < mine[0] * 2 / 3}")
+print(f"equal to 4 digits in all 12 steps: {all(abs(a / b - 1) < 1e-4 for a, b in zip(mine, other))}")
+
+# %% [markdown]
+# Not to the last bit: your kernels add in another order than torch does. But run the cell twice, and your own losses
+# are the same to the last bit; that is what the third way bought.
+#
 # *The end of part A, and a good place to stop.*
 #
 # ### Flash attention: what not to move
@@ -560,22 +845,22 @@ for s in (1024, 8192, 65536):
 # many of these loads are served by the L2, the cache that all SMs share.)
 #
 # How can a softmax be built block by block, without the largest score known? Keep three numbers a query: the largest
-# score so far m, the sum l of e^(score - m), and o, the values weighted with these. When a larger score comes, l and o
-# are too large by e^(m' - m): shrink both. One query, scores 1, 2, then 4, values 10, 20, then 30, in two blocks:
-#
-# | after | m | l | o |
-# |---|---|---|---|
-# | scores 1, 2 | 2 | e⁻¹ + 1 = 1.368 | 10·e⁻¹ + 20 = 23.68 |
-# | score 4 | 4 | 1.368·e⁻² + 1 = 1.185 | 23.68·e⁻² + 30 = 33.20 |
-#
-# out = o/l = 28.02, as the softmax of all three gives at once; lse = m + log l = 4.170.
+# score so far m, the sum l of e^(score - m), and o, the values weighted with these. One query, scores 1, 2, then 4,
+# with the values 10, 20, then 30, in two blocks:
+
+# %%
+from course.figures.kernels import online_softmax
+
+online_softmax([[1, 2], [4]], [[10, 20], [30]])
+
+# %% [markdown]
+# The arrow between the blocks is the idea: l and o were added up under the old maximum, 2. Under the new one, 4, they
+# are too large by e². What is added after that is right already.
 #
 # **Exercise.** The kernel, on tiles. `memory.load("k", a, b)` brings rows a to b-1 to the chip and counts them;
-# `memory.store("out", a, b, value)` writes. Before the first block of keys m is -∞, l and o are 0. For each block of
-# keys, with S = q·kᵀ/√d, -∞ where the key comes after the query:
-#
-# $$m' = \max(m, \text{rowmax}\,S)\qquad P = e^{S-m'}\qquad l \leftarrow l\,e^{m-m'} + \text{rowsum}\,P\qquad
-# o \leftarrow o\,e^{m-m'} + P\,v$$
+# `memory.store("out", a, b, value)` writes. Before the first block of keys m is -∞, l and o are 0. The scores are S =
+# q·kᵀ/√d, -∞ where the key comes after the query. Work out from the picture what a block of keys does to m, l and o of
+# a whole block of queries, each with its own m.
 #
 # At the end out = o/l and lse = m + log l. The check compares the counts with your prediction, which has to be met
 # exactly. All that you hold at one time (tiles, scores, m, l, o) must fit into the room of the whole K, s·d numbers.
@@ -711,15 +996,21 @@ with styled():
 # ### Which scale?
 #
 # *Current* scaling: look at the tensor, let amax be its largest magnitude, and use top/amax. One outlier then decides
-# for all. *Block* scaling: a scale for every tile, 1 x 128 numbers of an activation, 128 x 128 of a weight
-# (DeepSeek-V3). An outlier spoils its own tile only. In this exercise scales are rounded down to a power of two:
-# multiplying by them is exact. (DeepSeek-V3 does that for some tensors only.)
+# for all. *Block* scaling: a scale for every tile. An outlier spoils its own tile only. DeepSeek-V3 takes tiles of 1 x
+# 128 numbers of an activation and 128 x 128 of a weight, with float32 scales. Blackwell's tensor cores take **MX**
+# tiles (OCP Microscaling 1.0, 2023): 1 x 32 numbers, with a scale that is one byte, **E8M0**: eight bits of exponent,
+# no sign, no mantissa. The byte e means X = 2^(e - 127), and 255 means NaN. A tile's numbers are *divided* by X. To
+# divide by a power of two is exact.
 #
-# By hand, top = 448 and a tile (1, -2): amax is 2, 448/2 = 224, and the largest power of two up to 224 is 128.
+# Which X? The smallest with amax ≤ top · X, so that nothing is cut off. (That is NVIDIA's rule, Mishra et al. 2025. The
+# standard's own example takes 2^(⌊log2 amax⌋ - 8) for E4M3, and cuts off what lies beyond 1.75 times a power of two.)
 #
-# **Exercise.** Scales for tiles of any shape; the last ones of a row or column may be cut short. The tile may also be
-# the whole tensor: that is current scaling. A tile of zeros gets 1. A scale fits if amax · scale ≤ top, exactly, and
-# no scale is above 2^127, the largest power of two in float32.
+# By hand, top = 448 and a tile (1, -2): 448 · 2^-8 = 1.75 is too small for 2, 448 · 2^-7 = 3.5 is enough. So X = 2^-7,
+# and the byte is 127 - 7 = 120.
+#
+# **Exercise.** The bytes of tiles of any shape; the last ones of a row or column may be cut short, and a tile may be
+# the whole tensor. E8M0 has no X below 2^-127, which is the byte 0: a tile of zeros gets it, too. A tile that holds ∞
+# or NaN gets 255. `amax ≤ top · X` holds exactly, for every amax: what does a logarithm do with 448.00003 / 448?
 
 # %%
 # %%exercise tile_scales
@@ -727,11 +1018,12 @@ import torch
 
 
 def tile_scales(x: torch.Tensor, tile: tuple[int, int], top: float) -> torch.Tensor:
-    """x [m, n] -> what to multiply each tile with, [tiles down, tiles across]: the largest powers of two that fit."""
+    """x [m, n] -> the scale of each tile in E8M0, uint8 [tiles down, tiles across]."""
     ### BEGIN SOLUTION
     rows = [torch.stack([piece.abs().max() for piece in row.split(tile[1], 1)]) for row in x.split(tile[0])]
-    amax = torch.stack(rows)
-    return torch.where(amax > 0, torch.exp2(torch.floor(torch.log2(top / amax.double())).clamp(max=127)), 1.0).float()
+    amax = torch.stack(rows).double()
+    code = torch.ceil(torch.log2(amax / top)).clamp(min=-127) + 127
+    return torch.where(amax.isfinite(), code, 255.0).to(torch.uint8)
     ### END SOLUTION
 
 
@@ -750,9 +1042,9 @@ from course.figures.kernels import scaled_tiles
 small = torch.tensor([[0.5, -0.75, 0.001, 2.0, -0.0003, 1e5], [0.25, 0.1, -0.3, 0.02, 0.6, -0.9]])
 ways = []
 for name, tile in (("one scale for all", (2, 6)), ("tiles of 1 x 3", (1, 3))):
-    scales = tile_scales(small, tile, 448.0)
+    scales = torch.exp2(tile_scales(small, tile, 448.0).float() - 127)
     spread = scales.repeat_interleave(tile[0], 0).repeat_interleave(tile[1], 1)
-    ways.append((name, tile, scales.tolist(), (to_fp8(small * spread, *E4M3) / spread).tolist()))
+    ways.append((name, tile, scales.tolist(), (to_fp8(small / spread, *E4M3) * spread).tolist()))
 scaled_tiles(small.tolist(), ways, "Cast to E4M3, and back")
 
 # %% [markdown]
@@ -778,8 +1070,31 @@ scaled_tiles(small.tolist(), ways, "Cast to E4M3, and back")
 #
 # With tensor parallelism a rank sees a part of the tensor. All must scale alike, so each amax is the largest **over
 # all ranks of tp**, and a step that overflowed on one of them has overflowed on all. Dozens of tensors, one number
-# each: put them into *one* message a step. (An all-reduce with MAX compares numbers, and every comparison with NaN is
-# false: gloo keeps the NaN of one rank only and loses those of the others. ∞ it keeps.)
+# each: put them into *one* message a step, an all-reduce with MAX.
+#
+# What becomes of a NaN in it? Two ranks, four amaxes each; all four of one rank are NaN. How many of the four results
+# are NaN?
+
+# %%
+guess("nans", None, "Of four NaN on rank 0, how many are left after an all-reduce with MAX?")
+
+# %%
+# %%ranks 2 --name nan
+import torch
+import torch.distributed as dist
+
+for bad in (0, 1):
+    amaxes = torch.full((4,), float("nan") if rank == bad else 2.0)
+    dist.all_reduce(amaxes, op=dist.ReduceOp.MAX)
+    if rank == 0:
+        print(f"NaN on rank {bad} alone: {amaxes.tolist()}")
+
+# %%
+guessed("nans", 2, "of the four, over gloo")
+
+# %% [markdown]
+# MAX compares, and a comparison with NaN is false: what is kept depends on which number comes first. gloo passes pieces
+# of the message round a ring, so that depends on the rank *and* on the place in the message. ∞ survives anywhere.
 #
 # **Exercise.** The state of one tensor, and the end of a step for a list of them. `tp.group` is the process group.
 # `note` neither changes the tensor nor keeps it: it belongs to the model, which goes on with it.
@@ -831,18 +1146,26 @@ check("delayed_scaling")
 #
 # By hand: x = 3 with scale 2, W = 5 with scale 4. The casts hold 6 and 20, their product is 120, and 120/(2·4) = 15.
 #
-# What is kept for the backward pass are the FP8 tensors: half of bf16's activation memory. `t.to(torch.float8_e4m3fn)`
-# stores what `to_fp8` rounded in one byte a number, with no further change.
+# bf16 products take their factors as they lie. Hopper's FP8 products do not: **in both factors the numbers of one sum
+# must be neighbours in memory.** So `product(a, b)` is a·bᵀ for a [m, k] and b [n, k], each with whole rows, and
+# refuses anything else. x [n, i] and W [o, i] are right for y. Are they for dW and dx? A *transposed copy* is
+# `t.T.contiguous()`; a transposed view has its numbers where they were.
+#
+# What is kept for the backward pass are FP8 tensors, one byte a number: half of bf16's activation memory, if you keep
+# one copy of x and one of W. Which? `t.to(torch.float8_e4m3fn)` stores what `to_fp8` rounded in one byte, with no
+# further change.
 #
 # **Exercise.** `sx`, `sw` and `sdy` are states as above: use `.scale`, and call `.note` with each tensor before it is
-# scaled. Between forward and backward the scales may change: divide by those that a tensor was cast with, and
-# cast dy with the one that sdy has when dy comes. x, W and dy belong to the caller: leave them as they are. Keep only
-# the FP8 tensors, not x or W: the check looks at all that lives after the forward pass and did not live before.
+# scaled. Between forward and backward the scales may change: divide by those that a tensor was cast with, and cast dy
+# with the one that sdy has when dy comes. x, W and dy belong to the caller: leave them as they are. Besides one FP8
+# copy of each keep nothing large: the check looks at all that lives after the forward pass and did not live before.
 
 # %%
 # %%exercise fp8_linear
 import torch
 from exercises.to_fp8 import to_fp8
+
+from course.lab07.tensor_cores import product
 
 E4M3, E5M2 = (3, -6, 448.0), (2, -14, 57344.0)
 
@@ -856,9 +1179,10 @@ class Fp8Linear(torch.autograd.Function):
         sx.note(x)
         sw.note(weight)
         ctx.scales, ctx.sdy = (sx.scale, sw.scale), sdy
-        qx, qw = to_fp8(x * sx.scale, *E4M3), to_fp8(weight * sw.scale, *E4M3)
-        ctx.save_for_backward(qx.to(torch.float8_e4m3fn), qw.to(torch.float8_e4m3fn))
-        return qx @ qw.T / (sx.scale * sw.scale)
+        qx = to_fp8(x * sx.scale, *E4M3).to(torch.float8_e4m3fn)
+        qw = to_fp8(weight * sw.scale, *E4M3).to(torch.float8_e4m3fn)
+        ctx.save_for_backward(qx.T.contiguous(), qw.T.contiguous())
+        return product(qx, qw) / (sx.scale * sw.scale)
         ### END SOLUTION
 
     @staticmethod
@@ -867,14 +1191,21 @@ class Fp8Linear(torch.autograd.Function):
         ### BEGIN SOLUTION
         (qx, qw), (scale_x, scale_w), sdy = ctx.saved_tensors, ctx.scales, ctx.sdy
         sdy.note(dy)
-        qdy = to_fp8(dy * sdy.scale, *E5M2)
-        dx = qdy @ qw.float() / (sdy.scale * scale_w)
-        return dx, qdy.T @ qx.float() / (sdy.scale * scale_x), None, None, None
+        qdy = to_fp8(dy * sdy.scale, *E5M2).to(torch.float8_e5m2)
+        dx = product(qdy, qw) / (sdy.scale * scale_w)
+        return dx, product(qdy.T.contiguous(), qx) / (sdy.scale * scale_x), None, None, None
         ### END SOLUTION
 
 
 # %%
 check("fp8_linear")
+
+# %% [markdown]
+# Six copies are made in a step, two of each tensor, and two outlive the forward pass: xᵀ and Wᵀ. A transposed copy made
+# later is one more pass over memory, so Transformer Engine's cast writes both copies at once, while the numbers are on
+# the chip. With one scale a tensor they hold the same numbers. With tiles they do not: tiles lie along the sum, so
+# those of xᵀ are other tiles, and to cast them from the first copy would round twice. Then both are cast from x in
+# bf16.
 
 # %% [markdown]
 # ## 4 · Run
@@ -981,16 +1312,19 @@ with styled():
 #
 # ### On a machine with a GPU
 #
-# The same texts, compiled by nvcc, on 16384 rows of 4096, and last the norm of section 1 as torch runs it, operation
-# by operation. Predicted: 2/7 of the rate of a copy for that one; far less than a copy for `norm_rows`, which uses one
-# number of each sector that it fetches; close to a copy for the others, if they find a row in a cache when they read it again.
-# (Without a GPU this cell runs nothing, and these predictions stay predictions.)
+# The same texts, compiled by nvcc, on 16384 rows of 4096, and last the norm of section 1 as torch runs it, operation by
+# operation. Predicted: 2/7 of the rate of a copy for that one; far less than a copy for `by_rows`; 2/3 to all of it for
+# `norm_block` and `norm_warp`, as much as they find a row in a cache when they read it again; close to a copy for
+# `norm_registers`. `norm_bf16` moves half the bytes; its rate is of these. And one launch, of a kernel that adds 1 to
+# one number, beside the 5 µs that section 2 took. (Without a GPU this cell runs nothing, and predictions stay
+# predictions.)
 
 # %% jupyter={"source_hidden": true}
-# %%torchrun -n 1 --gpus --needs norm_rows,norm_block,norm_warp --name on_gpu --timeout 200
+# %%torchrun -n 1 --gpus --needs norm_block,norm_warp,norm_registers,norm_bf16 --name on_gpu --timeout 200
 import importlib
 import torch
 import torch.nn.functional as F
+from course.lab07 import by_rows
 from minimegatron.launch.rank import finish, init
 from minimegatron.kernels.build import KernelsUnavailable
 
@@ -1016,15 +1350,22 @@ copy = 2 * x.nbytes / seconds(lambda: y.copy_(x))
 def operations(x, gamma, eps):
     return (x * (x.pow(2).mean(-1, keepdim=True) + eps).rsqrt()) * gamma
 
-ways = {name: importlib.import_module(f"exercises.{name}").norm for name in ("norm_rows", "norm_block", "norm_warp")}
-for name, norm in {**ways, "operations": operations}.items():
+one = torch.zeros(1, device="cuda")
+launch = seconds(lambda: one.add_(1))
+learners = ("norm_block", "norm_warp", "norm_registers", "norm_bf16")
+ways = {name: importlib.import_module(f"exercises.{name}").norm for name in learners}
+for name, norm in {"by_rows": by_rows.norm, **ways, "operations": operations}.items():
+    given = (x.bfloat16(), gamma.bfloat16()) if name == "norm_bf16" else (x, gamma)
     try:
-        right = torch.allclose(norm(x, gamma, 1e-5), want, atol=1e-4)
+        got = norm(*given, 1e-5)
     except KernelsUnavailable as missing:
         print(f"your kernels cannot be compiled for this GPU: {missing.what}; {missing.fix}")
         break
-    rate = 2 * x.nbytes / seconds(lambda: norm(x, gamma, 1e-5))
-    print(f"{name:11} right: {right}   {rate / 1e9:6.0f} GB/s, {rate / copy:4.0%} of a copy")
+    right = torch.allclose(got.float(), want, atol=1e-4, rtol=4 * torch.finfo(got.dtype).eps)
+    rate = 2 * got.nbytes / seconds(lambda: norm(*given, 1e-5))
+    print(f"{name:14} right: {right}   {rate / 1e9:6.0f} GB/s, {rate / copy:4.0%} of a copy")
+else:
+    print(f"one launch from Python: {1e6 * launch:.1f} us")
 finish()
 
 # %% [markdown]
@@ -1110,11 +1451,58 @@ roofline({"one core": (peak, bandwidth)}, named, "Measured here, in float32")
 # A point above the slope is no mistake: reading alone is faster than reading and writing, and what fits into a cache
 # need not come from memory.
 #
+# ### What a launch costs here
+#
+# A CPU has no launches, but every operation of torch costs its call: Python, the choice of the function, the result's
+# tensor. `y.copy_(x)` of a growing x: from how many numbers on does the copy take longer than the call?
+
+# %%
+guess("knee", None, "From how many numbers on does a copy take longer than the call of it?")
+
+# %% tags=["hide-output"] jupyter={"source_hidden": true}
+import time
+
+import matplotlib.pyplot as plt
+import torch
+
+from minimegatron.viz.picture import MEASURED_LINE, PREDICTED_LINE, styled
+
+threads = torch.get_num_threads()
+torch.set_num_threads(1)
+source, target = torch.zeros(2**22), torch.zeros(2**22)
+sizes, took = [2**k for k in range(0, 23, 2)], []
+for n in sizes:
+    x, y = source[:n], target[:n]
+    times = max(1, min(200, 2**20 // n))
+    best = float("inf")
+    for _ in range(5):
+        start = time.thread_time()
+        for _ in range(times):
+            y.copy_(x)
+        best = min(best, (time.thread_time() - start) / times)
+    took.append(best)
+torch.set_num_threads(threads)
+launch, per_number = took[0], took[-1] / sizes[-1]
+with styled():
+    fig, ax = plt.subplots(figsize=(7, 2.6))
+    ax.plot(sizes, [1e6 * t for t in took], "o", label="measured", **MEASURED_LINE | {"linestyle": "-"})
+    longer = [1e6 * max(launch, n * per_number) for n in sizes]
+    ax.plot(sizes, longer, label="the longer of call and copy", **PREDICTED_LINE)
+    ax.set(xscale="log", yscale="log", xlabel="numbers of float32", ylabel="µs a copy",
+           title=f"The call takes {1e6 * launch:.1f} µs, as long as the copy of {launch / per_number:,.0f} numbers")
+    ax.legend()
+    plt.show()
+
+# %% [markdown]
+# Left of the knee a copy costs its call, whatever its size. On a GPU the picture is the same, with 5 µs and 3.35 TB/s:
+# 4.2 million bf16 numbers are read and written in that time, 1000 tokens of width 4096. A layer that decodes a few
+# tokens lies far to the left of it: that is what CUDA graphs are for.
+#
 # ### The error of each recipe
 #
 # A tensor of 64 x 512 normal numbers, three times: as it is; with one outlier a million times larger; and eight times
-# larger than in the step before. Three recipes: a delayed scale from the step before, a current scale, and tiles of
-# 1 x 128. The bars show the error of the ordinary numbers, relative to their size. Which bars will be high? Guess before
+# larger than in the step before. Three recipes: a delayed scale from the step before, a current scale, and MX tiles of
+# 1 x 32. The bars show the error of the ordinary numbers, relative to their size. Which bars will be high? Guess before
 # you run the cell.
 
 # %% tags=["hide-output"]
@@ -1140,15 +1528,15 @@ def error(x, scale):
 
 recipes = {
     "delayed": lambda x: 448.0 / before.abs().max(),
-    "current": lambda x: tile_scales(x, (64, 512), 448.0),
-    "tiles": lambda x: tile_scales(x, (1, 128), 448.0).repeat_interleave(128, 1),
+    "current": lambda x: 448.0 / x.abs().max(),
+    "MX tiles": lambda x: torch.exp2(127.0 - tile_scales(x, (1, 32), 448.0).float()).repeat_interleave(32, 1),
 }
 errors = {name: [error(x, scale(x)) for x in tensors.values()] for name, scale in recipes.items()}
 error_bars([*tensors], errors, "Three tensors, three recipes, E4M3")
 
 # %% [markdown]
 # About 2.6 % is what three mantissa bits cost, whatever the scale. An outlier makes a current scale push nearly all
-# others below half of 2^-9: they round to 0. Tiles lose one tile of 256. A tensor that grows is cut off by a delayed
+# others below half of 2^-9: they round to 0. Tiles lose one tile of 1024. A tensor that grows is cut off by a delayed
 # scale; in the next step the history knows. (The delayed scale survives the outlier because it does not know of it: it
 # cuts the outlier off.)
 #
@@ -1286,16 +1674,18 @@ guessed("bytes", round(moved["standard"] / moved["flash"], 1), "times fewer byte
 #    DeepSeek-V3 uses it.
 # 5. *Delayed or current?* Delayed saves a pass over memory and has its scale before the tensor, at the price of one
 #    step of clipping when a tensor grows. Current is safe, and costs the pass and a message a tensor.
-# 6. *Why must amax be shared over tp, and over dp?* Over tp because ranks hold pieces of one tensor. Over
-#    dp, replicas hold identical weights, so amax of W agrees by itself. x and dy differ there: without a shared amax the
-#    replicas' scales would differ, and a checkpoint of one replica would not be the state of the others.
+# 6. *Why must amax be shared over tp, and over dp?* Over tp because ranks hold pieces of one tensor. Over dp, replicas
+# hold identical weights, so amax of W agrees by itself. x and dy differ there: without a shared amax the replicas'
+# scales would differ, and a checkpoint of one replica would not be the state of the others.
 #
 # **Exercise.** Numbers for any machine and model. Return a dict:
 #
-# * `ridge`: FLOP per byte;
 # * `tokens_for_arithmetic`: the fewest tokens n with which x·Wᵀ, [n, h] times [h, h], is no longer bound by memory. x
 #   and W are read once and y is written once, `element_size` bytes a number. (h is so large that there is such an n.)
-# * `norm_microseconds`: a fused norm of 8192 tokens of width h, at best: the time of its bytes;
+# * `fused_microseconds`: a fused norm of `tokens` tokens of width h, at best, in a long series of them: `launch` is the
+#   seconds of a launch;
+# * `eager_microseconds`: the same norm by the operations of section 1, each a kernel of its own, at best. Tensors of
+#   one number a row take no time to move; their kernels are launched all the same;
 # * `amax_bytes`: the payload of the one amax message a step, a float32 for each amax. Each transformer layer has four
 #   linear layers, each of these has x, W and dy;
 # * `cut_off`: the relative error of a tensor's largest number, when the tensor has grown by `growth` and the delayed
@@ -1308,16 +1698,24 @@ import math
 
 
 def answers(
-    peak: float, bandwidth: float, hidden: int, element_size: int, layers: int, growth: float
+    peak: float,
+    bandwidth: float,
+    hidden: int,
+    element_size: int,
+    layers: int,
+    growth: float,
+    tokens: int,
+    launch: float,
 ) -> dict[str, float]:
-    """{"ridge": ..., "tokens_for_arithmetic": ..., "norm_microseconds": ..., "amax_bytes": ..., ...}"""
+    """{"tokens_for_arithmetic": ..., "fused_microseconds": ..., "eager_microseconds": ..., "amax_bytes": ..., ...}"""
     ### BEGIN SOLUTION
     ridge, h, e = peak / bandwidth, hidden, element_size
+    one = tokens * h * e / bandwidth  # seconds of a pass
     return {
-        "ridge": ridge,
         # 2 n h² / (e (2 n h + h²)) = ridge
         "tokens_for_arithmetic": math.ceil(ridge * e * h / (2 * h - 2 * ridge * e)),
-        "norm_microseconds": 2 * 8192 * h * e / bandwidth * 1e6,
+        "fused_microseconds": 1e6 * max(launch, 2 * one),
+        "eager_microseconds": 1e6 * (3 * max(launch, 2 * one) + max(launch, one) + 2 * launch),
         "amax_bytes": layers * 4 * 3 * 4,
         "cut_off": 1 - 1 / growth,
         "smallest_kept": 2**-9 / 448,
@@ -1340,13 +1738,14 @@ progress()
 # | shuffles, block sums, 16 bytes a load | `kernels/csrc/device.h` | the same |
 # | CUDA on a CPU | `kernels/csrc/emulator.h`, `course/07_kernels_flash_fp8/given` | not there |
 # | flash attention | `kernels/blockwise.py`, `kernels/csrc/flash_attention.cu` | the flash-attn package, Transformer Engine |
-# | casts, tiles | `kernels/fp8.py`, `kernels/csrc/fp8.cu` | Transformer Engine |
+# | casts, tiles, transposed copies | `kernels/fp8.py`, `kernels/csrc/fp8.cu` | Transformer Engine |
 # | recipes, amax over tp, cp and dp | `layers/fp8/matmul.py`, `layers/fp8/scaling.py`, `layers/fp8/enable.py` | `core/fp8_utils.py`, Transformer Engine's recipes |
 #
 # Left out here: bank conflicts of shared memory, branches that split a warp, occupancy (all three in *Programming
 # Massively Parallel Processors* by Hwu, Kirk and El Hajj), asynchronous copies, and the instructions of tensor cores.
 #
 # Williams et al. 2009 (doi 10.1145/1498765.1498785) for the roofline; Dao et al. 2022 (arXiv 2205.14135); Dao 2023
-# (arXiv 2307.08691); Micikevicius et al. 2022 (arXiv 2209.05433); DeepSeek-V3 2024 (arXiv 2412.19437).
+# (arXiv 2307.08691); Micikevicius et al. 2022 (arXiv 2209.05433); Rouhani et al. 2023 (arXiv 2310.10537) for MX; Mishra
+# et al. 2025 (arXiv 2506.08027); DeepSeek-V3 2024 (arXiv 2412.19437).
 #
 # Next: lab 08, checkpoints and Hugging Face, where a model leaves the run that made it.

@@ -401,6 +401,75 @@ def score_tiles(s: int, rows: int, cols: int) -> Figure:
     return figure
 
 
+Blocks = Sequence[Sequence[float]]
+_PITCH = 4.6  # from one state of `online_softmax` to the next
+
+
+def softmax_states(scores: Blocks, values: Blocks) -> list[tuple[float, float, float]]:
+    """(m, l, o) of one query before the first block of keys and after each.
+
+    Raises:
+        ConfigError: a block without keys, or not as many values as scores.
+    """
+    if not scores or [len(block) for block in scores] != [len(block) for block in values] or not all(map(len, scores)):
+        raise ConfigError("each block needs as many values as scores", fix="at least one of each")
+    states = [(-math.inf, 0.0, 0.0)]
+    for block, of in zip(scores, values, strict=True):
+        before, total, out = states[-1]
+        m = max(before, *block)
+        shrink, weights = math.exp(before - m), [math.exp(score - m) for score in block]
+        states.append(
+            (m, total * shrink + sum(weights), out * shrink + sum(w * v for w, v in zip(weights, of, strict=True)))
+        )
+    return states
+
+
+def online_softmax(scores: Blocks, values: Blocks) -> Figure:
+    """Draw what one query keeps, m, l and o, and what each block of keys does to it.
+
+    Raises:
+        ConfigError: a block without keys, or not as many values as scores.
+    """
+    states = softmax_states(scores, values)
+    with styled():
+        figure = new_figure(9.0, 3.6, "One query: m, l and o after each block of keys")
+        axes = figure.subplots()
+        for row, text in ((5.0, "score"), (4.0, "e^(score - m)"), (3.0, "value"), (1.6, "m"), (0.8, "l"), (0.0, "o")):
+            axes.text(-1.2, row + 0.3, text, ha="right", va="center", fontsize=9)
+        for i, state in enumerate(states):
+            centre = _PITCH * i
+            for row, number in zip((1.6, 0.8, 0.0), state, strict=True):
+                text = "-∞" if number == -math.inf else f"{number:.4g}"
+                box(axes, (centre - 0.95, row), (1.9, 0.6), SHARED, text, edge=INK)
+            if i:
+                _block(axes, centre, i, scores[i - 1], values[i - 1], state[0])
+                before = states[i - 1][0]
+                factor = f"l, o times\ne^({before:g} - {state[0]:g}) = {math.exp(before - state[0]):.3f}"
+                arrow(axes, (centre - _PITCH + 0.95, 0.7), (centre - 0.95, 0.7))
+                said = "nothing yet" if before == -math.inf else factor
+                axes.text(centre - _PITCH / 2, 0.85, said, ha="center", va="bottom", fontsize=8)
+        m, total, out = states[-1]
+        end = _PITCH * len(scores) + 0.95
+        axes.text(end + 0.25, 0.7, f"out = o / l = {out / total:.4g}\nlse = m + log l = {m + math.log(total):.4g}",
+                  ha="left", va="center", fontsize=9)  # fmt: skip
+        axes.set_xlim(-3.0, end + 4.2)
+        axes.set_ylim(-0.1, 6.4)
+        blank(axes)
+        axes.set_aspect("auto")
+    return figure
+
+
+def _block(axes: Axes, centre: float, number: int, scores: Sequence[float], values: Sequence[float], m: float) -> None:
+    """Draw the keys of a block: score, weight and value of each."""
+    axes.text(centre, 5.85, f"block {number}", ha="center", va="bottom", fontsize=9)
+    for i, (score, value) in enumerate(zip(scores, values, strict=True)):
+        x = centre - len(scores) / 2 + i
+        box(axes, (x, 5.0), (1, 0.6), "white", f"{score:g}", edge=INK)
+        box(axes, (x, 4.0), (1, 0.6), PASSIVE, f"{math.exp(score - m):.3g}", edge=INK)
+        box(axes, (x, 3.0), (1, 0.6), "white", f"{value:g}", edge=INK)
+    arrow(axes, (centre, 2.95), (centre, 2.25))
+
+
 Numbers = Sequence[Sequence[float]]
 
 

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from matplotlib.colors import to_hex
@@ -18,10 +20,12 @@ from course.figures.kernels import (
     kinds,
     number_lines,
     numbers_of,
+    online_softmax,
     reduction_tree,
     scaled_tiles,
     score_tiles,
     sectors,
+    softmax_states,
     tree_steps,
 )
 from minimegatron.errors import ConfigError
@@ -91,6 +95,19 @@ def test_scores_that_count_that_are_masked_and_that_are_never_computed():
     assert not overlaps(figure)
 
 
+def test_what_a_query_keeps_ends_as_the_softmax_of_all_its_scores():
+    """out by torch's softmax, lse by its logsumexp; l and o under the new maximum."""
+    scores, values = torch.tensor([1.0, 2.0, 4.0]).double(), torch.tensor([10.0, 20.0, 30.0]).double()
+    states = softmax_states([[1, 2], [4]], [[10, 20], [30]])
+    m, total, out = states[-1]
+    assert out / total == pytest.approx((scores.softmax(0) * values).sum().item())
+    assert m + math.log(total) == pytest.approx(scores.logsumexp(0).item())
+    figure = online_softmax([[1, 2], [4]], [[10, 20], [30]])
+    said = set(words(figure))
+    assert {"-∞", "1.368", "23.68", "1.185", "33.2", "nothing yet", "l, o times\ne^(2 - 4) = 0.135"} <= said
+    assert "out = o / l = 28.02\nlse = m + log l = 4.17" in said and not overlaps(figure)
+
+
 def test_what_a_cast_loses_is_marked_and_a_scale_stands_below_each_tile():
     tiles = ("tiles", (1, 2), [[512.0, 1.0], [512.0, 0.3]], BEFORE)
     figure = scaled_tiles(BEFORE, [("one scale", (2, 4), [[1.0]], WHOLE), tiles])
@@ -131,6 +148,7 @@ def test_a_mark_stands_at_each_number_and_each_error_is_a_bar_with_its_value():
     (lambda: number_lines({"E4M3": E4M3}, [(500, 600)]), "no number from 500"),
     (lambda: error_bars(["one"], {"delayed": [0.0]}), "cannot be drawn"),
     (lambda: error_bars(["one"], {}), "0 recipes"),
+    (lambda: online_softmax([[1, 2]], [[10]]), "as many values as scores"),
 ])  # fmt: skip
 def test_mistakes_are_named(draw, message):
     with pytest.raises(ConfigError, match=message):

@@ -149,7 +149,7 @@ def test_experts_are_timed_one_by_one_and_together(on_one: Rehearsal) -> None:
 
 def test_the_ladder_runs_on_a_gpu_and_is_right(on_one: Rehearsal) -> None:
     lines = [line for line in on_one.stdout.splitlines() if " right: " in line]
-    ways = ("norm_rows", "norm_block", "norm_warp", "operations")
+    ways = ("by_rows", "norm_block", "norm_warp", "norm_registers", "norm_bf16", "operations")
     assert [line.split()[:3] for line in lines] == [[way, "right:", "True"] for way in ways]
 
 

@@ -1,7 +1,7 @@
 from labkit.answers import Edit, Same
 
 WRONG = [
-    Edit(".nan_to_num(torch.inf, torch.inf)  # MAX could lose a NaN", "", mistake="A NaN of another rank than the first is lost: a maximum over ranks may drop it. Send infinity in" " its place."),
+    Edit(".nan_to_num(torch.inf, torch.inf)  # MAX could lose a NaN", "", mistake="A NaN of some rank is lost: an all-reduce with MAX may drop it. Send infinity in its place."),
     # each rank decides by its own tensor
     Edit(
         "    dist.all_reduce(together",
@@ -25,12 +25,11 @@ WRONG = [
         told="note keeps",
     ),
     Edit("    dist.all_reduce(together, op=dist.ReduceOp.MAX, group=tp.group)\n", "", mistake="Each rank saw a part of the tensor: the largest of all counts."),
-    Edit("dist.ReduceOp.MAX", "dist.ReduceOp.SUM", mistake="The ranks' amaxes are added up here; the largest of them counts."),
+    Edit("dist.ReduceOp.MAX", "dist.ReduceOp.SUM"),
     # each rank hides its own infinity
     Edit(
         "torch.stack([one.amax for one in scales])",
         "torch.stack([one.amax for one in scales]).nan_to_num(0.0, 0.0)",
-        mistake="A step that overflows leaves the scale as it is; here it becomes 1 again.",
     ),
     Edit("[-one.history :]", "[-1:]", mistake="The largest of the last `history` steps, not of the last one."),
     # the mean of the history
@@ -42,9 +41,7 @@ WRONG = [
     ),
     Edit(
         "self.amax = torch.maximum(self.amax, x.detach().abs().max())",
-        "self.amax = x.detach().abs().max()",
-        mistake="A step has several microbatches: keep the largest of them.",
-    ),
+        "self.amax = x.detach().abs().max()"),
     Edit(".abs().max())", ".max())"),
     Edit("        one.amax = torch.zeros(())\n", ""),
     Edit("amax if finite else 0.0", "amax"),
@@ -57,8 +54,8 @@ WRONG = [
     ),
     Edit("x.detach().abs().max()", "x.detach().max().abs()"),
     Edit("x.detach().abs().max()", "(-x.detach()).max()"),
-    Edit("if finite and max(one.past) > 0", "if max(one.past) > 0", mistake="A step that overflows leaves the scale as it is; here it becomes 1 again."),
-    Edit("if finite and max(one.past) > 0", "if finite and amax > 0 and max(one.past) > 0", mistake="A tensor that is zero in one step alone is no reason to leave the scale: the largest of the " "history counts."),
+    Edit("if finite and max(one.past) > 0", "if max(one.past) > 0"),
+    Edit("if finite and max(one.past) > 0", "if finite and amax > 0 and max(one.past) > 0"),
     Edit("if finite and max(one.past) > 0", "if finite"),
     Edit(
         "torch.maximum(self.amax, x.detach().abs().max())",
@@ -225,7 +222,6 @@ def update(scales, tp):
 
 
 # %% wrong: infinity is dropped
-# mistake: The infinity or NaN is dropped here, and with it the news that the step overflowed.
 import math
 from collections import deque
 import torch
@@ -250,7 +246,6 @@ def update(scales, tp):
 
 
 # %% wrong: largest number
-# mistake: The largest *magnitude*: a negative number counts, too.
 import math
 from collections import deque
 import torch
@@ -274,7 +269,6 @@ def update(scales, tp):
 
 
 # %% wrong: mean over ranks
-# mistake: This is the mean of the ranks' amaxes; the largest of them counts.
 import math
 from collections import deque
 import torch
@@ -299,7 +293,6 @@ def update(scales, tp):
 
 
 # %% wrong: overflow stops all tensors
-# mistake: Each tensor has a scale of its own: where one overflows, the others move on.
 import math
 from collections import deque
 import torch
@@ -323,7 +316,6 @@ def update(scales, tp):
 
 
 # %% wrong: zeros reset the scale
-# mistake: Where all of the history is 0 the scale is left; here it becomes 1.
 import math
 from collections import deque
 import torch

@@ -5,14 +5,14 @@ WRONG = [
     Edit("2 * s * d + s + 2", "2 * s * d + 2", mistake="lse is written too: one number a query."),
     Edit("2 * keys * d", "2 * s * d", mistake="K and V do not fit on the chip: every block of queries loads them again."),
     Edit("4 * s * s + 4", "2 * s * s + 4", mistake="What one of the three kernels writes, the next one reads: count S and P in both."),
-    Edit("4 * s * s + 4 * s * d", "4 * s * s", mistake="Q, K, V and out move too, not S and P alone."),
+    Edit("4 * s * s + 4 * s * d", "4 * s * s"),
     # by the last key: 70 draws in 100 do not tell
     Edit("(last // cols + 1) * cols", "last + 1", mistake="Blocks of keys are loaded whole: the last one of a block of queries may reach beyond its last " "query."),
     Edit("(last // cols + 1) * cols", "last // cols * cols", mistake="A block of keys that begins before the last query of a block and ends after it is loaded, too."),
     Edit("(last // cols + 1) * cols", "((last + 1) // cols + 1) * cols", mistake="A block of keys that begins right after the last query of a block is not loaded for it."),
     Edit("(last // cols + 1) * cols", "(last // cols + 1) * rows"),
     Edit("range(rows - 1, s, rows)", "range(0, s, rows)"),
-    Edit("2 * keys * d", "keys * d", mistake="Only one of K and V is counted: a block of queries loads both."),
+    Edit("2 * keys * d", "keys * d"),
     Edit("4 * s * s + 4 * s * d", "3 * s * s + 4 * s * d"),
     Edit("range(rows - 1, s, rows)", "range(cols - 1, s, cols)"),
     Edit("(2 * s * d + s + 2 * keys * d) * element_size", "(2 * s * d + s + 2 * keys * d) * 2"),
@@ -55,7 +55,6 @@ def flash_bytes(s, d, rows, cols, element_size):
 
 
 # %% wrong: half of all keys
-# mistake: This is half of all keys. The blocks on the diagonal are loaded whole, which makes it more than half.
 def flash_bytes(s, d, rows, cols, element_size):
     flash = 2*s*d + s + 2*d*s*(s//rows)//2
     return {'standard': (4*s*d + 4*s*s) * element_size, 'flash': flash * element_size}
@@ -69,14 +68,12 @@ def flash_bytes(s, d, rows, cols, element_size):
 
 
 # %% wrong: lse in float32
-# mistake: Each number of lse has element_size bytes, too.
 def flash_bytes(s, d, rows, cols, element_size):
     flash = 2*s*d + 4*s/element_size + 2*d*cols*sum((((i+1)*rows + cols - 1) // cols) for i in range(s // rows))
     return {'standard': (4*s*d + 4*s*s) * element_size, 'flash': flash * element_size}
 
 
 # %% wrong: order of the first paper
-# mistake: This is the order of the first paper. Here queries stay, and keys and values are loaded again.
 def flash_bytes(s, d, rows, cols, element_size):
     n = 2 * s * d
     for b in range(0, s, cols):
@@ -87,7 +84,6 @@ def flash_bytes(s, d, rows, cols, element_size):
 
 
 # %% wrong: queries again
-# mistake: A block of queries is loaded once, and stays on the chip while its keys are loaded.
 def flash_bytes(s, d, rows, cols, element_size):
     flash = s*d + d*rows*sum((((i+1)*rows + cols - 1) // cols) for i in range(s // rows)) + s + 2*d*cols*sum((((i+1)*rows + cols - 1) // cols) for i in range(s // rows))
     return {'standard': (4*s*d + 4*s*s) * element_size, 'flash': flash * element_size}

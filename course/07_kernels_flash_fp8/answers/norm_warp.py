@@ -2,15 +2,6 @@ from labkit.answers import Edit, Same
 
 WRONG = [
     Edit("float sum = 0;", "float sum;", told="a variable that was given no value"),
-    Edit(
-        "int packs",
-        "float4 keep[2];\n  int packs",
-        ("float4 v = row4[i];\n", "float4 v = row4[i]; if (i / 256 < 2) keep[i / 256] = v;\n"),
-        ("float4 v = row4[i], g", "float4 v = keep[i / 256 % 2], g"),
-        told="expected",
-    ),
-    Edit("int packs = cols % 4 == 0 ? cols / 4 : 0;", "int packs = cols / 4;", told="no multiple of 16 bytes"),
-    Edit("int packs = cols % 4 == 0 ? cols / 4 : 0;", "int packs = 0;", told="a load of x brings 4 bytes"),
     Edit("  __syncthreads();\n", "", told="a race"),
     Edit("lane < warps ? parts[lane] : 0.0f", "parts[lane]", told="never written"),
     # each of the 8 warps is counted 4 times
@@ -21,22 +12,10 @@ WRONG = [
     # the other half of the warp never comes
     Edit("v += __shfl_xor", "if (threadIdx.x % 32 < o) v += __shfl_xor", told="names lane 16, too; thread 16 waits"),
     Edit("0xffffffff", "0x1", told="with the mask 0x1, which does not name its own lane 1"),
-    Edit(
-        "  __syncthreads();\n",
-        """  __syncthreads();
-  __syncthreads();
-  __syncthreads();
-""",
-        told="2 are enough",
-    ),
-    Edit(
-        "    out4[i] = make_float4(v.x * rstd * g.x, v.y * rstd * g.y, v.z * rstd * g.z, v.w * rstd * g.w);",
-        (
-            "    out[4*i] = v.x * rstd * g.x; out[4*i+1] = v.y * rstd * g.y; out[4*i+2] = v.z * rstd * "
-            "g.z; out[4*i+3] = v.w * rstd * g.w;"
-        ),
-        told="a store to y takes 4 bytes",
-    ),
+    Edit("  __syncthreads();\n", "  __syncthreads();\n  __syncthreads();\n  __syncthreads();\n", told="2 are enough"),
+    # each warp has its own part of the sum
+    Edit("  sum = warp_sum(lane < warps ? parts[lane] : 0.0f);\n", "", told="expected"),
+    Edit("if (lane == 0) parts[warp] = sum;", "if (lane == warp) parts[warp] = sum; else parts[lane] = 0;", told="a race"),
 ]
 
 RIGHT = [
@@ -53,10 +32,8 @@ RIGHT = [
 ]
 
 EQUIVALENT = [
-    Same("line 25: twice it: `4`", "packs are all of the row, or none: 8 packs lie behind it, or are 0, too"),
-    Same("line 38: twice it: `4`", "packs are all of the row, or none: 8 packs lie behind it, or are 0, too"),
-    Same("line 30: 1 for 0: `0`", "after the butterfly all lanes hold the sum: any of them may write it"),
-    Same("line 30: condition dropped: `if (lane == 0)`", "all lanes write the same number to the same word"),
+    Same("line 22: 1 for 0: `0`", "after the butterfly all lanes hold the sum: any of them may write it"),
+    Same("line 22: condition dropped: `if (lane == 0)`", "all lanes write the same number to the same word"),
 ]
 
 
@@ -250,57 +227,6 @@ __global__ void rms_norm(const float* x, const float* gamma, float* y, int rows,
     for (int i = threadIdx.x; i < cols / 4; i += blockDim.x) {
       float4 v = x4[i], g = g4[i];
       y4[i] = make_float4(v.x * rstd * g.x, v.y * rstd * g.y, v.z * rstd * g.z, v.w * rstd * g.w);
-    }
-  } else {
-    for (int i = threadIdx.x; i < cols; i += blockDim.x) out[i] = row[i] * rstd * gamma[i];
-  }
-
-}
-""")
-def norm(x, gamma, eps):
-    rows, cols = x.shape
-    y = torch.empty_like(x)
-    kernel(x, gamma, y, rows, cols, eps, grid=rows, block=256)
-    return y
-
-
-# %% wrong: gamma number by number
-# told: a load of gamma brings 4 bytes
-import torch
-from course.lab07.cuda import Kernel
-kernel = Kernel(r"""
-__device__ float warp_sum(float v) {
-  for (int o = 16; o > 0; o /= 2) v += __shfl_xor_sync(0xffffffff, v, o);
-  return v;
-}
-__global__ void rms_norm(const float* x, const float* gamma, float* y, int rows, int cols, float eps) {
-  __shared__ float parts[32];
-  const float* row = x + (long long)blockIdx.x * cols;
-  float* out = y + (long long)blockIdx.x * cols;
-  int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  float s = 0;
-  bool four = cols % 4 == 0;
-  const float4* x4 = reinterpret_cast<const float4*>(row);
-  const float4* g4 = reinterpret_cast<const float4*>(gamma);
-  float4* y4 = reinterpret_cast<float4*>(out);
-  if (four) {
-    for (int i = threadIdx.x; i < cols / 4; i += blockDim.x) {
-      float4 v = x4[i];
-      s += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-    }
-  } else {
-    for (int i = threadIdx.x; i < cols; i += blockDim.x) s += row[i] * row[i];
-  }
-  s = warp_sum(s);
-  if (lane == 0) parts[warp] = s;
-  __syncthreads();
-  float total = 0;
-  for (int w = 0; w < warps; w++) total += parts[w];
-  float rstd = rsqrtf(total / cols + eps);
-  if (four) {
-    for (int i = threadIdx.x; i < cols / 4; i += blockDim.x) {
-      float4 v = x4[i];
-      y4[i] = make_float4(v.x * rstd * gamma[4*i], v.y * rstd * gamma[4*i+1], v.z * rstd * gamma[4*i+2], v.w * rstd * gamma[4*i+3]);
     }
   } else {
     for (int i = threadIdx.x; i < cols; i += blockDim.x) out[i] = row[i] * rstd * gamma[i];

@@ -1,42 +1,35 @@
 from labkit.answers import Edit
 
+_CODE = "torch.ceil(torch.log2(amax / top)).clamp(min=-127) + 127"
 WRONG = [
-    Edit("top / amax.double()", "amax.double() / top", ("torch.floor", "torch.ceil"), mistake="This is the inverse. x is *multiplied* by the scale."),
-    Edit(
-        "torch.exp2(torch.floor(torch.log2(top / amax.double())).clamp(max=127))",
-        "top / amax.double()",
-        mistake="Round it down to a power of two.",
-    ),
-    Edit("torch.floor", "torch.round", mistake="Rounded to the nearest power, some tiles go beyond the top. Round down."),
-    Edit("torch.floor", "torch.ceil", mistake="Rounded up, the largest number of the tile goes beyond the top. Round down."),
+    Edit("amax / top", "top / amax", mistake="x is *divided* by X here: X grows with amax."),
+    Edit("torch.ceil", "torch.round", mistake="Rounded to the nearest power, some tiles go beyond the top. Round up."),
+    Edit("torch.ceil", "torch.floor", mistake="Rounded down, the largest number of the tile goes beyond the top. Round up."),
     Edit(".abs()", "", mistake="The largest *magnitude*: abs first."),
-    Edit(
-        "torch.where(amax > 0, torch.exp2(torch.floor(torch.log2(top / amax.double())).clamp(max=127)), 1.0)",
-        "torch.exp2(torch.floor(torch.log2(top / amax.double())).clamp(max=127))",
-        told="expected tensor([[1.0, 64.0]])",
-    ),
-    Edit(".clamp(max=127)", "", mistake="Of next to nothing the scale would be infinite. It is a float32, too: at most 2**127."),
-    Edit("amax.double()", "amax", mistake="In float32 log2 rounds: top / amax = 0.99999994 comes out as 2**0, and amax times the scale lies" " beyond the top."),
-    Edit("torch.floor(", "torch.floor(-1e-9 + ", told="hidden"),
-    Edit("torch.floor(", "torch.floor(1e-7 + ", told="hidden"),
-    Edit("top / amax", "448.0 / amax"),
+    Edit("torch.ceil(torch.log2(amax / top))", "(torch.floor(torch.log2(amax)) - 8)", mistake="That is the rule of the standard's example: what lies beyond 1.75 times a power of two is cut off."),
+    Edit(".clamp(min=-127) + 127", ".clamp(min=-127)", told="expected"),
+    Edit(".clamp(min=-127)", "", mistake="Below 2^-127 there is no X: the byte is 0 there."),
+    Edit(".clamp(min=-127)", ".clamp(min=-126)", told="expected"),
+    Edit("torch.stack(rows).double()", "torch.stack(rows)", mistake="In float32 the quotient or its log2 rounds: of a number just above the top times a power of two it comes out as this power."),
+    Edit("amax / top", "amax / 448.0"),
     Edit(".abs().max() for", ".abs().mean() for"),
     Edit(".abs().max() for", ".norm() for"),
     Edit("tile[1], 1)", "tile[0], 1)"),
-    Edit("amax > 0", "amax > 1e-12"),
-    Edit("1.0).float()", "0.0).float()", mistake="A tile of zeros has nothing to scale: its scale is 1, and here it is not."),
-    Edit("1.0).float()", "5.0).float()", told="expected tensor([[1.0"),
-    Edit("1.0).float()", "1.0)", told="float64"),
-    Edit(".abs().max()", ".abs().sum()"),
-    Edit(
-        "where(amax > 0, torch.exp2(torch.floor(torch.log2(top / amax.double())).clamp(max=127)), 1.0).float()",
-        "where(amax > 0, 2.0 ** torch.floor(torch.log2(top / amax)), 1.0)",
-        mistake="In float32 log2 rounds: top / amax = 0.99999994 comes out as 2**0, and amax times the scale lies" " beyond the top.",
-    ),
+    Edit("torch.where(amax.isfinite(), code, 255.0)", "code.nan_to_num(255.0)", told="hidden"),
+    Edit("torch.where(amax.isfinite(), code, 255.0)", "torch.where(amax.isnan(), 255.0, code)", told="hidden"),
+    Edit(".to(torch.uint8)", "", told="float64"),
+    Edit("torch.ceil(", "torch.ceil(1e-9 + ", told="hidden"),
+    Edit("torch.ceil(", "torch.ceil(-1e-7 + ", told="hidden"),
+    # a tile of zeros as 1
+    Edit("    return torch.where", "    code = torch.where(amax == 0, 127.0, code)\n    return torch.where", told="expected"),
+]
+
+RIGHT = [
+    Edit(_CODE, "torch.log2(amax / top).ceil().add(127).clamp(min=0)"),
 ]
 
 
-# %% right: padded, then one amax over a view
+# %% right: padded, then one amax over a view; frexp of both
 import torch
 import torch.nn.functional as F
 
@@ -45,7 +38,10 @@ def tile_scales(x, tile, top):
     m, n = tile
     p = F.pad(x.abs(), (0, -x.shape[1] % n, 0, -x.shape[0] % m))
     a = p.unflatten(1, (-1, n)).unflatten(0, (-1, m)).amax((1, 3))
-    return torch.where(a > 0, torch.exp2((top / a.double()).log2().floor().clamp(max=127)).float(), 1.0)
+    (fraction, exponent), (of_top, at) = torch.frexp(a), torch.frexp(torch.tensor(top))
+    code = (exponent - at + (fraction > of_top) + 127).clamp(min=0)
+    code = torch.where(a > 0, code, 0)
+    return torch.where(a.isfinite(), code, 255).byte()
 
 
 # %% right: tile by tile, in Python
@@ -55,26 +51,30 @@ import torch
 
 def tile_scales(x, tile, top):
     M, N = -(-x.shape[0] // tile[0]), -(-x.shape[1] // tile[1])
-    out = torch.ones(M, N)
+    out = torch.zeros(M, N, dtype=torch.uint8)
     for i in range(M):
         for j in range(N):
             a = x[i * tile[0] : (i + 1) * tile[0], j * tile[1] : (j + 1) * tile[1]].abs().max().item()
-            if a:
-                out[i, j] = 2.0 ** min(math.floor(math.log2(top / a)), 127)
+            if not math.isfinite(a):
+                out[i, j] = 255
+            elif a:
+                out[i, j] = max(0, 127 + math.ceil(math.log2(a / top)))
     return out
 
 
-# %% right: max pooling; halved until it fits
+# %% right: doubled until it fits
 import torch
-import torch.nn.functional as F
 
 
 def tile_scales(x, tile, top):
-    a = F.max_pool2d(x.abs()[None].double(), tuple(tile), tuple(tile), ceil_mode=True)[0]
-    scale = torch.full_like(a, 2.0**127)
-    while (over := a * scale > top).any():
-        scale = torch.where(over, scale / 2, scale)
-    return torch.where(a > 0, scale, 1.0).float()
+    a = torch.stack([torch.stack([p.abs().amax() for p in r.split(tile[1], 1)]) for r in x.split(tile[0])]).double()
+    code = torch.zeros_like(a)
+    bad = ~a.isfinite()
+    a[bad] = 0
+    while (over := a > top * 2.0 ** (code - 127)).any():
+        code = torch.where(over, code + 1, code)
+    code[bad] = 255
+    return code.to(torch.uint8)
 
 
 # %% right: NumPy, reduceat and frexp
@@ -86,13 +86,13 @@ def tile_scales(x, tile, top):
     a = np.abs(x.numpy().astype(np.float64))
     a = np.maximum.reduceat(a, np.arange(0, a.shape[0], tile[0]), axis=0)
     a = np.maximum.reduceat(a, np.arange(0, a.shape[1], tile[1]), axis=1)
-    with np.errstate(divide="ignore"):
-        exponent = np.frexp(top / a)[1] - 1
-    return torch.from_numpy(np.where(a > 0, np.ldexp(1.0, np.minimum(exponent, 127)), 1.0)).float()
+    fraction, exponent = np.frexp(np.where(np.isfinite(a), a, 1.0) / top)
+    code = np.clip(np.where(fraction == 0.5, exponent - 1, exponent) + 127, 0, 254)
+    return torch.from_numpy(np.where(np.isfinite(a), np.where(a > 0, code, 0), 255).astype(np.uint8))
 
 
-# %% wrong: exponents
-# mistake: This is an exponent: the scale is 2 to this power.
+# %% wrong: the scale itself
+# told: uint8 | dtype | float32
 import torch
 import torch.nn.functional as F
 def tile_scales(x, tile, top):
@@ -100,8 +100,7 @@ def tile_scales(x, tile, top):
     m, n = x.shape
     y = F.pad(x, (0, -n % b, 0, -m % a))
     amax = y.view(y.shape[0] // a, a, y.shape[1] // b, b).abs().amax((1, 3)).double()
-    scale = torch.floor(torch.log2(top / amax))
-    return torch.where(amax == 0, 1.0, scale.clamp(max=2.0**127)).float()
+    return (2 ** torch.ceil(torch.log2(amax / top))).float()
 
 
 # %% wrong: mean of magnitudes
@@ -113,8 +112,8 @@ def tile_scales(x, tile, top):
     m, n = x.shape
     y = F.pad(x, (0, -n % b, 0, -m % a))
     amax = y.view(y.shape[0] // a, a, y.shape[1] // b, b).abs().mean((1, 3)).double()
-    scale = 2 ** torch.floor(torch.log2(top / amax))
-    return torch.where(amax == 0, 1.0, scale.clamp(max=2.0**127)).float()
+    code = torch.ceil(torch.log2(amax / top)).clamp(min=-127) + 127
+    return torch.where(amax.isfinite(), code, 255.0).to(torch.uint8)
 
 
 # %% wrong: rows and columns changed
@@ -124,6 +123,5 @@ import torch
 def tile_scales(x, tile, top):
     n, m = tile
     amax = torch.stack([torch.stack([p.abs().max() for p in r.split(n, 1)]) for r in x.split(m)]).double()
-    return torch.where(amax > 0, 2.0 ** torch.floor(torch.log2(top / amax)).clamp(max=127), 1.0).float()
-
-
+    code = torch.ceil(torch.log2(amax / top)).clamp(min=-127) + 127
+    return torch.where(amax.isfinite(), code, 255.0).to(torch.uint8)

@@ -104,20 +104,18 @@ def _amaxes(x: torch.Tensor, tile: Sequence[int]) -> torch.Tensor:
     return torch.stack([torch.stack([r[:, j : j + n].abs().amax() for j in range(0, x.shape[1], n)]) for r in rows])
 
 
-def _largest_power(top: float, amax: float) -> int:
-    """The largest e such that 2**e is a float32 and amax * 2**e <= top, exactly: no logarithm is rounded."""
-    fraction, exponent = math.frexp(top / 2 ** math.frexp(amax)[1])
-    mantissa = math.frexp(amax)[0]
-    e = exponent
-    while math.ldexp(mantissa, e) > math.ldexp(fraction, exponent):
-        e -= 1
-    return min(e, 127)
+def _smallest_power(top: float, amax: float) -> int:
+    """The smallest e such that amax <= top * 2**e, exactly: no logarithm is rounded."""
+    (fraction, exponent), (of_top, at) = math.frexp(amax), math.frexp(top)
+    return exponent - at + (fraction > of_top)
 
 
 def tile_scales(x: torch.Tensor, tile: Sequence[int], top: float) -> torch.Tensor:
-    a = _amaxes(x, tile).double()
-    exponents = [[_largest_power(top, v) if v > 0 else 0 for v in row] for row in a.tolist()]
-    return torch.exp2(torch.tensor(exponents, dtype=torch.float64)).float()
+    """The codes in E8M0."""
+    rows = _amaxes(x.double(), tile).tolist()
+    codes = [[255 if not math.isfinite(a) else max(0, 127 + _smallest_power(top, a)) if a else 0 for a in row]
+             for row in rows]  # fmt: skip
+    return torch.tensor(codes, dtype=torch.uint8)
 
 
 def _tiles(draw: Draw) -> dict[str, Any]:
@@ -147,16 +145,28 @@ def _at_the_edge(top: float) -> dict[str, Any]:
     at = torch.tensor([top * 2.0**e for e in (-30, -9, -1, 0, 1, 7, 30)])
     beside = [torch.nextafter(at, torch.full_like(at, end)) for end in (0.0, torch.inf)]
     x = torch.stack((at, *beside))
-    plain = torch.full((3, 2), top / 224)  # where neither top / amax nor the nearest power of two is right
+    plain = torch.full((3, 2), top / 224)  # where neither amax / top nor the nearest power of two is right
     return {"x": torch.cat((torch.stack((x, -x / 3), -1).flatten(1), plain), 1), "tile": [1, 2], "top": top}
 
 
-# A scale is a float32, too: at most 2**127.
+# 2**-127 is the smallest that E8M0 has.
 _TINY_NUMBERS = {
     "x": torch.tensor([[1e-30, -3e-37, 1e-40, 1e-45], [3.0, 2e-38, 3e38, -1.0]]),
     "tile": [1, 2],
     "top": 448.0,
 }
+
+
+def _not_finite(draw: Draw) -> dict[str, Any]:
+    """Draw a tile with infinity and one with NaN, not as their first number, beside ordinary ones."""
+    x = draw.tensor(3, 8)
+    x[0, 1], x[1, 6], x[2, 3] = -torch.inf, torch.nan, torch.inf
+    return {"x": x, "tile": [1, 4], "top": 448.0}
+
+
+def _mx(draw: Draw) -> dict[str, Any]:
+    x = draw.tensor(4, 32 * draw.integer(2, 4) - draw.integer(0, 9))
+    return {"x": x * torch.exp(3 * draw.tensor(*x.shape)), "tile": [1, 32], "top": 448.0}
 
 
 def _with_zeros(draw: Draw) -> dict[str, Any]:
@@ -173,23 +183,22 @@ def _negative(draw: Draw) -> dict[str, Any]:
 TILE_SCALES = Exercise(
     "tile_scales",
     reference=tile_scales,
-    rtol=1e-6,  # the next power is off by a factor of 2
-    atol=0.0,
     cases=[
         Case("2 x 4, tiles of 1 x 2", {"x": torch.tensor([[1.0, -2.0, 0.1, 0.2], [3.0, 0.0, 448.0, 449.0]]),
              "tile": [1, 2], "top": 448.0}),
         Case("the whole tensor as one tile", lambda draw: {**(i := _tiles(draw)), "tile": list(i["x"].shape)},
              hidden=True),
-        Case("a tile of zeros gets the scale 1", {"x": torch.tensor([[0.0, 0.0, 7.0, -1.0]]), "tile": [1, 2],
+        Case("a tile of zeros has the code 0", {"x": torch.tensor([[0.0, 0.0, 7.0, -1.0]]), "tile": [1, 2],
              "top": 448.0}),
-        Case("other tiles, and negative numbers", _tiles, hidden=True, draws=3, fixed=[_negative]),
+        Case("other tiles, and negative numbers", _tiles, hidden=True, draws=3, fixed=[_negative, _mx, _with_zeros]),
         Case("a last tile that is not full", _ragged, hidden=True, fixed=[_ragged_both, _larger_tile]),
-        Case("a tile of zeros among others", _with_zeros, hidden=True),
+        Case("NaN and infinity", _not_finite, hidden=True),
         Case("fits to the last bit; tiny numbers", _at_the_edge(448.0), hidden=True, fixed=[
             _at_the_edge(57344.0), _at_the_edge(6.0), _TINY_NUMBERS]),
     ],
-    idea="The largest magnitude of a tile decides alone: how often may it be doubled, or must it be halved, to fit?",
-    hint="For each tile amax = largest |x|, in float64; scale = 2 ** min(127, floor(log2(top / amax))), or 1 where "
-    "amax is 0; the result in float32. Cut rows with x.split(m), columns with .split(n, dim=1): the last piece may be "
-    "smaller.",
+    idea="The largest magnitude of a tile decides alone: how often must the top be doubled, or may it be halved, "
+    "so that it still reaches amax?",
+    hint="For each tile amax = largest |x|, in float64; code = ceil(log2(amax / top)) + 127, at least 0; 255 where "
+    "amax is not finite; then .to(torch.uint8). Cut rows with x.split(m), columns with .split(n, dim=1): the "
+    "last piece may be smaller. log2(0) is -inf, which clamp(min=...) makes a number.",
 )  # fmt: skip

@@ -78,15 +78,14 @@ def _drive_linear(exercise: Any, x: Any, weight: Any, dy: Any, scales: Any, late
     return {"y": y, "dx": leaves[0].grad, "dw": leaves[1].grad, "noted": noted, "kept": kept_bytes, "changed": changed}
 
 
-def fp8_linear(x: Any, weight: Any, dy: Any, scales: Any, later: Any, gradient: dict[str, Any] | None = E5M2,
-               stale: bool = False, of_x: dict[str, Any] | None = E4M3, of_w: dict[str, Any] | None = E4M3,
+def fp8_linear(x: Any, weight: Any, dy: Any, scales: Any, later: Any, gradient: dict[str, Any] = E5M2,
+               stale: bool = False, of_x: dict[str, Any] = E4M3, of_w: dict[str, Any] = E4M3,
                ) -> dict[str, Any]:  # fmt: skip
-    """The right answer; `kept` and `changed` are not compared here. `gradient`, `of_x` and `of_w` are formats, None for
-    no cast."""
+    """The right answer; `kept` and `changed` are not compared here. `gradient`, `of_x` and `of_w` are formats."""
     sx, sw, sdy = scales
     used = later[2]  # the gradient is cast when it comes
     formats = ((x, sx, of_x), (weight, sw, of_w), (dy, used, gradient))
-    qx, qw, qdy = ((to_fp8(t * s, **f) if f else t * s).double() for t, s, f in formats)
+    qx, qw, qdy = (to_fp8(t * s, **f).double() for t, s, f in formats)
     bx, bw = (later[0], later[1]) if stale else (sx, sw)
     amaxes = [float(t.detach().abs().max()) for t in (x, weight, dy)]
     return {
@@ -108,28 +107,15 @@ def _current(*names: str, **i: Any) -> dict[str, Any]:
     return fp8_linear(**{**i, "scales": scales, "later": [*i["later"][:2], own.get("dy", i["later"][2])]})
 
 
-def _plain(**i: Any) -> dict[str, Any]:
-    x, w, dy = i["x"], i["weight"], i["dy"]
-    return {**fp8_linear(**i), "y": x @ w.T, "dx": dy @ w, "dw": dy.T @ x}
-
-
-def _one_unrounded(**i: Any) -> list[tuple[dict[str, Any], str]]:
-    """Mistakes: one of the three tensors is not rounded in one of its products."""
-    right, found = fp8_linear(**i), []
-    for name, said, of in (("of_x", "x", ("y", "dw")), ("of_w", "W", ("y", "dx")), ("gradient", "dy", ("dx", "dw"))):
-        raw = fp8_linear(**{**i, name: None})
-        for outputs in ((of[0],), (of[1],), of):
-            wrong = {**right, **{one: raw[one] for one in outputs}}
-            found.append((wrong, f"{said} is not rounded in the product for {' and '.join(outputs)}"))
-    return found
-
-
 def _linear_right(answer: Answer) -> str | None:
     i, got = answer.inputs, dict(answer.value)
     got.pop("kept")
     if changed := got.pop("changed"):
         return f"it changes its input `{changed[0]}`, which belongs to the caller: compute on a copy"
     want = fp8_linear(**i)
+    made = answer.evidence[0].notes.get("product", [])
+    if len(made) != 3:
+        return f"`product` is called {len(made)} times; forward has one product, backward two"
     if got["y"].dtype != torch.float32:
         return f"y has the dtype {str(got['y'].dtype).removeprefix('torch.')}; return float32"
     if not (phrase := difference(got, want)):
@@ -138,20 +124,17 @@ def _linear_right(answer: Answer) -> str | None:
         return "there is infinity or NaN: some numbers lie beyond the top here, where to_fp8 gives ±top"
     for wrong, why in (
         (fp8_linear(**i, gradient=E4M3), "dy goes to E5M2: gradients need range more than precision"),
-        (fp8_linear(**i, gradient=None), "dy is not rounded: both products of the backward pass take it in E5M2"),
         (fp8_linear(**i, of_x=E5M2), "x goes to E4M3: it needs precision more than range"),
         (fp8_linear(**i, of_w=E5M2), "W goes to E4M3: it needs precision more than range"),
         (fp8_linear(**i, of_x=E5M2, of_w=E5M2), "x and W go to E4M3: they need precision more than range"),
         (fp8_linear(**i, stale=True), "between forward and backward the scales moved on: divide by the scales "
                                       "that x and W were cast with"),
         (_dy_early(**i), "dy is cast with the scale that sdy has when dy comes, not with that of the forward pass"),
-        (_plain(**i), "nothing is rounded to FP8 here"),
         (_current("x", "weight", **i), "x and W are cast with scales of their own amax here; take .scale of their "
                                        "states"),
         (_current("x", **i), "x is cast with a scale of its own amax here; take .scale of its state"),
         (_current("weight", **i), "W is cast with a scale of its own amax here; take .scale of its state"),
         (_current("dy", **i), "dy is cast with a scale of its own amax here; take .scale of its state"),
-        *_one_unrounded(**i),
         ({**want, "noted": got["noted"]}, "note(x), note(weight), note(dy): each of the tensors before it is scaled"),
     ):  # fmt: skip
         if not difference(got, wrong):
@@ -175,7 +158,7 @@ def _kept(answer: Answer) -> str | None:
     if kept <= most + 64:
         return None
     return (f"{kept} bytes are kept for the backward pass, on ctx or elsewhere; {most} are enough, one a number: keep "
-            "the FP8 tensors, and neither x nor W")  # fmt: skip
+            "one FP8 copy of each, and neither x nor W")  # fmt: skip
 
 
 def _linear(
@@ -211,9 +194,9 @@ FP8_LINEAR = Exercise(
         Case("one byte a number is kept", _linear(sizes=(16, 24, 20)), hidden=True, accept=[_kept], fixed=[
             _linear(0.5, 0.5, (24, 12, 16))]),
     ],
-    idea="Of each of x, W and dy three things are asked: when it is noted, with which scale it is cast, and what "
-    "of it is kept.",
-    hint="forward: note both, qx = E4M3(x sx), qw = E4M3(W sw), y = qx qw^T / (sx sw). Keep qx, qw as float8 tensors, "
-    "and both scales as they are now. backward: note dy, qdy = E5M2(dy sdy), dx = qdy qw / (sdy sw), dW = qdy^T qx / "
-    "(sdy sx). Compute with .float() of them.",
+    idea="Write down the shapes of the three products, and for each factor which of its dims is the sum's: that dim "
+    "must come last in memory.",
+    hint="forward: note both; qx = E4M3(x sx), qw = E4M3(W sw) as float8 tensors; y = product(qx, qw) / (sx sw). Keep "
+    "qx.T.contiguous() and qw.T.contiguous(), and both scales as they are now. backward: note dy, qdy = E5M2(dy sdy); "
+    "dx = product(qdy, qwT) / (sdy sw), dW = product(qdy.T.contiguous(), qxT) / (sdy sx).",
 )  # fmt: skip

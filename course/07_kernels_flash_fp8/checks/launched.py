@@ -27,6 +27,8 @@ class OneLaunch:
         want: the right result, in float64.
         wrong: results of known mistakes, each with a sentence about it.
         number: the input that the kernel gets as a number, beside sizes.
+        near: whether a result is another one, up to rounding.
+        note: explains a wrong result, as far as it can.
         threads: checks a launch of `grid` blocks of `block` threads; returns what is wrong, or None.
     """
 
@@ -36,6 +38,8 @@ class OneLaunch:
     wrong: Callable[..., list[tuple[torch.Tensor, str]]]
     number: str = ""
     threads: Callable[[torch.Tensor, int, int], str | None] = lambda x, grid, block: None
+    near: Callable[[torch.Tensor, torch.Tensor], bool] = lambda got, want: close(got, want)
+    note: Callable[[torch.Tensor, torch.Tensor], str | None] = lambda got, want: None
 
     def right(self, answer: Answer) -> str | None:
         """Check that y is right in every order of the threads, and that one launch wrote each element of it once."""
@@ -44,7 +48,8 @@ class OneLaunch:
         y, launch = answer.value, launch_of(answer)
         x = answer.inputs[self.arrays[0]]
         if not isinstance(y, torch.Tensor) or y.shape != x.shape or y.dtype != x.dtype:
-            return f"{self.function} must return a tensor {list(x.shape)} of float32"
+            dtype = str(x.dtype).removeprefix("torch.")
+            return f"{self.function} must return a tensor {list(x.shape)} of {dtype}"
         sent = launch["outputs"][0]
         name = next((name for name in sent if same(sent[name].nan_to_num(), y.nan_to_num())), None)
         if name is None:
@@ -54,7 +59,7 @@ class OneLaunch:
             missing = int((writes == 0).sum())
             return f"{_place(writes == 0)} was never written; missing: {missing} of {y.numel()} numbers"
         want = self.want(**answer.inputs)
-        right = [close(outputs[name].view(x.shape), want) for outputs in launch["outputs"]]
+        right = [self.near(outputs[name].view(x.shape), want) for outputs in launch["outputs"]]
         if any(right) and not all(right):
             return "in another order of its threads y differs: one reads what another has not written yet"
         if not right[0]:
@@ -93,9 +98,12 @@ class OneLaunch:
 
     def _what_is_wrong(self, answer: Answer, y: torch.Tensor, want: torch.Tensor) -> str:
         note = launch_of(answer)["note"]
-        if found := next((why for other, why in self.wrong(**answer.inputs) if close(y, other)), None):
+        if found := next((why for other, why in self.wrong(**answer.inputs) if self.near(y, other)), None):
             return found
-        off = ~torch.isclose(y.double(), want, rtol=1e-4, atol=1e-5)
+        if not y.isnan().any() and (found := self.note(y, want)):
+            return found
+        rtol = 1e-4 if y.dtype == torch.float32 else 2.0**-8
+        off = ~torch.isclose(y.double(), want, rtol=rtol, atol=1e-5)
         place = tuple(off.nonzero()[0].tolist())
         got = "no number" if y[place].isnan() else f"{y[place]:.6g}"
         note = note or "a variable that was given no value holds NaN here" * bool(y[place].isnan())
@@ -114,8 +122,17 @@ def close(got: torch.Tensor, want: torch.Tensor) -> bool:
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two results have the same bits, in any shape."""
-    return one.dtype == other.dtype and one.numel() == other.numel() and torch.equal(
-        one.flatten().view(torch.int32), other.contiguous().flatten().view(torch.int32))  # fmt: skip
+    bits = {4: torch.int32, 2: torch.int16}.get(one.element_size())
+    return bits is not None and one.dtype == other.dtype and one.numel() == other.numel() and torch.equal(
+        one.flatten().view(bits), other.contiguous().flatten().view(bits))  # fmt: skip
+
+
+def same_bf16(got: torch.Tensor, want: torch.Tensor) -> bool:
+    """Whether bf16 numbers are those of `want`, rounded once: float32 on the way moves few of them, by one step."""
+    rounded = want.to(torch.bfloat16).double()
+    off = got.double() != rounded
+    near = torch.isclose(got.double(), rounded, rtol=2.0**-7, atol=1e-30)
+    return bool(near.all()) and float(off.double().mean()) < 0.03
 
 
 def reads(most: float) -> Accept:

@@ -1,4 +1,4 @@
-"""Checks of lab 07, third part: RMSNorm in CUDA C++ in three versions.
+"""Checks of lab 07, third part: RMSNorm in CUDA C++, forward, in four versions.
 
 Beside its result (`launched`) a kernel is judged by its memory accesses: how often x was read, how many of the
 fetched bytes were asked for, how wide a load was, how many barriers there were.
@@ -14,7 +14,7 @@ import torch
 from course.lab07.compiling import prepare
 from labkit.exercises import Answer, Case, Draw, Exercise
 
-from .launched import OneLaunch, coalesced, counts_of, launch_of, reads
+from .launched import OneLaunch, coalesced, counts_of, launch_of, reads, same_bf16
 
 
 def rms_norm(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> torch.Tensor:
@@ -43,14 +43,6 @@ def _wrong_formulas(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> list[tu
     ]  # fmt: skip
 
 
-def _a_row_a_thread(x: torch.Tensor, grid: int, block: int) -> str | None:
-    rows = len(x)
-    if (grid, block) == (-(-rows // 64), 64):
-        return None
-    wanted = f"{-(-rows // 64)} x 64 threads"
-    return f"a thread a row, in blocks of 64: of {rows} rows grid x block is {wanted}, not {grid} x {block}"
-
-
 def _a_row_a_block(x: torch.Tensor, grid: int, block: int) -> str | None:
     if (grid, block) == (len(x), 256):
         return None
@@ -65,24 +57,83 @@ def _a_row_a_warp(x: torch.Tensor, grid: int, block: int) -> str | None:
     return f"{grid} x {block} threads are less than a warp for each of {len(x)} rows: most of the GPU stands idle"
 
 
-ROWS, BLOCKS, WARPS = (
+def _a_block_a_row(x: torch.Tensor, grid: int, block: int) -> str | None:
+    """Check for one block for each row, of any size."""
+    return None if grid == len(x) else f"a block for each row: of {len(x)} rows grid is {len(x)}, not {grid}"
+
+
+def _in_bf16(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> list[tuple[torch.Tensor, str]]:
+    d, g = x.double(), gamma.double()
+    rstd = (d.square().mean(-1, keepdim=True) + eps).rsqrt()
+    early = "is rounded to bf16 on the way: compute in float32, and round once, at the end"
+    return [
+        *_wrong_formulas(x, gamma, eps),
+        ((d * rstd).bfloat16().double() * g, f"x times 1/root {early}"),
+        (d * rstd.bfloat16().double() * g, f"1/root {early}"),
+        (d * (rstd * g).bfloat16().double(), f"1/root times gamma {early}"),
+    ]
+
+
+def _a_row_is_off(y: torch.Tensor, want: torch.Tensor) -> str | None:
+    """Say so where every row has one factor, not the same for all: its sum is not what it should be."""
+    sized = want.abs() > 1e-3 * want.abs().amax(1, keepdim=True)
+    ratios = [(mine / right)[use] for mine, right, use in zip(y.double(), want, sized, strict=True)]
+    if all(one.numel() and (one / one.median() - 1).abs().max() < 0.02 for one in ratios):
+        return "each row is off by a factor of its own: its sum of squares, or 1/root, is not right to float32's digits"
+    return None
+
+
+BLOCKS, WARPS, REGISTERS = (
     OneLaunch("norm", ("x", "gamma"), rms_norm, _wrong_formulas, "eps", threads)
-    for threads in (_a_row_a_thread, _a_row_a_block, _a_row_a_warp)
+    for threads in (_a_row_a_block, _a_row_a_warp, _a_block_a_row)
 )
+BF16 = OneLaunch("norm", ("x", "gamma"), rms_norm, _in_bf16, "eps", _a_block_a_row, same_bf16, _a_row_is_off)
+
+
+def _drive_wide(exercise: Any, x: Any, gamma: Any, eps: float) -> Any:
+    """The learner's norm, or the words with which it refuses."""
+    try:
+        return exercise.norm(x, gamma, eps)
+    except ValueError as error:
+        return f"refused: {error}"
+
+
+def _kept(answer: Answer) -> str | None:
+    """Check for a right result; a row that is wider than the registers may be refused in its place."""
+    cols = answer.inputs["x"].shape[1]
+    refused = isinstance(answer.value, str)
+    if refused and cols > WIDEST:
+        launched = answer.evidence[0].notes.get("launch")
+        return f"{cols} columns are refused after a launch: refuse them before" if launched else None
+    if refused:
+        return f"{cols} columns are {answer.value}; up to {WIDEST} there is room for the row"
+    wrong = REGISTERS.right(answer)
+    if wrong and cols > WIDEST and "y[" in wrong:
+        return f"{cols} columns are more than {WIDEST}, and are neither refused nor right: {wrong}"
+    return wrong
+
+
+def _once(answer: Answer) -> str | None:
+    return None if isinstance(answer.value, str) else reads(1)(answer)
+
+
+def _neighbours(answer: Answer) -> str | None:
+    return None if isinstance(answer.value, str) else coalesced(answer)
 
 
 def _wide(answer: Answer) -> str | None:
-    launch = launch_of(answer)
+    launch, what = launch_of(answer), "eight bf16 in one load are 16"
     for array in ("x", "gamma"):
         counts = counts_of(answer, array)
-        width = sum(of["read"] for of in counts) / max(1, sum(of["loads"] for of in counts))
+        if not sum(of["loads"] for of in counts):
+            return (f"no load of {array} is seen: what goes from memory into a function by value, as in f(row[i]), is "
+                    "not counted here; load it into a variable first")  # fmt: skip
+        width = sum(of["read"] for of in counts) / sum(of["loads"] for of in counts)
         if width < 15.9:
-            return (
-                f"a load of {array} brings {width:.3g} bytes; with float4 it brings 16 (cols is a multiple of 4 here)"
-            )
+            return f"a load of {array} brings {width:.3g} bytes; {what}"
     stored = [launch["counts"][name] for name in launch["writes"]]
     out = sum(of["written"] for of in stored) / max(1, sum(of["stores"] for of in stored))
-    return f"a store to y takes {out:.3g} bytes; with float4 it takes 16" if out < 15.9 else None
+    return f"a store to y takes {out:.3g} bytes; eight bf16 in one store are 16" if out < 15.9 else None
 
 
 def _few_barriers(answer: Answer) -> str | None:
@@ -107,11 +158,12 @@ def _tree(answer: Answer) -> str | None:
     return None
 
 
-def _sizes(rows: tuple[int, int], cols: tuple[int, int], step: int = 1, off: int = 0) -> Any:
+def _sizes(rows: tuple[int, int], cols: tuple[int, int], step: int = 1, off: int = 0,
+           dtype: torch.dtype = torch.float32) -> Any:  # fmt: skip
     def inputs(draw: Draw) -> dict[str, Any]:
         r, c = draw.integer(*rows), draw.integer(*cols) * step + off
         x = draw.tensor(r, c) * draw.choice([0.03, 1.0, 5.0])
-        return {"x": x, "gamma": 1 + draw.tensor(c) / 2, "eps": draw.choice([0.003, 0.02, 0.1])}
+        return {"x": x.to(dtype), "gamma": (1 + draw.tensor(c) / 2).to(dtype), "eps": draw.choice([0.003, 0.02, 0.1])}
 
     return inputs
 
@@ -123,32 +175,10 @@ _HAND = {
 }  # fmt: skip
 
 # Eight columns: what is counted four times is not taken for a sum in the place of a mean.
-_EIGHT = {
+_EIGHT: dict[str, Any] = {
     "x": torch.tensor([[4.0, 4.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0, -1.0]]),
     "gamma": torch.tensor([1.0, 2.0, 1.0, -1.0, 1.0, 2.0, 1.0, -1.0]), "eps": 0.0,
 }  # fmt: skip
-
-NORM_ROWS = Exercise(
-    "norm_rows",
-    function="norm",
-    prepare=prepare,
-    accept=[ROWS.right],
-    cases=[
-        Case("2 rows of 4", _HAND),
-        Case("one row, of one column or of thousands", _sizes((1, 1), (1, 1)), hidden=True, fixed=[_wide_row]),
-        Case(
-            "rows that do not fill the last block",
-            _sizes((65, 90), (3, 40)),
-            hidden=True,
-            points=2,
-            fixed=[_sizes((64, 64), (3, 3)), _sizes((129, 129), (2, 2))],
-        ),
-        Case("x is read twice at most", _sizes((3, 40), (3, 40)), hidden=True, accept=[reads(2)]),
-    ],
-    idea="Each thread has one row of its own, and goes along it twice: once to add up, once to write.",
-    hint="row = blockIdx.x * blockDim.x + threadIdx.x; return if row >= rows. A loop over cols adds the squares; then "
-    "rsqrtf(sum / cols + eps); a second loop writes y.",
-)
 
 NORM_BLOCK = Exercise(
     "norm_block",
@@ -178,36 +208,71 @@ NORM_WARP = Exercise(
     accept=[WARPS.right, reads(2)],
     cases=[
         Case("2 rows of 8", _EIGHT),
-        Case(
-            "columns that are no multiple of 4",
-            _sizes((2, 6), (10, 170), 4, 1),
-            hidden=True,
-            fixed=[
-                _sizes((2, 2), (1, 1), 1, 2),
-                _sizes((1, 1), (1030, 1030), 4, 1),
-                _sizes((2, 2), (150, 150), 4, 3),
-                _sizes((3, 3), (40, 40), 4, 2),
-            ],
-        ),
-        Case(
-            "columns that are",
-            _sizes((2, 6), (10, 260), 4),
-            hidden=True,
-            fixed=[_wide_row, _sizes((70, 70), (2, 2), 4)],
-        ),
-        Case(
-            "one column to more than 1024",
-            _sizes((2, 3), (257, 300), 4),
-            hidden=True,
-            fixed=[_sizes((2, 2), (1, 1)), _sizes((1, 1), (1, 1), 4)],
-        ),
-        Case("two barriers at most", _sizes((2, 4), (65, 140), 4), hidden=True, accept=[_few_barriers]),
-        Case("16 bytes a load and a store", _sizes((2, 4), (65, 140), 4), hidden=True, points=2, accept=[_wide]),
+        Case("other sizes", _sizes((2, 6), (40, 700)), hidden=True, points=2, fixed=[
+            _sizes((2, 2), (3, 3)), _sizes((3, 3), (256, 256)), _sizes((1, 1), (1030, 1030)), _wide_row]),
+        Case("two barriers at most", _sizes((2, 4), (260, 560)), hidden=True, points=2, accept=[_few_barriers]),
+        Case("neighbouring threads read neighbouring numbers", _sizes((3, 6), (520, 600)), hidden=True, accept=[
+            coalesced]),
     ],
-    idea="Three pieces: a sum inside of each warp, a sum of the warps' few sums, and four numbers with each load and "
-    "each store.",
+    idea="Two sums, one after the other: inside of each warp, then of the warps' few sums.",
     hint="A warp: for o = 16, 8, 4, 2, 1: v += __shfl_xor_sync(0xffffffff, v, o). Lane 0 of each warp writes "
-    "parts[warp]; one __syncthreads(); then every warp adds up parts in the same way, lanes beyond the warps with 0. "
-    "A row starts at a multiple of 16 bytes only if cols % 4 == 0: else go number by number.",
-)
-EXERCISES = [NORM_ROWS, NORM_BLOCK, NORM_WARP]
+    "parts[warp]; one __syncthreads(); then every warp adds up parts in the same way, lanes beyond the warps with 0.",
+)  # fmt: skip
+
+WIDEST = 4096
+NORM_REGISTERS = Exercise(
+    "norm_registers",
+    function="norm",
+    drive=_drive_wide,
+    prepare=prepare,
+    accept=[_kept],
+    cases=[
+        Case("2 rows of 8", _EIGHT),
+        Case("up to 4096 columns: x is read once", _sizes((2, 4), (40, 900)), hidden=True, points=2, accept=[_once],
+             fixed=[_sizes((2, 2), (3, 3)), _sizes((3, 3), (256, 256)), _sizes((2, 2), (257, 257)),
+                    _sizes((1, 1), (4096, 4096))]),
+        Case("wider than 4096: right, or refused with a ValueError", _sizes((1, 2), (4097, 4700)), hidden=True,
+             points=2, fixed=[_sizes((1, 1), (4097, 4097)), _sizes((2, 2), (8200, 8200))]),
+        Case("neighbouring threads read neighbouring numbers", _sizes((3, 6), (520, 600)), hidden=True, accept=[
+            _neighbours]),
+    ],
+    idea="What a thread adds up it needs again a moment later: how many numbers is that, for 4096 columns?",
+    hint="float kept[PER]; for k = 0 to PER - 1, unrolled: i = threadIdx.x + k * blockDim.x; kept[k] = i < cols ? "
+    "row[i] : 0; sum += kept[k] * kept[k]. Then rstd from block_sum(sum), and a second such loop writes "
+    "kept[k] * rstd * gamma[i] where i < cols. In norm: if cols > 4096: raise ValueError(...).",
+)  # fmt: skip
+
+_BF_HAND = {"x": _EIGHT["x"].bfloat16(), "gamma": _EIGHT["gamma"].bfloat16(), "eps": 0.0}
+
+
+def _bf16(rows: tuple[int, int], packs: tuple[int, int]) -> Any:
+    return _sizes(rows, packs, 8, dtype=torch.bfloat16)
+
+
+def _long_sums(draw: Draw) -> dict[str, Any]:
+    """Draw rows of equal squares: a sum in bf16 stops growing at 256 of them, and each square rounds the same way."""
+    x = torch.sign(draw.tensor(2, 4096)) * draw.choice([0.5, 1.0, 2.0]) * 135 / 128
+    return {"x": x.bfloat16(), "gamma": (1 + draw.tensor(4096) / 2).bfloat16(), "eps": 0.02}
+
+
+NORM_BF16 = Exercise(
+    "norm_bf16",
+    function="norm",
+    prepare=prepare,
+    accept=[BF16.right],
+    dtypes=(torch.bfloat16,),
+    cases=[
+        Case("2 rows of 8", _BF_HAND),
+        Case("other widths", _bf16((2, 5), (5, 120)), hidden=True, points=2, fixed=[
+            _bf16((1, 1), (1, 1)), _bf16((2, 2), (256, 256)), _bf16((1, 1), (257, 257)), _bf16((2, 2), (530, 530))]),
+        Case("statistics in float32, rounded once", _bf16((3, 4), (60, 130)), hidden=True, points=2, fixed=[
+            _long_sums]),
+        Case("16 bytes a load and a store", _bf16((2, 4), (65, 140)), hidden=True, points=2, accept=[_wide]),
+        Case("x is read twice at most", _bf16((2, 4), (40, 140)), hidden=True, accept=[reads(2)]),
+    ],
+    idea="Three things have a size of their own here: what is loaded at once, what is computed with, what is stored.",
+    hint="Pack p = row[i] for i = threadIdx.x, threadIdx.x + blockDim.x, ... below cols / 8. In a loop over its eight: "
+    "float v = __bfloat162float(p.v[j]); sum += v * v. Then the same loop again: p.v[j] = "
+    "__float2bfloat16(__bfloat162float(p.v[j]) * rstd * __bfloat162float(g.v[j])); out[i] = p.",
+)  # fmt: skip
+EXERCISES = [NORM_BLOCK, NORM_WARP, NORM_REGISTERS, NORM_BF16]

@@ -59,69 +59,20 @@ def _largest(amaxes: list[float]) -> float:
     return math.nan if any(math.isnan(a) for a in amaxes) else max(amaxes)
 
 
-def delayed(
-    ranks: Inputs, *, shared: bool = True, most: str = "largest", own: bool = True, last: bool = False,
-    overflow: str = "leaves", nan: bool = True, zero: str = "history", together: str = "largest",
-    decided: str = "together",
-) -> list[list[list[float]]]:  # fmt: skip
-    """The scales of every step, by rank. The keywords make mistakes.
-
-    Args:
-        overflow: a step that overflows "leaves" the scale and puts 0 into the history; or the scale "moves"; or the
-            history "skips" the step, or "begins" anew with it; or the scale is "one" afterwards; or what is not finite
-            is "dropped"; or each rank notes 0 for it before the ranks exchange ("local"); or it stops "all" tensors.
-        most: what the scale follows: the "largest" or the "mean" of the history, the amax of the "step" alone, or the
-            largest "ever".
-        together: of the ranks' amaxes counts the "largest", the "sum" or the "mean".
-        decided: whether a step overflowed is decided "together", by each rank for its "own" tensor, or together but
-            the NaN of all ranks except the first is "lost".
-        nan: whether it counts as not finite; else Python's `max` drops it.
-        zero: the scale is left where the "history" is all zero, or already where the "step" is; or it becomes "one".
-    """
-    world, out = len(ranks), []
-    for rank in range(world):
-        h, top, amaxes = ranks[rank]["history"], ranks[rank]["top"], ranks[rank]["amaxes"]
-        past: list[list[float]] = [[] for _ in amaxes[0][0]]
-        scale = [1.0] * len(past)
-        trace = [list(scale)]
-        for step in range(len(amaxes)):
-            who = range(world) if shared else [rank]
-            for t in range(len(scale)):
-                noted = [[m[t] for m in ranks[r]["amaxes"][step]] for r in who]
-                seen = [a for row in noted for a in (row[-1:] if last else row)]
-                if overflow == "local":
-                    seen = [a if math.isfinite(_largest(row)) else 0.0 for row in noted for a in row]
-                amax = _largest(seen if nan else [a for a in seen if not math.isnan(a)] or [0.0])
-                if decided == "lost":
-                    later = [a for row in noted[1:] for a in row if not math.isnan(_largest(row))]
-                    amax = _largest([*noted[0], *later])
-                if overflow == "dropped":
-                    amax = max((a for a in seen if math.isfinite(a)), default=0.0)
-                if together != "largest":
-                    amax = sum(_largest(row) for row in noted) / (len(noted) if together == "mean" else 1)
-                if overflow == "all" and not all(
-                    math.isfinite(a) for r in who for m in ranks[r]["amaxes"][step] for a in m
-                ):
-                    amax = math.inf
-                if overflow == "begins" and not math.isfinite(amax):
-                    past[t] = []
-                if decided == "own" and math.isnan(amax):
-                    amax = math.inf
-                judged = _largest([m[t] for m in ranks[rank]["amaxes"][step]]) if decided == "own" else amax
-                if overflow != "skips" or math.isfinite(amax):
-                    past[t] = [*past[t], amax if math.isfinite(judged) else 0.0]
-                window = past[t][{"step": -1, "ever": 0}.get(most, -h) :]
-                if not own:
-                    window = past[t][-h - 1 : -1]
-                follows = sum(window) / len(window) if most == "mean" and window else max(window, default=0.0)
-                left = overflow != "moves" and not math.isfinite(judged)
-                if follows > 0 and not left and not (zero == "step" and amax == 0):
-                    scale[t] = top / follows
-                if (overflow == "one" and left) or (zero == "one" and not left and follows == 0):
-                    scale[t] = 1.0
-            trace.append(list(scale))
-        out.append(trace)
-    return out
+def delayed(ranks: Inputs) -> list[list[list[float]]]:
+    """The scales of every step, by rank: equal on all of them."""
+    h, top, steps = ranks[0]["history"], ranks[0]["top"], [one["amaxes"] for one in ranks]
+    scale = [1.0] * len(steps[0][0][0])
+    past: list[list[float]] = [[] for _ in scale]
+    trace = [list(scale)]
+    for step in range(len(steps[0])):
+        for t in range(len(scale)):
+            amax = _largest([microbatch[t] for of in steps for microbatch in of[step]])
+            past[t] = [*past[t], amax if math.isfinite(amax) else 0.0][-h:]
+            if math.isfinite(amax) and max(past[t]) > 0:
+                scale[t] = top / max(past[t])
+        trace.append(list(scale))
+    return [trace] * len(ranks)
 
 
 def _steps(history: tuple[int, int], ranks: tuple[int, int], microbatches: int = 1, odd: float | None = None) -> Any:
@@ -206,10 +157,11 @@ DELAYED = Exercise(
         Case("one message a step", _steps((2, 4), (2, 2)), hidden=True, accept=[_one_message]),
     ],
     idea="Keep three things apart: the largest magnitude of this step, the history of steps, and the scale in use.",
-    hint="note: self.amax = torch.maximum(self.amax, x.abs().max()), which keeps NaN. update: stack the amaxes, with "
-    "inf in the place of NaN, one all_reduce with op=MAX; append each to its history of at most H, set amax to 0. "
-    "Where the new one is finite and "
-    "the history's maximum is not 0: scale = top / maximum. One that is not finite goes into the history as 0.",
+    hint="note: self.amax = torch.maximum(self.amax, x.detach().abs().max()), which keeps NaN. update: stack the "
+    "amaxes, with inf in the place of NaN (nan_to_num(torch.inf, torch.inf)): an all_reduce with op=MAX may "
+    "lose a NaN, it keeps inf. One all_reduce; append each to its history of at most H, set amax to 0. Where "
+    "the new one is finite and the history's maximum is not 0: scale = top / maximum. One that is not finite "
+    "goes into the history as 0.",
 )  # fmt: skip
 
 # ---------------------------------------------------------------------------------------------------- ranks that differ
@@ -264,24 +216,29 @@ SHARES = Exercise(
 
 
 def answers(
-    peak: float, bandwidth: float, hidden: int, element_size: int, layers: int, growth: float
-) -> dict[str, float]:
+    peak: float, bandwidth: float, hidden: int, element_size: int, layers: int, growth: float, tokens: int,
+    launch: float,
+) -> dict[str, float]:  # fmt: skip
     ridge = peak / bandwidth
-    tokens = ridge * element_size * hidden / (2 * hidden - 2 * ridge * element_size)
+    enough = ridge * element_size * hidden / (2 * hidden - 2 * ridge * element_size)
+    one = tokens * hidden * element_size / bandwidth
+    eager = sum(max(launch, passes * one) for passes in (2, 1, 0, 0, 2, 2))
     return {
-        "ridge": ridge, "tokens_for_arithmetic": math.ceil(tokens - 1e-9), "amax_bytes": 4 * 3 * 4 * layers,
-        "cut_off": 1 - 1 / growth, "smallest_kept": 2.0**-9 / 448, "norm_microseconds": 1e6 * 2 * 8192 * hidden
-        * element_size / bandwidth,
+        "tokens_for_arithmetic": math.ceil(enough - 1e-9), "fused_microseconds": 1e6 * max(launch, 2 * one),
+        "eager_microseconds": 1e6 * eager, "amax_bytes": 4 * 3 * 4 * layers, "cut_off": 1 - 1 / growth,
+        "smallest_kept": 2.0**-9 / 448,
     }  # fmt: skip
 
 
 def _run(draw: Draw) -> dict[str, Any]:
     bandwidth = 1e12 * draw.integer(1, 8)
-    return {
+    run = {
         "peak": bandwidth * draw.integer(100, 350), "bandwidth": bandwidth, "hidden": 1024 * draw.integer(2, 16),
-        "element_size": draw.choice([1, 2]), "layers": draw.integer(2, 96),
-        "growth": draw.choice([1.5, 2.0, 8.0]),
+        "element_size": draw.choice([1, 2]), "layers": draw.integer(2, 96), "growth": draw.choice([1.5, 2.0, 8.0]),
+        "tokens": draw.integer(4000, 9000),
     }  # fmt: skip
+    one = run["tokens"] * run["hidden"] * run["element_size"] / bandwidth
+    return {**run, "launch": one * draw.choice([0.1, 1.5, 3.0])}
 
 
 def _another(draw: Draw) -> dict[str, Any]:
@@ -293,18 +250,24 @@ def _another(draw: Draw) -> dict[str, Any]:
             return inputs
 
 
-_SMALL = {"peak": 1.7e14, "bandwidth": 2e12, "hidden": 1536, "element_size": 4, "layers": 7, "growth": 3.0}
-
-
-_H100 = {"peak": 989e12, "bandwidth": 3.35e12, "hidden": 4096, "element_size": 2, "layers": 32, "growth": 4.0}
+_SMALL = {
+    "peak": 1.7e14, "bandwidth": 2e12, "hidden": 1536, "element_size": 4, "layers": 7, "growth": 3.0, "tokens": 8,
+    "launch": 4e-6,
+}  # fmt: skip
+_BETWEEN = {**_SMALL, "tokens": 1000, "launch": 4.5e-6}  # a pass is shorter than a launch, two are longer
+_H100 = {
+    "peak": 989e12, "bandwidth": 3.35e12, "hidden": 4096, "element_size": 2, "layers": 32, "growth": 4.0,
+    "tokens": 8192, "launch": 5e-6,
+}  # fmt: skip
 
 ANSWERS = Exercise(
     "answers",
     reference=answers,
-    cases=[Case("an H100, h = 4096", _H100), Case("other runs", _another, points=3, hidden=True,
-                                                            fixed=[_SMALL])],
+    cases=[Case("an H100, h = 4096, 8192 tokens", _H100), Case("other runs", _another, points=3, hidden=True,
+                                                               fixed=[_SMALL, _BETWEEN])],
     idea="Write each number down with its units first: FLOP, bytes, seconds, numbers.",
-    hint="ridge = peak / bandwidth. 2 n h² / (e (2 n h + h²)) = ridge, solved for n, rounded up. 4 linear layers x 3 "
-    "tensors x 4 bytes a layer. 1 - 1/growth. E4M3's smallest number is 2^-9 and the scale 448/amax. 2 x 8192 x h x e "
-    "bytes over the bandwidth.",
+    hint="2 n h² / (e (2 n h + h²)) = peak / bandwidth, solved for n, rounded up. One pass takes tokens x h x e over "
+    "the bandwidth; fused: max(launch, 2 passes). Eager, a maximum with the launch for each of six: pow 2 passes, mean "
+    "1, add and rsqrt none, mul 2 and 2. 4 linear layers x 3 tensors x 4 bytes a layer. 1 - 1/growth. E4M3's smallest "
+    "number is 2^-9 and the scale 448/amax.",
 )  # fmt: skip
