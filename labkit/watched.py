@@ -240,7 +240,7 @@ class _Travelling(Work):
         return self._work.exception()
 
     def result(self) -> list[torch.Tensor]:
-        return list(self._work.result())
+        return list(self._work.result())  # no deadline: it does not wait
 
     def get_future(self) -> Any:
         return self._work.get_future()

@@ -1005,10 +1005,9 @@ display(beside(named, title="One backward pass of eight layers, rank 0"))
 # ### Gathers beside computation
 #
 # Your `forward_backward` on two ranks, eight units of a matrix 512 × 512, and below it the same model with FSDP2, as
-# your `sharded` cuts it. FSDP2 runs twice. In its second run it is told nothing. On a GPU it then puts gathers and sums on
-# streams of their own, and gathers for the backward pass ahead. Between CPUs there are no streams: it waits for each
-# message at once. In its first run each gather is asynchronous, and `set_modules_to_forward_prefetch` names the unit
-# that is gathered ahead.
+# your `sharded` cuts it. FSDP2 runs twice. First each gather is asynchronous, and `set_modules_to_forward_prefetch` names
+# the unit that is gathered ahead. Then it is told nothing. On a GPU gathers and sums have streams of their own even
+# then. Between CPUs there are no streams, and FSDP2 waits for each message at once; for sums it does so both times.
 #
 # The folded cell compares gradients, counts what is sent, and follows memory: how much is alive at the fullest moment,
 # beside the shards of weights. Then it times three passes of each and keeps the best.
@@ -1183,7 +1182,7 @@ guessed("ones", total.item(), "in bf16; 512 is right")
 # rank that adds up microbatches in a bf16 `p.grad`. Therefore Megatron keeps an fp32 `main_grad` where weights are
 # bf16, and FSDP2 adds up microbatches in `reduce_dtype`.
 #
-# How bad is it with real gradients? No machine here has a thousand ranks, but a sum is a sum: you can make it as they
+# How bad is it with real gradients? No machine here has hundreds of ranks, but a sum is a sum: you can make it as they
 # would. Two ways to send it:
 #
 # * In a *ring* a chunk goes from rank to rank, and each adds its own part: the reduce-scatter of lab 01. Rank c keeps
@@ -1321,8 +1320,10 @@ for ranks in (64, 1024, 16384):
 # passes need equally many tokens. With sums in fp32 the backward pass needs half as many more.
 #
 # Latency is what grows with the ranks. On 1,024 GPUs the batch would have 22 million tokens. Llama 3 405B was trained
-# with 16 million a step on 16,384 GPUs (Llama Team 2024, table 4). A larger batch would not teach it more per token. So
-# at this size nobody gathers weights over all ranks.
+# with 16 million a step on 16,384 GPUs, and has tp 8, pp 16 and 128 replicas there (Llama Team 2024, table 4). Beyond
+# some size a larger batch hardly saves steps (McCandlish et al. 2018). So you cannot pay for more ranks with more
+# tokens. (Where NCCL gathers by PAT in place of a ring, the number of steps grows with the logarithm of the ranks:
+# arXiv 2506.20252.)
 #
 # ### HSDP
 #
@@ -1410,8 +1411,9 @@ right.legend()
 plt.show()
 
 # %% [markdown]
-# The memory decides whether HSDP is possible: 16 bytes a parameter over 8 GPUs are 16 GB for 8 billion parameters, and
-# 140 GB for 70 billion. The larger model needs tensor parallelism, or more than one machine for a copy.
+# HSDP reaches the dotted line, too, on three to four times as many GPUs. The memory decides whether it is possible: 16
+# bytes a parameter over 8 GPUs are 16 GB for 8 billion parameters, and 140 GB for 70 billion. The larger model needs
+# tensor parallelism, or more than one machine for a copy.
 #
 # *This is a good place to stop: the end of part D.*
 #
@@ -1819,6 +1821,7 @@ progress()
 # and of D, so that every bucket begins at a multiple of 256 bytes, where a GPU reads well.
 #
 # Rajbhandari et al. 2020, ZeRO (arXiv 1910.02054); Zhao et al. 2023, FSDP (arXiv 2304.11277); Loshchilov and Hutter
-# 2017, AdamW (arXiv 1711.05101); Llama Team 2024 (arXiv 2407.21783).
+# 2017, AdamW (arXiv 1711.05101); Llama Team 2024 (arXiv 2407.21783); McCandlish et al. 2018, large batches (arXiv
+# 1812.06162).
 #
 # Next: lab 07, kernels, flash attention and FP8.

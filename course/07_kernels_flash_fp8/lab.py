@@ -14,7 +14,7 @@
 #
 # | part | sections | you build | time |
 # |---|---|---|---|
-# | A | 1, 2, and 3 up to RMSNorm | six small programs: two predictions, a first kernel, RMSNorm three times | 3–5 h |
+# | A | 1, 2, 3 to a model that trains | a prediction, a first kernel, RMSNorm four times, its backward pass | 3–4 h |
 # | B | 3, flash attention | the bytes of attention, and attention tile by tile | 1–2 h |
 # | C | 3, FP8, to the end | a cast to FP8, scales, an FP8 linear layer that trains on two ranks; a bug to find | 3 h |
 #
@@ -186,7 +186,7 @@ hierarchy(blocks=4, threads=64, sms=2)
 # %% [markdown]
 # * A **thread** runs the kernel's text once. Its variables are in registers, which no other thread sees.
 # * 32 threads are a **warp**. As a rule they execute the same instruction at the same time, each on its own numbers.
-#   (CUDA does not promise it; "Third norm", below, says more.)
+#   (CUDA does not promise it; "Warps add up by themselves", below, says more.)
 # * A **block** is up to 1024 threads. It runs on one SM (streaming multiprocessor) from its beginning to its end, and
 #   its threads share a piece of that SM's memory, which is on the chip. Arrays like x lie in the *global memory*, the
 #   large one outside the chip, which all threads see.
@@ -198,11 +198,12 @@ hierarchy(blocks=4, threads=64, sms=2)
 # The text in `Kernel(r"""...""")` is CUDA C++, as it would stand in a `.cu` file: functions, templates, lambdas,
 # structs, `float4`, `__nv_bfloat16` and `half`, shuffles, atomics, `printf`. It has device code alone: Python launches
 # the kernel, and tensors are its memory. Not in it: PTX (`asm`), cooperative groups, tensor cores, asynchronous copies,
-# launches from a kernel; all threads compute in IEEE float32, so `-use_fast_math` is not tried.
-# With a GPU, nvcc compiles the text as it is. Here g++ does, and an emulator runs the threads one after another. It
-# counts every access, and stops at one that is out of bounds. It also stops at a *race*: one thread writes a word of
-# shared memory that another one uses, with no barrier between. A variable that was given no value holds NaN (an
-# integer: a large number), where a GPU would have what lay in the register before.
+# launches from a kernel. With a GPU, nvcc compiles the text as it is. Here g++ does, and an emulator runs the threads
+# one after another. It counts every access, and stops at one that is out of bounds. It also stops at a *race*: one
+# thread writes a word of shared memory that another one uses, with no barrier between. A variable that was given no
+# value holds NaN (an integer: a large number), where a GPU would have what lay in the register before. One thing it
+# does not see: a struct that goes from memory straight into a function, as in `f(row[i])` with a `float4`. Load it into
+# a variable first.
 #
 # The smallest launch: one block of eight threads, a number for each.
 
@@ -388,9 +389,10 @@ from course.figures.kernels import butterfly
 butterfly([3, 1, 4, 1, 5, 9, 2, 6])
 
 # %% [markdown]
-# So each warp adds up by itself, its lane 0 writes one number to shared memory, **one** barrier, and every warp adds
-# up those few numbers. (It is the shuffle that waits. Threads of a warp that use *shared memory* may run apart, on all
-# GPUs since Volta, 2017: a tree without barriers for s below 32, as in old code, is a race, and needs `__syncwarp()`.)
+# So a warp has its sum without a barrier. Eight warps have eight sums. How does *every* thread of the block get the
+# total, with one barrier? (It is the shuffle that waits. Threads of a warp that use *shared memory* may run apart, on
+# all GPUs since Volta, 2017: a tree without barriers for s below 32, as in old code, is a race, and needs
+# `__syncwarp()`.)
 #
 # **Exercise.** The norm with shuffles: at most two barriers; one is enough. (Functions that a kernel calls are marked
 # `__device__`.)
@@ -442,8 +444,9 @@ check("norm_warp")
 # %% [markdown]
 # ### The row stays in registers
 #
-# Section 2 counted two passes over memory. Your norms make three: they read x to add up, and again to write. Between
-# the two the row could stay where it is, in registers: an SM has 65,536 of them, more room than its shared memory.
+# A fused norm could do with two passes over memory. Yours make three: they read x to add up, and again to write.
+# Between the two the row could stay where it is, in registers: an SM has 65,536 of them, more room than its shared
+# memory.
 #
 # A thread's array is in registers only if the compiler knows every index: `float kept[PER];` with a `constexpr` PER, in
 # loops from 0 to PER that are unrolled (`#pragma unroll`). An index that is known only when the kernel runs sends the
@@ -519,8 +522,8 @@ check("norm_registers")
 # instructions become what the norm waits for. So load eight at once, as a `Pack`, from an address that is a multiple of
 # 16 bytes: `reinterpret_cast<const Pack*>(x)` sees the array as packs.
 #
-# *In which precision does one compute?* bf16 near 256 has steps of 2. Add up 1 + 1 + 1 + ... in bf16: where does the
-# sum stop growing?
+# *In which precision does one compute?* Add up 1 + 1 + 1 + ... in bf16, with its 8 bits. Where does the sum stop
+# growing?
 
 # %%
 guess("stops", None, "Where does the sum of ones in bf16 stop?")
@@ -1217,7 +1220,7 @@ check("fp8_linear")
 # folded cell trains it for 40 steps, and beside it the same model in float32, and reports both curves of the loss.
 
 # %% jupyter={"source_hidden": true}
-# %%torchrun -n 2 --needs to_fp8,delayed_scaling,fp8_linear --name train_fp8 --timeout 170 --out trained
+# %%ranks 2 --needs to_fp8,delayed_scaling,fp8_linear --name train_fp8 --timeout 170 --out trained
 import itertools
 
 import torch
@@ -1226,7 +1229,6 @@ from exercises.delayed_scaling import DelayedScale, update
 from exercises.fp8_linear import Fp8Linear
 
 from minimegatron.comm.collectives import all_gather, copy_to_region, reduce_from_region
-from minimegatron.launch.rank import finish, init, report
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.data.corpus import documents
@@ -1237,8 +1239,7 @@ from minimegatron.models.spec import ModuleSpec
 from minimegatron.models.families import family_config
 
 STEPS, SEQ, BATCH = 40, 64, 8
-rank, world = init()
-mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=world))
+mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=2))
 config = family_config("llama", num_layers=2, hidden_size=64, num_attention_heads=4, num_query_groups=2, vocab_size=256)
 
 
@@ -1283,14 +1284,13 @@ for name, model in models.items():
         losses[name].append(loss.item())
 
 mine = torch.tensor([one.scale for one in scales])
-both = all_gather(mine, mesh.tp).view(world, -1)
+both = all_gather(mine, mesh.tp).view(2, -1)
 if rank == 0:
     print(f"loss per byte fell by more than a third: {losses['fp8'][-1] < losses['fp8'][0] * 2 / 3}")
     last = {name: sum(row[-10:]) / 10 for name, row in losses.items()}
     print(f"the last ten steps, FP8 within 10 % of float32: {abs(last['fp8'] / last['fp32'] - 1) < 0.1}")
     print(f"{len(scales)} scales, equal on both ranks to the last bit: {torch.equal(both[0], both[1])}")
 report(losses)
-finish()
 
 # %%
 # %%needs to_fp8 delayed_scaling fp8_linear
@@ -1301,7 +1301,7 @@ from minimegatron.viz.picture import MEASURED_LINE, REFERENCE_LINE, styled
 with styled():
     fig, ax = plt.subplots(figsize=(7, 2.6))
     for name, line in (("fp32", REFERENCE_LINE), ("fp8", MEASURED_LINE)):
-        ax.plot(trained.reports[0][name], label=name, **line)
+        ax.plot(trained[0][name], label=name, **line)
     ax.set(xlabel="step", ylabel="loss per byte", title="MLPs in FP8, on two ranks")
     ax.legend()
     plt.show()
@@ -1375,7 +1375,7 @@ finish()
 #
 # The same picture, measured: how fast this machine multiplies and how fast it copies, on one core; then programs
 # against that roof. Four of them are ways to the same norm of 2048 x 4096 numbers. Guess which ones reach the roof,
-# before you run the cell. The folded cell runs each five times, in turn, and keeps the best.
+# before you run the cell. The folded cell runs each three times, in turn, and keeps the best.
 #
 # * *operation by operation*: `rms_norm` of section 1. Each operation makes a fresh tensor of 32 MiB.
 # * *the same, into tensors that are there*: the same operations, their results written with `out=`.
@@ -1422,7 +1422,7 @@ programs = {  # FLOP, bytes, and what runs
 threads = torch.get_num_threads()
 torch.set_num_threads(1)
 best = dict.fromkeys(programs, float("inf"))
-for _ in range(5):
+for _ in range(3):
     for name, (_, _, run) in programs.items():
         start = time.thread_time()  # of this core, whatever else runs on the machine
         run()
@@ -1494,9 +1494,10 @@ with styled():
     plt.show()
 
 # %% [markdown]
-# Left of the knee a copy costs its call, whatever its size. On a GPU the picture is the same, with 5 µs and 3.35 TB/s:
-# 4.2 million bf16 numbers are read and written in that time, 1000 tokens of width 4096. A layer that decodes a few
-# tokens lies far to the left of it: that is what CUDA graphs are for.
+# Left of the knee a copy costs its call, whatever its size. Right of it, as long as x fits into a cache, a copy is
+# faster than the dashed line, which is of the memory. On a GPU the picture is the same, with 5 µs and 3.35 TB/s: 4.2
+# million bf16 numbers are read and written in that time, 1000 tokens of width 4096. A layer that decodes a few tokens
+# lies far to the left of it: that is what CUDA graphs are for.
 #
 # ### The error of each recipe
 #

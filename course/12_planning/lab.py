@@ -92,8 +92,8 @@ memory.ranks({"each of 8 GPUs": one_node.memory[0].peak}, limit=one_node.cluster
 #
 # A rank has experts / ep of the experts. The first stage of a pipeline has the table of words, V' · h numbers, the last
 # one a norm of h numbers and the output layer, V' · h numbers. Both are cut over tp by words; V' is V rounded up to a
-# multiple of 128 · tp. In a *tied* model both are the same table. If they lie on different ranks, each has a copy of
-# it, because the last stage must multiply with it.
+# multiple of 128 · tp. In a *tied* model the output layer multiplies with the table of words, wherever the two ends lie:
+# count what is on this rank.
 #
 # An example: h = 8, 2 heads, 1 group, d = 4, f = 12, V = 200, one layer with both ends on one rank. Norms 16, queries
 # and projection 128, keys and values 64, the MLP 288: together 496. V' = 256, so both ends have 2048 + 8 + 2048. All
@@ -947,7 +947,8 @@ for name, (h, layers, heads, tp, pp, v, gpus, batch, micro, tflops) in README.it
     flops = step_flops(run.model, batch, 4096, causal=False) / gpus / 1e12
     label = name + " (fitted)" * (name in ("1.7B", "16B"))
     beside["Megatron's README, H100"][label] = tflops, flops / planned_time(run, gpus, h100).seconds
-LLAMA3 = {"8k": (1, 8192, 8192, 430), "8k, 16,384": (1, 8192, 16384, 400), "128k": (16, 131072, 16384, 380)}
+LLAMA3 = {"405B, 8k, 8,192": (1, 8192, 8192, 430), "405B, 8k, 16,384": (1, 8192, 16384, 400),
+          "405B, 128k, 16,384": (16, 131072, 16384, 380)}
 for name, (cp, s, gpus, tflops) in LLAMA3.items():  # arXiv 2407.21783, table 4: cp, tokens, GPUs, TFLOP/s a GPU
     flags = f"--preset llama3-405b --seq-length {s} --micro-batch-size 1 --global-batch-size {2**24 // s} {BEST}"
     flags += f" --tensor-model-parallel-size 8 --sequence-parallel --context-parallel-size {cp}"
@@ -961,10 +962,10 @@ for table, runs in beside.items():
     print(f"{table:24} {len(errors):2} runs that nothing was fitted to: mean distance {mean:.0%}, the worst {worst:+.0%}")
 
 # %%
-guessed("llama405", beside["2407.21783, H100"]["8k"][1], "TFLOP/s a GPU, planned; 430 were published")
+guessed("llama405", beside["2407.21783, H100"]["405B, 8k, 8,192"][1], "TFLOP/s a GPU, planned; 430 were published")
 halves = [dict(list(beside.items())[half:half + 2]) for half in (0, 2)]
 display(agreement(halves[0], what="TFLOP/s a GPU", title="30 published runs, and what is planned for them: A100"))
-agreement(halves[1], what="TFLOP/s a GPU", title="... and H100")
+agreement(halves[1], what="TFLOP/s a GPU", title="The same: H100")
 
 # %% [markdown]
 # The error depends on the layout: look at tp 1 without a pipeline, and at 16 or 35 stages. So of two layouts of one kind

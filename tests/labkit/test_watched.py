@@ -111,6 +111,7 @@ def many_ways(rank: int, world: int) -> dict[str, Any]:
         work.wait()
         work.wait()
     seen["twice, late"] = [("late", e.seconds >= 0.02) for e in events]
+    seen["FSDP2 waits for it"] = isinstance(work, dist.Work)
     for name in ("waited for later", "functional", "sums"):
         with travels(rank, "dp", waits=True) as events:
             ways[name]()
@@ -135,6 +136,7 @@ def test_every_form_of_a_gather_is_seen_until_it_has_been_waited_for(ranks: Call
     for seen in ranks(2, fingerprints=False).run(many_ways):
         assert seen.pop("never waited for") == []
         assert seen.pop("twice, late") == [("late", True)]
+        assert seen.pop("FSDP2 waits for it"), "it waits for nothing that is no Work, and computes with old weights"
         assert seen.pop("afterwards") == []
         waits = [seen.pop(name) for name in list(seen) if name.endswith("its wait")]
         assert waits == [[("comm", "wait", True, True)]] * 3

@@ -67,16 +67,18 @@ RIGHT = [
 ]
 
 EQUIVALENT = [
-    Same("line 5: rounded up for down", _DIVIDES),
-    Same("line 5: rounded up for down (2)", _DIVIDES),
-    Same("line 8: `/` for `//` (2)", _DIVIDES),
-    Same("line 8: rounded up for down (2)", _DIVIDES),
-    Same("line 9: `/` for `//`", _DIVIDES),
+    Same("line 6: rounded up for down", _DIVIDES),
+    Same("line 6: rounded up for down (2)", _DIVIDES),
     Same("line 9: `/` for `//` (2)", _DIVIDES),
-    Same("line 9: rounded up for down", _DIVIDES),
     Same("line 9: rounded up for down (2)", _DIVIDES),
-    Same("line 12: `/` for `//`", _EVEN),
-    Same("line 12: rounded up for down", _EVEN),
+    Same("line 10: `/` for `//`", _DIVIDES),
+    Same("line 10: `/` for `//` (2)", _DIVIDES),
+    Same("line 10: rounded up for down", _DIVIDES),
+    Same("line 10: rounded up for down (2)", _DIVIDES),
+    Same("line 13: `/` for `//`", _EVEN),
+    Same("line 13: rounded up for down", _EVEN),
+    Same("line 14: `//` for `/` (2)", _DIVIDES),
+    Same("line 14: `//` for `/` (5)", _DIVIDES),
 ]
 
 

@@ -53,7 +53,11 @@ RIGHT = [
     Edit(_MISSED, "math.prod((experts - experts // machines - i) / (experts - i) for i in range(k))"),
 ]
 
-EQUIVALENT: list[Same] = []
+EQUIVALENT = [
+    Same("line 8: rounded up for down", "machines have equally many experts"),
+    Same("line 14: `mean` for `sum`", "of as many scores the mean is in the same order as the sum"),
+    Same("line 14: rounded up for down", "`most` divides k"),
+]
 
 
 # %% right: the mean by counting machine by machine; the choice with a loop over tokens

@@ -27,7 +27,7 @@ RIGHT = [
 ]
 
 EQUIVALENT = [
-    Same("line 7: `% ranks` dropped", "an index counts from the end, too"),
+    Same("line 21: -1 for 0", "one is left"),
 ]
 
 

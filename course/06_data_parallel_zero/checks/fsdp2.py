@@ -185,6 +185,7 @@ FSDP2 = Exercise(
     dtypes=(torch.float32,),
     changes=("batches",),
     errors={
+        "Invariant encountered": "A block has no parameters left: an earlier call of fully_shard has taken them.",
         "no attribute 'set_": "The model itself is no unit: fully_shard has not been called for it, one for all "
         "other parameters.",
         "no attribute 'full_tensor": "There are no gradients at that moment, or they are of parameters that no "

@@ -15,7 +15,6 @@ from labkit.checks import peak_at_most, sends
 from labkit.exercises import Answer, Case, Draw, Exercise
 
 Inputs = list[dict[str, Any]]
-INSIDE = 2  # ranks of a machine
 
 # ---------------------------------------------------------------------------------------------------------- tokens
 
@@ -50,7 +49,7 @@ TOKENS = Exercise(
         Case("4 ranks, 400 parameters, 2 + 4 bytes", _HAND),
         Case("no latency; gradients summed in bf16; one rank", _SAME, fixed=[{**_HAND, "ranks": 1}]),
         Case("other layers, other clusters", _cluster, points=2, hidden=True, fixed=[
-            {**_HAND, "weight": 4, "gradient": 1}, {**_HAND, "weight": 1}]),
+            {**_HAND, "parameters": 401, "weight": 4, "gradient": 1}, {**_HAND, "weight": 1}]),
     ],
     idea="Two passes, two conditions. For each: how long does a token compute, and what has to travel meanwhile?",
     hint="part = parameters / ranks; gather = (ranks - 1)(latency + weight part / bandwidth); sum the same with "
@@ -72,13 +71,20 @@ def _drive(exercise: Any, gradients: Any, machine: Any = None, across: Any = Non
 def _summed(ranks: Inputs) -> list[torch.Tensor]:
     """The shards: rank r of a machine has the r-th part."""
     whole = torch.stack([gradient.double() for r in ranks for gradient in r["gradients"]]).sum(0)
-    whole = torch.cat([whole, whole.new_zeros(-len(whole) % INSIDE)]).to(ranks[0]["gradients"][0].dtype)
-    return [whole.chunk(INSIDE)[place % INSIDE] for place in range(len(ranks))]
+    inside = _inside(ranks)
+    whole = torch.cat([whole, whole.new_zeros(-len(whole) % inside)]).to(ranks[0]["gradients"][0].dtype)
+    return [whole.chunk(inside)[place % inside] for place in range(len(ranks))]
+
+
+def _inside(ranks: Inputs) -> int:
+    """How many ranks a machine has: two, or three where there is one machine."""
+    return 3 if len(ranks) == 3 else 2
 
 
 def _machines(ranks: Inputs) -> list[list[int]]:
     """Ranks of a machine stand side by side."""
-    return [list(range(first, first + INSIDE)) for first in range(0, len(ranks), INSIDE)]
+    inside = _inside(ranks)
+    return [list(range(first, first + inside)) for first in range(0, len(ranks), inside)]
 
 
 def _same_place(ranks: Inputs) -> list[list[int]]:
@@ -89,13 +95,13 @@ def _each_once(answer: Answer) -> str | None:
     """Inside a reduce-scatter for each microbatch, at once; across one sum of shards."""
     for rank, one in enumerate(answer.evidence):
         given = answer.inputs[rank]["gradients"]
-        shard = -(-given[0].numel() // INSIDE) * given[0].itemsize
+        shard = -(-given[0].numel() // _inside(answer.inputs)) * given[0].itemsize
         inner = [call for call in one.calls if call.name == "reduce_scatter"]
         outer = [call for call in one.calls if call.name != "reduce_scatter"]
         if sum(call.nbytes for call in outer) > shard:
             much = sum(call.nbytes for call in outer)
-            return (f"rank {rank} puts {much} bytes into all-reduces between machines, in {len(outer)} calls. A shard "
-                    f"is {shard} bytes, and once a step is enough")  # fmt: skip
+            return (f"rank {rank} puts {much} bytes into all-reduces, in {len(outer)} calls. What crosses between "
+                    f"machines is a shard, {shard} bytes, once a step; inside a reduce-scatter is enough")  # fmt: skip
         if len(inner) != len(given):
             return (f"rank {rank} calls reduce_scatter {len(inner)} times for {len(given)} microbatches: each leaves "
                     "at once, so that no whole gradient stays")  # fmt: skip
@@ -108,6 +114,10 @@ def _ranks(draw: Draw, ranks: int, numbers: int, microbatches: int) -> Inputs:
 
 def _some(draw: Draw) -> Inputs:
     return _ranks(draw, 4, draw.integer(5, 9), draw.integer(2, 3))
+
+
+def _one_machine(draw: Draw) -> Inputs:
+    return _ranks(draw, 3, 7, 2)
 
 
 def _large(draw: Draw) -> Inputs:
@@ -124,7 +134,7 @@ HYBRID = Exercise(
     accept=[sends("reduce_scatter", "all_reduce"), _each_once],
     cases=[
         Case("2 machines of 2 ranks; rank r has [1, 2] times 10^r, one microbatch", _FOUR),
-        Case("several microbatches; lengths that need padding", _some, points=2, hidden=True),
+        Case("several microbatches; lengths that need padding", _some, points=2, hidden=True, fixed=[_one_machine]),
         Case("eight microbatches, whose gradients are never all there", _large, hidden=True, accept=[
             peak_at_most("room for five gradients and copies", lambda ranks: 5.2 * 4 * 4097)]),
     ],

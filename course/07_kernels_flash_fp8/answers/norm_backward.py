@@ -1,4 +1,4 @@
-from labkit.answers import Edit, Same
+from labkit.answers import Edit
 
 WRONG = [
     Edit("  float of_gamma[PER] = {};", "  float of_gamma[PER];", told="a variable that was given no value | no number"),

@@ -1,4 +1,4 @@
-from labkit.answers import Edit, Same
+from labkit.answers import Edit
 
 _REFUSED = (
     '    if cols > 16 * 256:\n        raise ValueError(f"a row of {cols} numbers does not fit into the registers of a '
@@ -39,10 +39,6 @@ RIGHT = [
     # more threads, fewer numbers each
     Edit("PER = 16;", "PER = 4;", ("block=256", "block=1024")),
     Edit("kept[k] = i < cols ? row[i] : 0.0f;", "kept[k] = 0;\n    if (i < cols) kept[k] = row[i];"),
-]
-
-EQUIVALENT = [
-    Same("line 18: twice it: `16`", "more room than is used"),
 ]
 
 

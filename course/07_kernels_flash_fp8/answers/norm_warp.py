@@ -32,8 +32,8 @@ RIGHT = [
 ]
 
 EQUIVALENT = [
-    Same("line 22: 1 for 0: `0`", "after the butterfly all lanes hold the sum: any of them may write it"),
-    Same("line 22: condition dropped: `if (lane == 0)`", "all lanes write the same number to the same word"),
+    Same("if (lane == 1) parts[warp] = sum;", "after the butterfly all lanes hold the sum: any of them may write it"),
+    Same("parts[warp] = sum;", "all lanes write the same number to the same word"),
 ]
 
 

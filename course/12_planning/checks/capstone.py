@@ -122,8 +122,7 @@ CAPSTONE = Exercise(
     ],
     errors={"NameError": "The exercise's cell knows none of the notebook's names, nor `plan_of`: write down the "
                          "numbers that `try_layout` prints."},
-    idea="Which part of the waterfall is the largest loss, and which size makes it smaller? Change one at a time. "
-    "(Selective recompute frees nothing here: flash attention keeps no scores.)",
+    idea="Which part of the waterfall is the largest loss, and which size makes it smaller? Change one at a time.",
     hint="tp 8 is no law: try 4, whose messages are smaller. A short pipeline with many chunks has a small bubble, and "
     "ZeRO-2 makes room for it. cp 2 with micro 2 is nearly as fast as cp 1 with micro 1, and keeps less. `minimegatron "
     "plan --search --top 20` lists layouts; keep one that leaves 10 GiB.",
