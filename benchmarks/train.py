@@ -7,6 +7,7 @@
 | comparison | A                                | B                                     | reported            |
 |------------|----------------------------------|---------------------------------------|---------------------|
 | `hf`       | our step, one process            | transformers' Llama, AdamW, clipping  | speed-up, B / A     |
+| `compiled` | our step, one process            | the same through torch.compile        | speed-up, B / A     |
 | `tp2` ...  | two ranks, CPU-s of both added   | one process, the same tokens          | efficiency, B / A   |
 | `apart`    | two processes, half of them each | one process, the same tokens          | efficiency, B / A   |
 
@@ -17,12 +18,17 @@ in 8 microbatches (4 on each of two replicas); where the sequence is cut, 4 samp
 `apart` sends nothing: what it loses is two processes sharing caches, memory and maybe one physical core, and one more
 optimizer step. `--against apart` says what a layout of two replicas costs beyond that. ZeRO-2 and -3 communicate once a
 microbatch: `--micro-batch 8` is the same batch in two microbatches, one on each replica.
+
+All contenders keep freed memory (`procs.keep_memory`), as the ranks of a run do: else a step of either loop spends 2 to
+7 % of its CPU-seconds on pages that the kernel zeroes. Beside each figure stands the load average of the last minute;
+something else on the same physical cores makes every contender dearer, and two ranks more than one.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import platform
 from typing import Any
 
@@ -32,8 +38,10 @@ from benchmarks.contenders import FULL, LONG, SMOKE, Workload, cpu_seconds, hugg
 from benchmarks.paired import paired
 from labkit.ranks.pool import WarmPool
 from minimegatron.comm.mesh import Mesh
+from minimegatron.launch import procs
 from minimegatron.models.chunks import count_parameters
 
+SERIAL = {"hf": "", "compiled": ", compiled"}  # comparisons in one process
 STRATEGY = "data_parallel_sharding_strategy"
 LAYOUTS: dict[str, dict[str, Any] | None] = {
     "apart": None,
@@ -53,10 +61,10 @@ LAYOUTS: dict[str, dict[str, Any] | None] = {
 
 def compare(name: str, work: Workload, pairs: int, warmups: int, apart: bool = False) -> str:
     """Run one comparison; a line for `RECORDS.md`."""
-    if name == "hf":
-        ours, theirs = our_step(work, Mesh.serial()), hugging_face_step(work)
+    if name in SERIAL:
+        ours, theirs = our_step(work, Mesh.serial()), hugging_face_step(work, compiled=name == "compiled")
         ratio = paired(lambda: cpu_seconds(ours, work.steps), lambda: cpu_seconds(theirs, work.steps), pairs, warmups)
-        what = "tokens per CPU-second against the Hugging Face loop"
+        what = f"tokens per CPU-second against the Hugging Face loop{SERIAL[name]}"
     else:
         layout = LAYOUTS[name]
         baseline = None if apart else {}
@@ -69,18 +77,20 @@ def compare(name: str, work: Workload, pairs: int, warmups: int, apart: bool = F
             )
         what = f"{name}: efficiency against {'two processes that send nothing' if apart else 'one process'}"
     per_second = work.batch * work.seq_length * work.steps
-    return f"{what}: {ratio}; {per_second / ratio.a:.0f} against {per_second / ratio.b:.0f} tokens per CPU-second"
+    rates = f"{per_second / ratio.a:.0f} against {per_second / ratio.b:.0f} tokens per CPU-second"
+    return f"{what}: {ratio}; {rates}; load {os.getloadavg()[0]:.1f}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: does it run?")
-    parser.add_argument("--only", nargs="*", choices=["hf", *LAYOUTS], default=["hf", *LAYOUTS])
+    parser.add_argument("--only", nargs="*", choices=[*SERIAL, *LAYOUTS], default=[*SERIAL, *LAYOUTS])
     parser.add_argument("--against", choices=["one", "apart"], default="one", help="apart: two that send nothing")
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--micro-batch", type=int, help="samples of a forward pass, 2 if not given")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    procs.keep_memory()
     work, pairs, warmups = (SMOKE, 2, 0) if args.smoke else (FULL, args.pairs, 2)
     if args.micro_batch:
         work = dataclasses.replace(work, micro_batch=args.micro_batch)

@@ -6,6 +6,7 @@
 | `gpu`        | the operators of a GPU in place of a CPU's, and FLOPs of operators                          |
 | `dry_run`    | a stage, run on fake tensors: bytes kept, operations, messages                              |
 | `kinds`      | a stage from runs of one layer of each kind; model FLOPs                                    |
+| `shapes`     | shapes of results on `meta`, without torch's compiler                                       |
 | `states`     | what a rank holds from step to step: parameters, gradients, optimizer state                 |
 | `travel`     | gathered weights and gradients under way, while each part runs                              |
 | `prediction` | the fullest moment of a step, and all bytes of a rank by owner                              |

@@ -32,6 +32,7 @@ from minimegatron.config import TransformerConfig
 from minimegatron.footprint.dry_run import Run, Sizes, Tape, module_names, run_stage
 from minimegatron.footprint.gpu import counting_attention
 from minimegatron.footprint.recorder import FORWARD, Message, Operation, Recorder, Sent, recording
+from minimegatron.footprint.shapes import ShapesAlone
 from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.models.chunks import build_stage
 from minimegatron.models.spec import ModuleSpec
@@ -106,7 +107,7 @@ def forward_products(
 
 def _products(config: TransformerConfig, s: int, causal: bool, spec: ModuleSpec | None) -> Products:
     kinds, mesh = kinds_of(config, spec), Mesh.serial(device="meta")
-    with counting_attention(causal), async_ops.alone(FakeTransport()), torch.device("meta"):
+    with counting_attention(causal), async_ops.alone(FakeTransport()), ShapesAlone(), torch.device("meta"):
         model = one_of_each(config, mesh, spec).to("meta")
         recorder = Recorder([[layer] for layer in model.layers.values()], module_names(model))
         ids = torch.zeros(1, s, dtype=torch.int64)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from minimegatron.config import TransformerConfig
+from minimegatron.footprint import kinds
 from minimegatron.footprint.gpu import attention_pairs
 from minimegatron.models.chunks import count_parameters
-from minimegatron.models.families import family_config
+from minimegatron.models.families import family_config, preset
 from minimegatron.training.flops import forward_flops, peak_tflops, step_flops
 
 
@@ -31,6 +34,17 @@ def test_published_runs(h, layers, heads, batch, flops, seconds, gpus, mfu):
     assert found == pytest.approx(flops, rel=1e-4)
     peak = peak_tflops("NVIDIA A100-SXM4-80GB")
     assert 100 * found / seconds / gpus / 1e12 / peak == pytest.approx(mfu, abs=0.01)
+
+
+@pytest.mark.parametrize("name", ["gpt2-124m", "llama3-8b", "gemma2-2b", "qwen1.5-moe-a2.7b", "deepseek-v3"])
+def test_shapes_alone_give_the_products_that_torch_gives(name, monkeypatch):
+    def products():
+        kinds._PRODUCTS.clear()
+        return kinds.forward_products(TransformerConfig.from_dict(preset(name)), 256)
+
+    fast = products()
+    monkeypatch.setattr(kinds, "ShapesAlone", contextlib.nullcontext)
+    assert fast == products()
 
 
 def test_the_closed_form_of_a_plain_gpt():
