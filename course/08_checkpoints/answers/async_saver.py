@@ -34,7 +34,7 @@ WRONG = [
     ),
     # the last one
     Edit(_CLOSED, "        self.check()\n", (_WAIT, _JOIN), told="when close has returned, step 10 is written 0 times"),
-    Edit("        if self.thread is not None:\n            self.thread.join()", "        self.thread.join()", (_WAIT, "        if self.thread:\n            self.close()\n"), told="close, without a save"),
+    Edit("        if self.thread is not None:\n            self.thread.join()", "        self.thread.join()", (_WAIT, "        if self.thread:\n            self.close()\n"), told="close raises AttributeError"),
     # errors
     Edit("        except Exception as error:\n            self.error = error\n", "        finally:\n            pass\n", told="does not raise its error"),
     Edit("            self.error = error\n", "            pass\n", told="does not raise its error"),

@@ -134,6 +134,8 @@ def _states(inputs: dict[str, Any]) -> dict[int, Any]:
 def _written(answer: Answer) -> str | None:
     """What was written, by whom, and when."""
     happened, states = answer.value, _states(answer.inputs)
+    if raised := next((one for one in happened if one[0].endswith("raises")), None):
+        return f"{raised[0]} {raised[1]}, though no write has failed"
     if answer.inputs["what"] == "close at once":
         return None if happened == [["close returns"]] else "close, without a save before it, does not return"
     if any(name == "write begins" and of[1] for name, *of in happened):
