@@ -1132,7 +1132,7 @@ for name, way in ways.items():
     sent = {kind: sum(c.nbytes for c in witness.evidence().calls if c.name == kind) / 2**20 / world
             for kind in ("all_gather", "reduce_scatter")}  # fmt: skip
     print(f"{name:21}  the same gradients: {same}; sent: weights {sent['all_gather']:.1f} MiB, gradients",
-          f"{sent['reduce_scatter']:.0f} MiB; above the shards {tracker.peak.total / 2**20 - UNITS / world:.0f} MiB")  # fmt: skip
+          f"{sent['reduce_scatter']:.0f} MiB; above the shards {tracker.peak.total / 2**20 - UNITS / world:.1f} MiB")  # fmt: skip
 runs = [{name: timed(way) for name, way in ways.items()} for _ in range(3)]
 best = {}
 for name in ways:
