@@ -13,7 +13,7 @@ bits of the model) and saves it again and again:
 | stock     | `torch.distributed.checkpoint.save` with its own writer, which fsyncs too and hashes nothing             |
 | raw       | one file of the same bytes: write, fsync                                                                 |
 | load      | every file is hashed while it is read; the same without the hashes; torch's `load`; `readinto`           |
-| hash      | SHA-256 of the same bytes in memory: what a save and a load cannot do without                            |
+| hash      | the hash of the same bytes in memory: what a save and a load cannot do without                           |
 
 Reads come from the page cache, for all of them.
 """
@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import os
 import resource
 import shutil
@@ -42,7 +41,7 @@ from minimegatron.checkpoint.commit import Keep, folder_of, read_manifest
 from minimegatron.checkpoint.load import read_tensors
 from minimegatron.checkpoint.regions import Logical, Region
 from minimegatron.checkpoint.save import AsyncSave, Staging, save
-from minimegatron.checkpoint.shard_file import bytes_of
+from minimegatron.checkpoint.shard_file import HASH, HASHES, bytes_of
 from minimegatron.comm.axis import ALONE
 
 
@@ -115,8 +114,8 @@ class Contenders:
         dcp.load(dict(self.tensors), checkpoint_id=self.folder / "stock", no_dist=True)
 
     def hash(self) -> None:
-        """SHA-256 of what is in memory."""
-        digest = hashlib.sha256()
+        """The hash of what is in memory."""
+        digest = HASHES[HASH]()
         for tensor in self.tensors.values():
             digest.update(bytes_of(tensor))
 

@@ -59,7 +59,7 @@ def tokens(work: Workload, samples: int) -> Iterator[dict[str, torch.Tensor]]:
     """Endless microbatches of `samples` random sequences."""
     generator = torch.Generator().manual_seed(0)
     while True:
-        ids = torch.randint(0, work.config.vocab_size, (samples, work.seq_length + 1), generator=generator)
+        ids = torch.randint(0, work.model["vocab_size"], (samples, work.seq_length + 1), generator=generator)
         yield {"tokens": ids[:, :-1], "labels": ids[:, 1:], "loss_mask": torch.ones(samples, work.seq_length)}
 
 

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.distributed_c10d import Work
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minimegatron import trace
@@ -123,25 +124,20 @@ class Products(TorchDispatchMode):
         return out
 
 
-def watched(way: Callable[..., Any], inputs: Sequence[Any], rank: int, names: Mapping[int, str], travels: str) -> Run:
-    """The products of one call, and its all-reduces from start to end as events named `travels`."""
-    real, under_way = dist.all_reduce, list[tuple[float, float]]()
+def watched(
+    way: Callable[..., Any], inputs: Sequence[Any], rank: int, names: Mapping[int, str], messages: Mapping[str, str]
+) -> Run:
+    """The products of one call, and its messages, each until it has been waited for.
 
-    def all_reduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        asked = kwargs.get("async_op", False)
-        start, handle = time.monotonic(), real(tensor, *args, **{**kwargs, "async_op": True})
-        handle.get_future().then(lambda _: under_way.append((start, time.monotonic())))
-        return handle if asked else handle.wait()  # no deadline: the group's timeout
-
+    Args:
+        names: {elements of a product's result: its name}.
+        messages: {`all_gather` or `reduce_scatter`: the name of its events}.
+    """
     dist.barrier()
-    dist.all_reduce = all_reduce
-    try:
-        with trace.record(rank) as log, Products(names):
-            way(*inputs)
-    finally:
-        dist.all_reduce = real
-    sums = [trace.Event(travels, "comm", rank, start, end) for start, end in under_way]
-    return [e for e in log.events if e.kind == "compute"] + sums
+    with trace.record(rank) as log, Products(names), travels(rank, "") as under_way:
+        way(*inputs)
+    sent = [dataclasses.replace(event, name=messages[event.name]) for event in under_way]
+    return [e for e in log.events if e.kind == "compute"] + sent
 
 
 def best_of(
@@ -150,7 +146,7 @@ def best_of(
     rank: int,
     *,
     names: Mapping[int, str],
-    travels: str,
+    messages: Mapping[str, str],
     runs: int = 5,
 ) -> dict[str, Run]:
     """Each way's fastest run, the same run on all ranks: the one that ends first on the rank where it ends last.
@@ -158,8 +154,8 @@ def best_of(
     Every rank of the world calls this. The ways alternate, and each has run once before it is timed.
     """
     for way in ways.values():
-        watched(way, inputs, rank, names, travels)
-    tried = [{name: watched(way, inputs, rank, names, travels) for name, way in ways.items()} for _ in range(runs)]
+        watched(way, inputs, rank, names, messages)
+    tried = [{name: watched(way, inputs, rank, names, messages) for name, way in ways.items()} for _ in range(runs)]
     best: dict[str, Run] = {}
     for name in ways:
         lasted = torch.tensor([_length(one[name]) for one in tried], dtype=torch.float64)
@@ -217,10 +213,14 @@ def travels(rank: int, axis: str, waits: bool = False) -> Iterator[Run]:
             setattr(group, method, function)
 
 
-class _Travelling:
-    """A communication under way; `arrived(when the wait began)` is called when it has been waited for."""
+class _Travelling(Work):
+    """A communication under way; `arrived(when the wait began)` is called when it has been waited for.
+
+    It is a `Work`, because FSDP2 waits for nothing else.
+    """
 
     def __init__(self, work: Any, arrived: Callable[[float], None]) -> None:
+        super().__init__()
         self._work, self._arrived = work, arrived
 
     def wait(self, *timeout: Any) -> Any:
@@ -230,8 +230,23 @@ class _Travelling:
         self._arrived = lambda waited: None
         return result
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._work, name)
+    def is_completed(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def is_success(self) -> bool:
+        return bool(self._work.is_success())
+
+    def exception(self) -> Any:
+        return self._work.exception()
+
+    def result(self) -> list[torch.Tensor]:
+        return list(self._work.result())  # no deadline: it does not wait
+
+    def get_future(self) -> Any:
+        return self._work.get_future()
+
+    def synchronize(self) -> None:
+        self.wait()  # no deadline: the group's timeout
 
 
 class _Functional(TorchDispatchMode):

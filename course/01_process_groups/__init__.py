@@ -5,6 +5,7 @@
 | `checks/predicted` | bytes_sent, axis_groups, my_samples, answers         |
 | `checks/ranks`     | ring_all_reduce, conjugates, rank_loss               |
 | `checks/buckets`   | overlap                                              |
+| `checks/order`     | ordered                                              |
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from course import CLOSED
 from labkit.exercises import Lab
 
 from .checks.buckets import BUCKETS
+from .checks.order import ORDER
 from .checks.predicted import BYTES, GROUPS, QUESTIONS, SAMPLER
 from .checks.ranks import LOSS, PAIR, RING
 
-LAB = Lab("01_process_groups", [BYTES, GROUPS, RING, PAIR, SAMPLER, BUCKETS, LOSS, QUESTIONS], without=CLOSED)
+LAB = Lab("01_process_groups", [BYTES, GROUPS, RING, PAIR, SAMPLER, BUCKETS, ORDER, LOSS, QUESTIONS], without=CLOSED)

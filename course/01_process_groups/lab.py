@@ -13,18 +13,19 @@
 # other, and what do they send?
 #
 # **You build** the groups in which ranks talk; an all-reduce from single messages; two operators that communicate and
-# have a gradient; a sampler that deals out data; gradients that are summed while the backward pass still runs; and the
-# loss of a batch that is spread over ranks. At the end four ranks train a small Llama with your code.
+# have a gradient; a sampler that deals out data; gradients that are summed while the backward pass still runs, in one
+# order on all ranks; and the loss of a batch that is spread over ranks. At the end four ranks train a small Llama with
+# your code.
 #
 # **You need** Python, PyTorch tensors and autograd, and the chain rule. No GPU, and no earlier lab.
 #
-# **Time**: 2 to 3 hours.
+# **Time**: 3 to 4 hours.
 #
 # | part | sections | minutes |
 # |---|---|---|
-# | I | 1 the problem · 2 predict · 3 the grid | 45 |
-# | II | 3 the ring · f and g. *A good place to stop for the day comes after it.* | 50 |
-# | III | 3 the sampler · buckets · 4 run · 5 see · 6 break it · 7 explain | 70 |
+# | I | 1 the problem · 2 predict · 3 the grid | 45–60 |
+# | II | 3 the ring · f and g. *A good place to stop for the day comes after it.* | 50–65 |
+# | III | 3 the sampler · buckets · one order · 4 run · 5 see · 6 break it · 7 explain | 90–120 |
 #
 # Run the cells from top to bottom. Where a cell says `your code here`, write yours; cells that need it wait until its
 # check has passed. After a kernel restart: run the first cell, then go on where you were; where a cell says that a name
@@ -133,7 +134,8 @@ sheet()
 #
 # How can ranks compute a sum if each rank may only send messages to one other rank? Put N ranks in a ring, where each
 # rank sends to its right neighbour only. Cut the tensor of `n` bytes into N parts. In one step every rank sends one
-# part, `n/N` bytes. A reduce-scatter takes N-1 such steps, and an all-gather takes N-1 such steps.
+# part, `n/N` bytes. In a reduce-scatter each part travels on and collects every rank's share; in an all-gather each
+# finished part travels on until every rank has it. How many steps is that?
 #
 # An example to check by hand: an all-gather of 12 bytes over 3 ranks has 2 steps of 4 bytes, so each rank sends 8.
 #
@@ -162,6 +164,53 @@ check("bytes_sent")
 # What does your formula say for 1,000 ranks? Each rank sends almost `2n` bytes for an all-reduce, and never more,
 # however many ranks there are. So data parallelism can use many GPUs. The number of *steps* does grow with N: 8 ranks
 # take 14 steps, 1,000 ranks take 1,998, and each step costs the latency of one message.
+#
+# ### Seconds
+#
+# The usual model: a message of k bytes takes α + k/β, with the latency α and the bandwidth β. Take α = 10 µs and
+# β = 50 GB/s, a fast network between machines. A ring sends 2(N-1) messages of n/N bytes, one after the other. A binary
+# *tree* sums on the way up and hands the sum down again: 2 log₂N messages of all n bytes. The ring has fewer bytes, the
+# tree has fewer messages.
+#
+# With 1,024 GPUs, how large must a tensor be until the ring is the faster one?
+
+# %%
+guess("ring_pays", None, "1,024 GPUs, 10 µs, 50 GB/s: from how many MB on is a ring faster than a tree?")
+
+# %% tags=["hide-output"]
+import math
+
+import matplotlib.pyplot as plt
+
+from minimegatron.viz.picture import INK
+
+ALPHA, BETA = 10e-6, 50e9
+
+
+def ring(n, ranks):
+    return 2 * (ranks - 1) * (ALPHA + n / ranks / BETA)
+
+
+def tree(n, ranks):
+    return 2 * math.log2(ranks) * (ALPHA + n / BETA)
+
+
+fig, ax = plt.subplots(figsize=(7, 2.8))
+sizes_in_mb = [10 ** (power / 10) for power in range(-30, 41)]
+for way, line in ((ring, "-"), (tree, "--")):
+    for ranks, width in ((8, 1.0), (1024, 2.2)):
+        times = [1000 * way(1e6 * mb, ranks) for mb in sizes_in_mb]
+        ax.plot(sizes_in_mb, times, line, color=INK, linewidth=width, label=f"{way.__name__}, {ranks:,} GPUs")
+ax.set(xscale="log", yscale="log", xlabel="MB of the tensor", ylabel="ms", title="One all-reduce by the model")
+ax.legend()
+plt.show()
+guessed("ring_pays", next(mb for mb in range(1, 1000) if ring(1e6 * mb, 1024) < tree(1e6 * mb, 1024)), "MB")
+
+# %% [markdown]
+# So many small tensors are summed as one large one: 100 tensors of 1 MB on a ring of 1,024 GPUs cost 100 · 20.5 ms,
+# one of 100 MB costs 24.5 ms. This is why gradients travel in *buckets*, below. NCCL cuts a message into pieces, so that
+# all levels of a tree send at the same time; such a tree sends hardly more than a ring. NCCL chooses by the size and the
+# number of ranks (`NCCL_ALGO`). The model: Thakur, Rabenseifner and Gropp 2005; the trees: Sanders, Speck and Träff 2009.
 
 # %% [markdown]
 # ## 3 · Implement
@@ -188,9 +237,8 @@ rank_grid(sizes, mark=13)
 # The order of the axes is a choice. Ranks of one machine have neighbouring numbers, so the axis that communicates most
 # comes first, and that is tp.
 #
-# **Exercise.** Return all groups along `axes`. Reshape `arange(world)` to the grid, move axes, and reshape
-# again. `sizes` names the axes, fastest
-# first. A group may run along several axes: `["dp", "cp"]` gives the ranks that hold the same weights, and
+# **Exercise.** Return all groups along `axes`. `sizes` names the axes, fastest first. Five lines of tensor operations are
+# enough. A group may run along several axes: `["dp", "cp"]` gives the ranks that hold the same weights, and
 # `["cp", "dp"]` gives the same groups. The ranks of a group stand in ascending order, and groups are ordered by their
 # first rank.
 
@@ -367,13 +415,12 @@ else:
 #
 # Each rank's autograd sees only its own use of x, so neither 2 nor 5 is the gradient. Two operators give the true one:
 #
-# | | where it stands | forward | backward |
-# |---|---|---|---|
-# | **f**, `copy_to` | where x goes into different work on each rank | sends nothing; returns x | all-reduce: 2 + 5 = 7 |
-# | **g**, `reduce_from` | where the products become y | all-reduce: 6 + 15 = 21 | sends nothing; returns the gradient |
+# * **f**, `copy_to`, stands where x goes into different work on each rank.
+# * **g**, `reduce_from`, stands where the products 6 and 15 become y = 21 on every rank.
 #
-# Why does g send nothing in the backward pass? After its all-reduce every rank holds the same y and computes the same
-# loss, so every rank already has the whole ∂loss/∂y. The gradient that arrives at g is the gradient of every product.
+# Each has a single all-reduce, in one of its two passes, and sends nothing in the other. Which one? Draw the example,
+# follow the 3 forward and the gradient of y back, and ask at each operator: does every rank know the whole number
+# already, or only its share? All ranks compute the same loss from y.
 #
 # **Exercise.** Write both as `torch.autograd.Function`. Neither may change the tensor that it is given. Gradients are
 # such tensors too: autograd may hand the same one to other functions.
@@ -385,7 +432,7 @@ import torch.distributed as dist
 
 
 class Copy(torch.autograd.Function):
-    """f: sends nothing forward, all-reduces backward."""
+    """f: x goes into different work on each rank."""
 
     @staticmethod
     def forward(ctx, x):
@@ -403,7 +450,7 @@ class Copy(torch.autograd.Function):
 
 
 class Reduce(torch.autograd.Function):
-    """g: all-reduces forward, sends nothing backward."""
+    """g: the sum of what all ranks have computed."""
 
     @staticmethod
     def forward(ctx, x):
@@ -432,6 +479,10 @@ def reduce_from(x):
 check("conjugates")
 
 # %% [markdown]
+# Each is the other's backward pass (Shoeybi et al. 2019, arXiv 1909.08053, figure 3). At work you may meet
+# `torch.distributed.nn.functional.all_reduce`, which sums in *both* passes: it takes the whole loss to be the sum of all
+# ranks' losses. In the place of g, where all ranks compute one loss, it makes gradients N times too large.
+#
 # *This is a good place to stop. When you come back: run the first cell, then go on here.*
 #
 # ### Who reads what
@@ -564,6 +615,109 @@ class OverlappedReducer:
 
 # %%
 check("overlap")
+
+# %% [markdown]
+# ### One order on all ranks
+#
+# Collectives have no names. The first one that a rank starts in a group meets the first one of the others, the second
+# meets the second. So all ranks must make the same calls in the same order.
+#
+# Do they? A hook runs when a gradient is ready, and that depends on the graph of this rank. Ranks differ when a layer is
+# skipped at random, an expert gets no token, or a batch has no image. In the cell below each hook sums its own gradient
+# at once. Both ranks use a and b, in another order: b becomes ready first on rank 0, and a on rank 1. The gradients are
+# a: 1, b: 2 on rank 0 and a: 10, b: 20 on rank 1, so the sums are 11 and 22. What stands in `a.grad` of rank 0?
+
+# %%
+guess("mixed", None, "the sum of 1 and 10, summed out of order: what stands in a.grad of rank 0?")
+
+# %% tags=["hide-output"]
+# %%ranks 2 --out mixed
+import torch
+import torch.distributed as dist
+
+a, b = (torch.zeros(1, requires_grad=True) for _ in range(2))
+for p in (a, b):
+    p.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad))
+factor = 10.0**rank
+used = ((a, 1.0), (b, 2.0)) if rank == 0 else ((b, 2.0), (a, 1.0))
+loss = torch.zeros(())
+for p, gradient in used:  # what is used last has its gradient first
+    loss = loss + factor * gradient * p.sum()
+loss.backward()
+print(f"a.grad {a.grad.item():.0f}   b.grad {b.grad.item():.0f}")
+report(a.grad.item())
+
+# %% tags=["hide-output"]
+guessed("mixed", mixed[0], "in a.grad of rank 0")
+
+# %% [markdown]
+# No error, and a sum of two different parameters. This is the kind case: a and b have one size. With different sizes, or
+# when one rank makes a call fewer, NCCL waits for ever or mixes memory. GPUs show 100 %, no rank prints anything, and after
+# ten minutes, the default timeout of a group of NCCL, a watchdog ends the job. You then look for the call in which ranks
+# differ. PyTorch's *flight recorder* keeps the last calls of each rank (`TORCH_FR_BUFFER_SIZE`, `torchfrtrace`);
+# `TORCH_DISTRIBUTED_DEBUG=DETAIL` compares operation and shapes before every call, slowly.
+#
+# **Exercise.** Write the reducer again, so that this cannot happen. Gradients may become ready in any order, another one
+# on each rank. A parameter may have no gradient at all on a rank, or on all of them: its hook is not called, and its
+# share of the sum is 0. After `finish()` every `.grad` is the sum, on every rank. `params` are the same on all ranks.
+# One all-reduce a bucket; no other messages; only `finish()` may wait. And nothing is lost: in the usual order, from the
+# last parameter to the first on every rank, full buckets leave while backward runs, as in `OverlappedReducer`.
+
+# %%
+# %%exercise ordered
+import torch
+import torch.distributed as dist
+
+
+class OrderedReducer:
+    """As OverlappedReducer; gradients may arrive in any order, another one on each rank, or not at all."""
+
+    def __init__(self, params: list[torch.Tensor], bucket_size: int, group: dist.ProcessGroup | None = None):
+        ### BEGIN SOLUTION
+        self.group, self.buckets = group, [[]]
+        for p in reversed(params):
+            if sum(q.numel() for q in self.buckets[-1]) >= bucket_size:
+                self.buckets.append([])
+            self.buckets[-1].append(p)
+            p.register_post_accumulate_grad_hook(self.ready)
+        self.arrived, self.travelling = set(), []
+        ### END SOLUTION
+
+    def ready(self, p: torch.Tensor) -> None:
+        """Called by backward() when p.grad is complete."""
+        ### BEGIN SOLUTION
+        self.arrived.add(p)
+        for bucket in self.buckets[len(self.travelling) :]:
+            if not self.arrived.issuperset(bucket):
+                break
+            self.send(bucket)
+
+    def send(self, bucket: list[torch.Tensor]) -> None:
+        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in bucket])
+        self.travelling.append((flat, dist.all_reduce(flat, group=self.group, async_op=True)))
+        ### END SOLUTION
+
+    def finish(self) -> None:
+        """After this, every .grad is the sum over ranks; a missing one counts as zeros."""
+        ### BEGIN SOLUTION
+        for bucket in self.buckets[len(self.travelling) :]:
+            self.send(bucket)
+        for bucket, (flat, handle) in zip(self.buckets, self.travelling, strict=True):
+            handle.wait()
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+                p.grad = part.view_as(p)
+        self.arrived, self.travelling = set(), []
+        ### END SOLUTION
+
+# %%
+check("ordered")
+
+# %% [markdown]
+# PyTorch's `DistributedDataParallel` works like this. Buckets of 25 MiB are filled from the last parameter (the first
+# bucket is smaller, so that it leaves early), and a bucket waits for its turn. After the first step rank 0 tells all
+# ranks in which order its gradients came, and the buckets are filled anew in this order. A parameter without a gradient
+# is an error at the next step. With `find_unused_parameters=True` it counts as zeros, and buckets stay as they are (Li et
+# al. 2020, arXiv 2006.15704).
 
 # %% [markdown]
 # ## 4 · Run and 5 · See
@@ -838,7 +992,7 @@ total = sum((token_losses(twin, i) * m).sum() for i, m in batches) / sum(m.sum()
 total.backward()
 for name, value, of in (("parallel", shown, weights), ("serial", total, twin)):
     print(f"{name:8}  loss {value.item():.3f}   gradient norm {torch.cat([w.grad.flatten() for w in of]).norm():.3f}")
-print("tokens that count:", [int(m.sum()) for _, m in batches])
+print("tokens that count on each rank:", [int(m.sum()) for _, m in batches])
 
 # %% [markdown]
 # The losses differ by less than half a percent, which looks like noise. The gradient norm is too large by 42 percent.
@@ -994,8 +1148,11 @@ print("all four ranks report the same losses:", all(reported[0] == curve for rep
 #    cancels. Clipping to a norm hides it as well. So compare gradients, not losses.</details>
 # 5. *Why is a ring a good choice for large messages, and a bad one for small messages on many ranks?*
 #    <details><summary>answer</summary>It sends the fewest bytes that messages between ranks allow, 2n(N-1)/N (Patarasuk
-#    and Yuan, 2009). But it takes 2(N-1) steps, and for a small message the latency of the steps is all that counts. A
-#    tree takes about 2 log₂ N.</details>
+#    and Yuan, 2009). But it takes 2(N-1) steps, and for a small message the latency of the steps is all that
+#    counts.</details>
+# 6. *A job hangs, and all GPUs show 100 %. What do you look for?*
+#    <details><summary>answer</summary>A kernel of NCCL that waits counts as busy. Find the first call of a group in which
+#    ranks differ, by operation, size or number; then the branch of the code that only some ranks take.</details>
 #
 # **Exercise.** Answer four questions about any cluster. Its ranks lie on two grids: tp, cp, dp, pp, and for the experts
 # etp, ep, edp, pp; the fastest axis comes first. Return a dict with
@@ -1043,13 +1200,13 @@ progress()
 # %% [markdown]
 # ## Where this lives
 #
-# | here | minimegatron | Megatron-LM |
-# |---|---|---|
-# | the grid | `comm/mesh.py` | `core/parallel_state.py`, `RankGenerator` |
-# | f and g | `comm/collectives.py` | `core/tensor_parallel/mappings.py` |
-# | buckets and overlap | `parallel/data/buckets.py`, `parallel/data/ddp.py` | `core/distributed/param_and_grad_buffer.py` |
-# | the one division | `parallel/data/finalize.py` | `core/distributed/finalize_model_grads.py` |
-# | the sampler | `data/loader.py` | `training/datasets/data_samplers.py` |
+# | here | minimegatron | Megatron-LM | PyTorch |
+# |---|---|---|---|
+# | the grid | `comm/mesh.py` | `core/parallel_state.py`, `RankGenerator` | `init_device_mesh`, slowest axis first |
+# | f and g | `comm/collectives.py` | `core/tensor_parallel/mappings.py` | `DTensor`: `Replicate`, `Partial` |
+# | buckets and overlap | `parallel/data/buckets.py`, `ddp.py` | `core/distributed/param_and_grad_buffer.py` | `DistributedDataParallel` |
+# | the one division | `parallel/data/finalize.py` | `core/distributed/finalize_model_grads.py` | yours to do |
+# | the sampler | `data/loader.py` | `training/datasets/data_samplers.py` | `DistributedSampler`, without `consumed` |
 #
 # The ring itself is in neither. On GPUs NCCL has it, together with trees, and with sums inside the network's switches.
 #

@@ -15,14 +15,14 @@
 # |---|---|
 # | **You build** | a GPT cut over ranks: layers, attention, embedding, loss; sequence parallelism; an overlap |
 # | **You need** | lab 01 (collectives, f and g); the backward pass of $y = xA$; `torch.autograd.Function` |
-# | **Time** | 4 to 6 hours in four parts, with a place to stop after each |
+# | **Time** | 4½ to 6½ hours in four parts, with a place to stop after each |
 #
 # | part | sections | hours |
 # |---|---|---|
 # | A · cut a matrix | 1 to 3, up to "The pair" | 1 to 1½ |
 # | B · cut a model | attention, vocabulary, 4 (Run) | 1½ to 2 |
 # | C · cut the sequence | the pair of collectives, partial gradients | ½ to 1 |
-# | D · look, break, explain | 5 to 7 | 1 to 1½ |
+# | D · look, break, explain | 5 to 7 | 1½ to 2 |
 #
 # No GPU is needed. After a kernel restart: run the first cell, then go on where you were.
 
@@ -411,6 +411,11 @@ check("attention")
 # | 1 | its row 1 | zeros | row 1 of rank 0 |
 # | 2 | zeros | its row 0 | row 0 of rank 1 |
 #
+# The number of rows must be divisible by tp. GPT-2 has 50,257 words, an odd number. So Megatron pads the table to a
+# multiple of 128·tp rows (`--make-vocab-size-divisible-by 128`): 50,304 rows with tp 1, 51,200 with tp 8. The further
+# rows are never a target, but the softmax runs over them, too: training pushes their logits down, and a sampler must
+# leave them out. A checkpoint that was saved with another tp may hold a table of another size.
+#
 # **Exercise.** Look up the rows that this rank owns, and let a sum over ranks do the rest.
 
 # %%
@@ -606,6 +611,92 @@ print(f"gradient norm  yours {norm(yours):.3f}   serial {norm(serial):.3f}")
 print("gradients compared:", len(serial), "  that differ:", departing(yours, serial, share=1e-4))
 
 # %% [markdown]
+# ### What a mistake looks like there
+#
+# This comparison is the tool that finds mistakes at work. Three mistakes, each made in both MLPs of such a model on two
+# ranks. The model has 28 parameters: two tables of embeddings, 12 a layer, and the last norm's weight and bias.
+#
+# | | the mistake |
+# |---|---|
+# | no f | the column layer takes x as it is |
+# | a sum on the way back | g is an all-reduce backward as well, as `torch.distributed.nn.functional.all_reduce` is |
+# | bias inside | the row layer's bias is added before the sum, on every rank |
+#
+# Before you run it: without f, whose gradients are wrong, from the loss back to the embedding?
+
+# %%
+guess("no f", None, "f is missing in the MLPs of both layers. How many of the 28 gradients of rank 0 are wrong?")
+
+# %% jupyter={"source_hidden": true}
+# %%ranks 2 --name mistakes --out wrong_without_f
+import torch
+import torch.nn.functional as F
+
+from course.lab02.twins import departing, gradients, norm, replicas_agree, shake
+from minimegatron.comm.collectives import copy_to_region, reduce_from_region
+from minimegatron.comm.mesh import Mesh
+from minimegatron.config import ParallelConfig
+from minimegatron.layers.mlp import MLP
+from minimegatron.models.decoder import build_model
+from minimegatron.models.families import family_config
+from minimegatron.models.gpt_layer_specs import decoder_layer_spec
+from minimegatron.models.spec import ModuleSpec
+
+config = family_config("gpt2", num_layers=2, hidden_size=64, num_attention_heads=4, vocab_size=256)
+
+
+class NoF(MLP):
+    f, g, inside = staticmethod(lambda x, tp: x), staticmethod(reduce_from_region), False
+
+    def forward(self, x):
+        fc1, fc2 = self.linear_fc1, self.linear_fc2
+        y = self.activation(F.linear(self.f(x, fc1.tp), fc1.weight, fc1.bias))
+        if self.inside:
+            return self.g(F.linear(y, fc2.weight, fc2.bias), fc2.tp)
+        return self.g(F.linear(y, fc2.weight), fc2.tp) + fc2.bias
+
+
+class SumBack(NoF):  # g forward, and on the way back an all-reduce as f makes it
+    f, g = staticmethod(copy_to_region), staticmethod(lambda x, tp: copy_to_region(reduce_from_region(x, tp), tp))
+
+
+class BiasInside(NoF):
+    f, inside = staticmethod(copy_to_region), True
+
+
+ids = torch.randint(0, 256, (4, 33), generator=torch.Generator().manual_seed(0))
+
+
+def first_step(mesh, spec=None):
+    model = shake(build_model(config, mesh, 1, spec))
+    loss = model(ids[:, :-1], labels=ids[:, 1:]).mean()
+    loss.backward()
+    return model, loss.item()
+
+
+twin, twin_loss = first_step(Mesh.serial())
+serial = gradients(twin)
+mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=2))
+off = {}
+for name, mlp in (("no f", NoF), ("a sum on the way back", SumBack), ("bias inside", BiasInside)):
+    model, loss = first_step(mesh, decoder_layer_spec(config).with_submodule("mlp", ModuleSpec(mlp)))
+    found = gradients(model, mesh)
+    off[name] = departing(found, serial)
+    print(f"{name:21} loss right: {abs(loss - twin_loss) < 1e-4!s:5}  norm right: "
+          f"{abs(norm(found) / norm(serial) - 1) < 1e-3!s:5}  wrong gradients: {len(off[name])} of {len(serial)}  "
+          f"replicas agree: {replicas_agree(model)}")  # fmt: skip
+report(len(off["no f"]))
+
+# %%
+guessed("no f", wrong_without_f[0], "of the 28")
+
+# %% [markdown]
+# Read a line as a fingerprint. A loss that is right says that the forward pass is. Without f only six gradients are
+# right: those that the backward pass reaches before the first missing sum, of the last norm and of `fc1` and `fc2` in
+# the last layer. Each rank has another part of the sum, so replicas differ as well. The sum on
+# the way back doubles what passes through it, on every rank alike: replicas agree, and only the twin shows it. It
+# leaves three right: the last norm's two, and the bias of `fc2` in the last layer, which is added after it.
+#
 # ### Train
 #
 # Your model on two real processes, started by the real `torchrun`, on the documentation of Python's standard library.
@@ -1020,17 +1111,22 @@ over_degrees(
 # by 8, and 10 that tensor parallelism cannot divide.
 
 # %% [markdown]
-# ### Hide the sum
+# ### Hide the messages
 #
-# The backward pass of a column layer computes two products:
+# The backward pass of a column layer makes two products:
 #
 # $$dx = \sum_\text{ranks} dy\,W \qquad\qquad dW = dy^T x$$
 #
-# Only dx must be summed. dW needs neither dx nor the sum. So compute dx first, *start* its all-reduce, compute dW while
-# the sum is under way, then wait.
+# With tensor parallelism alone one message is needed, the all-reduce of dx, and dW needs neither dx nor the sum. So
+# Megatron makes dx first, starts its all-reduce, and makes dW while the sum is under way.
 #
-# **Exercise.** Do this. `dist.all_reduce(..., async_op=True)` returns a handle. The check looks at the order of events:
-# all products that dW is made of must run between start and wait, as operations of torch.
+# With sequence parallelism there are two messages. A rank has kept only its own tokens of x, so x must be gathered
+# again. And dx is reduce-scattered: of the sum each rank gets its tokens. In which order do you start the messages and
+# make the products, so that *each* message is under way while a whole product is made?
+#
+# **Exercise.** The backward pass with sequence parallelism. The check wants one gather and one reduce-scatter, each
+# under way while this rank makes as many multiply-adds as dx has. With `async_op=True` a collective of
+# `torch.distributed` returns a handle at once; its result is there after `handle.wait()`.
 
 # %%
 # %%exercise column_backward
@@ -1039,12 +1135,15 @@ import torch.distributed as dist
 
 
 def column_backward(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, tp) -> tuple[torch.Tensor, torch.Tensor]:
-    """dy [s, b, o/t], x [s, b, i], weight [o/t, i] -> dx [s, b, i] summed over tp, dW [o/t, i]."""
+    """dy [s, b, o/t], x [s/t, b, i], weight [o/t, i] -> dx [s/t, b, i], this rank's tokens of the sum; dW [o/t, i]."""
     ### BEGIN SOLUTION
-    dx = dy @ weight
-    handle = dist.all_reduce(dx, group=tp.group, async_op=True)
-    dw = dy.flatten(0, 1).t() @ x.flatten(0, 1)
-    handle.wait()
+    whole, dx = x.new_empty(dy.shape[0], *x.shape[1:]), x.new_empty(x.shape)
+    arriving = dist.all_gather_into_tensor(whole, x.contiguous(), group=tp.group, async_op=True)
+    partial = dy @ weight
+    arriving.wait()
+    leaving = dist.reduce_scatter_tensor(dx, partial, group=tp.group, async_op=True)
+    dw = dy.flatten(0, 1).t() @ whole.flatten(0, 1)
+    leaving.wait()
     return dx, dw
     ### END SOLUTION
 
@@ -1054,7 +1153,7 @@ check("column_backward")
 
 # %% [markdown]
 # The picture shows your version below one that waits at once. Each way runs five times, in turn; the fastest run of
-# each is drawn, on the same axis.
+# each is drawn, on the same axis. A message is drawn from its start until the rank has waited for it.
 
 # %%
 # %%ranks 2 --needs column_backward --name overlap --out timelines
@@ -1068,17 +1167,20 @@ from labkit.watched import best_of
 from minimegatron.comm.mesh import Axis
 
 tp = Axis("tp", (0, 1), rank, dist.group.WORLD)
-dy, x, weight = torch.randn(1536, 1, 640), torch.randn(1536, 1, 1024), torch.randn(640, 1024)
+dy, x, weight = torch.randn(1024, 1, 640), torch.randn(512, 1, 1024), torch.randn(640, 1024)
 
 
 def waiting_at_once(dy, x, weight, tp):
-    dx = dy @ weight
-    dist.all_reduce(dx)
-    return dx, dy.flatten(0, 1).t() @ x.flatten(0, 1)
+    whole, dx = torch.empty(1024, 1, 1024), torch.empty_like(x)
+    dist.all_gather_into_tensor(whole, x)
+    dist.reduce_scatter_tensor(dx, dy @ weight)
+    return dx, dy.flatten(0, 1).t() @ whole.flatten(0, 1)
 
 
 ways = {"wait at once": waiting_at_once, "yours": column_backward}
-best = best_of(ways, (dy, x, weight, tp), rank, names={x.numel(): "dx", weight.numel(): "dW"}, travels="sum of dx")
+products = {1024 * 1024: "dx", weight.numel(): "dW"}
+messages = {"all_gather": "gather of x", "reduce_scatter": "sum of dx"}
+best = best_of(ways, (dy, x, weight, tp), rank, names=products, messages=messages)
 report({way: [dataclasses.astuple(event) for event in events] for way, events in best.items()})
 
 # %%
@@ -1089,8 +1191,14 @@ from minimegatron.viz.timeline import beside
 beside({way: [Event(*e) for says in timelines for e in says[way]] for way in timelines[0]})
 
 # %% [markdown]
-# On a CPU the sum takes the same cores as the product, so you see the overlap but little gain in time. On GPUs the sum
-# takes only a few of the processors. With two GPUs or more, the next two cells measure how fast one MLP is on 1, 2, 4 …
+# On a CPU a message takes the same cores as the product, so you see the overlap but little gain in time. On GPUs it
+# takes only a few of the processors. There an order in your program is not yet an order on the GPU: the message must
+# get its processors *before* the product takes all of them. Megatron asks for `CUDA_DEVICE_MAX_CONNECTIONS=1` on GPUs
+# before Blackwell: kernels then start in the order of the program. Forget it, and the overlap is gone from the profile.
+# The forward pass has no second product to hide behind; there one cuts the product itself into pieces, each of which
+# travels while the next is made (`--tp-comm-overlap`; async TP in PyTorch).
+#
+# With two GPUs or more, the next two cells measure how fast one MLP is on 1, 2, 4 …
 # GPUs, with this overlap in its column layer, and plot it. With fewer they do nothing.
 
 # %% jupyter={"source_hidden": true}
@@ -1353,7 +1461,7 @@ losses(curves, title="Two ranks, 60 steps")
 #    ranks; then the gradients of the copies must be summed.</details>
 # 4. *Why is tp kept inside one machine?*
 #    <details><summary>answer</summary>It communicates four times a layer, and the next product waits for each message.
-#    The links inside a machine are the fastest.</details>
+#    The links inside a machine are the fastest. How much this is in seconds, you compute below.</details>
 # 5. *What does sequence parallelism cost?*
 #    <details><summary>answer</summary>Two more all-gathers a layer: a rank sends 10·s·b·h·(t-1)/t elements instead of
 #    8·s·b·h·(t-1)/t. And, once a step, the sum of the partial gradients of norms and row biases.</details>
@@ -1373,12 +1481,17 @@ losses(curves, title="Two ranks, 60 steps")
 # * `zero3_sends_less_from`: the smallest number of tokens `b·s` with which ZeRO-3 sends *less* than tp. (With one token
 #   less, both may send the same.) `b·s` counts the tokens of all t ranks together. A layer has `12·h²` weights; ZeRO-3
 #   gathers them twice and reduce-scatters their gradients once; tp sends `8·b·s·h`. Count elements, and leave
-#   `(t-1)/t` out on both sides.
+#   `(t-1)/t` out on both sides;
+# * `travel_over_compute`: seconds in which a rank sends its messages of one layer, over seconds in which it makes its
+#   products, forward and backward, nothing hidden. Tensor parallelism alone, in bf16, a layer of `12·h²` weights;
+#   `flops` operations and `bandwidth` bytes a second. A multiply-add is two operations, and the backward pass makes two
+#   products for each of the forward pass. Scores of attention are left out.
 
 # %%
 # %%exercise answers
 def answers(
-    heads: int, groups: int, ffn: int, tp: int, rank: int, layers: int, hidden: int, vocab: int
+    heads: int, groups: int, ffn: int, tp: int, rank: int, layers: int, hidden: int, vocab: int, flops: float,
+    bandwidth: float,
 ) -> dict[str, object]:
     """{"query_heads": [...], "kv_heads": [...], "gate_up_rows": [[...], ...], "all_reduces_forward": ..., ...}"""
     ### BEGIN SOLUTION
@@ -1390,6 +1503,7 @@ def answers(
         "all_reduces_forward": 2 * layers + 1,
         "logits_over_three": vocab / (2 * 3),
         "zero3_sends_less_from": 3 * 12 * hidden**2 // (8 * hidden) + 1,
+        "travel_over_compute": (8 * hidden * (tp - 1) / tp * 2 / bandwidth) / (6 * 12 * hidden**2 / tp / flops),
     }
     ### END SOLUTION
 
@@ -1400,7 +1514,40 @@ check("answers")
 # %% [markdown]
 # For a GPT layer with h = 8192, both send the same with 36,864 tokens, and ZeRO-3 sends less from 36,865 on.
 #
-# ### Your guess
+# ### When tp stops paying
+#
+# GPUs of 400 TFLOP/s, 8 in a machine. Inside a machine each sends 450 GB/s over NVLink, between machines 50 GB/s. Take
+# h = 8192 and 16 GPUs: two machines.
+
+# %%
+guess("network", None, "h = 8192, tp 16 over two machines: how many seconds of messages for a second of products?")
+
+# %%
+# %%needs answers
+from minimegatron.viz.curves import over_degrees
+
+
+def travel(h, t):
+    """Seconds of messages for a second of products; a ring over two machines is as slow as the network."""
+    bandwidth = 450e9 if t <= 8 else 50e9
+    return answers(h // 128, h // 128, 4 * h, t, 0, 1, h, 51200, 400e12, bandwidth)["travel_over_compute"]
+
+
+guessed("network", round(travel(8192, 16), 1), "seconds of messages for a second of products")
+for h in (2048, 8192, 16384):
+    said = "   ".join(f"tp {t}: {travel(h, t):.2f}" for t in (2, 4, 8, 16))
+    print(f"h {h:5}, messages over products   {said}")
+degrees = [1, 2, 4, 8, 16]
+faster = {f"h = {h}": [t / (1 + travel(h, t)) for t in degrees] for h in (2048, 8192, 16384)}
+over_degrees(degrees, {**faster, "ideal": degrees}, title="A layer over tp, nothing hidden", what="times as fast")
+
+# %% [markdown]
+# Tokens cancel: a longer batch does not help. The ratio grows with t - 1 and falls with h. At h = 2048 eight ranks
+# spend 0.68 seconds on messages for each second of products: so small models use little tp. And sixteen ranks
+# are slower than eight with each of these h. (`column_backward` hides a part of this. The smaller products of a rank
+# reach fewer TFLOP/s, which is not counted here.)
+#
+# ### Your first guess
 #
 # On four ranks with tensor parallelism alone, by the measurement of section 5:
 
@@ -1430,6 +1577,16 @@ progress()
 # | vocabulary, loss: `layers/loss.py` | `core/tensor_parallel/cross_entropy.py` |
 # | partial gradients: `layers/param.py`, `parallel/data/finalize.py` | `core/distributed/finalize_model_grads.py` |
 # | initial values: `layers/logical.py` | `core/tensor_parallel/random.py` |
+#
+# What you built, as one sets it at work:
+#
+# | Megatron-LM | PyTorch, `torch.distributed.tensor.parallel` |
+# |---|---|
+# | `--tensor-model-parallel-size` | `parallelize_module(model, mesh, plan)` |
+# | column and row layers, f and g inside | `ColwiseParallel`, `RowwiseParallel` in the plan |
+# | `--sequence-parallel` | `SequenceParallel` for norms; `PrepareModuleInput` for the gather |
+# | the cut loss, always on with tp | `loss_parallel()`, around the loss and its backward pass |
+# | `--tp-comm-overlap` | `torch._inductor.config._micro_pipeline_tp` with `torch.compile` |
 #
 # Shoeybi et al. 2019 (arXiv 1909.08053); Korthikanti et al. 2022 (arXiv 2205.05198).
 #

@@ -6,6 +6,7 @@
 | `checks/attention` | attend                                                     |
 | `checks/pieces`    | merge, piece_backward                                      |
 | `checks/forward`   | ring_forward, ulysses                                      |
+| `checks/packed`    | deal                                                       |
 | `checks/backward`  | ring_backward, blocks_used                                 |
 """
 
@@ -17,11 +18,12 @@ from labkit.exercises import Lab
 from .checks.attention import ATTEND
 from .checks.backward import BACK, USED
 from .checks.forward import RING, ULYSSES
+from .checks.packed import DEAL
 from .checks.pieces import MERGE, PIECE
 from .checks.predicted import BYTES, POSITIONS, QUESTIONS, WORK
 
 LAB = Lab(
     "04_context_parallel",
-    [WORK, BYTES, ATTEND, MERGE, POSITIONS, RING, PIECE, BACK, ULYSSES, USED, QUESTIONS],
+    [WORK, BYTES, ATTEND, MERGE, POSITIONS, RING, DEAL, PIECE, BACK, ULYSSES, USED, QUESTIONS],
     without=CLOSED,
 )

@@ -21,13 +21,13 @@
 # ranks, groups and messages; lab 02 explains grouped queries, sequence parallelism, and what a layer keeps for its
 # backward pass. No GPU.
 #
-# **Time**: 4 to 6 hours.
+# **Time**: 5 to 7 hours.
 #
 # | part | sections | minutes |
 # |---|---|---|
-# | I | 1 the problem · 2 predict · 3 softmax block by block, merge | 75–100 |
-# | II | 3 zigzag · the ring, forward · two timed pictures | 60–90 |
-# | III | 3 the ring, backward · Ulysses | 60–90 |
+# | I | 1 the problem · 2 predict · 3 softmax block by block, merge | 75–105 |
+# | II | 3 zigzag · the ring, forward · two timed pictures · packed documents | 90–130 |
+# | III | 3 the ring, backward · Ulysses | 75–110 |
 # | IV | 4 run · 5 see · 6 break it · 7 explain | 60–90 |
 #
 # Run the cells from top to bottom. Where a cell says `your code here`, write yours; cells that need it wait until its
@@ -96,8 +96,8 @@ plt.show()
 # * **Data parallelism** does not help: a batch has at least one sequence.
 # * **A pipeline** cuts the layers. But with one sequence only one stage works at a time; and with enough microbatches
 #   to keep all p stages busy, the first stage keeps a p-th of the layers for p microbatches, 584 GB again.
-# * **Tensor parallelism** with sequence parallelism (lab 02) cuts all of it by its degree. A machine has eight GPUs,
-#   and tensor parallelism is too slow across machines, so it cuts to an eighth: 73 GB. Twice the tokens do not fit.
+# * **Tensor parallelism** with sequence parallelism (lab 02) cuts all of it by its degree. It needs the fast links
+#   inside a machine. With eight GPUs there it cuts to an eighth: 73 GB. Twice the tokens do not fit.
 # * **Recompute** everything: keep only each layer's input, `2·s·b·h`, and run the layer forward again when its backward
 #   pass comes. That is 34.4 GB instead of 584 GB, plus 18.3 GB for the one layer that is being recomputed: the
 #   activations fit. (The weights of 8B parameters, their gradients and Adam's state need GPUs of their own: lab 03.)
@@ -166,9 +166,10 @@ plt.show()
 # %% [markdown]
 # ### Bytes
 #
-# There are two ways to let every query meet every key:
+# How does every query meet every key? This lab builds two ways, and compares them with a third:
 #
 # * **Ring**: the blocks of K and V go round. At each of C-1 steps every rank sends one block to the next rank.
+# * **All-gather**: every rank gets all blocks at once, before it computes. The bytes are those of the ring.
 # * **Ulysses**: exchange heads for tokens. An all-to-all leaves each rank with *all* tokens of a C-th of the heads.
 #   After attention a second all-to-all brings the output back.
 #
@@ -222,15 +223,12 @@ running_softmax(weights=[2, 1, 8, 4], values=[3, 6, 1, 2], block=2)
 # ln 2, so it shrinks by e^(ln 2 - ln 8) = 1/4 before the block is added. The end is what the whole row gives at once:
 # (2·3 + 1·6 + 8·1 + 4·2) / (2 + 1 + 8 + 4) = 28/15. **lse** is the logarithm of the row's sum of e^S, here ln 15.
 #
-# The same for tensors, with the scores S = q·kᵀ/√d of the next block:
+# Why the maximum at all? e^S overflows for a score of 89 in float32; e^(S-m) is never above 1.
 #
-# $$m' = \max(m, \text{rowmax}\,S)\qquad P = e^{S-m'}\qquad l \leftarrow l\,e^{m-m'} + \text{rowsum}\,P\qquad
-# O \leftarrow O\,e^{m-m'} + P\,V$$
+# **Exercise.** The same for tensors, with the scores S = q·kᵀ/√d, in which a hidden key is -∞. Before you type: what
+# becomes of each column of the picture when its whole block is hidden from the query?
 #
-# At the start m = -∞, l = 0, O = 0. At the end out = O/l and lse = m + log l. Why the maximum at all? e^S overflows
-# for a score of 89 in float32; e^(S-m) is never above 1.
-#
-# **Exercise.** Go through the keys in blocks of `block` (the last may be shorter). Never hold all scores of a head,
+# Go through the keys in blocks of `block` (the last may be shorter). Never hold all scores of a head,
 # neither in one tensor nor in a list of pieces; the check measures torch's memory, so compute with torch. Skip a block
 # that no query sees; places come in any order. A query that sees nothing has out 0 and lse -∞.
 
@@ -264,13 +262,11 @@ check("attend")
 # ### Merge
 #
 # Now the blocks are on different ranks. Each piece has its own `out`, already divided by its own sum, and `lse`, the
-# logarithm of that sum. Two such results make one: the sums add, and each `out` counts with its share of the new sum.
-# A piece with sum 2 and out 4, and a piece with sum 6 and out 8: the new sum is 8, the new out 2/8·4 + 6/8·8 = 7.
+# logarithm of that sum. Two such results make one. A piece with sum 2 and out 4, and a piece with sum 6 and out 8: the
+# new sum is 8, the new out 2/8·4 + 6/8·8 = 7.
 #
-# $$\text{lse}' = \log(e^{\text{lse}_1} + e^{\text{lse}_2}) \qquad
-# \text{out}' = e^{\text{lse}_1-\text{lse}'}\,\text{out}_1 + e^{\text{lse}_2-\text{lse}'}\,\text{out}_2$$
-#
-# **Exercise.** Merge two pieces without overflow. Either piece, or both, may have seen nothing (lse = -∞).
+# **Exercise.** Merge two pieces, given the logarithms of their sums. An lse may be 1000 or -1000, where no sum can be
+# computed. Either piece, or both, may have seen nothing (lse = -∞), in some rows or in all.
 
 # %%
 # %%exercise merge
@@ -309,7 +305,7 @@ print("two pieces, merged, are the whole attention:", torch.allclose(out, want, 
 #
 # ### Zigzag
 #
-# **Exercise.** The places of a rank's tokens, ascending: chunk r and chunk 2C-1-r of 2C.
+# **Exercise.** The places of a rank's tokens under the zigzag cut, ascending.
 #
 # All that depends on a place uses them: tokens and labels are picked by them, the mask compares them, and RoPE turns by
 # *their* angles. A rank that numbers its tokens 0, 1, 2, ... instead trains a model whose positions depend on C.
@@ -350,28 +346,23 @@ ring_steps({"contiguous": contiguous, "zigzag": zigzag})
 
 # %% [markdown]
 # With the contiguous cut, rank 0 has nothing to do from step 1 on. With zigzag every rank computes half of a block at
-# every step. Why half? There are three cases:
-#
-# | owner of the block | your early half sees | your late half sees |
-# |---|---|---|
-# | you | itself | your early half, itself |
-# | an earlier rank | its early half | its early half |
-# | a later rank | nothing | both its halves |
+# every step. Which half? Find the three cases in the picture: the block is yours, of an earlier rank, of a later one.
 #
 # Do not program these cases: they are those of zigzag, and your ring also runs with the contiguous cut, for comparison.
-# Call `attend` *for each half of q separately*, and with `block` = n/2, half of what a rank holds: `attend` compares
-# places and skips what is hidden, in any cut. No places are sent: `at` holds those of all ranks.
+# `attend` compares places and skips a block of keys that *no* query of its call sees. So what do you pass to it, in how
+# many calls, that no quarter which is empty in the picture is ever computed? A quarter that the mask cuts is computed
+# whole. No places are sent: `at` holds those of all ranks.
 #
-# **Send first, then compute.** Start to send a block before you compute with it, and wait for the next block after.
-# `Shift(x, cp)` starts to send x to the next rank and to receive from the rank before; `.wait()` returns what has come.
+# **The message hides behind the work** only if it travels while you compute. `Shift(x, cp)` starts to send x to the
+# next rank and to receive from the rank before; `.wait()` returns what has come.
 #
 # `cp` describes the ranks that share the sequence: `cp.rank` is this rank's number among them, `cp.size` how many they
 # are, `cp.group` their process group. There may be other ranks in the world: rank j of `cp` is rank `cp.ranks[j]` of
 # the world. `Shift` takes care of this; `dist.isend` needs `cp.ranks[j]` and `group=cp.group`. (The pictures below time
 # `Shift`.) Inputs may be views that are not contiguous; what is sent must be contiguous.
 #
-# **Exercise.** `at[j]` are the places of rank j's tokens, zigzag or contiguous. Let K and V travel in one tensor. The
-# check looks at bytes and at the order of events.
+# **Exercise.** `at[j]` are the places of rank j's tokens, zigzag or contiguous. No block travels further than it must.
+# The check counts bytes, multiply-adds, and those multiply-adds that are done while a block travels.
 
 # %%
 # %%exercise ring_forward
@@ -562,6 +553,110 @@ display(drawn(both, ("compute", "comm"), "A ring of four ranks on a slow link"))
 # the rank rests meanwhile. In yours it computes, and a message costs only the time by which it is longer than the work
 # beside it.
 #
+# ### Packed documents
+#
+# Few samples are 128 k tokens long. Training packs many documents into one sequence, and a query should see keys of its
+# own document only: j ≤ i, and both in one document. (Llama 3 found that this matters once sequences are very long:
+# section 3.2 of its paper, arXiv 2407.21783. In Megatron-LM: `--reset-attention-mask`, or `PackedSeqParams`.) The
+# triangle falls apart into one for each document. Here a document has half of the sequence, and four short ones share
+# the rest:
+
+# %%
+from course.figures.context_parallel import causal_map
+
+contiguous = [range(8 * r, 8 * r + 8) for r in range(4)]
+zigzag = [[*range(4 * r, 4 * r + 4), *range(28 - 4 * r, 32 - 4 * r)] for r in range(4)]
+causal_map({"contiguous": contiguous, "zigzag": zigzag}, documents=[16, 4, 4, 4, 4])
+
+# %% [markdown]
+# Now two sequences on 8 ranks. In the first one document has half of the tokens, and 16 equal ones share the rest. The
+# second has four equal documents: there zigzag gives each rank the same number of pairs. Guess how long the slowest
+# rank of each computes. The unit is the mean: 1 is perfect.
+#
+# For the second, think of the ring's steps. Each rank waits for the next block, so at every step all wait for the rank
+# that has most to do *with the block it has now*.
+
+# %%
+guess("half", None, "half one document, half 16 short ones; zigzag on 8 ranks: the slowest rank takes how many means?")
+guess("quarters", None, "four equal documents; zigzag on 8 ranks, in a ring: how many means does it take?")
+
+# %% tags=["hide-output"]
+import torch
+
+CP, PACKED = 8, {"half": [2048] + 16 * [128], "quarters": 4 * [1024]}  # 4096 tokens; only the proportions matter
+
+
+def head_tail(places):
+    """Zigzag, by its name in PyTorch."""
+    chunks = places.chunk(2 * CP)
+    return [torch.cat((chunks[r], chunks[-1 - r])) for r in range(CP)]
+
+
+def times(lengths, held):
+    """In means: the slowest rank, if each computes with all keys at once; and a ring, step by step."""
+    document, place = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)), torch.arange(sum(lengths))
+    seen = (document[:, None] == document) & (place[:, None] >= place)
+    pairs = torch.stack([seen[q][:, k].sum() for q in held for k in held]).view(CP, CP)  # [rank, owner of the keys]
+    steps = [max(pairs[r, (r - i) % CP] for r in range(CP)) for i in range(CP)]
+    return [round((CP * took / pairs.sum()).item(), 2) for took in (pairs.sum(1).max(), sum(steps))]
+
+
+cuts = {}
+for name, lengths in PACKED.items():
+    whole = torch.arange(sum(lengths))
+    by_document = zip(*(head_tail(places) for places in whole.split(lengths)))
+    cuts[name] = {"contiguous": whole.chunk(CP), "zigzag": head_tail(whole), "zigzag in each document": [
+        torch.cat(parts) for parts in by_document]}  # fmt: skip
+    for cut, held in cuts[name].items():
+        print("{:10}{:25} all-gather {:.2f}   ring {:.2f}".format(name, cut, *times(lengths, held)))
+guessed("half", times(PACKED["half"], cuts["half"]["zigzag"])[0], "means")
+guessed("quarters", times(PACKED["quarters"], cuts["quarters"]["zigzag"])[1], "means")
+
+# %% [markdown]
+# With four equal documents zigzag balances the *sum* of each rank, and the ring still takes 1.75 means. A ring needs
+# balance at every step. Who gathers all keys and values first waits once. Llama 3 gathers: that is simple with masks of
+# documents, and with grouped queries K and V are small (section 3.3.2).
+#
+# **Zigzag in each document** is perfect in both columns. Transformer Engine does it for packed sequences (`thd`). It has
+# a price. Each document's length must be a multiple of 2C, so short ones are padded. And on 16 ranks a document of
+# 2,048 tokens is cut into slices of 64, half a tile of a usual flash kernel. So WLB-LLM estimates for every batch
+# whether this cut or that of the whole sequence is faster (arXiv 2503.17924).
+#
+# A third cut keeps larger chunks, wherever documents begin and end, and deals them out by their work. PyTorch has such
+# a dealer for FlexAttention. It is yours to write now.
+#
+# **Exercise.** Deal out the chunks. `lengths` are those of the documents, in their order. The packed sequence is cut
+# into chunks of `chunk` tokens, numbered from 0; a chunk may hold the end of one document and the beginning of the
+# next. Return for each rank the numbers of its chunks, in any order. Each chunk is on one rank; all ranks hold the same
+# number, because memory is full everywhere; and no rank has more than 1.03 times the mean number of pairs. This is
+# possible in every case that is tried. There are at least 16 chunks for each rank.
+
+# %%
+# %%exercise deal
+def deal(lengths: list[int], chunk: int, cp: int) -> list[list[int]]:
+    """The numbers of each rank's chunks; chunk * cp divides the sum of the lengths."""
+    ### BEGIN SOLUTION
+    seen = [i + 1 for n in lengths for i in range(n)]
+    work = [sum(seen[i : i + chunk]) for i in range(0, len(seen), chunk)]
+    order = sorted(range(len(work)), key=lambda c: work[c], reverse=True)
+    rounds = [order[i : i + cp] for i in range(0, len(order), cp)]
+    return [[one[-1 - r if i % 2 else r] for i, one in enumerate(rounds)] for r in range(cp)]
+    ### END SOLUTION
+
+# %%
+check("deal")
+
+# %%
+# %%needs deal
+for name, lengths in PACKED.items():
+    chunks = torch.arange(sum(lengths)).split(32)
+    held = [torch.cat([chunks[int(c)] for c in numbers]) for numbers in deal(lengths, 32, CP)]
+    print("{:10}{:25} all-gather {:.2f}   ring {:.2f}".format(name, "yours", *times(lengths, held)))
+
+# %% [markdown]
+# Your chunks are balanced for an all-gather. For the ring they need not be: who deals by work alone does not ask whose
+# keys a chunk needs at which step. So the cut, the mask and the way to exchange keys are one decision.
+#
 # *A good place to stop: part II ends here.*
 #
 # ### A piece, backward
@@ -570,16 +665,18 @@ display(drawn(both, ("compute", "comm"), "A ring of four ranks on a slow link"))
 # the *final* lse of the whole row, is right for any piece of the keys by itself. Nothing has to be merged. The
 # gradients are plain sums over pieces.
 #
-# $$dV = P^T\,dout \qquad dP = dout\,V^T \qquad dS = P\,(dP - D)/\sqrt d \qquad dQ = dS\,K \qquad dK = dS^T Q$$
-#
-# where D = rowsum(dout · out), with the final out, and P is 0 where a key is hidden.
+# One thing looks impossible. With dP = dout·Vᵀ, softmax's gradient is P·(dP - D): from each dP it subtracts D, the mean
+# of dP over the row, weighted with P. This row has keys on *all* ranks, and you see one piece.
 #
 # By hand: one query sees four keys and every score is 0, so P = 1/4 for each and lse = log 4. Let d = 4, and let only
-# the first number of the values and of dout differ from 0: values 2, 4, 9, 1, so out = 4, and dout = 8. Then dV = 2 for
-# every key; dP = 16, 32, 72, 8; D = 8·4 = 32; dS = (dP - 32)/4/2 = -2, 0, 5, -3. The sum of dS is 0: adding the same
-# number to all scores changes no softmax. The check's first case has these numbers.
+# the first number of the values and of dout differ from 0: values 2, 4, 9, 1, so out = 4, and dout = 8. Then dP = 16,
+# 32, 72, 8, and their mean is 32. A rank that has only the first two keys must use this 32, too. From which of its
+# arguments does it get it?
 #
-# **Exercise.** One piece's terms. You may hold this piece's scores whole.
+# Go on by hand: dV is 2 for every key; the gradient of the scores before they are divided by √d is -4, 0, 10, -6. Its
+# sum is 0: adding the same number to all scores changes no softmax. The check's first case has these numbers.
+#
+# **Exercise.** One piece's terms of dq, dk and dv. You may hold this piece's scores whole.
 
 # %%
 # %%exercise piece_backward
@@ -605,21 +702,14 @@ check("piece_backward")
 # %% [markdown]
 # ### The ring, backward
 #
-# K and V go round again. dQ stays here: add up the pieces. dK and dV belong to the block's *owner*, but every rank
-# computes a part of them. So they travel too, one step behind their block: add your part to what has come, and send the
-# sum on. The gradient of the block of rank 0, on three ranks:
+# K and V go round again, and each rank adds up the pieces of its dQ. But dK and dV belong to the *owner* of a block,
+# and every rank that the block visits computes a part of them. How do the parts of all ranks come together on the
+# owner? Take three ranks and the block of rank 0. Write down where it is at each step, who has computed a part by then,
+# and what must be sent so that no rank keeps parts for later and every message goes to the next rank.
 #
-# | step | the block of rank 0 is on | its gradient, after this rank has added its part |
-# |---|---|---|
-# | 0 | rank 0 | part of rank 0; sent to rank 1 |
-# | 1 | rank 1 | parts of ranks 0 and 1; sent to rank 2 |
-# | 2 | rank 2 | parts of ranks 0, 1 and 2; sent to rank 0 |
-# | after | | complete, on rank 0 |
-#
-# After C hops every gradient is back at its owner.
-#
-# **Exercise.** `Shift(x, cp, tag=1)` keeps the second stream apart from the first. There are at least two ranks. (For
-# brevity you may compute hidden halves here; the package does not.)
+# **Exercise.** Only messages to the next rank; a rank sends 2C blocks at most, a block being K and V, or dK and dV.
+# `Shift(x, cp, tag=1)` keeps a second stream apart from the first. There are at least two ranks. (For brevity you may
+# compute hidden halves here; the package does not.)
 
 # %%
 # %%exercise ring_backward
@@ -1261,10 +1351,13 @@ print(f"rank {rank} should use {[(rank - i) % world for i in range(world)]}, use
 #    sees w keys, wherever it stands, so nearly all tokens cost the same and every cut is balanced. Only the first w
 #    tokens see fewer: for 1,024 tokens, 8 ranks and w = 128 the slowest rank has 1.066 times the mean, with either cut.
 #    Zigzag is not needed there, and the contiguous cut needs the blocks of fewer other ranks.
-# 4. *Ring or Ulysses?* Ulysses inside a machine, up to as many ranks as there are key/value heads; the ring across
-#    machines, where its messages are hidden behind the work. Or both: all-to-all inside, a ring outside.
-# 5. *What else must know about cp?* Data loading (cut by places, labels shifted before), RoPE, the loss (divide by all
-#    tokens), and the gradient sum: over dp *and* cp.
+# 4. *Ring, all-gather or Ulysses?* Ulysses inside a machine, up to as many ranks as there are key/value heads; it takes
+#    any kernel and any mask. The ring where each rank has tokens enough to hide its messages, and every step is
+#    balanced. The all-gather for masks of documents, if K and V of the whole sequence fit. Or two of them:
+#    all-to-all inside a machine, a ring across (`--cp-comm-type a2a+p2p`).
+# 5. *What else must know about cp?* Data loading: tokens and labels are cut by places, after labels were shifted. Shifted
+#    afterwards, the last token of each chunk has a wrong label: one in s/2C, and no loss curve shows it. RoPE. The loss:
+#    divide by all tokens. The gradient sum: over dp *and* cp.
 # 6. *Why not recompute instead?* It saves memory for a third more arithmetic, and one GPU still does all of it. The two
 #    go together well: context parallelism first, then recompute for what still does not fit.
 #
@@ -1335,10 +1428,17 @@ progress()
 # | merge | `layers/attention/pieces.py` | Transformer Engine, `dot_product_attention/context_parallel.py` |
 # | what is hidden | `layers/attention/mask.py` | the same file |
 # | zigzag | `comm/sequence.py` | `get_batch_on_this_cp_rank` in `core/utils.py` |
+# | packed documents | `layers/attention/mask.py` | `core/packed_seq_params.py`; Transformer Engine, `thd` |
 # | the ring | `comm/ring.py`, `layers/attention/context_parallel.py` | Transformer Engine, as above |
 # | Ulysses | `layers/attention/context_parallel.py` | Transformer Engine, `cp_comm_type="a2a"` |
 # | RoPE by rank | `layers/rope.py`, `models/decoder.py` | `get_pos_emb_on_this_cp_rank` |
 # | the sum over cp | `parallel/data/finalize.py` | the `dp_cp` group of `core/distributed` |
+#
+# You turn it on with `--context-parallel-size 8 --cp-comm-type p2p` (`all_gather`, `a2a`, `a2a+p2p`). In PyTorch it is
+# `torch.distributed.tensor.experimental.context_parallel`, whose ring rotates by all-gather or all-to-all
+# (`set_rotate_method`); zigzag is called head-tail there, and the dealer of chunks is `_PTRRLoadBalancer`. All of this
+# is experimental in PyTorch 2.13. Llama 3 405B trains on 128 k tokens with tp 8, cp 16, pp 16 and dp 8 on 16,384 GPUs
+# (table 4 of its paper).
 #
 # Softmax block by block: Milakov, Gimelshein 2018 (arXiv 1805.02867). Flash attention, the same on one GPU: Dao et al.
 # 2022 (arXiv 2205.14135). The ring: Liu et al. 2023 (arXiv 2310.01889). A balanced cut, striped: Brandon et al. 2023

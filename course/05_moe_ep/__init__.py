@@ -9,6 +9,7 @@
 | `checks/dispatch`    | dispatch                                 |
 | `checks/limit`       | limit                                    |
 | `checks/finish`      | finish                                   |
+| `checks/machines`    | machines                                 |
 | `checks/suspects`    | suspects                                 |
 """
 
@@ -21,6 +22,7 @@ from .checks.balance import BALANCE, BIAS
 from .checks.dispatch import DISPATCH
 from .checks.finish import FINISH
 from .checks.limit import LIMIT
+from .checks.machines import MACHINES
 from .checks.permutation import PERMUTE
 from .checks.predicted import BYTES, DROPS, QUESTIONS
 from .checks.routing import ROUTE
@@ -28,6 +30,6 @@ from .checks.suspects import SUSPECTS
 
 LAB = Lab(
     "05_moe_ep",
-    [BYTES, DROPS, ROUTE, BALANCE, BIAS, PERMUTE, DISPATCH, LIMIT, FINISH, SUSPECTS, QUESTIONS],
+    [BYTES, DROPS, ROUTE, BALANCE, BIAS, PERMUTE, DISPATCH, LIMIT, FINISH, MACHINES, SUSPECTS, QUESTIONS],
     without=CLOSED,
 )

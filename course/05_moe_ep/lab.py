@@ -22,10 +22,10 @@
 # |---|---|---|
 # | A | 1 The problem · 2 Predict | 1 h |
 # | B | 3 Implement | 2 h |
-# | C | 4 Run · 5 See | 1 h |
+# | C | 4 Run · 5 See | 75 min |
 # | D | 6 Break it · 7 Explain | 45 min |
 #
-# Together 4–5 hours. Each part ends at a place to stop.
+# Together 5 hours. Each part ends at a place to stop.
 # After a kernel restart: run the first cell, then go on where you were.
 
 # %%
@@ -34,8 +34,8 @@
 
 # %% [markdown]
 # One number from the gut, before anything is explained. The last section shows it again, beside the right one.
-# DeepSeek-V3 has 256 experts in each layer, and sends each token to 8 of them. Spread the experts over eight ranks,
-# each a GPU in another machine. A *row* is one token on its way to one expert: it travels to the expert's rank, is
+# In 58 of its 61 layers DeepSeek-V3 has 256 experts, and sends each token to 8 of them. Spread the experts over eight
+# ranks, each a GPU in another machine. A *row* is one token on its way to one expert: it travels to the expert's rank, is
 # computed there, and travels back. The GPUs compute at 400 TFLOP/s, and the network gives each of them 50 GB/s.
 
 # %%
@@ -313,9 +313,8 @@ print(f"8 of 64 experts, logits rounded to bf16: more than one token in a hundre
 # of each expert times its p for that expert. At an even load all prices are the same, and L = coeff.
 #
 # With the price $c_e = \text{coeff}\, E\, n_e/(kT^2)$ the loss is $L = \sum_{te} p_{te} c_e$. A logit of a token moves
-# *all* of its p, because they sum to 1: this gradient you work out on paper. A step down it lowers a logit if its expert
-# costs more than what this token pays on average. To try your formula: in the first line of the table the prices are
-# [1, 0] coeff, a token pays 0.8 coeff, and the gradient of its logits is [0.16, -0.16] coeff.
+# *all* of its p, because they sum to 1: this gradient you work out on paper. To try your formula: in the first line of
+# the table the prices are [1, 0] coeff, a token pays 0.8 coeff, and the gradient of its logits is [0.16, -0.16] coeff.
 #
 # **Exercise.** The loss and its gradient, in the dtype of the logits. Where experts tie, a token still counts for
 # exactly k of them. Write the formula: the check runs this where autograd records nothing, so `.backward()` fails.
@@ -342,13 +341,19 @@ def balance(logits: torch.Tensor, k: int, coeff: float) -> tuple[torch.Tensor, t
 check("balance")
 
 # %% [markdown]
+# *Over which tokens* is the load counted? Over those of a microbatch, of a sequence, or of the whole batch: Megatron's
+# `aux_loss`, `seq_aux_loss`, `global_aux_loss`. The fewer tokens, the harder the demand: a sequence of program text is
+# then pushed to use every expert as much as a sequence of prose does. Over the whole batch experts may specialize
+# (Qiu et al. 2025, arXiv 2501.11873); the counts are then all-reduced.
+#
 # ### Balance by a bias
 #
 # The penalty pulls the router away from what the model wants. DeepSeek-V3 balances mainly in another way: each expert
 # has a **bias**, which is added to the score when experts are *chosen*, and not when they are *weighed*. After every
 # step it moves by a fixed rate γ: up for an expert with fewer tokens than the mean, down for one with more. No
 # gradient is involved. (DeepSeek-V3 took γ = 0.001 for most of its training and γ = 0 at the end, and kept a small
-# balancing loss within each sequence, α = 0.0001.)
+# balancing loss within each sequence, α = 0.0001.) The bias is state: a checkpoint must hold it. And it is fp32 even in
+# a bf16 model: in bf16, 0.5 + 0.001 is 0.5.
 #
 # A tiny example, k = 1: scores [0.5, 0.4] and biases [-0.2, 0]. The sums are [0.3, 0.4], so expert 1 is chosen. Its
 # weight is its own score over the sum of the chosen scores, 0.4 / 0.4 = 1. Without biases expert 0 would be chosen.
@@ -460,14 +465,14 @@ dispatch_steps([of_rank_0, of_rank_1])
 # 4. **Regroup.** An expert wants its rows in one piece: expert 0 gets d0 e0 f0, expert 1 gets a1 b1 c1 d1 f1. What
 #    arrived was four blocks (one of them empty), by sender, then by expert; now they stand by expert, then by sender.
 #
-# The way back is the same picture from the bottom to the top: ungroup, all-to-all with the splits exchanged, and
-# `unpermute` adds a1 and a2 to a.
+# The way back is the same picture from the bottom to the top; at its end `unpermute` adds a1 and a2 to a.
 #
 # Try it: change what one token has chosen. Before you run the cell again, say which numbers will change.
 #
 # The collective is `dist.all_to_all_single(out, rows, output_splits, input_splits, group=ep.group)`. Splits are lists
 # of numbers of rows, and may hold zeros. A rank that gets no rows takes part in everything, with 0 rows: if it stayed
-# away, the others would wait for ever.
+# away, the others would wait for ever. (On GPUs a list costs something else: `.tolist()` makes the CPU wait until the
+# GPU has run the router, in every layer. It is the gap that you see in a profile before each all-to-all.)
 #
 # **Exercise.** Both ways. Rank r of P holds experts r·E/P to (r+1)·E/P - 1; E/P may be any whole number. In `combine`,
 # y has the shape and the order of what `dispatch` returned, and what you return has the order of this rank's rows
@@ -892,7 +897,8 @@ guess("favourites", None, "In how many of the three runs does some expert of lay
 # The folded cell trains the five runs, which takes 15 to 30 seconds. Three things in it are about this lab:
 #
 # * `Push` is the identity forward. Backward it adds the gradient of your `balance`, times the number of tokens, to
-#   that of the logits: gradients here are sums over tokens until `finish` divides them.
+#   that of the logits: gradients here are sums over tokens until `finish` divides them. (Megatron's
+#   `MoEAuxLossAutoScaler` does this. Forget its scale, and coeff changes with the batch and with its microbatches.)
 # * Scores are the softmax over all experts, and your `choose` takes the experts. With a bias of zero that is what
 #   `route` does: divided by the sum of the chosen, the denominator of the softmax over all experts cancels, and the
 #   softmax over the chosen ones is left.
@@ -1040,16 +1046,17 @@ display(imbalance({way: layer1[way] for way in ways}, losses, "another seed"))
 #
 # </details>
 #
-# ### What a capacity would drop
+# ### A capacity, or dropless?
 #
-# The routings of the last ten batches, of one rank, under your `limit`. The pale line is your formula for a fair
-# router.
+# The routings of the last ten batches, of one rank, under your `limit`. The pale line is your formula for a fair router.
+# With one expert on each of eight ranks the layer takes as long as its busiest expert: with a capacity at most `factor`
+# times the mean. The large open marks at the bottom are dropless: how many times the mean the busiest expert then has.
 
 # %%
 # %%needs expected_drops route balance expert_bias permute dispatch limit finish
 import matplotlib.pyplot as plt
 
-from minimegatron.viz.picture import MEASURED_LINE, REFERENCE_LINE
+from minimegatron.viz.picture import INK, MEASURED_LINE, REFERENCE_LINE
 
 factors = [0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0]
 fair = [expected_drops(256, 8, 2, factor) for factor in factors]
@@ -1062,7 +1069,10 @@ for way, style, marker in (("left alone", "-", "o"), ("with a loss", "--", "s"),
     kept = [sum(limit(*routing, f["capacity"])[1].sum().item() for routing in last) for f in fair]
     share[way] = [1 - k / rows for k in kept]
     ax.plot(factors, share[way], marker=marker, **{**MEASURED_LINE, "linestyle": style}, label=way)
-ax.set(xlabel="capacity factor", ylabel="share of the rows dropped", title="256 tokens, 2 of 8 experts")
+    busiest = sum(chosen.sum(0).max().item() for _, chosen in last) / (rows / 8)
+    ax.plot(busiest, 0, marker, color=INK, markersize=13, fillstyle="none", clip_on=False)
+ax.set(xlabel="capacity factor, or times the mean", ylabel="share of the rows dropped", ylim=(0, None))
+ax.set_title("256 tokens, 2 of 8 experts; open marks: dropless")
 ax.legend()
 plt.show()
 at = factors.index(1.25)
@@ -1071,22 +1081,106 @@ print(f"factor 1.25: a fair router drops {fair[at]['dropped']:.2%};",
       f"balanced less: {max(share['with a loss'][at], share['with a bias'][at]) < 0.3}")  # fmt: skip
 
 # %% [markdown]
-# A load that is even on average is not even in every batch: balanced runs drop more than chance alone would. And
-# whether a token loses an expert depends on which other tokens are in the batch. DeepSeek-V3 drops no token, in
-# training or in serving (section 2.1.2 of its report), and lives with messages whose size varies.
+# A load that is even on average is not even in every batch: balanced runs drop more than chance alone would. And the
+# picture says what a capacity buys: walk up a curve from its open mark to the factor that you can afford. The router
+# left alone pays with a large part of all rows: it needs balance, not a capacity.
+#
+# | | a capacity | dropless |
+# |---|---|---|
+# | the layer takes | at most `factor` times the mean; if padded to it, always | as long as its busiest rank |
+# | a token loses an expert | depending on the other tokens of its batch | never |
+# | memory, sizes of messages | bounded, known before (`moe_pad_expert_input_to_capacity`) | vary; the CPU waits for them |
+#
+# DeepSeek-V3 drops no token, in training or in serving (section 2.1.2 of its report). Then one batch, late in a run, may
+# need more memory than all before it: the rows of a *hot expert* are activations that its rank keeps for the backward
+# pass. If all tokens choose experts of one rank, that rank has P times the mean (if it holds at least k experts).
+# Recompute of the experts keeps less for each row.
+#
+# ### Once to each machine
+#
+# DeepSeek-V3 spreads its 256 experts over 64 GPUs: 8 machines of 8 GPUs, 32 experts in each machine. Two of a token's
+# 8 experts may be in the same machine. Then the slow network carries the same token there twice. So send one *copy* to
+# each machine where a token has experts; inside, NVLink hands it on. On the way back a machine adds up what its experts
+# made of the token, and sends one sum.
+
+# %%
+from course.figures.experts import copies
+
+copies({1: (1, 2, 3), 2: (2,)})
+
+# %% [markdown]
+# What this saves depends on how many machines a token's experts lie in.
+
+# %%
+guess("machines", None, "8 different experts of 256, by chance, 32 in each of 8 machines: in how many machines are they?")
+
+# %% [markdown]
+# A tiny example: 4 experts in 2 machines, k = 2. Experts 0 and 1 are in machine 0. Of the 6 pairs, each as likely, 2
+# lie in one machine and 4 in both. The mean is (2 · 1 + 4 · 2) / 6 = 5/3.
+#
+# DeepSeek-V3 also sets a limit, **node-limited routing**: a token's experts lie in at most `most` = 4 machines. A
+# machine is worth the sum of its k/most highest scores. The `most` machines that are worth most are allowed, and of
+# *their* experts the k with the highest scores are chosen.
+#
+# **Exercise.** `machines_of_a_token`: the mean, where every set of k different experts is as likely. `near`: the choice
+# with a limit. Machine m of M holds experts m·E/M to (m+1)·E/M - 1; `most` divides k; a machine has at least k/most
+# experts. Scores are what is compared, a bias included, so they may be negative. A token goes to exactly k experts of
+# at most `most` machines, also where scores tie.
+
+# %%
+# %%exercise machines
+import math
+
+import torch
+
+
+def machines_of_a_token(experts: int, k: int, machines: int) -> float:
+    """In how many machines a token has experts, on average."""
+    ### BEGIN SOLUTION
+    return machines * (1 - math.comb(experts - experts // machines, k) / math.comb(experts, k))
+    ### END SOLUTION
+
+
+def near(scores: torch.Tensor, k: int, machines: int, most: int) -> torch.Tensor:
+    """scores [T, E] -> map [T, E] bool: k experts in at most `most` of the machines."""
+    ### BEGIN SOLUTION
+    grouped = scores.unflatten(1, (machines, -1))
+    worth = grouped.topk(k // most, -1).values.sum(-1)
+    allowed = torch.zeros_like(worth, dtype=torch.bool).scatter(1, worth.topk(most, -1).indices, True)
+    scores = grouped.masked_fill(~allowed[..., None], -torch.inf).flatten(1)
+    return torch.zeros_like(scores, dtype=torch.bool).scatter(1, scores.topk(k, -1).indices, True)
+    ### END SOLUTION
+
+
+# %%
+check("machines")
+
+# %% [markdown]
+# 16,384 tokens with random scores, without and with the limit.
+
+# %%
+# %%needs machines
+import torch
+
+scores = torch.rand(16384, 256, generator=torch.Generator().manual_seed(0))
+free, limited = near(scores, 8, 8, 8), near(scores, 8, 8, 4)
+met, met_limited = (map.unflatten(1, (8, -1)).any(-1).sum(-1).float() for map in (free, limited))
+guessed("machines", round(machines_of_a_token(256, 8, 8), 1), "machines, by your formula")
+print(f"without a limit: counted {met.mean():.1f}, never more than {met.max():.0f}")
+print(f"at most 4 machines: never more than {met_limited.max():.0f};",
+      f"{(free & ~limited).sum() / free.sum():.0%} of the rows go to another expert than without the limit")  # fmt: skip
+
+# %% [markdown]
+# That is the price of the limit: with random scores about a fifth of the rows do not go to the expert that scores
+# best for them. DeepSeek-V3 trains with it from the first step, and the router learns to live with it. What it saves in
+# seconds you see in section 7.
 #
 # ### What large models add
 #
 # | | what it does | who |
 # |---|---|---|
 # | **shared expert** | all tokens pass it: no other expert must learn what all tokens need | DeepSeek-V3, Qwen2-MoE |
-# | **node-limited routing** | a token's experts lie on at most 4 of 8 machines: it is sent once to each | DeepSeek-V3 |
 # | **z-loss** | a penalty on (log Σ exp logit)² keeps the logits small, where rounding does less harm | ST-MoE |
-#
-# And dropless has a price in memory. The rows of a *hot expert* are activations that its rank keeps for the backward
-# pass. If all tokens choose experts of one rank, that rank has P times the mean (if it holds at least k experts). So
-# one batch, late in a run, may need more memory than all before it. A capacity sets a limit; recompute of the experts
-# keeps less for each row.
 #
 # On a machine with a GPU the next cell (folded) runs the experts of a rank one after the other, and then all in one
 # grouped product, with 8 and with 64 experts.
@@ -1273,8 +1367,12 @@ for ep, (got, want) in evidence[0].items():
 # all-to-all, those of other groups by the sum over edp. So it is divided by the tokens of all ranks. The reviewer
 # divides by the tokens of edp, which are 1/ep of them. In terms of means: the factor is 1/dp and not 1/edp.
 #
-# With SGD the experts would learn ep times as fast. With clipping, which every large run has, they would make the norm
-# larger, and *all other* weights would learn too slowly. Neither crashes.
+# Megatron's name for this divisor is `expert_gradient_scaling_factor` (`core/distributed`): 1/dp where the collective
+# sums, edp/dp where it already takes the mean over edp.
+#
+# With SGD the experts would learn ep times as fast. With clipping, which every large run has, they make the norm
+# larger, so steps are clipped that need not be: with SGD *all other* weights then learn too slowly, with Adam those
+# steps count for less. Neither crashes.
 
 # %% [markdown]
 # ## 7 · Explain
@@ -1282,7 +1380,8 @@ for ep, (got, want) in evidence[0].items():
 # Say your answer aloud before you read on.
 #
 # 1. *With k = 1, what does the softmax over the chosen logit teach the router?* Nothing: a softmax over one number is
-#    1, and has no gradient. With k = 1 take the softmax over all experts first, as Switch does.
+#    1, and has no gradient. With k = 1 take the softmax over all experts first, as Switch does
+#    (`moe_router_pre_softmax`).
 # 2. *Why does a collapsed router not show in the loss?* Its few experts are as good as any MLP. What is lost is what
 #    the others could have learned, and the time of the ranks that wait.
 # 3. *Expert parallelism needs ranks. Which ones?* Those of dp (and cp, tp), which are there already. ep groups are
@@ -1293,6 +1392,12 @@ for ep, (got, want) in evidence[0].items():
 #    would dispatch them, and every expert would see them tp times. So experts with tp need sequence parallelism.
 # 6. *Rows arrive at an expert in another order than on one rank. Is the result the same?* Each row is. The gradient of
 #    the expert is a sum over rows: the same numbers in another order, so its last digits may differ, and nothing more.
+# 7. *How few rows are too few for an expert?* It reads its 3hf weights from memory, 2 bytes each in bf16, and makes 6hf
+#    operations a row: one operation for a byte and a row. An H100 makes 989 · 10¹² operations and reads 3.35 · 10¹²
+#    bytes in a second. Below 989 / 3.35 ≈ 295 rows the expert waits for its weights. In training an expert gets
+#    hundreds or thousands of rows (below). In serving, a step that makes one token for each of 256 requests sends 8
+#    rows to an expert of DeepSeek-V3, on average. So its makers decode on 320 GPUs together (section 3.4.2 of the
+#    report): the requests of all of them meet at each expert.
 #
 # **Exercise.** Numbers for one layer. Experts are gated: three matrices h × f. Tokens are those of one rank; tp = cp =
 # 1; the load is even. Return a dict:
@@ -1348,8 +1453,25 @@ guessed("travel", round(1 / said["compute_over_travel"], 1), "seconds of travel 
 # %% [markdown]
 # T, h and k cancel in that ratio. What is left of the model is f, the width of an expert; what is left of the machine
 # is (P-1)/P, the bytes of a number, flops and bandwidth. With many small experts a token has more to choose from, and
-# its rows travel longer than they are computed. So DeepSeek-V3 hides its all-to-all behind other work, and a token
-# chooses experts of few machines only.
+# its rows travel longer than they are computed. What does DeepSeek-V3 do about it? Three things, one after the other:
+# a copy for each machine (by your formula), at most four machines, and FP8 on the way there (a byte a number, and a
+# scale of 4 bytes for 128 numbers; the way back stays bf16).
+
+# %%
+# %%needs answers machines
+row, copy = 1 / said["compute_over_travel"], 1 / said["compute_over_travel"] / 8  # seconds: of 8 rows; of a copy
+fp8 = (1 + 4 / 128 + 2) / (2 + 2)
+for way, seconds in {
+    "a row for each expert": row,
+    "a copy for each machine": copy * machines_of_a_token(256, 8, 8),
+    "at most four machines": copy * 4,
+    "and FP8 on the way there": copy * 4 * fp8,
+}.items():
+    print(f"{way:25} {seconds:.1f} s of travel for a second of computing")
+
+# %% [markdown]
+# DeepSeek's report gives "approximately 1:1" for the whole model on its own machines (section 3.2.1). And what travels
+# is hidden: meanwhile another microbatch is computed (DualPipe; in Megatron-LM `overlap_moe_expert_parallel_comm`).
 
 # %%
 progress()
@@ -1362,6 +1484,7 @@ progress()
 # | router, balancing loss, capacity | `layers/moe/router.py` | `router.py`, `moe_utils.py` |
 # | the bias | `layers/moe/balance.py` | `get_updated_expert_bias` in `moe_utils.py` |
 # | rows, the journey | `layers/moe/permutation.py`, `layers/moe/dispatch.py` | `moe_utils.py`, `token_dispatcher.py` |
+# | machines and their limit | `layers/moe/router.py`, `best` | `group_limited_topk` in `moe_utils.py` |
 # | experts, grouped products, a shared expert | `layers/moe/layer.py` | `experts.py`, `moe_layer.py`, `shared_experts.py` |
 # | the groups ep, edp | `comm/mesh.py` | `core/parallel_state.py` |
 # | which gradient over which group | `parallel/data/ddp.py`, `parallel/data/finalize.py` | `core/distributed/`, DDP |
@@ -1372,14 +1495,19 @@ progress()
 # |---|---|
 # | `moe_router_load_balancing_type`, `moe_aux_loss_coeff` | over which tokens the balancing loss counts; its coeff |
 # | `moe_router_enable_expert_bias`, `moe_router_bias_update_rate` | the bias and γ |
-# | `moe_token_dispatcher_type` | `alltoall`, `allgather`; `flex` for DeepEP |
+# | `moe_token_dispatcher_type` | `alltoall`, `allgather`; `flex` for DeepEP: one copy for each machine |
+# | `moe_router_num_groups`, `moe_router_group_topk` | the machines M, and `most` |
 # | `moe_expert_capacity_factor` | the capacity; without it dropless |
 # | `moe_token_drop_policy` | `probs`: the lightest are dropped, as by your `limit`; `position`: the last |
 # | `moe_grouped_gemm` | the experts of a rank in one grouped product |
 #
+# In PyTorch itself: `torch.nn.functional.grouped_mm` is the grouped product (private until 2.9, `torch._grouped_mm`);
+# `all_to_all_single` is what you called. torchtitan has the journey, counts first, as `ExpertParallel` in
+# `distributed/expert_parallel.py`.
+#
 # Shazeer et al. 2017 (arXiv 1701.06538); Lepikhin et al. 2020 (arXiv 2006.16668); Fedus et al. 2021 (arXiv
 # 2101.03961); ST-MoE, Zoph et al. 2022 (arXiv 2202.08906); Wang et al. 2024 (arXiv 2408.15664); DeepSeek-V3 2024
-# (arXiv 2412.19437).
+# (arXiv 2412.19437); Qiu et al. 2025 (arXiv 2501.11873).
 #
 # Next: lab 06, data parallel, ZeRO and FSDP, where the optimizer's state, the gradients and at last the weights are
 # shared out over dp.

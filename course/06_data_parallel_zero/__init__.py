@@ -8,6 +8,9 @@ come back.
 | `checks/gradients` | reduce_early                    |
 | `checks/optimizer` | sharded_adamw, clip             |
 | `checks/gathers`   | gather_on_use                   |
+| `checks/fsdp2`     | fsdp2                           |
+| `checks/sums`      | sums                            |
+| `checks/machines`  | tokens_to_hide, hybrid          |
 | `checks/suspects`  | suspects                        |
 """
 
@@ -16,15 +19,18 @@ from __future__ import annotations
 from course import CLOSED
 from labkit.exercises import Lab
 
+from .checks.fsdp2 import FSDP2
 from .checks.gathers import ON_USE
 from .checks.gradients import REDUCE
 from .checks.layout import LAY_OUT, PIECES
+from .checks.machines import HYBRID, TOKENS
 from .checks.optimizer import ADAMW, CLIP
 from .checks.predicted import HELD, QUESTIONS, SENT
+from .checks.sums import SUMS
 from .checks.suspects import SUSPECTS
 
 LAB = Lab(
     "06_data_parallel_zero",
-    [HELD, SENT, LAY_OUT, PIECES, REDUCE, ADAMW, ON_USE, SUSPECTS, CLIP, QUESTIONS],
+    [HELD, SENT, LAY_OUT, PIECES, REDUCE, ADAMW, ON_USE, FSDP2, SUMS, TOKENS, HYBRID, SUSPECTS, CLIP, QUESTIONS],
     without=CLOSED,
 )

@@ -13,19 +13,21 @@
 # first the optimizer's state is shared out, then gradients, then the weights themselves.
 #
 # **You build** the flat buffer in which gradients travel; a reduce-scatter that runs while the backward pass does; an
-# AdamW that updates a part of the weights; and weights that are gathered for the moment in which they are used. At the
-# end four ranks train a small Llama with your ZeRO-2 and follow one process step by step.
+# AdamW that updates a part of the weights; weights that are gathered for the moment in which they are used; and the same
+# with FSDP2. You sum as hundreds of ranks would, and say from how many on sharding costs more than it saves. At the end
+# four ranks train a small Llama with your ZeRO-2 and follow one process step by step.
 #
 # **You need** lab 01 (all-reduce, reduce-scatter, all-gather, buckets with hooks) and AdamW. No GPU.
 #
 # | part | sections | time |
 # |---|---|---|
 # | A | 1 The problem · 2 Predict | 45 min |
-# | B | 3 Implement | 2 h |
-# | C | 4 Run · 5 See | 45 min |
-# | D | 6 Break it · 7 Explain | 1 h |
+# | B | 3 Implement | 2 h 30 min |
+# | C | 4 Run · 5 See | 1 h 15 min |
+# | D | 6 When sharding stops paying | 45 min |
+# | E | 7 Break it · 8 Explain | 1 h |
 #
-# Together 4–5 hours. Each part ends at a place to stop.
+# Together about 6 hours. Each part ends at a place to stop.
 # After a kernel restart: run the first cell, then go on where you were. A picture needs the run above it.
 
 # %%
@@ -146,19 +148,15 @@ stage_bars(bars, capacity=80e9, binary=False, title="7.5 B parameters on 64 rank
 # ### Bytes that are sent
 #
 # In lab 01 you built an all-reduce from a reduce-scatter and an all-gather. Each of the two sends (D-1)/D of the whole
-# tensor from each of D ranks. ZeRO moves the two halves apart:
+# tensor from each of D ranks. ZeRO moves the two halves apart. The reduce-scatter stays with the gradients, because a
+# rank that updates a part needs the sums of this part. The all-gather moves to the *weights*: after its step a rank has
+# new weights of its own part only.
 #
-# | stage | gradients | weights |
-# |---|---|---|
-# | 0 | all-reduce, once a step | |
-# | 1 | reduce-scatter, once a step | all-gather, after the step |
-# | 2 | reduce-scatter, *every microbatch* | all-gather, after the step |
-# | 3 | reduce-scatter, *every microbatch* | two all-gathers, *every microbatch*: before forward, before backward |
-#
-# A step may consist of several microbatches, whose gradients are added up. In stages 0 and 1 a rank adds them up in
-# its own whole gradient, and sends once. In stage 2 there is no whole gradient that could wait. In stage 3 weights are
-# gathered whenever a microbatch needs them. A rank may also *keep* the weights from the forward to the backward pass of
-# a microbatch: that saves the second gather, and costs the memory of whole weights.
+# How often? Memory decides. A step may consist of several microbatches, whose gradients are added up. A rank that holds
+# a whole gradient may add up first and send once a step. A rank that holds a shard of it has no place for the whole
+# until the next microbatch. With weights it is the same: where they are whole all the time, new ones travel once a
+# step. In stage 3 they are whole only while a pass uses them, and each microbatch has two passes. (A rank may also
+# *keep* them from the forward to the backward pass of a microbatch. This takes the memory of whole weights.)
 #
 # An example: 4 ranks, weights of 8 bytes, gradients of 16 bytes, one microbatch. A rank keeps a quarter of a tensor and
 # sends three quarters: 12 bytes of the gradients, 6 of the weights.
@@ -326,16 +324,8 @@ buffer_strip(BufferLayout(places, buckets, ranks), names, title="Three layers on
 # ### Gradients that leave early
 #
 # In lab 01 a bucket was all-reduced as soon as it was full. Here it is *reduce-scattered*: each rank gets its part of
-# the sum, and the whole bucket is of no use to it any more. To save memory it must go. A rank holds, at any moment:
-#
-# * its shards of the buckets that have been summed;
-# * one bucket on its way;
-# * one bucket that fills.
-#
-# So when a bucket is full, send it; if another one is still on its way, wait for *that one* and drop it. It has had the
-# time of a whole bucket's backward to travel. Do not wait for the bucket that has left last: it may travel until the
-# next bucket is full. (A parameter that gets no gradient in this step keeps its bucket open until the end of the
-# backward pass. Then there is one more.) With a bucket for each layer:
+# the sum, and the whole bucket is of no use to it any more. So it goes. At any moment a rank has room for its shards,
+# two buckets and two gradients; a bucket has up to eight gradients. With a bucket for each layer:
 #
 #     backward   | layer 3  | layer 2  | layer 1  | layer 0  |
 #     network               | bucket 0 | bucket 1 | bucket 2 | bucket 3 |
@@ -344,15 +334,15 @@ buffer_strip(BufferLayout(places, buckets, ranks), names, title="Three layers on
 #                           | bucket 1 fills,     | bucket 3 fills,     |
 #                           | then travels        | then travels        |
 #
-# Copy the gradient out of `p.grad` as soon as it is there, and set `p.grad = None`. If gradients stay where they are
-# until their bucket is full, they are alive a second time. `p.register_post_accumulate_grad_hook(f)` calls `f(p)` when
-# `p.grad` is complete.
+# A rank that waits at once for what it has sent hides nothing. A rank that waits at the end has a whole gradient in
+# memory. When does yours wait, and for which bucket? The timeline says it. And a gradient that stays in `p.grad` counts
+# as well. `p.register_post_accumulate_grad_hook(f)` calls `f(p)` when `p.grad` is complete.
 #
 # **Exercise.** `places` and `buckets` are those of `lay_out`. `finish` is called after the backward pass. It returns
 # this rank's shard of each bucket, summed over the ranks of `group` by one reduce-scatter for each bucket, in the order
 # of the buckets. A parameter may have no gradient in a step, on all ranks alike: its bucket does not become full, and
-# leaves in `finish`, with zeros in that place. One object serves many steps: a backward pass, then `finish`, and again.
-# At any moment the check allows the shards, two buckets and two gradients; a bucket has up to eight gradients.
+# leaves in `finish`, with zeros in that place. (Until then it is alive beside the two.) One object serves many steps: a
+# backward pass, then `finish`, and again.
 
 # %%
 # %%exercise reduce_early
@@ -555,13 +545,14 @@ def forward_backward(
         x = forward(i, whole, x)
     y, dy = x, gradient_of(x)
 
-    gradients, leaving = [torch.empty_like(shard) for shard in shards], None
+    gradients, leaving = [None] * units, None
     for i in reversed(range(units)):
         if i < units - 1:  # the last unit's weights are still here
             whole, work = following
             work.wait()
         following = ask(i - 1)
         dy, gradient = backward(i, whole, dy)
+        gradients[i] = torch.empty_like(shards[i])
         if leaving:
             leaving[0].wait()
         leaving = dist.reduce_scatter_tensor(gradients[i], gradient, group=group, async_op=True), gradient
@@ -573,6 +564,80 @@ def forward_backward(
 # %%
 check("gather_on_use")
 
+# %% [markdown]
+# ### The same at work
+#
+# At work you type fifteen lines of FSDP2 in place of all this. Torch gathers, prefetches, frees and reduces. What you
+# decide is which parameters make a unit, in which dtypes they travel, and when. A line that you forget changes no loss.
+# It costs memory or messages, and nobody tells you.
+#
+# | you type | what it does |
+# |---|---|
+# | `with torch.device("meta"):` | what is made in the block has shapes and no memory |
+# | `fully_shard(m, mesh=mesh, mp_policy=policy)` | takes all parameters in `m` that no earlier call has taken, as one unit. Each becomes a `DTensor`: a rank holds some of its rows |
+# | `MixedPrecisionPolicy(param_dtype=..., reduce_dtype=...)` | dtype in which a unit is gathered and computes; dtype in which its gradients are summed |
+# | `m.to_empty(device="cpu")` | gives `m` memory, with any numbers in it |
+# | `model.init_weights()` | the model's own: writes the first weights. Torch has no such method; most models have one |
+# | `model.set_requires_gradient_sync(b)` | whether the backward passes from here on send gradients. Where they do not, the rank adds them up, *whole* |
+# | `torch.nn.utils.clip_grad_norm_(parameters, limit)` | clips by the norm of what all ranks hold, and returns it, as a DTensor: `.full_tensor()` is its value |
+#
+# Two things it does unasked. The root, which is the unit of the model itself, keeps its weights from the forward to the
+# backward pass; other units are gathered again. And gradients are *averaged* over the ranks; yours are summed.
+#
+# **Exercise.** Two functions.
+#
+# * `sharded`: `build()` makes the model, `model.blocks` are its blocks, and it has parameters outside of them. Return
+#   the model with its first weights, each block a unit, and all other parameters one more. At no moment does a rank
+#   have the whole model.
+# * `one_step`: a microbatch is a pair (x, y), and `model(x, y)` is the mean loss of its samples; all microbatches of
+#   all ranks have as many. The step follows the gradient of the mean over all these samples, clipped to `limit`.
+#   Gradients travel once a step. Return the norm before clipping, which is the same number on every rank.
+
+# %%
+# %%exercise fsdp2
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+
+def sharded(
+    build: Callable[[], nn.Module], mesh: DeviceMesh, param_dtype: torch.dtype, reduce_dtype: torch.dtype
+) -> nn.Module:
+    """The model on the CPU, cut over the ranks of `mesh`, with its first weights."""
+    ### BEGIN SOLUTION
+    with torch.device("meta"):
+        model = build()
+    policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    model.to_empty(device="cpu")
+    model.init_weights()
+    return model
+    ### END SOLUTION
+
+
+def one_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, microbatches: list[tuple[torch.Tensor, torch.Tensor]],
+    limit: float,
+) -> torch.Tensor:
+    """The norm of the gradient before clipping; the optimizer has made its step."""
+    ### BEGIN SOLUTION
+    optimizer.zero_grad()
+    for i, (x, y) in enumerate(microbatches):
+        model.set_requires_gradient_sync(i == len(microbatches) - 1)
+        (model(x, y) / len(microbatches)).backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit).full_tensor()
+    optimizer.step()
+    return norm
+    ### END SOLUTION
+
+
+# %%
+check("fsdp2")
 
 # %% [markdown]
 # *This is a good place to stop: the end of part B.*
@@ -580,7 +645,7 @@ check("gather_on_use")
 # ## 4 · Run
 #
 # Now a small Llama on four ranks, with the package's stages 0 to 3, and with PyTorch's own FSDP2 beside them. (Your own
-# parts train at the end of section 6, when clipping is right too.) The runs differ in one switch; stage 2 is also told
+# parts train at the end of section 7, when clipping is right too.) The runs differ in one switch; stage 2 is also told
 # the size of a bucket, so that its gradient is several buckets:
 #
 # | run | switch |
@@ -602,7 +667,7 @@ check("gather_on_use")
 # * DeepSpeed counts as the paper does: `"zero_optimization": {"stage": 1}`.
 #
 # The first folded cell keeps what the next ones share: it builds a model and its optimizer for a run, and makes one
-# step of several microbatches. The second trains each run for ten steps, and compares the losses with those of stage 0.
+# step of several microbatches. The second trains each run for six steps, and compares the losses with those of stage 0.
 
 # %% jupyter={"source_hidden": true}
 # %%ranks 1 --name zero_parts
@@ -675,9 +740,9 @@ from zero_parts import RUNS, build, one_step
 curves = {}
 for name, switch in RUNS.items():
     mesh, ddp, optimizer = build(switch, num_layers=2)
-    curves[name] = [one_step(mesh, ddp, optimizer, number, rows=8) for number in range(10)]
+    curves[name] = [one_step(mesh, ddp, optimizer, number, rows=8) for number in range(6)]
     apart = max(abs(a - b) for a, b in zip(curves[name], curves["stage 0"]))
-    print(f"{name:8}  loss {curves[name][0]:.3f} at first, {curves[name][-1]:.3f} after ten steps;",
+    print(f"{name:8}  loss {curves[name][0]:.3f} at first, {curves[name][-1]:.3f} after six steps;",
           f"never more than 0.001 from stage 0: {apart < 1e-3}")  # fmt: skip
 report(curves)
 
@@ -798,7 +863,7 @@ for dtype, weight, several in (("fp32", 4, (1,)), ("bf16", 2, (1, 2))):
     if rank == 0:
         print(f"{weight} bytes a weight, 4 a gradient")
     for name, switch in RUNS.items():
-        mesh, ddp, optimizer = build(switch, params_dtype=dtype)
+        mesh, ddp, optimizer = build(switch, params_dtype=dtype, num_layers=4)
         stage = int(name[-1]) if name != "FSDP2" else 3
         if stage == 0:
             every = sum(p.numel() for p in ddp.module.parameters())
@@ -939,89 +1004,420 @@ display(beside(named, title="One backward pass of eight layers, rank 0"))
 # %% [markdown]
 # ### Gathers beside computation
 #
-# Your `forward_backward` on two ranks, eight units of a matrix 512 × 512, above a program that asks for a unit's
-# weights when it needs them and waits for each message at once. Each is the best of three passes. A pale message is
-# hidden behind computation, a dark one kept the rank waiting. Your first gather has nothing to hide behind; on a busy
-# machine others may be late too.
+# Your `forward_backward` on two ranks, eight units of a matrix 512 × 512, and below it the same model with FSDP2, as
+# your `sharded` cuts it. FSDP2 runs twice. First each gather is asynchronous, and `set_modules_to_forward_prefetch` names
+# the unit that is gathered ahead. Then it is told nothing. On a GPU gathers and sums have streams of their own even
+# then. Between CPUs there are no streams, and FSDP2 waits for each message at once; for sums it does so both times.
+#
+# The folded cell compares gradients, counts what is sent, and follows memory: how much is alive at the fullest moment,
+# beside the shards of weights. Then it times three passes of each and keeps the best.
 
 # %% jupyter={"source_hidden": true}
-# %%ranks 2 --needs gather_on_use --name timed --timeout 120 --out timed
+# %%ranks 2 --needs gather_on_use,fsdp2 --name timed --timeout 120 --out timed
 import time
 
 import torch
 import torch.distributed as dist
+from exercises.fsdp2 import sharded
 from exercises.gather_on_use import forward_backward
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
+from labkit.evidence import Witness
 from labkit.watched import travels
+from minimegatron.memory import Tracker
 from minimegatron.trace import Event
 
-UNITS, WIDTH, ROWS = 8, 512, 1024
+UNITS, WIDTH, ROWS = 8, 512, 512
 torch.set_num_threads(1)
-shards = [torch.randn(WIDTH * WIDTH // world, generator=torch.Generator().manual_seed(i)) / WIDTH for i in range(UNITS)]
-x, inputs = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(99)), {}
+x, spans, inputs = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(99)), [], {}
+weights = [torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(i)) / WIDTH**0.5 for i in range(UNITS)]
 
 
-def at_once(shards, forward, backward, x, gradient_of):
-    """No message travels while a unit runs."""
-    whole, gradients = torch.empty(WIDTH * WIDTH), [torch.empty_like(shard) for shard in shards]
-    for i, shard in enumerate(shards):
-        dist.all_gather_into_tensor(whole, shard)
-        x = forward(i, whole, x)
-    y, dy = x, gradient_of(x)
-    for i in reversed(range(UNITS)):
-        dist.all_gather_into_tensor(whole, shards[i])
-        dy, gradient = backward(i, whole, dy)
-        dist.reduce_scatter_tensor(gradients[i], gradient)
-    return y, gradients
+def span(name, unit, work):
+    start = time.monotonic()
+    result = work()
+    spans.append(Event(name, "unit", rank, start, time.monotonic(), note=f"unit {unit}"))
+    return result
 
 
-def timed_pass(way):
-    """The events of one forward and backward pass."""
-    units = []
+class Product(torch.autograd.Function):
+    """h @ w, on the timeline."""
 
-    def span(name, unit, work):
-        start = time.monotonic()
-        result = work()
-        units.append(Event(name, "unit", rank, start, time.monotonic(), note=f"unit {unit}"))
-        return result
+    @staticmethod
+    def forward(ctx, h, w, unit):
+        ctx.save_for_backward(h, w)
+        ctx.unit = unit
+        return span("forward", unit, lambda: h @ w)
 
-    def forward(unit, whole, h):
-        inputs[unit] = h
-        return span("forward", unit, lambda: h @ whole.view(WIDTH, WIDTH))
+    @staticmethod
+    def backward(ctx, dy):
+        h, w = ctx.saved_tensors
+        return *span("backward", ctx.unit, lambda: (dy @ w.mT, h.mT @ dy)), None
 
-    def backward(unit, whole, dy):
-        h = inputs.pop(unit)
-        return span("backward", unit, lambda: (dy @ whole.view(WIDTH, WIDTH).mT, (h.mT @ dy).flatten()))
 
+class Block(nn.Module):
+    def __init__(self, unit):
+        super().__init__()
+        self.unit, self.weight = unit, nn.Parameter(torch.empty(WIDTH, WIDTH))
+
+    def forward(self, h):
+        return Product.apply(h, self.weight, self.unit)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(unit) for unit in range(UNITS))
+
+    def init_weights(self):
+        for block, whole in zip(self.blocks, weights):
+            block.weight.to_local().data.copy_(whole.chunk(world)[rank])
+
+    def forward(self, h):
+        for block in self.blocks:
+            h = block(h)
+        return h
+
+
+class Yours:
+    shards = [whole.flatten().chunk(world)[rank].clone() for whole in weights]
+
+    def run(self):
+        def forward(unit, whole, h):
+            inputs[unit] = h
+            return span("forward", unit, lambda: h @ whole.view(WIDTH, WIDTH))
+
+        def backward(unit, whole, dy):
+            h = inputs.pop(unit)
+            return span("backward", unit, lambda: (dy @ whole.view(WIDTH, WIDTH).mT, (h.mT @ dy).flatten()))
+
+        return forward_backward(self.shards, forward, backward, x, lambda y: y)[1]
+
+
+class FSDP2:
+    def __init__(self, prefetch):
+        self.model = sharded(Model, init_device_mesh("cpu", (world,)), torch.float32, torch.float32)
+        self.blocks = self.model.blocks
+        for i, block in enumerate(self.blocks):
+            block._set_unshard_async_op(prefetch)
+            block.set_modules_to_forward_prefetch(list(self.blocks[i + 1 : i + 2]) if prefetch else [])
+        self.shards = [block.weight.to_local().detach() for block in self.blocks]
+
+    def run(self):
+        y = self.model(x)
+        y.backward(y.detach())
+        gradients = [world * block.weight.grad.to_local().flatten() for block in self.blocks]  # averages, made sums
+        self.model.zero_grad()
+        return gradients
+
+
+def timed(way):
+    spans.clear()
     dist.barrier()
     with travels(rank, "dp") as messages:
-        way(shards, forward, backward, x, lambda y: y)
+        way.run()
     dist.barrier()
-    return [*units, *messages]
+    return [*spans, *messages]
 
 
-ways = {"your forward_backward": forward_backward, "waits at once": at_once}
-runs = [{name: timed_pass(way) for name, way in ways.items()} for _ in range(4)][1:]
+ways = {"your forward_backward": Yours(), "FSDP2, prefetch": FSDP2(True), "FSDP2, told nothing": FSDP2(False)}
+first = None
+for name, way in ways.items():
+    way.run()
+    with Witness(rank) as witness, Tracker({"parameters": way.shards}) as tracker:
+        gradients = way.run()
+    first = first or gradients
+    same = all(torch.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in zip(gradients, first, strict=True))
+    sent = {kind: sum(c.nbytes for c in witness.evidence().calls if c.name == kind) / 2**20 / world
+            for kind in ("all_gather", "reduce_scatter")}  # fmt: skip
+    print(f"{name:21}  the same gradients: {same}; sent: weights {sent['all_gather']:.1f} MiB, gradients",
+          f"{sent['reduce_scatter']:.0f} MiB; above the shards {tracker.peak.total / 2**20 - UNITS / world:.0f} MiB")  # fmt: skip
+runs = [{name: timed(way) for name, way in ways.items()} for _ in range(3)]
 best = {}
 for name in ways:
     lasted = torch.tensor([max(e.end for e in run[name]) - min(e.start for e in run[name]) for run in runs])
     dist.all_reduce(lasted, op=dist.ReduceOp.MAX)
     best[name] = runs[int(lasted.argmin())][name]
-mine = best["your forward_backward"]
-gathers = [e for e in mine if e.name == "all_gather"]
-print("units run:", sum(e.kind == "unit" for e in mine), " gathered at least once each:", len(gathers) >= 2 * UNITS - 1)
+gathers = [e for e in best["your forward_backward"] if e.name == "all_gather"]
+print("your units are gathered at least once each, forward and backward:", len(gathers) >= 2 * UNITS - 1)
 report(best)
 
+# %% [markdown]
+# As many bytes, but for one gather: FSDP2 gathers the last unit again, and you may keep it.
+# (`reshard_after_forward=False` for the last block keeps it there, too.) And as much memory, to a unit or so. Most of
+# it is what any backward pass needs, the inputs of the units, 1 MiB each.
+#
+# In the picture a pale message is hidden behind computation; a dark one kept the rank waiting. The first gather has
+# nothing to hide behind. On a busy machine others are late as well.
+
 # %%
-# %%needs gather_on_use
+# %%needs gather_on_use fsdp2
 from course.figures.data_parallel import gather_timelines
 
 gather_timelines(timed[0], axes=("dp",), title="Eight units forward and backward, rank 0")
 
 # %% [markdown]
+# ### Sums of many ranks
+#
+# Your FSDP2 has two dtypes: weights travel in bf16, gradients are summed in fp32, which takes twice the bytes. What
+# does that buy? A bf16 number has 8 significant bits: from 256 to 512 there are only even numbers. Two guesses.
+
+# %%
+guess("ones", None, "512 ranks have the gradient 1. A bf16 sum goes from rank to rank. What comes out?")
+
+# %%
+guess("percent", None, "256 ranks have random gradients, half of them negative. By how many percent is a bf16 sum off?")
+
+# %%
+import torch
+
+total = torch.zeros((), dtype=torch.bfloat16)
+for _ in range(512):
+    total += 1
+guessed("ones", total.item(), "in bf16; 512 is right")
+
+# %% [markdown]
+# 256 + 1 = 257 is no bf16 number, and is rounded to 256. So every further rank adds nothing. The same happens on one
+# rank that adds up microbatches in a bf16 `p.grad`. Therefore Megatron keeps an fp32 `main_grad` where weights are
+# bf16, and FSDP2 adds up microbatches in `reduce_dtype`.
+#
+# How bad is it with real gradients? No machine here has hundreds of ranks, but a sum is a sum: you can make it as they
+# would. Two ways to send it:
+#
+# * In a *ring* a chunk goes from rank to rank, and each adds its own part: the reduce-scatter of lab 01. Rank c keeps
+#   chunk c.
+# * In a *tree* ranks 0 and 1 add theirs, 2 and 3 theirs, and so on; then pairs of pairs; until there is one sum.
+#
+# Both send numbers of `dtype`: what a rank has is rounded first, and each partial sum is rounded.
+#
+# For example, four ranks with four chunks of one number: 256 on rank 0, and 1 on the three others. The ring leaves
+# [260, 260, 256, 256] (259 is no bf16 number, either), and the tree 258, four times.
+#
+# **Exercise.** What a ring and a tree leave. `parts[r, c]` is what rank r has of chunk c, in float32; there are as many
+# chunks as ranks, and their number is a power of two.
+
+# %%
+# %%exercise sums
+import torch
+
+
+def ring_sum(parts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """parts [ranks, ranks, numbers] -> the sums [ranks, numbers] in `dtype`, chunk by chunk."""
+    ### BEGIN SOLUTION
+    held, ranks = parts.to(dtype), len(parts)
+    sums = []
+    for c in range(ranks):
+        total = held[(c + 1) % ranks, c]
+        for step in range(2, ranks + 1):
+            total = total + held[(c + step) % ranks, c]
+        sums.append(total)
+    return torch.stack(sums)
+    ### END SOLUTION
+
+
+def tree_sum(parts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """As `ring_sum`."""
+    ### BEGIN SOLUTION
+    held = parts.to(dtype)
+    while len(held) > 1:
+        held = held[::2] + held[1::2]
+    return held[0]
+    ### END SOLUTION
+
+
+# %%
+check("sums")
+
+# %%
+# %%needs sums
+import matplotlib.pyplot as plt
+
+
+def off(sum_of, dtype, ranks, mean=0.0):
+    """The error of a sum of `ranks` gradients, against the sum itself."""
+    parts = torch.randn(ranks, ranks, 2048 // ranks, generator=torch.Generator().manual_seed(ranks)) + mean
+    right = parts.double().sum(0)
+    return ((sum_of(parts, dtype).double() - right).norm() / right.norm()).item()
+
+
+sizes = [2, 4, 8, 16, 32, 64, 128, 256]
+guessed("percent", round(100 * off(ring_sum, torch.bfloat16, 256)), "percent, in a ring")
+lines = {"ring, bf16": (ring_sum, torch.bfloat16), "tree, bf16": (tree_sum, torch.bfloat16),
+         "ring, fp32": (ring_sum, torch.float32)}  # fmt: skip
+fig, ax = plt.subplots(figsize=(7, 3.2), layout="constrained")
+for (name, way), mark in zip(lines.items(), "osv"):
+    ax.plot(sizes, [off(*way, ranks) for ranks in sizes], marker=mark, label=name)
+ax.axhline(2**-9, color="black", linestyle=":", label="half a unit in the last place of bf16")
+ax.set(xscale="log", yscale="log", xlabel="ranks", ylabel="error of the sum", title="Sums of random gradients")
+ax.set_xticks(sizes, sizes)
+ax.legend()
+plt.show()
+
+# %% [markdown]
+# Every addition rounds, by half a unit of the last place at most. In a ring a number is rounded once for each rank, and
+# the partial sums that are rounded grow: the error grows with the square root of the ranks. In a tree it is rounded
+# once for each level. NCCL decides which of the two an all-reduce takes, from the size of a message and the number of
+# ranks. So bf16 sums change with the cluster; fp32 sums are too exact for anyone to see it. That is why gradients of
+# large runs are summed in fp32 (`reduce_dtype`, Megatron's `main_grad`). Weights, which nobody adds up, travel in bf16.
+#
 # *This is a good place to stop: the end of part C.*
 #
-# ## 6 · Break it
+# ## 6 · When sharding stops paying
+#
+# Two numbers decide whether stage 3 is for free: how long a layer computes, and how long its messages take. More ranks
+# make each message smaller, and there are more of them.
+#
+# A guess. A GPU computes 400 · 10¹² operations a second. 1,024 of them share the layers of an 8 B model, 218 million
+# parameters each, 2 bytes a weight, 4 a gradient. Each sends 50 GB/s to other machines, and every step of a ring has a
+# latency of 10 µs. How many tokens must each GPU have in a microbatch, so that it never waits for a layer's messages?
+
+# %%
+guess("tokens", None, "So many tokens a GPU hide the messages of a layer that 1,024 GPUs share")
+
+# %% [markdown]
+# Take small numbers first. Four ranks share a layer of 400 parameters. A link carries 100 bytes a second, with a
+# latency of 1 s. A ring gathers in three steps. Each carries a part, 100 weights of 2 bytes, and takes 1 + 200/100 = 3
+# s: 9 s in all. A rank computes 800 operations a second. Forward a token takes 2 for each parameter: 2 · 400 / 800 = 1
+# s. So 9 tokens hide the gather of the next layer, in the forward pass.
+#
+# The backward pass computes 4 operations for each parameter and token. What travels meanwhile you have programmed
+# yourself. With gradients of 4 bytes it needs 12 tokens, so the answer is 12.
+#
+# **Exercise.** The tokens of a rank, in one microbatch, with which no layer waits, forward or backward: a number that
+# need not be whole. All layers are alike, one message travels at a time, and a reduce-scatter is a ring as well.
+
+# %%
+# %%exercise tokens_to_hide
+def tokens_to_hide(
+    parameters: float, ranks: int, flops: float, bandwidth: float, latency: float, weight: int = 2, gradient: int = 4
+) -> float:
+    """Of one layer; `flops` and `bandwidth` (bytes) a second of one rank, `latency` seconds of a step of the ring."""
+    ### BEGIN SOLUTION
+    part = parameters / ranks
+    gather = (ranks - 1) * (latency + weight * part / bandwidth)
+    sums = (ranks - 1) * (latency + gradient * part / bandwidth)
+    return max(gather * flops / (2 * parameters), (gather + sums) * flops / (4 * parameters))
+    ### END SOLUTION
+
+
+# %%
+check("tokens_to_hide")
+
+# %%
+# %%needs tokens_to_hide
+LAYER, FLOPS, LINK, STEP = 218e6, 400e12, 50e9, 10e-6
+guessed("tokens", round(tokens_to_hide(LAYER, 1024, FLOPS, LINK, STEP), -2), "tokens a GPU")
+for ranks in (64, 1024, 16384):
+    tokens = tokens_to_hide(LAYER, ranks, FLOPS, LINK, STEP)
+    no_latency = tokens_to_hide(LAYER, ranks, FLOPS, LINK, 0)
+    print(f"{ranks:6} ranks: {tokens:9,.0f} tokens a GPU, {tokens * ranks / 1e6:7,.1f} million a step;",
+          f"{no_latency:6,.0f} with no latency")  # fmt: skip
+
+# %% [markdown]
+# With no latency neither the size of the layer nor the number of ranks matters much: bytes and operations both grow with
+# the parameters. What is left is the machine, its operations a second over its bytes a second. With sums in bf16 both
+# passes need equally many tokens. With sums in fp32 the backward pass needs half as many more.
+#
+# Latency is what grows with the ranks. On 1,024 GPUs the batch would have 22 million tokens. Llama 3 405B was trained
+# with 16 million a step on 16,384 GPUs, and has tp 8, pp 16 and 128 replicas there (Llama Team 2024, table 4). Beyond
+# some size a larger batch hardly saves steps (McCandlish et al. 2018). So you cannot pay for more ranks with more
+# tokens. (Where NCCL gathers by PAT in place of a ring, the number of steps grows with the logarithm of the ranks:
+# arXiv 2506.20252.)
+#
+# ### HSDP
+#
+# *Hybrid sharding* cuts the model over the ranks of one machine, and each machine holds a copy. Gathers stay inside,
+# on fast links with a few steps. Only sums of gradients cross between machines.
+#
+#             rank 0        rank 1                   rank 2        rank 3
+#     keeps   first half    second half              first half    second half
+#             |--- machine: gather, sum ---|         |--- machine: gather, sum ---|
+#             |-------------- across: sum ---------------|
+#                           |-------------- across: sum ---------------|
+#
+# The order in which you sum decides what crosses. For example, machine 0 has ranks 0 and 1, machine 1 ranks 2 and 3.
+# Rank r's gradient is [1, 2] · 10^r. Ranks 0 and 2 end with 1111, ranks 1 and 3 with 2222. Each can send a single
+# number to the other machine.
+#
+# **Exercise.** Each of `backwards` runs the backward pass of one microbatch and returns its gradient, whole and flat.
+# Run them in order. Return this rank's shard of the sum over all microbatches and all ranks; where the gradient's
+# length is no multiple of the ranks of a machine, it is padded with zeros. Whole gradients must not pile up, so what a
+# rank need not keep leaves with its microbatch. Between machines as few bytes travel as can be: links are slow there.
+
+# %%
+# %%exercise hybrid
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+
+
+def hybrid(
+    backwards: list[Callable[[], torch.Tensor]], machine: dist.ProcessGroup, across: dist.ProcessGroup
+) -> torch.Tensor:
+    """`machine`: the ranks of this machine; `across`: those that keep the same shard, one on each machine."""
+    ### BEGIN SOLUTION
+    ranks, total = dist.get_world_size(machine), None
+    for backward in backwards:
+        gradient = backward()
+        padded = functional.pad(gradient, (0, -len(gradient) % ranks))
+        shard = padded.new_empty(len(padded) // ranks)
+        dist.reduce_scatter_tensor(shard, padded, group=machine)
+        total = shard if total is None else total + shard
+    dist.all_reduce(total, group=across)
+    return total
+    ### END SOLUTION
+
+
+# %%
+check("hybrid")
+
+# %% [markdown]
+# Your `sharded` does this, too. It needs a mesh with two axes, and `set_requires_all_reduce` delays what crosses:
+#
+# ```python
+# mesh = init_device_mesh("cuda", (machines, 8), mesh_dim_names=("replicate", "shard"))
+# model = sharded(build, mesh, torch.bfloat16, torch.float32)
+# ```
+#
+# Where does each pay? The picture has your formula for FSDP over all ranks. For HSDP on machines of 8 GPUs it has your
+# formula inside, with 450 GB/s and 2 µs, and an all-reduce of the shard across, behind the backward pass.
+
+# %%
+# %%needs tokens_to_hide
+import matplotlib.pyplot as plt
+
+ranks, inside = [2**n for n in range(4, 15)], 8
+everywhere = [tokens_to_hide(LAYER, d, FLOPS, LINK, STEP) for d in ranks]
+hsdp = []
+for d in ranks:
+    machines = d // inside
+    across = 2 * (machines - 1) * (STEP + 4 * LAYER / inside / machines / LINK)  # an all-reduce as a ring
+    hsdp.append(max(tokens_to_hide(LAYER, inside, FLOPS, 450e9, 2e-6), across * FLOPS / (4 * LAYER)))
+fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+for tokens, name, look in ((everywhere, "FSDP over all ranks", "-o"), (hsdp, "HSDP, machines of 8", "--s")):
+    left.plot(ranks, tokens, look, label=name)
+    right.plot(ranks, [d * t / 1e6 for d, t in zip(ranks, tokens)], look, label=name)
+left.set(ylabel="tokens a GPU", title="tokens with which no layer waits")
+right.set(ylabel="million tokens a step", title="the batch that this makes")
+for ax in (left, right):
+    ax.set(xscale="log", yscale="log", xlabel="GPUs")
+    ax.set_xticks([16, 128, 1024, 16384], ["16", "128", "1,024", "16,384"])
+left.legend()
+right.axhline(16, color="black", linestyle=":", label="Llama 3 405B")
+right.legend()
+plt.show()
+
+# %% [markdown]
+# HSDP reaches the dotted line, too, on three to four times as many GPUs. The memory decides whether it is possible: 16
+# bytes a parameter over 8 GPUs are 16 GB for 8 billion parameters, and 140 GB for 70 billion. The larger model needs
+# tensor parallelism, or more than one machine for a copy.
+#
+# *This is a good place to stop: the end of part D.*
+#
+# ## 7 · Break it
 #
 # Large runs *clip*: where the norm of the gradient is larger than a limit, the gradient is scaled down to the limit. A
 # colleague has added clipping to the sharded optimizer, after the reduce-scatter: "There each number exists once, so
@@ -1311,7 +1707,7 @@ for r, (_, owned, state, parameters) in enumerate(run):
           f"all moments have {8 * parameters}")  # fmt: skip
 
 # %% [markdown]
-# ## 7 · Explain
+# ## 8 · Explain
 #
 # Questions that an interviewer asks. Say your answer aloud before you open the one here.
 #
@@ -1326,17 +1722,23 @@ for r, (_, owned, state, parameters) in enumerate(run):
 #    have divided weights and gradients already; what is left to share out is the optimizer's state.</details>
 # 3. *When is stage 3 the right choice, then?*
 #    <details><summary>answer</summary>One microbatch a step and many tokens in it: computing a layer takes long enough
-#    to hide its gather. No code of the model has to change for it, as tp asks for.</details>
-# 4. *What is HSDP?*
-#    <details><summary>answer</summary>Hybrid sharding: shards within a machine, copies across machines. Gathers use the
-#    fast links; between machines only a shard of the gradient is all-reduced. Megatron has it as
-#    `--num-distributed-optimizer-instances`.</details>
+#    to hide its gather: your formula says how many. No code of the model has to change for it, as tp asks for.</details>
+# 4. *FSDP2 adds up eight microbatches with `set_requires_gradient_sync(False)` in the first seven. What does that save,
+#    and what does it cost?*
+#    <details><summary>answer</summary>Seven of eight reduce-scatters; weights are gathered in each microbatch all the
+#    same. But each rank keeps the whole gradient in `reduce_dtype`: 4 bytes a parameter, 280 GB for 70 billion. Of
+#    stage 3 only the weights and Adam's state are left.</details>
 # 5. *The loss of a ZeRO run equals that of plain data parallelism for a thousand steps. Is it right?*
 #    <details><summary>answer</summary>Not yet shown: Adam hides scales, as above. Compare the norm of the first step,
 #    then weights after some steps.</details>
 # 6. *Why can stage 2 wait for one bucket while it fills another, and why must it not fill a third?*
 #    <details><summary>answer</summary>The third is memory: with no limit, a network slower than the backward pass piles
 #    up all buckets, which is the whole gradient.</details>
+# 7. *The bytes fit, and FSDP1 runs out of memory all the same. Why, and what does FSDP2 do about it?*
+#    <details><summary>answer</summary>Gathers run on a stream of their own. FSDP1 marked their memory with
+#    `record_stream`: it was free only when the GPU had come so far, and the CPU ran ahead and took more. Whether it fits
+#    depended on timing. FSDP2 holds the tensors itself until an event of the other stream has passed. (torchtitan,
+#    `docs/fsdp.md`.)</details>
 #
 # What you built has switches in other libraries:
 #
@@ -1346,6 +1748,8 @@ for r, (_, owned, state, parameters) in enumerate(run):
 # | reduce-scatter while backward runs | `--overlap-grad-reduce` | `overlap_comm` | always |
 # | weights of the next unit travel meanwhile | `--overlap-param-gather` | `stage3_prefetch_bucket_size` | FSDP1's `forward_prefetch`, `backward_prefetch`; FSDP2's `set_modules_to_forward_prefetch` |
 # | weights are kept from forward to backward | | | `reshard_after_forward=False` |
+# | dtype of sums over ranks | fp32, or `--grad-reduce-in-bf16` | `communication_data_type` | `reduce_dtype` |
+# | shards inside of a machine, copies across | `--num-distributed-optimizer-instances` | `mics_shard_size` | a mesh with two axes |
 # | small parameters are not shared out at all | | `stage3_param_persistence_threshold` | FSDP2's `ignored_params` |
 #
 # **Exercise.** Numbers for a cluster, 2 + 2 + 12 bytes a parameter. The `ranks` are spread evenly over `machines`.
@@ -1417,6 +1821,7 @@ progress()
 # and of D, so that every bucket begins at a multiple of 256 bytes, where a GPU reads well.
 #
 # Rajbhandari et al. 2020, ZeRO (arXiv 1910.02054); Zhao et al. 2023, FSDP (arXiv 2304.11277); Loshchilov and Hutter
-# 2017, AdamW (arXiv 1711.05101).
+# 2017, AdamW (arXiv 1711.05101); Llama Team 2024 (arXiv 2407.21783); McCandlish et al. 2018, large batches (arXiv
+# 1812.06162).
 #
 # Next: lab 07, kernels, flash attention and FP8.

@@ -13,8 +13,9 @@
 #
 # **You build** a function that says which numbers of a tensor a rank holds; a reader that puts any part of a tensor
 # together from the parts that were stored, and reads no other numbers; a save that leaves a whole checkpoint or none,
-# wherever it is interrupted; a state from which another process continues bit for bit; and a converter for models of
-# the Qwen2 family. At the end you find a bug that neither a loss curve nor a gradient norm shows.
+# wherever it is interrupted, by one process and by many; a save in the background; a state from which another process
+# continues bit for bit; readers of DCP and safetensors; and a converter for models of the Qwen2 family. At the end you
+# find a bug that neither a loss curve nor a gradient norm shows.
 #
 # **You need** lab 02 (a matrix cut by rows and columns), lab 06 (flat parts of ZeRO) and AdamW. No GPU.
 #
@@ -22,11 +23,12 @@
 # |---|---|---|
 # | A | 1 The problem · 2 Predict | 45 min |
 # | B | 3 Implement: regions, a save that survives | 2 h |
-# | C | 3 Implement: resuming a run, a published model | 1 h 15 min |
-# | D | 4 Run · 5 See | 30 min |
-# | E | 6 Break it · 7 Explain | 1 h |
+# | C | 3 Implement: a save by many ranks, a save in the background | 2 h |
+# | D | 3 Implement: resuming a run, formats of others, a published model | 2 h |
+# | E | 4 Run · 5 See | 30 min |
+# | F | 6 Break it · 7 Explain | 1 h |
 #
-# Together 5–6 hours. Each part ends at a place to stop.
+# Together 8–9 hours. Each part ends at a place to stop.
 # After a kernel restart: run the first cell, then go on where you were. A picture needs the run above it.
 
 # %%
@@ -76,23 +78,19 @@ region_map((9, 6), {"written by 4 ranks": four, "read by 3 ranks": three}, ("wha
 # that have it. All ranks write at the same time, each the same share.
 #
 # How often should a run save? The run stands still during a save. A failure undoes what was computed since the last
-# save: on average half an interval. With S seconds a save, F seconds between two failures and an interval of T seconds,
-# the share of time that is lost is about
-#
-# $$\frac{S}{T} + \frac{T}{2F}$$
-#
-# (Each failure costs a restart, too: to notice it, find other machines, load, warm up. With R seconds for all of it R/F
-# more is lost. No interval changes that, so it is not in the formula, nor in `lost`.)
+# save: on average half an interval. An interval goes from the beginning of a save to the beginning of the next one. (A
+# failure costs a restart, too: to notice it, find other machines, load, warm up. No interval changes that, so it is not
+# in `lost`.)
 #
 # An example: 2·10⁹ parameters are 28 GB. 7 ranks that write 1 GB a second each need 4 seconds. A GPU fails once in 14
 # hours, 7 of them once in 2 hours, 7200 seconds. A run that saves every 240 seconds loses 4/240 + 240/14400 = 1/60 +
-# 1/60 of the time. This is the best interval: a shorter one saves too often, with a longer one failures undo too
-# much.
+# 1/60 of the time, for saves and for failures. This is the best interval. Before you look for a formula of it: how do
+# the two sixtieths change, if the interval is twice as long?
 #
 # **Exercise.** Return a dict, all its times in seconds: `bytes`, the size of the whole checkpoint; `seconds`, the
 # time of one save; `between_failures`, the time between two failures of the run; `lost`, the share of time that is
-# lost with a save every `every` seconds, by the formula; and `best`, the interval at which this share is smallest. In
-# the example: 28·10⁹, 4, 7200, 1/30 and 240.
+# lost with a save every `every` seconds, for saves and for failures together; and `best`, the interval at which this
+# share is smallest. In the example: 28·10⁹, 4, 7200, 1/30 and 240.
 
 # %%
 # %%exercise costs
@@ -146,8 +144,9 @@ guessed("times", twice / least, "times the least loss, with twice the best inter
 interval_curve(run["seconds"], run["between_failures"], [10 * 1.2**n for n in range(36)], run["best"])
 
 # %% [markdown]
-# The sum is smallest where the two lines cross: there saves and failures cost the same. With twice the interval one
-# of the two doubles and the other halves. So the minimum is flat: it is enough to know the interval roughly.
+# With S seconds a save, F seconds between failures and an interval of T seconds the curve is S/T + T/2F. It is smallest
+# where the two lines cross: there saves and failures cost the same. With twice the interval one of the two doubles and
+# the other halves. So the minimum is flat: it is enough to know the interval roughly.
 
 # %% [markdown]
 # (The report on Llama 3 counts 419 unexpected interruptions in 54 days on 16,384 GPUs: one in 3.1 hours.) A run that
@@ -375,18 +374,313 @@ crash_map({"yours": crashes(save_checkpoint)})
 # %% [markdown]
 # *This is a good place to stop: the end of part B.*
 #
+# ### One checkpoint by many ranks
+#
+# That save has all files in one process. No rank of a large run can hold 5.7 TB. So each rank writes its own shard into
+# *one* staging folder, and one rename publishes them together. Now a rank may die, or come late, while others wait for
+# it, and a collective would hang with it. So the ranks leave words for each other in a *store*, as torch's `TCPStore`:
+#
+# | call | |
+# |---|---|
+# | `store.set(key, text)` | at most 200 characters; all ranks see it at once |
+# | `store.wait(keys, seconds)` | until all of these keys are there; a `TimeoutError` after so many seconds |
+# | `store.get(key)`, `store.check(keys)` | the text of a key that is there; whether all of these keys are there now |
+#
+# An example: ranks 0, 1 and 2 save step 20, and rank 1 is killed while it writes.
+#
+#     rank 0   shard-0 | ?
+#     rank 1   half of sha
+#     rank 2   shard-2 | ?
+#
+# Who renames, and what must it have heard before? What must the others have heard before they return? How long do they
+# wait, and for whom, if the one that renames is dead?
+#
+# **Exercise.** Every rank calls the function.
+#
+# 1. `step-N` has a file `shard-r` of each rank `r`, written by rank r itself, and a `manifest`: JSON, for each shard its
+#    name and the SHA-256 of its bytes (the `hexdigest`), `{"shard-0": "9f86d0...", ...}`.
+# 2. As before: names without a dot are whole checkpoints at every moment, older ones stay, and when all ranks have
+#    returned no name begins with a dot.
+# 3. As soon as the function has returned *on any rank*, the new checkpoint survives a power cut.
+# 4. A rank that begins half of `seconds` after the others is waited for. If a rank has died, or begins five times
+#    `seconds` late, its absence ends the save: every other rank raises a `TimeoutError`, and all of them say the same,
+#    `missing: [1]`, in its text. The late rank ends in some error, too. Nobody stays longer than ten times `seconds`.
+# 5. The store is empty when a run begins, and keeps all keys until the run ends: its next save finds them. `run` is a
+#    text of its own for each run. A rank of a run that has failed may still live, on a machine that was cut off, and go on
+#    with its save while a new run saves the same step. None of its bytes may come into the new checkpoint.
+#
+# The check lets simulated ranks run in several orders, on the disk that forgets, and kills each of them at each of its
+# changes. Then a new run saves.
+
+# %%
+# %%exercise save_shard
+import hashlib
+import json
+
+
+def save_shard(disk, store, rank: int, ranks: int, run: str, step: int, data: bytes, seconds: float) -> None:
+    """This rank's part of the save of a step by `ranks` ranks of a run; `data` becomes the file f"shard-{rank}"."""
+    ### BEGIN SOLUTION
+    staged, ready, end = f".step-{step}.{run}", f"{step}/ready", f"{step}/end"
+    done = [f"{step}/{r}" for r in range(ranks)]
+
+    def hear(key):
+        """A word of rank 0."""
+        try:
+            store.wait([key], 3 * seconds)
+        except TimeoutError:
+            raise TimeoutError(f"step {step} is not saved; missing: [0]") from None
+        return store.get(key)
+
+    if rank == 0:
+        for left in disk.names():
+            if left.startswith("."):
+                for name in disk.names(left):
+                    disk.remove(f"{left}/{name}")
+                disk.remove(left)
+        disk.mkdir(staged)
+        store.set(ready, "")
+    else:
+        hear(ready)
+    disk.write(f"{staged}/shard-{rank}", data)
+    disk.fsync(f"{staged}/shard-{rank}")
+    store.set(done[rank], hashlib.sha256(data).hexdigest())
+    if rank == 0:
+        try:
+            store.wait(done, seconds)
+        except TimeoutError:
+            pass
+        missing = [r for r in range(ranks) if not store.check([done[r]])]
+        if not missing:
+            manifest = json.dumps({f"shard-{r}": store.get(done[r]) for r in range(ranks)})
+            disk.write(f"{staged}/manifest", manifest.encode())
+            disk.fsync(f"{staged}/manifest")
+            disk.fsync(staged)
+            disk.rename(staged, f"step-{step}")
+            disk.fsync("")
+        store.set(end, json.dumps(missing))
+    else:
+        missing = json.loads(hear(end))
+    if missing:
+        raise TimeoutError(f"step {step} is not saved; missing: {missing}")
+    ### END SOLUTION
+
+
+# %%
+check("save_shard")
+
+# %% [markdown]
+# Your save by three ranks: every box is a change of the disk, in the order in which all of them happened. Below rank 1
+# dies in the middle of its write. Read from the picture what each rank waits for.
+
+# %%
+# %%needs save_shard
+from course.figures.checkpoints import turns
+from course.lab08.disk import Disk
+from course.lab08.together import Ranks
+
+
+def by_three(**of_rank_1):
+    """The events of a save by three ranks."""
+    ranks = Ranks(Disk({"step-10/shard-0": b"older"}), order=3)
+    for r in range(3):
+        one = of_rank_1 if r == 1 else {}
+        ranks.start(lambda disk, store, r: save_shard(disk, store, r, 3, "run-7", 20, b"numbers", 60.0), r, **one)
+    ranks.run()
+    return ranks.events
+
+
+turns({"all three come": by_three(), "rank 1 dies while it writes": by_three(kill_at=1)})
+
+# %% [markdown]
+# ### A save in the background
+#
+# While a rank writes, its GPU has nothing to do. But the run need not wait for the disk: it waits until its state is
+# *copied* into memory that no step changes (on a GPU: pinned memory of the host), and a thread writes from there.
+#
+#     run          step 9 | copy | step 10 | step 11 | step 12 | step 13 | wait, copy | step 14
+#     background                 [ writes step 9's state ...............]            [ writes ...
+#     copies held         ---------------------------------------------------------------------- one
+#
+# A rank of section 2 writes 4 GB in 4 seconds; its GPU copies them to the host in 4/25 of a second. So S is 25 times
+# smaller. First a guess: at the best interval of each, how many times smaller is the share of time that is lost?
+
+# %%
+guess("async", None, "S is 25 times smaller. How many times less is lost, each at its best interval?")
+
+# %% [markdown]
+# **Exercise.** `AsyncSaver(write)` gets a function `write(step, state)`, which returns when the state is safe on the
+# disk, or raises. Each step changes the weights *in place*, in the tensors of `state`, which has the same names and
+# shapes at every save.
+#
+# 1. `save(step, state)` returns while `write` still runs in a thread. What `write` gets is the state at the moment of
+#    the call.
+# 2. There is one copy of the state, whatever happens: each of the 8 GPUs of a node has one in the host's memory. So one
+#    save is under way at a time, and the next one waits until it has ended. (A disk that is too slow must slow the run
+#    down. It must not fill the memory, and no save is left out.)
+# 3. If a `write` raises an error, the run learns it: the next call of `check()`, `save` or `close` raises it, once. (A
+#    thread that dies says nothing.) The run calls `check()` at every step: it does not wait. A `save` that raises does
+#    not save, and the save after it works again.
+# 4. `close()` waits until the last save has ended: a program ends after it.
+
+# %%
+# %%exercise async_saver
+import threading
+
+import torch
+
+
+class AsyncSaver:
+    """Saves in the background; `write(step, state)` returns when the state is safe on the disk, and may raise."""
+
+    def __init__(self, write) -> None:
+        ### BEGIN SOLUTION
+        self.write, self.staged = write, {}
+        self.thread, self.error = None, None
+        ### END SOLUTION
+
+    def save(self, step: int, state: dict[str, torch.Tensor]) -> None:
+        """Take a snapshot, and return while it is written."""
+        ### BEGIN SOLUTION
+        self.close()
+        for name, tensor in state.items():
+            if name not in self.staged:
+                self.staged[name] = torch.empty_like(tensor)
+            self.staged[name].copy_(tensor)
+        self.thread = threading.Thread(target=self._run, args=(step,))
+        self.thread.start()
+        ### END SOLUTION
+
+    def check(self) -> None:
+        """Raise the error of a save that has failed; does not wait."""
+        ### BEGIN SOLUTION
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+        ### END SOLUTION
+
+    def close(self) -> None:
+        """Wait until the last save is on the disk."""
+        ### BEGIN SOLUTION
+        if self.thread is not None:
+            self.thread.join()  # no deadline: `write` has its own
+        self.check()
+
+    def _run(self, step):
+        try:
+            self.write(step, self.staged)
+        except Exception as error:
+            self.error = error
+        ### END SOLUTION
+
+
+# %%
+check("async_saver")
+
+# %% [markdown]
+# The folded cell runs twelve steps of 20 ms with 32 MB of weights, and saves after every third one. A `write` takes
+# 50 ms, and 120 ms in the last run (it sleeps, in place of a disk). The picture has three ways to save: the run writes;
+# your saver; your saver with a disk that is too slow. (The first copy may take longer: it allocates its memory.)
+
+# %% jupyter={"source_hidden": true}
+# %%needs async_saver
+import threading
+import time
+
+import torch
+
+from labkit.evidence import Witness
+
+
+def saved(seconds, saver_of):
+    """Spans of the run, spans of the background, and (time, copies of the state)."""
+    state, run, behind, copies = {"weights": torch.ones(1 << 23)}, [], [], []
+    size, here, begin = state["weights"].nbytes, threading.current_thread(), time.perf_counter()
+
+    def now():
+        return time.perf_counter() - begin
+
+    def write(step, _):
+        start = now()
+        time.sleep(seconds)
+        (run if threading.current_thread() is here else behind).append(("write", start, now()))
+
+    def until_free(call, *args):
+        """A call that may wait for a write; what it does afterwards is a copy."""
+        start = now()
+        call(*args)
+        free = max([start, *(end for _, _, end in behind)])
+        return [] if isinstance(saver, TheRunWrites) else [("wait", start, free), ("copy", free, now())]
+
+    with Witness() as seen:
+        state["weights"].mul_(1)  # the first operation takes longer
+        saver, begin = saver_of(write), time.perf_counter()
+        for step in range(1, 13):
+            start = now()
+            time.sleep(0.02)
+            state["weights"].mul_(0.5)  # in place, as an optimizer does
+            saver.check()
+            run.append(("step", start, now()))
+            if step % 3 == 0:
+                run += until_free(saver.save, step, state)
+                copies.append((now(), seen.peak / size))
+        run += until_free(saver.close)[:1]
+    return run, behind, copies
+
+
+class TheRunWrites:
+    """No thread, no copy."""
+
+    def __init__(self, write):
+        self.save = write
+
+    def check(self):
+        """Nothing can be left."""
+
+    close = check
+
+
+in_the_run, yours, slow = saved(0.05, TheRunWrites), saved(0.05, AsyncSaver), saved(0.12, AsyncSaver)
+print("copies of the state:", [max(round(much) for _, much in one[2]) for one in (in_the_run, yours, slow)])
+
+# %%
+# %%needs async_saver
+from course.figures.checkpoints import over_time
+
+over_time({"the run writes": in_the_run, "yours": yours, "yours, and the disk is too slow": slow})
+
+# %%
+def least_lost(save_seconds, between_failures=7200):
+    """The share of time that is lost at the best interval."""
+    return (2 * save_seconds / between_failures) ** 0.5
+
+
+guessed("async", least_lost(4) / least_lost(4 / 25), "times less, with a save every 48 seconds in place of 240")
+
+# %% [markdown]
+# The loss at the best interval grows with the *root* of S. And the write goes on for 4 seconds, so the interval cannot be
+# shorter than that: then saves wait for each other, as in the last picture.
+#
+# *This is a good place to stop: the end of part C.*
+#
 # ### Resuming a run
 #
-# A run is more than its weights. Think of one training step: what does it read, and what does it change? The example
-# is small: a model with dropout, AdamW, a learning rate that is halved every third step, and batches in an order that
-# is drawn anew each epoch.
+# A run is more than its weights. The next cell shows a small one. While you read: what does a training step read, and
+# what does it change?
+
+# %%
+import inspect
+
+from course.lab08 import small_run
+
+print(inspect.getsource(small_run).partition("from torch import nn\n")[2].strip())
 
 # %%
 from course.lab08.small_run import Run
 
 straight = Run(seed=1)
 straight.train(4)
-print("after 4 steps: order of the epoch", straight.data.order.tolist(), " rows taken:", straight.data.position)
+print("after 4 steps: rows taken of the second epoch:", straight.data.position, "of", len(straight.data.order))
 
 again = Run(seed=2)
 again.model.load_state_dict(straight.model.state_dict())
@@ -400,10 +694,8 @@ print("with the weights alone the next losses are the same:", losses == of_weigh
 # **Exercise.** `save_state(run)` returns all that another process needs, as plain data: numbers, texts, lists, dicts,
 # tensors. `load_state(run, state)` puts it into a run in another process, which was built with the same sizes and
 # another seed and has trained one step already. Then both runs must give the same losses and weights, to the last
-# bit. The first run trains on before the state is loaded, and this must not change the state. `run` has `model`,
-# `optimizer`, `scheduler` (each with `state_dict` and `load_state_dict`) and `data`, with `order`, `position` and
-# `generator` (`get_state`, `set_state`). Dropout draws from torch's own stream (`torch.get_rng_state`,
-# `torch.set_rng_state`).
+# bit. The first run trains on before the state is loaded, and neither this nor the save may change anything: not the
+# state, not the run. (Models, optimizers and schedulers of torch have `state_dict` and `load_state_dict`.)
 
 # %%
 # %%exercise resume
@@ -444,28 +736,207 @@ def load_state(run, state: dict) -> None:
 check("resume")
 
 # %% [markdown]
+# ### Two formats that you will meet
+#
+# **DCP** is `torch.distributed.checkpoint`. It saves `DTensor`s: tensors that know which part of them a rank has. So a
+# load needs no word about the ranks that wrote. The cell saves the matrix of section 1 from two ranks, which have its
+# rows, and loads it into two ranks, which have its columns.
+
+# %%
+# %%ranks 2 --name dcp
+import shutil
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+ROOT = Path(__file__).parent / "dcp"
+if rank == 0:
+    shutil.rmtree(ROOT, ignore_errors=True)
+dist.barrier()
+mesh = init_device_mesh("cpu", (2,))
+rows = distribute_tensor(torch.arange(54.0).view(9, 6), mesh, [Shard(0)])
+dcp.save({"w": rows, "norm": torch.ones(3), "step": 20}, checkpoint_id=ROOT)
+columns = distribute_tensor(torch.zeros(9, 6), mesh, [Shard(1)])
+dcp.load({"w": columns}, checkpoint_id=ROOT)
+print("my columns are right:", torch.equal(columns.to_local(), torch.arange(54.0).view(9, 6).chunk(2, 1)[rank]))
+if rank == 0:
+    print(sorted(path.name for path in ROOT.iterdir()))
+
+# %% [markdown]
+# `.metadata` is the manifest. Its two tables:
+
+# %%
+from torch.distributed.checkpoint import FileSystemReader
+
+metadata = FileSystemReader(".work/08_checkpoints/dcp").read_metadata()
+for name, tensor in metadata.state_dict_metadata.items():
+    print(name, type(tensor).__name__)
+    for chunk in getattr(tensor, "chunks", []):
+        print("    chunk: offsets", [*chunk.offsets], " sizes", [*chunk.sizes])
+for index, place in metadata.storage_data.items():
+    print(f"{index.fqn} at {index.offset and [*index.offset]}: {place.relative_path}, from byte {place.offset}")
+
+# %% [markdown]
+# (`step` is no tensor: it is pickled. `norm`, which both ranks have, is written once.)
+#
+# **Exercise.** Return the regions of one tensor as your own readers know them: for each chunk `(file, first byte, last
+# byte, box)`, in any order; the last byte is not included, and a box has a range `[first, last]` for each dim. A place has
+# a `length`, too. If `name` is not there or is no tensor, raise a `ValueError` with the name. Do not rely on both tables
+# having one order.
+
+# %%
+# %%exercise regions_of
+def regions_of(metadata, name: str) -> list:
+    """[("__0_0.distcp", 0, 1641, [[0, 5], [0, 6]]), ...]: file, first byte, last byte, box; the last not included."""
+    ### BEGIN SOLUTION
+    tensor = metadata.state_dict_metadata.get(name)
+    if not hasattr(tensor, "chunks"):
+        raise ValueError(f"{name} is no tensor of this checkpoint")
+    places = {index.offset: place for index, place in metadata.storage_data.items() if index.fqn == name}
+    found = []
+    for chunk in tensor.chunks:
+        place = places[chunk.offsets]
+        box = [[start, start + size] for start, size in zip(chunk.offsets, chunk.sizes)]
+        found.append((place.relative_path, place.offset, place.offset + place.length, box))
+    return found
+    ### END SOLUTION
+
+
+# %%
+check("regions_of")
+
+# %% [markdown]
+# Rank 1 of the cell above needs 27 of the 54 numbers: three columns. Your `load_box` reads 27. First a guess:
+
+# %%
+guess("dcp", None, "How many numbers does `dcp.load` read from the files for rank 1?")
+
+# %%
+# %%needs regions_of
+import io
+
+import torch
+
+read = 0
+for file, first, last, box in regions_of(metadata, "w"):
+    with open(f".work/08_checkpoints/dcp/{file}", "rb") as stream:
+        stream.seek(first)
+        chunk = torch.load(io.BytesIO(stream.read(last - first)), weights_only=True)
+    (top, bottom), (left, right) = box
+    print(box, "is its part of the matrix:", torch.equal(chunk, torch.arange(54.0).view(9, 6)[top:bottom, left:right]))
+    read += chunk.numel() if right > 3 else 0
+guessed("dcp", read, "numbers: every chunk that has one of them, whole")
+
+# %% [markdown]
+# Each chunk is a file of `torch.save` inside the file. DCP loads the whole chunk and cuts it. Chunks are as large as the
+# parts of the ranks that wrote: where twice as many ranks load, each needs half of a chunk, and reads all of it.
+#
+# **safetensors** is the format of published models. A file begins with 8 bytes, the number N of bytes of its header,
+# little-endian. N bytes of JSON follow, with an entry `{"dtype": "BF16", "shape": [4, 6], "data_offsets": [96, 144]}` for
+# each tensor, then all numbers, row by row; offsets count from the end of the header. A large model has several such
+# files, and a `model.safetensors.index.json`:
+
+# %%
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+folder = Path(".work/08_checkpoints/published")
+folder.mkdir(exist_ok=True)
+save_file({"up": torch.arange(6.0).view(3, 2), "norm": torch.ones(2, dtype=torch.bfloat16)}, folder / "model-1.safetensors")
+save_file({"down": torch.arange(6.0).view(2, 3)}, folder / "model-2.safetensors")
+index = {"weight_map": {"up": "model-1.safetensors", "norm": "model-1.safetensors", "down": "model-2.safetensors"}}
+(folder / "model.safetensors.index.json").write_text(json.dumps(index))
+print((folder / "model-1.safetensors").read_bytes()[:160])
+
+# %% [markdown]
+# **Exercise.** Return rows `first` to `last` of a tensor: `last` is not included and larger than `first`. `read(file)`
+# gives a file's bytes, `read(file, start, stop)` bytes start to stop - 1. Read the index, and of the tensor's own file
+# the length, the header and the rows asked for: no other byte, and none twice. A header may have an entry `__metadata__`,
+# which is no tensor; a tensor has one dim or more, and is float32, bfloat16 or float16 (`F32`, `BF16`, `F16`). If the
+# index does not have the name, raise a `ValueError` with the name.
+
+# %%
+# %%exercise load_rows
+import json
+import math
+
+import torch
+
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+def load_rows(read, name: str, first: int, last: int) -> torch.Tensor:
+    """Rows `first` to `last` (not included); `read(file, start, stop)` gives bytes, `read(file)` all of them."""
+    ### BEGIN SOLUTION
+    where = json.loads(read("model.safetensors.index.json"))["weight_map"]
+    if name not in where:
+        raise ValueError(f"no file has {name}")
+    file = where[name]
+    length = int.from_bytes(read(file, 0, 8), "little")
+    entry = json.loads(read(file, 8, 8 + length))[name]
+    dtype = DTYPES[entry["dtype"]]
+    row = dtype.itemsize * math.prod(entry["shape"][1:])
+    at = 8 + length + entry["data_offsets"][0] + first * row
+    data = read(file, at, at + (last - first) * row)
+    return torch.frombuffer(bytearray(data), dtype=dtype).view(last - first, *entry["shape"][1:])
+    ### END SOLUTION
+
+
+# %%
+check("load_rows")
+
+# %%
+# %%needs load_rows
+def from_folder(file, start=0, stop=None):
+    """Bytes of a file of the folder above."""
+    return (folder / file).read_bytes()[start:stop]
+
+
+print(load_rows(from_folder, "up", 1, 3).tolist(), load_rows(from_folder, "norm", 0, 1))
+
+# %% [markdown]
+# | | your checkpoint | DCP | safetensors on the Hub |
+# |---|---|---|---|
+# | table of contents | manifest, and a table in each shard | `.metadata`, a *pickle*: read none that you do not trust | JSON in each file, and an index |
+# | a part of a tensor | boxes, three a rank or fewer | chunks, one box a rank | none: a tensor is whole, in one file |
+# | least that is read | numbers in a row | a chunk | any bytes |
+# | whole or not there | a rename of the folder, after fsyncs | `.metadata` is renamed last; names are not fsynced | not its subject |
+# | a changed byte | SHA-256 | not noticed | not noticed |
+# | background | your saver | `dcp.async_save` returns a future; call its `result()` before the next save: it limits nothing | |
+#
 # ### A published model
 #
 # On the Hugging Face Hub a model is a folder of safetensors files and a `config.json`. Its tensors have other names
 # than ours, and the projections of queries, keys and values are three matrices. Ours are one matrix, packed by
-# *groups*: a group is a key head, a value head and the query heads that use them. A rank of tensor parallelism takes
-# whole groups, and its part must be consecutive rows. Four query heads in two groups:
+# *groups*: a group is a key head, a value head and the query heads that use them. With tensor parallelism a rank takes
+# whole groups. The picture has Qwen2's rows for four query heads in two groups: a block is the rows of one head, its
+# colour and number the rank that needs it.
+
+# %%
+from course.figures.checkpoints import strips
+
+fc1 = [("the gate above up", "g0 g1 g2 g3 u0 u1 u2 u3", [0, 0, 1, 1, 0, 0, 1, 1]),
+       ("the ranks' parts", "g0 g1 u0 u1 g2 g3 u2 u3", [0, 0, 0, 0, 1, 1, 1, 1]),
+       ("cut in one piece:\na bug", "g0 g1 g2 g3 u0 u1 u2 u3", [0, 0, 0, 0, 1, 1, 1, 1])]  # fmt: skip
+published = ("theirs", "q0 q1 q2 q3 k0 k1 v0 v1", [0, 0, 1, 1, 0, 1, 0, 1])
+strips({"q, k, v": [published], "linear_fc1": fc1})
+
+# %% [markdown]
+# `linear_qkv` holds one group after the other, and in a group its query heads, its key head, its value head: so the rows
+# of a rank are consecutive. Biases are packed as the rows of their weights. Write down the order of the eight blocks
+# before you go on.
 #
-#     q_proj   q0 q1 q2 q3           linear_qkv   q0 q1 k0 v0 | q2 q3 k1 v1
-#     k_proj   k0 k1                               group 0     | group 1
-#     v_proj   v0 v1                               rank 0 of 2 | rank 1 of 2
-#
-# Each letter stands for the rows of one head; biases are packed as the rows of their weights.
-#
-# The MLP's gate and up become one matrix, `linear_fc1`, the gate above up. Here a rank's part is *not* consecutive
-# rows: the first half of them would be all of the gate. So tensor parallelism cuts each of the two, and a rank has its
-# part of the gate above its part of up. A converter that cuts `linear_fc1` in one piece makes a classic bug, which no
-# shape shows:
-#
-#     whole      g0 g1 g2 g3 | u0 u1 u2 u3
-#     rank 0     g0 g1 | u0 u1                rank 1     g2 g3 | u2 u3
-#
-# In this exercise there is one rank.
+# The MLP's gate and up become one matrix, `linear_fc1`, the gate above up. A rank's part is *not* consecutive rows of it:
+# tensor parallelism cuts gate and up each, and a rank has its part of the gate above its part of up. A converter that
+# cuts `linear_fc1` in one piece gives all of the gate to rank 0, and no shape shows it. In this exercise there is one
+# rank.
 #
 # | Qwen2's, with `model.layers.0.` before it | ours, with `decoder.layers.0.` before it |
 # |---|---|
@@ -537,19 +1008,24 @@ def from_hf(theirs: dict[str, torch.Tensor], heads: int, groups: int) -> dict[st
 # %%
 check("from_hf")
 
+# %%
+# %%needs from_hf
+strips({"q, k, v": [published, ("linear_qkv", "q0 q1 k0 v0 q2 q3 k1 v1", [0, 0, 0, 0, 1, 1, 1, 1])]})
+
 # %% [markdown]
-# *This is a good place to stop: the end of part C.*
+# *This is a good place to stop: the end of part D.*
 #
 # ## 4 · Run
 #
 # ### Written by four, read by three
 #
 # The next two cells use real processes and real files. Four ranks hold the matrix of the first picture, cut by
-# columns and then by ZeRO. Each finds its boxes with your `boxes_of`. Rank 0 gathers the numbers and saves them with
-# your `save_checkpoint`.
+# columns and then by ZeRO. Each finds its boxes with your `boxes_of`, and all save together with your `save_shard`: its
+# disk is a folder now, its store one of torch's. A shard begins with a line of JSON, the table of its regions: no rank
+# needs to know the boxes of another one.
 
 # %%
-# %%ranks 4 --needs boxes_of,save_checkpoint --name written
+# %%ranks 4 --needs boxes_of,save_shard --name written
 import json
 import shutil
 from pathlib import Path
@@ -557,33 +1033,29 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from exercises.boxes_of import boxes_of
-from exercises.save_checkpoint import save_checkpoint
+from exercises.save_shard import save_shard
 
-from course.lab08.killer import RealDisk
+from course.lab08.killer import RealDisk, RealStore
 
 ROOT = Path(__file__).parent / "checkpoints"
-part, piece = divmod(rank, 2)
-start, stop = [(0, 13), (13, 27)][piece]
-mine = torch.arange(54.0).view(9, 6).chunk(2, 1)[part].flatten()[start:stop]  # what this rank has trained
-regions, at = [], 0
-for box in boxes_of(9, 6, 1, 2, part, start, stop):
-    regions.append((f"shard_{rank}", at, box))
-    at += (box[0][1] - box[0][0]) * (box[1][1] - box[1][0])
-every = [None] * world
-dist.all_gather_object(every, (regions, mine.numpy().tobytes()))
 if rank == 0:
     shutil.rmtree(ROOT, ignore_errors=True)
     ROOT.mkdir()
-    manifest = json.dumps([region for found, _ in every for region in found])
-    shards = {f"shard_{r}": data for r, (_, data) in enumerate(every)}
-    save_checkpoint(RealDisk(ROOT), 20, {**shards, "manifest": manifest.encode()})
+dist.barrier()
+part, piece = divmod(rank, 2)
+start, stop = [(0, 13), (13, 27)][piece]
+mine = torch.arange(54.0).view(9, 6).chunk(2, 1)[part].flatten()[start:stop]  # what this rank has trained
+table = json.dumps(boxes_of(9, 6, 1, 2, part, start, stop)).encode()
+store = RealStore(dist.FileStore(str(ROOT.with_name("store")), world))
+save_shard(RealDisk(ROOT), store, rank, world, "first run", 20, table + b"\n" + mine.numpy().tobytes(), 30.0)
+if rank == 0:
     print("in the folder:", sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*") if path.is_file()))
 
 # %% [markdown]
-# Three new ranks read the manifest, and each reads its three rows with your `load_box`.
+# Three new ranks read all tables, and each reads its three rows with your `load_box`.
 
 # %%
-# %%ranks 3 --needs boxes_of,save_checkpoint,load_box --name read --out read
+# %%ranks 3 --needs boxes_of,save_shard,load_box --name read --out read
 import json
 from pathlib import Path
 
@@ -593,16 +1065,20 @@ from exercises.load_box import load_box
 from labkit.hbm import Memory
 
 newest = max((Path(__file__).parent / "checkpoints").glob("step-*"), key=lambda path: int(path.name.partition("-")[2]))
-regions = json.loads((newest / "manifest").read_text())
-files = {name: torch.frombuffer(bytearray((newest / name).read_bytes()), dtype=torch.float32)
-         for name in {file for file, _, _ in regions}}  # fmt: skip
+regions, files = [], {}
+for file in json.loads((newest / "manifest").read_text()):
+    table, _, numbers = (newest / file).read_bytes().partition(b"\n")
+    files[file], at = torch.frombuffer(bytearray(numbers), dtype=torch.float32), 0
+    for box in json.loads(table):
+        regions.append((file, at, box))
+        at += (box[0][1] - box[0][0]) * (box[1][1] - box[1][0])
 memory = Memory(**files)
 mine = load_box(memory, regions, [[3 * rank, 3 * rank + 3], [0, 6]])
 right = torch.equal(mine, torch.arange(54.0).view(9, 6).chunk(3)[rank])
 report((right, memory.loaded))
 
 # %%
-# %%needs boxes_of save_checkpoint load_box
+# %%needs boxes_of save_shard load_box
 for r, (right, loaded) in enumerate(read):
     print(f"rank {r} of 3: right {right}, numbers read of each file:", dict(sorted(loaded.items())))
 
@@ -617,32 +1093,31 @@ for r, (right, loaded) in enumerate(read):
 # %% jupyter={"source_hidden": true}
 # %%ranks 1 --needs save_checkpoint --name killed --timeout 120
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-CHILD = """
-import sys
+SCRIPT = """
+import os, pathlib, shutil, tempfile
 from exercises.save_checkpoint import save_checkpoint
 from course.lab08.killer import RealDisk, operations
-root, step, at = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-files = {name: f"{name} of {step}".encode() for name in ("shard-0", "shard-1", "manifest")}
-with operations(at):
-    save_checkpoint(RealDisk(root), step, files)
-"""
-WHERE = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
 
 
 def program(root, step, at=0):
-    """Whether it came to its end."""
-    line = [sys.executable, "-c", CHILD, str(root), str(step), str(at)]
-    return subprocess.run(line, env=WHERE, timeout=60, capture_output=True).returncode == 0
+    # A process of its own; whether it came to its end.
+    if child := os.fork():
+        return os.waitpid(child, 0)[1] == 0
+    files = {name: f"{name} of {step}".encode() for name in ("shard-0", "shard-1", "manifest")}
+    try:
+        with operations(at):
+            save_checkpoint(RealDisk(root), step, files)
+        os._exit(0)
+    finally:
+        os._exit(1)
 
 
 def whole(root):
-    """The steps that a reader sees; none of them may be anything but whole."""
+    # The steps that a reader sees; none of them may be anything but whole.
     steps = sorted(int(path.name[5:]) for path in root.iterdir() if path.name.startswith("step-"))
     for step in steps:
         found = {path.name: path.read_text() for path in (root / f"step-{step}").iterdir()}
@@ -652,11 +1127,11 @@ def whole(root):
 
 deaths, found, again, then = 0, set(), set(), set()
 with tempfile.TemporaryDirectory() as folder:
-    before = Path(folder) / "before"
+    before = pathlib.Path(folder) / "before"
     before.mkdir()
     program(before, 10)
     for at in range(1, 200):
-        root = Path(folder) / str(at)
+        root = pathlib.Path(folder) / str(at)
         shutil.copytree(before, root)
         if program(root, 20, at):
             break
@@ -670,6 +1145,10 @@ print("it died at every place where it changes the disk:", deaths >= 8)
 print("steps found after a death:", sorted(found))
 print("then step 20 can be saved again:", again == {True})
 print("after the next save: step 30 is there, nothing hidden is left:", then == {(True, False)})
+"""
+where = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
+done = subprocess.run([sys.executable, "-c", SCRIPT], env=where, timeout=100, capture_output=True, text=True)
+print(done.stdout or done.stderr, end="")
 
 # %% [markdown]
 # ### A model of the Qwen2 family
@@ -710,7 +1189,7 @@ print("up above the gate: shapes are the same:", all(swapped[name].shape == ours
 # The first picture shows your boxes, and how many numbers rank 1 of 3 has read. The second one compares the two saves.
 
 # %%
-# %%needs boxes_of save_checkpoint load_box
+# %%needs boxes_of save_shard load_box
 from course.figures.checkpoints import region_map
 
 stored = [boxes_of(9, 6, 1, 2, r // 2, *[(0, 13), (13, 27)][r % 2]) for r in range(4)]
@@ -724,7 +1203,7 @@ region_map((9, 6), {"your boxes of 4 ranks": stored},
 crash_map({"in place": crashes(in_place), "yours": crashes(save_checkpoint)})
 
 # %% [markdown]
-# *This is a good place to stop: the end of part D.*
+# *This is a good place to stop: the end of part E.*
 #
 # ## 6 · Break it
 #
@@ -929,11 +1408,11 @@ print(f"steps whose loss is that of the run without a stop, to the bit: {sum(sam
 # 3. *Why do readers not simply take the newest folder that is whole?*
 #    <details><summary>answer</summary>A broken newest checkpoint means that something went wrong. A reader that
 #    takes an older one without a message loses hours of training, and hides a failing disk.</details>
-# 4. *How does an asynchronous save differ?*
-#    <details><summary>answer</summary>The run waits only until its numbers are copied to memory that the next step
-#    does not change. The files are written and renamed while training goes on. The S of section 2 becomes the time
-#    of the copy. An error must still reach all ranks, and a second save must not begin before the first has
-#    ended.</details>
+# 4. *In a save by many ranks rank 0 dies after its rename, before it has told the others. What do they do, and what does
+#    a restart find?*
+#    <details><summary>answer</summary>They hear nothing, and raise: rank 0 is missing. The restart finds the new
+#    checkpoint, whole, or after a power cut perhaps the older one. So an error of a save does not say that the checkpoint
+#    is not there: only the disk says that.</details>
 # 5. *Which state is missing when a loss curve after a resume has a small bump, every time?*
 #    <details><summary>answer</summary>Often the optimizer's: if averages and count of steps begin at 0, AdamW's
 #    first step moves every number by the whole learning rate, however small its gradient. If samples are repeated
@@ -962,9 +1441,11 @@ progress()
 # |---|---|---|
 # | boxes of a rank | `regions.py` | `mapping.py`, `ShardedTensor` |
 # | a box from regions | `load.py`, `sources.py` | `strategies/torch.py`, over torch's planner |
-# | a save that is whole or not there | `commit.py`, `save.py` | `serialization.py`; `latest_checkpointed_iteration.txt` says which one is the newest |
+# | a save that is whole or not there, by many ranks | `commit.py`, `save.py` | `serialization.py`; `latest_checkpointed_iteration.txt` says which one is the newest |
+# | a save in the background | `AsyncSave` and `Staging` in `save.py`; `--async-save` | `strategies/async_utils.py`; `--async-save` |
 # | manifest, hashes | `manifest.py`, `shard_file.py` | `metadata.json`, and torch's `.metadata`, a pickle |
 # | going on | `training/run_state.py` | `megatron/training/checkpointing.py` |
+# | formats of others | `torch_dist.py`, `hf_folder.py` | `--ckpt-format torch_dist` (DCP), `torch_dcp` |
 # | published models | `huggingface.py`, `models/families/` | Megatron-Bridge |
 #
 # Pillai et al. 2014, All file systems are not created equal (OSDI); Young 1974, A first order approximation to the

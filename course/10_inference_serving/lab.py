@@ -549,7 +549,8 @@ from concurrent.futures import ThreadPoolExecutor
 from tokenizers import models, pre_tokenizers
 
 from minimegatron.data.tokenizer import HuggingFaceTokenizer, byte_level
-from minimegatron.serving.app import Server, ServerConfig, Service
+from minimegatron.serving.app import Server
+from minimegatron.serving.service import ServerConfig, Service
 from minimegatron.serving.protocol import Defaults
 
 letters = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
@@ -960,7 +961,7 @@ progress()
 # | the plan of a step | `inference/scheduler.py` | `engines/dynamic_engine.py` | `v1/core/sched/scheduler.py` |
 # | proposed tokens | `inference/speculative.py` | `text_generation_controllers/` | `v1/sample/rejection_sampler.py` |
 # | draws | `inference/sampling.py` | `sampling_params.py` | `v1/sample/sampler.py` |
-# | the server | `serving/app.py`; `minimegatron serve` | `text_generation_server/` | `entrypoints/openai/` |
+# | the server | `serving/app.py`, `service.py`; `minimegatron serve` | `text_generation_server/` | `entrypoints/openai/` |
 #
 # Kwon et al. 2023, Efficient memory management for large language model serving with PagedAttention (arXiv
 # 2309.06180); Yu et al. 2022, Orca: a distributed serving system for transformer-based generative models (OSDI);

@@ -5,10 +5,13 @@
 | `checks/states`      | stage_parameters, state_bytes  |
 | `checks/activations` | activation_bytes               |
 | `checks/messages`    | bytes_sent                     |
+| `checks/links`       | axis_seconds                   |
 | `checks/seconds`     | step_time                      |
 | `checks/legal`       | legal                          |
 | `checks/replicas`    | replicas                       |
 | `checks/capstone`    | run_1024                       |
+| `checks/changed`     | changed                        |
+| `checks/goodput`     | goodput                        |
 | `checks/asked`       | asked                          |
 
 The package's own planner is closed to answers; the capstone's judge uses it.
@@ -22,12 +25,15 @@ from labkit.exercises import Lab
 from .checks.activations import ACTIVATIONS
 from .checks.asked import ASKED
 from .checks.capstone import CAPSTONE
+from .checks.changed import CHANGED
+from .checks.goodput import GOODPUT
 from .checks.legal import LEGAL
+from .checks.links import LINKS
 from .checks.messages import SENT
 from .checks.replicas import REPLICAS
 from .checks.seconds import STEP
 from .checks.states import PARAMETERS, STATES
 
 PLANNER = ("minimegatron.planner", "minimegatron.footprint", "minimegatron.config", "minimegatron.comm.mesh")
-EXERCISES = [PARAMETERS, STATES, ACTIVATIONS, SENT, STEP, LEGAL, REPLICAS, CAPSTONE, ASKED]
+EXERCISES = [PARAMETERS, STATES, ACTIVATIONS, SENT, LINKS, STEP, LEGAL, REPLICAS, CAPSTONE, CHANGED, GOODPUT, ASKED]
 LAB = Lab("12_planning", EXERCISES, without=(*CLOSED, *PLANNER))

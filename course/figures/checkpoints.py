@@ -1,7 +1,9 @@
-"""Drawings of lab 08: which rank holds which part of a tensor, what a crash leaves, what saves and failures cost."""
+"""Drawings of lab 08: which rank holds which part of a tensor, what a crash leaves, what saves and failures cost, who
+does what in a save by many ranks."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
@@ -12,7 +14,21 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, NullLocator
 
 from minimegatron.errors import ConfigError
-from minimegatron.viz.picture import INK, PALETTE, PAPER, Picture, box, new_figure, panels, rank_colours, sample, styled
+from minimegatron.viz.picture import (
+    FAINT,
+    INK,
+    PALETTE,
+    PAPER,
+    WORK,
+    Picture,
+    box,
+    legend,
+    new_figure,
+    panels,
+    rank_colours,
+    sample,
+    styled,
+)
 
 # --------------------------------------------------------------------------------------- which rank holds which numbers
 # A panel for each layout of a tensor. A box is a range of rows and a range of columns that one rank holds, in the
@@ -158,4 +174,137 @@ def interval_curve(save: float, between_failures: float, intervals: Sequence[flo
             axis.set_major_formatter("{x:g}")
             axis.set_minor_locator(NullLocator())
         axes.legend(fontsize=8.5)
+    return figure
+
+
+# ------------------------------------------------------------------------------------------ a save by many ranks
+# A panel for each run. A row is a rank, a box is one of its changes of the disk, in the order in which all of them
+# happened. A dashed line is a time in which nothing happened: somebody waited for a rank that did not come. At the end
+# of a row stands how the rank's function ended.
+
+
+def turns(runs: Mapping[str, Sequence[Sequence[Any]]]) -> Picture:
+    """Draw one panel for each run.
+
+    Args:
+        runs: {title: events}, each event [run, rank, time, what, path ...], as `course.lab08.together.Ranks` notes it.
+
+    Raises:
+        ConfigError: nothing to draw.
+    """
+    if not runs or not all(runs.values()):
+        raise ConfigError("no run to draw", fix="give at least one, with its events")
+    most = max(map(len, runs.values()))
+    rows = [1 + max(event[1] for event in events) for events in runs.values()]
+    with styled():
+        figure = new_figure(min(9.6, 0.56 * most + 1.0), sum(0.82 * n + 0.5 for n in rows))
+        for (axes, events), ranks in zip(panels(figure, runs, down=True), rows, strict=True):
+            colours, before = rank_colours(ranks), events[0][2]
+            for at, (_, rank, now, what, *paths) in enumerate(events):
+                if now - before > 1:
+                    axes.axvline(at, color=INK, linestyle=(0, (3, 1.6)), linewidth=1.4)
+                    axes.text(at, -0.12, f"{now - before:.0f} s pass", ha="center", va="bottom", fontsize=8.5,
+                              bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
+                before = now
+                if paths:
+                    folder, _, name = paths[0].rpartition("/")
+                    said, colour = f"{what}\n{name if folder else 'folder' if name else 'root'}", colours[rank]
+                else:
+                    said = {"returned": "returns", "died": "dies"}.get(what, "raises")
+                    said = "\n".join([said, *re.findall(r"missing: \[.*\]", what)])
+                    colour = PALETTE[7] if what == "died" else PAPER
+                box(axes, (at + 0.04, rank + 0.04), (0.92, 0.92), colour, said, edge=INK, fontsize=8, upright=True)
+            axes.set(xlim=(-0.05, most + 0.05), ylim=(ranks + 0.05, -0.45), xticks=[])
+            axes.set_yticks([rank + 0.5 for rank in range(ranks)], [f"rank {rank}" for rank in range(ranks)])
+            axes.tick_params(axis="y", length=0)
+            axes.grid(False)
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------ a save over the time
+# A panel for each way to save. The first row is the run: it computes, copies its state, or waits. The second row is the
+# background, which writes. The line below is the memory that the copies take.
+
+WAYS = {
+    "step": (WORK["F"], ""), "copy": (PALETTE[4], ""), "wait": ("white", "///"), "write": (PALETTE[7], ""),
+}  # fmt: skip
+Span = tuple[str, float, float]  # what, from, to: seconds
+
+
+def over_time(runs: Mapping[str, tuple[Sequence[Span], Sequence[Span], Sequence[tuple[float, float]]]]) -> Picture:
+    """Draw one panel for each way to save, all with one time axis.
+
+    Args:
+        runs: {title: (spans of the run, spans of the background, (seconds, copies of the state) over the time)}.
+
+    Raises:
+        ConfigError: nothing to draw, or a span that is none of the four.
+    """
+    if not runs or not all(run for run, _, _ in runs.values()):
+        raise ConfigError("no run to draw", fix="give at least one, with its spans")
+    spans = [span for run, behind, _ in runs.values() for span in (*run, *behind)]
+    if unknown := {what for what, _, _ in spans} - {*WAYS}:
+        raise ConfigError(f"{min(unknown)!r} is nothing that a run does", fix=f"one of {', '.join(WAYS)}")
+    end = max(stop for _, _, stop in spans)
+    with styled():
+        figure = new_figure(8.6, 1.75 * len(runs) + 0.5)
+        for axes, (run, behind, copies) in panels(figure, runs, down=True):
+            for row, of_row in enumerate((run, behind)):
+                for what, start, stop in of_row:
+                    colour, pattern = WAYS[what]
+                    box(axes, (start, row + 0.08), (stop - start, 0.84), colour, pattern=pattern, edge=INK)
+            times = [0.0, *(now for now, _ in copies), max(stop for *_, stop in run)]
+            much = [0.0, *(one for _, one in copies)]
+            axes.stairs([3 - 0.85 * one / 2 for one in much], times, baseline=3, fill=True, color=FAINT)
+            axes.axhline(3 - 0.85 / 2, color=INK, linewidth=0.8, linestyle=":")
+            axes.set(xlim=(0, end * 1.01), ylim=(3.05, -0.05), xlabel="seconds" if axes is figure.axes[-1] else "")
+            axes.set_yticks([0.5, 1.5, 3 - 0.85 / 2], ["the run", "background", "one copy"])
+            axes.tick_params(axis="y", length=0)
+            axes.grid(False)
+        legend(figure, [sample(what, *WAYS[what]) for what in WAYS])
+    return figure
+
+
+# ----------------------------------------------------------------------------------------- which rank needs which rows
+# A panel for each matrix. A strip is the matrix in one order of its rows, from left to right; a block is the rows of a
+# head or of a part, in the colour of the rank that needs them and with its number below.
+
+
+def strips(matrices: Mapping[str, Sequence[tuple[str, str, Sequence[int]]]]) -> Picture:
+    """Draw one panel for each matrix.
+
+    Args:
+        matrices: {title: (name of the order, blocks with spaces between them, the rank of each block) of each strip}.
+
+    Raises:
+        ConfigError: nothing to draw, or a block without a rank.
+    """
+    if not matrices or not all(matrices.values()):
+        raise ConfigError("no matrix to draw", fix="give at least one, with its strips")
+    lengths = [len(rows) for rows in matrices.values()]
+    for name, blocks, ranks in (strip for rows in matrices.values() for strip in rows):
+        if len(blocks.split()) != len(ranks):
+            raise ConfigError(f"{name!r} has {len(blocks.split())} blocks and {len(ranks)} ranks", fix="one for each")
+    with styled():
+        figure = new_figure(8.4, 0.62 * sum(lengths) + 0.55 * len(matrices))
+        grid = figure.subplots(len(matrices), 1, squeeze=False, height_ratios=lengths)
+        for axes, (title, rows) in zip(grid.flat, matrices.items(), strict=True):
+            axes.set_title(title)
+            most = max(len(ranks) for *_, ranks in rows)
+            for row, (_, blocks, ranks) in enumerate(rows):
+                colours = rank_colours(max(ranks) + 1)
+                for at, (block, rank) in enumerate(zip(blocks.split(), ranks, strict=True)):
+                    box(
+                        axes,
+                        (at, row + 0.06),
+                        (0.97, 0.88),
+                        colours[rank],
+                        f"{block}\nrank {rank}",
+                        edge=INK,
+                        fontsize=8.5,
+                    )
+            axes.set(xlim=(-0.05, most + 0.05), ylim=(len(rows) + 0.02, -0.02), xticks=[])
+            axes.set_yticks([row + 0.5 for row in range(len(rows))], [name for name, *_ in rows])
+            axes.tick_params(axis="y", length=0)
+            axes.grid(False)
     return figure

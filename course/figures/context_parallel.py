@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from itertools import groupby
+from itertools import accumulate, groupby
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -35,16 +35,28 @@ from minimegatron.viz.picture import (
 # The all-to-all turns the cut from columns to rows; afterwards each rank sorts its columns.
 
 
-def pairs_of(held: Sequence[Sequence[int]]) -> list[int]:
-    """The number of visible pairs of each rank's queries; a token sees itself and all tokens before it."""
-    return [sum(i + 1 for i in tokens) for tokens in held]
+def pairs_of(held: Sequence[Sequence[int]], documents: Sequence[int] = ()) -> list[int]:
+    """The number of visible pairs of each rank's queries; a token sees itself and all tokens of its document before it.
+
+    Args:
+        held: for each rank the places of its tokens.
+        documents: their lengths, in their order; none: all tokens are one document.
+    """
+    begins = begins_of(documents)
+    return [sum(i + 1 - (begins[i] if begins else 0) for i in tokens) for tokens in held]
 
 
-def causal_map(cuts: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
-    """Draw a triangle for each cut of a sequence.
+def begins_of(documents: Sequence[int]) -> list[int]:
+    """For each token the place at which its document begins."""
+    return [start for start, n in zip(accumulate(documents, initial=0), documents, strict=False) for _ in range(n)]
+
+
+def causal_map(cuts: Mapping[str, Sequence[Sequence[int]]], documents: Sequence[int] = ()) -> Figure:
+    """Draw a triangle for each cut of a sequence; where it is packed, one for each document.
 
     Args:
         cuts: {title: for each rank the places of its tokens}.
+        documents: their lengths, in their order; none: all tokens are one document.
 
     Raises:
         ConfigError: nothing to draw, or the ranks do not hold each token exactly once.
@@ -57,10 +69,14 @@ def causal_map(cuts: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
             raise ConfigError(
                 f"the ranks of {title!r} hold {tokens}", fix="every token from 0 on must be on exactly one rank"
             )
+        if documents and sum(documents) != len(tokens):
+            raise ConfigError(
+                f"documents of {list(documents)} tokens, and {title!r} cuts {len(tokens)}", fix="give all documents"
+            )
     with styled():
         figure = new_figure(4.2 * len(cuts), 3.9)
         for axes, held in panels(figure, cuts):
-            _triangle(axes, held)
+            _triangle(axes, held, documents)
     return figure
 
 
@@ -117,19 +133,22 @@ def _heads_by_chunks(axes: Axes, heads: int, chunks: Sequence[int], owner: Mappi
     axes.set_axis_off()
 
 
-def _triangle(axes: Axes, held: Sequence[Sequence[int]]) -> None:
+def _triangle(axes: Axes, held: Sequence[Sequence[int]], documents: Sequence[int]) -> None:
     owner = {i: rank for rank, tokens in enumerate(held) for i in tokens}
-    palette, work = rank_colours(len(held)), pairs_of(held)
+    palette, work, begins = rank_colours(len(held)), pairs_of(held, documents), begins_of(documents)
     for i in range(len(owner)):
-        colour, pattern = palette[owner[i]], hatch(owner[i])
-        axes.add_patch(Rectangle((0, i), i + 1, 1, facecolor=colour, edgecolor=INK, hatch=pattern, linewidth=0.4))
+        colour, pattern, left = palette[owner[i]], hatch(owner[i]), begins[i] if begins else 0
+        axes.add_patch(
+            Rectangle((left, i), i + 1 - left, 1, facecolor=colour, edgecolor=INK, hatch=pattern, linewidth=0.4)
+        )
     for rank, run in groupby(range(len(owner)), key=owner.__getitem__):
         rows = list(run)
         middle = (rows[0] + rows[-1] + 1) / 2
         axes.text(-0.3, middle, f"rank {rank}", ha="right", va="center", fontsize=8)
     s = len(owner)
     shares = "  ".join(f"{rank}: {pairs}" for rank, pairs in enumerate(work))
-    axes.text(s / 2, s * 1.02, "keys: as many as the query sees", ha="center", va="top", fontsize=8)
+    keys = "keys: those that the query sees" if documents else "keys: as many as the query sees"
+    axes.text(s / 2, s * 1.02, keys, ha="center", va="top", fontsize=8)
     axes.text(-0.27 * s, s / 2, "queries, first at the top", ha="center", va="center", fontsize=8, rotation=90)
     axes.text(0.4 * s, s * 1.10, f"pairs (query, key) of rank {shares}", ha="center", va="top", fontsize=8)
     axes.set_xlim(-0.31 * s, 1.01 * s)
@@ -144,8 +163,7 @@ def _triangle(axes: Axes, held: Sequence[Sequence[int]]) -> None:
 # given as e^S, whole numbers, so that all but m stay fractions: for e^S = 2 the score is ln 2.
 
 ROWS = (
-    "scores S", "values V", "m' = max(m, S)", "shrink = e^(m - m')", "P = e^(S - m')", "l · shrink + sum of P",
-    "O · shrink + sum of P·V",
+    "scores S", "values V", "largest so far m", "old sums shrink by", "P = e^(S - m)", "sum l", "sum O",
 )  # fmt: skip
 WIDE, LABEL, START, END = 4.6, 3.6, 1.3, 3.4  # widths of a block's column, of the labels, of the first and last column
 

@@ -437,10 +437,11 @@ def gather_timelines(
             clock = _Clock(min(e.start for of in lanes.values() for e in of), 1e6 / divisor, 118 / horizon)
             _panel(panel, clock, lanes, rows[name])
             gathers = gathers_of([*lanes["compute"], *lanes["gathers"]], axes)
-            waited, spent = (1e6 / divisor * s for s in (sum(g.exposed for g in gathers), _length(gathers)))
-            waits = f"{waited:.3g} {unit} in waits for gathers, which are {spent:.3g} {unit} under way"
+            waited = sum(gather.exposed for gather in gathers) * 1e6 / divisor
             seconds = f"{_seconds(lanes) * 1e6 / divisor:.3g} {unit}"
-            panel.set_title(f"{name}: {seconds}, of it {waits}", fontsize=9, loc="left")
+            panel.set_title(
+                f"{name}: {seconds}, of it {waited:.3g} {unit} in waits for gathers", fontsize=9, loc="left"
+            )
             panel.set_xlim(-0.005 * horizon * clock.scale, 1.005 * horizon * clock.scale)
         panels[-1].set_xlabel(f"time in {unit}")
         looks = [("forward", WORK["F"]), ("backward", WORK["B"]), ("hidden gather", PALE), ("exposed gather", COMM)]
@@ -530,7 +531,3 @@ def _tail(event: Event, units: Sequence[Event]) -> float:
     if any(unit.start < event.end < unit.end for unit in units):
         return 0.0
     return event.end - max([event.start, *(unit.end for unit in units if unit.end <= event.end)])
-
-
-def _length(gathered: Sequence[Gather]) -> float:
-    return sum(g.end - g.start for g in gathered)

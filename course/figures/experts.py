@@ -237,6 +237,53 @@ def _means(numbers: Sequence[float], every: int) -> list[float]:
     return [sum(piece) / len(piece) for piece in pieces]
 
 
+# ----------------------------------------------------------------------------------------------- copies over a network
+
+
+def copies(experts: Mapping[int, Sequence[int]], gpus: int = 4) -> Figure:
+    """Draw how a token of machine 0 reaches its experts: a row for each, and one copy for each machine.
+
+    Args:
+        experts: {machine: the GPUs there on which the token has an expert}; machine 0 has the token, on GPU 0.
+        gpus: the GPUs of a machine.
+
+    Raises:
+        ConfigError: an expert in machine 0, or on a GPU that is not there.
+    """
+    if 0 in experts or not all(0 <= g < gpus for at in experts.values() for g in at):
+        raise ConfigError(f"experts {dict(experts)} on {gpus} GPUs a machine", fix="other machines than 0, GPUs from 0")
+    step = 0.75 * gpus + 1.1
+    middle = step * (len(experts) - 1) / 2
+    with styled():
+        figure = new_figure(8.6, 0.3 * step * len(experts) + 0.5)
+        for axes, once in panels(figure, {"a row for each expert": False, "one copy for each machine": True}):
+            _machine(axes, (0, middle), 0, (), gpus)
+            for line, (machine, at) in enumerate(experts.items()):
+                _machine(axes, (6, line * step), machine, at, gpus)
+                for gpu in [0] if once else at:
+                    end = line * step + 0.75 * gpu + 0.37
+                    axes.plot([1.7, 6], [middle + 0.37, end], color=COMM, linestyle="-", linewidth=2.2)
+                for gpu in at if once else ():
+                    ends = [(7.7, line * step + 0.75 * one + 0.37) for one in (0, gpu)]
+                    arrow(axes, *ends, linewidth=1.0, connectionstyle=f"arc3,rad={-0.9 + 0.15 * gpu}")
+            axes.set_xlim(-0.2, 9.2)
+            axes.set_ylim(step * len(experts) - 0.9, -0.75)
+            blank(axes)
+        network = Line2D([], [], color=COMM, linestyle="-", linewidth=2.2, label="over the network")
+        nvlink = Line2D([], [], color=INK, linestyle="-", linewidth=1.0, label="over NVLink")
+        legend(figure, [network, nvlink], 2)
+    return figure
+
+
+def _machine(axes: Axes, corner: tuple[float, float], number: int, at: Sequence[int], gpus: int) -> None:
+    (x, y), (own, other) = corner, rank_colours(2)
+    for gpu in range(gpus):
+        source = number == 0 and gpu == 0
+        face, text = (own, "token") if source else (other, "expert") if gpu in at else ("white", "")
+        box(axes, (x, y + 0.75 * gpu), (1.7, 0.75), face, text, edge=INK, fontsize=8)
+    axes.text(x + 0.85, y - 0.15, f"machine {number}", ha="center", va="bottom", fontsize=8)
+
+
 # --------------------------------------------------------------------------------------------- one dispatch, row by row
 # A *row* is one token on its way to one expert: `b3` is token b for expert 3, in the colour of the rank that it comes
 # from. From top to bottom the picture is the dispatch, from bottom to top the combine:

@@ -36,7 +36,7 @@ from pathlib import Path
 
 from minimegatron.checkpoint.disk import UNREADABLE, disk, write_bytes
 from minimegatron.checkpoint.manifest import NAME, Manifest
-from minimegatron.checkpoint.shard_file import read_header, sha256_of
+from minimegatron.checkpoint.shard_file import hash_of, kind_of, read_header
 from minimegatron.data.publish import sync
 from minimegatron.errors import CheckpointError
 
@@ -274,7 +274,7 @@ def verify(folder: Path, manifest: Manifest, files: Iterable[str] | None = None)
     for name in manifest.files if files is None else files:
         verify_header(folder, manifest, name)
         with disk(folder / name, UNREADABLE):
-            verify_hash(folder, manifest, name, sha256_of(folder / name))
+            verify_hash(folder, manifest, name, hash_of(folder / name, kind_of(manifest.files[name][1])))
 
 
 def verify_header(folder: Path, manifest: Manifest, name: str) -> None:
@@ -307,4 +307,4 @@ def verify_hash(folder: Path, manifest: Manifest, name: str, length_and_hash: tu
         CheckpointError: the file is not what was written.
     """
     if length_and_hash != manifest.files[name]:
-        raise CheckpointError("is not what was written: its SHA-256 differs", where=str(folder / name), fix=OLDER)
+        raise CheckpointError("is not what was written: its hash differs", where=str(folder / name), fix=OLDER)

@@ -20,7 +20,16 @@ from minimegatron.checkpoint.commit import OLDER, verify_hash, verify_header
 from minimegatron.checkpoint.disk import UNREADABLE, disk
 from minimegatron.checkpoint.manifest import Manifest, Stored
 from minimegatron.checkpoint.regions import Box, Logical, Region
-from minimegatron.checkpoint.shard_file import DTYPES, Entry, HashedFile, bytes_of, is_plain, read_header, read_tensor
+from minimegatron.checkpoint.shard_file import (
+    DTYPES,
+    Entry,
+    HashedFile,
+    bytes_of,
+    is_plain,
+    kind_of,
+    read_header,
+    read_tensor,
+)
 from minimegatron.checkpoint.sources import Described, assemble, inside, intersection, read_box, slices
 from minimegatron.comm.agree import on_all_ranks
 from minimegatron.comm.axis import Axis
@@ -103,7 +112,7 @@ def _read(tensors: Mapping[str, Logical], files: CheckpointFiles, hashed: Collec
         if name in hashed:
             verify_header(folder, manifest, name)
         with disk(folder / name, UNREADABLE), (folder / name).open("rb") as opened:
-            file = HashedFile(opened) if name in hashed else opened
+            file = HashedFile(opened, kind_of(manifest.files[name][1])) if name in hashed else opened
             found = [(files.entry(tensor, stored), parts) for tensor, stored, parts in wanted.get(name, [])]
             for entry, parts in sorted(found, key=lambda pair: pair[0].start):
                 if len(memory) < entry.stop - entry.start:
@@ -111,7 +120,7 @@ def _read(tensors: Mapping[str, Logical], files: CheckpointFiles, hashed: Collec
                 _fill(file, entry, parts, memory)
             if isinstance(file, HashedFile):
                 file.seek(manifest.files[name][0])
-                verify_hash(folder, manifest, name, (file.at, file.sha256()))
+                verify_hash(folder, manifest, name, (file.at, file.hash()))
 
 
 def _fill(file: BufferedReader | HashedFile, entry: Entry, parts: Sequence[Region], memory: bytearray) -> None:

@@ -7,9 +7,9 @@
 
 | field     | holds                                                                                                 |
 |-----------|-------------------------------------------------------------------------------------------------------|
-| `version` | of this format; another one is refused                                                                |
+| `version` | of this format: 2, or 1; another one is refused                                                       |
 | `step`, `run_id` | also in the header of every shard, so that a shard of another save is recognised               |
-| `files`   | name -> bytes and SHA-256                                                                             |
+| `files`   | name -> bytes and hash: `xxh3_128:` and its digits; in version 1 the digits of SHA-256                |
 | `tensors` | logical name -> dtype, shape, and regions: offsets, sizes, file, key in the file                      |
 | `state`   | counters, schedule, loss scale, configuration: everything that is not a tensor                        |
 | `sha256`  | of all the rest                                                                                       |
@@ -29,10 +29,11 @@ from pathlib import Path
 from typing import Any
 
 from minimegatron.checkpoint.regions import Box
-from minimegatron.checkpoint.shard_file import DTYPES, MAX_DIMS, MAX_TENSORS
+from minimegatron.checkpoint.shard_file import DTYPES, HASHES, MAX_DIMS, MAX_TENSORS, kind_of
 from minimegatron.errors import CheckpointError
 
-NAME, VERSION, MAX_BYTES = "manifest.json", 1, 256 << 20
+NAME, VERSION, MAX_BYTES = "manifest.json", 2, 256 << 20
+READS = (1, 2)  # versions
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -153,8 +154,8 @@ def _parse(text: bytes) -> Manifest:
         same = False
     if not same:
         raise _Bad("is not what was written: its contents do not have the hash that it names")
-    if body.get("version") != VERSION:
-        raise _Bad(f"is of format {body.get('version')}, this version reads {VERSION}")
+    if body.get("version") not in READS:
+        raise _Bad(f"is of format {body.get('version')}, this version reads {' and '.join(map(str, READS))}")
     try:
         tensors = {
             name: StoredTensor(dtype, tuple(shape), tuple(Stored(tuple(o), tuple(s), f, k) for o, s, f, k in stored))
@@ -172,7 +173,9 @@ def _parse(text: bytes) -> Manifest:
 
 def _check(manifest: Manifest) -> None:
     """Check that file names stay in the folder, and that regions are inside their tensors and fill them."""
-    for name in manifest.files:
+    for name, (_, stated) in manifest.files.items():
+        if kind_of(stated) not in HASHES:
+            raise _Bad(f"gives {name[:80]!r} a hash of the unknown kind {kind_of(stated)[:20]!r}")
         if not _FILE.fullmatch(name) or name == NAME:
             raise _Bad(f"names the file {name[:80]!r}, which cannot be one of a checkpoint")
     if len(manifest.tensors) > MAX_TENSORS:

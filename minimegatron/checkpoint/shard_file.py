@@ -19,7 +19,12 @@ others and against the length of the file.
 Files are not mapped into memory: a file that is replaced under a mapping ends the process with SIGBUS. The library
 `safetensors` reads the same files; tests use it to read ours.
 
-https://github.com/huggingface/safetensors (the format).
+The hash is XXH3 with 128 bits: some ten times faster than SHA-256 where the processor has no instructions for it. It
+finds every damage that happens by accident. It stops nobody who changes a file on purpose, and SHA-256 did not either:
+whoever can write a shard can write the manifest with its hash. Files of older manifests are hashed with SHA-256, as
+those say.
+
+https://github.com/huggingface/safetensors (the format); https://github.com/Cyan4973/xxHash (the hash).
 """
 
 from __future__ import annotations
@@ -37,6 +42,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import torch
+import xxhash
 
 from minimegatron.errors import CheckpointError
 
@@ -57,6 +63,8 @@ DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+HASHES: dict[str, Callable[[], Any]] = {"sha256": hashlib.sha256, "xxh3_128": xxhash.xxh3_128}
+HASH = "xxh3_128"  # of what is written
 
 
 class Entry(NamedTuple):
@@ -83,7 +91,7 @@ def write_shard(
         read: name -> values of a tensor, called as it is written; then only dtype and shape of `tensors` are used.
 
     Returns:
-        Its length in bytes and its SHA-256.
+        Its length in bytes and its hash, as `HashedFile.hash` gives it.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     at = 0
@@ -103,7 +111,7 @@ def write_shard(
             where=str(getattr(file, "name", "")),
             fix=f"more ranks: a file holds {MAX_TENSORS} tensors and {MAX_HEADER >> 20} MiB of header",
         )
-    digest, length = hashlib.sha256(), 0
+    digest, length = HASHES[HASH](), 0
     numbers = (bytes_of(tensor if read is None else read(name)) for name, tensor in tensors.items())
     for block in itertools.chain([memoryview(struct.pack("<Q", len(text)) + text)], numbers):
         for start in range(0, len(block), CHUNK):
@@ -112,7 +120,7 @@ def write_shard(
             digest.update(piece)
         length += len(block)
     assert length == 8 + len(text) + at, "a tensor was read that is not as large as was said"
-    return length, digest.hexdigest()
+    return length, f"{HASH}:{digest.hexdigest()}"
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -211,14 +219,15 @@ class HashedFile:
 
     Args:
         file: open, at its beginning.
+        kind: of the hash, a key of `HASHES`.
 
     Attributes:
         at: bytes read so far.
     """
 
-    def __init__(self, file: BufferedReader) -> None:
-        self.name, self.at = str(file.name), 0
-        self._file, self._digest = file, hashlib.sha256()
+    def __init__(self, file: BufferedReader, kind: str = HASH) -> None:
+        self.name, self.at, self.kind = str(file.name), 0, kind
+        self._file, self._digest = file, HASHES[kind]()
         self._skipped = memoryview(bytearray(CHUNK))
 
     def seek(self, to: int) -> None:
@@ -236,9 +245,10 @@ class HashedFile:
         self.at += done
         return done
 
-    def sha256(self) -> str:
-        """The hash of all bytes read."""
-        return self._digest.hexdigest()
+    def hash(self) -> str:
+        """The hash of all bytes read, `kind:digits`; of SHA-256 the digits alone, as older manifests have it."""
+        digits = self._digest.hexdigest()
+        return digits if self.kind == "sha256" else f"{self.kind}:{digits}"
 
 
 def read_tensor(
@@ -255,9 +265,14 @@ def read_tensor(
     return torch.frombuffer(buffer, dtype=torch.uint8).view(entry.dtype).view(entry.shape)
 
 
-def sha256_of(path: Path) -> tuple[int, str]:
-    """Length and SHA-256 of a file."""
+def kind_of(stated: str) -> str:
+    """The kind of a hash that a manifest states: what stands before the colon, else SHA-256."""
+    return stated.partition(":")[0] if ":" in stated else "sha256"
+
+
+def hash_of(path: Path, kind: str = HASH) -> tuple[int, str]:
+    """Length and hash of a file."""
     with path.open("rb") as file:
-        hashed = HashedFile(file)
+        hashed = HashedFile(file, kind)
         hashed.seek(os.fstat(file.fileno()).st_size)
-    return hashed.at, hashed.sha256()
+    return hashed.at, hashed.hash()

@@ -151,7 +151,8 @@ def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: 
         MinimegatronError: the model cannot generate, a package is missing, or the port is taken.
     """
     try:
-        from minimegatron.serving.app import Server, ServerConfig, Service
+        from minimegatron.serving.app import Server
+        from minimegatron.serving.service import ServerConfig, Service
     except ModuleNotFoundError as error:
         raise ConfigError(f"serving needs the package {error.name}", fix=EXTRA) from None
     from minimegatron.checkpoint.companions import GENERATION, stop_ids

@@ -231,7 +231,7 @@ class CheckpointConfig(Config):
     exit_on_missing_checkpoint: bool = opt(
         CHECKPOINT, False, "stop with exit status 3 where --load holds no checkpoint"
     )
-    verify_checkpoint: bool = opt(CHECKPOINT, True, "compare each file's SHA-256 before it is read")
+    verify_checkpoint: bool = opt(CHECKPOINT, True, "compare each file's hash before it is read")
     override_checkpoint_args: bool = opt(
         CHECKPOINT, False, "go on although this is not the checkpoint's run; the log names every difference"
     )

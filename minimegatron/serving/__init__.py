@@ -6,10 +6,12 @@
 | `engine_thread` | one engine for many connections: admission, deadlines, aborts, errors                  |
 | `answers`       | pieces of text to completions, whole or as server-sent events                          |
 | `metrics`       | Prometheus metrics under vLLM's names                                                  |
+| `service`       | an HTTP request to the engine's requests, their tokens to an answer                    |
 | `app`           | routes, API key, limits, errors, shutdown                                              |
 | `http_server`   | connections: a deadline for the headers of a request, the limit of open files          |
 | `chat.html`     | a chat page                                                                            |
-| `router`        | one address in front of N servers: routing by prefix, retries                          |
+| `balance`       | which of N servers answers a request: by the beginning of its prompt, and by load      |
+| `router`        | one address in front of N servers: requests passed on, retries                         |
 | `replicas`      | the processes of these servers: started, restarted, ended                              |
 | `load`          | the load generator, and latencies as users see them                                    |
 | `workload`      | prompts and arrival times                                                              |

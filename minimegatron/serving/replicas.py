@@ -26,7 +26,8 @@ from typing import Any
 
 from minimegatron.errors import ConfigError, RankError
 from minimegatron.launch.procs import die_with_parent, how_it_ended
-from minimegatron.serving.router import Replica, Router
+from minimegatron.serving.balance import Replica
+from minimegatron.serving.router import Router
 
 log = logging.getLogger(__name__)
 

@@ -124,7 +124,7 @@ def forged(root: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 FORGERIES: dict[str, Callable[[dict[str, Any]], object]] = {
-    "another version": lambda b: b.update(version=2),
+    "another version": lambda b: b.update(version=3),
     "no version": lambda b: b.pop("version"),
     "another step": lambda b: b.update(step=3),
     "another run": lambda b: b.update(run_id="other"),
@@ -135,7 +135,9 @@ FORGERIES: dict[str, Callable[[dict[str, Any]], object]] = {
     "a hidden file": lambda b: b["files"].update({".hidden": [0, "0"]}),
     "the manifest itself": lambda b: b["files"].update({NAME: [0, "0"]}),
     "a file that is not there": lambda b: b["files"].update({"shard-9.safetensors": [0, "0"]}),
-    "another hash": lambda b: b["files"][SHARDS[0]].__setitem__(1, "0" * 64),
+    "another hash": lambda b: b["files"][SHARDS[0]].__setitem__(1, "xxh3_128:" + "0" * 32),
+    "another hash of version 1": lambda b: b["files"][SHARDS[0]].__setitem__(1, "0" * 64),
+    "a hash of no kind that there is": lambda b: b["files"][SHARDS[0]].__setitem__(1, "md5:" + "0" * 32),
     "another length": lambda b: b["files"][SHARDS[0]].__setitem__(0, 1),
     "a region fewer": lambda b: b["tensors"]["weight"][2].pop(),
     "a region twice": lambda b: b["tensors"]["weight"][2].append(b["tensors"]["weight"][2][0]),
@@ -154,6 +156,22 @@ FORGERIES: dict[str, Callable[[dict[str, Any]], object]] = {
     "a tensor that is a number": lambda b: b["tensors"].update(weight=1),
     "no state": lambda b: b.pop("state"),
 }
+
+
+def test_a_checkpoint_of_version_1_is_read_and_its_damage_found(root):
+    """Its manifest has the digits of SHA-256 alone."""
+    folder = folder_of(root, 2)
+
+    def older(body: dict[str, Any]) -> None:
+        body["version"] = 1
+        for name, entry in body["files"].items():
+            entry[1] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+
+    forged(root, older)
+    assert exact(root) == [1, 2]
+    path = folder / SHARDS[1]
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    assert str(path) in refused(root)
 
 
 @pytest.mark.parametrize("what", FORGERIES)

@@ -1,4 +1,4 @@
-"""Lab 08's disk, which forgets what it has not confirmed, and its killer."""
+"""Lab 08's disk, which forgets what it has not confirmed, its killer, and its simulated ranks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from course.lab08.disk import Disk, Killed, fates, replay
-from course.lab08.killer import RealDisk, operations
+from course.lab08.killer import RealDisk, RealStore, operations
+from course.lab08.together import Ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -169,3 +171,60 @@ def test_operations_are_counted_and_can_fail(tmp_path):
     assert count == [8], "mkdir, open, a write in two halves, three fsyncs, rename"
     with operations(1, OSError("full")), pytest.raises(OSError, match="full"):
         disk.mkdir("x")
+
+
+def save(disk, store, rank):
+    """Rank 0 makes a folder, each writes a file of four bytes; all wait for all, for ten seconds."""
+    if rank == 0:
+        disk.mkdir("a")
+        store.set("made", "yes")
+    store.wait(["made"], 10.0)
+    disk.write(f"a/{rank}", b"1234")
+    store.set(f"{rank}", "done")
+    store.wait(["0", "1", "2"], 10.0)
+
+
+def run(order=0, **of_rank_1):
+    ranks = Ranks(Disk(), order)
+    for rank in range(3):
+        ranks.start(save, rank, **(of_rank_1 if rank == 1 else {}))
+    ranks.run()
+    return ranks
+
+
+def ends(ranks):
+    return {rank: what for _, rank, _, what, *path in ranks.events if not path}
+
+
+def test_ranks_take_turns_as_the_order_says():
+    found = [[rank for _, rank, _, what, *_ in run(order).events if what == "write"] for order in (0, 1, 3, 3)]
+    assert found[0] == [0, 1, 2] and found[1] == [2, 1, 0] and found[2] == found[3]
+    assert ends(run()) == dict.fromkeys(range(3), "returned")
+
+
+def test_a_rank_dies_in_the_middle_of_a_write_and_the_others_wait_until_their_deadline():
+    ranks = run(kill_at=1)
+    assert ranks.disk.read("a/1") == b"12" and ends(ranks)[1] == "died"
+    assert ends(ranks)[0] == ends(ranks)[2] == "TimeoutError: after 10 s still not there: 1"
+    assert 10 < ranks.now < 10.1
+
+
+def test_a_late_rank_is_waited_for_and_one_that_stalls_goes_on_when_it_is_woken():
+    assert ends(run(late=9.0)) == dict.fromkeys(range(3), "returned")
+    ranks = run(stall_at=1)
+    assert 1 not in ends(ranks) and ranks.disk.names("a") == ["0", "2"]
+    ranks.wake()
+    ranks.run()
+    assert ends(ranks)[1] == "returned" and ranks.disk.read("a/1") == b"1234"
+    ranks = run(stall_at=1)
+    ranks.close()
+    assert ends(ranks)[1] == "died" and ranks.disk.names("a") == ["0", "2"]
+
+
+def test_a_store_of_torch_has_the_same_words(tmp_path):
+    store = RealStore(torch.distributed.FileStore(str(tmp_path / "store"), 1))
+    store.set("a", "text")
+    store.wait(["a"], 1.0)
+    assert store.get("a") == "text" and store.check(["a"]) and not store.check(["a", "b"])
+    with pytest.raises(TimeoutError, match="one of a, b"):
+        store.wait(["a", "b"], 0.01)

@@ -13,7 +13,7 @@ from labkit.answers import GivenAnswer
 from labkit.exercises import Draw
 from labkit.ranks import pool as workers
 from minimegatron.layers.moe.dispatch import dispatch_bytes
-from minimegatron.layers.moe.router import Routing, balance_scores, balancing_loss, choose
+from minimegatron.layers.moe.router import Routing, balance_scores, balancing_loss, best, choose
 from minimegatron.layers.moe.router import limit as package_limit
 from minimegatron.models.families import family_config
 from tests.course.marked import LABS
@@ -65,6 +65,12 @@ def test_what_the_judge_takes_for_right_is_what_the_package_does(seed):
         LAB["expert_bias"].reference(**i)["probs"], torch.zeros_like(i["scores"]).scatter(1, chosen, weights.float())
     )
 
+    i = drawn("machines", seed)
+    groups = {"moe_router_num_groups": i["machines"], "moe_router_group_topk": i["most"]}
+    config = config_of(num_experts=i["experts"], moe_router_topk=i["k"], **groups)
+    chosen = torch.zeros(i["scores"].shape, dtype=torch.bool).scatter(1, best(i["scores"], config), True)
+    assert torch.equal(LAB["machines"].reference(**i)["near's map"], chosen)
+
     i = drawn("limit", seed)
     kept = package_limit(Routing(i["probs"], i["map"]), i["capacity"], config_of(num_experts=i["map"].shape[1]))
     assert all(map(torch.equal, LAB["limit"].reference(**i).values(), kept))
@@ -76,6 +82,12 @@ def test_the_expected_drops_are_the_mean_over_all_choices():
     over = sum(max(0, sum(e in one for one in chosen) - capacity) for chosen in every for e in range(experts))
     right = LAB["expected_drops"].reference(tokens, experts, k, 1.5)
     assert right == {"capacity": capacity, "dropped": pytest.approx(over / len(every) / (tokens * k))}
+
+
+def test_the_machines_of_a_token_are_the_mean_over_all_choices():
+    every = [len({e // 3 for e in one}) for one in itertools.combinations(range(9), 4)]
+    right = LAB["machines"].reference(9, 4, 3, torch.zeros(1, 9), 2, tied=True)
+    assert right["machines_of_a_token's result"] == pytest.approx(sum(every) / len(every))
 
 
 @pytest.mark.parametrize(

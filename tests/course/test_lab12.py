@@ -191,6 +191,18 @@ def test_all_layouts_are_those_of_the_planners_search(preset, gpus, batch, model
     assert sorted(mine) == sorted(found) and len(mine) > 200
 
 
+@pytest.mark.parametrize("axis", ["tp", "cp", "dp", "pp"])
+def test_seconds_of_an_axis_are_those_of_the_planners_ring(axis):
+    h100 = CLUSTERS["h100"]
+    mesh = Mesh.planned(layout_of(4, 4, 2), 0, 128)
+    links = {"inside": h100.inside * h100.link_share, "between": h100.between * h100.link_share, "node": 8,
+             "near": h100.latency_inside, "far": h100.latency_between}  # fmt: skip
+    sizes = {"tp": 4, "cp": 4, "dp": 4, "pp": 2}
+    told = LAB["axis_seconds"].reference(sizes, axis, 1e9, **links)
+    assert tuple(told["ranks"]) == tuple(mesh.axis(axis).ranks)
+    assert told["seconds"] == pytest.approx(h100.collective("all_gather", 1e9, told["ranks"]))
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_replicas_are_counted_on_a_mesh(seed):
     at = part("replicas")._some(Draw(seed))
@@ -202,16 +214,33 @@ def test_replicas_are_counted_on_a_mesh(seed):
 
 
 def test_the_crossover_of_tensor_parallelism_and_zero_3():
-    told = part("asked").asked(1, 1, 1, 1.0, 1, 1, 1, 8192)
+    told = part("asked").asked(1, 1, 1, 1.0, 1, 1, 1, 8192, 1, 1, 1)
     assert told["tokens"] == crossover_tokens(8192) and told["microbatches"] == 1
 
 
 @pytest.mark.thorough
-def test_no_layout_of_a_search_with_the_margin_is_faster_than_the_judges():
+@pytest.mark.parametrize(
+    ("run", "fastest"),
+    [({}, part("capstone").FASTEST), (part("changed").LONGER, part("changed").FASTEST_LONGER)],
+)
+def test_no_layout_of_a_search_with_the_margin_is_faster_than_the_judges(run, fastest):
     capstone = part("capstone")
-    base = parse_args(capstone.FLAGS.split(), reads=False)
+    base = parse_args(capstone.flags(**run), reads=False)
     found = search(base, capstone.WORLD, CLUSTERS["h100"], 32)
-    kept = [one for one in found if capstone._left(one.plan) >= capstone.MARGIN]
-    best = capstone.planned(**capstone.FASTEST)
-    assert kept and capstone._left(best) >= capstone.MARGIN
+    kept = [one for one in found if capstone.left_of(one.plan) >= capstone.MARGIN]
+    best = capstone.planned(**run, **fastest)
+    assert kept and capstone.left_of(best) >= capstone.MARGIN
     assert best.time.seconds <= 1.01 * min(one.plan.time.seconds for one in kept)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("layout", [(4, 1, 2, 40, 1, 2), (4, 2, 2, 10, 2, 2), (8, 1, 1, 1, 2, 3), (4, 1, 4, 20, 1, 3)])
+def test_half_of_the_gpus_by_hand_is_near_enough_to_the_plan(layout):
+    """An answer that is thought through passes: what comes once in a step stays, what ZeRO shares out doubles."""
+    capstone, at = part("capstone"), dict(zip(part("capstone").SIZES, layout, strict=True)) | {"recompute": "none"}
+    told, half = capstone.planned(**at), capstone.planned(512, **at)
+    once = sum(told.time.parts.get(part, 0.0) for part in ("bubble", "gradients", "weights", "optimizer"))
+    owners = ["main parameters", "moments"] + ["gradients"] * (at["zero"] > 1) + ["parameters"] * (at["zero"] > 2)
+    more = sum(told.memory[told.fullest].peak[owner] for owner in owners) / capstone.GIB
+    assert 2 * (told.time.seconds - once) + once == pytest.approx(half.time.seconds, rel=0.01)
+    assert capstone.left_of(told) - more == pytest.approx(capstone.left_of(half), abs=part("changed").NEAR)

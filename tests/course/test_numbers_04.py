@@ -40,6 +40,21 @@ def computed_quarters(held: list[list[int]]) -> int:
     return sum(part in (FULL, PART) for step in steps for row in step for part in row)
 
 
+def ring_of_four_documents(cp: int, s: int) -> float:
+    """Means that a ring with the zigzag cut takes: chunk c has c % (chunks of a document) whole chunks before it."""
+    chunks, each = 2 * cp, 2 * cp // 4
+    n = s // chunks
+
+    def pairs(q: int, k: int) -> float:
+        return 0 if q // each != k // each or k > q else n * (n + 1) / 2 if k == q else n * n
+
+    def work(r: int, owner: int) -> float:
+        return sum(pairs(q, k) for q in (r, chunks - 1 - r) for k in (owner, chunks - 1 - owner))
+
+    table = [[work(r, (r - step) % cp) for r in range(cp)] for step in range(cp)]
+    return cp * sum(map(max, table)) / sum(map(sum, table))
+
+
 def tokens(bandwidth: float) -> float:
     return float(CHECKS.answers(**LINK, bandwidth=bandwidth)["tokens_to_hide"])
 
@@ -80,10 +95,13 @@ NUMBERS = [
         computed_quarters(CONTIGUOUS) / computed_quarters(ZIGZAG),
     ),
     ("so out = {:.0f}, and dout = 8", V.mean().item()),
-    ("Then dV = {:.0f} for every key", DOUT / 4),
-    ("dP = {}, {}, {}, {};", *(DOUT * V).int().tolist()),
-    ("D = 8·4 = {:.0f};", DOUT * V.mean().item()),
-    ("/4/2 = {:.0f}, {:.0f}, {:.0f}, {:.0f}.", *((DOUT * V - DOUT * V.mean()) / 4 / 2).tolist()),
+    ("Then dP = {}, {}, {}, {}, and", *(DOUT * V).int().tolist()),
+    ("their mean is {:.0f}. A", DOUT * V.mean().item()),
+    ("dV is {:.0f} for every key", DOUT / 4),
+    ("by √d is {:.0f}, {:.0f}, {:.0f}, {:.0f}. Its", *((DOUT * V - DOUT * V.mean()) / 4).tolist()),
+    ("the ring still takes {:.2f} means", ring_of_four_documents(8, 4096)),
+    ("2,048 tokens is cut into slices of {:.0f},", 2048 / (2 * 16)),
+    ("tp {}, cp {}, pp {} and dp {} on {:,} GPUs", 8, 16, 16, 8, 8 * 16 * 16 * 8),
     ("the slowest rank has {:.3f} times the mean, with either cut", ratio(cut(1024, 8, True), 128)),
     ("gradients, it sends {} blocks for 3 on four ranks, {:.2f} times", 4 - 1 + 4, (4 - 1 + 4) / 3),
     ("on 8 ranks are {:,} tokens", S // 8),

@@ -22,7 +22,7 @@ TEXT = " ".join(line.removeprefix("#").strip() for line in SOURCE.read_text().sp
 
 V3 = TransformerConfig.from_dict(preset("deepseek-v3"))
 EXPERTS = sum(V3.expert_layers) * V3.num_experts * 3 * V3.hidden_size * V3.moe_ffn_hidden_size  # their parameters
-MINUTES = {"A": 60, "B": 120, "C": 60, "D": 45}
+MINUTES = {"A": 60, "B": 120, "C": 75, "D": 45}
 
 
 def right(exercise, **inputs):
@@ -54,6 +54,9 @@ def going(*experts):
 WAY = journey([going((1, 2), (1, 3), (1, 3)), going((0, 1), (0, 2), (0, 1))])
 
 
+PAIRS = right("machines", experts=4, k=2, machines=2, scores=torch.zeros(1, 4), most=1)["machines_of_a_token's result"]
+
+
 def names(rows):
     return " ".join(row.name for row in rows)
 
@@ -78,12 +81,13 @@ TURNED = factor([0.0, 3.0], [3.0, 0.0])
 
 STATED = [
     # the header, and section 1
-    ("Together {} hours", "4–5" if 240 <= sum(MINUTES.values()) <= 300 else "other"),
+    ("Together {} hours.", f"{sum(MINUTES.values()) // 60}"),
     ("| A | 1 The problem · 2 Predict | {} h |", f"{MINUTES['A'] // 60}"),
     ("| B | 3 Implement | {} h |", f"{MINUTES['B'] // 60}"),
-    ("| C | 4 Run · 5 See | {} h |", f"{MINUTES['C'] // 60}"),
+    ("| C | 4 Run · 5 See | {} min |", f"{MINUTES['C']}"),
     ("| D | 6 Break it · 7 Explain | {} min |", f"{MINUTES['D']}"),
-    ("DeepSeek-V3 has {} experts in each layer", f"{V3.num_experts}"),
+    ("In {} layers DeepSeek-V3 has", f"{sum(V3.expert_layers)} of its {V3.num_layers}"),
+    ("DeepSeek-V3 has {} experts, and sends", f"{V3.num_experts}"),
     ("sends each token to {} of them", f"{V3.moe_router_topk}"),
     ("three quarters of them leave, {} bytes;", f"2 × {8 * 8 * 3 // 4} = {2 * 8 * 8 * 3 // 4}"),
     ("go to three ranks, {} bytes.", f"2 × {8 * 8 * 3} = {2 * 8 * 8 * 3}"),
@@ -143,6 +147,14 @@ STATED = [
     # see
     ("The busiest may have {} times its share", {4: "four"}[MOST]),
     ("it has moved by at most {} after 100 steps", f"{0.001 * 100:.1f}"),
+    # machines
+    ("8 machines of 8 GPUs, {} experts in each machine", f"{V3.num_experts // 8}"),
+    ("in at most `most` = {} machines", f"{V3.moe_router_group_topk}"),
+    ("Of the {} pairs, each as likely, 2 lie", f"{math.comb(4, 2)}"),
+    ("The mean is (2 · 1 + 4 · 2) / 6 = {}.", f"{PAIRS * 3:.0f}/3"),
+    ("in bf16, 0.5 + 0.001 is {}.", f"{(torch.tensor(0.5).bfloat16() + 0.001).item()}"),
+    ("Below 989 / 3.35 ≈ {} rows", f"{989 / 3.35:.0f}"),
+    ("one token for each of 256 requests sends {} rows", f"{256 * V3.moe_router_topk // V3.num_experts}"),
     # break it
     ("got = [0.5, -0.5] has the factor {};", f"{factor([0.5, -0.5], [1.0, -1.0])}"),
     ("want = [3, 0] and got = [0, 3] has {}.", {True: "none", False: "one"}[math.isnan(TURNED)]),

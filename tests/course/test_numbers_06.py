@@ -15,7 +15,7 @@ LAB = LABS["06_data_parallel_zero"].lab
 SOURCE = Path(str(import_module("course.06_data_parallel_zero").__file__)).with_name("lab.py")
 TEXT = " ".join(line.removeprefix("#").strip() for line in SOURCE.read_text().splitlines())
 
-MINUTES = {"A": 45, "B": 120, "C": 45, "D": 60}
+MINUTES = {"A": 45, "B": 150, "C": 75, "D": 45, "E": 60}
 ZERO = {"weight": 2, "gradient": 2, "optimizer": 12}
 
 
@@ -53,13 +53,20 @@ NORM = LAB["clip"].reference(LAB["clip"].cases[0].inputs)[0]["norm"]
 TINY = LAB["gather_on_use"].reference(LAB["gather_on_use"].cases[0].inputs)[0]["y"].item()
 SMALL_ERROR = right("suspects", got=[torch.tensor([4.0, 0.001])], want=torch.tensor([4.0, 0.0]))
 FACTORS = right("suspects", got=[torch.tensor([1.0, 2.0]), torch.tensor([1.5, 0.0])], want=torch.tensor([1.0, 2, 3]))
+FOUR = right("sums", **LAB["sums"].cases[0].inputs)
+HAND_INPUTS = LAB["tokens_to_hide"].cases[0].inputs
+HAND = right("tokens_to_hide", **HAND_INPUTS)
+HUGE = right("tokens_to_hide", parameters=218e6, ranks=1024, flops=400e12, bandwidth=50e9, latency=10e-6, weight=2,
+             gradient=4)  # fmt: skip
+HALVES = LAB["hybrid"].reference(LAB["hybrid"].cases[0].inputs)
 
 STATED = [
-    ("Together {} hours", "4–5" if 240 <= sum(MINUTES.values()) <= 300 else "other"),
+    ("Together about {} hours", f"{sum(MINUTES.values()) / 60:.0f}"),
     ("| A | 1 The problem · 2 Predict | {} min |", f"{MINUTES['A']}"),
-    ("| B | 3 Implement | {} h |", f"{MINUTES['B'] // 60}"),
-    ("| C | 4 Run · 5 See | {} min |", f"{MINUTES['C']}"),
-    ("| D | 6 Break it · 7 Explain | {} h |", f"{MINUTES['D'] // 60}"),
+    ("| B | 3 Implement | {} |", "{} h {} min".format(*divmod(MINUTES["B"], 60))),
+    ("| C | 4 Run · 5 See | {} |", "{} h {} min".format(*divmod(MINUTES["C"], 60))),
+    ("| D | 6 When sharding stops paying | {} min |", f"{MINUTES['D']}"),
+    ("| E | 7 Break it · 8 Explain | {} h |", f"{MINUTES['E'] // 60}"),
     ("It needs {} GB, and a GPU has 80", f"{WHOLE:.0f}"),
     ("64 equal copies of these {} GB", f"{WHOLE:.0f}"),
     ("Weights are whole: {} bytes.", f"{TEN['weights']:.0f}"),
@@ -102,6 +109,17 @@ STATED = [
     ("begins at a multiple of {} bytes", f"{2 * BUCKET_ALIGNMENT}"),
     ("The norm is {} on both ranks.", f"{NORM:.0f}"),
     ("8 microbatches send {} times the bytes of stage 1", f"{sent(3, 8) / sent(1, 8):.0f}"),
+    ("256 + 1 = 257 is no bf16 number, and is rounded to {}", f"{(torch.tensor(256.0).bfloat16() + 1).item():.0f}"),
+    ("The ring leaves {}", str([round(x) for x in FOUR["ring"].flatten().tolist()])),
+    ("and the tree {}, four times", f"{FOUR['tree'][0].item():.0f}"),
+    ("with gradients of 4 bytes it needs {} tokens".replace("with", "With"), f"{HAND:.0f}"),
+    ("So {} tokens hide the gather", f"{right('tokens_to_hide', **{**HAND_INPUTS, 'gradient': 0}):.0f}"),
+    ("218 million", "218 million" if 4096**2 * 2.5 + 3 * 4096 * 14336 == pytest.approx(218e6, rel=2e-3) else "other"),
+    ("On 1,024 GPUs the batch would have {} million tokens.", f"{1024 * HUGE / 1e6:.0f}"),
+    ("Ranks 0 and 2 end with {}, ranks 1 and 3 with", f"{HALVES[0].item():.0f}" if torch.equal(*HALVES[::2]) else ""),
+    ("ranks 1 and 3 with {}.", f"{HALVES[1].item():.0f}" if torch.equal(*HALVES[1::2]) else ""),
+    ("over 8 GPUs are {} GB for 8 billion parameters", f"{16 * 8 // 8}"),
+    ("and {} GB for 70 billion", f"{16 * 70 // 8}"),
     ("a parameter starts at a multiple of {} elements", f"{PARAM_ALIGNMENT}"),
     ("a bucket ends at a multiple of {},", f"{BUCKET_ALIGNMENT}"),
 ]  # fmt: skip

@@ -20,6 +20,7 @@ def test_generation_is_compared_where_the_words_are_the_same(capsys, monkeypatch
         generate.main()
 
 
+@pytest.mark.thorough
 def test_serving_is_compared_where_greedy_words_are_the_same(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["serving", "--smoke", "--pairs", "2"])
     serving.main()
@@ -104,6 +105,7 @@ def test_the_price_of_doing_nothing_is_measured(capsys, monkeypatch):
     assert "group of one" in out and "CPU-s" in out and "4 warm ranks" in out
 
 
+@pytest.mark.thorough
 def test_bytes_of_the_dispatch_are_counted_beside_their_formula(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["moe", "--smoke"])
     moe.main()

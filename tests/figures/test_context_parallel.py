@@ -35,6 +35,16 @@ def test_each_query_has_the_colour_of_its_rank_and_the_length_of_what_it_sees():
     assert "pairs (query, key) of rank 0: 10  1: 26  2: 42  3: 58" in words(figure) and not overlaps(figure)
 
 
+def test_a_query_of_a_packed_sequence_sees_its_own_document():
+    assert pairs_of(ZIGZAG, [9, 1, 6]) == [1 + 2 + 5 + 6, 3 + 4 + 3 + 4, 5 + 6 + 1 + 2, 7 + 8 + 9 + 1]
+    rows = boxes(causal_map({"zigzag": ZIGZAG}, [9, 1, 6]))
+    assert [(row.get_x(), row.get_x() + row.get_width()) for row in rows] == [
+        (0 if i < 9 else 9 if i < 10 else 10, i + 1) for i in range(16)
+    ]
+    with pytest.raises(ConfigError, match="documents of"):
+        causal_map({"zigzag": ZIGZAG}, [9, 1])
+
+
 def test_chunks_arrive_rank_by_rank_are_sorted_and_the_frames_turn_from_columns_to_rows():
     figure = heads_for_tokens(8, CHUNKS)
     orders = [[t.get_text() for t in axes.texts if t.get_text().isdigit()][:8] for axes in figure.axes]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from matplotlib.collections import PolyCollection
 
-from course.figures.experts import busiest, dispatch_steps, imbalance, journey, load_bands, routing_grid
+from course.figures.experts import busiest, copies, dispatch_steps, imbalance, journey, load_bands, routing_grid
 from minimegatron.errors import ConfigError
 from minimegatron.viz.picture import COMM
 from tests.viz.reading import boxes, overlaps, words
@@ -59,6 +59,16 @@ def test_imbalance_draws_loads_as_they_are_and_losses_as_differences():
     assert apart == {"seed": [0.25, 0.0], "balanced": [0.5, -1.0]}
     with pytest.raises(ConfigError, match=r"of which \['other'\] have no loss"):
         imbalance(loads, losses, "other")
+
+
+def test_a_machine_is_met_by_a_row_for_each_expert_or_by_one_copy():
+    figure = copies({1: (1, 2, 3), 2: (2,)})
+    rows, once = ([line for line in axes.lines if line.get_color() == COMM] for axes in figure.axes)
+    assert (len(rows), len(once)) == (4, 2)
+    assert words(figure).count("expert") == 8 and not overlaps(figure)
+    for wrong in ({0: (1,)}, {1: (4,)}):
+        with pytest.raises(ConfigError):
+            copies(wrong)
 
 
 # ------------------------------------------------------------------------------------------------- the dispatch

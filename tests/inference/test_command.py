@@ -27,7 +27,7 @@ from minimegatron.training.arguments import parse_args
 from tests.inference.models import ours, theirs
 from tests.inference.ranked import asked
 from tests.mock_data import small_trainer
-from tests.thorough import mostly_thorough
+from tests.thorough import SLOW, mostly_thorough
 
 LETTERS = [*map(chr, range(32, 127)), "<eos>", "<1>", "<2>", "<3>"]  # 99, as many as the model has
 
@@ -317,6 +317,7 @@ RUN = (
 )
 
 
+@SLOW
 def test_depths_that_a_run_has_trained_propose(ranks, llama2, tmp_path):
     run = tmp_path / "run"
     small_trainer(parse_args([*RUN.split(), str(run)]), quiet=True).train()
@@ -361,6 +362,7 @@ def test_long_work_says_how_far_it_is(llama2, monkeypatch, capsys):
     assert lines[0].startswith("0 of 3 answers, 3 tokens, ") and lines[-1].startswith("3 of 3 answers, 10 tokens, ")
 
 
+@SLOW
 @pytest.mark.parametrize("world", mostly_thorough([2, 4], [0]))
 def test_the_answers_are_the_same_in_every_layout(ranks, tmp_path, world):
     """Replicas share the prompts out: three over two of them, and over four."""

@@ -91,7 +91,7 @@ def assert_same(found, want):
 FAMILIES = ["llama2", "mistral", "deepseek_v3", "mixtral", "retention"]
 
 
-@pytest.mark.parametrize("name", mostly_thorough(FAMILIES, lambda name: name in ("mistral", "retention")))
+@pytest.mark.parametrize("name", mostly_thorough(FAMILIES, ("mistral", "retention").__contains__, [1]))
 def test_an_answer_depends_on_its_request_alone(name):
     want, preempted, hits = alone(name), set(), 0
     for what, config in CONFIGS.items():

@@ -223,6 +223,7 @@ def test_scales_save_what_meets_large_activations():
     assert all(error < 0.75 * plain for name, error, plain in report if name.endswith(("qkv", "fc1")))
 
 
+@pytest.mark.slow
 def test_the_command_calibrates_and_tells_the_perplexity(tmp_path, capsys):
     publish("qwen3", tmp_path / "whole")
     text, calibration = a_text(tmp_path / "text.txt"), a_text(tmp_path / "calibration.txt", 1)

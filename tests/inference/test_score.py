@@ -13,7 +13,7 @@ from minimegatron.inference.sampling import SamplingParams
 from minimegatron.inference.sequence import Request
 from tests.inference.models import ours, theirs, weights
 from tests.inference.ranked import PROMPTS, build, ids, scores
-from tests.thorough import mostly_thorough
+from tests.thorough import SLOW, mostly_thorough
 
 LONG = ids(1, 40, seed=3)[0].tolist()
 # Two answers to one prompt of whole pages, one to the prompt and a token, one token, none, and all places there are.
@@ -63,6 +63,7 @@ def test_what_was_generated_is_scored_alike():
     assert engine.drawn_tokens == 27, "a score draws nothing"
 
 
+@SLOW
 @pytest.mark.parametrize("world", mostly_thorough([2, 4], [0]))
 def test_over_ranks(ranks, world):
     tp, pp = {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}

@@ -29,7 +29,7 @@ from tests.inference.models import NAMES, ours, weights
 from tests.inference.ranked import PROMPTS, build, speculated
 from tests.inference.test_sampling import RARE
 from tests.recorder import OnACpu
-from tests.thorough import mostly_slow, mostly_thorough
+from tests.thorough import SLOW, mostly_slow, mostly_thorough
 
 SAMPLED = SamplingParams(0.8, 20, 0.95)
 NGRAM = SpeculativeConfig("ngram", 3, 3, 1)
@@ -136,7 +136,8 @@ def five_words(seed):
     return build_model(config, Mesh.serial(), seed).eval()
 
 
-@pytest.mark.parametrize("method", mostly_slow(["draft_model", "mtp"], [0]))
+@SLOW
+@pytest.mark.parametrize("method", ["draft_model", "mtp"])
 def test_answers_are_distributed_as_the_model_says(method):
     """All 125 answers of three words, of which the last two are proposed: chi-squared over those that are likely."""
     model, draft = (five_words(0), five_words(1)) if method == "draft_model" else (with_depths(0, 5), None)
@@ -167,7 +168,7 @@ def test_answers_are_distributed_as_the_model_says(method):
     assert freedom > 15 and value < freedom + 4.5 * (2 * freedom) ** 0.5, (value, freedom)
 
 
-@pytest.mark.parametrize("config", mostly_slow([NGRAM, DRAFT, MTP], [0, 1]), ids=lambda config: config.method)
+@pytest.mark.parametrize("config", mostly_slow([NGRAM, DRAFT, MTP], [0]), ids=lambda config: config.method)
 def test_greedy_words_of_200_prompts(config):
     requests = [Request(tuple(prompt), 5 + i % 11, log_probs=2) for i, prompt in enumerate(prompts(200))]
     draft = like("mistral") if config.method == "draft_model" else None
@@ -252,7 +253,8 @@ def by_the_draft(draft, tokens, count, drawn):
     return tokens[len(tokens) - count :]
 
 
-@pytest.mark.parametrize("method", mostly_slow(["depths", "draft"], [1]))
+@SLOW
+@pytest.mark.parametrize("method", ["depths", "draft"])
 def test_proposals_are_those_of_a_pass_over_all_tokens(method, monkeypatch):
     """In every step: after rejections and pauses, preemption, in forks, from pages of others, in chunks."""
     if method == "depths":
@@ -438,7 +440,7 @@ def two_layers_with_depths():
             (DEPTHS, None, TP2),
         ],
         (0, 1, 5, 6),
-        (1, 6),
+        [1],
     ),
     ids=str,
 )

@@ -15,6 +15,8 @@ from torch import nn
 from labkit.ranks.pool import WarmPool
 from labkit.watched import best_of, group_calls, kept_sizes, travels, watched
 
+SUM = {"reduce_scatter": "sum"}
+
 
 def test_what_is_kept_is_counted_once_and_parameters_not_at_all() -> None:
     linear = nn.Linear(4, 8)
@@ -29,13 +31,13 @@ def test_what_is_kept_is_counted_once_and_parameters_not_at_all() -> None:
 
 
 def two_ways(rank: int, world: int) -> dict[str, Any]:
-    dy, x, weight = torch.randn(5, 1, 3), torch.randn(5, 1, 4), torch.randn(3, 4)
-    names, order = {20: "dx", 12: "dW"}, []
+    dy, x, weight = torch.randn(6, 1, 3), torch.randn(6, 1, 4), torch.randn(3, 4)
+    names, order, mine = {24: "dx", 12: "dW"}, [], torch.empty(3, 1, 4)
 
     def at_once(dy: Any, x: Any, weight: Any) -> None:
         order.append("at once")
         dx = dy @ weight
-        dist.all_reduce(dx)
+        dist.reduce_scatter_tensor(mine, dx)
         dy.flatten(0, 1).t() @ x.flatten(0, 1)
 
     def late(dy: Any, x: Any, weight: Any) -> None:
@@ -43,17 +45,17 @@ def two_ways(rank: int, world: int) -> dict[str, Any]:
         if len(order) != 8:  # its third timed run is the fast one, on all ranks
             time.sleep(0.05)
         dx = dy @ weight
-        handle = dist.all_reduce(dx, async_op=True)
+        handle = dist.reduce_scatter_tensor(mine, dx, async_op=True)
         time.sleep(0.05 if len(order) != 8 else 0)
         dy.flatten(0, 1).t() @ x.flatten(0, 1)
         handle.wait()
 
-    best = best_of({"at once": at_once, "late": late}, (dy, x, weight), rank, names=names, travels="sum", runs=3)
-    one = watched(at_once, (dy, x, weight), rank, names, "sum")
+    best = best_of({"at once": at_once, "late": late}, (dy, x, weight), rank, names=names, messages=SUM, runs=3)
+    one = watched(at_once, (dy, x, weight), rank, names, SUM)
     return {
         "order": order[:8], "kinds": {way: sorted(e.name for e in events) for way, events in best.items()},
         "lasted": {w: max(e.end for e in ev) - min(e.start for e in ev) for w, ev in best.items()},
-        "one": [(e.name, e.kind, e.rank) for e in one], "same": dist.all_reduce.__name__,
+        "one": [(e.name, e.kind, e.rank) for e in one],
     }  # fmt: skip
 
 
@@ -62,22 +64,22 @@ def test_ways_alternate_and_each_has_its_products_and_its_sum(ranks: Callable[..
         assert said["order"] == ["at once", "late"] * 4
         assert said["kinds"] == {"at once": ["dW", "dx", "sum"], "late": ["dW", "dx", "sum"]}
         assert said["one"] == [("dx", "compute", rank), ("dW", "compute", rank), ("sum", "comm", rank)]
-        assert said["same"] == "all_reduce"
 
 
-def test_an_error_gives_torch_its_all_reduce_back(ranks: Callable[..., WarmPool]) -> None:
+def test_an_error_gives_torch_its_methods_back(ranks: Callable[..., WarmPool]) -> None:
     assert ranks(2).run(after_an_error) == [True, True]
 
 
 def after_an_error(rank: int, world: int) -> bool:
-    real = dist.all_reduce
+    group = dist.ProcessGroup
+    real = group._reduce_scatter_base
 
     def broken() -> None:
         raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
-        watched(broken, (), rank, {}, "sum")
-    return dist.all_reduce is real
+        watched(broken, (), rank, {}, SUM)
+    return group._reduce_scatter_base is real
 
 
 def many_ways(rank: int, world: int) -> dict[str, Any]:
@@ -109,6 +111,7 @@ def many_ways(rank: int, world: int) -> dict[str, Any]:
         work.wait()
         work.wait()
     seen["twice, late"] = [("late", e.seconds >= 0.02) for e in events]
+    seen["FSDP2 waits for it"] = isinstance(work, dist.Work)
     for name in ("waited for later", "functional", "sums"):
         with travels(rank, "dp", waits=True) as events:
             ways[name]()
@@ -133,6 +136,7 @@ def test_every_form_of_a_gather_is_seen_until_it_has_been_waited_for(ranks: Call
     for seen in ranks(2, fingerprints=False).run(many_ways):
         assert seen.pop("never waited for") == []
         assert seen.pop("twice, late") == [("late", True)]
+        assert seen.pop("FSDP2 waits for it"), "it waits for nothing that is no Work, and computes with old weights"
         assert seen.pop("afterwards") == []
         waits = [seen.pop(name) for name in list(seen) if name.endswith("its wait")]
         assert waits == [[("comm", "wait", True, True)]] * 3

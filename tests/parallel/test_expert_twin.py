@@ -51,7 +51,7 @@ def check(pool: Any, cases: list[Case], tolerance: float = 1e-10, timeout: float
             assert twin.problems(report, tolerance) == [], one
 
 
-@pytest.mark.parametrize("router", mostly_slow(ROUTERS, ["softmax", "sigmoid in groups"].__contains__))
+@pytest.mark.parametrize("router", mostly_slow(ROUTERS, ["softmax"].__contains__))
 def test_two_ranks(ranks, router):
     layouts = [{EP: 2}, {}, {TP: 2, SP: True}, {TP: 2, SP: True, ETP: 1}, {TP: 2, SP: True, ETP: 1, EP: 2}, {ETP: 2}]
     first = DISPATCHERS if router == "softmax" else DISPATCHERS[::-1]
@@ -202,6 +202,7 @@ def compare(rank: int, world: int, forced: list[Forced]) -> list[dict[str, Any]]
 FORCED = mostly_thorough([(2, TWO_RANKS), (4, FOUR_RANKS)], [0])
 
 
+@SLOW
 @pytest.mark.parametrize("world, forced", FORCED, ids=["2 ranks", "4 ranks"])
 def test_gradients_are_those_of_one_process(ranks, world, forced):
     for reports in ranks(world).run(compare, forced, timeout=120):

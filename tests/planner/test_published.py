@@ -54,6 +54,7 @@ def test_step_times_of_2022(selective: dict[tuple[str, bool], float]) -> None:
     assert statistics.mean(fitted) < 0.045 and max(fitted) < 0.06, selective
 
 
+@pytest.mark.slow
 def test_what_selective_recompute_gains(selective: dict[tuple[str, bool], float]) -> None:
     """Published: 29.0, 31.8, 29.7 and 32.1 percent; `test_step_times_of_2022` says why 22B is off by more."""
     for name in {name for name, _ in selective}:

@@ -24,6 +24,7 @@ from minimegatron.planner.cluster import CLUSTERS, Cluster
 from minimegatron.planner.pass_time import BELOW, LAUNCHES, MEMORY, PEAK, RECOMPUTE, PassTime, pieces_run
 from minimegatron.planner.timing import play, step_time
 from minimegatron.training.flops import forward_flops, step_flops
+from tests.thorough import mostly_thorough
 
 SIZES: dict[str, Any] = {
     "num_layers": 8, "hidden_size": 256, "ffn_hidden_size": 512, "num_attention_heads": 8, "num_query_groups": 4,
@@ -59,7 +60,7 @@ def run_of(layout: dict[str, Any] | None = None, model: dict[str, Any] | None = 
         {"sliding_window": 128, "window_attn_skip_freq": "2"},
     ],
 )
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("tp", mostly_thorough([1, 2], [1]))
 def test_products_are_those_that_are_counted_as_model_flops(model: dict[str, Any], tp: int) -> None:
     """Attention multiplies five times backward, all else twice."""
     layout = {"tensor_model_parallel_size": tp, "sequence_parallel": tp > 1}

@@ -177,9 +177,8 @@ NAMED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 ORDINARY = ["heads inside, a ring outside", "instances", "shared overlap", "a norm over all heads"]
 
 
-@pytest.mark.parametrize(
-    "names", [ORDINARY[:2], pytest.param(ORDINARY[2:], marks=SLOW), pytest.param(list(NAMED), marks=THOROUGH)]
-)
+@SLOW
+@pytest.mark.parametrize("names", [ORDINARY[:2], ORDINARY[2:], pytest.param(list(NAMED), marks=THOROUGH)])
 def test_named_layouts(ranks: Any, names: list[str]) -> None:
     runs = [run_of(parallel, TWO | model, 4, 2) for parallel, model in map(NAMED.__getitem__, names)]
     told_and_counted(ranks, runs, 4, ENDS)

@@ -15,8 +15,9 @@ from minimegatron.data.tokenizer import HuggingFaceTokenizer, byte_level
 from minimegatron.inference.detokenizer import BYTES
 from minimegatron.inference.engine import Engine, EngineConfig
 from minimegatron.inference.grammar import Grammars
-from minimegatron.serving.app import Server, ServerConfig, Service
+from minimegatron.serving.app import Server
 from minimegatron.serving.protocol import Defaults
+from minimegatron.serving.service import ServerConfig, Service
 from tests.inference.models import ours
 from tests.serving.waiting import wait_until
 

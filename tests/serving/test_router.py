@@ -22,9 +22,10 @@ from minimegatron.commands.serve_replicas import gpus_of, replica_argv
 from minimegatron.errors import ConfigError
 from minimegatron.launch.procs import children
 from minimegatron.serving import router as module
+from minimegatron.serving.balance import Replica, Ring, beginning, choose
 from minimegatron.serving.http_client import Client, ServerSentEvents
 from minimegatron.serving.replicas import Processes, free_ports, serve
-from minimegatron.serving.router import Replica, Ring, Router, beginning, choose, merged
+from minimegatron.serving.router import Router, merged
 from tests.serving.fake import CLOSE, HANG, FakeServer, completion, event, plain, stream
 
 ROOT = Path(__file__).resolve().parents[2]

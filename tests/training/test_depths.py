@@ -36,6 +36,7 @@ def trained(rank: int, world: int, line: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_a_pipeline_has_the_curve_of_one_process_and_equal_copies(ranks):
     want = trained(0, 1, LINE)
     assert [set(x) for x in want["losses"]] == [{"lm loss", "mtp_1 loss", "mtp_2 loss"}] * 2

@@ -17,7 +17,7 @@ from minimegatron.training.arguments import parse_args
 from minimegatron.training.graphs import StepGraph
 from tests.mock_data import small_trainer
 from tests.recorder import OnACpu
-from tests.thorough import mostly_slow, mostly_thorough
+from tests.thorough import SLOW, mostly_thorough
 from tests.training.test_trainer import TINY
 
 LINE = f"{TINY} --mock-data --hidden-dropout 0 --attention-dropout 0 --micro-batch-size 2 --global-batch-size 4 "
@@ -42,6 +42,7 @@ def history(line: str, graph: StepGraph | None = None, world: int = 1) -> list[t
             "",
         ],
         [0, 1],
+        [1],
     ),
     ids=["delayed", "llama", "mxfp8", "gpt"],
 )
@@ -56,7 +57,8 @@ def recorded_and_not(rank: int, world: int, line: str) -> bool:
     return history(line, StepGraph(1, OnACpu(places=False)), world) == history(line, world=world)
 
 
-@pytest.mark.parametrize("line", mostly_slow(["", "--use-distributed-optimizer"], [1]), ids=["no_shard", "optim"])
+@SLOW
+@pytest.mark.parametrize("line", ["", "--use-distributed-optimizer"], ids=["no_shard", "optim"])
 def test_replicas_play_their_steps(ranks, line):
     """Gradients travel after the passes and new weights after the step, so a recording of the passes has neither."""
     assert ranks(2).run(recorded_and_not, line) == [True, True]

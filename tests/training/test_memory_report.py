@@ -60,6 +60,7 @@ def test_every_nth_step_has_a_table_whose_rows_agree() -> None:
         assert re.search(r"(forward|backward).*: aten\.", counted), "the moment has a name"
 
 
+@pytest.mark.slow
 def test_shared_memory_of_messages_has_a_row_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "nbytes", lambda: 3 * 2**20)
     run, said = trainer("--train-iters 1 --micro-batch-size 2 --log-memory-interval 1"), list[str]()
@@ -105,6 +106,7 @@ def test_a_tracker_has_no_samples_of_what_ends_after_its_block() -> None:
     assert tracker.peak.operation == "aten.add.Tensor"
 
 
+@pytest.mark.slow
 def test_tensorboard_gets_bytes_by_name(tmp_path: Any) -> None:
     run = trainer(f"--train-iters 1 --log-memory-to-tensorboard --tensorboard-dir {tmp_path}")
     run.train()

@@ -21,7 +21,7 @@ from minimegatron.training.pipelined import Microbatches
 from minimegatron.training.reports import StepReport
 from minimegatron.training.step import forward_step, get_forward_backward_func
 from tests.mock_data import small_trainer
-from tests.thorough import SLOW, mostly_thorough
+from tests.thorough import SLOW, mostly_slow, mostly_thorough
 from tests.twin import Case, distance, microbatch, weights
 
 PP2 = "--pipeline-model-parallel-size 2"
@@ -127,7 +127,7 @@ def of_different_lengths(rank: int, world: int, case: Case) -> dict[str, float]:
     return {n: distance(p.main_grad, serial.params[n].main_grad) for n, p in logical_parameters(ddp)}
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb_v"])
+@pytest.mark.parametrize("schedule", mostly_slow(["1f1b", "zb_v"], [1]))
 def test_microbatches_of_different_lengths(ranks, schedule):
     layout = {"pipeline_model_parallel_size": 2, "pipeline_schedule": schedule}
     varying = Case({**layout, "variable_seq_lengths": True}, {"num_layers": 4}, accumulation=4)

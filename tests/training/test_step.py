@@ -152,7 +152,7 @@ def same_weights(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool
     "layout, dp, accumulation, empty_rank, optimizer",
     mostly_slow(
         [({}, 2, 3, 1, ADAM), ({TP: 2, SP: True}, 2, 2, None, SGD), ({TP: 2}, 2, 1, 0, ADAM), ({}, 4, 1, 2, SGD)],
-        [1, 2],
+        [2],
     ),
     ids=["dp2", "tp2 sp dp2", "tp2 dp2", "dp4"],
 )  # fmt: skip
@@ -212,7 +212,9 @@ def test_a_loss_of_ones_own_reports_its_own_names():
 # ------------------------------------------------------------------------------------------------ not finite
 
 
-@pytest.mark.parametrize("kind, layout", [("loss", {}), ("gradient", {TP: 2}), ("report", {})], ids=str)
+@pytest.mark.parametrize(
+    "kind, layout", mostly_slow([("loss", {}), ("gradient", {TP: 2}), ("report", {})], [0]), ids=str
+)
 def test_one_ranks_nan_stops_all_ranks_before_anything_moves(ranks, kind, layout):
     clean = ranks(2).run(on_ranks, Case(layout), ADAM, steps=1)
     for trained, one_step in zip(ranks(2).run(on_ranks, Case(layout), ADAM, kind), clean, strict=True):
@@ -221,7 +223,7 @@ def test_one_ranks_nan_stops_all_ranks_before_anything_moves(ranks, kind, layout
         assert "rank 1" in trained.error or kind == "gradient"
 
 
-@pytest.mark.parametrize("kind", ["loss", "gradient", "report"])
+@pytest.mark.parametrize("kind", mostly_slow(["loss", "gradient", "report"], [0]))
 def test_with_the_check_off_all_ranks_skip_that_step_alone(ranks, kind):
     optimizer = {**ADAM, "check_for_nan_in_loss_and_grad": False, "lr_decay_style": "linear"}
     steps = 3 if kind == "report" else 2  # a NaN in what is reported alone is no reason to skip

@@ -70,11 +70,11 @@ def test_real_text_gives_one_curve_in_every_layout(ranks, corpus, layout):
     line = (
         f"{corpus} --vocab-size 512 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --swiglu "
         "--normalization RMSNorm --position-embedding-type rope --disable-bias-linear --hidden-dropout 0 "
-        "--attention-dropout 0 --micro-batch-size 2 --global-batch-size 8 --train-iters 10 --lr 3e-3 "
+        "--attention-dropout 0 --micro-batch-size 2 --global-batch-size 8 --train-iters 5 --lr 3e-3 "
         "--untie-embeddings-and-output-weights --eod-mask-loss --reset-attention-mask --reset-position-ids"
     )
     serial = train(line).history
-    assert serial[-1].losses["lm loss"] < serial[0].losses["lm loss"] - 0.3
+    assert serial[-1].losses["lm loss"] < serial[0].losses["lm loss"] - 0.1
     for history in ranks(4).run(history_on_rank, f"{line} {layout}"):
         for ours, theirs in zip(history, serial, strict=True):
             assert ours.losses["lm loss"] == pytest.approx(theirs.losses["lm loss"], rel=1e-4)
@@ -125,6 +125,7 @@ def test_edges_run(line):
     assert len(history) == 2 and not history[-1].skipped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [1, 2])
 def test_the_shortest_sequences_run(corpus, length):
     assert len(train(f"{corpus} --vocab-size 512 --train-iters 2 --seq-length {length}").history) == 2

@@ -35,14 +35,29 @@ WRONG = [
     Edit("vocab / (2 * 3)", "vocab / 2", mistake="There are three numbers a token, not one."),
     Edit("vocab / (2 * 3)", "6 / vocab",
          mistake="You divide the three numbers by the logits; asked is the other way round."),
-    Edit("3 * 12 * hidden**2", "2 * 12 * hidden**2",
+    Edit("3 * 12 * hidden**2 //", "2 * 12 * hidden**2 //",
          mistake="ZeRO-3 moves the weights three times: gathered forward and backward, gradients scattered."),
-    Edit("(8 * hidden) + 1", "(8 * hidden)",
+    Edit("// (8 * hidden) + 1", "// (8 * hidden)",
          mistake="With so many tokens both send the same. Asked is the first number with which ZeRO-3 sends less."),
-    Edit("(8 * hidden)", "(4 * hidden)",
+    Edit("// (8 * hidden)", "// (4 * hidden)",
          mistake="tp sends 8 b s h: four all-reduces, and each sends its tensor twice."),
-    Edit("(8 * hidden)", "(8 * hidden) // tp",
+    Edit("// (8 * hidden)", "// (8 * hidden) // tp",
          mistake="These are the tokens of one rank; b s counts those of all t ranks together."),
+    Edit("8 * hidden * (tp - 1) / tp * 2", "8 * hidden * (tp - 1) / tp",
+         mistake="Messages: half of them is missing. An element has 2 bytes; four all-reduces a layer, forward and "
+                 "backward together; and a ring sends each tensor twice."),
+    Edit("8 * hidden * (tp - 1) / tp * 2", "4 * hidden * (tp - 1) / tp * 2", told="half of them is missing"),
+    Edit("8 * hidden * (tp - 1) / tp * 2", "8 * hidden * 2",
+         mistake="Messages: of a ring's all-reduce of n bytes a rank sends 2 n (t-1)/t."),
+    Edit("6 * 12 * hidden**2 / tp / flops", "6 * 12 * hidden**2 / flops",
+         mistake="Products: a rank makes 1/t of them."),
+    Edit("6 * 12 * hidden**2 / tp / flops", "2 * 12 * hidden**2 / tp / flops",
+         mistake="Products: forward and backward, which is three times the forward pass."),
+    Edit("6 * 12 * hidden**2 / tp / flops", "3 * 12 * hidden**2 / tp / flops",
+         mistake="Products: a multiply-add is two operations."),
+    Edit("(8 * hidden * (tp - 1) / tp * 2 / bandwidth) / (6 * 12 * hidden**2 / tp / flops)",
+         "(6 * 12 * hidden**2 / tp / flops) / (8 * hidden * (tp - 1) / tp * 2 / bandwidth)",
+         mistake="This is computing over travelling; asked is the other way round."),
 ]
 
 RIGHT = [
@@ -52,21 +67,23 @@ RIGHT = [
 ]
 
 EQUIVALENT = [
-    Same("line 5: rounded up for down", _DIVIDES),
-    Same("line 5: rounded up for down (2)", _DIVIDES),
-    Same("line 8: `/` for `//` (2)", _DIVIDES),
-    Same("line 8: rounded up for down (2)", _DIVIDES),
-    Same("line 9: `/` for `//`", _DIVIDES),
+    Same("line 6: rounded up for down", _DIVIDES),
+    Same("line 6: rounded up for down (2)", _DIVIDES),
     Same("line 9: `/` for `//` (2)", _DIVIDES),
-    Same("line 9: rounded up for down", _DIVIDES),
     Same("line 9: rounded up for down (2)", _DIVIDES),
-    Same("line 12: `/` for `//`", _EVEN),
-    Same("line 12: rounded up for down", _EVEN),
+    Same("line 10: `/` for `//`", _DIVIDES),
+    Same("line 10: `/` for `//` (2)", _DIVIDES),
+    Same("line 10: rounded up for down", _DIVIDES),
+    Same("line 10: rounded up for down (2)", _DIVIDES),
+    Same("line 13: `/` for `//`", _EVEN),
+    Same("line 13: rounded up for down", _EVEN),
+    Same("line 14: `//` for `/` (2)", _DIVIDES),
+    Same("line 14: `//` for `/` (5)", _DIVIDES),
 ]
 
 
 # %% right: tuples, whole numbers
-def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
+def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab, flops, bandwidth):
     queries = tuple(range(rank * heads // tp, (rank + 1) * heads // tp))
     return {
         "query_heads": queries,
@@ -75,13 +92,14 @@ def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
         "all_reduces_forward": 1 + layers + layers,
         "logits_over_three": vocab / 6,
         "zero3_sends_less_from": 9 * hidden // 2 + 1,
+        "travel_over_compute": 2 / 9 * (tp - 1) / hidden * flops / bandwidth,
     }
 
 
 # %% right: numpy and fractions
 import numpy as np
 from fractions import Fraction
-def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
+def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab, flops, bandwidth):
     queries = np.arange(rank * heads // tp, (rank + 1) * heads // tp)
     return {
         "query_heads": queries,
@@ -90,4 +108,5 @@ def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
         "all_reduces_forward": 2 * layers + 1,
         "logits_over_three": Fraction(vocab, 6),
         "zero3_sends_less_from": np.float64(4.5 * hidden) + 1,
+        "travel_over_compute": Fraction(16 * (tp - 1), 72 * hidden) * Fraction(flops) / Fraction(bandwidth),
     }

@@ -114,7 +114,7 @@ def cross_entropy(logits, target, tp):
 
 
 # %% wrong: gathers the logits
-# told: Three numbers a token
+# told: three numbers a token
 import torch.nn.functional as F
 from minimegatron.comm.collectives import gather_from_region
 def cross_entropy(logits, target, tp):

@@ -1,4 +1,7 @@
-"""Lab 02, the backward pass of a column layer: dx travels while dW is computed."""
+"""Lab 02, the backward pass of a column layer with sequence parallelism: each message travels while a product is made.
+
+Rank r of t holds the r-th of t equal parts of the tokens of x, and gets that part of dx.
+"""
 
 from __future__ import annotations
 
@@ -7,111 +10,62 @@ from typing import Any
 
 import torch
 
-from labkit.checks import sends
-from labkit.exercises import Answer, Case, Draw, Exercise
+from labkit.checks import every_wait_follows, overlaps, sends
+from labkit.exercises import Case, Draw, Exercise
 
-from .linear import Inputs, by_hand, column, in_whole_numbers
+from .linear import Inputs, in_whole_numbers, local_linear
 
 
-def _drive_overlap(exercise: Any, dy: Any, x: Any, weight: Any, watch: bool, tp: Any) -> dict[str, Any]:
-    """Run the learner's backward pass; with `watch` each product of dy and x is numbered, and the answer says which of
-    them dW consists of.
-
-    A product is known by its memory, whatever its form: `bmm` and a sum, or many outer products. A product that does
-    not end up in dW does not count.
-    """
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    made_of: dict[int, set[Any]] = {}
-    alive: list[Any] = []  # all tensors, so that no address is used twice
-    products: list[int] = []
-
-    def memory(tensor: Any) -> int:
-        alive.append(tensor)
-        return int(getattr(tensor, "elem", tensor).untyped_storage()._cdata)  # `elem`: of one that waits by itself
-
-    def tensors(values: Any) -> list[Any]:
-        nested = [tensors(value) if isinstance(value, list | tuple) else [value] for value in values]
-        return [one for some in nested for one in some if isinstance(one, torch.Tensor)]
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            parts = [made_of.get(memory(one), set()) for one in tensors([*args, *(kwargs or {}).values()])]
-            union = set().union(*parts)
-            if any("x" in a and "dy" in b and not {"x", "dy"} <= a & b for a in parts for b in parts):
-                products.append(len(products))
-                mark(f"product {products[-1]}")  # type: ignore[name-defined]  # noqa: F821
-                union.add(products[-1])
-            out = func(*args, **(kwargs or {}))
-            written = [
-                value
-                for argument, value in zip(func._schema.arguments, args, strict=False)
-                if argument.alias_info is not None and argument.alias_info.is_write
-            ]
-            for one in tensors([out, *written]):
-                made_of[memory(one)] = made_of.get(memory(one), set()) | union
-            return out
-
-    if not watch:
-        dx, dw = exercise.column_backward(dy, x, weight, tp)
-        return {"dx": dx, "dw": dw}
-    made_of[memory(dy)], made_of[memory(x)] = {"dy"}, {"x"}
-    with Watch():
-        dx, dw = exercise.column_backward(dy, x, weight, tp)
-        dx.clone()  # waits for one that waits by itself
-    return {"products of dw": [number for number in products if number in made_of.get(memory(dw), ())]}
+def _drive_overlap(exercise: Any, dy: Any, x: Any, weight: Any, tp: Any) -> dict[str, Any]:
+    dx, dw = exercise.column_backward(dy, x, weight, tp)
+    return {"dx": dx.clone(), "dw": dw.clone()}  # waits for one that waits by itself
 
 
 def _gradients(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    return [{"dx": p["dx"], "dw": p["dw"]} for p in column([{**r, "bias": None} for r in ranks])]
+    x = torch.cat([r["x"] for r in ranks])
+    parts = [local_linear({**r, "x": x, "bias": None}) for r in ranks]
+    total = torch.stack([p["dx"] for p in parts]).sum(0)
+    return [{"dx": dx, "dw": p["dw"]} for p, dx in zip(parts, total.chunk(len(ranks)), strict=True)]
 
 
-def _backward_inputs(watch: bool = False, t: int = 2) -> Callable[[Draw], Inputs]:
+def _inputs(t: int) -> Callable[[Draw], Inputs]:
     def inputs(draw: Draw) -> Inputs:
         s, b, i, o = draw.shape(4, 2, 9)
-        x = draw.tensor(s, b, i)
-        own = [(draw.tensor(s, b, o), draw.tensor(o, i)) for _ in range(t)]
-        return [{"dy": dy, "x": x.clone(), "weight": weight, "watch": watch} for dy, weight in own]
+        return [{"dy": draw.tensor(t * s, b, o), "x": draw.tensor(s, b, i), "weight": draw.tensor(o, i)}
+                for _ in range(t)]  # fmt: skip
 
     return inputs
 
 
-def _backward_by_hand() -> Inputs:
-    return [{**{name: r[name] for name in ("dy", "x", "weight")}, "watch": False} for r in by_hand("column_linear")]
+def _by_hand() -> Inputs:
+    """The product of the lab's picture; each rank has one of the two tokens."""
+    a, ones = torch.tensor([[5.0, 7.0], [6.0, 8.0]]), torch.ones(2, 1, 1)  # as PyTorch stores it: [out, in]
+    tokens = ([1.0, 2.0], [3.0, 4.0])
+    return [{"dy": ones.clone(), "x": torch.tensor([[x]]), "weight": a[r : r + 1].clone()}
+            for r, x in enumerate(tokens)]  # fmt: skip
 
 
-def _travels_while_computing(answer: Answer) -> str | None:
-    for rank, (value, one) in enumerate(zip(answer.value, answer.evidence, strict=True)):
-        moments = dict(one.marks)
-        products = [moments[f"product {number}"] for number in value["products of dw"]]
-        sums = [call for call in one.calls if call.name == "all_reduce"]
-        if not sums:
-            return f"rank {rank} starts no all-reduce"
-        if not products:
-            return f"rank {rank}: the check cannot see where dW is computed from dy and x; use torch's operations"
-        if sums[0].waited is None:
-            return f"rank {rank} never waits for the all-reduce"
-        if min(products) < sums[0].started:
-            return f"rank {rank} computes dW before the all-reduce of dx has started"
-        if max(products) > sums[0].waited:
-            return f"rank {rank} waits for the all-reduce before it computes dW"
-    return None
+def _a_product(ranks: Inputs) -> float:
+    """Multiply-adds of dx, and as many of dW."""
+    return float(ranks[0]["dy"].numel() * ranks[0]["x"].shape[-1])
 
 
 OVERLAP = Exercise(
     "column_backward",
     drive=_drive_overlap,
     axis="tp",
+    reference=_gradients,
     cases=[
-        Case("the 2 x 2 product of the lab, dy = 1: dx alone travels, once", _backward_by_hand(),
-             fixed=[in_whole_numbers(_backward_inputs())], reference=_gradients,
-             accept=[sends("all_reduce", times=1, at_most=("dx", lambda i: i[0]["x"].nbytes))]),
-        Case("other sizes, 3 ranks: dx and dW", _backward_inputs(t=3), points=2, hidden=True, reference=_gradients),
-        Case("dx travels while dW is computed", _backward_inputs(watch=True), points=3, hidden=True,
-             accept=[_travels_while_computing]),
+        Case("the 2 x 2 product of the lab, a token on each rank, dy = 1: one gather, one reduce-scatter", _by_hand(),
+             fixed=[in_whole_numbers(_inputs(2))],
+             accept=[sends("all_gather", "reduce_scatter", times=2)]),
+        Case("other sizes, 3 ranks: dx and dW", _inputs(3), points=2, hidden=True),
+        Case("while x travels one product is made, while dx travels the other", _inputs(2), points=3, hidden=True,
+             fixed=[_inputs(3)],
+             accept=[every_wait_follows, overlaps("all_gather", _a_product, "x"),
+                     overlaps("reduce_scatter", _a_product, "dx")]),
     ],
-    idea="Which of the two products do the other ranks wait for, and what can this rank do until the sum arrives?",
-    hint="Four steps in this order: dx = dy @ weight; handle = dist.all_reduce(dx, group=tp.group, async_op=True); "
-    "dW from dy and x; handle.wait().",
+    idea="Which product can this rank make before any message has arrived? And which message can start only after it?",
+    hint="Start the all-gather of x; dy @ weight, this rank's share of dx for all tokens; wait for x; start the "
+    "reduce-scatter of the share; dW from dy and the gathered x; wait for dx.",
 )  # fmt: skip

@@ -32,9 +32,9 @@ WRONG = [
     Edit("        for rows",
          f"        for rows in {_HALVES}:\n            attend(q[:, rows], {_PIECE})\n{_WAIT}        for rows",
          ("block = shift.wait()", "block = new"), told="multiply-adds"),
-    Edit(_HALVES, "(slice(None),)", (", half)\n", ", 2 * half)\n"), told="cut q in halves and the keys in blocks"),
-    Edit(_HALVES, "(slice(None),)", told="each half of q by itself"),
-    Edit(", half)\n", ", 2 * half)\n", told="blocks of n/2 keys"),
+    Edit(_HALVES, "(slice(None),)", (", half)\n", ", 2 * half)\n"), told="a block of n keys goes whole"),
+    Edit(_HALVES, "(slice(None),)", told="only some of the queries of a call see"),
+    Edit(", half)\n", ", 2 * half)\n", told="nothing is skipped where one half is seen"),
     Edit("if step < cp.size - 1 else None", "if True else None", told="C hops"),
     # gathers keys and values
     Edit("    block = torch.stack((k, v))\n",

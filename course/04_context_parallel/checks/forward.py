@@ -91,9 +91,9 @@ def _computes_meanwhile(answer: Answer) -> str | None:
 
 
 _CUTS = {
-    (True, True): "cut q in halves and the keys in blocks of n/2",
-    (True, False): "attend with each half of q by itself",
-    (False, True): "give `attend` blocks of n/2 keys",
+    (True, True): "keys that only some queries of a call see are computed for all, and a block of n keys goes whole",
+    (True, False): "keys that only some of the queries of a call see are computed for all of them",
+    (False, True): "of a block of n keys nothing is skipped where one half is seen",
     (False, False): "skip what the mask hides",
 }  # (the first ranks do too much, the last ones do)
 
@@ -115,7 +115,7 @@ def _hidden_skipped(answer: Answer) -> str | None:
         return None
     rank, much = next(iter(too_much.items()))
     cut = _CUTS[0 in too_much, size - 1 in too_much]
-    return f"rank {rank} does {much} multiply-adds; {enough} are enough without the hidden halves: {cut}"
+    return f"rank {rank} does {much} multiply-adds; {enough} are enough without what is hidden: {cut}"
 
 
 def _half_a_block_each(inputs: Inputs) -> float:
@@ -139,12 +139,12 @@ RING = Exercise(
             sends("send", "recv", at_most=("(C-1) blocks", lambda i: (len(i) - 1) * kv_bytes(i)))]),
         Case("the next block travels while this one is used", _four, hidden=True, points=2, accept=[
             sends("send", "recv"), _computes_meanwhile]),
-        Case("hidden halves are not computed", _counted, hidden=True, accept=[_hidden_skipped]),
+        Case("quarters that are hidden whole are not computed", _counted, hidden=True, accept=[_hidden_skipped]),
         Case("these ranks are a part of the world", partial(ring_inputs, cp=3), hidden=True),  # of a smaller group
     ],
     idea="Send a block on before you compute with it; what has arrived meanwhile is the block of the next step.",
     hint="At step i the block of rank (r - i) mod C is here. Start its journey to the next rank first, attend with "
-    "each half of q, merge, then wait. Start with out 0 and lse -inf.",
+    "each half of q by itself, the keys in blocks of n/2; merge; then wait. Start with out 0 and lse -inf.",
 )  # fmt: skip
 
 # --------------------------------------------------------------------------------------------------- all-to-all

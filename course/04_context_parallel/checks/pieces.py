@@ -157,7 +157,8 @@ PIECE = Exercise(
         Case("some of the keys: their terms of the sums", _some_keys, points=2, hidden=True, draws=2,
              fixed=[_zigzag_piece, _all_keys, _high_scores()]),
     ],
-    idea="The final lse belongs to the whole row: with it P of this piece is known without any other piece.",
+    idea="The mean of dP, weighted with P, is the sum of P (dout · v) over all keys. Take dout out of the sum: what is "
+    "left?",
     hint="S = q k^T / sqrt(d), masked; P = exp(S - lse); dV = P^T dout; dP = dout v^T; "
     "dS = P (dP - rowsum(dout out)) / sqrt(d); dQ = dS k; dK = dS^T q.",
 )  # fmt: skip

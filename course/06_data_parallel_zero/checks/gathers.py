@@ -11,7 +11,7 @@ The learner's function drives units whose forward and backward the check provide
 | not all of them at once                 | of later units only the next one's have started                    |
 | weights are freed                       | when a unit runs, at most its own and the next one's are alive     |
 | gradients leave as they come            | a reduce-scatter starts before the next backward, ends after it    |
-| and do not pile up                      | when a unit goes back, at most one is still on its way             |
+| and do not pile up                      | when a unit runs backward, at most one is still on its way             |
 | no whole model, of weights or gradients | bytes alive at once                                                |
 """
 
@@ -175,14 +175,14 @@ def _gradients_leave(answer: Answer) -> str | None:
         for done, moment in enumerate(back[1:], 1):
             if sum(call.started < moment for call in scatters) < done:
                 return (f"rank {rank}: the gradient of unit {units - done} has not left when unit {units - 1 - done} "
-                        "goes back")  # fmt: skip
+                        "runs backward")  # fmt: skip
             if sum(call.started < moment and (call.waited is None or call.waited > moment) for call in scatters) > 1:
                 return (f"rank {rank}: the gradients of two units are still on their way when unit {units - 1 - done} "
-                        "goes back; wait for the one before when the next one leaves")  # fmt: skip
+                        "runs backward; wait for the one before when the next one leaves")  # fmt: skip
             call = scatters[done - 1]
             if call.waited is not None and call.waited < moment:
                 return (f"rank {rank}: it waits for the reduce-scatter of unit {units - done} before unit "
-                        f"{units - 1 - done} goes back: nothing is hidden")  # fmt: skip
+                        f"{units - 1 - done} runs backward: nothing is hidden")  # fmt: skip
     return None
 
 

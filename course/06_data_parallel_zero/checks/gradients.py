@@ -291,7 +291,8 @@ REDUCE = Exercise(
     ],
     errors={"never waits": "A message that nobody has waited for may not have arrived: its numbers mean nothing yet.",
             "out of step": "Every rank must send the same buckets in the same order, full or not."},
-    idea="Who knows that a bucket is full, who waits for it, and what is still alive when the next one is full?",
+    idea="When a bucket is full, send it; then wait for the one before, which has had a whole bucket's time; drop it. "
+    "Until a bucket is full, where do its gradients lie?",
     hint="In the hook: open the bucket (zeros) with its first gradient, copy the gradient to its place, p.grad = None. "
     "When none is missing: shard = new_empty(size // D), reduce_scatter_tensor(shard, bucket, async_op=True); if "
     "another one travels, wait for that one and drop its bucket. finish() sends what has not left, waits for all, and "

@@ -84,7 +84,8 @@ SENT = Exercise(
         Case("several microbatches; weights that are kept", _step, points=2, hidden=True, fixed=[
             {**one, "stage": stage} for one in (_TWO, _KEPT) for stage in range(4)]),
     ],
-    idea="List the collectives of one step: which tensor, how often. Each sends the part that a rank does not keep.",
+    idea="List the collectives of one step: which tensor, and how often. In stages 0 and 1 whole gradients wait on "
+    "the rank. Each collective sends the part that a rank does not keep.",
     hint="f = (D-1)/D. Stage 0: 2 f G. Stage 1: f G + f W. Stage 2: m f G + f W. Stage 3: m (f G + 2 f W), "
     "with kept weights m (f G + f W).",
 )  # fmt: skip

@@ -4,12 +4,14 @@ The problem in a sentence: "what if it dies there?" has an answer for each place
 
 `operations(at)` counts changes of the disk and ends the process at number `at`; if that number is too high it gives
 their number. A run with each number tries them all. Buffers of the operating system survive the death of a process;
-power cuts are tried on a simulated disk (`course.lab08.disk`).
+power cuts are tried on a simulated disk (`course.lab08.disk`). `RealDisk` and `RealStore` let a program that was
+written for the simulated disk and store run on real ones.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import io
 import os
 import threading
@@ -115,3 +117,25 @@ class RealDisk:
 
     def read(self, path: str) -> bytes:
         return (self.root / path).read_bytes()
+
+
+class RealStore:
+    """The interface of `course.lab08.together.RankStore`, on a store of torch."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+
+    def set(self, key: str, text: str) -> None:
+        self.store.set(key, text)
+
+    def get(self, key: str) -> str:
+        return str(self.store.get(key).decode())
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self.store.check(keys))
+
+    def wait(self, keys: list[str], seconds: float) -> None:
+        try:
+            self.store.wait(keys, datetime.timedelta(seconds=seconds))
+        except RuntimeError as error:  # torch's DistStoreError
+            raise TimeoutError(f"after {seconds:g} s still not there: one of {', '.join(keys)}") from error

@@ -14,6 +14,7 @@ WRONG = [
     Edit(_PASSES, "passes = p - rank", (_CHUNKS, _CHUNKS[len("min(v * m, ") : -1]), mistake="No more microbatches can be under way than there are."),
     Edit(_PASSES, "passes = min(m, p)", (_CHUNKS, _CHUNKS.replace("rank", "0")), mistake="Later ranks have fewer under way: the backward pass reaches them earlier."),
     Edit(_PASSES, "passes = min(m, rank + 1)", (_CHUNKS, "min(v * m, 2 * rank + (v - 1) * p + 1)"), mistake="The first rank has most under way, not the last."),
+    Edit(_PASSES, "passes = min(m, p - rank - 1)", (_CHUNKS, _CHUNKS.replace(" + 1)", ")")), mistake="After its warm-up a rank runs one more forward pass before the first backward pass."),
     Edit(_PASSES, f"passes = {_CHUNKS}", mistake="The formula of interleaved 1F1B holds for v > 1 alone."),
     Edit("(8 * h + 8)", "8 * h"),
     Edit("passes * (layers // v) * layer", "passes * layers * layer"),

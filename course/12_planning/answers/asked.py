@@ -15,6 +15,9 @@ WRONG = [
     Edit(_SMALLEST, "16 * parameters // 80_000_000_000", mistake="smallest: rounded down, it does not fit."),
     Edit("9 * h // 2", "9 * h", mistake="tokens: four all-reduces send eight payloads; ten are sent with sequence parallelism."),
     Edit("9 * h // 2", "3 * h", mistake="tokens: ZeRO-3 gathers weights twice and scatters gradients once: three times 12 h^2."),
+    Edit("6 * s * words // tp", "6 * s * words", mistake="logits: the output layer is cut by words, so each rank of tp has its part of the logits."),
+    Edit("6 * s * words // tp", "4 * s * words // tp", mistake="logits: they are there twice, in bf16 and in fp32: 2 + 4 bytes."),
+    Edit("6 * s * words // tp", "2 * s * words // tp", mistake="logits: they are there twice, in bf16 and in fp32: 2 + 4 bytes."),
     Edit(_LEAST, "100 * (p - 1) // (v * percent) + 1"),
     Edit(_LEAST, f"-(-{_LEAST} // p) * p"),
     Edit(_LEAST, "-(-100 * p // (v * percent))"),
@@ -32,9 +35,11 @@ RIGHT = [
 ]
 
 EQUIVALENT = [
-    Same("line 6: `//` for `/` (2)", "less than a second in days"),
-    Same("line 10: `/` for `//`", "every division here divides evenly"),
-    Same("line 10: rounded up for down", "every division here divides evenly"),
+    Same("line 7: `//` for `/` (2)", "less than a second in days"),
+    Same("line 11: `/` for `//`", "every division here divides evenly"),
+    Same("line 11: rounded up for down", "every division here divides evenly"),
+    Same("line 12: `/` for `//`", "every division here divides evenly"),
+    Same("line 12: rounded up for down", "every division here divides evenly"),
 ]
 
 
@@ -42,24 +47,25 @@ EQUIVALENT = [
 from fractions import Fraction
 
 
-def asked(parameters, tokens, gpus, tflops, p, v, percent, h):
+def asked(parameters, tokens, gpus, tflops, p, v, percent, h, s, words, tp):
     m = 1
     while Fraction(p - 1, v * m) > Fraction(percent, 100):
         m += 1
     flops = parameters * tokens * (2 + 4)
     return {"days": flops / gpus / tflops / 1e12 / 24 / 60 / 60, "microbatches": m, "checkpoint": (2 + 4 + 4 + 4) * parameters,
-            "smallest": parameters * 16 // 80_000_000_000 + (parameters * 16 % 80_000_000_000 > 0), "tokens": 36 * h * h // (8 * h)}
+            "smallest": parameters * 16 // 80_000_000_000 + (parameters * 16 % 80_000_000_000 > 0), "tokens": 36 * h * h // (8 * h),
+            "logits": 2 * s * words // tp + 4 * s * words // tp}
 
 
 # %% right: floats
-def asked(parameters, tokens, gpus, tflops, p, v, percent, h):
+def asked(parameters, tokens, gpus, tflops, p, v, percent, h, s, words, tp):
     import math
     return {
         "days": 6*parameters*tokens/(gpus*tflops*1e12)/86400,
         "microbatches": max(1, math.ceil((p-1)/v/(percent/100))),
         "checkpoint": 14*parameters,
         "smallest": math.ceil(16*parameters/80e9),
-        "tokens": 4.5*h,
+        "tokens": 4.5*h, "logits": s * words * 6 / tp,
     }
 
 
@@ -68,7 +74,7 @@ def asked(parameters, tokens, gpus, tflops, p, v, percent, h):
 import math
 
 
-def asked(parameters, tokens, gpus, tflops, p, v, percent, h):
+def asked(parameters, tokens, gpus, tflops, p, v, percent, h, s, words, tp):
     share = percent / 100 - 1e-9
     return {"days": 6 * parameters * tokens / gpus / tflops / 1e12 / 86400, "microbatches": math.ceil((p - 1) / (v * share)),
-            "checkpoint": 14 * parameters, "smallest": math.ceil(16 * parameters / 80e9), "tokens": 4.5 * h}
+            "checkpoint": 14 * parameters, "smallest": math.ceil(16 * parameters / 80e9), "tokens": 4.5 * h, "logits": 6 * s * words / tp}

@@ -1,6 +1,7 @@
 from labkit.answers import Edit, Same
 
 _BF16, _STAGES, _SAME = '"bf16": (2, 4, 4, 8)', "(3, 2, 1, 1)", 'same = layout["cp"] * layout["dp"]'
+_SPREAD = 'layout["tp"] * same // (layout["ep"] * layout["etp"])'
 _SHARED = "nbytes * (dense // same + experts // expert_dp)"
 
 WRONG = [
@@ -13,13 +14,14 @@ WRONG = [
     Edit(_SAME, 'same = layout["dp"]', ('layout["tp"] * same //', 'layout["tp"] * layout["cp"] * same //'), mistake="Ranks of cp hold the same parameters as well: they share the state of a dense parameter, too."),
     Edit("experts // expert_dp", "experts // same", mistake="An expert lies on fewer ranks, or on more, than a dense parameter: ep and etp cut it, tp and cp do not."),
     Edit('(layout["ep"] * layout["etp"])', 'layout["ep"]', mistake="etp cuts an expert: its ranks hold different parts."),
+    Edit(_SPREAD, 'max(1, same // (layout["ep"] * layout["etp"]))', mistake="The ranks of tp count, too: experts are spread over all tp cp dp ranks of a stage."),
+    Edit(_SPREAD, 'max(1, same // layout["ep"])'),
     Edit(_BF16, '"bf16": (2, 2, 4, 8)', mistake="Gradients are kept in fp32 here, 4 bytes each."),
     Edit(_BF16, '"bf16": (2, 4, 0, 8)', mistake="In bf16 the optimizer has an fp32 copy of the parameters, the main parameters."),
     Edit(_STAGES, "(3, 2, 2, 1)"),
     Edit('"fp32": (4, 4, 0, 8)', '"fp32": (4, 4, 4, 8)'),
     Edit("zero >= stage", "zero > stage"),
     Edit(_SAME, _SAME + ' * layout["pp"]'),
-    Edit('layout["tp"] * same // (layout["ep"] * layout["etp"])', 'same // layout["ep"] or 1'),
     Edit("dense // same + experts", 'dense // (same * layout["tp"]) + experts'),
     Edit("experts // expert_dp", 'experts // layout["ep"] // expert_dp'),
     Edit("nbytes * (dense + experts)", "nbytes * dense"),

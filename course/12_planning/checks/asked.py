@@ -12,19 +12,22 @@ DAY = 86_400
 
 
 def asked(
-    parameters: float, tokens: float, gpus: int, tflops: float, p: int, v: int, percent: int, h: int
-) -> dict[str, Any]:
+    parameters: float, tokens: float, gpus: int, tflops: float, p: int, v: int, percent: int, h: int, s: int,
+    words: int, tp: int,
+) -> dict[str, Any]:  # fmt: skip
     return {
         "days": 6 * parameters * tokens / (gpus * tflops * 1e12) / DAY,
         "microbatches": max(1, -(-(p - 1) * 100 // (v * percent))),
         "checkpoint": 14 * parameters,
         "smallest": -(-16 * parameters // (80 * 10**9)),
         "tokens": 9 * h // 2,
+        "logits": (2 + 4) * s * (words // tp),
     }
 
 
 _FIRST: dict[str, Any] = {
     "parameters": 10**9, "tokens": 864 * 10**8, "gpus": 10, "tflops": 300.0, "p": 7, "v": 2, "percent": 9, "h": 8,
+    "s": 10, "words": 384, "tp": 3,
 }  # fmt: skip
 
 
@@ -35,11 +38,13 @@ def _some(draw: Draw) -> dict[str, Any]:
             break
     return {"parameters": draw.integer(1, 900) * 10**9, "tokens": draw.integer(1, 30_000) * 10**9,
             "gpus": 8 * draw.integer(1, 2000), "tflops": float(draw.integer(150, 900)), "p": p,
-            "v": v, "percent": percent, "h": 128 * draw.integer(8, 160)}  # fmt: skip
+            "v": v, "percent": percent, "h": 128 * draw.integer(8, 160),
+            "s": 512 * draw.integer(1, 64),
+            "words": 1024 * draw.integer(30, 250), "tp": draw.choice([1, 2, 4, 8])}  # fmt: skip
 
 
 def _only(name: str) -> Callable[..., dict[str, Any]]:
-    """Return an answer in which one of the five numbers is compared."""
+    """Return an answer in which one of the six numbers is compared."""
     return lambda **inputs: {**dict.fromkeys(asked(**inputs), ANYTHING), name: asked(**inputs)[name]}
 
 
@@ -53,7 +58,8 @@ ASKED = Exercise(
     "asked",
     reference=asked,
     cases=[
-        Case("1e9 parameters, 86.4e9 tokens, 10 GPUs at 300 TFLOP/s, p 7, v 2, at most 9 %, h 8", _FIRST),
+        Case("1e9 parameters, 86.4e9 tokens, 10 GPUs at 300 TFLOP/s, p 7, v 2, at most 9 %, h 8, s 10, 384 words, tp 3",
+             _FIRST),
         _question("days"),
         _question("microbatches", {"p": 9, "v": 2, "percent": 7}, {"p": 2, "v": 3, "percent": 25}, {"p": 1},
                   {"p": 1, "v": 4},
@@ -62,8 +68,9 @@ ASKED = Exercise(
         _question("smallest", {"parameters": 9 * 10**9}, {"parameters": 7 * 10**11}, {"parameters": 10**10},
                   {"parameters": 80_000_000_001}),
         _question("tokens"),
+        _question("logits"),
     ],
     idea="Each is one line of arithmetic; write down what is equal to what before you divide.",
     hint="days = 6 P T / (n X) / 86400; (p - 1)/(v m) <= percent/100, so m = ceil(100 (p - 1) / (v percent)), 1 at "
-    "least; 14 P; ceil(16 P / 80e9); 8 tokens h = 3 * 12 h^2.",
+    "least; 14 P; ceil(16 P / 80e9); 8 tokens h = 3 * 12 h^2; (2 + 4) s words / tp.",
 )  # fmt: skip

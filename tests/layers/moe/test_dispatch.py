@@ -20,6 +20,7 @@ from minimegatron.layers.moe.router import LOOK, TINY, TOLERANCE, Routing, sinkh
 from minimegatron.layers.recompute import recompute, to_host
 from minimegatron.models.decoder import build_model
 from tests.axes import EP, ETP
+from tests.thorough import mostly_slow
 from tests.waits import waits
 
 E, H = 8, 6
@@ -95,7 +96,7 @@ def travel(rank: int, mesh: Mesh, dispatcher: str, load: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("world, layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("world, layout", mostly_slow(LAYOUTS, [0, 1, 2, 5]), ids=str)
 def test_there_and_back(ranks, world, layout):
     for load, (one, other) in itertools.chain(*(found.items() for found in ranks(world).run(travels, layout))):
         for found in (one, other):

@@ -269,7 +269,7 @@ def generated(rank: int, world: int, case: Case) -> list[list[int]]:
     return tokens
 
 
-@pytest.mark.parametrize("sharding", ["optim_grads_params", "fsdp2"])
+@pytest.mark.parametrize("sharding", mostly_slow(["optim_grads_params", "fsdp2"], [0]))
 def test_a_model_in_shards_generates_from_whole_weights(ranks: Any, sharding: str) -> None:
     case = Case({}, {"num_layers": 3}, sharding=sharding)
     model = serial_model(case)

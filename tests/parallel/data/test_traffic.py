@@ -18,7 +18,7 @@ from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.data.data_parallel import DataParallel
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 from tests.axes import EP, TP
-from tests.thorough import SLOW, mostly_thorough
+from tests.thorough import SLOW, mostly_slow, mostly_thorough
 from tests.twin import Case, accumulate, parallel_model
 
 INSTANCES = "num_distributed_optimizer_instances"
@@ -66,8 +66,8 @@ def travelled(rank: int, world: int, case: Case) -> tuple[dict[tuple[str, str], 
     return found, ddp.grad_buffers[0].layout.total, outside
 
 
-@pytest.mark.parametrize("instances", [1, 2, 4])
-@pytest.mark.parametrize("sharding", ["optim", "optim_grads", "optim_grads_params"])
+@pytest.mark.parametrize("instances", mostly_slow([1, 2, 4], [1]))
+@pytest.mark.parametrize("sharding", mostly_slow(["optim", "optim_grads", "optim_grads_params"], [0, 2]))
 def test_what_travels_inside_of_an_instance_and_between_them(ranks: Any, sharding: str, instances: int) -> None:
     """Inside whole buckets, between instances a shard: the same 2 (D-1)/D in all, most of it among neighbours."""
     m, world = 3, 4
@@ -100,6 +100,7 @@ def crossed(rank: int, world: int, case: Case) -> tuple[int, int]:
     return sum(seen), sum(shard.grad.numel() for shard in ddp.shards().values())
 
 
+@SLOW
 def test_fsdp2_crosses_once_a_step(ranks: Any) -> None:
     case = Case({INSTANCES: 2}, {"vocab_size": 64}, accumulation=3, sharding="fsdp2")
     assert all(counted == shards > 0 for counted, shards in ranks(4).run(crossed, case))

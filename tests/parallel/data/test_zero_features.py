@@ -70,7 +70,7 @@ ORDINARY = (
 def test_gradients_are_those_of_one_process(ranks: Any, name: str, overlap: bool) -> None:
     world, layout, model, more = FEATURES[name]
     alone = overlap or layout.get("pipeline_schedule") in SPLIT
-    options = {"accumulation": 3 if PP not in layout else 4, "double": True, "overlap": overlap, **more}
+    options = {"accumulation": 2 if PP not in layout else 4, "double": True, "overlap": overlap, **more}
     cases = [Case(layout, model, sharding=stage, **options) for stage in (STAGES[:4] if alone else STAGES)]
     for reports in ranks(world).run(compare_all, cases, timeout=300):
         for case, report in zip(cases, reports, strict=True):

@@ -86,10 +86,10 @@ MICROBATCHES = [(run, p, m) for run in (pipeline.run, overlapped.run)
 )
 def test_every_schedule_and_number_of_microbatches(ranks, run, p, m):
     cases = []
-    for schedule, _ in FAMILIES:
+    for schedule, chunks in FAMILIES:
         options = legal(schedule, p, m)
         assert options is not None, "every one of these sizes has a group"
-        cases.append(case_of(schedule, p, m, options, seed=m, model={"num_layers": 2 * p}))
+        cases.append(case_of(schedule, p, m, options, seed=m, model={"num_layers": chunks * p}))
     same_as_serial(ranks, p, cases, run)
 
 
