@@ -1000,7 +1000,7 @@ with styled():
 #
 # *Current* scaling: look at the tensor, let amax be its largest magnitude, and use top/amax. One outlier then decides
 # for all. *Block* scaling: a scale for every tile. An outlier spoils its own tile only. DeepSeek-V3 takes tiles of 1 x
-# 128 numbers of an activation and 128 x 128 of a weight, with float32 scales. Blackwell's tensor cores take **MX**
+# 128 numbers of an activation and 128 x 128 of a weight. Blackwell's tensor cores take **MX**
 # tiles (OCP Microscaling 1.0, 2023): 1 x 32 numbers, with a scale that is one byte, **E8M0**: eight bits of exponent,
 # no sign, no mantissa. The byte e means X = 2^(e - 127), and 255 means NaN. A tile's numbers are *divided* by X. To
 # divide by a power of two is exact.
@@ -1158,10 +1158,11 @@ check("delayed_scaling")
 # one copy of x and one of W. Which? `t.to(torch.float8_e4m3fn)` stores what `to_fp8` rounded in one byte, with no
 # further change.
 #
-# **Exercise.** `sx`, `sw` and `sdy` are states as above: use `.scale`, and call `.note` with each tensor before it is
-# scaled. Between forward and backward the scales may change: divide by those that a tensor was cast with, and cast dy
-# with the one that sdy has when dy comes. x, W and dy belong to the caller: leave them as they are. Besides one FP8
-# copy of each keep nothing large: the check looks at all that lives after the forward pass and did not live before.
+# **Exercise.** The three products, each by `product`. `sx`, `sw` and `sdy` are states as above: use `.scale`, and call
+# `.note` with each tensor before it is scaled. Between forward and backward the scales may change: divide by those that
+# a tensor was cast with, and cast dy with the one that sdy has when dy comes. x, W and dy belong to the caller: leave
+# them as they are. Besides one FP8 copy of each keep nothing large: the check looks at all that lives after the forward
+# pass and did not live before.
 
 # %%
 # %%exercise fp8_linear

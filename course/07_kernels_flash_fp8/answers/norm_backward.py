@@ -1,4 +1,4 @@
-from labkit.answers import Edit
+from labkit.answers import Edit, Same
 
 WRONG = [
     Edit("  float of_gamma[PER] = {};", "  float of_gamma[PER];", told="a variable that was given no value | no number"),
@@ -53,6 +53,15 @@ RIGHT = [
         ("grid=(cols + 255) // 256, block=256)", "grid=1, block=128)"),
     ),
 ]
+
+EQUIVALENT = [
+    Same("line 43: `<=` for `<`: `<`", "the number after the last is of a column that no row has"),
+    Same("columns_kernel(partial, dgamma, blocks, cols, grid=(cols + 255) // 255, block=256)", "a block too many does nothing"),
+    Same("columns_kernel(partial, dgamma, blocks, cols, grid=(cols + 256) // 256, block=256)", "a block too many does nothing"),
+    Same("columns_kernel(partial, dgamma, blocks, cols, grid=(cols + 255) // 256, block=257)", "threads too many do nothing"),
+    Same("columns_kernel(partial, dgamma, blocks, cols, grid=(-(-(cols + 255) // 256)), block=256)", "a block too many does nothing"),
+]
+
 
 
 # %% wrong: each block adds to dgamma in memory

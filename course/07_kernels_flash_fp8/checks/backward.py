@@ -146,13 +146,13 @@ NORM_BACKWARD = Exercise(
     accept=[_right],
     cases=[
         Case("3 rows of 2, on 2 blocks: dgamma is (4, 1)", _HAND),
-        Case("other sizes, the same bits in every order", _sizes((9, 20), (40, 300), (2, 5)), hidden=True, points=2,
-             fixed=[_sizes((7, 7), (257, 257), (3, 3)), _sizes((5, 5), (1024, 1024), (2, 2)),
+        Case("other sizes, the same bits in every order", _sizes((7, 11), (40, 260), (2, 5)), hidden=True, points=2,
+             fixed=[_sizes((7, 7), (257, 257), (3, 3)), _sizes((3, 3), (1024, 1024), (2, 2)),
                     _sizes((4, 4), (30, 30), (4, 4)), _sizes((6, 6), (9, 9), (1, 1))]),
         Case("more blocks than rows", _sizes((2, 3), (40, 60), (5, 6)), hidden=True),
-        Case("a row for each block goes through memory; x and dy are read once", _sizes((12, 16), (60, 280), (3, 4)),
+        Case("a row for each block goes through memory; x and dy are read once", _sizes((9, 12), (60, 260), (3, 4)),
              hidden=True, points=2, accept=[_few_parts]),
-        Case("neighbouring threads read neighbouring columns", _sizes((20, 24), (280, 300), (9, 12)), hidden=True,
+        Case("neighbouring threads read neighbouring columns", _sizes((13, 16), (270, 290), (9, 12)), hidden=True,
              accept=[_neighbours]),
     ],
     idea="A thread has the same columns in every row of its block. What is left when the block is done, and who adds "
