@@ -13,6 +13,7 @@ import torch
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.sequence import cut_batch
 from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
+from minimegatron.launch import procs
 from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.families import family_config
 from minimegatron.optim.build import build_optimizer
@@ -93,9 +94,11 @@ def hugging_face_model(work: Workload) -> Any:
     return LlamaForCausalLM(config)
 
 
-def hugging_face_step(work: Workload) -> Callable[[], None]:
+def hugging_face_step(work: Workload, compiled: bool = False) -> Callable[[], None]:
     """The same step with transformers' Llama and torch's optimizer, as one would write it."""
     model = hugging_face_model(work)
+    if compiled:
+        model.compile()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     data, n = tokens(work, work.micro_batch), work.batch // work.micro_batch
 
@@ -125,6 +128,7 @@ def on_rank(rank: int, world: int, work: Workload, layout: dict[str, Any] | None
     Two, because the first step finds memory for everything and the second often some more for the largest tensor, whose
     pages cost a tenth of a step.
     """
+    procs.keep_memory()
     if layout is None:
         step = our_step(dataclasses.replace(work, batch=work.batch // world), Mesh.serial())
     else:

@@ -1149,7 +1149,9 @@ report(best)
 # it is what any backward pass needs, the inputs of the units, 1 MiB each.
 #
 # In the picture a pale message is hidden behind computation; a dark one kept the rank waiting. The first gather has
-# nothing to hide behind. On a busy machine others are late as well.
+# nothing to hide behind. On a busy machine others are late as well. Prefetch need not make FSDP2 faster here. Between
+# CPUs the cores that multiply also move the bytes, so a message beside a product takes longer, and its end is waited
+# for. On a GPU other units move them.
 
 # %%
 # %%needs gather_on_use fsdp2

@@ -1,7 +1,7 @@
 """`Service`: an HTTP request becomes requests of the engine, and their tokens become an answer.
 
-    body --read, checked--> CompletionRequest | ChatRequest --tokenizer--> engine's Requests --submit--> Streams
-    Streams --pieces--> Choices --Format--> one JSON body, or server-sent events
+    body -> CompletionRequest | ChatRequest -> Requests of the engine -> Streams      (checked; tokenizer; submit)
+    Streams -> Choices -> one JSON body, or server-sent events                        (pieces of text; Format)
 
 The tokenizer and the compiler of grammars work in a thread of their own, the engine in another (`engine_thread`), so
 the event loop never waits for either. All requests of a body are submitted, or none. After a stream has begun an error

@@ -110,9 +110,8 @@ CHANGED = Exercise(
              points=2, accept=[_judged(_longer)]),
     ],
     errors={"NameError": "The exercise's cell knows none of the notebook's names: write down the numbers."},
-    idea="With half of the GPUs dp is half, so each rank has twice as many microbatches. Which parts of a step happen "
-    "once for each of them, and which once in a step? Which owners does your ZeRO share out among ranks of dp? For the "
-    "longer sequences: which size brings the tokens of a microbatch on a rank back to what they were?",
+    idea="Half of the GPUs, half of dp: twice the microbatches on a rank. What comes once for each, what once a step? "
+    "What does ZeRO share out over dp? At 16 k: which size restores a rank's tokens?",
     hint="seconds = 2 (all - once) + once, where bubble, gradients and weights come once: the bubble is p - 1 passes "
     "of a chunk. (With ZeRO-3, rings of half as many ranks also have half of the latencies: plan it.) left: main "
     "parameters and moments double, with ZeRO-2 gradients, too, with ZeRO-3 also parameters. reserve = 4 + left - 10. "
