@@ -19,8 +19,8 @@ others and against the length of the file.
 Files are not mapped into memory: a file that is replaced under a mapping ends the process with SIGBUS. The library
 `safetensors` reads the same files; tests use it to read ours.
 
-The hash is XXH3 with 128 bits: some ten times faster than SHA-256 where the processor has no instructions for it. It
-finds every damage that happens by accident. It stops nobody who changes a file on purpose, and SHA-256 did not either:
+The hash is XXH3 with 128 bits: 15 GB/s on a core where SHA-256, with the processor's instructions for it, has 1.8. It
+is for damage that happens by accident. It stops nobody who changes a file on purpose, and SHA-256 did not either:
 whoever can write a shard can write the manifest with its hash. Files of older manifests are hashed with SHA-256, as
 those say.
 

@@ -78,7 +78,6 @@ def _count(start: int, stop: int, *, dtype: torch.dtype | None = None, **_: Any)
 RULES: dict[str, Callable[..., Any]] = {
     "aten.mm.default": lambda a, b: _meta([a.shape[0], b.shape[1]], a.dtype),
     "aten.addmm.default": lambda c, a, b, **_: _meta([a.shape[0], b.shape[1]], a.dtype),
-    "aten.bmm.default": lambda a, b: _meta([*a.shape[:2], b.shape[2]], a.dtype),
     "aten.embedding.default": lambda table, ids, *_: _meta([*ids.shape, table.shape[1]], table.dtype),
     "aten.gather.default": lambda x, dim, index, **_: _meta(index.shape, x.dtype),
     "aten.cat.default": _joined,
