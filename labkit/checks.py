@@ -147,6 +147,14 @@ def every_wait_follows(answer: Answer) -> str | None:
     return None
 
 
+def untouched(answer: Answer) -> str | None:
+    """Judge: what is sent (not in place) still holds the same numbers at the wait for it."""
+    for rank, one in enumerate(answer.evidence):
+        if call := next((call for call in one.calls if call.overwritten), None):
+            return f"rank {rank} writes into what its {call.name} still sends: first wait for it, or use other memory"
+    return None
+
+
 def alone(answer: Answer) -> bool:
     """Whether the learner's function ran in one process, without ranks."""
     return not isinstance(answer.inputs, list)

@@ -10,7 +10,7 @@ and how many bytes they moved; the program itself uses `torch.distributed` as it
 `connect` makes every group of the backend "gloo" a `CountedGroup`, which hands each operation to a real one of gloo;
 errors are gloo's own. Gloo works on copies, and `wait` brings the results into the program's tensors. So a program
 that uses a result before it waits gets the old numbers every time, not by chance, and what it writes into a tensor
-after the start does not travel.
+after the start does not travel. On a GPU it might: a call that is not in place notes it (`overwritten`).
 
 Times are nanoseconds of the machine's monotonic clock, which all ranks share: they order what ranks do.
 """
@@ -26,6 +26,7 @@ import datetime
 import threading
 import time
 import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,7 @@ class Call:
         waited: when it was first waited for; None if it never was.
         sent, received: bytes.
         waited_at: as `at`, for the first wait.
+        overwritten: whether other numbers stood in what it sends when it was first waited for.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Call:
     sent: int = 0
     received: int = 0
     waited_at: int = 0
+    overwritten: bool = False
 
 
 class Log:
@@ -92,6 +95,8 @@ class Log:
         position: how many operations of torch this rank has done.
         spoiled: tensors that are overwritten with NaN when the first wait begins.
         late: numbers of the input that a check hands out one by one (`late`).
+        sends: gloo's handles of sends: gloo may give a send up whose handle is gone, and then the other rank hangs in
+            place of this one being told that it never waits.
     """
 
     def __init__(self) -> None:
@@ -101,7 +106,7 @@ class Log:
         """Begin a trial."""
         self.calls: list[Call] = []
         self.marks: list[tuple[str, int]] = []
-        self.position, self.late = position, late
+        self.position, self.late, self.sends = position, late, list[Any]()
         self.spoiled = [tensor for tensor in spoiled if tensor.is_floating_point()]
 
     def placed(self, members: Sequence[int]) -> list[Call]:
@@ -260,8 +265,11 @@ class CountedGroup(dist.ProcessGroup):
             if given is None:
                 given = (into,) if outputs is inputs else (into, of)
             work = getattr(self._gloo, method)(*given, *options, **more)
-        LOG.calls.append(call)
-        return CountedWork(work, call, outputs, into, self._ranks)
+            LOG.calls.append(call)
+            LOG.sends += [work] * (name == "send")
+            pairs = [] if outputs is inputs else zip(_tensors(inputs), _tensors(of), strict=True)
+            sends = [_Sent(*pair) for pair in pairs]
+        return CountedWork(work, call, outputs, into, self._ranks, sends)
 
 
 def _operation(method: str, name: str, in_place: bool) -> Callable[..., CountedWork]:
@@ -277,6 +285,23 @@ for _method, _name in (_IN_PLACE | _OUT_OF_PLACE).items():
     setattr(CountedGroup, _method, _operation(_method, _name, _method in _IN_PLACE))
 
 
+class _Sent:
+    """A tensor that is sent and its copy. The tensor's memory is not kept; of a view it is known by its base."""
+
+    def __init__(self, tensor: Tensor, copy: Tensor) -> None:
+        base = tensor if tensor._base is None else tensor._base
+        self._of, self._copy, self._version = weakref.ref(base), copy, _version(base)
+        self._place = tensor.size(), tensor.stride(), tensor.storage_offset()
+
+    def differs(self) -> bool:
+        """Whether the tensor, where it still exists, has been written and holds other numbers than its copy."""
+        base = self._of()
+        if base is None or _version(base) == self._version:
+            return False
+        now, then = base.detach().as_strided(*self._place), self._copy
+        return not bool(((now == then) | (now != now) & (then != then)).all())
+
+
 class CountedWork(Work):
     """A communication that has been started.
 
@@ -286,10 +311,14 @@ class CountedWork(Work):
         outputs: the program's tensors, which get the results when the program waits.
         into: the tensors that gloo writes into.
         ranks: of the group.
+        sends: what the program has sent.
     """
 
-    def __init__(self, work: Any, call: Call, outputs: Any, into: Any, ranks: tuple[int, ...]) -> None:
+    def __init__(
+        self, work: Any, call: Call, outputs: Any, into: Any, ranks: tuple[int, ...], sends: Sequence[_Sent]
+    ) -> None:
         super().__init__()
+        self._sends = sends
         self._work, self._call, self._outputs, self._into, self._ranks = work, call, outputs, into, ranks
         self._future: torch.futures.Future[Any] | None = None
         self._lock = threading.Lock()
@@ -306,6 +335,8 @@ class CountedWork(Work):
     def _note_wait(self) -> None:
         if self._call.waited is None:
             self._call.waited, self._call.waited_at = time.monotonic_ns(), LOG.position()
+            with _disable_current_modes():
+                self._call.overwritten, self._sends = any(one.differs() for one in self._sends), []
 
     def _collect(self) -> None:
         """Bring the results into the program's tensors; autograd does not see it, as with gloo."""
@@ -387,6 +418,11 @@ def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
     return [tensor for one in value for tensor in _tensors(one)]
+
+
+def _version(tensor: Tensor) -> int:
+    """How often it has been written; tensors of inference mode do not count it."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _nbytes(value: Any) -> int:

@@ -447,6 +447,19 @@ def test_what_is_written_after_the_start_does_not_travel(log: Callable[..., list
     assert [value for value, _, _ in log(sends_and_overwrites)] == [[9.0, 9.0], [1.0, 1.0]]
 
 
+def overwrites(rank: int, world: int) -> None:
+    both, into = torch.ones(4), torch.empty(1)
+    for half, numbers in ((slice(2), 1.0), (slice(2), 5.0), (slice(2, 4), 5.0)):
+        work = dist.reduce_scatter_tensor(into, both[:2], async_op=True)
+        both[half] = numbers
+        work.wait()
+
+
+def test_it_is_noted_where_other_numbers_stand_in_what_is_sent(log: Callable[..., list[Any]]) -> None:
+    """Not where the same are written, nor where another part of the same memory is."""
+    assert [[call.overwritten for call in calls] for _, calls, _ in log(overwrites)] == [[False, True, False]] * 2
+
+
 def futures(rank: int, world: int) -> list[Any]:
     work = dist.all_reduce(torch.ones(2), async_op=True)
     future = work.get_future()
