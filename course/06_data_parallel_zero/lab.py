@@ -590,8 +590,9 @@ check("gather_on_use")
 #   the model with its first weights, each block a unit, and all other parameters one more. At no moment does a rank
 #   have the whole model.
 # * `one_step`: a microbatch is a pair (x, y), and `model(x, y)` is the mean loss of its samples; all microbatches of
-#   all ranks have as many. The step follows the gradient of the mean over all these samples, clipped to `limit`.
-#   Gradients travel once a step. Return the norm before clipping, which is the same number on every rank.
+#   all ranks have as many. They run one after the other, for the activations of all would not fit. The step follows
+#   the gradient of the mean over all these samples, clipped to `limit`. Gradients travel once a step. Return the norm
+#   before clipping, which is the same number on every rank.
 
 # %%
 # %%exercise fsdp2
@@ -1326,6 +1327,39 @@ for ranks in (64, 1024, 16384):
 # some size a larger batch hardly saves steps (McCandlish et al. 2018). So you cannot pay for more ranks with more
 # tokens. (Where NCCL gathers by PAT in place of a ring, the number of steps grows with the logarithm of the ranks:
 # arXiv 2506.20252.)
+#
+# ### Fewer tokens
+#
+# You have 1,024 GPUs, and the batch gives each only half of the tokens that hide the messages. What share of its time
+# does a GPU compute?
+
+# %%
+guess("share", None, "Half of the tokens that hide the messages, on 1,024 GPUs: percent of the time that a GPU computes")
+
+# %%
+# %%needs tokens_to_hide
+import matplotlib.pyplot as plt
+
+
+def busy(tokens, ranks):
+    """Percent of the time of a layer, forward and backward, in which a GPU computes."""
+    forward = tokens_to_hide(LAYER, ranks, FLOPS, LINK, STEP, gradient=0)  # without sums the forward pass needs more
+    backward = tokens_to_hide(LAYER, ranks, FLOPS, LINK, STEP)
+    return 300 * tokens / (max(tokens, forward) + 2 * max(tokens, backward))
+
+
+fig, ax = plt.subplots(figsize=(7, 2.8), layout="constrained")
+tokens = [1000 * 2 ** (n / 8) for n in range(65)]
+for ranks, look in ((64, "-"), (1024, "--"), (16384, ":")):
+    ax.plot(tokens, [busy(t, ranks) for t in tokens], look, color="black", label=f"{ranks:,} GPUs")
+ax.set(xscale="log", xlabel="tokens a GPU", ylabel="percent of the time", ylim=(0, 105), title="A GPU computes")
+ax.legend()
+plt.show()
+guessed("share", round(busy(tokens_to_hide(LAYER, 1024, FLOPS, LINK, STEP) / 2, 1024)), "percent")
+
+# %% [markdown]
+# To the left of the bend a step lasts as long as its messages, however few tokens it has. Then twice as many GPUs do not
+# make the step of the same batch shorter: strong scaling has ended.
 #
 # ### HSDP
 #

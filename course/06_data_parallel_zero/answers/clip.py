@@ -9,6 +9,7 @@ WRONG = [
     Edit(f"shard *= {_FACTOR}", "pass", mistake="The shards are not scaled."),
     Edit("shard *= ", "shard = shard * ", mistake="The shards are not scaled."),
     Edit(_SUM, "", mistake="Each rank clips by the norm of its own shards. It is one gradient: all ranks need its one norm."),
+    Edit("shard.square().sum() for", "shard.norm() for", ("square.sqrt()", "square"), mistake="Norms do not add up; their squares do."),
     Edit(f"{_SUM}    norm = square.sqrt()\n", f"    norm = square.sqrt()\n{_SUM.replace('square', 'norm')}", mistake="Norms do not add up; their squares do."),
     Edit(_SUM, f"{_SUM}    square /= dist.get_world_size(group)\n", mistake="That is an average over ranks; the square of the whole norm is the sum of the squares."),
     Edit("(square, group", "(square, dist.ReduceOp.MAX, group", mistake="That is the largest norm of a rank; squares add up."),

@@ -32,17 +32,25 @@ WRONG = [
     Edit(", reduce_dtype=reduce_dtype", "", told="in which dtype are the sums made"),
     Edit("param_dtype=param_dtype, reduce_dtype=reduce_dtype", "param_dtype=reduce_dtype, reduce_dtype=param_dtype", told="in which dtype are the sums made"),
     Edit(_SYNC, "", told="sent with the last"),
-    Edit("i == len(microbatches) - 1", "i == 0", told="rank 0"),
+    Edit("i == len(microbatches) - 1", "i == 0", mistake="Gradients travel after the first microbatch, and those of the later ones stay on their rank."),
+    Edit(_SHARE, f"(model(x, y) / len(microbatches) * {_RANKS})", mistake="This is the sum over the ranks. The mean over all samples is the average, which FSDP2 makes."),
     Edit("(block, mesh=mesh,", "(block, mesh=mesh, reshard_after_forward=False,", told="the blocks twice"),
     Edit(_MEMORY, "", told="meta"),
-    Edit(f"{_MEMORY}{_START}", f"{_START}{_MEMORY}"),
-    Edit(_START, ""),
+    Edit(f"{_MEMORY}{_START}", f"{_START}{_MEMORY}", told="has written to the meta device"),
+    Edit(_START, "", (_META, _META + _START.replace("    ", "        ")), told="has written to the meta device"),
+    Edit(f"{_MEMORY}{_START}", "", (_META, _META + (_MEMORY + _START).replace("    ", "        ")), told="Only build() belongs"),
+    Edit(f"{_MEMORY}{_START}", "", (_META, _META + _MEMORY + _START), told="before it is cut"),
+    Edit(_MEMORY, "", (_META, _META + _MEMORY), told="before it is cut"),
+    Edit(_START, "", told="has not been called"),
+    Edit("model(x, y) /", "model.forward(x, y) /", told="only model(x, y) runs them"),
 ]
 
 RIGHT = [
     Edit("for block in model.blocks", "for block in reversed(model.blocks)", (_SHARE, "(model(x, y) * (1 / len(microbatches)))")),
     Edit(_SHARE, "model(x, y)", (f"    norm = {_CLIP}", f"    for p in model.parameters():\n        p.grad /= len(microbatches)\n    norm = {_CLIP}")),
     Edit("    optimizer.zero_grad()\n", "", (_STEP, f"{_STEP}    optimizer.zero_grad()\n"), (".full_tensor()", ".full_tensor().item()")),
+    # gradients that have not been sent stand in no p.grad
+    Edit("    optimizer.zero_grad()\n", "", (_SYNC, f"        optimizer.zero_grad()\n{_SYNC}")),
     Edit(_META, '    torch.set_default_device("meta")\n    model = build()\n    torch.set_default_device(None)\n'),
 ]
 

@@ -6,7 +6,10 @@ _ACROSS = "    dist.all_reduce(total, group=across)\n"
 
 WRONG = [
     Edit(_ACROSS, "", mistake="This is the sum of one machine. The other machines have samples, too."),
-    Edit("group=machine)", "group=across)", (_ACROSS, _ACROSS.replace("across", "machine")), told="rank 1"),
+    Edit("group=machine)", "group=across)", (_ACROSS, _ACROSS.replace("across", "machine")), ("get_world_size(machine)", "get_world_size(across)"), mistake="The groups have changed places: the ranks of a machine share a gradient out, and ranks across have the same shard."),
+    Edit("(0, -len(gradient) % ranks)", "(-len(gradient) % ranks, 0)", mistake="The zeros stand in front. The gradient begins with rank 0's shard; padding is behind it."),
+    Edit("return total", "return total / dist.get_world_size()", mistake="Sum, do not average: who divides comes later."),
+    Edit(_SCATTER, "        dist.all_reduce(padded, group=machine)\n        shard = padded.chunk(ranks)[dist.get_rank(machine)].clone()\n", told="a reduce-scatter for each microbatch is enough"),
     Edit(_ADD, "        total = shard\n", mistake="Only the last microbatch is there: their shards are added up."),
     Edit(_ACROSS, f"{_ACROSS}    total /= len(backwards)\n", mistake="Sum, do not average: who divides comes later."),
     Edit("padded = functional.pad(gradient, (0, -len(gradient) % ranks))", "padded = gradient[: len(gradient) // ranks * ranks]", mistake="The last elements are lost where the ranks of a machine do not divide the length: pad it."),
@@ -22,6 +25,13 @@ WRONG = [
 
 RIGHT = [
     Edit(_SCATTER, "        dist.reduce_scatter(shard, list(padded.chunk(ranks)), group=machine)\n"),
+    # across by the two halves of an all-reduce
+    Edit(
+        _ACROSS, "    many, numbers = dist.get_world_size(across), len(total)\n"
+        "    total = functional.pad(total, (0, -numbers % many))\n    part = total.new_empty(len(total) // many)\n"
+        "    dist.reduce_scatter_tensor(part, total, group=across)\n"
+        "    dist.all_gather_into_tensor(total, part, group=across)\n    total = total[:numbers].clone()\n",
+    ),
     Edit(_ADD, "        total = shard + (0 if total is None else total)\n"),
 ]
 

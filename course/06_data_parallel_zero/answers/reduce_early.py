@@ -24,6 +24,15 @@ WRONG = [
         (_SHARDS, "[self.shards[n] for n in sorted(self.shards)]"),
         mistake="A bucket none of whose parameters has a gradient is reduced as well: its shard is zeros.",
     ),
+    Edit(
+        "if n not in self.shards:", "if n in self.whole and n not in self.shards:",
+        (_SHARDS, "[self.shards.get(n) for n in range(len(self.buckets))]"),
+        mistake="A bucket none of whose parameters has a gradient is reduced as well: its shard is zeros.",
+    ),
+    Edit(
+        "partial(self.arrived, n, place - buckets[n][0])", "lambda p: self.arrived(n, place - buckets[n][0], p)",
+        mistake="A lambda looks up its names when it is called, after the loop: every gradient goes to the place of the last parameter.",
+    ),
     Edit(_SHARDS, "list(self.shards.values())", mistake="A bucket that was not full came last. The shards stand in the order of the buckets, whenever they left."),
     Edit(_SCATTER, f"dist.all_reduce(whole, {_WAY}\n        self.shards[n] = {_PARTS}[dist.get_rank(self.group)]", told="calls all_reduce"),
     Edit("async_op=True)\n", "async_op=True)\n        work.wait()\n", told="as soon as that has left"),
@@ -44,6 +53,14 @@ WRONG = [
         told="holds",
     ),
     Edit(_FULL, "if self.missing[n] == 0 and n + 1 < len(self.buckets):"),
+    # one buffer for all buckets, in which the next one fills while the last one travels
+    Edit(
+        "self.whole[n] = self.example.new_zeros(stop - start)",
+        "self.whole[n] = self.memory[: stop - start].zero_() if not self.whole or self.travelling else "
+        "self.example.new_zeros(stop - start)",
+        (_BEGIN, f"        self.memory = params[0].new_zeros(max(stop - start for start, stop in buckets))\n{_BEGIN}"),
+        told="writes into what its reduce_scatter still sends",
+    ),
     Edit("group=self.group, async_op", "async_op"),
     Edit("[at : at + p.numel()] = p.grad", "[: p.numel()] = p.grad"),
     Edit("self.example.new_zeros", "torch.zeros"),

@@ -11,6 +11,9 @@ WRONG = [
     Edit("(ranks - 1) * (latency + weight * part", "latency + (ranks - 1) * (weight * part", ("(ranks - 1) * (latency + gradient * part", "latency + (ranks - 1) * (gradient * part"), mistake="Each of the D-1 steps of the ring has its latency."),
     Edit("latency + ", "", mistake="The latency is missing: each step of the ring takes it."),
     Edit("(ranks - 1) * (latency", "ranks * (latency", mistake="A ring has D-1 steps: nobody sends itself its own part."),
+    Edit("4 * parameters)", "6 * parameters)", mistake="6 operations are those of both passes. The backward pass alone computes 4 a parameter and token."),
+    Edit("(2 * parameters)", "(2 * part)", ("(4 * parameters)", "(4 * part)"), mistake="A rank computes its tokens with all parameters of the layer, not with its part of them."),
+    Edit(f"return {_MAX}", f"return float(__import__('math').ceil({_MAX}))", mistake="You round. The number need not be whole."),
     Edit("part = parameters / ranks", "part = parameters", mistake="A step of the ring carries 1/D of the layer, not all of it."),
 ]
 

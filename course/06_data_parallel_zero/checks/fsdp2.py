@@ -5,6 +5,8 @@ Torch does the work, so most of what a learner leaves out changes no loss. It ch
 | left out or in another place        | how it is seen                                                     |
 |-------------------------------------|--------------------------------------------------------------------|
 | the meta device                     | the model's own `__init__` marks where its parameters are          |
+| memory before the model is cut      | the model marks when all its parameters have memory and are whole  |
+| first weights, or memory for them   | `init_weights` notes where it wrote; the drive refuses to go on    |
 | a unit for each block, one for the rest | names of the units; bytes of each gather                       |
 | `param_dtype`, `reduce_dtype`       | bytes of gathers, bytes of reduce-scatters                         |
 | `set_requires_gradient_sync`        | reduce-scatters of a step                                          |
@@ -50,8 +52,20 @@ def _drive(exercise: Any, width: int, blocks: int, batches: Any, limit: float, d
             self.norm = nn.Parameter(t.empty(width))
             mark(f"built on {self.norm.device.type}")  # type: ignore[name-defined]  # noqa: F821
 
+        def look(self) -> None:
+            if not any(isinstance(p, DTensor) or p.is_meta for p in self.parameters()):
+                mark("whole")  # type: ignore[name-defined]  # noqa: F821
+
+        def _apply(self, *args: Any, **kwargs: Any) -> Any:
+            """What `to_empty` and `to` call."""
+            moved = super()._apply(*args, **kwargs)
+            self.look()
+            return moved
+
         @t.no_grad()
         def init_weights(self) -> None:
+            self.look()
+            wrote.append(any(p.is_meta for p in self.parameters()))
             for n, p in enumerate(self.parameters()):
                 whole = numbers(p.shape, n)
                 if isinstance(p, DTensor):
@@ -67,8 +81,13 @@ def _drive(exercise: Any, width: int, blocks: int, batches: Any, limit: float, d
     def whole(p: Any) -> Any:
         return p.full_tensor().detach().clone() if isinstance(p, DTensor) else p.detach().clone()
 
+    wrote: list[bool] = []  # of each call of `init_weights`: to the meta device
     mesh = DeviceMesh.from_group(group, "cpu")
     model = exercise.sharded(Model, mesh, *(getattr(t, name) for name in dtypes))
+    if not wrote:
+        raise RuntimeError("init_weights() has not been called; the memory that to_empty() gives holds any numbers")
+    if wrote[-1]:
+        raise RuntimeError("init_weights() has written to the meta device, which keeps nothing; first comes to_empty()")
     units = [name or "root" for name, part in model.named_modules() if isinstance(part, FSDPModule)]
     mark(f"units {' '.join(sorted(units)) or 'none'}")  # type: ignore[name-defined]  # noqa: F821
     before = {name: whole(p) for name, p in model.named_parameters()}
@@ -118,6 +137,9 @@ def _units(answer: Answer) -> str | None:
         if "built on cpu" in marks:
             return ("the model is built on the CPU: for a moment each rank has all of it. On the meta device it has "
                     "shapes and no memory")  # fmt: skip
+        if "whole" in marks:
+            return ("the model gets its memory before it is cut: for a moment each rank has all of it. What is on the "
+                    "meta device can be cut as well")  # fmt: skip
         if (units := f"units {want}") not in marks:
             found = next((text for text in marks if text.startswith("units")), "units none")
             return f"the {found.replace(' ', ': ', 1)}; one for each block and one for the rest are {units[6:]}"
@@ -190,6 +212,9 @@ FSDP2 = Exercise(
         "other parameters.",
         "no attribute 'full_tensor": "There are no gradients at that moment, or they are of parameters that no "
         "call of fully_shard has taken.",
+        "Cannot copy out of meta": "init_weights() runs where nothing that is made has memory. Only build() belongs "
+        "into the block of the meta device.",
+        "mixed torch.Tensor and DTensor": "A unit's weights are gathered by hooks, and only model(x, y) runs them.",
     },
     rtol=0.04,
     atol=1e-5,

@@ -155,16 +155,17 @@ def _prefetched(answer: Answer) -> str | None:
         kept = 2 * units - len(gathers)  # 1 where the last unit's weights stay
         for at, moment in enumerate(moments):
             way = f"rank {rank}, {'forward' if at < units else 'backward'} of unit {min(at, 2 * units - 1 - at)}"
+            after = f"unit {min(at + 1, 2 * units - 2 - at)}, which runs next"
             mine = at if at < units else at - kept  # number of the gather of its weights
             started = sum(call.started < moment for call in gathers)
             turns = at in (units - 1, units)  # behind the last unit's forward comes its own backward
             if started < min(mine + 2, len(gathers)) and not (turns and at < units):
-                return f"{way}: the weights of the unit after it have not been asked for when it runs"
+                return f"{way}: the weights of {after}, have not been asked for"
             if started > mine + 2:
                 return f"{way}: {started - mine - 1} units' weights are on their way or here already; one is enough"
             ahead = gathers[mine + 1] if mine + 1 < len(gathers) and not (turns and at < units) else None
             if ahead is not None and ahead.waited is not None and ahead.waited < moment:
-                return f"{way}: it has waited already for the weights of the unit after it: nothing is hidden"
+                return f"{way}: it has waited already for the weights of {after}: nothing is hidden"
     return None
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from labkit.checks import keeps_alive, peak_at_most, sends
+from labkit.checks import keeps_alive, peak_at_most, sends, untouched
 from labkit.evidence import Evidence
 from labkit.exercises import Answer, Case, Draw, Exercise
 
@@ -53,7 +53,12 @@ def _drive(
             h = None
         shards = reducer.finish()
         left = sum(p.grad is not None for p in params)
-        found.append({"gradients left on parameters": left, "shards": [s.clone() if steps > 1 else s for s in shards]})
+        found.append(
+            {
+                "gradients left on parameters": left,
+                "shards": [s.clone() if steps > 1 and t.is_tensor(s) else s for s in shards],
+            }
+        )
     return found
 
 
@@ -283,7 +288,7 @@ REDUCE = Exercise(
         Case("a parameter without a gradient in this step", _idle, hidden=True, fixed=[_alone]),
         Case("full buckets leave while backward runs, and none is waited for before the next one is full", _net,
              hidden=True, fixed=[_exact], accept=[
-                 sends("reduce_scatter"), _each_once, _one_launch_a_bucket, _at_once, _has_a_buckets_time]),
+                 sends("reduce_scatter"), untouched, _each_once, _one_launch_a_bucket, _at_once, _has_a_buckets_time]),
         Case("no whole gradient lasts", _large, points=2, hidden=True, accept=[
             peak_at_most("room for the shards, two buckets and two gradients (gradients that wait on their parameters "
                          "count; a shard that is a view of its bucket keeps it alive)", _shards_and_two_buckets),

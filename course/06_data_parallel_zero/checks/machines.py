@@ -92,16 +92,21 @@ def _same_place(ranks: Inputs) -> list[list[int]]:
 
 
 def _each_once(answer: Answer) -> str | None:
-    """Inside a reduce-scatter for each microbatch, at once; across one sum of shards."""
+    """Inside a reduce-scatter for each microbatch, at once; across one sum of shards, in one call or as its two
+    halves."""
+    machines = _machines(answer.inputs)
     for rank, one in enumerate(answer.evidence):
-        given = answer.inputs[rank]["gradients"]
-        shard = -(-given[0].numel() // _inside(answer.inputs)) * given[0].itemsize
-        inner = [call for call in one.calls if call.name == "reduce_scatter"]
-        outer = [call for call in one.calls if call.name != "reduce_scatter"]
-        if sum(call.nbytes for call in outer) > shard:
-            much = sum(call.nbytes for call in outer)
-            return (f"rank {rank} puts {much} bytes into all-reduces, in {len(outer)} calls. What crosses between "
-                    f"machines is a shard, {shard} bytes, once a step; inside a reduce-scatter is enough")  # fmt: skip
+        given, machine = answer.inputs[rank]["gradients"], next(ranks for ranks in machines if rank in ranks)
+        numbers = -(-given[0].numel() // len(machine))
+        shard, padded = (each * given[0].itemsize for each in (numbers, -(-numbers // len(machines)) * len(machines)))
+        inner = [call for call in one.calls if sorted(call.group) == machine]
+        outer = [call for call in one.calls if sorted(call.group) != machine]
+        much = sum(call.nbytes * (1 if call.name == "all_reduce" else 0.5) for call in outer)
+        if much > padded:
+            return (f"rank {rank} sums {int(much)} bytes between machines, in {len(outer)} calls. What crosses between "
+                    f"machines is a shard, {shard} bytes, once a step")  # fmt: skip
+        if other := next((call.name for call in inner if call.name != "reduce_scatter"), None):
+            return f"rank {rank} calls {other} inside its machine; a reduce-scatter for each microbatch is enough"
         if len(inner) != len(given):
             return (f"rank {rank} calls reduce_scatter {len(inner)} times for {len(given)} microbatches: each leaves "
                     "at once, so that no whole gradient stays")  # fmt: skip
@@ -131,7 +136,7 @@ HYBRID = Exercise(
     reference=_summed,
     drive=_drive,
     group={"machine": _machines, "across": _same_place},
-    accept=[sends("reduce_scatter", "all_reduce"), _each_once],
+    accept=[sends("reduce_scatter", "all_reduce", "all_gather"), _each_once],
     cases=[
         Case("2 machines of 2 ranks; rank r has [1, 2] times 10^r, one microbatch", _FOUR),
         Case("several microbatches; lengths that need padding", _some, points=2, hidden=True, fixed=[_one_machine]),

@@ -200,7 +200,8 @@ CLIP = Exercise(
     cases=[
         Case("rank 0 has [3], [0], rank 1 has [0], [4]; at most 1", _THREE_FOUR),
         Case("rank 0 has [3, 4], [], rank 1 has [], []; at most 1", _ONE_HAS_NOTHING, errors={
-            "has returned": "A rank that has nothing takes part all the same: the others wait for its 0."}),
+            "has returned": "A rank that has nothing takes part all the same, with a 0: ranks send equally many "
+            "numbers."}),
         Case("other shards, more than two", _some_shards, hidden=True, fixed=[_an_empty_rank]),
         Case("a gradient that is short enough, or 0", _small, hidden=True, fixed=[_nothing]),
     ],
