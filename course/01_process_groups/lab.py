@@ -19,13 +19,13 @@
 #
 # **You need** Python, PyTorch tensors and autograd, and the chain rule. No GPU, and no earlier lab.
 #
-# **Time**: 3 to 4 hours.
+# **Time**: 3½ to 4½ hours.
 #
 # | part | sections | minutes |
 # |---|---|---|
 # | I | 1 the problem · 2 predict · 3 the grid | 45–60 |
 # | II | 3 the ring · f and g. *A good place to stop for the day comes after it.* | 50–65 |
-# | III | 3 the sampler · buckets · one order · 4 run · 5 see · 6 break it · 7 explain | 90–120 |
+# | III | 3 the sampler · buckets · one order · 4 run · 5 see · 6 break it · 7 explain | 105–140 |
 #
 # Run the cells from top to bottom. Where a cell says `your code here`, write yours; cells that need it wait until its
 # check has passed. After a kernel restart: run the first cell, then go on where you were; where a cell says that a name
@@ -550,26 +550,98 @@ display(who_reads(runs, num_samples=12, title="A crash between two steps"))
 #
 # The backward pass produces gradients from the last layer to the first. If you wait for all of them before you send any,
 # the network idles while the GPU computes, and the GPU idles while the network works. If you send each by itself, you
-# pay hundreds of latencies. So copy gradients into **buckets**, flat tensors of several gradients, and start *one*
-# all-reduce for a bucket as soon as it is full, while the backward pass goes on.
+# pay hundreds of latencies. So gradients travel in **buckets**, flat tensors of several gradients. A full bucket leaves,
+# and the backward pass goes on.
 #
-# An example: the parameters a, b, c, d, e of five layers, with `bucket_size = 6`. Their gradients become ready in the
-# order e, d, c, b, a.
+# How large is the best bucket? Take the ring of section 2, with α = 10 µs and β = 50 GB/s, and the fp32 gradients of the
+# 32 layers of Llama-3 8 B, 28 GB. The backward pass of 16,384 tokens takes 1.1 s.
+
+# %%
+guess("bucket_mb", None, "1,024 GPUs sum 28 GB of gradients: with buckets of how many MB is the last sum there first?")
+
+# %% [markdown]
+# Small numbers first. Five layers go back in the order e, d, c, b, a. An all-reduce takes 4 s, and 1 s for each element.
+# The network carries one at a time (NCCL does all of a group in their order).
 #
-# | ready | elements | in the open bucket | what happens |
-# |---|---|---|---|
-# | e | 3 | 3 | |
-# | d | 4 | 7 | full: the all-reduce of e and d starts |
-# | c | 2 | 2 | |
-# | b | 5 | 7 | full: the all-reduce of c and b starts |
-# | a | 1 | 1 | |
-# | `finish()` | | | starts the all-reduce of a, waits for all three, copies the sums back |
+# | gradient | ready after | elements |
+# |---|---|---|
+# | e | 5 s | 3 |
+# | d | 10 s | 4 |
+# | c | 15 s | 2 |
+# | b | 20 s | 5 |
+# | a | 25 s | 1 |
 #
-# **Exercise.** Write this class. `p.register_post_accumulate_grad_hook(f)` calls `f(p)` when `p.grad` is ready;
-# `dist.all_reduce(..., async_op=True)` returns a handle at once, and `handle.wait()` waits for the sum. A bucket is full
-# when it holds `bucket_size` elements or more. `finish()` sends what is left, waits for every bucket, and leaves the
-# *sum over the ranks of `group`* in every `.grad` (`group=None` means all ranks). Only `finish()` may wait. The class is
-# used for many steps. Do not divide the sum: the right divisor is the subject of section 6.
+# A bucket takes whole gradients as they become ready. It is full when it holds `bucket_size` elements or more. With
+# `bucket_size = 6` the first one has e and d. It leaves after 10 s, and its sum is there after 10 + 4 + 7 = 21 s. The
+# last sum of the step is there after 37 s. With `bucket_size = 1` it would be 40 s, and with 100, 44 s. Find out why
+# before you write any code.
+#
+# **Exercise.** After how many seconds is the last sum there? `ready` and `elements` stand in the order of the backward
+# pass; an all-reduce of n elements takes `latency + n / per_second`. Copies take no time here.
+
+# %%
+# %%exercise last_arrival
+def last_arrival(
+    ready: list[float], elements: list[int], bucket_size: int, latency: float, per_second: float
+) -> float:
+    """Seconds from the beginning of the backward pass."""
+    ### BEGIN SOLUTION
+    held, free = 0, 0.0  # elements in the open bucket; when the network is free
+    for number, (moment, n) in enumerate(zip(ready, elements), 1):
+        held += n
+        if held >= bucket_size or number == len(ready):
+            free = max(free, moment) + latency + held / per_second
+            held = 0
+    return free
+    ### END SOLUTION
+
+
+# %%
+check("last_arrival")
+
+# %% tags=["hide-output"]
+# %%needs last_arrival
+import itertools
+
+import matplotlib.pyplot as plt
+
+from minimegatron.viz.picture import INK
+
+H, FFN, KV, LAYERS = 4096, 14336, 1024, 32
+elements = [FFN * H, FFN * H, FFN * H, H, H * H, KV * H, KV * H, H * H, H] * LAYERS  # of a layer, the last matrix first
+ready = list(itertools.accumulate(4 * n * 16384 / 400e12 for n in elements))  # 16,384 tokens, 400 · 10¹² operations/s
+megabytes = [2**k for k in range(16)]
+
+
+def pass_ends(mb, ranks):
+    steps = 2 * (ranks - 1)
+    return last_arrival(ready, elements, int(1e6 * mb / 4), steps * 10e-6, 50e9 * ranks / steps / 4)
+
+
+fig, ax = plt.subplots(figsize=(7, 2.8))
+for ranks, width in ((8, 0.8), (64, 1.5), (1024, 2.5)):
+    waits = [pass_ends(mb, ranks) - ready[-1] for mb in megabytes]
+    ax.plot(megabytes, waits, color=INK, linewidth=width, label=f"{ranks:,} GPUs")
+    ax.plot(megabytes[waits.index(min(waits))], min(waits), "o", color=INK)
+ax.set(xscale="log", yscale="log", xlabel="MB of a bucket", ylabel="s", title="From the end of the pass to the last sum")
+ax.legend()
+plt.show()
+guessed("bucket_mb", min(megabytes, key=lambda mb: pass_ends(mb, 1024)), "MB")
+
+# %% [markdown]
+# To the left latencies add up, to the right less and less is hidden behind the backward pass. A dot is the best bucket. A
+# ring of more ranks has more steps, so it needs larger buckets. Megatron's default is 40 million elements, or
+# 1 million for each data-parallel rank where that is more: 4 GB of fp32 on 1,024. PyTorch's is 25 MiB.
+#
+# ### Buckets
+#
+# Now send them. `p.register_post_accumulate_grad_hook(f)` calls `f(p)` when `p.grad` is ready.
+# `dist.all_reduce(..., async_op=True)` returns a handle at once, and `handle.wait()` waits for the sum.
+#
+# **Exercise.** Write this class. Buckets are those of the example: one all-reduce for each, and a full one leaves before
+# the next gradient is computed. After `finish()` the *sum over the ranks of `group`* stands in every `.grad`
+# (`group=None` means all ranks). Only `finish()` may wait. The class is used for many steps. Do not divide the sum: the
+# right divisor is the subject of section 6.
 
 # %%
 # %%exercise overlap

@@ -63,12 +63,17 @@ TINY = [[1.0, 2.0, 3.0], [4.0]]
 ORDER = [numpy.random.RandomState(epoch).permutation(6).tolist() for epoch in (0, 1)]
 STREAM = [[[*ORDER[0], *ORDER[1]][4 * step + 2 * rank :][:2] for rank in range(2)] for step in range(3)]
 RING = [[[block.value for block in row] for row in held] for held in replay(start_of(3), sends_of(3))]
-BUCKETS = [3, 3 + 4, 2, 2 + 5, 1]  # elements in the open bucket after each gradient
+LAYER = 3 * 14336 * 4096 + 2 * 4096**2 + 2 * 1024 * 4096 + 2 * 4096  # elements of Llama-3 8 B's
+FIVE = {"ready": [5.0 * (i + 1) for i in range(5)], "elements": [3, 4, 2, 5, 1], "latency": 4.0, "per_second": 1.0}
 
 
 def ring(n: float, ranks: int) -> float:
     """Seconds of an all-reduce of n bytes: 10 µs a message, 50 GB/s."""
     return 2 * (ranks - 1) * (10e-6 + n / ranks / 50e9)
+
+
+def arrival(bucket_size: int) -> str:
+    return f"{CHECKS.last_arrival(bucket_size=bucket_size, **FIVE):.0f}"
 
 
 STATED = [
@@ -95,11 +100,15 @@ STATED = [
     f"The gradients are a: 1, b: 2 on rank 0 and a: 10, b: 20 on rank 1, so the sums are {1 + 10} and {2 + 20}.",
     f'who_reads( [("2 ranks", {STREAM})], num_samples=6',
     f"`consumed = 4` and rank 1 gives {STREAM[1][1]}, which are the first two of epoch 1",
-    f"| e | 3 | {BUCKETS[0]} | |",
-    f"| d | 4 | {BUCKETS[1]} | full",
-    f"| c | 2 | {BUCKETS[2]} | |",
-    f"| b | 5 | {BUCKETS[3]} | full",
-    f"| a | 1 | {BUCKETS[4]} | |",
+    *(
+        f"| {name} | {moment:.0f} s | {n} |"
+        for name, moment, n in zip("edcba", FIVE["ready"], FIVE["elements"], strict=True)
+    ),
+    f"It leaves after 10 s, and its sum is there after 10 + 4 + 7 = {10 + 4 + 3 + 4} s. The last sum of the step is "
+    f"there after {arrival(6)} s. With `bucket_size = 1` it would be {arrival(1)} s, and with 100, {arrival(100)} s.",
+    f"32 layers of Llama-3 8 B, {4 * 32 * LAYER / 1e9:.0f} GB. The backward pass of 16,384 tokens takes "
+    f"{4 * 32 * LAYER * 16384 / 400e12:.1f} s.",
+    f"{max(40, 1024) * 1e6 * 4 / 1e9:.0f} GB of fp32 on 1,024",
     f"its {(1 << 21) * 4 >> 20} MiB of gradients",
     f"The gradient norm is too large by {100 * (WRONG[1] / RIGHT[1] - 1):.0f} percent",
     f"Rank 0 counts {COUNTS[0]} tokens and rank 1 counts {COUNTS[1]}",

@@ -27,6 +27,8 @@ WRONG = [
          mistake="You divide by the number of ranks as well. The gradients are summed over ranks, not averaged."),
     Edit(_SUM, _SUM + " * dist.get_world_size(group)",
          mistake="Your share is too large by the number of ranks. The gradients are summed over ranks, not averaged."),
+    Edit("count.clamp", "(count / dist.get_world_size(group)).clamp",
+         mistake="Your share is too large by the number of ranks. The gradients are summed over ranks, not averaged."),
     Edit(_SUM, "losses.sum()", mistake="The losses where the mask is 0 are in your sum."),
     Edit("= mask.sum()", "= (mask + 1).sign().sum()",
          mistake="You count all tokens, and only those with a 1 in the mask count."),

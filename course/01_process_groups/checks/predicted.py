@@ -1,4 +1,5 @@
-"""Lab 01, what is computed before anything runs: the bytes of a ring, the groups, each rank's samples, four questions.
+"""Lab 01, what is computed before anything runs: the bytes of a ring, the groups, each rank's samples, when the last
+bucket arrives, four questions.
 
 All are pure functions of a few numbers. Groups come from one reshape, samples from a permutation that every rank draws
 for itself; so each rank computes the groups and samples of all ranks, and no message is needed.
@@ -6,6 +7,7 @@ for itself; so each rank computes the groups and samples of all ranks, and no me
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -163,6 +165,54 @@ SAMPLER = Exercise(
     "each of them?",
     hint="This rank's places begin at consumed + dp_rank * micro_batch. Place p belongs to epoch p // num_samples, and "
     "stands at p % num_samples in the permutation of that epoch.",
+)  # fmt: skip
+
+# ------------------------------------------------------------------------------------------- the last bucket's sum
+
+
+def last_arrival(ready: list[float], elements: list[int], bucket_size: int, latency: float, per_second: float) -> float:
+    """Buckets first, then the latest of all ways: from a bucket's leave on all that follow may travel without a gap."""
+    buckets, held = list[tuple[float, float]](), 0  # (when it leaves, how long it travels)
+    for moment, n in zip(ready, elements, strict=True):
+        held += n
+        if held >= bucket_size:
+            buckets.append((moment, latency + held / per_second))
+            held = 0
+    if held:
+        buckets.append((ready[-1], latency + held / per_second))
+    return max(leaves + sum(seconds for _, seconds in buckets[at:]) for at, (leaves, _) in enumerate(buckets))
+
+
+def _a_pass(draw: Draw) -> dict[str, Any]:
+    layers = draw.integer(6, 14)
+    return {
+        "ready": list(itertools.accumulate(0.5 * draw.integer(1, 9) for _ in range(layers))),
+        "elements": [draw.integer(1, 40) for _ in range(layers)], "bucket_size": draw.integer(10, 60),
+        "latency": 0.25 * draw.integer(1, 12), "per_second": float(draw.integer(4, 40)),
+    }  # fmt: skip
+
+
+_FIVE = {"ready": [5.0, 10.0, 15.0, 20.0, 25.0], "elements": [3, 4, 2, 5, 1], "latency": 4.0, "per_second": 1.0}
+_EXACT = {**_FIVE, "elements": [2, 4, 3, 3, 6], "bucket_size": 6}  # each full to the last element, none left over
+_FAST = {**_FIVE, "bucket_size": 6, "latency": 0.5, "per_second": 10.0}  # the network is free when a bucket leaves
+_ONE = {**_FIVE, "ready": [5.0], "elements": [3], "bucket_size": 6}
+_SLOW = {**_FIVE, "bucket_size": 6, "latency": 9.0, "per_second": 0.5}  # busy from the first bucket on
+_OVER = {**_FIVE, "elements": [9, 9, 1, 1, 9], "bucket_size": 4}  # what is above bucket_size is in no next bucket
+
+
+ARRIVAL = Exercise(
+    "last_arrival",
+    reference=last_arrival,
+    cases=[
+        Case("the example, with buckets of 6, of 1 and of 100 elements", {**_FIVE, "bucket_size": 6}, fixed=[
+            {**_FIVE, "bucket_size": 1}, {**_FIVE, "bucket_size": 100}]),
+        Case("a fast network, 0.5 s and 0.1 s an element; a single gradient", _FAST, fixed=[_ONE]),
+        Case("other gradients, other networks", _a_pass, points=2, hidden=True, fixed=[_EXACT, _SLOW, _OVER]),
+    ],
+    idea="Two clocks: that of the backward pass and that of the network. When can a full bucket begin to travel? And "
+    "the one that never becomes full?",
+    hint="free = 0, when the network is free. A bucket that leaves at a moment arrives at max(free, moment) + latency "
+    "+ its elements / per_second: the new free. What is left after the last gradient is a bucket, too.",
 )  # fmt: skip
 
 # ---------------------------------------------------------------------------------------------------- questions
