@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 
 from minimegatron.comm.mesh import check_grids_agree
 from minimegatron.config import DataConfig, TrainingConfig
@@ -69,8 +70,28 @@ def check_run(run: RunConfig, world_size: int, *, reads: bool) -> None:
         "--wandb-project needs the wandb package",
         "pip install wandb, or drop the flag",
     )
-    if reads:
+    if reads and run.task is None:
         _check_data(run.data)
+    elif reads:
+        _check_lines(run)
+
+
+def _check_lines(run: RunConfig) -> None:
+    """A task reads files of lines, or built-in examples."""
+    data, named = run.data, f"minimegatron {run.task_name}"
+    text = [name for name in ("data_args_path", "mock_data", "corpus") if getattr(data, name)]
+    require(not text, f"{named} with {', '.join(text)}: that is text, not conversations", "--data-path FILE.jsonl")
+    files = bool(data.data_path or data.train_data_path)
+    require(files or run.task.examples, f"{named}: no data is given", "--data-path FILE.jsonl, or --examples NAME")
+    require(not (files and run.task.examples), "files and --examples are given", "drop one of them")
+    parse_split(data.split)
+    for path in (*data.data_path, *data.train_data_path, *data.valid_data_path, *data.test_data_path):
+        require(os.path.isfile(path), f"no such file: {path}", "lines of JSON; shares of files are not read here")
+    require(
+        not (run.training.cuda_graph_impl != "none"),
+        f"{named} with cuda_graph_impl: rows have documents of other lengths in each step",
+        "drop it",
+    )
 
 
 def _check_data(data: DataConfig) -> None:

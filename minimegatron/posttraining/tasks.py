@@ -1,0 +1,9 @@
+"""The tasks by the names of their commands."""
+
+from __future__ import annotations
+
+from minimegatron.posttraining.dpo import DPO
+from minimegatron.posttraining.sft import SFT
+from minimegatron.training.task import Task
+
+TASKS: dict[str, type[Task]] = {"sft": SFT, "dpo": DPO}
