@@ -23,6 +23,7 @@ COMMANDS = {
     ),
     "sft": ("minimegatron.commands.sft", "fine-tune on conversations: the assistant's tokens count"),
     "dpo": ("minimegatron.commands.dpo", "learn from pairs of a chosen and a rejected answer"),
+    "grpo": ("minimegatron.commands.grpo", "learn from rewards: answers are drawn, judged and compared in groups"),
     "torchrun": ("labkit.ranks.agent", "torchrun, without its report of 40 lines when a rank has failed"),
     "checkpoint": ("minimegatron.commands.checkpoint", "inspect, verify or compare what a training has saved"),
     "memory": ("minimegatron.commands.memory", "the memory of every rank by name, before anything runs"),

@@ -12,8 +12,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from minimegatron.config.fields import RUN, Config, elsewhere, opt
+from minimegatron.config.fields import RUN, Config, elsewhere, free, opt
 
+LOSS_TYPES = ("grpo", "bnpo", "dapo", "dr_grpo")
+LAYOUT = free("how the same answers are drawn")
 TEMPLATE = elsewhere("training data: the ids and masks that the template makes of the conversations")
 
 
@@ -52,4 +54,41 @@ class DPOConfig(ConversationConfig):
     )
 
 
-TASKS: dict[str, Any] = {"sft": SFTConfig, "dpo": DPOConfig}
+@dataclasses.dataclass(frozen=True)
+class GRPOConfig(Config):
+    """Reinforcement learning from rewards: the answers of a group to one prompt are compared with each other."""
+
+    environment: str = opt(RUN, "sums", "what is asked and rewarded: sums, format, guess, or MODULE:FUNCTION")
+    chat_template: str | None = opt(TEMPLATE, None, "Jinja file in place of the tokenizer's chat template")
+    grpo_prompts_per_step: int = opt(RUN, 32, "prompts of a rollout", least=1)
+    grpo_group_size: int = opt(RUN, 8, "answers to each prompt", least=2)
+    grpo_iterations: int = opt(RUN, 1, "how often the answers of a rollout are learned from", least=1)
+    grpo_clamp_eps_lower: float = opt(RUN, 0.2, "the ratio is clipped below 1 by so much", above=0.0, below=1.0)
+    grpo_clamp_eps_upper: float = opt(RUN, 0.2, "and above 1 by so much; 0.28 is DAPO's clip-higher", above=0.0)
+    grpo_delta: float | None = opt(RUN, None, "where the advantage is negative the ratio is limited, too", above=1.0)
+    grpo_kl_beta: float = opt(RUN, 0.0, "weight of the divergence from the reference, the model as loaded", least=0.0)
+    grpo_kl_in: str = opt(RUN, "loss", "where it is subtracted", ("loss", "reward"))
+    grpo_entropy_term_weight: float = opt(RUN, 0.0, "weight of the entropy, which is raised", least=0.0)
+    grpo_default_temperature: float = opt(RUN, 1.0, "of the draws, and of all log-probabilities", above=0.0)
+    grpo_default_top_p: float = opt(RUN, 1.0, "of the draws", above=0.0)
+    grpo_loss_type: str = opt(RUN, "dapo", "what is divided by what (posttraining/policy)", LOSS_TYPES)
+    importance_sampling_level: str = opt(RUN, "token", "a ratio for each token, or GSPO's one", ("token", "sequence"))
+    scale_rewards: str = opt(RUN, "group", "what advantages are divided by", ("group", "batch", "none"))
+    max_completion_length: int = opt(RUN, 16, "most tokens of an answer", least=1)
+    rl_importance_sampling_mode: str | None = opt(
+        RUN,
+        None,
+        "correct for the engine's slightly other probabilities",
+        (None, "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
+    )
+    rl_importance_sampling_truncation_coef: float = opt(RUN, 2.0, "limit of that correction", above=0.0)
+    rl_inference_tensor_model_parallel_size: int = opt(LAYOUT, 1, "of the engine's layout on the same ranks", least=1)
+    rl_inference_pipeline_model_parallel_size: int = opt(LAYOUT, 1, "of the engine's layout", least=1)
+    rl_inference_expert_model_parallel_size: int = opt(LAYOUT, 1, "of the engine's layout", least=1)
+    rl_inference_dtype: str | None = opt(
+        RUN, None, "dtype of the engine's weights; default the trainer's", (None, "fp32", "bf16", "fp16")
+    )
+    rl_max_num_seqs: int = opt(LAYOUT, 64, "answers that an engine draws at once", least=1)
+
+
+TASKS: dict[str, Any] = {"sft": SFTConfig, "dpo": DPOConfig, "grpo": GRPOConfig}

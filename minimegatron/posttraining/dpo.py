@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from minimegatron.checkpoint.regions import Logical
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config.run import RunConfig
 from minimegatron.data.gpt_dataset import Batch
@@ -50,7 +51,7 @@ class DPO(SFT):
             rows.extra[REFERENCE] = torch.zeros(len(rows.items.ids)).numpy()
         return [Reference(state, self.sets)]
 
-    def tensors(self) -> dict[str, torch.Tensor]:
+    def tensors(self) -> dict[str, torch.Tensor | Logical]:
         return {f"{REFERENCE}.{name}": torch.from_numpy(rows.extra[REFERENCE]) for name, rows in self.sets.items()}
 
     def forward_step(self, data_iterator: Iterator[Batch], model: Any) -> tuple[torch.Tensor, LossFunc]:
@@ -108,5 +109,6 @@ class Reference(Observer):
             return
         micro = self.state.run.training.micro_batch_size
         for name, rows in self.sets.items():
-            scores = log_probs(self.state.model, rows.batch_of_rows, rows.epoch_rows, micro, f"reference, {name} rows")
+            run, what = self.state.run, f"reference, {name} rows"
+            scores = log_probs(self.state.model, run.model, rows.batch_of_rows, rows.epoch_rows, micro, what)
             rows.keep(REFERENCE, scores.numpy())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from minimegatron.posttraining.dpo import DPO
+from minimegatron.posttraining.grpo import GRPO
 from minimegatron.posttraining.sft import SFT
 from minimegatron.training.task import Task
 
-TASKS: dict[str, type[Task]] = {"sft": SFT, "dpo": DPO}
+TASKS: dict[str, type[Task]] = {"sft": SFT, "dpo": DPO, "grpo": GRPO}

@@ -72,8 +72,33 @@ def check_run(run: RunConfig, world_size: int, *, reads: bool) -> None:
     )
     if reads and run.task is None:
         _check_data(run.data)
-    elif reads:
+    elif reads and run.task_name in ("sft", "dpo"):
         _check_lines(run)
+    elif run.task_name == "grpo":
+        _check_rollouts(run, sizes)
+
+
+def _check_rollouts(run: RunConfig, sizes: NumMicrobatches) -> None:
+    """A rollout is a whole number of steps, and its answers fit."""
+    task, data = run.task, run.data
+    answers, batch = task.grpo_prompts_per_step * task.grpo_group_size, sizes.global_batch_size
+    require(
+        answers * task.grpo_iterations % batch == 0 and sizes.rampup is None,
+        f"a rollout of {task.grpo_prompts_per_step} * {task.grpo_group_size} = {answers} answers, learned from "
+        f"{task.grpo_iterations} times, in steps of {batch}",
+        f"a --global-batch-size that divides {answers * task.grpo_iterations}, without a ramp-up",
+    )
+    named = [
+        name
+        for name in ("data_path", "train_data_path", "data_args_path", "mock_data", "corpus")
+        if getattr(data, name)
+    ]
+    require(not named, f"minimegatron grpo with {', '.join(named)}: an environment asks", "--environment NAME")
+    require(
+        task.max_completion_length <= data.seq_length,
+        f"max_completion_length {task.max_completion_length} is above seq_length {data.seq_length}",
+        "a larger --seq-length, which holds the prompt as well",
+    )
 
 
 def _check_lines(run: RunConfig) -> None:

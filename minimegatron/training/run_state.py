@@ -83,7 +83,7 @@ class RunState:
         counters: the counters; one object for the life of the run.
         facts: facts for its checkpoints (`same_run.facts_of`); default the fields of its configuration.
         joint: samples of each set whose epochs are shuffled together.
-        of_task: tensors of the task, equal on all ranks (`training/task`).
+        of_task: tensors of the task (`training/task`), equal on all ranks, or this rank's part of logical ones.
     """
 
     run: RunConfig
@@ -95,7 +95,7 @@ class RunState:
     counters: TrainState = dataclasses.field(default_factory=TrainState)
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     joint: Joint = (None, None, None)
-    of_task: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    of_task: Mapping[str, torch.Tensor | Logical] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.facts = self.facts or fields_of(self.run)
@@ -112,7 +112,8 @@ class RunState:
         """
         tensors = model_tensors(self.model)
         if task:
-            tensors |= {f"task.{name}": _whole(tensor) for name, tensor in self.of_task.items()}
+            of_task = ((f"task.{name}", tensor) for name, tensor in self.of_task.items())
+            tensors |= {name: t if isinstance(t, Logical) else _whole(t) for name, t in of_task}
         if optim and self.optimizer is not None:
             state = self.optimizer.state_dict()["state"] if state is None else state
             tensors |= optimizer_tensors(self.optimizer, state, rounded=self.model.rounds_to is not None)

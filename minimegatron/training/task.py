@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from minimegatron.checkpoint.regions import Logical
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config.run import RunConfig
 from minimegatron.data.gpt_dataset import Batch
@@ -65,6 +66,9 @@ class Task:
         """
         return ()
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint contains of the task, equal on all ranks; a resumed run fills them in place."""
+    def tensors(self) -> dict[str, torch.Tensor | Logical]:
+        """What a checkpoint contains of the task; a resumed run fills it in place.
+
+        Tensors are equal on all ranks; of a logical tensor this rank has its part.
+        """
         return {}
