@@ -72,6 +72,7 @@ class TransformerConfig(experts.ExpertFields, variants.LatentFields, variants.De
     )
     untie_embeddings_and_output_weights: bool = opt(MODEL, False, "separate matrix for the output layer")
     scale_embeddings: bool = opt(MODEL, False, "multiply the embedding of a token by sqrt(h) (Gemma)")
+    value_head: bool = opt(RUN, False, "a head that gives a number for each token, beside the output layer")
     final_logit_softcapping: float | None = opt(MODEL, None, "c: a logit x becomes c tanh(x / c) (Gemma 2)", above=0.0)
 
     position_embedding_type: str = opt(

@@ -55,6 +55,13 @@ class DPOConfig(ConversationConfig):
 
 
 @dataclasses.dataclass(frozen=True)
+class RewardConfig(ConversationConfig):
+    """A reward model: a number for an answer, larger for the chosen one of a pair."""
+
+    center_rewards_coefficient: float = opt(RUN, 0.0, "weight of (r_w + r_l)^2, which keeps rewards near 0", least=0.0)
+
+
+@dataclasses.dataclass(frozen=True)
 class GRPOConfig(Config):
     """Reinforcement learning from rewards: the answers of a group to one prompt are compared with each other."""
 
@@ -91,4 +98,22 @@ class GRPOConfig(Config):
     rl_max_num_seqs: int = opt(LAYOUT, 64, "answers that an engine draws at once", least=1)
 
 
-TASKS: dict[str, Any] = {"sft": SFTConfig, "dpo": DPOConfig, "grpo": GRPOConfig}
+@dataclasses.dataclass(frozen=True)
+class PPOConfig(GRPOConfig):
+    """Reinforcement learning from rewards, with a value head that says what to expect."""
+
+    grpo_group_size: int = opt(RUN, 1, "answers to each prompt", least=1)
+    ppo_gamma: float = opt(RUN, 1.0, "discount of later rewards", above=0.0)
+    ppo_lambda: float = opt(RUN, 0.95, "discount of later surprises: 0 trusts the values, 1 the rewards", least=0.0)
+    ppo_value_loss_coef: float = opt(RUN, 0.1, "weight of the value head's loss", least=0.0)
+    ppo_cliprange_value: float = opt(RUN, 0.2, "how far a value may move from the old one", above=0.0)
+    ppo_whiten_advantages: bool = opt(RUN, True, "advantages of a rollout get mean 0 and variance 1")
+
+
+TASKS: dict[str, Any] = {
+    "sft": SFTConfig,
+    "dpo": DPOConfig,
+    "reward": RewardConfig,
+    "grpo": GRPOConfig,
+    "ppo": PPOConfig,
+}

@@ -45,6 +45,7 @@ from minimegatron.layers.logical import initialize
 from minimegatron.layers.loss import vocab_parallel_cross_entropy
 from minimegatron.layers.param import Init
 from minimegatron.layers.rope import RotaryEmbedding
+from minimegatron.layers.value_head import ValueHead
 from minimegatron.layers.wgrad import WeightGradStore
 from minimegatron.models.block import TransformerBlock
 from minimegatron.models.contract import Weights
@@ -107,6 +108,7 @@ class GPTModel(nn.Module):
         self.decoder = TransformerBlock(config, mesh, spec, numbers, post_process, rng)
         self.mtp: Any = None if predictions is None else build_module(predictions, config, mesh, spec, rng)
         switch_precision(self, self.decoder, config, mesh)
+        self.value_head = ValueHead(config, mesh) if config.value_head and post_process else None
         self.output_layer = None
         self.wgrad_store: WeightGradStore | None = None
         self._inputs: Tensors | None = None
@@ -177,6 +179,7 @@ class GPTModel(nn.Module):
         inference_context: InferenceContext | None = None,
         logits_at: torch.Tensor | None = None,
         inputs: Tensors | None = None,
+        outputs: str = "logits",
     ) -> Any:
         """Run this stage, in training, evaluation or generation.
 
@@ -190,10 +193,11 @@ class GPTModel(nn.Module):
             inference_context: in generation, the positions of the tokens and the states that layers keep.
             logits_at: [k], positions in a batch of one row; only the logits of these are computed, [k, 1, V'/t].
             inputs: the output of the previous stage (without `pre_process`); default that given to `set_input_tensor`.
+            outputs: without labels: `logits`; of a model with a value head `values`, or `both`.
 
         Returns:
-            Loss of every token [b, s] in fp32 when there are labels, else logits [s, b, V'/t]; before the last stage
-            the input of the next one: {"hidden": [s, b, h]}.
+            Loss of every token [b, s] in fp32 when there are labels, else logits [s, b, V'/t], values [b, s] in fp32,
+            or both; before the last stage the input of the next one: {"hidden": [s, b, h]}.
 
         Raises:
             DataError: a sequence longer than the learned positions; in generation the engine has checked each sequence.
@@ -222,7 +226,7 @@ class GPTModel(nn.Module):
         if logits_at is not None:
             hidden = self._rows(hidden, logits_at)
         if labels is None:
-            return self.logits(hidden)
+            return self._outputs(hidden, outputs)
         losses = self._losses(hidden, labels)
         if self.mtp is not None and self.training and torch.is_grad_enabled():
             losses = self.mtp(losses, hidden, labels, context, partial(self._embed_ahead, position_ids), self._losses)
@@ -280,6 +284,13 @@ class GPTModel(nn.Module):
         assert self.embedding is not None, "the stage that predicts several tokens embeds them"
         learned = self.embedding.position_embeddings is not None
         return self.embedding(ids, self.mtp.rolled(position_ids, k) if learned else position_ids)
+
+    def _outputs(self, hidden: torch.Tensor, outputs: str) -> Any:
+        if outputs == "logits":
+            return self.logits(hidden)
+        assert self.value_head is not None, "a model with a value head"
+        values = self.value_head(hidden)
+        return values if outputs == "values" else (self.logits(hidden), values)
 
     def _losses(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Losses [b, s] of the labels [b, s], from the last hidden state [s', b, h]."""

@@ -147,7 +147,7 @@ def items_of(
         return Items.of([form(encoder, line) for line in found], s)
     source = encoder._template.source if encoder._template is not None else ""
     description = {
-        "arrays": f"items of {form.__name__}",
+        "arrays": f"items of {form.__qualname__}",
         "files": [file_fact(path) for path in paths],
         "tokenizer": encoder.tokenizer.identity,
         "template": hashlib.sha256(source.encode()).hexdigest(),

@@ -9,7 +9,7 @@ The loss counts pairs. With a row of n sequences, 2i is chosen and 2i + 1 reject
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from minimegatron.checkpoint.regions import Logical
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config.run import RunConfig
 from minimegatron.data.gpt_dataset import Batch
-from minimegatron.posttraining.conversations import Encoder
+from minimegatron.posttraining.conversations import Encoder, Tokens
 from minimegatron.posttraining.preferences import preference_loss
 from minimegatron.posttraining.rows import RowDataset
 from minimegatron.posttraining.scoring import log_probs
@@ -36,7 +36,10 @@ REFERENCE = "reference_log_probs"
 class DPO(SFT):
     """Pairs of a chosen and a rejected answer to a prompt."""
 
-    form, prefers = staticmethod(Encoder.pair), True
+    prefers = True
+
+    def form(self, encoder: Encoder, line: Mapping[str, Any]) -> list[Tokens]:
+        return encoder.pair(line)
 
     def __init__(self, run: RunConfig) -> None:
         super().__init__(run)

@@ -7,6 +7,7 @@ log-probabilities of the old policy need no pass of their own.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -58,15 +59,27 @@ class GRPO(Task):
         )
         self.rollouts: Rollouts
         self.reference: DataParallel | None = None
+        self.rounded: DataParallel | None = None
+
+    def numbers(self) -> list[str]:
+        """Names of the numbers that the buffer has for each token."""
+        task = self.config
+        numbers = ["advantages", ENGINE, OLD]
+        numbers += [ROUNDED] * (task.rl_inference_dtype not in (None, self.run.model.params_dtype))
+        return numbers + [REFERENCE] * (task.grpo_kl_beta > 0)
+
+    @property
+    def scores_old(self) -> bool:
+        """Whether the old policy's log-probabilities need a pass of their own."""
+        task = self.config
+        in_reward = bool(task.grpo_kl_beta) and task.grpo_kl_in == "reward"
+        return self.rollouts.steps > 1 or ROUNDED in self.rollouts.numbers or in_reward
 
     def load_data(
         self, run: RunConfig, mesh: Mesh, num_samples: tuple[int, int, int], joint: Joint, quiet: bool
     ) -> RunData:
         """An empty buffer of rollouts, and the tokenizer."""
-        numbers = ["advantages", ENGINE, OLD]
-        numbers += [ROUNDED] * (run.task.rl_inference_dtype not in (None, run.model.params_dtype))
-        numbers += [REFERENCE] * (run.task.grpo_kl_beta > 0)
-
+        numbers = self.numbers()
         batch_size = batch_sizes(run.training, mesh.dp.size).global_batch_size
 
         def load(progress: bool) -> RunData:
@@ -82,6 +95,9 @@ class GRPO(Task):
         sampler = Sampler(state.run, state, data.tokenizer, encoder, self.environment)
         if self.config.grpo_kl_beta:
             self.reference = build_replica(state.run, state.mesh)
+        if ROUNDED in self.rollouts.numbers:
+            model = state.run.model.replace(params_dtype=self.config.rl_inference_dtype)
+            self.rounded = build_replica(dataclasses.replace(state.run, model=model), state.mesh)
         self.observer = RolloutObserver(self, state, sampler, say)
         return [self.observer]
 
@@ -108,7 +124,7 @@ class GRPO(Task):
         if task.grpo_default_temperature != 1.0:
             logits = logits / task.grpo_default_temperature
         log_probs = label_log_probs(logits, batch["labels"], mesh, self.model_config)
-        old = log_probs.detach() if self.rollouts.steps == 1 else batch[OLD]
+        old = log_probs.detach() if self.rollouts.steps == 1 else batch[OLD]  # the ratio is 1
         with torch.set_grad_enabled(task.grpo_entropy_term_weight > 0 and torch.is_grad_enabled()):
             entropy = vocab_parallel_entropy(logits, mesh.tp, vocab_size=self.model_config.vocab_size).t()
         gap = (old - batch[ENGINE]).masked_fill(mask == 0, 0.0)
@@ -138,6 +154,17 @@ class GRPO(Task):
         if mode is None:
             return None
         return importance_weights(gap, mode, self.config.rl_importance_sampling_truncation_coef, answers.total)
+
+    def advantages(self, state: RunState, episodes: Sequence[Episode]) -> None:
+        """Fill in the advantage of every drawn token, from the rewards of the rollout."""
+        task, rollouts = self.config, self.rollouts
+        drawn, rewards = rollouts.numbers["drawn"], rollouts.rewards
+        if task.grpo_kl_beta and task.grpo_kl_in == "reward":
+            moved = (rollouts.numbers[OLD] - rollouts.numbers[REFERENCE]) * drawn
+            rewards = rewards - task.grpo_kl_beta * moved.sum(1)
+        groups = rewards.view(task.grpo_prompts_per_step, task.grpo_group_size)
+        advantages = group_advantages(groups, task.scale_rewards).reshape(-1, 1)
+        rollouts.numbers["advantages"].copy_(advantages * drawn)
 
 
 class Answers:
@@ -188,6 +215,15 @@ class Answers:
         return counted_once(pair, self.mesh)
 
 
+@torch.no_grad()
+def copy_weights(source: DataParallel, target: DataParallel) -> None:
+    """The weights of a model into a frozen one of the same layout, rounded to its dtype."""
+    with source.whole_weights():
+        weights = dict(logical_parameters(source))
+        for name, param in logical_parameters(target):
+            param.copy_(weights[name])
+
+
 class RolloutObserver(Observer):
     """Before a step whose samples do not exist: draws them.
 
@@ -205,10 +241,7 @@ class RolloutObserver(Observer):
     def begin(self, done: int) -> None:
         reference = self.task.reference
         if reference is not None and not done:
-            with self.state.model.whole_weights():
-                weights = dict(logical_parameters(self.state.model))
-                for name, param in logical_parameters(reference):
-                    param.data.copy_(weights[name].detach())
+            copy_weights(self.state.model, reference)
 
     def before_step(self, done: int) -> None:
         number = self.task.rollouts.rollout_of(self.state.counters.consumed_train_samples)
@@ -226,7 +259,7 @@ class RolloutObserver(Observer):
         episodes = self.sampler.play(problems, config.grpo_group_size, int(order.integers(1 << 62)))
         rollouts.fill(number, episodes)
         self._score()
-        self._advantages(episodes)
+        task.advantages(self.state, episodes)
         rewards, cut = rollouts.rewards, sum(episode.cut for episode in episodes)
         self.say(
             f"rollout {number}: {len(episodes)} answers to {len(problems)} prompts, reward {rewards.mean():.3f} "
@@ -236,8 +269,11 @@ class RolloutObserver(Observer):
     def _score(self) -> None:
         """Log-probabilities of what was drawn, by the policy, if it is needed, and by the reference."""
         rollouts, run = self.task.rollouts, self.state.run
-        models = {OLD: self.state.model} if rollouts.steps > 1 or ROUNDED in rollouts.numbers else {}
+        models = {OLD: self.state.model} if self.task.scores_old else {}
         models |= {REFERENCE: self.task.reference} if self.task.reference is not None else {}
+        if self.task.rounded is not None:
+            copy_weights(self.state.model, self.task.rounded)
+            models |= {ROUNDED: self.task.rounded}
         for name, model in models.items():
             scores = log_probs(
                 model,
@@ -248,13 +284,3 @@ class RolloutObserver(Observer):
                 temperature=run.task.grpo_default_temperature,
             )
             rollouts.keep(name, scores)
-
-    def _advantages(self, episodes: Sequence[Episode]) -> None:
-        task, rollouts = self.task.config, self.task.rollouts
-        drawn, rewards = rollouts.numbers["drawn"], rollouts.rewards
-        if task.grpo_kl_beta and task.grpo_kl_in == "reward":
-            moved = (rollouts.numbers[OLD] - rollouts.numbers[REFERENCE]) * drawn
-            rewards = rewards - task.grpo_kl_beta * moved.sum(1)
-        groups = rewards.view(task.grpo_prompts_per_step, task.grpo_group_size)
-        advantages = group_advantages(groups, task.scale_rewards).reshape(-1, 1)
-        rollouts.numbers["advantages"].copy_(advantages * drawn)

@@ -38,6 +38,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from minimegatron.checkpoint.regions import Logical
 from minimegatron.comm.agree import gather_objects
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
@@ -104,7 +105,7 @@ class Sampler:
         self.encoder, self.environment = encoder, environment
         mesh = Mesh.build(inference_layout(run, state.mesh.world.size))
         self.dtype = self.task.rl_inference_dtype or run.model.params_dtype
-        config = run.model.replace(params_dtype=self.dtype, hidden_dropout=0.0, attention_dropout=0.0)
+        config = run.model.replace(params_dtype=self.dtype, hidden_dropout=0.0, attention_dropout=0.0, value_head=False)
         with torch.device("meta"):
             model = build_chunks(config, mesh, spec_from_name(run.spec, config))
         materialize(model, mesh.device)
@@ -112,15 +113,20 @@ class Sampler:
         sizes = EngineConfig(max_model_len=longest, max_num_seqs=self.task.rl_max_num_seqs,
                              max_num_batched_tokens=max(512, self.task.rl_max_num_seqs))  # fmt: skip
         self.engine = Engine(model.eval(), sizes)
-        self.refit = Refit(model_weights(state.model), self.engine, cast=self.dtype != run.model.params_dtype)
+        self.refit = Refit(self._weights(), self.engine, cast=self.dtype != run.model.params_dtype)
         self.longest, self.version = longest, -1
         stops = {tokenizer.eod, *getattr(tokenizer, "special_ids", ())}
         self.stop_ids = frozenset(stops)
 
     def take_weights(self, number: int) -> None:
         """Copy the trainer's weights into the engine for rollout `number`; no page of older weights is reused."""
-        self.refit(model_weights(self.state.model))
+        self.refit(self._weights())
         self.version = number
+
+    def _weights(self) -> dict[str, Logical]:
+        """The trainer's weights that the engine has as well."""
+        weights = model_weights(self.state.model)
+        return {name: weight for name, weight in weights.items() if not name.startswith("value_head.")}
 
     def play(self, problems: Sequence[Problem], answers: int, seed: int, greedy: bool = False) -> list[Episode]:
         """`answers` episodes of each problem, in the order of the problems, on every rank.

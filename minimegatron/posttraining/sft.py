@@ -7,11 +7,12 @@ more than one with a short answer, however they are packed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config.run import RunConfig
-from minimegatron.posttraining.conversations import Encoder
+from minimegatron.posttraining.conversations import Encoder, Tokens
 from minimegatron.posttraining.data import load_rows
 from minimegatron.posttraining.rows import RowDataset
 from minimegatron.training.datasets import Joint, RunData
@@ -23,7 +24,11 @@ from minimegatron.training.task import Task
 class SFT(Task):
     """Conversations of which the assistant's tokens count."""
 
-    form, prefers = staticmethod(Encoder.conversation), False
+    prefers = False
+
+    def form(self, encoder: Encoder, line: Mapping[str, Any]) -> list[Tokens]:
+        """The sequences of a line."""
+        return encoder.conversation(line)
 
     def load_data(
         self, run: RunConfig, mesh: Mesh, num_samples: tuple[int, int, int], joint: Joint, quiet: bool

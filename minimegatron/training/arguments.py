@@ -101,6 +101,8 @@ def parse_args(argv: Sequence[str], world_size: int = 1, *, reads: bool = True, 
     spec = args.spec or from_file.get("spec")
     if spec is not None and len(spec) != 2:
         raise ConfigError(f"--spec {' '.join(spec)}: {len(spec)} words", fix="give a module and a function of it")
+    if task in ("reward", "ppo"):
+        values["model"]["value_head"] = True
     run = RunConfig(
         **{name: cls.from_dict(values[name]) for name, cls in sections.items()},
         spec=(spec[0], spec[1]) if spec else None,

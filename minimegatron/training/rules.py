@@ -72,9 +72,9 @@ def check_run(run: RunConfig, world_size: int, *, reads: bool) -> None:
     )
     if reads and run.task is None:
         _check_data(run.data)
-    elif reads and run.task_name in ("sft", "dpo"):
+    elif reads and run.task_name in ("sft", "dpo", "reward"):
         _check_lines(run)
-    elif run.task_name == "grpo":
+    elif run.task_name in ("grpo", "ppo"):
         _check_rollouts(run, sizes)
 
 

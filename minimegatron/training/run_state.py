@@ -170,6 +170,12 @@ class RunState:
         optim, rng = optim and self.optimizer is not None, rng and self.rng is not None
         filled = self.optimizer.state_dict()["state"] if optim and self.optimizer is not None else {}
         tensors = self.tensors(optim, rng, filled, goes_on)
+        if not goes_on:
+            tensors = {
+                name: tensor
+                for name, tensor in tensors.items()
+                if name in manifest.tensors or name not in added_tensors(self.model)
+            }
         taken = {"optimizer.": optim, "rng.": rng, "task.": goes_on}
         skipped = [prefix for prefix, is_taken in taken.items() if not is_taken]
         check_same_tensors(tensors, manifest, skipped, self.mesh.world)
@@ -199,6 +205,11 @@ class RunState:
         if self.rng is not None:
             seed = self.run.training.seed + self.counters.iteration
             self.rng.load_state_dict(RngStreams.on_mesh(seed, self.mesh).state_dict())
+
+
+def added_tensors(model: DataParallel) -> set[str]:
+    """Names in a checkpoint of the parameters that no pre-trained model has (`ParamLayout.added`)."""
+    return {f"model.{name}" for name, param in logical_parameters(model) if layout_of(param).added}
 
 
 def model_tensors(model: DataParallel) -> dict[str, Logical]:

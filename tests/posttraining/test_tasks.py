@@ -32,6 +32,8 @@ ANSWERS = (
 WORDS = {
     "sft": "--global-batch-size 8 --train-iters 2 --split 100 --sequence-packing",
     "dpo": "--global-batch-size 8 --train-iters 2 --split 100 --sequence-packing --label-smoothing 0.1",
+    "reward": "--global-batch-size 8 --train-iters 2 --split 100 --center-rewards-coefficient 0.1",
+    "ppo": f"{ANSWERS} --grpo-kl-beta 0.1 --grpo-kl-in reward --ppo-lambda 0.9",
     "grpo": f"{ANSWERS} --grpo-kl-beta 0.1 --grpo-entropy-term-weight 0.01 --rl-importance-sampling-mode token_mask",
 }
 FORMS = {
@@ -60,7 +62,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         )
     for name, some in lines.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in some))
-    return {name: f"--data-path {folder}/{name}.jsonl" for name in lines} | {"grpo": ""}
+    words = {name: f"--data-path {folder}/{name}.jsonl" for name in lines}
+    return words | {"reward": words["dpo"], "grpo": "", "ppo": ""}
 
 
 def trainer_of(task: str, line: str, world: int = 1) -> Trainer:
@@ -102,7 +105,8 @@ CASES = [(task, form, *layout) for task in WORDS for form in ["", *FORMS.get(tas
 
 def is_ordinary(case: Any) -> bool:
     task, form, world, layout = case
-    return world < 4 and not form and (task != "sft" or "context" in layout)
+    chosen = {"sft": "context", "reward": "tensor", "ppo": "pipeline"}.get(task, "")
+    return world < 4 and not form and chosen in layout
 
 
 @pytest.mark.parametrize(("task", "form", "world", "layout"), mostly_thorough(CASES, is_ordinary))
@@ -110,7 +114,7 @@ def test_every_layout_is_the_serial_one(
     ranks: Any, files: dict[str, str], task: str, form: str, world: int, layout: str
 ) -> None:
     line = f"{WORDS[task]} {files[task]} {form}"
-    if task != "grpo":
+    if task not in ("grpo", "ppo"):
         layout = re.sub("--rl-inference-\\S+ 2", "", layout)
     serial = curve(0, 1, task, f"{line} --micro-batch-size 8")
     words = f"{line} {layout}"
