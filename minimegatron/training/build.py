@@ -32,7 +32,7 @@ from minimegatron.errors import DataError
 from minimegatron.models.chunks import build_model_chunks, count_parameters
 from minimegatron.models.spec import spec_from_name
 from minimegatron.optim.build import build_optimizer
-from minimegatron.optim.groups import freeze
+from minimegatron.optim.groups import freeze, train_added
 from minimegatron.optim.schedule import OptimizerParamScheduler
 from minimegatron.parallel.data.data_parallel import DataParallel
 from minimegatron.parallel.data.ddp import data_parallel
@@ -147,6 +147,8 @@ def build_replica(run: RunConfig, mesh: Mesh, rng: RngStreams | None = None) -> 
         model.requires_grad_(False)
     else:
         freeze(model, run.optimizer, mesh)
+        if run.model.lora_rank is not None:
+            train_added(model)
     return data_parallel(model, mesh, run.optimizer.grad_dtype)
 
 
