@@ -102,10 +102,10 @@ class Lora(nn.Module):
 
 def part_of_rows(layout: ParamLayout) -> torch.Tensor:
     """[o] which of the matrices that a logical matrix packs each of its rows belongs to."""
-    rows = torch.arange(layout.shape[0])
+    rows = torch.arange(layout.shape[0], device="cpu")  # also where a model is built on the meta device
     if layout.fused:
         place = rows % sum(layout.fused)
-        return torch.bucketize(place, torch.tensor(layout.fused).cumsum(0), right=True)
+        return torch.bucketize(place, torch.tensor(layout.fused, device="cpu").cumsum(0), right=True)
     halves = len(layout.parts[layout.rank]) if layout.dim == 0 and layout.parts else 1
     return rows // (layout.shape[0] // halves)
 
