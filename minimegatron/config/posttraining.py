@@ -12,10 +12,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from minimegatron.config.fields import RUN, Config, elsewhere, free, opt
+from minimegatron.config.fields import HOW, RUN, Config, elsewhere, free, opt
+from minimegatron.errors import require
 
 LOSS_TYPES = ("grpo", "bnpo", "dapo", "dr_grpo")
 LAYOUT = free("how the same answers are drawn")
+TEACHER = free("where the teacher lies")
 TEMPLATE = elsewhere("training data: the ids and masks that the template makes of the conversations")
 
 
@@ -59,6 +61,26 @@ class RewardConfig(ConversationConfig):
     """A reward model: a number for an answer, larger for the chosen one of a pair."""
 
     center_rewards_coefficient: float = opt(RUN, 0.0, "weight of (r_w + r_l)^2, which keeps rewards near 0", least=0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class DistillConfig(ConversationConfig):
+    """Distillation: a student learns the distribution of a teacher over the next token."""
+
+    teacher: str = opt(TEACHER, "", "folder of the teacher: a published model, or checkpoints")
+    distill_divergence: str = opt(
+        RUN,
+        "forward",
+        "KL(teacher || student), which covers all that the teacher may say, or KL(student || teacher), which seeks "
+        "what it says most",
+        ("forward", "reverse"),
+    )
+    distill_temperature: float = opt(RUN, 1.0, "of both distributions", above=0.0)
+    distill_label_weight: float = opt(RUN, 0.0, "share of the labels' cross entropy in the loss", least=0.0, below=1.0)
+    distill_chunk: int = opt(HOW, 1024, "tokens of which the teacher's logits are held at once", least=1)
+
+    def _check(self) -> None:
+        require(bool(self.teacher), "distillation without a teacher", "--teacher FOLDER")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,4 +138,5 @@ TASKS: dict[str, Any] = {
     "reward": RewardConfig,
     "grpo": GRPOConfig,
     "ppo": PPOConfig,
+    "distill": DistillConfig,
 }

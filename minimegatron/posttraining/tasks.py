@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from minimegatron.posttraining.distill import Distill
 from minimegatron.posttraining.dpo import DPO
 from minimegatron.posttraining.grpo import GRPO
 from minimegatron.posttraining.ppo import PPO
@@ -9,4 +10,4 @@ from minimegatron.posttraining.reward import Reward
 from minimegatron.posttraining.sft import SFT
 from minimegatron.training.task import Task
 
-TASKS: dict[str, type[Task]] = {"sft": SFT, "dpo": DPO, "reward": Reward, "grpo": GRPO, "ppo": PPO}
+TASKS: dict[str, type[Task]] = {"sft": SFT, "dpo": DPO, "reward": Reward, "grpo": GRPO, "ppo": PPO, "distill": Distill}

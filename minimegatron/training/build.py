@@ -89,7 +89,7 @@ def build_trainer(run: RunConfig, mesh: Mesh | None = None, task: type[Task] = T
     own = learned.begin(state, data, metrics.say)
     state.of_task = learned.tensors()
     observers = [*own, *_observers(state, data, data.train, sizes, train_iters, learned.forward_step, metrics)]
-    evaluation = Evaluation(state, data, sizes, learned.forward_step, metrics)
+    evaluation = Evaluation(state, data, sizes, learned.forward_step, metrics, learned.prepare)
     samples = sizes.samples_of(train_iters)
     metrics.say(describe_run(run, train_iters, sizes))
     metrics.say(describe_data(run, data, data.train, samples))

@@ -1,11 +1,12 @@
 """A task: from what a run learns, and by which loss. Pre-training is the default one; `posttraining` has the others.
 
-The trainer, the optimizer, the layouts and the checkpoints are the same for every task. A task says four things:
+The trainer, the optimizer, the layouts and the checkpoints are the same for every task. A task says five things:
 
 | question                                         | method         | pre-training                                  |
 |--------------------------------------------------|----------------|-----------------------------------------------|
 | which samples are there?                         | `load_data`    | text of `--data-path`                         |
 | which loss has a microbatch?                     | `forward_step` | cross entropy of the tokens that count        |
+| what do its passes need from elsewhere?          | `prepare`      | nothing                                       |
 | what happens beside the steps?                   | `begin`        | nothing                                       |
 | what must a resumed run have beside the model?   | `tensors`      | nothing: the order of samples is a function   |
 
@@ -58,6 +59,13 @@ class Task:
     def forward_step(self, data_iterator: Iterator[Batch], model: Any) -> tuple[torch.Tensor, LossFunc]:
         """Run the model on the next microbatch; returns what it gives, and the function that makes a loss of it."""
         return step.forward_step(data_iterator, model)
+
+    def prepare(self, batches: Iterator[Batch], num_microbatches: int) -> Iterator[Batch]:
+        """Called before the passes of a step, or of an evaluation, on all ranks: the batches that its passes will use.
+
+        A task whose loss needs another model's forward pass computes it here, before this model's pipeline runs.
+        """
+        return batches
 
     def begin(self, state: RunState, data: RunData, say: Callable[[str], None]) -> Sequence[Observer]:
         """Called when model and data exist, before a checkpoint is loaded; returns observers of this task.

@@ -176,14 +176,15 @@ class Trainer:
 
     def _train_step(self, batch_size: int, asks_to_stop: bool) -> StepReport:
         training, state = self.run.training, self.state
+        num_microbatches = self.batch_sizes.at(state.consumed_train_samples)
         tokens = training.micro_batch_size * self.run.data.seq_length  # of a microbatch
         return train_step(
             self.forward_step,
-            self.batches,
+            self.task.prepare(self.batches, num_microbatches),
             self.model,
             self.optimizer,
             self.scheduler,
-            self.batch_sizes.at(state.consumed_train_samples),
+            num_microbatches,
             StepOptions(
                 batch_size=batch_size,
                 loss_divisor=loss_divisor(self.run.model.dtype, tokens),

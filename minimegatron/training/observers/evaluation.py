@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -88,15 +88,21 @@ class Evaluation(Observer):
         state: the run; its counters say how much of the validation set has been read.
         data: the sets.
         batch_sizes: batch sizes of the run; a round of an evaluation is a global batch.
-        forward_step: as in training.
+        forward_step, prepare: as in training (`training/task`).
         metrics: prints the losses.
     """
 
     def __init__(
-        self, state: RunState, data: RunData, batch_sizes: NumMicrobatches, forward_step: ForwardStep, metrics: Metrics
+        self,
+        state: RunState,
+        data: RunData,
+        batch_sizes: NumMicrobatches,
+        forward_step: ForwardStep,
+        metrics: Metrics,
+        prepare: Callable[[Iterator[Batch], int], Iterator[Batch]] = lambda batches, n: batches,
     ) -> None:
         self.state, self.data, self.batch_sizes = state, data, batch_sizes
-        self.forward_step, self.metrics = forward_step, metrics
+        self.forward_step, self.metrics, self.prepare = forward_step, metrics, prepare
         self.interval = state.run.training.eval_interval
 
     def after_step(self, step: Step) -> None:
@@ -121,6 +127,7 @@ class Evaluation(Observer):
         consumed = counters.consumed_valid_samples if split == "validation" else 0
         batches = microbatches(dataset, micro, mesh, consumed, mesh.device)
         num_microbatches = rounds * (batch_size // (micro * mesh.dp.size))
+        batches = self.prepare(batches, num_microbatches)
         losses = evaluate(self.forward_step, batches, self.state.model, num_microbatches)
         if split == "validation":
             counters.consumed_valid_samples += rounds * batch_size
