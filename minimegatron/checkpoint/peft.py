@@ -22,10 +22,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minimegatron.checkpoint.hf_config import read_json
+from minimegatron.checkpoint.regions import Box
+from minimegatron.checkpoint.sources import InMemory, Source, Together, slices
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError, ConfigError, did_you_mean
-from minimegatron.layers.lora import Lora, adapted
+from minimegatron.layers.lora import Lora, adapted, spread
 from minimegatron.layers.param import logical_parameters
 from minimegatron.models.chunks import build_stage
 from minimegatron.models.families import FAMILIES
@@ -61,6 +63,50 @@ class Adapter(NamedTuple):
     tensors: dict[str, torch.Tensor]
 
 
+class Merged:
+    """The weights of a source with its adapters added, without the adapters; a `Source`.
+
+    Args:
+        source: weights and adapters under our names.
+        config: the model, with adapters.
+    """
+
+    def __init__(self, source: Source, config: TransformerConfig) -> None:
+        self.source = source
+        self.loras = {name: lora for name, lora in _adapted(config)}
+        self.tensors = {name: kind for name, kind in source.tensors.items() if ".lora" not in name}
+
+    def read(self, name: str, box: Box | None = None) -> torch.Tensor:
+        weight = self.source.read(name, box)
+        if name not in self.loras:
+            return weight
+        lora = self.loras[name]
+        a, b = (self.source.read(f"{_prefix(name)}.lora_{x}").float() for x in "AB")
+        experts = slice(*box[0]) if box is not None and a.dim() == 3 else slice(None)
+        if a.dim() == 3:
+            a, b = a[experts], b[experts]
+        product = lora.scale * (spread(b, lora.part_of_row, lora.parts) @ a)
+        if box is not None:
+            place = slices(box)
+            product = product[(slice(None), *place[1:])] if a.dim() == 3 else product[place]
+        return (weight.float() + product).to(weight.dtype)
+
+
+def _adapted(config: TransformerConfig) -> Iterator[tuple[str, Any]]:
+    """(logical name of a weight, its adapter on the meta device) of a model."""
+    with torch.device("meta"):
+        model = build_stage(config, Mesh.serial(), None)
+    name_of = {id(param): name for name, param in logical_parameters(model)}
+    for weight, lora in adapted(model):
+        yield name_of[id(weight)], lora
+
+
+def _prefix(name: str) -> str:
+    """`....linear_qkv.weight` -> `....linear_qkv.lora`, `....experts.weight1` -> `....experts.lora1`."""
+    module, _, weight = name.rpartition(".")
+    return f"{module}.{weight.replace('weight', 'lora')}"
+
+
 class Place(NamedTuple):
     """One of our adapters, and theirs.
 
@@ -81,13 +127,9 @@ def places(config: TransformerConfig, family: str) -> Iterator[Place]:
     Raises:
         ConfigError: the model has none; or adapters that PEFT's format has no place for.
     """
-    with torch.device("meta"):
-        model = build_stage(config, Mesh.serial(), None)
-    name_of = {id(param): name for name, param in logical_parameters(model)}
     rows = {match.ours: match for match in FAMILIES[family].matches(config)}
     found = 0
-    for weight, lora in adapted(model):
-        name = name_of[id(weight)]
+    for name, lora in _adapted(config):
         match = rows.get(name)
         if match is None or match.how not in ("pack", "stack") or not isinstance(lora, Lora) or match.stacked:
             raise ConfigError(
@@ -139,6 +181,23 @@ def from_peft(adapter: Adapter, config: TransformerConfig, family: str) -> dict[
             fix=did_you_mean(min(left), known) or "--lora-target-modules with these layers, and the adapter's base",
         )
     return ours
+
+
+def beside(
+    weights: Source, config: TransformerConfig, adapter: Adapter, family: str
+) -> tuple[Source, TransformerConfig]:
+    """A model's weights with an adapter, as one source, and the model with the layers that have one.
+
+    Raises:
+        CheckpointError: a tensor of the adapter belongs to no layer of the model.
+    """
+    every = config.replace(lora_rank=adapter.rank, lora_alpha=adapter.alpha)
+    found = from_peft(adapter, every, family)
+    layers = {name.split(".lora.")[0].rpartition(".")[2] for name in found}
+    targets = tuple(name for name in every.lora_target_modules if name in layers)
+    inside = {name.removeprefix("decoder."): tensor.to(config.dtype) for name, tensor in found.items()}
+    both = Together({"": weights, "decoder.": InMemory(inside)})
+    return both, every.replace(lora_target_modules=targets)
 
 
 def write_adapter(

@@ -90,14 +90,19 @@ class Lora(nn.Module):
 
     def spread(self) -> torch.Tensor:
         """B as [o / t, n r]: each row's r numbers under those of its part, 0 elsewhere."""
-        if self.parts == 1:
-            return self.lora_B
-        mine = F.one_hot(self.part_of_row.to(self.lora_B.device), self.parts).to(self.lora_B.dtype)
-        return (mine[:, :, None] * self.lora_B[:, None]).flatten(1)
+        return spread(self.lora_B, self.part_of_row, self.parts)
 
     def product(self) -> torch.Tensor:
         """(alpha / r) B A, this rank's part of it, as the layer's weight is cut."""
         return self.scale * (self.spread() @ self.lora_A)
+
+
+def spread(b: torch.Tensor, part_of_row: torch.Tensor, parts: int) -> torch.Tensor:
+    """[..., o, r] -> [..., o, n r]: the r numbers of each row in the columns of its part, 0 in the others."""
+    if parts == 1:
+        return b
+    mine = F.one_hot(part_of_row.to(b.device), parts).to(b.dtype)
+    return (mine[:, :, None] * b[..., None, :]).flatten(-2)
 
 
 def part_of_rows(layout: ParamLayout) -> torch.Tensor:
@@ -131,11 +136,7 @@ class ExpertLora(nn.Module):
 
     def product(self) -> torch.Tensor:
         """(alpha / r) B A of each expert, [E', o, i]."""
-        b: torch.Tensor = self.lora_B
-        if self.parts > 1:
-            mine = F.one_hot(self.part_of_row.to(b.device), self.parts).to(b.dtype)
-            b = (mine[None, :, :, None] * b[:, :, None]).flatten(2)
-        return self.scale * (b @ self.lora_A)
+        return self.scale * (spread(self.lora_B, self.part_of_row, self.parts) @ self.lora_A)
 
 
 def add_lora(stage: nn.Module, config: TransformerConfig) -> None:

@@ -9,10 +9,12 @@ from typing import Any
 import peft
 import pytest
 import torch
+import transformers
 
 from minimegatron.checkpoint.hf_config import config_from_huggingface
 from minimegatron.checkpoint.huggingface import state_from_huggingface
 from minimegatron.checkpoint.peft import CONFIG, from_peft, read_adapter, write_adapter
+from minimegatron.cli import main
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.errors import CheckpointError, ConfigError
@@ -97,3 +99,24 @@ def test_what_is_no_plain_adapter_of_the_model_is_refused(tmp_path: Path) -> Non
     gpt2 = TransformerConfig(num_layers=1, hidden_size=16, num_attention_heads=2, vocab_size=32, lora_rank=2)
     with pytest.raises(ConfigError, match="has no adapter in PEFT's format"):
         write_adapter(tmp_path / "none", {}, gpt2, "gpt2")
+
+
+def test_a_checkpoint_with_an_adapter_is_exported_and_merged(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Import, export and merge by the command; transformers and PEFT compute the same from what it writes."""
+    base, tokens = hf_model(NAME), torch.arange(24).view(2, 12) % 50
+    base.save_pretrained(str(tmp_path / "base"))
+    model = theirs(tmp_path / "theirs", ALL)
+    with torch.no_grad():
+        want = model(tokens).logits
+    run, out = str(tmp_path / "run"), str(tmp_path / "out")
+    words = ["--load", str(tmp_path / "base"), "--adapter", str(tmp_path / "theirs"), "--save", run]
+    assert main(["lora", "import", *words]) == 0
+    assert main(["lora", "export", "--load", run, "--save", out]) == 0
+    assert main(["lora", "merge", "--load", run, "--save", f"{out}-merged"]) == 0
+    assert "8 adapters merged" in capsys.readouterr().out
+    again = peft.PeftModel.from_pretrained(hf_model(NAME), out).eval()
+    merged = transformers.AutoModelForCausalLM.from_pretrained(f"{out}-merged", attn_implementation="eager").eval()
+    with torch.no_grad():
+        assert (again(tokens).logits - want).abs().max() < 2e-6 and (merged(tokens).logits - want).abs().max() < 2e-5
+    assert main(["lora", "merge", "--load", str(tmp_path / "base"), "--save", f"{out}-2"]) == 2
+    assert "has no adapters" in capsys.readouterr().err

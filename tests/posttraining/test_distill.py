@@ -1,4 +1,4 @@
-"""Divergences are torch's, over a cut vocabulary, in chunks, with one tensor of logits; every layout is the serial one."""
+"""Divergences are torch's, over a cut vocabulary and in chunks, with one tensor of logits; layouts agree."""
 
 from __future__ import annotations
 
