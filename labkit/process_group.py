@@ -267,8 +267,7 @@ class CountedGroup(dist.ProcessGroup):
             work = getattr(self._gloo, method)(*given, *options, **more)
             LOG.calls.append(call)
             LOG.sends += [work] * (name == "send")
-            pairs = [] if outputs is inputs else zip(_tensors(inputs), _tensors(of), strict=True)
-            sends = [_Sent(*pair) for pair in pairs]
+            sends = [_Sent(*pair) for pair in zip(_tensors(inputs), _tensors(of), strict=True) if outputs is not inputs]
         return CountedWork(work, call, outputs, into, self._ranks, sends)
 
 
