@@ -201,9 +201,9 @@ hierarchy(blocks=4, threads=64, sms=2)
 # launches from a kernel. With a GPU, nvcc compiles the text as it is. Here g++ does, and an emulator runs the threads
 # one after another. It counts every access, and stops at one that is out of bounds. It also stops at a *race*: one
 # thread writes a word of shared memory that another one uses, with no barrier between. A variable that was given no
-# value holds NaN (an integer: a large number), where a GPU would have what lay in the register before. One thing it
-# does not see: a struct that goes from memory straight into a function, as in `f(row[i])` with a `float4`. Load it into
-# a variable first.
+# value holds NaN (an integer: a large number), where a GPU would have what lay in the register before. Two things it
+# does not see: a struct that goes from memory straight into a function, as in `f(row[i])` with a `float4` (load it into
+# a variable first); and of an array of bf16 in a thread's own variables the one number behind its end.
 #
 # The smallest launch: one block of eight threads, a number for each.
 
