@@ -862,9 +862,9 @@ engine = Engine(model, EngineConfig(max_model_len=64, num_pages=160, max_num_seq
 here, predicted, measured = [1, 2, 4, 8, 16, 32], [], []
 for n in here:
     for i in range(n):
-        engine.add_request(Request((7, 11, i), 8, log_probs=None), f"{n}/{i}")
+        engine.add_request(Request((7, 11, i), 6, log_probs=None), f"{n}/{i}")
     engine.step()
-    seconds = least(engine.step, 6)
+    seconds = least(engine.step, 4)
     measured.append(n / seconds)
     predicted.append(decode_step(counts, n, 8, 16, cpu)["rate"])
     while engine.has_work:
