@@ -314,7 +314,7 @@ class WarmServer(ForkServer):
 
     def _gets_ready(self) -> bool:
         """Whether the server says that it has imported everything; False when it has ended or makes no progress."""
-        deadline = StartupDeadline(START_SECONDS, StartupProgress(lambda: [self.trunk.process.pid]).made)
+        deadline = StartupDeadline(START_SECONDS, StartupProgress(self.trunk.children).made)
         while not connection.wait([self.sock], 1.0):
             if deadline.is_over():
                 return False
