@@ -37,8 +37,8 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
 from minimegatron.config.stages import StagePlan, plan_stages
 from minimegatron.footprint.dry_run import Sizes
+from minimegatron.footprint.events import Unpredicted, require_known
 from minimegatron.footprint.kinds import StageRun
-from minimegatron.footprint.recorder import Unpredicted, require_known
 from minimegatron.footprint.states import fsdp2_states, meta_model, meta_wrapper, states
 from minimegatron.footprint.travel import Travel
 from minimegatron.models.block import TransformerBlock
