@@ -124,7 +124,7 @@ def test_converted_continued_and_converted_back(ranks, tmp_path):
         assert (model(tokens).logits - logits).abs().max() <= 2e-4  # of weights that are 1e-5 apart
 
 
-def test_what_a_folder_says_is_not_what_a_flag_says(tmp_path):
+def test_what_a_folder_says_is_not_what_a_flag_says(tmp_path, monkeypatch):
     published = publish("llama2", tmp_path / "published")
     with pytest.raises(CheckpointError, match="rotary_base: 500.0 here, 10000.0 there"):
         trainer_of(f"--load {published} --rotary-base 500")
@@ -132,6 +132,8 @@ def test_what_a_folder_says_is_not_what_a_flag_says(tmp_path):
         trainer_of(f"--load {published} --ckpt-step 3")
     with pytest.raises(ConfigError, match="checkpoints go elsewhere"):
         trainer_of(f"--load {published} --save {published}")
+    monkeypatch.chdir(published)
+    trainer_of("--load .").close()  # saves nothing
     change_config(published, pad_token_id=99)
     with pytest.raises(ConfigError, match="set pad_token_id to an id that the model has"):
         trainer_of(f"--load {published}")
