@@ -164,7 +164,7 @@ class Trunk(_NearSide):
             )  # fmt: skip
 
     def children(self) -> list[int]:
-        """Pids of the children of this process that it is."""
+        """Its pid, if it is a child of this process."""
         return [self.process.pid]
 
     def fork_ahead(self, process: Forked, order: Any, fds: Iterable[int]) -> None:
