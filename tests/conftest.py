@@ -66,10 +66,15 @@ def pytest_xdist_setupnodes() -> None:
     share(tempfile.mkdtemp())
 
 
+# Packages of tests whose functions leave nothing in their modules: a rank imports those modules once, not for each job.
+STATELESS = ("checkpoint", "comm", "inference", "kernels", "layers", "models", "optim", "parallel", "training")
+
+
 def pytest_collection_finish() -> None:
     """Functions that run on ranks live in files of tests, which import more than the package."""
     from labkit.ranks.pool import this_process
 
+    this_process().keeps = tuple(f"tests.{package}." for package in STATELESS)
     theirs = ("pytest", "hypothesis", "transformers", "tests.twin", "tests.mock_data", "tests.recorder")
     this_process().preload = ("tests.calls", *(name for name in theirs if name in sys.modules))
 
