@@ -81,7 +81,8 @@ def trl_grpo(folder: Path, x: dict[str, torch.Tensor]) -> dict[str, Any]:
         for level in ("token", "sequence"):
             now = x["log_probs"].clone().requires_grad_()
             same = types.SimpleNamespace(gather=lambda v: v, gather_for_metrics=lambda v: v,
-                                         reduce=lambda v, reduction: v, num_processes=1, sync_gradients=True)  # fmt: skip
+                                         reduce=lambda v, reduction: v, num_processes=1,
+                                         sync_gradients=True)  # fmt: skip
             trainer = types.SimpleNamespace(
                 _get_per_token_logps_and_entropies=lambda *a, now=now, **k: (now, x["entropy"], None),
                 aux_loss_enabled=False, top_entropy_quantile=1.0, off_policy_mask_threshold=None, beta=0.04,
