@@ -90,19 +90,17 @@ class Log:
         calls: its communications, in the order of their starts.
         marks: (text, time) of moments that a check marks.
         position: how many operations of torch this rank has done.
-        spoiled: tensors that are overwritten with NaN when the first wait begins.
         late: numbers of the input that a check hands out one by one (`late`).
     """
 
     def __init__(self) -> None:
         self.begin()
 
-    def begin(self, position: Callable[[], int] = lambda: 0, spoiled: Sequence[Tensor] = (), late: Any = ()) -> None:
+    def begin(self, position: Callable[[], int] = lambda: 0, late: Any = ()) -> None:
         """Begin a trial."""
         self.calls: list[Call] = []
         self.marks: list[tuple[str, int]] = []
         self.position, self.late = position, late
-        self.spoiled = [tensor for tensor in spoiled if tensor.is_floating_point()]
 
     def placed(self, members: Sequence[int]) -> list[Call]:
         """The calls with places among these ranks instead of ranks of the world."""
@@ -295,8 +293,6 @@ class CountedWork(Work):
         self._lock = threading.Lock()
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
-        while LOG.spoiled:
-            LOG.spoiled.pop().data.fill_(torch.nan)
         self._note_wait()
         with _disable_current_modes():
             done = self._work.wait() if timeout is None else self._work.wait(timeout)  # no deadline: the group's
