@@ -54,9 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def lab_command(folder: Path, port: int, *, browser: bool, root: bool) -> list[str]:
-    """The command line that starts JupyterLab: this machine only, the token left on, nothing asked from elsewhere."""
+    """The command line that starts JupyterLab: this machine only, the token left on."""
     where = [f"--ServerApp.root_dir={folder}", "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}"]
-    where += ["--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
     options = [*([] if browser else ["--no-browser"]), *(["--allow-root"] if root else [])]
     return [sys.executable, "-m", "jupyterlab", *where, *options]
 
