@@ -35,6 +35,7 @@ from minimegatron.errors import ranges
 
 _NAME, _GROUP = ([field.name for field in dataclasses.fields(Call)].index(name) for name in ("name", "group"))
 _ABORTED = "; gloo ends a rank so that gets a message longer than the tensor that receives it"
+_COMMUNICATE = ("distributed_c10d.py", "collectives.py")  # files whose functions are communications
 PATIENCE = 2.0  # seconds that ranks wait for each other in a known mistake; among many some hang
 _SENT = {"answers": "value", "evidence": "evidence", "changed": "changed"}  # by rank, and in what a rank sends
 
@@ -237,8 +238,9 @@ def _waiting(replies: list[Reply], exercise: str, source: str) -> str:
     places: dict[str, list[int]] = {}
     for rank, reply in enumerate(replies):
         here = (f.line for f in reply.stack if PurePath(f.file).parts[-2:] == ("exercises", f"{exercise}.py"))
-        called = (f"in {f.function}, " for f in reply.stack if PurePath(f.file).name == "distributed_c10d.py")
-        outside = f"{next(called, '')}outside of this cell"  # such as in the backward pass, which the check calls
+        called = (f"in {f.function}, " for f in reply.stack if PurePath(f.file).name in _COMMUNICATE)
+        backward = any(f.function == "_engine_run_backward" for f in reply.stack)
+        outside = f"{next(called, '')}{'in the backward pass' if backward else 'outside of this cell'}"
         where = _line(source, next(here, None)) or (outside if reply.stack else "does not answer")
         where = where if reply.ended else "has returned"
         places.setdefault(where, []).append(rank)

@@ -245,13 +245,25 @@ def test_a_rank_that_gloo_ends_is_named_before_those_that_lose_it(nursery: Nurse
 
 
 def test_of_a_rank_that_waits_outside_of_the_cell_the_call_is_said() -> None:
-    """As in a backward pass: the cell's function has returned."""
-    stack = [("a/torch/distributed/distributed_c10d.py", 9, "all_reduce"), ("b/collectives.py", 2, "backward")]
+    """As in a backward pass that the check calls: the cell's function has returned."""
+    stack = [("a/torch/distributed/distributed_c10d.py", 9, "all_reduce"), ("b/f.py", 2, "backward")]
+    behind = [
+        ("a/comm/async_ops.py", 3, "wait"),
+        ("a/comm/collectives.py", 4, "all_gather"),
+        ("a/collectives.py", 5, "x"),
+    ]
     inside = Reply(ended="stuck", stack=(Frame("/cell/exercises/f.py", 2, "f"),))
     outside = Reply(ended="stuck", stack=tuple(Frame(*frame) for frame in stack))
-    said = _waiting([inside, outside, Reply(), Reply(ended="stuck")], "f", "def f():\n    wait()").split("; ")[1:]
+    passes = [*behind, ("t/autograd/graph.py", 6, "_engine_run_backward")]
+    backward = Reply(ended="stuck", stack=tuple(Frame(*frame) for frame in passes))
+    replies = [inside, outside, Reply(), Reply(ended="stuck"), backward]
+    said = _waiting(replies, "f", "def f():\n    wait()").split("; ")[1:]
     assert said[:2] == ["rank 0: line 2: wait()", "rank 1: in all_reduce, outside of this cell"]
-    assert said[2:] == ["rank 2: has returned", "rank 3: does not answer"]
+    assert said[2:] == [
+        "rank 2: has returned",
+        "rank 3: does not answer",
+        "rank 4: in all_gather, in the backward pass",
+    ]
 
 
 def test_of_gloos_errors_what_is_the_same_in_each_run_is_said() -> None:
