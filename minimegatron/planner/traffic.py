@@ -29,9 +29,10 @@ from minimegatron.comm.transport import FakeTransport
 from minimegatron.config.run import RunConfig
 from minimegatron.config.stages import StagePlan, plan_stages
 from minimegatron.footprint.dry_run import Sizes
+from minimegatron.footprint.events import Message, Sent, Waited, require_known
 from minimegatron.footprint.kinds import StageRun, one_of_each
 from minimegatron.footprint.prediction import actions_of, sizes_of
-from minimegatron.footprint.recorder import Message, Messages, Sent, Waited, require_known
+from minimegatron.footprint.recorder import Messages
 from minimegatron.footprint.states import meta_model, meta_wrapper
 from minimegatron.layers.param import layout_of
 from minimegatron.layers.step_hooks import StepHooks
