@@ -271,7 +271,7 @@ class _Elsewhere(Forked):
     def __init__(self, trunk: SharedTrunk) -> None:
         self.trunk, self.number, self.returncode = trunk, 0, None
 
-    def _look(self) -> int | None:
+    def poll(self) -> int | None:
         sock = self.trunk.sock
         if self.returncode is None and select.select([sock], [], [], 0)[0]:
             with contextlib.suppress(ConnectionError):
