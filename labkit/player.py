@@ -117,7 +117,7 @@ def vary(rank: int, world: int, job: dict[str, Any]) -> list[Any]:
         try:
             if job["world"]:
                 (place := sandbox.shared_folder() / str(number)).mkdir(exist_ok=True)
-                process_group.connect(place, rank, world, job["patience"])
+                process_group.connect(place, rank, world, job["patience"], job["seconds"])
             given = groups_of(job, rank) if job["world"] else {}
             values.append([_value(job, at, given) for at in range(len(job["trials"]))])
         except Exception as error:

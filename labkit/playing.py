@@ -36,7 +36,7 @@ from minimegatron.errors import ranges
 _NAME, _GROUP = ([field.name for field in dataclasses.fields(Call)].index(name) for name in ("name", "group"))
 _ABORTED = "; gloo ends a rank so that gets a message longer than the tensor that receives it"
 _COMMUNICATE = ("distributed_c10d.py", "collectives.py")  # files whose functions are communications
-PATIENCE = 2.0  # seconds that ranks wait for each other in a known mistake; among many some hang
+PATIENCE = 6.0  # seconds that ranks wait for each other in a known mistake; among many some hang
 _SENT = {"answers": "value", "evidence": "evidence", "changed": "changed"}  # by rank, and in what a rank sends
 
 

@@ -125,25 +125,29 @@ def late(index: int) -> float:
     return float(LOG.late[index])
 
 
-def connect(folder: Path, rank: int, world: int, seconds: float) -> None:
+def connect(folder: Path, rank: int, world: int, seconds: float, start: float = 0.0) -> None:
     """Initialise the default process group; from now on `backend="gloo"` means `CountedGroup`.
 
     Args:
         folder: one that all ranks of this job can write in: there rank 0 says where its store listens.
         seconds: after which gloo gives up a wait.
+        start: seconds in which all ranks come, on a machine that is busy with something else; at least `seconds`.
     """
     setattr(distributed_c10d, "ProcessGroupGloo", CountedGroup)  # noqa: B010  mypy forbids the assignment
-    patience, place = datetime.timedelta(seconds=seconds), folder / "port"
+    patience, place, start = datetime.timedelta(seconds=seconds), folder / "port", max(start, seconds)
+    longer = datetime.timedelta(seconds=start)
     if rank == 0:
-        store = dist.TCPStore("127.0.0.1", 0, world, is_master=True, wait_for_workers=False, timeout=patience)
+        store = dist.TCPStore("127.0.0.1", 0, world, is_master=True, wait_for_workers=False, timeout=longer)
         (folder / "new").write_text(str(store.port))
         (folder / "new").rename(place)
     else:
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + start
         while not place.exists() and time.monotonic() < deadline:
             time.sleep(0.001)
         port = int(place.read_text())
-        store = dist.TCPStore("127.0.0.1", port, world, is_master=False, wait_for_workers=False, timeout=patience)
+        store = dist.TCPStore("127.0.0.1", port, world, is_master=False, wait_for_workers=False, timeout=longer)
+    store.set(f"came {rank}", "")
+    store.wait([f"came {one}" for one in range(world)], longer)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=patience)
 
 
