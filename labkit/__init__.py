@@ -14,7 +14,7 @@
 
 | module                  | contents                                                                  |
 |-------------------------|---------------------------------------------------------------------------|
-| `magics`, `workspace`   | what a cell does, and where its files are; `options` of its first line    |
+| `magics`, `workspace`   | what a cell does, and where its files are                                 |
 | `plainly`, `made`       | errors as a learner reads them; names that an earlier cell makes          |
 | `unopened`, `guesses`   | a kernel without a lab; guesses                                           |
 | `ranks`                 | warm ranks and the supervised `torchrun`, for cells, tests and benchmarks |
@@ -36,5 +36,5 @@
 | `grade`                 | a folder of submissions: `submissions`, `grading`, `marks`, `report`      |
 | `acceptance`            | a capstone: what is run, held against published criteria                  |
 | `build`, `pictures`     | one source for the lab and its solution; stored pictures in few bytes     |
-| `answers`, `mutants`    | other answers to a lab's exercises, right and wrong, which test its checks |
+| `answers`               | other answers to a lab's exercises, right and wrong, which test its checks     |
 """

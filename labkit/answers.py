@@ -26,9 +26,9 @@ programs of another shape, a cell each::
 
 A wrong answer must lose points. One with a `mistake` (in a cell `# mistake: ...`) is a known mistake: learners who make
 it are told this sentence (`labkit/suspects`). For others the feedback must contain the words of `told`; ` | ` separates
-alternatives. Without words it suffices that points are lost. A mutant of the solution (`labkit/mutants`) that is right,
-too, is listed in EQUIVALENT. A cell `# %% empty` has the program that does nothing, where functions that return None
-are none.
+alternatives. Without words it suffices that points are lost. A mutant of the solution (`tests/course/mutants`) that is
+right, too, is listed in EQUIVALENT. A cell `# %% empty` has the program that does nothing, where functions that return
+None are none.
 
 The table is run when it is read; a program is text, which only the judge runs.
 """

@@ -12,7 +12,7 @@ whatever plain data an answer is. For a list or a tensor it names the first diff
 | floating-point numbers within `TOLERANCES`     | a tensor of the numbers where a list of them is asked for |
 
 Two values with the same text are shown with more digits; two of different types with their types. A reference may hold
-placeholders: `OneOf(36864.0, 36865)` where either is right, `ANYTHING` where a mistake leaves the value arbitrary.
+`ANYTHING` where a value is not judged.
 """
 
 from __future__ import annotations
@@ -40,13 +40,6 @@ _NAMES = {bool: "a truth value", int: "a number", float: "a number", str: "a tex
 Tolerance = tuple[float | None, float | None]
 
 
-class OneOf:
-    """Any of these values is right; the first is shown as the expected one."""
-
-    def __init__(self, *values: Any) -> None:
-        self.values = values
-
-
 class _Anything:
     def __repr__(self) -> str:
         return "anything"
@@ -70,9 +63,6 @@ def _of_python(value: Any) -> Any:
 def _difference(got: Any, want: Any, tolerance: Tolerance) -> str | None:
     if want is ANYTHING:
         return None
-    if isinstance(want, OneOf):
-        phrases = [_difference(got, value, tolerance) for value in want.values]
-        return None if None in phrases else phrases[0]
     if isinstance(want, torch.Tensor):
         return _tensor_difference(got, want, tolerance)
     if isinstance(want, list | tuple | range):

@@ -10,8 +10,8 @@ becomes the case's note. Checks run in this order: is there an answer, does it c
 it has started, does it equal the reference, do the judges (`accept`) agree.
 
 Feedback about a wrong answer: for a visible case the answer and the expected one; for a hidden case the part that is
-wrong, without numbers; the mistake, if one of the exercise's mistakes gives every wrong answer, and the right one where
-the learner does (`Suspects`).
+wrong, without numbers; the mistake, if a known one gives every wrong answer, and the right one where the learner does
+(`Suspects`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from labkit import plain
 from labkit.compare import counted, difference, show
 from labkit.evidence import Evidence
-from labkit.exercises import Answer, Case, Exercise, Mistake, load_lab
+from labkit.exercises import Answer, Case, Exercise, load_lab
 from labkit.nursery import Failed
 from labkit.parts import named, other_number, wrong_parts
 from labkit.settings import PLAIN, Trial, place, trials
@@ -84,11 +84,12 @@ def _decide(
         note = f"it waits for exercise {other[0]}" if other else ""
         return {"verdict": Verdict(asked.name, "todo", asked.points, note=note).to_plain(), "again": {}, "wrong": {}}
     rows, again, wrong_trials = list[Row](), dict[int, Trial](), dict[int, Trial]()
-    suspects = Suspects(asked, job.get("hints", []))
+    suspects, raised = Suspects(asked, job.get("hints", [])), list[tuple[Trial, str]]()
     of_first: Mapping[str, str] = {}  # what errors mean where the first case that fails has them
     only_settings = True  # as far as it is seen, nothing is wrong where nothing is special
     for index, (case, of_case, tried) in enumerate(zip(asked.cases, drawn, outcomes, strict=True)):
         given = job.get("known", {}).get(index)  # what known mistakes give on the first wrong trial
+        last = tried[-1]
         wrong, how, trial = _first_wrong(asked, case, of_case, tried, suspects, given)
         if trial and how == VALUE:
             wrong_trials[index] = trial
@@ -96,7 +97,10 @@ def _decide(
             of_first = case.errors
         if wrong and how is None:
             words = {**asked.errors, **of_first}
-            suspects.named(next((mistake for text, mistake in words.items() if text in wrong), ""))
+            hint = next((mistake for text, mistake in words.items() if text in wrong), "")
+            own = [(trial, last["raised"])] if trial and last.get("error") == wrong and "raised" in last else []
+            raised += own
+            suspects.named(hint, tried=not own)  # which known mistakes raise the same, `_rule_out` asks
         if wrong and trial and trial.setting != PLAIN:
             again[index] = place(asked, trial.given, PLAIN, "")
             plain = job.get("again", {}).get(index)
@@ -113,7 +117,7 @@ def _decide(
     else:
         tried = not all(of_case[-1].get("unread") for of_case in outcomes)
         if ask:
-            _rule_out(asked, suspects, list(_more(asked, drawn, outcomes, wrong_trials)), ask)
+            _rule_out(asked, suspects, list(_more(asked, drawn, outcomes, wrong_trials)), raised, ask)
         texts = everywhere, suspects.told(), asked.idea
         verdict = Verdict(asked.name, "wrong", asked.points, tuple(rows), *texts, tried=tried)
     asks = "again" not in job
@@ -148,25 +152,31 @@ def _more(
                 break
 
 
-def _rule_out(asked: Exercise, suspects: Suspects, more: Sequence[_More], ask: Callable[[Any], Any]) -> None:
+def _rule_out(
+    asked: Exercise, suspects: Suspects, more: Sequence[_More], raised: Sequence[tuple[Trial, str]],
+    ask: Callable[[Any], Any],
+) -> None:  # fmt: skip
     """Rule out the suspected mistakes that do not fit on some more trials.
 
-    One fits where it gives the learner's value, or where both are right: there may be several right values.
+    One fits where it gives the learner's value, or where both are right: there may be several right values; and where
+    it raises the error that the learner's cell has raised.
     """
-    ways = suspects.suspected() if more else []
-    if known := [way for way in ways if isinstance(way, int)]:
-        given = ask({"ways": known, "trials": [trial.to_plain() for _, trial, _ in more]})
-        found = dict(zip(known, given, strict=True))
+    if not (more or raised) or not (ways := suspects.suspected()):
+        return
+    alike = [trial.to_plain() for _, trial, _ in more], *([trial.to_plain()] for trial, _ in raised)
+    found, *of_errors = ask({"ways": ways, "trials": alike})  # one question
 
-    def fits(reference: Callable[..., Any], trial: Trial, got: Any, value: Any) -> bool:
-        return value is NotImplemented or _apart(asked, trial, got, value) is None or (
+    def fits(one: _More, value: Any) -> bool:
+        reference, trial, got = one
+        return _apart(asked, trial, got, value) is None or (
             _apart(asked, trial, got, want := _called(reference, trial)) is None
             and _apart(asked, trial, value, want) is None
         )  # fmt: skip
 
-    for way in ways:
-        values = [_called(way.answer, one[1]) for one in more] if isinstance(way, Mistake) else found[way]
-        if values is None or not all(fits(*one, value) for one, value in zip(more, values, strict=True)):
+    for number, way in enumerate(ways):
+        same = all(said[number] == error for (_, error), said in zip(raised, of_errors, strict=True))
+        values = found[number] if more else []
+        if not same or not isinstance(values, list) or not all(map(fits, more, values)):
             suspects.rule_out(way)
 
 
@@ -228,25 +238,12 @@ def _wrong(
     try:
         value = outcome["answers"] if on_ranks else outcome["answers"][0]
         evidence = [Evidence.from_plain(one) for one in outcome["evidence"]]
-        changed = {str(name) for of_rank in outcome["changed"] for name in of_rank}.difference(
-            asked.changes, asked.spoil
-        )
+        changed = {str(name) for of_rank in outcome["changed"] for name in of_rank}.difference(asked.changes)
     except Exception:  # whatever a hostile process writes in the place of its evidence
         return "what it sent cannot be read", None
 
     def explained() -> list[int] | None:
         return None if known is None else [way for way, want in known if _apart(asked, trial, value, want) is None]
-
-    def gives_it(mistake: Mistake) -> bool | None:
-        try:
-            want = _called(mistake.answer, trial)
-            return None if want is NotImplemented else _apart(asked, trial, value, want) is None
-        except NotImplementedError:
-            return None
-        except RuntimeError:
-            if trial.setting.double:  # a mistake need not compute in float64
-                return None
-            raise
 
     if changed:
         return f"it changes its input `{min(changed)}`: compute on a copy", None
@@ -254,7 +251,7 @@ def _wrong(
         return unfinished, None
     reference = case.reference or asked.reference
     if reference and (phrase := _apart(asked, trial, value, _called(reference, trial), case.hidden)):
-        suspects.seen(gives_it, explained())
+        suspects.seen(explained())
         return phrase, VALUE
     for accept in (*asked.accept, *case.accept):
         try:
@@ -263,7 +260,7 @@ def _wrong(
             sentence = f"the answer has not the form that was asked for ({type(error).__name__})"
         if sentence:
             if not _compares(asked):  # else the answer is right in value, and no mistake
-                suspects.seen(gives_it, explained())
+                suspects.seen(explained())
                 return sentence, VALUE
             return sentence, REFUSED
     return None, None

@@ -19,7 +19,6 @@ smallest complete one::
                 Case("other sizes, up to four ranks", some_ranks, points=3, hidden=True),
                 Case("only neighbours talk", some_ranks, points=1, hidden=True, accept=[only("send", "recv")]),
             ],
-            mistakes=[Mistake(mean, "This is the mean. An all-reduce with op=sum does not divide.")],
             idea="What has a rank that passes on what it got, after N-1 steps?",
             hint="N-1 times: send what came last (first: a copy of x) to rank + 1, receive from rank - 1, add it.",
         ),
@@ -177,23 +176,6 @@ class Case:
 
 
 @dataclasses.dataclass(frozen=True)
-class Mistake:
-    """A mistake that many make: the answer it leads to (called as `reference` is), and what the mistake is.
-
-    `hint` is shown at the first failure already, so it says what was done, never the recipe. It is shown where all
-    wrong trials gave this answer; `answer` returns `NotImplemented` for inputs on which the mistake says nothing.
-    """
-
-    answer: Callable[..., Any]
-    hint: str
-
-
-def instead(right: Callable[..., dict[str, Any]], **wrong: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
-    """The answer of a `Mistake` in some of several numbers: what `right` gives, but for these entries."""
-    return lambda **inputs: {**right(**inputs), **{key: one(**inputs) for key, one in wrong.items()}}
-
-
-@dataclasses.dataclass(frozen=True)
 class Prepared:
     """What `Exercise.prepare` makes of a cell: `data` for the lab's tools, or the `outcome` of every case, `{"error":
     text}` or `{"todo": exercise}` (`labkit.playing`)."""
@@ -213,8 +195,6 @@ class Exercise:
         function: name of the learner's function; by default the exercise's name.
         drive: calls the learner's module in another way than `function(**inputs)`.
         accept: judges of every case, after the comparison with the reference.
-        mistakes: compared with every wrong answer; told is one that gives the same in all of them
-            (`deciding.Suspects`). Where no case has a reference, with those that `accept` refuses.
         errors: {words of an error: what the mistake is}, where an error comes in place of an answer.
         idea: one sentence that points the way, without code: shown from the second failure on.
         hint: the recipe, shown when the learner asks for it: `hint("name")`.
@@ -228,8 +208,6 @@ class Exercise:
         changes: inputs that the call may change; all others are compared with what was given.
         late: on ranks, an input, a list of numbers, that the function does not get; `drive` hands them out one by one
             by `late(i)`, and each moment is in the evidence.
-        spoil: inputs that are overwritten with NaN when a rank first waits for a communication: what should be computed
-            from them meanwhile, and is computed afterwards, is wrong.
         group: name of the input through which a process group comes; several: {name: how the ranks are split, or
             None for all of them together}. A drive gets it by this name.
         axis: the same, as `minimegatron.comm.axis.Axis`.
@@ -243,7 +221,6 @@ class Exercise:
     function: str = ""
     drive: Callable[..., Any] | None = None
     accept: Sequence[Accept] = ()
-    mistakes: Sequence[Mistake] = ()
     errors: Mapping[str, str] = dataclasses.field(default_factory=dict)
     idea: str = ""
     hint: str = ""
@@ -254,7 +231,6 @@ class Exercise:
     rtol: float | None = None
     atol: float | None = None
     changes: Sequence[str] = ()
-    spoil: Sequence[str] = ()
     late: str = ""
     group: Groups = ""
     axis: Groups = ""

@@ -84,19 +84,20 @@ def judge(
         more: dict[str, Any] = {"again": {index: played([trial])[0] for index, trial in decided["again"].items()}}
         solved, mistakes = ({}, []) if asked.prepare else known(course, asked.name)  # a kernel's would each be compiled
 
-        def gives(ways: Sequence[int], on: Sequence[dict[str, Any]], patience: float) -> list[list[Any] | None]:
-            """What each of these known mistakes gives on each of these trials, or None."""
+        def gives(ways: Sequence[int], on: Sequence[dict[str, Any]], patience: float) -> list[list[Any] | str | None]:
+            """What each of these known mistakes gives on each of these trials; an error that it raises; or None."""
             variants = [mistakes[way].source for way in ways]
             return vary(nursery, asked, solved, variants, on, hidden, patience) if ways and on else []
 
-        def gives_more(question: dict[str, Any]) -> list[list[Any] | None]:
-            return gives(question["ways"], question["trials"], _SUSPECTED)
+        def gives_more(question: dict[str, Any]) -> list[list[list[Any] | str | None]]:
+            return [gives(question["ways"], on, _SUSPECTED) for on in question["trials"]]
 
         wrong = decided["wrong"]
         given = gives(range(len(mistakes)), list(wrong.values()), PATIENCE)
         more["hints"] = [one.hint for one in mistakes]
         more["known"] = {
-            index: [(way, values[at]) for way, values in enumerate(given) if values] for at, index in enumerate(wrong)
+            index: [(way, values[at]) for way, values in enumerate(given) if isinstance(values, list)]
+            for at, index in enumerate(wrong)
         }
         decided = _result(
             nursery.confer(decide, {**job, "outcomes": outcomes, **more}, _OWN, gives_more, path=sys.path), exercise

@@ -13,7 +13,6 @@ job, by rank::
                process
     members    ranks that call; the others only stand beside
     groups     what they get beside the inputs: [name, whether it is an `Axis`, lists of places in members]
-    spoil      inputs that are overwritten with NaN when the first wait begins
     seconds    that a call may take
     hidden     folder of the checks, closed to this process
     without    modules of the package that it may not import
@@ -54,6 +53,8 @@ from minimegatron.launch.error_report import is_consequence
 
 STUB = "your code here"
 _NO_FUNCTION = re.compile(r"module '(exercises\.\w+)' has no attribute '(\w+)'")
+# Of gloo's errors: a place in torch's sources, a port that is another one in each run, and advice.
+_NOISE = re.compile(r"^\[\S+\.cc:\d+\] | \[127\.0\.0\.1\]:\d+|\.? This is typically caused by .*")
 _BESIDE = {  # words of an error, and what a learner does not know of the place where it was raised
     "got an unexpected keyword argument": "the check calls by name: keep the names of the parameters",
     "Default process group has not been initialized": "there is no process group yet where a cell is imported: create "
@@ -104,7 +105,7 @@ def play(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def vary(rank: int, world: int, job: dict[str, Any]) -> list[Any]:
-    """The values of each of the job's `variants` of the exercise on the trials; None for one that fails.
+    """The values of each of the job's `variants` of the exercise on the trials, or the error that one raises.
 
     A variant on ranks gets a default process group of its own, whose waits end after `patience` seconds: a rank that
     another has left alone goes on to the next.
@@ -116,11 +117,12 @@ def vary(rank: int, world: int, job: dict[str, Any]) -> list[Any]:
         try:
             if job["world"]:
                 (place := sandbox.shared_folder() / str(number)).mkdir(exist_ok=True)
-                process_group.connect(place, rank, world, job["patience"])
+                process_group.connect(place, rank, world, job["patience"], job["seconds"])
             given = groups_of(job, rank) if job["world"] else {}
             values.append([_value(job, at, given) for at in range(len(job["trials"]))])
-        except Exception:
-            values.append(None)
+        except Exception as error:
+            failed = _error(error, job["exercise"])
+            values.append({"error": failed["error"], "peer": failed["peer"]})
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
@@ -131,7 +133,7 @@ def _value(job: dict[str, Any], number: int, groups: dict[str, Any]) -> Any:
     for name in [one for one in sys.modules if one.startswith("exercises.")]:
         del sys.modules[name]
     inputs = copy.deepcopy(job["trials"][number])
-    process_group.LOG.begin(spoiled=[inputs[name] for name in job["spoil"]], late=job["late"][number])
+    process_group.LOG.begin(late=job["late"][number])
     mine = strided(inputs) if job["strided"][number] else inputs
     said = plain.settled(_drive(_import(job), job, {**mine, **groups}))
     tools.take_notes()
@@ -159,7 +161,7 @@ def _call(
     inputs = job["trials"][number]
     mine = strided(inputs) if job["strided"][number] else inputs
     with OpRecorder(place) as recorder:
-        process_group.LOG.begin(lambda: recorder.ops, [mine[name] for name in job["spoil"]], job["late"][number])
+        process_group.LOG.begin(lambda: recorder.ops, job["late"][number])
         value = plain.settled(_drive(exercise, job, {**mine, **groups}))  # iterators run here, where they are seen
     evidence, log = recorder.evidence(recorder.alive(value)), process_group.LOG
     evidence = dataclasses.replace(evidence, notes=tools.take_notes(), calls=())
@@ -238,6 +240,7 @@ def digests(inputs: Mapping[str, Any]) -> dict[str, str]:
 
 def _error(error: BaseException, name: str) -> dict[str, Any]:
     text = error.what if isinstance(error, MinimegatronError) else str(error)
+    text = error.msg if isinstance(error, SyntaxError) else text  # without the file and the line, which come below
     line = None
     for frame in traceback.extract_tb(error.__traceback__):
         if Path(frame.filename).name == f"{name}.py":
@@ -245,7 +248,7 @@ def _error(error: BaseException, name: str) -> dict[str, Any]:
     if isinstance(error, SyntaxError):
         line = error.lineno
     line = getattr(error, "line", 0) or line  # an error of a lab's tool may know it better
-    first = text.strip().splitlines()[0][:400] if text.strip() else ""
+    first = _NOISE.sub("", text.strip().splitlines()[0][:400]) if text.strip() else ""
     if isinstance(error, AttributeError) and (missing := _NO_FUNCTION.fullmatch(first)):
         return {"error": _not_defined(*missing.groups()), "line": None, "peer": False, "unread": True}
     beside = next((said for words, said in _BESIDE.items() if words in first), "")

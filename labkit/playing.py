@@ -10,7 +10,8 @@
 | `{"answers", "evidence", "changed"}`    | lists by rank                                                           |
 | `{"todo": exercise}`                    | a stub has been called                                                  |
 | `{"error": text}`                       | no answer, in the learner's own words and lines; `late`: out of time;   |
-|                                         | `unread`: the cell cannot be read, or has no such function              |
+|                                         | `unread`: the cell cannot be read, or has no such function;             |
+|                                         | `raised`: the error alone, without lines and ranks                      |
 
 An outcome other than the first kind is the last one of its case. Several ranks that fail are one failure: that of the
 rank that failed first, and not because another had gone.
@@ -33,7 +34,9 @@ from labkit.process_group import Call
 from minimegatron.errors import ranges
 
 _NAME, _GROUP = ([field.name for field in dataclasses.fields(Call)].index(name) for name in ("name", "group"))
-PATIENCE = 2.0  # seconds that ranks wait for each other in a known mistake; among many some hang
+_ABORTED = "; gloo ends a rank so that gets a message longer than the tensor that receives it"
+_COMMUNICATE = ("distributed_c10d.py", "collectives.py")  # files whose functions are communications
+PATIENCE = 6.0  # seconds that ranks wait for each other in a known mistake; among many some hang
 _SENT = {"answers": "value", "evidence": "evidence", "changed": "changed"}  # by rank, and in what a rank sends
 
 
@@ -62,7 +65,7 @@ def _jobs(
     world, members = drawn[0]["world"], drawn[0]["members"]
     common: dict[str, Any] = {
         "sources": dict(sources), "exercise": asked.name, "function": asked.function or asked.name,
-        "drive": asked.drive_source, "seconds": asked.seconds, "hidden": hidden, "spoil": list(asked.spoil),
+        "drive": asked.drive_source, "seconds": asked.seconds, "hidden": hidden,
         "prepared": prepared, "without": list(asked.without),
         **{key: drawn[0][key] for key in ("world", "members", "groups")},
     }  # fmt: skip
@@ -93,9 +96,9 @@ def _play_alike(
 def vary(
     nursery: Nursery, asked: Exercise, sources: Mapping[str, str], variants: Sequence[str],
     drawn: Sequence[dict[str, Any]], hidden: str, patience: float = PATIENCE,
-) -> list[list[Any] | None]:  # fmt: skip
-    """What each of several texts of the cell gives on each of these trials, by rank or alone; None if it ends in an
-    error or gives no answer in time.
+) -> list[list[Any] | str | None]:  # fmt: skip
+    """What each of several texts of the cell gives on each of these trials, by rank or alone; the error that it raises,
+    or None if it gives no answer in time.
 
     Args:
         sources: the lab's other exercises, solved.
@@ -103,7 +106,7 @@ def vary(
         drawn: the trials, plain.
         patience: seconds that ranks wait for each other.
     """
-    found: list[list[Any] | None] = [[] for _ in variants]
+    found: list[list[Any] | str | None] = [[] for _ in variants]
     places = [(trial["world"], trial["members"], trial["groups"]) for trial in drawn]
     for key, alike in itertools.groupby(range(len(drawn)), key=lambda at: places[at]):
         jobs = _jobs(asked, sources, [drawn[at] for at in alike], hidden)
@@ -115,10 +118,14 @@ def vary(
         mine = [said[rank] for rank in key[1]] if key[0] else said
         for number in range(len(variants)):
             by_rank = [of_rank[number] if number < len(of_rank) else None for of_rank in mine]
-            if found[number] is None or None in by_rank:
-                found[number] = None
+            before = found[number]
+            if not isinstance(before, list):
                 continue
-            found[number] += [list(ranks) if key[0] else ranks[0] for ranks in zip(*by_rank, strict=True)]  # type: ignore[operator]
+            if not all(isinstance(one, list) for one in by_rank):
+                own = [one["error"] for one in by_rank if isinstance(one, dict) and not one["peer"]]
+                found[number] = own[0] if own else None
+                continue
+            found[number] = before + [list(ranks) if key[0] else ranks[0] for ranks in zip(*by_rank, strict=True)]
     return found
 
 
@@ -175,21 +182,22 @@ def _failure(replies: list[Reply], asked: Exercise, sources: Mapping[str, str]) 
     said = [_readable(reply.value) for reply in replies]
     if todo := next((one["todo"] for one in said if "todo" in one), None):
         return {"todo": str(todo)}
+    source, waiting = sources[asked.name], ("late", "stuck")
+    late = {"late": True} if any(reply.ended == "late" for reply in replies) else {}
     errors = [(bool(said[r].get("peer")), replies[r].order, r) for r in range(len(said)) if "error" in said[r]]
-    source = sources[asked.name]
-    if errors:
+    gone = [r for r, one in enumerate(said) if "trials" not in one and replies[r].ended not in waiting]
+    if errors and not (gone and min(errors)[0]):  # where one has gone, the others' lost connections are a consequence
         rank = min(errors)[2]
         same = [r for r, one in enumerate(said) if one.get("error") == said[rank]["error"]]
         text = f"{_who(same, len(said))}{said[rank]['error']}{_at([said[r].get('line') for r in same], same, source)}"
-        return {"error": text, "unread": bool(said[rank].get("unread"))}
-    if any(reply.ended in ("late", "stuck") for reply in replies):
-        late = any(reply.ended == "late" for reply in replies)
+        return {"error": text, "unread": bool(said[rank].get("unread")), "raised": said[rank]["error"]}
+    if gone:
+        why = replies[gone[0]].ended or "sent what cannot be read"
+        why += _ABORTED if why.endswith("SIGABRT") and len(said) > 1 else ""
+        return {"error": f"{_who(gone[:1], len(said))}no answer: the process {why}", **late}
+    if any(reply.ended in waiting for reply in replies):
         what = f"no answer within {asked.seconds:g} s" if late else "deadlock: nothing goes on any more"
-        return {"error": f"{what}{_waiting(replies, asked.name, source)}", **({"late": True} if late else {})}
-    for rank, (reply, one) in enumerate(zip(replies, said, strict=True)):
-        if reply.ended or "trials" not in one:
-            why = reply.ended or "sent what cannot be read"
-            return {"error": f"{_who([rank], len(said))}no answer: the process {why}"}
+        return {"error": f"{what}{_waiting(replies, asked.name, source)}", **late}
     return None
 
 
@@ -226,10 +234,14 @@ def _line(source: str, number: Any) -> str:
 
 
 def _waiting(replies: list[Reply], exercise: str, source: str) -> str:
-    """Where each rank is: the line of the learner's code, or that it has returned."""
+    """Where each rank is: the line of the learner's code, what it calls outside of it, or that it has returned."""
     places: dict[str, list[int]] = {}
     for rank, reply in enumerate(replies):
         here = (f.line for f in reply.stack if PurePath(f.file).parts[-2:] == ("exercises", f"{exercise}.py"))
-        where = "has returned" if not reply.ended else _line(source, next(here, None)) or "outside of this cell"
+        called = (f"in {f.function}, " for f in reply.stack if PurePath(f.file).name in _COMMUNICATE)
+        backward = any(f.function == "_engine_run_backward" for f in reply.stack)
+        outside = f"{next(called, '')}{'in the backward pass' if backward else 'outside of this cell'}"
+        where = _line(source, next(here, None)) or (outside if reply.stack else "does not answer")
+        where = where if reply.ended else "has returned"
         places.setdefault(where, []).append(rank)
     return "".join(f"; {_who(ranks, len(replies)) or 'stuck at '}{place}" for place, ranks in places.items())

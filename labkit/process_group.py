@@ -93,7 +93,6 @@ class Log:
         calls: its communications, in the order of their starts.
         marks: (text, time) of moments that a check marks.
         position: how many operations of torch this rank has done.
-        spoiled: tensors that are overwritten with NaN when the first wait begins.
         late: numbers of the input that a check hands out one by one (`late`).
         sends: gloo's handles of sends: gloo may give a send up whose handle is gone, and then the other rank hangs in
             place of this one being told that it never waits.
@@ -102,12 +101,11 @@ class Log:
     def __init__(self) -> None:
         self.begin()
 
-    def begin(self, position: Callable[[], int] = lambda: 0, spoiled: Sequence[Tensor] = (), late: Any = ()) -> None:
+    def begin(self, position: Callable[[], int] = lambda: 0, late: Any = ()) -> None:
         """Begin a trial."""
         self.calls: list[Call] = []
         self.marks: list[tuple[str, int]] = []
         self.position, self.late, self.sends = position, late, list[Any]()
-        self.spoiled = [tensor for tensor in spoiled if tensor.is_floating_point()]
 
     def placed(self, members: Sequence[int]) -> list[Call]:
         """The calls with places among these ranks instead of ranks of the world."""
@@ -132,25 +130,29 @@ def late(index: int) -> float:
     return float(LOG.late[index])
 
 
-def connect(folder: Path, rank: int, world: int, seconds: float) -> None:
+def connect(folder: Path, rank: int, world: int, seconds: float, start: float = 0.0) -> None:
     """Initialise the default process group; from now on `backend="gloo"` means `CountedGroup`.
 
     Args:
         folder: one that all ranks of this job can write in: there rank 0 says where its store listens.
         seconds: after which gloo gives up a wait.
+        start: seconds in which all ranks come, on a machine that is busy with something else; at least `seconds`.
     """
     setattr(distributed_c10d, "ProcessGroupGloo", CountedGroup)  # noqa: B010  mypy forbids the assignment
-    patience, place = datetime.timedelta(seconds=seconds), folder / "port"
+    patience, place, start = datetime.timedelta(seconds=seconds), folder / "port", max(start, seconds)
+    longer = datetime.timedelta(seconds=start)
     if rank == 0:
-        store = dist.TCPStore("127.0.0.1", 0, world, is_master=True, wait_for_workers=False, timeout=patience)
+        store = dist.TCPStore("127.0.0.1", 0, world, is_master=True, wait_for_workers=False, timeout=longer)
         (folder / "new").write_text(str(store.port))
         (folder / "new").rename(place)
     else:
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + start
         while not place.exists() and time.monotonic() < deadline:
             time.sleep(0.001)
         port = int(place.read_text())
-        store = dist.TCPStore("127.0.0.1", port, world, is_master=False, wait_for_workers=False, timeout=patience)
+        store = dist.TCPStore("127.0.0.1", port, world, is_master=False, wait_for_workers=False, timeout=longer)
+    store.set(f"came {rank}", "")
+    store.wait([f"came {one}" for one in range(world)], longer)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=patience)
 
 
@@ -323,8 +325,6 @@ class CountedWork(Work):
         self._lock = threading.Lock()
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
-        while LOG.spoiled:
-            LOG.spoiled.pop().data.fill_(torch.nan)
         self._note_wait()
         with _disable_current_modes():
             done = self._work.wait() if timeout is None else self._work.wait(timeout)  # no deadline: the group's

@@ -17,8 +17,7 @@ import os
 import selectors
 import signal
 import tempfile
-import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,11 +130,6 @@ class Answers:
                 self._selector.unregister(key.fd)
                 self.waiting.remove(index)
 
-    def read_until(self, deadline: float, wanted: Collection[int]) -> None:
-        """Read until those have answered or ended."""
-        while self.waiting.intersection(wanted) and (left := deadline - time.monotonic()) > 0:
-            self.read(left)
-
     def close(self) -> None:
         self._selector.close()
 
@@ -151,7 +145,7 @@ def ends(
     """
     late = {index: processes[index].pid for index in sorted(answers.waiting) if index not in full}
     # The fault handler of each answers SIGABRT with its Python stack.
-    found = stacks(late, signal.SIGABRT, lambda index: processes[index].dump(), seconds=0.5)
+    found = stacks(late, signal.SIGABRT, lambda index: processes[index].dump(), seconds=2.0)
     unanswered = {
         index: Reply(ended="stuck" if stuck else "late", stack=tuple(frames)) for index, frames in found.items()
     }

@@ -47,8 +47,6 @@ _SOLUTION = re.compile(
 )
 _GUESS = re.compile(r"^guess(ed)?\(\s*[\"'](\w+)[\"']", re.M)
 OPEN_LINES = 35  # of a given cell that is not folded
-# Labs that do not keep to it yet.
-LONG_CELLS: tuple[str, ...] = ()
 HIDDEN = "hide-output"
 _MARKER = re.compile(r"^[ \t]*(?:// )?### (?:BEGIN|END) SOLUTION[ \t]*\n?", re.M)
 
@@ -108,7 +106,7 @@ def _obey_rules(cells: list[Any], source: Path) -> None:
             if not begins:
                 raise ConfigError("an exercise with nothing to do", where=where, fix="mark ### BEGIN SOLUTION and END")
             seen.append(name)
-        _obey_folding(cell, name, where, name_of(source))
+        _obey_folding(cell, name, where)
         _obey_guessing(cell, guesses, where)
         for need in _needs(cell):
             if need not in seen:
@@ -127,14 +125,14 @@ def _obey_rules(cells: list[Any], source: Path) -> None:
         )  # fmt: skip
 
 
-def _obey_folding(cell: Any, exercise: str | None, where: str, lab: str) -> None:
+def _obey_folding(cell: Any, exercise: str | None, where: str) -> None:
     """A given cell is short or folded; a cell in which the learner writes is open."""
     if cell.cell_type != "code":
         return
     folded, lines = _folded(cell), cell.source.count("\n") + 1
     if folded and (exercise or checked(cell)):
         raise ConfigError("an exercise and its check are never folded", where=where)
-    if not (folded or exercise) and lines > OPEN_LINES and lab not in LONG_CELLS:
+    if not (folded or exercise) and lines > OPEN_LINES:
         raise ConfigError(
             f"an open cell of {lines} lines, where {OPEN_LINES} are allowed", where=where,
             fix='fold it, # %% jupyter={"source_hidden": true}, or move it behind an import',

@@ -7,8 +7,9 @@ in all of them, the sentence is told. So a mistake is written once, as the text 
 
 | a wrong trial gives                      | mistakes that explain it                                              |
 |------------------------------------------|-----------------------------------------------------------------------|
-| other values                             | changed solutions that give the same (`Known`); `Exercise.mistakes`   |
-| an error                                 | `Exercise.errors`, `Case.errors`: words of the error                  |
+| other values                             | changed solutions that give the same (`Known`)                        |
+| an error                                 | `Exercise.errors`, `Case.errors`: words of the error; else changed    |
+|                                          | solutions that raise the same one                                     |
 | right values, refused by a judge         | none, where there is a reference: the judge's sentence says it        |
 
 Told is a mistake that explains every wrong trial and is right where the learner is: on small inputs two mistakes give
@@ -21,13 +22,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from labkit.answers import read_answers, solutions
-from labkit.exercises import Exercise, Mistake
+from labkit.exercises import Exercise
 
-_Way = Mistake | int | str  # what explains a trial: a function, a known mistake, or the hint that an error's words name
+_Way = int | str  # what explains a trial: a known mistake by its number, or the hint that an error's words name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,51 +56,40 @@ def known(course: str, exercise: str) -> tuple[dict[str, str], list[Known]]:
 class Suspects:
     """The mistakes of an exercise that explain every wrong trial.
 
-    A hint may have several ways: functions (`Exercise.mistakes`), and known mistakes, which are told by their number.
-
     Args:
         asked: the exercise.
-        hints: of its known mistakes, in order.
+        hints: of its known mistakes, in order; several may share one.
     """
 
     def __init__(self, asked: Exercise, hints: Sequence[str] = ()) -> None:
-        self._known, self._ways = set(hints), dict[str, list[Mistake | int]]()
+        self._ways = dict[str, list[int]]()
         for number, hint in enumerate(hints):
             self._ways.setdefault(hint, []).append(number)
-        for mistake in asked.mistakes:
-            self._ways.setdefault(mistake.hint, []).append(mistake)
         of_errors = [
             hint for errors in (asked.errors, *(case.errors for case in asked.cases)) for hint in errors.values()
         ]
         self._hints = list(dict.fromkeys([*self._ways, *of_errors]))
-        self._trials: list[tuple[set[_Way], set[str]]] = []  # of each wrong one: what explains it, hints silent on it
-        self._out = set[_Way]()
+        self._trials: list[tuple[set[_Way], bool]] = []  # of each wrong one: what explains it, who was asked
+        self._out = set[int]()
 
-    def seen(self, gives_it: Callable[[Mistake], bool | None], known: Collection[int] | None = None) -> None:
-        """Note a wrong trial.
+    def seen(self, known: Collection[int] | None) -> None:
+        """Note a wrong trial, and the known mistakes that lead to its values; None: they were not tried on it."""
+        self._trials.append((set[_Way](known or ()), known is not None))
+
+    def named(self, hint: str, tried: bool = True) -> None:
+        """Note a trial that ended in an error, whose words name this mistake or none, "".
 
         Args:
-            gives_it: whether a mistake leads to the learner's answer; None: it says nothing about these inputs.
-            known: the known mistakes that do; None: they were not tried on this trial.
+            tried: whether no known mistake leads to this error; else they are tried on it later.
         """
-        explain, silent = set[_Way](known or ()), set(self._known if known is None else ())
-        for hint, ways in self._ways.items():
-            said = {way: gives_it(way) for way in ways if isinstance(way, Mistake)}
-            explain |= {way for way, found in said.items() if found}
-            if said and set(said.values()) == {None}:
-                silent.add(hint)
-        self._trials.append((explain, silent))
+        self._trials.append((set[_Way]({hint} - {""}), tried))
 
-    def named(self, hint: str) -> None:
-        """Note a trial that ended in an error, whose words name this mistake or none, ""."""
-        self._trials.append((set[_Way]({hint} - {""}), set()))
-
-    def rule_out(self, way: Mistake | int) -> None:
-        """Note that this way does not fit what the learner gives on some trial."""
+    def rule_out(self, way: int) -> None:
+        """Note that this known mistake does not fit what the learner gives on some trial."""
         self._out.add(way)
 
-    def suspected(self) -> list[Mistake | int]:
-        """The ways that make `told` possible, in order."""
+    def suspected(self) -> list[int]:
+        """The known mistakes that make `told` possible, in order."""
         return [
             way for hint in self._hints if self._explains(hint) for way in self._ways.get(hint, [])
             if way not in self._out and any(way in explain for explain, _ in self._trials)
@@ -110,6 +100,7 @@ class Suspects:
         return next((hint for hint in self._hints if self._explains(hint)), "")
 
     def _explains(self, hint: str) -> bool:
+        """Whether it explains a trial, and every other on which it was tried."""
         ways = {hint, *self._ways.get(hint, [])} - self._out
-        found = [(bool(ways & explain), hint in silent) for explain, silent in self._trials]
-        return any(one for one, _ in found) and all(one or other for one, other in found)
+        found = [(bool(ways & explain), tried or hint not in self._ways) for explain, tried in self._trials]
+        return any(one for one, _ in found) and all(one or not tried for one, tried in found)

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -113,7 +114,7 @@ class Verdict:
         if self.idea and not 0 < self.attempt < IDEA_FROM:
             said.append(("idea", self.idea))
         if self.attempt >= IDEA_FROM:
-            said.append(("", f'hint("{self.exercise}") says how'))
+            said.append(("", f'`hint("{self.exercise}")` says how'))
         return said or ([("", LATER)] if self.idea else [])
 
     @property
@@ -145,13 +146,13 @@ class Verdict:
     def _repr_html_(self) -> str:
         rows = "".join(
             f"<tr><td {_CELL}>{SIGNS['passed' if row.points == row.of else 'wrong'][0]} {html.escape(row.what)}</td>"
-            f"<td {_CELL}>{row.points}/{row.of}</td><td {_CELL}>{html.escape(note)}</td></tr>"
+            f"<td {_CELL}>{row.points}/{row.of}</td><td {_CELL}>{_html(note)}</td></tr>"
             for row, note in zip(self._shown, self._notes, strict=True)
         )
         table = f'<table style="margin:4px 0 0 1em">{rows}</table>' if rows else ""
-        note = f'<div style="margin-left:1em">{html.escape(self.note)}</div>' if self.note else ""
+        note = f'<div style="margin-left:1em">{_html(self.note)}</div>' if self.note else ""
         said = "".join(
-            f'<div style="margin-left:1em">{f"<i>{label}:</i> " if label else ""}{html.escape(text)}</div>'
+            f'<div style="margin-left:1em">{f"<i>{label}:</i> " if label else ""}{_html(text)}</div>'
             for label, text in self.said
         )
         return f"<div>{_head(self.state, self.exercise, self.points, self.of)}{table}{note}{said}</div>"
@@ -209,6 +210,11 @@ class Panel:
             f'<div style="width:{share}%;height:6px;background:var({_COLOURS["passed"]})"></div></div>'
         )
         return f"<div>lab {html.escape(self.lab)}: <b>{self.points} of {self.of} points</b>{after}{bar}{note}</div>"
+
+
+def _html(text: str) -> str:
+    """Text for a page; what stands between backticks as code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 
 def _head(state: str, exercise: str, points: int, of: int) -> str:

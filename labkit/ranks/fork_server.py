@@ -240,9 +240,6 @@ class Forked:
 
     def poll(self) -> int | None:
         """Its return code, if it has ended, or its trunk."""
-        return self._look()
-
-    def _look(self) -> int | None:
         if self.returncode is None and not self.trunk.is_importing():
             try:
                 self.returncode = self.trunk.ask({"do": "status", "pid": self.pid})["status"]
@@ -261,7 +258,7 @@ class Forked:
     def wait(self, timeout: float) -> int:
         """Its return code; `subprocess.TimeoutExpired` when it has not ended after these seconds."""
         deadline = time.monotonic() + timeout
-        while (status := self._look()) is None:
+        while (status := self.poll()) is None:
             if time.monotonic() > deadline:
                 raise subprocess.TimeoutExpired("a fork server", timeout)
             time.sleep(0.001)
@@ -274,7 +271,7 @@ class _Elsewhere(Forked):
     def __init__(self, trunk: SharedTrunk) -> None:
         self.trunk, self.number, self.returncode = trunk, 0, None
 
-    def _look(self) -> int | None:
+    def poll(self) -> int | None:
         sock = self.trunk.sock
         if self.returncode is None and select.select([sock], [], [], 0)[0]:
             with contextlib.suppress(ConnectionError):

@@ -57,3 +57,13 @@ def test_a_mistake_that_fails_where_the_learner_is_right_is_not_told(
     verdict = judge(nursery, MODULE, exercise, {**SOLVED, exercise: source}, seed="4")
     assert verdict.rows[0].note and (mistake or verdict.rows[1].points), "the planted answer is wrong in one case alone"
     assert verdict.mistake[: len(mistake) or None] == mistake
+
+
+@pytest.mark.parametrize(("count", "told"), [("int(mask.sum())", True), ("int(mask.sum() or 'none')", False)])
+def test_a_mistake_that_raises_explains_its_own_error_and_no_other(nursery: Nursery, count: str, told: bool) -> None:
+    old = "(losses * mask).sum() / mask.sum().clamp(min=1)"
+    assert old in SOLVED["token_mean"]
+    source = SOLVED["token_mean"].replace(old, f"losses.sum().item() / {count}")
+    verdict = judge(nursery, MODULE, "token_mean", {**SOLVED, "token_mean": source}, seed="4")
+    assert verdict.rows[0].note.startswith("got") and "Error" in verdict.rows[1].note
+    assert bool(verdict.mistake) == told, verdict

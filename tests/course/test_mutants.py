@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 
 from labkit.fresh import Nursery
-from labkit.mutants import Course
 from tests.course.marked import LABS
+from tests.course.mutants import Course
 
 pytestmark = pytest.mark.thorough
 COURSES = {name: Course(name) for name in LABS}

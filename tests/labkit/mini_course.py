@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from labkit.checks import at_most, only
-from labkit.exercises import Case, Draw, Exercise, Lab, Mistake
+from labkit.exercises import Case, Draw, Exercise, Lab
 
 
 def bubble(p: int, m: int) -> float:
@@ -20,10 +20,6 @@ def some_pipeline(draw: Draw) -> dict[str, Any]:
 
 def summed(ranks: list[dict[str, Any]]) -> list[torch.Tensor]:
     return [sum((r["x"] for r in ranks), torch.zeros(()))] * len(ranks)
-
-
-def averaged(ranks: list[dict[str, Any]]) -> list[torch.Tensor]:
-    return [total / len(ranks) for total in summed(ranks)]
 
 
 def some_ranks(draw: Draw) -> list[dict[str, Any]]:
@@ -63,7 +59,6 @@ LAB = Lab(
                     errors={"IndexError": "Any number of stages will do."},
                 ),
             ],
-            mistakes=[Mistake(lambda p, m: (p - 1) / m, "This is idle over busy time; the fraction is of all time.")],
             errors={"division by zero": "A pipeline is never empty."},
             idea="Which part of the whole is idle?",
             hint="The first stage works for m microbatches; how long does it wait?",
@@ -83,7 +78,7 @@ LAB = Lab(
                     accept=[at_most("(N-1) n", ring_bytes, "send")],
                 ),
             ],
-            mistakes=[Mistake(averaged, "This is the mean; op=sum does not divide.")],
+            errors={"ZeroDivisionError": "A sum divides by nothing."},
             hint="After N-1 steps each rank has seen every other tensor once.",
             seconds=5,
         ),

@@ -6,10 +6,12 @@ from typing import Any
 
 import torch
 
-from labkit.checks import to_the_next
+from labkit.checks import sends
 from labkit.exercises import Case, Draw, Exercise, Lab
 
 Inputs = list[dict[str, Any]]
+
+RING = sends("send", "recv", to_the_next=True)
 
 
 def summed(ranks: Inputs) -> list[torch.Tensor]:
@@ -51,7 +53,7 @@ LAB = Lab(
         Exercise("total", reference=summed, cases=HIDDEN, group="group", seconds=5),
         Exercise("over", reference=row_of, drive=two_axes, cases=HIDDEN, seconds=5,
                  axis={"dp": None, "edp": by_parity}),
-        Exercise("pass_on", reference=from_before, cases=HIDDEN, seconds=5, axis="cp", accept=[to_the_next]),
+        Exercise("pass_on", reference=from_before, cases=HIDDEN, seconds=5, axis="cp", accept=[RING]),
         Exercise("own_group", reference=summed, cases=HIDDEN, seconds=5),
         Exercise("into", function="into", reference=lambda x, out: 2 * x, changes=("out",), seconds=2,
                  cases=[Case("into out", {"x": torch.ones(2), "out": torch.zeros(2)})]),

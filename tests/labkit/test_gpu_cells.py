@@ -12,7 +12,7 @@ import jupytext
 import nbformat
 import pytest
 
-from labkit.options import torchrun_options
+from labkit.magics import torchrun_options
 from labkit.source import notebooks
 from tests.labkit import gpu_node
 from tests.labkit.cells import SOURCES, exercise_cells

@@ -29,13 +29,13 @@ from tests.labkit.handed_in import BUBBLE, DOUBLE, OPEN, RING, SOLVED, UNTOUCHED
 from tests.labkit.mini_course import LAB
 
 ROOT = Path(__file__).resolve().parents[2]
-MEAN = RING.replace("return total", "return total / world")
+DIVIDED = RING.replace("return total", "return total * (1 / 0)")
 WRONG = BUBBLE.replace("m + p - 1", "m")
 
 HONEST = {
     "solved.ipynb": notebook(SOLVED),
     "untouched.ipynb": notebook(UNTOUCHED),
-    "partial/00_mini/00_mini.ipynb": notebook([OPEN, BUBBLE, MEAN, stub("double")]),
+    "partial/00_mini/00_mini.ipynb": notebook([OPEN, BUBBLE, DIVIDED, stub("double")]),
     "twice/copy of lab (3).ipynb": notebook([DOUBLE, WRONG, RING, OPEN, "1 / 0", BUBBLE]),
     "missing.ipynb": notebook([OPEN, BUBBLE]),
     "broken.ipynb": notebook(SOLVED)[:-40],
@@ -84,7 +84,7 @@ def test_honest_marks(graded: Run) -> None:
     assert points(graded, "untouched") == [0, 0, 0]
     assert {one["state"] for one in row(graded, "untouched")["exercises"]} == {"todo"}
     assert points(graded, "partial") == [5, 0, 0]
-    assert row(graded, "partial")["exercises"][1]["mistake"] == "This is the mean; op=sum does not divide."
+    assert row(graded, "partial")["exercises"][1]["mistake"] == "A sum divides by nothing."
     assert points(graded, "twice") == [5, 6, 1]
     assert row(graded, "twice")["remarks"] == ["exercise bubble is there twice; the last one counts"]
     assert points(graded, "missing") == [5, 0, 0]
@@ -139,7 +139,7 @@ def test_feedback_is_what_check_shows_and_hides_what_check_hides(graded: Run) ->
     pages = {path.stem: path.read_text() for path in (graded.out / "feedback").iterdir()}
     assert set(pages) == {one["learner"] for one in graded.rows["marks"]}
     assert "✔ passed" in pages["solved"] and "12 of 12 points" in pages["solved"]
-    assert "This is the mean" in pages["partial"] and "solved" not in pages["partial"]
+    assert "A sum divides by nothing" in pages["partial"] and "solved" not in pages["partial"]
     assert "not graded: it is not a notebook" in pages["broken"]
     assert not any("class of 26" in page for page in pages.values()), "the seed is not for learners"
 
@@ -147,7 +147,7 @@ def test_feedback_is_what_check_shows_and_hides_what_check_hides(graded: Run) ->
 def test_the_report_is_one_page_for_the_instructor(graded: Run) -> None:
     page = (graded.out / "report.html").read_text()
     assert "class of 26" in page and "<code>ring_all_reduce</code>" in page
-    assert "1 × This is the mean; op=sum does not divide." in page
+    assert "1 × A sum divides by nothing." in page
     assert "<script" not in page and "http" not in page
     assert "solved, twice" in page, "the same ring in two notebooks"
 

@@ -64,7 +64,7 @@ def test_the_idea_comes_at_the_second_failure_and_in_grading_at_once(kernel: Ker
     later, idea, how = (
         "(the second try shows an idea)",
         "idea: Which part of the whole is idle?",
-        'hint("bubble") says how',
+        '`hint("bubble")` says how',
     )
     kernel.run(BUBBLE)
     kernel.run('check("bubble")')

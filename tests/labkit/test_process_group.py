@@ -502,23 +502,6 @@ def test_a_future_and_a_look_count_as_waits(log: Callable[..., list[Any]]) -> No
             assert value == [2.0, 2.0] and calls[0].waited is not None
 
 
-def spoils(rank: int, world: int) -> list[Any]:
-    given, whole = torch.ones(2), torch.ones(2, dtype=torch.int64)
-    process_group.LOG.begin(spoiled=[given, whole])
-    work = dist.all_reduce(given, async_op=True)
-    before = given.tolist()
-    other = dist.all_reduce(torch.ones(1), async_op=True)
-    other.wait()
-    spoiled = given.isnan().all().item()
-    work.wait()
-    return [before, spoiled, given.tolist(), whole.tolist()]
-
-
-def test_an_input_is_spoiled_at_the_first_wait(log: Callable[..., list[Any]]) -> None:
-    for value, _, _ in log(spoils):
-        assert value == [[1.0, 1.0], True, [2.0, 2.0], [1, 1]]
-
-
 def too_many(rank: int, world: int) -> str:
     process_group.LOG.calls = [dataclasses.replace(_CALL) for _ in range(process_group.MAX_CALLS)]
     try:

@@ -32,7 +32,7 @@ def test_one_cause_is_said_once() -> None:
     assert broken._repr_html_().count("SyntaxError") == 1
 
 
-LATER, HOW = "  (the second try shows an idea)", '  hint("f") says how'
+LATER, HOW = "  (the second try shows an idea)", '  `hint("f")` says how'
 
 
 @pytest.mark.parametrize(
@@ -75,6 +75,8 @@ def test_html_is_escaped_and_says_the_same() -> None:
     page = WRONG._repr_html_()
     assert "a &lt; b &amp; c" in page and "got &lt;1&gt;, expected 2" in page and "p-1 &amp; m" in page
     assert page.count("<tr>") == 2 and "✘ not right yet" in page and "1/3" in page
+    code = Verdict("f", "wrong", 1, (Row("a", 0, 1, "line 2: `x < y`"),), attempt=2)._repr_html_()
+    assert "<code>x &lt; y</code>" in code and "<code>hint(&quot;f&quot;)</code> says how" in code
     assert "<table" not in PASSED._repr_html_() and "✔ passed" in PASSED._repr_html_()
 
 

@@ -901,20 +901,24 @@ MUTANTS = (
         "True", _COUNTED,
     ),
     Mutant(
-        "an input is whole after the first wait", _GROUP, "LOG.spoiled.pop().data.fill_(torch.nan)",
-        "LOG.spoiled.pop()", _COUNTED,
-    ),
-    Mutant(
         "one rank that waits is a deadlock", "labkit/fresh.py", "return all(now - still", "return any(now - still",
         "tests/labkit/test_fresh.py::test_ranks_that_only_wait_are_not_waited_for",
     ),
     Mutant(
         "a mistake that explains one wrong trial is told", "labkit/suspects.py",
-        "and all(one or other for one, other in found)", "", "tests/labkit/test_suspects.py",
+        "and all(one or not tried for one, tried in found)", "", "tests/labkit/test_suspects.py",
     ),
     Mutant(
         "a mistake that fails where the learner is right is told", "labkit/deciding.py",
         "            suspects.rule_out(way)", "            pass", "tests/course/test_example.py",
+    ),
+    Mutant(
+        "a mistake that raises another error is told", "labkit/deciding.py", "said[number] == error for",
+        "True for", "tests/course/test_example.py",
+    ),
+    Mutant(
+        "who loses a rank that gloo has ended is named", "labkit/playing.py",
+        "if errors and not (gone and min(errors)[0]):", "if errors:", "tests/labkit/test_judge.py -k gloo",
     ),
     Mutant(
         "nothing that an answer names is remarked", "labkit/submissions.py", "sorted(modules | used)", "[]",

@@ -1,4 +1,4 @@
-"""Edits for `labkit/mutants` in CUDA texts, `Kernel(r\"\"\"...\"\"\")`: by words, line by line.
+"""Edits for `tests/course/mutants` in CUDA texts, `Kernel(r\"\"\"...\"\"\")`: by words, line by line.
 
 __syncthreads();               nothing                   a barrier is missing
 i < cols, i <= cols            the other                 a bound is off by one

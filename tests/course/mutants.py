@@ -15,8 +15,8 @@ way: then the file of the exercise's answers lists it with the reason::
 
     EQUIVALENT = [Same("line 3: `<` for `<=`", "p is never equal to m here")]
 
-    python -m labkit.mutants 01                     # survivors of lab 01
-    python -m labkit.mutants 01 bytes_sent          # of one exercise
+    python -m tests.course.mutants 01                     # survivors of lab 01
+    python -m tests.course.mutants 01 bytes_sent          # of one exercise
 
 Kinds of edits after DeMillo, Lipton and Sayward, "Hints on test data selection" (1978), and Offutt et al., "An
 experimental determination of sufficient mutant operators" (1996).
@@ -36,11 +36,11 @@ from pathlib import Path
 from tqdm import tqdm
 
 from labkit.answers import Same, answers_of
-from labkit.edits import edits
 from labkit.exercises import Lab, load_lab
 from labkit.fresh import Nursery
 from labkit.judge import judge
 from minimegatron.errors import ConfigError
+from tests.course.edits import edits
 
 Edits = Callable[[str, Set[int]], Iterator[tuple[int, str, str]]]
 SECONDS = 6.0  # for one case of a mutant: most that are later than that hang
@@ -154,7 +154,9 @@ class Course:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("python -m labkit.mutants", description="Wrong variants that get full marks.")
+    parser = argparse.ArgumentParser(
+        "python -m tests.course.mutants", description="Wrong variants that get full marks."
+    )
     parser.add_argument("lab", help="its number or name")
     parser.add_argument("exercises", nargs="*", help="by default all")
     parser.add_argument("--seeds", type=int, default=1, help="gradings of each; one with full marks is enough (1)")

@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 
-from labkit.mutants import Cell, cells, mutants
+from tests.course.mutants import Cell, cells, mutants
 
 LAB = '''
 # %%
