@@ -177,7 +177,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, _: float = 0.0, causal: bool = False
 
 
 def _flash_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *more: Any, **_: Any) -> float:
-    _out, _lse, _number, causal = more
+    _out, _lse, _number, causal, *_native = more
     return _attention_flops(q, k, v, 0.5 if causal else 1.0, True)
 
 

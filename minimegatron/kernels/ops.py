@@ -137,13 +137,18 @@ def flash_attention(
 ) -> torch.Tensor:
     """q [b, a, s, d], k and v [b, g, s, d] -> [b, a, s, d], without a matrix of s x s; see `kernels/blockwise.py`.
 
-    The kernel supports causal attention alone, of heads of at most 128 channels, without a cap on scores.
+    Kernels support causal and full attention, of heads of at most 128 channels, without a cap on scores.
     """
     if softcap is not None:
         return blockwise.flash_attention(q, k, v, mask, scale, softcap=softcap)
-    known = mask.causal and mask.dense(q.shape[2], q.device) is None and q.shape[-1] <= flash.MAX_HEAD
+    known = flash.fits(q, v) and mask.dense(q.shape[2], q.device) is None
     attend = choose("flash_attention", kernels if known else "torch", q, k, v)
     return attend(q, k, v, mask, scale)  # type: ignore[no-any-return]
+
+
+def attends_on_a_cpu(q: torch.Tensor, v: torch.Tensor, *, kernels: str = "auto") -> bool:
+    """Whether the kernel for CPUs computes `flash_attention` of such heads under a plain mask."""
+    return flash.fits(q, v) and choose("flash_attention", kernels, q, v) is choice.TABLE["flash_attention"].native
 
 
 def paged_attention(

@@ -145,7 +145,8 @@ def _keep_add_norm(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _add_norm_grads(ctx: Any, *grads: Any) -> Any:
-    dh, dgamma, dbeta = _norm_backward(grads[0], grads[1], *ctx.saved_tensors, ctx.native)
+    dy = torch.zeros_like(ctx.saved_tensors[0]) if grads[0] is None else grads[0]  # only the sum is used
+    dh, dgamma, dbeta = _norm_backward(dy, grads[1], *ctx.saved_tensors, ctx.native)
     return dh, dh, dgamma, dbeta if ctx.centred else None, None, None
 
 

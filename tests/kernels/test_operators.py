@@ -6,6 +6,7 @@ import types
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from minimegatron.errors import ConfigError
 from minimegatron.kernels import (
@@ -40,6 +41,7 @@ def grad(*shape: int, seed: int = 0) -> torch.Tensor:
     ("permute", (grad(12, 3), SLOTS, PLACES)),
     ("unpermute", (grad(24, 3), SLOTS, PLACES, grad(12, 2))),
     ("flash_attention", (grad(1, 2, 3, 2), grad(1, 1, 4, 2), grad(1, 1, 4, 2), 0.6, True)),
+    ("flash_attention", (grad(1, 2, 3, 2), grad(1, 1, 4, 2), grad(1, 1, 4, 2), 0.6, True, True)),
     ("fp8_cast", (random(3, 5), ONE, 0.0, torch.zeros(()), False, True)),
     ("fp8_cast", (random(3, 5), torch.ones(3), 448.0, None, False, True)),
     ("fp8_amax", (random(3, 5),)),
@@ -80,6 +82,41 @@ X, HEADS = random(4, 8), random(2, 2, 3, 4)
 def test_what_does_not_fit_is_refused_before_the_launch(call, message):
     with pytest.raises(ConfigError, match=message):
         call()
+
+
+class Names(TorchDispatchMode):
+    """The operators of this package that are called while it is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names += [func._schema.name.split("::")[1]] if "minimegatron" in func._schema.name else []
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_kernel_for_cpus_is_a_torch_operator_to_whoever_looks():
+    tensors = [grad(5, 8), grad(5, 8, seed=1), grad(8, seed=2)]
+
+    def results():
+        y, h = pointwise.add_norm(*tensors, None, 1e-5, native=True)
+        return y, h, *torch.autograd.grad([y, h], tensors, [random(5, 8, seed=3), random(5, 8, seed=4)])
+
+    alone = results()
+    with Names() as seen:
+        watched = results()
+    assert seen.names == ["add_norm", "norm_backward"]
+    assert all(torch.equal(x, y) for x, y in zip(alone, watched, strict=True))
+    (of_sum,) = torch.autograd.grad(pointwise.add_norm(*tensors, None, 1e-5, native=True)[1].sum(), tensors[:1])
+    assert torch.equal(of_sum, torch.ones(5, 8)), "the sum alone is used"
+
+
+def test_a_second_derivative_that_no_kernel_has_is_refused():
+    x, gamma = grad(5, 8), grad(8)
+    (dx,) = torch.autograd.grad(pointwise.norm(x, gamma, None, 1e-5, native=True).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="norm_backward"):
+        dx.sum().backward()
 
 
 @pytest.mark.parametrize(("file", "kernel", "shapes"), [
