@@ -30,10 +30,8 @@ constexpr int HEAD = MOST + 16;           // from a row to the next; 16 past a p
 constexpr int SCORES = CHUNK + 16;        // the same of rows of scores
 
 template <typename A> using V = typename Vector<A>::type;
-template <typename A> constexpr int L = Vector<A>::lanes;
 template <typename A> constexpr int PANEL = 2 * L<A>;  // columns that are computed together
 template <typename A> constexpr A NONE = -std::numeric_limits<A>::infinity();
-template <typename A> constexpr A LN2 = 0.69314718055994530942;
 inline int64_t rounded(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
 // Heads of a sample, by strides in elements; channels are dense.
@@ -66,35 +64,6 @@ struct Room {
     A* take(int64_t count) { return std::exchange(at, at + rounded(count, 16)); }
 };
 
-// 2^x for x <= 0, 0 below 2^-126: 2^n times a polynomial on [-1/2, 1/2], at most 3e-9 from it.
-inline V<float> power(V<float> x) {
-    typedef int32_t Bits __attribute__((vector_size(WIDTH)));
-    const float shift = 12582912.0f + 127.0f;  // a float of this size has no fraction: n + 127 is in its lowest bits
-    const V<float> t = x + shift, r = x - (t - shift);
-    V<float> p = r * 1.546144472e-4f + 1.340042818e-3f;
-    p = p * r + 9.618056678e-3f;
-    p = p * r + 5.550327227e-2f;
-    p = p * r + 2.402265092e-1f;
-    p = p * r + 6.931472067e-1f;
-    p = p * r + 1.0f;
-    p *= (V<float>)((Bits)t << 23);
-    return x < -126.0f ? V<float>{} : p;
-}
-inline V<double> power(V<double> x) {
-    for (int i = 0; i < L<double>; ++i) x[i] = std::exp2(x[i]);
-    return x;
-}
-
-template <typename A, int... I>
-inline V<A> counted(std::integer_sequence<int, I...>) {
-    return V<A>{A(I)...};
-}
-// x in the first n lanes, `other` in the rest.
-template <typename A>
-inline V<A> first(int64_t n, V<A> x, A other) {
-    return counted<A>(Lanes<A>{}) < A(n) ? x : V<A>{} + other;
-}
-
 // The largest of a vector's lanes.
 template <typename A, int BYTES = WIDTH, int... I>
 inline auto larger(typename Vector<A, BYTES>::type x, std::integer_sequence<int, I...>) {
@@ -110,34 +79,19 @@ inline A highest(typename Vector<A, BYTES>::type x) {
     return most;
 }
 
-// The sum of x y over d channels.
-template <typename T, typename A>
-A dot(const T* x, const T* y, int64_t d) {
-    V<A> all{};
-    int64_t c = 0;
-    for (; c + L<A> <= d; c += L<A>) all += load(x + c) * load(y + c);
-    A sum = total<A>(all);
-    for (; c < d; ++c) sum += wide(x[c]) * wide(y[c]);
-    return sum;
-}
-
 // factor * from, of d channels.
 template <typename T, typename A>
 void write(const A* from, A factor, int64_t d, T* to) {
-    int64_t c = 0;
-    if constexpr (std::is_same<T, A>::value)
-        for (; c + L<A> <= d; c += L<A>) store<A>(load(from + c) * factor, to + c);
-#pragma omp simd
-    for (int64_t i = c; i < d; ++i) put(from[i] * factor, to + i);
+    for (int64_t c = 0; c < d; c += L<A>) store(load(from + c, d - c) * factor, to + c, d - c);
 }
 
 // --------------------------------------------------------------------------------------------------------- products
 
 // c[r][j] += the sum over k < count of a[r * ROW + k * STEP] times vector j of row k of b.
 template <int N, int ROW, int STEP, typename A>
-inline __attribute__((always_inline)) void multiply(const A* a, const A* b, int64_t b_row, int64_t count, V<A> (&c)[ROWS][N]) {
+inline __attribute__((always_inline)) void multiply(const A* a, const A* b, int64_t b_row, int64_t count, Vec<A> (&c)[ROWS][N]) {
     for (int64_t k = 0; k < count; ++k, a += STEP, b += b_row) {
-        V<A> x[N];
+        Vec<A> x[N];
 #pragma GCC unroll 2
         for (int j = 0; j < N; ++j) x[j] = load(b + j * L<A>);
 #pragma GCC unroll 12
@@ -152,7 +106,7 @@ inline __attribute__((always_inline)) void multiply(const A* a, const A* b, int6
 // to = factor of its row * to + a b, of N vectors of columns.
 template <int N, int ROW, int STEP, typename A>
 void columns(const A* a, const A* b, int64_t count, A* to, int64_t width, const A* factor) {
-    V<A> c[ROWS][N];
+    Vec<A> c[ROWS][N];
 #pragma GCC unroll 12
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 2
@@ -161,7 +115,7 @@ void columns(const A* a, const A* b, int64_t count, A* to, int64_t width, const 
 #pragma GCC unroll 12
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 2
-        for (int j = 0; j < N; ++j) store<A>(c[r][j], to + r * width + j * L<A>);
+        for (int j = 0; j < N; ++j) store(c[r][j], to + r * width + j * L<A>);
 }
 template <typename A>
 struct Ones {
@@ -187,28 +141,26 @@ template <typename T, typename A>
 void lay_rows(const T* from, int64_t stride, int64_t count, int64_t rows, int64_t d, A factor, A* to) {
     for (int64_t i = 0; i < rows; ++i, to += HEAD) {
         const int64_t there = i < count ? d : 0;
-#pragma omp simd
-        for (int64_t c = 0; c < there; ++c) to[c] = wide(from[i * stride + c]) * factor;
-        for (int64_t c = there; c < rounded(d, L<A>); ++c) to[c] = 0;
+        for (int64_t c = 0; c < d; c += L<A>) store(load(from + i * stride + c, there - c) * factor, to + c);
     }
 }
 
 template <int STEP, typename A, int... I>
-inline V<A> even(V<A> a, V<A> b, std::integer_sequence<int, I...>) {
-    return V<A>{(I & STEP ? b : a)[I & STEP ? I - STEP : I]...};
+inline Vec<A> even(Vec<A> a, Vec<A> b, std::integer_sequence<int, I...>) {
+    return Vec<A>{(I & STEP ? b : a)[I & STEP ? I - STEP : I]...};
 }
 template <int STEP, typename A, int... I>
-inline V<A> odd(V<A> a, V<A> b, std::integer_sequence<int, I...>) {
-    return V<A>{(I & STEP ? b : a)[I & STEP ? I : I + STEP]...};
+inline Vec<A> odd(Vec<A> a, Vec<A> b, std::integer_sequence<int, I...>) {
+    return Vec<A>{(I & STEP ? b : a)[I & STEP ? I : I + STEP]...};
 }
 // A square of vectors, transposed: squares of 1, 2, 4 ... lanes beside the diagonal change places.
 template <typename A, int STEP = 1>
-inline void transpose(V<A> (&x)[L<A>]) {
+inline void transpose(Vec<A> (&x)[L<A>]) {
     if constexpr (STEP < L<A>) {
 #pragma GCC unroll 16
         for (int i = 0; i < L<A>; ++i)
             if (!(i & STEP)) {
-                const V<A> a = x[i], b = x[i + STEP];
+                const Vec<A> a = x[i], b = x[i + STEP];
                 x[i] = even<STEP, A>(a, b, Lanes<A>{});
                 x[i + STEP] = odd<STEP, A>(a, b, Lanes<A>{});
             }
@@ -223,12 +175,12 @@ void lay_columns(const T* from, int64_t stride, int64_t count, int64_t d, A fact
         A* panel = to + j / PANEL<A> * PANEL<A> * d + j % PANEL<A>;
         int64_t c = 0;
         for (; j + L<A> <= count && c + L<A> <= d; c += L<A>) {
-            V<A> x[L<A>];
+            Vec<A> x[L<A>];
 #pragma GCC unroll 16
             for (int i = 0; i < L<A>; ++i) x[i] = load(from + (j + i) * stride + c) * factor;
             transpose<A>(x);
 #pragma GCC unroll 16
-            for (int i = 0; i < L<A>; ++i) store<A>(x[i], panel + (c + i) * PANEL<A>);
+            for (int i = 0; i < L<A>; ++i) store(x[i], panel + (c + i) * PANEL<A>);
         }
         for (; c < d; ++c)
             for (int64_t i = 0; i < L<A>; ++i)
@@ -242,23 +194,23 @@ void lay_columns(const T* from, int64_t stride, int64_t count, int64_t d, A fact
 template <typename A>
 void softmax(A* s, int64_t seen, int64_t most, A& top, A& sum, A& shrink) {
     const int64_t end = rounded(seen, PANEL<A>);
-    for (int64_t j = std::max<int64_t>(0, end - PANEL<A>); j < end; j += L<A>) store<A>(first(seen - j, load(s + j), NONE<A>), s + j);
-    V<A> high = V<A>{} + top, also = high, all{}, more{};
+    for (int64_t j = std::max<int64_t>(0, end - PANEL<A>); j < end; j += L<A>) store(first(seen - j, load(s + j), NONE<A>), s + j);
+    Vec<A> high = Vec<A>{} + top, also = high, all{}, more{};
     for (int64_t j = 0; j < end; j += PANEL<A>) {
-        const V<A> x = load(s + j), y = load(s + j + L<A>);
+        const Vec<A> x = load(s + j), y = load(s + j + L<A>);
         high = x > high ? x : high;
         also = y > also ? y : also;
     }
     const A m = highest<A>(high > also ? high : also), from = m == NONE<A> ? A(0) : m;
     for (int64_t j = 0; j < end; j += PANEL<A>) {
-        const V<A> x = power(load(s + j) - from), y = power(load(s + j + L<A>) - from);
+        const Vec<A> x = power(load(s + j) - from), y = power(load(s + j + L<A>) - from);
         all += x;
         more += y;
-        store<A>(x, s + j);
-        store<A>(y, s + j + L<A>);
+        store(x, s + j);
+        store(y, s + j + L<A>);
     }
-    for (int64_t j = end; j < most; j += L<A>) store<A>(V<A>{}, s + j);
-    shrink = power(V<A>{} + (top - from))[0];
+    for (int64_t j = end; j < most; j += L<A>) store(Vec<A>{}, s + j);
+    shrink = power(Vec<A>{} + (top - from))[0];
     sum = sum * shrink + total<A>(all + more);
     top = m;
 }
@@ -285,12 +237,12 @@ void forward(const Sizes& z, Heads<const T> q, Heads<const T> k, Heads<const T> 
             if (!see) continue;
             lay_rows<T, A>(q(h, i0 + i), q.row, rows - i, ROWS, z.d, 1, query);
             for (int64_t j = 0; j < see; j += PANEL<A>) {
-                V<A> c[ROWS][2] = {};
+                Vec<A> c[ROWS][2] = {};
                 multiply<2, HEAD, 1>(query, keys + j * z.d, PANEL<A>, z.d, c);
 #pragma GCC unroll 12
                 for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 2
-                    for (int u = 0; u < 2; ++u) store<A>(c[r][u], s + r * SCORES + j + u * L<A>);
+                    for (int u = 0; u < 2; ++u) store(c[r][u], s + r * SCORES + j + u * L<A>);
             }
             for (int r = 0; r < ROWS; ++r)
                 softmax(s + r * SCORES, std::min(see, z.seen(i0 + i + r, k0, count)), see, top[job + r], sum[job + r], factor[r]);
@@ -314,17 +266,17 @@ void weights(const Sizes& z, const A* x, const A* y, const A* keys, const A* val
              int64_t k0, int64_t count, int64_t most, A* p, A* e) {
     const int64_t end = rounded(most, PANEL<A>), whole = z.seen(i, k0, count);  // all rows see the first `whole` keys
     for (int64_t j = 0; j < end; j += PANEL<A>) {
-        V<A> c[ROWS][2] = {}, g[ROWS][2] = {};
+        Vec<A> c[ROWS][2] = {}, g[ROWS][2] = {};
         multiply<2, HEAD, 1>(x, keys + j * z.d, PANEL<A>, z.d, c);
 #pragma GCC unroll 12
         for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 2
-            for (int u = 0; u < 2; ++u) store<A>(power(c[r][u] - lse[r]), p + r * SCORES + j + u * L<A>);
+            for (int u = 0; u < 2; ++u) store(power(c[r][u] - lse[r]), p + r * SCORES + j + u * L<A>);
         if (whole < j + PANEL<A>)
             for (int r = 0; r < ROWS; ++r)
                 for (int u = 0; u < 2; ++u) {
                     A* to = p + r * SCORES + j + u * L<A>;
-                    store<A>(first(z.seen(i + r, k0, count) - j - u * L<A>, load(to), A(0)), to);
+                    store(first(z.seen(i + r, k0, count) - j - u * L<A>, load(to), A(0)), to);
                 }
         multiply<2, HEAD, 1>(y, values + j * z.d, PANEL<A>, z.d, g);
 #pragma GCC unroll 12
@@ -332,13 +284,13 @@ void weights(const Sizes& z, const A* x, const A* y, const A* keys, const A* val
 #pragma GCC unroll 2
             for (int u = 0; u < 2; ++u) {
                 const int64_t at = r * SCORES + j + u * L<A>;
-                store<A>(load(p + at) * (g[r][u] - delta[r]), e + at);
+                store(load(p + at) * (g[r][u] - delta[r]), e + at);
             }
     }
     for (int r = 0; r < ROWS; ++r)  // as many columns as dK and dV may ask for
         for (int64_t j = end; j < end + ROWS && j < SCORES; j += L<A>) {
-            store<A>(V<A>{}, p + r * SCORES + j);
-            store<A>(V<A>{}, e + r * SCORES + j);
+            store(Vec<A>{}, p + r * SCORES + j);
+            store(Vec<A>{}, e + r * SCORES + j);
         }
 }
 
@@ -358,7 +310,7 @@ void backward(const Sizes& z, Heads<const T> dout, Heads<const T> q, Heads<const
         for (int64_t i = 0; i < padded; ++i) {  // a row that is none has weights of 0
             const int64_t row = h * padded + i;
             base[row] = i < z.n ? lse[h * z.n + i] / LN2<A> : -NONE<A>;
-            delta[row] = i < z.n ? dot<T, A>(dout(h, i), out(h, i), z.d) : A(0);
+            delta[row] = i < z.n ? sum_over<A>(z.d, [&](int64_t c, int64_t left) { return load(dout(h, i) + c, left) * load(out(h, i) + c, left); }) : A(0);
         }
     for (int64_t k0 = 0; k0 < z.m; k0 += CHUNK) {
         const int64_t count = std::min(CHUNK, z.m - k0), begin = z.causal ? std::max<int64_t>(0, k0 - (z.m - z.n)) / ROWS * ROWS : 0;
