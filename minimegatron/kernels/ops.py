@@ -259,9 +259,18 @@ class CrossEntropyPart(Protocol):
 
     @staticmethod
     def gradient(
-        kept: tuple[torch.Tensor, ...], dloss: torch.Tensor, first: int, real: int, hit: float, spread: float
+        kept: tuple[torch.Tensor, ...],
+        dloss: torch.Tensor,
+        first: int,
+        real: int,
+        hit: float,
+        spread: float,
+        over: bool = False,
     ) -> torch.Tensor:
-        """(softmax_j - spread - hit [j is the target]) dloss, 0 in padding: [..., w]. May be written over `kept`."""
+        """(softmax_j - spread - hit [j is the target]) dloss, 0 in padding: [..., w].
+
+        May be written over what is `kept`; over the logits only if `over`.
+        """
         ...
 
 

@@ -117,7 +117,13 @@ class CrossEntropyPart:
 
     @staticmethod
     def gradient(
-        kept: tuple[torch.Tensor, ...], dloss: torch.Tensor, first: int, real: int, hit: float, spread: float
+        kept: tuple[torch.Tensor, ...],
+        dloss: torch.Tensor,
+        first: int,
+        real: int,
+        hit: float,
+        spread: float,
+        over: bool = False,
     ) -> torch.Tensor:
         weights, partition, own, column = kept
         scale = (dloss / partition).unsqueeze(-1)
