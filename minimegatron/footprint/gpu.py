@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import flop_registry
 
 from minimegatron.kernels import choice, operators
+from minimegatron.layers import embedding
 from minimegatron.layers.attention.core_attention import CoreAttention
 from minimegatron.layers.attention.mask import AttentionMask
 from minimegatron.layers.fp8 import linear as fp8_linear
@@ -144,6 +145,7 @@ def computing_on_gpu() -> contextlib.AbstractContextManager[None]:
         (F, "scaled_dot_product_attention", _sdpa),
         (F, "rms_norm", _rms_norm),
         (F, "dropout", _dropout),
+        (embedding, "embedding", F.embedding),
         (choice, "usable", _usable),
         (AttentionMask, "dense", lambda *_: None),
         (fp8, "product", _product),
