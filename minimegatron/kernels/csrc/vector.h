@@ -1,4 +1,4 @@
-// What kernels for CPUs stand on: vectors as wide as this CPU has, e^x, and threads that share pieces of work.
+// What kernels for CPUs stand on: vectors as wide as this CPU has, powers, sums, and threads that share pieces of work.
 //
 // Plain C++ for g++ and clang, compiled on the machine it runs on (`build.py`), so any CPU has the code for its own
 // instructions.
@@ -120,20 +120,6 @@ inline void four_totals(const Vec<float>* x, float* out) {
     const Lanes<float> all{};
     store_four<WIDTH>(joined(woven(x[0], x[1], all), woven(x[2], x[3], all), all), out);
 }
-
-// e^x for x <= 0, in a form that a compiler makes vectors of: 2^n times a polynomial of degree 7 on [-1/2, 1/2] ln 2.
-inline float exponential(float x) {
-    x = x < -87.0f ? -87.0f : x;
-    float n = std::nearbyint(x * 1.44269504f);
-    float r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    float p = 0.0083333333f + r * (0.0013888889f + r * 0.0001984127f);
-    p = 1.0f + r * (1.0f + r * (0.5f + r * (0.16666667f + r * (0.041666667f + r * p))));
-    int32_t bits = (static_cast<int32_t>(n) + 127) << 23;
-    float scale;
-    std::memcpy(&scale, &bits, 4);
-    return p * scale;
-}
-inline double exponential(double x) { return std::exp(x); }
 
 // 2^x for x <= 127, 0 below 2^-126: 2^n times a polynomial on [-1/2, 1/2], at most 3e-9 from it.
 inline Vec<float> power(Vec<float> x) {
@@ -270,8 +256,8 @@ void turn(const T* x, const A* cos, const A* sin, A sign, T* y, int64_t r, int64
 
 }  // namespace
 
-// The launchers of kernels that have a CUDA twin (`norm.cu` ...) have its signature: `dtype` is a place in
-// `operators.DTYPES`, and `stream` the number of threads, since a CPU has no streams.
+// The launchers of kernels that have a CUDA twin (`norm.cu` ...) have its signature, attention's with strides: `dtype` is a
+// place in `operators.DTYPES`, and `stream` the number of threads, since a CPU has no streams.
 template <typename T> struct AccOf { using type = float; };
 template <> struct AccOf<double> { using type = double; };
 template <typename T> using Acc = typename AccOf<T>::type;
