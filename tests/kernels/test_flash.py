@@ -84,7 +84,7 @@ BORDERS = st.sampled_from([1, 2, 5, 6, 7, 11, 12, 13, 31, 32, 33, 255, 256, 257,
     seed=st.integers(0, 1000),
 )
 def test_a_cpus_kernel_at_the_borders_of_its_tiles(b, g, shared, n, m, d, causal, packed, seed):
-    """In fp64 nothing but the order of sums differs from the formula; in fp32 it is as exact as torch's kernel."""
+    """In fp64 nothing but the order of sums differs from the formula; in fp32 vectors and powers are others."""
     m = n if packed else m
     heads = [random(s, b, h, d, dtype=torch.float64, seed=seed + h) for s, h in ((n, g * shared), (m, g), (m, g))]
     if packed:  # views of one projection, as in a layer
@@ -96,8 +96,9 @@ def test_a_cpus_kernel_at_the_borders_of_its_tiles(b, g, shared, n, m, d, causal
     got, want = both(lambda *t: kernel(*t)[0], lambda *t: wanted(*t)[0], [q, k, v])
     close(got, want, torch.float64)
     close([kernel(q, k, v)[1].exp()], [wanted(q, k, v)[1].exp()], torch.float64)  # 0 where nothing is seen
-    single = [t.float() for t in (q, k, v)]
-    close(both(lambda *t: kernel(*t)[0], lambda *t: wanted(*t)[0], single)[0], want, torch.float32, factor=2)
+    got, want = both(lambda *t: kernel(*t)[0], lambda *t: wanted(*t)[0], [t.float() for t in (q, k, v)])
+    top = max(t.abs().max() for t in want)  # of all: a gradient can be a small difference of large numbers
+    assert all((x - y).abs().max() < 1e-5 * top for x, y in zip(got, want, strict=True))
 
 
 def test_threads_share_the_work_and_not_the_sums():
