@@ -96,6 +96,8 @@ TABLE = {
     "bias_gelu":          Row("activation",       pointwise.gelu_of,        plain.bias_gelu),
     "rope":               Row("rope",             pointwise.turn,             plain.rope,
                               _native(pointwise.turn),                        few_rows.rope),
+    "heads":              Row("rope",             pointwise.turned_heads,     plain.heads,
+                              pointwise.native_heads),
     "scaled_softmax":     Row("softmax",          pointwise.scaled_softmax,   reference.scaled_softmax),
     "flash_attention":    Row("flash_attention",  flash.plain,                blockwise.flash_attention,
                               _native(flash.plain)),

@@ -99,6 +99,22 @@ def rope(
     return choose("rope", kernels, x)(x, cos, sin, interleaved)  # type: ignore[no-any-return]
 
 
+def heads(
+    packed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False, *, kernels: str = "auto"
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries and keys after `rope`, and values, out of a packed projection; on a CPU in one pass.
+
+    Args:
+        packed: [s, b, g, a/g + 2, d], the queries, the key and the value of each group.
+        cos, sin: [s, b or 1, 1, rotated / 2].
+        interleaved: see `rope`.
+
+    Returns:
+        q [s, b, a, d], k and v [s, b, g, d].
+    """
+    return choose("heads", kernels, packed)(packed, cos, sin, interleaved)  # type: ignore[no-any-return]
+
+
 # ---------------------------------------------------------------------------------------------- attention, the loss
 
 
@@ -220,10 +236,9 @@ def turn_and_keep(
         turned = few_rows.turn_and_keep(packed, cos, sin, interleaved, key_pages, value_pages, rows)
         if turned is not None:
             return turned
-    q, k, v = packed.split([packed.shape[3] - 2, 1, 1], 3)
-    q, k = (rope(t, cos, sin, interleaved, kernels=kernels) for t in (q.flatten(2, 3), k.squeeze(3)))
+    q, k, v = heads(packed, cos, sin, interleaved, kernels=kernels)
     keep_tokens(k.flatten(0, 1), key_pages, rows)
-    keep_tokens(v.squeeze(3).flatten(0, 1), value_pages, rows)
+    keep_tokens(v.flatten(0, 1), value_pages, rows)
     return q
 
 

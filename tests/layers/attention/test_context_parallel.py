@@ -46,7 +46,8 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 HEADS = [(4, 2), (4, 4), (4, 1), (8, 2), (3, 1), (5, 5), (12, 3)]  # (query heads, groups)
 
 PROGRAMS = [
-    ("sdpa", torch.float64), ("local", torch.float64), ("sdpa", torch.float32), ("reference", torch.float32)
+    ("sdpa", torch.float64), ("local", torch.float64), ("sdpa", torch.float32), ("reference", torch.float32),
+    ("auto", torch.float64), ("auto", torch.float32),
 ]  # fmt: skip
 TWO = ("causal", "packed window")  # masks with which all of them are tried
 
@@ -119,7 +120,7 @@ def test_output_and_gradients_are_those_of_the_whole_sequence(ranks, name):
     inner = {"a2a": world, "a2a+p2p": layout.get("hierarchical_context_parallel_sizes", (1,))[0]}
     dealt = inner.get(layout["cp_comm_type"], 1)
     for found in ranks(world).run(compare, layout):
-        assert len(found) == 2 * len(MASKS) + 2 * 2 + len(HEADS) - 1
+        assert len(found) == 2 * len(MASKS) + len(TWO) * (len(PROGRAMS) - 2) + len(HEADS) - 1
         for case, deviation in found.items():
             if isinstance(deviation, str):
                 heads = int(case.split("/")[0])
