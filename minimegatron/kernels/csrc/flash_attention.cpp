@@ -210,7 +210,7 @@ void softmax(A* s, int64_t seen, int64_t most, A& top, A& sum, A& shrink) {
         store(y, s + j + L<A>);
     }
     for (int64_t j = end; j < most; j += L<A>) store(Vec<A>{}, s + j);
-    shrink = power(Vec<A>{} + (top - from))[0];
+    shrink = top == m || top == NONE<A> ? A(1) : power(Vec<A>{} + (top - from))[0];  // nothing before, or nothing larger
     sum = sum * shrink + total<A>(all + more);
     top = m;
 }
