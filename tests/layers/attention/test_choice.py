@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import varlen
 
 from minimegatron.comm.mesh import Mesh
@@ -62,6 +63,24 @@ def test_the_table(capability, task, both, torch_only):
     assert fastest(Machine(capability, BOTH), task) == both
     assert fastest(Machine(capability, frozenset({"varlen"})), task) == torch_only
     assert fastest(Machine(capability), task) == "sdpa"
+
+
+def test_a_cpu_computes_plain_attention_by_the_packages_kernel():
+    machine = Machine(None, frozenset({"local"}))
+    assert fastest(machine, BF16) == fastest(machine, Task(torch.float64, 8, 8)) == "local"
+    others = (
+        PACKED,
+        Task(torch.float32, 8, 8, dropout=True),
+        Task(torch.float32, 24, 16),
+        Task(torch.float32, 129, 129),
+    )
+    assert {fastest(machine, task) for task in others} == {"sdpa"}
+    q, mask = torch.zeros(9, 1, 4, 8), AttentionMask()
+    cores = [CoreAttention(model(params_dtype="fp32", kernels=kind), Mesh.serial()) for kind in ("auto", "torch")]
+    assert [core.backend_for(q, q, mask) for core in cores] == ["local", "sdpa"]
+    assert cores[0].backend_for(q.half(), q.half(), mask) == cores[0].backend_for(q, q[..., :4], mask) == "sdpa"
+    with FakeTensorMode():
+        assert cores[0].backend_for(torch.zeros(9, 1, 4, 8), torch.zeros(9, 1, 4, 8), mask) == "local", "as it will run"
 
 
 def test_grouped_heads_are_copied_where_torch_would_store_the_matrix():
