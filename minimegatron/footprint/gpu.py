@@ -174,7 +174,7 @@ def _attention_flops(q: Tensor, k: Tensor, v: Tensor, share: float, backward: bo
     return 2.0 * share * q.shape[:-1].numel() * k.shape[-2] * (3 * d + 2 * wide if backward else d + wide)
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, _: float = 0.0, causal: bool = False, **__: Any) -> float:
+def _flash(q: Tensor, k: Tensor, v: Tensor, _: float = 0.0, causal: bool = False, *__: Any, **___: Any) -> float:
     return _attention_flops(q, k, v, 0.5 if causal else 1.0, False)
 
 

@@ -48,7 +48,8 @@ class Joined:
 
     def __init__(self, q: torch.Tensor) -> None:
         acc = torch.promote_types(q.dtype, torch.float32)
-        self.out = torch.zeros(q.shape, dtype=acc, device=q.device)
+        b, a, n, d = q.shape  # in memory by tokens, as the next layer reads it: a copy for it would be kept as well
+        self.out = torch.zeros((n, b, a, d), dtype=acc, device=q.device).permute(1, 2, 0, 3)
         self.lse = torch.full(q.shape[:3], -torch.inf, dtype=acc, device=q.device)
         self._empty = True
 
