@@ -349,11 +349,12 @@ def kept_bytes(rank: int, world: int, layout: dict[str, Any]) -> int:
 
 @pytest.mark.slow
 def test_activation_memory_falls_as_one_over_cp(ranks):
-    whole = kept_bytes(0, 1, {})
+    """All-to-all keeps the output of attention twice, as it leaves and as it has come back."""
+    whole, outputs = kept_bytes(0, 1, {}), 2 * 64 * 32 * 4
     for name in ("p2p 2", "p2p 4", "allgather 4", "a2a 4", "a2a+p2p 2x2"):
         world, layout = LAYOUTS[name]
         for kept in ranks(world).run(kept_bytes, layout):
-            assert kept <= 1.02 * whole / world, name
+            assert kept <= 1.02 * (whole + outputs * ("a2a" in name)) / world, name
 
 
 def rounding(rank: int, world: int) -> list[float]:
