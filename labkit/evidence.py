@@ -57,7 +57,8 @@ _NAMES = {
     "all_to_all_single": "all_to_all", "broadcast": "broadcast",
 }  # fmt: skip
 _TALK = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
-_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "mv", "dot", "addmv", "_scaled_dot_product_flash_attention_for_cpu"}
+_ATTENTION = {"_scaled_dot_product_flash_attention_for_cpu", "flash_attention"}
+_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "mv", "dot", "addmv", *_ATTENTION}
 _MAX_CALLS = 50_000
 
 
@@ -231,7 +232,7 @@ Witness = OpRecorder  # its name in the labs
 def _multiply_adds(name: str, args: Any, result: Any) -> int:
     """Elements of the result times the length of each sum."""
     factors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-    if name.startswith("_scaled"):  # scores and their weighted sum
+    if name in _ATTENTION:  # scores and their weighted sum
         query, key = factors[:2]
         return 2 * query.numel() * key.shape[-2]
     left = factors[-2]

@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import flop_registry
 
 from minimegatron.kernels import choice, operators
+from minimegatron.layers import embedding
 from minimegatron.layers.attention.core_attention import CoreAttention
 from minimegatron.layers.attention.mask import AttentionMask
 from minimegatron.layers.fp8 import linear as fp8_linear
@@ -144,6 +145,7 @@ def computing_on_gpu() -> contextlib.AbstractContextManager[None]:
         (F, "scaled_dot_product_attention", _sdpa),
         (F, "rms_norm", _rms_norm),
         (F, "dropout", _dropout),
+        (embedding, "embedding", F.embedding),
         (choice, "usable", _usable),
         (AttentionMask, "dense", lambda *_: None),
         (fp8, "product", _product),
@@ -172,12 +174,12 @@ def _attention_flops(q: Tensor, k: Tensor, v: Tensor, share: float, backward: bo
     return 2.0 * share * q.shape[:-1].numel() * k.shape[-2] * (3 * d + 2 * wide if backward else d + wide)
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, _: float = 0.0, causal: bool = False, **__: Any) -> float:
+def _flash(q: Tensor, k: Tensor, v: Tensor, _: float = 0.0, causal: bool = False, *__: Any, **___: Any) -> float:
     return _attention_flops(q, k, v, 0.5 if causal else 1.0, False)
 
 
 def _flash_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *more: Any, **_: Any) -> float:
-    _out, _lse, _number, causal = more
+    _out, _lse, _number, causal, *_native = more
     return _attention_flops(q, k, v, 0.5 if causal else 1.0, True)
 
 

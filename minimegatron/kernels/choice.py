@@ -96,8 +96,11 @@ TABLE = {
     "bias_gelu":          Row("activation",       pointwise.gelu_of,        plain.bias_gelu),
     "rope":               Row("rope",             pointwise.turn,             plain.rope,
                               _native(pointwise.turn),                        few_rows.rope),
+    "heads":              Row("rope",             pointwise.turned_heads,     plain.heads,
+                              pointwise.native_heads),
     "scaled_softmax":     Row("softmax",          pointwise.scaled_softmax,   reference.scaled_softmax),
-    "flash_attention":    Row("flash_attention",  flash.causal,               blockwise.flash_attention),
+    "flash_attention":    Row("flash_attention",  flash.plain,                blockwise.flash_attention,
+                              _native(flash.plain)),
     "paged_attention":    Row("paged_attention",  paged.by_a_kernel,          paged.paged_attention,
                               None,                                           paged.on_a_cpu),
     "keep_tokens":        Row(None,               None,                       paged.keep_tokens,
@@ -141,25 +144,32 @@ def usable(backend: str, file: str, *tensors: torch.Tensor | None) -> bool:
         file: in `csrc`, without `.cu`.
         tensors: arguments of the operation; a kernel needs one dtype, which it supports.
     """
-    given = [t for t in tensors if t is not None]
-    if backend == "torch" or (backend == "auto" and not any(t.is_cuda for t in given)):
+    if backend == "torch" or (backend == "auto" and not _on_a_gpu(tensors)):
         return False
+    given = [t for t in tensors if t is not None]
     if any(t.dtype not in operators.DTYPES or t.dtype != given[0].dtype for t in given):
         return False
     target = target_of(backend, given[0].device.type)
     return target != "torch" and _possible(target) and _available(file, target)
 
 
+def _on_a_gpu(tensors: tuple[torch.Tensor | None, ...]) -> bool:
+    for t in tensors:  # asked for several times a layer: a loop is cheaper than a generator
+        if t is not None and t.is_cuda:
+            return True
+    return False
+
+
 def in_inference(backend: str, file: str, *tensors: torch.Tensor | None) -> bool:
     """Whether a kernel for CPUs computes without an operator around it: under inference mode, where nothing watches."""
-    return not laid_out.observed() and torch.is_inference_mode_enabled() and _natively(backend, file, *tensors)
+    return torch.is_inference_mode_enabled() and not laid_out.observed() and _natively(backend, file, *tensors)
 
 
 def _natively(backend: str, file: str, *tensors: torch.Tensor | None) -> bool:
     """Whether a kernel for CPUs computes rather than torch; as `usable`, with a file `.cpp`."""
     if backend != "auto" or torch.compiler.is_compiling():
         return False
-    dtype = None  # asked for several times a layer: a loop is cheaper than a generator
+    dtype = None
     for t in tensors:
         if t is not None:
             dtype = dtype or t.dtype

@@ -44,10 +44,22 @@ class CrossEntropyPart:
 
     @classmethod
     def gradient(
-        cls, kept: tuple[Tensor, ...], dloss: Tensor, first: int, real: int, hit: float, spread: float
+        cls,
+        kept: tuple[Tensor, ...],
+        dloss: Tensor,
+        first: int,
+        real: int,
+        hit: float,
+        spread: float,
+        over: bool = False,
     ) -> Tensor:
         logits, target, lse = kept
-        dz = gradient(logits, target, lse, dloss.reshape(-1).to(lse.dtype), first, real, hit, spread, cls.native)
+        args = logits, target, lse, dloss.reshape(-1).to(lse.dtype), first, real, hit, spread, cls.native
+        if over and cls.native and logits.is_contiguous():
+            overwrite(*args)
+            dz = logits
+        else:
+            dz = gradient(*args)
         return dz.view(*dloss.shape, -1)
 
 
@@ -115,11 +127,44 @@ def gradient(
 ) -> Tensor:
     """See `reference.cross_entropy_gradient`: lse and dloss [n] in fp32 (fp64)."""
     dz = _gradient_output(logits, target, lse, dloss, first, real)
-    logits, target, lse, dloss = (t.contiguous() for t in (logits, target, lse, dloss))
+    _into(dz, logits.contiguous(), target, lse, dloss, first, real, hit, spread, native)
+    return dz
+
+
+@operator("cross_entropy_overwrite", lambda *_, **__: None, mutates=("logits",))
+def overwrite(
+    logits: Tensor,
+    target: Tensor,
+    lse: Tensor,
+    dloss: Tensor,
+    first: int,
+    real: int,
+    hit: float = 1.0,
+    spread: float = 0.0,
+    native: bool = False,
+) -> None:
+    """`gradient` in place of the logits, which are contiguous; by the kernel for CPUs."""
+    _gradient_output(logits, target, lse, dloss, first, real)
+    assert native and logits.is_contiguous(), "the kernel for CPUs overwrites dense logits"
+    _into(logits, logits, target, lse, dloss, first, real, hit, spread, native)
+
+
+def _into(
+    dz: Tensor,
+    logits: Tensor,
+    target: Tensor,
+    lse: Tensor,
+    dloss: Tensor,
+    first: int,
+    real: int,
+    hit: float,
+    spread: float,
+    native: bool,
+) -> None:
+    target, lse, dloss = (t.contiguous() for t in (target, lse, dloss))
     if dz.numel():
         args = (logits, target, lse, dloss, dz, *logits.shape, first, real, hit, spread, DTYPES[logits.dtype])
         run("cross_entropy", "mm_cross_entropy_gradient", logits, *args, native=native)
-    return dz
 
 
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:

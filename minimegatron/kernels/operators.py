@@ -8,7 +8,8 @@ arguments; the operator checks shapes before the launch (`check_*`).
 
 An operator is a function that launches, and one that checks its arguments and returns empty outputs, which is also
 used for fake tensors (`operator`). A call costs some ten microseconds on the host, a torch operator around it some
-tens more: kernels are for tensors whose time is longer than that.
+tens more: kernels are for tensors whose time is longer than that. A kernel for CPUs (`native`) is called without the
+torch operator where nothing would see it: no dispatch mode, transform or compiler, and tensors of no other class.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import functools
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -184,9 +186,64 @@ def operator(
         without_compiler(getattr(op, "_backend_fns", {}).values())
         if grads is not None:
             op.register_autograd(grads, setup_context=keep)
-        return getattr(torch.ops.minimegatron, name).default
+        registered = getattr(torch.ops.minimegatron, name).default
+        return (
+            _directly(registered, function, keep, grads) if "native" in signature(function).parameters else registered
+        )
 
     return define
+
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _directly(
+    registered: Callable[..., Any],
+    function: Callable[..., Any],
+    keep: Callable[..., None] | None,
+    grads: Callable[..., Any] | None,
+) -> Callable[..., Any]:
+    """`registered`; or, where the last argument `native` is True and nothing sees operators, `function` itself."""
+    parameters = signature(function).parameters
+    assert [*parameters][-1] == "native", f"the last parameter of {function.__qualname__} is not native"
+    defaults, count = [p.default for p in parameters.values()][:-1], len(parameters)
+
+    class Direct(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Any:
+            ctx.set_materialize_grads(False)
+            output = function(*args)
+            if keep is not None:
+                keep(ctx, args, output)
+            return output
+
+        @staticmethod
+        def backward(ctx: Any, *given: Any) -> Any:
+            assert grads is not None, "without a gradient the torch operator is called"
+            return grads(ctx, *given)
+
+    @functools.wraps(function)
+    def call(*args: Any, native: bool = False) -> Any:
+        if len(args) < count:
+            args = (*args, *defaults[len(args) :], native)
+        if not args[-1] or torch.compiler.is_compiling() or _observed():
+            return registered(*args)
+        needs_grad = False
+        for x in args:
+            if isinstance(x, torch.Tensor):
+                if type(x) not in PLAIN:
+                    return registered(*args)
+                needs_grad = needs_grad or x.requires_grad
+        if not (needs_grad and torch.is_grad_enabled()):
+            return function(*args)
+        return registered(*args) if grads is None else Direct.apply(*args)
+
+    return call
+
+
+def _observed() -> bool:
+    """Whether a dispatch mode or a transform of functorch sees operators."""
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._are_functorch_transforms_active()
 
 
 MARK = "__dynamo_disable"  # where torch looks, in a function that it has marked as not to be compiled
@@ -221,16 +278,17 @@ def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def check_float(op: str, name: str, x: torch.Tensor) -> None:
     """`x` has a dtype that kernels are compiled for."""
-    known = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
-    require(x.dtype in DTYPES, f"{op}: {name} is {x.dtype}", f"cast it to one of {known}, or use the reference")
+    if x.dtype not in DTYPES:  # asked at every call: the message is made when it is needed
+        known = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
+        require(False, f"{op}: {name} is {x.dtype}", f"cast it to one of {known}, or use the reference")
 
 
 def check_same(op: str, x: torch.Tensor, **others: torch.Tensor | None) -> None:
     """The others have the dtype and device of `x`."""
     for name, y in others.items():
-        if y is not None:
+        if y is not None and (y.dtype != x.dtype or y.device != x.device):
             require(
-                y.dtype == x.dtype and y.device == x.device,
+                False,
                 f"{op}: {name} is {y.dtype} on {y.device}, the input {x.dtype} on {x.device}",
                 "cast and move it yourself: kernels convert nothing in silence",
             )
@@ -239,9 +297,9 @@ def check_same(op: str, x: torch.Tensor, **others: torch.Tensor | None) -> None:
 def check_shape(op: str, **wanted: tuple[torch.Tensor | None, tuple[int, ...]]) -> None:
     """Each tensor has the shape beside it."""
     for name, (x, expected) in wanted.items():
-        if x is not None:
+        if x is not None and x.shape != expected:
             require(
-                tuple(x.shape) == tuple(expected),
+                False,
                 f"{op}: {name} is {tuple(x.shape)}, expected {tuple(expected)}",
                 "see the operator's docstring for the shapes",
             )

@@ -99,6 +99,22 @@ def rope(
     return choose("rope", kernels, x)(x, cos, sin, interleaved)  # type: ignore[no-any-return]
 
 
+def heads(
+    packed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False, *, kernels: str = "auto"
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries and keys after `rope`, and values, out of a packed projection; on a CPU in one pass.
+
+    Args:
+        packed: [s, b, g, a/g + 2, d], the queries, the key and the value of each group.
+        cos, sin: [s, b or 1, 1, rotated / 2].
+        interleaved: see `rope`.
+
+    Returns:
+        q [s, b, a, d], k and v [s, b, g, d].
+    """
+    return choose("heads", kernels, packed)(packed, cos, sin, interleaved)  # type: ignore[no-any-return]
+
+
 # ---------------------------------------------------------------------------------------------- attention, the loss
 
 
@@ -137,13 +153,18 @@ def flash_attention(
 ) -> torch.Tensor:
     """q [b, a, s, d], k and v [b, g, s, d] -> [b, a, s, d], without a matrix of s x s; see `kernels/blockwise.py`.
 
-    The kernel supports causal attention alone, of heads of at most 128 channels, without a cap on scores.
+    Kernels support causal and full attention, of heads of at most 128 channels, without a cap on scores.
     """
     if softcap is not None:
         return blockwise.flash_attention(q, k, v, mask, scale, softcap=softcap)
-    known = mask.causal and mask.dense(q.shape[2], q.device) is None and q.shape[-1] <= flash.MAX_HEAD
+    known = flash.fits(q, v) and mask.dense(q.shape[2], q.device) is None
     attend = choose("flash_attention", kernels if known else "torch", q, k, v)
     return attend(q, k, v, mask, scale)  # type: ignore[no-any-return]
+
+
+def attends_on_a_cpu(q: torch.Tensor, v: torch.Tensor, *, kernels: str = "auto") -> bool:
+    """Whether the kernel for CPUs computes `flash_attention` of such heads under a plain mask."""
+    return flash.fits(q, v) and choose("flash_attention", kernels, q, v) is choice.TABLE["flash_attention"].native
 
 
 def paged_attention(
@@ -215,10 +236,9 @@ def turn_and_keep(
         turned = few_rows.turn_and_keep(packed, cos, sin, interleaved, key_pages, value_pages, rows)
         if turned is not None:
             return turned
-    q, k, v = packed.split([packed.shape[3] - 2, 1, 1], 3)
-    q, k = (rope(t, cos, sin, interleaved, kernels=kernels) for t in (q.flatten(2, 3), k.squeeze(3)))
+    q, k, v = heads(packed, cos, sin, interleaved, kernels=kernels)
     keep_tokens(k.flatten(0, 1), key_pages, rows)
-    keep_tokens(v.squeeze(3).flatten(0, 1), value_pages, rows)
+    keep_tokens(v.flatten(0, 1), value_pages, rows)
     return q
 
 
@@ -254,9 +274,18 @@ class CrossEntropyPart(Protocol):
 
     @staticmethod
     def gradient(
-        kept: tuple[torch.Tensor, ...], dloss: torch.Tensor, first: int, real: int, hit: float, spread: float
+        kept: tuple[torch.Tensor, ...],
+        dloss: torch.Tensor,
+        first: int,
+        real: int,
+        hit: float,
+        spread: float,
+        over: bool = False,
     ) -> torch.Tensor:
-        """(softmax_j - spread - hit [j is the target]) dloss, 0 in padding: [..., w]. May be written over `kept`."""
+        """(softmax_j - spread - hit [j is the target]) dloss, 0 in padding: [..., w].
+
+        May be written over what is `kept`; over the logits only if `over`.
+        """
         ...
 
 

@@ -84,6 +84,15 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: boo
     return out if keep.shape[-1] == 0 else torch.cat((out, keep), -1)
 
 
+def heads(
+    packed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """See `ops.heads`; v is a view."""
+    q, k, v = packed.split([packed.shape[3] - 2, 1, 1], 3)
+    q, k = (rope(t, cos, sin, interleaved) for t in (q.flatten(2, 3), k.squeeze(3)))
+    return q, k, v.squeeze(3)
+
+
 # ---------------------------------------------------------------------------------------------------- cross entropy
 
 
@@ -117,7 +126,13 @@ class CrossEntropyPart:
 
     @staticmethod
     def gradient(
-        kept: tuple[torch.Tensor, ...], dloss: torch.Tensor, first: int, real: int, hit: float, spread: float
+        kept: tuple[torch.Tensor, ...],
+        dloss: torch.Tensor,
+        first: int,
+        real: int,
+        hit: float,
+        spread: float,
+        over: bool = False,
     ) -> torch.Tensor:
         weights, partition, own, column = kept
         scale = (dloss / partition).unsqueeze(-1)

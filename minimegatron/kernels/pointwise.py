@@ -7,6 +7,7 @@
 | `swiglu`         | `csrc/activation.cu`| the input                                                                 |
 | `bias_gelu`      | `csrc/activation.cu`| the input and the bias                                                    |
 | `rope`           | `csrc/rope.cu`      | cos and sin; x may be a view into packed q, k, v: it is read by strides   |
+| `heads`          | `csrc/rope.cpp`     | cos and sin: RoPE of queries and keys out of a packed projection          |
 | `scaled_softmax` | `csrc/softmax.cu`   | the output                                                                |
 
 All raise `ConfigError` on wrong shapes or mixed dtypes. On a CPU the kernel is emulated, or, where `native` is asked
@@ -145,7 +146,8 @@ def _keep_add_norm(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _add_norm_grads(ctx: Any, *grads: Any) -> Any:
-    dh, dgamma, dbeta = _norm_backward(grads[0], grads[1], *ctx.saved_tensors, ctx.native)
+    dy = torch.zeros_like(ctx.saved_tensors[0]) if grads[0] is None else grads[0]  # only the sum is used
+    dh, dgamma, dbeta = _norm_backward(dy, grads[1], *ctx.saved_tensors, ctx.native)
     return dh, dh, dgamma, dbeta if ctx.centred else None, None, None
 
 
@@ -300,6 +302,75 @@ def rope(
         args = (x, cos, sin, y, *x.shape, cos.shape[-1], *x.stride()[:3], cos.shape[1], int(interleaved), int(backward))
         run("rope", "mm_rope", x, *args, DTYPES[x.dtype], native=native)
     return y
+
+
+def turned_heads(packed: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Triple:
+    """`ops.heads` by the kernel of `rope`; v is a view."""
+    q, k, v = packed.split([packed.shape[3] - 2, 1, 1], 3)
+    q, k = (turn(t, cos, sin, interleaved) for t in (q.flatten(2, 3), k.squeeze(3)))
+    return q, k, v.squeeze(3)
+
+
+def native_heads(packed: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Triple:
+    """`ops.heads` by a kernel for CPUs, with angles of any float dtype."""
+    wide = accumulator(packed.dtype)
+    return heads(packed, cos.to(wide), sin.to(wide), interleaved, True)  # type: ignore[no-any-return]
+
+
+def _heads_outputs(packed: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, native: bool = False) -> Triple:
+    fits = packed.dim() == 5 and packed.shape[3] > 2
+    require(fits, f"heads: packed is {tuple(packed.shape)}", "give [s, b, groups, a/g + 2, d]")
+    s, b, g, n, d = packed.shape
+    _rope_output(packed.view(s, b, g * n, d), cos, sin)
+    return packed.new_empty((s, b, g * (n - 2), d)), packed.new_empty((s, b, g, d)), packed.new_empty((s, b, g, d))
+
+
+def _packed_output(
+    dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, native: bool = False
+) -> Tensor:
+    s, b, g, d = dk.shape
+    return dk.new_empty((s, b, g, dq.shape[2] // g + 2, d))
+
+
+@operator("heads_backward", _packed_output)
+def _heads_backward(
+    dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, native: bool = False
+) -> Tensor:
+    check_same("heads_backward", dq, dk=dk, dv=dv)
+    packed = _packed_output(dq, dk, dv, cos, sin, interleaved)
+    if packed.numel():
+        args = (*(t.contiguous() for t in (dq, dk, dv, cos, sin)), packed, *_heads_sizes(packed, cos), int(interleaved))
+        run("rope", "mm_heads_backward", packed, *args, DTYPES[packed.dtype], native=True)
+    return packed
+
+
+def _heads_sizes(packed: Tensor, cos: Tensor) -> tuple[int, ...]:
+    s, b, g, n, d = packed.shape
+    return s, b, g, n - 2, d, cos.shape[-1], cos.shape[1]
+
+
+def _keep_heads(ctx: Any, inputs: Any, output: Any) -> None:
+    _, cos, sin, ctx.interleaved, ctx.native = inputs
+    ctx.save_for_backward(cos, sin)
+    ctx.shapes = [t.shape for t in output]
+
+
+def _heads_grads(ctx: Any, *grads: Tensor | None) -> Any:
+    cos, sin = ctx.saved_tensors
+    like = next(g for g in grads if g is not None)
+    given = [like.new_zeros(shape) if g is None else g for g, shape in zip(grads, ctx.shapes, strict=True)]
+    return _heads_backward(*given, cos, sin, ctx.interleaved, ctx.native), None, None, None, None
+
+
+@operator("heads", _heads_outputs, keep=_keep_heads, grads=_heads_grads)
+def heads(packed: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, native: bool = False) -> Triple:
+    """(q [s, b, a, d], k, v [s, b, g, d]) of packed [s, b, g, a/g + 2, d], q and k turned as by `rope`; on a CPU."""
+    assert native, "only the kernel for CPUs takes a packed projection"
+    q, k, v = _heads_outputs(packed, cos, sin)
+    if packed.numel():
+        args = (*(t.contiguous() for t in (packed, cos, sin)), q, k, v, *_heads_sizes(packed, cos), int(interleaved))
+        run("rope", "mm_heads", packed, *args, DTYPES[packed.dtype], native=True)
+    return q, k, v
 
 
 # --------------------------------------------------------------------------------------------------------- softmax

@@ -6,8 +6,10 @@ owns, returns zero for the others, and the sum over ranks is the answer, because
     rank r owns ids [r V'/t, (r+1) V'/t)       V' = V padded to a multiple of (divisible_by * t)
     y = sum_r  own_r(id) * W_r[id - first_r]   all-reduce of [s, b, h], or reduce-scatter to [s/t, b, h]
 
-The backward pass sends nothing: each rank adds the gradient rows of its own ids. Positions are replicated; with
-sequence parallelism each rank adds those of its own tokens, so their gradient is partial.
+The backward pass sends nothing: each rank adds the gradient rows of its own ids. On a CPU with data parallelism they go
+straight into the gradient buffer (`layers/wgrad`): as many rows as there are tokens, where autograd makes a gradient as
+large as the table and adds all of it. Positions are replicated; with sequence parallelism each rank adds those of its
+own tokens, so their gradient is partial.
 
 Megatron-LM: `VocabParallelEmbedding` in `tensor_parallel/layers.py`,
 `models/common/embeddings/language_model_embedding.py`.
@@ -15,7 +17,7 @@ Megatron-LM: `VocabParallelEmbedding` in `tensor_parallel/layers.py`,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -23,12 +25,37 @@ from torch import nn
 
 from minimegatron.comm import collectives as c
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter
+from minimegatron.layers.wgrad import fused_accumulator
 
 if TYPE_CHECKING:
     from minimegatron.comm.axis import Axis
     from minimegatron.comm.mesh import Mesh
     from minimegatron.config import TransformerConfig
     from minimegatron.layers.dropout import Dropout
+
+
+class _RowsIntoBuffer(torch.autograd.Function):
+    """`F.embedding`, whose gradient is added to the table's gradient buffer row by row."""
+
+    @staticmethod
+    def forward(ctx: Any, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(ids)
+        ctx.table = table
+        return F.embedding(ids, table)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        accumulator, (ids,) = fused_accumulator(ctx.table), ctx.saved_tensors
+        assert accumulator is not None, "it was there in the forward pass"
+        accumulator.add_rows(ids.reshape(-1), grads[0].reshape(-1, grads[0].shape[-1]))
+        return None, None
+
+
+def embedding(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """`F.embedding`."""
+    if torch.is_grad_enabled() and table.is_cpu and table.requires_grad and fused_accumulator(table) is not None:
+        return _RowsIntoBuffer.apply(ids, table)  # type: ignore[no-any-return]
+    return F.embedding(ids, table)
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -71,11 +98,11 @@ class VocabParallelEmbedding(nn.Module):
         """
         ids = ids.t()
         if self.tp.size == 1:
-            return F.embedding(ids, self.weight)
+            return embedding(ids, self.weight)
         # Ids of other ranks are those *of the table*. One outside it would belong to no rank, and be embedded as zeros;
         # left as it is, it is outside every part too, and the look-up refuses it as that of an uncut table does.
         foreign = (ids >= 0) & (ids < self.first) | (ids >= self.last) & (ids < self.rows)
-        rows = F.embedding((ids - self.first).masked_fill(foreign, 0), self.weight)
+        rows = embedding((ids - self.first).masked_fill(foreign, 0), self.weight)
         rows = rows.masked_fill(foreign.unsqueeze(-1), 0.0)
         return (
             c.reduce_scatter_to_sequence_region(rows, self.tp)

@@ -18,7 +18,8 @@ Label smoothing e spreads probability over all V words, so its mean runs over th
 all-reduce): loss = (1-e') nll - e' mean_V log p with e' = e V/(V-1). Megatron-Core 0.16.1 averages over the local V/t
 columns, which is off by up to 0.04 for tp=2.
 
-Saved for the backward pass: exp(z - M), 4 bytes * s * b * V/t, usually the largest single activation of a model.
+Saved for the backward pass: exp(z - M), 4 bytes * s * b * V/t, usually the largest single activation of a model; its
+gradient takes its place.
 
 Megatron-LM: `megatron/core/tensor_parallel/cross_entropy.py`.
 """
@@ -44,6 +45,7 @@ def vocab_parallel_cross_entropy(
     vocab_size: int | None = None,
     label_smoothing: float = 0.0,
     kernels: str = "torch",
+    over: bool = False,
 ) -> torch.Tensor:
     """The loss of every token.
 
@@ -54,12 +56,14 @@ def vocab_parallel_cross_entropy(
         vocab_size: V, logical columns; the rest is padding. Default all.
         label_smoothing: probability spread over the vocabulary.
         kernels: `config.kernels`; kernels keep the logits for the backward pass instead of an fp32 softmax.
+        over: nobody else reads the logits, so a backward pass that is the graph's last may write their gradient in
+            their place.
 
     Returns:
         [...] in fp32; inf where the target is outside of the vocabulary. The caller applies masks and means.
     """
     apply = _VocabParallelCrossEntropy.apply
-    return apply(logits, target, tp, vocab_size, label_smoothing, kernels)  # type: ignore[no-any-return]
+    return apply(logits, target, tp, vocab_size, label_smoothing, kernels, over)  # type: ignore[no-any-return]
 
 
 def _loss(
@@ -94,6 +98,7 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
         vocab_size: int | None,
         smoothing: float,
         kernels: str,
+        over: bool,
     ) -> torch.Tensor:
         width = logits.shape[-1]
         first, total = tp.rank * width, vocab_size or width * tp.size
@@ -105,12 +110,14 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
         loss, eps = _loss(lse, picked, rest, part.target, total, smoothing)
         ctx.save_for_backward(*part.kept(partition, lse))
         ctx.gradient, ctx.numbers, ctx.dtype = type(part).gradient, (first, real, 1 - eps, eps / total), logits.dtype
+        ctx.over = over
         return loss.view(target.shape)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        dz = ctx.gradient(ctx.saved_tensors, grads[0], *ctx.numbers)
-        return dz.to(ctx.dtype), None, None, None, None, None
+        over = ctx.over and not torch._C._autograd._get_current_graph_task_keep_graph()
+        dz = ctx.gradient(ctx.saved_tensors, grads[0], *ctx.numbers, over)
+        return dz.to(ctx.dtype), None, None, None, None, None, None
 
 
 def vocab_parallel_entropy(logits: torch.Tensor, tp: Axis, *, vocab_size: int | None = None) -> torch.Tensor:

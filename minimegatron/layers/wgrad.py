@@ -50,6 +50,10 @@ class GradAccumulator(Protocol):
         """In a backward pass: add a gradient. The autograd function then returns None for the weight."""
         ...
 
+    def add_rows(self, ids: torch.Tensor, rows: torch.Tensor) -> None:
+        """In a backward pass: add rows [n, h] to those of the ids [n]. The autograd function then returns None."""
+        ...
+
     def accumulate(self, grad: torch.Tensor) -> None:
         """After a backward pass: add a gradient, as autograd would have done."""
         ...

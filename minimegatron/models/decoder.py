@@ -303,6 +303,7 @@ class GPTModel(nn.Module):
             self.mesh.tp,
             vocab_size=self.config.vocab_size,
             kernels=self.config.kernels,
+            over=True,
         ).t()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

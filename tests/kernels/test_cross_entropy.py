@@ -6,7 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from minimegatron.comm.axis import ALONE
 from minimegatron.kernels import cross_entropy, operators, reference
+from minimegatron.layers.loss import vocab_parallel_cross_entropy
 from tests.kernels.compare import DTYPES, SIZES, both, close, misaligned, random
 
 BY = pytest.mark.parametrize("native", [False, True], ids=["emulated", "native"])
@@ -90,3 +92,18 @@ def test_strides_misaligned_memory_and_empty(native):
         want = F.cross_entropy(view.double(), target, reduction="none")
         close([cross_entropy.cross_entropy(view, target, native)], [want], torch.float32)
     assert cross_entropy.cross_entropy(torch.empty(0, 7), torch.empty(0, dtype=torch.int64), native).shape == (0,)
+
+
+def test_the_gradient_takes_the_logits_place_where_nobody_else_reads_them():
+    target = torch.tensor([[1, 4, 0], [2, 2, 6]])
+
+    def gradient(over, **backward):
+        leaf = random(2, 3, 7).requires_grad_()
+        logits = leaf * 2
+        before = logits.detach().clone()
+        vocab_parallel_cross_entropy(logits, target, ALONE, kernels="auto", over=over).sum().backward(**backward)
+        return leaf.grad, torch.equal(logits, before)
+
+    (plain, kept), (same, gone) = gradient(False), gradient(True)
+    again, whole = gradient(True, retain_graph=True)
+    assert kept and not gone and whole and torch.equal(plain, same) and torch.equal(plain, again)

@@ -6,6 +6,7 @@ import types
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from minimegatron.errors import ConfigError
 from minimegatron.kernels import (
@@ -35,11 +36,14 @@ def grad(*shape: int, seed: int = 0) -> torch.Tensor:
     ("bias_gelu", (grad(2, 2, 3, 8), grad(8), True)),
     ("scaled_softmax", (grad(2, 2, 3, 8), 0.5, torch.zeros(1, 1, 3, 8).bool(), True)),
     ("rope", (grad(2, 2, 3, 8), ANGLES.cos(), ANGLES.sin(), False, False)),
+    ("heads", (grad(2, 2, 1, 3, 4), ANGLES.cos(), ANGLES.sin(), True, True)),
     ("cross_entropy", (grad(3, 5), IDS)),
+    ("cross_entropy_overwrite", (random(3, 5), IDS, random(3), random(3, seed=1), 0, 5, 1.0, 0.0, True)),
     ("cross_entropy_statistics", (random(3, 5), IDS, 0, 5)),
     ("permute", (grad(12, 3), SLOTS, PLACES)),
     ("unpermute", (grad(24, 3), SLOTS, PLACES, grad(12, 2))),
     ("flash_attention", (grad(1, 2, 3, 2), grad(1, 1, 4, 2), grad(1, 1, 4, 2), 0.6, True)),
+    ("flash_attention", (grad(1, 2, 3, 2), grad(1, 1, 4, 2), grad(1, 1, 4, 2), 0.6, True, True)),
     ("fp8_cast", (random(3, 5), ONE, 0.0, torch.zeros(()), False, True)),
     ("fp8_cast", (random(3, 5), torch.ones(3), 448.0, None, False, True)),
     ("fp8_amax", (random(3, 5),)),
@@ -66,6 +70,7 @@ X, HEADS = random(4, 8), random(2, 2, 3, 4)
     (lambda: pointwise.scaled_softmax(HEADS, 1.0, torch.zeros(3, 1, 3, 4).bool()), "for scores"),
     (lambda: pointwise.rope(HEADS, random(2, 1, 1, 3), random(2, 1, 1, 3)), "3 angles for 4 channels"),
     (lambda: pointwise.rope(HEADS, random(3, 1, 1, 2), random(3, 1, 1, 2)), r"cos is \(3, 1, 1, 2\)"),
+    (lambda: pointwise.native_heads(random(2, 2, 1, 2, 4), ANGLES, ANGLES, False), "groups, a/g"),
     (lambda: pointwise.rope(HEADS.bfloat16(), ANGLES.bfloat16(), ANGLES), "give angles"),
     (lambda: cross_entropy.cross_entropy(random(2, 5), IDS), r"target is \(3,\)"),
     (lambda: cross_entropy.cross_entropy(random(3, 5), IDS.int()), "int32"),
@@ -80,6 +85,41 @@ X, HEADS = random(4, 8), random(2, 2, 3, 4)
 def test_what_does_not_fit_is_refused_before_the_launch(call, message):
     with pytest.raises(ConfigError, match=message):
         call()
+
+
+class Names(TorchDispatchMode):
+    """The operators of this package that are called while it is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names += [func._schema.name.split("::")[1]] if "minimegatron" in func._schema.name else []
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_kernel_for_cpus_is_a_torch_operator_to_whoever_looks():
+    tensors = [grad(5, 8), grad(5, 8, seed=1), grad(8, seed=2)]
+
+    def results():
+        y, h = pointwise.add_norm(*tensors, None, 1e-5, native=True)
+        return y, h, *torch.autograd.grad([y, h], tensors, [random(5, 8, seed=3), random(5, 8, seed=4)])
+
+    alone = results()
+    with Names() as seen:
+        watched = results()
+    assert seen.names == ["add_norm", "norm_backward"]
+    assert all(torch.equal(x, y) for x, y in zip(alone, watched, strict=True))
+    (of_sum,) = torch.autograd.grad(pointwise.add_norm(*tensors, None, 1e-5, native=True)[1].sum(), tensors[:1])
+    assert torch.equal(of_sum, torch.ones(5, 8)), "the sum alone is used"
+
+
+def test_a_second_derivative_that_no_kernel_has_is_refused():
+    x, gamma = grad(5, 8), grad(8)
+    (dx,) = torch.autograd.grad(pointwise.norm(x, gamma, None, 1e-5, native=True).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="norm_backward"):
+        dx.sum().backward()
 
 
 @pytest.mark.parametrize(("file", "kernel", "shapes"), [

@@ -33,7 +33,7 @@ MODELS = {
     ),
     "gpt2, window": ("gpt2", {"sliding_window": 5, "attention_backend": "local"}),
 }
-FUSED = {"llama": {"rope", "swiglu"}, "gpt2": {"bias_gelu"}, "mixtral": {"rope", "swiglu", "permutation"}}
+FUSED = {"llama": {"heads", "swiglu"}, "gpt2": {"bias_gelu"}, "mixtral": {"heads", "swiglu", "permutation"}}
 TORCH_ALONE = {"gpt2, window": {"flash_attention"}}  # the kernel knows plain causal masks alone
 
 
@@ -71,11 +71,28 @@ def test_a_model_is_the_same_with_emulated_kernels(name, monkeypatch):
     chosen.clear()
     got, found = loss_and_gradients(family, options, "emulated")
     assert chosen == {(op, "torch" if op in TORCH_ALONE.get(name, ()) else "kernel") for op in expected}
-    backward = {"norm": "mm_norm_backward", "cross_entropy": "mm_cross_entropy_gradient", "rope": "mm_rope"}
+    backward = {"norm": "mm_norm_backward", "cross_entropy": "mm_cross_entropy_gradient", "heads": "mm_rope"}
     backward |= {"swiglu": "mm_swiglu_backward", "bias_gelu": "mm_bias_gelu_backward", "permutation": "mm_combine_rows"}
     assert {backward[op] for op in expected if op in backward} <= launched
     assert ("mm_flash_backward" in launched) == (name == "llama, local attention")
     assert not {name for name in launched if "softmax" in name}, "the formula stays plain torch"
+    close([got], [want.double()], torch.float32)
+    close(found.values(), [wanted[k].double() for k in found], torch.float32, factor=5)
+
+
+def test_a_model_is_the_same_with_kernels_for_cpus(monkeypatch):
+    launched, run = set(), operators.run
+    for module in ("pointwise", "cross_entropy", "flash"):
+        target = f"minimegatron.kernels.{module}.run"
+        monkeypatch.setattr(
+            target, lambda file, launcher, *a, **k: (launched.add(launcher), run(file, launcher, *a, **k))[1]
+        )
+    want, wanted = loss_and_gradients("llama", {}, "torch")
+    assert not launched
+    got, found = loss_and_gradients("llama", {}, "auto")
+    for part in ("norm", "swiglu", "flash"):
+        assert {f"mm_{part}_forward", f"mm_{part}_backward"} <= launched
+    assert {"mm_heads", "mm_heads_backward", "mm_cross_entropy_statistics", "mm_cross_entropy_gradient"} <= launched
     close([got], [want.double()], torch.float32)
     close(found.values(), [wanted[k].double() for k in found], torch.float32, factor=5)
 

@@ -127,6 +127,26 @@ def test_rope(by, d, r, interleaved):
             close(*both(kernel, wanted, [random(5, 2, 3, d, dtype=dtype)]), dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_heads_out_of_a_packed_projection(dtype):
+    """The kernel for CPUs, and RoPE's kernel on views, against views that the reference has turned."""
+    for batch, groups, shared, d, r, angles_batch, interleaved in [
+        (2, 3, 2, 40, 20, 1, False), (3, 1, 4, 16, 5, 3, False), (2, 2, 1, 12, 4, 2, True), (1, 2, 3, 128, 64, 1, True),
+    ]:  # fmt: skip
+        packed, angles = random(5, batch, groups, shared + 2, d, dtype=dtype), random(5, angles_batch, 1, r, seed=1)
+        cos, sin = angles.cos().to(operators.accumulator(dtype)), angles.sin().to(operators.accumulator(dtype))
+
+        def wanted(x, s=shared, cos=cos, sin=sin, kind=interleaved):
+            turn = lambda y: reference.rope(y, cos.to(y.dtype), sin.to(y.dtype), kind)  # noqa: E731
+            return turn(x[:, :, :, :s].flatten(2, 3)), turn(x[:, :, :, s]), x[:, :, :, s + 1]
+
+        for by in (pointwise.native_heads, pointwise.turned_heads):
+            close(*both(lambda x, c=cos, s=sin, k=interleaved, f=by: f(x, c, s, k), wanted, [packed]), dtype)
+        one = packed.clone().requires_grad_()
+        pointwise.native_heads(one, cos, sin, interleaved)[2].sum().backward()
+        assert torch.equal(one.grad, torch.zeros_like(one).index_fill_(3, torch.tensor([shared + 1]), 1.0))
+
+
 @BY
 def test_rope_reads_a_view_into_packed_heads(by):
     packed, angle = random(4, 2, 6, 16, dtype=torch.float64), random(4, 1, 1, 8, dtype=torch.float64)

@@ -5,9 +5,9 @@ namespace {
 
 // 1 / (1 + e^-x)
 template <typename A>
-inline A sigmoid(A x) {
-    const A e = exponential(x < 0 ? x : -x);
-    return (x < 0 ? e : A(1)) / (1 + e);
+inline Vec<A> sigmoid(Vec<A> x) {
+    const Vec<A> t = x * (-1 / LN2<A>), most = Vec<A>{} + 126;  // not a number stays none
+    return 1 / (1 + power(t > most ? most : t));
 }
 
 }  // namespace
@@ -15,12 +15,13 @@ inline A sigmoid(A x) {
 MM_EXPORT mm_swiglu_forward(const void* x, void* y, int64_t rows, int64_t f, int dtype, void* stream) {
     return by_dtype(dtype, [&](auto* like) {
         using T = std::remove_pointer_t<decltype(like)>;
+        using A = Acc<T>;
         each_row(rows, threads_of(stream), double(rows) * f * 32, [&](int64_t r) {
             const T *gate = (const T*)x + 2 * r * f, *up = gate + f;
             T* out = (T*)y + r * f;
-            for (int64_t i = 0; i < f; ++i) {
-                const Acc<T> g = wide(gate[i]);
-                put(g * sigmoid(g) * wide(up[i]), out + i);
+            for (int64_t i = 0; i < f; i += L<A>) {
+                const Vec<A> g = load(gate + i, f - i);
+                store(g * sigmoid<A>(g) * load(up + i, f - i), out + i, f - i);
             }
         });
     });
@@ -29,13 +30,14 @@ MM_EXPORT mm_swiglu_forward(const void* x, void* y, int64_t rows, int64_t f, int
 MM_EXPORT mm_swiglu_backward(const void* dy, const void* x, void* dx, int64_t rows, int64_t f, int dtype, void* stream) {
     return by_dtype(dtype, [&](auto* like) {
         using T = std::remove_pointer_t<decltype(like)>;
+        using A = Acc<T>;
         each_row(rows, threads_of(stream), double(rows) * f * 48, [&](int64_t r) {
             const T *gate = (const T*)x + 2 * r * f, *up = gate + f, *d = (const T*)dy + r * f;
             T *dgate = (T*)dx + 2 * r * f, *dup = dgate + f;
-            for (int64_t i = 0; i < f; ++i) {
-                const Acc<T> g = wide(gate[i]), s = sigmoid(g), e = wide(d[i]);
-                put(e * g * s, dup + i);
-                put(e * wide(up[i]) * s * (1 + g * (1 - s)), dgate + i);
+            for (int64_t i = 0; i < f; i += L<A>) {
+                const Vec<A> g = load(gate + i, f - i), s = sigmoid<A>(g), e = load(d + i, f - i);
+                store(e * g * s, dup + i, f - i);
+                store(e * load(up + i, f - i) * s * (1 + g * (1 - s)), dgate + i, f - i);
             }
         });
     });

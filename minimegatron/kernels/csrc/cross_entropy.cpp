@@ -8,25 +8,26 @@ namespace {
 
 template <typename T, typename A>
 void statistics(const T* z, int64_t column, A* top, A* sum, A* picked, A* spread, int64_t real) {
-    constexpr int64_t SIDE = 32;
-    A side[SIDE], m = -std::numeric_limits<A>::infinity();
-    std::fill_n(side, SIDE, m);
-    int64_t i = 0;
-    for (; i + SIDE <= real; i += SIDE)
-#pragma GCC unroll 32
-        for (int64_t j = 0; j < SIDE; ++j) side[j] = wide(z[i + j]) > side[j] ? wide(z[i + j]) : side[j];
-    for (; i < real; ++i) m = wide(z[i]) > m ? wide(z[i]) : m;
-    for (int64_t j = 0; j < SIDE; ++j) m = side[j] > m ? side[j] : m;
-    const A all = sum_over<A>(real, [&](int64_t c) { return wide(z[c]); });
+    const A none = -std::numeric_limits<A>::infinity();
+    Vec<A> high = Vec<A>{} + none, also = high;  // two, or each comparison would wait for the one before
+    const A all = sum_over<A>(real, [&](int64_t i, int64_t left) {
+        const Vec<A> x = load(z + i, left), seen = left < L<A> ? first(left, x, none) : x;
+        high = seen > high ? seen : high;
+        std::swap(high, also);
+        return x;
+    });
+    high = high > also ? high : also;
+    A m = none;
+    for (int i = 0; i < L<A>; ++i) m = high[i] > m ? high[i] : m;
     if (std::isnan(all)) {  // a NaN, which no comparison has found, or both infinities
-        bool none = false;
-        for (int64_t c = 0; c < real; ++c) none |= std::isnan(wide(z[c]));
-        if (none) m = all;
+        bool nan = false;
+        for (int64_t c = 0; c < real; ++c) nan |= std::isnan(wide(z[c]));
+        if (nan) m = all;
     }
     *top = m;
-    *sum = sum_over<A>(real, [&](int64_t c) {  // equal also where both are infinite
-        const A v = wide(z[c]);
-        return v == m ? A(1) : exponential(v - m);
+    *sum = sum_over<A>(real, [&](int64_t i, int64_t left) {  // equal also where both are infinite
+        const Vec<A> x = load(z + i, left);
+        return x == m ? Vec<A>{} + 1 : power((x - m) * (1 / LN2<A>));
     });
     *spread = all;
     *picked = column >= 0 && column < real ? wide(z[column]) : A(0);
@@ -34,10 +35,12 @@ void statistics(const T* z, int64_t column, A* top, A* sum, A* picked, A* spread
 
 template <typename T, typename A>
 void gradient(const T* z, int64_t column, A lse, A dloss, T* dz, int64_t width, int64_t real, A hit, A spread) {
-    const A picked = column >= 0 && column < real ? wide(z[column]) : A(0);  // before dz, which may be z, is written
-    for (int64_t i = 0; i < real; ++i) put((exponential(wide(z[i]) - lse) - spread) * dloss, dz + i);
+    const bool here = column >= 0 && column < real;
+    const A picked = here ? wide(z[column]) : A(0);  // before dz, which may be z, is written
+    for (int64_t i = 0; i < real; i += L<A>)
+        store((power((load(z + i, real - i) - lse) * (1 / LN2<A>)) - spread) * dloss, dz + i, real - i);
     for (int64_t i = real; i < width; ++i) put(A(0), dz + i);
-    if (column >= 0 && column < real) put((exponential(picked - lse) - spread - hit) * dloss, dz + column);
+    if (here) put((std::exp(picked - lse) - spread - hit) * dloss, dz + column);
 }
 
 }  // namespace

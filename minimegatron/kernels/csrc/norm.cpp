@@ -9,38 +9,41 @@ namespace {
 template <typename T, typename A>
 void forward_row(const T* x, const T* r, const T* gamma, const T* beta, T* h, T* y, A* mean, A* rstd, int64_t n, A eps) {
     if (r) {
-        for (int64_t i = 0; i < n; ++i) put(wide(x[i]) + wide(r[i]), h + i);
+        for (int64_t i = 0; i < n; i += L<A>) store(load(x + i, n - i) + load(r + i, n - i), h + i, n - i);
         x = h;
     }
     A m = 0;
-    if (beta) *mean = m = sum_over<A>(n, [&](int64_t i) { return wide(x[i]); }) / n;
-    const A square = sum_over<A>(n, [&](int64_t i) { return (wide(x[i]) - m) * (wide(x[i]) - m); });
+    if (beta) *mean = m = sum_over<A>(n, [&](int64_t i, int64_t left) { return load(x + i, left); }) / n;
+    const A square = sum_over<A>(n, [&](int64_t i, int64_t left) {
+        const Vec<A> centred = load(x + i, left) - m;
+        return centred * centred;
+    });
     A s = 1 / std::sqrt(square / n + eps);
     if (beta && std::isinf(square)) s = std::numeric_limits<A>::quiet_NaN();  // and not 0: a run that diverges is seen
     if (rstd) *rstd = s;
-    if (beta) {
-        for (int64_t i = 0; i < n; ++i) put((wide(x[i]) - m) * s * wide(gamma[i]) + wide(beta[i]), y + i);
-    } else {
-        for (int64_t i = 0; i < n; ++i) put(wide(x[i]) * s * wide(gamma[i]), y + i);
+    for (int64_t i = 0; i < n; i += L<A>) {
+        const Vec<A> z = (load(x + i, n - i) - m) * s * load(gamma + i, n - i);
+        store(beta ? z + load(beta + i, n - i) : z, y + i, n - i);
     }
 }
 
 // Adds the row's part of dgamma and dbeta to theirs.
 template <typename T, typename A>
 void backward_row(const T* dy, const T* ds, const T* h, const T* gamma, A m, A s, T* dh, A* dgamma, A* dbeta, int64_t n) {
-    auto normed = [&](int64_t i) { return (wide(h[i]) - m) * s; };  // at once: large h times dy would overflow
-    for (int64_t i = 0; i < n; ++i) dgamma[i] += wide(dy[i]) * normed(i);
-    const A projection = sum_over<A>(n, [&](int64_t i) { return wide(dy[i]) * wide(gamma[i]) * normed(i); }) / n;
+    // at once: large h times dy would overflow
+    const auto normed = [&](int64_t i, int64_t left) { return (load(h + i, left) - m) * s; };
+    const auto given = [&](int64_t i, int64_t left) { return load(dy + i, left) * load(gamma + i, left); };
+    for (int64_t i = 0; i < n; i += L<A>)
+        store(load(dgamma + i, n - i) + load(dy + i, n - i) * normed(i, n - i), dgamma + i, n - i);
+    const A projection = sum_over<A>(n, [&](int64_t i, int64_t left) { return given(i, left) * normed(i, left); }) / n;
     A average = 0;
     if (dbeta) {
-        for (int64_t i = 0; i < n; ++i) dbeta[i] += wide(dy[i]);
-        average = sum_over<A>(n, [&](int64_t i) { return wide(dy[i]) * wide(gamma[i]); }) / n;
+        for (int64_t i = 0; i < n; i += L<A>) store(load(dbeta + i, n - i) + load(dy + i, n - i), dbeta + i, n - i);
+        average = sum_over<A>(n, given) / n;
     }
-    auto of = [&](int64_t i) { return s * (wide(dy[i]) * wide(gamma[i]) - average - normed(i) * projection); };
-    if (ds) {
-        for (int64_t i = 0; i < n; ++i) put(of(i) + wide(ds[i]), dh + i);
-    } else {
-        for (int64_t i = 0; i < n; ++i) put(of(i), dh + i);
+    for (int64_t i = 0; i < n; i += L<A>) {
+        const Vec<A> of = s * (given(i, n - i) - average - normed(i, n - i) * projection);
+        store(ds ? of + load(ds + i, n - i) : of, dh + i, n - i);
     }
 }
 

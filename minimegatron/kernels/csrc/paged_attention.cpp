@@ -139,15 +139,12 @@ struct Attention {
     void soften(A* scores, int64_t count) const {
         if (softcap > 0)
             for (int64_t j = 0; j < count; ++j) scores[j] = softcap * std::tanh(scores[j] / softcap);
-        A top = -std::numeric_limits<A>::infinity(), mass = 0;
+        A top = -std::numeric_limits<A>::infinity();
 #pragma omp simd reduction(max : top)
         for (int64_t j = 0; j < count; ++j) top = scores[j] > top ? scores[j] : top;
-#pragma omp simd reduction(+ : mass)
-        for (int64_t j = 0; j < count; ++j) {
-            scores[j] = exponential(scores[j] - top);
-            mass += scores[j];
-        }
-        const A share = 1 / mass;
+        for (int64_t j = 0; j < count; j += L<A>)
+            store(power((load(scores + j, count - j) - top) * (1 / LN2<A>)), scores + j, count - j);
+        const A share = 1 / sum_over<A>(count, [&](int64_t j, int64_t left) { return load(scores + j, left); });
         for (int64_t j = 0; j < count; ++j) scores[j] *= share;
     }
 

@@ -17,7 +17,6 @@ namespace {
 
 using V = Vector<float>::type;
 constexpr int LANES = Vector<float>::lanes;
-typedef uint32_t Words __attribute__((vector_size(WIDTH)));
 typedef uint8_t Bytes __attribute__((vector_size(LANES)));
 
 const uint32_t SHIFTS[16] = {0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28};

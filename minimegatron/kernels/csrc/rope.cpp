@@ -17,3 +17,45 @@ MM_EXPORT mm_rope(const void* x, const void* cos, const void* sin, void* y, int6
         });
     });
 }
+
+// Queries, key and value of each group, packed [s, batch, groups, shared + 2, d]: q and k turned, v as it is. All dense.
+MM_EXPORT mm_heads(const void* packed, const void* cos, const void* sin, void* q, void* k, void* v, int64_t s, int64_t batch,
+                   int64_t groups, int64_t shared, int64_t d, int64_t r, int64_t angles_batch, int interleaved, int dtype,
+                   void* stream) {
+    return by_dtype(dtype, [&](auto* like) {
+        using T = std::remove_pointer_t<decltype(like)>;
+        using A = Acc<T>;
+        each_row(s * batch, threads_of(stream), double(s) * batch * groups * (shared + 2) * d * 8, [&](int64_t i) {
+            const int64_t angles = (i / batch * angles_batch + (angles_batch > 1 ? i % batch : 0)) * r;
+            const A *c = (const A*)cos + angles, *sn = (const A*)sin + angles;
+            for (int64_t g = i * groups; g < (i + 1) * groups; ++g) {
+                const T* from = (const T*)packed + g * (shared + 2) * d;
+                for (int64_t h = 0; h < shared; ++h)
+                    turn(from + h * d, c, sn, A(1), (T*)q + (g * shared + h) * d, r, d, interleaved != 0);
+                turn(from + shared * d, c, sn, A(1), (T*)k + g * d, r, d, interleaved != 0);
+                std::memcpy((T*)v + g * d, from + (shared + 1) * d, d * sizeof(T));
+            }
+        });
+    });
+}
+
+// The gradient of `packed` from those of q, k and v.
+MM_EXPORT mm_heads_backward(const void* dq, const void* dk, const void* dv, const void* cos, const void* sin, void* packed,
+                            int64_t s, int64_t batch, int64_t groups, int64_t shared, int64_t d, int64_t r,
+                            int64_t angles_batch, int interleaved, int dtype, void* stream) {
+    return by_dtype(dtype, [&](auto* like) {
+        using T = std::remove_pointer_t<decltype(like)>;
+        using A = Acc<T>;
+        each_row(s * batch, threads_of(stream), double(s) * batch * groups * (shared + 2) * d * 8, [&](int64_t i) {
+            const int64_t angles = (i / batch * angles_batch + (angles_batch > 1 ? i % batch : 0)) * r;
+            const A *c = (const A*)cos + angles, *sn = (const A*)sin + angles;
+            for (int64_t g = i * groups; g < (i + 1) * groups; ++g) {
+                T* to = (T*)packed + g * (shared + 2) * d;
+                for (int64_t h = 0; h < shared; ++h)
+                    turn((const T*)dq + (g * shared + h) * d, c, sn, A(-1), to + h * d, r, d, interleaved != 0);
+                turn((const T*)dk + g * d, c, sn, A(-1), to + shared * d, r, d, interleaved != 0);
+                std::memcpy(to + (shared + 1) * d, (const T*)dv + g * d, d * sizeof(T));
+            }
+        });
+    });
+}

@@ -1,4 +1,4 @@
-// What kernels for CPUs stand on: vectors as wide as this CPU has, e^x, and threads that share pieces of work.
+// What kernels for CPUs stand on: vectors as wide as this CPU has, powers, sums, and threads that share pieces of work.
 //
 // Plain C++ for g++ and clang, compiled on the machine it runs on (`build.py`), so any CPU has the code for its own
 // instructions.
@@ -46,21 +46,31 @@ inline float wide(bf16 x) {
     return value;
 }
 
+template <typename A> using Vec = typename Vector<A>::type;
+template <typename A> constexpr int L = Vector<A>::lanes;
+typedef uint32_t Words __attribute__((vector_size(WIDTH)));
+typedef uint16_t Halves __attribute__((vector_size(WIDTH / 2)));
+
 template <typename A>
-inline typename Vector<A>::type load(const A* from) {
-    typename Vector<A>::type x;
+inline Vec<A> load(const A* from) {
+    Vec<A> x;
     std::memcpy(&x, from, WIDTH);
     return x;
 }
-inline Vector<float>::type load(const bf16* from) {
-    float x[Vector<float>::lanes];
-    for (int i = 0; i < Vector<float>::lanes; ++i) x[i] = wide(from[i]);
-    return load(x);
+inline Vec<float> load(const bf16* from) {
+    Halves x;
+    std::memcpy(&x, from, WIDTH / 2);
+    return (Vec<float>)(__builtin_convertvector(x, Words) << 16);
 }
 
 template <typename A>
-inline void store(typename Vector<A>::type x, A* to) {
+inline void store(Vec<A> x, A* to) {
     std::memcpy(to, &x, WIDTH);
+}
+inline void store(Vec<float> x, bf16* to) {  // to nearest even; not a number stays none
+    const Words bits = (Words)x, nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const Halves y = __builtin_convertvector(x == x ? nearest : Words{} + 0x7fc0, Halves);
+    std::memcpy(to, &y, WIDTH / 2);
 }
 
 inline void put(float x, float* to) { *to = x; }
@@ -91,14 +101,12 @@ inline A total(typename Vector<A, bytes>::type x) {
 
 // Of each 16 bytes of a and b in turn: a0 + a2, b0 + b2, a1 + a3, b1 + b3; and a0 + a1, ... of what that gives.
 template <int... I>
-inline Vector<float>::type woven(Vector<float>::type a, Vector<float>::type b, std::integer_sequence<int, I...>) {
-    using V = Vector<float>::type;
-    return V{(I % 2 ? b : a)[I / 4 * 4 + I % 4 / 2]...} + V{(I % 2 ? b : a)[I / 4 * 4 + 2 + I % 4 / 2]...};
+inline Vec<float> woven(Vec<float> a, Vec<float> b, std::integer_sequence<int, I...>) {
+    return Vec<float>{(I % 2 ? b : a)[I / 4 * 4 + I % 4 / 2]...} + Vec<float>{(I % 2 ? b : a)[I / 4 * 4 + 2 + I % 4 / 2]...};
 }
 template <int... I>
-inline Vector<float>::type joined(Vector<float>::type a, Vector<float>::type b, std::integer_sequence<int, I...>) {
-    using V = Vector<float>::type;
-    return V{(I % 4 / 2 ? b : a)[I / 4 * 4 + I % 2]...} + V{(I % 4 / 2 ? b : a)[I / 4 * 4 + 2 + I % 2]...};
+inline Vec<float> joined(Vec<float> a, Vec<float> b, std::integer_sequence<int, I...>) {
+    return Vec<float>{(I % 4 / 2 ? b : a)[I / 4 * 4 + I % 2]...} + Vec<float>{(I % 4 / 2 ? b : a)[I / 4 * 4 + 2 + I % 2]...};
 }
 
 template <int bytes>
@@ -108,24 +116,54 @@ inline void store_four(typename Vector<float, bytes>::type x, float* out) {
 }
 
 // The sums of four vectors, for less than twice what one costs.
-inline void four_totals(const Vector<float>::type* x, float* out) {
+inline void four_totals(const Vec<float>* x, float* out) {
     const Lanes<float> all{};
     store_four<WIDTH>(joined(woven(x[0], x[1], all), woven(x[2], x[3], all), all), out);
 }
 
-// e^x for x <= 0, in a form that a compiler makes vectors of: 2^n times a polynomial of degree 7 on [-1/2, 1/2] ln 2.
-inline float exponential(float x) {
-    x = x < -87.0f ? -87.0f : x;
-    float n = std::nearbyint(x * 1.44269504f);
-    float r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    float p = 0.0083333333f + r * (0.0013888889f + r * 0.0001984127f);
-    p = 1.0f + r * (1.0f + r * (0.5f + r * (0.16666667f + r * (0.041666667f + r * p))));
-    int32_t bits = (static_cast<int32_t>(n) + 127) << 23;
-    float scale;
-    std::memcpy(&scale, &bits, 4);
-    return p * scale;
+// 2^x for x <= 127, 0 below 2^-126: 2^n times a polynomial on [-1/2, 1/2], at most 3e-9 from it.
+inline Vec<float> power(Vec<float> x) {
+    const float shift = 12582912.0f + 127.0f;  // a float of this size has no fraction: n + 127 is in its lowest bits
+    const Vec<float> t = x + shift, r = x - (t - shift);
+    Vec<float> p = r * 1.546144472e-4f + 1.340042818e-3f;
+    p = p * r + 9.618056678e-3f;
+    p = p * r + 5.550327227e-2f;
+    p = p * r + 2.402265092e-1f;
+    p = p * r + 6.931472067e-1f;
+    p = p * r + 1.0f;
+    p *= (Vec<float>)((Words)t << 23);
+    return x < -126.0f ? Vec<float>{} : p;
 }
-inline double exponential(double x) { return std::exp(x); }
+inline Vec<double> power(Vec<double> x) {
+    for (int i = 0; i < L<double>; ++i) x[i] = std::exp2(x[i]);
+    return x;
+}
+template <typename A> constexpr A LN2 = 0.69314718055994530942;
+
+template <typename A, int... I>
+inline Vec<A> counted(std::integer_sequence<int, I...>) {
+    return Vec<A>{A(I)...};
+}
+// x in the first n lanes, `other` in the rest.
+template <typename A>
+inline Vec<A> first(int64_t n, Vec<A> x, A other) {
+    return counted<A>(Lanes<A>{}) < A(n) ? x : Vec<A>{} + other;
+}
+
+// A vector of which only the first `left` lanes are in memory, if that is fewer than it has.
+template <typename T>
+inline auto load(const T* from, int64_t left) {
+    using A = decltype(wide(T{}));
+    if (left >= L<A>) return load(from);
+    Vec<A> x{};
+    for (int64_t i = 0; i < left; ++i) x[i] = wide(from[i]);
+    return x;
+}
+template <typename T, typename A = decltype(wide(T{}))>
+inline void store(Vec<A> x, T* to, int64_t left) {
+    if (left >= L<A>) return store(x, to);
+    for (int64_t i = 0; i < left; ++i) put(x[i], to + i);
+}
 
 // scores[r][j] = q[r] . k[j] of `rows` dense vectors q and `keys` vectors k. Additions take four cycles and two begin in
 // each, so it wants eight sums or more.
@@ -181,19 +219,20 @@ void each_row(int64_t rows, int64_t threads, double work, Row row) {
     });
 }
 
-// The sum of of(i) over i < n. Thirty-two sums side by side, whatever the CPU's vectors: the order never depends on it.
+// The sum of n numbers, of which of(i, left) is the vector from i on. Thirty-two sums side by side, whatever the CPU's
+// vectors: the order never depends on it.
 template <typename A, typename Of>
 inline A sum_over(int64_t n, Of of) {
-    constexpr int64_t SIDE = 32;
-    A side[SIDE] = {};
+    constexpr int SIDE = 32 / L<A>;
+    Vec<A> side[SIDE] = {};
     int64_t i = 0;
-    for (; i + SIDE <= n; i += SIDE)
-#pragma GCC unroll 32
-        for (int64_t j = 0; j < SIDE; ++j) side[j] += of(i + j);
-    for (int64_t j = 0; i + j < n; ++j) side[j] += of(i + j);
-    for (int64_t half = SIDE / 2; half; half /= 2)
-        for (int64_t j = 0; j < half; ++j) side[j] += side[j + half];
-    return side[0];
+    for (; i + 32 <= n; i += 32)
+#pragma GCC unroll 8
+        for (int j = 0; j < SIDE; ++j) side[j] += of(i + j * L<A>, n);
+    for (int j = 0; i < n; ++j, i += L<A>) side[j] += first(n - i, of(i, n - i), A(0));
+    for (int half = SIDE / 2; half; half /= 2)
+        for (int j = 0; j < half; ++j) side[j] += side[j + half];
+    return total<A>(side[0]);
 }
 
 // RoPE of one head: turns the first 2 r channels by their angles, sign -1 backward, and copies the others.
@@ -206,10 +245,10 @@ void turn(const T* x, const A* cos, const A* sin, A sign, T* y, int64_t r, int64
             put(b * cos[i] + a * s, y + 2 * i + 1);
         }
     } else {
-        for (int64_t i = 0; i < r; ++i) {
-            const A a = wide(x[i]), b = wide(x[r + i]), s = sign * sin[i];
-            put(a * cos[i] - b * s, y + i);
-            put(b * cos[i] + a * s, y + r + i);
+        for (int64_t i = 0; i < r; i += L<A>) {
+            const Vec<A> a = load(x + i, r - i), b = load(x + r + i, r - i), c = load(cos + i, r - i), s = load(sin + i, r - i) * sign;
+            store(a * c - b * s, y + i, r - i);
+            store(b * c + a * s, y + r + i, r - i);
         }
     }
     if (d > 2 * r) std::memcpy(y + 2 * r, x + 2 * r, (d - 2 * r) * sizeof(T));
@@ -217,8 +256,8 @@ void turn(const T* x, const A* cos, const A* sin, A sign, T* y, int64_t r, int64
 
 }  // namespace
 
-// The launchers of kernels that have a CUDA twin (`norm.cu` ...) have its signature: `dtype` is a place in
-// `operators.DTYPES`, and `stream` the number of threads, since a CPU has no streams.
+// The launchers of kernels that have a CUDA twin (`norm.cu` ...) have its signature, attention's with strides: `dtype` is a
+// place in `operators.DTYPES`, and `stream` the number of threads, since a CPU has no streams.
 template <typename T> struct AccOf { using type = float; };
 template <> struct AccOf<double> { using type = double; };
 template <typename T> using Acc = typename AccOf<T>::type;

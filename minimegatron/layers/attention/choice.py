@@ -2,7 +2,7 @@
 
 | GPU                          | plain or causal | documents, window                                   |
 |------------------------------|-----------------|-----------------------------------------------------|
-| none (CPU)                   | `sdpa`          | `sdpa`, with a table                                |
+| none (CPU)                   | `local`, `sdpa` | `sdpa`, with a table                                |
 | 7.x and older                | `sdpa`          | `sdpa`, with a table                                |
 | 8.x (Ampere, Ada)            | `flash`, `sdpa` | `flash`, `varlen`, `sdpa` with a table              |
 | 9.0 and newer (Hopper on)    | `sdpa`          | `flash`, `varlen`, `sdpa` with a table              |
@@ -10,9 +10,11 @@
 | any, keys on other ranks     | `sdpa`, in pieces (`pieces.py`)                                       ||
 | any, scores with a cap       | `local`; with dropout of weights `reference`                          ||
 
-`auto` is the first backend of a cell that is installed and supports these heads. `flash` is the flash-attn package,
-version 2; `varlen` is the FlashAttention-2 inside torch (`torch.nn.attention.varlen.varlen_attn`, from torch 2.12 on
-with windows and grouped heads), called with the documents' boundaries.
+`auto` is the first backend of a cell that is installed and supports these heads. `local` on a CPU is the package's own
+kernel (`csrc/flash_attention.cpp`), for heads of at most 128 channels without dropout, where `kernels` is `auto` and
+there is a compiler. `flash` is the flash-attn package, version 2; `varlen` is the FlashAttention-2 inside torch
+(`torch.nn.attention.varlen.varlen_attn`, from torch 2.12 on with windows and grouped heads), called with the documents'
+boundaries.
 
 - On 9.0 and 10.0 torch's function prefers cuDNN's attention to FlashAttention-2 (torch 2.13,
   `aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`, `check_prefer_cudnn_attention`). FlashAttention-2 reaches 35 %
@@ -24,7 +26,7 @@ with windows and grouped heads), called with the documents' boundaries.
 - FlashAttention-2 needs 16 bits, a GPU of 8.0 or newer, and heads of at most 256 channels; `varlen_attn` also needs a
   multiple of 8 channels, and has no dropout.
 
-None of this has been timed by this project.
+Of this the project has timed the row of CPUs alone (`benchmarks/RECORDS.md`).
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from minimegatron.errors import ConfigError
+from minimegatron.kernels import choice as kernels
+from minimegatron.kernels.flash import MAX_HEAD
 
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
@@ -54,7 +58,7 @@ class Machine:
 
     Attributes:
         capability: of the GPU, such as (9, 0); None on a CPU.
-        programs: which of `flash` and `varlen` are installed.
+        programs: which of `flash` and `varlen` are installed; on a CPU `local`, if its kernel can be built.
     """
 
     capability: tuple[int, int] | None
@@ -81,7 +85,10 @@ class Task:
 
 
 def fastest(machine: Machine, task: Task) -> str:
-    """`flash`, `varlen` or `sdpa`: the table of this module."""
+    """`local`, `flash`, `varlen` or `sdpa`: the table of this module."""
+    if machine.capability is None:
+        plain = not task.rule and not task.dropout and task.head == task.value <= MAX_HEAD
+        return "local" if plain and "local" in machine.programs else "sdpa"
     if not _flash_kernel(machine, task):
         return "sdpa"
     if task.rule:
@@ -120,12 +127,13 @@ def installed(backend: str) -> bool:
 def this_machine(device: torch.device) -> Machine:
     """The `Machine` for tensors on `device`."""
     if device.type != "cuda":
-        return Machine(None)
+        return Machine(None, frozenset() if kernels.obstacle("cpu") else frozenset({"local"}))
     programs = frozenset(name for name in ("flash", "varlen") if installed(name))
     return Machine(torch.cuda.get_device_capability(device), programs)
 
 
 NAMES = {
+    "local": "the package's kernel",
     "sdpa": "torch's scaled_dot_product_attention",
     "flash": "flash-attn",
     "varlen": "torch's varlen_attn",
@@ -135,7 +143,8 @@ NAMES = {
 def in_words(machine: Machine) -> str:
     """The choice of `auto` on this machine in bf16, as a sentence."""
     if machine.capability is None:
-        return NAMES["sdpa"]
+        plain, rule = (NAMES[fastest(machine, Task(torch.bfloat16, 128, 128, rule))] for rule in (False, True))
+        return plain if plain == rule else f"{plain}; documents and windows: {rule}"
     plain, rule = (NAMES[fastest(machine, Task(torch.bfloat16, 128, 128, rule))] for rule in (False, True))
     cudnn = " (cuDNN first)" if plain == NAMES["sdpa"] and machine.capability in ((9, 0), (10, 0)) else ""
     return f"sm_{machine.capability[0]}{machine.capability[1]}: {plain}{cudnn}; documents and windows: {rule}"
@@ -176,8 +185,9 @@ def choose_backend(config: TransformerConfig, mesh: Mesh) -> str:
     if name == "auto" and config.attn_logit_softcapping is not None:
         return "local" if config.attention_dropout == 0.0 else "reference"
     if name == "auto":
-        # pieces of a ring are computed by torch's function, and on a CPU so is everything
-        return "auto" if on_gpu and mesh.cp_outer.size == 1 else "sdpa"
+        # pieces of a ring on a GPU are computed by torch's function
+        waits = mesh.cp_outer.size == 1 if on_gpu else config.kernels == "auto"
+        return "auto" if waits else "sdpa"
     check_backend(name)
     if name in PACKAGES and not (on_gpu and config.dtype in HALF):
         raise ConfigError(

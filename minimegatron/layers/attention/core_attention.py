@@ -9,7 +9,8 @@
 | `varlen`    | torch's `varlen_attn`; only `auto` chooses it                    | GPU, 16 bits; no dropout   |
 | `te`        | Transformer Engine's `DotProductAttention`                       | GPU, 16 bits; no documents |
 
-`auto` chooses the fastest of `sdpa`, `flash` and `varlen` on this GPU for this mask (`layers/attention/choice`).
+`auto` chooses the fastest on this machine for this mask (`layers/attention/choice`): on a CPU `local`, where its kernel
+computes, or `sdpa`; on a GPU `sdpa`, `flash` or `varlen`.
 
 An `AttentionMask` says which query sees which key; `reference` and `sdpa` make a boolean matrix of it, unless causal
 attention says the same. Under context parallelism the sequence is on several ranks, and
@@ -115,7 +116,11 @@ class CoreAttention(nn.Module):
 
     def backend_for(self, q: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> str:
         """The backend for these shapes under this mask: `backend`, with `auto` resolved."""
-        return fastest(self.machine, self._task(q, v, mask)) if self.backend == "auto" else self.backend
+        if self.backend != "auto":
+            return self.backend
+        found = fastest(self.machine, self._task(q, v, mask))
+        # whether its kernel computes, depends on more than the table: torch.compile, a compiler that refuses
+        return "sdpa" if found == "local" and not ops.attends_on_a_cpu(q, v, kernels=self.config.kernels) else found
 
     def _task(self, q: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> Task:
         s = q.shape[0]

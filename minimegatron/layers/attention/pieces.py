@@ -16,7 +16,8 @@ Queries and keys come with their positions in the whole sequence (`Spans`). The 
 
 | rectangle          | computed by                                                                                  |
 |--------------------|----------------------------------------------------------------------------------------------|
-| `FULL`, `DIAGONAL` | aten's `scaled_dot_product_flash_attention`: that of the CPU, or of a GPU in 16 bits         |
+| `FULL`, `DIAGONAL` | aten's `scaled_dot_product_flash_attention`: that of the CPU, or of a GPU in 16 bits; with   |
+|                    | the backend `auto` on a CPU the package's kernel                                             |
 | `PARTIAL`          | blockwise, `kernels/blockwise`; with the backend `local` everything                          |
 
 Nothing here knows a rank: `layers/attention/context_parallel` brings the pieces. Milakov, Gimelshein 2018 (arXiv
@@ -29,6 +30,7 @@ from __future__ import annotations
 import torch
 
 from minimegatron.comm.sequence import Spans
+from minimegatron.kernels import flash, ops
 from minimegatron.kernels.blockwise import BLOCK, flash_backward, flash_forward
 from minimegatron.layers.attention.mask import DIAGONAL, FULL, PARTIAL, AttentionMask, Tile
 
@@ -46,7 +48,8 @@ class Joined:
 
     def __init__(self, q: torch.Tensor) -> None:
         acc = torch.promote_types(q.dtype, torch.float32)
-        self.out = torch.zeros(q.shape, dtype=acc, device=q.device)
+        b, a, n, d = q.shape  # in memory by tokens, as the next layer reads it: a copy for it would be kept as well
+        self.out = torch.zeros((n, b, a, d), dtype=acc, device=q.device).permute(1, 2, 0, 3)
         self.lse = torch.full(q.shape[:3], -torch.inf, dtype=acc, device=q.device)
         self._empty = True
 
@@ -84,8 +87,8 @@ def attend(
         k, v: [b, g, m, d], m tokens at the positions `k_spans`.
         mask: which query sees which key.
         scale: factor of the scores.
-        backend: `sdpa`, `local` or `reference`.
-        softcap: cap of the scores (`kernels/blockwise.flash_forward`); `sdpa` has none.
+        backend: `auto`, `sdpa`, `local` or `reference`.
+        softcap: cap of the scores (`kernels/blockwise.flash_forward`); `auto` and `sdpa` have none.
     """
     for tile in mask.tiles(q_spans, k_spans):
         rows, cols = slice(*tile.rows), slice(*tile.cols)
@@ -143,6 +146,8 @@ def _forward(
         rule = mask if tile.relation == PARTIAL else _RULE[tile.relation]
         return flash_forward(q, k, v, rule, scale, tile.q_start, tile.k_start, _block(q, k, backend), softcap)
     causal = tile.relation == DIAGONAL
+    if backend == "auto" and ops.attends_on_a_cpu(q, v):
+        return flash.flash_attention(q, k, v, scale, causal, True)  # type: ignore[no-any-return]
     if q.device.type == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
     k, v = (_expand(t, q.shape[1]) for t in (k, v))
@@ -167,6 +172,8 @@ def _backward(
         block = _block(q, k, backend)
         return flash_backward(dout, q, k, v, out, lse, rule, scale, tile.q_start, tile.k_start, block, softcap)
     causal = tile.relation == DIAGONAL
+    if backend == "auto" and ops.attends_on_a_cpu(q, v):
+        return flash.attention_backward(dout, q, k, v, out, lse, scale, causal, True)  # type: ignore[no-any-return]
     if q.device.type == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             dout, q, k, v, out, lse, 0.0, causal, scale=scale
@@ -194,7 +201,7 @@ def _backward(
 
 
 def _aten_applies(q: torch.Tensor, tile: Tile, backend: str) -> bool:
-    if backend != "sdpa" or tile.relation == PARTIAL:
+    if backend not in ("auto", "sdpa") or tile.relation == PARTIAL:
         return False
     return q.device.type == "cpu" or (q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] % 8 == 0)
 

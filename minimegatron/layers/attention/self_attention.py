@@ -176,6 +176,20 @@ class SelfAttention(nn.Module):
             q = q.narrow(3, self.tp.rank % ranks_per_group * heads, heads)
         return q.flatten(2, 3), k.squeeze(3), v.squeeze(3)
 
+    def heads(
+        self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor] | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """`project`, then the norms of queries and keys, and RoPE."""
+        interleaved, kernels = self.config.rotary_interleaved, self.config.kernels
+        if rotary is not None and self.q_layernorm is None and not self.split_group:
+            return ops.heads(self.packed(x), *rotary, interleaved, kernels=kernels)
+        q, k, v = self.project(x)
+        if self.q_layernorm is not None and self.k_layernorm is not None:
+            q, k = self.q_layernorm(q), self.k_layernorm(k)
+        if rotary is not None:
+            q, k = (ops.rope(t, *rotary, interleaved, kernels=kernels) for t in (q, k))
+        return q, k, v
+
     def forward(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """[s, b, h] -> [s, b, h] (both cut over the sequence with sequence parallelism)."""
         mask, state = context.mask.windowed(self.window), context.state_of(self.layer_number)
@@ -190,12 +204,7 @@ class SelfAttention(nn.Module):
                 kernels=self.config.kernels,
             )
             return self.linear_proj(self.core_attention.attend_pages(q, mask, state))  # type: ignore[no-any-return]
-        q, k, v = self.project(x)
-        if self.q_layernorm is not None and self.k_layernorm is not None:
-            q, k = self.q_layernorm(q), self.k_layernorm(k)
-        if context.rotary is not None:
-            interleaved, kernels = self.config.rotary_interleaved, self.config.kernels
-            q, k = (ops.rope(t, *context.rotary, interleaved, kernels=kernels) for t in (q, k))
+        q, k, v = self.heads(x, context.rotary)
         if state is None:
             out = self.core_attention(q, k, v, mask)
         else:

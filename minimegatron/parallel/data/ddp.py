@@ -208,6 +208,14 @@ class GradAccumulator:
         self._add(grad)
         self._added = True
 
+    def add_rows(self, ids: torch.Tensor, rows: torch.Tensor) -> None:
+        """In a backward pass: add rows of a table; autograd calls `collect` afterwards."""
+        place, again = self._bucket.place(self._name)
+        if not again:
+            place.zero_()
+        place.index_add_(0, ids, rows)
+        self._added = True
+
     def accumulate(self, grad: torch.Tensor) -> None:
         """Add a complete gradient: from autograd, or a deferred wgrad."""
         self._add(grad)

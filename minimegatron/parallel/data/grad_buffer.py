@@ -75,6 +75,7 @@ class Bucket:
         self.shard = span.shard(axis.rank, axis.size).shifted(-span.span.start)
         self.missing = set(members)
         self.pending: Work | None = None
+        self._views: dict[str, torch.Tensor] = {}  # of `memory`, asked for in every pass
 
     def view(self, data: torch.Tensor, name: str) -> torch.Tensor:
         """A parameter's part of the bucket `data`, in its shape."""
@@ -84,7 +85,9 @@ class Bucket:
     def place(self, name: str) -> tuple[torch.Tensor, bool]:
         """Where this parameter's next gradient is written, and whether it is added to the values there or replaces
         them."""
-        return self.view(self._memory, name), True
+        if name not in self._views:
+            self._views[name] = self.view(self._memory, name)
+        return self._views[name], True
 
     @property
     def owned(self) -> torch.Tensor:
