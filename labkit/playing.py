@@ -32,7 +32,9 @@ from labkit.nursery import Limits
 from labkit.process_group import Call
 from minimegatron.errors import ranges
 
-_NAME, _GROUP = ([field.name for field in dataclasses.fields(Call)].index(name) for name in ("name", "group"))
+_NAME, _GROUP, _WAITED = (
+    [field.name for field in dataclasses.fields(Call)].index(name) for name in ("name", "group", "waited")
+)
 PATIENCE = 2.0  # seconds that ranks wait for each other in a known mistake; among many some hang
 _SENT = {"answers": "value", "evidence": "evidence", "changed": "changed"}  # by rank, and in what a rank sends
 
@@ -85,6 +87,11 @@ def _play_alike(
     jobs = _jobs(asked, sources, drawn, hidden, prepared)
     replies = nursery.call(player.play, jobs, Limits(seconds=asked.seconds))
     outcomes = _outcomes(replies, members, len(drawn), asked, sources)
+    finished = min((len(_trials_of(reply)) for reply in replies if not reply.ended), default=0)
+    earlier = drawn[: min(finished, len(drawn) - 1)]
+    if earlier and any(_died(reply) for reply in replies):  # one that died has taken its answers with it
+        before = _play_alike(nursery, asked, sources, earlier, hidden, prepared)
+        return [*before, outcomes[-1]] if "answers" in before[-1] else before
     if world and "answers" in outcomes[-1] and (wrong := _out_of_step(outcomes, replies)):
         return [*outcomes[:-1], {"error": wrong}]
     return outcomes
@@ -177,20 +184,26 @@ def _failure(replies: list[Reply], asked: Exercise, sources: Mapping[str, str]) 
         return {"todo": str(todo)}
     errors = [(bool(said[r].get("peer")), replies[r].order, r) for r in range(len(said)) if "error" in said[r]]
     source = sources[asked.name]
-    if errors:
+    ended = next((rank for rank, reply in enumerate(replies) if _died(reply)), None)
+    if errors and (ended is None or not min(errors)[0]):  # else the others have lost a process that ended
         rank = min(errors)[2]
         same = [r for r, one in enumerate(said) if one.get("error") == said[rank]["error"]]
         text = f"{_who(same, len(said))}{said[rank]['error']}{_at([said[r].get('line') for r in same], same, source)}"
         return {"error": text, "unread": bool(said[rank].get("unread"))}
+    if ended is not None:
+        return {"error": f"{_who([ended], len(said))}no answer: the process {replies[ended].ended}"}
     if any(reply.ended in ("late", "stuck") for reply in replies):
         late = any(reply.ended == "late" for reply in replies)
         what = f"no answer within {asked.seconds:g} s" if late else "deadlock: nothing goes on any more"
         return {"error": f"{what}{_waiting(replies, asked.name, source)}", **({"late": True} if late else {})}
-    for rank, (reply, one) in enumerate(zip(replies, said, strict=True)):
-        if reply.ended or "trials" not in one:
-            why = reply.ended or "sent what cannot be read"
-            return {"error": f"{_who([rank], len(said))}no answer: the process {why}"}
+    for rank, one in enumerate(said):
+        if "trials" not in one:
+            return {"error": f"{_who([rank], len(said))}no answer: the process sent what cannot be read"}
     return None
+
+
+def _died(reply: Reply) -> bool:
+    return reply.ended not in ("", "late", "stuck")
 
 
 def _readable(value: Any) -> dict[str, Any]:
@@ -225,11 +238,19 @@ def _line(source: str, number: Any) -> str:
     return f"line {number}: {lines[number - 1].strip()}" if known else ""
 
 
+def _left(reply: Reply) -> str:
+    """The communications that a rank which has returned never waited for, in words."""
+    calls = [call for one in _trials_of(reply)[-1:] for call in one["evidence"]["calls"]]
+    names = sorted({call[_NAME] for call in calls if call[_WAITED] is None})
+    return f", and never waited for its {', '.join(names)}" if names else ""
+
+
 def _waiting(replies: list[Reply], exercise: str, source: str) -> str:
-    """Where each rank is: the line of the learner's code, or that it has returned."""
+    """Where each rank is: the line of the learner's code, or that it has returned, and what it has not waited for."""
     places: dict[str, list[int]] = {}
     for rank, reply in enumerate(replies):
         here = (f.line for f in reply.stack if PurePath(f.file).parts[-2:] == ("exercises", f"{exercise}.py"))
-        where = "has returned" if not reply.ended else _line(source, next(here, None)) or "outside of this cell"
+        stands = _line(source, next(here, None)) or "outside of this cell"
+        where = stands if reply.ended else f"has returned{_left(reply)}"
         places.setdefault(where, []).append(rank)
     return "".join(f"; {_who(ranks, len(replies)) or 'stuck at '}{place}" for place, ranks in places.items())
