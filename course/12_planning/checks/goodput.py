@@ -30,6 +30,7 @@ def _some(draw: Draw) -> dict[str, Any]:
 GOODPUT = Exercise(
     "goodput",
     reference=goodput,
+    rtol=1e-4,  # of a grid or of a search near a flat minimum; another formula is off by more
     cases=[
         Case("the example: 1,000 GPUs, a save of 18 s", _FIRST),
         Case("16,384 GPUs, a save of 10 s", _LLAMA),
