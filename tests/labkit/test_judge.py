@@ -243,9 +243,9 @@ HANGS = {
         "every rank: line 5: dist.recv(x, 1) if dist.get_rank() == 0 else dist.barrier()"
     ),
     "dist.get_rank() or dist.recv(x, 1)": "rank 0: line 5: dist.get_rank() or dist.recv(x, 1); rank 1: has returned",
-    "dist.irecv(x + 1, 1) if dist.get_rank() == 0 else dist.send(x, 0)": (
+    "dist.irecv(x + 1, 1) if dist.get_rank() == 0 else dist.recv(x, 0)": (
         "rank 0: has returned, and never waited for its recv; "
-        "rank 1: line 5: dist.irecv(x + 1, 1) if dist.get_rank() == 0 else dist.send(x, 0)"
+        "rank 1: line 5: dist.irecv(x + 1, 1) if dist.get_rank() == 0 else dist.recv(x, 0)"
     ),
 }
 
