@@ -198,7 +198,9 @@ def predict(
     lasting = fsdp2_states(model, mesh, optimizer) if parallel.use_torch_fsdp2 else states(ddp, optimizer)
     layers = tuple(int(n) for m in model.modules() if isinstance(m, TransformerBlock) for n in m.layers)
     try:
-        require_known(not optimizer.freeze, "activations of a model with frozen parameters")
+        require_known(
+            not optimizer.freeze and config.lora_rank is None, "activations of a model with frozen parameters"
+        )
         highest, kept, expects = _fullest(plan, ddp, z, work.microbatches)
         most = highest
         if expects:

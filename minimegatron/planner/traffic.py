@@ -55,7 +55,7 @@ def run_messages(run: RunConfig, rank: int, world: int, device: str = "cuda") ->
         Unpredicted: a feature sends messages that a plan does not know.
     """
     config, parallel, optimizer = run.model, run.parallel, run.optimizer
-    require_known(not optimizer.freeze, "messages of a model with frozen parameters")
+    require_known(not optimizer.freeze and config.lora_rank is None, "messages of a model with frozen parameters")
     mesh, work = Mesh.planned(parallel, rank, world), work_of_run(run, world, device)
     ddp = meta_wrapper(meta_model(config, mesh, optimizer, spec_of(run)), mesh, optimizer)
     z = sizes_of(config, mesh, optimizer, work, spec_of(run))
