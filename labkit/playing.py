@@ -33,7 +33,9 @@ from labkit.nursery import Limits
 from labkit.process_group import Call
 from minimegatron.errors import ranges
 
-_NAME, _GROUP = ([field.name for field in dataclasses.fields(Call)].index(name) for name in ("name", "group"))
+_NAME, _GROUP, _WAITED = (
+    [field.name for field in dataclasses.fields(Call)].index(name) for name in ("name", "group", "waited")
+)
 _ABORTED = "; gloo ends a rank so that gets a message longer than the tensor that receives it"
 _COMMUNICATE = ("distributed_c10d.py", "collectives.py")  # files whose functions are communications
 PATIENCE = 6.0  # seconds that ranks wait for each other in a known mistake; among many some hang
@@ -88,6 +90,11 @@ def _play_alike(
     jobs = _jobs(asked, sources, drawn, hidden, prepared)
     replies = nursery.call(player.play, jobs, Limits(seconds=asked.seconds))
     outcomes = _outcomes(replies, members, len(drawn), asked, sources)
+    finished = min((len(_trials_of(reply)) for reply in replies if not reply.ended), default=0)
+    earlier = drawn[: min(finished, len(drawn) - 1)]
+    if earlier and any(_died(reply) for reply in replies):  # one that died has taken its answers with it
+        before = _play_alike(nursery, asked, sources, earlier, hidden, prepared)
+        return [*before, outcomes[-1]] if "answers" in before[-1] else before
     if world and "answers" in outcomes[-1] and (wrong := _out_of_step(outcomes, replies)):
         return [*outcomes[:-1], {"error": wrong}]
     return outcomes
@@ -201,6 +208,10 @@ def _failure(replies: list[Reply], asked: Exercise, sources: Mapping[str, str]) 
     return None
 
 
+def _died(reply: Reply) -> bool:
+    return reply.ended not in ("", "late", "stuck")
+
+
 def _readable(value: Any) -> dict[str, Any]:
     """The reply of a process, if its reasons are those that the player gives; else {}."""
     if not isinstance(value, dict):
@@ -233,8 +244,16 @@ def _line(source: str, number: Any) -> str:
     return f"line {number}: {lines[number - 1].strip()}" if known else ""
 
 
+def _left(reply: Reply) -> str:
+    """The communications that a rank which has returned never waited for, in words."""
+    calls = [call for one in _trials_of(reply)[-1:] for call in one["evidence"]["calls"]]
+    names = sorted({call[_NAME] for call in calls if call[_WAITED] is None})
+    return f", and never waited for its {', '.join(names)}" if names else ""
+
+
 def _waiting(replies: list[Reply], exercise: str, source: str) -> str:
-    """Where each rank is: the line of the learner's code, what it calls outside of it, or that it has returned."""
+    """Where each rank is: the line of the learner's code, what it calls outside of it, or that it has returned, and
+    what it has not waited for."""
     places: dict[str, list[int]] = {}
     for rank, reply in enumerate(replies):
         here = (f.line for f in reply.stack if PurePath(f.file).parts[-2:] == ("exercises", f"{exercise}.py"))
@@ -242,6 +261,6 @@ def _waiting(replies: list[Reply], exercise: str, source: str) -> str:
         backward = any(f.function == "_engine_run_backward" for f in reply.stack)
         outside = f"{next(called, '')}{'in the backward pass' if backward else 'outside of this cell'}"
         where = _line(source, next(here, None)) or (outside if reply.stack else "does not answer")
-        where = where if reply.ended else "has returned"
+        where = where if reply.ended else f"has returned{_left(reply)}"
         places.setdefault(where, []).append(rank)
     return "".join(f"; {_who(ranks, len(replies)) or 'stuck at '}{place}" for place, ranks in places.items())

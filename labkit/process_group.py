@@ -237,12 +237,16 @@ class CountedGroup(dist.ProcessGroup):
         self.barrier().wait(timeout)
 
     def send(self, tensors: list[Tensor], peer: int, tag: int = 0) -> CountedWork:
-        return self._start("send", "send", [], tensors, (peer, tag), {}, self._ranks[peer])
+        return self._start("send", "send", [], tensors, (peer, tag), {}, self._other(peer, "send to"))
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int = 0) -> CountedWork:
-        if not 0 <= peer < self._size:  # gloo would wait for ever
-            raise ValueError(f"there is no rank {peer} to receive from")
-        return self._start("recv", "recv", tensors, [], (peer, tag), {}, self._ranks[peer])
+        return self._start("recv", "recv", tensors, [], (peer, tag), {}, self._other(peer, "receive from"))
+
+    def _other(self, peer: int, what: str) -> int:
+        """The rank in the world of a peer; for one that is not there gloo would wait for ever."""
+        if not 0 <= peer < self._size:
+            raise ValueError(f"there is no rank {peer} to {what}")
+        return self._ranks[peer]
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> CountedWork:
         return self._start("recv", "recv_anysource", tensors, [], (tag,), {})

@@ -88,12 +88,15 @@ def _square(x: float, y: float, colour: str) -> Rectangle:
 # A pair of bars for each published run, a panel for each table, with the ratio beside each pair.
 
 
-def agreement(tables: Mapping[str, Mapping[str, tuple[float, float]]], *, what: str, title: str = "") -> Picture:
-    """Draw published and predicted numbers, run by run.
+def agreement(
+    tables: Mapping[str, Mapping[str, tuple[float, float]]], *, what: str, beside: str = "published", title: str = ""
+) -> Picture:
+    """Draw published, or measured, and predicted numbers, run by run.
 
     Args:
         tables: {name of a table: {run: (published, predicted)}}.
         what: the axis of each panel: "TFLOP/s a GPU".
+        beside: what the first number of a pair is.
         title: above the picture.
 
     Raises:
@@ -106,7 +109,7 @@ def agreement(tables: Mapping[str, Mapping[str, tuple[float, float]]], *, what: 
         figure = new_figure(1.0 + 3.3 * len(tables), 1.5 + 0.36 * rows, title)
         for axes, runs in panels(figure, tables):
             most = max(max(pair) for pair in runs.values())
-            for side, label, (colour, pattern) in ((0, "published", REFERENCE), (1, "predicted", PREDICTED)):
+            for side, label, (colour, pattern) in ((0, beside, REFERENCE), (1, "predicted", PREDICTED)):
                 places = [row + 0.38 * side for row in range(len(runs))]
                 lengths = [pair[side] for pair in runs.values()]
                 axes.barh(places, lengths, 0.36, label=label, color=colour, hatch=pattern, edgecolor=INK, linewidth=0.6)

@@ -283,10 +283,14 @@ HANGS = {
         "every rank: line 5: dist.recv(x, 1) if dist.get_rank() == 0 else dist.barrier()"
     ),
     "dist.get_rank() or dist.recv(x, 1)": "rank 0: line 5: dist.get_rank() or dist.recv(x, 1); rank 1: has returned",
+    "dist.irecv(x + 1, 1) if dist.get_rank() == 0 else dist.recv(x, 0)": (
+        "rank 0: has returned, and never waited for its recv; "
+        "rank 1: line 5: dist.irecv(x + 1, 1) if dist.get_rank() == 0 else dist.recv(x, 0)"
+    ),
 }
 
 
-@pytest.mark.parametrize("line", mostly_thorough(HANGS, [0, 2]))
+@pytest.mark.parametrize("line", mostly_thorough(HANGS, [0, 2, 3]))
 def test_a_hang_says_where_each_rank_waits(nursery: Nursery, line: str) -> None:
     source = (
         "import torch, torch.distributed as dist\ndef ring_all_reduce(x):\n    if x.numel() > 2:\n        return x\n"
@@ -301,6 +305,9 @@ def test_the_rank_that_failed_is_named_not_those_that_lost_it(nursery: Nursery) 
     source = RING.replace("    total,", "    if rank == 1:\n        raise ValueError('mine')\n    total,")
     verdict = check(nursery, "ring_all_reduce", source)
     assert verdict.note == "rank 1: ValueError: mine (line 8: raise ValueError('mine'))"
+    killed = RING.replace("    total,", "    if rank == 1:\n        import os\n        os.abort()\n    total,")
+    verdict = check(nursery, "ring_all_reduce", killed)
+    assert verdict.note == "rank 1: no answer: the process was killed by SIGABRT"
 
 
 def test_evidence_decides_where_values_cannot(nursery: Nursery) -> None:

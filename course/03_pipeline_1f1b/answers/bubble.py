@@ -13,7 +13,7 @@ WRONG = [
     Edit(_ALL, f"100 * {_ALL}", mistake="That is the bubble in percent. Asked is the fraction itself."),
     Edit(_ALL, f"round({_ALL}, 3)"),
     Edit(_ALL, "(p - 1) // v / m"),
-    Edit(_ALL, "(p - 1) / (v * v * m)"),
+    Edit(_ALL, "(p - 1) / (v * v * m)", mistake="v counts twice here. A hop takes a v-th of the time, and there are p-1 of them, as before."),
     Edit(_ALL, "0.5"),
     Edit(_ALL, f"{_ALL} if m > 1 else 0.0", told="wrong; the inputs and answers of this case stay hidden"),
     Edit("p: int, m: int, v: int", "ranks: int, m: int, v: int", ("(p - 1)", "(ranks - 1)"), told="calls by name"),

@@ -12,6 +12,7 @@ WRONG = [
     Edit("(1 if kind == \"F\" else -1)", "1", mistake="A gradient goes to the stage *before*; here all messages go on to the next stage."),
     Edit("(1 - rank)", "rank", mistake="The words in `sent` are the other rank's, and so are its chunks; here they count as this rank's."),
     Edit("found = []", "found, sent = [], sorted(sent)", told="got"),
+    Edit('*map(int, word[1:].split("."))', "int(word[1]), int(word[3])", told="invalid literal"),
 ]
 
 EQUIVALENT = []

@@ -7,6 +7,7 @@ WRONG = [
     Edit(_ADD, "self.grad = x.T @ dz", mistake="This keeps the gradient of the last W alone; each W *adds* its part."),
     Edit("dz @ self.weight.T", "dy @ self.weight.T", mistake="B returns dy @ W.T here; the slope of tanh is missing."),
     Edit(_KEEP, "self.kept[microbatch] = x, dy", mistake="W adds x.T @ dy here; the slope of tanh is missing."),
+    Edit(_DZ, "dz = dy", mistake="B and W take dy for dz here; the slope of tanh is missing in both."),
     Edit("(1 - y * y)", "(1 - y)", mistake="The slope of tanh is 1 - y², not 1 - y."),
     Edit(_ADD, _ADD + " / len(x)", mistake="Each W divides by the number of tokens here; nothing is averaged."),
     Edit("return y", "self.y = y\n        return y", ("x, y = self.kept[microbatch]", "x, y = self.kept[microbatch][0], self.y"), told="dx: got | dx is wrong"),

@@ -83,3 +83,21 @@ def zb_h1(rank, p, m):
 from minimegatron.parallel.pipeline.schedules import zb_h1 as theirs
 def zb_h1(rank, p, m):
     return [str(action) for action in theirs(p, m).actions[rank]]
+
+
+# %% wrong: W only where memory asks for it
+# mistake: A rank puts its W off until it has no room for the next F here. Between its last B it waits for gradients, and nothing fills the gaps.
+def zb_h1(rank, p, m):
+    ahead = min(m, p - rank - 1)
+    todo = [("F", i) for i in range(ahead)]
+    for i in range(m):
+        todo += [("F", ahead + i)] * (ahead + i < m) + [("B", i)]
+    words, waiting, kept = [], [], 0
+    for kind, i in todo:
+        if kind == "F" and kept == p:
+            words.append(f"W{waiting.pop(0)}")
+            kept -= 1
+        kept += kind == "F"
+        waiting += [i] * (kind == "B")
+        words.append(f"{kind}{i}")
+    return words + [f"W{i}" for i in waiting]

@@ -20,12 +20,13 @@ WRONG = [
     Edit("6 * s * words // tp", "2 * s * words // tp", mistake="logits: they are there twice, in bf16 and in fp32: 2 + 4 bytes."),
     Edit(_LEAST, "100 * (p - 1) // (v * percent) + 1"),
     Edit(_LEAST, f"-(-{_LEAST} // p) * p"),
-    Edit(_LEAST, "-(-100 * p // (v * percent))"),
-    Edit("// (v * percent))", "// percent)"),
-    Edit(_LEAST, "-(-(100 - percent) * (p - 1) // (v * percent))"),
+    Edit(_LEAST, "-(-100 * p // (v * percent))", mistake="microbatches: the bubble is p - 1 passes of a chunk, not p."),
+    Edit("// (v * percent))", "// percent)", mistake="microbatches: with v chunks a pass that is waited for is one v-th as long."),
+    Edit(_LEAST, "-(-(100 - percent) * (p - 1) // (v * percent))", mistake="microbatches: that is a share of all the time. Asked is one of the work."),
     Edit(_SMALLEST, "16 * parameters // 80_000_000_000 + 1"),
-    Edit("-16 * parameters", "-18 * parameters"),
-    Edit("80_000_000_000", "(80 * 2**30)"),
+    Edit("-16 * parameters", "-18 * parameters", mistake="smallest: 16 bytes a parameter are asked for, with gradients in 16 bits."),
+    Edit("80_000_000_000", "(80 * 2**30)", mistake="smallest: 80 GB are 80 * 10**9 bytes; 80 * 2**30 are 80 GiB."),
+    Edit("14 * parameters", "10 * parameters", mistake="checkpoint: AdamW has two moments, of 4 bytes each."),
     Edit("tflops * 1e12", "tflops * 2**40"),
 ]
 

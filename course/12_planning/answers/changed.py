@@ -13,6 +13,7 @@ WRONG = [
     Edit("6.4", "2.4", told="by so much it may grow"),
     Edit("6.4", "12.4", told="reserve is not"),
     Edit(_LONGER, '"longer": layout', told="longer: it does not fit"),
+    Edit(_LONGER, '"longer": {**layout, "micro": 1, "v": 1}', told="% longer than"),
     Edit(_LONGER, '"longer": {**layout, "micro": 1, "cp": 4}', told="% longer than"),
     Edit(_LONGER, '"longer": {**layout, "micro": 1, "zero": 0}', told="longer: zero is 1, 2 or 3"),
     Edit(_LONGER, '"longer": {**layout, "pp": 3}', told="refuses"),
@@ -23,6 +24,7 @@ WRONG = [
 
 RIGHT = [
     Edit(_HALF, '"seconds": 2 * (4.29 - 0.12 - 0.01) + 0.13, "left": 12.4 - 0.26 - 0.26 - 0.51'),
+    Edit(_LONGER, '"longer": {**layout, "cp": 4}'),
     Edit(_LONGER, '"longer": dict(tp=8, cp=1, pp=1, v=1, micro=1, zero=3, recompute="none")'),
 ]
 

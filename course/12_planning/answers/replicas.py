@@ -5,6 +5,8 @@ _REFUSES = "if world % (tp * cp * pp) or world % (etp * ep * pp):"
 
 WRONG = [
     Edit("dp = world // (tp * cp * pp)", "dp = world // (tp * cp * pp * ep)", (_EXPERT, '"expert": dp * cp'), mistake="This is the colleague's bug: the ranks of ep are among the tp cp dp ranks, they are no further factor."),
+    Edit("dp = world // (tp * cp * pp)", "dp = world // (tp * cp * pp * ep)", mistake="This is the colleague's bug: the ranks of ep are among the tp cp dp ranks, they are no further factor."),
+    Edit(_EXPERT, '"expert": dp // ep or 1', mistake="The ranks of tp and cp are among those over which experts are spread: all tp cp dp ranks of a stage are cut by etp and ep."),
     Edit(_EXPERT, '"expert": dp * cp // ep or 1', mistake="The ranks of tp are among those over which experts are spread: all tp cp dp ranks of a stage are cut by etp and ep."),
     Edit(_EXPERT, '"expert": dp * tp // (ep * etp)', mistake="Ranks of cp are among those that hold the same expert: they see other tokens, not other weights."),
     Edit(_EXPERT, '"expert": world // (etp * pp)', mistake="Ranks of ep hold different experts."),

@@ -21,9 +21,9 @@ WRONG = [
     Edit("sample = matrices + square / 2", "sample = matrices"),
     Edit("(seconds * gpus * peak)", "(seconds * gpus * peak * reached)"),
     Edit(_RATE, "(m * peak * reached)"),
-    Edit(_SHARE, f"min(1, {_SHARE})"),
-    Edit("gradients - backward", "gradients - m * backward"),
-    Edit("gradients - backward", "gradients - 2 * forward"),
+    Edit(_SHARE, f"min(1, {_SHARE})", mistake="With few microbatches the bubble is longer than the work: filling the pipeline takes p - 1 passes, whatever m is."),
+    Edit("gradients - backward", "gradients - m * backward", mistake="A gradient is complete after the last microbatch. What travels behind earlier backward passes would be half of a sum."),
+    Edit("gradients - backward", "gradients - 2 * forward", mistake="With full recompute the backward pass runs the forward pass again: messages travel meanwhile, too."),
     Edit("max(0.0, gradients - backward)", "gradients - backward"),
     Edit("max(0.0, gradients - backward)", "0.0"),
 ]

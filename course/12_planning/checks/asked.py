@@ -26,7 +26,7 @@ def asked(
 
 
 _FIRST: dict[str, Any] = {
-    "parameters": 10**9, "tokens": 864 * 10**8, "gpus": 10, "tflops": 300.0, "p": 7, "v": 2, "percent": 9, "h": 8,
+    "parameters": 41 * 10**9, "tokens": 864 * 10**8, "gpus": 41, "tflops": 300.0, "p": 7, "v": 2, "percent": 9, "h": 8,
     "s": 10, "words": 384, "tp": 3,
 }  # fmt: skip
 
@@ -58,8 +58,8 @@ ASKED = Exercise(
     "asked",
     reference=asked,
     cases=[
-        Case("1e9 parameters, 86.4e9 tokens, 10 GPUs at 300 TFLOP/s, p 7, v 2, at most 9 %, h 8, s 10, 384 words, tp 3",
-             _FIRST),
+        Case("41e9 parameters, 86.4e9 tokens, 41 GPUs at 300 TFLOP/s, p 7, v 2, at most 9 %, h 8, s 10, 384 words, "
+             "tp 3", _FIRST),
         _question("days"),
         _question("microbatches", {"p": 9, "v": 2, "percent": 7}, {"p": 2, "v": 3, "percent": 25}, {"p": 1},
                   {"p": 1, "v": 4},

@@ -12,7 +12,7 @@ from typing import Any
 
 from labkit.exercises import Answer, Case, Exercise
 
-WORLD, MARGIN, SLACK = 1024, 10, 1.05  # GPUs; GiB that must stay free; times the fastest
+WORLD, MARGIN, SLACK = 1024, 10, 1.12  # GPUs; GiB that must stay free; times the fastest
 GIB = 2**30
 FLAGS = (
     "--preset llama3-70b --seq-length {} --global-batch-size {} --bf16 --use-distributed-optimizer "
@@ -116,7 +116,7 @@ CAPSTONE = Exercise(
     "run_1024",
     cases=[
         Case(f"it fits, and {MARGIN} GiB stay free", {}, points=2, accept=[_judged(_margin)]),
-        Case("a step takes at most 5 % longer than with the fastest layout of a search", {}, points=2,
+        Case("a step takes at most 12 % longer than with the fastest layout of a search", {}, points=2,
              accept=[_judged(lambda value, told: too_slow(told, planned(**FASTEST)))]),
         Case("what you say of its memory is true", {}, accept=[_judged(_true)]),
     ],

@@ -30,11 +30,13 @@ def _some(draw: Draw) -> dict[str, Any]:
 GOODPUT = Exercise(
     "goodput",
     reference=goodput,
+    rtol=1e-4,  # of a grid or of a search near a flat minimum; another formula is off by more
     cases=[
         Case("the example: 1,000 GPUs, a save of 18 s", _FIRST),
         Case("16,384 GPUs, a save of 10 s", _LLAMA),
         Case("other runs", _some, points=2, hidden=True, fixed=[
-            {**_FIRST, "save": 2.0}, {**_FIRST, "restart": 0.0}, {**_LLAMA, "gpus": 8}]),
+            {**_FIRST, "save": 2.0}, {**_FIRST, "restart": 0.0}, {**_LLAMA, "gpus": 8},
+            {**_LLAMA, "failures": 3e-4, "save": 2.0, "restart": 60.0}]),
     ],
     idea="Write the two losses that depend on the interval t as shares of the time. One falls with t, one rises with "
     "it. Where is their sum smallest?",

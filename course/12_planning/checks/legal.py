@@ -119,7 +119,8 @@ LEGAL = Exercise(
         Case("other clusters and models", _drawn, hidden=True, fixed=_FIXED, draws=3),
         Case("models with experts", lambda draw: _drawn(draw, True), hidden=True, fixed=_FIXED_EXPERTS, draws=3),
     ],
-    idea="Loop over all sizes, leave out what breaks a rule; dp and m follow from the rest.",
+    idea="Loop over all sizes, leave out what breaks a rule; dp and m follow from the rest. Each thing that must be "
+    "whole is a remainder that must be 0: there are eight.",
     hint="itertools.product over tp, cp, pp in 1..gpus (with tp cp pp dividing gpus), v in 1..layers, ep in 1..max(1, "
     "experts), etp in {1, tp} or {1}, micro in 1, 2, 4, 8; dp = gpus // (tp cp pp); m = batch // (dp micro); one `if` "
     "for each row of the table.",

@@ -38,8 +38,8 @@ _DENSE = {"h": 4, "groups": 2, "d": 2, "topk": 0}
 _EXPERTS = {"h": 4, "groups": 2, "d": 2, "topk": 3}
 _ONE = {"model": _DENSE, "layout": _layout(), "tokens": 16, "layers": 3, "m": 2, "rank": 0, "dense": 800, "experts": 0}
 _TP = {**_ONE, "layout": _layout(tp=4)}
-_CP = {**_ONE, "layout": _layout(cp=4, dp=3), "dense": 960}
-_PP = {**_ONE, "layout": _layout(pp=3), "rank": 1, "m": 5}
+_CP = {**_ONE, "layout": _layout(tp=2, cp=4, dp=3), "dense": 960}
+_PP = {**_ONE, "layout": _layout(pp=3, v=2), "rank": 2, "m": 6}
 _EP = {**_ONE, "model": _EXPERTS, "layout": _layout(tp=4, ep=8, dp=6), "dense": 960, "experts": 720, "m": 5}
 
 
@@ -58,7 +58,9 @@ def _draw(draw: Draw, topk: int = 0) -> dict[str, Any]:
 _FIXED = [{**_ONE, "layout": _layout(cp=2), "tokens": 64}] + [
     {**_ONE, "layout": _layout(4, 3, 2, 5, zero=zero, v=v), "tokens": 64, "m": 6, "rank": rank, "dense": 9600}
     for zero in (0, 1, 3) for v in (1, 2) for rank in (0, 1)
-] + [{**_ONE, "layout": _layout(pp=4, v=v), "rank": rank, "m": 4} for v in (1, 3) for rank in (0, 2, 3)]  # fmt: skip
+] + [
+    {**_ONE, "layout": _layout(pp=4, v=v), "rank": rank, "m": 4} for v in (1, 3) for rank in (0, 2, 3)
+] + [{**_ONE, "layout": _layout(pp=3), "rank": 1, "m": 5}]  # fmt: skip
 _FIXED_EXPERTS = [
     {**_EP, "layout": _layout(tp, cp, pp, dp, ep, zero), "tokens": 64, "m": 6, "dense": 9600, "experts": 19200}
     for tp, cp, pp, dp, ep in ((2, 1, 1, 4, 8), (1, 2, 2, 4, 4), (4, 2, 1, 1, 2), (2, 2, 2, 2, 1))
@@ -71,8 +73,8 @@ SENT = Exercise(
     reference=bytes_sent,
     cases=[
         Case("tp 4, nothing else", _TP),
-        Case("cp 4 and dp 3, ZeRO-1", _CP),
-        Case("the rank in the middle of pp 3", _PP),
+        Case("tp 2, cp 4, dp 3, ZeRO-1", _CP),
+        Case("the last rank of pp 3, with 2 chunks", _PP),
         Case("experts: 5 microbatches, topk 3, tp 4, dp 6, ep 8", _EP),
         Case("other layouts without experts", _draw, hidden=True, fixed=_FIXED),
         Case("other layouts with experts", lambda draw: _draw(draw, draw.integer(1, 4)), hidden=True,
