@@ -5,6 +5,7 @@
 | `checks/predicted`  | bytes_per_layer, activation_bytes   |
 | `checks/linear`     | column_linear, row_linear           |
 | `checks/heads`      | qkv_part, attention                 |
+| `checks/one_sum`    | parallel_layer                      |
 | `checks/tokens`     | embedding, cross_entropy            |
 | `checks/sequence`   | sequence_pair                       |
 | `checks/replicated` | partial_gradients                   |
@@ -21,6 +22,7 @@ from labkit.exercises import Lab
 from .checks.heads import ATTENTION, QKV
 from .checks.initial import INITIAL
 from .checks.linear import COLUMN, ROW
+from .checks.one_sum import ONE_SUM
 from .checks.overlap import OVERLAP
 from .checks.predicted import ACTIVATIONS, BYTES
 from .checks.questions import QUESTIONS
@@ -31,6 +33,6 @@ from .checks.tokens import EMBEDDING, LOSS
 LAB = Lab(
     "02_tensor_parallel",
     [
-        BYTES, ACTIVATIONS, COLUMN, ROW, QKV, ATTENTION, EMBEDDING, LOSS, SEQUENCE, PARTIAL, OVERLAP, INITIAL,
+        BYTES, ACTIVATIONS, COLUMN, ROW, QKV, ATTENTION, ONE_SUM, EMBEDDING, LOSS, SEQUENCE, PARTIAL, OVERLAP, INITIAL,
         QUESTIONS,
     ], without=CLOSED)  # fmt: skip

@@ -15,12 +15,12 @@
 # |---|---|
 # | **You build** | a GPT cut over ranks: layers, attention, embedding, loss; sequence parallelism; an overlap |
 # | **You need** | lab 01 (collectives, f and g); the backward pass of $y = xA$; `torch.autograd.Function` |
-# | **Time** | 4½ to 6½ hours in four parts, with a place to stop after each |
+# | **Time** | 5 to 7 hours in four parts, with a place to stop after each |
 #
 # | part | sections | hours |
 # |---|---|---|
 # | A · cut a matrix | 1 to 3, up to "The pair" | 1 to 1½ |
-# | B · cut a model | attention, vocabulary, 4 (Run) | 1½ to 2 |
+# | B · cut a model | attention, vocabulary, 4 (Run) | 2 to 2½ |
 # | C · cut the sequence | the pair of collectives, partial gradients | ½ to 1 |
 # | D · look, break, explain | 5 to 7 | 1½ to 2 |
 #
@@ -401,22 +401,61 @@ def attention(x: torch.Tensor, qkv: tuple, proj: tuple, d: int, queries_per_grou
 check("attention")
 
 # %% [markdown]
+# ### A layer with fewer sums
+#
+# Your attention makes one sum forward and one backward, and an MLP of your two layers makes as many: four all-reduces a
+# layer. GPT-J, PaLM and Command R have another layer, whose attention and MLP read *the same* norm:
+#
+# $$y = x + \text{attention}(\text{norm}(x)) + \text{mlp}(\text{norm}(x))$$
+#
+# PaLM's authors report 15 % faster training at large scale (Chowdhery et al. 2022), because the products that read the
+# norm can be joined. Over tp this layer also sends less, if you write it so. Your `column_linear` and `row_linear` as
+# they are give the right numbers and save nothing.
+#
+# `heads` stands between QKV and the projection: from the QKV features of this rank, `[s, b, ·]`, it makes the results of
+# this rank's heads, and needs no other rank. The MLP has a GELU between `fc1` and `fc2`. `norm` is the `(weight, bias)`
+# of a LayerNorm, the same on every rank; `qkv`, `proj`, `fc1`, `fc2` are `(weight, bias)` as before.
+#
+# **Exercise.** The layer, with as few all-reduces as it needs. How many are these? Does f stand before the norm or
+# behind it? Think of *all* gradients, those of the norm's weight and bias, too: every rank holds the norm whole, and
+# nothing sums its gradients afterwards.
+
+# %%
+# %%exercise parallel_layer
+import torch
+import torch.nn.functional as F
+
+from minimegatron.comm.collectives import copy_to_region, reduce_from_region
+
+
+def parallel_layer(x: torch.Tensor, norm: tuple, qkv: tuple, proj: tuple, fc1: tuple, fc2: tuple, heads, tp):
+    """x [s, b, h] -> [s, b, h]; both the same on all ranks."""
+    ### BEGIN SOLUTION
+    whole = copy_to_region(F.layer_norm(x, x.shape[-1:], *norm), tp)
+    part = F.linear(heads(F.linear(whole, *qkv)), proj[0]) + F.linear(F.gelu(F.linear(whole, *fc1)), fc2[0])
+    return x + reduce_from_region(part, tp) + proj[1] + fc2[1]
+    ### END SOLUTION
+
+
+# %%
+check("parallel_layer")
+
+# %% [markdown]
+# That is half of the bytes of section 2, and one norm less. The price is another model, whose MLP does not see what
+# attention of the same layer found: PaLM's authors measured a small loss of quality at 8B and none at 62B.
+#
 # ### Vocabulary: the embedding
 #
 # The embedding table is cut by rows. Rank r owns the ids from `r·n` to `(r+1)·n - 1`, where n is the number of rows
-# that it holds. Each token's row is on exactly one rank. With n = 2:
-#
-# | id | rank 0 finds | rank 1 finds | sum |
-# |---|---|---|---|
-# | 1 | its row 1 | zeros | row 1 of rank 0 |
-# | 2 | zeros | its row 0 | row 0 of rank 1 |
+# that it holds. Each token's row is on exactly one rank, every rank has all ids, and all ranks need all rows of the
+# output. The table is far larger than the output: it stays where it is.
 #
 # The number of rows must be divisible by tp. GPT-2 has 50,257 words, an odd number. So Megatron pads the table to a
 # multiple of 128·tp rows (`--make-vocab-size-divisible-by 128`): 50,304 rows with tp 1, 51,200 with tp 8. The further
 # rows are never a target, but the softmax runs over them, too: training pushes their logits down, and a sampler must
 # leave them out. A checkpoint that was saved with another tp may hold a table of another size.
 #
-# **Exercise.** Look up the rows that this rank owns, and let a sum over ranks do the rest.
+# **Exercise.** The rows of all ids, by one all-reduce of `[s, b, h]`.
 
 # %%
 # %%exercise embedding
@@ -749,6 +788,42 @@ beside(run.reports[0]["yours"], run.reports[0]["serial"], "your model, tp 2", "s
 # The lower curve is the distance of the two. It is not 0 in every step, because two ranks add numbers in another order
 # than one, and fp32 rounds each sum.
 #
+# ### In bf16
+#
+# At work activations are bf16, and the distance is larger. One GPU adds up the products of a row layer in fp32 and
+# rounds y once. With tensor parallelism each rank rounds its partial sum, and a ring all-reduce rounds again after each
+# of its t-1 additions. What does that make of the rounding error of y?
+
+# %%
+guess("bf16", None, "A row layer in bf16: how many times the rounding error of one rank has the y of eight ranks?")
+
+# %%
+import torch
+from minimegatron.viz.curves import over_degrees
+
+g = torch.Generator().manual_seed(0)
+x, weight = torch.randn(64, 4096, generator=g).bfloat16().float(), torch.randn(4096, 128, generator=g).bfloat16().float()
+exact, degrees = x.double() @ weight.double(), [1, 2, 4, 8, 16, 32]
+errors = {"parts and sums in bf16": [], "parts in bf16, summed in fp32": []}
+for t in degrees:
+    parts = [(a @ b).bfloat16() for a, b in zip(x.chunk(t, 1), weight.chunk(t))]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part  # in bf16, as a ring does it
+    for name, y in zip(errors, (total, sum(part.float() for part in parts).bfloat16())):
+        errors[name].append((y.double() - exact).norm().item())
+times = {name: [error / all_of[0] for error in all_of] for name, all_of in errors.items()}
+guessed("bf16", 2.4, "times the rounding error of one rank")
+over_degrees(degrees, times, title="Rounding error of a row layer's y", what="times that of one rank")
+
+# %% [markdown]
+# The sums make most of it. If the parts are rounded and their sum is not, the error is √2 of one rank's for every t:
+# t errors, each smaller by √t, are together as large as one, and the last rounding adds another. Megatron sends bf16
+# over tp all the same, because fp32 doubles the bytes.
+#
+# So a loss in bf16 with tp 8 that is not that of tp 1 proves no mistake, and one that is close does not rule it out.
+# Compare in fp32 or float64 first, as you did here.
+#
 # **End of part B.** A good place to stop.
 
 # %% [markdown]
@@ -773,14 +848,18 @@ regions({title: cuts for title, cuts in LAYER.items() if "sequence" in title})
 # | `gather_sequence`, before a column layer | all-gather over tokens | reduce-scatter |
 # | `reduce_scatter_sequence`, after a row layer | reduce-scatter | all-gather |
 #
-# Why does the gather's backward *sum*? For the same reason as in f: each rank used the tokens for other features, so
-# each has a part of their gradient.
+# The gather's backward *sums*, as f does: each rank used the tokens for other features, so each has a part of their
+# gradient.
 #
 # With one token of one number on each of two ranks, 1 and 2: `gather_sequence` returns 1, 2 on both. If the gradients
 # that arrive are 10, 20 on rank 0 and 30, 40 on rank 1, then rank 0 returns 10 + 30 = 40 and rank 1 returns 60.
 #
 # `reduce_scatter_sequence` is the other way round: if rank 0 has 1, 2 and rank 1 has 10, 20, it returns 1 + 10 = 11 on
 # rank 0 and 22 on rank 1. If the gradients that arrive are 3 on rank 0 and 4 on rank 1, both return 3, 4.
+#
+# Not all that reads gathered tokens is cut over tp. The pooler of BERT is whole on every rank, and all ranks do *the
+# same* with all tokens. There Megatron calls its gather with `tensor_parallel_output_grad=False`. Which gradients
+# arrive on the ranks now? What does a rank return, and what does it send?
 #
 # **Exercise.** Both, along dim 0, with `dist.all_gather_into_tensor(out, x)` and `dist.reduce_scatter_tensor(out, x)`,
 # or others that send as little. x, and the gradient that arrives, may be views that are not contiguous. NCCL refuses to
@@ -794,16 +873,17 @@ import torch.distributed as dist
 
 class GatherSequence(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, tp):
+    def forward(ctx, x, tp, tensor_parallel_output_grad):
         ### BEGIN SOLUTION
-        ctx.tp = tp
+        ctx.tp, ctx.parts = tp, tensor_parallel_output_grad
         return all_gather(x, tp)
         ### END SOLUTION
 
     @staticmethod
     def backward(ctx, grad):
         ### BEGIN SOLUTION
-        return reduce_scatter(grad, ctx.tp), None
+        tp = ctx.tp
+        return reduce_scatter(grad, tp) if ctx.parts else grad.chunk(tp.size)[tp.rank], None, None
         ### END SOLUTION
 
 
@@ -834,9 +914,9 @@ def reduce_scatter(x, tp):
     ### END SOLUTION
 
 
-def gather_sequence(x: torch.Tensor, tp) -> torch.Tensor:
-    """[s/t, b, h] -> [s, b, h]."""
-    return GatherSequence.apply(x, tp)
+def gather_sequence(x: torch.Tensor, tp, tensor_parallel_output_grad: bool = True) -> torch.Tensor:
+    """[s/t, b, h] -> [s, b, h]; False if all ranks do the same with it."""
+    return GatherSequence.apply(x, tp, tensor_parallel_output_grad)
 
 
 def reduce_scatter_sequence(x: torch.Tensor, tp) -> torch.Tensor:
@@ -1468,6 +1548,13 @@ losses(curves, title="Two ranks, 60 steps")
 # 6. *When does ZeRO-3 send less than tp?*
 #    <details><summary>answer</summary>When there are many tokens in a step: ZeRO-3 moves weights, tp moves
 #    activations.</details>
+# 7. *A model has dropout, and all ranks seed torch alike. Which masks are right over tp, and which are not?*
+#    <details><summary>answer</summary>With tensor parallelism alone those after a row layer and after the embedding are
+#    right: every rank has the same tensor there and must drop the same elements. Those of the attention weights are not:
+#    the ranks have other heads, and all drop the same pattern. With sequence parallelism none is right, because the ranks
+#    have other tokens everywhere. And if each rank had a seed of its own? Then the tensors that should be the same drift
+#    apart between ranks, and no error is raised. So Megatron keeps two random streams, one that is the same on all ranks
+#    of tp and one that is not (<code>CudaRNGStatesTracker</code>; here <code>layers/dropout.py</code>).</details>
 #
 # **Exercise.** The questions with a number, for any model. Return a dict:
 #
@@ -1577,6 +1664,7 @@ progress()
 # | vocabulary, loss: `layers/loss.py` | `core/tensor_parallel/cross_entropy.py` |
 # | partial gradients: `layers/param.py`, `parallel/data/finalize.py` | `core/distributed/finalize_model_grads.py` |
 # | initial values: `layers/logical.py` | `core/tensor_parallel/random.py` |
+# | masks of dropout: `layers/dropout.py` | `CudaRNGStatesTracker` in `core/tensor_parallel/random.py` |
 #
 # What you built, as one sets it at work:
 #
@@ -1588,6 +1676,7 @@ progress()
 # | the cut loss, always on with tp | `loss_parallel()`, around the loss and its backward pass |
 # | `--tp-comm-overlap` | `torch._inductor.config._micro_pipeline_tp` with `torch.compile` |
 #
-# Shoeybi et al. 2019 (arXiv 1909.08053); Korthikanti et al. 2022 (arXiv 2205.05198).
+# Shoeybi et al. 2019 (arXiv 1909.08053); Korthikanti et al. 2022 (arXiv 2205.05198); PaLM: Chowdhery et al. 2022 (arXiv
+# 2204.02311).
 #
 # Next: lab 03, pipelines, which give each rank whole layers.

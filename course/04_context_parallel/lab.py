@@ -25,7 +25,7 @@
 #
 # | part | sections | minutes |
 # |---|---|---|
-# | I | 1 the problem · 2 predict · 3 softmax block by block, merge | 75–105 |
+# | I | 1 the problem · 2 predict · 3 softmax block by block, merge | 80–110 |
 # | II | 3 zigzag · the ring, forward · two timed pictures · packed documents | 90–130 |
 # | III | 3 the ring, backward · Ulysses | 75–110 |
 # | IV | 4 run · 5 see · 6 break it · 7 explain | 60–90 |
@@ -301,6 +301,57 @@ want = F.scaled_dot_product_attention(q, k, v, is_causal=True)
 print("two pieces, merged, are the whole attention:", torch.allclose(out, want, atol=1e-6))
 
 # %% [markdown]
+# ### In which dtype?
+#
+# A model in bf16 has queries, keys, values and out in bf16. A ring of C ranks merges C-1 times. May out be bf16 between
+# two merges? May lse? The next cell keeps one of them in bf16 and the other in fp32, and compares the end with
+# attention in float64. The unit is the error that remains if both are fp32 and out is rounded once, at the end.
+
+# %%
+guess("lse", None, "16 ranks, lse kept in bf16: the error of out is how many times that of one rounding at the end?")
+
+# %%
+# %%needs attend merge
+import matplotlib.pyplot as plt
+import torch
+
+g = torch.Generator().manual_seed(0)
+q, k, v = (torch.randn(2, n, 32, generator=g) for n in (128, 1024, 1024))
+at, last = torch.arange(1024), torch.full((128,), 1024)  # these queries see all keys
+exact, _ = attend(q.double(), k.double(), v.double(), last, at, 1024)
+
+
+def error(pieces, keep_out, keep_lse):
+    """Of out in bf16, where a rank keeps out and lse in these dtypes between two merges."""
+    out, lse = pieces[0]
+    for more in pieces[1:]:
+        out, lse = merge(out.to(keep_out).float(), lse.to(keep_lse).float(), *more)
+    return (out.bfloat16() - exact).norm().item()
+
+
+kept = {"out in bf16": (torch.bfloat16, torch.float32), "lse in bf16": (torch.float32, torch.bfloat16)}
+ranks, times = [1, 2, 4, 8, 16, 32], {name: [] for name in kept}
+for c in ranks:
+    pieces = [attend(q, k[:, some], v[:, some], last, some, 128) for some in at.chunk(c)]
+    for name, dtypes in kept.items():
+        times[name].append(error(pieces, *dtypes) / error(pieces, torch.float32, torch.float32))
+fig, ax = plt.subplots(figsize=(7, 2.6))
+for (name, values), marker in zip(times.items(), "os"):
+    ax.plot(ranks, values, marker=marker, label=f"{name}, the other in fp32")
+ax.set_xscale("log", base=2)
+ax.set_xticks(ranks, [str(c) for c in ranks])
+ax.set(xlabel="ranks", ylabel="times one rounding", title="Error of the merged output", ylim=(0, None))
+ax.legend()
+plt.show()
+guessed("lse", 8, "times, about")
+print("lse in bf16 costs more than out in bf16:", all(b > a for a, b in zip(*times.values()) if a > 1))
+
+# %% [markdown]
+# lse is a logarithm, and what counts is its absolute error. Near ln 1024 = 6.9 the numbers of bf16 are 1/32 apart, so
+# a rounded lse is off by up to 1/64, and a share exp(lse - lse_new) by 1.6 percent. Rounding out once is off by 0.4
+# percent at most. So flash attention returns lse in fp32, whatever the inputs are; PyTorch's ring merges both in fp32
+# (`convert_to_f32`), and Transformer Engine's keeps lse in fp32 at least.
+#
 # *A good place to stop: part I ends here.*
 #
 # ### Zigzag
@@ -362,7 +413,8 @@ ring_steps({"contiguous": contiguous, "zigzag": zigzag})
 # `Shift`.) Inputs may be views that are not contiguous; what is sent must be contiguous.
 #
 # **Exercise.** `at[j]` are the places of rank j's tokens, zigzag or contiguous. No block travels further than it must.
-# The check counts bytes, multiply-adds, and those multiply-adds that are done while a block travels.
+# The check counts bytes, multiply-adds, and those multiply-adds that are done while a block travels. It also counts what
+# a rank holds of its own at a time: as much as eight blocks of K and V at most, with any number of ranks.
 
 # %%
 # %%exercise ring_forward
@@ -707,7 +759,8 @@ check("piece_backward")
 # owner? Take three ranks and the block of rank 0. Write down where it is at each step, who has computed a part by then,
 # and what must be sent so that no rank keeps parts for later and every message goes to the next rank.
 #
-# **Exercise.** Only messages to the next rank; a rank sends 2C blocks at most, a block being K and V, or dK and dV.
+# **Exercise.** Only messages to the next rank. A rank sends 2C blocks at most, a block being K and V, or dK and dV, and
+# holds as much as ten of them at a time at most, with any number of ranks.
 # `Shift(x, cp, tag=1)` keeps a second stream apart from the first. There are at least two ranks. (For brevity you may
 # compute hidden halves here; the package does not.)
 

@@ -159,3 +159,26 @@ def test_the_matrices_of_the_problem() -> None:
         layer = GPTModel(config, Mesh.serial()).decoder.layers["0"]
     assert sum(p.numel() for p in layer.parameters()) == pytest.approx(WEIGHTS, rel=1e-4)
     assert layout_of(layer.mlp.linear_fc1.weight).shape == (2 * FFN, H)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_rounding_of_a_row_layer_on_eight_ranks(seed: int) -> None:
+    """2.4 times that of one rank if sums are bf16, √2 times if only the parts are."""
+    assert 'guessed("bf16", 2.4,' in TEXT and "the error is √2 of one rank's for every t" in TEXT
+    g = torch.Generator().manual_seed(seed)
+    x, w = (
+        torch.randn(64, 4096, generator=g).bfloat16().float(),
+        torch.randn(4096, 128, generator=g).bfloat16().float(),
+    )
+
+    def error(t: int, sums: torch.dtype) -> float:
+        parts = [(a @ b).bfloat16() for a, b in zip(x.chunk(t, 1), w.chunk(t), strict=True)]
+        total = parts[0].to(sums)
+        for part in parts[1:]:
+            total = total + part.to(sums)
+        return (total.bfloat16().double() - x.double() @ w.double()).norm().item()
+
+    one = error(1, torch.float32)
+    assert error(8, torch.bfloat16) / one == pytest.approx(2.4, abs=0.15)
+    for t in (4, 8, 32):
+        assert error(t, torch.float32) / one == pytest.approx(math.sqrt(2), rel=0.05)

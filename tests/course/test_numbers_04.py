@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from importlib import import_module
 from pathlib import Path
 
@@ -85,6 +86,11 @@ NUMBERS = [
     ("(2 + 1 + 8 + 4) = {}.", END[-1].out / END[-1].total),
     ("here ln {}.", END[-1].top * END[-1].total),
     ("the new out 2/8·4 + 6/8·8 = {:.0f}.", 2 / 8 * 4 + 6 / 8 * 8),
+    ("Near ln 1024 = {:.1f} the numbers", math.log(1024)),
+    ("of bf16 are 1/{:.0f} apart", 1 / (torch.finfo(torch.bfloat16).eps * 4)),
+    ("off by up to 1/{:.0f}, and", 2 / (torch.finfo(torch.bfloat16).eps * 4)),
+    ("by {:.1f} percent. Rounding", 100 / 64),
+    ("is off by {:.1f} percent at most", 100 * torch.finfo(torch.bfloat16).eps / 2),
     ("ranks has {:.2f} times the mean", ratio(cut(4096, 4, False))),
     ("the last contiguous rank 3 + 4·3 = {}, a", computed_quarters(CONTIGUOUS)),
     ("a zigzag rank 3 + 2·3 = {}, because", computed_quarters(ZIGZAG)),
@@ -154,3 +160,22 @@ def test_a_llama_layer_keeps_55_where_a_gpt_layer_keeps_34() -> None:
         layer(torch.randn(s, 1, h, dtype=torch.bfloat16, requires_grad=True), AttentionContext())
     nbytes = sum(storage.nbytes() for at, storage in kept.items() if at not in parameters)
     assert round(nbytes / s / h) == 55
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_an_lse_in_bf16_costs_about_eight_roundings_on_16_ranks(seed: int) -> None:
+    assert 'guessed("lse", 8, "times, about")' in TEXT
+    attention, pieces = (import_module(f"course.04_context_parallel.checks.{part}") for part in ("attention", "pieces"))
+    g = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(2, n, 32, generator=g) for n in (128, 1024, 1024))
+    at, last = torch.arange(1024), torch.full((128,), 1024)
+    exact, _ = attention.dense(q.double(), k.double(), v.double(), last, at)
+
+    def error(kept: torch.dtype) -> float:
+        out, lse = torch.zeros_like(q), torch.full(q.shape[:2], -torch.inf)
+        for some in at.chunk(16):
+            more = attention.dense(q, k[:, some], v[:, some], last, some)
+            out, lse = pieces.merge(out, lse.to(kept).float(), *more)
+        return float((out.bfloat16().double() - exact).norm())
+
+    assert 7 < error(torch.bfloat16) / error(torch.float32) < 9.5

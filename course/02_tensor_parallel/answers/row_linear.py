@@ -2,6 +2,7 @@ from labkit.answers import Edit
 
 _G = "reduce_from_region(F.linear(x, weight), tp)"
 _BIAS = "return y if bias is None else y + bias"
+_ONE_RANK = "y is right, but only rank 0 adds the bias, so only there has it a gradient: every rank holds the bias."
 
 WRONG = [
     Edit(_G, "F.linear(x, weight)",
@@ -11,6 +12,9 @@ WRONG = [
     Edit("F.linear(x, weight)", "F.linear(x, weight, bias if bias is None else bias / tp.size)", (_BIAS, "return y"),
          mistake="Only the bias's gradient is wrong: the bias is added once, after the sum, on every rank."),
     Edit(_BIAS, "return y", mistake="The bias is not added."),
+    Edit("F.linear(x, weight)", "F.linear(x, weight, None if tp.rank else bias)", (_BIAS, "return y"), mistake=_ONE_RANK),
+    Edit("F.linear(x, weight)", "F.linear(x, weight, bias if bias is None else bias * (tp.rank == 0))",
+         (_BIAS, "return y"), mistake=_ONE_RANK),
     Edit(_G, _G + " / tp.size", mistake="This is the mean of the ranks' shares: y is their sum."),
     Edit("F.linear(x, weight)", "copy_to_region(F.linear(x, weight), tp)",
          mistake="Summed once too often: dy is already the same on every rank."),

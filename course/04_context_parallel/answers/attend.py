@@ -157,3 +157,19 @@ def attend(q, k, v, q_at, k_at, block):
         lse = (top + np.log(total))[..., 0]
     out = p @ values / np.where(total == 0, 1, total)
     return torch.from_numpy(out.astype(np.float32)), torch.from_numpy(lse.astype(np.float32))
+
+
+# %% wrong: the mean of the blocks' softmaxes
+# mistake: This is the mean of the blocks' results. Each block counts with its share of the sum over the whole row.
+import torch
+
+def attend(q, k, v, q_at, k_at, block):
+    out, lse, seen = torch.zeros_like(q), q.new_full(q.shape[:2], -torch.inf), 0
+    for i in range(0, k.shape[1], block):
+        at = k_at[i : i + block]
+        if at.min() > q_at.max():
+            continue
+        s = (q @ k[:, i : i + block].mT / q.shape[-1] ** 0.5).masked_fill(at > q_at[:, None], -torch.inf)
+        out = out + s.softmax(-1).nan_to_num(0.0) @ v[:, i : i + block]
+        lse, seen = torch.logaddexp(lse, s.logsumexp(-1)), seen + 1
+    return out / max(seen, 1), lse

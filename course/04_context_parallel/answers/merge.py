@@ -28,6 +28,8 @@ WRONG = [
          "    if more_lse.isinf().any():\n        return out, lse\n    total =",
          mistake="A piece may be empty for some queries and not for others: decide row by row."),
     Edit("logaddexp(", "logaddexp2("),
+    Edit("    total =", "    out, lse, more, more_lse = out.float(), lse.float(), more.float(), more_lse.float()\n    total =",
+         told="float32, not float64"),
     Edit("exp(lse - finite)[..., None]", "exp(lse - finite).mean()"),
     Edit("total = torch.logaddexp(lse, more_lse)",
          "before = lse.clone()\n    total = torch.logaddexp(lse, more_lse, out=lse)",

@@ -5,6 +5,8 @@ _THREE = "return ds @ k, ds.mT @ q, p.mT @ dout"
 _SCORES = "    scores = (q @ k.mT * sigma)"
 
 WRONG = [
+    Edit(_SCORES, f"    dout, q, k, v, out, lse = (t.float() for t in (dout, q, k, v, out, lse))\n{_SCORES}",
+         told="float32, not float64"),
     Edit("q @ k.mT * sigma", "q @ k.mT",
          mistake="P is wrong: its scores are divided by sqrt(d), as in the forward pass."),
     Edit(".masked_fill(k_at > q_at[:, None], -torch.inf)", "",

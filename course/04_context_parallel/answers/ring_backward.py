@@ -113,3 +113,41 @@ def ring_backward(dout, q, k, v, out, lse, at, cp):
         else:
             dk, dv = on(dk, dv)
     return dq, dk, dv
+
+
+# %% wrong: a part for each owner is kept for a second round
+# told: ten blocks
+import torch
+from exercises.piece_backward import piece_backward
+from minimegatron.comm.ring import Shift
+
+def ring_backward(dout, q, k, v, out, lse, at, cp):
+    size, r, block, dq, parts = cp.size, cp.rank, torch.stack((k, v)), 0, {}
+    for step in range(size):
+        owner = (r - step) % size
+        more, *rest = piece_backward(dout, q, *block, out, lse, at[r], at[owner])
+        dq, parts[owner] = dq + more, torch.stack(rest)
+        if step < size - 1:
+            block = Shift(block, cp).wait()
+    total = parts[(r - 1) % size]
+    for step in range(1, size):
+        total = Shift(total, cp).wait() + parts[(r - 1 - step) % size]
+    return dq, *total
+
+
+# %% wrong: all blocks come first
+# told: ten blocks
+import torch
+from exercises.piece_backward import piece_backward
+from minimegatron.comm.ring import Shift
+
+def ring_backward(dout, q, k, v, out, lse, at, cp):
+    size, r, blocks, dq, total = cp.size, cp.rank, [torch.stack((k, v))], 0, 0
+    for _ in range(size - 1):
+        blocks.append(Shift(blocks[-1], cp).wait())
+    for step in (*range(1, size), 0):
+        more, *rest = piece_backward(dout, q, *blocks[step], out, lse, at[r], at[(r - step) % size])
+        dq, total = dq + more, total + torch.stack(rest)
+        if step:
+            total = Shift(total, cp).wait()
+    return dq, *total

@@ -12,15 +12,36 @@ from typing import Any
 
 import torch
 
-from labkit.checks import sends
+from labkit.checks import peak_at_most, sends
 from labkit.exercises import Case, Draw, Exercise
 
-from .forward import four_tokens, kv_bytes, ring, ring_inputs
+from .forward import four_tokens, kv_bytes, ring, ring_inputs, wide
 from .pieces import Triple, piece_backward
 
 Inputs = list[dict[str, Any]]
 
 # ----------------------------------------------------------------------------------------------- ring, backward
+
+
+def _drive_back(
+    exercise: Any, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, at: Any, cp: Any, wide: bool = False
+) -> Any:
+    """Run the learner's ring. With `wide` a piece of the judge stands in for the learner's, whose memory is not the
+    ring's."""
+
+    def plain(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, q_at: Any, k_at: Any) -> Any:
+        p = (q @ k.mT / q.shape[-1] ** 0.5 - lse[..., None]).exp() * (k_at <= q_at[:, None])
+        ds = p * (dout @ v.mT - (dout * out).sum(-1, keepdim=True)) / q.shape[-1] ** 0.5
+        return ds @ k, ds.mT @ q, p.mT @ dout
+
+    own = getattr(exercise, "piece_backward", None)
+    if wide and own is not None:
+        exercise.piece_backward = plain
+    try:
+        return exercise.ring_backward(dout, q, k, v, out, lse, list(at), cp)
+    finally:
+        if own is not None:
+            exercise.piece_backward = own
 
 
 def _part(ranks: Inputs, visitor: int, owner: int, block: int) -> Triple:
@@ -48,6 +69,14 @@ def _back_inputs(draw: Draw, cp: int = 0, apart: float = 1.0) -> Inputs:
     return ranks
 
 
+def _wide_back(draw: Draw) -> Inputs:
+    """Draw inputs on 6 ranks that are so wide that the scores of a piece are small beside its keys."""
+    ranks = wide(draw)
+    for r, o in zip(ranks, ring(ranks), strict=True):
+        r.update(dout=draw.tensor(*r["q"].shape), **o)
+    return ranks
+
+
 def _third_token() -> Inputs:
     """2 ranks, every score 0; only the output at place 2 has a gradient, of 6 in its first number.
 
@@ -66,13 +95,15 @@ BACK = Exercise(
     "ring_backward",
     reference=_ring_back,
     outputs=("dq", "dk", "dv"),
+    drive=_drive_back,
     axis="cp",
     cases=[
         Case("2 ranks, 4 tokens, every score 0, a gradient for token 2 alone", _third_token()),
         Case("2 to 4 ranks", _back_inputs, points=2, hidden=True, fixed=[partial(_back_inputs, cp=2)]),
-        Case("K, V and their gradients go round once, to the next rank", partial(_back_inputs, cp=4), hidden=True,
-             points=2, accept=[sends("send", "recv", to_the_next=True, at_most=(
-                 "2C blocks", lambda i: 2 * len(i) * kv_bytes(i)))]),
+        Case("6 ranks: K, V and their gradients go round once, and no rank keeps them", _wide_back, points=2, draws=1,
+             hidden=True, accept=[
+                 sends("send", "recv", to_the_next=True, at_most=("2C blocks", lambda i: 2 * len(i) * kv_bytes(i))),
+                 peak_at_most("the bound, ten blocks,", lambda i: 10 * kv_bytes(i))]),
     ],
     idea="The gradient of a block makes the block's journey, one step behind, and each rank adds its part.",
     hint="K, V go round as in the forward. At each step: piece_backward; add dq; add what has arrived from the rank "

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from labkit.checks import overlaps, sends
+from labkit.checks import overlaps, peak_at_most, sends
 from labkit.exercises import Answer, Case, Draw, Exercise
 
 from .attention import dense
@@ -22,20 +22,35 @@ Inputs = list[dict[str, Any]]
 # ------------------------------------------------------------------------------------------------ ring, forward
 
 
-def _drive_ring(exercise: Any, q: Any, k: Any, v: Any, at: Any, cp: Any, count: bool = False) -> dict[str, Any]:
+def _drive_ring(
+    exercise: Any, q: Any, k: Any, v: Any, at: Any, cp: Any, count: bool = False, wide: bool = False
+) -> dict[str, Any]:
     """Run the learner's ring; with `count` first one query and one key with the learner's own `attend`, if there is
-    one, and then a product of 97 multiply-adds as a mark."""
+    one, and then a product of 97 multiply-adds as a mark. With `wide` an attend of the judge stands in for the
+    learner's, whose memory is not the ring's."""
     import contextlib
 
     import torch
 
+    def plain(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int) -> Any:
+        scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(q_at[:, None] < k_at, -torch.inf)
+        lse = scores.logsumexp(-1)
+        return (scores - lse.nan_to_num(neginf=0.0)[..., None]).exp() @ v, lse
+
+    own = getattr(exercise, "attend", None)
+    if wide and own is not None:
+        exercise.attend = plain
     if count:
         with contextlib.suppress(Exception):  # the ring may do without it
             from exercises.attend import attend
 
             attend(q[:, :1], k[:, :1], v[:, :1], at[0][:1], at[0][:1], 1)
         torch.ones(1, 97) @ torch.ones(97, 1)
-    out, lse = exercise.ring_forward(q, k, v, list(at), cp)
+    try:
+        out, lse = exercise.ring_forward(q, k, v, list(at), cp)
+    finally:
+        if own is not None:
+            exercise.attend = own
     return {"out": out, "lse": lse}
 
 
@@ -65,6 +80,12 @@ def four_tokens() -> Inputs:
         q[0, :, 0], k[0, :, 1], v[0, :, 0] = 1.0, 1.0 + held, torch.tensor([2.0, 4.0, 9.0, 1.0])[held]
         ranks.append({"q": q, "k": k, "v": v, "at": [places.clone() for places in at]})
     return ranks
+
+
+def wide(draw: Draw) -> Inputs:
+    """Draw inputs on 6 ranks, zigzag, so wide that the scores of a block are small beside its keys."""
+    at = [positions(24, 6, r) for r in range(6)]
+    return [{**{n: draw.tensor(1, 4, 32) for n in "qkv"}, "at": [t.clone() for t in at], "wide": True} for _ in at]
 
 
 def kv_bytes(inputs: Inputs) -> int:
@@ -134,9 +155,11 @@ RING = Exercise(
         Case("2 ranks, 4 tokens, every score 0: out[i] is the mean of v[0..i]", four_tokens()),
         Case("2 to 4 ranks, zigzag and contiguous", ring_inputs, hidden=True, fixed=[
             partial(ring_inputs, cp=2), partial(ring_inputs, cp=3, zigzag=False)]),
-        Case("K and V travel to the next rank, C-1 times", _four, hidden=True, accept=[
-            sends("send", "recv", to_the_next=True), _a_hop_too_many,
-            sends("send", "recv", at_most=("(C-1) blocks", lambda i: (len(i) - 1) * kv_bytes(i)))]),
+        Case("6 ranks: K and V travel to the next rank, C-1 times, and no rank keeps them", wide, hidden=True, draws=1,
+             accept=[
+                 sends("send", "recv", to_the_next=True), _a_hop_too_many,
+                 sends("send", "recv", at_most=("(C-1) blocks", lambda i: (len(i) - 1) * kv_bytes(i))),
+                 peak_at_most("the bound, eight blocks,", lambda i: 8 * kv_bytes(i))]),
         Case("the next block travels while this one is used", _four, hidden=True, points=2, accept=[
             sends("send", "recv"), _computes_meanwhile]),
         Case("quarters that are hidden whole are not computed", _counted, hidden=True, accept=[_hidden_skipped]),

@@ -39,6 +39,13 @@ def _halves(scale: float = 1.0) -> Callable[[Draw], dict[str, Any]]:
     return inputs
 
 
+def in_float64(inputs: Callable[[Draw], dict[str, Any]]) -> Callable[[Draw], dict[str, Any]]:
+    """Return the same inputs in float64: what is computed in less is off by more than is allowed there."""
+    return lambda draw: {
+        name: one.double() if one.is_floating_point() else one for name, one in inputs(draw).items()
+    }  # fmt: skip
+
+
 def _nothing_yet(draw: Draw) -> dict[str, Any]:
     inputs = _halves()(draw)
     inputs["out"], inputs["lse"] = torch.zeros_like(inputs["out"]), torch.full_like(inputs["lse"], -torch.inf)
@@ -74,7 +81,8 @@ MERGE = Exercise(
     outputs=("out", "lse"),
     cases=[
         Case("sums of 2 and 6", _EVEN),
-        Case("other pieces", _halves(), hidden=True, draws=2, fixed=[_halves(30.0)]),
+        Case("other pieces, in float64 as well", _halves(), hidden=True, draws=2, fixed=[
+            _halves(30.0), in_float64(_halves())]),
         Case("an lse of a thousand", _halves(1000.0), hidden=True, draws=2, fixed=[_far_apart]),
         Case("pieces that saw nothing", _nothing_yet, hidden=True, draws=1, fixed=[
             _empty("out", "lse"), _empty("more", "more_lse")]),
@@ -155,7 +163,7 @@ PIECE = Exercise(
     cases=[
         Case("one query and four keys, every score 0; two tokens", one_query(), fixed=[_two_tokens()]),
         Case("some of the keys: their terms of the sums", _some_keys, points=2, hidden=True, draws=2,
-             fixed=[_zigzag_piece, _all_keys, _high_scores()]),
+             fixed=[_zigzag_piece, _all_keys, _high_scores(), in_float64(_some_keys)]),
     ],
     idea="The mean of dP, weighted with P, is the sum of P (dout · v) over all keys. Take dout out of the sum: what is "
     "left?",
