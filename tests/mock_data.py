@@ -7,6 +7,8 @@ from unittest import mock
 
 from minimegatron.data.gpt_dataset import MockGPTLowLevelDataset
 from minimegatron.training.build import build_trainer
+from minimegatron.training.step import ForwardStep
+from minimegatron.training.task import Task
 from minimegatron.training.trainer import Trainer
 
 
@@ -15,7 +17,9 @@ def few_documents() -> Any:
     return mock.patch.object(MockGPTLowLevelDataset, "num_documents", 300)
 
 
-def small_trainer(*args: Any, **options: Any) -> Trainer:
-    """A `Trainer` with few documents."""
+def small_trainer(*args: Any, forward_step: ForwardStep | None = None, **options: Any) -> Trainer:
+    """A `Trainer` with few documents; with another forward pass and loss, if one is given."""
+    if forward_step is not None:
+        options["task"] = type("Task", (Task,), {"forward_step": staticmethod(forward_step)})
     with few_documents():
         return build_trainer(*args, **options)

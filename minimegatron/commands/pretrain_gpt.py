@@ -46,11 +46,12 @@ def build_trainer(*args: Any, **options: Any) -> Trainer:
     return build.build_trainer(*args, **options)
 
 
-def pretrain(argv: Sequence[str]) -> Trainer:
+def pretrain(argv: Sequence[str], task: str | None = None) -> Trainer:
     """Parse, check, meet the other ranks, train; returns the trainer at the end.
 
     Args:
         argv: the command line's words.
+        task: a task after pre-training (`config/posttraining`), or None.
 
     Raises:
         MinimegatronError: see the table of this module.
@@ -59,13 +60,18 @@ def pretrain(argv: Sequence[str]) -> Trainer:
     from minimegatron.launch.rank import described, init
     from minimegatron.training.same_run import rank_facts
 
-    run = parse_args(argv, world_size=rendezvous.place().world)
+    run = parse_args(argv, world_size=rendezvous.place().world, task=task)
     warning = hardware.prepare_for_pipelines() if run.parallel.pipeline_model_parallel_size > 1 else ""
     seconds = run.parallel.distributed_timeout_seconds
     rank, _ = init(seconds, backend=run.training.distributed_backend, facts=rank_facts(run))
     if rank == 0:
         print("\n".join(filter(None, [described(), warning])), flush=True)
-    trainer = build_trainer(run)
+    if task is None:
+        trainer = build_trainer(run)
+    else:
+        from minimegatron.posttraining.tasks import TASKS
+
+        trainer = build_trainer(run, task=TASKS[task])
     try:
         trainer.train()
     finally:
@@ -73,16 +79,16 @@ def pretrain(argv: Sequence[str]) -> Trainer:
     return trainer
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, task: str | None = None) -> int:
     """The whole life of this process; see the table of exit statuses. `--help` answers without importing torch."""
     words = list(sys.argv[1:] if argv is None else argv)
     if {"-h", "--help"} & set(words):
-        parse_args(words)
+        parse_args(words, task=task)
     try:
         from minimegatron.launch.rank import run_rank
     except KeyboardInterrupt:  # the imports of a rank take seconds; where Ctrl-C meets them is of no interest
         sys.exit(130)
-    run_rank(lambda: pretrain(words))
+    run_rank(lambda: pretrain(words, task))
 
 
 if __name__ == "__main__":

@@ -72,6 +72,15 @@ class TransformerConfig(experts.ExpertFields, variants.LatentFields, variants.De
     )
     untie_embeddings_and_output_weights: bool = opt(MODEL, False, "separate matrix for the output layer")
     scale_embeddings: bool = opt(MODEL, False, "multiply the embedding of a token by sqrt(h) (Gemma)")
+    value_head: bool = opt(RUN, False, "a head that gives a number for each token, beside the output layer")
+    lora_rank: int | None = opt(RUN, None, "rank of adapters beside frozen weights; default none", least=1)
+    lora_alpha: float = opt(RUN, 16.0, "their products are scaled by lora_alpha / lora_rank", above=0.0)
+    lora_target_modules: tuple[str, ...] = opt(
+        RUN,
+        ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"),
+        "layers that have one",
+        ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "experts"),
+    )
     final_logit_softcapping: float | None = opt(MODEL, None, "c: a logit x becomes c tanh(x / c) (Gemma 2)", above=0.0)
 
     position_embedding_type: str = opt(

@@ -16,6 +16,7 @@ from minimegatron.config.fields import BAD_STEP, HOW, OBSERVED, RUN, Config, Kin
 from minimegatron.config.model import TransformerConfig
 from minimegatron.config.optimizer import OptimizerConfig
 from minimegatron.config.parallel import ParallelConfig
+from minimegatron.config.posttraining import TASKS
 from minimegatron.config.same_model import unmet
 from minimegatron.errors import require
 
@@ -278,8 +279,18 @@ SECTIONS: dict[str, Any] = {
     "checkpoint": CheckpointConfig,
 }
 
+
+def sections_of(task: str | None) -> dict[str, Any]:
+    """{name: class} of the sections of a run; a task of `config/posttraining` is one more, named `task`."""
+    return SECTIONS | ({} if task is None else {"task": TASKS[task]})
+
+
 SECTION_OF = {f.name: section for section, cls in SECTIONS.items() for f in dataclasses.fields(cls)}
-KINDS: dict[str, Kind] = {f.name: f.metadata["kind"] for cls in SECTIONS.values() for f in dataclasses.fields(cls)}
+OF_TASKS = {f.name: "task" for cls in TASKS.values() for f in dataclasses.fields(cls)}
+SECTION_OF |= OF_TASKS
+ALL_SECTIONS: tuple[Any, ...] = (*SECTIONS.values(), *TASKS.values())
+KINDS: dict[str, Kind] = {f.name: f.metadata["kind"] for cls in ALL_SECTIONS for f in dataclasses.fields(cls)}
+KINDS["task_name"] = RUN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,6 +299,7 @@ class RunConfig:
 
     Attributes:
         model, parallel, optimizer, data, training, checkpoint: its sections.
+        task: the section of a task after pre-training (`config/posttraining`), or None.
         spec: module and function of `--spec`, or None.
         given: names of the fields that were set, as opposed to defaults.
         notes: lines about flags that ask for what happens anyway; printed once.
@@ -299,6 +311,7 @@ class RunConfig:
     data: DataConfig = DataConfig()
     training: TrainingConfig = TrainingConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    task: Any = None
     spec: tuple[str, str] | None = None
     given: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
@@ -326,7 +339,7 @@ class RunConfig:
 
     def not_read(self, names: Collection[str]) -> tuple[str, ...]:
         """A line for each of these fields that is not read in this run."""
-        conditions = {name: self.unmet(name) for name in KINDS if name in names}
+        conditions = {name: self.unmet(name) for name in SECTION_OF if name in names}
         return tuple(
             f"--{name.replace('_', '-')} changes nothing in this run: it counts only with "
             + condition.replace("=", " ").replace(">", " above ").replace("|", " or ")
@@ -336,9 +349,21 @@ class RunConfig:
 
     def fields(self) -> dict[str, Any]:
         """{name: value} of every field of every section; no two have the same name."""
-        return {name: value for section in SECTIONS for name, value in getattr(self, section).to_dict().items()}
+        fields = {
+            name: value for section in self.sections() for name, value in getattr(self, section).to_dict().items()
+        }
+        return fields | ({} if self.task is None else {"task_name": self.task_name})
+
+    @property
+    def task_name(self) -> str | None:
+        """The command of the task, or None."""
+        return next((name for name, cls in TASKS.items() if type(self.task) is cls), None)
+
+    def sections(self) -> dict[str, Any]:
+        """{name: class} of its sections."""
+        return sections_of(self.task_name)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; what `--config` reads and the log file begins with."""
-        sections: dict[str, Any] = {name: getattr(self, name).to_dict() for name in SECTIONS}
+        sections: dict[str, Any] = {name: getattr(self, name).to_dict() for name in self.sections()}
         return sections | ({"spec": list(self.spec)} if self.spec else {})

@@ -30,6 +30,7 @@ NEEDS = {
     "yarn_correction_range_round_to_int": "rope_scaling_type=yarn",
     "q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim": "multi_latent_attention",
     "mtp_loss_scaling_factor": "mtp_num_layers",
+    "lora_alpha lora_target_modules": "lora_rank",
     "recompute_method recompute_num_layers": "recompute_granularity=full",
     "recompute_modules": "recompute_granularity=selective",
     "moe_router_bias_update_rate": "moe_router_enable_expert_bias",

@@ -41,7 +41,7 @@ from minimegatron.errors import ConfigError, DataError
 SURPLUS = 0.005
 SPLITS = ("train", "valid", "test")
 
-Dataset = GPTDataset | PackedDataset | BlendedDataset
+Tokens = GPTDataset | PackedDataset | BlendedDataset
 Blend = tuple[list[str], list[float] | None]
 Part = tuple[float, float]
 
@@ -53,7 +53,7 @@ def build_datasets(
     split: str = "969,30,1",
     data_path_per_split: Sequence[Sequence[str] | None] | None = None,
     joint: Sequence[int | None] = (None, None, None),
-) -> tuple[Dataset | None, Dataset | None, Dataset | None]:
+) -> tuple[Tokens | None, Tokens | None, Tokens | None]:
     """Train, valid and test; see the table of this module. Every rank calls it and gets the same.
 
     Args:
@@ -83,7 +83,7 @@ def build_datasets(
         blends, parts = [([], None)] * 3, parse_split("1,1,1")
     prefixes = sorted({prefix for blend in blends if blend for prefix in blend[0]})
     opened = {prefix: _open(prefix, config.tokenizer) for prefix in prefixes}
-    sets: list[Dataset | None] = []
+    sets: list[Tokens | None] = []
     for name, blend, part, size, together in zip(SPLITS, blends, parts, num_samples, joint, strict=True):
         if blend is None or part is None or size == 0:
             sets.append(None)
@@ -131,7 +131,7 @@ def _build_set(
     size: int | None,
     config: GPTDatasetConfig,
     joint: int | None,
-) -> Dataset:
+) -> Tokens:
     prefixes, weights = blend
     if not prefixes:
         documents = split_documents(part, MockGPTLowLevelDataset.num_documents)

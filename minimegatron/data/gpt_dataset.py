@@ -138,6 +138,18 @@ class SampleDataset(Protocol):
         return {name: tensor[0] for name, tensor in self.batch([k]).items()}
 
 
+class Dataset(SampleDataset, Protocol):
+    """The samples of a run."""
+
+    def read_epochs(self, samples: int) -> dict[str, float]:
+        """{name: how many epochs of it the first `samples` samples are}."""
+        ...
+
+    def begun(self, first: int, end: int) -> dict[str, int]:
+        """{name: the last epoch, from 0, that begins in samples [first, end)}, of each part that begins one."""
+        ...
+
+
 class ReadInEpochs(SampleDataset, Protocol):
     """A split of one dataset that is read epoch by epoch."""
 

@@ -244,6 +244,7 @@ def render(
     special_tokens: Mapping[str, str],
     add_generation_prompt: bool = True,
     where: str = "",
+    tools: Any = None,
 ) -> str:
     """A conversation in the form of a template.
 
@@ -253,6 +254,7 @@ def render(
         special_tokens: {"bos_token": text, ...}, as the template may name them.
         add_generation_prompt: end with the words that open the answer.
         where: for messages of errors.
+        tools: descriptions of the functions that the model may call, if the template shows them.
 
     Raises:
         ConfigError: the template is broken, is stopped by the sandbox, or refuses the conversation.
@@ -271,8 +273,8 @@ def render(
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    plain = json.loads(json.dumps(list(messages)))  # data alone: the template meets no object that has methods
-    values = {"tools": None, "documents": None, **special_tokens}
+    plain, tools = json.loads(json.dumps([list(messages), tools]))  # data alone: a template meets no methods
+    values = {"tools": tools, "documents": None, **special_tokens}
     try:
         rendered = environment.from_string(template)
         return rendered.render(messages=plain, add_generation_prompt=add_generation_prompt, **values)

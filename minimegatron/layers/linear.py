@@ -140,12 +140,14 @@ class ParallelLinear(nn.Module):
     Attributes:
         fp8: computes the layer in FP8 (`layers/fp8/linear.ParallelFp8`), or None; a module, because its scales are
             saved with the model.
+        lora: what is added to y (`layers/lora.Lora`), or None.
         wgrad_store: where wgrad is put instead of being computed (`wgrad.deferring_wgrad`), or None.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.fp8: Any = None
+        self.lora: Any = None
         self.wgrad_store: WeightGradStore | None = None
 
     def linear(
@@ -212,6 +214,8 @@ class ColumnParallelLinear(ParallelLinear):
         """
         weight = self.weight if weight is None else weight
         y = self.linear(x, weight, self.bias if add_bias else None, self.tp, self.sequence_parallel)
+        if self.lora is not None:
+            y = y + self.lora(x)
         if self.gather_output:
             y = c.gather_from_region(y, self.tp, reduce_gradient=self.gather_reduces_gradient)
         return y
@@ -259,10 +263,12 @@ class RowParallelLinear(ParallelLinear):
         if not self.input_is_parallel:
             x = c.scatter_to_region(x, self.tp)
         if self.tp.size == 1:  # a sum of one part, to which the product can add b
-            return self.linear(x, self.weight, self.bias)
+            y = self.linear(x, self.weight, self.bias)
+            return y if self.lora is None else y + self.lora(x)
         reduce = c.reduce_scatter_to_sequence_region if self.sequence_parallel else c.reduce_from_region
         y = reduce(self.linear(x, self.weight), self.tp)
-        return y if self.bias is None else y + self.bias
+        y = y if self.bias is None else y + self.bias
+        return y if self.lora is None else y + self.lora(x)
 
     def amax_axes(self, mesh: Mesh) -> dict[str, Axis]:
         """input, weight, gradient -> ranks that hold parts of it; dy is whole on every rank (`layers/fp8/linear`)."""

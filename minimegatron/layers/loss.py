@@ -111,3 +111,42 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         dz = ctx.gradient(ctx.saved_tensors, grads[0], *ctx.numbers)
         return dz.to(ctx.dtype), None, None, None, None, None
+
+
+def vocab_parallel_entropy(logits: torch.Tensor, tp: Axis, *, vocab_size: int | None = None) -> torch.Tensor:
+    """The entropy of the distribution over the next token, H = log S - sum_j p_j z_j + M, with its gradient.
+
+        dH/dz_j = -p_j (log p_j + H)
+
+    Args:
+        logits: [..., V'/t], this rank's columns; computed in fp32.
+        tp, vocab_size: as in `vocab_parallel_cross_entropy`.
+
+    Returns:
+        [...] in fp32. Saved for the backward pass: the logits, and two numbers a token.
+    """
+    return _VocabParallelEntropy.apply(logits, tp, vocab_size)  # type: ignore[no-any-return]
+
+
+class _VocabParallelEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, tp: Axis, vocab_size: int | None) -> torch.Tensor:
+        width = logits.shape[-1]
+        real = max(0, min(width, (vocab_size or width * tp.size) - tp.rank * width))
+        z = logits[..., :real].to(torch.promote_types(logits.dtype, torch.float32))
+        top = z.amax(-1) if real else z.new_full(z.shape[:-1], -torch.inf)
+        top = c.all_reduce(top, tp, "max")
+        z = z - top[..., None]
+        partition, weighted = c.all_reduce(torch.stack([z.exp().sum(-1), (z.exp() * z).sum(-1)]), tp).unbind(0)
+        entropy = partition.log() - weighted / partition
+        ctx.save_for_backward(logits, top + partition.log(), entropy)
+        ctx.real = real
+        return entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        logits, lse, entropy = ctx.saved_tensors
+        log_p = logits[..., : ctx.real].to(lse.dtype) - lse[..., None]
+        dz = torch.zeros_like(logits)
+        dz[..., : ctx.real] = -grads[0][..., None] * log_p.exp() * (log_p + entropy[..., None])
+        return dz, None, None

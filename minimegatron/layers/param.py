@@ -74,6 +74,8 @@ class ParamLayout:
         tied_to: logical name of the weight of which this is a copy; "" for an original.
         experts: range [first, stop) of this rank's experts along dim 0; None for a parameter of no expert.
         fused: rows of q, of k and of v in each group of a packed QKV matrix; () for other parameters.
+        added: no pre-trained model has it (a value head, an adapter): a run that begins with a model's weights begins
+            this one anew.
     """
 
     shape: tuple[int, ...]
@@ -88,6 +90,7 @@ class ParamLayout:
     tied_to: str = ""
     experts: tuple[int, int] | None = None
     fused: tuple[int, ...] = ()
+    added: bool = False
 
     @property
     def sharded(self) -> bool:

@@ -42,9 +42,11 @@ from minimegatron.layers.embedding import LanguageModelEmbedding
 from minimegatron.layers.inference_context import InferenceContext, StateSpec
 from minimegatron.layers.linear import ColumnParallelLinear, linear
 from minimegatron.layers.logical import initialize
+from minimegatron.layers.lora import add_lora
 from minimegatron.layers.loss import vocab_parallel_cross_entropy
 from minimegatron.layers.param import Init
 from minimegatron.layers.rope import RotaryEmbedding
+from minimegatron.layers.value_head import ValueHead
 from minimegatron.layers.wgrad import WeightGradStore
 from minimegatron.models.block import TransformerBlock
 from minimegatron.models.contract import Weights
@@ -107,6 +109,8 @@ class GPTModel(nn.Module):
         self.decoder = TransformerBlock(config, mesh, spec, numbers, post_process, rng)
         self.mtp: Any = None if predictions is None else build_module(predictions, config, mesh, spec, rng)
         switch_precision(self, self.decoder, config, mesh)
+        add_lora(self, config)
+        self.value_head = ValueHead(config, mesh) if config.value_head and post_process else None
         self.output_layer = None
         self.wgrad_store: WeightGradStore | None = None
         self._inputs: Tensors | None = None
@@ -177,6 +181,7 @@ class GPTModel(nn.Module):
         inference_context: InferenceContext | None = None,
         logits_at: torch.Tensor | None = None,
         inputs: Tensors | None = None,
+        outputs: str = "logits",
     ) -> Any:
         """Run this stage, in training, evaluation or generation.
 
@@ -190,10 +195,12 @@ class GPTModel(nn.Module):
             inference_context: in generation, the positions of the tokens and the states that layers keep.
             logits_at: [k], positions in a batch of one row; only the logits of these are computed, [k, 1, V'/t].
             inputs: the output of the previous stage (without `pre_process`); default that given to `set_input_tensor`.
+            outputs: without labels: `logits`, or `hidden`; of a model with a value head `values`, or `both`.
 
         Returns:
-            Loss of every token [b, s] in fp32 when there are labels, else logits [s, b, V'/t]; before the last stage
-            the input of the next one: {"hidden": [s, b, h]}.
+            Loss of every token [b, s] in fp32 when there are labels, else logits [s, b, V'/t], the last hidden state
+            [s', b, h], values [b, s] in fp32, or logits and values; before the last stage the input of the next one:
+            {"hidden": [s, b, h]}.
 
         Raises:
             DataError: a sequence longer than the learned positions; in generation the engine has checked each sequence.
@@ -222,7 +229,7 @@ class GPTModel(nn.Module):
         if logits_at is not None:
             hidden = self._rows(hidden, logits_at)
         if labels is None:
-            return self.logits(hidden)
+            return self._outputs(hidden, outputs)
         losses = self._losses(hidden, labels)
         if self.mtp is not None and self.training and torch.is_grad_enabled():
             losses = self.mtp(losses, hidden, labels, context, partial(self._embed_ahead, position_ids), self._losses)
@@ -281,6 +288,13 @@ class GPTModel(nn.Module):
         learned = self.embedding.position_embeddings is not None
         return self.embedding(ids, self.mtp.rolled(position_ids, k) if learned else position_ids)
 
+    def _outputs(self, hidden: torch.Tensor, outputs: str) -> Any:
+        if outputs in ("logits", "hidden"):
+            return self.logits(hidden) if outputs == "logits" else hidden
+        assert self.value_head is not None, "a model with a value head"
+        values = self.value_head(hidden)
+        return values if outputs == "values" else (self.logits(hidden), values)
+
     def _losses(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Losses [b, s] of the labels [b, s], from the last hidden state [s', b, h]."""
         return vocab_parallel_cross_entropy(
@@ -294,11 +308,24 @@ class GPTModel(nn.Module):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[s, b, h] (or [s/t, b, h]) -> [s, b, V'/t]."""
         if self.output_layer is not None:
-            logits = self.output_layer(hidden)
-        else:
-            assert self.embedding is not None, "a tied output layer needs the embedding on this stage"
-            weight = self.embedding.word_embeddings.weight
-            logits = linear(hidden, weight, None, self.mesh.tp, self.mesh.sequence_parallel, self.wgrad_store)
+            return self._capped(self.output_layer(hidden))
+        weight, store = self.output_weight, self.wgrad_store
+        return self._capped(linear(hidden, weight, None, self.mesh.tp, self.mesh.sequence_parallel, store))
+
+    @property
+    def output_weight(self) -> torch.Tensor:
+        """The matrix of the output layer, this rank's rows [V'/t, h]; tied or not."""
+        if self.output_layer is not None:
+            return self.output_layer.weight
+        assert self.embedding is not None, "a tied output layer needs the embedding on this stage"
+        return self.embedding.word_embeddings.weight
+
+    @torch.no_grad()
+    def logits_of_rows(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Some rows of hidden states that all tp ranks have alike, [n, h] -> [n, V'/t], without a gradient."""
+        return self._capped(F.linear(hidden, self.output_weight))
+
+    def _capped(self, logits: torch.Tensor) -> torch.Tensor:
         cap = self.config.final_logit_softcapping
         return logits if cap is None else cap * torch.tanh(logits / cap)
 

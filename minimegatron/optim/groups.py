@@ -34,7 +34,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig
 from minimegatron.config.optimizer import MULTIPLIERS, GroupRule, parse_group
 from minimegatron.errors import ConfigError, did_you_mean, require
-from minimegatron.layers.param import ParamLayout, logical_parameters
+from minimegatron.layers.param import ParamLayout, layout_of, logical_parameters
 
 INPUT_AND_OUTPUT = ("embedding.word_embeddings.weight", "output_layer.weight")
 QK_NORMS = ("q_layernorm.", "k_layernorm.")
@@ -99,6 +99,13 @@ def freeze(model: nn.Module, config: OptimizerConfig, mesh: Mesh) -> None:
     check_patterns(config, {name for names in names_by_rank for name in names})
     for name, param in params:
         if frozen(name, config):
+            param.requires_grad_(False)
+
+
+def train_added(model: nn.Module) -> None:
+    """Turn gradients off for all parameters but adapters and heads that were added (`ParamLayout.added`)."""
+    for _, param in logical_parameters(model):
+        if not layout_of(param).added:
             param.requires_grad_(False)
 
 

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from minimegatron.config.fields import MODEL
-from minimegatron.config.run import SECTIONS, RunConfig
+from minimegatron.config.run import RunConfig, sections_of
 from minimegatron.errors import ConfigError, did_you_mean
 from minimegatron.flags import Parser
 from minimegatron.models.families import PRESETS, preset
@@ -61,31 +61,37 @@ BESIDE = {
 }
 
 
-def parse_args(argv: Sequence[str], world_size: int = 1, *, reads: bool = True) -> RunConfig:
+def parse_args(argv: Sequence[str], world_size: int = 1, *, reads: bool = True, task: str | None = None) -> RunConfig:
     """A command line as configuration, checked against every rule; no process group is needed.
 
     Args:
         argv: the words after the program's name.
         world_size: ranks that the launcher started.
         reads: whether the run reads data, and so needs some.
+        task: a task of `config/posttraining`, whose fields are flags as well.
 
     Raises:
         ConfigError: an unknown flag (with the nearest one), a flag of Megatron's that is not supported yet, a bad
             value, two flags that contradict each other, or a combination that cannot work.
         SystemExit: after `--help`.
     """
-    parser = build_parser()  # --help ends here, before anything that needs torch is imported
+    parser, sections = (
+        build_parser(task),
+        sections_of(task),
+    )  # --help ends here, before anything that needs torch is imported
     args, rest = parser.parse_known_args(list(argv), argparse.Namespace(origins={}, notes=[]))
     _refuse_unknown(rest, parser)
     flags = {k: v for k, v in vars(args).items() if k not in ("origins", "notes", "preset", "config", "spec")}
     _group_query_attention(flags, args.notes)
     defaults = {**DEFAULTS, "model": {**DEFAULTS["model"], **_dependent_defaults(flags, args.notes)}}
+    if task is not None:  # a ratio of two log-probabilities would compare two draws of dropout
+        defaults["model"] |= {"hidden_dropout": 0.0, "attention_dropout": 0.0}
 
-    from_file = _read_config(args.config) if args.config else {}
+    from_file = _read_config(args.config, sections) if args.config else {}
     saved = _of_checkpoint({**from_file.get("checkpoint", {}), **flags})
     values: dict[str, dict[str, Any]] = {}
     given: set[str] = set()
-    for name, cls in SECTIONS.items():
+    for name, cls in sections.items():
         fields = {f.name for f in dataclasses.fields(cls)}
         chosen = {**saved, **(preset(args.preset) if args.preset else {})} if name == "model" else {}
         chosen = {**chosen, **from_file.get(name, {}), **{k: v for k, v in flags.items() if k in fields}}
@@ -95,14 +101,16 @@ def parse_args(argv: Sequence[str], world_size: int = 1, *, reads: bool = True) 
     spec = args.spec or from_file.get("spec")
     if spec is not None and len(spec) != 2:
         raise ConfigError(f"--spec {' '.join(spec)}: {len(spec)} words", fix="give a module and a function of it")
+    if task in ("reward", "ppo"):
+        values["model"]["value_head"] = True
     run = RunConfig(
-        **{name: cls.from_dict(values[name]) for name, cls in SECTIONS.items()},
+        **{name: cls.from_dict(values[name]) for name, cls in sections.items()},
         spec=(spec[0], spec[1]) if spec else None,
         given=frozenset(given),
         notes=tuple(args.notes),
     )
     named = set(flags)  # a preset's fields are a model as published, and the first line of a log has every field
-    for name, cls in SECTIONS.items():
+    for name, cls in sections.items():
         named |= {key for key, value in from_file.get(name, {}).items() if value != getattr(cls, key, None)}
     run = dataclasses.replace(run, notes=run.notes + run.not_read(named))
     from minimegatron.training.rules import check_run
@@ -168,14 +176,14 @@ def _dependent_defaults(flags: dict[str, Any], notes: list[str]) -> dict[str, An
     return defaults
 
 
-def _read_config(path: str) -> dict[str, Any]:
+def _read_config(path: str, known: Iterable[str]) -> dict[str, Any]:
     """Sections of a JSON file, unknown ones refused."""
     try:
         with open(path, encoding="utf-8") as file:
             sections = json.load(file)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"--config {path}: {error}", fix="give a JSON file with sections " + ", ".join(SECTIONS)
+            f"--config {path}: {error}", fix="give a JSON file with sections " + ", ".join(known)
         ) from error
     if not isinstance(sections, dict):
         raise ConfigError(
@@ -183,8 +191,8 @@ def _read_config(path: str) -> dict[str, Any]:
         )
     sections.pop("event", None)  # the first line of a log file is a configuration
     for section, values in sections.items():
-        if section not in (*SECTIONS, "spec"):
-            fix = did_you_mean(section, SECTIONS) or f"choose among {', '.join(SECTIONS)}, spec"
+        if section not in (*known, "spec"):
+            fix = did_you_mean(section, known) or f"choose among {', '.join(known)}, spec"
             raise ConfigError(f"--config {path} has a section {section!r}", fix=fix)
         kind = list if section == "spec" else dict
         if not isinstance(values, kind):
@@ -260,11 +268,12 @@ class _AlreadySo(argparse.Action):
 
 
 @functools.cache
-def build_parser() -> argparse.ArgumentParser:
-    """The parser with a group for each configuration; `--help` prints all of it."""
+def build_parser(task: str | None = None) -> argparse.ArgumentParser:
+    """The parser with a group for each configuration; `--help` prints all of it, the flags of a task first."""
+    command = "minimegatron.commands.pretrain_gpt" if task is None else f"minimegatron {task}"
     parser = Parser(
-        prog="pretrain_gpt",
-        usage="[torchrun --nproc-per-node N] -m minimegatron.commands.pretrain_gpt [flags]",
+        prog="pretrain_gpt" if task is None else f"minimegatron {task}",
+        usage=f"[torchrun --nproc-per-node N] -m {command} [flags]",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         description="Train a decoder-only language model. Flags, meanings and defaults are Megatron-LM's.",
@@ -281,7 +290,9 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--spec", default=None, nargs="+", metavar="WORD", help="module and function that return the layer's spec"
     )
-    for name, cls in SECTIONS.items():
+    sections = sections_of(task)
+    for name in sorted(sections, key=lambda name: name != "task"):
+        cls = sections[name]
         summary = (cls.__doc__ or "").splitlines()[0].rstrip(".")
         group = parser.add_argument_group(f"{name}: {summary[:1].lower()}{summary[1:]}")
         hints = typing.get_type_hints(cls)

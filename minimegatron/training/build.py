@@ -26,17 +26,18 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
 from minimegatron.config.run import RunConfig
 from minimegatron.config.stages import plan_stages
-from minimegatron.data.builder import Dataset, parse_split
+from minimegatron.data.builder import parse_split
+from minimegatron.data.gpt_dataset import Dataset
 from minimegatron.errors import DataError
 from minimegatron.models.chunks import build_model_chunks, count_parameters
 from minimegatron.models.spec import spec_from_name
 from minimegatron.optim.build import build_optimizer
-from minimegatron.optim.groups import freeze
+from minimegatron.optim.groups import freeze, train_added
 from minimegatron.optim.schedule import OptimizerParamScheduler
 from minimegatron.parallel.data.data_parallel import DataParallel
 from minimegatron.parallel.data.ddp import data_parallel
 from minimegatron.training.checkpointing import Checkpoints, continues, keep_what_was_given
-from minimegatron.training.datasets import Joint, RunData, load_data
+from minimegatron.training.datasets import Joint, RunData
 from minimegatron.training.graphs import step_graph
 from minimegatron.training.memory_report import MemoryReport
 from minimegatron.training.microbatches import NumMicrobatches, iterations_of, rates_of
@@ -48,21 +49,20 @@ from minimegatron.training.observers.profile import Profile
 from minimegatron.training.rules import batch_sizes, check_run
 from minimegatron.training.run_state import RunState
 from minimegatron.training.same_run import facts_of
-from minimegatron.training.step import ForwardStep, forward_step
+from minimegatron.training.step import ForwardStep
+from minimegatron.training.task import Task
 from minimegatron.training.trainer import Trainer
 
 NAMED = 8  # files of a blend
 
 
-def build_trainer(
-    run: RunConfig, mesh: Mesh | None = None, forward_step: ForwardStep = forward_step, quiet: bool = False
-) -> Trainer:
+def build_trainer(run: RunConfig, mesh: Mesh | None = None, task: type[Task] = Task, quiet: bool = False) -> Trainer:
     """Build the trainer of a run, ready to `train()`; all ranks call it together.
 
     Args:
         run: the configuration.
         mesh: the layout, if the caller has built it; default from `run.parallel` and the process group.
-        forward_step: the model's forward pass and its loss; default the language-model loss.
+        task: its data and its loss; default pre-training.
         quiet: print nothing.
 
     Raises:
@@ -78,15 +78,18 @@ def build_trainer(
     saved = continues(run.checkpoint, mesh)
     samples_wanted = _samples_wanted(run, sizes, saved)
     joint = _joint(run, sizes, saved, samples_wanted)
-    data = load_data(run, mesh, samples_wanted, joint, quiet)
+    learned = task(run)
+    data = learned.load_data(run, mesh, samples_wanted, joint, quiet)
     run = dataclasses.replace(run, model=run.trained_model(data.vocab_size))
     if data.train is None:
         raise DataError("there is no training set", fix="--split with a first share above 0, or --train-data-path")
     state = build_state(run, mesh, sizes, data, joint)
     metrics = on_all_ranks(lambda: Metrics(run, train_iters, mesh, quiet), mesh.world)
     graph = on_all_ranks(lambda: step_graph(run, mesh.device), mesh.world)
-    observers = _observers(state, data, data.train, sizes, train_iters, forward_step, metrics)
-    evaluation = Evaluation(state, data, sizes, forward_step, metrics)
+    own = learned.begin(state, data, metrics.say)
+    state.of_task = learned.tensors()
+    observers = [*own, *_observers(state, data, data.train, sizes, train_iters, learned.forward_step, metrics)]
+    evaluation = Evaluation(state, data, sizes, learned.forward_step, metrics, learned.prepare)
     samples = sizes.samples_of(train_iters)
     metrics.say(describe_run(run, train_iters, sizes))
     metrics.say(describe_data(run, data, data.train, samples))
@@ -98,7 +101,7 @@ def build_trainer(
         train_set=data.train,
         batch_sizes=sizes,
         train_iters=train_iters,
-        forward_step=forward_step,
+        task=learned,
         graph=graph,
         metrics=metrics,
         evaluation=evaluation,
@@ -144,6 +147,8 @@ def build_replica(run: RunConfig, mesh: Mesh, rng: RngStreams | None = None) -> 
         model.requires_grad_(False)
     else:
         freeze(model, run.optimizer, mesh)
+        if run.model.lora_rank is not None:
+            train_added(model)
     return data_parallel(model, mesh, run.optimizer.grad_dtype)
 
 

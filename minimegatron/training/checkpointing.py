@@ -54,7 +54,7 @@ from minimegatron.errors import BadStep, CheckpointError, ConfigError, DeadlineE
 from minimegatron.training import run_state
 from minimegatron.training.datasets import RunData
 from minimegatron.training.observers import Observer, Step
-from minimegatron.training.run_state import RunState, model_tensors
+from minimegatron.training.run_state import RunState, added_tensors, model_tensors
 from minimegatron.training.same_run import compare
 
 Taken = TypeVar("Taken")
@@ -286,7 +286,8 @@ def load_published(state: RunState, folder: Path) -> str:
             where=str(folder),
             fix="drop the flags that say something else; config.json describes the model",
         )
-    named = {name.removeprefix("model."): tensor for name, tensor in model_tensors(state.model).items()}
+    added = added_tensors(state.model)
+    named = {n.removeprefix("model."): t for n, t in model_tensors(state.model).items() if n not in added}
     tensors = {name: tensor for name, tensor in named.items() if not name.endswith(SCALES)}  # FP8's begin anew
     on_all_ranks(lambda: fill(tensors, published, config.params_dtype), world)
     state.took_weights()

@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -29,9 +29,9 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.sequence import cut_batch
 from minimegatron.config.run import RunConfig
 from minimegatron.data.blend import BlendedDataset
-from minimegatron.data.builder import Dataset, build_datasets, parse_data_path, read_data_args
+from minimegatron.data.builder import build_datasets, parse_data_path, read_data_args
 from minimegatron.data.corpus import prepare_corpus
-from minimegatron.data.gpt_dataset import Batch, GPTDataset, GPTDatasetConfig
+from minimegatron.data.gpt_dataset import Batch, Dataset, GPTDataset, GPTDatasetConfig
 from minimegatron.data.indexed import IndexedDataset
 from minimegatron.data.loader import DataLoader
 from minimegatron.data.packing import PackedDataset
@@ -52,7 +52,7 @@ class RunData:
         tokenizer: the tokenizer.
         vocab_size: V of the model, at least the tokenizer's.
         train, valid, test: samples; None for a set that is not given.
-        prefixes: prefixes of the files that hold the tokens.
+        files: the files that hold the tokens.
         trained_on: (contents, prefix) of each file of the training data, with its share and its documents: a run that
             goes on must have the same contents, in any place.
         tokenizer_model: folder of the tokenizer, or its `tokenizer.json`, if it has one.
@@ -63,16 +63,15 @@ class RunData:
     train: Dataset | None
     valid: Dataset | None
     test: Dataset | None
-    prefixes: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
     trained_on: tuple[tuple[str, str], ...] = ()
     tokenizer_model: str | None = None
 
     def facts(self) -> dict[str, Any]:
         """Facts about the data that must be equal on every rank, for `launch.agreement`; folders may differ between
         nodes."""
-        files = [prefix + suffix for prefix in self.prefixes for suffix in (".bin", ".idx")]
         facts: dict[str, Any] = {
-            f"data file {k} ({os.path.basename(path)})": file_fact(path) for k, path in enumerate(files)
+            f"data file {k} ({os.path.basename(path)})": file_fact(path) for k, path in enumerate(self.files)
         }
         sets = {"train": self.train, "valid": self.valid, "test": self.test}
         facts |= {f"number of {name} samples": len(data) for name, data in sets.items() if data is not None}
@@ -102,9 +101,23 @@ def load_data(
     Raises:
         ConfigError, DataError: on every rank; also when the ranks have opened different data.
     """
+    return load_on_rank_zero_first(lambda progress: _load(run, num_samples, joint, progress), mesh, quiet)
+
+
+def load_on_rank_zero_first(load: Callable[[bool], RunData], mesh: Mesh, quiet: bool) -> RunData:
+    """Load data on rank 0, which may have to make files, and then on the other ranks; compare what they opened.
+
+    Args:
+        load: loads; its argument says whether to show a progress bar.
+        mesh: the ranks.
+        quiet: show no progress bar.
+
+    Raises:
+        ConfigError, DataError: on every rank; also when the ranks have opened different data.
+    """
     loaded: list[RunData] = []
-    on_rank_zero(lambda: loaded.append(_load(run, num_samples, joint, not quiet)), mesh.world)
-    data = on_all_ranks(lambda: loaded[0] if loaded else _load(run, num_samples, joint, False), mesh.world)
+    on_rank_zero(lambda: loaded.append(load(not quiet)), mesh.world)
+    data = on_all_ranks(lambda: loaded[0] if loaded else load(False), mesh.world)
     require_agreement(gather_objects(on_all_ranks(data.facts, mesh.world), mesh.world))
     return data
 
@@ -135,13 +148,15 @@ def _load(run: RunConfig, num_samples: tuple[int, int, int], joint: Joint, progr
         config, num_samples, data_path, data.split, per_split if any(per_split) else None, joint=joint
     )
     blends = [parse_data_path(words)[0] for words in (data_path, *per_split) if words]
-    prefixes = sorted({prefix for blend in blends for prefix in blend})
+    files = [
+        prefix + suffix for prefix in sorted({p for blend in blends for p in blend}) for suffix in (".bin", ".idx")
+    ]
     trained_on = () if train is None else tuple(_contents(train))
-    vocab_size = _vocab_size(tokenizer, chosen)
-    return RunData(tokenizer, vocab_size, train, valid, test, tuple(prefixes), trained_on, folder)
+    vocab_size = vocab_size_of(tokenizer, chosen)
+    return RunData(tokenizer, vocab_size, train, valid, test, tuple(files), trained_on, folder)
 
 
-def _contents(dataset: Dataset) -> Iterator[tuple[str, str]]:
+def _contents(dataset: GPTDataset | PackedDataset | BlendedDataset) -> Iterator[tuple[str, str]]:
     """(Digest of what is read, prefix) of each file."""
     parts: list[tuple[GPTDataset | PackedDataset, list[str]]]
     if isinstance(dataset, BlendedDataset):
@@ -171,7 +186,7 @@ def _tokenizer(run: RunConfig, chosen: int | None) -> Tokenizer:
     )
 
 
-def _vocab_size(tokenizer: Tokenizer, chosen: int | None) -> int:
+def vocab_size_of(tokenizer: Tokenizer, chosen: int | None) -> int:
     if isinstance(tokenizer, NullTokenizer) or chosen is None:
         return tokenizer.vocab_size
     if chosen < tokenizer.vocab_size:

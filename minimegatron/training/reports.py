@@ -25,7 +25,7 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -158,6 +158,11 @@ def _names(reports: dict[str, torch.Tensor], model: DataParallel) -> list[str]:
         everyone = gather_objects(list(reports), model.mesh.pp)
         model.loss_names[mode] = next((names for names in everyone if names), [])
     return model.loss_names[mode]
+
+
+def total_loss(losses: Mapping[str, float]) -> float:
+    """The sum of the reports that are losses, whose names end so; others are figures, such as a share of pairs."""
+    return sum(value for name, value in losses.items() if name.endswith("loss"))
 
 
 def mark_losses(losses: dict[str, float]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 
 from minimegatron.comm.mesh import check_grids_agree
 from minimegatron.config import DataConfig, TrainingConfig
@@ -69,8 +70,53 @@ def check_run(run: RunConfig, world_size: int, *, reads: bool) -> None:
         "--wandb-project needs the wandb package",
         "pip install wandb, or drop the flag",
     )
-    if reads:
+    if reads and run.task is None:
         _check_data(run.data)
+    elif reads and run.task_name in ("sft", "dpo", "reward", "distill"):
+        _check_lines(run)
+    elif run.task_name in ("grpo", "ppo"):
+        _check_rollouts(run, sizes)
+
+
+def _check_rollouts(run: RunConfig, sizes: NumMicrobatches) -> None:
+    """A rollout is a whole number of steps, and its answers fit."""
+    task, data = run.task, run.data
+    answers, batch = task.grpo_prompts_per_step * task.grpo_group_size, sizes.global_batch_size
+    require(
+        answers * task.grpo_iterations % batch == 0 and sizes.rampup is None,
+        f"a rollout of {task.grpo_prompts_per_step} * {task.grpo_group_size} = {answers} answers, learned from "
+        f"{task.grpo_iterations} times, in steps of {batch}",
+        f"a --global-batch-size that divides {answers * task.grpo_iterations}, without a ramp-up",
+    )
+    named = [
+        name
+        for name in ("data_path", "train_data_path", "data_args_path", "mock_data", "corpus")
+        if getattr(data, name)
+    ]
+    require(not named, f"minimegatron grpo with {', '.join(named)}: an environment asks", "--environment NAME")
+    require(
+        task.max_completion_length <= data.seq_length,
+        f"max_completion_length {task.max_completion_length} is above seq_length {data.seq_length}",
+        "a larger --seq-length, which holds the prompt as well",
+    )
+
+
+def _check_lines(run: RunConfig) -> None:
+    """A task reads files of lines, or built-in examples."""
+    data, named = run.data, f"minimegatron {run.task_name}"
+    text = [name for name in ("data_args_path", "mock_data", "corpus") if getattr(data, name)]
+    require(not text, f"{named} with {', '.join(text)}: that is text, not conversations", "--data-path FILE.jsonl")
+    files = bool(data.data_path or data.train_data_path)
+    require(files or run.task.examples, f"{named}: no data is given", "--data-path FILE.jsonl, or --examples NAME")
+    require(not (files and run.task.examples), "files and --examples are given", "drop one of them")
+    parse_split(data.split)
+    for path in (*data.data_path, *data.train_data_path, *data.valid_data_path, *data.test_data_path):
+        require(os.path.isfile(path), f"no such file: {path}", "lines of JSON; shares of files are not read here")
+    require(
+        not (run.training.cuda_graph_impl != "none"),
+        f"{named} with cuda_graph_impl: rows have documents of other lengths in each step",
+        "drop it",
+    )
 
 
 def _check_data(data: DataConfig) -> None:

@@ -8,6 +8,7 @@ everything that a checkpoint holds is listed here:
 | weights, frozen ones too     | `model.<logical name>`           | yes, without the vocabulary's padding         |
 | buffers: FP8 scales, history | `model.<logical name>`           | yes, they are equal where they are held twice |
 | optimizer, main parameters   | `optimizer.<key>.<logical name>` | yes: moments lie where the weights lie        |
+| the task: rollouts, ...      | `task.<name>`                    | yes, they are equal on all ranks              |
 | random streams               | `rng.<stream>.<device>`          | no, a row for each rank: new ones, and it is said |
 | counters, schedule, scaler   | `state` of the manifest          | yes                                           |
 | configuration                | `state` of the manifest          | another run's is refused: `same_run`          |
@@ -82,6 +83,7 @@ class RunState:
         counters: the counters; one object for the life of the run.
         facts: facts for its checkpoints (`same_run.facts_of`); default the fields of its configuration.
         joint: samples of each set whose epochs are shuffled together.
+        of_task: tensors of the task (`training/task`), equal on all ranks, or this rank's part of logical ones.
     """
 
     run: RunConfig
@@ -93,20 +95,25 @@ class RunState:
     counters: TrainState = dataclasses.field(default_factory=TrainState)
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     joint: Joint = (None, None, None)
+    of_task: Mapping[str, torch.Tensor | Logical] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.facts = self.facts or fields_of(self.run)
 
     def tensors(
-        self, optim: bool = True, rng: bool = True, state: Mapping[str, Any] | None = None
+        self, optim: bool = True, rng: bool = True, state: Mapping[str, Any] | None = None, task: bool = True
     ) -> dict[str, Logical]:
         """All tensors of the run by their names in a checkpoint: this rank's parts of logical tensors.
 
         Args:
             optim, rng: include those of the optimizer, and of the random streams, if the run has any.
             state: `optimizer.state_dict()["state"]`, if a reader is to fill it.
+            task: include those of the task.
         """
         tensors = model_tensors(self.model)
+        if task:
+            of_task = ((f"task.{name}", tensor) for name, tensor in self.of_task.items())
+            tensors |= {name: t if isinstance(t, Logical) else _whole(t) for name, t in of_task}
         if optim and self.optimizer is not None:
             state = self.optimizer.state_dict()["state"] if state is None else state
             tensors |= optimizer_tensors(self.optimizer, state, rounded=self.model.rounds_to is not None)
@@ -162,8 +169,15 @@ class RunState:
         """
         optim, rng = optim and self.optimizer is not None, rng and self.rng is not None
         filled = self.optimizer.state_dict()["state"] if optim and self.optimizer is not None else {}
-        tensors = self.tensors(optim, rng, filled)
-        skipped = [prefix for prefix, taken in (("optimizer.", optim), ("rng.", rng)) if not taken]
+        tensors = self.tensors(optim, rng, filled, goes_on)
+        if not goes_on:
+            tensors = {
+                name: tensor
+                for name, tensor in tensors.items()
+                if name in manifest.tensors or name not in added_tensors(self.model)
+            }
+        taken = {"optimizer.": optim, "rng.": rng, "task.": goes_on}
+        skipped = [prefix for prefix, is_taken in taken.items() if not is_taken]
         check_same_tensors(tensors, manifest, skipped, self.mesh.world)
         read(tensors)
         if optim and self.optimizer is not None:
@@ -191,6 +205,11 @@ class RunState:
         if self.rng is not None:
             seed = self.run.training.seed + self.counters.iteration
             self.rng.load_state_dict(RngStreams.on_mesh(seed, self.mesh).state_dict())
+
+
+def added_tensors(model: DataParallel) -> set[str]:
+    """Names in a checkpoint of the parameters that no pre-trained model has (`ParamLayout.added`)."""
+    return {f"model.{name}" for name, param in logical_parameters(model) if layout_of(param).added}
 
 
 def model_tensors(model: DataParallel) -> dict[str, Logical]:

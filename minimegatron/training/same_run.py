@@ -46,7 +46,7 @@ import torch
 
 import minimegatron
 from minimegatron.config import OptimizerConfig, TransformerConfig, fields
-from minimegatron.config.run import KINDS, SECTIONS, RunConfig
+from minimegatron.config.run import ALL_SECTIONS, KINDS, RunConfig
 from minimegatron.errors import CheckpointError
 from minimegatron.training.datasets import RunData, digest
 from minimegatron.training.microbatches import NumMicrobatches
@@ -60,7 +60,7 @@ SHOWN = 3  # differences in an error
 NOTHING = "nothing"  # where a checkpoint has a fact that this run does not
 # Fields that a rank may have for itself, and why that changes nothing for the others.
 RANK_LOCAL: dict[str, str] = {
-    f.name: f.metadata["rank_local"] for cls in SECTIONS.values() for f in dataclasses.fields(cls)
+    f.name: f.metadata["rank_local"] for cls in ALL_SECTIONS for f in dataclasses.fields(cls)
     if f.metadata["rank_local"]
 }  # fmt: skip
 

@@ -137,6 +137,7 @@ class StepOptions:
         asks_to_stop: this rank wants the run to end after this step.
         forward_backward_func: runs the passes, e.g. a recorded graph; default `get_forward_backward_func(model)`.
         before_update: called with the losses before the optimizer's update; may raise `BadStep` to prevent it.
+        counts_per_token: how many of the loss's count a token is (`training/task`); 1 for a loss that counts tokens.
     """
 
     batch_size: int = 1
@@ -144,6 +145,7 @@ class StepOptions:
     asks_to_stop: bool = False
     forward_backward_func: ForwardBackward | None = None
     before_update: Callable[[dict[str, float]], None] = lambda losses: None
+    counts_per_token: float = 1.0
 
 
 def train_step(
@@ -175,7 +177,7 @@ def train_step(
     forward_backward_func = options.forward_backward_func or get_forward_backward_func(model)
 
     model.zero_grad_buffer()
-    with hooks.passes(optimizer.loss_scale / divisor):
+    with hooks.passes(optimizer.loss_scale / divisor * options.counts_per_token):
         tokens, reports = forward_backward_func(
             forward_step, data_iterator, model, num_microbatches, lambda loss: optimizer.scale_loss(loss / divisor)
         )

@@ -48,7 +48,7 @@ from typing import Any
 
 import torch
 
-from minimegatron.data.builder import Dataset
+from minimegatron.data.gpt_dataset import Dataset
 from minimegatron.errors import BadStep
 from minimegatron.optim.scaler import loss_divisor
 from minimegatron.training.checkpointing import Checkpoints
@@ -58,9 +58,10 @@ from minimegatron.training.microbatches import NumMicrobatches
 from minimegatron.training.observers import Observer, Step
 from minimegatron.training.observers.evaluation import Evaluation
 from minimegatron.training.observers.metrics import Metrics
-from minimegatron.training.reports import StepReport
+from minimegatron.training.reports import StepReport, total_loss
 from minimegatron.training.run_state import RunState, TrainState
-from minimegatron.training.step import ForwardStep, StepOptions, train_step
+from minimegatron.training.step import StepOptions, train_step
+from minimegatron.training.task import Task
 
 WINDOW, ROLLBACKS = 16, 3
 
@@ -74,7 +75,7 @@ class Trainer:
         train_set: its training set.
         batch_sizes: the batch sizes of all steps.
         train_iters: steps of the run.
-        forward_step: the model's forward pass and its loss.
+        task: the forward pass and its loss.
         graph: the recorded passes of a step, or None.
         metrics: prints lines of the log.
         evaluation, checkpoints: two of the observers.
@@ -95,7 +96,7 @@ class Trainer:
         train_set: Dataset,
         batch_sizes: NumMicrobatches,
         train_iters: int,
-        forward_step: ForwardStep,
+        task: Task,
         graph: StepGraph | None,
         metrics: Metrics,
         evaluation: Evaluation,
@@ -107,7 +108,7 @@ class Trainer:
         self.run_state, self.state, self.run, self.mesh = state, state.counters, state.run, state.mesh
         self.model, self.optimizer, self.scheduler, self.rng = state.model, state.optimizer, state.scheduler, state.rng
         self.data, self.train_set, self.batch_sizes, self.train_iters = data, train_set, batch_sizes, train_iters
-        self.forward_step, self.graph = forward_step, graph
+        self.task, self.forward_step, self.graph = task, task.forward_step, graph
         self.metrics, self.evaluation, self.checkpoints, self.observers = metrics, evaluation, checkpoints, observers
         self.started = started
         self.history = list[StepReport]()
@@ -175,20 +176,22 @@ class Trainer:
 
     def _train_step(self, batch_size: int, asks_to_stop: bool) -> StepReport:
         training, state = self.run.training, self.state
+        num_microbatches = self.batch_sizes.at(state.consumed_train_samples)
         tokens = training.micro_batch_size * self.run.data.seq_length  # of a microbatch
         return train_step(
             self.forward_step,
-            self.batches,
+            self.task.prepare(self.batches, num_microbatches),
             self.model,
             self.optimizer,
             self.scheduler,
-            self.batch_sizes.at(state.consumed_train_samples),
+            num_microbatches,
             StepOptions(
                 batch_size=batch_size,
                 loss_divisor=loss_divisor(self.run.model.dtype, tokens),
                 asks_to_stop=asks_to_stop,
                 forward_backward_func=self.graph,
                 before_update=self._before_update,
+                counts_per_token=self.task.counts_per_token,
             ),
         )
 
@@ -282,7 +285,7 @@ def refuse_spike(losses: Mapping[str, float], recent: Sequence[float], factor: f
     """
     if factor is None or len(recent) < WINDOW:
         return
-    total, mean = sum(losses.values()), sum(recent) / len(recent)
+    total, mean = total_loss(losses), sum(recent) / len(recent)
     if total > factor * mean:
         raise BadStep(
             f"the loss is {total:.6g}, {total / mean:.3g} times the mean of the last {len(recent)} good steps",
@@ -292,4 +295,4 @@ def refuse_spike(losses: Mapping[str, float], recent: Sequence[float], factor: f
 
 def with_latest(recent: Sequence[float], losses: Mapping[str, float]) -> list[float]:
     """The losses of the last good steps, this one included."""
-    return [*recent, sum(losses.values())][-WINDOW:]
+    return [*recent, total_loss(losses)][-WINDOW:]

@@ -24,7 +24,7 @@ from minimegatron.config import (
 )
 from minimegatron.config.fields import MODEL, elsewhere, free, opt
 from minimegatron.config.fits import check_model_fits
-from minimegatron.config.run import KINDS, SECTIONS
+from minimegatron.config.run import KINDS, OF_TASKS, SECTIONS
 from minimegatron.errors import ConfigError
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel
@@ -41,7 +41,7 @@ def test_a_field_says_what_it_is_to_a_run_that_goes_on():
         with pytest.raises(TypeError, match="have a reason"):
             opt(kind, 2, "layers")
     names = [name for _, name in FIELDS]
-    assert sorted(KINDS) == sorted(names), "two fields of a run have one name"
+    assert sorted(KINDS) == sorted([*names, *OF_TASKS, "task_name"]), "two fields of a run have one name"
     assert TransformerConfig.names_of(MODEL) >= {"num_layers", "kv_lora_rank", "num_experts"}
     assert not TransformerConfig.names_of(MODEL) & {"params_dtype", "kernels", "hidden_dropout", "fp8_format"}
 

@@ -17,7 +17,7 @@ import torch
 from labkit.ranks.torchrun import launch
 from minimegatron.checkpoint.commit import complete
 from minimegatron.checkpoint.manifest import NAME
-from minimegatron.config.run import KINDS, RunConfig
+from minimegatron.config.run import KINDS, OF_TASKS, RunConfig
 from minimegatron.data.indexed import IndexedDatasetBuilder
 from minimegatron.errors import CheckpointError, ConfigError
 from minimegatron.launch.agreement import differences
@@ -303,7 +303,8 @@ def test_one_flag_is_named(line: str, said: str) -> None:
 
 
 def test_every_field_is_compared_or_its_freedom_has_a_reason() -> None:
-    assert set(of_rank()) & set(KINDS) == set(KINDS) - set(same_run.RANK_LOCAL)
+    of_tasks = {*OF_TASKS, "task_name"}
+    assert set(of_rank()) & set(KINDS) == set(KINDS) - set(same_run.RANK_LOCAL) - of_tasks
     assert "log_file" in same_run.RANK_LOCAL and "seed" not in same_run.RANK_LOCAL
     assert not differences([of_rank(), of_rank("--log-file a.jsonl --profile-dir b --data-cache-path c")])
 

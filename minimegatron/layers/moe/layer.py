@@ -92,19 +92,28 @@ class Experts(nn.Module):
         layout2 = ParamLayout((e, h, f), 2, fc2, etp.rank, std2, experts=here)
         self.weight1, self.weight2 = new_parameter(layout1, config.dtype), new_parameter(layout2, config.dtype)
         self.etp = etp
+        self.lora1: Any = None  # `layers/lora.ExpertLora`
+        self.lora2: Any = None
         self.here = here
         self.number = e
         self.fp8: nn.ModuleDict | None = None  # number of an expert -> what computes its fc1 and fc2
 
     def forward(self, sent: Dispatched) -> torch.Tensor:
         """The dispatched rows [n, h] -> [n, h]; with etp > 1 this rank's part of a sum."""
+        weight1, weight2 = self.weights()
         if self.grouped:
             ends = sent.ends()
-            return _grouped(self._inner(_grouped(sent.rows, self.weight1, ends), sent.probs), self.weight2, ends)
+            return _grouped(self._inner(_grouped(sent.rows, weight1, ends), sent.probs), weight2, ends)
         # unbind, and not an index for each: the gradient of an index is a whole stack of zeros and one slice
         each = [self._products(i, n) for i, n in enumerate(sent.counts)]
-        inner = self._inner(_product([fc1 for fc1, _ in each], sent.rows, self.weight1, sent.counts), sent.probs)
-        return _product([fc2 for _, fc2 in each], inner, self.weight2, sent.counts)
+        inner = self._inner(_product([fc1 for fc1, _ in each], sent.rows, weight1, sent.counts), sent.probs)
+        return _product([fc2 for _, fc2 in each], inner, weight2, sent.counts)
+
+    def weights(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both stacks, with the products of their adapters added: an expert's few rows cost less than its matrices."""
+        if self.lora1 is None:
+            return self.weight1, self.weight2
+        return self.weight1 + self.lora1.product(), self.weight2 + self.lora2.product()
 
     def _products(self, expert: int, rows: int) -> tuple[Product, Product]:
         """The functions that compute the two products of an expert; for no rows the plain ones, as there is nothing to

@@ -37,7 +37,7 @@ from minimegatron.comm.collectives import all_reduce, broadcast
 from minimegatron.comm.fingerprints import check_copies
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config.run import RunConfig
-from minimegatron.data.builder import Dataset
+from minimegatron.data.gpt_dataset import Dataset
 from minimegatron.errors import RankError, named, ranges, ranks_by_value
 from minimegatron.layers.logical import draw_part, gather_logical
 from minimegatron.layers.param import Init, copy_axes, layout_of, logical_parameters

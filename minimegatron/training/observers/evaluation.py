@@ -14,13 +14,13 @@ Megatron-LM: `evaluate` in `megatron/training/training.py`.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
-from minimegatron.data.builder import Dataset
-from minimegatron.data.gpt_dataset import Batch
+from minimegatron.data.gpt_dataset import Batch, Dataset
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.parallel.data.data_parallel import DataParallel
 from minimegatron.training.datasets import RunData, microbatches
@@ -28,7 +28,7 @@ from minimegatron.training.microbatches import NumMicrobatches
 from minimegatron.training.observers import Observer, Step
 from minimegatron.training.observers.metrics import Metrics
 from minimegatron.training.pipelined import forward_only
-from minimegatron.training.reports import Sums, reduce_reports
+from minimegatron.training.reports import Sums, reduce_reports, total_loss
 from minimegatron.training.run_state import RunState
 from minimegatron.training.step import ForwardStep
 
@@ -51,22 +51,34 @@ def evaluate(
     Returns:
         name -> mean over all counted tokens, equal on all ranks; losses without counted tokens are left out.
     """
+    with eval_mode(model):
+        totals = reduce_reports(forward_passes(forward_step, data_iterator, model, num_microbatches), model)
+    return {name: loss for name, loss in totals.losses.items() if totals.counts[name]}
+
+
+@contextlib.contextmanager
+def eval_mode(model: DataParallel) -> Iterator[None]:
+    """Inside, the model is in eval mode; then every module is back in its mode."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        if isinstance(model.module, ModelChunks):
-            reports = forward_only(forward_step, data_iterator, model, num_microbatches)
-        else:
-            sums = Sums(model.mesh.device)
-            for _ in range(num_microbatches):
-                output, summed = forward_step(data_iterator, model)
-                sums.add(*summed(output)[1:])
-            reports = sums.reports
-        totals = reduce_reports(reports, model)
+        yield
     finally:
         for module, mode in modes.items():
             module.training = mode
-    return {name: loss for name, loss in totals.losses.items() if totals.counts[name]}
+
+
+def forward_passes(
+    forward_step: ForwardStep, data_iterator: Iterator[Batch], model: DataParallel, num_microbatches: int
+) -> dict[str, torch.Tensor]:
+    """Run the forward passes of this rank, without a pipeline or in one; returns its reports, name -> [sum, count]."""
+    if isinstance(model.module, ModelChunks):
+        return forward_only(forward_step, data_iterator, model, num_microbatches)
+    sums = Sums(model.mesh.device)
+    for _ in range(num_microbatches):
+        output, summed = forward_step(data_iterator, model)
+        sums.add(*summed(output)[1:])
+    return sums.reports
 
 
 class Evaluation(Observer):
@@ -76,15 +88,21 @@ class Evaluation(Observer):
         state: the run; its counters say how much of the validation set has been read.
         data: the sets.
         batch_sizes: batch sizes of the run; a round of an evaluation is a global batch.
-        forward_step: as in training.
+        forward_step, prepare: as in training (`training/task`).
         metrics: prints the losses.
     """
 
     def __init__(
-        self, state: RunState, data: RunData, batch_sizes: NumMicrobatches, forward_step: ForwardStep, metrics: Metrics
+        self,
+        state: RunState,
+        data: RunData,
+        batch_sizes: NumMicrobatches,
+        forward_step: ForwardStep,
+        metrics: Metrics,
+        prepare: Callable[[Iterator[Batch], int], Iterator[Batch]] = lambda batches, n: batches,
     ) -> None:
         self.state, self.data, self.batch_sizes = state, data, batch_sizes
-        self.forward_step, self.metrics = forward_step, metrics
+        self.forward_step, self.metrics, self.prepare = forward_step, metrics, prepare
         self.interval = state.run.training.eval_interval
 
     def after_step(self, step: Step) -> None:
@@ -109,10 +127,11 @@ class Evaluation(Observer):
         consumed = counters.consumed_valid_samples if split == "validation" else 0
         batches = microbatches(dataset, micro, mesh, consumed, mesh.device)
         num_microbatches = rounds * (batch_size // (micro * mesh.dp.size))
+        batches = self.prepare(batches, num_microbatches)
         losses = evaluate(self.forward_step, batches, self.state.model, num_microbatches)
         if split == "validation":
             counters.consumed_valid_samples += rounds * batch_size
-            total = sum(losses.values())
+            total = total_loss(losses)
             counters.validation_loss = total if losses and math.isfinite(total) else None
         if losses:
             self.metrics.validation(losses, counters.iteration, split, where)

@@ -31,7 +31,7 @@ import torch
 from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config.run import RunConfig
-from minimegatron.data.builder import Dataset
+from minimegatron.data.gpt_dataset import Dataset
 from minimegatron.layers.moe.balance import imbalance
 from minimegatron.layers.moe.placement import WINDOW, summarise, summary_record, summary_tags, table
 from minimegatron.training.flops import peak_tflops, step_flops
@@ -168,7 +168,7 @@ class Metrics(Observer):
         self.say(f"{'-' * len(line)}\n{line}\n{'-' * len(line)}")
         record = {"event": split, "iteration": iteration, "losses": losses}
         tags = {f"{name} {split}": value for name, value in losses.items()}
-        tags |= {f"{name} {split} ppl": perplexity(value) for name, value in losses.items()}
+        tags |= {f"{name} {split} ppl": perplexity(value) for name, value in losses.items() if of_tokens(name)}
         for sink in self.sinks:
             sink.log(tags, record, iteration)
 
@@ -192,6 +192,11 @@ class Metrics(Observer):
 def perplexity(loss: float) -> float:
     """exp(loss), the equivalent number of equally likely next tokens; the exponent is capped at 20 as in Megatron."""
     return math.exp(min(LARGEST_EXPONENT, loss))
+
+
+def of_tokens(name: str) -> bool:
+    """Whether a report is a cross entropy of tokens, which has a perplexity."""
+    return name == "lm loss" or name.startswith("mtp")
 
 
 def format_step(record: dict[str, Any]) -> str:
@@ -228,7 +233,8 @@ def format_validation(losses: dict[str, float], where: str) -> str:
     """` validation loss at iteration 100 | lm loss value: 5.1E+00 | lm loss PPL: 1.6E+02 |`"""
     fields = [f" validation loss at {where}"]
     for name, value in losses.items():
-        fields += [f"{name} value: {value:.6E}", f"{name} PPL: {perplexity(value):.6E}"]
+        fields.append(f"{name} value: {value:.6E}")
+        fields += [f"{name} PPL: {perplexity(value):.6E}"] if of_tokens(name) else []
     return " | ".join(fields) + " |"
 
 
