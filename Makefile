@@ -20,8 +20,8 @@ PARALLEL = --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder
 # solutions; `thorough` and `notebooks` execute both folders.
 NOTEBOOKS = solutions
 # Stored outputs are compared, cell by cell, with a fresh run.
-NBVAL = --nbval --nbval-current-env --nbval-sanitize-with=tests/nbval_sanitize.cfg --nbval-cell-timeout=180
-PYTEST = $(BIN)/python -m pytest
+NBVAL = -p tests.no_iris --nbval --nbval-current-env --nbval-sanitize-with=tests/nbval_sanitize.cfg --nbval-cell-timeout=180
+PYTEST = $(BIN)/python -m pytest -p no:anyio
 # Every kernel of the environment runs it: before a lab is open, `check` says which cell to run. Its folder is on the
 # path meanwhile, so it has a name that nothing can import.
 STARTUP = $(VENV)/etc/ipython/startup/50-minimegatron.py
@@ -50,7 +50,7 @@ lint: $(VENV)/.test ## ruff, mypy, and which package may import which (docs/arch
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Each process imports torch, and so does the one that forks its ranks: for some of the tests two are faster than three.
+# Each process imports torch: for some of the tests two are faster than three.
 unit: JOBS = $(if $(ARGS),2,3)
 unit: $(VENV)/.test ## the tests that take little (ARGS="tests/layers -k rope": some of them; SLOW=1: slow ones, too)
 	$(PYTEST) -p no:nbval $(PARALLEL) $(if $(SLOW),,--quick) $(ARGS)

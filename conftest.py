@@ -9,12 +9,13 @@ import gc
 import os
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+import tests.no_iris  # noqa: F401  also without nbval
 
 # Until the tests are collected: what is imported and made for them is never garbage, and to look for some takes a third
 # of that time.
@@ -22,10 +23,6 @@ gc.disable()
 
 # Kernels and ranks of notebooks under nbval inherit these: one thread a rank, plain text, no progress bars.
 os.environ.update(OMP_NUM_THREADS="1", NO_COLOR="1", TQDM_DISABLE="1")
-
-# jsonschema, which nbformat imports, compiles a grammar of IRIs: 1.2 CPU-seconds a process, for a format that no schema
-# of a notebook has. Without that package it leaves the format out.
-sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 # A shell's background job ignores Ctrl-C, and so would every process that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -68,12 +65,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Thousands of collected tests are never garbage: without them a collection of garbage is cheap."""
+    """Thousands of collected tests are never garbage: without them a collection of garbage is cheap, and seldom."""
     try:
         return (yield)
     finally:
         gc.collect()
         gc.freeze()
+        gc.set_threshold(50_000)  # what tests import is no garbage either
         gc.enable()
 
 

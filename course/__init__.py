@@ -50,6 +50,7 @@ def load_ipython_extension(shell: Any) -> None:
 
         from labkit.magics import LabMagics
     finally:
+        gc.freeze()  # nor is any of it ever garbage
         gc.enable()
 
     torch.set_num_threads(1)

@@ -6,13 +6,13 @@ import math
 import os
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import hypothesis
 import pytest
 
 if TYPE_CHECKING:  # at run time inside functions: the controller of xdist, which runs no test, needs no torch
@@ -21,11 +21,6 @@ if TYPE_CHECKING:  # at run time inside functions: the controller of xdist, whic
     from labkit.ranks.pool import WarmPool
     from tests import twin
     from tests.calls import ComparedRanks
-
-# No test measures time: an example may take as long as the machine is busy.
-hypothesis.settings.register_profile("ordinary", deadline=None, max_examples=50)
-hypothesis.settings.register_profile("thorough", deadline=None)
-hypothesis.settings.load_profile("ordinary")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,8 +35,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--thorough"):
-        hypothesis.settings.load_profile("thorough")
+    """No test measures time: an example may take as long as the machine is busy."""
+    if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
+        return  # the controller of xdist, for which its workers wait
+    import hypothesis
+
+    hypothesis.settings.register_profile("ordinary", deadline=None, max_examples=50)
+    hypothesis.settings.register_profile("thorough", deadline=None)
+    hypothesis.settings.load_profile("thorough" if config.getoption("--thorough") else "ordinary")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -57,10 +58,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left]
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes() -> None:
+    """What imports torch for the ranks of all workers and notebooks is one process, and begins before they do."""
+    from labkit.ranks.fork_server import share
+
+    share(tempfile.mkdtemp())
+
+
+# Packages of tests whose functions leave nothing in their modules: a rank imports those modules once, not for each job.
+STATELESS = ("checkpoint", "comm", "inference", "kernels", "layers", "models", "optim", "parallel", "training")
+
+
 def pytest_collection_finish() -> None:
     """Functions that run on ranks live in files of tests, which import more than the package."""
     from labkit.ranks.pool import this_process
 
+    this_process().keeps = tuple(f"tests.{package}." for package in STATELESS)
     theirs = ("pytest", "hypothesis", "transformers", "tests.twin", "tests.mock_data", "tests.recorder")
     this_process().preload = ("tests.calls", *(name for name in theirs if name in sys.modules))
 
@@ -142,7 +156,7 @@ def _possessions() -> set[str]:
     from labkit.ranks.fork_server import trunks
     from minimegatron.launch import procs
 
-    stay = {trunk.process.pid for trunk in trunks()}
+    stay = {pid for trunk in trunks() for pid in trunk.children()}
     found = {f"process {pid}" for pid in procs.children(os.getpid()) if pid not in stay}
     found |= {f"thread {t.name}" for t in threading.enumerate() if not t.name.startswith("tqdm")}
     found |= {f"/dev/shm/{name}" for name in _entries("/dev/shm") if f"_{os.getpid()}_" in name}

@@ -201,9 +201,9 @@ hierarchy(blocks=4, threads=64, sms=2)
 # launches from a kernel. With a GPU, nvcc compiles the text as it is. Here g++ does, and an emulator runs the threads
 # one after another. It counts every access, and stops at one that is out of bounds. It also stops at a *race*: one
 # thread writes a word of shared memory that another one uses, with no barrier between. A variable that was given no
-# value holds NaN (an integer: a large number), where a GPU would have what lay in the register before. One thing it
-# does not see: a struct that goes from memory straight into a function, as in `f(row[i])` with a `float4`. Load it into
-# a variable first.
+# value holds NaN (an integer: a large number), where a GPU would have what lay in the register before. Two things it
+# does not see: a struct that goes from memory straight into a function, as in `f(row[i])` with a `float4` (load it into
+# a variable first); and of an array of bf16 in a thread's own variables the one number behind its end.
 #
 # The smallest launch: one block of eight threads, a number for each.
 
@@ -450,8 +450,9 @@ check("norm_warp")
 #
 # A thread's array is in registers only if the compiler knows every index: `float kept[PER];` with a `constexpr` PER, in
 # loops from 0 to PER that are unrolled (`#pragma unroll`). An index that is known only when the kernel runs sends the
-# array to *local memory*, which is global memory: slow, and nothing says so. So the room is fixed when you compile:
-# 256 threads with 16 numbers each hold 4096 columns. A row may have fewer columns, and it may have more.
+# array to *local memory*, which is global memory: slow, and no error says so. (The check looks for such an index.) So
+# the room is fixed when you compile: 256 threads with 16 numbers each hold 4096 columns. A row may have fewer columns,
+# and it may have more.
 #
 # **Exercise.** Read x once. A row of more than 4096 columns is either refused, by a `ValueError` before the launch, or
 # computed right by another way, which may read x twice. What must not happen is a wrong norm. `block_sum` is given: the
@@ -983,18 +984,23 @@ for name, (format, dtype) in {"E4M3": (E4M3, torch.float8_e4m3fn), "E5M2": (E5M2
     print(f"{name}: other than torch's cast, of all 65536 numbers of bf16: {other}")
 
 with styled():
-    fig, axes = plt.subplots(1, 2, figsize=(9, 2.6), sharey=True)
-    sizes = torch.logspace(-6, 6, 3000)
+    fig, axes = plt.subplots(1, 3, figsize=(9, 2.6), width_ratios=(3, 3, 2))
+    sizes, octave = torch.logspace(-6, 6, 3000), torch.linspace(1, 2, 2001)
     for ax, (name, format) in zip(axes, {"E4M3": E4M3, "E5M2": E5M2}.items()):
         ax.plot(sizes, (to_fp8(sizes, *format) - sizes).abs() / sizes, **{**MEASURED_LINE, "linewidth": 0.7})
-        ax.set(xscale="log", xlabel="number", title=f"What {name} makes of a number")
-    axes[0].set(ylabel="relative error", yscale="log", ylim=(0.005, 1.5))
+        ax.set(xscale="log", yscale="log", ylim=(0.005, 1.5), xlabel="number", title=name)
+    axes[2].plot(octave, (to_fp8(octave, *E4M3) - octave).abs() / octave, **{**MEASURED_LINE, "linewidth": 1})
+    axes[2].axhline(1 / 17, color="0.5", linestyle="--")
+    axes[2].text(2, 1 / 17, "1/17", va="bottom", ha="right")
+    axes[2].set(xlabel="number", title="E4M3, 1 to 2", ylim=(0, 0.07), yticks=(0, 0.02, 0.04, 0.06))
+    axes[0].set(ylabel="relative error")
     plt.show()
 
 # %% [markdown]
-# In the middle the error is at most 1/17 (E4M3) or 1/9 (E5M2) of the number: 1.0625, half-way from 1 to the next
-# number of E4M3, is off by 0.0625. At the left small numbers vanish: the error is 1. At the right large ones are cut
-# off. A tensor must lie in the valley between: so multiply it by a **scale** first, and divide the result by it.
+# In the middle the error is at most 1/17 (E4M3) or 1/9 (E5M2) of the number. The picture at the right has one octave
+# with its eight steps: 1.0625, half-way from 1 to the next number of E4M3, is off by 0.0625. At the left end of the
+# others small numbers vanish: the error is 1. At the right end large ones are cut off. A tensor must lie in the valley
+# between: so multiply it by a **scale** first, and divide the result by it.
 #
 # ### Which scale?
 #
@@ -1677,8 +1683,11 @@ guessed("bytes", round(moved["standard"] / moved["flash"], 1), "times fewer byte
 # 5. *Delayed or current?* Delayed saves a pass over memory and has its scale before the tensor, at the price of one
 #    step of clipping when a tensor grows. Current is safe, and costs the pass and a message a tensor.
 # 6. *Why must amax be shared over tp, and over dp?* Over tp because ranks hold pieces of one tensor. Over dp, replicas
-# hold identical weights, so amax of W agrees by itself. x and dy differ there: without a shared amax the replicas'
-# scales would differ, and a checkpoint of one replica would not be the state of the others.
+#    hold identical weights, so amax of W agrees by itself. x and dy differ there: without a shared amax the replicas'
+#    scales would differ, and a checkpoint of one replica would not be the state of the others.
+# 7. *What stays out of FP8?* Norms, the softmax and the router: they are no large products, and a wrong digit there
+#    changes much. The word table and the head, often the first and last layers: their errors reach the loss at once.
+#    And everywhere the sums, the master weights and the optimizer's states.
 #
 # **Exercise.** Numbers for any machine and model. Return a dict:
 #

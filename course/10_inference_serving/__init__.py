@@ -4,6 +4,7 @@
 |--------------------|--------------|
 | `checks/cost`      | decode_step  |
 | `checks/pages`     | attend       |
+| `checks/prefixes`  | prefixes     |
 | `checks/steps`     | schedule     |
 | `checks/proposals` | verify       |
 | `checks/evidence`  | diagnose     |
@@ -17,7 +18,8 @@ from labkit.exercises import Lab
 from .checks.cost import DECODE
 from .checks.evidence import DIAGNOSE
 from .checks.pages import ATTEND
+from .checks.prefixes import PREFIXES
 from .checks.proposals import VERIFY
 from .checks.steps import SCHEDULE
 
-LAB = Lab("10_inference_serving", [DECODE, ATTEND, SCHEDULE, VERIFY, DIAGNOSE], without=CLOSED)
+LAB = Lab("10_inference_serving", [DECODE, ATTEND, PREFIXES, SCHEDULE, VERIFY, DIAGNOSE], without=CLOSED)

@@ -12,20 +12,20 @@
 # everything that was said before. A server does this for many people at once, who come and go as they like.
 #
 # **You build** the parts of an engine that decide how many tokens a second come out: a prediction from bytes and
-# bandwidth; attention over pages; a scheduler, which then plans the steps of minimegatron's own engine behind an HTTP
-# server; and the rule by which tokens that a cheap proposer has guessed are accepted. At the end you find two bugs in
-# a colleague's engine, which answers wrongly only in company.
+# bandwidth; attention over pages, and an index that finds pages again; a scheduler, which then plans the steps of
+# minimegatron's own engine behind an HTTP server; and the rule by which tokens that a cheap proposer has guessed are
+# accepted. At the end you find two bugs in a colleague's engine, which answers wrongly only in company.
 #
 # **You need** attention with query heads and groups (lab 02) and softmax. No GPU.
 #
 # | part | sections | time |
 # |---|---|---|
 # | A | 1 The problem · 2 Predict | 20 min |
-# | B | 3 Implement: pages, steps, proposals | 1 h |
-# | C | 4 Run · 5 See | 15 min |
+# | B | 3 Implement: pages, steps, proposals | 1 h 20 min |
+# | C | 4 Run · 5 See | 20 min |
 # | D | 6 Break it · 7 Explain | 25 min |
 #
-# Together about 2 hours. Each part ends at a place to stop. After a kernel restart: run the first cell, then go on
+# Together about 2 and a half hours. Each part ends at a place to stop. After a kernel restart: run the first cell, then go on
 # where you were. A picture needs the run above it.
 
 # %%
@@ -215,6 +215,89 @@ def attend(
 check("attend")
 
 # %% [markdown]
+# ### Pages that are there already
+#
+# Twenty users ask about the same document, and each of their prompts begins with it. To compute its keys and values
+# twenty times is a waste: an engine that finds the pages of earlier requests lets a new one begin with them (*prefix
+# caching*). So it needs an index: from tokens to pages.
+#
+# When does a page hold just what the new request would compute? Its tokens must be the same. Is that enough? Think of
+# the second layer: what are its keys computed from? And which pages must not be shared, because somebody still writes
+# into them? One more thing: what is found need not be computed. But the first token of the answer comes out of the
+# model, and something has to go into it.
+#
+# **Exercise.** The index of an engine, for pages of `size` tokens:
+#
+# * `keep(tokens, pages)`: a sequence has these tokens, and their keys and values lie in `pages`, in order. If there is
+#   a page with the same contents already, the older one stays in the index.
+# * `known(tokens)`: the pages, in order, that a new request with these tokens can begin with; as many as possible.
+# * `forget(page)`: this page gets other contents. It may be one that the index never had.
+#
+# For example, with pages of 2: after `keep([1, 2, 3, 4, 5], [7, 3, 9])` a request `[1, 2, 3, 9]` begins with `[7]`.
+
+# %%
+# %%exercise prefixes
+class Prefixes:
+    """Pages of earlier requests, found by their contents."""
+
+    def __init__(self, size: int):
+        self.size = size
+        ### BEGIN SOLUTION
+        self.pages = {}  # by all tokens up to the end of the page
+        ### END SOLUTION
+
+    def keep(self, tokens: list[int], pages: list[int]) -> None:
+        ### BEGIN SOLUTION
+        for end, page in zip(range(self.size, len(tokens) + 1, self.size), pages):
+            self.pages.setdefault(tuple(tokens[:end]), page)
+        ### END SOLUTION
+
+    def known(self, tokens: list[int]) -> list[int]:
+        ### BEGIN SOLUTION
+        pages = []
+        for end in range(self.size, len(tokens), self.size):
+            page = self.pages.get(tuple(tokens[:end]))
+            if page is None:
+                break
+            pages.append(page)
+        return pages
+        ### END SOLUTION
+
+    def forget(self, page: int) -> None:
+        ### BEGIN SOLUTION
+        self.pages = {key: known for key, known in self.pages.items() if known != page}
+        ### END SOLUTION
+
+
+# %%
+check("prefixes")
+
+# %% [markdown]
+# The twenty users: a document of 1,000 tokens, and a question of 30 for each. How many of the 20,600 tokens are
+# computed?
+
+# %%
+guess("computed", None, "Of 20,600 tokens of prompts, how many are computed, in pages of 16?")
+
+# %%
+# %%needs prefixes
+index, fresh, left = Prefixes(16), 1, []
+for user in range(20):
+    prompt = [*range(1000), *range(10_000 + 30 * user, 10_030 + 30 * user)]
+    found = index.known(prompt)
+    more = -(-len(prompt) // 16) - len(found)
+    index.keep(prompt, [*found, *range(fresh, fresh + more)])
+    fresh += more
+    left.append(len(prompt) - 16 * len(found))
+guessed("computed", sum(left), f"tokens: {left[0]} for the first user, {left[1]} for each of the others")
+
+# %% [markdown]
+# The document fills 62 pages; its last 8 tokens share a page with each user's question, and are computed again. An
+# index by whole beginnings holds each token many times over. Engines keep less: a page's tokens together with the
+# *number of the page before* (minimegatron, and vLLM as a chain of hashes), or a tree (SGLang). What all of them have
+# in common is that a page counts its users, and is nobody's only when the last of them has gone. Section 6 shows what
+# happens otherwise.
+#
 # ### Who is computed in a step
 #
 # The second guess was about *static batching*: a batch is computed until its longest answer is complete. In the
@@ -632,7 +715,7 @@ pages_over_time([tables for _, tables in runs["tight"]], 12)
 # were a prompt: 17 tokens. The pages of a sequence need not stand side by side: a has 1, 2, 3, 10 and 9. Page 0 belongs
 # to nobody: the engine uses it for padding.
 #
-# ### Tokens a second, predicted and measured
+# ### Tokens a second, predicted
 #
 # First Llama 3 8B on the H100, by your formula, with 2,000 tokens a sequence.
 
@@ -647,9 +730,103 @@ bounds = {"if the weights alone were read": [n * H100["bandwidth"] / 16.06e9 for
 tokens_per_second(COUNTS, [step["rate"] for step in steps], limits=bounds, title="Llama 3 8B on one H100, predicted")
 
 # %% [markdown]
-# Now measured, on this computer, with one core. The folded cell measures how fast it reads and how fast it
+# ### What a user waits for
+#
+# Tokens a second are what the owner of the server sees. A user waits twice: for the first token, and between one token
+# and the next. Both depend on the budget of a step. A small one reads a prompt in many short steps. A large one reads
+# it in a single long step, and everybody else waits for the end of it.
+#
+# The folded cell lets your `schedule` plan 200 requests for Llama 3 8B on an H100: prompts of 500 to 3,500 tokens,
+# answers of 50 to 250, fourteen requests a second at times of their own. A step takes as long as its bytes or its
+# FLOPs, as in your formula. Budgets go from 128 to 16,384 tokens. Which of the two waits grows with the budget, and
+# from where on does the other one no longer fall? If no gap between two tokens may be longer than 10 ms, which of the
+# budgets 128, 256, 512, 1024, ... is the largest?
+
+# %%
+guess("budget", None, "The largest power of two whose gaps between tokens stay below 10 ms?")
+
+# %% jupyter={"source_hidden": true}
+# %%needs schedule
+import random
+
+import matplotlib.pyplot as plt
+
+from minimegatron.viz.picture import styled
+
+
+def waits(budget, count=200, rate=14, size=16, seats=128):
+    """Seconds that 95 of 100 requests wait at most: for the first token, and for another one."""
+    numbers, now, coming = random.Random(3), 0.0, []
+    for name in range(count):
+        now += numbers.expovariate(rate)
+        prompt = numbers.randint(500, 3500)
+        row = {"name": name, "tokens": prompt, "computed": 0, "pages": 0}
+        coming.append((now, row, prompt + numbers.randint(50, 250)))
+    ends = {row["name"]: end for _, row, end in coming}
+    times = {row["name"]: [came] for came, row, _ in coming}  # of its arrival, and of each token
+    token, weights = 2 * LLAMA["layers"] * LLAMA["groups"] * LLAMA["d"] * 2, 2 * LLAMA["parameters"]
+    free, now, running, waiting = int((H100["memory"] - weights) // (size * token)), 0.0, [], []
+    while coming or running or waiting:
+        if not running and not waiting:
+            now = max(now, coming[0][0])
+        while coming and coming[0][0] <= now:
+            waiting.append(coming.pop(0)[1])
+        plan, rows = schedule(running, waiting, budget, seats, free, size), {}
+        for row in running + waiting:
+            rows[row["name"]] = row
+        for name in plan["preempted"]:
+            free += rows[name]["pages"]
+            rows[name].update(computed=0, pages=0)
+            running.remove(rows[name])
+            waiting.insert(0, rows[name])
+        chunks = [(rows[name], number) for name, number in plan["chunks"]]
+        for row, number in chunks:
+            if row in waiting:
+                waiting.remove(row)
+                running.append(row)
+            row["computed"] += number
+            free -= -(-row["computed"] // size) - row["pages"]
+            row["pages"] = -(-row["computed"] // size)
+        read = weights + token * sum(row["computed"] for row, _ in chunks)
+        flops = 2 * LLAMA["parameters"] * sum(number for _, number in chunks)
+        now += max(read / H100["bandwidth"], flops / H100["flops"])
+        for row, _ in chunks:
+            if row["computed"] == row["tokens"]:
+                times[row["name"]].append(now)
+                row["tokens"] += 1
+                if row["tokens"] == ends[row["name"]]:
+                    running.remove(row)
+                    free += row["pages"]
+    first = sorted(at[1] - at[0] for at in times.values())
+    gaps = sorted(max(b - a for a, b in zip(at[1:], at[2:])) for at in times.values())
+    return first[int(0.95 * count)], gaps[int(0.95 * count)]
+
+
+BUDGETS = [2**k for k in range(7, 15)]
+first, gaps = zip(*(waits(budget) for budget in BUDGETS))
+guessed("budget", max(budget for budget, gap in zip(BUDGETS, gaps) if gap < 0.01), "tokens a step")
+with styled():
+    fig, ax = plt.subplots(figsize=(7, 3))
+    for name, values, line in (("the first token", first, "s--"), ("the longest gap between two", gaps, "o-")):
+        ax.plot(BUDGETS, [1000 * value for value in values], line, color="0.2", linewidth=1.6, label=name)
+    ax.axvline(H100["flops"] / H100["bandwidth"], color="0.5", linestyle=":", label="the ridge, 295")
+    ax.set(xscale="log", yscale="log", xlabel="budget of a step, tokens", ylabel="ms that 95 of 100 wait at most")
+    ax.set_xticks(BUDGETS, [f"{budget:,}" for budget in BUDGETS])
+    ax.minorticks_off()
+    ax.legend()
+    plt.show()
+
+# %% [markdown]
+# The dotted line is the 295 of section 1. Below it a step takes as long as its bytes, whatever its tokens: a smaller
+# budget makes no step shorter, only prompts slower, until the queue grows without end. Above it a step takes as long
+# as its tokens: at twice the budget somebody who generates waits twice as long while a prompt is read, and the first
+# token comes no sooner. So a good budget lies a little above the ridge, and it can be predicted.
+#
+# ### Measured here
+#
+# Tokens a second again, on this computer, with one core. The folded cell measures how fast it reads and how fast it
 # multiplies, puts both into your formula, and lets a model of 31 million parameters in fp32 (125 MB, too much for most
-# caches) generate 1 to 32 answers at once.
+# caches) generate 1 to 32 answers at once. Times are of this core, whatever else runs on the machine.
 
 # %% jupyter={"source_hidden": true}
 # %%needs decode_step
@@ -666,15 +843,17 @@ def least(function, times=3):
     """Seconds of the fastest of some calls."""
     found = []
     for _ in range(times):
-        begun = time.perf_counter()
+        begun = time.thread_time()
         function()
-        found.append(time.perf_counter() - begun)
+        found.append(time.thread_time() - begun)
     return min(found)
 
 
-numbers, square = torch.ones(32 << 20), torch.randn(768, 768)
+threads = torch.get_num_threads()
+torch.set_num_threads(1)
+large, row, square = torch.ones(8192, 4096), torch.ones(4096), torch.randn(768, 768)
 flops = 2 * 768**3 / least(lambda: square @ square)
-cpu = {"memory": 4e9, "bandwidth": numbers.nbytes / least(numbers.sum), "flops": flops}
+cpu = {"memory": 4e9, "bandwidth": large.nbytes / least(lambda: large @ row), "flops": flops}
 wide = family_config("llama", num_layers=2, hidden_size=1024, num_attention_heads=16, num_query_groups=4,
                      ffn_hidden_size=4096, vocab_size=258)  # fmt: skip
 model = build_model(wide, Mesh.serial(), 1).eval()
@@ -683,20 +862,21 @@ engine = Engine(model, EngineConfig(max_model_len=64, num_pages=160, max_num_seq
 here, predicted, measured = [1, 2, 4, 8, 16, 32], [], []
 for n in here:
     for i in range(n):
-        engine.add_request(Request((7, 11, i), 8, log_probs=None), f"{n}/{i}")
+        engine.add_request(Request((7, 11, i), 6, log_probs=None), f"{n}/{i}")
     engine.step()
-    seconds = least(engine.step, 6)
+    seconds = least(engine.step, 4)
     measured.append(n / seconds)
     predicted.append(decode_step(counts, n, 8, 16, cpu)["rate"])
     while engine.has_work:
         engine.step()
+torch.set_num_threads(threads)
 tokens_per_second(here, predicted, measured, title="31 million parameters on one core of this computer")
 
 # %% [markdown]
-# The predicted line turns flat where computing begins to take longer than reading: on one core of a CPU at about ten
-# sequences, where an H100 needs 295. Where the lines part, the formula has left something out. At the left it is what
-# each operation costs beside its bytes: Python, and the start of each kernel. At the right a product of 32 rows does not
-# yet reach the rate of a large one.
+# The predicted line turns flat where computing begins to take longer than reading: on one core of a CPU at some ten to
+# twenty sequences, where an H100 needs 295. Where the lines part, the formula has left something out. At the left it is
+# what each operation costs beside its bytes: Python, and the start of each kernel. At the right a product of 32 rows
+# does not yet reach the rate of a large one.
 #
 # On a GPU the left end is the interesting one: a step of this size launches hundreds of kernels, each of which waits
 # for Python. A CUDA graph launches all of them at once. With a GPU the next cell measures a model of about a billion
@@ -923,8 +1103,8 @@ _ = answered(REQUESTS, watch=canaries)
 # 2. *Two servers have the same throughput. One makes users wait for the first token, the other stutters. What
 #    differs?*
 #    <details><summary>answer</summary>The budget of a step, perhaps. A large one reads prompts at once, and meanwhile
-#    no answer gets its token: a long time between tokens. A small one reads prompts in chunks, so a first token comes
-#    later. A prompt that waits for a seat or for pages looks the same from outside: look at the queue.</details>
+#    no answer gets its token: a long time between tokens. One far below the ridge reads prompts slowly: a first token
+#    comes late. A prompt that waits for a seat or for pages looks the same from outside: look at the queue.</details>
 # 3. *Why preempt the newest and not the one with the most pages?*
 #    <details><summary>answer</summary>So that nobody starves: the oldest always goes on, so each becomes the oldest
 #    and ends. The one with the most pages may be nearly complete, and to compute it again costs most.</details>
@@ -957,7 +1137,7 @@ progress()
 # |---|---|---|---|
 # | bytes and seconds of a step | `docs/serving.md`, `inference/paged_cache.py` | | |
 # | attention over pages | `kernels/paged.py`, `layers/attention/core_attention.py` | `contexts/dynamic_context.py` | `v1/attention/backends/` |
-# | who has which page | `inference/block_manager.py` | `contexts/kv_block_allocator.py` | `v1/core/block_pool.py` |
+# | who has which page, equal beginnings | `inference/block_manager.py` | `contexts/kv_block_allocator.py` | `v1/core/block_pool.py` |
 # | the plan of a step | `inference/scheduler.py` | `engines/dynamic_engine.py` | `v1/core/sched/scheduler.py` |
 # | proposed tokens | `inference/speculative.py` | `text_generation_controllers/` | `v1/sample/rejection_sampler.py` |
 # | draws | `inference/sampling.py` | `sampling_params.py` | `v1/sample/sampler.py` |
@@ -966,6 +1146,7 @@ progress()
 # Kwon et al. 2023, Efficient memory management for large language model serving with PagedAttention (arXiv
 # 2309.06180); Yu et al. 2022, Orca: a distributed serving system for transformer-based generative models (OSDI);
 # Agrawal et al. 2024, Taming throughput-latency tradeoff in LLM inference with Sarathi-Serve (arXiv 2403.02310);
-# Leviathan et al. 2023, Fast inference from transformers via speculative decoding (arXiv 2211.17192).
+# Zheng et al. 2023, SGLang (arXiv 2312.07104), for prefixes in a tree; Leviathan et al. 2023, Fast inference from
+# transformers via speculative decoding (arXiv 2211.17192).
 #
 # Next: lab 11, post-training (planned). Lab 12 plans a run.

@@ -18,6 +18,8 @@ single-threaded, and forks: 0.01 s a rank.
 * `ForkServer` has the trunk fork a server that listens at the other end of a socket pair, has it fork ranks and end
   them, and ends it;
 * `obey` is what trunk and servers do, until the near side hangs up;
+* `share` lets the processes that this one starts fork their trunks from its own: a run of tests, whose workers and
+  notebooks are many processes, imports once;
 * `stacks` asks ranks that are late where they are.
 
 The trunk knows nothing of the outside: its environment is a short white list. A server gets what it needs as an order.
@@ -30,6 +32,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import hashlib
 import importlib
 import itertools
 import json
@@ -52,6 +55,7 @@ from minimegatron.launch import procs
 
 START_SECONDS = 120.0  # for the imports of the trunk, on a machine that is busy with something else
 REPLY_SECONDS = 3.0  # for anything that a healthy process does at once
+SHARED = "MINIMEGATRON_TRUNK"  # folder of the sockets at which a trunk of this user forks others
 _MOST_FDS = 128  # that a process may get
 _LARGE, _COLLAPSE = 1 << 21, 25  # bytes of a large page; MADV_COLLAPSE
 ENVIRONMENT = {
@@ -87,8 +91,8 @@ class _NearSide:
 
     process: subprocess.Popen[bytes] | Forked
 
-    def __init__(self) -> None:
-        self.sock, self._far = socket.socketpair()
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
         self.sock.settimeout(START_SECONDS)
         self._mail = Mail(self.sock)
         self.lock, self._ids = threading.Lock(), itertools.count()
@@ -148,15 +152,20 @@ class Trunk(_NearSide):
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        super().__init__()
+        near, far = socket.socketpair()
+        super().__init__(near)
         self.log = tempfile.TemporaryFile()
-        with self._far:
+        with far:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(self._far.fileno())],
-                env=environment, cwd="/", pass_fds=[self._far.fileno()],
+                [sys.executable, "-m", __name__, str(far.fileno())],
+                env=environment, cwd="/", pass_fds=[far.fileno()],
                 stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
                 start_new_session=True,  # Ctrl-C in a terminal is for this process, which decides about its ranks
             )  # fmt: skip
+
+    def children(self) -> list[int]:
+        """Its pid, if it is a child of this process."""
+        return [self.process.pid]
 
     def fork_ahead(self, process: Forked, order: Any, fds: Iterable[int]) -> None:
         """Fork as soon as all is imported, without waiting for it."""
@@ -175,6 +184,27 @@ class Trunk(_NearSide):
 
     def close(self, seconds: float) -> None:
         super().close(seconds)
+        self.log.close()
+
+
+class SharedTrunk(Trunk):
+    """A trunk that the trunk of another process has forked for this one (`share`).
+
+    Args:
+        sock: connected to the process that forks it.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        _NearSide.__init__(self, sock)
+        self.log = tempfile.TemporaryFile()
+        self.process = self._ahead[_WHO] = _Elsewhere(self)
+
+    def children(self) -> list[int]:
+        return []
+
+    def close(self, seconds: float) -> None:
+        """Hang up, upon which it ends."""
+        self.sock.close()
         self.log.close()
 
 
@@ -238,6 +268,25 @@ class Forked:
         return status
 
 
+class _Elsewhere(Forked):
+    """The process of a shared trunk, which is no child of this one's trunk: it has ended when its connection has."""
+
+    def __init__(self, trunk: SharedTrunk) -> None:
+        self.trunk, self.number, self.returncode = trunk, 0, None
+
+    def _look(self) -> int | None:
+        sock = self.trunk.sock
+        if self.returncode is None and select.select([sock], [], [], 0)[0]:
+            with contextlib.suppress(ConnectionError):
+                if sock.recv(1, socket.MSG_PEEK):
+                    return None
+            self.returncode = -signal.SIGKILL
+        return self.returncode
+
+    def kill(self) -> None:
+        procs.send(self.pid, signal.SIGKILL)
+
+
 class ForkServer(_NearSide):
     """The near end of a server process.
 
@@ -252,10 +301,11 @@ class ForkServer(_NearSide):
         self, module: str, *arguments: str, environment: Mapping[str, str] | None = None,
         log: IO[bytes] | None = None, cwd: str = "/",
     ) -> None:  # fmt: skip
-        super().__init__()
+        near, far = socket.socketpair()
+        super().__init__(near)
         self.folder = tempfile.mkdtemp(prefix="minimegatron-")
         self.trunk = trunk()
-        with self._far as far:
+        with far:
             self.process: Forked = Forked(
                 self.trunk, module, far, self.folder, arguments, environment=environment, log=log, cwd=cwd
             )
@@ -265,20 +315,55 @@ class ForkServer(_NearSide):
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+_WHO = -1  # number of the message in which a shared trunk says its pid
 _trunks: dict[tuple[int, frozenset[tuple[str, str]]], Trunk] = {}  # by the process that they belong to
 _starting = threading.Lock()
 
 
 def trunk() -> Trunk:
     """The trunk of this process; started when there is none, when it has died, or when `PATH` or the instructions
-    that torch may use are others."""
+    that torch may use are others. It is forked from a shared one of the same environment, where there is one."""
     with _starting:
         environment = _environment()
         key = os.getpid(), frozenset(environment.items())
         if key not in _trunks or _trunks[key].process.poll() is not None:
-            _trunks[key] = Trunk(environment)
+            sock = _shared(environment)
+            _trunks[key] = Trunk(environment) if sock is None else SharedTrunk(sock)
             atexit.register(_trunks[key].close, REPLY_SECONDS)
         return _trunks[key]
+
+
+def share(folder: str) -> None:
+    """From now on the trunks of processes that this one starts are forked from its own, as long as this one lives.
+
+    For tests alone: whoever can reach the socket has this user's rights, and learners' code in a sandbox must not.
+
+    Args:
+        folder: an empty one that no other user may enter; its path has at most 80 bytes.
+    """
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(_place(folder, _environment()))
+        listener.listen(128)
+        forker = Forked(trunk(), __name__, listener, "", [], environment=None, log=None, cwd="/")
+    atexit.register(forker.kill)  # it never ends by itself, and the trunk waits for its children
+    os.environ[SHARED] = folder
+
+
+def _shared(environment: Mapping[str, str]) -> socket.socket | None:
+    """A connection to what forks trunks of this environment; None where nothing does."""
+    if not os.environ.get(SHARED):
+        return None
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.connect(_place(os.environ[SHARED], environment))
+    except OSError:  # it has another environment, or has ended
+        sock.close()
+        return None
+    return sock
+
+
+def _place(folder: str, environment: Mapping[str, str]) -> str:
+    return os.path.join(folder, hashlib.sha256(repr(sorted(environment.items())).encode()).hexdigest()[:16])
 
 
 def suits(environment: Mapping[str, str]) -> bool:
@@ -507,6 +592,20 @@ def _become_server(order: dict[str, Any], far: int, *log: int) -> NoReturn:
         sys.path[:] = order["path"]
     importlib.import_module(order["module"]).serve(socket.socket(fileno=far), order["folder"], order["arguments"])
     os._exit(0)
+
+
+def serve(sock: socket.socket, folder: str, _: list[str]) -> NoReturn:
+    """As a fork of the trunk: fork a trunk for each process that connects (`share`)."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how they end
+    while True:
+        near, _address = sock.accept()  # no deadline: it ends with the trunk
+        with near:
+            _fork(functools.partial(_become_trunk, near), [sock.fileno()])
+
+
+def _become_trunk(near: socket.socket) -> None:
+    send(near, {"id": _WHO, "pid": os.getpid()})
+    obey(near, "", _become_server, patience=2.0)
 
 
 def large_pages() -> None:

@@ -106,7 +106,7 @@ class WarmPool:
         job = (self.nranks, store, timeout + 2 * REPLY_SECONDS, self.fingerprints)
         try:
             for r, rank in enumerate(ranks):
-                rank.start(Job(r, *job, list(sys.path), os.getcwd(), dict(os.environ), call))
+                rank.start(Job(r, *job, list(sys.path), os.getcwd(), dict(os.environ), this_process().keeps, call))
             _collect(ranks, time.monotonic() + timeout)
             _raise_first_failure(ranks, name, timeout)
             results = Results(rank.answer[0] for rank in ranks)  # type: ignore[index]
@@ -156,12 +156,14 @@ class Process:
 
     Attributes:
         preload: modules that its ranks need beside those of this package that it has imported itself.
+        keeps: how the names of modules begin that a rank imports once, and not for each job.
     """
 
     pid: int
     server: WarmServer | None = None
     pools: dict[tuple[int, bool], WarmPool] = dataclasses.field(default_factory=dict)
     preload: tuple[str, ...] = ()
+    keeps: tuple[str, ...] = ()
 
     def running_server(self) -> WarmServer:
         """The fork server; started when there is none, or when it has died."""
@@ -314,7 +316,7 @@ class WarmServer(ForkServer):
 
     def _gets_ready(self) -> bool:
         """Whether the server says that it has imported everything; False when it has ended or makes no progress."""
-        deadline = StartupDeadline(START_SECONDS, StartupProgress(lambda: [self.trunk.process.pid]).made)
+        deadline = StartupDeadline(START_SECONDS, StartupProgress(self.trunk.children).made)
         while not connection.wait([self.sock], 1.0):
             if deadline.is_over():
                 return False

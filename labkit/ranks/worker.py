@@ -15,8 +15,8 @@ after another test is worse than one that fails::
 | restored         | random generators, default dtype and device, grad mode, thread count, matmul precision,          |
 |                  | determinism, anomaly mode, signal handlers, streams, warning filters, umask; by the next job:    |
 |                  | environment, working directory, `sys.path`, process group                                        |
-| removed          | the user's modules (not Python's, installed or this package's), which the next job imports anew; |
-|                  | names that were added to `builtins`                                                              |
+| removed          | the user's modules (not Python's, installed or this package's), which the next job imports anew, |
+|                  | but those that it was told to keep; names that were added to `builtins`                          |
 | the rank is      | a thread or a process left running, process groups that something still holds (each has a thread |
 | replaced after   | that wakes a hundred times a second), a library function replaced, a library module removed, a   |
 |                  | global module hook left behind, a trace still recording                                          |
@@ -66,7 +66,12 @@ RANK_ENVIRONMENT = {
 
 
 class Job(NamedTuple):
-    """An order for a rank; `call` is the pickled (function, arguments), opened after `sys_path` is in place."""
+    """An order for a rank.
+
+    Attributes:
+        keeps: how the names of the user's modules begin that stay for the next job.
+        call: the pickled (function, arguments), opened after `sys_path` is in place.
+    """
 
     rank: int
     world: int
@@ -76,6 +81,7 @@ class Job(NamedTuple):
     sys_path: list[str]
     cwd: str
     environment: dict[str, str]
+    keeps: tuple[str, ...]
     call: bytes
 
 
@@ -149,7 +155,7 @@ def live(channel: Connection) -> NoReturn:
         except EOFError:
             os._exit(0)
         _leave_group()
-        channel.send_bytes(clean.restore().encode())
+        channel.send_bytes(clean.restore(job.keeps).encode())
 
 
 def _run(job: Job, clean: CleanState) -> bytes:
@@ -259,8 +265,11 @@ class CleanState:
             if name in watched or name.startswith("minimegatron.")
         }
 
-    def restore(self) -> str:
+    def restore(self, keeps: tuple[str, ...] = ()) -> str:
         """Undo the job's changes to the process.
+
+        Args:
+            keeps: see `Job`.
 
         Returns:
             What could not be undone, or "".
@@ -286,7 +295,8 @@ class CleanState:
             delattr(builtins, name)
         dirty = self._left_over()
         for name in [n for n, m in sys.modules.items() if n not in self.modules and _is_users(m)]:
-            del sys.modules[name]
+            if not name.startswith(keeps):
+                del sys.modules[name]
         gc.collect()
         if _tasks() > self.tasks + THREADS:
             gc.unfreeze()  # something that outlived its own job may hold them
@@ -303,8 +313,9 @@ class CleanState:
             if sys.modules.get(name) is not module:
                 return f"module {name} removed or replaced"
         for name, functions in self.functions.items():
+            now = vars(self.modules[name])
             for key, value in functions.items():
-                if vars(self.modules[name]).get(key) is not value:
+                if now.get(key) is not value:
                     return f"{name}.{key} replaced"
         if threads := [t.name for t in threading.enumerate() if t not in self.threads]:
             return f"thread {threads[0]} left running"

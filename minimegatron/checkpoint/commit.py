@@ -9,7 +9,7 @@ checkpoint before or the new one, never a mixture.
     4  manifest   rank 0 writes it, fsync; fsync of the folder
     5  publish    rename to iter_0000020, fsync of the root
     6  retire     older ones that are not to be kept: rename to .iter_0000010.retired, fsync of the root, then remove; a
-                  run that was reading one takes the newest that is there then (`training/checkpointing`)
+                  run that was reading one takes the newest that is there then (`training/loading`)
 
 No file says which checkpoint is the newest: it would be a second truth. The newest is the folder with the largest step
 in its name. Only step 5 gives a folder such a name, so one without a good manifest was damaged later, and loading

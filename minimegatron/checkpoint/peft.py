@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -118,7 +119,7 @@ class Place(NamedTuple):
 
     ours: str
     theirs: tuple[str, ...]
-    part_of_row: torch.Tensor
+    part_of_row: np.ndarray
 
 
 def places(config: TransformerConfig, family: str) -> Iterator[Place]:
@@ -151,7 +152,7 @@ def to_peft(tensors: Mapping[str, torch.Tensor], config: TransformerConfig, fami
         for part, module in enumerate(place.theirs):
             rank = a.shape[0] // len(place.theirs)
             found[f"{PREFIX}{module}.lora_A.weight"] = a[part * rank : (part + 1) * rank].clone()
-            found[f"{PREFIX}{module}.lora_B.weight"] = b[place.part_of_row == part].clone()
+            found[f"{PREFIX}{module}.lora_B.weight"] = b[torch.from_numpy(place.part_of_row == part)].clone()
     return found
 
 
@@ -172,7 +173,7 @@ def from_peft(adapter: Adapter, config: TransformerConfig, family: str) -> dict[
         for part, module in enumerate(place.theirs):
             if (name := f"{PREFIX}{module}.lora_A.weight") in left:
                 a[part * rank : (part + 1) * rank] = left.pop(name)
-                b[place.part_of_row == part] = left.pop(f"{PREFIX}{module}.lora_B.weight")
+                b[torch.from_numpy(place.part_of_row == part)] = left.pop(f"{PREFIX}{module}.lora_B.weight")
         ours |= {f"{place.ours}.lora.lora_A": a, f"{place.ours}.lora.lora_B": b}
     if left:
         known = [f"{PREFIX}{module}.lora_A.weight" for place in places(config, family) for module in place.theirs]

@@ -13,9 +13,7 @@ and max = min means that all agree.
 | copies of n tensors | of their names; then the bit sum of each          | 16, then 16 n on each axis that has copies;|
 |                     |                                                   | 16 on `world`                              |
 
-Comparing collectives costs about 1.3 ms a call on two gloo ranks: on in labs, off in benchmarks; tests
-compare notes when a job is over. Without the
-name two swapped all-reduces of one shape would pass.
+Comparing collectives costs about 1.3 ms a call on two gloo ranks: it is on in labs, and off in benchmarks.
 
 The bit sum reads a tensor's bits as integers `b_i` and adds them with odd weights modulo 2^64::
 
@@ -24,9 +22,8 @@ The bit sum reads a tensor's bits as integers `b_i` and adds them with odd weigh
 One flipped bit changes one term by an odd multiple of a power of two, hence always changes `h`; the weights make a swap
 of two elements visible. Of 100 single flipped bits a norm misses 92, a sum in floating point 39, the bit sum none.
 
-The layout of a tensor says on which axes it has copies (`layers/param.copy_axes`). The comparison finds a
-*missing* sum. A sum with a wrong scale, or one that is missing where nothing is copied, is the same on all replicas,
-and only a serial twin finds it (`observers/checks`).
+`layers/param.copy_axes` says on which axes a tensor has copies. The comparison finds a *missing* sum. A sum with a
+wrong scale is the same on all replicas, and only a serial twin finds it (`observers/checks`).
 
 Megatron-LM compares no calls; `--check-weight-hash-across-dp-replicas-interval` compares weights over dp.
 """

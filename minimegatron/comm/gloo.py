@@ -12,7 +12,7 @@ part is thrown away, and inside a machine all of it goes through TCP (`comm/shar
 | all-to-all     | part r to rank r              | puts the others' parts in their places                    | memory  |
 
 The first two have the bytes of a ring, `n (N-1)/N` a rank. A tensor for several ranks is written once, and terms are
-read in the sender's memory. So an all-reduce reads N - 1 times what a ring reads 2 (N-1)/N times and is still cheaper
+read in the sender's memory. So an all-reduce reads N - 1 tensors where a ring reads 2 (N-1)/N, and is still cheaper
 than TCP. Everything else is left to gloo. `launch` uses this transport where the backend is gloo.
 """
 

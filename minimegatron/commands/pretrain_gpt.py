@@ -20,9 +20,8 @@ so a mistake costs a second and not a place in a queue. When they meet, they com
 | 130         | Ctrl-C                                                                                     |
 | 143         | a second SIGTERM, at once; what was being saved is as if it had never begun                |
 
-(These are a rank's own. torchrun itself leaves with 1 whenever a rank's status is not 0, and prints a report of some 40
-lines below the error, which ends with the error once more. At Ctrl-C ranks print nothing; the 30 lines that end in
-`SignalException` are torchrun's. `minimegatron torchrun` is the same launcher without them; its status is a rank's.)
+These are a rank's own. torchrun itself leaves with 1 whenever a rank's status is not 0, and prints a report of some 40
+lines below the rank's error. `minimegatron torchrun` is the same launcher without the report; its status is a rank's.
 
 Megatron-LM: `pretrain_gpt.py`.
 """

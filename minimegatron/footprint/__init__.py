@@ -2,6 +2,7 @@
 
 | file         | what                                                                                        |
 |--------------|---------------------------------------------------------------------------------------------|
+| `events`     | what a recording consists of: operations and messages, in windows and phases                |
 | `recorder`   | records bytes alive, operations and messages while modules run                              |
 | `gpu`        | the operators of a GPU in place of a CPU's, and FLOPs of operators                          |
 | `dry_run`    | a stage, run on fake tensors: bytes kept, operations, messages                              |

@@ -43,19 +43,9 @@ from minimegatron.comm import async_ops
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.transport import FakeTransport
 from minimegatron.config import TransformerConfig
+from minimegatron.footprint.events import BACKWARD, FORWARD, WEIGHTS, Event, Message, Sent, Unpredicted, Window
 from minimegatron.footprint.gpu import computing_on_gpu
-from minimegatron.footprint.recorder import (
-    BACKWARD,
-    FORWARD,
-    WEIGHTS,
-    Event,
-    Message,
-    Recorder,
-    Sent,
-    Unpredicted,
-    Window,
-    recording,
-)
+from minimegatron.footprint.recorder import Recorder, recording
 from minimegatron.layers.moe.dispatch import LOADS, Loads
 from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.layers.wgrad import WeightGradStore, compute_wgrads, deferring_wgrad

@@ -30,8 +30,9 @@ from minimegatron.comm.mesh import AXES, Mesh
 from minimegatron.comm.transport import FakeTransport
 from minimegatron.config import TransformerConfig
 from minimegatron.footprint.dry_run import Run, Sizes, Tape, module_names, run_stage
+from minimegatron.footprint.events import FORWARD, Message, Operation, Sent
 from minimegatron.footprint.gpu import counting_attention
-from minimegatron.footprint.recorder import FORWARD, Message, Operation, Recorder, Sent, recording
+from minimegatron.footprint.recorder import Recorder, recording
 from minimegatron.footprint.shapes import ShapesAlone
 from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.models.chunks import build_stage

@@ -37,8 +37,8 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
 from minimegatron.config.stages import StagePlan, plan_stages
 from minimegatron.footprint.dry_run import Sizes
+from minimegatron.footprint.events import Unpredicted, require_known
 from minimegatron.footprint.kinds import StageRun
-from minimegatron.footprint.recorder import Unpredicted, require_known
 from minimegatron.footprint.states import fsdp2_states, meta_model, meta_wrapper, states
 from minimegatron.footprint.travel import Travel
 from minimegatron.models.block import TransformerBlock
@@ -198,7 +198,9 @@ def predict(
     lasting = fsdp2_states(model, mesh, optimizer) if parallel.use_torch_fsdp2 else states(ddp, optimizer)
     layers = tuple(int(n) for m in model.modules() if isinstance(m, TransformerBlock) for n in m.layers)
     try:
-        require_known(not optimizer.freeze, "activations of a model with frozen parameters")
+        require_known(
+            not optimizer.freeze and config.lora_rank is None, "activations of a model with frozen parameters"
+        )
         highest, kept, expects = _fullest(plan, ddp, z, work.microbatches)
         most = highest
         if expects:
@@ -279,13 +281,14 @@ def passages(ddp: DistributedDataParallel, z: Sizes, row: Sequence[Action]) -> I
         stages = [Stage(model, z, ddp)]
     split = {(action.microbatch, action.chunk) for action in row if action.kind == "W"}
     live: dict[tuple[int, int], int] = {}
-    lasting = sum(stage.lasting for stage in stages)
+    beside = sum(stage.lasting for stage in stages)
     for action in row:
         place, stage = (action.microbatch, action.chunk), stages[action.chunk]
-        beside = lasting + sum(live.values()) - live.get(place, 0)
+        beside -= live.pop(place, 0)
         splits = place in split
         live[place] = stage.kept if action.kind == "F" else stage.put_off if action.kind == "B" and splits else 0
         yield Passage(action, stage, splits, beside, beside + live[place])
+        beside += live[place]
 
 
 def actions_of(plan: StagePlan, z: Sizes, microbatches: int) -> list[Action]:
@@ -301,11 +304,17 @@ def _fullest(
     """(Fullest moment of this rank's list, {step: bytes that a microbatch keeps}, whether both depend on loads of
     experts)."""
     most, at, stages = Fullest(0, 0, 0, ""), -1, dict[int, Stage]()
+    seen = set[tuple[str, int, bool, int]]()  # most actions are alike
     for passage in passages(ddp, z, actions_of(plan, z, microbatches if plan.ranks > 1 else 1)):
-        stages[passage.action.chunk] = passage.stage
+        action = passage.action
+        alike = action.kind, action.chunk, passage.splits, passage.beside
+        if alike in seen:
+            continue
+        seen.add(alike)
+        stages[action.chunk] = passage.stage
         here = passage.fullest()
         if here.total > most.total:
-            most, at = here, passage.action.microbatch
+            most, at = here, action.microbatch
     if plan.ranks > 1:
         most = dataclasses.replace(most, where=f"microbatch {at}: {most.where}")
     kept: dict[str, int] = {}

@@ -14,11 +14,8 @@ Bytes of an operation are those of its inputs and results; of a table only the r
 elementwise operators count as fused, and so does a sum right after a product (of a bias, or into the buffer of
 gradients): the tensor between the two is neither written nor read.
 
-There are four phases: `FORWARD`; `BACKWARD`; `AGAIN`, a module's forward pass during the backward pass (recompute); and
-`WEIGHTS`, the wgrad that a split schedule defers.
-
-Every operation belongs to a *window*, the time in which one module is the innermost that runs. In the backward pass it
-is the window in which the autograd node was made, known by its sequence number.
+`events` says what the recording consists of. In the backward pass the window of an event is known by the sequence
+number of the autograd node that runs.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -39,18 +36,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from minimegatron.comm import async_ops
 from minimegatron.comm.transport import FakeTransport
+from minimegatron.footprint.events import (
+    AGAIN,
+    BACKWARD,
+    FORWARD,
+    WEIGHTS,
+    Event,
+    Message,
+    Operation,
+    Sent,
+    Waited,
+    Window,
+)
 from minimegatron.footprint.gpu import flops_of
-
-
-class Unpredicted(Exception):
-    """Something that a plan cannot predict; the message says what."""
-
-
-def require_known(known: bool, what: str) -> None:
-    """Raise `Unpredicted(what)` unless `known`."""
-    if not known:
-        raise Unpredicted(what)
-
 
 ALLOCATES = {f"aten.{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")}
 ELEMENTWISE = {
@@ -58,79 +56,6 @@ ELEMENTWISE = {
     for name in "_to_copy add add_ copy_ div exp eq logaddexp masked_fill mul mul_ native_dropout sub where".split()
 }
 LOOKS_UP = {f"aten.{name}" for name in ("embedding", "gather", "index", "index_select")}
-FORWARD, AGAIN, BACKWARD, WEIGHTS = "forward", "again", "backward", "weights"
-
-
-@dataclasses.dataclass(frozen=True)
-class Operation:
-    """What one operator asks of the device.
-
-    Attributes:
-        name: torch's name of it.
-        flops: FLOPs of a matrix product or of attention; 0 for every other operator.
-        nbytes: bytes read or written: all inputs and results, of a table the rows that are looked up.
-    """
-
-    name: str
-    flops: float
-    nbytes: int
-
-    @property
-    def unit(self) -> str:
-        """The unit that computes it: `fp8`, `attention` (also batched products of narrow matrices), or `matmul`."""
-        if "_scaled_mm" in self.name:
-            return "fp8"
-        return "attention" if "attention" in self.name or self.name in ("aten.bmm", "aten.baddbmm") else "matmul"
-
-
-class Message(NamedTuple):
-    """One communication of a rank, as `trace` counts it: name (`all_gather`), axis (`tp`), bytes of the payload."""
-
-    name: str
-    axis: str
-    nbytes: int
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Sent:
-    """A message has been issued. It is under way until its `Waited`."""
-
-    message: Message
-
-
-@dataclasses.dataclass(frozen=True)
-class Waited:
-    """The end of the wait for a message."""
-
-    sent: Sent
-
-
-class Event(NamedTuple):
-    """An operation or message in a window (by number) and a phase."""
-
-    window: int
-    phase: str
-    what: Operation | Sent | Waited
-
-
-@dataclasses.dataclass
-class Window:
-    """The time in which module `name` is the innermost that runs.
-
-    Attributes:
-        kind: class of the module.
-        part: number of the part of the stage that it is in.
-        first: sequence number of its first autograd node.
-        keeps: bytes that are alive when the forward pass has ended and were first saved here.
-        most: {phase: most bytes alive in it}.
-    """
-
-    name: str
-    kind: str
-    part: int
-    first: int
-    keeps: int = 0
-    most: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 class Recorder(TorchDispatchMode):

@@ -19,7 +19,7 @@ from minimegatron.layers.param import logical_parameters
 from minimegatron.models.chunks import build_chunks
 from minimegatron.models.spec import ModuleSpec
 from minimegatron.optim.build import build_optimizer
-from minimegatron.optim.groups import frozen
+from minimegatron.optim.groups import frozen, train_added
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 
 
@@ -31,6 +31,8 @@ def meta_model(
         model = build_chunks(config, mesh, spec)
     for name, param in logical_parameters(model):
         param.requires_grad_(param.requires_grad and not frozen(name, optimizer))
+    if config.lora_rank is not None:
+        train_added(model)
     return model
 
 

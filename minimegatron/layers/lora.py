@@ -29,6 +29,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -54,7 +55,7 @@ class Lora(nn.Module):
 
     Attributes:
         parts: n, how many matrices the layer packs.
-        part_of_row: [o / t] which of them each of this rank's rows belongs to; on the CPU.
+        part_of_row: [o / t] which of them each of this rank's rows belongs to, an array of the host.
     """
 
     def __init__(self, layer: ParallelLinear, rank: int, alpha: float) -> None:
@@ -66,8 +67,9 @@ class Lora(nn.Module):
         self.sequence_parallel: bool = layer.sequence_parallel  # type: ignore[assignment]
         self.is_column, self.rank, self.scale = isinstance(layer, ColumnParallelLinear), rank, alpha / rank
         (o, i), of_rows = whole.shape, part_of_rows(whole)
+        here = whole.parts[whole.rank] if whole.dim == 0 and whole.parts else ((0, o),)
         self.parts = int(of_rows.max()) + 1
-        self.part_of_row = whole.take(of_rows) if whole.dim == 0 else of_rows
+        self.part_of_row = np.concatenate([of_rows[a:b] for a, b in here])
         start, dtype = Init(std=1 / math.sqrt(i)), weight.dtype
         if self.is_column:
             a = ParamLayout((self.parts * rank, i), init=start, partial="sequence", added=True)
@@ -97,20 +99,20 @@ class Lora(nn.Module):
         return self.scale * (self.spread() @ self.lora_A)
 
 
-def spread(b: torch.Tensor, part_of_row: torch.Tensor, parts: int) -> torch.Tensor:
+def spread(b: torch.Tensor, part_of_row: np.ndarray, parts: int) -> torch.Tensor:
     """[..., o, r] -> [..., o, n r]: the r numbers of each row in the columns of its part, 0 in the others."""
     if parts == 1:
         return b
-    mine = F.one_hot(part_of_row.to(b.device), parts).to(b.dtype)
+    mine = torch.tensor((part_of_row[:, None] == np.arange(parts)).tolist(), dtype=b.dtype, device=b.device)
     return (mine[:, :, None] * b[..., None, :]).flatten(-2)
 
 
-def part_of_rows(layout: ParamLayout) -> torch.Tensor:
+def part_of_rows(layout: ParamLayout) -> np.ndarray:
     """[o] which of the matrices that a logical matrix packs each of its rows belongs to."""
-    rows = torch.arange(layout.shape[0], device="cpu")  # also where a model is built on the meta device
+    rows = np.arange(layout.shape[0])  # numbers of the host: a model may be built, or run, on tensors without numbers
     if layout.fused:
         place = rows % sum(layout.fused)
-        return torch.bucketize(place, torch.tensor(layout.fused, device="cpu").cumsum(0), right=True)
+        return np.searchsorted(np.cumsum(layout.fused), place, side="right")
     halves = len(layout.parts[layout.rank]) if layout.dim == 0 and layout.parts else 1
     return rows // (layout.shape[0] // halves)
 

@@ -44,7 +44,8 @@ class ValueHead(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[s, b, h] (or [s/t, b, h]) -> [b, s] in fp32."""
-        values = F.linear(hidden.float(), self.weight.float(), self.bias.float()).squeeze(-1)
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        values = F.linear(hidden.to(dtype), self.weight.to(dtype), self.bias.to(dtype)).squeeze(-1)
         if self.sequence_parallel:
             values = gather_from_sequence_region(values, self.tp, reduce_gradient=False)
         return values.t()

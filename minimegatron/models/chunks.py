@@ -196,8 +196,13 @@ def schedule_of(plan: StagePlan, parallel: ParallelConfig, num_microbatches: int
         ConfigError: the schedule does not allow these sizes.
     """
     group = parallel.microbatch_group_size_per_virtual_pipeline_stage
+    return _built(plan.schedule, plan.ranks, num_microbatches, plan.chunks, group)
+
+
+@functools.lru_cache(maxsize=8)  # a plan asks for the list of each rank
+def _built(name: str, p: int, m: int, v: int, group: int | None) -> Schedule:
     options = {} if group is None else {"microbatch_group_size_per_vp_stage": group}
-    return build_schedule(plan.schedule, plan.ranks, num_microbatches, plan.chunks, **options)
+    return build_schedule(name, p, m, v, **options)
 
 
 def placement_of(plan: StagePlan) -> Placement:

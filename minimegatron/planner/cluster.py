@@ -1,15 +1,6 @@
-"""A cluster in a dozen numbers: rates of its GPUs and links on the data sheet, and the share of each that programs
-reach.
+"""A cluster in a dozen numbers: rates of its GPUs and links on the data sheet, and the shares that programs reach.
 
 The problem in a sentence: the time of a step follows from rates, and no program reaches the rates of a data sheet.
-
-So a cluster has two kinds of numbers. Peaks come from the data sheet. The `..._share`s are the parts of them that
-products, attention, copies and messages reach: measured (`minimegatron plan --measure`), fitted to published runs, or
-assumed. `CALIBRATED` says which; `tests/planner/test_published.py` compares predictions with runs that nothing was
-fitted to.
-
-On a CPU no operation is fused and each kind of operation has its own rates: `planner/measure` measures them,
-`operations` holds them, and `operation` uses them.
 
 | GPU  | sold as | MiB that it has | dense bf16   | memory, bytes/s | NVLink, each way | between nodes, a GPU |
 |------|---------|-----------------|--------------|-----------------|------------------|----------------------|
@@ -18,24 +9,23 @@ On a CPU no operation is fused and each kind of operation has its own rates: `pl
 | H200 | 141 GB  | 143,771         | 989.5        | 4.8 T           | 450 G            | 50 G                 |
 | B200 | 180 GB  | 183,359         | 2250         | 7.7 T           | 900 G            | 50 G                 |
 
-Peaks are those of the data sheets of A100 80GB SXM, H100 SXM, H200 SXM and HGX B200. The memory of a card is the total
-that nvidia-smi reports in public logs; it differs from the number on the box. Half a GiB of it belongs to the driver
-(torch reports 79.1 of an H100's 79.6 GiB); CUDA's context, NCCL's buffers and the allocator's fragments take more.
-`reserve`, 4 GiB, is assumed for all of it.
+Peaks are those of the data sheets of A100 80GB SXM, H100 SXM, H200 SXM and HGX B200; products in FP8 have twice that of
+bf16. The memory is the total that nvidia-smi reports in public logs. `reserve`, 4 GiB of it, is assumed for the driver,
+CUDA's context, NCCL's buffers and the allocator's fragments. The host's memory is reached over PCIe 4 or 5 and has 16
+channels of DDR for eight GPUs.
 
-FP8 products have twice the dense peak of bf16; the A100 has none. The host's memory is reached over PCIe 4 or 5 (32 and
-64 GB/s each way) and has 16 channels of DDR for eight GPUs: 51 GB/s a GPU with DDR4-3200, 77 with DDR5-4800.
+**Shares** (`..._share`) are the parts of the peaks that products, attention, copies and messages reach: measured
+(`planner/measure`), fitted to published runs, or assumed. `CALIBRATED` says which; `tests/planner/test_published.py`
+compares predictions with runs that nothing was fitted to. On a CPU each kind of operation has rates of its own
+(`operations`).
 
-**Launches.** The host launches one operation after the other, and a GPU that is faster than the host waits. So a pass
-takes at least `call` seconds for each operation and message (`pass_time`). Launches dominate the time of small models
-on one node: without `call`, predictions of 40 steps of arXiv 2312.12391 are off by 32 % on average (89 % at worst),
-with it by 9 % (30 %). `call` is fitted to Megatron-DeepSpeed on the hosts of that paper; no other host was measured.
+**Launches.** The host launches one operation after the other, and a GPU that is faster than the host waits: a pass
+takes at least `call` seconds for each operation and message (`pass_time`). It is fitted to the runs of arXiv
+2312.12391. Without it predictions of 40 steps there are off by 32 % on average (89 % at worst), with it by 9 % (30 %).
 
 **A collective** runs as a ring: its bytes (`trace.Event.wire_bytes`) over the slowest link, and a latency for each of
 its N - 1 steps; an all-reduce has the 2 log N steps of a tree. A group with g ranks on each node has g network cards
 there, so between nodes its ranks share g times the rate of one card, at most NVLink's rate.
-
-The peaks are those of `training/flops.PEAK_TFLOPS`. The user gives prices.
 """
 
 from __future__ import annotations
@@ -50,7 +40,7 @@ from typing import Any
 from minimegatron.config.fields import Config
 from minimegatron.config.fields import described as opt
 from minimegatron.errors import ConfigError, did_you_mean
-from minimegatron.footprint.recorder import Operation, require_known
+from minimegatron.footprint.events import Operation, require_known
 from minimegatron.trace import Event
 from minimegatron.training.flops import peak_tflops
 

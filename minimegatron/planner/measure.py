@@ -5,37 +5,28 @@
 | copy       | a tensor onto another, larger than any cache      | read and written bytes a second                    |
 | matmul     | a square product in the dtype of training         | its time, less that of the bytes that it touches   |
 | link       | on a CPU: all-reduces, gathers, shifts of ranks   | sent bytes a second, and seconds of a step         |
-| operations | on a CPU: the modules of a layer, see below       | seconds of a call, of a FLOP and of a byte         |
+| operations | on a CPU: `linear`, `attention`, ..., see below   | seconds of a call, of a FLOP and of a byte         |
 
 **Operations.** Without fused kernels most operations reach neither the rate of products nor that of copies: SwiGLU is
-five passes over memory and an exponential. So each module is run alone, forward and backward, in a few shapes; a
-recorder counts its calls, FLOPs and bytes (`footprint/dry_run`), and three numbers are fitted to its times:
+five passes over memory and an exponential. So each module of a layer runs alone, forward and backward, in a few shapes
+(`linear` to `optimizer` below); a recorder counts its calls, FLOPs and bytes (`footprint/recorder`), and three numbers
+are fitted to its times:
 
     seconds = c calls + f FLOPs + b bytes         c, f, b not below 0
 
-| operation      | what runs                                                               |
-|----------------|-------------------------------------------------------------------------|
-| linear         | `ColumnParallelLinear`, its gradient added to the buffer                |
-| attention      | `SelfAttention` without its matrices: heads, RoPE, core attention       |
-| norm           | the sum with the residual stream and the norm of it                     |
-| activation     | `MLP` without its matrices                                              |
-| table          | the embedding of words, its gradient added to the buffer                |
-| loss           | cross entropy, of logits in memory that the system has to find first    |
-| optimizer      | gradients zeroed, divided, their norm, AdamW                            |
+No model is run, and no step; the shapes are those of no model of `benchmarks/planned.py`. Logits are new memory in
+every microbatch, so those that are timed have more than 32 MB, which glibc always gives back. Heads have 32 channels,
+as those of small models; with 64 channels a FLOP takes a sixth less.
 
-Logits are large, and large tensors are new memory in every microbatch: those that are timed have more than 32 MB, which
-glibc always gives back. Heads have 32 channels, as those of small models; of 64 channels a FLOP takes a sixth less. No
-model is run, and no step. The shapes are those of no model of `benchmarks/planned.py`.
+On a CPU as many ranks measure at once as the run will have here, since they take caches and cores from each other. A
+rank that sends does not compute: nothing overlaps.
 
-On a CPU several ranks measure at once, as many as the run will have here: they take caches and cores from each other.
-A rank that sends does not compute: nothing overlaps.
+**Two clocks.** `WALL` is a plan's: the fastest repetition counts, since other processes can only slow one down. `CPU`
+counts seconds of the processor, the median of the repetitions: waiting for another rank is not in it, so the sum over
+ranks is what a run costs, however many share a core.
 
-**Two clocks.** `WALL` is a plan's: the fastest of several repetitions counts, since other processes can only slow one
-down. `CPU` counts seconds of the processor that a rank and its threads use, the median of the repetitions: waiting for
-another rank is not in it, so the sum over ranks is what a run costs, however many share a core.
-
-A GPU whose name `cluster.CLUSTERS` knows keeps its peaks and gets measured shares; any other device has what was
-measured as its peak. Neither the links of GPUs are measured nor the host's time for an operation (`Cluster.call`).
+A GPU whose name `cluster.CLUSTERS` knows keeps its peaks and gets measured shares; of any other device the measured
+rates are the peaks. Neither links of GPUs nor the host's time for an operation (`Cluster.call`) are measured.
 """
 
 from __future__ import annotations
@@ -65,7 +56,8 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.ring import SHIFT, Shift
 from minimegatron.config import OptimizerConfig, TransformerConfig
 from minimegatron.errors import RankError
-from minimegatron.footprint.recorder import Operation, Recorder, recording
+from minimegatron.footprint.events import Operation
+from minimegatron.footprint.recorder import Recorder, recording
 from minimegatron.launch.procs import RUN_DIR
 from minimegatron.launch.rank import init, report, run_rank
 from minimegatron.layers.attention.self_attention import AttentionContext, SelfAttention

@@ -27,18 +27,8 @@ from typing import Any
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config.stages import StagePlan
 from minimegatron.footprint.dry_run import Run, Sizes
+from minimegatron.footprint.events import AGAIN, BACKWARD, FORWARD, WEIGHTS, Event, Message, Operation, Sent, Window
 from minimegatron.footprint.kinds import kinds_of, run_of
-from minimegatron.footprint.recorder import (
-    AGAIN,
-    BACKWARD,
-    FORWARD,
-    WEIGHTS,
-    Event,
-    Message,
-    Operation,
-    Sent,
-    Window,
-)
 from minimegatron.planner.cluster import Cluster
 
 OF_AXIS = {"tp": "tp", "cp": "cp", "cp_inner": "cp", "cp_outer": "cp"}  # the others move rows of experts

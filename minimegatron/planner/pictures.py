@@ -7,8 +7,7 @@ Pictures need matplotlib, a plan itself does not. The timeline shows few microba
 moment. The simulated schedule (`timing.played`) says when an action runs, and `footprint.prediction` which bytes are
 alive meanwhile: the parts of a stage run one after the other, each for the same time, and each is drawn at its fullest
 moment. So the fullest sample equals `Prediction.peak`, owner by owner. The schedule repeats itself, so four
-microbatches
-for each rank of the pipeline are drawn; GPipe keeps all microbatches, so all are drawn.
+microbatches for each rank of the pipeline are drawn; GPipe keeps all microbatches, so all are drawn.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from typing import Any, NamedTuple
 from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import ConfigError
 from minimegatron.footprint.dry_run import Sizes
+from minimegatron.footprint.events import FORWARD, Operation
 from minimegatron.footprint.prediction import Passage, actions_of, passages, sizes_of
-from minimegatron.footprint.recorder import FORWARD, Operation
 from minimegatron.footprint.states import meta_model, meta_wrapper
 from minimegatron.memory import ACTIVATIONS, WORKSPACE, Sample
 from minimegatron.planner.pass_time import BELOW, LAUNCHES, MEMORY, PEAK, RECOMPUTE, pieces_run

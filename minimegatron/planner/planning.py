@@ -17,8 +17,8 @@ from typing import Any
 from minimegatron.comm.mesh import rank_groups
 from minimegatron.config.run import RunConfig
 from minimegatron.errors import ConfigError
+from minimegatron.footprint.events import Unpredicted
 from minimegatron.footprint.prediction import Prediction
-from minimegatron.footprint.recorder import Unpredicted
 from minimegatron.planner.cluster import Cluster
 from minimegatron.planner.timing import StepTime, step_time
 from minimegatron.planner.traffic import Traffic, run_messages

@@ -24,8 +24,8 @@ from minimegatron.config.parallel import SPLIT
 from minimegatron.config.run import RunConfig
 from minimegatron.config.stages import StagePlan, plan_stages
 from minimegatron.footprint.dry_run import Sizes
+from minimegatron.footprint.events import require_known
 from minimegatron.footprint.prediction import sizes_of
-from minimegatron.footprint.recorder import require_known
 from minimegatron.footprint.states import meta_model, meta_wrapper
 from minimegatron.models.chunks import placement_of, schedule_of
 from minimegatron.parallel.pipeline.schedule_sim import Costs, Simulation, simulate

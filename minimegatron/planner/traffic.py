@@ -29,9 +29,10 @@ from minimegatron.comm.transport import FakeTransport
 from minimegatron.config.run import RunConfig
 from minimegatron.config.stages import StagePlan, plan_stages
 from minimegatron.footprint.dry_run import Sizes
+from minimegatron.footprint.events import Message, Sent, Waited, require_known
 from minimegatron.footprint.kinds import StageRun, one_of_each
 from minimegatron.footprint.prediction import actions_of, sizes_of
-from minimegatron.footprint.recorder import Message, Messages, Sent, Waited, require_known
+from minimegatron.footprint.recorder import Messages
 from minimegatron.footprint.states import meta_model, meta_wrapper
 from minimegatron.layers.param import layout_of
 from minimegatron.layers.step_hooks import StepHooks
@@ -55,7 +56,7 @@ def run_messages(run: RunConfig, rank: int, world: int, device: str = "cuda") ->
         Unpredicted: a feature sends messages that a plan does not know.
     """
     config, parallel, optimizer = run.model, run.parallel, run.optimizer
-    require_known(not optimizer.freeze, "messages of a model with frozen parameters")
+    require_known(not optimizer.freeze and config.lora_rank is None, "messages of a model with frozen parameters")
     mesh, work = Mesh.planned(parallel, rank, world), work_of_run(run, world, device)
     ddp = meta_wrapper(meta_model(config, mesh, optimizer, spec_of(run)), mesh, optimizer)
     z = sizes_of(config, mesh, optimizer, work, spec_of(run))

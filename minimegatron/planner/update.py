@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from minimegatron.config import OptimizerConfig
-from minimegatron.footprint.recorder import Message, Operation, require_known
+from minimegatron.footprint.events import Message, Operation, require_known
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.muon import LayerWise, Orthogonalizer

@@ -33,6 +33,13 @@ from minimegatron.training.step import Loss, LossFunc
 VALUES, RETURNS = "old_values", "returns"
 
 
+def whitened(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Values with mean 0 and variance 1 where the mask is, and 0 elsewhere."""
+    count = mask.sum()
+    centred = (values - (values * mask).sum() / count.clamp(min=1)) * mask
+    return centred / (centred.square().sum() / (count - 1).clamp(min=1) + 1e-8).sqrt()
+
+
 class PPO(GRPO):
     """Rewards of an environment, and values."""
 
@@ -80,9 +87,6 @@ class PPO(GRPO):
             rewards -= task.grpo_kl_beta * (numbers[OLD] - numbers[REFERENCE]) * drawn
         advantages, returns = gae(rewards, numbers[VALUES], drawn, task.ppo_gamma, task.ppo_lambda)
         if task.ppo_whiten_advantages:
-            count = drawn.sum()
-            mean = advantages.sum() / count
-            spread = (((advantages - mean) * drawn) ** 2).sum() / (count - 1).clamp(min=1)
-            advantages = (advantages - mean) / (spread + 1e-8).sqrt() * drawn
+            advantages = whitened(advantages, drawn)
         numbers["advantages"].copy_(advantages)
         numbers[RETURNS].copy_(returns)

@@ -7,7 +7,8 @@
 | `answers`       | pieces of text to completions, whole or as server-sent events                          |
 | `metrics`       | Prometheus metrics under vLLM's names                                                  |
 | `service`       | an HTTP request to the engine's requests, their tokens to an answer                    |
-| `app`           | routes, API key, limits, errors, shutdown                                              |
+| `http_messages` | bodies, responses, events, and errors with their statuses                              |
+| `app`           | routes, API key, shutdown                                                              |
 | `http_server`   | connections: a deadline for the headers of a request, the limit of open files          |
 | `chat.html`     | a chat page                                                                            |
 | `balance`       | which of N servers answers a request: by the beginning of its prompt, and by load      |

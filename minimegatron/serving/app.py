@@ -1,4 +1,4 @@
-"""The HTTP server: routes, API key, limits, errors, shutdown.
+"""The HTTP server: routes, API key, shutdown.
 
 | route                       | answers                                                             | without a key |
 |-----------------------------|---------------------------------------------------------------------|---------------|
@@ -9,21 +9,7 @@
 | `GET /health`               | 200 if a request would be served, else 503                          | answers       |
 | `GET /`                     | the chat page, which asks for the key                               | answers       |
 
-| status | when                                                                                              |
-|--------|---------------------------------------------------------------------------------------------------|
-| 400    | a field is unknown, invalid or not supported; the prompt is too long                              |
-| 401    | the key is missing or wrong                                                                       |
-| 404    | `model` is another model, or the route does not exist                                             |
-| 408    | the body does not arrive in time                                                                  |
-| 413    | the body has more than `max_body_bytes`                                                           |
-| 415    | Content-Type is not JSON, or the body is compressed. (A foreign web page can send other types     |
-|        | without a CORS preflight, JSON it cannot.)                                                        |
-| 429    | too many answers are open; `Retry-After` is the mean duration of a request                        |
-| 500    | the engine raised                                                                                 |
-| 503    | the server shuts down                                                                             |
-| 504    | the request took longer than `request_seconds`                                                    |
-
-Errors have OpenAI's form. `serving/service` answers the requests.
+`serving/service` answers the requests, `serving/http_messages` has the statuses of errors.
 
 **Shutdown.** After the first SIGTERM or SIGINT, new requests get 503 and open ones may finish within `drain_seconds`;
 after a second signal the server ends at once.
@@ -51,9 +37,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minimegatron.errors import ConfigError, MinimegatronError, RankError
 from minimegatron.serving.engine_thread import ShuttingDown
+from minimegatron.serving.http_messages import api_error, json_response
 from minimegatron.serving.http_server import Http, allow_files
 from minimegatron.serving.protocol import ApiError
-from minimegatron.serving.service import Service, api_error, json_response
+from minimegatron.serving.service import Service
 
 WITHOUT_KEY = ("/", "/health")
 PAGE = Path(__file__).with_name("chat.html")

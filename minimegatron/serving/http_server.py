@@ -3,7 +3,7 @@
 uvicorn waits for ever for a connection that sends nothing, or one header line a minute; a few hundred of these use up
 the server's file descriptors (the Slowloris attack). Here the headers must be complete `HEADER_SECONDS` after the
 connection was made, or on a reused connection after their first byte; otherwise the connection is closed. Between
-requests uvicorn's `timeout_keep_alive` applies, and bodies have their own deadlines (`serving/service`,
+requests uvicorn's `timeout_keep_alive` applies, and bodies have their own deadlines (`serving/http_messages`,
 `serving/router`).
 """
 

@@ -4,33 +4,31 @@
     Streams -> Choices -> one JSON body, or server-sent events                        (pieces of text; Format)
 
 The tokenizer and the compiler of grammars work in a thread of their own, the engine in another (`engine_thread`), so
-the event loop never waits for either. All requests of a body are submitted, or none. After a stream has begun an error
-is an event, and no `[DONE]` follows. **A client that disconnects** is noticed by its closed connection, not by a failed
-write, so its request is aborted even while it waits or its prompt is computed.
+the event loop never waits for either. All requests of a body are submitted, or none; those of a client that has
+disconnected are aborted.
 
-`serving/app` has the routes and the statuses.
+`serving/app` has the routes, `serving/http_messages` reads bodies and writes responses.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from fastapi import Request
-from fastapi.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from fastapi.responses import Response
 
 from minimegatron.data.tokenizer import HuggingFaceTokenizer
-from minimegatron.errors import ConfigError, DataError, DeadlineError, MinimegatronError
+from minimegatron.errors import ConfigError, MinimegatronError
 from minimegatron.inference.engine import Engine
 from minimegatron.inference.sequence import Request as EngineRequest
 from minimegatron.serving.answers import DONE, ChatFormat, Choice, CompletionFormat, Format, Tokens, event, usage_of
-from minimegatron.serving.engine_thread import EngineThread, Full, ShuttingDown, Stream
+from minimegatron.serving.engine_thread import EngineThread, Stream
+from minimegatron.serving.http_messages import Events, api_error, json_response, read_body, unless_gone
 from minimegatron.serving.metrics import Metrics
 from minimegatron.serving.protocol import (
     ApiError,
@@ -45,7 +43,6 @@ from minimegatron.serving.protocol import (
 )
 
 T = TypeVar("T")
-BODY_SECONDS = 30.0
 GRACE_SECONDS = 60.0  # waited beyond a request's deadline, which the engine thread enforces
 
 
@@ -368,78 +365,3 @@ class Service:
         well = self.thread.healthy and not self.draining
         status = "ok" if well else "draining" if self.draining else f"failing: {self.thread.failure or 'steps raise'}"
         return json_response({"status": status}, 200 if well else 503)
-
-
-class Events(StreamingResponse):
-    """Server-sent events; calls `leave` after the last one, or when the client disconnects."""
-
-    def __init__(self, content: AsyncIterator[bytes], leave: Callable[[], None]) -> None:
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(content, media_type="text/event-stream", headers=headers)
-        self._leave = leave
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._leave()
-
-
-async def unless_gone(request: Request, work: Awaitable[T]) -> T | None:
-    """The result of `work`; None if the client disconnects first."""
-
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    tasks = asyncio.ensure_future(work), asyncio.ensure_future(gone())
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return tasks[0].result() if tasks[0].done() else None  # no deadline: it is done
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-async def read_body(request: Request, most: int) -> bytes:
-    """The body of a request, at most `most` bytes.
-
-    Raises:
-        ApiError: 408, 413 or 415.
-    """
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise ApiError(415, "the body has to be of Content-Type application/json")
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise ApiError(415, "a compressed body is not read: send it as it is")
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for part in request.stream():
-                body += part
-                if len(body) > most:
-                    raise ApiError(413, f"the body has more than {most} bytes", headers={"Connection": "close"})
-    except TimeoutError:
-        raise ApiError(408, f"the body did not come in {BODY_SECONDS:.0f} s", headers={"Connection": "close"}) from None
-    return bytes(body)
-
-
-def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A JSON response in ASCII: a lone surrogate, which UTF-8 cannot hold, is escaped."""
-    return Response(json.dumps(value), status, headers, media_type="application/json")
-
-
-def api_error(error: Exception) -> ApiError:
-    """An error in OpenAI's form, with the status of the table above."""
-    if isinstance(error, ApiError):
-        return error
-    text = error.what + (f"; {error.fix}" if error.fix else "") if isinstance(error, MinimegatronError) else str(error)
-    if isinstance(error, Full):
-        retry = {"Retry-After": str(error.retry_after)}
-        return ApiError(429, text, "rate_limit_error", code="rate_limit_exceeded", headers=retry)
-    if isinstance(error, ShuttingDown):
-        return ApiError(503, text, "service_unavailable_error", headers={"Retry-After": "1"})
-    if isinstance(error, DeadlineError):
-        return ApiError(504, text, "timeout_error", code="timeout")
-    if isinstance(error, ConfigError | DataError):
-        return refuse(text)
-    return ApiError(500, text or type(error).__name__, "server_error")

@@ -36,9 +36,10 @@ from minimegatron.optim.groups import freeze, train_added
 from minimegatron.optim.schedule import OptimizerParamScheduler
 from minimegatron.parallel.data.data_parallel import DataParallel
 from minimegatron.parallel.data.ddp import data_parallel
-from minimegatron.training.checkpointing import Checkpoints, continues, keep_what_was_given
+from minimegatron.training.checkpointing import Checkpoints
 from minimegatron.training.datasets import Joint, RunData
 from minimegatron.training.graphs import step_graph
+from minimegatron.training.loading import continues, keep_what_was_given
 from minimegatron.training.memory_report import MemoryReport
 from minimegatron.training.microbatches import NumMicrobatches, iterations_of, rates_of
 from minimegatron.training.observers import Observer

@@ -10,8 +10,8 @@
     rank 0 predicted       22.00      22.00    44.01        10.03       4.00          88.02  102.04  forward loss
     counted                22.00      22.00    44.01         6.03       8.01          88.02  102.05  forward: aten.sub
 
-Owners of one moment need not agree where their sum does: what a recomputed layer keeps, and a loss that is not yet
-saved, are counted as workspace.
+Predicted and counted totals agree, their activations and workspace need not: what a recomputed layer keeps, and a loss
+that is not yet saved, are counted as workspace.
 
 A watched step costs several times its usual time, because every operation is looked at; other steps cost nothing. On
 a GPU the row `allocated` is the allocator's own peak; what it has beyond the counted one is in no tensor of Python's.

@@ -219,6 +219,8 @@ def _check_twin(run: RunConfig, dp: int) -> None:
         "transformer_impl transformer_engine": model.transformer_impl == "transformer_engine",
         "moe_expert_capacity_factor": model.moe_expert_capacity_factor is not None,
         "moe_input_jitter_eps": model.moe_input_jitter_eps is not None,
+        f"the task {run.task_name}, whose first batch needs more than a data set": run.task_name
+        in ("grpo", "ppo", "distill"),
     }
     used = [name for name, is_used in cannot.items() if is_used]
     require(

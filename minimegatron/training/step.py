@@ -3,18 +3,16 @@
 The problem in a sentence: a batch of B sequences is cut into microbatches and over data-parallel ranks, each part
 counts another number of tokens, and the weights after the step must not depend on how it was cut.
 
-They do not if every part contributes *sums* and one division comes at the end. With l_i the loss of token i and m_i its
-mask:
+So every part contributes *sums*, and one division comes at the end. With l_i the loss of token i and m_i its mask:
 
     each microbatch       L = sum_i m_i l_i,   n = sum_i m_i          backward on L, not on L / n
     all of them           g = sum dL/dw        over microbatches, dp, cp       (parallel/data/{ddp,finalize})
     once                  g / N,   N = sum n                                   (parallel/data/finalize)
     reported              sum L / N
 
-The mean of per-rank means is a different number as soon as the counts differ, and a rank whose tokens are all masked
-would divide 0 by 0; here it contributes 0 to both sums. Where no rank has a token that counts, there is no mean, and
-the step is a bad one (`train_step` raises `BadStep`): weights would move by momentum alone, and the log would show a
-loss of 0.
+A mean of the ranks' means is another number as soon as their counts differ, and a rank whose tokens are all masked
+would divide 0 by 0; here it contributes 0 to both sums. Where no token of any rank counts, `train_step` raises
+`BadStep`.
 
 | messages, besides DDP's buckets     | axis    | bytes                             |
 |-------------------------------------|---------|-----------------------------------|
@@ -23,17 +21,14 @@ loss of 0.
 | loss sums and requests to stop      | `world` | 8 * (2 per loss + 1), one message |
 | norm, zeros, non-finite (optimizer) | `world` | 24                                |
 
-**Features of the model**, such as experts and FP8, register hooks for the beginning and the end of a step
-(`layers/step_hooks`); this file calls the hooks and names no feature. `get_forward_backward_func` chooses who runs the
-passes: `forward_backward` below, microbatch after microbatch, or the pipeline's schedule (`training/pipelined`).
+Skip, stop and raise follow from numbers that every rank received in the same message. The sum over `world` counts each
+loss t times, in numerator and denominator alike, and a NaN of one rank reaches all.
 
-**Deciding together.** Skip, stop and raise follow from numbers that every rank received in the same message. The
-sum over `world` counts each loss t times, in numerator and denominator alike; the mean is unaffected, and a NaN that
-one rank alone has reaches all of them.
+Features of the model, such as experts and FP8, act through hooks (`layers/step_hooks`). `get_forward_backward_func`
+chooses who runs the passes: `forward_backward` below, or the pipeline's schedule (`training/pipelined`).
 
 Megatron-LM: `train_step` in `megatron/training/training.py`, `forward_backward_no_pipelining` in
-`megatron/core/pipeline_parallel/schedules.py`, `loss_func` in `pretrain_gpt.py`: the same contract, so that a loss
-written for Megatron works here.
+`megatron/core/pipeline_parallel/schedules.py`, `loss_func` in `pretrain_gpt.py`: a loss written for it works here.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     until done:  step -> count -> tell the observers -> stop?
 
-The rest (lines of the log, profiles, memory, comparisons of replicas, evaluations, checkpoints) is done by observers,
-in their order (`training/observers`); `training/build` makes the parts from a configuration.
+Observers do the rest (`training/observers`): lines of the log, profiles, evaluations, checkpoints. `training/build`
+makes the parts from a configuration.
 
 | the run ends                  | because                                                                      |
 |-------------------------------|------------------------------------------------------------------------------|
@@ -13,14 +13,14 @@ in their order (`training/observers`); `training/build` makes the parts from a c
 | `--exit-duration-in-mins`     | the time is up on some rank                                                  |
 | SIGTERM                       | some rank received it: a scheduler wants the machine back                    |
 
-Only one rank knows of the last two, so it is sent together with the next step's loss, and all ranks end after the
-same step. A second SIGTERM ends the process at once (143), also while the first is being obeyed: a checkpoint that is
-not yet published is then as if it had never begun.
+One rank alone may know of the last two, so it says so in the message of the next step's loss, and all ranks end after
+the same step. A second SIGTERM ends the process at once (143); a checkpoint that is not yet published is then as
+if it had never begun.
 
 **Bad steps.** A step is bad when its loss or a gradient is not finite, when its loss is a spike (above
 `--spiky-loss-factor` times the mean of the last `WINDOW` good ones), or when all labels of its batch are masked. Every
-rank decides this from sums over all ranks that came in one message, before the optimizer moves. An overflow in fp16
-with a dynamic scale is no bad step: the scaler expects it.
+rank decides this before the optimizer moves, from the same sums over all ranks. An overflow in fp16 with a dynamic
+scale is no bad step: the scaler expects it.
 
 | `--bad-step` | then                                                                                              |
 |--------------|---------------------------------------------------------------------------------------------------|
@@ -28,12 +28,9 @@ with a dynamic scale is no bad step: the scaler expects it.
 | `skip`       | the weights stay; the run goes on with the next batch                                             |
 | `rollback`   | the newest checkpoint of `--save` is loaded, and the run goes on with the batch after the bad one |
 
-After a rollback the batches between the checkpoint and the bad one are skipped: in the same order they would lead to
-the same place. After `ROLLBACKS` rollbacks to one checkpoint the run stops.
-
-Chowdhery et al. 2022 (arXiv 2204.02311), section 5.1: PaLM went back about 100 steps at each spike and left out 200 to
-500 batches. Megatron-LM: `train` in `megatron/training/training.py`, `--check-for-spiky-loss` in
-`megatron/core/rerun_state_machine.py`.
+After `ROLLBACKS` rollbacks to one checkpoint the run stops. PaLM went back about 100 steps at each spike and left out
+200 to 500 batches (Chowdhery et al. 2022, arXiv 2204.02311, section 5.1). Megatron-LM: `train` in
+`megatron/training/training.py`, `--check-for-spiky-loss` in `megatron/core/rerun_state_machine.py`.
 """
 
 from __future__ import annotations

@@ -29,8 +29,6 @@ from tests.mock_data import small_trainer
 from tests.models.test_huggingface import SIZES
 from tests.thorough import THOROUGH, mostly_thorough
 
-transformers = pytest.importorskip("transformers")
-
 LINE = (
     "--mock-data --seq-length 16 --micro-batch-size 1 --global-batch-size 8 --train-iters 3 --lr-decay-iters 3 "
     "--lr 1e-3 --hidden-dropout 0 --attention-dropout 0"
@@ -92,6 +90,8 @@ def test_weights_in_training_are_those_of_the_folder(tmp_path):
 @pytest.mark.slow
 def test_converted_continued_and_converted_back(ranks, tmp_path):
     """Qwen2.5 at toy size: its tutorial's three commands, and transformers reads what comes out."""
+    import transformers
+
     published = publish("qwen2.5", tmp_path / "published")
     ours, trained, back = (tmp_path / name for name in ("ours", "trained", "back"))
     convert = (
@@ -124,7 +124,7 @@ def test_converted_continued_and_converted_back(ranks, tmp_path):
         assert (model(tokens).logits - logits).abs().max() <= 2e-4  # of weights that are 1e-5 apart
 
 
-def test_what_a_folder_says_is_not_what_a_flag_says(tmp_path):
+def test_what_a_folder_says_is_not_what_a_flag_says(tmp_path, monkeypatch):
     published = publish("llama2", tmp_path / "published")
     with pytest.raises(CheckpointError, match="rotary_base: 500.0 here, 10000.0 there"):
         trainer_of(f"--load {published} --rotary-base 500")
@@ -132,6 +132,8 @@ def test_what_a_folder_says_is_not_what_a_flag_says(tmp_path):
         trainer_of(f"--load {published} --ckpt-step 3")
     with pytest.raises(ConfigError, match="checkpoints go elsewhere"):
         trainer_of(f"--load {published} --save {published}")
+    monkeypatch.chdir(published)
+    trainer_of("--load .").close()  # saves nothing
     change_config(published, pad_token_id=99)
     with pytest.raises(ConfigError, match="set pad_token_id to an id that the model has"):
         trainer_of(f"--load {published}")
@@ -202,6 +204,8 @@ def test_what_fits_is_read_whole(tmp_path):
 
 @THOROUGH
 def test_the_example_does_its_four_steps(docs_corpus, tmp_path):
+    import transformers
+
     corpus = prepare_corpus(docs_corpus, 512, "docs")
     config = transformers.Qwen2Config(**{**SIZES, "vocab_size": 520})  # as published: more rows than tokens
     torch.manual_seed(0)

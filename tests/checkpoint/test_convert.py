@@ -24,8 +24,6 @@ from minimegatron.memory import Tracker
 from minimegatron.models.families import PRESETS, family_config, preset
 from tests.models.test_huggingface import EXPERTS, FAMILIES, hf_model
 
-transformers = pytest.importorskip("transformers")
-
 
 @functools.cache
 def _bytes(name: str) -> dict[str, bytes]:
@@ -54,6 +52,8 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", [*FAMILIES, *EXPERTS])
 def test_there_and_back_is_exact_and_speaks_in_transformers(name, tmp_path):
+    import transformers
+
     published = publish(name, tmp_path / "published")
     convert("--load", published, "--save", tmp_path / "ours", "--max-shard-size", "40KB")
     convert("--load", tmp_path / "ours", "--save", tmp_path / "back", "--max-shard-size", "100KB")

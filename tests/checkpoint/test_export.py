@@ -31,8 +31,6 @@ from tests.mock_data import small_trainer
 from tests.models.test_huggingface_config import TINY
 from tests.thorough import THOROUGH, mostly_thorough
 
-transformers = pytest.importorskip("transformers")
-
 TOKENS = torch.randint(0, 60, (2, 24), generator=torch.Generator().manual_seed(1))
 SMALL = "--num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 32 --vocab-size 128 --mock-data"
 L = "--swiglu --normalization RMSNorm --disable-bias-linear --position-embedding-type rope "
@@ -98,6 +96,8 @@ def written(config: TransformerConfig, folder: Path) -> dict[str, torch.Tensor]:
 
 def theirs(folder: Path) -> tuple[Any, torch.Tensor]:
     """transformers' model of a folder, and its logits."""
+    import transformers
+
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     with torch.no_grad():
         return model, model(TOKENS).logits
@@ -184,6 +184,8 @@ def trained(line: str) -> tuple[Any, torch.Tensor]:
 
 def check_published(folder: Path, tokenizer: Path, logits: torch.Tensor) -> Any:
     """transformers alone computes these logits, and has this tokenizer with its templates; returns its model."""
+    import transformers
+
     model, found = theirs(folder)
     reader: Any = transformers.AutoTokenizer
     if model.config.model_type == "qwen2":  # whose tokenizer is Qwen2's for `AutoTokenizer`, whatever lies there
@@ -311,6 +313,8 @@ def test_a_resumed_run_keeps_what_is_there_and_an_old_one_gets_its_tokenizer(tmp
 
 @pytest.mark.parametrize("kind", ["bytes", "gpt2"])
 def test_a_tokenizer_without_a_folder_becomes_one_that_transformers_reads(tmp_path, kind):
+    import transformers
+
     letters = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     (tmp_path / "vocab.json").write_text(json.dumps(letters | {"th": 256, "the": 257, "<|endoftext|>": 258}))
     (tmp_path / "merges.txt").write_text("#version: 0.2\nt h\nth e\n")

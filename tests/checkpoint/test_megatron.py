@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 
 from minimegatron.checkpoint.conversion import logical_tensors, open_model
 from minimegatron.checkpoint.megatron import args_of, as_ours, as_theirs, config_from_args, extra_states
@@ -189,6 +188,8 @@ def drawn(config: Any) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("family", MODELS)
 def test_torch_reads_what_is_written_and_so_do_we(family, tmp_path):
+    import torch.distributed.checkpoint as dcp
+
     config = family_config(family, vocab_size=99, num_layers=3, hidden_size=32, **MODELS[family])
     state = drawn(config)
     theirs = as_theirs(InMemory(state), config)

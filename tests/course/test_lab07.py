@@ -9,6 +9,7 @@ from importlib import import_module
 import pytest
 import torch
 from course.lab07.tensor_cores import product
+from course.lab07.text import indexed_at_run_time
 
 from labkit.exercises import Draw
 from minimegatron.errors import ConfigError
@@ -69,3 +70,33 @@ def test_a_product_takes_rows_that_lie_in_memory_whole():
                                (a.float(), b, r"a is float32 \[3, 5\]")):  # fmt: skip
         with pytest.raises(ConfigError, match=words):
             product(left, right)
+
+
+LOCAL = "constexpr int PER = 16;\n__global__ void f(const float* x, int cols) {\n  float kept[PER];\n  %s\n}"
+
+
+@pytest.mark.parametrize("loop", [
+    "int n = 0; for (int i = threadIdx.x; i < cols; i += 256) kept[n++] = x[i];",
+    "for (int i = threadIdx.x, n = 0; i < cols; i += 256, ++n) kept[n] = x[i];",
+    "for (int i = threadIdx.x; i < cols; i += 256) kept[i / 256] = x[i];",
+    "int count = (cols + 255) / 256; for (int k = 0; k < count; k++) kept[k] = x[k];",
+    "for (int k = 0; k < PER; ++k) kept[k] = 0; for (int k = 0; k < cols / 256; ++k) kept[k] = x[k];",
+    "for (int k = 0; k * 256 + threadIdx.x < cols; ++k) kept[k] = x[k];",
+    "kept[threadIdx.x % PER] = 1;",
+])  # fmt: skip
+def test_an_index_that_only_the_run_knows_is_found(loop):
+    assert indexed_at_run_time(LOCAL % loop)[0] == "kept"
+
+
+@pytest.mark.parametrize("loop", [
+    "for (int k = 0; k < PER && threadIdx.x + k * 256 < cols; ++k) kept[k] = x[k];",
+    "for (int k = PER; k-- > 0;) kept[k] = x[k];",
+    "int k = 0; while (k < PER) { kept[k] = x[k]; ++k; }",
+    "for (int k = 0; k < PER; k += 4) for (int j = 0; j < 4; ++j) kept[k + j] = x[k];",
+    "for (int k = 0, i = threadIdx.x; k < PER; ++k, i += 256) { if (i >= cols) break; kept[k] = x[i]; }",
+    "const int N = 16; for (int k = 0; k != N; ++k) { const int j = k; kept[j] = x[k]; }",
+    "__shared__ float all[4096]; for (int i = threadIdx.x; i < cols; i += 256) all[i] = x[i]; kept[0] = all[1];",
+    "auto put = [&](int k, float v) { kept[k] = v; }; put(0, x[cols - 1]);",
+])  # fmt: skip
+def test_an_index_that_the_compiler_can_know_is_not(loop):
+    assert indexed_at_run_time(LOCAL % loop) == ("", "")

@@ -54,6 +54,33 @@ def test_the_head_attends_as_the_packages_does(seed):
         torch.testing.assert_close(told["keys"], both["key"].squeeze(2), equal_nan=True, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_pages_that_are_there_are_those_that_the_engines_allocator_finds(seed):
+    """In its own order: it evicts a page only when nobody has it, and the index hears of it then."""
+    draw, size, table = random.Random(seed), 2, BlockManager(14, 2)
+    calls, want, held = [], [], []
+    for _ in range(30):
+        tokens = [draw.randint(0, 1) for _ in range(draw.randint(1, 9))]
+        pages, parent = table.find(tokens, root=(0, ""))
+        calls.append(["known", tokens])
+        want.append(list(pages))
+        found = len(pages)
+        for page in pages:
+            table.share(page)
+        while len(pages) < table.pages_for(len(tokens)):
+            while not table.available:
+                for page in reversed(held.pop(0)):
+                    table.release(page)
+            evicted, pages = table.evicted, [*pages, table.take()]
+            if table.evicted > evicted:
+                calls.append(["forget", pages[-1]])
+        table.remember(tokens, pages, len(tokens), found, parent)
+        calls.append(["keep", tokens, pages])
+        held.append(pages)
+    assert table.evicted > 3 and sum(map(len, want)) > 10
+    assert LAB["prefixes"].reference(size, calls) == want
+
+
 def played(scheduler, seed):
     """The steps of requests that come at any time; the words are always the same, the lengths are drawn."""
     draw, steps, number = random.Random(seed), [], 0

@@ -18,7 +18,7 @@ SOURCE = Path(str(import_module("course.10_inference_serving").__file__)).with_n
 TEXT = " ".join(line.removeprefix("#").strip() for line in SOURCE.read_text().splitlines())
 H100 = {"memory": 80e9, "bandwidth": 3.35e12, "flops": 989e12}
 LLAMA = {"parameters": 8_030_261_248, "layers": 32, "groups": 8, "d": 128, "bytes": 2}
-MINUTES = {"A": 20, "B": 60, "C": 15, "D": 25}
+MINUTES = {"A": 20, "B": 80, "C": 20, "D": 25}
 
 
 def right(exercise, case=0, **inputs):
@@ -33,8 +33,11 @@ LONG = right("decode_step", model=LLAMA, sequences=1, length=2000, page=16, gpu=
 SIXTEEN = right("decode_step", model=LLAMA, sequences=16, length=2000, page=16, gpu=H100)
 
 STATED = [
-    ("Together about {} hours", sum(MINUTES.values()) // 60),
-    ("| B | 3 Implement: pages, steps, proposals | {} h |", MINUTES["B"] // 60),
+    ("Together about {} and a half hours", sum(MINUTES.values()) // 60),
+    ("| B | 3 Implement: pages, steps, proposals | {} h {} min |", [*divmod(MINUTES["B"], 60)]),
+    ("How many of the {:,} tokens", 20 * (1000 + 30)),
+    ("The document fills {} pages; its last {} tokens", [1000 // 16, 1000 % 16]),
+    ("`keep([1, 2, 3, 4, 5], [7, 3, 9])` a request `[1, 2, 3, 9]` begins with `{}`", [right("prefixes")[0]]),
     ("| D | 6 Break it · 7 Explain | {} min |", MINUTES["D"]),
     ("Llama 3 8B has {:.2f}·10⁹ parameters, in bf16 16 GB", LLAMA["parameters"] / 1e9),
     ("so in the time of one byte it could do {} FLOPs", LIMIT),

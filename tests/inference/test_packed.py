@@ -19,8 +19,6 @@ from tests.inference.ranked import PROMPTS, asked, packed_words
 from tests.inference.test_quantize import FLAGS, publish, quantise
 from tests.thorough import mostly_slow, mostly_thorough
 
-pytest.importorskip("transformers")
-
 
 def small(name: str, scheme: str, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
     """A quantised folder of a tiny model."""

@@ -28,8 +28,6 @@ from tests.inference.models import theirs, weights
 from tests.inference.ranked import build, ids, logits_of_folder
 from tests.thorough import mostly_thorough
 
-transformers = pytest.importorskip("transformers")
-
 INT4 = Scheme("int", 4, 32)  # groups that divide the tiny models' rows
 FLAGS: dict[str, list[Any]] = {"int8": [], "int4": ["--group-size", 32], "fp8": []}
 
@@ -132,6 +130,8 @@ def a_text(file: Path, seed: int = 0) -> Path:
 
 @torch.no_grad()
 def logits_in_transformers(folder: Path, **options: Any) -> torch.Tensor:
+    import transformers
+
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", **options)
     return model(ids(2, 12)).logits
 
@@ -157,6 +157,8 @@ def test_transformers_computes_the_same_of_a_quantised_folder(name, scheme, tmp_
 @pytest.mark.filterwarnings("ignore:You passed `quantization_config`")
 @pytest.mark.parametrize("scheme", FLAGS)
 def test_in_bfloat16_every_weight_is_the_packages(scheme, tmp_path):
+    import transformers
+
     pytest.importorskip("compressed_tensors")
     publish("llama2", tmp_path / "whole", torch.bfloat16)
     quantise(tmp_path / "whole", "--save", tmp_path / "small", "--scheme", scheme, *FLAGS[scheme])
@@ -225,6 +227,8 @@ def test_scales_save_what_meets_large_activations():
 
 @pytest.mark.slow
 def test_the_command_calibrates_and_tells_the_perplexity(tmp_path, capsys):
+    import transformers
+
     publish("qwen3", tmp_path / "whole")
     text, calibration = a_text(tmp_path / "text.txt"), a_text(tmp_path / "calibration.txt", 1)
     quantise(

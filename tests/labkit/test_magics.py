@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from labkit.ranks.fork_server import SHARED
 from minimegatron.launch import procs
 from tests.labkit.kernel import Kernel, processes_of
 
@@ -270,10 +271,12 @@ def test_what_a_cell_does_to_its_ranks_does_not_reach_the_next(kernel: Kernel) -
 
 # --------------------------------------------------------------------------------------------------- a dead kernel
 
+ALONE = {SHARED: ""}  # its ranks are its descendants, and not those of a run of tests
+
 
 @pytest.mark.thorough
 def test_a_restart_ends_the_ranks_and_keeps_the_progress(tmp_path: Path) -> None:
-    with Kernel(tmp_path) as kernel:
+    with Kernel(tmp_path, **ALONE) as kernel:
         kernel.run(OPEN)
         kernel.run(BUBBLE)
         kernel.run('check("bubble")')
@@ -294,7 +297,7 @@ def test_a_restart_ends_the_ranks_and_keeps_the_progress(tmp_path: Path) -> None
 
 @pytest.mark.thorough
 def test_a_killed_kernel_takes_everything_with_it(tmp_path: Path) -> None:
-    with Kernel(tmp_path) as kernel:
+    with Kernel(tmp_path, **ALONE) as kernel:
         kernel.run(OPEN)
         kernel.run("%%ranks 2\nprint(rank)")
         kernel.run(BUBBLE)

@@ -14,6 +14,8 @@ from minimegatron.layers.logical import initialize
 from minimegatron.layers.lora import Lora, adapted, merge
 from minimegatron.layers.param import logical_parameters
 from minimegatron.models.chunks import build_stage
+from minimegatron.training.arguments import parse_args
+from tests.mock_data import small_trainer as build_trainer
 from tests.thorough import mostly_thorough
 from tests.twin import Case, losses, microbatch, serial_model
 
@@ -100,3 +102,17 @@ def refused(rank: int, world: int) -> str:
 def test_experts_that_are_cut_are_refused(ranks: Any) -> None:
     for said in ranks(2).run(refused):
         assert "expert_tensor_parallel_size 2" in said and "fix: --expert-tensor-parallel-size 1" in said
+
+
+def test_memory_of_adapters_alone_is_predicted_and_counted(capsys: pytest.CaptureFixture) -> None:
+    """Gradients and moments are those of the adapters; what a frozen model keeps for its backward pass is not known."""
+    line = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 16 --lora-rank 4 --mock-data "
+    line += "--vocab-size 60 --train-iters 1 --log-memory-interval 1"
+    trainer = build_trainer(parse_args(line.split()))
+    trainer.train()
+    trainer.close()
+    said = capsys.readouterr().out.splitlines()
+    predicted, counted = (next(text for text in said if word in text).split() for word in ("predicted ", "counted "))
+    assert predicted[-1] and [float(x) for x in predicted[3:6]] == [float(x) for x in counted[1:4]]
+    thin = sum(p.numel() for n, p in logical_parameters(trainer.model) if "lora" in n)
+    assert float(counted[2]) == pytest.approx(4 * thin / 2**20, abs=0.006)

@@ -14,8 +14,6 @@ from minimegatron.kernels import ops
 from minimegatron.layers.rope import RotaryEmbedding, attention_factor, inverse_frequencies
 from minimegatron.models.decoder import GPTModel, build_model
 
-pytest.importorskip("transformers")
-
 
 def ours(**fields: Any) -> TransformerConfig:
     base = {"hidden_size": 64, "num_attention_heads": 2, "kv_channels": 64, "position_embedding_type": "rope"}

@@ -14,8 +14,6 @@ from minimegatron.checkpoint.hf_folder import INDEX, open_published
 from minimegatron.errors import CheckpointError
 from tests.models.test_huggingface import hf_model
 
-transformers = pytest.importorskip("transformers")
-
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory) -> Path:
@@ -38,6 +36,8 @@ def read(folder: Path) -> dict[str, torch.Tensor]:
 
 def test_the_authors_own_copy_is_not_read(folder):
     """As Mistral publishes it: the same weights in other names; and what else transformers passes over."""
+    import transformers
+
     before = read(folder)
     for name in ("consolidated.safetensors", "model.fp16.safetensors", "adapter_model.safetensors"):
         save_file({"tok_embeddings.weight": torch.ones(3)}, folder / name)

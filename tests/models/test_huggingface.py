@@ -23,8 +23,6 @@ from minimegatron.parallel.pipeline.stage import ModuleStage
 from tests.axes import CP, EP, ETP, SP, TP
 from tests.thorough import mostly_thorough
 
-transformers = pytest.importorskip("transformers")
-
 SIZES: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 99, "max_position_embeddings": 256,
@@ -76,6 +74,8 @@ MODELS = {**FAMILIES, **EXPERTS}
 
 def hf_model(name: str, seed: int = 0):
     """A tiny random model whose norms are not 1 and biases not 0."""
+    import transformers
+
     cls, fields = MODELS[name]
     torch.manual_seed(seed)
     config = getattr(transformers, cls)(**fields)

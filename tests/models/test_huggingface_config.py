@@ -24,8 +24,6 @@ from minimegatron.models.families.keys import HARMLESS
 from tests.models.test_huggingface import MODELS
 from tests.thorough import mostly_thorough
 
-transformers = pytest.importorskip("transformers")
-
 TINY = {"gpt2": "gpt2", "llama": "llama2", "mistral": "mistral", "qwen2": "qwen2.5", "qwen3": "qwen3"}
 TINY |= {"mixtral": "mixtral", "qwen2_moe": "qwen2_moe", "qwen3_moe": "qwen3_moe", "deepseek_v3": "deepseek_v3"}
 TINY |= {"gemma2": "gemma2", "olmo2": "olmo2"}
@@ -33,11 +31,15 @@ TINY |= {"gemma2": "gemma2", "olmo2": "olmo2"}
 
 def file_of(family: str) -> dict[str, Any]:
     """What `save_pretrained` writes for a tiny model."""
+    import transformers
+
     cls, fields = MODELS[TINY[family]]
     return getattr(transformers, cls)(**fields).to_dict()
 
 
 def as_transformers_reads(hf: dict[str, Any]) -> dict[str, Any]:
+    import transformers
+
     return transformers.CONFIG_MAPPING[hf["model_type"]].from_dict(hf).to_dict()
 
 
@@ -109,6 +111,8 @@ def changes(family: str) -> list[tuple[str, dict[str, Any]]]:
 
 @pytest.mark.parametrize("family", mostly_thorough(TINY, lambda family: family in ("llama", "qwen3", "deepseek_v3")))
 def test_a_changed_key_changes_the_model_as_it_does_theirs_or_is_refused(family):
+    import transformers
+
     read = []
     for key, change in changes(family):
         file = {**file_of(family), **change}
@@ -152,6 +156,8 @@ def test_an_unknown_key_is_refused_by_its_name(family, key):
 @pytest.mark.parametrize("family", TINY)
 def test_no_key_is_read_that_the_class_does_not_have(family):
     """By its attributes, or by the code of the model, which asks for some that a file may add."""
+    import transformers
+
     config = transformers.CONFIG_MAPPING[family]()
     code = inspect.getsource(importlib.import_module(f"transformers.models.{family}.modeling_{family}"))
     names = {**FAMILIES[family].defaults, **FAMILIES[family].aliases}
@@ -209,6 +215,8 @@ def test_files_of_transformers_4():
 
 
 def test_a_head_beside_a_tied_embedding_must_be_equal_to_it():
+    import transformers
+
     hf = {**file_of("llama"), "tie_word_embeddings": True}
     family, config = config_from_huggingface(hf)
     theirs = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig.from_dict(hf)).eval()

@@ -343,7 +343,7 @@ MUTANTS = (
         "tests/models/test_folder.py -k two_sets",
     ),
     Mutant(
-        "the tokenizer of a run is not kept beside its checkpoints", "minimegatron/training/checkpointing.py",
+        "the tokenizer of a run is not kept beside its checkpoints", "minimegatron/training/loading.py",
         "    return companions.keep(root, companions.of_run(given, files, token_ids))\n", '    return ""\n',
         "tests/checkpoint/test_export.py -k scratch",
     ),
@@ -399,12 +399,12 @@ MUTANTS = (
     ),
     # -------------------------------------------------------------------------------------- checkpoints
     Mutant(
-        "few ranks hash as many files as they are", "minimegatron/training/checkpointing.py",
-        "[self.mesh.rank :: self.mesh.world.size]", "[self.mesh.rank : self.mesh.rank + 1]", f"{_RANKS} -k hashed",
+        "few ranks hash as many files as they are", "minimegatron/training/loading.py",
+        "[mesh.rank :: mesh.world.size]", "[mesh.rank : mesh.rank + 1]", f"{_RANKS} -k hashed",
     ),
     Mutant(
-        "all ranks hash the same files", "minimegatron/training/checkpointing.py",
-        "[self.mesh.rank :: self.mesh.world.size]", "[:: self.mesh.world.size]", f"{_RANKS} -k hashed",
+        "all ranks hash the same files", "minimegatron/training/loading.py",
+        "[mesh.rank :: mesh.world.size]", "[:: mesh.world.size]", f"{_RANKS} -k hashed",
     ),
     Mutant(
         "a file in which a rank wants nothing is not hashed", "minimegatron/checkpoint/load.py",

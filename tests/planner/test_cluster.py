@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from minimegatron.errors import ConfigError
-from minimegatron.footprint.recorder import Operation
+from minimegatron.footprint.events import Operation
 from minimegatron.planner.cluster import CALIBRATED, CLUSTERS, Cluster, read_cluster, write_cluster
 
 ROUND = Cluster(

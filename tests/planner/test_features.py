@@ -13,7 +13,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig
 from minimegatron.config.optimizer import coefficients_of
 from minimegatron.config.run import RunConfig
-from minimegatron.footprint.recorder import Unpredicted
+from minimegatron.footprint.events import Unpredicted
 from minimegatron.footprint.states import meta_model, meta_wrapper
 from minimegatron.layers.param import layout_of
 from minimegatron.models.families import family_config

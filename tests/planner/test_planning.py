@@ -9,6 +9,8 @@ import pytest
 
 from minimegatron import cli
 from minimegatron.config.run import RunConfig
+from minimegatron.models import chunks
+from minimegatron.parallel.pipeline.schedules import Schedule, build_schedule
 from minimegatron.planner.cluster import CLUSTERS, read_cluster
 from minimegatron.planner.planning import changed, cheapest_changes, plan
 from minimegatron.training.arguments import parse_args
@@ -45,6 +47,20 @@ def test_a_run_fits_where_there_is_room_and_only_there() -> None:
     nbytes = plan(run, 1, H100).bytes
     for memory, fits in ((nbytes - 1, False), (nbytes, True)):
         assert plan(run, 1, H100.replace(memory=float(memory), reserve=0.0)).fits == fits
+
+
+def test_no_schedule_is_built_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the lists of all ranks: built for each rank it took most of the time of a deep pipeline's plan."""
+    built = list[tuple[object, ...]]()
+
+    def build(*sizes: object, **options: object) -> Schedule:
+        built.append(sizes)
+        return build_schedule(*sizes, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(chunks, "build_schedule", build)
+    flags = "--preset laptop-10m --bf16 --pipeline-model-parallel-size 3 --global-batch-size 35 --micro-batch-size 1"
+    plan(run_of(flags, 3), 3, H100)
+    assert built and len(set(built)) == len(built)
 
 
 @SLOW

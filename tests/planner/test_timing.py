@@ -13,9 +13,9 @@ from minimegatron.config.parallel import SPLIT
 from minimegatron.config.run import RunConfig
 from minimegatron.config.stages import plan_stages
 from minimegatron.footprint.dry_run import Run
+from minimegatron.footprint.events import Operation, Sent
 from minimegatron.footprint.gpu import attention_pairs
 from minimegatron.footprint.prediction import Work, sizes_of
-from minimegatron.footprint.recorder import Operation, Sent
 from minimegatron.models.chunks import placement_of, schedule_of
 from minimegatron.models.families import family_config
 from minimegatron.parallel.pipeline.schedule_sim import Costs, simulate

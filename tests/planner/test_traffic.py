@@ -17,7 +17,7 @@ from minimegatron.comm.sequence import cut_batch
 from minimegatron.config import DataConfig, OptimizerConfig, ParallelConfig, TrainingConfig
 from minimegatron.config.run import RunConfig
 from minimegatron.errors import ConfigError
-from minimegatron.footprint.recorder import Unpredicted
+from minimegatron.footprint.events import Unpredicted
 from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.families import family_config
 from minimegatron.optim.build import build_optimizer

@@ -115,6 +115,18 @@ def test_a_resumed_run_goes_on_to_the_bit(files: dict[str, str], tmp_path: Path,
         assert torch.equal(whole.read(name), cut.read(name)), name
 
 
+def first_step(rank: int, world: int, task: str, line: str) -> None:
+    trainer = trainer_of(task, f"{line} --check-first-step --train-iters 1", world)
+    trainer.train()
+    trainer.close()
+
+
+@pytest.mark.parametrize("task", ["sft", "dpo", "reward"])
+def test_every_gradient_of_the_first_step_is_that_of_one_process(ranks: Any, files: dict[str, str], task: str) -> None:
+    """In fp64, with weights that are not as they begin; it raises where one differs."""
+    ranks(2).run(first_step, task, f"{WORDS[task]} {files[task]} --micro-batch-size 4 {TP}")
+
+
 def test_a_row_of_which_nothing_counts_changes_nothing(files: dict[str, str]) -> None:
     """A microbatch may have no token that counts; its sums are 0, and no mean of it exists to be NaN."""
     trainer = trainer_of("sft", f"{WORDS['sft']} {files['sft']} --micro-batch-size 1 --train-iters 1")

@@ -1,4 +1,4 @@
-from labkit.answers import Edit
+from labkit.answers import Edit, Same
 
 WRONG = [
     Edit("max(computing, moving, launch)", "computing + moving + launch", mistake="At best all three go on at the same time: the longest counts, not the sum."),
@@ -10,12 +10,15 @@ WRONG = [
     Edit("moving > computing", "moving >= computing", mistake="At the ridge itself arithmetic is the bound: memory is it below only."),
     Edit("launch > max(computing, moving)", "launch > moving", told="bound is wrong"),
     Edit("launch > max(computing, moving)", "launch > computing", told="bound is wrong"),
+    Edit("launch > max(computing, moving)", "launch > computing + moving", told="bound is wrong"),
     Edit("max(computing, moving, launch)", "min(computing, moving)"),
 ]
 
 RIGHT = [
     Edit("max(computing, moving, launch)", "max(launch, moving if moving > computing else computing)"),
 ]
+
+EQUIVALENT = [Same("line 4: `>=` for `>`", "where both take as long, either is the bound")]
 
 
 # %% right: by the rate that the roofline allows

@@ -1,4 +1,4 @@
-from labkit.answers import Edit
+from labkit.answers import Edit, Same
 
 _X = "to_fp8(x * sx.scale, *E4M3)"
 _W = "to_fp8(weight * sw.scale, *E4M3)"
@@ -51,6 +51,9 @@ WRONG = [
     # what is larger than the top becomes infinite
     Edit("to_fp8(dy * sdy.scale, *E5M2).to(torch.float8_e5m2)", "(dy * sdy.scale).to(torch.float8_e5m2)", told="beyond the top"),
 ]
+
+_CUT_OFF = "torch's own cast to E4M3 rounds and cuts off in the same way"
+EQUIVALENT = [Same("line 17: `to_fp8` dropped", _CUT_OFF), Same("line 18: `to_fp8` dropped", _CUT_OFF)]
 
 RIGHT = [
     # by torch's own cast

@@ -1,7 +1,7 @@
 from labkit.answers import Edit, Same
 
 WRONG = [
-    Edit("  float of_gamma[PER] = {};", "  float of_gamma[PER];", told="a variable that was given no value | no number"),
+    Edit("  float of_gamma[PER] = {};", "  float of_gamma[PER];", told="a variable that was given no value"),
     # the last row of each block
     Edit("of_gamma[k] += kept", "of_gamma[k] = kept", told="the sum goes on from row to row"),
     Edit("kept_dy[k] * kept_x[k] * rstd;", "kept_dy[k] * kept_x[k];", told="the normed row, is asked for"),
@@ -11,7 +11,7 @@ WRONG = [
     Edit("p < parts;", "p < parts - 1;", told="expected"),
     Edit("dgamma[i] = sum;", "dgamma[i] = sum / parts;", told="expected"),
     Edit("  if (i >= cols) return;\n", "", told="it has"),
-    Edit("grid=(cols + 255) // 256", "grid=1", told="no number | expected"),
+    Edit("grid=(cols + 255) // 256", "grid=1", told="it was never written"),
     Edit("    columns_kernel(partial, dgamma, blocks, cols, grid=(cols + 255) // 256, block=256)\n", "    dgamma = partial.sum(0)\n", told="dgamma must be what a kernel wrote"),
     # all blocks write one row
     Edit("partial[(long long)blockIdx.x * cols + i] = of_gamma[k];", "partial[i] = of_gamma[k];", told="a race | other bits | expected"),
@@ -35,6 +35,14 @@ WRONG = [
         ("grid=(cols + 255) // 256, block=256)", "grid=cols, block=32)"),
         told="neighbouring columns",
     ),
+    # a row of partial after each row of x
+    Edit(
+        "of_gamma[k] += kept_dy[k] * kept_x[k] * rstd;",
+        "of_gamma[k] += kept_dy[k] * kept_x[k] * rstd;\n      if (i < cols) partial[(long long)blockIdx.x * cols + i] = of_gamma[k];",
+        told="once is enough, when the block has done its last row",
+    ),
+    # one block for all rows
+    Edit("eps, grid=blocks, block=256)", "eps, grid=1, block=256)", ("partial, dgamma, blocks, cols", "partial, dgamma, 1, cols"), told="the first kernel has 1 of"),
 ]
 
 RIGHT = [

@@ -1,4 +1,4 @@
-from labkit.answers import Edit
+from labkit.answers import Edit, Same
 
 WRONG = [
     # a sum in bf16
@@ -39,6 +39,9 @@ RIGHT = [
     ),
     Edit("__bfloat162float(p.v[j]) * rstd * __bfloat162float(g.v[j])", "(float)p.v[j] * ((float)g.v[j] * rstd)"),
 ]
+
+_NINTH = "not right, and not seen: the ninth of eight bf16 of a thread's own, whose address alone is taken"
+EQUIVALENT = [Same("line 25: `<=` for `<`: `<`", _NINTH), Same("line 33: `<=` for `<`: `<`", _NINTH)]
 
 
 # %% right: float4 as eight bf16, in pairs

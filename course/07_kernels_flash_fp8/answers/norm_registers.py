@@ -1,4 +1,4 @@
-from labkit.answers import Edit
+from labkit.answers import Edit, Same
 
 _REFUSED = (
     '    if cols > 16 * 256:\n        raise ValueError(f"a row of {cols} numbers does not fit into the registers of a '
@@ -25,6 +25,18 @@ WRONG = [
     Edit("block_sum(sum) / cols", "block_sum(sum)", told="divide the sum by cols"),
     Edit("kept[PER], sum = 0;", "kept[PER], sum;", told="a variable that was given no value"),
     Edit("    if cols > 16 * 256:\n", "    if rows > 16 * 256:\n", told="neither refused nor right"),
+    # in local memory: one place after another, as many as the row needs
+    Edit(
+        "for (int k = 0; k < PER; ++k) {\n    int i = threadIdx.x + k * blockDim.x;\n    kept[k] = i < cols ? row[i] : 0.0f;",
+        "for (int k = 0; k < (cols + 255) / 256; ++k) {\n    int i = threadIdx.x + k * blockDim.x;\n    kept[k] = i < cols ? row[i] : 0.0f;",
+        told="kept[k]: this index is known only when the kernel runs",
+    ),
+    Edit(
+        "kept[PER], sum = 0;",
+        "kept[PER], sum = 0;\n  int n = 0;\n  for (int i = threadIdx.x; i < cols && cols <= 4096; i += blockDim.x) kept[n++] = row[i];",
+        ("    kept[k] = i < cols ? row[i] : 0.0f;", "    if (i >= cols) kept[k] = 0;"),
+        told="kept[n++]: this index is known only when the kernel runs",
+    ),
 ]
 
 RIGHT = [
@@ -39,7 +51,16 @@ RIGHT = [
     # more threads, fewer numbers each
     Edit("PER = 16;", "PER = 4;", ("block=256", "block=1024")),
     Edit("kept[k] = i < cols ? row[i] : 0.0f;", "kept[k] = 0;\n    if (i < cols) kept[k] = row[i];"),
+    # the wide row by torch
+    Edit(_REFUSED, "    if cols > 4096:\n        return torch.nn.functional.rms_norm(x, (cols,), gamma, eps)\n"),
+    # a loop that ends early has a known bound, too
+    Edit(
+        "    int i = threadIdx.x + k * blockDim.x;\n    if (i < cols) out[i]",
+        "    const int i = threadIdx.x + k * blockDim.x;\n    if (i >= cols) break;\n    out[i]",
+    ),
 ]
+
+EQUIVALENT = [Same("line 30: `<=` for `<`: `<`", "the number after the last is of a column that no row has")]
 
 
 # %% right: float4, and a template for the room

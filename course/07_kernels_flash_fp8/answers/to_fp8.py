@@ -19,7 +19,17 @@ WRONG = [
     # twice: to 4 mantissa bits first
     Edit("torch.round(x / step) * step", "torch.round(torch.round(2 * x / step) / 2) * step", told="hidden"),
     Edit("torch.round(x / step)", "torch.ceil(x / step - 0.5)", told="hidden"),
-    Edit("(torch.frexp(x).exponent - 1)", "torch.frexp(x).exponent"),
+    Edit(
+        "(torch.frexp(x).exponent - 1)",
+        "torch.frexp(x).exponent",
+        ("return torch.round(x / step) * step", "return (torch.round(x / step) * step).clamp(-top, top)"),
+        mistake="Here the steps are twice too large: torch.frexp gives a fraction between 0.5 and 1, and so an exponent that is one higher.",
+    ),
+    Edit(
+        "torch.round(x / step)",
+        "(x.sign() * torch.floor(x.abs() / step + 0.5))",
+        mistake="Half-way goes to the number whose last bit is *even* (0), not away from 0.",
+    ),
     Edit("clamp(min=lowest)", "clamp(min=lowest - 1)"),
     Edit("clamp(min=lowest)", "clamp(min=-6)"),
     Edit("exponent - mantissa", "exponent - 3"),
@@ -94,6 +104,7 @@ def to_fp8(x, mantissa, lowest, top):
 
 
 # %% wrong: casts of torch
+# mistake: torch's float8 has these two formats only; others are asked, too.
 import torch
 def to_fp8(x, mantissa, lowest, top):
     return x.clamp(-top, top).to(torch.float8_e4m3fn if mantissa == 3 else torch.float8_e5m2).float()
@@ -134,6 +145,7 @@ def to_fp8(x, mantissa, lowest, top):
 
 
 # %% wrong: infinity stays
+# mistake: Infinity is beyond ±top, too: the answer is ±top.
 import torch
 def to_fp8(x, mantissa, lowest, top):
     e = torch.floor(torch.log2(x.abs())).clamp(min=lowest)

@@ -74,6 +74,10 @@ def _right(answer: Answer) -> str | None:
         note = next((launch["note"] for launch in launches if launch["note"]), "")
         where = tuple(torch.nonzero(~torch.isclose(dgamma.double(), want, rtol=1e-4, atol=1e-5))[0].tolist())
         got = "no number" if dgamma[where].isnan() else f"{dgamma[where]:.6g}"
+        if dgamma[where].isnan() and not note:
+            written = [launch["writes"][name].flatten()[where] for launch in launches
+                       for name, one in launch["outputs"][0].items() if same(one, dgamma)]  # fmt: skip
+            note = "a variable that was given no value holds NaN here" if written[0] else "it was never written"
         said = f"dgamma{place} is {got}, expected {want[where]:.6g}"
         return found or (f"{said} ({note})" if note else said)
     return None
@@ -104,6 +108,12 @@ def _few_parts(answer: Answer) -> str | None:
     if between and max(between) > blocks * cols:
         return (f"{max(between)} numbers go through memory between the launches; a row for each block is "
                 f"{blocks * cols}")  # fmt: skip
+    first = launches[0]
+    if first["grid"] < min(blocks, len(i["x"])):
+        return f"the first kernel has {first['grid']} of {blocks} blocks: the others would work at the same time"
+    for name, array in first["outputs"][0].items():
+        if (times := first["counts"][name]["written"] / array.nbytes) > 1:
+            return f"{name} is written {times:.3g} times; once is enough, when the block has done its last row"
     for name in ("x", "dy"):
         read = sum(launch["counts"][of]["read"] for launch in launches for of, array in launch["arrays"].items()
                    if of not in launch["writes"] and same(array, i[name]))  # fmt: skip

@@ -141,7 +141,8 @@ def reads(most: float) -> Accept:
     def accept(answer: Answer) -> str | None:
         read = sum(of["read"] for of in counts_of(answer, "x"))
         times = read / answer.inputs["x"].nbytes
-        return f"it reads x {times:.4g} times; {most:g} are enough" if times > most else None
+        enough = "once is enough" if most == 1 else f"{most:g} are enough"
+        return f"it reads x {times:.4g} times; {enough}" if times > most else None
 
     return accept
 

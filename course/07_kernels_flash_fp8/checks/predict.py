@@ -35,7 +35,8 @@ AT_BEST = Exercise(
             {"flops": 4e9, "nbytes": 8e9, **_SMALL},  # at the ridge
             {"flops": 7e9, "nbytes": 2e9, **_SMALL},
             {"flops": 7e9, "nbytes": 2e9, **_SMALL, "launch": 4e-3},  # above one of the two
-            {"flops": 1e9, "nbytes": 8e9, **_SMALL, "launch": 2e-3}]),
+            {"flops": 1e9, "nbytes": 8e9, **_SMALL, "launch": 2e-3},
+            {"flops": 3e9, "nbytes": 8e9, **_SMALL, "launch": 5e-3}]),  # above both, and below their sum
     ],
     idea="Three things go on at the same time, computing, moving and launching: which one takes longest?",
     hint="flops/peak, nbytes/bandwidth and launch are three times. The longest is the answer, and names the bound.",

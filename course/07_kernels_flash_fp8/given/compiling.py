@@ -37,7 +37,7 @@ COMPILE_SECONDS = 45.0
 _TEXT = (
     "-O0", "-g1", "-fno-exceptions", "-fno-threadsafe-statics", "-fwrapv", "-fno-strict-aliasing",
     "-fno-delete-null-pointer-checks", "-Werror=vla", "-fmax-errors=1", "-fsanitize=thread",
-    "-fsanitize=bounds,alignment,integer-divide-by-zero", "-fsanitize-coverage=trace-pc", f"-I{CSRC}",
+    "-fsanitize=bounds,bounds-strict,alignment,integer-divide-by-zero", "-fsanitize-coverage=trace-pc", f"-I{CSRC}",
     f"-I{CSRC / 'include'}", f"-I{build.CSRC}", "-include", "lab.h",
 )  # fmt: skip
 _SINCE_12 = ("--param", "tsan-instrument-func-entry-exit=0", "-ftrivial-auto-var-init=pattern")  # GCC's version

@@ -66,7 +66,7 @@ from .emulator import (
     three,
     values_of,
 )  # fmt: skip
-from .text import CompileError, digest, kernel_of, todo
+from .text import CompileError, digest, indexed_at_run_time, kernel_of, todo
 
 STUB = "your code here"
 ORDERS = (0, 1, 2, 3)  # of the threads, in a check
@@ -176,6 +176,7 @@ def _noted(kernel: Emulator, args: tuple[Any, ...], grid: Any, block: Any, share
         "counts": {}, "note": "", "error": "", "line": 0,
         "arrays": {p.name: value.clone() for p, value in named if isinstance(value, torch.Tensor)},
         "numbers": {p.name: value for p, value in named if p.kind == "number"},
+        "at_run_time": indexed_at_run_time(kernel.source),
     }  # fmt: skip
     try:
         for order in ORDERS:

@@ -3,13 +3,14 @@
 The problem in a sentence: the text stands in a cell as it would in a `.cu` file, a compiler of C++ takes it as it is,
 and each load and store of a thread must be known by its line.
 
-| step         | what it does                                                                                |
-|--------------|---------------------------------------------------------------------------------------------|
-| `texts`      | finds the `Kernel("...")` of a cell, without running the cell                               |
-| `kernel_of`  | the kernel that is launched: its name, and its parameters' names                            |
-| `translated` | the file: the text under the line numbers of the cell, then a launcher                      |
-| `annotated`  | the compiler's assembly, with a table: which call of the runtime stands in which line       |
-| `explained`  | the compiler's first error, with the line of the cell                                       |
+| step                  | what it does                                                                          |
+|-----------------------|---------------------------------------------------------------------------------------|
+| `texts`               | finds the `Kernel("...")` of a cell, without running the cell                         |
+| `kernel_of`           | the kernel that is launched: its name, and its parameters' names                      |
+| `translated`          | the file: the text under the line numbers of the cell, then a launcher                |
+| `indexed_at_run_time` | an array of a thread that no GPU can keep in registers                                |
+| `annotated`           | the compiler's assembly, with a table: which call of the runtime stands in which line |
+| `explained`           | the compiler's first error, with the line of the cell                                 |
 
 Everything here is a function of texts; `cuda.py` compiles and `emulator.py` runs.
 """
@@ -17,6 +18,7 @@ Everything here is a function of texts; `cuda.py` compiles and `emulator.py` run
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import re
 from collections.abc import Iterator
@@ -158,6 +160,54 @@ def translated(source: str, line: int, name: str, on_gpu: bool) -> str:
 def _pointer(found: re.Match[str]) -> str:
     kind = found["type"]
     return f"static{found['gap']}{kind}* const {found['name']} = reinterpret_cast<{kind}*>(lab::dynamic_shared);"
+
+
+# ------------------------------------------------------------------------------------------------------ local arrays
+
+_WORD = re.compile(r"(?<![\w.])[A-Za-z_]\w*(?!\w|\s*\()")
+_DECLARED = re.compile(r"(?:^|[;{}(\n])\s*(?:const\s+)?(?!return|else|case|using|__shared__|extern)\w+\s+(\w[^;(){}]*)")
+_CONSTANT = re.compile(r"#define\s+(\w+)|\bconstexpr\s+\w+\s+(\w+)|\btemplate\s*<([^>]*)>")
+
+
+@functools.cache
+def indexed_at_run_time(source: str) -> tuple[str, str]:
+    """A thread's own array and an index of it that is known only when the kernel runs; ("", "") if there is none.
+
+    A compiler keeps an array in registers if it can unroll every loop that indexes it: then the loop's variable has a
+    bound that is known. What a text does not say, such as the value of a function's parameter, passes for known.
+    """
+    code = code_of(source)
+    constants = {
+        word for found in _CONSTANT.finditer(code) for part in found.groups("") for word in _WORD.findall(part)
+    }
+    late = {name for kernel in _KERNEL.finditer(code) for name in _parameters(code, kernel.end())}
+    late |= {"threadIdx", "blockIdx", "blockDim", "gridDim"}
+
+    def known(expression: str, at: int, depth: int = 0) -> bool:
+        return all(word in constants or depth < 4 and fixed(word, at, depth) for word in _WORD.findall(expression))
+
+    def fixed(word: str, at: int, depth: int) -> bool:
+        if word in late:
+            return False
+        compared = rf"{word}\s*(?:--|\+\+)?\s*(?:[<>]=?|!=)\s*([^;&|?{{}}]*?)\s*(?:[;&|]|\)\s*[{{\n])"
+        bound = rf"\b(?:for|while)\s*\((?:[^{{}}]*?[;(\s&])?{compared}"
+        given = rf"\b(?:int|unsigned|auto|size_t|long|short)\s[^;(){{}}]*?\b{word}\s*=\s*([^;,]*)"
+        for pattern in (bound, given):
+            if places := list(re.finditer(pattern, code[:at])):
+                changes = rf"(?:\+\+|--)\s*{word}\b|\b{word}\s*(?:\+\+|--|[-+*/]=)"
+                return known(places[-1][1], places[-1].start(), depth + 1) and (
+                    pattern is bound or not re.search(changes, code))  # fmt: skip
+        return True
+
+    arrays: dict[str, int] = {}
+    for declared in _DECLARED.finditer(code):
+        for array in re.findall(r"(?:^|,)\s*(\w+)\s*\[", declared[1]):
+            arrays.setdefault(array, declared.end())
+    for array, end in arrays.items():
+        for use in re.finditer(rf"(?<![\w.>]){array}\s*\[([^\[\]]*)\]", code[end:]):
+            if not known(use[1], end + use.start()):
+                return array, use[1].strip()
+    return "", ""
 
 
 # ----------------------------------------------------------------------------------------------------- the assembly

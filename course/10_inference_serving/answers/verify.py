@@ -13,6 +13,10 @@ WRONG = [
     Edit(_VERDICT, "p[i, token] < q[i, token]", mistake="Where q is above p, the proposal is accepted now and then."),
     Edit(_LEFT, "p[i]", mistake="After a rejection p itself is drawn from: then what q likes comes too often."),
     Edit(_LEFT, "(p[i] - q[i]).abs()", mistake="Where q is above p nothing is left to draw."),
+    Edit(
+        _LEFT, "p[i].index_fill(0, torch.tensor([token]), 0.0)",
+        mistake="After a rejection it is not enough to leave out the rejected token: whatever q likes more than p came often enough.",
+    ),
     Edit(_REJECTED, "return tokens", mistake="In place of the rejected token another one is drawn."),
     Edit(_REJECTED, f"token = draw({_LEFT}, v[i])", mistake="What was proposed behind a rejected token continues another text: stop there."),
     Edit(_LAST, "return tokens", mistake="If all are accepted, the pass has the distribution of one more token."),

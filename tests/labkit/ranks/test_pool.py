@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -20,7 +21,7 @@ import torch.distributed as dist
 
 from labkit.fresh import Nursery
 from labkit.ranks.agent import marked
-from labkit.ranks.fork_server import Mail, send, trunk
+from labkit.ranks.fork_server import SHARED, Mail, send, share, trunk
 from labkit.ranks.pool import WarmPool, shared_pool, this_process
 from labkit.ranks.torchrun import Run, launch
 from minimegatron.errors import ConfigError, DeadlineError, RankError
@@ -263,6 +264,34 @@ def test_messages_that_arrive_at_once_are_several(tmp_path: Path) -> None:
 def test_warm_ranks_and_the_judges_processes_have_one_trunk(nursery: Nursery) -> None:
     """What imports torch is one process."""
     assert nursery.warm_up().trunk is this_process().running_server().trunk is trunk()
+
+
+CHILD = """
+import os, signal
+from labkit.ranks import fork_server
+first = fork_server.trunk()
+pids = [first.process.pid]
+assert first.children() == [] and first.process.poll() is None
+first.process.kill()
+assert first.process.wait(20) == -signal.SIGKILL
+pids.append(fork_server.trunk().process.pid)
+assert fork_server.trunk().process.poll() is None
+os.environ["PATH"] += ":/elsewhere"
+assert fork_server._shared(fork_server._environment()) is None, "a trunk has one environment"
+print(*pids)
+"""
+
+
+def test_processes_share_a_trunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a fork of it, gets another when that has died, and takes its own with it."""
+    monkeypatch.setenv(SHARED, "")  # to be as before afterwards
+    with tempfile.TemporaryDirectory() as folder:
+        share(folder)
+        said = subprocess.run([sys.executable, "-c", CHILD], text=True, capture_output=True, timeout=60)
+        assert (said.returncode, said.stderr) == (0, "")
+        first, second = map(int, said.stdout.split())
+        assert first != second
+        helpers.wait_for(lambda: not any(map(helpers.alive, (first, second))), 10, "both to end")
 
 
 def test_ranks_see_the_callers_environment_and_directory(

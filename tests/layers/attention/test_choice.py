@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import types
@@ -10,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.nn.attention import varlen
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
@@ -21,6 +21,7 @@ from minimegatron.layers.attention.choice import Machine, Task, choose_backend, 
 from minimegatron.layers.attention.core_attention import CoreAttention
 from minimegatron.layers.attention.mask import AttentionMask
 from tests.kernels.test_blockwise import MASKS, qkv
+from tests.thorough import mostly_slow
 
 BOTH = frozenset({"flash", "varlen"})
 BF16 = Task(torch.bfloat16, 128, 128)
@@ -144,23 +145,30 @@ def fake_flash_attn() -> types.ModuleType:
 
 def fake_varlen_attn(*args: Any, **options: Any) -> torch.Tensor:
     """torch's function by its documentation; its signature is torch's own."""
-    given = inspect.signature(REAL_VARLEN).bind(*args, **options).arguments
+    given = inspect.signature(_varlen_attn()).bind(*args, **options).arguments
     q, k, v, cu_q, cu_k, longest_q, longest_k = (given[name] for name in list(given)[:7])
     assert given["enable_gqa"] == (q.shape[1] != k.shape[1]), "torch refuses grouped heads that are not announced"
     rest = {"softmax_scale": given["scale"], "window_size": given["window_size"]}
     return fake_flash_attn().flash_attn_varlen_func(q, k, v, cu_q, cu_k, longest_q, longest_k, **rest)
 
 
-REAL_VARLEN = varlen.varlen_attn
+@functools.cache
+def _varlen_attn() -> Any:
+    """torch's own; with it comes its compiler, two seconds."""
+    from torch.nn.attention import varlen
+
+    return varlen.varlen_attn
 
 
 @pytest.mark.parametrize("groups", [2, 4])
 @pytest.mark.parametrize("name", MASKS)
-@pytest.mark.parametrize("program", ["flash", "varlen"])
+@pytest.mark.parametrize("program", mostly_slow(["flash", "varlen"], [0]))
 def test_what_flash_attn_and_torch_are_asked_for(monkeypatch, program, name, groups):
     """Values and gradients against the blockwise code."""
     monkeypatch.setitem(sys.modules, "flash_attn", fake_flash_attn())
-    monkeypatch.setattr(varlen, "varlen_attn", fake_varlen_attn)
+    if program == "varlen":
+        _varlen_attn()  # before it is replaced
+        monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", fake_varlen_attn)
     rule = AttentionMask(**MASKS[name])
     results = []
     for backend in ("local", program):

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from course.figures.data_parallel import gathers_of
 from minimegatron import trace
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.collectives import Work
@@ -219,6 +218,8 @@ def events_of(rank: int, world: int, recompute: bool) -> tuple[list[trace.Event]
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_units_run_forward_and_backward_one_after_the_other(ranks: Any, recompute: bool) -> None:
+    from course.figures.data_parallel import gathers_of
+
     for events, left in ranks(2).run(events_of, recompute):
         assert left == 0
         spans = sorted((e for e in events if e.kind == "unit"), key=lambda e: e.start)

@@ -29,7 +29,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#define LAB __attribute__((no_sanitize("thread", "bounds", "alignment", "integer-divide-by-zero"), no_sanitize_coverage))
+#define LAB __attribute__((no_sanitize("thread", "bounds", "bounds-strict", "alignment", "integer-divide-by-zero"), no_sanitize_coverage))
 #define HERE int line = __builtin_LINE()
 #define __global__
 #define __device__
