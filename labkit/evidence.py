@@ -207,6 +207,14 @@ class OpRecorder(TorchDispatchMode):
     def _release(self, address: int) -> None:
         self._held -= self._storages.pop(address, 0)
 
+    def give(self, values: Any) -> None:
+        """Tensors that were there before: they are not counted, whatever a program does with them first.
+
+        (`copy.deepcopy` first takes a storage, not a tensor, so that the source would look like a new one.)
+        """
+        for tensor in _tensors(values):
+            self._hold(tensor, given=True)
+
     def counts(self, storage: torch.UntypedStorage) -> bool:
         """Whether it was allocated meanwhile, so that `alive` and `peak` count it."""
         return self._storages.get(storage._cdata, 0) > 0

@@ -161,6 +161,7 @@ def _call(
     inputs = job["trials"][number]
     mine = strided(inputs) if job["strided"][number] else inputs
     with OpRecorder(place) as recorder:
+        recorder.give(mine)
         process_group.LOG.begin(lambda: recorder.ops, job["late"][number])
         value = plain.settled(_drive(exercise, job, {**mine, **groups}))  # iterators run here, where they are seen
     evidence, log = recorder.evidence(recorder.alive(value)), process_group.LOG

@@ -253,8 +253,7 @@ for tokens in (64, 512):
 # The choice is a comparison. A weight that is slightly off matters little; a comparison that comes out the other way
 # sends the token to another expert. Models compute in bf16, which keeps 8 significant bits (7 mantissa bits and a
 # leading 1), two to three decimal digits: 3.14 and 3.145 are the same number in bf16. So routers should compute in
-# fp32, the product included. (Megatron-LM leaves it to `moe_router_dtype`, whose default, None, is the dtype of the
-# model.)
+# fp32. (Megatron-LM leaves it to `moe_router_dtype`, whose default, None, is the dtype of the model.)
 #
 # **Exercise.** Weights in fp32, whatever x and weight are. A token goes to exactly k experts. Where experts
 # tie, as in a router whose weight is still zero, any of the tied may be taken. A chosen expert may weigh 0 after
@@ -454,25 +453,27 @@ of_rank_1 = going((0, 1), (0, 2), (0, 1))  # tokens d, e, f
 dispatch_steps([of_rank_0, of_rank_1])
 
 # %% [markdown]
-# The same in words, as rank 0 sees it:
+# The same in numbers, as rank 0 sees it:
 #
-# 1. **By expert.** `permute` gives a1 b1 c1 a2 b3 c3, so `counts` is [0, 3, 1, 2]. Rows for one rank lie in one piece,
-#    because a rank's experts are consecutive: 3 rows for rank 0 itself, 3 for rank 1. These are the *input splits*.
-# 2. **Counts first.** Rank 0 cannot know how many rows will come. So the ranks exchange counts: `blocks[i, e]` is how
-#    many rows rank i sends to *this rank's* e-th expert. From itself [0, 3], from rank 1 [3, 2]. Summed over e
-#    they are the *output splits*, [3, 5].
-# 3. **All-to-all.** Eight rows arrive, by sender: a1 b1 c1, then d0 e0 f0 d1 f1.
-# 4. **Regroup.** An expert wants its rows in one piece: expert 0 gets d0 e0 f0, expert 1 gets a1 b1 c1 d1 f1. What
-#    arrived was four blocks (one of them empty), by sender, then by expert; now they stand by expert, then by sender.
+# | on rank 0 | |
+# |---|---|
+# | its rows, by expert | a1 b1 c1 a2 b3 c3, so `counts` is [0, 3, 1, 2] |
+# | it sends | 3 rows to rank 0, which is itself, and 3 to rank 1: its *input splits* |
+# | it gets | 3 rows from rank 0 and 5 from rank 1: its *output splits*; a1 b1 c1, then d0 e0 f0 d1 f1 |
+# | its experts want | d0 e0 f0 for expert 0, a1 b1 c1 d1 f1 for expert 1: by expert, then by sender |
+# | `blocks` | [[0, 3], [3, 2]]: `blocks[i, e]` is how many rows rank i sends to *this rank's* e-th expert |
 #
-# The way back is the same picture from the bottom to the top; at its end `unpermute` adds a1 and a2 to a.
+# Three questions; the exercise asks for the answers. Before the rows travel: how does rank 0 learn that 5 rows will come
+# from rank 1? When eight rows have come they are four blocks, one of them empty: in which order do the blocks lie, and
+# in which order are they wanted? On the way back, at whose end `unpermute` adds a1 and a2 to a: which numbers of this
+# table change places?
 #
 # Try it: change what one token has chosen. Before you run the cell again, say which numbers will change.
 #
 # The collective is `dist.all_to_all_single(out, rows, output_splits, input_splits, group=ep.group)`. Splits are lists
 # of numbers of rows, and may hold zeros. A rank that gets no rows takes part in everything, with 0 rows: if it stayed
-# away, the others would wait for ever. (On GPUs a list costs something else: `.tolist()` makes the CPU wait until the
-# GPU has run the router, in every layer. It is the gap that you see in a profile before each all-to-all.)
+# away, the others would wait for ever. (On GPUs these lists cost time: `.tolist()` makes the CPU wait until the GPU
+# has run the router, in every layer. It is the gap that you see in a profile before each all-to-all.)
 #
 # **Exercise.** Both ways. Rank r of P holds experts r·E/P to (r+1)·E/P - 1; E/P may be any whole number. In `combine`,
 # y has the shape and the order of what `dispatch` returned, and what you return has the order of this rank's rows
@@ -1392,12 +1393,12 @@ for ep, (got, want) in evidence[0].items():
 #    would dispatch them, and every expert would see them tp times. So experts with tp need sequence parallelism.
 # 6. *Rows arrive at an expert in another order than on one rank. Is the result the same?* Each row is. The gradient of
 #    the expert is a sum over rows: the same numbers in another order, so its last digits may differ, and nothing more.
-# 7. *How few rows are too few for an expert?* It reads its 3hf weights from memory, 2 bytes each in bf16, and makes 6hf
-#    operations a row: one operation for a byte and a row. An H100 makes 989 · 10¹² operations and reads 3.35 · 10¹²
-#    bytes in a second. Below 989 / 3.35 ≈ 295 rows the expert waits for its weights. In training an expert gets
-#    hundreds or thousands of rows (below). In serving, a step that makes one token for each of 256 requests sends 8
-#    rows to an expert of DeepSeek-V3, on average. So its makers decode on 320 GPUs together (section 3.4.2 of the
-#    report): the requests of all of them meet at each expert.
+# 7. *How few rows are too few for an expert?* It reads its 3hf weights from memory once, 2 bytes each in bf16, and
+#    makes 6hf operations for each row. So with R rows it makes R operations for each byte that it reads. An H100 makes
+#    989 · 10¹² operations and reads 3.35 · 10¹² bytes in a second. Below 989 / 3.35 ≈ 295 rows the expert waits for
+#    its weights. In training an expert gets hundreds or thousands of rows (below). In serving, a step that makes one
+#    token for each of 256 requests sends 8 rows to an expert of DeepSeek-V3, on average. So its makers decode on 320
+#    GPUs together (section 3.4.2 of the report): the requests of all of them meet at each expert.
 #
 # **Exercise.** Numbers for one layer. Experts are gated: three matrices h × f. Tokens are those of one rank; tp = cp =
 # 1; the load is even. Return a dict:

@@ -339,8 +339,8 @@ crash_map({"in place": crashes(in_place)})
 #
 # One process saves at a time, and `step` is larger than every `step-N` in the root. The check kills your function at
 # each of its changes (fsync is one). Then another program saves: the next step; or the *same* step once more. That is
-# the usual case: a run that has died while it saved step 20 goes on from step 10, and reaches step 20 again. After each
-# change the check looks at everything that a power cut could leave.
+# the usual case: a run that has died while it saved step 20 goes on from step 10, perhaps on fewer ranks, and reaches
+# step 20 again. After each change the check looks at everything that a power cut could leave.
 
 # %%
 # %%exercise save_checkpoint
@@ -404,7 +404,8 @@ crash_map({"yours": crashes(save_checkpoint)})
 # 3. As soon as the function has returned *on any rank*, the new checkpoint survives a power cut.
 # 4. A rank that begins half of `seconds` after the others is waited for. If a rank has died, or begins five times
 #    `seconds` late, its absence ends the save: every other rank raises a `TimeoutError`, and all of them say the same,
-#    `missing: [1]`, in its text. The late rank ends in some error, too. Nobody stays longer than ten times `seconds`.
+#    `missing: [1]`, in its text; if two are missing, `missing: [1, 3]`. A late rank ends in some error, too. Nobody
+#    stays longer than ten times `seconds`.
 # 5. The store is empty when a run begins, and keeps all keys until the run ends: its next save finds them. `run` is a
 #    text of its own for each run. A rank of a run that has failed may still live, on a machine that was cut off, and go on
 #    with its save while a new run saves the same step. None of its bytes may come into the new checkpoint.
@@ -954,7 +955,7 @@ strips({"q, k, v": [published], "linear_fc1": fc1})
 # | `model.norm.weight` | `decoder.final_layernorm.weight` |
 # | `lm_head.weight`, where it is not tied to the embedding | `output_layer.weight` |
 #
-# **Exercise.** Return their tensors under our names, packed as above.
+# **Exercise.** Return their tensors under our names, packed as above, in the dtype that they have.
 #
 # Check that it is such a model. The layers are numbered 0, 1, 2, ... without a gap. All layers have biases of q, k and
 # v, or none has. No tensor is missing, and there is none that the tables do not have. Otherwise what you convert

@@ -211,7 +211,7 @@ def turns(runs: Mapping[str, Sequence[Sequence[Any]]]) -> Picture:
                     said, colour = f"{what}\n{name if folder else 'folder' if name else 'root'}", colours[rank]
                 else:
                     said = {"returned": "returns", "died": "dies"}.get(what, "raises")
-                    said = "\n".join([said, *re.findall(r"missing: \[.*\]", what)])
+                    said = "\n".join([said, *re.findall(r"missing: \[.*\]", what)]).replace(": ", ":\n")
                     colour = PALETTE[7] if what == "died" else PAPER
                 box(axes, (at + 0.04, rank + 0.04), (0.92, 0.92), colour, said, edge=INK, fontsize=8, upright=True)
             axes.set(xlim=(-0.05, most + 0.05), ylim=(ranks + 0.05, -0.45), xticks=[])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -131,9 +132,14 @@ def test_the_peak_is_of_what_lives_at_one_time() -> None:
     del kept
     with Witness() as given:
         x.view(-1)[:10]
+    with Witness() as copied:
+        copied.give({"state": [x]})
+        copies = copy.deepcopy([x])
     assert short.evidence().peak == 8000, "the old y lives until the new one is there"
     assert long.evidence().peak == 40000
     assert given.evidence().peak == 0
+    assert 4000 <= copied.evidence().peak < 4100, "x itself was given"
+    assert copies[0].equal(x)
     answer = Answer(None, {}, [long.evidence(), short.evidence()])
     assert peak_at_most("all of them", lambda _: 40000)(answer) is None
     half = peak_at_most("half of them", lambda _: 20000)

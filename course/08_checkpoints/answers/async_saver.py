@@ -53,6 +53,8 @@ RIGHT = [
     # the old copy goes before the new one is made
     Edit(_COPY, "        self.staged = {}\n        self.staged = {name: tensor.clone() for name, tensor in state.items()}\n"),
     Edit("self.thread is not None", "self.thread"),
+    # deepcopy, which begins with storages
+    Edit(_COPY, "        self.staged = None\n        self.staged = __import__(\"copy\").deepcopy(state)\n"),
 ]
 
 

@@ -49,6 +49,7 @@ WRONG = [
     Edit("        if biases:\n", "        if True:\n"),
     Edit(".chunk(groups) for x", ".chunk(heads) for x"),
     Edit('take(f"{at}mlp.down_proj.weight")', 'take(f"{at}mlp.down_proj.weight").T'),
+    Edit('take(f"{at}mlp.down_proj.weight")', 'take(f"{at}mlp.down_proj.weight").float()'),
     # tensors with a known ending are let through
     Edit("    if left:\n", '    if any(not name.endswith((".weight", ".bias")) for name in left):\n'),
 ]

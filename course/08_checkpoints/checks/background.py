@@ -21,7 +21,9 @@ from typing import Any
 from labkit.checks import peak_at_most
 from labkit.exercises import Answer, Case, Draw, Exercise
 
-_COPY = peak_at_most("one copy of the state", lambda inputs: sum(one.nbytes for one in inputs["state"].values()))
+_COPY = peak_at_most(  # `copy.deepcopy` makes a scalar of its own beside each tensor
+    "one copy of the state, and a quarter,", lambda inputs: sum(one.nbytes for one in inputs["state"].values()) * 5 // 4
+)
 
 
 def _drive(exercise: Any, what: str, state: Any, bad: list[int]) -> Any:

@@ -3,8 +3,8 @@
 The disk notes every change, and kills the program at one (`course.lab08.disk`). The program runs once to its end. Then
 it is killed at its first change, its second, ..., on a fresh disk each time.
 After each death a new program saves on the same disk: the next step; and, on a disk with the same death, the same step
-once more, as a run does that resumes from the older checkpoint. From the notes the judge computes what a power cut can
-leave after each change.
+once more, as a run does that resumes from the older checkpoint, perhaps on other ranks: with other files. From the
+notes the judge computes what a power cut can leave after each change.
 
 | asked                                          | how it is seen                                                   |
 |------------------------------------------------|------------------------------------------------------------------|
@@ -29,7 +29,7 @@ from labkit.exercises import Answer, Case, Draw, Exercise
 _MOST = 100  # changes of a save
 
 
-def _drive(exercise: Any, before: Any, step: int, files: Any, later: Any) -> Any:
+def _drive(exercise: Any, before: Any, step: int, files: Any, later: Any, again: Any) -> Any:
     from course.lab08.disk import Disk, Killed
     from labkit.tools import note
 
@@ -44,7 +44,7 @@ def _drive(exercise: Any, before: Any, step: int, files: Any, later: Any) -> Any
         exercise.save_checkpoint(disk, number, {name: text.encode() for name, text in texts.items()})
 
     save(begin(), step, files)
-    for then in ((step + 10, later), (step, files)):
+    for then in ((step + 10, later), (step, again)):
         for change in range(1, 101):
             disk, killed = begin(change), False
             try:
@@ -67,14 +67,14 @@ def _drive(exercise: Any, before: Any, step: int, files: Any, later: Any) -> Any
 # ------------------------------------------------------------------------------------------------- what is whole
 
 
-def _saves(inputs: Mapping[str, Any]) -> dict[str, dict[str, bytes]]:
-    """Every checkpoint that there may be, as {folder: its files}."""
+def _saves(inputs: Mapping[str, Any], files: str = "files") -> dict[str, dict[str, bytes]]:
+    """Every checkpoint that there may be, as {folder: its files}; the step has `files`, or those of `again`."""
     found: dict[str, dict[str, bytes]] = {}
     for path, text in inputs["before"].items():
         folder, _, name = path.rpartition("/")
         found.setdefault(folder, {})[name] = text.encode()
-    for step, files in ((inputs["step"], inputs["files"]), (inputs["step"] + 10, inputs["later"])):
-        found[f"step-{step}"] = {name: text.encode() for name, text in files.items()}
+    for step, texts in ((inputs["step"], inputs[files]), (inputs["step"] + 10, inputs["later"])):
+        found[f"step-{step}"] = {name: text.encode() for name, text in texts.items()}
     return found
 
 
@@ -174,6 +174,7 @@ class _Death:
     disk: Disk
     early: list[Any]  # what it has done
     step: int  # that was saved then
+    saves: dict[str, dict[str, bytes]]  # what there may be from then on
     later: list[Any]  # what was done then
 
 
@@ -181,12 +182,13 @@ def _deaths(answer: Answer) -> Iterator[_Death]:
     """Those before the next step was saved; then those before the same step was saved again."""
     first, *others = _runs(answer)
     deaths, step = len(first["log"]), answer.inputs["step"]
-    for place, then in ((0, step + 10), (deaths + 1, step)):
+    for place, then, files in ((0, step + 10, "files"), (deaths + 1, step, "again")):
         for number, run in enumerate(others[place : place + deaths], 1):
             died = run["log"].index(["restart"])
             disk = _run(_disk(answer, kill_at=number), run["log"][:died])
             change = f"killed at change {number}, {_said(first['log'][number - 1])}"
-            yield _Death(change, disk, run["log"][:died], then, run["log"][died + 1 :])
+            early, later = run["log"][:died], run["log"][died + 1 :]
+            yield _Death(change, disk, early, then, _saves(answer.inputs, files if later else "files"), later)
 
 
 def _killed(answer: Answer) -> str | None:
@@ -208,8 +210,8 @@ def _killed(answer: Answer) -> str | None:
             return f"{death.change}: {then}{',' * (death.step == inputs['step'])} ends in {said[at]}"
         death.disk.restart()
         folders = _run(death.disk, death.later).now()
-        if half := f"no {new}" if new not in folders else _seen(folders, saves, old):
-            return f"{death.change}: after {then} there is {half}"
+        if half := f"no {new}" if new not in folders else _seen(folders, death.saves, old):
+            return f"{death.change}: after {then}{',' * (death.step == inputs['step'])} there is {half}"
         if death.later and (hidden := _hidden(death.disk)):
             return f"{death.change}: {hidden} is still there after {then}"
     return None
@@ -227,7 +229,7 @@ def _without_power(answer: Answer) -> str | None:
     for death in _deaths(answer):
         death.disk.restart()
         for change in death.later:
-            if half := _cut(_run(death.disk, [change]), saves, old):
+            if half := _cut(_run(death.disk, [change]), death.saves, old):
                 return f"{death.change}; saved again, the power fails after {_said(change)}: there may be {half}"
     return None
 
@@ -249,12 +251,13 @@ def _text(draw: Draw) -> str:
 
 
 def _some(draw: Draw) -> dict[str, Any]:
-    step, ranks, then = 10 * draw.integer(2, 9), draw.integer(1, 3), draw.integer(1, 3)
+    step, ranks, then, fewer = 10 * draw.integer(2, 9), draw.integer(2, 3), draw.integer(1, 3), draw.integer(1, 2)
     old = {name: _text(draw) for name in ("manifest", "shard-0", "shard-1")}
     return {
         "before": {f"step-{step - 10}/{name}": text for name, text in old.items()}, "step": step,
         "files": {"manifest": _text(draw), **{f"shard-{r}": _text(draw) for r in range(ranks)}},
         "later": {**{f"part-{r}": _text(draw) for r in range(then)}, "manifest": _text(draw)},
+        "again": {**{f"shard-{r}": _text(draw) for r in range(fewer)}, "manifest": _text(draw)},
     }  # fmt: skip
 
 
@@ -263,12 +266,13 @@ def _three(draw: Draw) -> dict[str, Any]:
     inputs = _some(draw)
     old = {re.sub(r"step-\d+", "step-90", path): text for path, text in inputs["before"].items()}
     return {**inputs, "before": old, "step": 100, "files": {f"shard-{r}": _text(draw) for r in range(3)},
-            "later": {"shard-0": _text(draw)}}  # fmt: skip
+            "later": {"shard-0": _text(draw)}, "again": {"shard-0": _text(draw)}}  # fmt: skip
 
 
 _TINY = {
     "before": {"step-10/shard-0": "old one", "step-10/manifest": "of step 10"}, "step": 20,
     "files": {"shard-0": "numbers", "manifest": "of step 20"}, "later": {"shard-0": "more", "manifest": "of step 30"},
+    "again": {"shard-0": "numbers", "manifest": "of step 20"},
 }  # fmt: skip
 
 SAVE = Exercise(

@@ -105,6 +105,12 @@ def _without_biases(draw: Draw) -> dict[str, Any]:
     return _some(draw, bias=False, tied=False)
 
 
+def _in_bfloat16(draw: Draw) -> dict[str, Any]:
+    """Draw a model as it is published, in bfloat16."""
+    found = _some(draw)
+    return {**found, "theirs": {name: tensor.bfloat16() for name, tensor in found["theirs"].items()}}
+
+
 def _a_head_for_each(draw: Draw) -> dict[str, Any]:
     return {"theirs": model(draw, 1, 3, 3, 2, 4, 5), "heads": 3, "groups": 3, "refused": ""}
 
@@ -172,7 +178,7 @@ FROM_HF = Exercise(
         Case("one layer, 4 heads in 2 groups, a head of 1 row", _TINY, points=2, errors={
             "lm_head.weight": "Where the output layer is tied to the embedding there is no lm_head.weight."}),
         Case("other sizes", _some, points=2, hidden=True, draws=2, fixed=[
-            _untied, _without_biases, _a_head_for_each, _one_group, _eleven_layers, _shuffled]),
+            _untied, _without_biases, _a_head_for_each, _one_group, _eleven_layers, _shuffled, _in_bfloat16]),
         Case("a tensor that Qwen2 does not have is refused with a ValueError that names it",
              _with_more("model.layers.0.self_attn.q_norm.weight"), hidden=True, fixed=[
                  _with_more("model.layers.1.mlp.gate_proj.bias"), _with_more("model.embed_tokens.bias"),

@@ -31,7 +31,7 @@ _LONG = 10  # times `seconds`: nobody stays longer
 
 def _drive(
     exercise: Any, what: str, before: Any, step: int, shards: list[str], others: list[str], seconds: float,
-    orders: list[int], who: int, late: float,
+    orders: list[int], who: list[int], late: float,
 ) -> None:  # fmt: skip
     """Let the ranks run as `what` says; the events of each scenario are the evidence."""
     from course.lab08.disk import Disk
@@ -39,7 +39,7 @@ def _drive(
     from labkit.tools import note
 
     def begin(order: int, saves: Any, of: Any, after: Any = None) -> Any:
-        """Ranks that will save (step, run, shards) one after the other; `of` has what is special about rank `who`."""
+        """Ranks that will save (step, run, shards) one after the other; `of` has what is special about a rank."""
         disk, events = (after.disk, after.events) if after else (Disk({p: t.encode() for p, t in before.items()}), [])
         ranks = Ranks(disk, order, saves[0][1], events)
 
@@ -63,14 +63,15 @@ def _drive(
 
     mine, next_one = (step, "a", shards), (step + 10, "a", others)
     for order in orders if what == "saves" else []:
-        ranks = begin(order, [mine, next_one], {who: {"late": late}})
+        ranks = begin(order, [mine, next_one], {rank: {"late": late} for rank in who})
         ranks.run()
         if tell("two saves, one after the other", ranks, mine, next_one):
             return
     for order in orders if what == "late" else []:
-        ranks = begin(order, [mine], {who: {"late": late}})
+        ranks = begin(order, [mine], {rank: {"late": late} for rank in who})
         ranks.run()
-        tell(f"rank {who} begins {late:g} s after the others", ranks, mine)
+        title = f"rank {who[0]} begins" if len(who) == 1 else f"ranks {who[0]} and {who[1]} begin"
+        tell(f"{title} {late:g} s after the others", ranks, mine)
     for order, rank in [(o, r) for o in orders for r in range(len(shards))] if what == "dies" else []:
         for change in range(1, 60):
             ranks = begin(order, [mine], {rank: {"kill_at": change}})
@@ -84,12 +85,12 @@ def _drive(
             if tell(f"rank {rank} dies at its change {change}", ranks, mine, then):
                 return
     for change, gap in [(c, g) for c in range(1, 9) for g in range(60)] if what == "stalls" else []:
-        ranks = begin(orders[0], [mine], {who: {"stall_at": change}})
+        ranks = begin(orders[0], [mine], {who[0]: {"stall_at": change}})
         ranks.run()
-        fewer = any(one[1] == who and one[3] in ("returned", "died") for one in ranks.events)  # changes than that
+        fewer = any(one[1] == who[0] and one[3] in ("returned", "died") for one in ranks.events)  # changes than that
         if not fewer and f"step-{step}" in ranks.disk.names():  # they have published without it
             if gap == 0:
-                tell(f"rank {who} stalls at its change {change}", ranks, mine)
+                tell(f"rank {who[0]} stalls at its change {change}", ranks, mine)
             ranks.close()
             continue
         start = len(ranks.events)
@@ -104,8 +105,8 @@ def _drive(
             ranks.wake()
             ranks.run()
             after.run()
-            tell(f"rank {who} of a run that has failed goes on with its change {change} while a new run saves", ranks,
-                 (step, "b", others))  # fmt: skip
+            title = f"rank {who[0]} of a run that has failed goes on with its change {change} while a new run saves"
+            tell(title, ranks, (step, "b", others))
         ranks.close()
         if fewer or hopeless(ranks):
             return
@@ -218,9 +219,10 @@ def _saves(answer: Answer) -> str | None:
     return None
 
 
-def _blame(one: _Replay, dead: int, seconds: float) -> str | None:
+def _blame(one: _Replay, dead: list[int], seconds: float) -> str | None:
     """Say which living rank of the first run does not know who is missing."""
-    living = [(rank, when, how) for run, rank, when, how in one.ends if run == "a" and rank != dead]
+    living = [(rank, when, how) for run, rank, when, how in one.ends if run == "a" and rank not in dead]
+    are = "it is rank" if len(dead) == 1 else "they are ranks"
     for rank, when, how in living:
         who = f"{one.title}: rank {rank}"
         if when > _LONG * seconds:
@@ -229,18 +231,18 @@ def _blame(one: _Replay, dead: int, seconds: float) -> str | None:
             continue
         said = re.search(r"missing: \[([\d, ]*)\]", how)
         if said is None or not how.startswith("TimeoutError"):
-            return f"{who} ends in {how}; expected: TimeoutError, missing: [{dead}]"
-        if said[1] != str(dead):
-            return f"{who} says missing: [{said[1]}]; it is rank {dead} that is missing"
+            return f"{who} ends in {how}; expected: TimeoutError, missing: {dead}"
+        if [int(number) for number in re.findall(r"\d+", said[1])] != dead:
+            numbers = " and ".join(map(str, dead))
+            return f"{who} says missing: [{said[1]}]; {are} {numbers} that {'are' if dead[1:] else 'is'} missing"
     if len({how == "returned" for *_, how in living}) > 1:
         return f"{one.title}: some of the other ranks return, others raise. One rank has to decide for all"
     return None
 
 
 def _late(answer: Answer) -> str | None:
-    """One rank begins long after the others: the save fails, on it too."""
-    if wrong := _wanted(answer):
-        return wrong
+    """A rank or two begin long after the others: the save fails, on them too. (Who calls the roll before the first
+    change changes nothing.)"""
     for one in _scenarios(answer):
         if wrong := _blame(one, answer.inputs["who"], answer.inputs["seconds"]) or one.wrong():
             return wrong
@@ -255,7 +257,7 @@ def _dies(answer: Answer) -> str | None:
         return wrong
     ranks, seconds = len(answer.inputs["shards"]), answer.inputs["seconds"]
     for one in _scenarios(answer):
-        dead = next(rank for run, rank, _, how in one.ends if how == "died")
+        dead = [next(rank for run, rank, _, how in one.ends if how == "died")]
         if wrong := one.wrong() or _blame(one, dead, seconds) or one.all_return("b", ranks) or one.left():
             return wrong
     return None
@@ -276,7 +278,7 @@ def _stalls(answer: Answer) -> str | None:
 # ------------------------------------------------------------------------------------------------------------ inputs
 
 
-def _some(draw: Draw, what: str, ranks: int, who: int, late: float = 0.0, orders: int = 2) -> dict[str, Any]:
+def _some(draw: Draw, what: str, ranks: int, who: list[int], late: float = 0.0, orders: int = 2) -> dict[str, Any]:
     step = 10 * draw.integer(2, 9)
 
     def text() -> str:
@@ -291,39 +293,44 @@ def _some(draw: Draw, what: str, ranks: int, who: int, late: float = 0.0, orders
 
 
 def _orders(draw: Draw) -> dict[str, Any]:
-    return _some(draw, "saves", 3, 0, orders=6)
+    return _some(draw, "saves", 3, [0], orders=6)
 
 
 def _a_little_late(who: int) -> Any:
     """Return a draw in which a rank begins well within the deadline."""
 
     def inputs(draw: Draw) -> dict[str, Any]:
-        found = _some(draw, "saves", 3, who)
+        found = _some(draw, "saves", 3, [who])
         return {**found, "late": found["seconds"] / 2}
 
     return inputs
 
 
 def _alone(draw: Draw) -> dict[str, Any]:
-    return _some(draw, "saves", 1, 0)
+    return _some(draw, "saves", 1, [0])
 
 
 def _too_late(draw: Draw) -> dict[str, Any]:
-    found = _some(draw, "late", 3, draw.integer(1, 2))
+    found = _some(draw, "late", 3, [draw.integer(1, 2)])
+    return {**found, "late": 6 * found["seconds"]}
+
+
+def _two_too_late(draw: Draw) -> dict[str, Any]:
+    found = _some(draw, "late", 4, sorted(draw.random.sample([1, 2, 3], 2)))
     return {**found, "late": 6 * found["seconds"]}
 
 
 def _a_death(draw: Draw) -> dict[str, Any]:
-    return _some(draw, "dies", 3, 0)
+    return _some(draw, "dies", 3, [0])
 
 
 def _stalled(draw: Draw) -> dict[str, Any]:
-    return _some(draw, "stalls", 2, 1)
+    return _some(draw, "stalls", 2, [1])
 
 
 _TWO = {
     "what": "saves", "before": {"step-10/shard-0": "old one", "step-10/manifest": "of step 10"}, "step": 20,
-    "shards": ["left", "right"], "others": ["LEFT", "RIGHT"], "seconds": 30.0, "orders": [0], "who": 0, "late": 0.0,
+    "shards": ["left", "right"], "others": ["LEFT", "RIGHT"], "seconds": 30.0, "orders": [0], "who": [0], "late": 0.0,
 }  # fmt: skip
 
 TOGETHER = Exercise(
@@ -335,7 +342,8 @@ TOGETHER = Exercise(
              hidden=True, accept=[_saves], draws=1, fixed=[_a_little_late(0), _a_little_late(2), _alone]),
         Case("a rank dies at each of its changes; then another run saves", _a_death, points=3, hidden=True,
              accept=[_dies], draws=1, fixed=[]),
-        Case("a rank begins six deadlines after the others", _too_late, hidden=True, accept=[_late], draws=2),
+        Case("a rank, or two, begin six deadlines after the others", _too_late, hidden=True, accept=[_late], draws=1,
+             fixed=[_two_too_late]),
         Case("a rank of an older run writes on while a new run saves", _stalled, points=2, hidden=True,
              accept=[_stalls], draws=1),
     ],
