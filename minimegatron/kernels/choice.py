@@ -162,7 +162,9 @@ def _on_a_gpu(tensors: tuple[torch.Tensor | None, ...]) -> bool:
 
 def in_inference(backend: str, file: str, *tensors: torch.Tensor | None) -> bool:
     """Whether a kernel for CPUs computes without an operator around it: under inference mode, where nothing watches."""
-    return torch.is_inference_mode_enabled() and not laid_out.observed() and _natively(backend, file, *tensors)
+    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+        return False
+    return not laid_out.observed() and _natively(backend, file, *tensors)
 
 
 def _natively(backend: str, file: str, *tensors: torch.Tensor | None) -> bool:

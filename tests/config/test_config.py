@@ -336,7 +336,8 @@ def test_every_field_explains_itself(cls, name):
     field = cls.__dataclass_fields__[name]
     assert len(field.metadata["help"]) >= 8
     if field.metadata["choices"]:
-        assert field.default is None or field.default in field.metadata["choices"]
+        defaults = field.default if isinstance(field.default, tuple) else (field.default,)
+        assert field.default is None or set(defaults) <= set(field.metadata["choices"])
 
 
 # --------------------------------------------------------------------------------------------------- a cheap import

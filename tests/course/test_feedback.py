@@ -24,7 +24,7 @@ LONGEST = 200  # characters of an idea, or of what a mistake is
 CODE = 10  # characters, without spaces, that a text may have in common with the solution's code
 
 # Their texts name the formula, or the argument, itself.
-SAY_CODE = {"merge", "overlap", "ring_forward", "piece_backward"}
+SAY_CODE = {"merge", "overlap", "ring_forward", "piece_backward", "fsdp2"}
 
 
 def numbers(inputs: Any) -> int:

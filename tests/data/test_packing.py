@@ -45,6 +45,20 @@ def test_every_pair_is_in_one_piece(lengths, s):
     assert all(1 <= n <= s for n in pieces[:, 2].tolist())
 
 
+def fewest(sizes: list[int]) -> int:
+    """Bins of 16 that any packing needs (the bound L2 of Martello and Toth): of items above 8 no two share one, and
+    those of t or more fit beside none above 16 - t."""
+    most = 0
+    for t in range(1, 9):
+        alone, large = (
+            sum(test(w) for w in sizes) for test in (lambda w, t=t: w > 16 - t, lambda w, t=t: 8 < w <= 16 - t)
+        )
+        room = 16 * large - sum(w for w in sizes if 8 < w <= 16 - t)
+        small = sum(w for w in sizes if t <= w <= 8)
+        most = max(most, alone + large + max(0, -(-(small - room) // 16)))
+    return most
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 16), min_size=1, max_size=200))
 def test_bins_are_never_too_full_and_few(sizes):
@@ -52,8 +66,7 @@ def test_bins_are_never_too_full_and_few(sizes):
     bins = best_fit_decreasing(array, 16)
     loads = np.bincount(bins, weights=array)
     assert loads.max() <= 16 and loads.min() > 0
-    least = -(-int(array.sum()) // 16)  # a bound on the best packing; best fit decreasing needs 11/9 of it, and 1
-    assert len(loads) <= max(11 * max(least, int((array > 8).sum())) / 9 + 1, 1)
+    assert len(loads) <= 11 * fewest(sizes) / 9 + 1  # what best fit decreasing needs at most, over the best packing
     again = best_fit_decreasing(array, 16)
     assert np.array_equal(bins, again)
 

@@ -49,7 +49,7 @@ def test_each_change_is_a_box_in_its_turn_and_a_wait_is_a_line():
               ["", 0, 60.1, "TimeoutError: missing: [1]"]]  # fmt: skip
     figure = turns({"rank 1 dies": events})
     assert [(int(p.get_x()), int(p.get_y())) for p in boxes(figure)] == [(0, 0), (1, 1), (2, 1), (3, 0)]
-    assert {"mkdir\nfolder", "write\nshard-1", "dies", "raises\nmissing: [1]", "60 s pass"} <= {*words(figure)}
+    assert {"mkdir\nfolder", "write\nshard-1", "dies", "raises\nmissing:\n[1]", "60 s pass"} <= {*words(figure)}
     assert not overlaps(figure)
 
 

@@ -159,7 +159,12 @@ class Peak(TorchDispatchMode):
 def peak_of(backend: str, s: int) -> tuple[int, int]:
     """(elements of the largest tensor, peak bytes) of a forward and backward pass."""
     config = TransformerConfig(
-        hidden_size=16, num_attention_heads=2, num_query_groups=1, kv_channels=8, attention_backend=backend
+        hidden_size=16,
+        num_attention_heads=2,
+        num_query_groups=1,
+        kv_channels=8,
+        attention_backend=backend,
+        kernels="torch",
     )
     q, k, v, dout = (t.permute(2, 0, 1, 3) for t in qkv(s, b=1, a=2, g=1, d=8, dtype=torch.float32))
     inputs = [t.detach().requires_grad_() for t in (q, k, v)]

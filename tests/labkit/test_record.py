@@ -197,7 +197,7 @@ def test_the_command_shows_every_lab(tmp_path: Path, monkeypatch: Any, capsys: A
     monkeypatch.chdir(tmp_path)
     assert cli.main(["progress"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["01_process_groups", "0/50", "✔", "0", "✘", "0", "○", "9"]
+    assert lines[1].split() == ["01_process_groups", "0/54", "✔", "0", "✘", "0", "○", "10"]
     assert lines[-1].split()[0] == "all" and lines[-1].split()[1].startswith("0/")
     assert cli.main(["progress", "nowhere"]) == 2
 

@@ -893,8 +893,7 @@ MUTANTS = (
     Mutant("each wait is the first", _GROUP, "        if self._call.waited is None:\n", "        if True:\n", _COUNTED),
     Mutant("a future is no wait", _GROUP, "            self.work._note_wait()\n", "            pass\n", _COUNTED),
     Mutant(
-        "a peer is its place in the group", _GROUP, "[], tensors, (peer, tag), {}, self._ranks[peer])",
-        "[], tensors, (peer, tag), {}, peer)", _COUNTED,
+        "a peer is its place in the group", _GROUP, "        return self._ranks[peer]", "        return peer", _COUNTED,
     ),
     Mutant(
         "who receives a broadcast sends it", _GROUP, 'name not in ("broadcast", "scatter") or root == self._rank',

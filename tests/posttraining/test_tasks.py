@@ -81,10 +81,22 @@ LAYOUTS = [
 CASES = [(task, form, *layout) for task in WORDS for form in ["", *FORMS.get(task, [])] for layout in LAYOUTS]
 
 
+ORDINARY = {
+    "sft": "context",
+    "dpo": "context|optim_grads",
+    "reward": "tensor",
+    "ppo": "pipeline",
+    "grpo": "tensor|pipe",
+}
+
+
 def is_ordinary(case: Any) -> bool:
     task, form, world, layout = case
-    chosen = {"sft": "context", "reward": "tensor", "ppo": "pipeline"}.get(task, "")
-    return world < 4 and not form and chosen in layout
+    return (
+        world == 2
+        and not form
+        and re.match(f"--({ORDINARY[task]})", re.sub("^--micro-batch-size . ", "", layout)) is not None
+    )
 
 
 @pytest.mark.parametrize(("task", "form", "world", "layout"), mostly_thorough(CASES, is_ordinary))

@@ -56,13 +56,13 @@ def both(rank: int, world: int, case: Case) -> list[Any]:
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_bits_and_messages_are_those_of_the_wrapper_that_trains(ranks: Any, dtype: str) -> None:
     """In bf16 both add a gradient that autograd has rounded; in fp32 the other adds wgrad products, with one rounding
-    less for every microbatch after the first."""
+    less for every microbatch after the first, and the rows of an embedding one by one."""
     model = {**TIED, "params_dtype": dtype}
     for accumulation in (1, 3):
         case = Case({}, model, accumulation, overlap=True, bucket_size=1000)
         for (plain, messages), (real, expected) in ranks(4).run(both, case):
             assert messages == expected and len(messages) > 3
             for name, grad in real.items():
-                if dtype == "bf16" or accumulation == 1:
+                if dtype == "bf16" or (accumulation == 1 and "embedding" not in name):
                     assert torch.equal(plain[name], grad), name
                 torch.testing.assert_close(plain[name], grad, rtol=1e-5, atol=1e-7)
