@@ -35,7 +35,6 @@ Form = Callable[[Encoder, Mapping[str, Any]], list[Tokens]]
 PLAIN = (
     "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content }}{{ eos_token }}"
     "{% else %}{{ m.role | capitalize }}: {{ m.content }}\n{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{% endif %}"
 )
 
 

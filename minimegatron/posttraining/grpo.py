@@ -254,7 +254,7 @@ class RolloutObserver(Observer):
         config, seed = task.config, self.state.run.training.seed
         order = np.random.default_rng([seed, number])
         chosen = order.choice(len(self.problems), config.grpo_prompts_per_step, replace=True)
-        self.sampler.take_weights(number)
+        self.sampler.take_weights()
         problems = [self.problems[i] for i in chosen]
         episodes = self.sampler.play(problems, config.grpo_group_size, int(order.integers(1 << 62)))
         rollouts.fill(number, episodes)

@@ -14,7 +14,7 @@ rollouts resume as data does: sample k belongs to rollout k // (P G iterations),
 checkpoint (`Rollouts.tensors`), because the weights that drew it are gone.
 
 **Versions.** Keys and values in the engine's pages belong to the weights that computed them. A refit raises the
-engine's version, and no older page is reused; the version is stored with the answers.
+engine's version, and no older page is reused; the number of the rollout is stored with the answers.
 
 **The gap.** The engine computes log-probabilities by other kernels, in another layout and perhaps in another dtype, and
 an answer may be older than the weights that learn from it. For each drawn token
@@ -95,7 +95,6 @@ class Sampler:
 
     Attributes:
         engine: this rank's engine.
-        version: the rollout whose weights it has.
     """
 
     def __init__(
@@ -114,14 +113,13 @@ class Sampler:
                              max_num_batched_tokens=max(512, self.task.rl_max_num_seqs))  # fmt: skip
         self.engine = Engine(model.eval(), sizes)
         self.refit = Refit(self._weights(), self.engine, cast=self.dtype != run.model.params_dtype)
-        self.longest, self.version = longest, -1
+        self.longest = longest
         stops = {tokenizer.eod, *getattr(tokenizer, "special_ids", ())}
         self.stop_ids = frozenset(stops)
 
-    def take_weights(self, number: int) -> None:
-        """Copy the trainer's weights into the engine for rollout `number`; no page of older weights is reused."""
+    def take_weights(self) -> None:
+        """Copy the trainer's weights into the engine, whose version goes up: no page of older weights is reused."""
         self.refit(self._weights())
-        self.version = number
 
     def _weights(self) -> dict[str, Logical]:
         """The trainer's weights that the engine has as well."""

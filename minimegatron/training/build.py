@@ -225,6 +225,8 @@ def describe_machine(run: RunConfig, mesh: Mesh) -> str:
     data = run.data
     words = data.data_path or data.train_data_path or (data.data_args_path or "mock",)
     source = f"{data.corpus}, prepared once in {data.corpus_path}/" if data.corpus else " ".join(words)
+    named = [value for name in ("examples", "environment") if (value := getattr(run.task, name, None))]
+    source = ", ".join(named) or source
     lines = [
         *run.notes,
         f"minimegatron {minimegatron.__version__}, torch {torch.__version__}, {layout}, on {mesh.device.type}",
