@@ -188,3 +188,13 @@ def test_stale_pages_of_the_engine_show_in_the_gap(files: dict[str, str]) -> Non
         trainer.close()
         gaps.append(max(report.losses["layout gap"] for report in trainer.history))
     assert gaps[0] < 1e-5 and gaps[1] > 1e-3
+
+
+def test_the_gap_to_an_engine_in_bf16_is_told_apart_from_staleness_and_from_its_kernels(files: dict[str, str]) -> None:
+    trainer = trainer_of("grpo", f"{ANSWERS} --micro-batch-size 8 --train-iters 4 --rl-inference-dtype bf16")
+    trainer.train()
+    trainer.close()
+    first, second = ([report.losses for report in trainer.history[i::2]] for i in (0, 1))  # updates of each rollout
+    assert all(of["staleness"] == 0 for of in first) and all(of["staleness"] > 1e-6 for of in second)
+    for of in (*first, *second):
+        assert of["dtype gap"] > 1e-4 and of["layout gap"] < of["dtype gap"] / 4
