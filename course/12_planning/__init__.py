@@ -12,6 +12,7 @@
 | `checks/capstone`    | run_1024                       |
 | `checks/changed`     | changed                        |
 | `checks/goodput`     | goodput                        |
+| `checks/two_runs`    | two_runs                       |
 | `checks/asked`       | asked                          |
 
 The package's own planner is closed to answers; the capstone's judge uses it.
@@ -33,7 +34,9 @@ from .checks.messages import SENT
 from .checks.replicas import REPLICAS
 from .checks.seconds import STEP
 from .checks.states import PARAMETERS, STATES
+from .checks.two_runs import TWO_RUNS
 
 PLANNER = ("minimegatron.planner", "minimegatron.footprint", "minimegatron.config", "minimegatron.comm.mesh")
-EXERCISES = [PARAMETERS, STATES, ACTIVATIONS, SENT, LINKS, STEP, LEGAL, REPLICAS, CAPSTONE, CHANGED, GOODPUT, ASKED]
+MEMORY, TIME = [PARAMETERS, STATES, ACTIVATIONS], [SENT, LINKS, STEP, LEGAL]
+EXERCISES = [*MEMORY, *TIME, REPLICAS, CAPSTONE, CHANGED, GOODPUT, TWO_RUNS, ASKED]
 LAB = Lab("12_planning", EXERCISES, without=(*CLOSED, *PLANNER))

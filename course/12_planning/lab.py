@@ -23,7 +23,7 @@
 # | A | 1 The problem · 2 Predict: memory | 1 h 30 min |
 # | B | 3 Implement: messages, time, layouts | 1 h 55 min |
 # | C | 4 Run · 5 See | 55 min |
-# | D | 6 Break it · 7 Explain: 1,024 GPUs | 2 h 05 min |
+# | D | 6 Break it · 7 Explain: 1,024 GPUs | 2 h 15 min |
 #
 # Together 6–7 hours. Each part ends at a place to stop.
 # After a kernel restart: run the first cell, then go on where you were. A picture needs the run above it.
@@ -1298,6 +1298,45 @@ def goodput(gpus: int, failures: float, save: float, restart: float, days: float
 check("goodput")
 
 # %% [markdown]
+# ### Two short runs
+#
+# Your run has started, and its step takes longer than planned. Which term of the plan is wrong? One time cannot say. So
+# time a few steps twice, in the same layout, with two numbers of microbatches. A step has three parts. Microbatches
+# compute, one after the other. The bubble is waiting for passes (part B). The rest comes once, whatever the batch is:
+# gradients and weights over dp, the optimizer, the loader.
+#
+# An example: 4 ranks with 2 chunks each. A step of 8 microbatches takes 5 s, one of 16 takes 9 s. So a microbatch takes
+# 0.5 s, and the bubble 0.75 s. What is left comes once: 0.25 s.
+#
+# **Exercise.** Return the seconds {"each": of a microbatch, "bubble": ..., "once": ..., "step": of a step of `m`
+# microbatches}. `few` and `many` are the two runs, each (microbatches, seconds of a step). No formula is given: write
+# down what both runs have in common. m is larger than p in both.
+
+# %%
+# %%exercise two_runs
+def two_runs(p: int, v: int, few: tuple[int, float], many: tuple[int, float], m: int) -> dict[str, float]:
+    """A pipeline of p ranks with v chunks each (p 1: none), timed twice."""
+    ### BEGIN SOLUTION
+    each = (many[1] - few[1]) / (many[0] - few[0])
+    bubble = (p - 1) / v * each
+    once = few[1] - few[0] * each - bubble
+    return {"each": each, "bubble": bubble, "once": once, "step": m * each + bubble + once}
+    ### END SOLUTION
+
+
+# %%
+check("two_runs")
+
+# %% [markdown]
+# | longer than planned | where to look first |
+# |---|---|
+# | `each` | products below their rate (small, or clocks that were lowered); messages of tp or cp; recompute left on |
+# | `bubble`: a third run is not on the line of the two | a stage with more work than others; receives posted late |
+# | `once` | dp on the wrong network card; an optimizer in small kernels; a loader or a log that all wait for |
+#
+# `each` is that of the *slowest* rank, for all others wait. Whether one GPU is slow, or all are, the time of a step does
+# not say: compare the ranks' own seconds of computing.
+#
 # ### Questions with numbers
 #
 # **Exercise.** Six numbers, each asked in interviews. Return a dict:
