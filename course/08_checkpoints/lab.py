@@ -210,9 +210,17 @@ check("boxes_of")
 # row. A table in the checkpoint, its *manifest*, has an entry `(file, at, box)` for each region: the region's first
 # number is number `at` of the file. Before it in the file lie other regions, or other tensors.
 #
-# A rank that reads wants one box. For each region it asks: which rows and columns lie in both, in the box and in the
-# region? The numbers of *one row* that lie in both stand side by side in the file. A rank could also read all files
-# whole, but a checkpoint of 5.7 TB read by 16,384 ranks is 93,000 TB.
+# A rank that reads wants one box. It could read all files whole, but a checkpoint of 5.7 TB read by 16,384 ranks is
+# 93,000 TB. An example: the entry `("shard-0", 4, [[2, 5], [1, 4]])`. These are the numbers of the file in which the
+# region's three rows and three columns stand:
+#
+#     column     1  2  3
+#     row 2      4  5  6
+#     row 3      7  8  9
+#     row 4     10 11 12
+#
+# A rank wants the box `[[3, 9], [2, 6]]`. From this region it needs numbers 8 and 9, and then 11 and 12: two reads.
+# Number 10 stands between them, in a column that it does not want.
 #
 # Files are read through a `memory` that counts. `memory.load(file, first, last)` reads numbers first to last - 1:
 
@@ -402,10 +410,10 @@ crash_map({"yours": crashes(save_checkpoint)})
 # 2. As before: names without a dot are whole checkpoints at every moment, older ones stay, and when all ranks have
 #    returned no name begins with a dot.
 # 3. As soon as the function has returned *on any rank*, the new checkpoint survives a power cut.
-# 4. A rank that begins half of `seconds` after the others is waited for. If a rank has died, or begins five times
-#    `seconds` late, its absence ends the save: every other rank raises a `TimeoutError`, and all of them say the same,
-#    `missing: [1]`, in its text; if two are missing, `missing: [1, 3]`. A late rank ends in some error, too. Nobody
-#    stays longer than ten times `seconds`.
+# 4. A rank that begins half of `seconds` after the others is waited for; once all are there, nobody waits for a
+#    deadline. If a rank has died, or begins five times `seconds` late, its absence ends the save: every other rank
+#    raises a `TimeoutError`, and all of them say the same, `missing: [1]`, in its text; if two are missing, `missing:
+#    [1, 3]`. A late rank ends in some error, too. Nobody stays longer than ten times `seconds`.
 # 5. The store is empty when a run begins, and keeps all keys until the run ends: its next save finds them. `run` is a
 #    text of its own for each run. A rank of a run that has failed may still live, on a machine that was cut off, and go on
 #    with its save while a new run saves the same step. None of its bytes may come into the new checkpoint.

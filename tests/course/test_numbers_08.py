@@ -60,6 +60,9 @@ STATED = [
     ("in 54 days on 16,384 GPUs: one in {:.1f} hours", 54 * 24 / 419),
     ("A run that fails {} times a day", {8: "eight"}[round(24 * 3600 / LLAMA["between_failures"])]),
     ("{} in the example; the last number is not included.", str(EXAMPLE)),
+    ("row 2 {} {} {} row 3 {} {} {} row 4 {} {} {}", list(range(4, 13))),
+    ("needs numbers {} and {}, and then {} and {}: two reads", [4 + 3 * (row - 2) + column - 1 for row in (3, 4)
+     for column in (2, 3)]),
     ("of 5.7 TB read by 16,384 ranks is {:,} TB", round(LLAMA["bytes"] * GPUS / 1e12, -3).__int__()),
     ("{{0: k's, 1: q's}} for saved_names = {}", '["q", "k"]' if right("by_name", **SWAPPED)[0] is SWAPPED["state"][1]
      else "other"),

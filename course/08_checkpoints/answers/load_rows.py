@@ -1,4 +1,4 @@
-from labkit.answers import Edit
+from labkit.answers import Edit, Same
 
 _PLACE = "at = 8 + length + entry[\"data_offsets\"][0] + first * row"
 _CHECK = "    if name not in where:\n        raise ValueError(f\"no file has {name}\")\n"
@@ -23,6 +23,10 @@ WRONG = [
         told="are the rows asked for",
     ),
     Edit('where[name]', 'sorted(where.values())[0]'),
+]
+
+EQUIVALENT = [
+    Same("line 15: 7 for 8", "the eighth byte of the length is 0: no header has 2**56 bytes"),
 ]
 
 RIGHT = [

@@ -1,4 +1,4 @@
-from labkit.answers import Edit
+from labkit.answers import Edit, Same
 
 _RUN = '.step-{step}.{run}"'
 _READY, _HEAR = '        store.set(ready, "")\n', "        hear(ready)\n"
@@ -26,6 +26,9 @@ WRONG = [
     Edit(_HEARD, "        missing = []\n", told="has returned, and a power cut may leave"),
     Edit(_WAIT, "            store.wait(done[:1], seconds)\n", (_MISSING, "missing = []")),
     Edit(_WAIT, "            store.wait(done, 0.01)\n", told="ends in TimeoutError"),
+    # a key that nobody sets: the save is right, and every time as late as the deadline
+    Edit("for r in range(ranks)]\n\n", "for r in range(ranks + 1)]\n\n", told="s of waiting"),
+    Edit(_WAIT, f'{_WAIT}            store.wait(["never"], seconds)\n', told="s of waiting"),
     Edit(_DONE, "", (_SAFE, f"{_DONE}{_SAFE}"), told="a power cut may leave step-"),
     Edit(_END, "", (_NAMES, f"    {_END}{_NAMES}"), told="has returned, and a power cut may leave"),
     Edit(_ROOT, f"    {_END}{_ROOT}", told="has returned, and a power cut may leave"),
@@ -58,6 +61,12 @@ WRONG = [
     Edit(f"{_MAKE}{_READY}", f"{_READY}{_MAKE}", told="ends in FileNotFoundError"),
     Edit(_WAIT, "            while not store.check(done):\n                pass\n", told="wait for a key with a deadline"),
     Edit("hashlib.sha256(data).hexdigest()", "str(len(data))", told="its SHA-256"),
+]
+
+_PATIENCE = "rank 0 waits one `seconds` for the others; whoever waits clearly longer for rank 0 hears it"
+EQUIVALENT = [
+    Same("line 13: 2 for 3", _PATIENCE),
+    Same("line 13: 4 for 3", _PATIENCE),
 ]
 
 RIGHT = [
