@@ -183,8 +183,8 @@ for name, ep in (("mixtral-8x7b", 2), ("mixtral-8x7b", 8), ("deepseek-v3", 8), (
 # carries them past.
 #
 # How many are dropped with a *perfectly fair* router, which chooses by chance? A tiny example: 2 tokens, 2 experts,
-# k = 1, factor 1, so C = 1. The two tokens choose (0, 0), (0, 1), (1, 0) or (1, 1), each as likely. In two of the four
-# cases one of the two rows is dropped. So the expected share is 1/4.
+# k = 1, factor 1, so C = 1. The two tokens choose (0, 0), (0, 1), (1, 0) or (1, 1), all equally likely. In two of
+# the four cases one of the two rows is dropped. So the expected share is 1/4.
 #
 # First your gut: 64 tokens, 2 of 8 experts each, factor 1.
 
@@ -476,11 +476,10 @@ dispatch_steps([of_rank_0, of_rank_1])
 # has run the router, in every layer. It is the gap that you see in a profile before each all-to-all.)
 #
 # **Exercise.** Both ways. Rank r of P holds experts r·E/P to (r+1)·E/P - 1; E/P may be any whole number. In `combine`,
-# y has the shape and the order of what `dispatch` returned, and what you return has the order of this rank's rows
-# before they left. `ep` is an axis of the mesh: `ep.size` ranks, of which this one is number `ep.rank`, talk in
-# `ep.group`, which need not be the whole world. Layers overlap: rows of one layer may be under way while another's are
-# dispatched, so keep nothing between calls. `rows` may be a view of something larger; a collective wants a tensor that
-# is contiguous.
+# the rows of y stand as those that `dispatch` returned. Return them as this rank's rows stood before they left. `ep`
+# is an axis of the mesh: `ep.size` ranks, of which this one is number `ep.rank`, talk in `ep.group`, which need not be
+# the whole world. Layers overlap: rows of one layer may be under way while another's are dispatched, so keep nothing
+# between calls. `rows` may be a view of something larger; a collective wants a tensor that is contiguous.
 
 # %%
 # %%exercise dispatch
@@ -526,9 +525,9 @@ check("dispatch")
 # the C that weigh most. A tiny example with C = 2: three tokens give one expert the weights 0.6, 0.9 and 0.7. The 0.6
 # is dropped, although it came first.
 #
-# **Exercise.** Keep at most `capacity` tokens of each expert, the heaviest of those that chose it. Of tokens that weigh
-# the same keep any; with k = 1 all weigh 1. A chosen token may weigh 0: it is dropped only where there is no room. The
-# capacity may be larger than T. The weights of those that stay do not change, and keep their gradient.
+# **Exercise.** Keep at most `capacity` tokens of each expert, the heaviest of those that chose it. Where tokens weigh
+# the same, keep any of them. (With k = 1 all weigh 1.) A chosen token may weigh 0: it is dropped only where there is
+# no room. The capacity may be larger than T. The weights of those that stay do not change, and keep their gradient.
 
 # %%
 # %%exercise limit
@@ -655,9 +654,9 @@ class Back(torch.autograd.Function):
 # %% [markdown]
 # The second cell is folded. `YourRouter` calls your `route`. `YourDispatcher` calls `permute`, sends rows and weights
 # `There`, and gives the experts a function that brings their results `Back` and calls `unpermute`. (The weights travel
-# with the rows, and the experts apply them: then what comes back is finished, and no rank keeps it for the backward
-# pass.) `YourMoE` is the package's layer with these two inside. The other functions are for later cells: gradients
-# finished by your `finish`, their norm, and each beside that of the serial twin.
+# with the rows, and the experts apply them. So what comes back is only added up, and an addition keeps nothing for the
+# backward pass.) `YourMoE` is the package's layer with these two inside. The other functions are for later cells:
+# gradients finished by your `finish`, their norm, and each beside that of the serial twin.
 
 # %% jupyter={"source_hidden": true}
 # %%ranks 1 --needs route,permute,dispatch --name moe_parts
@@ -900,9 +899,9 @@ guess("favourites", None, "In how many of the three runs does some expert of lay
 # * `Push` is the identity forward. Backward it adds the gradient of your `balance`, times the number of tokens, to
 #   that of the logits: gradients here are sums over tokens until `finish` divides them. (Megatron's
 #   `MoEAuxLossAutoScaler` does this. Forget its scale, and coeff changes with the batch and with its microbatches.)
-# * Scores are the softmax over all experts, and your `choose` takes the experts. With a bias of zero that is what
-#   `route` does: divided by the sum of the chosen, the denominator of the softmax over all experts cancels, and the
-#   softmax over the chosen ones is left.
+# * Scores are the softmax over all experts, and your `choose` takes the experts. With a bias of zero this is `route`:
+#   `choose` divides by the sum of the chosen scores, so the denominator of the softmax cancels, and the softmax over
+#   the chosen ones is left.
 # * Each rank's loss is about its own tokens; `move_bias` gets the counts of both ranks.
 
 # %% jupyter={"source_hidden": true}
@@ -1049,9 +1048,9 @@ display(imbalance({way: layer1[way] for way in ways}, losses, "another seed"))
 #
 # ### A capacity, or dropless?
 #
-# The routings of the last ten batches, of one rank, under your `limit`. The pale line is your formula for a fair router.
-# With one expert on each of eight ranks the layer takes as long as its busiest expert: with a capacity at most `factor`
-# times the mean. The large open marks at the bottom are dropless: how many times the mean the busiest expert then has.
+# The routings of the last ten batches, of one rank, under your `limit`. The pale line is your formula for a fair
+# router. Put one expert on each of eight ranks: then the layer takes as long as its busiest expert. With a capacity
+# this is at most `factor` times the mean. Dropless, it is what the large open marks at the bottom say.
 
 # %%
 # %%needs expected_drops route balance expert_bias permute dispatch limit finish
@@ -1083,8 +1082,9 @@ print(f"factor 1.25: a fair router drops {fair[at]['dropped']:.2%};",
 
 # %% [markdown]
 # A load that is even on average is not even in every batch: balanced runs drop more than chance alone would. And the
-# picture says what a capacity buys: walk up a curve from its open mark to the factor that you can afford. The router
-# left alone pays with a large part of all rows: it needs balance, not a capacity.
+# picture says what a capacity costs: go from an open mark to the left, to the factor that you can afford, and read on
+# the curve above it which share of the rows you lose. The router left alone loses a large part of them: it needs
+# balance, not a capacity.
 #
 # | | a capacity | dropless |
 # |---|---|---|
@@ -1116,17 +1116,25 @@ copies({1: (1, 2, 3), 2: (2,)})
 guess("machines", None, "8 different experts of 256, by chance, 32 in each of 8 machines: in how many machines are they?")
 
 # %% [markdown]
-# A tiny example: 4 experts in 2 machines, k = 2. Experts 0 and 1 are in machine 0. Of the 6 pairs, each as likely, 2
-# lie in one machine and 4 in both. The mean is (2 · 1 + 4 · 2) / 6 = 5/3.
+# A tiny example: 4 experts in 2 machines, k = 2. Experts 0 and 1 are in machine 0. Of the 6 pairs, all equally likely,
+# 2 lie in one machine and 4 in both. The mean is (2 · 1 + 4 · 2) / 6 = 5/3.
 #
-# DeepSeek-V3 also sets a limit, **node-limited routing**: a token's experts lie in at most `most` = 4 machines. A
-# machine is worth the sum of its k/most highest scores. The `most` machines that are worth most are allowed, and of
-# *their* experts the k with the highest scores are chosen.
+# DeepSeek-V3 also sets a limit, **node-limited routing**: a token's experts lie in at most `most` = 4 machines. So a
+# token chooses machines before it chooses experts. What is a machine worth to it? It reckons as if each
+# of its machines gave it equally many experts. An example: three machines of four experts, k = 6, `most` = 2.
 #
-# **Exercise.** `machines_of_a_token`: the mean, where every set of k different experts is as likely. `near`: the choice
-# with a limit. Machine m of M holds experts m·E/M to (m+1)·E/M - 1; `most` divides k; a machine has at least k/most
-# experts. Scores are what is compared, a bias included, so they may be negative. A token goes to exactly k experts of
-# at most `most` machines, also where scores tie.
+# | | machine 0 | machine 1 | machine 2 |
+# |---|---|---|---|
+# | scores | 0.9 0.4 0.2 0.2 | 0.6 0.5 0.5 0.5 | 0.9 0.1 0.1 0.1 |
+# | worth | 1.5 | 1.6 | 1.1 |
+# | chosen | 0.9 0.4 | 0.6 0.5 0.5 0.5 | |
+#
+# By what rule do the first two win, and how many experts does each of them give in the end?
+#
+# **Exercise.** `machines_of_a_token`: the mean, where all sets of k different experts are equally likely. `near`: the
+# choice with a limit. Machine m of M holds experts m·E/M to (m+1)·E/M - 1; `most` divides k; a machine has at least
+# k/most experts. Scores are what is compared, a bias included, so they may be negative. A token goes to exactly k
+# experts of at most `most` machines, also where scores tie.
 
 # %%
 # %%exercise machines
@@ -1371,9 +1379,9 @@ for ep, (got, want) in evidence[0].items():
 # Megatron's name for this divisor is `expert_gradient_scaling_factor` (`core/distributed`): 1/dp where the collective
 # sums, edp/dp where it already takes the mean over edp.
 #
-# With SGD the experts would learn ep times as fast. With clipping, which every large run has, they make the norm
-# larger, so steps are clipped that need not be: with SGD *all other* weights then learn too slowly, with Adam those
-# steps count for less. Neither crashes.
+# With SGD the experts would learn ep times as fast. And every large run clips. Too large gradients of the experts make
+# the norm larger, so steps are clipped that need not be. Then *all other* weights learn too slowly with SGD; with Adam
+# those steps count for less. Nothing crashes.
 
 # %% [markdown]
 # ## 7 · Explain

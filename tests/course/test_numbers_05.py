@@ -54,6 +54,9 @@ def going(*experts):
 WAY = journey([going((1, 2), (1, 3), (1, 3)), going((0, 1), (0, 2), (0, 1))])
 
 
+NEAR = [[0.9, 0.4, 0.2, 0.2], [0.6, 0.5, 0.5, 0.5], [0.9, 0.1, 0.1, 0.1]]
+CHOSEN = right("machines", experts=12, k=6, machines=3, scores=torch.tensor([sum(NEAR, [])]), most=2)["near's map"]
+CHOSEN = CHOSEN[0].nonzero().flatten().tolist()
 PAIRS = right("machines", experts=4, k=2, machines=2, scores=torch.zeros(1, 4), most=1)["machines_of_a_token's result"]
 
 
@@ -151,8 +154,11 @@ STATED = [
     # machines
     ("8 machines of 8 GPUs, {} experts in each machine", f"{V3.num_experts // 8}"),
     ("in at most `most` = {} machines", f"{V3.moe_router_group_topk}"),
-    ("Of the {} pairs, each as likely, 2 lie", f"{math.comb(4, 2)}"),
+    ("Of the {} pairs, all equally likely, 2 lie", f"{math.comb(4, 2)}"),
     ("The mean is (2 · 1 + 4 · 2) / 6 = {}.", f"{PAIRS * 3:.0f}/3"),
+    ("| scores | {} |", " | ".join(" ".join(map(str, one)) for one in NEAR)),
+    ("| worth | {} |", " | ".join(f"{sum(one[:3]):.1f}" for one in NEAR)),
+    ("| chosen | {}|", "0.9 0.4 | 0.6 0.5 0.5 0.5 | " if CHOSEN == [0, 1, 4, 5, 6, 7] else "other"),
     ("in bf16, 0.5 + 0.001 is {}.", f"{(torch.tensor(0.5).bfloat16() + 0.001).item()}"),
     ("Below 989 / 3.35 ≈ {} rows", f"{989 / 3.35:.0f}"),
     ("one token for each of 256 requests sends {} rows", f"{256 * V3.moe_router_topk // V3.num_experts}"),

@@ -8,6 +8,8 @@ WRONG = [
     Edit(" + experts * h", "", mistake="The router is a matrix, too, [E, h], and every token passes all of it."),
     Edit("k * one + experts * h", "k * (one + h)", mistake=_ROUTER),
     Edit("k * one + experts * h", "k * one", mistake=_ROUTER),
+    Edit("experts * one + experts * h", "experts / ep * one + experts * h",
+         mistake="Those are the parameters of one rank. Asked are those of the whole layer, with all experts."),
     Edit("dp // ep", "dp", mistake="Experts take their ranks from dp: dp/ep copies of each."),
     Edit("rows * ep / experts", "rows / experts", mistake="An expert gets rows from all ep ranks."),
     Edit("rows * ep / experts", "rows * dp / experts",

@@ -21,6 +21,9 @@ WRONG = [
     Edit("    paid =", f"    price = price * {_CHOSEN}\n    paid =",
          mistake="Here a token pays only for the experts that it chose. "
          "The sum over t holds the p of all tokens, chosen or not."),
+    Edit("    paid =", f"    price = coeff * experts / (k * tokens**2) * {_CHOSEN}\n    paid =",
+         mistake="Here a token pays for its own choice, whatever others choose. An expert's price is n_e, the number of "
+         "*all* tokens that chose it."),
     Edit(_GRADIENT, "price.expand_as(p).clone()",
          mistake="That is the gradient with respect to p. The logits are behind a softmax, which has a gradient of "
          "its own."),

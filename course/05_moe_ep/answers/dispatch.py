@@ -26,6 +26,9 @@ WRONG = [
          f"    if not len(rows) and not len(out):\n        return out, blocks\n    splits = {_SPLITS}",
          told="takes part"),
     Edit(f"splits = {_SPLITS}", f"splits = ({_SPLITS})[::-1]", told="The splits do not fit the rows"),
+    Edit("group=ep.group", "group=None", told="a group smaller than the world"),
+    Edit("[:, ep.rank]", "[:, dist.get_rank()]", told="a group smaller than the world"),
+    Edit("rows.contiguous(), *splits", "rows, *splits", told="Tensors must be contiguous"),
     # all rows to all ranks
     Edit("    by_sender = out",
          "    dist.all_gather_object([None] * ep.size, rows, group=ep.group)\n    by_sender = out",
@@ -33,6 +36,34 @@ WRONG = [
 ]
 
 EQUIVALENT = [Same("line 15: `.contiguous()` dropped", "a view holds the same numbers")]
+
+
+# %% wrong: all blocks are padded to the largest of all ranks
+# told: the busiest rank's rows
+import torch
+import torch.distributed as dist
+
+def dispatch(rows, counts, ep):
+    everybody = [torch.empty_like(counts) for _ in range(ep.size)]
+    dist.all_gather(everybody, counts, group=ep.group)
+    every = torch.stack(everybody).view(ep.size, ep.size, -1)
+    blocks = every[:, ep.rank].contiguous()
+    padded = rows.new_zeros(ep.size, int(every.sum(-1).max()), rows.shape[1])
+    for i, part in enumerate(rows.split(counts.view(ep.size, -1).sum(1).tolist())):
+        padded[i, : len(part)] = part
+    got = torch.empty_like(padded)
+    dist.all_to_all_single(got, padded, group=ep.group)
+    cut = [one[: int(block.sum())].split(block.tolist()) for one, block in zip(got, blocks)]
+    return torch.cat([cut[i][e] for e in range(blocks.shape[1]) for i in range(ep.size)]), blocks
+
+def combine(y, blocks, counts, ep):
+    local = blocks.shape[1]
+    by_expert = y.split(blocks.T.flatten().tolist())
+    by_sender = torch.cat([by_expert[e * ep.size + i] for i in range(ep.size) for e in range(local)])
+    out = y.new_empty(int(counts.sum()), y.shape[1])
+    splits = counts.view(ep.size, -1).sum(1).tolist(), blocks.sum(1).tolist()
+    dist.all_to_all_single(out, by_sender, *splits, group=ep.group)
+    return out
 
 
 # %% right: counts by an all-to-all of their own, rows in one index

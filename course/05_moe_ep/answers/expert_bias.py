@@ -16,6 +16,8 @@ WRONG = [
     Edit(_OVER, "kept / scores.sum(-1, keepdim=True)", mistake="The sum is that of the *chosen* scores, not of all."),
     Edit(_OVER, "scores.masked_fill(~map, -torch.inf).softmax(-1)",
          mistake="That is a softmax of the scores. Here the weights are the scores over their sum."),
+    Edit(_OVER, "kept / kept.detach().sum(-1, keepdim=True)",
+         mistake="The sum of the chosen scores is made of scores, too: the gradient goes through it as well."),
     Edit(_OVER, f"({_OVER}).detach()",
          mistake="The weights have no gradient: the scores of the chosen experts must get one."),
     Edit(_SIGN, f"-{_SIGN}", mistake="An expert with fewer tokens than the mean needs a *larger* bias."),
@@ -32,6 +34,8 @@ WRONG = [
     Edit("counts.mean()", "counts.median()"),
     Edit("counts.mean()", "(counts.max() + counts.min()) / 2"),
     Edit("counts.mean()", "counts.mean().round()"),
+    Edit("counts.mean()", "(counts.sum() // len(counts))",
+         mistake="The mean is rounded down here: it need not be a whole number."),
     Edit(_SIGN, "(counts.mean() - counts).clamp(-1, 1)"),
     Edit("return bias + rate", "return rate"),
     # the mean of the biases is taken off after every step

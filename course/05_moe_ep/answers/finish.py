@@ -30,6 +30,9 @@ WRONG = [
     Edit("edp) / every", f"edp) / ({_EVERY.replace('dp)', 'edp)')} * (dp.size / edp.size))"),
     Edit(_EVERY, _EVERY.replace("dp)", "dp, 'max')")),
     Edit(_DENSE, "dense"),
+    Edit(" / every", " / dp.size", (_EVERY, "tokens"),
+         mistake="The sums are divided by a number of ranks. The mean is over tokens, and ranks have different numbers "
+         "of them."),
     # the tokens are counted twice
     Edit("edp) / every", f"edp) / {_EVERY}", told="summed 2 times"),
     # every rank gathers all gradients

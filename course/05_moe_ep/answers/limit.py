@@ -36,6 +36,11 @@ WRONG = [
     Edit("probs * kept, kept", "probs - (probs * ~kept).detach(), kept"),
     Edit("probs * kept, kept", "probs * kept, (probs * kept) > 0"),
     Edit("[:capacity]", "[: max(capacity, 2)]"),
+    Edit("[:capacity]", "[: min(capacity, len(map) - 1)]",
+         mistake="Here an expert never takes all tokens. With room for all of them it drops none."),
+    Edit("[:capacity]", "[: capacity + 1]", mistake="An expert takes one token more than it has room for."),
+    Edit("probs * kept, kept", "torch.where(kept, probs, -torch.inf), kept",
+         mistake="The weight of what is dropped is 0: `probs` are weights here, not logits."),
     Edit("probs * kept, kept", "probs * kept, kept.float()"),
     Edit("    kept =", "    assert capacity <= len(map)\n    kept ="),
     Edit(_RETURN, f"    map &= kept\n{_RETURN}", told="changes its input `map`"),
@@ -63,6 +68,31 @@ def limit(probs, map, capacity):
         mine = [t for t in range(len(map)) if map[t, e]]
         for t in sorted(mine, key=lambda t: -float(probs[t, e]))[:capacity]:
             kept[t, e] = True
+    return probs * kept, kept
+
+
+# %% right: one token after the other is dropped, the lightest first
+import torch
+
+def limit(probs, map, capacity):
+    kept = map.clone()
+    for e in range(map.shape[1]):
+        while kept[:, e].sum() > capacity:
+            kept[probs[:, e].detach().masked_fill(~kept[:, e], 9.0).argmin(), e] = False
+    return torch.where(kept, probs, torch.zeros(())), kept
+
+
+# %% wrong: what is dropped goes to the next expert that has room
+# told: kept of those that chose it
+import torch
+
+def limit(probs, map, capacity):
+    order = probs.masked_fill(~map, -1.0).argsort(dim=0, descending=True)
+    kept = torch.zeros_like(map).scatter(0, order[:capacity], True) & map
+    for t, e in (map & ~kept).nonzero().tolist():
+        other = (e + 1) % map.shape[1]
+        if kept[:, other].sum() < capacity:
+            kept[t, other] = True
     return probs * kept, kept
 
 

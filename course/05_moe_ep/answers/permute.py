@@ -26,7 +26,8 @@ WRONG = [
     Edit("0, source, rows)", "0, source, rows.detach())", told="cut off from what it was made of"),
     # the same k for all
     Edit(_BACK, "rows[source.argsort(stable=True)].view(tokens, -1, rows.shape[1]).sum(1)",
-         told="takes as many rows for granted"),
+         mistake="This takes as many rows for granted as tokens times k. A token may have more or fewer than others, or "
+         "none."),
     # the zeros that rows are added to have the default dtype, not the rows'
     Edit("rows.new_zeros", "torch.zeros", told="same scalar type | dtype"),
     Edit("source\n", "source.int()\n", told="int32"),

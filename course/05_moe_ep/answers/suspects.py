@@ -24,6 +24,9 @@ WRONG = [
          mistake="A difference of 1e-3 is much for a small gradient and little for a large one: right is 1e-3 |want|."),
     Edit(_FITS, "(mine - factor * right).norm() <= 1e-3 * right.norm()",
          mistake="What a factor leaves is measured beside |want|. It is small or large beside |factor · want|."),
+    Edit("<= 1e-3 * (factor * right).norm()", "<= 1e-3 * (factor * right).norm() + 1e-6",
+         mistake="What a factor leaves is small or large beside |factor · want|. Here a part of the tolerance is "
+         "absolute, so beside tiny gradients nothing is large."),
     Edit(".norm()", ".abs().max()",
          mistake="Differences are measured by the largest element. |x| is the root of the sum of all squares."),
     Edit(_FACTOR, "(mine / right).mean()"),
@@ -35,6 +38,7 @@ WRONG = [
     Edit(_RIGHT, "(mine - right).norm() <= 1e-4 * right.norm()"),
     Edit(_RIGHT, f"right.norm() == 0 or {_RIGHT}"),
     Edit("else math.nan", "else 0.0"),
+    Edit("1e-3 * right.norm()", "1e-3 * mine.norm()"),
     Edit("else math.nan", "else None"),
 ]
 

@@ -103,6 +103,13 @@ def _an_idle_rank(draw: Draw, without: int = 0) -> Inputs:
 _many_rows = partial(_some_rows, world=4, local=2, most=24, h=32)
 
 
+def _one_large_block(draw: Draw) -> Inputs:
+    """Draw few rows, but for those of one rank for one expert: blocks of equal size would be mostly padding."""
+    counts = _some_counts(draw, 4, 2, 3)
+    counts[1][4] = 60
+    return _on_ranks(draw, counts, 32)
+
+
 def _rows_and_counts(ranks: Inputs) -> int:
     """The bytes that are allowed: rows of the busiest rank, in both directions, and 4 KiB for the counts."""
     arrive = [sum(len(rows) for sender in of for rows in sender)
@@ -140,8 +147,10 @@ DISPATCH = Exercise(
         Case("the picture: row b3 is [2, 3]; rank 1's experts multiply by 10", _PICTURE),
         Case("up to 4 ranks", _some_rows, points=2, hidden=True, fixed=[_two_layers], errors=_STAYS_AWAY),
         Case("a rank that gets nothing, one that has nothing", _an_idle_rank, hidden=True, fixed=[
-            partial(_an_idle_rank, without=1)], errors=_STAYS_AWAY),
-        Case("rows travel to their expert and back, and nowhere else", _many_rows, points=2, hidden=True, accept=[
+            partial(_an_idle_rank, without=1)],
+             errors={**_STAYS_AWAY, "nothing goes on any more": _STAYS_AWAY["has returned"]}),
+        Case("rows travel to their expert and back, and nowhere else", _many_rows, points=2, hidden=True, fixed=[
+            _one_large_block], accept=[
             sends(*ANY, at_most=("the busiest rank's rows, there and back, and the counts", _rows_and_counts))]),
     ],
     errors={

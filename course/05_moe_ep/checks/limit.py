@@ -60,6 +60,12 @@ def _roomy(draw: Draw, more: int = 0) -> dict[str, Any]:
     return {**inputs, "capacity": len(inputs["map"]) + more}
 
 
+def _everywhere(draw: Draw) -> dict[str, Any]:
+    """Draw a routing of every token to every expert, with just as much room: nothing is dropped."""
+    probs = draw.tensor(draw.integer(5, 9), 3).softmax(-1)
+    return {"probs": probs, "map": torch.ones_like(probs, dtype=torch.bool), "capacity": len(probs)}
+
+
 def _one_choice(draw: Draw) -> dict[str, Any]:
     """Draw inputs with k = 1: the softmax over one logit is 1, so all weights are equal."""
     return {**_routing(draw, 1), "tied": True}
@@ -96,7 +102,8 @@ LIMIT = Exercise(
     drive=_drive_limit,
     cases=[
         Case("three tokens, two experts with room for two each", _THREE),
-        Case("room for all", _roomy, hidden=True, fixed=[partial(_roomy, more=3), _weight_of_nothing]),
+        Case("room for all", _roomy, hidden=True, fixed=[
+            partial(_roomy, more=3), _weight_of_nothing, _everywhere]),
         Case("chosen with the weight 0, and there is room", _ROOM_FOR_ONE),
         Case("other sizes", _routing, points=2, hidden=True, draws=3, fixed=[
             _one_choice, _SECOND_CHOICE, partial(_routing, capacity=1), partial(_routing, k=3, capacity=5)]),
